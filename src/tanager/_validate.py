@@ -1,0 +1,81 @@
+"""Checks of arguments: one message that names argument, value, rule and remedy.
+
+Values arrive as keyword arguments, so the message gets the argument's name for free:
+
+    validate.positive(clip_norm=clip_norm, remedy="the papers use 1.0")
+
+raises ``ValueError: clip_norm (=-1.0) must be positive: the papers use 1.0``.
+"""
+
+import difflib
+import math
+import numbers
+from collections.abc import Iterable
+from typing import NoReturn
+
+
+def refuse(argument: str, value: object, rule: str, remedy: str = "") -> NoReturn:
+    """Raise the one `ValueError` that says what is wrong and what to do about it."""
+    ending = f": {remedy}" if remedy else ""
+    raise ValueError(f"{argument} (={value!r}) {rule}{ending}")
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        refuse(name, value, "must be a number")
+    if math.isnan(value):
+        refuse(name, value, "must be a number", "it is not-a-number")
+    return float(value)
+
+
+def positive(*, remedy: str = "", **values: float) -> None:
+    """Refuse a value that is not a finite number above 0."""
+    for name, value in values.items():
+        if not 0 < _number(name, value) < math.inf:
+            refuse(name, value, "must be positive and finite", remedy)
+
+
+def not_negative(*, remedy: str = "", **values: float) -> None:
+    """Refuse a value that is not a finite number of at least 0."""
+    for name, value in values.items():
+        if not 0 <= _number(name, value) < math.inf:
+            refuse(name, value, "must be finite and not negative", remedy)
+
+
+def fraction(*, remedy: str = "", **values: float) -> None:
+    """Refuse a value outside (0, 1]."""
+    for name, value in values.items():
+        if not 0 < _number(name, value) <= 1:
+            refuse(name, value, "must be above 0 and at most 1", remedy)
+
+
+def probability(*, remedy: str = "", **values: float) -> None:
+    """Refuse a value outside the open interval (0, 1)."""
+    for name, value in values.items():
+        if not 0 < _number(name, value) < 1:
+            refuse(name, value, "must be strictly between 0 and 1", remedy)
+
+
+def whole(*, at_least: int, remedy: str = "", **values: int) -> None:
+    """Refuse a value that is not a whole number of at least `at_least`."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+            refuse(name, value, "must be a whole number", remedy)
+        if value < at_least:
+            refuse(name, value, f"must be at least {at_least}", remedy)
+
+
+def one_of(choices: Iterable[str], *, remedy: str = "", **values: str) -> None:
+    """Refuse a name that is not among `choices`, and offer the nearest one."""
+    choices = tuple(choices)
+    for name, value in values.items():
+        if value not in choices:
+            near = nearest(str(value), choices)
+            hint = f"did you mean {near}?" if near else remedy
+            refuse(name, value, f"must be one of {', '.join(choices)}", hint)
+
+
+def nearest(name: str, choices: Iterable[str]) -> str | None:
+    """Return the choice spelt most like `name`, or None when none is close."""
+    close = difflib.get_close_matches(name, tuple(choices), n=1, cutoff=0.5)
+    return close[0] if close else None

@@ -1,0 +1,64 @@
+"""The secret a run's randomness grows from.
+
+Who was sampled, and which noise hid them, must be unpredictable to whoever sees the
+model. One 256-bit secret comes from the operating system; everything else is derived
+from it by a keyed hash (BLAKE2b, a pseudo-random function), named by purpose and
+position. So the randomness of any step can be had again without replaying the steps
+before it, no two purposes share a stream, and a stream reveals nothing of the secret.
+"""
+
+import dataclasses
+import hashlib
+import secrets
+from typing import Self
+
+from tanager import _validate as validate
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Seed:
+    """A 256-bit secret seed.
+
+    Attributes:
+        secret: 32 bytes. Never printed: `repr` and `str` do not contain them.
+        private: False when the seed was fixed by a person (`from_int`): whoever knows
+            the number can subtract the noise, so such a run has no privacy guarantee.
+
+    Raises:
+        ValueError: `secret` is not 32 bytes long.
+    """
+
+    secret: bytes
+    private: bool = True
+
+    def __post_init__(self):
+        if not isinstance(self.secret, bytes) or len(self.secret) != 32:
+            raise ValueError("secret must be 32 bytes: use Seed.from_os()")
+
+    @classmethod
+    def from_os(cls) -> Self:
+        """Draw a seed from the operating system's cryptographic generator."""
+        return cls(secrets.token_bytes(32))
+
+    @classmethod
+    def from_int(cls, number: int) -> Self:
+        """Make a reproducible seed, for tests and simulations: NOT private."""
+        validate.whole(seed=number, at_least=0)
+        digest = hashlib.blake2b(str(int(number)).encode(), digest_size=32)
+        return cls(digest.digest(), private=False)
+
+    def derive(self, purpose: str, *position: int, size: int = 32) -> bytes:
+        """Return `size` pseudo-random bytes for this purpose and position.
+
+        Args:
+            purpose: what the bytes are for, such as ``"sampling"`` or ``"noise"``.
+            position: whole numbers, such as the step.
+            size: how many bytes, at most 64.
+        """
+        name = "/".join([purpose, *(str(int(number)) for number in position)])
+        return hashlib.blake2b(
+            name.encode(), digest_size=size, key=self.secret
+        ).digest()
+
+    def __repr__(self) -> str:
+        return f"Seed(<secret>, private={self.private})"
