@@ -56,9 +56,20 @@ class Seed:
             size: how many bytes, at most 64.
         """
         name = "/".join([purpose, *(str(int(number)) for number in position)])
-        return hashlib.blake2b(
-            name.encode(), digest_size=size, key=self.secret
-        ).digest()
+        digest = hashlib.blake2b(
+            name.encode(), digest_size=size, key=self.secret, person=b"tanager-derive"
+        )
+        return digest.digest()
+
+    def fingerprint(self, content: bytes) -> str:
+        """Return a keyed hash of `content`: 32 hexadecimal digits.
+
+        Whoever lacks the secret can neither compute it nor test a guess at `content`.
+        """
+        digest = hashlib.blake2b(
+            content, digest_size=16, key=self.secret, person=b"tanager-print"
+        )
+        return digest.hexdigest()
 
     def __repr__(self) -> str:
         return f"Seed(<secret>, private={self.private})"

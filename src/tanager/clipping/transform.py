@@ -1,0 +1,197 @@
+"""`clipped_grad`: from the loss of one example to a sum of clipped gradients.
+
+    grad_fn = clipped_grad(loss, clip_norm=1.0)
+    out = grad_fn(params, batch, mask)
+
+What the returned function promises, whatever the strategy:
+
+1. `out.sum` is Σᵢ maskᵢ · clip_C(gᵢ) with clip_C(g) = min(1, C/‖g‖₂)·g, a sum and
+   never a mean, where gᵢ is the gradient of ``loss(params, example_i)`` over all
+   trainable leaves together.
+2. Adding or removing one example moves the sum by at most C in the 2-norm, up to
+   float32 rounding of the sum (relative 1e-6 per term); replacing one by at most 2C.
+3. Rows with ``mask = False`` contribute exact zeros, even where they are NaN.
+4. An example whose gradient has a NaN, an infinity, or a norm that overflows
+   float32 contributes exact zeros.
+5. Norms and sums are float32 or wider whatever the precision of the loss.
+
+| clip_norm | gradient norm | contribution |
+|---|---|---|
+| C | ≤ C | the gradient itself |
+| C | > C | the gradient scaled to norm C |
+| C | 0 | zero |
+| C | NaN, ∞ or overflow | zero |
+| ≤ 0, ∞ or NaN | any | refused |
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float, PyTree
+
+from tanager import _validate as validate
+from tanager.clipping.per_example import per_example
+from tanager.clipping.precision import widen
+
+
+STRATEGIES = {"per_example": per_example}
+
+
+class ClippedGradient(NamedTuple):
+    """What `clipped_grad` returns for one physical batch of B rows.
+
+    Attributes:
+        sum: pytree like `params` (None where a leaf is not a float array): the sum of
+            clipped gradients, float32 or wider. Private until noise is added.
+        norms: float32[B] (or wider), norms before clipping; 0 in masked rows. Private.
+        losses: float32[B] (or wider); 0 in masked rows. Private.
+    """
+
+    sum: PyTree
+    norms: Float[Array, " b"]
+    losses: Float[Array, " b"]
+
+
+class ClippedGrad:
+    """The function `clipped_grad` makes; it carries the sensitivity it enforces.
+
+    Attributes:
+        loss: the loss of one example.
+        clip_norm: the clipping norm C.
+        strategy: the name of the clipping strategy.
+    """
+
+    def __init__(self, loss: Callable, clip_norm: float, strategy: str):
+        self.loss = loss
+        self.clip_norm = clip_norm
+        self.strategy = strategy
+
+    @property
+    def sensitivity(self) -> float:
+        """C: how far one example, added or removed, moves `sum` in the 2-norm."""
+        return self.clip_norm
+
+    def __call__(
+        self, params: PyTree, batch: PyTree, mask: ArrayLike | None = None
+    ) -> ClippedGradient:
+        """Clip every example's gradient and add them up.
+
+        Args:
+            params: pytree of arrays, or an Equinox module; float leaves are trained.
+            batch: pytree of arrays with one leading axis of B rows.
+            mask: bool[B], True for examples, False for padding; None for all True.
+
+        Raises:
+            ValueError: the loss is not a scalar float function of one example, mixes
+                examples, or the shapes of batch and mask disagree.
+        """
+        rows = _rows(batch)
+        if mask is None:
+            mask = jnp.ones(rows, bool)
+        mask = jnp.asarray(mask)
+        if mask.shape != (rows,) or mask.dtype != jnp.bool_:
+            raise ValueError(
+                f"mask (={mask.dtype}{list(mask.shape)}) must be bool[{rows}], one "
+                "entry for each row of the batch"
+            )
+        _refuse_cross_example_layers(params)
+        trainable, fixed = eqx.partition(params, eqx.is_inexact_array)
+        _check_leaves(trainable)
+
+        def loss(trainable, example):
+            return self.loss(eqx.combine(trainable, fixed), example)
+
+        _check_loss(loss, trainable, batch)
+        total, norms, losses = STRATEGIES[self.strategy](
+            loss, trainable, batch, mask, self.clip_norm
+        )
+        return ClippedGradient(
+            total, jnp.where(mask, norms, 0), jnp.where(mask, widen(losses), 0)
+        )
+
+
+def clipped_grad(
+    loss: Callable, *, clip_norm: float, strategy: str = "per_example"
+) -> ClippedGrad:
+    """Transform the loss of ONE example into a sum of clipped per-example gradients.
+
+    Args:
+        loss: ``loss(params, example) -> scalar``, written for one example: no batch
+            axis. Several augmented views of one example are averaged inside it, before
+            clipping (Unlocking paper, equation 4).
+        clip_norm: the clipping norm C > 0.
+        strategy: how the clipping is computed; never what is computed.
+
+    Returns:
+        A function of ``(params, batch, mask)``, usable under `jax.jit`.
+
+    Raises:
+        ValueError: `clip_norm` or `strategy` is out of range.
+
+    References:
+        Abadi et al. 2016, arXiv:1607.00133, algorithm 1; Unlocking paper, equation (2).
+    """
+    validate.positive(clip_norm=clip_norm, remedy="the papers use 1.0")
+    validate.one_of(STRATEGIES, strategy=strategy)
+    return ClippedGrad(loss, float(clip_norm), strategy)
+
+
+def _rows(batch: PyTree) -> int:
+    sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(batch)}
+    if len(sizes) != 1 or sizes == {()}:
+        raise ValueError(
+            f"batch must be a pytree of arrays that share one leading axis of rows; "
+            f"found leading axes {sorted(sizes)}"
+        )
+    return sizes.pop()[0]
+
+
+def _check_leaves(trainable: PyTree) -> None:
+    leaves = jax.tree.leaves(trainable)
+    if not leaves:
+        raise ValueError("params must hold at least one floating-point array to train")
+    if any(jnp.issubdtype(leaf.dtype, jnp.complexfloating) for leaf in leaves):
+        raise ValueError(
+            "params must be real: write a complex parameter as two real arrays"
+        )
+
+
+def _check_loss(loss: Callable, trainable: PyTree, batch: PyTree) -> None:
+    example = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf)[1:], jnp.result_type(leaf)),
+        batch,
+    )
+    try:
+        value = jax.eval_shape(loss, trainable, example)
+    except NameError as error:
+        if "unbound axis name" not in str(error):
+            raise
+        raise ValueError(
+            f"loss must not mix examples, but it uses a collective ({error}): batch "
+            "normalisation and other cross-example layers break the bound on what one "
+            "example contributes; use group or layer normalisation"
+        ) from error
+    ok = isinstance(value, jax.ShapeDtypeStruct) and value.shape == ()
+    if not ok or not jnp.issubdtype(value.dtype, jnp.floating):
+        raise ValueError(
+            f"loss (returning {value}) must return one floating-point scalar for one "
+            "example: it is called without a batch axis; average views inside it"
+        )
+
+
+def _refuse_cross_example_layers(params: PyTree) -> None:
+    def is_module(node):
+        return isinstance(node, eqx.nn.BatchNorm | eqx.nn.SpectralNorm)
+
+    for path, node in jax.tree_util.tree_leaves_with_path(params, is_leaf=is_module):
+        if is_module(node):
+            where = jax.tree_util.keystr(path) or "params"
+            raise ValueError(
+                f"params{where} (={type(node).__name__}) keeps statistics across "
+                "examples, which breaks the bound on what one example contributes: "
+                "use group or layer normalisation"
+            )

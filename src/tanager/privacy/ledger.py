@@ -1,0 +1,230 @@
+"""The ledger: an append-only record of every noisy update that was begun.
+
+A step is charged, and the charge is on the disk, before its update is computed; so
+whatever happens afterwards, the ledger never claims less than was spent. Each line is
+a JSON object that carries a hash of itself and of the line before it:
+
+    {"stream": "9f0c…", "step": 17, "sample_rate": 0.178, "noise_multiplier": 3.1,
+     "adjacency": "add-or-remove-one", "hash": "…"}
+
+A *stream* names one source of randomness for one configuration. A step that a resumed
+run computes again in the same stream gives the same output from the same randomness,
+so it counts once; the same step in another stream is a new release and counts again.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Self
+
+from tanager import _validate as validate
+from tanager.privacy.mechanism import Adjacency, Mechanism
+
+
+class Ledger:
+    """The charges of a run, in memory or in a file.
+
+    Args:
+        path: the file to append to, created when missing; None keeps the ledger in
+            memory.
+
+    Raises:
+        ValueError: the file was altered (a line does not follow from the one before),
+            or another process is writing to it.
+    """
+
+    def __init__(self, path: str | os.PathLike | None = None):
+        self.path = None if path is None else Path(path)
+        self._charges: dict[tuple[str, int], Mechanism] = {}
+        self._hash = ""
+        self._file = None
+        if self.path is not None:
+            new = not self.path.exists()
+            self._file = self.path.open("a+b", buffering=0)
+            try:
+                self._lock()
+                if new:
+                    _sync_folder(self.path.parent)
+                # A torn last line is cut off: that charge had not been spent, as
+                # spending waits for the whole line to be on the disk.
+                self._file.truncate(self._accept_lines(self.path.read_bytes()))
+            except BaseException:
+                self.close()
+                raise
+
+    @classmethod
+    def read(cls, path: str | os.PathLike) -> Self:
+        """Read a ledger that another process may be writing, without changing it.
+
+        Charging what this returns stays in memory.
+        """
+        ledger = cls()
+        ledger.path = Path(path)
+        ledger._accept_lines(ledger.path.read_bytes())
+        return ledger
+
+    def charge(self, mechanism: Mechanism, step: int, stream: str = "") -> None:
+        """Record that `step` is about to be spent; returns once it is on the disk.
+
+        A step charged before in the same stream is not charged again.
+
+        Raises:
+            ValueError: `step` is outside the mechanism's steps, or was charged in this
+                stream for another mechanism.
+        """
+        validate.whole(step=step, at_least=0)
+        if step >= mechanism.steps:
+            validate.refuse(
+                "step", step, f"must be below the mechanism's {mechanism.steps} steps"
+            )
+        single = _single(mechanism)
+        before = self._charges.get((stream, step))
+        if before == single:
+            return
+        if before is not None:
+            validate.refuse(
+                "step",
+                step,
+                "was charged in this stream for another mechanism",
+                f"{before} before, {single} now; use another stream",
+            )
+        entry = {
+            "stream": stream,
+            "step": int(step),
+            "sample_rate": mechanism.sample_rate,
+            "noise_multiplier": mechanism.noise_multiplier,
+            "adjacency": str(mechanism.adjacency),
+        }
+        digest = _digest(self._hash, entry)
+        if self._file is not None:
+            self._append(json.dumps({**entry, "hash": digest}) + "\n")
+        self._charges[stream, int(step)] = single
+        self._hash = digest
+
+    def steps(self, stream: str | None = None) -> int:
+        """Return how many updates were charged, in one stream or in all."""
+        return sum(stream in (None, name) for name, _ in self._charges)
+
+    def next_step(self, stream: str | None = None) -> int:
+        """Return the number after the highest step charged, 0 when there is none."""
+        steps = [step for name, step in self._charges if stream in (None, name)]
+        return max(steps, default=-1) + 1
+
+    def mechanisms(self) -> list[Mechanism]:
+        """Return what was spent: a mechanism for each distinct setting, with its steps.
+
+        The composition of the returned mechanisms is the run so far.
+        """
+        counts = Counter(self._charges.values())
+        return [
+            Mechanism(one.sample_rate, one.noise_multiplier, count, one.adjacency)
+            for one, count in counts.items()
+        ]
+
+    def epsilon(self, delta: float) -> float:
+        """Return ε at `delta` of everything charged, by PLD; 0 when nothing was.
+
+        Raises:
+            ValueError: the charges are for different adjacencies, which have no common
+                ε.
+        """
+        from dp_accounting import ComposedDpEvent
+
+        from tanager.privacy import accountant
+
+        spent = self.mechanisms()
+        if not spent:
+            validate.probability(delta=delta)
+            return 0.0
+        if len(spent) == 1:
+            return accountant.epsilon(spent[0], delta)
+        adjacencies = {one.adjacency for one in spent}
+        if len(adjacencies) > 1:
+            validate.refuse(
+                "adjacency", sorted(adjacencies), "must be the same for every charge"
+            )
+        event = ComposedDpEvent([accountant.dp_event(one) for one in spent])
+        return accountant.epsilon_of_event(event, delta, adjacencies.pop())
+
+    def close(self) -> None:
+        """Close the file; charging afterwards is an error."""
+        if self._file is not None:
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _lock(self) -> None:
+        assert self._file is not None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(
+                f"ledger {self.path} is being written by another process: wait for "
+                "that run to end, or use another run folder"
+            ) from error
+
+    def _append(self, line: str) -> None:
+        assert self._file is not None
+        before = os.fstat(self._file.fileno()).st_size
+        try:
+            data = memoryview(line.encode())
+            while data:
+                data = data[self._file.write(data) :]
+            os.fsync(self._file.fileno())
+        except OSError:
+            self._file.truncate(before)
+            raise
+
+    def _accept_lines(self, content: bytes) -> int:
+        """Take in every complete line; return the length of the complete lines."""
+        length = content.rfind(b"\n") + 1
+        for number, line in enumerate(content[:length].split(b"\n")[:-1], 1):
+            self._accept(line, number)
+        return length
+
+    def _accept(self, line: bytes, number: int) -> None:
+        try:
+            entry = json.loads(line)
+            digest = entry.pop("hash")
+            if digest != _digest(self._hash, entry):
+                raise ValueError("hash")
+            single = Mechanism(
+                entry["sample_rate"],
+                entry["noise_multiplier"],
+                1,
+                Adjacency(entry["adjacency"]),
+            )
+            self._charges[entry["stream"], entry["step"]] = single
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"ledger {self.path}, line {number}, does not follow from the line "
+                "before it: the file was altered or damaged, so what was spent is "
+                "unknown; restore it from a copy or start a new run folder"
+            ) from error
+        self._hash = digest
+
+
+def _single(mechanism: Mechanism) -> Mechanism:
+    return Mechanism(
+        mechanism.sample_rate, mechanism.noise_multiplier, 1, mechanism.adjacency
+    )
+
+
+def _digest(previous: str, entry: dict) -> str:
+    text = previous + json.dumps(entry, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""The trainer: sample, clip, add noise, update, remember, resume."""

@@ -1,0 +1,181 @@
+"""What makes a run that run: nothing of it may change between start and resume.
+
+A resumed step must be the same function of the same data and the same randomness, or
+the guarantee of the ledger would be about another algorithm than the one that ran. So
+readable settings are compared one by one, and what cannot be read (the loss, the
+optimizer, the data, the first parameters) by fingerprints keyed with the run's secret.
+"""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from tanager.data import gather
+from tanager.seed import Seed
+from tanager.training.run_folder import RunFolder, write_json
+from tanager.training.step import Step
+
+
+_SAMPLED_EXAMPLES = 1024
+_MAY_CHANGE = {
+    "checkpoint_seconds",
+    "data",
+    "evaluate_every",
+    "out",
+    "physical_batch_size",
+    "strategy",
+    "versions",
+}
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the packages a run's numbers depend on."""
+    names = ("tanager", "jax", "jaxlib", "numpy", "optax", "equinox", "dp-accounting")
+    return {name: importlib.metadata.version(name) for name in names}
+
+
+def environment(physical_batch_size: int, strategy: str) -> dict[str, Any]:
+    """Return what may change between start and resume, at the price of lost steps.
+
+    The same steps computed in another environment can differ in the last bits.
+    """
+    device = jax.devices()[0]
+    return {
+        "versions": versions(),
+        "platform": device.platform,
+        "device": device.device_kind,
+        "devices": jax.device_count(),
+        "cpus": os.cpu_count(),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "physical_batch_size": physical_batch_size,
+        "strategy": strategy,
+    }
+
+
+def fingerprints(
+    seed: Seed, step: Step, params: PyTree, fixed: PyTree, source: Any
+) -> dict[str, str]:
+    """Return keyed fingerprints of all that has no readable form.
+
+    The loss, the augmentation and the optimizer are told apart by the computation JAX
+    traces of them; data by up to 1024 evenly spaced examples and their number.
+    """
+    some = np.linspace(0, len(source) - 1, min(len(source), _SAMPLED_EXAMPLES))
+    rows = gather(source, some.astype(np.int64))
+    example = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), rows
+    )
+    gradient = jax.tree.map(jnp.zeros_like, params)
+    optimizer_state = step.optimizer.init(params)
+    key = jax.random.wrap_key_data(jnp.zeros(2, jnp.uint32), impl="threefry2x32")
+    parts = {
+        "loss": _computation(step.example_loss, params, example),
+        "optimizer": _computation(
+            step.optimizer.update, gradient, optimizer_state, params
+        ),
+        "augmentation": b"none"
+        if step.augment is None
+        else _computation(step.augment, key, example),
+        "initial parameters": _arrays((params, optimizer_state)),
+        "fixed parameters": _arrays(fixed),
+        "data": str(len(source)).encode() + _arrays(rows),
+    }
+    return {name: seed.fingerprint(content) for name, content in parts.items()}
+
+
+def settle(
+    folder: RunFolder,
+    seed: Seed,
+    config: Mapping[str, Any],
+    prints: Mapping[str, str],
+    surroundings: Mapping[str, Any],
+) -> tuple[str, bool]:
+    """Record what this run is, or check that it is the run of this folder.
+
+    Returns:
+        The name of the stream of randomness to charge in the ledger, and whether the
+        environment is the one the run was begun or last resumed in.
+
+    Raises:
+        ValueError: a setting or a fingerprint differs from the folder's; every one
+            that differs is named.
+    """
+    identity = folder.private / "identity.json"
+    now = {"prints": dict(prints), "environment": dict(surroundings)}
+    same = True
+    if folder.config.exists() and identity.exists():
+        before = json.loads(identity.read_text())
+        same = before["environment"] == now["environment"]
+        changes = _differences(json.loads(folder.config.read_text()), config)
+        # Another version of JAX may trace the same function otherwise.
+        comparable = before["environment"]["versions"] == surroundings["versions"]
+        changes += [
+            name
+            for name, value in prints.items()
+            if before["prints"].get(name) != value
+            and (comparable or name not in ("loss", "optimizer", "augmentation"))
+        ]
+        if changes:
+            raise ValueError(
+                f"out (={str(folder.path)!r}) holds a run of another configuration: "
+                + "; ".join(changes)
+                + ": repeat the command it was begun with, or train into another folder"
+            )
+    elif folder.ledger.exists() and folder.ledger.stat().st_size:
+        raise ValueError(
+            f"run folder {folder.path} has a ledger but no {folder.config.name} or "
+            "private/identity.json: restore them, or train into another folder"
+        )
+    write_json(folder.config, config)
+    write_json(identity, now, mode=0o600)
+    stream = json.dumps([_comparable(config), now], sort_keys=True)
+    return seed.fingerprint(stream.encode())[:16], same
+
+
+def _computation(function: Callable, *arguments: Any) -> bytes:
+    closed = jax.make_jaxpr(function)(*arguments)
+    text = re.sub(r"0x[0-9a-f]+", "", str(closed.jaxpr))
+    return text.encode() + _arrays(closed.consts)
+
+
+def _arrays(tree: PyTree) -> bytes:
+    digest = hashlib.blake2b()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if isinstance(leaf, jax.Array | np.ndarray | np.generic | float | int):
+            array = np.asarray(leaf)
+            digest.update(jax.tree_util.keystr(path).encode())
+            digest.update(f"{array.dtype}{array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.digest()
+
+
+def _comparable(config: Any) -> Any:
+    if isinstance(config, Mapping):
+        return {
+            name: _comparable(value)
+            for name, value in config.items()
+            if name not in _MAY_CHANGE
+        }
+    return list(config) if isinstance(config, tuple) else config
+
+
+def _differences(before: Any, now: Any, name: str = "") -> list[str]:
+    before, now = _comparable(before), _comparable(now)
+    if isinstance(before, dict) and isinstance(now, dict):
+        return [
+            line
+            for key in sorted({*before, *now})
+            for line in _differences(before.get(key), now.get(key), f"{name}.{key}")
+        ]
+    if before == now:
+        return []
+    return [f"{name.lstrip('.')} was {before!r} and is {now!r}"]

@@ -1,0 +1,291 @@
+"""Private training from start to finish, one story read from top to bottom."""
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import PyTree
+
+from tanager import _validate as validate
+from tanager.data import as_source, gather
+from tanager.privacy import accountant
+from tanager.privacy.ledger import Ledger
+from tanager.privacy.mechanism import Mechanism
+from tanager.seed import Seed
+from tanager.training import identity
+from tanager.training.evaluate import Evaluation
+from tanager.training.interrupt import Interrupt
+from tanager.training.metrics import Metrics
+from tanager.training.progress import Clock, TrainingProgress
+from tanager.training.result import TrainResult, hand_over
+from tanager.training.resume import Position, resume
+from tanager.training.run_folder import RunFolder
+from tanager.training.step import Accumulator, State, Step
+
+
+def train(
+    loss: Callable[[Any, Any], jax.Array],
+    params: PyTree,
+    data: Any,
+    mechanism: Mechanism,
+    *,
+    delta: float,
+    optimizer: optax.GradientTransformation,
+    clip_norm: float = 1.0,
+    out: str | Path | None = None,
+    seed: int | None = None,
+    augment: Callable[[jax.Array, Any], Any] | None = None,
+    augmentation_multiplicity: int = 0,
+    ema_decay: float = 0.9999,
+    physical_batch_size: int = 256,
+    strategy: str = "per_example",
+    evaluate: Callable[[PyTree], Evaluation] | None = None,
+    evaluate_every: int | None = None,
+    checkpoint_seconds: float = 30.0,
+    description: Mapping[str, Any] | None = None,
+    progress: bool = True,
+) -> TrainResult:
+    """Train any JAX loss with DP-SGD under the guarantee of `mechanism`.
+
+    With `out`, the run is a folder (see `tanager.training.run_folder`): killed at any
+    moment, the same call goes on and ends with bit-identical parameters on the same
+    machine and versions. On another machine, steps that were charged but not yet
+    checkpointed are lost instead of spent twice.
+
+    Args:
+        loss: ``loss(params, example) -> scalar`` for ONE example.
+        params: initial parameters: a pytree of arrays or an Equinox module; its float
+            leaves are trained. They must not depend on the private data.
+        data: the private examples: a pytree of arrays with one leading axis, or
+            anything with ``len(data)`` and ``data[index] -> example``.
+        mechanism: sample rate, noise multiplier and steps, from
+            `tanager.calibrate` for instance; the sampler, the noise and the
+            accountant all use it.
+        delta: the δ of the guarantee, below 1/len(data).
+        optimizer: optax transformation; it is given the noisy sum of gradients clipped
+            to norm 1, divided by the expected batch size (equation 3 of the Unlocking
+            paper), so the learning rate does not depend on `clip_norm`.
+        clip_norm: C.
+        out: the run's folder; None trains without files, and without resuming.
+        seed: None draws the secret from the operating system; a number makes the run
+            reproducible by anyone and therefore NOT private.
+        augment: ``augment(key, example) -> example``, one random view.
+        augmentation_multiplicity: K views averaged before clipping (equation 4); 0
+            for no augmentation.
+        ema_decay: of the parameter average, with warm-up (appendix C.3).
+        physical_batch_size: examples computed on at once; never changes the result
+            but for the order of sums.
+        strategy: how `tanager.clipped_grad` clips.
+        evaluate: function of parameters, such as `tanager.Classification`; called
+            with the parameters and with their average.
+        evaluate_every: steps between evaluations; a twentieth of the run by default.
+        checkpoint_seconds: least time between checkpoints.
+        description: names and settings to put on record in config.json, as JSON; a
+            change of them on resume is refused.
+        progress: show a progress bar.
+
+    Raises:
+        ValueError: an argument is out of range, the loss cannot be made private, or
+            `out` holds another run.
+        KeyboardInterrupt: on Ctrl-C or SIGTERM, after a checkpoint was written.
+        FloatingPointError: the parameters stopped being finite.
+    """
+    # 1. Refuse bad input before anything is made or spent.
+    source = as_source(data)
+    _check(mechanism, delta, len(source), augment, augmentation_multiplicity)
+    every = evaluate_every or max(1, mechanism.steps // 20)
+    validate.whole(
+        evaluate_every=every, physical_batch_size=physical_batch_size, at_least=1
+    )
+    validate.not_negative(checkpoint_seconds=checkpoint_seconds)
+    trained, fixed = eqx.partition(params, eqx.is_inexact_array)
+
+    def step_with(secret: Seed) -> Step:
+        return Step(
+            loss,
+            fixed,
+            optimizer,
+            mechanism,
+            len(source),
+            secret,
+            clip_norm=clip_norm,
+            strategy=strategy,
+            augment=augment,
+            multiplicity=augmentation_multiplicity,
+            ema_decay=ema_decay,
+        )
+
+    step_with(Seed.from_os()).check(trained, gather(source, np.zeros(1, np.int64)))
+
+    # 2. The run's folder, its secret, and where it stands: the newest checkpoint, else
+    #    the beginning.
+    folder = None if out is None else RunFolder(out)
+    secret = _secret(seed) if folder is None else folder.seed(seed)
+    step = step_with(secret)
+    config = {
+        **(description or {}),
+        "mechanism": dataclasses.asdict(mechanism),
+        "examples": len(source),
+        "batch_size": round(step.sampler.expected_batch_size, 6),
+        "clip_norm": clip_norm,
+        "delta": delta,
+        "augmentation_multiplicity": augmentation_multiplicity,
+        "ema_decay": ema_decay,
+        "physical_batch_size": physical_batch_size,
+        "strategy": strategy,
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(trained)),
+        "versions": identity.versions(),
+    }
+    state = step.start(trained)
+    if folder is None:
+        position = Position(Ledger(), "", 0, state, None)
+    else:
+        prints = identity.fingerprints(secret, step, trained, fixed, source)
+        position = resume(folder, secret, config, prints, state)
+    begun, state = position.begun, position.state
+    metrics = Metrics(folder, begun)
+    shown = TrainingProgress(mechanism.steps, begun, progress)
+    clock = Clock(metrics.released)
+    bound = _epsilon_ahead(mechanism, delta, begun, every)
+
+    # 3. Charge, sample, clip, add noise, update; evaluate and checkpoint on the way.
+    with closing(position), closing(metrics):
+        with shown.showing(), Interrupt() as interrupt:
+            for number in range(begun, mechanism.steps):
+                position.ledger.charge(mechanism, number, position.stream)
+                total = step.zero(state.params)
+                key = step.augmentation_key(number)
+                for indices, mask in step.sampler.batches(number, physical_batch_size):
+                    if interrupt:
+                        position.save(number, state)
+                        raise KeyboardInterrupt
+                    batch = gather(source, indices)
+                    rows = indices.astype(np.int32)
+                    total = step.accumulate(
+                        state.params, total, batch, mask, rows, key
+                    )
+                drawn = jax.device_get(total._replace(sum=None))
+                keys = step.noise.keys(number)
+                state = step.apply(state, total.sum, keys, jnp.int32(number))
+                done = number + 1
+                metrics.keep(_private_line(done, drawn))
+                clock.tick()
+                shown.step(done, bound)
+                if done % every == 0 or done == mechanism.steps:
+                    _require_finite(state, done)
+                    line = {"step": done, "epsilon": bound, "seconds": clock.seconds()}
+                    line |= _scalars(_evaluations(evaluate, state, fixed))
+                    metrics.release(line)
+                    shown.say(_sentence(line, mechanism.steps))
+                    bound = _epsilon_ahead(mechanism, delta, done, every)
+                if done == mechanism.steps or position.save_is_due(checkpoint_seconds):
+                    position.save(done, state)
+
+        # 4. Hand over: the guarantee from the ledger, the models, the report.
+        rate = clock.steps_per_second()
+        return hand_over(
+            folder,
+            position.ledger,
+            mechanism,
+            config,
+            state,
+            fixed,
+            _evaluations(evaluate, state, fixed),
+            private=secret.private,
+            seconds=clock.seconds(),
+            examples_per_second=rate and rate * step.sampler.expected_batch_size,
+        )
+
+
+def _check(
+    mechanism: Mechanism,
+    delta: float,
+    examples: int,
+    augment: Callable | None,
+    multiplicity: int,
+) -> None:
+    validate.probability(delta=delta)
+    if delta >= 1 / examples:
+        warnings.warn(
+            f"delta (={delta:g}) is at least 1/{examples}: a mechanism that publishes "
+            "one whole example would satisfy it; choose a smaller one",
+            stacklevel=3,
+        )
+    validate.whole(augmentation_multiplicity=multiplicity, at_least=0)
+    if (augment is None) != (multiplicity == 0):
+        validate.refuse(
+            "augmentation_multiplicity",
+            multiplicity,
+            "must be at least 1 with `augment` and 0 without",
+        )
+    if mechanism.noise_multiplier == 0:
+        warnings.warn("noise_multiplier is 0: this run is not private", stacklevel=3)
+
+
+def _secret(seed: int | None) -> Seed:
+    return Seed.from_os() if seed is None else Seed.from_int(seed)
+
+
+def _epsilon_ahead(mechanism: Mechanism, delta: float, done: int, every: int) -> float:
+    """Return ε at the next evaluation: a bound on what is spent until then."""
+    steps = min((done // every + 1) * every, mechanism.steps)
+    return accountant.epsilon(mechanism, delta, steps=steps)
+
+
+def _private_line(done: int, drawn: Accumulator) -> dict[str, Any]:
+    examples = int(drawn.examples)
+    usable = examples - int(drawn.dropped)
+    return {
+        "step": done,
+        "examples": examples,
+        "loss": float(drawn.losses) / usable if usable else None,
+        "clipped": int(drawn.clipped) / usable if usable else None,
+        "dropped": int(drawn.dropped),
+    }
+
+
+def _require_finite(state: State, done: int) -> None:
+    if not all(bool(jnp.all(jnp.isfinite(x))) for x in jax.tree.leaves(state.params)):
+        raise FloatingPointError(
+            f"the parameters are not finite after step {done}: lower the learning rate "
+            "and train into another folder"
+        )
+
+
+def _evaluations(
+    evaluate: Callable | None, state: State, fixed: PyTree
+) -> tuple[Evaluation, Evaluation] | None:
+    if evaluate is None:
+        return None
+    raw = evaluate(eqx.combine(state.params, fixed))
+    return raw, evaluate(eqx.combine(state.average, fixed))
+
+
+def _scalars(evaluations: tuple[Evaluation, Evaluation] | None) -> dict[str, float]:
+    if evaluations is None:
+        return {}
+    raw, average = evaluations
+    return {
+        "test_accuracy": raw.accuracy,
+        "test_accuracy_ema": average.accuracy,
+        "test_loss": raw.loss,
+        "test_loss_ema": average.loss,
+    }
+
+
+def _sentence(line: dict[str, Any], steps: int) -> str:
+    text = f"step {line['step']}/{steps}  ε = {line['epsilon']:.3g}"
+    if "test_accuracy" in line:
+        text += (
+            f"  test accuracy {100 * line['test_accuracy']:.1f} % "
+            f"(average of parameters {100 * line['test_accuracy_ema']:.1f} %)"
+        )
+    return text

@@ -1,0 +1,93 @@
+"""What a person sees while training: steps, ε so far, accuracy, time left."""
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+
+class TrainingProgress:
+    """A progress bar with ε so far, and a line for every evaluation.
+
+    Args:
+        steps: of the whole run.
+        begun: steps done before.
+        shown: False for silence.
+    """
+
+    def __init__(self, steps: int, begun: int, shown: bool):
+        self._console = Console(quiet=not shown, highlight=False)
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[epsilon]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=not (shown and self._console.is_terminal),
+        )
+        self._task = self._bar.add_task(
+            "compiling", total=steps, completed=begun, epsilon=""
+        )
+
+    @contextlib.contextmanager
+    def showing(self) -> Iterator[None]:
+        """Show the bar while the block runs."""
+        with self._bar:
+            yield
+
+    def step(self, done: int, epsilon: float) -> None:
+        """Show that `done` updates were made and at most `epsilon` is spent."""
+        self._bar.update(
+            self._task,
+            completed=done,
+            description="training",
+            epsilon=f"ε ≤ {epsilon:.3g}",
+        )
+
+    def say(self, text: str) -> None:
+        """Print a line above the bar."""
+        self._console.print(text)
+
+
+class Clock:
+    """Time spent training, over all the processes that took part.
+
+    Args:
+        released: metrics of the processes before this one.
+    """
+
+    def __init__(self, released: Sequence[Mapping[str, Any]]):
+        self._before = released[-1]["seconds"] if released else 0.0
+        self._started = time.monotonic()
+        self._first_tick: float | None = None
+        self._last_tick = 0.0
+        self._ticks = 0
+
+    def tick(self) -> None:
+        """Count one step."""
+        self._last_tick = time.monotonic()
+        self._ticks += 1
+        if self._first_tick is None:
+            self._first_tick = self._last_tick
+
+    def seconds(self) -> float:
+        """Return the seconds so far, compilation included."""
+        return round(self._before + time.monotonic() - self._started, 3)
+
+    def steps_per_second(self) -> float | None:
+        """Return the rate since the first step, so without compilation."""
+        if self._first_tick is None or self._ticks < 2:
+            return None
+        return (self._ticks - 1) / (self._last_tick - self._first_tick)

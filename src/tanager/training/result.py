@@ -1,0 +1,120 @@
+"""What a complete run hands over: the guarantee, the models, the report."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+from jaxtyping import PyTree
+
+from tanager.models import weights
+from tanager.privacy import accountant, tan
+from tanager.privacy.ledger import Ledger
+from tanager.privacy.mechanism import Adjacency, Mechanism
+from tanager.report import html
+from tanager.training import identity
+from tanager.training.evaluate import Evaluation
+from tanager.training.run_folder import RunFolder, write_json
+from tanager.training.step import State
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainResult:
+    """What a complete run hands over; all of it may be released.
+
+    Attributes:
+        params: the final parameters, like the `params` given.
+        average: their exponential moving average, likewise.
+        epsilon: ε spent, by PLD, from the ledger.
+        delta: the δ it holds at.
+        evaluation: of the final parameters; None without an evaluator.
+        evaluation_ema: of the average; None without an evaluator.
+        summary: the numbers of result.json.
+        out: the run's folder; None when there is none.
+    """
+
+    params: PyTree
+    average: PyTree
+    epsilon: float
+    delta: float
+    evaluation: Evaluation | None
+    evaluation_ema: Evaluation | None
+    summary: Mapping[str, Any]
+    out: Path | None
+
+
+def hand_over(
+    folder: RunFolder | None,
+    ledger: Ledger,
+    mechanism: Mechanism,
+    config: Mapping[str, Any],
+    state: State,
+    fixed: PyTree,
+    evaluations: tuple[Evaluation, Evaluation] | None,
+    *,
+    private: bool,
+    seconds: float,
+    examples_per_second: float | None,
+) -> TrainResult:
+    """Compute the guarantee from the ledger and write the run's final files."""
+    delta = config["delta"]
+    spent = dataclasses.replace(mechanism, steps=ledger.steps())
+    rdp = mechanism.adjacency is Adjacency.ADD_OR_REMOVE_ONE
+    raw, ema = evaluations or (None, None)
+    summary = {
+        "epsilon": ledger.epsilon(delta),
+        "delta": delta,
+        "adjacency": str(mechanism.adjacency),
+        "accountant": "pld",
+        "private": private and mechanism.noise_multiplier > 0,
+        "epsilon_rdp": accountant.epsilon(spent, delta, "rdp") if rdp else None,
+        "test_accuracy": raw and raw.accuracy,
+        "test_accuracy_ema": ema and ema.accuracy,
+        "test_loss": raw and raw.loss,
+        "test_loss_ema": ema and ema.loss,
+        "per_class": raw and ema and _per_class(raw, ema),
+        "steps": ledger.steps(),
+        "batch_size": config["batch_size"],
+        "sample_rate": mechanism.sample_rate,
+        "noise_multiplier": mechanism.noise_multiplier,
+        "clip_norm": config["clip_norm"],
+        "examples": config["examples"],
+        "eta": tan.eta(spent),
+        "eta_step": tan.eta_step(spent),
+        "total_noise": tan.total_noise(spent),
+        "seconds": seconds,
+        "examples_per_second": examples_per_second,
+        "versions": identity.versions(),
+    }
+    params = eqx.combine(state.params, fixed)
+    average = eqx.combine(state.average, fixed)
+    if folder is not None:
+        names = ("epsilon", "delta", "adjacency", "accountant", "private", "steps")
+        metadata = {name: str(summary[name]) for name in names}
+        weights.save(params, folder.path / "model.safetensors", metadata)
+        weights.save(average, folder.path / "model-ema.safetensors", metadata)
+        write_json(folder.result, summary)
+        html.write_report(folder.path)
+    return TrainResult(
+        params,
+        average,
+        summary["epsilon"],
+        delta,
+        raw,
+        ema,
+        summary,
+        folder and folder.path,
+    )
+
+
+def _per_class(raw: Evaluation, ema: Evaluation) -> list[dict[str, Any]]:
+    return [
+        {
+            "class": one.name,
+            "examples": one.examples,
+            "accuracy": one.accuracy,
+            "accuracy_ema": two.accuracy,
+        }
+        for one, two in zip(raw.per_class, ema.per_class, strict=True)
+    ]

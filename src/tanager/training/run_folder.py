@@ -1,0 +1,130 @@
+"""A run is a folder: everything about it, public and private, in one place.
+
+    config.json            what was asked for
+    ledger.jsonl           what was spent
+    metrics.jsonl          what may be released: test results, ε so far
+    tensorboard/           the same, to look at
+    checkpoints/           parameters, their average, the optimizer's state
+    model.safetensors      the final parameters; model-ema.safetensors their average
+    result.json            the guarantee and the test results
+    report.html            all of it on one page
+    private/               mode 0700: the secret seed, training losses, batch sizes
+
+Nothing outside `private/` depends on the training examples except through noise.
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tanager import _validate as validate
+from tanager.seed import Seed
+
+
+class RunFolder:
+    """Paths and atomic files of one run.
+
+    Args:
+        path: the folder, created when missing.
+
+    Raises:
+        ValueError: `path` is a file, cannot be written, or holds other things.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = Path(path)
+        if self.path.exists() and not self.path.is_dir():
+            validate.refuse("out", str(path), "must be a folder, not a file")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.private.mkdir(mode=0o700, exist_ok=True)
+            os.chmod(self.private, 0o700)
+        except OSError as error:
+            validate.refuse("out", str(path), "cannot be written", str(error))
+
+    @property
+    def private(self) -> Path:
+        """The folder that must not be released."""
+        return self.path / "private"
+
+    @property
+    def config(self) -> Path:
+        """What was asked for."""
+        return self.path / "config.json"
+
+    @property
+    def ledger(self) -> Path:
+        """What was spent."""
+        return self.path / "ledger.jsonl"
+
+    @property
+    def result(self) -> Path:
+        """The guarantee and the test results, there once the run is complete."""
+        return self.path / "result.json"
+
+    def seed(self, given: int | None) -> Seed:
+        """Return the run's secret, made on first use and kept in mode 0600.
+
+        Args:
+            given: a person's number, which makes the run reproducible and NOT
+                private; None draws the secret from the operating system.
+
+        Raises:
+            ValueError: the folder was begun with another seed, or has a ledger and no
+                seed.
+        """
+        path = self.private / "seed.json"
+        if path.exists():
+            kept = json.loads(path.read_text())
+            seed = Seed(bytes.fromhex(kept["secret"]), kept["private"])
+            changed = given is None and not seed.private
+            if changed or (given is not None and Seed.from_int(given) != seed):
+                validate.refuse(
+                    "seed",
+                    given,
+                    "differs from the seed this run folder was begun with",
+                    f"resume with the same seed, or train into another folder than "
+                    f"{self.path}",
+                )
+            return seed
+        if self.ledger.exists() and self.ledger.stat().st_size:
+            raise ValueError(
+                f"run folder {self.path} has a ledger but its secret seed "
+                f"({path}) is missing, so the run cannot go on: restore the file, or "
+                "train into another folder"
+            )
+        seed = Seed.from_os() if given is None else Seed.from_int(given)
+        kept = {"secret": seed.secret.hex(), "private": seed.private}
+        write_json(path, kept, mode=0o600)
+        return seed
+
+    def require_space(self, needed: int) -> None:
+        """Refuse to begin when the disk has fewer than `needed` bytes left."""
+        free = shutil.disk_usage(self.path).free
+        if free < needed:
+            validate.refuse(
+                "out",
+                str(self.path),
+                f"is on a disk with {free / 1e6:.0f} MB left, but the run needs about "
+                f"{needed / 1e6:.0f} MB",
+                "free some space or choose another folder",
+            )
+
+
+def write_json(path: Path, content: Any, mode: int = 0o644) -> None:
+    """Write a JSON file whole or not at all."""
+    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode(), mode)
+
+
+def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """Write a file whole or not at all, never wider than `mode` allows."""
+    temporary = path.with_name(path.name + ".partial")
+    temporary.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with os.fdopen(os.open(temporary, flags, mode), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)

@@ -1,0 +1,216 @@
+"""One private update: accumulate over physical batches, then apply.
+
+The two functions are compiled once each for a whole run, whatever sizes Poisson
+sampling draws: physical batches have one fixed shape and a mask.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+
+from tanager.clipping import ClippedGrad, clipped_grad
+from tanager.clipping.precision import accumulation_dtype
+from tanager.keys import derive_keys
+from tanager.noise import GaussianNoise
+from tanager.privacy.mechanism import Mechanism
+from tanager.sampling import PoissonSampler
+from tanager.seed import Seed
+from tanager.training import ema
+
+
+class State(NamedTuple):
+    """What training changes: all of it may be released, none of it is random state.
+
+    Attributes:
+        params: the trained leaves (None where a leaf is not a float array).
+        average: their exponential moving average, float32 or wider.
+        optimizer_state: of the optax transformation.
+    """
+
+    params: PyTree
+    average: PyTree
+    optimizer_state: PyTree
+
+
+class Accumulator(NamedTuple):
+    """Sums over the physical batches of one logical batch. Private.
+
+    Attributes:
+        sum: Σ clip_C(gᵢ), pytree like `State.params`.
+        losses: Σ lossᵢ over examples with a finite loss.
+        examples: how many examples the logical batch holds.
+        clipped: how many of them had a gradient norm above C.
+        dropped: how many contributed nothing because loss or gradient was not finite.
+    """
+
+    sum: PyTree
+    losses: Float[Array, ""]
+    examples: Int[Array, ""]
+    clipped: Int[Array, ""]
+    dropped: Int[Array, ""]
+
+
+class Step:
+    """The compiled pieces of one update of equation (3) of the Unlocking paper.
+
+        w ← w − η_t · { Σᵢ clip_C(gᵢ)/C + σ·N(0, I) } / (q·N)
+
+    The sum is divided by the public expected batch size q·N, never by the size drawn.
+    One mechanism feeds the sampler (`sampler`) and the noise (`noise`).
+
+    Args:
+        loss: ``loss(params, example) -> scalar``, for one example and one view.
+        fixed: the leaves of the model that are not trained.
+        optimizer: optax transformation, given the gradient in braces above over q·N.
+        mechanism: q, σ and the number of steps.
+        examples: N.
+        seed: the run's secret.
+        clip_norm: C.
+        strategy: clipping strategy.
+        augment: ``augment(key, example) -> example``, or None for the example itself.
+        multiplicity: K views of each example, averaged before clipping (equation 4);
+            0 exactly when `augment` is None.
+        ema_decay: of the parameter average.
+    """
+
+    def __init__(
+        self,
+        loss: Callable,
+        fixed: PyTree,
+        optimizer: optax.GradientTransformation,
+        mechanism: Mechanism,
+        examples: int,
+        seed: Seed,
+        *,
+        clip_norm: float,
+        strategy: str,
+        augment: Callable | None,
+        multiplicity: int,
+        ema_decay: float,
+    ):
+        def whole_loss(params: PyTree, example: Any) -> Array:
+            return loss(eqx.combine(params, fixed), example)
+
+        def mean_over_views(params: PyTree, views: Any) -> Array:
+            return jnp.mean(jax.vmap(whole_loss, (None, 0))(params, views))
+
+        self.example_loss = whole_loss
+        self.grad_fn: ClippedGrad = clipped_grad(
+            whole_loss if multiplicity == 0 else mean_over_views,
+            clip_norm=clip_norm,
+            strategy=strategy,
+        )
+        self.sampler = PoissonSampler(mechanism, examples, seed)
+        self.noise = GaussianNoise(mechanism, self.grad_fn.sensitivity, seed)
+        self.optimizer = optimizer
+        self.augment = augment
+        self.multiplicity = multiplicity
+        self.ema_decay = ema_decay
+        self._seed = seed
+        self.accumulate = jax.jit(self._accumulate, donate_argnums=1)
+        self.apply = jax.jit(self._apply, donate_argnums=(0, 1))
+
+    def check(self, params: PyTree, batch: PyTree) -> None:
+        """Trace a physical batch, so that a loss that cannot be used is refused now.
+
+        Raises:
+            ValueError: see `ClippedGrad.__call__`.
+        """
+        jax.eval_shape(
+            self._accumulate,
+            params,
+            self.zero(params),
+            batch,
+            jnp.ones(1, bool),
+            jnp.zeros(1, jnp.int32),
+            self.augmentation_key(0),
+        )
+
+    def start(self, params: PyTree) -> State:
+        """Return the state before the first update."""
+        # Copies: the state is donated to the compiled update, the caller's arrays not.
+        params = jax.tree.map(jnp.array, params)
+        average = jax.tree.map(
+            lambda leaf: jnp.array(leaf, accumulation_dtype(leaf.dtype)), params
+        )
+        return State(params, average, self.optimizer.init(params))
+
+    def zero(self, params: PyTree) -> Accumulator:
+        """Return the accumulator of an empty logical batch."""
+        total = jax.tree.map(
+            lambda leaf: jnp.zeros(leaf.shape, accumulation_dtype(leaf.dtype)), params
+        )
+        return Accumulator(
+            total, jnp.float32(0), jnp.int32(0), jnp.int32(0), jnp.int32(0)
+        )
+
+    def augmentation_key(self, step: int) -> Key[Array, ""]:
+        """Return the key all views of this step are drawn from."""
+        return derive_keys(self._seed, "augmentation", step)[0]
+
+    def views(self, batch: PyTree, indices: Int[Array, " b"], key: Key[Array, ""]):
+        """Return K augmented views of each example, whatever batch it travels in.
+
+        The randomness belongs to the pair (step, example), so that the size of
+        physical batches cannot change the result.
+        """
+        augment = self.augment
+        if augment is None:
+            return batch
+
+        def example_views(index: Array, example: Any) -> Any:
+            keys = jax.random.split(jax.random.fold_in(key, index), self.multiplicity)
+            return jax.vmap(augment, (0, None))(keys, example)
+
+        return jax.vmap(example_views)(indices, batch)
+
+    def _accumulate(
+        self,
+        params: PyTree,
+        accumulator: Accumulator,
+        batch: PyTree,
+        mask: Bool[Array, " b"],
+        indices: Int[Array, " b"],
+        key: Key[Array, ""],
+    ) -> Accumulator:
+        out = self.grad_fn(params, self.views(batch, indices, key), mask)
+        finite = jnp.isfinite(out.norms)
+        usable = mask & finite & jnp.isfinite(out.losses)
+        losses = jnp.where(usable, out.losses, 0).astype(jnp.float32)
+        above = out.norms > self.grad_fn.clip_norm
+        return Accumulator(
+            jax.tree.map(jnp.add, accumulator.sum, out.sum),
+            accumulator.losses + jnp.sum(losses),
+            accumulator.examples + _count(mask),
+            accumulator.clipped + _count(mask & finite & above),
+            accumulator.dropped + _count(mask & ~finite),
+        )
+
+    def _apply(
+        self,
+        state: State,
+        total: PyTree,
+        keys: Key[Array, " draws"],
+        step: Int[Array, ""],
+    ) -> State:
+        scale = 1 / (self.grad_fn.clip_norm * self.sampler.expected_batch_size)
+        gradient = jax.tree.map(
+            lambda leaf, param: (leaf * scale).astype(param.dtype),
+            self.noise.add(total, keys),
+            state.params,
+        )
+        updates, optimizer_state = self.optimizer.update(
+            gradient, state.optimizer_state, state.params
+        )
+        params = optax.apply_updates(state.params, updates)
+        average = ema.update(state.average, params, step, self.ema_decay)
+        return State(params, average, optimizer_state)
+
+
+def _count(rows: Bool[Array, " b"]) -> Int[Array, ""]:
+    return jnp.sum(rows, dtype=jnp.int32)

@@ -1,0 +1,294 @@
+"""`clipped_grad` against an oracle that clips one example at a time, in float64."""
+
+import functools
+import re
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tanager.clipping import STRATEGIES, clipped_grad
+
+
+C = 0.7
+strategies = pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+
+
+def loss(params, example):
+    hidden = jnp.tanh(params["w"] @ example["x"] + params["b"])
+    return jnp.sum((params["v"] @ hidden - example["y"]) ** 2)
+
+
+def problem(rows=6, dtype=np.float32, seed=0):
+    draw = np.random.default_rng(seed).normal
+    params = {
+        "w": jnp.asarray(draw(size=(4, 3)), dtype),
+        "b": jnp.asarray(draw(size=4), dtype),
+        "v": jnp.asarray(draw(size=(2, 4)), dtype),
+    }
+    size = np.geomspace(0.01, 3, rows)[:, None]
+    batch = {
+        "x": jnp.asarray(size * draw(size=(rows, 3)), dtype),
+        "y": jnp.asarray(size * draw(size=(rows, 2)), dtype),
+    }
+    return params, batch
+
+
+def row(batch, number):
+    return jax.tree.map(lambda leaf: leaf[number], batch)
+
+
+def oracle(loss, params, batch, mask, clip_norm):
+    """Clip one example at a time, norms and sums in numpy float64."""
+    total = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float64), params)
+    norms, losses = [], []
+    for number in range(len(mask)):
+        value, gradient = jax.value_and_grad(loss)(params, row(batch, number))
+        gradient = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), gradient)
+        norm = np.sqrt(sum(np.sum(leaf**2) for leaf in jax.tree.leaves(gradient)))
+        norms.append(norm * mask[number])
+        losses.append(float(value) * mask[number])
+        if mask[number]:
+            factor = min(1.0, clip_norm / norm)
+            total = jax.tree.map(
+                lambda t, g, factor=factor: t + factor * g, total, gradient
+            )
+    return total, np.array(norms), np.array(losses)
+
+
+def distance(one, two):
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True)
+    squares = [
+        np.sum((np.asarray(a, np.float64) - np.asarray(b, np.float64)) ** 2)
+        for a, b in pairs
+    ]
+    return np.sqrt(sum(squares))
+
+
+def length(tree):
+    return distance(tree, jax.tree.map(np.zeros_like, tree))
+
+
+@strategies
+@pytest.mark.parametrize("jit", [False, True])
+def test_agrees_with_the_oracle(strategy, jit):
+    params, batch = problem()
+    mask = np.array([True, True, False, True, True, True])
+    grad_fn = clipped_grad(loss, clip_norm=C, strategy=strategy)
+    out = (jax.jit(grad_fn) if jit else grad_fn)(params, batch, jnp.asarray(mask))
+    total, norms, losses = oracle(loss, params, batch, mask, C)
+    assert norms.min() < C < norms.max()
+    assert distance(out.sum, total) < 1e-5 * length(total)
+    np.testing.assert_allclose(out.norms, norms, rtol=1e-5)
+    np.testing.assert_allclose(out.losses, losses, rtol=1e-5)
+
+
+@strategies
+def test_agrees_with_the_oracle_in_float64(strategy):
+    with jax.enable_x64(True):
+        params, batch = problem(dtype=np.float64)
+        mask = np.ones(6, bool)
+        out = clipped_grad(loss, clip_norm=C, strategy=strategy)(params, batch)
+        total, norms, _ = oracle(loss, params, batch, mask, C)
+        assert distance(out.sum, total) < 1e-13 * length(total)
+        np.testing.assert_allclose(out.norms, norms, rtol=1e-13)
+
+
+@strategies
+def test_without_clipping_the_sum_is_the_plain_gradient(strategy):
+    params, batch = problem()
+    out = clipped_grad(loss, clip_norm=1e6, strategy=strategy)(params, batch)
+    plain = jax.grad(lambda params: jnp.sum(jax.vmap(loss, (None, 0))(params, batch)))(
+        params
+    )
+    assert distance(out.sum, plain) < 1e-5 * length(plain)
+
+
+@strategies
+def test_it_is_a_sum_not_a_mean(strategy):
+    params, batch = problem(rows=4)
+    twice = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), batch)
+    grad_fn = clipped_grad(loss, clip_norm=C, strategy=strategy)
+    once, both = grad_fn(params, batch).sum, grad_fn(params, twice).sum
+    assert distance(both, jax.tree.map(lambda leaf: 2 * leaf, once)) < 1e-5
+
+
+@strategies
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 1e30, 1e38])
+def test_a_poisoned_example_contributes_at_most_c(strategy, poison):
+    params, batch = problem()
+    grad_fn = clipped_grad(loss, clip_norm=C, strategy=strategy)
+    mask = jnp.asarray([True] * 5 + [False])
+    clean = grad_fn(params, batch, mask)
+    spoilt = jax.tree.map(lambda leaf: leaf.at[5].set(poison), batch)
+    out = grad_fn(params, spoilt, jnp.ones(6, bool))
+    assert np.isfinite(length(out.sum))
+    assert distance(out.sum, clean.sum) <= C * (1 + 1e-5)
+    if not np.isfinite(poison):
+        assert distance(out.sum, clean.sum) == 0
+
+
+@strategies
+@pytest.mark.parametrize("padding", [0.0, np.nan, np.inf, 1e30])
+def test_masked_rows_contribute_exact_zeros(strategy, padding):
+    params, batch = problem()
+    grad_fn = clipped_grad(loss, clip_norm=C, strategy=strategy)
+    mask = jnp.asarray([True, True, True, False, False, True])
+    clean = grad_fn(params, batch, mask)
+    spoilt = jax.tree.map(lambda leaf: leaf.at[3:5].set(padding), batch)
+    out = grad_fn(params, spoilt, mask)
+    assert distance(out.sum, clean.sum) == 0
+    assert np.all(np.asarray(out.norms)[3:5] == 0)
+    assert np.all(np.asarray(out.losses)[3:5] == 0)
+
+
+@strategies
+def test_all_rows_masked_gives_zeros(strategy):
+    params, batch = problem()
+    out = clipped_grad(loss, clip_norm=C, strategy=strategy)(
+        params, batch, jnp.zeros(6, bool)
+    )
+    assert length(out.sum) == 0
+
+
+@strategies
+def test_adding_or_replacing_any_example_moves_the_sum_within_the_sensitivity(strategy):
+    params, batch = problem(rows=8)
+    grad_fn = clipped_grad(loss, clip_norm=C, strategy=strategy)
+    assert grad_fn.sensitivity == C
+    everyone = grad_fn(params, batch).sum
+    for number in range(8):
+        without = grad_fn(params, batch, jnp.arange(8) != number).sum
+        assert distance(everyone, without) <= C * (1 + 1e-5)
+        replaced = jax.tree.map(
+            lambda leaf, number=number: leaf.at[number].multiply(-50), batch
+        )
+        assert distance(everyone, grad_fn(params, replaced).sum) <= 2 * C * (1 + 1e-5)
+
+
+@strategies
+def test_an_example_with_zero_gradient_contributes_zero(strategy):
+    params, _ = problem()
+    flat = clipped_grad(
+        lambda params, example: 0.0 * jnp.sum(params["w"]) * example,
+        clip_norm=C,
+        strategy=strategy,
+    )
+    out = flat(params, jnp.ones(3))
+    assert length(out.sum) == 0
+    assert np.all(np.asarray(out.norms) == 0)
+
+
+@strategies
+def test_views_are_averaged_before_clipping(strategy):
+    params, batch = problem(rows=6)
+    views = jax.tree.map(lambda leaf: leaf.reshape(3, 2, *leaf.shape[1:]), batch)
+
+    def mean_loss(params, views):
+        return jnp.mean(jax.vmap(loss, (None, 0))(params, views))
+
+    out = clipped_grad(mean_loss, clip_norm=C, strategy=strategy)(params, views)
+    total, norms, _ = oracle(mean_loss, params, views, np.ones(3, bool), C)
+    assert distance(out.sum, total) < 1e-5 * length(total)
+    np.testing.assert_allclose(out.norms, norms, rtol=1e-5)
+
+
+@strategies
+def test_bfloat16_parameters_have_float32_norms_and_sums(strategy):
+    params, batch = problem()
+    low = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+
+    def low_loss(params, example):
+        return loss(params, jax.tree.map(lambda x: x.astype(jnp.bfloat16), example))
+
+    out = clipped_grad(low_loss, clip_norm=C, strategy=strategy)(low, batch)
+    assert {leaf.dtype for leaf in jax.tree.leaves(out.sum)} == {jnp.dtype("float32")}
+    assert out.norms.dtype == out.losses.dtype == jnp.float32
+    gradients = jax.vmap(jax.grad(low_loss), (None, 0))(low, batch)
+    exact = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(gradients)]
+    norms = np.sqrt(sum(np.sum(g.reshape(6, -1) ** 2, axis=1) for g in exact))
+    np.testing.assert_allclose(out.norms, norms, rtol=1e-6)
+
+
+@strategies
+def test_an_equinox_module_is_a_parameter_tree(strategy):
+    model = eqx.nn.MLP(3, 2, 5, 1, key=jax.random.key(0))
+    _, batch = problem()
+
+    def model_loss(model, example):
+        return jnp.sum((model(example["x"]) - example["y"]) ** 2)
+
+    out = clipped_grad(model_loss, clip_norm=C, strategy=strategy)(model, batch)
+    arrays, static = eqx.partition(model, eqx.is_inexact_array)
+    total, _, _ = oracle(
+        lambda arrays, example: model_loss(eqx.combine(arrays, static), example),
+        arrays,
+        batch,
+        np.ones(6, bool),
+        C,
+    )
+    assert distance(eqx.filter(out.sum, eqx.is_array), total) < 1e-5 * length(total)
+
+
+def test_integer_leaves_are_not_trained():
+    params, batch = problem()
+    grad_fn = clipped_grad(
+        lambda params, example: loss(params["net"], example), clip_norm=C
+    )
+    out = grad_fn({"net": params, "version": jnp.int32(3)}, batch)
+    assert out.sum["version"] is None
+    assert distance(out.sum["net"], _grad_fn()(params, batch).sum) == 0
+
+
+@functools.lru_cache(None)
+def _grad_fn():
+    return clipped_grad(loss, clip_norm=C)
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, -1.0, np.inf, np.nan])
+def test_a_useless_clipping_norm_is_refused(clip_norm):
+    with pytest.raises(ValueError, match="clip_norm"):
+        clipped_grad(loss, clip_norm=clip_norm)
+
+
+def test_an_unknown_strategy_is_refused_with_the_nearest():
+    with pytest.raises(ValueError, match=re.escape("did you mean per_example?")):
+        clipped_grad(loss, clip_norm=1.0, strategy="per-example")
+
+
+def test_a_loss_that_is_no_scalar_is_refused():
+    params, batch = problem()
+    with pytest.raises(ValueError, match="must return one floating-point scalar"):
+        clipped_grad(lambda params, example: params["b"], clip_norm=C)(params, batch)
+
+
+def test_a_loss_with_a_collective_over_examples_is_refused():
+    params, batch = problem()
+
+    def mixing(params, example):
+        return loss(params, example) - jax.lax.pmean(loss(params, example), "batch")
+
+    with pytest.raises(ValueError, match=r"must not mix examples.*group or layer"):
+        clipped_grad(mixing, clip_norm=C)(params, batch)
+
+
+def test_batch_normalisation_is_refused_by_name():
+    layer = eqx.nn.BatchNorm(3, axis_name="batch", mode="batch")
+    with pytest.raises(ValueError, match=r"params\['norm'\] \(=BatchNorm\)"):
+        clipped_grad(lambda params, example: jnp.float32(0), clip_norm=C)(
+            {"norm": layer}, jnp.ones((2, 3))
+        )
+
+
+def test_batches_that_do_not_fit_are_refused():
+    params, batch = problem()
+    with pytest.raises(ValueError, match="share one leading axis"):
+        _grad_fn()(params, {**batch, "y": batch["y"][:3]})
+    with pytest.raises(ValueError, match=re.escape("must be bool[6]")):
+        _grad_fn()(params, batch, jnp.ones(5, bool))
+    with pytest.raises(ValueError, match=re.escape("mask (=float32[6])")):
+        _grad_fn()(params, batch, jnp.ones(6))
+    with pytest.raises(ValueError, match="at least one floating-point array"):
+        _grad_fn()({"w": jnp.arange(3)}, batch)

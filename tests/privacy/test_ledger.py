@@ -1,0 +1,199 @@
+"""The ledger grows only, survives torn writes, and never claims too little."""
+
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tanager.privacy import accountant
+from tanager.privacy.ledger import Ledger
+from tanager.privacy.mechanism import Mechanism
+
+
+MECHANISM = Mechanism(sample_rate=0.1, noise_multiplier=2.0, steps=50)
+
+
+def charged(path, steps=10):
+    with Ledger(path) as ledger:
+        for step in range(steps):
+            ledger.charge(MECHANISM, step, "a")
+    return path
+
+
+def test_counts_each_step_of_a_stream_once():
+    ledger = Ledger()
+    for step in (0, 1, 1, 2, 0):
+        ledger.charge(MECHANISM, step, "a")
+    assert ledger.steps() == 3
+    assert ledger.next_step() == 3
+
+
+def test_the_same_step_in_another_stream_is_charged_on_top():
+    ledger = Ledger()
+    for stream in ("a", "b"):
+        for step in range(3):
+            ledger.charge(MECHANISM, step, stream)
+    assert (ledger.steps(), ledger.steps("a"), ledger.steps("b")) == (6, 3, 3)
+    [spent] = ledger.mechanisms()
+    assert spent == Mechanism(0.1, 2.0, 6)
+
+
+def test_epsilon_is_that_of_the_steps_charged():
+    ledger = Ledger()
+    assert ledger.epsilon(1e-5) == 0.0
+    for step in range(7):
+        ledger.charge(MECHANISM, step)
+    assert ledger.epsilon(1e-5) == accountant.epsilon(Mechanism(0.1, 2.0, 7), 1e-5)
+
+
+def test_epsilon_composes_different_mechanisms():
+    ledger = Ledger()
+    other = Mechanism(0.2, 3.0, 5)
+    ledger.charge(MECHANISM, 0, "a")
+    ledger.charge(other, 0, "b")
+    alone = [accountant.epsilon(Mechanism(0.1, 2.0, 1), 1e-5)]
+    alone += [accountant.epsilon(Mechanism(0.2, 3.0, 1), 1e-5)]
+    assert max(alone) < ledger.epsilon(1e-5) < sum(alone) + 1e-3
+
+
+def test_survives_closing_and_opening(tmp_path):
+    path = charged(tmp_path / "ledger.jsonl")
+    with Ledger(path) as ledger:
+        assert ledger.steps() == ledger.next_step("a") == 10
+        ledger.charge(MECHANISM, 10, "a")
+    assert Ledger.read(path).steps() == 11
+
+
+@pytest.mark.parametrize("share", [0.01, 0.3, 0.7, 0.99])
+def test_a_torn_last_line_is_cut_and_nothing_else(tmp_path, share):
+    path = charged(tmp_path / "ledger.jsonl")
+    last = len(path.read_bytes().splitlines(keepends=True)[-1])
+    os.truncate(path, path.stat().st_size - last + round(1 + share * (last - 2)))
+    assert Ledger.read(path).steps() == 9
+    with Ledger(path) as ledger:
+        assert ledger.steps() == 9
+        ledger.charge(MECHANISM, 9, "a")
+    assert Ledger.read(path).steps() == 10
+
+
+def alter(line: str, **changes) -> str:
+    return json.dumps(json.loads(line) | changes)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda lines: lines[:3] + lines[4:],
+        lambda lines: [lines[1], lines[0], *lines[2:]],
+        lambda lines: [*lines[:4], alter(lines[4], noise_multiplier=9.0), *lines[5:]],
+        lambda lines: [*lines[:-1], alter(lines[-1], step=3)],
+        lambda lines: [*lines[:2], "{}", *lines[2:]],
+        lambda lines: [*lines[:2], "rubbish", *lines[2:]],
+        lambda lines: [*lines, lines[0]],
+        lambda lines: lines[1:],
+    ],
+    ids=[
+        "line-gone",
+        "swapped",
+        "altered",
+        "last-altered",
+        "empty",
+        "rubbish",
+        "repeated",
+        "first-gone",
+    ],
+)
+def test_an_altered_ledger_is_refused(tmp_path, spoil):
+    path = charged(tmp_path / "ledger.jsonl")
+    path.write_text("\n".join(spoil(path.read_text().splitlines())) + "\n")
+    with pytest.raises(ValueError, match="does not follow from the line before"):
+        Ledger(path)
+
+
+def test_a_second_writer_is_refused(tmp_path):
+    path = charged(tmp_path / "ledger.jsonl")
+    with Ledger(path), pytest.raises(ValueError, match="written by another process"):
+        Ledger(path)
+    with Ledger(path) as ledger:
+        assert ledger.steps() == 10
+
+
+def test_steps_outside_the_mechanism_are_refused():
+    ledger = Ledger()
+    with pytest.raises(ValueError, match=re.escape("step (=50) must be below")):
+        ledger.charge(MECHANISM, 50)
+    with pytest.raises(ValueError, match=re.escape("step (=-1)")):
+        ledger.charge(MECHANISM, -1)
+
+
+def test_one_stream_cannot_mix_mechanisms():
+    ledger = Ledger()
+    ledger.charge(MECHANISM, 0, "a")
+    with pytest.raises(ValueError, match="for another mechanism"):
+        ledger.charge(Mechanism(0.1, 3.0, 50), 0, "a")
+
+
+def test_different_adjacencies_have_no_common_epsilon():
+    ledger = Ledger()
+    ledger.charge(MECHANISM, 0, "a")
+    ledger.charge(Mechanism(0.1, 2.0, 5, "replace-one"), 0, "b")
+    with pytest.raises(ValueError, match="must be the same for every charge"):
+        ledger.epsilon(1e-5)
+
+
+def test_a_failed_write_leaves_the_ledger_as_it_was(tmp_path, monkeypatch):
+    path = charged(tmp_path / "ledger.jsonl")
+    with Ledger(path) as ledger:
+
+        def full(descriptor):
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full)
+            with pytest.raises(OSError, match="No space left"):
+                ledger.charge(MECHANISM, 10, "a")
+        assert ledger.steps() == 10
+        ledger.charge(MECHANISM, 10, "a")
+    assert Ledger.read(path).steps() == 11
+
+
+SPENDING = """
+import os, sys
+from tanager.privacy.ledger import Ledger
+from tanager.privacy.mechanism import Mechanism
+
+mechanism = Mechanism(0.1, 2.0, 10**9)
+with Ledger(sys.argv[1]) as ledger:
+    step = ledger.next_step()
+    while True:
+        ledger.charge(mechanism, step, "a")
+        step += 1
+        os.write(1, b"spent %d;" % step)
+"""
+
+
+@pytest.mark.slow
+def test_killed_at_random_it_never_claims_less_than_was_spent(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    pause = random.Random(0)
+    spent = 0
+    for _ in range(10):
+        process = subprocess.Popen(
+            [sys.executable, "-c", SPENDING, path], stdout=subprocess.PIPE
+        )
+        assert process.stdout is not None
+        output = process.stdout.read(1)
+        time.sleep(0.02 * pause.random())
+        process.kill()
+        output += process.stdout.read()
+        process.wait()
+        process.stdout.close()
+        spent = int(re.findall(rb"spent (\d+);", output)[-1])
+        claimed = Ledger.read(path).steps()
+        assert spent <= claimed <= spent + 1
+    assert spent >= 10
