@@ -1,4 +1,5 @@
 import os
+from pathlib import Path
 
 
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
@@ -7,5 +8,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 
 
+# Many tests compile the same small programs; half of their time went there.
+CACHE = Path(__file__).parent.parent / ".pytest_cache" / "xla"
+jax.config.update("jax_compilation_cache_dir", str(CACHE))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -10,23 +10,78 @@ from tanager._version import __version__ as __version__
 
 
 if TYPE_CHECKING:
+    from tanager.clipping.transform import ClippedGrad as ClippedGrad
+    from tanager.clipping.transform import ClippedGradient as ClippedGradient
+    from tanager.clipping.transform import clipped_grad as clipped_grad
+    from tanager.noise import GaussianNoise as GaussianNoise
+    from tanager.privacy import tan as tan
+    from tanager.privacy.accountant import epsilon as epsilon
+    from tanager.privacy.calibrate import calibrate as calibrate
+    from tanager.privacy.ledger import Ledger as Ledger
     from tanager.privacy.mechanism import Adjacency as Adjacency
     from tanager.privacy.mechanism import Mechanism as Mechanism
+    from tanager.privacy.plan import Plan as Plan
+    from tanager.sampling import PhysicalBatch as PhysicalBatch
+    from tanager.sampling import PoissonSampler as PoissonSampler
     from tanager.seed import Seed as Seed
+    from tanager.training.evaluate import Classification as Classification
+    from tanager.training.evaluate import ClassResult as ClassResult
+    from tanager.training.evaluate import Evaluation as Evaluation
+    from tanager.training.loop import train as train
+    from tanager.training.result import TrainResult as TrainResult
 
 _HOMES = {
-    "Adjacency": "tanager.privacy.mechanism",
-    "Mechanism": "tanager.privacy.mechanism",
-    "Seed": "tanager.seed",
+    "Adjacency": "privacy.mechanism",
+    "ClassResult": "training.evaluate",
+    "Classification": "training.evaluate",
+    "ClippedGrad": "clipping.transform",
+    "ClippedGradient": "clipping.transform",
+    "Evaluation": "training.evaluate",
+    "GaussianNoise": "noise",
+    "Ledger": "privacy.ledger",
+    "Mechanism": "privacy.mechanism",
+    "PhysicalBatch": "sampling",
+    "Plan": "privacy.plan",
+    "PoissonSampler": "sampling",
+    "Seed": "seed",
+    "TrainResult": "training.result",
+    "calibrate": "privacy.calibrate",
+    "clipped_grad": "clipping.transform",
+    "epsilon": "privacy.accountant",
+    "train": "training.loop",
 }
+_MODULES = {"data": "data", "models": "models", "tan": "privacy.tan"}
 
-__all__ = ["Adjacency", "Mechanism", "Seed", "__version__"]
+__all__ = [
+    "Adjacency",
+    "ClassResult",
+    "Classification",
+    "ClippedGrad",
+    "ClippedGradient",
+    "Evaluation",
+    "GaussianNoise",
+    "Ledger",
+    "Mechanism",
+    "PhysicalBatch",
+    "Plan",
+    "PoissonSampler",
+    "Seed",
+    "TrainResult",
+    "__version__",
+    "calibrate",
+    "clipped_grad",
+    "epsilon",
+    "tan",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"tanager.{_MODULES[name]}")
     if name not in _HOMES:
         raise AttributeError(f"module 'tanager' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(f"tanager.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

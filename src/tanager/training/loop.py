@@ -106,6 +106,7 @@ def train(
         evaluate_every=every, physical_batch_size=physical_batch_size, at_least=1
     )
     validate.not_negative(checkpoint_seconds=checkpoint_seconds)
+    validate.fraction(ema_decay=ema_decay)
     trained, fixed = eqx.partition(params, eqx.is_inexact_array)
 
     def step_with(secret: Seed) -> Step:

@@ -113,7 +113,7 @@ class Step:
         self.ema_decay = ema_decay
         self._seed = seed
         self.accumulate = jax.jit(self._accumulate, donate_argnums=1)
-        self.apply = jax.jit(self._apply, donate_argnums=(0, 1))
+        self.apply = jax.jit(self._apply, donate_argnums=0)
 
     def check(self, params: PyTree, batch: PyTree) -> None:
         """Trace a physical batch, so that a loss that cannot be used is refused now.

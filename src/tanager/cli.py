@@ -1,0 +1,69 @@
+"""The `tanager` command: one word for each thing people come for."""
+
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+
+from tanager import __version__
+from tanager import _validate as validate
+
+
+_COMMANDS = {
+    "plan": "plan a privacy budget: noise, steps, batch size or ε from the others",
+    "train": "train a model privately, from a recipe; resumes where it was stopped",
+}
+
+_USAGE = "\n".join(
+    [
+        "usage: tanager COMMAND [OPTIONS]",
+        "",
+        *(f"  {name:<7}{summary}" for name, summary in _COMMANDS.items()),
+        "",
+        "tanager COMMAND --help explains the options of a command.",
+        "Set TANAGER_TRACEBACK=1 to see where an error comes from.",
+    ]
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status: 0, 1 failed, 2 refused, 130 stopped.
+
+    Args:
+        arguments: words after `tanager`; those of the command line by default.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help"):
+        print(_USAGE)
+        return 0 if words else 2
+    if words[0] == "--version":
+        print(f"tanager {__version__}")
+        return 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = _show_warning
+        try:
+            validate.one_of(_COMMANDS, command=words[0])
+            command = importlib.import_module(f"tanager.commands.{words[0]}")
+            return command.run(words[1:])
+        except KeyboardInterrupt:
+            _say("stopped: the same command goes on where this one left off")
+            return 130
+        except (ValueError, OSError, FloatingPointError) as error:
+            if os.environ.get("TANAGER_TRACEBACK"):
+                raise
+            _say(f"error: {error}")
+            return 2 if isinstance(error, ValueError) else 1
+
+
+def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:
+    _say(f"warning: {message}")
+
+
+def _say(text: str) -> None:
+    print(f"tanager: {text}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""`tanager train`: a recipe, with any field overridden on the command line."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import rich
+import tyro
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from tanager import recipes
+from tanager.recipes.recipe import Recipe
+
+
+if TYPE_CHECKING:
+    from tanager.training.result import TrainResult
+
+
+DEFAULT = "digits"
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command; `arguments` are the words after `tanager train`."""
+    words = list(arguments)
+    if "--list" in words:
+        _print_recipes()
+        return 0
+    name = words.pop(0) if words and not words[0].startswith("-") else DEFAULT
+    entry = recipes.get(name)
+    typed = _typed(words)
+    recipe = _parse(name, entry.recipe, words)
+    if "epsilon" in typed and recipe.epsilon is not None:
+        recipe = _parse(name, entry.at_epsilon(recipe.epsilon), words)
+
+    # JAX is imported from here on: the command line was fine.
+    from tanager.recipes import runner
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("reading images", total=None)
+        prepared = runner.prepare(
+            name,
+            recipe,
+            typed,
+            lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    mechanism, budget = prepared.budget.mechanism, prepared.budget
+    console = Console(highlight=False)
+    console.print(
+        f"{name}: {recipe.model} on {len(prepared.dataset.train)} examples of "
+        f"{recipe.dataset}\n"
+        f"budget: ε = {budget.epsilon:.4g} at δ = {budget.delta:g} "
+        f"({mechanism.adjacency}, PLD): noise multiplier "
+        f"{mechanism.noise_multiplier:.4g}, expected batch {recipe.batch_size}, "
+        f"{mechanism.steps} steps"
+    )
+    result = runner.run(prepared)
+    console.print(_conclusion(result))
+    return 0
+
+
+def _parse(name: str, default: Recipe, words: list[str]) -> Recipe:
+    return tyro.cli(
+        Recipe,
+        prog=f"tanager train {name}",
+        description=recipes.get(name).summary,
+        default=default,
+        args=words,
+    )
+
+
+def _typed(words: list[str]) -> set[str]:
+    flags = (word for word in words if word.startswith("--"))
+    return {flag[2:].partition("=")[0].replace("-", "_") for flag in flags}
+
+
+def _conclusion(result: "TrainResult") -> str:
+    kind = "" if result.summary["private"] else "NOT PRIVATE (see the report): "
+    text = f"{kind}ε = {result.epsilon:.4g} at δ = {result.delta:g} was spent"
+    if result.evaluation is not None and result.evaluation_ema is not None:
+        text += (
+            f"; test accuracy {100 * result.evaluation.accuracy:.2f} %, "
+            f"average of parameters {100 * result.evaluation_ema.accuracy:.2f} %"
+        )
+    return f"{text}\nreport: {result.out}/report.html"
+
+
+def _print_recipes() -> None:
+    headings, rows = recipes.listing()
+    table = Table(*headings)
+    for row in rows:
+        table.add_row(*row)
+    rich.print(table)

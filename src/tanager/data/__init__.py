@@ -1,0 +1,13 @@
+"""Data: sources of examples, data sets by name, augmentation.
+
+`augment` is a module of its own: `tanager.data.augment`.
+"""
+
+from tanager.data.datasets import DATASETS as DATASETS
+from tanager.data.datasets import Dataset as Dataset
+from tanager.data.datasets import load as load
+from tanager.data.source import ArraySource as ArraySource
+from tanager.data.source import Source as Source
+from tanager.data.source import as_source as as_source
+from tanager.data.source import gather as gather
+from tanager.data.source import subset as subset

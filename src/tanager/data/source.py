@@ -1,0 +1,244 @@
+"""Sources: random access to examples, one at a time or many at once.
+
+An example is a pytree of NumPy arrays, such as ``{"image": uint8[H, W, C], "label":
+int32[]}``. A source has a length, and an example for each index; that is all that
+training asks of data. One index is one example is one unit of privacy: a person whose
+data appear under two indices has twice the influence that the guarantee is about.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from tanager import _validate as validate
+
+
+# Object, bytes, text, dates and durations: what no device can hold.
+_REFUSED_KINDS = "OSUMm"
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Examples by index: a length, and a pytree of NumPy arrays for each index.
+
+    All examples must have the same structure, shapes and dtypes. A source may also have
+    ``gather(indices: int64[n])``, returning the examples stacked on a leading axis of
+    n, where that is faster than one by one.
+    """
+
+    def __len__(self) -> int:
+        """Return the number of examples."""
+        ...
+
+    def __getitem__(self, index: int, /) -> Any:
+        """Return one example; `IndexError` outside 0 … length − 1."""
+        ...
+
+
+class ArraySource:
+    """A source over a pytree of arrays in memory; example i is every array's row i.
+
+    Attributes:
+        tree: the pytree, its leaves NumPy arrays with one leading axis in common.
+
+    Raises:
+        ValueError: the leaves are not arrays of numbers, differ in length, or are
+            empty. The message names the leaf.
+    """
+
+    def __init__(self, tree: Any):
+        self.tree = _map(np.asarray, tree)
+        self._length = _common_length(self.tree)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Any:
+        _check_index(index, len(self))
+        return _map(lambda leaf: leaf[index, ...], self.tree)
+
+    def gather(self, indices: np.ndarray) -> Any:
+        """Return the examples at `indices`, stacked: every leaf is a fresh copy."""
+        chosen = _whole_indices(indices, len(self))
+        return _map(lambda leaf: leaf[chosen], self.tree)
+
+
+class _Subset:
+    def __init__(self, source: Source, indices: np.ndarray):
+        self._source = source
+        self._indices = indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, index: int) -> Any:
+        _check_index(index, len(self))
+        return self._source[int(self._indices[index])]
+
+    def gather(self, indices: np.ndarray) -> Any:
+        chosen = _whole_indices(indices, len(self))
+        return gather(self._source, self._indices[chosen])
+
+
+def as_source(data: Any) -> Source:
+    """Return `data` as a source.
+
+    Args:
+        data: a `Source`, returned as it is; or a pytree (dict, tuple, list, nested) of
+            NumPy or JAX arrays, one row of each per example.
+
+    Raises:
+        ValueError: `data` is neither, or as `ArraySource`.
+    """
+    from jax import tree_util
+
+    is_array = hasattr(data, "dtype") and hasattr(data, "shape")
+    if tree_util.all_leaves([data]) and not is_array:
+        if isinstance(data, Source):
+            return data
+        validate.refuse(
+            "data",
+            type(data).__name__,
+            "must be a source or a pytree of arrays",
+            "give it __len__ and __getitem__, or pass a dict of arrays",
+        )
+    return ArraySource(data)
+
+
+def gather(source: Source, indices: np.ndarray) -> Any:
+    """Return the examples at `indices`, stacked on a leading axis.
+
+    Uses ``source.gather`` where the source has one, and else reads one by one.
+
+    Args:
+        source: where the examples come from.
+        indices: int[n], each from 0 to the source's length − 1.
+
+    Returns:
+        A pytree as one example's, each leaf with a leading axis of n.
+
+    Raises:
+        ValueError: an index is out of range, or two examples differ in structure,
+            shape or dtype: the message names the index and the leaf.
+    """
+    chosen = _whole_indices(indices, len(source))
+    own = getattr(source, "gather", None)
+    if own is not None:
+        return own(chosen)
+    if not len(chosen):
+        return _map(lambda leaf: np.asarray(leaf)[None][:0], source[0])
+    examples = [_map(np.asarray, source[int(index)]) for index in chosen]
+    first = _signature(examples[0])
+    for index, example in zip(chosen, examples, strict=True):
+        _same_signature(first, _signature(example), int(chosen[0]), int(index))
+    return _map(lambda *leaves: np.stack(leaves), *examples)
+
+
+def subset(source: Source, indices: np.ndarray | Sequence[int]) -> Source:
+    """Return a view of `source` with only the examples at `indices`, in that order.
+
+    Raises:
+        ValueError: no indices, an index out of range, or one that appears twice: an
+            example that is there twice is no longer one unit of privacy.
+    """
+    chosen = _whole_indices(indices, len(source))
+    if not len(chosen):
+        validate.refuse("indices", [], "must not be empty")
+    values, counts = np.unique(chosen, return_counts=True)
+    if counts.max() > 1:
+        validate.refuse(
+            "indices",
+            int(values[counts.argmax()]),
+            "appears more than once",
+            "an example may be in the data once, or the guarantee is not for it",
+        )
+    return _Subset(source, chosen)
+
+
+def _map(function: Any, *trees: Any) -> Any:
+    from jax import tree_util
+
+    return tree_util.tree_map(function, *trees)
+
+
+def _named_leaves(tree: Any) -> list[tuple[str, Any]]:
+    from jax import tree_util
+
+    leaves = tree_util.tree_leaves_with_path(tree)
+    return [(f"data{tree_util.keystr(path)}", leaf) for path, leaf in leaves]
+
+
+def _common_length(tree: Any) -> int:
+    leaves = _named_leaves(tree)
+    if not leaves:
+        validate.refuse("data", tree, "has no arrays")
+    for name, leaf in leaves:
+        if leaf.dtype.kind in _REFUSED_KINDS:
+            validate.refuse(
+                name,
+                leaf.dtype.name,
+                "must be an array of numbers",
+                "give rows of one shape and one numeric dtype",
+            )
+        if leaf.ndim == 0:
+            validate.refuse(
+                name,
+                leaf.item(),
+                "must have a leading axis over the examples",
+                "pass arrays that hold all examples, not a list of examples",
+            )
+    first, length = leaves[0][0], len(leaves[0][1])
+    for name, leaf in leaves:
+        if len(leaf) == 0:
+            validate.refuse(name, leaf.shape, "has no examples")
+        if len(leaf) != length:
+            validate.refuse(
+                name, leaf.shape, f"must have as many rows as {first}, {length}"
+            )
+    return length
+
+
+def _check_index(index: int, length: int) -> None:
+    # IndexError, not ValueError: it is how Python's iteration finds the end.
+    if not 0 <= index < length:
+        raise IndexError(f"index (={index}) must be from 0 to {length - 1}")
+
+
+def _whole_indices(indices: Any, length: int) -> np.ndarray:
+    chosen = np.asarray(indices)
+    if chosen.ndim != 1 or (chosen.size and chosen.dtype.kind not in "iu"):
+        validate.refuse(
+            "indices",
+            f"{chosen.dtype.name}{list(chosen.shape)}",
+            "must be one row of whole numbers",
+        )
+    outside = chosen[(chosen < 0) | (chosen >= length)]
+    if outside.size:
+        validate.refuse("indices", int(outside[0]), f"must be from 0 to {length - 1}")
+    return chosen.astype(np.int64, copy=False)
+
+
+_Signature = dict[str, tuple[tuple[int, ...], np.dtype]]
+
+
+def _signature(example: Any) -> _Signature:
+    return {name: (leaf.shape, leaf.dtype) for name, leaf in _named_leaves(example)}
+
+
+def _same_signature(
+    first: _Signature, other: _Signature, first_index: int, index: int
+) -> None:
+    for name in first | other:
+        expected, found = (_describe(part.get(name)) for part in (first, other))
+        if found != expected:
+            validate.refuse(
+                name,
+                found,
+                f"at index {index} must be {expected}, as at index {first_index}",
+                "all examples of a source have one structure, shape and dtype",
+            )
+
+
+def _describe(leaf: tuple[tuple[int, ...], np.dtype] | None) -> str:
+    return f"{leaf[1].name}{list(leaf[0])}" if leaf else "missing"

@@ -1,0 +1,238 @@
+"""A recipe: everything that one training run is made of, as one frozen object."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal, Self, get_args
+
+from tanager import _validate as validate
+from tanager.recipes.published import PublishedRun
+
+
+NormalisationOrder = Literal["pre-activation", "post-activation"]
+AdjacencyName = Literal["add-or-remove-one", "replace-one"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One training run. Field names are the flags of `tanager train`.
+
+    Of epsilon, noise_multiplier and steps two are given and the third is solved for;
+    where all three are, the run spends what noise and steps cost, at most epsilon.
+
+    Attributes:
+        dataset: name of the data set.
+        data: folder or file with the data; None for data sets that come with tanager.
+        model: name of the model.
+        normalisation_order: pre-activation is norm, ReLU, convolution; post-activation
+            is ReLU, norm, convolution.
+        weight_standardisation: standardise the weights of every convolution.
+        epsilon: the privacy budget ε.
+        delta: the δ of the guarantee; None for the largest power of ten below 1/N.
+        batch_size: expected size B of a Poisson batch; q = B/N.
+        noise_multiplier: σ, noise per coordinate in units of the clipping norm.
+        steps: number of updates T.
+        adjacency: which data sets are neighbours, so what the guarantee protects.
+        clip_norm: largest norm C of one example's gradient.
+        optimizer: name of any optax optimizer.
+        optimizer_options: its options besides the learning rate, such as momentum.
+        learning_rate: constant; for the gradient sum divided by C and by B.
+        ema_decay: of the average of the parameters, below 1; 0 for no average.
+        augmentation_multiplicity: augmented views K of each image, averaged before
+            clipping; 0 for no augmentation, whatever crop_padding and flip say.
+        crop_padding: pixels mirrored onto each edge before a random crop; 0 for none.
+        flip: flip at random, left to right.
+        validation_examples: training images held back; they are then not trained on.
+        physical_batch_size: images computed on at once; a matter of memory only.
+        strategy: how gradients are clipped; a matter of speed and memory only.
+        evaluate_every: updates between evaluations.
+        checkpoint_seconds: least time between checkpoints.
+        seed: None draws a secret from the operating system; a number makes the run
+            repeatable by anyone and so NOT private.
+        out: folder of the run.
+
+    Raises:
+        ValueError: a field is out of range.
+    """
+
+    dataset: str
+    data: str | None = None
+    model: str
+    normalisation_order: NormalisationOrder = "post-activation"
+    weight_standardisation: bool = True
+    epsilon: float | None = None
+    delta: float | None = None
+    batch_size: int
+    noise_multiplier: float | None = None
+    steps: int | None = None
+    adjacency: AdjacencyName = "add-or-remove-one"
+    clip_norm: float = 1.0
+    optimizer: str = "sgd"
+    optimizer_options: dict[str, float] = dataclasses.field(default_factory=dict)
+    learning_rate: float
+    ema_decay: float = 0.9999
+    augmentation_multiplicity: int = 0
+    crop_padding: int = 0
+    flip: bool = False
+    validation_examples: int = 0
+    physical_batch_size: int = 256
+    strategy: str = "per_example"
+    evaluate_every: int = 100
+    checkpoint_seconds: float = 60.0
+    seed: int | None = None
+    out: str | None = None
+
+    def __post_init__(self):
+        for name in ("dataset", "model", "optimizer", "strategy"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not value:
+                validate.refuse(name, value, "must be a name")
+        validate.one_of(
+            get_args(NormalisationOrder), normalisation_order=self.normalisation_order
+        )
+        validate.one_of(get_args(AdjacencyName), adjacency=self.adjacency)
+        self._check_budget()
+        validate.positive(clip_norm=self.clip_norm, remedy="the papers use 1.0")
+        validate.positive(learning_rate=self.learning_rate)
+        for option, value in self.optimizer_options.items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                validate.refuse(
+                    "optimizer_options", value, f"must be a number for {option}"
+                )
+        validate.not_negative(ema_decay=self.ema_decay)
+        if self.ema_decay >= 1:
+            validate.refuse(
+                "ema_decay", self.ema_decay, "must be below 1", "the papers use 0.9999"
+            )
+        validate.whole(
+            batch_size=self.batch_size,
+            physical_batch_size=self.physical_batch_size,
+            evaluate_every=self.evaluate_every,
+            at_least=1,
+        )
+        validate.whole(
+            augmentation_multiplicity=self.augmentation_multiplicity,
+            crop_padding=self.crop_padding,
+            validation_examples=self.validation_examples,
+            at_least=0,
+        )
+        if self.augmentation_multiplicity and not (self.crop_padding or self.flip):
+            validate.refuse(
+                "augmentation_multiplicity",
+                self.augmentation_multiplicity,
+                "must be 0 where there is no augmentation",
+                "its views would all be the same: give crop_padding or flip",
+            )
+        validate.not_negative(checkpoint_seconds=self.checkpoint_seconds)
+        if self.seed is not None:
+            validate.whole(seed=self.seed, at_least=0)
+
+    def _check_budget(self) -> None:
+        if self.epsilon is not None:
+            validate.positive(
+                epsilon=self.epsilon, remedy="it is the privacy budget, often 1 to 8"
+            )
+        if self.delta is not None:
+            validate.probability(
+                delta=self.delta, remedy="it is a probability, below 1/N"
+            )
+        if self.noise_multiplier is not None:
+            validate.not_negative(noise_multiplier=self.noise_multiplier)
+        if self.steps is not None:
+            validate.whole(steps=self.steps, at_least=1)
+        if [self.epsilon, self.noise_multiplier, self.steps].count(None) > 1:
+            raise ValueError(
+                "two of epsilon, noise_multiplier and steps must be given: the third "
+                f"is solved for; found epsilon={self.epsilon}, "
+                f"noise_multiplier={self.noise_multiplier}, steps={self.steps}"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as plain values that `json.dumps` takes."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """Make a recipe of what `to_json` returned.
+
+        Raises:
+            ValueError: a field is unknown, missing or out of range.
+        """
+        known = {field.name: field for field in dataclasses.fields(cls)}
+        for name in fields:
+            validate.one_of(known, field=name)
+        required = {
+            name
+            for name, field in known.items()
+            if field.default is dataclasses.MISSING
+            and field.default_factory is dataclasses.MISSING
+        }
+        missing = sorted(required - set(fields))
+        if missing:
+            raise ValueError(f"recipe lacks {', '.join(missing)}: give every field")
+        return cls(**fields)
+
+
+def published_fields(row: PublishedRun) -> dict[str, Any]:
+    """Return the fields of a recipe that a published run settles, but ε, σ and T."""
+    return {
+        "delta": row.delta,
+        "batch_size": row.batch_size,
+        "clip_norm": row.clip_norm,
+        "learning_rate": row.learning_rate,
+        "augmentation_multiplicity": row.augmentation_multiplicity,
+    }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RecipeEntry:
+    """A recipe with a name, where it comes from and what it is known to reach.
+
+    Attributes:
+        name: as typed after `tanager train`.
+        summary: one sentence.
+        source: paper and table; "tanager" where there is no published number.
+        recipe: the run by default.
+        published: the paper's rows of this recipe, at rising ε.
+    """
+
+    name: str
+    summary: str
+    source: str
+    recipe: Recipe
+    published: tuple[PublishedRun, ...] = ()
+
+    @property
+    def published_accuracy(self) -> str:
+        """What the paper reports for the default recipe, for people to read."""
+        for row in self.published:
+            if row.epsilon == self.recipe.epsilon and row.accuracy is not None:
+                spread = "" if row.accuracy_std is None else f" ± {row.accuracy_std}"
+                return f"{row.accuracy}{spread} % at ε = {row.epsilon:g}"
+        return "none published"
+
+    def at_epsilon(self, epsilon: float) -> Recipe:
+        """Return the recipe for another budget.
+
+        At a published ε: the published hyper-parameters. Elsewhere: those of the
+        nearest published row below (of the lowest where there is none), with learning
+        rate, K and σ among them, and steps left to be solved for: as in section 3.1 of
+        the Unlocking paper, where T follows from σ by the accountant. Without published
+        rows the recipe keeps its steps and σ is left to be solved for.
+
+        Raises:
+            ValueError: `epsilon` is not a positive number.
+        """
+        validate.positive(epsilon=epsilon)
+        if not self.published:
+            return dataclasses.replace(
+                self.recipe, epsilon=epsilon, noise_multiplier=None
+            )
+        below = [row for row in self.published if row.epsilon <= epsilon]
+        row = below[-1] if below else self.published[0]
+        return dataclasses.replace(
+            self.recipe,
+            **published_fields(row),
+            epsilon=epsilon,
+            noise_multiplier=row.noise_multiplier,
+            steps=row.steps if row.epsilon == epsilon else None,
+        )

@@ -1,0 +1,352 @@
+"""The report of a run: one HTML page that stands alone.
+
+It is made of the run's public files (config.json, metrics.jsonl, result.json), never of
+`private/`, and refers to nothing outside itself: no script, no font, no link.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import ROUND_CEILING, Context, Decimal
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from tanager import _validate as validate
+from tanager.report import page, run_figures
+
+
+_Fields = Mapping[str, Any]
+
+_PROTECTS = {
+    "add-or-remove-one": "adding or removing one example",
+    "replace-one": "replacing one example by another",
+}
+
+
+def write_report(run: Path) -> Path:
+    """Write the report of a finished run.
+
+    Args:
+        run: the run's folder, with config.json and result.json; metrics.jsonl may be
+            missing, and its last line torn.
+
+    Returns:
+        Path of the page, ``run/report.html``, which is replaced whole.
+
+    Raises:
+        ValueError: the folder holds no finished run.
+    """
+    run = Path(run)
+    config, result = (_read(run, name) for name in ("config.json", "result.json"))
+    content = _page(config, result, _metrics(run / "metrics.jsonl"))
+    report = run / "report.html"
+    partial = run / "report.html.partial"
+    partial.write_text(content, encoding="utf-8")
+    partial.replace(report)
+    return report
+
+
+def _read(run: Path, name: str) -> _Fields:
+    path = run / name
+    if not path.exists():
+        validate.refuse(
+            "run",
+            str(run),
+            f"has no {name}",
+            "a report is written of the folder of a finished run",
+        )
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _metrics(path: Path) -> list[_Fields]:
+    """Return all lines but a torn last one, which does not end in a line break."""
+    if not path.exists():
+        return []
+    complete = path.read_text(encoding="utf-8").rpartition("\n")[0]
+    return [json.loads(line) for line in complete.split("\n") if line]
+
+
+def _page(config: _Fields, result: _Fields, metrics: Sequence[_Fields]) -> str:
+    title = "tanager run report"
+    subject = [config.get("model"), config.get("dataset")]
+    name = " on ".join(str(part) for part in subject if part) or "a model"
+    verdict = _guarantee if result["private"] else _no_guarantee
+    parts = [
+        f"<header><p class=kind>{title}</p><h1>{escape(name)}</h1></header>",
+        verdict(config, result),
+        _tiles(result),
+        _training(metrics),
+        _classes(result),
+        _section("Budget", _budget(result)),
+        _section("Configuration", _configuration(config, result)),
+        _section("Versions", _table(result.get("versions") or {})),
+        _verification(result),
+    ]
+    return page.standalone(f"{title}: {name}", "\n".join(parts))
+
+
+### The guarantee
+
+
+def _guarantee(config: _Fields, result: _Fields) -> str:
+    adjacency = result["adjacency"]
+    claim = f"(ε = {_upper(result['epsilon'])}, δ = {_number(result['delta'])})"
+    version = (result.get("versions") or {}).get("dp-accounting", "")
+    assumptions = [
+        "One image is one example. Who is in the data with several images is protected "
+        "for each of them, not for all together.",
+        f"Neighbouring data sets differ by {_PROTECTS.get(adjacency, adjacency)}.",
+        "The number of training examples and the test set are public, so nothing here "
+        "protects the test images. The initial parameters owe nothing to the private "
+        "data.",
+        "The hyper-parameters were chosen without looking at the private data, or that "
+        "look is not counted here.",
+        "The secret seed, and all of the folder private/, stay secret.",
+        "The pseudo-random numbers are as good as random, and real numbers stand for "
+        "floating-point ones: rounding is not modelled.",
+    ]
+    return (
+        "<section class=guarantee><h2>The guarantee</h2>"
+        f"<p class=claim>This model is <strong>{claim}</strong>-differentially private "
+        f"under {escape(adjacency)}.</p>"
+        f"<p>{_mechanism(config, result)} ε was computed with "
+        f"{escape(str(result['accountant']).upper())} by dp_accounting "
+        f"{escape(version)}. It covers the final parameters, their average, every "
+        "checkpoint and all numbers on this page but the training time and speed.</p>"
+        f"<p>It rests on these assumptions:</p>{_list(assumptions)}</section>"
+    )
+
+
+def _no_guarantee(config: _Fields, result: _Fields) -> str:
+    if result["noise_multiplier"] == 0:
+        reason = "No noise was added (noise multiplier 0)."
+        otherwise = ""
+    else:
+        reason = (
+            "The seed was fixed by a person: whoever knows that number can repeat the "
+            "noise and take it away."
+        )
+        otherwise = (
+            f"<p>{_mechanism(config, result)} With a secret seed these settings spend "
+            f"ε = {_upper(result['epsilon'])} at δ = {_number(result['delta'])} "
+            f"({escape(result['adjacency'])}, "
+            f"{escape(str(result['accountant']).upper())}); this run must not claim "
+            "that.</p>"
+        )
+    return (
+        "<section class=danger role=alert><h2>NOT PRIVATE</h2>"
+        f"<p class=claim>This model has no differential privacy guarantee. {reason} "
+        f"Do not release it if the data are private.</p>{otherwise}</section>"
+    )
+
+
+def _mechanism(config: _Fields, result: _Fields) -> str:
+    return (
+        f"DP-SGD made {result['steps']:,} updates on {result['examples']:,} examples, "
+        f"each on a Poisson sample at rate q = {_number(result['sample_rate'])} "
+        f"(expected batch {_number(result['batch_size'])}), with gradients clipped to "
+        f"C = {_number(result['clip_norm'])} and Gaussian noise of multiplier "
+        f"σ = {_number(result['noise_multiplier'])}."
+    )
+
+
+def _verification(result: _Fields) -> str:
+    relation = str(result["adjacency"]).replace("-", "_").upper()
+    code = "\n".join(
+        [
+            "from dp_accounting import NeighboringRelation, dp_event",
+            "from dp_accounting.pld import PLDAccountant",
+            "",
+            f"noise = dp_event.GaussianDpEvent({result['noise_multiplier']!r})",
+            f"step = dp_event.PoissonSampledDpEvent({result['sample_rate']!r}, noise)",
+            f"accountant = PLDAccountant(NeighboringRelation.{relation})",
+            "accountant.compose("
+            f"dp_event.SelfComposedDpEvent(step, {result['steps']!r}))",
+            f"print(accountant.get_epsilon({result['delta']!r}))",
+        ]
+    )
+    return _section(
+        "How to verify",
+        "<p>Compute ε again from the mechanism, without tanager:</p>"
+        f"<pre id=verify>{escape(code)}</pre>"
+        "<p>ledger.jsonl, next to this page, lists every update that was charged, each "
+        "before it was made; the settings above must be those of all its lines.</p>",
+    )
+
+
+### The numbers
+
+
+def _tiles(result: _Fields) -> str:
+    tiles = [
+        ("ε", _upper(result["epsilon"]) if result["private"] else "no guarantee"),
+        ("δ", _number(result["delta"])),
+        ("test accuracy, average", _percent(result.get("test_accuracy_ema"))),
+        ("test accuracy, parameters", _percent(result.get("test_accuracy"))),
+    ]
+    shown = "".join(
+        f"<div><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>"
+        for label, value in tiles
+    )
+    return f"<dl class=tiles>{shown}</dl>"
+
+
+def _training(metrics: Sequence[_Fields]) -> str:
+    picture = run_figures.curves(metrics)
+    if not picture:
+        return _section("Training", "<p>No metrics were recorded.</p>")
+    if any(line.get("test_accuracy") is not None for line in metrics):
+        caption = "Test accuracy of the parameters and of their average, and ε spent."
+    else:
+        caption = "ε spent. There was no test set to measure accuracy on."
+    return _section(
+        "Training",
+        f"<figure>{picture}<figcaption>{caption}</figcaption></figure>",
+    )
+
+
+def _classes(result: _Fields) -> str:
+    classes = result.get("per_class")
+    if not classes:
+        return ""
+    rows = "".join(
+        f"<tr><th scope=row>{escape(str(each['class']))}</th>"
+        f"<td>{each['examples']:,}</td>"
+        f"<td>{_bar(each['accuracy'], 'raw')}</td>"
+        f"<td>{_bar(each['accuracy_ema'], 'average')}</td></tr>"
+        for each in classes
+    )
+    return _section(
+        "Accuracy by class",
+        "<p>Privacy is often paid for by small or unusual classes.</p>"
+        "<table class=classes><thead><tr><th>class</th><th>test examples</th>"
+        "<th>parameters</th><th>average of parameters</th></tr></thead>"
+        f"<tbody>{rows}</tbody></table>",
+    )
+
+
+def _bar(accuracy: float | None, series: str) -> str:
+    if accuracy is None or not math.isfinite(accuracy):
+        return "none"
+    width = 100 * min(max(accuracy, 0.0), 1.0)
+    return (
+        f"<span class=bar><i class={series} style='width:{width:.1f}%'></i></span>"
+        f" {_percent(accuracy)}"
+    )
+
+
+def _budget(result: _Fields) -> str:
+    claim = "" if result["private"] else ", NOT guaranteed for this run"
+    rdp = result.get("epsilon_rdp")
+    return _table(
+        {
+            f"ε by PLD, tight{claim}": _upper(result["epsilon"]),
+            f"ε by RDP, as the papers report it{claim}": (
+                f"none under {result['adjacency']}" if rdp is None else _upper(rdp)
+            ),
+            "δ": result["delta"],
+            "adjacency": result["adjacency"],
+            "sample rate q": result["sample_rate"],
+            "noise multiplier σ": result["noise_multiplier"],
+            "updates charged": result["steps"],
+            "signal-to-noise ratio of one update, η_step": result.get("eta_step"),
+            "signal-to-noise ratio of the run, η": result.get("eta"),
+            "total amount of noise, Σ = 1/η": result.get("total_noise"),
+        }
+    )
+
+
+def _configuration(config: _Fields, result: _Fields) -> str:
+    seconds, rate = result.get("seconds"), result.get("examples_per_second")
+    run = {
+        "model": config.get("model"),
+        "parameters": config.get("parameters"),
+        "data set": config.get("dataset"),
+        "classes": _count(config.get("classes")),
+        "training examples": result["examples"],
+        "expected batch size": result["batch_size"],
+        "physical batch size": config.get("physical_batch_size"),
+        "clipping norm": result["clip_norm"],
+        "optimizer": config.get("optimizer"),
+        "training time": None if seconds is None else _duration(seconds),
+        "examples per second": rate,
+    }
+    table = _table({name: run[name] for name in run if run[name] is not None})
+    recipe = config.get("recipe")
+    if not recipe:
+        return table
+    return (
+        f"{table}"
+        "<details><summary>Every field of the recipe</summary>"
+        f"{_table(recipe)}</details>"
+    )
+
+
+### Text
+
+
+def _section(title: str, content: str) -> str:
+    return f"<section><h2>{escape(title)}</h2>{content}</section>"
+
+
+def _list(items: Iterable[str]) -> str:
+    return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>"
+
+
+def _table(rows: _Fields) -> str:
+    shown = "".join(
+        f"<tr><th scope=row>{escape(str(name))}</th>"
+        f"<td>{escape(_text(value))}</td></tr>"
+        for name, value in rows.items()
+    )
+    return f"<table><tbody>{shown}</tbody></table>"
+
+
+def _text(value: Any) -> str:
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return f"{value:,}"
+        case float():
+            return _number(value)
+        case Mapping():
+            return ", ".join(f"{name} {_text(value[name])}" for name in value) or "none"
+        case list() | tuple():
+            return ", ".join(_text(each) for each in value) or "none"
+        case _:
+            return str(value)
+
+
+def _number(value: float) -> str:
+    """Six significant digits."""
+    return "∞" if math.isinf(value) else f"{value:.6g}"
+
+
+def _upper(epsilon: float) -> str:
+    """Four significant digits, rounded up: a guarantee never gets better in print."""
+    if math.isinf(epsilon):
+        return "∞"
+    up = Context(prec=4, rounding=ROUND_CEILING).create_decimal(Decimal(str(epsilon)))
+    return f"{up.normalize():f}"
+
+
+def _percent(share: float | None) -> str:
+    if share is None or not math.isfinite(share):
+        return "not measured"
+    return f"{100 * share:.1f} %"
+
+
+def _count(classes: Sequence[str] | None) -> int | None:
+    return None if classes is None else len(classes)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"

@@ -1,0 +1,130 @@
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tanager.data import DATASETS, ArraySource, Dataset, gather, load
+
+
+def everything(source):
+    return gather(source, np.arange(len(source)))
+
+
+def rows_of(images, labels):
+    flat = images.reshape(len(images), -1)
+    return sorted((*row, label) for row, label in zip(flat, labels, strict=True))
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load("digits")
+
+
+def test_digits_are_scikit_learns(digits):
+    """Every example of the bundled set is in one split, its grey values intact."""
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    assert (len(digits.train), len(digits.test)) == (1437, 360)
+    assert digits.image_shape == (8, 8, 1)
+    assert digits.classes == tuple("0123456789")
+    found = []
+    for source in (digits.train, digits.test):
+        batch = everything(source)
+        assert batch["image"].dtype == np.uint8
+        assert batch["image"].shape[1:] == (8, 8, 1)
+        assert batch["label"].dtype == np.int32
+        assert batch["image"].max() == 255
+        values = np.rint(batch["image"].reshape(-1, 64) * (16 / 255))
+        found += rows_of(values, batch["label"])
+    assert sorted(found) == rows_of(pixels, labels)
+
+
+def test_digits_split_is_stratified_and_fixed(digits):
+    counts = [np.bincount(everything(s)["label"]) for s in (digits.train, digits.test)]
+    fractions = counts[1] / (counts[0] + counts[1])
+    assert np.all(np.abs(fractions - 0.2) < 0.01)
+    again = load("digits")
+    for split in ("train", "test"):
+        one, two = (everything(getattr(d, split)) for d in (digits, again))
+        np.testing.assert_array_equal(one["image"], two["image"])
+
+
+def test_validation_examples_leave_the_test_set_alone(digits):
+    held = load("digits", validation_examples=200)
+    assert (len(held.train), len(held.test)) == (1237, 200)
+    train, test = everything(held.train), everything(held.test)
+    one, two = (rows_of(part["image"], part["label"]) for part in (train, test))
+    whole = everything(digits.train)
+    assert sorted(one + two) == rows_of(whole["image"], whole["label"])
+    again = load("digits", validation_examples=200)
+    np.testing.assert_array_equal(everything(again.test)["image"], test["image"])
+    assert len(np.unique(test["label"])) == 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "cifar"}, "name (='cifar') must be one of digits, cifar10, cifar"),
+        ({"name": "mnits"}, "did you mean mnist?"),
+        ({"name": "mnist"}, "path (=None) is needed for mnist: a folder of train.par"),
+        ({"name": "mnist", "path": "no/such"}, "path (='no/such') is not a folder"),
+        ({"name": "folder", "path": "no/such"}, "train/<class>/*.png"),
+        ({"name": "digits", "path": "."}, "path (='.') does not apply to digits"),
+        ({"name": "mnist", "image_size": 8}, "image_size (=8) does not apply to mnist"),
+        ({"name": "folder", "image_size": 0}, "image_size (=0) must be at least 1"),
+        (
+            {"name": "digits", "validation_examples": -1},
+            "validation_examples (=-1) must be at least 0",
+        ),
+        (
+            {"name": "digits", "validation_examples": 1437},
+            "validation_examples (=1437) must be fewer than the 1437 training examples",
+        ),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("cifar10", ["train.parquet", "data_batch_5", "test_batch"]),
+        ("cifar100", ["train.parquet", "train, test"]),
+        ("mnist", ["train.parquet", "t10k-labels-idx1-ubyte (or .gz)"]),
+    ],
+)
+def test_missing_files_are_named(tmp_path, name, files):
+    for path in (tmp_path, tmp_path / "none"):
+        with pytest.raises(ValueError, match=re.escape(str(path))) as caught:
+            load(name, path)
+        assert all(file in str(caught.value) for file in files)
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "message"),
+    [
+        ((0.5,), (0.5,) * 3, "mean (=(0.5,)) must have 3 numbers, one per channel"),
+        ((0.5,) * 3, (0.5,), "std (=(0.5,)) must have 3 numbers, one per channel"),
+        ((0.5,) * 3, (0.5, 0.5, 0.0), "std (=0.0) must be positive"),
+    ],
+)
+def test_dataset_constants_fit_the_channels(mean, std, message):
+    source = ArraySource({"image": np.zeros((1, 4, 4, 3), np.uint8)})
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Dataset("own", source, source, ("a",), (4, 4, 3), mean, std)
+
+
+def test_names_cost_no_heavy_import():
+    """`tanager plan` needs the names of the data sets, not what reads them."""
+    code = (
+        "import sys, tanager.data, tanager.sampling;"
+        "print([m for m in ('jax', 'sklearn', 'pyarrow', 'PIL') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert out.stdout.strip() == b"[]"
+    assert DATASETS == ("digits", "cifar10", "cifar100", "mnist", "folder")

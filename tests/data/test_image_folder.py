@@ -1,0 +1,160 @@
+import os
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tanager.data import gather, load
+
+
+def write(file, pixels, mode=None):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    image = Image.fromarray(pixels)
+    (image.convert(mode) if mode else image).save(file)
+
+
+def colour(value, height=6, width=5):
+    return np.full((height, width, 3), value, np.uint8)
+
+
+def write_classes(path, per_class=10, classes=("cat", "dog")):
+    for label, name in enumerate(classes):
+        for number in range(per_class):
+            write(path / name / f"{number:03}.png", colour(10 * number + label))
+
+
+NOISE = np.random.default_rng(0).integers(0, 256, (6, 5, 3), np.uint8)
+
+
+def everything(source):
+    return gather(source, np.arange(len(source)))
+
+
+def test_train_and_test_folders(tmp_path):
+    write_classes(tmp_path / "train", 3, ("dog", "cat", "ant"))
+    write_classes(tmp_path / "test", 2, ("dog", "cat", "ant"))
+    calls = []
+    dataset = load("folder", tmp_path, progress=lambda *call: calls.append(call))
+    assert dataset.classes == ("ant", "cat", "dog")
+    assert dataset.image_shape == (6, 5, 3)
+    assert dataset.mean == dataset.std == (0.5, 0.5, 0.5)
+    train = everything(dataset.train)
+    assert train["image"].dtype == np.uint8
+    assert train["label"].dtype == np.int32
+    found = list(zip(train["image"][:, 0, 0, 0], train["label"], strict=True))
+    assert found == [(10 * n + 2 - k, k) for k in range(3) for n in range(3)]
+    assert len(dataset.test) == 6
+    assert calls == [(9, 15), (15, 15)]
+
+
+def test_split_is_by_path_and_stratified(tmp_path):
+    """Every fifth file of each class, the same wherever the folder lies."""
+    splits = []
+    for place in ("here", "elsewhere"):
+        write_classes(tmp_path / place, 20)
+        (tmp_path / place / ".hidden").mkdir()
+        (tmp_path / place / "cat" / "notes.txt").write_text("not an image")
+        dataset = load("folder", tmp_path / place)
+        train, test = everything(dataset.train), everything(dataset.test)
+        np.testing.assert_array_equal(np.bincount(train["label"]), [16, 16])
+        np.testing.assert_array_equal(np.bincount(test["label"]), [4, 4])
+        pixels = np.concatenate([train["image"], test["image"]])[:, 0, 0, 0]
+        expected = [(10 * n + k) % 256 for n in range(20) for k in range(2)]
+        assert sorted(pixels) == sorted(expected)
+        splits.append(test["image"])
+    np.testing.assert_array_equal(*splits)
+    by_class = [set(splits[0][rows, 0, 0, 0] // 10) for rows in (slice(4), slice(4, 8))]
+    assert by_class[0] != by_class[1]
+
+
+def test_grey_stays_grey(tmp_path):
+    for name in ("a", "b"):
+        for number in range(3):
+            write(tmp_path / name / f"{number}.png", colour(40 * number)[..., 0])
+    dataset = load("folder", tmp_path)
+    assert dataset.image_shape == (6, 5, 1)
+    assert dataset.mean == dataset.std == (0.5,)
+
+
+def test_mixed_modes_become_rgb(tmp_path):
+    for split in ("train", "test"):
+        write(tmp_path / split / "a" / "1.png", colour(7)[..., 0])
+        palette = Image.fromarray(colour(200)).quantize(4)
+        palette.save(tmp_path / split / "a" / "2.PNG")
+        write(tmp_path / split / "a" / "3.jpeg", colour(90))
+    images = everything(load("folder", tmp_path).train)["image"]
+    np.testing.assert_array_equal(images[0], colour(7))
+    np.testing.assert_array_equal(images[1], colour(200))
+    np.testing.assert_allclose(images[2].astype(int), 90, atol=2)
+
+
+def test_images_of_different_size(tmp_path):
+    write_classes(tmp_path, 5)
+    wide = np.concatenate([colour(0, 12, 4), colour(99, 12, 12), colour(0, 12, 4)], 1)
+    write(tmp_path / "dog" / "999.png", wide)
+    message = "is 12 × 20 and"
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        load("folder", tmp_path)
+    assert "999.png" in str(caught.value)
+    assert "give image_size=5 to resize them all" in str(caught.value)
+    dataset = load("folder", tmp_path, image_size=4)
+    assert dataset.image_shape == (4, 4, 3)
+    images = np.concatenate(
+        [everything(s)["image"] for s in (dataset.train, dataset.test)]
+    )
+    # The middle of the wide image is kept, its dark sides are cut off.
+    near = np.abs(images.astype(int) - 99) < 10
+    assert np.sum(np.all(near, axis=(1, 2, 3))) == 1
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda p: (p / "cat/000.png").write_bytes(b"x"), "cannot be read as an image"),
+        (
+            lambda p: (
+                write(p / "cat/000.png", NOISE),
+                os.truncate(p / "cat/000.png", 90),
+            ),
+            "cat/000.png') cannot be decoded",
+        ),
+        (
+            lambda p: write(p / "cat/000.png", colour(1), "RGBA"),
+            "cat/000.png') has mode RGBA: convert it to RGB or grey",
+        ),
+        (
+            lambda p: Image.fromarray(colour(1)[..., 0]).save(
+                p / "cat/000.png", transparency=1
+            ),
+            "cat/000.png') has mode L with transparency: convert it",
+        ),
+        (lambda p: (p / "eel").mkdir(), "eel') is a class without images: put .png"),
+        (
+            lambda p: write(p / "eel/1.png", colour(1)),
+            "eel') is a class of one image, which cannot be split: add images",
+        ),
+        (
+            lambda p: write(p / "train/cat/1.png", colour(1)),
+            "has a folder 'train' but none named 'test': it needs both",
+        ),
+        (
+            lambda p: (
+                write(p / "train/cat/1.png", colour(1)),
+                write(p / "train/dog/1.png", colour(1)),
+                write(p / "test/cat/1.png", colour(1)),
+            ),
+            "has class 'dog' in only one of train and test",
+        ),
+    ],
+)
+def test_bad_folders(tmp_path, spoil, message):
+    write_classes(tmp_path, 4)
+    spoil(tmp_path)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load("folder", tmp_path)
+
+
+def test_folder_without_classes(tmp_path):
+    with pytest.raises(ValueError, match="has no class folders: make one folder"):
+        load("folder", tmp_path)

@@ -1,0 +1,269 @@
+import contextlib
+import dataclasses
+import io
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+import tyro
+
+from tanager import recipes
+from tanager.privacy import accountant
+from tanager.privacy.mechanism import Mechanism
+from tanager.recipes import published
+from tanager.recipes.recipe import Recipe
+
+
+MINIMAL: dict = {
+    "dataset": "digits",
+    "model": "small-cnn",
+    "epsilon": 3.0,
+    "batch_size": 256,
+    "steps": 200,
+    "learning_rate": 2.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"dataset": ""}, "dataset (='') must be a name"),
+        ({"model": ""}, "model (='') must be a name"),
+        ({"optimizer": ""}, "optimizer (='') must be a name"),
+        ({"strategy": ""}, "strategy (='') must be a name"),
+        (
+            {"normalisation_order": "post-activaton"},
+            "normalisation_order (='post-activaton') must be one of pre-activation, "
+            "post-activation: did you mean post-activation?",
+        ),
+        (
+            {"adjacency": "replace"},
+            "adjacency (='replace') must be one of add-or-remove-one, replace-one: did "
+            "you mean replace-one?",
+        ),
+        ({"epsilon": 0.0}, "epsilon (=0.0) must be positive and finite"),
+        ({"epsilon": float("inf")}, "epsilon (=inf) must be positive and finite"),
+        ({"delta": 0.0}, "delta (=0.0) must be strictly between 0 and 1"),
+        ({"delta": 1.0}, "delta (=1.0) must be strictly between 0 and 1"),
+        ({"noise_multiplier": -1.0}, "noise_multiplier (=-1.0) must be finite and not"),
+        ({"steps": 0}, "steps (=0) must be at least 1"),
+        ({"steps": 1.5}, "steps (=1.5) must be a whole number"),
+        (
+            {"steps": None},
+            "two of epsilon, noise_multiplier and steps must be given: the third is "
+            "solved for; found epsilon=3.0, noise_multiplier=None, steps=None",
+        ),
+        ({"batch_size": 0}, "batch_size (=0) must be at least 1"),
+        (
+            {"clip_norm": 0.0},
+            "clip_norm (=0.0) must be positive and finite: the papers",
+        ),
+        ({"learning_rate": -2.0}, "learning_rate (=-2.0) must be positive and finite"),
+        (
+            {"optimizer_options": {"momentum": "high"}},
+            "optimizer_options (='high') must be a number for momentum",
+        ),
+        ({"ema_decay": -0.1}, "ema_decay (=-0.1) must be finite and not negative"),
+        ({"ema_decay": 1.0}, "ema_decay (=1.0) must be below 1: the papers use 0.9999"),
+        (
+            {"augmentation_multiplicity": -1},
+            "augmentation_multiplicity (=-1) must be at least 0",
+        ),
+        (
+            {"augmentation_multiplicity": 4},
+            "augmentation_multiplicity (=4) must be 0 where there is no augmentation",
+        ),
+        ({"crop_padding": -1}, "crop_padding (=-1) must be at least 0"),
+        ({"validation_examples": -1}, "validation_examples (=-1) must be at least 0"),
+        ({"physical_batch_size": 0}, "physical_batch_size (=0) must be at least 1"),
+        ({"evaluate_every": 0}, "evaluate_every (=0) must be at least 1"),
+        ({"checkpoint_seconds": -1.0}, "checkpoint_seconds (=-1.0) must be finite"),
+        ({"seed": -1}, "seed (=-1) must be at least 0"),
+    ],
+)
+def test_a_field_out_of_range_is_refused_by_name(fields, message):
+    Recipe(**MINIMAL)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Recipe(**MINIMAL | fields)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"noise_multiplier": 0.0},
+        {"epsilon": None, "noise_multiplier": 1.0},
+        {"ema_decay": 0.0},
+        {"checkpoint_seconds": 0.0},
+        {"augmentation_multiplicity": 0, "crop_padding": 4, "flip": True},
+        {"augmentation_multiplicity": 1, "flip": True},
+        {"seed": 0},
+    ],
+)
+def test_the_edges_of_the_ranges_are_allowed(fields):
+    Recipe(**MINIMAL | fields)
+
+
+def test_a_recipe_is_frozen():
+    recipe = Recipe(**MINIMAL)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        recipe.epsilon = 8.0  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize("name", recipes.RECIPES)
+def test_json_there_and_back(name):
+    recipe = dataclasses.replace(
+        recipes.get(name).recipe, optimizer_options={"momentum": 0.9}, seed=7
+    )
+    text = json.dumps(recipe.to_json(), allow_nan=False)
+    assert Recipe.from_json(json.loads(text)) == recipe
+
+
+def test_json_with_an_unknown_or_a_missing_field_is_refused():
+    fields = Recipe(**MINIMAL).to_json()
+    with pytest.raises(ValueError, match=r"did you mean epsilon\?"):
+        Recipe.from_json(fields | {"epsilom": 1.0})
+    del fields["model"], fields["dataset"]
+    with pytest.raises(ValueError, match=r"recipe lacks dataset, model: give"):
+        Recipe.from_json(fields)
+    with pytest.raises(ValueError, match=r"steps \(=-1\) must be at least 1"):
+        Recipe.from_json(Recipe(**MINIMAL).to_json() | {"steps": -1})
+
+
+def test_every_field_is_a_flag_with_help():
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown), pytest.raises(SystemExit):
+        tyro.cli(Recipe, default=recipes.get("digits").recipe, args=["--help"])
+    words = " ".join(re.sub(r"[│╭╮╰╯─]", " ", shown.getvalue()).split())
+    assert Recipe.__doc__ is not None
+    described = dict(
+        re.findall(r"^        (\w+): (.*)$", Recipe.__doc__, flags=re.MULTILINE)
+    )
+    for field in dataclasses.fields(Recipe):
+        flag = field.name.replace("_", "-")
+        opening = " ".join(described[field.name].split()[:4])
+        # Between a flag and its help stand its type or choices only.
+        between = r"(?:, --no-[\w-]+| [\[\]{}|\w,.…-]+)*?"
+        pattern = rf"--{flag}{between} {re.escape(opening)}"
+        assert re.search(pattern, words), field.name
+
+
+def test_flags_override_the_recipe():
+    words = "--epsilon 1.5 --optimizer adam --optimizer-options b1 0.8 --data x --flip"
+    recipe = tyro.cli(Recipe, default=recipes.get("digits").recipe, args=words.split())
+    assert recipe == dataclasses.replace(
+        recipes.get("digits").recipe,
+        epsilon=1.5,
+        optimizer="adam",
+        optimizer_options={"b1": 0.8},
+        data="x",
+        flip=True,
+    )
+
+
+@pytest.mark.parametrize("name", ["cifar10-wrn-16-4", "cifar10-wrn-40-4"])
+@pytest.mark.parametrize("epsilon", [1.0, 2.0, 3.0, 4.0, 6.0, 8.0])
+def test_at_a_published_epsilon_the_run_is_the_published_one(name, epsilon):
+    entry = recipes.get(name)
+    recipe = entry.at_epsilon(epsilon)
+    (run,) = [
+        run
+        for run in recipes.PUBLISHED
+        if (run.table, run.model, run.epsilon)
+        == (13 if "16-4" in name else 14, recipe.model, epsilon)
+    ]
+    assert recipe.model == name.removeprefix("cifar10-")
+    assert (recipe.crop_padding, recipe.flip, recipe.ema_decay) == (4, True, 0.9999)
+    assert (recipe.optimizer, recipe.optimizer_options) == ("sgd", {})
+    for field in (
+        "epsilon",
+        "delta",
+        "batch_size",
+        "clip_norm",
+        "learning_rate",
+        "noise_multiplier",
+        "steps",
+        "augmentation_multiplicity",
+    ):
+        assert getattr(recipe, field) == getattr(run, field)
+    # All three of ε, σ and T are given: they fit together on the 50 000 images.
+    mechanism = Mechanism(run.batch_size / 50_000, run.noise_multiplier, run.steps)
+    assert accountant.epsilon(mechanism, run.delta, "pld") < epsilon
+    if epsilon == 8:
+        assert recipe == entry.recipe
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "noise", "rate"),
+    [(0.5, 10.0, 2.0), (1.5, 10.0, 2.0), (5.9, 4.0, 2.0), (7.0, 3.0, 4.0), (20, 3, 4)],
+)
+def test_between_published_epsilons_steps_are_left_to_solve_for(epsilon, noise, rate):
+    recipe = recipes.get("cifar10-wrn-16-4").at_epsilon(epsilon)
+    assert recipe.steps is None
+    assert (recipe.epsilon, recipe.noise_multiplier) == (epsilon, noise)
+    assert (recipe.learning_rate, recipe.augmentation_multiplicity) == (rate, 16)
+
+
+@pytest.mark.parametrize("name", ["digits", "mnist-small-cnn", "folder"])
+def test_without_published_rows_the_noise_is_left_to_solve_for(name):
+    entry = recipes.get(name)
+    recipe = entry.at_epsilon(1.25)
+    assert entry.published == ()
+    assert recipe == dataclasses.replace(
+        entry.recipe, epsilon=1.25, noise_multiplier=None
+    )
+    assert recipe.steps is not None
+
+
+def test_at_an_impossible_epsilon():
+    with pytest.raises(ValueError, match=r"epsilon \(=-1\) must be positive"):
+        recipes.get("digits").at_epsilon(-1)
+
+
+def test_the_tan_reference():
+    recipe = recipes.get("cifar10-wrn-16-4-tan").recipe
+    assert (recipe.batch_size, recipe.noise_multiplier, recipe.steps) == (4096, 3, 2500)
+    assert recipe.learning_rate == 4
+    assert recipe.normalisation_order == "post-activation"
+    assert recipe.augmentation_multiplicity == 0
+
+
+def test_an_unknown_recipe_is_refused_with_the_nearest():
+    with pytest.raises(ValueError, match=re.escape("did you mean cifar10-wrn-16-4?")):
+        recipes.get("cifar10-wrn-16-5")
+    with pytest.raises(ValueError, match=re.escape("recipe (='x') must be one of dig")):
+        recipes.get("x")
+
+
+def test_listing_has_a_row_for_each_recipe():
+    headings, rows = recipes.listing()
+    assert {len(row) for row in rows} == {len(headings)}
+    named = {row[0]: row for row in rows}
+    assert list(named) == list(recipes.RECIPES)
+    assert named["cifar10-wrn-40-4"] == (
+        "cifar10-wrn-40-4",
+        "cifar10",
+        "wrn-40-4",
+        "1, 2, 3, 4, 6, 8",
+        "Unlocking, Table 14",
+        "81.4 ± 0.2 % at ε = 8",
+    )
+    assert named["cifar10-wrn-16-4"][-1] == "79.5 ± 0.7 % at ε = 8"
+    assert named["cifar10-wrn-16-4-tan"][-1] == "74.0 ± 0.5 % at ε = 7.1"
+    for name in ("digits", "mnist-small-cnn", "folder"):
+        assert named[name][-2:] == ("tanager", "none published")
+
+
+def test_published_rows_of_an_entry_rise_in_epsilon():
+    for entry in recipes.RECIPES.values():
+        epsilons = [run.epsilon for run in entry.published]
+        assert epsilons == sorted(set(epsilons))
+        assert set(entry.published) <= set(published.PUBLISHED)
+        if entry.published:
+            assert entry.recipe == entry.at_epsilon(epsilons[-1])
+
+
+def test_recipes_do_not_wait_for_jax():
+    check = "import tanager.recipes, sys; assert 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", check], check=True)

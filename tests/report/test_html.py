@@ -1,0 +1,368 @@
+import contextlib
+import functools
+import html.parser
+import io
+import json
+import math
+import os
+import re
+
+import pytest
+
+from tanager.privacy import accountant, tan
+from tanager.privacy.mechanism import Adjacency, Mechanism
+from tanager.report.html import write_report
+
+
+MARKER = "tr41ning-l0ss-of-a-private-image"
+VOID = {"meta", "br", "hr", "img", "link", "input"}
+
+
+class Page(html.parser.HTMLParser):
+    """Collects tags, attributes and text, and insists on balanced tags."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.text, self.style, self._open = [], [], [], []
+        self.feed(text)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        (self.style if "style" in self._open else self.text).append(data)
+
+    @property
+    def words(self):
+        return " ".join(" ".join(self.text).split())
+
+
+@functools.cache
+def spent(mechanism, delta, by):
+    return accountant.epsilon(mechanism, delta, by)
+
+
+def run_files(*, seed=None, noise=1.7, adjacency="add-or-remove-one", classes=None):
+    """A digits run as the trainer would leave it, as config, result and metrics."""
+    classes = classes or [str(digit) for digit in range(10)]
+    mechanism = Mechanism(256 / 1437, noise, 200, Adjacency(adjacency))
+    delta = 1e-4
+    epsilon = spent(mechanism, delta, "pld")
+    versions = {"tanager": "0.1.0", "dp-accounting": "0.6.0", "jax": "0.10.2"}
+    config = {
+        "recipe": {
+            "name": "digits",
+            "seed": seed,
+            "crop_padding": 1,
+            "flip": False,
+            "optimizer_options": {"momentum": 0.9},
+        },
+        "mechanism": {
+            "sample_rate": mechanism.sample_rate,
+            "noise_multiplier": noise,
+            "steps": 200,
+            "adjacency": adjacency,
+        },
+        "examples": 1437,
+        "batch_size": 256,
+        "clip_norm": 1.0,
+        "delta": delta,
+        "physical_batch_size": 128,
+        "model": "small-cnn",
+        "dataset": "digits",
+        "classes": classes,
+        "parameters": 26_010,
+        "optimizer": {"name": "sgd", "learning_rate": 2.0},
+        "versions": versions,
+    }
+    metrics = []
+    for step in range(20, 201, 20):
+        metrics.append(
+            {
+                "step": step,
+                "epsilon": epsilon * math.sqrt(step / 200),
+                "seconds": 0.11 * step,
+                "test_accuracy": 0.95 - 0.8 * math.exp(-step / 40),
+                "test_accuracy_ema": 0.97 - 0.85 * math.exp(-step / 30),
+                "test_loss": 2.3 * math.exp(-step / 60),
+                "test_loss_ema": 2.2 * math.exp(-step / 50),
+            }
+        )
+    replace_one = adjacency == "replace-one"
+    result = {
+        "epsilon": epsilon,
+        "delta": delta,
+        "adjacency": adjacency,
+        "accountant": "pld",
+        "private": seed is None and noise > 0,
+        "epsilon_rdp": None if replace_one else spent(mechanism, delta, "rdp"),
+        "test_accuracy": 0.9416,
+        "test_accuracy_ema": 0.9638,
+        "per_class": [
+            {
+                "class": name,
+                "examples": 30 + index,
+                "accuracy": 0.801 + 0.013 * index,
+                "accuracy_ema": 0.846 + 0.012 * index,
+            }
+            for index, name in enumerate(classes)
+        ],
+        "steps": 200,
+        "batch_size": 256,
+        "sample_rate": mechanism.sample_rate,
+        "noise_multiplier": noise,
+        "clip_norm": 1.0,
+        "examples": 1437,
+        "eta": tan.eta(mechanism) if noise else math.inf,
+        "eta_step": tan.eta_step(mechanism) if noise else math.inf,
+        "total_noise": tan.total_noise(mechanism) if noise else 0.0,
+        "seconds": 83.4,
+        "examples_per_second": 613.2,
+        "versions": versions,
+    }
+    return config, result, metrics
+
+
+def write_run(folder, config, result, metrics):
+    """Write a run's folder, with secrets in private/ that no page may show."""
+    private = folder / "private"
+    private.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "result.json").write_text(json.dumps(result))
+    lines = "".join(json.dumps(line) + "\n" for line in metrics)
+    (folder / "metrics.jsonl").write_text(lines)
+    (private / "seed.json").write_text(json.dumps({"secret": MARKER}))
+    secret = {"step": 1, "epsilon": 0.5, "test_accuracy": 0.77, "loss": MARKER}
+    for name in ("metrics.jsonl", "config.json", "result.json"):
+        (private / name).write_text(json.dumps(secret) + "\n")
+    return folder
+
+
+def report(folder, *files):
+    path = write_report(write_run(folder, *files))
+    assert path == folder / "report.html"
+    return path.read_text()
+
+
+def test_guarantee_is_one_sentence_with_its_assumptions(tmp_path):
+    config, result, metrics = run_files()
+    words = Page(report(tmp_path, config, result, metrics)).words
+    shown = math.ceil(1000 * result["epsilon"]) / 1000
+    assert f"This model is (ε = {shown:g}, δ = 0.0001) -differentially private" in words
+    assert "under add-or-remove-one" in words
+    assert "by dp_accounting 0.6.0" in words
+    assert "adding or removing one example" in words
+    assert "NOT PRIVATE" not in words
+    for stated in ("One image is one example", "hyper-parameters", "secret seed"):
+        assert stated in words
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "shown"),
+    [(2.9900001, "2.991"), (3.0, "3"), (0.12341, "0.1235"), (123.41, "123.5")],
+)
+def test_epsilon_is_never_rounded_down(tmp_path, epsilon, shown):
+    config, result, metrics = run_files()
+    result["epsilon"] = epsilon
+    words = Page(report(tmp_path, config, result, metrics)).words
+    assert f"(ε = {shown}, δ" in words
+
+
+def test_every_number_is_there(tmp_path):
+    config, result, metrics = run_files()
+    words = Page(report(tmp_path, config, result, metrics)).words
+    expected = [
+        "94.2 %",
+        "96.4 %",
+        "26,010",
+        "1,437",
+        f"q = {256 / 1437:.6g}",
+        "σ = 1.7",
+        "200 updates",
+        f"{result['eta']:.6g}",
+        f"{result['eta_step']:.6g}",
+        f"{result['total_noise']:.6g}",
+        f"{math.ceil(1000 * result['epsilon_rdp']) / 1000:g}",
+        "613.2",
+        "1 min 23 s",
+        "name sgd, learning_rate 2",
+        "crop_padding 1",
+        "momentum 0.9",
+        "tanager 0.1.0",
+    ]
+    for index in range(10):
+        expected += [
+            f"{index} {30 + index} {80.1 + 1.3 * index:.1f} %",
+            f"{84.6 + 1.2 * index:.1f} %",
+        ]
+    assert [text for text in expected if text not in words] == []
+
+
+def test_page_refers_to_nothing_outside_itself(tmp_path):
+    text = report(tmp_path, *run_files())
+    page = Page(text)
+    tags = {tag for tag, _ in page.tags}
+    assert not tags & {"script", "link", "img", "iframe", "object", "base", "a"}
+    for _, attributes in page.tags:
+        for name in ("href", "xlink:href", "src", "srcset", "action", "data"):
+            assert (attributes.get(name) or "#").startswith("#")
+        assert not any(name.startswith("on") for name in attributes)
+    assert not re.search(r"https?:|//www|@import|url\((?!#)", text)
+    policies = [each for _, each in page.tags if "http-equiv" in each]
+    assert policies[0]["content"].startswith("default-src 'none'")
+
+
+def test_light_dark_and_print(tmp_path):
+    style = "".join(Page(report(tmp_path, *run_files())).style)
+    assert "prefers-color-scheme: dark" in style
+    assert "@media print" in style
+    used = set(re.findall(r"var\((--[a-z-]+)\)", report(tmp_path / "2", *run_files())))
+    for scheme in style.split(":root {")[1:]:
+        assert used <= set(re.findall(r"(--[a-z-]+):", scheme.split("}")[0]))
+
+
+def test_curves_are_drawn_with_one_point_per_line_of_metrics(tmp_path):
+    config, result, metrics = run_files()
+    page = Page(report(tmp_path, config, result, metrics))
+    for colour in ("raw", "average", "epsilon"):
+        paths = [
+            attributes["d"]
+            for tag, attributes in page.tags
+            if tag == "path" and f"stroke: var(--{colour})" in attributes["style"]
+        ]
+        counts = [len(re.findall("[ML]", path)) for path in paths]
+        assert max(counts) == len(metrics)
+    assert "test accuracy (%)" in page.words
+    assert "ε spent" in page.words
+
+
+def test_what_comes_from_outside_is_escaped(tmp_path):
+    evil = "<script>alert('é')</script>"
+    config, result, metrics = run_files(classes=[evil, "a & b", "<b>"])
+    config |= {"model": evil, "dataset": f"{evil}\"'", "optimizer": evil}
+    config["recipe"][evil] = evil
+    result["versions"] = {evil: evil}
+    text = report(tmp_path, config, result, metrics)
+    page = Page(text)
+    assert "script" not in {tag for tag, _ in page.tags}
+    assert "b" not in {tag for tag, _ in page.tags}
+    assert "<script" not in text
+    assert page.words.count(evil) >= 7
+    assert "a & b" in page.words
+
+
+def test_fixed_seed_is_loudly_not_private(tmp_path):
+    config, result, metrics = run_files(seed=0)
+    page = Page(report(tmp_path, config, result, metrics))
+    assert ("section", {"class": "danger", "role": "alert"}) in page.tags
+    assert "NOT PRIVATE" in page.words
+    assert "The seed was fixed by a person" in page.words
+    assert "-differentially private under" not in page.words
+    assert "guarantee" not in {each.get("class") for _, each in page.tags}
+    assert "ε no guarantee" in page.words
+    assert "NOT guaranteed for this run" in page.words
+
+
+def test_no_noise_is_not_private(tmp_path):
+    config, result, metrics = run_files(noise=0.0)
+    assert result["epsilon"] == math.inf
+    words = Page(report(tmp_path, config, result, metrics)).words
+    assert "NOT PRIVATE" in words
+    assert "No noise was added" in words
+    assert "∞" in words
+
+
+def test_replace_one_says_so(tmp_path):
+    config, result, metrics = run_files(adjacency="replace-one")
+    words = Page(report(tmp_path, config, result, metrics)).words
+    assert "differentially private under replace-one" in words
+    assert "replacing one example by another" in words
+    assert "none under replace-one" in words
+
+
+def test_run_without_test_set(tmp_path):
+    config, result, metrics = run_files()
+    metrics = [
+        {name: line[name] for name in ("step", "epsilon", "seconds")}
+        for line in metrics
+    ]
+    result |= {"test_accuracy": None, "test_accuracy_ema": None, "per_class": None}
+    config |= {"classes": None, "recipe": None, "dataset": None}
+    page = Page(report(tmp_path, config, result, metrics))
+    assert "There was no test set" in page.words
+    assert "not measured" in page.words
+    assert "Accuracy by class" not in page.words
+    assert "test accuracy (%)" not in page.words
+
+
+def test_class_without_examples_and_broken_loss(tmp_path):
+    config, result, metrics = run_files()
+    result["per_class"][3] |= {"examples": 0, "accuracy": None, "accuracy_ema": None}
+    metrics[4]["test_accuracy"] = math.nan
+    page = Page(report(tmp_path, config, result, metrics))
+    assert "3 0 none none" in page.words
+    assert "nan" not in page.words.lower()
+
+
+def test_torn_last_line_of_metrics_is_passed_over(tmp_path):
+    config, result, metrics = run_files()
+    folder = write_run(tmp_path / "torn", config, result, metrics)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 220, "epsi')
+    torn = write_report(folder).read_text()
+    assert torn == report(tmp_path / "whole", config, result, metrics)
+
+
+def test_run_without_metrics(tmp_path):
+    folder = write_run(tmp_path / "run", *run_files())
+    (folder / "metrics.jsonl").unlink()
+    assert "No metrics were recorded" in Page(write_report(folder).read_text()).words
+
+
+def test_nothing_of_private_gets_in_or_is_read(tmp_path):
+    folder = write_run(tmp_path / "run", *run_files())
+    before = {path: path.stat().st_mtime_ns for path in (folder / "private").iterdir()}
+    text = write_report(folder).read_text()
+    assert MARKER not in text
+    for path in before:
+        path.unlink()
+    (folder / "private").rmdir()
+    assert write_report(folder).read_text() == text
+
+
+def test_page_is_replaced_whole(tmp_path):
+    folder = write_run(tmp_path / "run", *run_files())
+    (folder / "report.html").write_text("old")
+    kept = os.stat(folder / "report.html").st_ino
+    assert write_report(folder).stat().st_ino != kept
+    names = {"config.json", "metrics.jsonl", "private", "report.html", "result.json"}
+    assert {path.name for path in folder.iterdir()} == names
+
+
+@pytest.mark.parametrize("name", ["config.json", "result.json"])
+def test_unfinished_run_is_refused(tmp_path, name):
+    folder = write_run(tmp_path / "run", *run_files())
+    (folder / name).unlink()
+    with pytest.raises(ValueError, match=rf"run \(='.*'\) has no {re.escape(name)}: "):
+        write_report(folder)
+
+
+@pytest.mark.parametrize("adjacency", ["add-or-remove-one", "replace-one"])
+def test_verification_code_gives_the_epsilon_of_the_page(tmp_path, adjacency):
+    config, result, metrics = run_files(adjacency=adjacency)
+    text = report(tmp_path, config, result, metrics)
+    code = html.unescape(text.split("<pre id=verify>")[1].split("</pre>")[0])
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(code, {})
+    assert float(printed.getvalue()) == pytest.approx(result["epsilon"], rel=1e-3)

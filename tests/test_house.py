@@ -1,0 +1,93 @@
+"""The plan of the house holds: floors, lazy imports, public names, file sizes."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tanager
+
+
+SOURCE = Path(tanager.__file__).parent
+MODULES = sorted(SOURCE.rglob("*.py"))
+
+# A room stands only on rooms of its own floor or below.
+FLOORS = {
+    "_version": 0,
+    "_validate": 0,
+    "seed": 0,
+    "sampling": 0,
+    "privacy": 0,
+    "keys": 1,
+    "noise": 1,
+    "clipping": 1,
+    "models": 2,
+    "data": 2,
+    "report": 2,
+    "training": 3,
+    "recipes": 4,
+    "commands": 6,
+    "cli": 6,
+    "__main__": 6,
+}
+
+
+def room(path):
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported_rooms(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "tanager" and len(parts) > 1:
+                yield parts[1]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_imports_go_down_the_floors_only(path):
+    if path == SOURCE / "__init__.py":
+        return
+    for other in imported_rooms(path):
+        if not other.startswith("__"):
+            assert FLOORS[other] <= FLOORS[room(path)], f"{path} imports {other}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_files_stay_short_enough_to_be_one_idea(path):
+    assert len(path.read_text().splitlines()) <= 450
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import tanager",
+        "import tanager; tanager.Mechanism(0.1, 1.0, 10)",
+        "import tanager; tanager.PoissonSampler",
+        "import tanager.commands.plan",
+        "import tanager.cli",
+    ],
+)
+def test_planning_does_not_wait_for_jax(statement):
+    check = f"{statement}\nimport sys; assert 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", check], check=True)
+
+
+def test_every_public_name_exists_and_is_documented():
+    assert sorted(tanager.__all__) == tanager.__all__ == dir(tanager)
+    for name in tanager.__all__:
+        value = getattr(tanager, name)
+        assert isinstance(value, str) or value.__doc__, name
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = tanager.nothing  # pyright: ignore[reportAttributeAccessIssue]

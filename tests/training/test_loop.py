@@ -1,0 +1,441 @@
+"""A run from start to finish: the guarantee, the folder, stopping and going on."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import tanager
+from tanager.privacy.ledger import Ledger
+from tanager.privacy.mechanism import Mechanism
+from tanager.training import identity, run_folder
+from tanager.training.evaluate import Classification
+from tanager.training.loop import train
+
+
+N, FEATURES, CLASSES = 60, 4, 3
+MECHANISM = Mechanism(sample_rate=0.4, noise_multiplier=1.2, steps=12)
+
+
+def examples(rows=N, seed=0):
+    random = np.random.default_rng(seed)
+    labels = random.integers(0, CLASSES, rows).astype(np.int32)
+    centres = np.eye(CLASSES, FEATURES)
+    x = centres[labels] + 0.2 * random.normal(size=(rows, FEATURES))
+    return {"x": x.astype(np.float32), "label": labels}
+
+
+def predict(params, example):
+    return params["w"] @ example["x"] + params["b"]
+
+
+def loss(params, example):
+    return optax.softmax_cross_entropy_with_integer_labels(
+        predict(params, example), example["label"]
+    )
+
+
+def first_params():
+    return {"w": jnp.zeros((CLASSES, FEATURES)), "b": jnp.zeros(CLASSES)}
+
+
+def run(out=None, **changes):
+    settings = {
+        "loss": loss,
+        "params": first_params(),
+        "data": examples(),
+        "mechanism": MECHANISM,
+        "delta": 1e-3,
+        "optimizer": optax.sgd(2.0, momentum=0.5),
+        "out": out,
+        "physical_batch_size": 16,
+        "evaluate": Classification(predict, examples(30, 1), ("a", "b", "c")),
+        "evaluate_every": 4,
+        "checkpoint_seconds": 0.0,
+        "progress": False,
+    }
+    return train(**settings | changes)
+
+
+class Killed(Exception):
+    """Stands for a process that dies."""
+
+
+def dies_at_evaluation(count):
+    """An evaluator that dies at its n-th call, so after some steps and checkpoints."""
+    calls = []
+
+    def evaluate(params):
+        calls.append(1)
+        if len(calls) == count:
+            raise Killed
+        return Classification(predict, examples(30, 1), ("a", "b", "c"))(params)
+
+    return evaluate
+
+
+def same(one, two):
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True)
+    return all(np.array_equal(a, b) for a, b in pairs)
+
+
+def test_a_run_without_a_folder_gives_the_guarantee_and_the_parameters():
+    result = run(seed=3)
+    assert result.epsilon == tanager.epsilon(MECHANISM, 1e-3)
+    assert result.summary["steps"] == 12
+    assert result.evaluation is not None
+    assert result.evaluation.accuracy > 0.5
+    assert not same(result.params, first_params())
+
+
+def test_the_caller_keeps_the_first_parameters():
+    params = first_params()
+    run(params=params)
+    assert same(params, first_params())
+
+
+def test_the_folder_holds_everything(tmp_path):
+    result = run(tmp_path / "run")
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert names == {
+        "config.json",
+        "ledger.jsonl",
+        "metrics.jsonl",
+        "tensorboard",
+        "checkpoints",
+        "model.safetensors",
+        "model-ema.safetensors",
+        "result.json",
+        "report.html",
+        "private",
+    }
+    summary = json.loads((tmp_path / "run/result.json").read_text())
+    assert summary["epsilon"] == result.epsilon
+    assert summary["accountant"] == "pld"
+    assert summary["adjacency"] == "add-or-remove-one"
+    assert summary["private"] is True
+    assert summary["test_accuracy"] == result.evaluation.accuracy
+    assert summary["test_accuracy_ema"] == result.evaluation_ema.accuracy
+    assert summary["batch_size"] == 24
+    assert Ledger.read(tmp_path / "run/ledger.jsonl").steps() == 12
+    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    metrics = [json.loads(line) for line in lines]
+    assert [line["step"] for line in metrics] == [4, 8, 12]
+    assert metrics[-1]["epsilon"] == result.epsilon
+    for line in metrics:
+        spent = Mechanism(0.4, 1.2, line["step"])
+        assert line["epsilon"] == tanager.epsilon(spent, 1e-3)
+
+
+def test_the_saved_models_are_the_parameters_handed_over(tmp_path):
+    from tanager.models import weights
+
+    result = run(tmp_path / "run")
+    for name, params in [("model", result.params), ("model-ema", result.average)]:
+        loaded = weights.load(first_params(), tmp_path / f"run/{name}.safetensors")
+        assert same(loaded, params)
+
+
+def test_secrets_stay_in_the_private_folder(tmp_path):
+    out = tmp_path / "run"
+    run(out)
+    assert stat.S_IMODE((out / "private").stat().st_mode) == 0o700
+    for path in (out / "private").iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+    secret = json.loads((out / "private/seed.json").read_text())["secret"]
+    assert len(bytes.fromhex(secret)) == 32
+    public = [p for p in out.rglob("*") if p.is_file() and "private" not in p.parts]
+    assert len(public) > 8
+    for path in public:
+        content = path.read_bytes()
+        assert secret.encode() not in content, path
+        assert bytes.fromhex(secret) not in content, path
+    private = [
+        json.loads(line)
+        for line in (out / "private/metrics.jsonl").read_text().splitlines()
+    ]
+    assert [line["step"] for line in private] == list(range(1, 13))
+    released = (out / "metrics.jsonl").read_text()
+    assert not {"loss", "clipped", "examples"} & set(
+        json.loads(released.split("\n")[0])
+    )
+
+
+def test_two_runs_draw_different_secrets(tmp_path):
+    first, second = run(tmp_path / "one"), run(tmp_path / "two")
+    assert not same(first.params, second.params)
+
+
+def test_a_fixed_seed_is_reproducible_and_marked_not_private(tmp_path):
+    first, second = run(tmp_path / "one", seed=7), run(seed=7)
+    assert same(first.params, second.params)
+    assert first.summary["private"] is second.summary["private"] is False
+    assert "NOT PRIVATE" in (tmp_path / "one/report.html").read_text().upper()
+
+
+@pytest.mark.parametrize("calls", [1, 2, 3, 4, 5, 6])
+def test_a_run_that_died_goes_on_bit_identically(tmp_path, calls):
+    whole = run(tmp_path / "whole", seed=5)
+    with pytest.raises(Killed):
+        run(tmp_path / "died", seed=5, evaluate=dies_at_evaluation(calls))
+    resumed = run(tmp_path / "died", seed=5)
+    assert same(resumed.params, whole.params)
+    assert same(resumed.average, whole.average)
+    assert resumed.epsilon == whole.epsilon
+    assert Ledger.read(tmp_path / "died/ledger.jsonl").steps() == 12
+    lines = (tmp_path / "died/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [4, 8, 12]
+
+
+def test_without_its_checkpoints_it_begins_again_with_the_same_randomness(tmp_path):
+    whole = run(tmp_path / "run", seed=5)
+    shutil.rmtree(tmp_path / "run/checkpoints")
+    again = run(tmp_path / "run", seed=5)
+    assert same(again.params, whole.params)
+    assert again.epsilon == whole.epsilon
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path):
+    whole = run(tmp_path / "run", seed=5)
+    newest = tmp_path / "run/checkpoints/12"
+    for path in newest.rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+    again = run(tmp_path / "run", seed=5)
+    assert same(again.params, whole.params)
+
+
+def test_a_complete_run_is_not_run_again(tmp_path):
+    first = run(tmp_path / "run")
+    ledger = (tmp_path / "run/ledger.jsonl").read_bytes()
+    again = run(tmp_path / "run")
+    assert same(first.params, again.params)
+    assert (tmp_path / "run/ledger.jsonl").read_bytes() == ledger
+
+
+def test_ctrl_c_writes_a_checkpoint_and_the_run_goes_on(tmp_path):
+    whole = run(tmp_path / "whole", seed=5)
+    calls = []
+
+    def evaluate(params):
+        calls.append(1)
+        if len(calls) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return Classification(predict, examples(30, 1), ("a", "b", "c"))(params)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "run", seed=5, evaluate=evaluate, checkpoint_seconds=1e6)
+    assert (tmp_path / "run/checkpoints/8").is_dir()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert same(run(tmp_path / "run", seed=5).params, whole.params)
+
+
+def test_in_another_environment_lost_steps_are_not_spent_twice(tmp_path, monkeypatch):
+    with pytest.raises(Killed):
+        run(
+            tmp_path / "run",
+            evaluate=dies_at_evaluation(3),
+            checkpoint_seconds=1e6,
+        )
+    assert Ledger.read(tmp_path / "run/ledger.jsonl").steps() == 8
+    here = identity.environment
+
+    def elsewhere(*arguments):
+        return here(*arguments) | {"device": "another"}
+
+    monkeypatch.setattr(identity, "environment", elsewhere)
+    result = run(tmp_path / "run")
+    ledger = Ledger.read(tmp_path / "run/ledger.jsonl")
+    lines = (tmp_path / "run/ledger.jsonl").read_text().splitlines()
+    streams = {json.loads(line)["stream"] for line in lines}
+    assert len(streams) == 2
+    assert ledger.steps() == ledger.next_step() == 12
+    assert result.epsilon == tanager.epsilon(MECHANISM, 1e-3)
+
+
+CHANGES = {
+    "noise": ({"mechanism": Mechanism(0.4, 1.3, 12)}, "mechanism.noise_multiplier was"),
+    "steps": (
+        {"mechanism": Mechanism(0.4, 1.2, 13)},
+        "mechanism.steps was 12 and is 13",
+    ),
+    "rate": ({"mechanism": Mechanism(0.5, 1.2, 12)}, "mechanism.sample_rate was"),
+    "clip": ({"clip_norm": 2.0}, "clip_norm was 1.0 and is 2.0"),
+    "learning rate": ({"optimizer": optax.sgd(2.5, momentum=0.5)}, "optimizer"),
+    "loss": ({"loss": lambda p, e: 2 * loss(p, e)}, "configuration: loss"),
+    "data": ({"data": examples(seed=4)}, "configuration: data"),
+    "fewer": ({"data": examples(rows=N - 1)}, "examples was 60 and is 59"),
+    "start": (
+        {"params": jax.tree.map(lambda leaf: leaf + 1, first_params())},
+        "initial parameters",
+    ),
+    "described": ({"description": {"model": "other"}}, "model was None and is 'other'"),
+    "decay": ({"ema_decay": 0.5}, "ema_decay was 0.9999 and is 0.5"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_another_configuration_in_the_same_folder_is_refused(tmp_path, name):
+    changes, message = CHANGES[name]
+    with pytest.raises(Killed):
+        run(tmp_path / "run", evaluate=dies_at_evaluation(1))
+    before = (tmp_path / "run/ledger.jsonl").read_bytes()
+    with pytest.raises(ValueError, match=re.escape(message)):
+        run(tmp_path / "run", **changes)
+    assert (tmp_path / "run/ledger.jsonl").read_bytes() == before
+    run(tmp_path / "run")
+
+
+@pytest.mark.parametrize(("first", "second"), [(None, 1), (1, None), (1, 2)])
+def test_another_seed_in_the_same_folder_is_refused(tmp_path, first, second):
+    with pytest.raises(Killed):
+        run(tmp_path / "run", seed=first, evaluate=dies_at_evaluation(1))
+    with pytest.raises(ValueError, match="differs from the seed"):
+        run(tmp_path / "run", seed=second)
+
+
+@pytest.mark.parametrize(
+    ("lost", "message"),
+    [
+        ("private/seed.json", "its secret seed"),
+        ("config.json", "has a ledger but no config.json"),
+        ("private/identity.json", "has a ledger but no config.json"),
+        ("ledger.jsonl", "its ledger ends at step 0"),
+    ],
+)
+def test_a_folder_that_lost_a_part_is_refused(tmp_path, lost, message):
+    run(tmp_path / "run")
+    (tmp_path / "run" / lost).unlink()
+    with pytest.raises(ValueError, match=re.escape(message)):
+        run(tmp_path / "run")
+
+
+def test_a_folder_in_use_is_refused(tmp_path):
+    run(tmp_path / "run")
+    with (
+        Ledger(tmp_path / "run/ledger.jsonl"),
+        pytest.raises(ValueError, match="written by another process"),
+    ):
+        run(tmp_path / "run")
+
+
+def test_a_full_disk_is_refused_before_anything_is_spent(tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)._replace(free=10_000)
+    monkeypatch.setattr(run_folder.shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(ValueError, match=r"0 MB left, but the run needs about 20 MB"):
+        run(tmp_path / "run")
+    assert not (tmp_path / "run/ledger.jsonl").exists()
+
+
+def test_out_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(ValueError, match="must be a folder, not a file"):
+        run(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"delta": 0.0}, "delta (=0.0) must be strictly between"),
+        ({"delta": 1.5}, "delta (=1.5) must be strictly between"),
+        ({"clip_norm": 0.0}, "clip_norm (=0.0) must be positive"),
+        ({"physical_batch_size": 0}, "physical_batch_size (=0) must be at least 1"),
+        ({"augmentation_multiplicity": 4}, "augmentation_multiplicity (=4)"),
+        ({"augment": lambda key, e: e}, "augmentation_multiplicity (=0)"),
+        ({"ema_decay": 1.1}, "ema_decay (=1.1)"),
+        ({"strategy": "ghosts"}, "strategy (='ghosts')"),
+        ({"seed": -1}, "seed (=-1) must be at least 0"),
+        ({"loss": lambda p, e: p["b"]}, "must return one floating-point scalar"),
+        ({"loss": lambda p, e: jax.lax.pmean(loss(p, e), "b")}, "must not mix"),
+    ],
+)
+def test_bad_input_is_refused_and_nothing_is_left_behind(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        run(tmp_path / "run", **changes)
+    if "seed" not in changes:
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_large_delta_and_no_noise_are_warned_of():
+    with pytest.warns(UserWarning, match="at least 1/60"):
+        run(delta=0.02)
+    silent = Mechanism(0.4, 0.0, 3)
+    with pytest.warns(UserWarning, match="this run is not private"):
+        result = run(mechanism=silent)
+    assert result.epsilon == np.inf
+    assert result.summary["private"] is False
+
+
+def test_parameters_that_blow_up_stop_the_run():
+    with pytest.raises(FloatingPointError, match="not finite after step 4"):
+        run(optimizer=optax.scale(np.inf))
+
+
+def test_any_random_access_source_will_do():
+    class Source:
+        def __len__(self):
+            return N
+
+        def __getitem__(self, index):
+            return jax.tree.map(lambda leaf: leaf[index], examples())
+
+    assert same(run(data=Source(), seed=2).params, run(seed=2).params)
+
+
+SCRIPT = textwrap.dedent(
+    """
+    import sys
+    sys.path.insert(0, {tests!r})
+    import test_loop
+    import dataclasses
+    mechanism = dataclasses.replace(test_loop.MECHANISM, steps=300)
+    test_loop.run({out!r}, seed=11, mechanism=mechanism, evaluate_every=50)
+    """
+)
+
+
+@pytest.mark.slow
+def test_killed_for_real_it_goes_on_bit_identically(tmp_path):
+    """kill -9 whenever the ledger has grown a little, until the run is through."""
+    from tanager.models import weights
+
+    def start(out):
+        script = SCRIPT.format(tests=str(Path(__file__).parent), out=str(out))
+        return subprocess.Popen(
+            [sys.executable, "-c", script], env=os.environ | {"JAX_PLATFORMS": "cpu"}
+        )
+
+    assert start(tmp_path / "whole").wait() == 0
+    out, kills = tmp_path / "killed", 0
+    while not (out / "result.json").exists():
+        process = start(out)
+        begun = _lines(out)
+        while process.poll() is None and not begun + 75 < _lines(out) < 295:
+            pass
+        if process.poll() is None:
+            process.kill()
+            kills += 1
+        process.wait()
+    assert kills >= 2
+    for name in ("model.safetensors", "model-ema.safetensors"):
+        one = weights.load(first_params(), tmp_path / "whole" / name)
+        two = weights.load(first_params(), out / name)
+        assert same(one, two)
+    assert Ledger.read(out / "ledger.jsonl").steps() == 300
+
+
+def _lines(out):
+    path = out / "ledger.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0

@@ -1,0 +1,247 @@
+"""One update is equation (3) of the Unlocking paper, whatever the physical batches."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from scipy import stats
+
+from tanager.data import ArraySource, gather
+from tanager.privacy.mechanism import Mechanism
+from tanager.seed import Seed
+from tanager.training import ema
+from tanager.training.step import Step
+
+
+EXAMPLES, FEATURES = 40, 5
+MECHANISM = Mechanism(sample_rate=0.3, noise_multiplier=0.8, steps=30)
+C, RATE = 0.5, 0.25
+
+
+def loss(params, example):
+    return (jnp.dot(params["w"], example["x"]) + params["b"] - example["y"]) ** 2
+
+
+def source():
+    draw = np.random.default_rng(0).normal
+    size = np.geomspace(0.02, 2, EXAMPLES)
+    return ArraySource(
+        {
+            "x": (size[:, None] * draw(size=(EXAMPLES, FEATURES))).astype(np.float32),
+            "y": (size * draw(size=EXAMPLES)).astype(np.float32),
+        }
+    )
+
+
+def params():
+    return {"w": jnp.linspace(-1, 1, FEATURES), "b": jnp.float32(0.3)}
+
+
+def step_of(kind=Step, loss=loss, mechanism=MECHANISM, augment=None, multiplicity=0):
+    return kind(
+        loss,
+        {"w": None, "b": None},
+        optax.sgd(RATE),
+        mechanism,
+        EXAMPLES,
+        Seed.from_int(1),
+        clip_norm=C,
+        strategy="per_example",
+        augment=augment,
+        multiplicity=multiplicity,
+        ema_decay=0.99,
+    )
+
+
+def accumulated(step, number, physical=8, state=None):
+    state = step.start(params()) if state is None else state
+    total, key = step.zero(state.params), step.augmentation_key(number)
+    for indices, mask in step.sampler.batches(number, physical):
+        batch = gather(source(), indices)
+        rows = indices.astype(np.int32)
+        total = step.accumulate(state.params, total, batch, mask, rows, key)
+    return total
+
+
+def after(step, number, physical=8):
+    state = step.start(params())
+    total = accumulated(step, number, physical)
+    keys = step.noise.keys(number)
+    return step.apply(state, total.sum, keys, jnp.int32(number))
+
+
+def flat(tree):
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+def clipped_gradients(indices):
+    """Every example's gradient over C, clipped to norm 1, in numpy float64."""
+    data, start = source().gather(indices), params()
+    x, y = np.asarray(data["x"], np.float64), np.asarray(data["y"], np.float64)
+    slope = 2 * (x @ np.asarray(start["w"], np.float64) + float(start["b"]) - y)
+    gradients = np.concatenate([slope[:, None], slope[:, None] * x], axis=1)
+    norms = np.linalg.norm(gradients, axis=1)
+    return gradients * np.minimum(1, C / norms)[:, None] / C, norms
+
+
+def equation_3(step, number):
+    """b and w after one update, from the definition."""
+    gradients, _ = clipped_gradients(step.sampler.indices(number))
+    zero = jax.tree.map(jnp.zeros_like, params())
+    noise = flat(step.noise.add(zero, step.noise.keys(number))) / C
+    mean = (gradients.sum(0) + noise) / (MECHANISM.sample_rate * EXAMPLES)
+    return flat(params()) - RATE * mean
+
+
+def test_the_update_is_equation_3():
+    step = step_of()
+    for number in range(5):
+        expected = equation_3(step, number)
+        np.testing.assert_allclose(
+            flat(after(step, number).params), expected, rtol=1e-5, atol=1e-6
+        )
+
+
+class DividesByTheDrawnBatch(Step):
+    def _apply(self, state, total, keys, step):
+        drawn = len(self.sampler.indices(1))
+        wrong = self.sampler.expected_batch_size / drawn
+        return super()._apply(
+            state, jax.tree.map(lambda leaf: leaf * wrong, total), keys, step
+        )
+
+
+class CountsPadding(Step):
+    def _accumulate(self, params, accumulator, batch, mask, indices, key):
+        mask = jnp.ones_like(mask)
+        return super()._accumulate(params, accumulator, batch, mask, indices, key)
+
+
+class ForgetsTheNoise(Step):
+    def _apply(self, state, total, keys, step):
+        self.noise.standard_deviation = 0.0
+        return super()._apply(state, total, keys, step)
+
+
+@pytest.mark.parametrize(
+    "planted", [DividesByTheDrawnBatch, CountsPadding, ForgetsTheNoise]
+)
+def test_a_planted_bug_breaks_equation_3(planted):
+    step = step_of(planted)
+    assert len(step.sampler.indices(1)) != step.sampler.expected_batch_size
+    expected = equation_3(step_of(), 1)
+    assert np.max(np.abs(flat(after(step, 1).params) - expected)) > 1e-3
+
+
+@pytest.mark.parametrize("physical", [1, 3, 5, 64])
+def test_the_physical_batch_size_changes_nothing(physical):
+    def augment(key, example):
+        return {**example, "x": example["x"] + jax.random.normal(key, (FEATURES,))}
+
+    step = step_of(augment=augment, multiplicity=3)
+    np.testing.assert_allclose(
+        flat(after(step, 2, physical).params),
+        flat(after(step, 2, 8).params),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+def test_an_empty_batch_is_a_noise_only_step():
+    rare = Mechanism(sample_rate=1e-6, noise_multiplier=0.8, steps=30)
+    step = step_of(mechanism=rare)
+    assert len(step.sampler.indices(0)) == 0
+    moved = flat(after(step, 0).params) - flat(params())
+    zero = jax.tree.map(jnp.zeros_like, params())
+    noise = flat(step.noise.add(zero, step.noise.keys(0)))
+    np.testing.assert_allclose(moved, -RATE * noise / (C * 1e-6 * EXAMPLES), rtol=1e-4)
+
+
+def test_the_accumulator_counts_examples_and_clipping_without_padding():
+    step = step_of()
+    _, norms = clipped_gradients(step.sampler.indices(0))
+    total = accumulated(step, 0, physical=7)
+    assert int(total.examples) == len(norms)
+    assert int(total.clipped) == np.sum(norms > C)
+    assert int(total.dropped) == 0
+    slopes = norms / np.sqrt(
+        1 + np.sum(source().gather(step.sampler.indices(0))["x"] ** 2, axis=1)
+    )
+    np.testing.assert_allclose(total.losses, np.sum(slopes**2) / 4, rtol=1e-4)
+
+
+def test_an_example_that_is_not_finite_is_dropped_and_counted():
+    def spoilt(params, example):
+        return loss(params, example) * jnp.where(example["y"] > 0, 1.0, jnp.nan)
+
+    step = step_of(loss=spoilt)
+    total = accumulated(step, 0)
+    negative = np.sum(source().gather(step.sampler.indices(0))["y"] <= 0)
+    assert negative > 0
+    assert int(total.dropped) == negative
+    assert np.all(np.isfinite(flat(total.sum)))
+    assert np.isfinite(float(total.losses))
+
+
+def test_one_program_serves_every_batch_size():
+    traces = []
+
+    def counted(params, example):
+        traces.append(1)
+        return loss(params, example)
+
+    step = step_of(loss=counted)
+    sizes = {len(step.sampler.indices(number)) for number in range(30)}
+    assert len(sizes) > 5
+    after(step, 0)
+    first = len(traces)
+    for number in range(1, 30):
+        after(step, number)
+    assert len(traces) == first
+
+
+@pytest.mark.statistical
+def test_the_noise_of_an_update_has_the_promised_scale():
+    """Chi-square test of the variance; false alarm 1e-6.
+
+    With a loss without gradient an update moves by -η·σ·ξ/(qN) alone.
+    """
+    step = step_of(loss=lambda params, example: 0 * jnp.sum(params["w"]))
+    moves = [flat(after(step, number).params) - flat(params()) for number in range(30)]
+    values = np.ravel(moves) / (RATE * 0.8 / (0.3 * EXAMPLES))
+    statistic = np.sum(np.square(values, dtype=np.float64))
+    low, high = stats.chi2.ppf([5e-7, 1 - 5e-7], values.size)
+    assert low < statistic < high
+
+
+def test_views_are_of_the_example_not_of_its_place_in_the_batch():
+    def augment(key, example):
+        return {**example, "x": jax.random.normal(key, (FEATURES,))}
+
+    step = step_of(augment=augment, multiplicity=4)
+    key = step.augmentation_key(0)
+    some = np.array([3, 8, 5])
+    views = step.views(gather(source(), some), jnp.asarray(some, jnp.int32), key)
+    assert views["x"].shape == (3, 4, FEATURES)
+    alone = step.views(
+        gather(source(), some[1:2]), jnp.asarray(some[1:2], jnp.int32), key
+    )
+    np.testing.assert_array_equal(views["x"][1], alone["x"][0])
+    rows = np.asarray(views["x"]).reshape(12, FEATURES)
+    assert len(np.unique(rows, axis=0)) == 12
+    other = step.views(
+        gather(source(), some), jnp.asarray(some, jnp.int32), step.augmentation_key(1)
+    )
+    assert not np.any(np.asarray(views["x"]) == np.asarray(other["x"]))
+
+
+def test_the_average_warms_up_as_in_the_paper():
+    path = [jnp.float32(value) for value in (1.0, 5.0, -2.0, 7.0)]
+    average, expected = path[0], 1.0
+    for t, new in enumerate(path[1:]):
+        average = ema.update(average, new, jnp.int32(t), 0.3)
+        decay = min(0.3, (1 + t) / (10 + t))
+        expected = decay * expected + (1 - decay) * float(new)
+    np.testing.assert_allclose(average, expected, rtol=1e-6)
+    assert float(ema.warm_decay(jnp.int32(10**6), 0.9999)) == pytest.approx(0.9999)
