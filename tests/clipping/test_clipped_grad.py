@@ -2,6 +2,7 @@
 
 import functools
 import re
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -21,7 +22,7 @@ def loss(params, example):
     return jnp.sum((params["v"] @ hidden - example["y"]) ** 2)
 
 
-def problem(rows=6, dtype=np.float32, seed=0):
+def problem(rows=6, dtype: Any = np.float32, seed=0):
     draw = np.random.default_rng(seed).normal
     params = {
         "w": jnp.asarray(draw(size=(4, 3)), dtype),

@@ -12,7 +12,7 @@ import pytest
 
 from tanager.privacy import accountant
 from tanager.privacy.ledger import Ledger
-from tanager.privacy.mechanism import Mechanism
+from tanager.privacy.mechanism import Adjacency, Mechanism
 
 
 MECHANISM = Mechanism(sample_rate=0.1, noise_multiplier=2.0, steps=50)
@@ -141,7 +141,7 @@ def test_one_stream_cannot_mix_mechanisms():
 def test_different_adjacencies_have_no_common_epsilon():
     ledger = Ledger()
     ledger.charge(MECHANISM, 0, "a")
-    ledger.charge(Mechanism(0.1, 2.0, 5, "replace-one"), 0, "b")
+    ledger.charge(Mechanism(0.1, 2.0, 5, Adjacency.REPLACE_ONE), 0, "b")
     with pytest.raises(ValueError, match="must be the same for every charge"):
         ledger.epsilon(1e-5)
 
@@ -165,7 +165,7 @@ def test_a_failed_write_leaves_the_ledger_as_it_was(tmp_path, monkeypatch):
 SPENDING = """
 import os, sys
 from tanager.privacy.ledger import Ledger
-from tanager.privacy.mechanism import Mechanism
+from tanager.privacy.mechanism import Adjacency, Mechanism
 
 mechanism = Mechanism(0.1, 2.0, 10**9)
 with Ledger(sys.argv[1]) as ledger:

@@ -126,6 +126,8 @@ def test_the_folder_holds_everything(tmp_path):
     assert summary["accountant"] == "pld"
     assert summary["adjacency"] == "add-or-remove-one"
     assert summary["private"] is True
+    assert result.evaluation is not None
+    assert result.evaluation_ema is not None
     assert summary["test_accuracy"] == result.evaluation.accuracy
     assert summary["test_accuracy_ema"] == result.evaluation_ema.accuracy
     assert summary["batch_size"] == 24

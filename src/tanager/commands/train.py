@@ -1,13 +1,14 @@
 """`tanager train`: a recipe, with any field overridden on the command line."""
 
+import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import rich
 import tyro
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
+from rich.table import Column, Table
 
 from tanager import recipes
 from tanager.recipes.recipe import Recipe
@@ -36,7 +37,10 @@ def run(arguments: Sequence[str]) -> int:
     # JAX is imported from here on: the command line was fine.
     from tanager.recipes import runner
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    screen = Console(stderr=True)
+    with Progress(
+        console=screen, transient=True, disable=not screen.is_terminal
+    ) as bar:
         task = bar.add_task("reading images", total=None)
         prepared = runner.prepare(
             name,
@@ -44,7 +48,7 @@ def run(arguments: Sequence[str]) -> int:
             typed,
             lambda done, total: bar.update(task, completed=done, total=total),
         )
-    mechanism, budget = prepared.budget.mechanism, prepared.budget
+    budget, mechanism = prepared.budget, prepared.budget.mechanism
     console = Console(highlight=False)
     console.print(
         f"{name}: {recipe.model} on {len(prepared.dataset.train)} examples of "
@@ -60,13 +64,26 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _parse(name: str, default: Recipe, words: list[str]) -> Recipe:
-    return tyro.cli(
-        Recipe,
+    fields = tyro.cli(
+        _Fields,
         prog=f"tanager train {name}",
         description=recipes.get(name).summary,
-        default=default,
+        default=_Fields(**default.to_json()),
         args=words,
     )
+    return Recipe(**vars(fields))
+
+
+def _fields_of_a_recipe() -> Any:
+    """Make a `Recipe` that takes any values: what is wrong is said by `Recipe`."""
+    types = get_type_hints(Recipe)
+    fields = [(field.name, types[field.name]) for field in dataclasses.fields(Recipe)]
+    return dataclasses.make_dataclass(
+        "Recipe", fields, namespace={"__doc__": Recipe.__doc__}
+    )
+
+
+_Fields = _fields_of_a_recipe()
 
 
 def _typed(words: list[str]) -> set[str]:
@@ -87,7 +104,7 @@ def _conclusion(result: "TrainResult") -> str:
 
 def _print_recipes() -> None:
     headings, rows = recipes.listing()
-    table = Table(*headings)
+    table = Table(Column(headings[0], no_wrap=True), *headings[1:])
     for row in rows:
         table.add_row(*row)
     rich.print(table)

@@ -1,6 +1,6 @@
 """From a recipe and what was typed over it to the mechanism that will run.
 
-A recipe's noise multiplier σ, steps T and ε cannot all be free. Which of them gives way:
+Noise multiplier σ, steps T and ε cannot all be free. Which of them gives way:
 
 | typed | kept | solved or computed |
 |---|---|---|

@@ -22,6 +22,8 @@ class Recipe:
     Attributes:
         dataset: name of the data set.
         data: folder or file with the data; None for data sets that come with tanager.
+        image_size: for a folder of images of different sizes: resize all to this many
+            pixels each way; None leaves them as they are.
         model: name of the model.
         normalisation_order: pre-activation is norm, ReLU, convolution; post-activation
             is ReLU, norm, convolution.
@@ -56,6 +58,7 @@ class Recipe:
 
     dataset: str
     data: str | None = None
+    image_size: int | None = None
     model: str
     normalisation_order: NormalisationOrder = "post-activation"
     weight_standardisation: bool = True
@@ -90,6 +93,8 @@ class Recipe:
             get_args(NormalisationOrder), normalisation_order=self.normalisation_order
         )
         validate.one_of(get_args(AdjacencyName), adjacency=self.adjacency)
+        if self.image_size is not None:
+            validate.whole(image_size=self.image_size, at_least=8)
         self._check_budget()
         validate.positive(clip_norm=self.clip_norm, remedy="the papers use 1.0")
         validate.positive(learning_rate=self.learning_rate)

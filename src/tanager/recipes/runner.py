@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from tanager import data, models
 from tanager import _validate as validate
+from tanager import data, models
 from tanager.data.augment import Augmentation, standardise
 from tanager.keys import derive_keys
 from tanager.recipes.budget import Budget, settle
@@ -60,6 +60,7 @@ def prepare(
         recipe.dataset,
         recipe.data,
         validation_examples=recipe.validation_examples,
+        image_size=recipe.image_size,
         progress=progress,
     )
     return Prepared(name, recipe, dataset, settle(recipe, typed, len(dataset.train)))
@@ -136,11 +137,12 @@ def optimizer(recipe: Recipe) -> optax.GradientTransformation:
         name
         for name, value in vars(optax).items()
         if inspect.isfunction(value)
+        and not name.startswith(("_", "scale_by_"))
         and next(iter(inspect.signature(value).parameters), None) == "learning_rate"
     ]
     validate.one_of(sorted(names), optimizer=recipe.optimizer)
     make = getattr(optax, recipe.optimizer)
-    options = [name for name in inspect.signature(make).parameters][1:]
+    options = list(inspect.signature(make).parameters)[1:]
     for name in recipe.optimizer_options:
         validate.one_of(options, optimizer_options=name)
     return make(recipe.learning_rate, **recipe.optimizer_options)

@@ -80,7 +80,8 @@ def train(
         augment: ``augment(key, example) -> example``, one random view.
         augmentation_multiplicity: K views averaged before clipping (equation 4); 0
             for no augmentation.
-        ema_decay: of the parameter average, with warm-up (appendix C.3).
+        ema_decay: of the parameter average, below 1, with warm-up (appendix C.3); at 0
+            the average is the parameters.
         physical_batch_size: examples computed on at once; never changes the result
             but for the order of sums.
         strategy: how `tanager.clipped_grad` clips.
@@ -106,7 +107,9 @@ def train(
         evaluate_every=every, physical_batch_size=physical_batch_size, at_least=1
     )
     validate.not_negative(checkpoint_seconds=checkpoint_seconds)
-    validate.fraction(ema_decay=ema_decay)
+    validate.not_negative(ema_decay=ema_decay)
+    if ema_decay >= 1:
+        validate.refuse("ema_decay", ema_decay, "must be below 1")
     trained, fixed = eqx.partition(params, eqx.is_inexact_array)
 
     def step_with(secret: Seed) -> Step:
@@ -156,6 +159,7 @@ def train(
     shown = TrainingProgress(mechanism.steps, begun, progress)
     clock = Clock(metrics.released)
     bound = _epsilon_ahead(mechanism, delta, begun, every)
+    evaluations = None
 
     # 3. Charge, sample, clip, add noise, update; evaluate and checkpoint on the way.
     with closing(position), closing(metrics):
@@ -170,9 +174,7 @@ def train(
                         raise KeyboardInterrupt
                     batch = gather(source, indices)
                     rows = indices.astype(np.int32)
-                    total = step.accumulate(
-                        state.params, total, batch, mask, rows, key
-                    )
+                    total = step.accumulate(state.params, total, batch, mask, rows, key)
                 drawn = jax.device_get(total._replace(sum=None))
                 keys = step.noise.keys(number)
                 state = step.apply(state, total.sum, keys, jnp.int32(number))
@@ -183,7 +185,8 @@ def train(
                 if done % every == 0 or done == mechanism.steps:
                     _require_finite(state, done)
                     line = {"step": done, "epsilon": bound, "seconds": clock.seconds()}
-                    line |= _scalars(_evaluations(evaluate, state, fixed))
+                    evaluations = _evaluate(evaluate, state, fixed)
+                    line |= _scalars(evaluations)
                     metrics.release(line)
                     shown.say(_sentence(line, mechanism.steps))
                     bound = _epsilon_ahead(mechanism, delta, done, every)
@@ -199,7 +202,7 @@ def train(
             config,
             state,
             fixed,
-            _evaluations(evaluate, state, fixed),
+            evaluations or _evaluate(evaluate, state, fixed),
             private=secret.private,
             seconds=clock.seconds(),
             examples_per_second=rate and rate * step.sampler.expected_batch_size,
@@ -261,7 +264,7 @@ def _require_finite(state: State, done: int) -> None:
         )
 
 
-def _evaluations(
+def _evaluate(
     evaluate: Callable | None, state: State, fixed: PyTree
 ) -> tuple[Evaluation, Evaluation] | None:
     if evaluate is None:

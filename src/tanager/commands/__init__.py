@@ -1,0 +1,1 @@
+"""The subcommands of `tanager`: one file each, with `run(arguments) -> exit status`."""

@@ -1,0 +1,136 @@
+"""`tanager plan`: what a run will spend, and how to spend less."""
+
+import dataclasses
+import json
+import pathlib
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from tanager.privacy import tan
+from tanager.privacy.accountant import Accountant
+from tanager.privacy.mechanism import Adjacency
+from tanager.privacy.plan import Plan
+
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Plan the privacy budget of a run.
+
+    Give all but one of batch size, steps, noise multiplier and epsilon; the missing
+    one is solved for.
+    """
+
+    examples: int
+    """Number of training examples, N."""
+
+    batch_size: int | None = None
+    """Expected batch size, B."""
+
+    steps: int | None = None
+    """Number of updates, S."""
+
+    noise_multiplier: float | None = None
+    """Noise multiplier, σ: noise standard deviation over clipping norm."""
+
+    epsilon: float | None = None
+    """Privacy budget, ε."""
+
+    delta: float | None = None
+    """δ. Default: the largest power of ten below 1/N."""
+
+    adjacency: Annotated[
+        str, tyro.conf.arg(metavar="{add-or-remove-one,replace-one}")
+    ] = str(Adjacency.ADD_OR_REMOVE_ONE)
+    """Which data sets count as neighbours."""
+
+    json: bool = False
+    """Print one JSON object and nothing else."""
+
+    plot: pathlib.Path | None = None
+    """Draw the plan against the privacy wall, as a PNG or SVG file."""
+
+
+_LABELS = {
+    Accountant.PLD: ("PLD", "the guarantee"),
+    Accountant.RDP: ("RDP", "a guarantee, looser: as the papers report it"),
+    Accountant.GDP_CLT: ("GDP-CLT", "approximation, never a guarantee"),
+    Accountant.TAN: ("TAN", "approximation, never a guarantee"),
+}
+
+
+def run(arguments: list[str]) -> int:
+    """Run `tanager plan` and return its exit status.
+
+    Raises:
+        ValueError: the arguments do not make a plan.
+    """
+    options = tyro.cli(
+        Arguments,
+        prog="tanager plan",
+        args=arguments,
+    )
+    plan = Plan.solve(
+        examples=options.examples,
+        batch_size=options.batch_size,
+        steps=options.steps,
+        noise_multiplier=options.noise_multiplier,
+        epsilon=options.epsilon,
+        delta=options.delta,
+        adjacency=options.adjacency,
+    )
+    if options.plot is not None:
+        from tanager.report import plan_figures
+
+        plan_figures.plot(plan, options.plot)
+    if options.json:
+        print(json.dumps(plan.to_json(), allow_nan=False, indent=2, ensure_ascii=False))
+    else:
+        from rich.console import Console
+
+        _print_table(plan, Console(highlight=False))
+        if options.plot is not None:
+            print(f"Drawn to {options.plot}")
+    return 0
+
+
+def _print_table(plan: Plan, console: "Console") -> None:
+    from rich.table import Table
+
+    mechanism = plan.mechanism
+    settings = Table(box=None, show_header=False, pad_edge=False)
+    solved = {plan.solved: "  ← solved for"}
+    for name, label, text in (
+        ("", "examples N", f"{plan.examples}"),
+        ("batch_size", "batch size B", f"{plan.batch_size}"),
+        ("", "sample rate q", f"{mechanism.sample_rate:.6g}"),
+        ("steps", "steps S", f"{plan.steps}"),
+        ("", "epochs", f"{plan.epochs:.4g}"),
+        ("noise_multiplier", "noise multiplier σ", f"{plan.noise_multiplier:.6g}"),
+        ("", "δ", f"{plan.delta:g}"),
+        ("", "adjacency", str(plan.adjacency)),
+        ("", "signal to noise η", f"{tan.eta(mechanism):.4g}"),
+        ("", "η of one step", f"{tan.eta_step(mechanism):.4g}"),
+        ("", "total noise Σ = 1/η", f"{tan.total_noise(mechanism):.4g}"),
+    ):
+        settings.add_row(label, text + solved.get(name, ""))
+    console.print(settings)
+    console.print()
+    epsilons = Table(box=None, pad_edge=False)
+    for heading in ("accountant", "ε", "which is"):
+        epsilons.add_column(heading)
+    for accountant, (label, meaning) in _LABELS.items():
+        spent = plan.epsilon[accountant]
+        if accountant is Accountant.PLD:
+            meaning += solved.get("epsilon", "")
+        if spent is None:
+            meaning = f"not defined for {plan.adjacency}"
+        epsilons.add_row(label, "—" if spent is None else f"{spent:.4g}", meaning)
+    console.print(epsilons)
+    for warning in plan.warnings:
+        console.print()
+        console.print(f"Warning: {warning}.", style="yellow", markup=False)

@@ -1,0 +1,156 @@
+"""Weights in and out: any pytree of arrays as one safetensors file.
+
+A tensor is named after its place in the tree, joined by dots:
+``blocks.0.conv1.weight``. The file holds arrays and strings only; nothing in it is
+executed on loading.
+"""
+
+import os
+import pathlib
+import tempfile
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+
+Tree = TypeVar("Tree")
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return eqx.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
+
+
+def _named_tensors(tree: Any) -> dict[str, Any]:
+    """Return the tree's arrays by name, in the tree's order."""
+    named = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        if not _is_tensor(leaf):
+            continue
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        if name in named:
+            raise ValueError(f"two arrays of the tree share the name {name!r}")
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            raise ValueError(f"{name} is a JAX key: randomness is not a weight")
+        named[name] = leaf
+    return named
+
+
+def _replace_atomically(path: pathlib.Path, content: bytes) -> None:
+    """Write to a neighbouring file, force it to disk, then rename it into place."""
+    handle, temporary = tempfile.mkstemp(
+        dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"
+    )
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        pathlib.Path(temporary).unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def save(
+    tree: Any,
+    path: str | os.PathLike[str],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Save every array of a pytree to a safetensors file, atomically.
+
+    A reader sees the old file or the new one, never a part. The file is readable by
+    its owner only.
+
+    Args:
+        tree: Equinox module, dict, tuple...; leaves that are not arrays are left out.
+        path: the file to write or replace; its folder must exist.
+        metadata: strings kept beside the arrays, see `read_metadata`.
+
+    Raises:
+        ValueError: two arrays share a name (a key holding a dot), or a leaf is a key.
+    """
+    from safetensors import numpy as safetensors
+
+    arrays = {
+        name: np.ascontiguousarray(leaf).reshape(leaf.shape)
+        for name, leaf in _named_tensors(tree).items()
+    }
+    _replace_atomically(
+        pathlib.Path(path), safetensors.save(arrays, dict(metadata or {}))
+    )
+
+
+def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
+    """Return the strings saved beside the arrays, without reading the arrays."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="numpy") as file:
+        return dict(file.metadata() or {})
+
+
+def _differences(wanted: dict[str, Any], found: dict[str, np.ndarray]) -> list[str]:
+    lines = [f"missing: {name}" for name in wanted if name not in found]
+    lines += [f"extra: {name}" for name in sorted(found) if name not in wanted]
+    for name, leaf in wanted.items():
+        if name not in found:
+            continue
+        expected = f"{leaf.dtype}{list(leaf.shape)}"
+        actual = f"{found[name].dtype}{list(found[name].shape)}"
+        if expected != actual:
+            lines.append(f"differs: {name} is {actual}, must be {expected}")
+    return lines
+
+
+def load(template: Tree, path: str | os.PathLike[str]) -> Tree:
+    """Load a safetensors file into a tree like `template`.
+
+    Args:
+        template: tree whose arrays (or `jax.ShapeDtypeStruct`, as `jax.eval_shape`
+            gives) say which tensors are wanted. Everything else in it is kept.
+        path: a file written by `save`, or any safetensors file with the same names.
+
+    Returns:
+        The template with each array replaced by the one of the same name, as JAX
+        arrays (NumPy arrays where the template has them).
+
+    Raises:
+        ValueError: tensors are missing, extra, or of another shape or dtype; the
+            message names every one.
+    """
+    from safetensors import safe_open
+
+    # Unlike safetensors.numpy.load, safe_open knows bfloat16.
+    with safe_open(path, framework="numpy") as file:
+        found = file.get_tensors()
+    wanted = _named_tensors(template)
+    differences = _differences(wanted, found)
+    if differences:
+        raise ValueError(
+            f"{os.fspath(path)} does not fit the template:\n  "
+            + "\n  ".join(differences)
+            + "\nload it into the model it was saved from"
+        )
+
+    names = iter(wanted)
+
+    def replace(leaf: Any) -> Any:
+        if not _is_tensor(leaf):
+            return leaf
+        array = found[next(names)]
+        return array if isinstance(leaf, np.ndarray) else _to_device(array)
+
+    return jax.tree.map(replace, template)
+
+
+def _to_device(array: np.ndarray) -> Array:
+    return jnp.asarray(array, dtype=array.dtype)

@@ -1,0 +1,212 @@
+"""Wide residual networks with group norm, called on one image."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from tanager import _validate as validate
+from tanager.models import layers
+
+
+NORMALISATION_ORDERS = ("pre-activation", "post-activation")
+"""Norm before the ReLU (CONV-GN-ReLU), or after it (CONV-ReLU-GN)."""
+
+_STEM_CHANNELS = 16
+_SAME_3X3 = ((1, 1), (1, 1))
+_SAME_1X1 = ((0, 0), (0, 0))
+
+
+def _normalise(norm: layers.GroupNorm, image: Array, order: str) -> Array:
+    if order == "pre-activation":
+        return jax.nn.relu(norm(image))
+    return norm(jax.nn.relu(image))
+
+
+def _conv(
+    channels_in: int,
+    channels_out: int,
+    kernel_size: int,
+    *,
+    stride: int,
+    standardised: bool,
+    key: PRNGKeyArray,
+) -> layers.Conv | layers.StandardisedConv:
+    make = layers.StandardisedConv if standardised else layers.Conv
+    padding = _SAME_3X3 if kernel_size == 3 else _SAME_1X1
+    return make(
+        channels_in, channels_out, kernel_size, stride=stride, padding=padding, key=key
+    )
+
+
+class Block(eqx.Module):
+    """Two 3×3 convolutions on the residual branch, each after norm and ReLU.
+
+    The skip path carries the input untouched. Where the block changes the shape, it
+    carries a 1×1 convolution of the input after the first norm and ReLU instead
+    (Zagoruyko and Komodakis 2016, as in He et al. 2016, "Identity mappings").
+    """
+
+    norm1: layers.GroupNorm
+    conv1: layers.Conv | layers.StandardisedConv
+    norm2: layers.GroupNorm
+    conv2: layers.Conv | layers.StandardisedConv
+    shortcut: layers.Conv | layers.StandardisedConv | None
+    order: str = eqx.field(static=True)
+
+    def __init__(
+        self,
+        channels_in: int,
+        channels_out: int,
+        *,
+        stride: int,
+        groups: int,
+        standardised: bool,
+        order: str,
+        key: PRNGKeyArray,
+    ):
+        key1, key2, key3 = jax.random.split(key, 3)
+        self.norm1 = layers.GroupNorm(channels_in, groups)
+        self.conv1 = _conv(
+            channels_in,
+            channels_out,
+            3,
+            stride=stride,
+            standardised=standardised,
+            key=key1,
+        )
+        self.norm2 = layers.GroupNorm(channels_out, groups)
+        self.conv2 = _conv(
+            channels_out,
+            channels_out,
+            3,
+            stride=1,
+            standardised=standardised,
+            key=key2,
+        )
+        self.shortcut = None
+        if stride != 1 or channels_in != channels_out:
+            self.shortcut = _conv(
+                channels_in,
+                channels_out,
+                1,
+                stride=stride,
+                standardised=standardised,
+                key=key3,
+            )
+        self.order = order
+
+    def __call__(self, image: Float[Array, "h w i"]) -> Float[Array, "h2 w2 o"]:
+        """Return skip path plus residual branch."""
+        normalised = _normalise(self.norm1, image, self.order)
+        skip = image if self.shortcut is None else self.shortcut(normalised)
+        residual = self.conv1(normalised)
+        residual = self.conv2(_normalise(self.norm2, residual, self.order))
+        return skip + residual
+
+
+class WideResNet(eqx.Module):
+    """WRN-`depth`-`width` for one image `[H, W, channels_in]`, giving logits.
+
+    A 3×3 convolution to 16 channels; three stages of (depth − 4)/6 blocks with 16k,
+    32k and 64k channels at strides 1, 2 and 2 (k is the width); a last norm and ReLU;
+    the mean over all pixels; one linear layer. Convolutions have no bias. No dropout.
+
+    Attributes:
+        stem, blocks, norm, head: the parts, in this order.
+        channels_in: channels of the image.
+        order: ``"pre-activation"``: norm, then ReLU, then convolution (the papers'
+            CONV-GN-ReLU); ``"post-activation"``: ReLU, then norm, then convolution
+            (CONV-ReLU-GN), which Sander et al. 2023, section 4.4, find better and
+            more robust under DP-SGD.
+
+    Args:
+        depth: convolutions on the longest path, 6n + 4 with n of at least 1.
+        width: the factor k.
+        classes: number of logits.
+        channels_in: channels of the image.
+        normalisation_order: see `order`.
+        groups: groups of every group norm; must divide 16, hence all widths.
+        weight_standardisation: whether every convolution's weights are standardised.
+        key: JAX key of the initial weights.
+
+    Raises:
+        ValueError: an impossible depth, a size that is not a whole number of at least
+            1, groups that do not divide the channels, an unknown order, or, when
+            called, what is not one floating-point image with `channels_in` channels.
+
+    References:
+        Zagoruyko and Komodakis 2016, "Wide residual networks", table 1; group norm and
+        weight standardisation as De et al. 2022, section 3.1 and appendix C.1; orders
+        as Sander et al. 2023, "TAN without a burn", section 4.4.
+    """
+
+    stem: layers.Conv | layers.StandardisedConv
+    blocks: tuple[Block, ...]
+    norm: layers.GroupNorm
+    head: layers.Linear
+    channels_in: int = eqx.field(static=True)
+    order: str = eqx.field(static=True)
+
+    def __init__(
+        self,
+        depth: int,
+        width: int,
+        classes: int,
+        channels_in: int = 3,
+        *,
+        normalisation_order: str = "pre-activation",
+        groups: int = 16,
+        weight_standardisation: bool = True,
+        key: PRNGKeyArray,
+    ):
+        validate.whole(
+            width=width, classes=classes, channels_in=channels_in, at_least=1
+        )
+        validate.whole(depth=depth, at_least=10, remedy="the smallest is 10 = 6·1 + 4")
+        if (depth - 4) % 6:
+            near = 6 * ((depth - 4) // 6) + 4
+            validate.refuse(
+                "depth", depth, "must be 6n + 4", f"the nearest are {near}, {near + 6}"
+            )
+        validate.one_of(NORMALISATION_ORDERS, normalisation_order=normalisation_order)
+        per_stage = (depth - 4) // 6
+        stem_key, head_key, *block_keys = jax.random.split(key, 2 + 3 * per_stage)
+        self.stem = _conv(
+            channels_in,
+            _STEM_CHANNELS,
+            3,
+            stride=1,
+            standardised=weight_standardisation,
+            key=stem_key,
+        )
+        blocks = []
+        channels = _STEM_CHANNELS
+        for index, block_key in enumerate(block_keys):
+            stage, place = divmod(index, per_stage)
+            channels_out = _STEM_CHANNELS * width * 2**stage
+            block = Block(
+                channels,
+                channels_out,
+                stride=2 if stage > 0 and place == 0 else 1,
+                groups=groups,
+                standardised=weight_standardisation,
+                order=normalisation_order,
+                key=block_key,
+            )
+            blocks.append(block)
+            channels = channels_out
+        self.blocks = tuple(blocks)
+        self.norm = layers.GroupNorm(channels, groups)
+        self.head = layers.Linear(channels, classes, key=head_key)
+        self.channels_in = channels_in
+        self.order = normalisation_order
+
+    def __call__(self, image: Array) -> Float[Array, " classes"]:
+        """Return the logits of one image, in the image's dtype."""
+        layers.check_image(image, self.channels_in)
+        image = self.stem(image)
+        for block in self.blocks:
+            image = block(image)
+        image = _normalise(self.norm, image, self.order)
+        return self.head(jnp.mean(image, axis=(0, 1)))

@@ -1,0 +1,198 @@
+"""The numerical privacy loss distribution: on which grid, and how far to be trusted.
+
+`dp_accounting` does the composition. Left alone, on a grid of 1e-4, it takes twenty
+seconds where the noise is small, and doubles ε where it is large; so the grid is chosen
+here, from the distribution of the loss of one step.
+
+References:
+    Doroshenko et al. 2022, arXiv:2207.04380 (connect the dots).
+    Lebeda et al. 2024, arXiv:2405.20769 (why both directions are composed).
+"""
+
+import functools
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from tanager.privacy.mechanism import Adjacency
+
+
+if TYPE_CHECKING:
+    from dp_accounting import NeighboringRelation
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
+
+_ORDINARY_INTERVAL = 1e-4
+_FEW_STEP_POINTS, _STEP_POINTS = 40_000, 70_000  # each takes 6 µs
+_COMPOSED_POINTS = 300_000  # each takes 1 µs
+_LARGEST_INTERVAL = 500.0  # beyond it, exp(interval) overflows
+
+
+class Part(NamedTuple):
+    """Some steps of one Poisson-subsampled Gaussian."""
+
+    sample_rate: float
+    noise_multiplier: float
+    steps: int
+
+
+def _losses(
+    part: Part, adjacency: Adjacency
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield (losses, probabilities) of one step per direction, roughly.
+
+    Good enough to choose a grid with, not to account with. The noise is cut where
+    `dp_accounting` cuts it, ten standard deviations out.
+    """
+    q, sigma, _ = part
+    noise = np.linspace(-10.0, 10.0, 1001)
+    density = np.exp(-0.5 * noise**2)
+    density /= density.sum()
+    x = np.concatenate([sigma * noise, 1 + sigma * noise])
+    mixture = np.concatenate([(1 - q) * density, q * density])
+    without = np.log1p(-q) if q < 1 else -math.inf
+
+    def ratio(x: np.ndarray) -> np.ndarray:
+        return np.logaddexp(without, math.log(q) + (x - 0.5) / sigma**2)
+
+    if adjacency is Adjacency.REPLACE_ONE:
+        yield ratio(x) - ratio(-x), mixture
+    else:
+        yield ratio(x), mixture
+        yield -ratio(x[:1001]), density
+
+
+def _widest(parts: Sequence[Part], adjacency: Adjacency) -> float:
+    """The widest range of the loss of one step."""
+    return max(
+        float(np.ptp(losses))
+        for part in parts
+        for losses, _ in _losses(part, adjacency)
+    )
+
+
+def _reach(losses: np.ndarray, probabilities: np.ndarray, count: int) -> float:
+    """How wide `dp_accounting` will make the composed distribution of the loss.
+
+    By the Chernoff bounds of its `compute_self_convolve_bounds`, in units of the loss
+    rather than of the grid, so that the grid can still be chosen.
+    """
+    width = float(np.ptp(losses))
+    above = (losses - losses.min()) / width
+    orders = np.arange(1, 21)[:, None]
+    tail = math.log(2e15)
+    up = np.log(np.exp(orders * above) @ probabilities[:, None])
+    down = np.log(np.exp(-orders * above) @ probabilities[:, None])
+    upper = min(float(((count * up + tail) / orders).min()), float(count))
+    lower = max(float((-(count * down + tail) / orders).max()), 0.0)
+    return width * max(upper - lower, 1.0)
+
+
+def value_discretisation_interval(parts: Sequence[Part], adjacency: Adjacency) -> float:
+    """Choose the grid of the privacy loss: 1e-4 times a power of the fourth root of 2.
+
+    1e-4 for ordinary settings. Finer where one step loses so little that rounding it
+    up to 1e-4 would dominate (at q = 1e-3, σ = 50 it more than doubles ε). Coarser
+    where the loss would span too many points of it: an upper bound as well, and at a
+    small price, as ε is then in the tens or hundreds.
+    """
+    reach, finest, noise = 0.0, math.inf, 0.0
+    for part in parts:
+        spans, spreads = [], []
+        for losses, probabilities in _losses(part, adjacency):
+            mean = float(probabilities @ losses)
+            spreads.append(math.sqrt(float(probabilities @ (losses - mean) ** 2)))
+            spans.append(_reach(losses, probabilities, part.steps))
+            # The discretisation subtracts nearly equal numbers, and a step gains a
+            # mass of about 7e-18 width / interval² (measured). Keep it below 1 %.
+            noise += part.steps * float(np.ptp(losses))
+        reach += max(spans)
+        finest = min(finest, max(spreads) / 16)
+    width = _widest(parts, adjacency)
+    interval = max(
+        min(_ORDINARY_INTERVAL, finest),
+        min(width / _FEW_STEP_POINTS, max(finest, width / _STEP_POINTS)),
+        reach / _COMPOSED_POINTS,
+        3e-8 * math.sqrt(noise),
+    )
+    if not math.isfinite(interval):
+        return math.inf
+    quarters = round(4 * math.log2(interval / _ORDINARY_INTERVAL))
+    return _ORDINARY_INTERVAL * 2.0 ** (quarters / 4)
+
+
+@functools.lru_cache(maxsize=8)
+def _step(
+    q: float, sigma: float, interval: float, adjacency: Adjacency
+) -> "PrivacyLossDistribution":
+    """The distribution of one step; kept, as most of the time goes into it."""
+    from dp_accounting.pld import privacy_loss_distribution
+
+    return privacy_loss_distribution.from_gaussian_mechanism(
+        standard_deviation=sigma,
+        value_discretization_interval=interval,
+        sampling_prob=q,
+        neighboring_relation=relation(adjacency),
+    )
+
+
+def compose(
+    parts: Sequence[Part], adjacency: Adjacency, coarseness: float = 1.0
+) -> "PrivacyLossDistribution":
+    """Compose the privacy loss distributions, both directions of them.
+
+    Args:
+        parts: what to compose.
+        adjacency: which data sets are neighbours.
+        coarseness: a factor on the grid's interval: above 1, quicker and pessimistic.
+
+    Raises:
+        OverflowError: the privacy loss spans too wide a range for any grid.
+    """
+    from dp_accounting.pld import privacy_loss_distribution
+
+    # Gaussians without sampling compose exactly, as one with less noise.
+    parts = [
+        Part(1.0, part.noise_multiplier / math.sqrt(part.steps), 1)
+        if part.sample_rate == 1
+        else part
+        for part in parts
+    ]
+    interval = coarseness * value_discretisation_interval(parts, adjacency)
+    if interval > _LARGEST_INTERVAL:
+        raise OverflowError("the privacy loss spans too wide a range")
+    total = privacy_loss_distribution.identity(interval)
+    for q, sigma, count in parts:
+        step = _step(q, sigma, interval, adjacency)
+        # `dp_accounting` raises the number of points, up to 1000 of them, to the power
+        # of the count as an exact integer. Sixteen steps at first are dense already.
+        narrow = _widest([Part(q, sigma, count)], adjacency) < 1000 * interval
+        if narrow and count > 10_000:
+            sixteen = step.self_compose(16, tail_mass_truncation=0)
+            total = total.compose(sixteen.self_compose(count // 16))
+            count %= 16
+        if count:
+            total = total.compose(step.self_compose(count))
+    return total
+
+
+def lost_to_rounding(parts: Sequence[Part]) -> float:
+    """How much of δ the Fourier transform's rounding can hide, to first order.
+
+    The T-th power of a transform has a relative error of T times the machine's. At
+    T = 10⁶ the error measured against the exact Gaussian was -1.2e-11, a twentieth of
+    this.
+    """
+    return sys.float_info.epsilon * sum(part.steps for part in parts)
+
+
+def relation(adjacency: Adjacency) -> "NeighboringRelation":
+    from dp_accounting import NeighboringRelation
+
+    return {
+        Adjacency.ADD_OR_REMOVE_ONE: NeighboringRelation.ADD_OR_REMOVE_ONE,
+        Adjacency.REPLACE_ONE: NeighboringRelation.REPLACE_ONE,
+    }[adjacency]

@@ -1,0 +1,267 @@
+"""Calibration: solve for the one parameter of a mechanism that a budget leaves open.
+
+The answer never spends more than the budget, and it is the best one up to a stated
+tolerance. A cheap Rényi bound finds the neighbourhood, a coarse grid of the privacy
+loss comes closer; only then does `dp_accounting`'s root finder work with the accountant
+that was asked for.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
+
+from tanager import _validate as validate
+from tanager.privacy import accountant as accountants
+from tanager.privacy.accountant import Accountant
+from tanager.privacy.mechanism import Adjacency, Mechanism
+
+
+_COARSE_ORDERS = (1.1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 11, 16, 23, 32, 64, 128, 256)
+
+
+class _Unknown(NamedTuple):
+    """A parameter that can be solved for.
+
+    `most_private` and `least_private` end the range that is searched; the `tolerance`
+    is relative, None for a whole number.
+    """
+
+    name: str
+    most_private: float
+    least_private: float
+    tolerance: float | None
+
+
+_UNKNOWNS = (
+    _Unknown("sample_rate", 1e-12, 1.0, 2e-5),
+    _Unknown("noise_multiplier", 1e8, 1e-3, 2e-4),
+    _Unknown("steps", 1, 10**9, None),
+)
+
+_LogRatio = Callable[[float], float]
+"""From a value of the unknown to log(ε / budget): nearly a line in its logarithm."""
+
+
+def calibrate(
+    *,
+    epsilon: float,
+    delta: float,
+    sample_rate: float | None = None,
+    noise_multiplier: float | None = None,
+    steps: int | None = None,
+    accountant: str = Accountant.PLD,
+    adjacency: Adjacency | str = Adjacency.ADD_OR_REMOVE_ONE,
+) -> Mechanism:
+    """Complete a mechanism so that it spends at most ε at δ.
+
+    Exactly one of `sample_rate`, `noise_multiplier` and `steps` is left out and solved
+    for: the largest sample rate (to a relative 1e-4; 1 if that fits), the smallest
+    noise multiplier (to 1e-3), the largest number of steps.
+
+    Args:
+        epsilon: the budget ε, above 0.
+        delta: the budget δ, strictly between 0 and 1.
+        sample_rate: q, or None.
+        noise_multiplier: σ > 0, or None.
+        steps: the number of steps, or None.
+        accountant: whose ε to keep within the budget: a guarantee only with "pld" and
+            "rdp".
+        adjacency: which data sets are neighbours.
+
+    Returns:
+        The mechanism; `accountant.epsilon` of it is at most `epsilon`.
+
+    Raises:
+        ValueError: not exactly one parameter is left out, one is out of range, or no
+            value of the missing one keeps within the budget.
+    """
+    validate.positive(epsilon=epsilon)
+    validate.probability(delta=delta)
+    validate.one_of([*Accountant], accountant=accountant)
+    if noise_multiplier is not None:
+        validate.positive(
+            noise_multiplier=noise_multiplier, remedy="without noise ε is infinite"
+        )
+    given: dict[str, Any] = {
+        "sample_rate": sample_rate,
+        "noise_multiplier": noise_multiplier,
+        "steps": steps,
+    }
+    missing = [unknown for unknown in _UNKNOWNS if given[unknown.name] is None]
+    if len(missing) != 1:
+        names = ", ".join(unknown.name for unknown in missing) or "none of them"
+        raise ValueError(
+            "leave out exactly one of sample_rate, noise_multiplier and steps, to be"
+            f" solved for; left out: {names}"
+        )
+    unknown = missing[0]
+    given[unknown.name] = 1
+    frame = Mechanism(**given, adjacency=Adjacency(adjacency))
+
+    low, high = sorted((unknown.most_private, unknown.least_private))
+
+    def mechanism(value: float) -> Mechanism:
+        value = min(max(value, low), high)
+        value = round(value) if unknown.tolerance is None else value
+        return dataclasses.replace(frame, **{unknown.name: value})
+
+    def cheap_log_ratio(value: float) -> float:
+        return _log_ratio(_cheap_epsilon(mechanism(value), delta), epsilon)
+
+    def coarse_log_ratio(value: float) -> float:
+        spent = accountants.epsilon_of_parts(
+            accountants.parts_of(mechanism(value)), delta, frame.adjacency, 8.0
+        )
+        return _log_ratio(spent, epsilon)
+
+    @functools.cache
+    def log_ratio(value: float) -> float:
+        spent = accountants.epsilon(mechanism(value), delta, accountant)
+        return _log_ratio(spent, epsilon)
+
+    guess = _guess(unknown, cheap_log_ratio)
+    if accountant == Accountant.PLD:
+        guess = _better_guess(unknown, guess, coarse_log_ratio)
+    within, beyond = _bracket(unknown, guess, log_ratio)
+    if within is None:
+        _refuse(unknown, epsilon, delta, "not even", "raise epsilon or delta")
+    if beyond is None:
+        if unknown.name == "sample_rate":
+            return mechanism(1.0)
+        _refuse(unknown, epsilon, delta, "even", "lower epsilon or delta")
+    return mechanism(_best(unknown, within, beyond, log_ratio))
+
+
+def _refuse(
+    unknown: _Unknown, epsilon: float, delta: float, how: str, remedy: str
+) -> NoReturn:
+    end = unknown.most_private if how == "not even" else unknown.least_private
+    others = " or the ".join(
+        other.name.replace("_", " ") for other in _UNKNOWNS if other is not unknown
+    )
+    validate.refuse(
+        "epsilon",
+        epsilon,
+        f"leaves no {unknown.name} to solve for: {how} {unknown.name} = {end:g} keeps"
+        f" within it at delta = {delta:g}",
+        f"{remedy}, or change the {others}",
+    )
+
+
+def _log_ratio(spent: float, budget: float) -> float:
+    """Return log(spent / budget), cut off at ±50; above 0 only if it overspends."""
+    if spent <= 0:
+        return -50.0
+    ratio = max(-50.0, min(50.0, math.log(spent) - math.log(budget)))
+    return max(ratio, 1e-12) if spent > budget else min(ratio, 0.0)
+
+
+def _cheap_epsilon(mechanism: Mechanism, delta: float) -> float:
+    """Bound ε in 10 ms; for replace-one only roughly, by doubling the signal."""
+    if mechanism.adjacency is Adjacency.REPLACE_ONE:
+        mechanism = dataclasses.replace(
+            mechanism,
+            adjacency=Adjacency.ADD_OR_REMOVE_ONE,
+            noise_multiplier=mechanism.noise_multiplier / 2,
+        )
+    divergences = accountants.rdp(mechanism, _COARSE_ORDERS)
+    return accountants.epsilon_from_rdp(_COARSE_ORDERS, divergences, delta)
+
+
+def _guess(unknown: _Unknown, log_ratio: _LogRatio) -> float:
+    """Find where the cheap bound meets the budget, to one per cent."""
+    if log_ratio(unknown.least_private) <= 0:
+        return unknown.least_private
+    if log_ratio(unknown.most_private) > 0:
+        return unknown.most_private
+    coarse = unknown._replace(tolerance=0.01)
+    return _root(coarse, unknown.most_private, unknown.least_private, log_ratio)
+
+
+def _better_guess(unknown: _Unknown, guess: float, log_ratio: _LogRatio) -> float:
+    """Improve a guess, to 0.1 per cent, before the slow part begins."""
+    coarse = unknown._replace(tolerance=1e-3)
+    within, beyond = _bracket(coarse, guess, log_ratio)
+    if within is None or beyond is None:
+        return guess
+    return _root(coarse, within, beyond, log_ratio)
+
+
+def _bracket(
+    unknown: _Unknown, guess: float, log_ratio: _LogRatio
+) -> tuple[float | None, float | None]:
+    """Walk from the guess across the budget: a value within it and one beyond it.
+
+    Either is None where the range ends before the budget is crossed.
+    """
+    whole = unknown.tolerance is None
+    low, high = sorted((unknown.most_private, unknown.least_private))
+    here = round(guess) if whole else guess
+    fits = log_ratio(here) <= 0
+    outwards = unknown.least_private > unknown.most_private
+    sign = 1 if fits == outwards else -1
+    # ε grows at least about like q, 1/σ and √S: this stride should cross the budget.
+    stride = abs(log_ratio(here)) * (2.0 if whole else 1.0) + 1e-3
+    while True:
+        there = min(max(here * math.exp(sign * min(stride, 20.0)), low), high)
+        if whole:
+            there = min(max(round(there), low), high)
+            if there == here:
+                there = min(max(here + sign, low), high)
+        if there == here:
+            return (here, None) if fits else (None, here)
+        if (log_ratio(there) <= 0) != fits:
+            return (here, there) if fits else (there, here)
+        here, stride = there, 2 * stride
+
+
+def _best(
+    unknown: _Unknown, within: float, beyond: float, log_ratio: _LogRatio
+) -> float:
+    """Find the last value within the budget, and make sure that it is."""
+    value = _root(unknown, within, beyond, log_ratio)
+    return value if log_ratio(value) <= 0 else within
+
+
+def _root(
+    unknown: _Unknown, within: float, beyond: float, log_ratio: _LogRatio
+) -> float:
+    """Cross the budget by `dp_accounting`, in log space unless in whole numbers."""
+    from dp_accounting import ExplicitBracketInterval, calibrate_dp_mechanism
+
+    whole = unknown.tolerance is None
+    ends = (within, beyond) if whole else (math.log(within), math.log(beyond))
+
+    def spent(coordinate: float) -> float:
+        return log_ratio(coordinate if whole else math.exp(coordinate))
+
+    root = calibrate_dp_mechanism(
+        lambda: _Proxy(spent),  # pyright: ignore[reportArgumentType]
+        lambda coordinate: coordinate,  # pyright: ignore[reportArgumentType]
+        target_epsilon=0.0,
+        target_delta=0.0,
+        bracket_interval=ExplicitBracketInterval(*sorted(ends)),
+        discrete=whole,
+        tol=unknown.tolerance,
+    )
+    return root if whole else math.exp(root)
+
+
+class _Proxy:
+    """What `calibrate_dp_mechanism` asks of an accountant, given a plain function."""
+
+    def __init__(self, spent: Callable[[float], float]):
+        import dp_accounting
+
+        self.ledger = dp_accounting.NoOpDpEvent()
+        self._spent = spent
+
+    def compose(self, coordinate: float) -> "_Proxy":
+        self._coordinate = coordinate
+        return self
+
+    def get_epsilon(self, target_delta: float) -> float:
+        del target_delta
+        return self._spent(self._coordinate)

@@ -1,0 +1,136 @@
+"""TAN: the Total Amount of Noise, and moves that keep it constant.
+
+When the noise multiplier σ is at least about 2, the privacy budget depends on the
+sample rate q, σ and the number of steps S only through one number: the individual
+signal-to-noise ratio η, with η² = q²S / (2σ²), or its inverse Σ = 1/η, the total amount
+of noise. So (q, σ, S) can be traded at a constant η: a cheap run at a small batch
+size then tells how the expensive one will train. Everything here is a closed form, and
+none of it is a guarantee: the accountant has the last word.
+
+References:
+    Sander, Stock and Sablayrolles 2023, TAN Without a Burn, sections 3.1 to 3.4.
+"""
+
+import dataclasses
+import math
+
+from tanager import _validate as validate
+from tanager.privacy.mechanism import Mechanism
+
+
+PRIVACY_WALL = 2.0
+"""Noise multiplier below which ε grows faster than TAN says (section 3.2)."""
+
+_TOO_LARGE = (
+    "no batch is larger than the data set: use more examples, or a smaller step"
+    " along this line"
+)
+
+
+def eta_step(mechanism: Mechanism) -> float:
+    """Return η_step = q / (√2 σ), the signal-to-noise ratio of one step (3.1).
+
+    It is infinite without noise.
+    """
+    if mechanism.noise_multiplier == 0:
+        return math.inf
+    return mechanism.sample_rate / (math.sqrt(2) * mechanism.noise_multiplier)
+
+
+def eta(mechanism: Mechanism) -> float:
+    """Return η = √S η_step, the signal-to-noise ratio of the run (definition 3.1)."""
+    return math.sqrt(mechanism.steps) * eta_step(mechanism)
+
+
+def total_noise(mechanism: Mechanism) -> float:
+    """Return the total amount of noise, Σ = 1/η (definition 3.1)."""
+    return math.sqrt(2 / mechanism.steps) * (
+        mechanism.noise_multiplier / mechanism.sample_rate
+    )
+
+
+def epsilon_tan(eta: float, delta: float) -> float:
+    """Return ε_TAN = η² + 2η √log(1/δ) (equation 4): an approximation of ε.
+
+    It describes neighbours that differ by one example more or less; where one example
+    is exchanged, the signal is twice as large: pass 2η.
+
+    Raises:
+        ValueError: η is negative, or δ is not strictly between 0 and 1.
+    """
+    if eta == math.inf:
+        return math.inf
+    validate.not_negative(eta=eta)
+    validate.probability(delta=delta)
+    return eta * eta + 2 * eta * math.sqrt(-math.log(delta))
+
+
+def eta_for_epsilon(epsilon: float, delta: float) -> float:
+    """Return the η with `epsilon_tan(η, delta) == epsilon` (equation 4, inverted).
+
+    Raises:
+        ValueError: ε is negative, or δ is not strictly between 0 and 1.
+    """
+    validate.not_negative(epsilon=epsilon)
+    validate.probability(delta=delta)
+    # √(ℓ + ε) − √ℓ with ℓ = log(1/δ), written without the cancellation.
+    root = math.sqrt(-math.log(delta))
+    return epsilon / (math.hypot(root, math.sqrt(epsilon)) + root)
+
+
+def at_batch_size(
+    mechanism: Mechanism,
+    *,
+    factor: float | None = None,
+    sample_rate: float | None = None,
+) -> Mechanism:
+    """Change the batch size at the same η_step and steps: σ follows q (3.4).
+
+    The update keeps its signal-to-noise ratio, so the run trains much alike; its cost
+    changes by the same factor. Downwards this simulates a large run cheaply (without
+    its guarantee); upwards it leaves the privacy wall.
+
+    Args:
+        mechanism: the run to start from.
+        factor: multiplies both the sample rate and the noise multiplier.
+        sample_rate: the new q, instead of `factor`.
+
+    Raises:
+        ValueError: not exactly one of the two is given, or the new q exceeds 1.
+    """
+    if (factor is None) == (sample_rate is None):
+        raise ValueError("give either factor or sample_rate, and not both")
+    if factor is None:
+        assert sample_rate is not None
+        validate.fraction(sample_rate=sample_rate, remedy=_TOO_LARGE)
+        factor = sample_rate / mechanism.sample_rate
+    else:
+        validate.positive(factor=factor)
+        sample_rate = factor * mechanism.sample_rate
+    validate.fraction(sample_rate=sample_rate, remedy=_TOO_LARGE)
+    return dataclasses.replace(
+        mechanism,
+        sample_rate=sample_rate,
+        noise_multiplier=factor * mechanism.noise_multiplier,
+    )
+
+
+def at_steps(mechanism: Mechanism, steps: int) -> Mechanism:
+    """Change the number of steps at the same η and σ: q = ησ√(2/S) (4.3).
+
+    A quarter of the steps goes with twice the batch size.
+
+    Raises:
+        ValueError: `steps` is below 1, or so small that q would exceed 1.
+    """
+    validate.whole(steps=steps, at_least=1)
+    sample_rate = mechanism.sample_rate * math.sqrt(mechanism.steps / steps)
+    if sample_rate > 1:
+        fewest = math.ceil(mechanism.steps * mechanism.sample_rate**2)
+        validate.refuse(
+            "steps",
+            steps,
+            f"would need a sample rate of {sample_rate:.3g}, above 1",
+            f"take at least {fewest} steps",
+        )
+    return dataclasses.replace(mechanism, sample_rate=sample_rate, steps=steps)

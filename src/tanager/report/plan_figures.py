@@ -1,0 +1,202 @@
+"""Pictures of a plan: where it stands before the privacy wall.
+
+The two panels redraw figures 2 and 3 of TAN Without a Burn for the plan at hand.
+"""
+
+import dataclasses
+import math
+import pathlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tanager import _validate as validate
+from tanager.privacy import accountant, tan
+from tanager.privacy.accountant import Accountant
+from tanager.privacy.mechanism import Adjacency, Mechanism
+from tanager.privacy.plan import Plan
+
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+_RATIO_NOISE_MULTIPLIERS = (0.5, 0.7, 1.0, 2.0, 4.0)
+_ORDERS = tuple(range(2, 33))
+# fmt: off
+_FEWER_ORDERS = (
+    1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 8, 11, 16, 24,
+    40, 64, 100,
+)
+# fmt: on
+_COLOURS = ("#1b9e77", "#7570b3", "#66a61e", "#a6761d", "#386cb0")
+_PLAN_COLOUR = "#d62728"
+
+
+def plot(plan: Plan, path: str | pathlib.Path) -> None:
+    """Draw a plan as a PNG or SVG file.
+
+    Left, figure 2 of the paper: ε by RDP against the noise multiplier at the plan's η,
+    for a few numbers of steps; the plan is a point on its own curve. Right, figure 3:
+    the Rényi divergence g_α(σ, q) of one step over its approximation α η_step², at the
+    plan's η_step. For add-or-remove-one, which the RDP curves are about; a replace-one
+    plan is drawn as its add-or-remove-one counterpart and the title says so.
+
+    Args:
+        plan: the plan; it must have noise.
+        path: where to write; the ending, .png or .svg, chooses the format.
+
+    Raises:
+        ValueError: the ending is another one, or the plan has no noise.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    path = pathlib.Path(path)
+    if path.suffix.lower() not in (".png", ".svg"):
+        validate.refuse("plot", str(path), "must end in .png or .svg")
+    validate.positive(
+        noise_multiplier=plan.noise_multiplier,
+        remedy="without noise there is nothing to draw",
+    )
+    mechanism = dataclasses.replace(
+        plan.mechanism, adjacency=Adjacency.ADD_OR_REMOVE_ONE
+    )
+    figure = Figure(figsize=(11.5, 4.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    _draw_wall(left, mechanism, plan.delta)
+    _draw_ratios(right, mechanism)
+    about = (
+        rf"$N$ = {plan.examples:,}, $B$ = {plan.batch_size:,}, $S$ = {plan.steps:,},"
+        rf" $\sigma$ = {plan.noise_multiplier:.3g}, $\delta$ = {plan.delta:g}"
+    )
+    if plan.adjacency is Adjacency.REPLACE_ONE:
+        about += " (drawn for add-or-remove-one)"
+    figure.suptitle(about, fontsize=11)
+    figure.savefig(path, dpi=160)
+
+
+def _draw_wall(axes: "Axes", mechanism: Mechanism, delta: float) -> None:
+    """ε against σ at constant η: flat above the wall, steep below it."""
+    steps = mechanism.steps
+    for colour, factor in ((0, 1 / 16), (None, 1), (1, 16)):
+        count = max(1, round(steps * factor))
+        curve = _at_constant_eta(mechanism, count)
+        if not curve:
+            continue
+        sigmas = [point.noise_multiplier for point in curve]
+        epsilons = [_quick_epsilon(point, delta) for point in curve]
+        axes.plot(
+            sigmas,
+            epsilons,
+            color=_PLAN_COLOUR if colour is None else _COLOURS[colour],
+            linewidth=2.5 if colour is None else 1.5,
+            label=f"$S$ = {count:,}" + (" (plan)" if colour is None else ""),
+        )
+    own = accountant.epsilon(mechanism, delta, Accountant.RDP)
+    axes.plot(
+        mechanism.noise_multiplier,
+        own,
+        "o",
+        color=_PLAN_COLOUR,
+        markersize=9,
+        markeredgecolor="white",
+        zorder=5,
+        label=rf"the plan: $\varepsilon$ = {own:.3g} by RDP",
+    )
+    flat = tan.epsilon_tan(tan.eta(mechanism), delta)
+    axes.axhline(
+        flat,
+        color="black",
+        linestyle="--",
+        linewidth=1,
+        label=rf"$\varepsilon_\mathrm{{TAN}}$ = {flat:.3g}",
+    )
+    axes.set(xscale="log", yscale="log")
+    axes.set_ylim(0.6 * (min(flat, own) or flat), max(30 * flat, 3 * own))
+    _mark_wall(axes)
+    _number_axis(axes, "x")
+    _number_axis(axes, "y")
+    axes.set_xlabel(r"noise multiplier $\sigma$")
+    axes.set_ylabel(rf"$\varepsilon$ at $\delta$ = {delta:g}")
+    axes.set_title(
+        rf"The budget at constant $\eta$ = {tan.eta(mechanism):.3g}", fontsize=11
+    )
+    axes.legend(fontsize=9, loc="upper right", framealpha=0.9, edgecolor="none")
+
+
+def _draw_ratios(axes: "Axes", mechanism: Mechanism) -> None:
+    """g_α / (α η_step²) against α: near 1 where TAN holds."""
+    own = mechanism.noise_multiplier
+    per_step = tan.eta_step(mechanism)
+    others = [
+        sigma
+        for sigma in _RATIO_NOISE_MULTIPLIERS
+        if abs(math.log(sigma / own)) > 0.05 and math.sqrt(2) * sigma * per_step <= 1
+    ]
+    for sigma in sorted([*others, own]):
+        step = Mechanism(min(1.0, math.sqrt(2) * sigma * per_step), sigma, 1)
+        ratios = accountant.rdp(step, _ORDERS) / (np.array(_ORDERS) * per_step**2)
+        mine = sigma == own
+        axes.plot(
+            _ORDERS,
+            ratios,
+            color=_PLAN_COLOUR if mine else _COLOURS[others.index(sigma)],
+            linewidth=2.5 if mine else 1.5,
+            zorder=4 if mine else 2,
+            label=rf"$\sigma$ = {sigma:.3g}" + (" (plan)" if mine else ""),
+        )
+    axes.axhline(1, color="black", linestyle="--", linewidth=1)
+    axes.set(yscale="log", xlim=(_ORDERS[0], _ORDERS[-1]), ylim=(0.7, 30))
+    _number_axis(axes, "y")
+    axes.set_xlabel(r"Rényi order $\alpha$")
+    axes.set_ylabel(r"$g_\alpha(\sigma, q) \; / \; (\alpha\,\eta_\mathrm{step}^2)$")
+    axes.set_title(
+        rf"One step at constant $\eta_\mathrm{{step}}$ = {per_step:.3g}", fontsize=11
+    )
+    axes.legend(
+        fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0), edgecolor="none"
+    )
+
+
+def _at_constant_eta(mechanism: Mechanism, steps: int) -> list[Mechanism]:
+    """The mechanisms of one curve, as far as q = η σ √(2/S) stays at most 1."""
+    eta = tan.eta(mechanism)
+    own = mechanism.noise_multiplier
+    sigmas = np.append(np.geomspace(min(0.35, own / 2), max(12, 2 * own), 23), own)
+    largest = math.sqrt(steps / 2) / eta
+    return [
+        Mechanism(min(1.0, eta * sigma * math.sqrt(2 / steps)), float(sigma), steps)
+        for sigma in np.unique(sigmas[sigmas <= largest * (1 + 1e-12)])
+    ]
+
+
+def _quick_epsilon(mechanism: Mechanism, delta: float) -> float:
+    divergences = accountant.rdp(mechanism, _FEWER_ORDERS)
+    return accountant.epsilon_from_rdp(_FEWER_ORDERS, divergences, delta)
+
+
+def _mark_wall(axes: "Axes") -> None:
+    left = axes.get_xlim()[0]
+    axes.axvspan(left, tan.PRIVACY_WALL, color="0.93", zorder=0)
+    axes.set_xlim(left=left)
+    axes.text(
+        tan.PRIVACY_WALL * 0.96,
+        0.03,
+        r"privacy wall: $\sigma$ < 2",
+        transform=axes.get_xaxis_transform(),
+        horizontalalignment="right",
+        color="0.35",
+        fontsize=9,
+    )
+
+
+def _number_axis(axes: "Axes", which: str) -> None:
+    """Label a logarithmic axis with plain numbers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())

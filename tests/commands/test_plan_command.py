@@ -1,0 +1,96 @@
+import json
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tanager.commands import plan
+
+
+ARGUMENTS = ["--examples", "50000", "--batch-size", "4096", "--steps", "2500"]
+
+
+def test_json_is_one_object_and_nothing_else(capsys):
+    assert plan.run([*ARGUMENTS, "--noise-multiplier", "3", "--json"]) == 0
+    captured = capsys.readouterr()
+    record = json.loads(captured.out)
+    assert captured.err == ""
+    assert set(record) >= {
+        *("examples", "batch_size", "sample_rate", "steps", "epochs", "delta"),
+        *("noise_multiplier", "adjacency", "epsilon", "eta", "eta_step"),
+        *("total_noise", "solved", "warnings"),
+    }
+    assert record["epsilon"]["rdp"] == pytest.approx(7.1, abs=0.05)
+    assert record["epsilon"]["pld"] < record["epsilon"]["rdp"]
+
+
+def test_json_without_noise_is_still_json(capsys):
+    plan.run([*ARGUMENTS, "--noise-multiplier", "0", "--json"])
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    record = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    assert record["epsilon"] == dict.fromkeys(["pld", "rdp", "gdp_clt", "tan"])
+
+
+def test_the_table_says_what_is_a_guarantee(capsys):
+    plan.run([*ARGUMENTS, "--noise-multiplier", "3"])
+    lines = capsys.readouterr().out.splitlines()
+
+    def line(start):
+        (found,) = [text for text in lines if text.startswith(start)]
+        return " ".join(found.split())
+
+    assert line("PLD") == "PLD 6.579 the guarantee ← solved for"
+    assert line("RDP").startswith("RDP 7.098 a guarantee, looser")
+    assert line("GDP-CLT").endswith("approximation, never a guarantee")
+    assert line("TAN").endswith("approximation, never a guarantee")
+    assert line("adjacency") == "adjacency add-or-remove-one"
+    assert line("signal to noise η") == "signal to noise η 0.9654"
+    assert line("η of one step") == "η of one step 0.01931"
+    assert line("total noise Σ") == "total noise Σ = 1/η 1.036"
+
+
+def test_the_table_marks_what_was_solved_for_and_warns(capsys):
+    arguments = "--examples 50000 --steps 2500 --noise-multiplier 0.5 --epsilon 8"
+    plan.run([*arguments.split(), "--adjacency", "replace-one"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"batch size B \d+ ← solved for", text)
+    assert text.count("← solved for") == 1
+    assert "RDP — not defined for replace-one" in text
+    assert "Warning: privacy wall: with a noise multiplier of 0.5" in text
+
+
+def test_bad_input_is_one_message():
+    with pytest.raises(ValueError, match="too little is given"):
+        plan.run(ARGUMENTS)
+    with pytest.raises(ValueError, match="did you mean replace-one"):
+        plan.run([*ARGUMENTS, "--epsilon", "8", "--adjacency", "replace"])
+
+
+def test_a_plot_can_be_asked_for(tmp_path, capsys):
+    path = tmp_path / "plan.svg"
+    plan.run([*ARGUMENTS, "--noise-multiplier", "3", "--json", "--plot", str(path)])
+    json.loads(capsys.readouterr().out)
+    assert path.read_text().startswith("<?xml")
+
+
+def test_a_plot_of_another_kind_is_refused(tmp_path):
+    arguments = [*ARGUMENTS, "--noise-multiplier", "3"]
+    with pytest.raises(ValueError, match=re.escape("must end in .png or .svg")):
+        plan.run([*arguments, "--plot", str(tmp_path / "plan.pdf")])
+
+
+@pytest.mark.slow
+def test_planning_neither_waits_for_jax_nor_for_long():
+    code = (
+        "import sys; from tanager.commands.plan import run;"
+        f"run({ARGUMENTS!r} + ['--epsilon', '8', '--json']);"
+        "assert not {'jax', 'matplotlib', 'sklearn', 'pyarrow'} & set(sys.modules)"
+    )
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+    assert time.perf_counter() - start < 20  # about 2.5 on an idle machine

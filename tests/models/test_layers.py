@@ -1,0 +1,272 @@
+import math
+import re
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from tanager.models import layers
+
+
+EPS32 = float(np.finfo(np.float32).eps)
+
+
+def _same_padding(size, kernel, stride):
+    out = -(-size // stride)
+    total = max((out - 1) * stride + kernel - size, 0)
+    return total // 2, total - total // 2
+
+
+def _textbook_conv(image, weight, stride, padding):
+    """Cross-correlation by loops over output pixels, in float64."""
+    image, weight = np.asarray(image, float), np.asarray(weight, float)
+    kernel = weight.shape[0]
+    if padding == "SAME":
+        padding = tuple(_same_padding(n, kernel, stride) for n in image.shape[:2])
+    elif padding == "VALID":
+        padding = ((0, 0), (0, 0))
+    image = np.pad(image, (*padding, (0, 0)))
+    rows = (image.shape[0] - kernel) // stride + 1
+    columns = (image.shape[1] - kernel) // stride + 1
+    output = np.zeros((rows, columns, weight.shape[-1]))
+    for row in range(rows):
+        for column in range(columns):
+            top, left = row * stride, column * stride
+            patch = image[top : top + kernel, left : left + kernel]
+            output[row, column] = np.einsum("hwi,hwio->o", patch, weight)
+    return output
+
+
+def _textbook_standardise(weight, eps, gain: Any = 1.0):
+    """Unlocking, appendix C.1, one output unit at a time, in float64."""
+    output = np.empty(weight.shape)
+    for unit in range(weight.shape[-1]):
+        column = np.float64(weight[..., unit])
+        spread = math.sqrt(column.var() + eps)
+        gains = np.broadcast_to(np.float64(gain), weight.shape[-1:])
+        output[..., unit] = (
+            gains[unit] * (column - column.mean()) / (spread * math.sqrt(column.size))
+        )
+    return output
+
+
+def _textbook_group_norm(image, groups, scale, bias, eps):
+    """Two passes over each group, in float64."""
+    image = np.asarray(image, float)
+    height, width, channels = image.shape
+    grouped = image.reshape(height, width, groups, channels // groups)
+    mean = grouped.mean((0, 1, 3), keepdims=True)
+    variance = ((grouped - mean) ** 2).mean((0, 1, 3), keepdims=True)
+    normal = ((grouped - mean) / np.sqrt(variance + eps)).reshape(image.shape)
+    return normal * np.float64(scale) + np.float64(bias)
+
+
+def _normal(seed, *shape):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize(
+    "padding", ["SAME", "VALID", ((1, 1), (1, 1)), ((0, 2), (1, 0))]
+)
+@pytest.mark.parametrize("standardised", [False, True])
+def test_convolution_is_the_textbook_one(stride, padding, standardised):
+    make = layers.StandardisedConv if standardised else layers.Conv
+    conv = make(
+        2, 5, 3, stride=stride, padding=padding, bias=True, key=jax.random.key(0)
+    )
+    conv = eqx.tree_at(lambda c: c.bias, conv, jnp.asarray(_normal(1, 5)))
+    image = _normal(2, 7, 6, 2)
+    weight = np.asarray(conv.weight)
+    if standardised:
+        weight = _textbook_standardise(weight, conv.eps)
+    expected = _textbook_conv(image, weight, stride, padding) + np.asarray(conv.bias)
+    actual = conv(jnp.asarray(image))
+    assert actual.dtype == jnp.float32
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("eps", [1e-8, 0.3])
+def test_standardise_follows_appendix_c1_with_eps_on_the_variance(eps):
+    weight, gain = _normal(0, 3, 3, 4, 6) * 3 + 2, _normal(1, 6)
+    for gains in (None, gain):
+        expected = _textbook_standardise(weight, eps, 1.0 if gains is None else gains)
+        device_gain = None if gains is None else jnp.asarray(gains)
+        actual = layers.standardise(jnp.asarray(weight), device_gain, eps=eps)
+        np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=1e-6)
+
+
+def test_standardised_weights_sum_to_zero_and_their_squares_to_one():
+    weight = jnp.asarray(_normal(0, 3, 3, 64, 8))
+    actual = np.float64(layers.standardise(weight))
+    np.testing.assert_allclose(actual.sum((0, 1, 2)), 0.0, atol=1e-5)
+    np.testing.assert_allclose((actual**2).sum((0, 1, 2)), 1.0, rtol=1e-5)
+
+
+def test_standardise_gradient_is_the_formula_of_the_clipping_rule():
+    """dW = a·[G − mean(G) − v·(vᵀG)/(n s²)], with eps large enough to matter."""
+    eps = 0.2
+    with jax.enable_x64(True):
+        weight = np.float64(_normal(0, 3, 3, 2, 4))
+        gain, upstream = np.float64(_normal(1, 4)), np.float64(_normal(2, 3, 3, 2, 4))
+        _, pull = jax.vjp(
+            lambda w: layers.standardise(w, jnp.asarray(gain), eps=eps),
+            jnp.asarray(weight),
+        )
+        (actual,) = pull(jnp.asarray(upstream))
+    flat, g = weight.reshape(-1, 4), upstream.reshape(-1, 4)
+    n = len(flat)
+    v = flat - flat.mean(0)
+    s2 = (v**2).mean(0) + eps
+    expected = gain / np.sqrt(n * s2) * (g - g.mean(0) - v * (v * g).sum(0) / (n * s2))
+    np.testing.assert_allclose(actual, expected.reshape(weight.shape), rtol=1e-12)
+
+
+def test_gain_and_bias_are_there_only_on_request():
+    bare = layers.StandardisedConv(3, 4, 3, key=jax.random.key(0))
+    full = layers.StandardisedConv(3, 4, 3, gain=True, bias=True, key=jax.random.key(0))
+    assert bare.gain is None and bare.bias is None
+    np.testing.assert_array_equal(full.gain, np.ones(4))
+    np.testing.assert_array_equal(full.bias, np.zeros(4))
+    doubled = eqx.tree_at(lambda c: c.gain, full, jnp.full(4, 2.0))
+    image = jnp.asarray(_normal(0, 5, 5, 3))
+    np.testing.assert_allclose(doubled(image), 2 * full(image), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(bare(image), full(image))
+
+
+@pytest.mark.parametrize("mean", [0.0, 1e3, -1e3])
+@pytest.mark.parametrize("groups", [1, 4, 8])
+def test_group_norm_is_the_textbook_form_even_at_large_means(mean, groups):
+    norm = layers.GroupNorm(8, groups)
+    scale, bias = _normal(1, 8), _normal(2, 8)
+    norm = eqx.tree_at(
+        lambda n: (n.scale, n.bias), norm, (jnp.asarray(scale), jnp.asarray(bias))
+    )
+    image = _normal(0, 6, 5, 8) + np.float32(mean)
+    expected = _textbook_group_norm(image, groups, scale, bias, norm.eps)
+    # One float32 rounding of a product as large as mean·scale/σ is allowed, thrice.
+    tolerance = 3 * EPS32 * max(abs(mean) * 2.5, 4.0)
+    np.testing.assert_allclose(
+        norm(jnp.asarray(image)), expected, rtol=0, atol=tolerance
+    )
+
+
+def test_group_norm_bears_an_image_whose_first_row_is_far_from_the_rest():
+    image = _normal(0, 32, 32, 8)
+    image[0] += 1e4
+    norm = layers.GroupNorm(8, 4)
+    expected = _textbook_group_norm(image, 4, 1.0, 0.0, norm.eps)
+    # The docstring's bound: cancellation loses at most the height, 32, in precision.
+    tolerance = float(32 * EPS32 * np.abs(expected).max())
+    np.testing.assert_allclose(norm(jnp.asarray(image)), expected, atol=tolerance)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 1e4])
+def test_group_norm_of_a_constant_image_is_its_bias(value):
+    norm = layers.GroupNorm(4, 2)
+    image = jnp.full((5, 3, 4), value, jnp.float32)
+    rounding = abs(value) / math.sqrt(norm.eps) * EPS32
+    np.testing.assert_allclose(norm(image), 0.0, atol=4 * rounding + 1e-7)
+    gradient = jax.grad(lambda x: jnp.sum(norm(x)[0, 0]))(image)
+    assert np.isfinite(gradient).all()
+
+
+def test_group_norm_gradient_by_finite_differences():
+    with jax.enable_x64(True):
+        norm = jax.tree.map(lambda a: a.astype(jnp.float64), layers.GroupNorm(4, 2))
+        image = jnp.asarray(np.float64(_normal(0, 3, 4, 4)) + 5.0)
+        mix = jnp.asarray(np.float64(_normal(1, 3, 4, 4)))
+
+        @jax.jit
+        def loss(x):
+            return jnp.sum(norm(x) * mix)
+
+        gradient = np.asarray(jax.grad(loss)(image))
+        step = 1e-6
+        for place in [(0, 0, 0), (0, 3, 2), (1, 2, 3), (2, 3, 1)]:
+            nudge = jnp.zeros_like(image).at[place].set(step)
+            slope = (loss(image + nudge) - loss(image - nudge)) / (2 * step)
+            np.testing.assert_allclose(gradient[place], slope, rtol=1e-6, atol=1e-8)
+
+
+def test_norm_statistics_are_float32_for_bfloat16_and_float64_for_float64():
+    norm = layers.GroupNorm(16, 4)
+    image = jnp.asarray(_normal(0, 16, 16, 16) + 3, jnp.bfloat16)
+    actual = norm(image)
+    assert actual.dtype == jnp.bfloat16
+    exact = _textbook_group_norm(np.asarray(image, np.float64), 4, 1.0, 0.0, norm.eps)
+    # Only the final rounding to bfloat16 (8 significant bits) may show.
+    np.testing.assert_allclose(
+        np.asarray(actual, np.float64), exact, rtol=1.01 * 2**-8, atol=1e-5
+    )
+    with jax.enable_x64(True):
+        wide = np.float64(_normal(0, 5, 5, 16)) + 1e6
+        result = norm(jnp.asarray(wide))
+        assert result.dtype == jnp.float64
+        expected = _textbook_group_norm(wide, 4, 1.0, 0.0, norm.eps)
+        np.testing.assert_allclose(result, expected, atol=1e-8)
+
+
+def test_linear_is_an_affine_map():
+    linear = layers.Linear(5, 3, key=jax.random.key(0))
+    linear = eqx.tree_at(lambda m: m.bias, linear, jnp.asarray(_normal(1, 3)))
+    vector = _normal(2, 5)
+    expected = np.asarray(vector, float) @ np.asarray(linear.weight, float)
+    expected = expected + np.asarray(linear.bias, float)
+    np.testing.assert_allclose(linear(jnp.asarray(vector)), expected, rtol=1e-5)
+    assert layers.Linear(5, 3, bias=False, key=jax.random.key(0)).bias is None
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize(
+    ("layer", "fan_in"),
+    [
+        (layers.Conv(16, 64, 3, key=jax.random.key(0)), 144),
+        (layers.StandardisedConv(32, 64, 3, key=jax.random.key(1)), 288),
+        (layers.Linear(100, 200, key=jax.random.key(2)), 100),
+    ],
+)
+def test_initial_weights_are_gaussian_of_variance_one_over_fan_in(layer, fan_in):
+    """Mean, variance and shape; false alarm 1e-6 each (fixed keys, so all or never)."""
+    alarm = 1e-6
+    weights = np.float64(layer.weight).ravel() * math.sqrt(fan_in)
+    n = weights.size
+    limit = stats.norm.isf(alarm / 2)
+    assert abs(weights.mean()) * math.sqrt(n) < limit
+    low, high = stats.chi2.ppf([alarm / 2, 1 - alarm / 2], n)
+    assert low < (weights**2).sum() < high
+    assert stats.kstest(weights, "norm").pvalue > alarm
+    # Not truncated: the chance that all n stay within 2.5 σ is far below the alarm.
+    assert n * stats.norm.logcdf(2.5) < math.log(alarm)
+    assert np.abs(weights).max() > 2.5
+
+
+@pytest.mark.parametrize("make", [layers.Conv, layers.StandardisedConv])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"channels_in": 0}, "channels_in (=0) must be at least 1"),
+        ({"channels_out": 0}, "channels_out (=0) must be at least 1"),
+        ({"kernel_size": 0}, "kernel_size (=0) must be at least 1"),
+        ({"stride": 0}, "stride (=0) must be at least 1"),
+    ],
+)
+def test_convolutions_refuse_impossible_sizes(make, change, message):
+    sizes = {"channels_in": 3, "channels_out": 4, "kernel_size": 3} | change
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make(**sizes, key=jax.random.key(0))
+
+
+def test_a_fan_in_of_one_weight_is_refused():
+    with pytest.raises(ValueError, match="a single weight minus its own mean is 0"):
+        layers.StandardisedConv(1, 4, 1, key=jax.random.key(0))
+
+
+def test_groups_that_do_not_divide_the_channels_are_refused():
+    message = "groups (=16) must divide the 24 channels: use 8, or change the width"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        layers.GroupNorm(24, 16)

@@ -1,0 +1,205 @@
+import re
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tanager import models
+from tanager.models import zoo
+
+
+CLASSES = 7
+# Everything small enough to compile here; the published WRNs are the same code, and
+# test_wide_resnet checks their shapes.
+CASES = [
+    ("small-cnn", (8, 8, 1), "pre-activation", True),
+    ("small-cnn", (9, 17, 2), "post-activation", False),
+    ("small-cnn", (28, 28, 1), "post-activation", True),
+    ("small-cnn", (32, 32, 3), "pre-activation", False),
+    ("wrn-10-1", (8, 12, 3), "post-activation", True),
+]
+
+
+def _images(count, shape):
+    pixels = np.random.default_rng(0).standard_normal((count, *shape))
+    return jnp.asarray(pixels.astype(np.float32))
+
+
+def _create(name, shape, order, standardised, seed=0):
+    return models.create(
+        name,
+        classes=CLASSES,
+        image_shape=shape,
+        key=jax.random.key(seed),
+        normalisation_order=order,
+        weight_standardisation=standardised,
+    )
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+class TestEveryModel:
+    def test_logits_are_finite_and_alike_in_any_company(self, case):
+        model, images = _create(*case), _images(3, case[1])
+        run = eqx.filter_jit(eqx.filter_vmap(model))
+        logits = run(images)
+        assert logits.shape == (3, CLASSES)
+        assert logits.dtype == jnp.float32
+        assert np.isfinite(logits).all()
+        # Other examples, even broken ones, leave an example's logits as they are.
+        company = images.at[1].set(jnp.nan).at[2].multiply(1e3)
+        changed = run(company)
+        np.testing.assert_array_equal(changed[0], logits[0])
+        assert np.isnan(changed[1]).all()
+
+    def test_gradient_is_finite_and_not_zero_on_every_leaf(self, case):
+        model, image = _create(*case), _images(1, case[1])[0]
+
+        @jax.jit
+        def gradient(model):
+            return jax.grad(lambda m: -jax.nn.log_softmax(m(image))[2])(model)
+
+        for path, leaf in jax.tree_util.tree_leaves_with_path(gradient(model)):
+            name = jax.tree_util.keystr(path)
+            assert np.isfinite(leaf).all(), name
+            assert np.abs(leaf).max() > 1e-6, name
+
+    def test_the_same_key_gives_the_same_weights_and_another_does_not(self, case):
+        first, again, other = (_create(*case, seed=seed) for seed in (0, 0, 1))
+        assert eqx.tree_equal(first, again)
+        for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(other), strict=True):
+            assert a.ndim == 1 or not np.array_equal(a, b)
+        weights = [w for w in jax.tree.leaves(first) if w.ndim > 1]
+        firsts = {float(w.ravel()[0] * np.sqrt(w[..., 0].size)) for w in weights}
+        assert len(firsts) == len(weights)  # no key drew two layers
+
+    def test_bfloat16_images_run_the_model_in_bfloat16(self, case):
+        model, image = _create(*case), _images(1, case[1])[0]
+        exact = eqx.filter_jit(model)(image)
+        narrow = eqx.filter_jit(model)(image.astype(jnp.bfloat16))
+        assert narrow.dtype == jnp.bfloat16
+        spread = float(jnp.max(jnp.abs(exact)))
+        difference = np.abs(np.float32(narrow) - np.asarray(exact)).max()
+        assert difference < 0.1 * spread
+        all_narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), model)
+        again = eqx.filter_eval_shape(all_narrow, image.astype(jnp.bfloat16))
+        assert again.dtype == jnp.bfloat16
+
+    def test_what_is_not_one_standardised_image_is_refused(self, case):
+        model = eqx.filter_eval_shape(_create, *case)
+        height, width, channels = case[1]
+        batch = jnp.zeros((2, *case[1]), jnp.float32)
+        with pytest.raises(ValueError, match=re.escape("use jax.vmap(model)")):
+            model(batch)
+        wrong = jnp.zeros((height, width, channels + 1), jnp.float32)
+        message = f"must be (H, W, {channels})"
+        with pytest.raises(ValueError, match=re.escape(message)):
+            model(wrong)
+        with pytest.raises(ValueError, match="must be floating point"):
+            model(jnp.zeros(case[1], jnp.uint8))
+
+
+@pytest.mark.parametrize("name", [*zoo.MODELS, "wrn-22-2"])
+def test_every_name_builds_a_model_of_the_right_shape(name):
+    model = eqx.filter_eval_shape(
+        models.create, name, classes=10, image_shape=(32, 32, 3), key=jax.random.key(0)
+    )
+    image = jax.ShapeDtypeStruct((32, 32, 3), jnp.float32)
+    logits = eqx.filter_eval_shape(lambda m, x: m(x), model, image)
+    assert logits.shape == (10,)
+    assert logits.dtype == jnp.float32
+    if name.startswith("wrn"):
+        depth = int(name.split("-")[1])
+        assert isinstance(model, models.WideResNet)
+        assert len(model.blocks) == (depth - 4) // 2
+        assert model.blocks[-1].conv2.weight.shape[-1] == 64 * int(name.split("-")[2])
+
+
+def test_the_small_cnn_has_the_stated_layers():
+    def parts(shape):
+        model = eqx.filter_eval_shape(models.SmallCNN, 10, shape, key=jax.random.key(0))
+        count = models.count_parameters(model)
+        return len(model.stages), model.head.weight.shape[0], count
+
+    def expected(stages, side, channels):
+        convolutions = 9 * 32 * (channels + 32 * (stages - 1)) + 64 * stages
+        features = 32 * side * side
+        return stages, features, convolutions + features * 10 + 10
+
+    assert parts((8, 8, 1)) == expected(2, 4, 1)
+    assert parts((28, 28, 1)) == expected(3, 7, 1)
+    assert parts((32, 32, 3)) == expected(3, 8, 3)
+
+
+def test_the_small_cnn_refuses_another_image_size():
+    model = models.create(
+        "small-cnn", classes=10, image_shape=(8, 8, 1), key=jax.random.key(0)
+    )
+    message = "image shape (=(9, 8, 1)) must be (8, 8, 1)"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        model(jnp.zeros((9, 8, 1), jnp.float32))
+
+
+@pytest.mark.parametrize("name", ["small-cnn", "wrn-10-1"])
+def test_options_reach_the_model(name):
+    def inspect(order, standardised):
+        model = _create(name, (8, 8, 1), order, standardised)
+        if isinstance(model, models.SmallCNN):
+            return model.stages[0].order, type(model.stages[0].conv)
+        return model.blocks[0].order, type(model.blocks[0].conv1)
+
+    assert inspect("pre-activation", True) == (
+        "pre-activation",
+        models.StandardisedConv,
+    )
+    assert inspect("post-activation", False) == ("post-activation", models.Conv)
+
+
+def test_the_small_cnn_normalises_in_the_order_asked_for():
+    """After the last ReLU features are never negative; after the last norm, some."""
+    image = _images(1, (8, 8, 1))[0]
+    for order, negative in [("pre-activation", False), ("post-activation", True)]:
+        features = image
+        model = models.SmallCNN(
+            CLASSES, (8, 8, 1), normalisation_order=order, key=jax.random.key(0)
+        )
+        for stage in model.stages:
+            features = stage(features)
+        assert bool((features < 0).any()) == negative
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": "wrn-16-44x"}, "did you mean wrn-16-4?"),
+        (
+            {"name": "smal-cnn"},
+            "model (='smal-cnn') must be one of small-cnn, wrn-16-4",
+        ),
+        ({"name": "smal-cnn"}, "did you mean small-cnn?"),
+        ({"name": "transformer"}, "or any wrn-DEPTH-WIDTH with a depth of 6n + 4"),
+        ({"name": "wrn-17-4"}, "depth (=17) must be 6n + 4: the nearest are 16, 22"),
+        ({"normalisation": "batch"}, "mixes the examples of a batch"),
+        ({"normalisation": "batch"}, ": use group"),
+        ({"normalisation": "grop"}, "normalisation (='grop') must be one of group"),
+        ({"normalisation_order": "preactivation"}, "did you mean pre-activation?"),
+        ({"image_shape": (32, 32)}, "image_shape (=(32, 32)) must be (height, width,"),
+        ({"image_shape": (2, 8, 8, 1)}, "(height, width, channels): no batch axis"),
+        ({"image_shape": (7, 8, 1)}, "image_height (=7) must be at least 8"),
+        ({"image_shape": (8, 7, 1)}, "image_width (=7) must be at least 8"),
+        ({"image_shape": (8, 8, 0)}, "image_channels (=0) must be at least 1"),
+        ({"classes": 1}, "classes (=1) must be at least 2"),
+    ],
+)
+def test_create_refuses_with_a_remedy(change, message):
+    options = {"name": "small-cnn", "classes": 10, "image_shape": (8, 8, 1)} | change
+    for name in {options.pop("name")}:
+        with pytest.raises(ValueError, match=re.escape(message)):
+            models.create(name, **options, key=jax.random.key(0))
+
+
+def test_parameters_are_counted_from_arrays_or_shapes():
+    tree = {"a": jnp.zeros((2, 3)), "b": (jnp.zeros(()), "text", 7)}
+    assert models.count_parameters(tree) == 7
+    assert models.count_parameters(jax.eval_shape(lambda: jnp.zeros((2, 3)))) == 6

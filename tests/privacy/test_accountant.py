@@ -1,0 +1,440 @@
+"""Accountants against closed forms, quadrature, published rows and each other."""
+
+import dataclasses
+import logging
+import math
+import re
+import time
+
+import dp_accounting
+import numpy as np
+import pytest
+from scipy import integrate, optimize, stats
+
+from tanager.privacy import _pld, accountant
+from tanager.privacy.accountant import Accountant
+from tanager.privacy.mechanism import Adjacency, Mechanism
+
+
+ADD, REPLACE = Adjacency
+CIFAR = Mechanism(4096 / 50_000, 3.0, 2500)
+SMALL = Mechanism(0.01, 1.2, 200)
+
+
+def gaussian_delta(mu, epsilon):
+    """Balle and Wang 2018, theorem 8."""
+    second = stats.norm.logcdf(-epsilon / mu - mu / 2)
+    return stats.norm.cdf(-epsilon / mu + mu / 2) - math.exp(epsilon + second)
+
+
+def root(function, largest) -> float:
+    found = optimize.brentq(function, 0, largest, xtol=1e-9)
+    assert isinstance(found, float)
+    return found
+
+
+def gaussian_epsilon(mu, delta):
+    return root(lambda x: gaussian_delta(mu, x) - delta, 20 * mu * (mu + 1))
+
+
+def step_delta(mechanism, epsilon):
+    """δ of ONE step by quadrature of the hockey-stick divergence, both directions."""
+    q, sigma = mechanism.sample_rate, mechanism.noise_multiplier
+    x, spacing = np.linspace(-12 * sigma - 1, 12 * sigma + 1, 200_001, retstep=True)
+
+    def density(mean):
+        return np.exp(-0.5 * ((x - mean) / sigma) ** 2) / (
+            sigma * math.sqrt(2 * math.pi)
+        )
+
+    def excess(p, r):
+        return np.maximum(p - math.exp(epsilon) * r, 0).sum() * spacing
+
+    without = density(0)
+    with_one = (1 - q) * without + q * density(1)
+    if mechanism.adjacency is REPLACE:
+        return excess(with_one, (1 - q) * without + q * density(-1))
+    return max(excess(with_one, without), excess(without, with_one))
+
+
+### What every accountant must do
+
+
+@pytest.fixture(params=list(Accountant))
+def name(request):
+    return request.param
+
+
+def test_less_privacy_costs_more(name):
+    spent = accountant.epsilon(SMALL, 1e-5, name)
+    assert 0 < spent < math.inf
+    worse = (
+        {"sample_rate": 0.02},
+        {"noise_multiplier": 1.0},
+        {"steps": 300},
+    )
+    for change in worse:
+        changed = dataclasses.replace(SMALL, **change)
+        assert accountant.epsilon(changed, 1e-5, name) > 1.02 * spent
+    assert accountant.epsilon(SMALL, 1e-6, name) > 1.02 * spent
+
+
+def test_no_step_is_free_and_no_noise_is_priceless(name):
+    assert accountant.epsilon(SMALL, 1e-5, name, steps=0) == 0
+    silent = dataclasses.replace(SMALL, noise_multiplier=0.0)
+    assert accountant.epsilon(silent, 1e-5, name) == math.inf
+    assert accountant.epsilon(silent, 1e-5, name, steps=0) == 0
+
+
+def test_steps_can_be_fewer_or_more(name):
+    half = dataclasses.replace(SMALL, steps=100)
+    spent = accountant.epsilon(SMALL, 1e-5, name, steps=100)
+    assert spent == accountant.epsilon(half, 1e-5, name)
+
+
+def test_nothing_is_ever_not_a_number(name):
+    for fields in (
+        (0.01, 0.01, 10**6),
+        (0.5, 1e-200, 10),
+        (1e-9, 1e6, 10),
+        (1, 1e-3, 10**9),
+        (1e-12, 1e8, 1),
+    ):
+        for adjacency in Adjacency:
+            if (name, adjacency) == (Accountant.RDP, REPLACE):
+                continue
+            start = time.perf_counter()
+            spent = accountant.epsilon(Mechanism(*fields, adjacency), 1e-5, name)
+            assert spent >= 0
+            assert time.perf_counter() - start < 5
+
+
+@pytest.mark.parametrize("delta", [0, 1, -1e-5, 1.5])
+def test_delta_is_checked(name, delta):
+    message = f"delta (={delta!r}) must be strictly between 0 and 1"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        accountant.epsilon(SMALL, delta, name)
+
+
+@pytest.mark.parametrize("steps", [-1, 1.5])
+def test_steps_are_checked(name, steps):
+    with pytest.raises(ValueError, match=re.escape(f"steps (={steps!r}) must be")):
+        accountant.epsilon(SMALL, 1e-5, name, steps=steps)
+
+
+def test_an_unknown_accountant_is_refused():
+    with pytest.raises(ValueError, match="must be one of pld, rdp, gdp_clt, tan"):
+        accountant.epsilon(SMALL, 1e-5, "moments")
+
+
+def test_who_is_a_guarantee():
+    guarantees = {name for name in Accountant if name.is_guarantee}
+    assert guarantees == {Accountant.PLD, Accountant.RDP}
+
+
+### Published rows
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "sigma", "steps", "published"),
+    [
+        # Unlocking, table 13 (WRN-16-4) and table 14 (WRN-40-4), N = 50 000.
+        (4096, 10.0, 875, 1.0),
+        (4096, 6.0, 1125, 2.0),
+        (4096, 5.0, 1593, 3.0),
+        (4096, 4.0, 1687, 4.0),
+        (4096, 3.0, 1843, 6.0),
+        (16384, 40.0, 906, 1.0),
+        (16384, 9.4, 2000, 8.0),
+    ],
+)
+def test_rdp_of_unlocking_cifar(batch_size, sigma, steps, published):
+    mechanism = Mechanism(batch_size / 50_000, sigma, steps)
+    spent = accountant.epsilon(mechanism, 1e-5, "rdp")
+    assert spent == pytest.approx(published, rel=0.02)
+    tight = accountant.epsilon(mechanism, 1e-5)
+    assert 0.90 * spent < tight < 0.96 * spent
+
+
+def test_rdp_of_unlocking_cifar_at_8():
+    # Their last row of table 13 follows from their train split, N = 45 000.
+    spent = accountant.epsilon(Mechanism(4096 / 45_000, 3.0, 2468), 1e-5, "rdp")
+    assert spent == pytest.approx(8.0, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("examples", "delta", "published"), [(1271167, 8e-7, 8.00), (635584, 16e-7, 17.98)]
+)
+def test_rdp_of_imagenet(examples, delta, published):
+    # Unlocking, table 15, and TAN, table 6.
+    mechanism = Mechanism(16384 / examples, 2.5, 71_589)
+    spent = accountant.epsilon(mechanism, delta, "rdp")
+    assert spent == pytest.approx(published, abs=0.01)
+
+
+def test_rdp_of_tan_table_5():
+    # The row N = 50K at δ = 1e-5. The other rows do not follow from the caption.
+    assert accountant.epsilon(CIFAR, 1e-5, "rdp") == pytest.approx(7.1, abs=0.05)
+
+
+### Independent oracles
+
+
+@pytest.mark.parametrize("sigma", [0.3, 1.0, 4.0, 1000.0])
+@pytest.mark.parametrize("steps", [1, 37])
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+def test_without_sampling_it_is_the_gaussian_mechanism(sigma, steps, adjacency):
+    signals = 1 if adjacency is ADD else 2
+    exact = gaussian_epsilon(signals * math.sqrt(steps) / sigma, 1e-5)
+    spent = accountant.epsilon(Mechanism(1, sigma, steps, adjacency), 1e-5)
+    assert exact * (1 - 1e-9) <= spent <= exact * 1.003
+
+
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+@pytest.mark.parametrize(
+    "step", [(0.3, 0.8), (0.01, 0.5), (0.9, 2.0), (0.5, 10.0)], ids=str
+)
+def test_one_step_is_the_hockey_stick_divergence(step, adjacency):
+    q, sigma = step
+    mechanism = Mechanism(q, sigma, 1, adjacency)
+    spent = accountant.epsilon(mechanism, 1e-3)
+    exact = root(lambda epsilon: step_delta(mechanism, epsilon) - 1e-3, 50)
+    assert exact * (1 - 1e-5) <= spent <= exact * 1.001
+    assert accountant.delta(mechanism, exact) == pytest.approx(1e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize("count", [100, 10_000, 1_000_000])
+def test_composition_never_loses_to_rounding(count):
+    # Sampled with q = 1 - 1e-12 it is composed by Fourier transform, and known exactly.
+    mechanism = Mechanism(1 - 1e-12, 2 * math.sqrt(count), count)
+    for delta in (1e-5, 1e-8, 1e-9):
+        exact = gaussian_epsilon(0.5, delta)
+        assert exact <= accountant.epsilon(mechanism, delta) <= exact * 1.01
+
+
+def test_a_narrow_loss_loses_no_step():
+    # Composed as 625 times 16 steps and 15 more.
+    mechanism = Mechanism(1 - 1e-12, 20 * math.sqrt(10_015), 10_015)
+    exact = gaussian_epsilon(0.05, 1e-5)
+    assert exact <= accountant.epsilon(mechanism, 1e-5) <= exact * 1.001
+
+
+def test_a_tiny_delta_is_not_read_off_rounding_errors():
+    # At T = 10⁶ the transform's errors are near 1e-11, so RDP answers.
+    mechanism = Mechanism(0.5, 1000.0, 10**6)
+    spent = accountant.epsilon(mechanism, 1e-12)
+    assert spent == accountant.epsilon(mechanism, 1e-12, "rdp")
+
+
+@pytest.mark.parametrize("sigma", [0.8, 2.0])
+@pytest.mark.parametrize("order", [2, 5])
+def test_rdp_is_the_divergence_of_its_definition(sigma, order):
+    q = 0.05
+
+    def integrand(x):
+        base = stats.norm.pdf(x, 0, sigma)
+        ratio = 1 - q + q * math.exp((2 * x - 1) / (2 * sigma**2))
+        return base * ratio**order
+
+    moment, _ = integrate.quad(integrand, -15 * sigma, 15 * sigma + order + 1)
+    expected = math.log(moment) / (order - 1)
+    (divergence,) = accountant.rdp(Mechanism(q, sigma, 1), [order])
+    assert divergence == pytest.approx(expected, rel=1e-6)
+
+
+def test_rdp_of_a_gaussian_is_linear_in_the_order():
+    orders = [1.5, 2, 3, 100]
+    divergences = accountant.rdp(Mechanism(1, 4.0, 8), orders)
+    np.testing.assert_allclose(divergences, np.array(orders) * 8 / (2 * 16))
+
+
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+def test_gdp_clt_is_the_variance_of_the_loss(adjacency):
+    # In the limit μ² is T times the variance of the privacy loss under "no signal".
+    q, sigma, steps = 1e-3, 0.9, 1000
+    x = np.linspace(-12 * sigma, 12 * sigma, 200_001)
+    up = np.exp((2 * x - 1) / (2 * sigma**2))
+    down = np.exp((-2 * x - 1) / (2 * sigma**2)) if adjacency is REPLACE else 1.0
+    square = np.sum(stats.norm.pdf(x, 0, sigma) * (up - down) ** 2) * (x[1] - x[0])
+    mu = accountant.gdp_clt_mu(Mechanism(q, sigma, steps, adjacency))
+    assert mu == pytest.approx(q * math.sqrt(steps * square), rel=1e-6)
+    spent = accountant.epsilon(Mechanism(q, sigma, steps, adjacency), 1e-9, "gdp_clt")
+    assert spent == pytest.approx(gaussian_epsilon(mu, 1e-9), rel=1e-6)
+
+
+### The accountants among themselves
+
+
+@pytest.mark.parametrize("q", [1e-3, 0.3, 1])
+@pytest.mark.parametrize("sigma", [0.5, 6.0])
+@pytest.mark.parametrize("steps", [1, 300])
+def test_pld_is_tighter_than_rdp(q, sigma, steps):
+    mechanism = Mechanism(q, sigma, steps)
+    tight = accountant.epsilon(mechanism, 1e-5)
+    assert tight <= accountant.epsilon(mechanism, 1e-5, "rdp")
+
+
+def test_gdp_clt_lies_below_the_guarantee_where_the_papers_are():
+    ratio = accountant.epsilon(CIFAR, 1e-5, "gdp_clt") / accountant.epsilon(CIFAR, 1e-5)
+    assert 0.988 < ratio < 0.999
+
+
+def test_tan_is_near_above_the_wall_and_far_below_it():
+    for sigma, low, high in ((2.0, 0.8, 1.05), (0.5, 3, 10)):
+        mechanism = Mechanism(0.02 * sigma / 2, sigma, 2500)
+        spent = accountant.epsilon(mechanism, 1e-5)
+        assert low < spent / accountant.epsilon(mechanism, 1e-5, "tan") < high
+
+
+def test_replace_one_costs_about_twice():
+    replaced = dataclasses.replace(CIFAR, adjacency=REPLACE)
+    ratio = accountant.epsilon(replaced, 1e-5) / accountant.epsilon(CIFAR, 1e-5)
+    assert 2 < ratio < 2.4
+
+
+def test_rdp_refuses_replace_one_by_name():
+    replaced = dataclasses.replace(CIFAR, adjacency=REPLACE)
+    message = (
+        "adjacency (='replace-one') has no RDP bound under Poisson sampling: use"
+        " accountant 'pld', or adjacency 'add-or-remove-one'"
+    )
+    with pytest.raises(ValueError, match=re.escape(message)):
+        accountant.epsilon(replaced, 1e-5, "rdp")
+
+
+def test_delta_of_one_step_is_that_of_the_worse_direction():
+    mechanism = Mechanism(0.9, 0.7, 1)
+    for epsilon in (0.1, 1.0, 2.0):
+        exact = step_delta(mechanism, epsilon)
+        assert accountant.delta(mechanism, epsilon) == pytest.approx(exact, rel=1e-3)
+
+
+def test_delta_inverts_epsilon():
+    for mechanism in (SMALL, dataclasses.replace(SMALL, adjacency=REPLACE)):
+        spent = accountant.epsilon(mechanism, 1e-5)
+        assert accountant.delta(mechanism, spent) == pytest.approx(1e-5, rel=1e-6)
+    assert accountant.delta(SMALL, 1.0, steps=0) == 0
+    assert accountant.delta(Mechanism(0.1, 0.0, 1), 5.0) == 1
+    assert accountant.delta(Mechanism(0.1, 1e-100, 9), 5.0) == 1
+
+
+### The grid
+
+
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+def test_ordinary_settings_have_the_ordinary_grid(adjacency):
+    part = _pld.Part(4096 / 50_000, 3.0, 1000)
+    interval = _pld.value_discretisation_interval([part], adjacency)
+    assert interval == pytest.approx(1e-4)
+
+
+def on_grid(mechanism, interval):
+    event = accountant.dp_event(mechanism)
+    pld = dp_accounting.pld.PLDAccountant(value_discretization_interval=interval)
+    return pld.compose(event).get_epsilon(1e-5)
+
+
+def test_a_coarser_grid_is_pessimistic_and_costs_little():
+    mechanism = Mechanism(128 / 50_000, 0.09375, 50)
+    part = _pld.Part(128 / 50_000, 0.09375, 50)
+    chosen = _pld.value_discretisation_interval([part], ADD)
+    assert chosen > 20e-4
+    fine, finer = on_grid(mechanism, 1e-2), on_grid(mechanism, 1e-3)
+    spent = accountant.epsilon(mechanism, 1e-5)
+    assert finer <= spent <= fine
+    assert on_grid(mechanism, 1e-1) > fine
+    # 192.74244 on the grid of 1e-4, which takes fifteen seconds.
+    assert 192.74243 < spent < 192.7430
+
+
+@pytest.mark.parametrize("steps", [1, 50, 2500, 10**6])
+def test_tiny_noise_is_quick(steps):
+    accountant.epsilon(SMALL, 1e-5)
+    start = time.process_time()
+    accountant.epsilon(Mechanism(128 / 50_000, 0.09375, steps), 1e-5)
+    assert time.process_time() - start < 3  # about 0.5 on an idle core
+
+
+def test_a_finer_grid_where_a_step_loses_little():
+    mechanism = Mechanism(1e-3, 50.0, 1000)
+    spent = accountant.epsilon(mechanism, 1e-5)
+    assert on_grid(mechanism, 1e-4) > 2 * spent
+    assert on_grid(mechanism, 2e-7) <= spent <= 1.001 * on_grid(mechanism, 2e-7)
+
+
+def test_absurd_settings_still_have_a_finite_bound():
+    # Beyond any grid: without sampling the exact Gaussian, with it at most that.
+    exact = gaussian_epsilon(1e5, 1e-5)
+    assert accountant.epsilon(Mechanism(1, 0.01, 10**6), 1e-5) >= exact * (1 - 1e-9)
+    for adjacency in Adjacency:
+        spent = accountant.epsilon(Mechanism(0.5, 1e-3, 10**9, adjacency), 1e-5)
+        assert 1e14 < spent < 1e16
+
+
+### Events
+
+
+def test_an_event_is_spent_like_its_mechanism():
+    for mechanism in (SMALL, dataclasses.replace(SMALL, adjacency=REPLACE)):
+        event = accountant.dp_event(mechanism)
+        spent = accountant.epsilon_of_event(event, 1e-5, mechanism.adjacency)
+        assert spent == accountant.epsilon(mechanism, 1e-5)
+
+
+def test_order_and_nesting_of_an_event_do_not_matter():
+    other = Mechanism(0.05, 2.0, 7)
+    first, second = accountant.dp_event(SMALL), accountant.dp_event(other)
+    half = accountant.dp_event(SMALL, 100)
+    composed = dp_accounting.ComposedDpEvent
+    flat = accountant.epsilon_of_event(composed([first, second]), 1e-5, ADD)
+    nested = composed(
+        [composed([half, second]), dp_accounting.NoOpDpEvent(), composed([half])]
+    )
+    assert accountant.epsilon_of_event(nested, 1e-5, ADD) == flat
+    assert flat > accountant.epsilon(SMALL, 1e-5)
+
+
+def test_mixed_steps_compose_exactly():
+    # Without sampling, 1/σ² adds up.
+    event = dp_accounting.ComposedDpEvent(
+        [
+            dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(6.0), 9),
+            accountant.dp_event(Mechanism(1, 4.0, 4)),
+            accountant.dp_event(Mechanism(1 - 1e-12, 8.0, 16)),
+        ]
+    )
+    exact = gaussian_epsilon(math.sqrt(9 / 36 + 4 / 16 + 16 / 64), 1e-5)
+    spent = accountant.epsilon_of_event(event, 1e-5, "add-or-remove-one")
+    assert exact <= spent <= exact * 1.001
+
+
+def test_no_event_spends_nothing_and_no_noise_everything():
+    nothing = accountant.dp_event(SMALL, 0)
+    assert accountant.epsilon_of_event(nothing, 1e-5, ADD) == 0
+    for bad in (
+        dp_accounting.NonPrivateDpEvent(),
+        accountant.dp_event(Mechanism(0.1, 0.0, 3)),
+        dp_accounting.GaussianDpEvent(0.0),
+    ):
+        event = dp_accounting.ComposedDpEvent([accountant.dp_event(SMALL), bad])
+        assert accountant.epsilon_of_event(event, 1e-5, ADD) == math.inf
+
+
+def test_an_unknown_event_is_refused_by_name():
+    event = dp_accounting.ComposedDpEvent(
+        [accountant.dp_event(SMALL), dp_accounting.LaplaceDpEvent(1.0)]
+    )
+    with pytest.raises(ValueError, match=re.escape("event (=LaplaceDpEvent) cannot")):
+        accountant.epsilon_of_event(event, 1e-5, ADD)
+
+
+def test_orders_that_do_not_converge_are_left_out_in_silence(caplog):
+    logger = logging.getLogger("absl")
+    filters = list(logger.filters)
+    with caplog.at_level(logging.WARNING):
+        divergences = accountant.rdp(Mechanism(0.5, 1.0, 1), [1.1, 1.5, 2.5, 3])
+    assert not caplog.records
+    assert logger.filters == filters
+    assert np.isinf(divergences).any()
+    assert np.isfinite(divergences).any()
+    assert (divergences > 0).all()

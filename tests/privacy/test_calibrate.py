@@ -1,0 +1,188 @@
+"""Calibration never overspends, and wastes little."""
+
+import dataclasses
+import math
+import re
+import time
+
+import pytest
+
+from tanager.privacy import accountant
+from tanager.privacy import calibrate as calibration
+from tanager.privacy.accountant import Accountant
+from tanager.privacy.calibrate import calibrate
+from tanager.privacy.mechanism import Adjacency, Mechanism
+
+
+ADD, REPLACE = Adjacency
+
+# How much further each parameter could be pushed at most: (towards less privacy).
+_FURTHER = {
+    "sample_rate": lambda value: min(1.0, value * (1 + 1e-4)),
+    "noise_multiplier": lambda value: value / (1 + 1e-3),
+    "steps": lambda value: value + 1,
+}
+
+
+def check_best(name, mechanism, epsilon, delta, by="pld"):
+    assert accountant.epsilon(mechanism, delta, by) <= epsilon
+    value = getattr(mechanism, name)
+    further = _FURTHER[name](value)
+    if further != value:
+        beyond = dataclasses.replace(mechanism, **{name: further})
+        assert accountant.epsilon(beyond, delta, by) > epsilon
+
+
+CORNERS = {
+    "the papers": (Mechanism(4096 / 50_000, 3.0, 2500), 1e-5),
+    "below the wall": (Mechanism(0.01, 0.6, 500), 1e-5),
+    "full batches": (Mechanism(1, 20.0, 40), 1e-6),
+    "one quiet step": (Mechanism(1e-2, 30.0, 1), 1e-6),
+    "replace one": (Mechanism(0.02, 2.0, 1000, REPLACE), 1e-5),
+    "large delta": (Mechanism(0.02, 2.0, 1000), 0.1),
+}
+
+
+@pytest.mark.parametrize("name", list(_FURTHER))
+@pytest.mark.parametrize("corner", list(CORNERS))
+def test_it_finds_its_way_back(name, corner):
+    mechanism, delta = CORNERS[corner]
+    epsilon = accountant.epsilon(mechanism, delta)
+    known = {
+        field.name: getattr(mechanism, field.name)
+        for field in dataclasses.fields(mechanism)
+        if field.name != name
+    }
+    found = calibrate(epsilon=epsilon, delta=delta, **known)
+    check_best(name, found, epsilon, delta)
+    expected = getattr(mechanism, name)
+    if name == "steps":
+        assert found.steps == expected
+    else:
+        assert getattr(found, name) == pytest.approx(expected, rel=2e-3)
+    assert dataclasses.replace(found, **{name: expected}) == mechanism
+
+
+@pytest.mark.parametrize("by", [Accountant.RDP, Accountant.GDP_CLT, Accountant.TAN])
+@pytest.mark.parametrize("name", list(_FURTHER))
+def test_any_accountant_can_be_asked(name, by):
+    known = {"sample_rate": 0.05, "noise_multiplier": 1.5, "steps": 800}
+    del known[name]
+    found = calibrate(epsilon=3.0, delta=1e-5, accountant=by, **known)
+    check_best(name, found, 3.0, 1e-5, by)
+
+
+CURVES = {
+    "a step": lambda last, value: -1.0 if value <= last else 1.0,
+    "a cliff": lambda last, value: -0.01 if value <= last else 5.0,
+    "a plateau": lambda last, value: -5.0 if value <= last else 0.001,
+    "a root": lambda last, value: math.log(value / (last + 0.5)) / 2,
+}
+
+
+@pytest.mark.parametrize("curve", list(CURVES))
+@pytest.mark.parametrize("unknown", calibration._UNKNOWNS, ids=lambda one: one.name)
+def test_the_last_value_within_the_budget_is_found_on_any_curve(unknown, curve):
+    for last in (1, 2, 3, 17, 64, 120, 198, 199):
+        found = calibration._best(
+            unknown, 1.0, 200.0, lambda value, last=last: CURVES[curve](last, value)
+        )
+        assert CURVES[curve](last, found) <= 0
+        if unknown.tolerance is None:
+            assert found == last
+        elif curve != "a root":
+            assert found == pytest.approx(last, rel=2 * unknown.tolerance)
+
+
+def test_published_noise_is_recovered():
+    # Unlocking, table 13, ε = 1: σ = 10 for T = 875, by RDP.
+    found = calibrate(
+        epsilon=1.0, delta=1e-5, sample_rate=4096 / 50_000, steps=875, accountant="rdp"
+    )
+    assert found.noise_multiplier == pytest.approx(10.0, rel=0.015)
+
+
+@pytest.mark.parametrize("name", list(_FURTHER))
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+def test_a_tiny_noise_multiplier_is_quick(name, adjacency):
+    known = {"sample_rate": 128 / 50_000, "noise_multiplier": 0.09375, "steps": 50}
+    del known[name]
+    start = time.process_time()
+    found = calibrate(epsilon=200.0, delta=1e-5, adjacency=adjacency, **known)
+    assert time.process_time() - start < 15  # about 4 on an idle core
+    assert accountant.epsilon(found, 1e-5) <= 200
+
+
+def test_a_tiny_budget():
+    found = calibrate(epsilon=1e-3, delta=1e-8, sample_rate=0.01, steps=100)
+    check_best("noise_multiplier", found, 1e-3, 1e-8)
+    found = calibrate(epsilon=1e-3, delta=1e-8, noise_multiplier=2.0, steps=100)
+    check_best("sample_rate", found, 1e-3, 1e-8)
+
+
+def test_where_every_example_fits_the_sample_rate_is_one():
+    for adjacency in Adjacency:
+        found = calibrate(
+            epsilon=100.0,
+            delta=1e-5,
+            noise_multiplier=50.0,
+            steps=1,
+            adjacency=adjacency,
+        )
+        assert found == Mechanism(1.0, 50.0, 1, adjacency)
+
+
+def test_millions_of_steps():
+    found = calibrate(epsilon=2.0, delta=1e-5, sample_rate=1e-3, noise_multiplier=20.0)
+    assert found.steps > 10**6
+    assert accountant.epsilon(found, 1e-5) <= 2.0
+    # ε grows like √T: 0.2 % more steps cost 0.1 %.
+    more = accountant.epsilon(found, 1e-5, steps=math.ceil(1.002 * found.steps))
+    assert more > 2.0
+
+
+@pytest.mark.parametrize(
+    ("known", "message"),
+    [
+        (
+            {"sample_rate": 0.1, "noise_multiplier": 0.3},
+            "epsilon (=1.0) leaves no steps to solve for: not even steps = 1 keeps"
+            " within it at delta = 1e-05: raise epsilon or delta, or change the sample"
+            " rate or the noise multiplier",
+        ),
+        (
+            {"sample_rate": 1e-6, "steps": 1},
+            "leaves no noise_multiplier to solve for: even noise_multiplier = 0.001",
+        ),
+        (
+            {"sample_rate": 1e-9, "noise_multiplier": 1.0},
+            "leaves no steps to solve for: even steps = 1e+09 keeps within it",
+        ),
+        (
+            {"sample_rate": 0.1},
+            "leave out exactly one of sample_rate, noise_multiplier and steps, to be"
+            " solved for; left out: noise_multiplier, steps",
+        ),
+        (
+            {"sample_rate": 0.1, "noise_multiplier": 1.0, "steps": 3},
+            "to be solved for; left out: none of them",
+        ),
+        (
+            {"sample_rate": 0.1, "noise_multiplier": 0.0},
+            "noise_multiplier (=0.0) must be positive and finite: without noise",
+        ),
+        ({"sample_rate": 1.1, "steps": 3}, "sample_rate (=1.1) must be above 0"),
+        ({"sample_rate": 0.1, "steps": 0}, "steps (=0) must be at least 1"),
+        ({"sample_rate": 0.1, "steps": 3, "epsilon": 0.0}, "epsilon (=0.0) must be"),
+        ({"sample_rate": 0.1, "steps": 3, "epsilon": math.inf}, "epsilon (=inf) must"),
+        ({"sample_rate": 0.1, "steps": 3, "delta": 1.0}, "delta (=1.0) must be"),
+        ({"sample_rate": 0.1, "steps": 3, "accountant": "rpd"}, "did you mean rdp?"),
+        (
+            {"sample_rate": 0.1, "steps": 3, "accountant": "rdp", "adjacency": REPLACE},
+            "has no RDP bound under Poisson sampling",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(known, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        calibrate(**{"epsilon": 1.0, "delta": 1e-5, **known})

@@ -1,0 +1,185 @@
+import dataclasses
+import json
+import math
+import re
+
+import pytest
+
+from tanager.privacy import accountant, tan
+from tanager.privacy.mechanism import Adjacency, Mechanism
+from tanager.privacy.plan import Plan, default_delta
+
+
+CIFAR = {"examples": 50_000, "batch_size": 4096, "steps": 2500, "noise_multiplier": 3.0}
+
+
+def pld(plan):
+    spent = plan.epsilon["pld"]
+    assert spent is not None
+    return spent
+
+
+def test_the_plan_of_the_paper():
+    # TAN, table 5, N = 50K: ε = 7.1 by RDP.
+    plan = Plan.solve(**CIFAR)
+    assert plan.solved == "epsilon"
+    assert plan.delta == 1e-5
+    assert plan.epsilon["rdp"] == pytest.approx(7.1, abs=0.05)
+    assert plan.epochs == pytest.approx(204.8)
+    assert plan.warnings == ()
+
+
+def test_every_number_is_of_the_same_mechanism():
+    plan = Plan.solve(50_000, batch_size=500, steps=300, epsilon=2.0)
+    mechanism = Mechanism(0.01, plan.noise_multiplier, 300)
+    assert plan.mechanism == mechanism
+    record = plan.to_json()
+    assert record["epsilon"] == {
+        name: accountant.epsilon(mechanism, 1e-5, name)
+        for name in ("pld", "rdp", "gdp_clt", "tan")
+    }
+    assert record["eta"] == tan.eta(mechanism)
+    assert record["eta_step"] == tan.eta_step(mechanism)
+    assert record["total_noise"] == pytest.approx(1 / tan.eta(mechanism))
+    assert record["sample_rate"] == 0.01
+    assert record["epochs"] == pytest.approx(3.0)
+    assert record["adjacency"] == "add-or-remove-one"
+
+
+@pytest.mark.parametrize(
+    ("missing", "adjacency"),
+    [
+        ("batch_size", Adjacency.ADD_OR_REMOVE_ONE),
+        ("steps", Adjacency.REPLACE_ONE),
+        ("noise_multiplier", Adjacency.ADD_OR_REMOVE_ONE),
+        ("epsilon", Adjacency.REPLACE_ONE),
+    ],
+)
+def test_any_one_of_four_is_solved_for(missing, adjacency):
+    values = {"batch_size": 500, "steps": 300, "noise_multiplier": 1.1}
+    full = Plan.solve(50_000, **values, adjacency=adjacency)
+    values["epsilon"] = full.epsilon["pld"]
+    del values[missing]
+    plan = Plan.solve(50_000, **values, adjacency=adjacency)
+    assert plan.solved == missing
+    assert pld(plan) <= pld(full)
+    assert (plan.epsilon["rdp"] is None) == (adjacency is Adjacency.REPLACE_ONE)
+    if missing == "noise_multiplier":
+        assert 1.1 <= plan.noise_multiplier <= 1.1 * 1.001
+    else:
+        assert (plan.batch_size, plan.steps) == (500, 300)
+
+
+def test_the_batch_size_is_the_largest_whole_number_within_the_budget():
+    plan = Plan.solve(1437, steps=100, noise_multiplier=2.0, epsilon=3.0)
+    assert pld(plan) <= 3.0
+    larger = dataclasses.replace(plan, batch_size=plan.batch_size + 1).mechanism
+    assert accountant.epsilon(larger, plan.delta) > 3.0
+
+
+def test_the_batch_size_stops_at_all_examples():
+    plan = Plan.solve(1437, steps=1, noise_multiplier=50.0, epsilon=10.0)
+    assert plan.batch_size == 1437
+
+
+@pytest.mark.parametrize(
+    ("examples", "delta"),
+    [(1, 0.1), (9, 0.1), (10, 0.01), (1437, 1e-4), (50_000, 1e-5), (100_000, 1e-6)],
+)
+def test_default_delta_is_the_largest_power_of_ten_below_one_over_n(examples, delta):
+    assert default_delta(examples) == delta
+    assert delta < 1 / examples <= 10 * delta * (1 + 1e-12)
+
+
+def test_a_large_delta_is_warned_about():
+    (warning,) = Plan.solve(**CIFAR, delta=1 / 50_000).warnings
+    assert warning.startswith("delta (2e-05) is not below 1/N (2e-05)")
+    assert "use 1e-05" in warning
+    assert Plan.solve(**CIFAR, delta=0.9 / 50_000).warnings == ()
+
+
+def test_the_privacy_wall_is_warned_about_with_the_way_out():
+    plan = Plan.solve(50_000, batch_size=512, steps=2500, noise_multiplier=0.5)
+    (warning,) = plan.warnings
+    for factor, cost in ((2, "twice"), (4, "4 times")):
+        moved = tan.at_batch_size(plan.mechanism, factor=factor)
+        spent = accountant.epsilon(moved, 1e-5)
+        move = (
+            f"batch size {512 * factor} and noise multiplier {0.5 * factor:g} give"
+            f" ε = {spent:.3g} for {cost} the epochs"
+        )
+        assert move in warning
+    assert f"ε is {plan.epsilon['pld']:.3g}" in warning
+    assert f"ε_TAN is {plan.epsilon['tan']:.3g}" in warning
+
+
+def test_the_wall_names_a_batch_that_does_not_exist():
+    plan = Plan.solve(1000, batch_size=400, steps=20, noise_multiplier=0.6)
+    (warning,) = [text for text in plan.warnings if text.startswith("privacy wall")]
+    assert "batch size 800 and noise multiplier 1.2 give" in warning
+    assert "batch size 1600 with noise multiplier 2.4 would follow" in warning
+    assert "exceeds the 1000 examples" in warning
+
+
+def test_above_the_wall_there_is_no_warning():
+    plan = Plan.solve(50_000, batch_size=2048, steps=2500, noise_multiplier=2.0)
+    assert plan.warnings == ()
+
+
+def test_a_loud_example_is_warned_about():
+    plan = Plan.solve(1000, batch_size=500, steps=100, noise_multiplier=1.5)
+    assert any("η = 2.36 times the noise" in text for text in plan.warnings)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "nulls"),
+    [
+        (0.0, {"pld", "rdp", "gdp_clt", "tan"}),
+        (0.02, {"gdp_clt"}),
+    ],
+)
+def test_what_is_infinite_is_null_in_json_and_warned_about(sigma, nulls):
+    plan = Plan.solve(1000, batch_size=100, steps=5, noise_multiplier=sigma)
+    record = json.loads(json.dumps(plan.to_json(), allow_nan=False))
+    assert {name for name, ε in record["epsilon"].items() if ε is None} == nulls
+    expected = "without noise there is no privacy" if sigma == 0 else "by gdp_clt is"
+    assert any(expected in text for text in record["warnings"])
+    assert (record["eta"] is None) == (sigma == 0)
+    assert math.isfinite(record["total_noise"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"epsilon": 3.0},
+            "too much is given: leave out one of batch_size, steps, noise_multiplier"
+            " and epsilon, to be solved for; all are given",
+        ),
+        (
+            {"steps": None, "noise_multiplier": None},
+            "too little is given: give all but one of batch_size, steps,"
+            " noise_multiplier and epsilon, the missing one is solved for; missing are"
+            " steps, noise_multiplier, epsilon",
+        ),
+        (
+            {"batch_size": 50_001},
+            "batch_size (=50001) must not exceed the number of examples (50000)",
+        ),
+        ({"batch_size": 0}, "batch_size (=0) must be at least 1"),
+        ({"batch_size": 4096.5}, "batch_size (=4096.5) must be a whole number"),
+        ({"examples": 0}, "examples (=0) must be at least 1"),
+        ({"steps": 0}, "steps (=0) must be at least 1"),
+        ({"noise_multiplier": -1.0}, "noise_multiplier (=-1.0) must be finite"),
+        ({"delta": 0.0}, "delta (=0.0) must be strictly between 0 and 1"),
+        ({"adjacency": "remove-one"}, "adjacency (='remove-one') must be one of"),
+        ({"steps": None, "epsilon": -1.0}, "epsilon (=-1.0) must be positive"),
+        (
+            {"examples": 20, "batch_size": None, "epsilon": 0.5, "delta": 1e-6},
+            "epsilon (=0.5) is spent by less than one example a batch",
+        ),
+    ],
+)
+def test_what_does_not_make_a_plan_is_refused(change, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Plan.solve(**{**CIFAR, **change})

@@ -1,0 +1,122 @@
+import re
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+
+from tanager.privacy import accountant, tan
+from tanager.privacy.mechanism import Mechanism
+from tanager.privacy.plan import Plan
+from tanager.report import plan_figures
+
+
+PLAN = Plan.solve(50_000, batch_size=512, steps=2500, noise_multiplier=0.5)
+
+
+@pytest.fixture
+def drawn(tmp_path, monkeypatch):
+    """The figure that `plot` saves."""
+    figures = []
+
+    def save(figure, path, **options):
+        figures.append(figure)
+
+    monkeypatch.setattr(Figure, "savefig", save)
+    plan_figures.plot(PLAN, tmp_path / "plan.png")
+    (figure,) = figures
+    return figure
+
+
+def curves(axes):
+    return {line.get_label(): line.get_xydata() for line in axes.get_lines()}
+
+
+def test_the_left_panel_is_epsilon_at_constant_eta(drawn):
+    lines = curves(drawn.axes[0])
+    eta = tan.eta(PLAN.mechanism)
+    for label, steps in (
+        ("$S$ = 156", 156),
+        ("$S$ = 2,500 (plan)", 2500),
+        ("$S$ = 40,000", 40_000),
+    ):
+        sigmas, epsilons = lines[label].T
+        assert (np.diff(epsilons) < 1e-3).all()
+        for sigma, epsilon in list(zip(sigmas, epsilons, strict=True))[::7]:
+            q = eta * sigma * np.sqrt(2 / steps)
+            exact = accountant.epsilon(
+                Mechanism(float(q), float(sigma), steps), 1e-5, "rdp"
+            )
+            # By other and fewer orders: close enough for a line.
+            assert 0.98 * exact < epsilon < 1.05 * exact
+        assert epsilons[0] > 5 * epsilons[-1]
+
+
+def test_the_plan_is_a_point_and_tan_a_dashed_line(drawn):
+    lines = curves(drawn.axes[0])
+    (point,) = [xy for label, xy in lines.items() if "the plan" in label]
+    assert point.tolist() == [[0.5, PLAN.epsilon["rdp"]]]
+    (flat,) = [xy for label, xy in lines.items() if "TAN" in label]
+    assert (flat[:, 1] == PLAN.epsilon["tan"]).all()
+
+
+def test_the_right_panel_is_the_divergence_over_its_approximation(drawn):
+    lines = curves(drawn.axes[1])
+    per_step = tan.eta_step(PLAN.mechanism)
+    assert "$\\sigma$ = 0.5 (plan)" in lines
+    for sigma in (1.0, 2.0, 4.0):
+        orders, ratios = lines[f"$\\sigma$ = {sigma:.3g}"].T
+        q = np.sqrt(2) * sigma * per_step
+        # The closed form at α = 2 (Mironov et al. 2019): log(1 + q²(e^{1/σ²} − 1)).
+        exact = np.log1p(q**2 * np.expm1(sigma**-2)) / (2 * per_step**2)
+        assert orders[0] == 2
+        assert ratios[0] == pytest.approx(exact, rel=1e-6)
+        assert (ratios[:4] < 1.2).all() == (sigma >= 2)
+
+
+def test_axes_are_labelled(drawn):
+    left, right = drawn.axes
+    assert left.get_xlabel() == r"noise multiplier $\sigma$"
+    assert left.get_ylabel() == r"$\varepsilon$ at $\delta$ = 1e-05"
+    assert right.get_xlabel() == r"Rényi order $\alpha$"
+    assert "g_" in right.get_ylabel()
+    assert any("privacy wall" in text.get_text() for text in left.texts)
+
+
+def test_png_and_svg(tmp_path):
+    plan_figures.plot(PLAN, tmp_path / "plan.png")
+    with Image.open(tmp_path / "plan.png") as image:
+        assert image.width > 1500
+        assert len(image.convert("RGB").getcolors(2**20) or []) > 100
+    plan_figures.plot(PLAN, str(tmp_path / "plan.SVG"))
+    assert ElementTree.parse(tmp_path / "plan.SVG").getroot().tag.endswith("svg")
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "sigma", "adjacency"),
+    [
+        (1000, 0.05, "replace-one"),
+        (1, 40.0, "add-or-remove-one"),
+        (1000, 40.0, "add-or-remove-one"),
+    ],
+)
+def test_odd_plans_can_be_drawn(batch_size, sigma, adjacency, tmp_path):
+    plan = Plan.solve(
+        1000,
+        batch_size=batch_size,
+        steps=3,
+        noise_multiplier=sigma,
+        adjacency=adjacency,
+    )
+    plan_figures.plot(plan, tmp_path / "plan.png")
+    assert (tmp_path / "plan.png").stat().st_size > 10_000
+
+
+def test_what_cannot_be_drawn_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=re.escape("must end in .png or .svg")):
+        plan_figures.plot(PLAN, tmp_path / "plan.pdf")
+    silent = Plan.solve(1000, batch_size=10, steps=3, noise_multiplier=0.0)
+    with pytest.raises(ValueError, match="without noise there is nothing to draw"):
+        plan_figures.plot(silent, tmp_path / "plan.png")
+    assert list(tmp_path.iterdir()) == []

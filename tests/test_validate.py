@@ -1,0 +1,88 @@
+import math
+import re
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from tanager import _validate as validate
+
+
+def refused(message):
+    return pytest.raises(ValueError, match="^" + re.escape(message) + "$")
+
+
+@pytest.mark.parametrize(
+    ("check", "values"),
+    [
+        (validate.positive, [1e-300, 1, 1e300, np.float32(2), Fraction(1, 3)]),
+        (validate.not_negative, [0, 0.0, np.int64(3), 1e300]),
+        (validate.fraction, [1e-300, 0.5, 1]),
+        (validate.probability, [1e-300, 0.5, 1 - 1e-16]),
+    ],
+)
+def test_values_in_range_pass(check, values):
+    for value in values:
+        check(x=value)
+
+
+@pytest.mark.parametrize(
+    ("check", "values", "rule"),
+    [
+        (validate.positive, [0, -1.0, math.inf], "must be positive and finite"),
+        (validate.not_negative, [-1e-9, math.inf], "must be finite and not negative"),
+        (validate.fraction, [0, 1.1, -1], "must be above 0 and at most 1"),
+        (validate.probability, [0, 1, 2.0], "must be strictly between 0 and 1"),
+    ],
+)
+def test_values_out_of_range_are_refused(check, values, rule):
+    for value in values:
+        with refused(f"x (={value!r}) {rule}: try another"):
+            check(x=value, remedy="try another")
+        with refused(f"x (={value!r}) {rule}"):
+            check(x=value)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        validate.positive,
+        validate.not_negative,
+        validate.fraction,
+        validate.probability,
+    ],
+)
+@pytest.mark.parametrize("value", [True, "1", None, 1j])
+def test_what_is_not_a_number_is_refused(check, value):
+    with refused(f"x (={value!r}) must be a number"):
+        check(x=value)
+    with refused("x (=nan) must be a number: it is not-a-number"):
+        check(x=math.nan)
+
+
+def test_whole():
+    validate.whole(steps=0, at_least=0)
+    validate.whole(steps=np.int32(3), at_least=3)  # pyright: ignore[reportArgumentType]
+    with refused("steps (=2) must be at least 3: more"):
+        validate.whole(steps=2, at_least=3, remedy="more")
+    for value in (3.0, True, "3", None):
+        with refused(f"steps (={value!r}) must be a whole number"):
+            validate.whole(steps=value, at_least=0)  # pyright: ignore[reportArgumentType]
+
+
+def test_one_of_offers_the_nearest():
+    validate.one_of(["ghost", "auto"], strategy="auto")
+    with refused("strategy (='gost') must be one of ghost, auto: did you mean ghost?"):
+        validate.one_of(["ghost", "auto"], strategy="gost")
+    with refused("strategy (='xyzzy') must be one of ghost, auto: see the docs"):
+        validate.one_of(["ghost", "auto"], strategy="xyzzy", remedy="see the docs")
+
+
+def test_the_first_bad_argument_of_several_is_named():
+    with refused("b (=-1) must be positive and finite"):
+        validate.positive(a=1, b=-1, c=-2)
+
+
+def test_nearest():
+    assert validate.nearest("nose", ["noise", "steps"]) == "noise"
+    assert validate.nearest("qqq", ["noise", "steps"]) is None
