@@ -21,7 +21,7 @@ def _same_padding(size, kernel, stride):
     return total // 2, total - total // 2
 
 
-def _textbook_conv(image, weight, stride, padding):
+def textbook_conv(image, weight, stride, padding):
     """Cross-correlation by loops over output pixels, in float64."""
     image, weight = np.asarray(image, float), np.asarray(weight, float)
     kernel = weight.shape[0]
@@ -41,7 +41,7 @@ def _textbook_conv(image, weight, stride, padding):
     return output
 
 
-def _textbook_standardise(weight, eps, gain: Any = 1.0):
+def textbook_standardise(weight, eps, gain: Any = 1.0):
     """Unlocking, appendix C.1, one output unit at a time, in float64."""
     output = np.empty(weight.shape)
     for unit in range(weight.shape[-1]):
@@ -54,7 +54,7 @@ def _textbook_standardise(weight, eps, gain: Any = 1.0):
     return output
 
 
-def _textbook_group_norm(image, groups, scale, bias, eps):
+def textbook_group_norm(image, groups, scale, bias, eps):
     """Two passes over each group, in float64."""
     image = np.asarray(image, float)
     height, width, channels = image.shape
@@ -83,8 +83,8 @@ def test_convolution_is_the_textbook_one(stride, padding, standardised):
     image = _normal(2, 7, 6, 2)
     weight = np.asarray(conv.weight)
     if standardised:
-        weight = _textbook_standardise(weight, conv.eps)
-    expected = _textbook_conv(image, weight, stride, padding) + np.asarray(conv.bias)
+        weight = textbook_standardise(weight, conv.eps)
+    expected = textbook_conv(image, weight, stride, padding) + np.asarray(conv.bias)
     actual = conv(jnp.asarray(image))
     assert actual.dtype == jnp.float32
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
@@ -94,7 +94,7 @@ def test_convolution_is_the_textbook_one(stride, padding, standardised):
 def test_standardise_follows_appendix_c1_with_eps_on_the_variance(eps):
     weight, gain = _normal(0, 3, 3, 4, 6) * 3 + 2, _normal(1, 6)
     for gains in (None, gain):
-        expected = _textbook_standardise(weight, eps, 1.0 if gains is None else gains)
+        expected = textbook_standardise(weight, eps, 1.0 if gains is None else gains)
         device_gain = None if gains is None else jnp.asarray(gains)
         actual = layers.standardise(jnp.asarray(weight), device_gain, eps=eps)
         np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=1e-6)
@@ -147,7 +147,7 @@ def test_group_norm_is_the_textbook_form_even_at_large_means(mean, groups):
         lambda n: (n.scale, n.bias), norm, (jnp.asarray(scale), jnp.asarray(bias))
     )
     image = _normal(0, 6, 5, 8) + np.float32(mean)
-    expected = _textbook_group_norm(image, groups, scale, bias, norm.eps)
+    expected = textbook_group_norm(image, groups, scale, bias, norm.eps)
     # One float32 rounding of a product as large as mean·scale/σ is allowed, thrice.
     tolerance = 3 * EPS32 * max(abs(mean) * 2.5, 4.0)
     np.testing.assert_allclose(
@@ -159,7 +159,7 @@ def test_group_norm_bears_an_image_whose_first_row_is_far_from_the_rest():
     image = _normal(0, 32, 32, 8)
     image[0] += 1e4
     norm = layers.GroupNorm(8, 4)
-    expected = _textbook_group_norm(image, 4, 1.0, 0.0, norm.eps)
+    expected = textbook_group_norm(image, 4, 1.0, 0.0, norm.eps)
     # The docstring's bound: cancellation loses at most the height, 32, in precision.
     tolerance = float(32 * EPS32 * np.abs(expected).max())
     np.testing.assert_allclose(norm(jnp.asarray(image)), expected, atol=tolerance)
@@ -198,7 +198,7 @@ def test_norm_statistics_are_float32_for_bfloat16_and_float64_for_float64():
     image = jnp.asarray(_normal(0, 16, 16, 16) + 3, jnp.bfloat16)
     actual = norm(image)
     assert actual.dtype == jnp.bfloat16
-    exact = _textbook_group_norm(np.asarray(image, np.float64), 4, 1.0, 0.0, norm.eps)
+    exact = textbook_group_norm(np.asarray(image, np.float64), 4, 1.0, 0.0, norm.eps)
     # Only the final rounding to bfloat16 (8 significant bits) may show.
     np.testing.assert_allclose(
         np.asarray(actual, np.float64), exact, rtol=1.01 * 2**-8, atol=1e-5
@@ -207,7 +207,7 @@ def test_norm_statistics_are_float32_for_bfloat16_and_float64_for_float64():
         wide = np.float64(_normal(0, 5, 5, 16)) + 1e6
         result = norm(jnp.asarray(wide))
         assert result.dtype == jnp.float64
-        expected = _textbook_group_norm(wide, 4, 1.0, 0.0, norm.eps)
+        expected = textbook_group_norm(wide, 4, 1.0, 0.0, norm.eps)
         np.testing.assert_allclose(result, expected, atol=1e-8)
 
 
@@ -223,17 +223,17 @@ def test_linear_is_an_affine_map():
 
 @pytest.mark.statistical
 @pytest.mark.parametrize(
-    ("layer", "fan_in"),
+    ("make", "fan_in"),
     [
-        (layers.Conv(16, 64, 3, key=jax.random.key(0)), 144),
-        (layers.StandardisedConv(32, 64, 3, key=jax.random.key(1)), 288),
-        (layers.Linear(100, 200, key=jax.random.key(2)), 100),
+        (lambda key: layers.Conv(16, 64, 3, key=key), 144),
+        (lambda key: layers.StandardisedConv(32, 64, 3, key=key), 288),
+        (lambda key: layers.Linear(100, 200, key=key), 100),
     ],
 )
-def test_initial_weights_are_gaussian_of_variance_one_over_fan_in(layer, fan_in):
+def test_initial_weights_are_gaussian_of_variance_one_over_fan_in(make, fan_in):
     """Mean, variance and shape; false alarm 1e-6 each (fixed keys, so all or never)."""
     alarm = 1e-6
-    weights = np.float64(layer.weight).ravel() * math.sqrt(fan_in)
+    weights = np.float64(make(jax.random.key(0)).weight).ravel() * math.sqrt(fan_in)
     n = weights.size
     limit = stats.norm.isf(alarm / 2)
     assert abs(weights.mean()) * math.sqrt(n) < limit

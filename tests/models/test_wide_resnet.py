@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_layers import _textbook_conv, _textbook_group_norm, _textbook_standardise
+from test_layers import textbook_conv, textbook_group_norm, textbook_standardise
 
 from tanager import models
 from tanager.models import wide_resnet
@@ -59,13 +59,13 @@ def _textbook_forward(model, image, order, standardised):
     def conv(layer, image):
         weight = np.float64(layer.weight)
         if standardised:
-            weight = _textbook_standardise(weight, layer.eps)
+            weight = textbook_standardise(weight, layer.eps)
         pad = (layer.weight.shape[0] // 2,) * 2
-        return _textbook_conv(image, weight, layer.stride, (pad, pad))
+        return textbook_conv(image, weight, layer.stride, (pad, pad))
 
     def normalise(layer, image):
         def norm(image):
-            return _textbook_group_norm(image, 16, layer.scale, layer.bias, 1e-5)
+            return textbook_group_norm(image, 16, layer.scale, layer.bias, 1e-5)
 
         if order == "pre-activation":
             return np.maximum(norm(image), 0)
