@@ -17,6 +17,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 FLOORS = {
     "_version": 0,
     "_validate": 0,
+    "_files": 0,
     "seed": 0,
     "sampling": 0,
     "privacy": 0,

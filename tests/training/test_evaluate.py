@@ -3,7 +3,6 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy.special import logsumexp
 
 from tanager.training.evaluate import Classification
 
@@ -24,10 +23,10 @@ def test_agrees_with_numpy(size):
     result = evaluate(jnp.float32(1))
     right = LOGITS.argmax(1) == LABELS
     assert result.accuracy == pytest.approx(right.mean())
-    losses = logsumexp(LOGITS, axis=1) - LOGITS[np.arange(23), LABELS]
+    losses = np.log(np.exp(LOGITS).sum(1)) - LOGITS[np.arange(23), LABELS]
     assert result.loss == pytest.approx(losses.mean(), rel=1e-5)
     for label, one in enumerate(result.per_class):
-        mine = label == LABELS
+        mine = np.equal(LABELS, label)
         assert one.examples == mine.sum()
         expected = right[mine].mean() if mine.any() else None
         assert one.accuracy == (expected and pytest.approx(expected))

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import jax
@@ -402,8 +403,8 @@ SCRIPT = textwrap.dedent(
     sys.path.insert(0, {tests!r})
     import test_loop
     import dataclasses
-    mechanism = dataclasses.replace(test_loop.MECHANISM, steps=300)
-    test_loop.run({out!r}, seed=11, mechanism=mechanism, evaluate_every=50)
+    mechanism = dataclasses.replace(test_loop.MECHANISM, steps=120)
+    test_loop.run({out!r}, seed=11, mechanism=mechanism, evaluate_every=30)
     """
 )
 
@@ -424,8 +425,8 @@ def test_killed_for_real_it_goes_on_bit_identically(tmp_path):
     while not (out / "result.json").exists():
         process = start(out)
         begun = _lines(out)
-        while process.poll() is None and not begun + 75 < _lines(out) < 295:
-            pass
+        while process.poll() is None and not begun + 40 < _lines(out) < 115:
+            time.sleep(0.01)
         if process.poll() is None:
             process.kill()
             kills += 1
@@ -435,7 +436,7 @@ def test_killed_for_real_it_goes_on_bit_identically(tmp_path):
         one = weights.load(first_params(), tmp_path / "whole" / name)
         two = weights.load(first_params(), out / name)
         assert same(one, two)
-    assert Ledger.read(out / "ledger.jsonl").steps() == 300
+    assert Ledger.read(out / "ledger.jsonl").steps() == 120
 
 
 def _lines(out):

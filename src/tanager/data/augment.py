@@ -11,6 +11,7 @@ appendix C.2 (4 pixels of "mirror" padding for CIFAR).
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -127,22 +128,23 @@ class Augmentation:
 
 
 def views(
-    augmentation: Callable[[PRNGKeyArray, Array], Array],
+    augment: Callable[[PRNGKeyArray, Any], Any],
     key: PRNGKeyArray,
-    image: Shaped[Array, "h w c"],
+    example: Any,
     multiplicity: int,
-) -> Shaped[Array, "k h w c"]:
-    """Return K independent views of one image.
+) -> Any:
+    """Return K independent views of one example.
 
     Args:
-        augmentation: from a key and an image to one view, such as `Augmentation`.
+        augment: from a key and an example (a pytree, or an image alone) to one view,
+            such as `Augmentation`.
         key: one random key.
-        image: [H, W, C].
+        example: a pytree of arrays.
         multiplicity: K, at least 1. Without augmentation (the papers' K = 0) use the
-            image itself.
+            example itself.
 
     Returns:
-        [K, H, W, C].
+        The example's pytree, each leaf with a leading axis of K.
 
     Raises:
         ValueError: `multiplicity` is not a whole number of at least 1.
@@ -153,10 +155,10 @@ def views(
     validate.whole(
         multiplicity=multiplicity,
         at_least=1,
-        remedy="without augmentation, use the image itself",
+        remedy="without augmentation, use the example itself",
     )
     keys = jax.random.split(key, multiplicity)
-    return jax.vmap(augmentation, in_axes=(0, None))(keys, image)
+    return jax.vmap(augment, in_axes=(0, None))(keys, example)
 
 
 def _row(numbers: np.ndarray) -> Float32[Array, "1 1 c"]:

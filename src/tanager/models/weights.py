@@ -7,7 +7,6 @@ executed on loading.
 
 import os
 import pathlib
-import tempfile
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -16,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
+
+from tanager._files import write_atomically
 
 
 Tree = TypeVar("Tree")
@@ -40,27 +41,6 @@ def _named_tensors(tree: Any) -> dict[str, Any]:
     return named
 
 
-def _replace_atomically(path: pathlib.Path, content: bytes) -> None:
-    """Write to a neighbouring file, force it to disk, then rename it into place."""
-    handle, temporary = tempfile.mkstemp(
-        dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"
-    )
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        pathlib.Path(temporary).unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
 def save(
     tree: Any,
     path: str | os.PathLike[str],
@@ -68,8 +48,8 @@ def save(
 ) -> None:
     """Save every array of a pytree to a safetensors file, atomically.
 
-    A reader sees the old file or the new one, never a part. The file is readable by
-    its owner only.
+    A reader sees the old file or the new one, never a part. With at most one string of
+    metadata, equal trees give equal files.
 
     Args:
         tree: Equinox module, dict, tuple...; leaves that are not arrays are left out.
@@ -85,9 +65,7 @@ def save(
         name: np.ascontiguousarray(leaf).reshape(leaf.shape)
         for name, leaf in _named_tensors(tree).items()
     }
-    _replace_atomically(
-        pathlib.Path(path), safetensors.save(arrays, dict(metadata or {}))
-    )
+    write_atomically(pathlib.Path(path), safetensors.save(arrays, dict(metadata or {})))
 
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:

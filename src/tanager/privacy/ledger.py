@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Self
 
 from tanager import _validate as validate
+from tanager._files import sync_folder
 from tanager.privacy.mechanism import Adjacency, Mechanism
 
 
@@ -47,7 +48,7 @@ class Ledger:
             try:
                 self._lock()
                 if new:
-                    _sync_folder(self.path.parent)
+                    sync_folder(self.path.parent)
                 # A torn last line is cut off: that charge had not been spent, as
                 # spending waits for the whole line to be on the disk.
                 self._file.truncate(self._accept_lines(self.path.read_bytes()))
@@ -220,11 +221,3 @@ def _single(mechanism: Mechanism) -> Mechanism:
 def _digest(previous: str, entry: dict) -> str:
     text = previous + json.dumps(entry, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

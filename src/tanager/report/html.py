@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tanager import _validate as validate
+from tanager._files import write_atomically
 from tanager.report import page, run_figures
 
 
@@ -41,9 +42,7 @@ def write_report(run: Path) -> Path:
     config, result = (_read(run, name) for name in ("config.json", "result.json"))
     content = _page(config, result, _metrics(run / "metrics.jsonl"))
     report = run / "report.html"
-    partial = run / "report.html.partial"
-    partial.write_text(content, encoding="utf-8")
-    partial.replace(report)
+    write_atomically(report, content.encode())
     return report
 
 

@@ -1,11 +1,11 @@
 """Metrics as JSON lines and for TensorBoard, and picked up again on resume."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
-from tanager.training.run_folder import RunFolder, write_atomically
+from tanager._files import write_atomically
+from tanager.training.run_folder import RunFolder
 
 
 class Metrics:
@@ -67,5 +67,4 @@ def _keep_until(path: Path, step: int, mode: int) -> list[dict[str, Any]]:
     kept = [line for line in read_lines(path) if line["step"] <= step]
     content = "".join(json.dumps(line) + "\n" for line in kept)
     write_atomically(path, content.encode(), mode)
-    os.chmod(path, mode)
     return kept

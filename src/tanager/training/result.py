@@ -1,6 +1,7 @@
 """What a complete run hands over: the guarantee, the models, the report."""
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,8 @@ def hand_over(
     average = eqx.combine(state.average, fixed)
     if folder is not None:
         names = ("epsilon", "delta", "adjacency", "accountant", "private", "steps")
-        metadata = {name: str(summary[name]) for name in names}
+        # One string: safetensors keeps several in no fixed order.
+        metadata = {"tanager": json.dumps({name: summary[name] for name in names})}
         weights.save(params, folder.path / "model.safetensors", metadata)
         weights.save(average, folder.path / "model-ema.safetensors", metadata)
         write_json(folder.result, summary)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tanager import _validate as validate
+from tanager._files import write_atomically
 from tanager.seed import Seed
 
 
@@ -116,15 +117,3 @@ class RunFolder:
 def write_json(path: Path, content: Any, mode: int = 0o644) -> None:
     """Write a JSON file whole or not at all."""
     write_atomically(path, (json.dumps(content, indent=2) + "\n").encode(), mode)
-
-
-def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Write a file whole or not at all, never wider than `mode` allows."""
-    temporary = path.with_name(path.name + ".partial")
-    temporary.unlink(missing_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    with os.fdopen(os.open(temporary, flags, mode), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)

@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from tanager.clipping import ClippedGrad, clipped_grad
 from tanager.clipping.precision import accumulation_dtype
+from tanager.data import augment as augmentation
 from tanager.keys import derive_keys
 from tanager.noise import GaussianNoise
 from tanager.privacy.mechanism import Mechanism
@@ -164,8 +165,8 @@ class Step:
             return batch
 
         def example_views(index: Array, example: Any) -> Any:
-            keys = jax.random.split(jax.random.fold_in(key, index), self.multiplicity)
-            return jax.vmap(augment, (0, None))(keys, example)
+            own = jax.random.fold_in(key, index)
+            return augmentation.views(augment, own, example, self.multiplicity)
 
         return jax.vmap(example_views)(indices, batch)
 
