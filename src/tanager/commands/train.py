@@ -4,11 +4,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-import rich
 import tyro
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Column, Table
 
 from tanager import recipes
 from tanager.recipes.recipe import Recipe
@@ -104,7 +102,8 @@ def _conclusion(result: "TrainResult") -> str:
 
 def _print_recipes() -> None:
     headings, rows = recipes.listing()
-    table = Table(Column(headings[0], no_wrap=True), *headings[1:])
+    console = Console(highlight=False)
     for row in rows:
-        table.add_row(*row)
-    rich.print(table)
+        console.print(f"[bold]{row[0]}[/]")
+        for heading, value in zip(headings[1:], row[1:], strict=True):
+            console.print(f"    {heading + ':':22}{value}", soft_wrap=True)

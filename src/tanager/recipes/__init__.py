@@ -41,7 +41,7 @@ def listing() -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         "recipe",
         "data set",
         "model",
-        "ε, last by default",
+        "budgets ε",
         "source",
         "published accuracy",
     )
