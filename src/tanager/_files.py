@@ -1,8 +1,12 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and JSON that every reader takes."""
 
+import json
+import math
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
@@ -36,6 +40,23 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def json_text(content: Any, indent: int | None = None) -> str:
+    """Return `content` as valid JSON; numbers that are not finite become null."""
+    return json.dumps(_finite(content), indent=indent, allow_nan=False)
+
+
+def _finite(content: Any) -> Any:
+    match content:
+        case float():
+            return content if math.isfinite(content) else None
+        case Mapping():
+            return {name: _finite(value) for name, value in content.items()}
+        case list() | tuple():
+            return [_finite(value) for value in content]
+        case _:
+            return content
 
 
 def _umask() -> int:

@@ -273,6 +273,14 @@ def test_fixed_seed_is_loudly_not_private(tmp_path):
     assert "NOT guaranteed for this run" in page.words
 
 
+@pytest.mark.parametrize(("noise", "cautioned"), [(0.4, True), (1.7, False)])
+def test_a_huge_epsilon_is_not_sold_as_protection(tmp_path, noise, cautioned):
+    config, result, metrics = run_files(noise=noise)
+    assert (result["epsilon"] > 20) is cautioned
+    words = Page(report(tmp_path, config, result, metrics)).words
+    assert ("protects next to nothing" in words) is cautioned
+
+
 def test_no_noise_is_not_private(tmp_path):
     config, result, metrics = run_files(noise=0.0)
     assert result["epsilon"] == math.inf

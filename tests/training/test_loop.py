@@ -245,7 +245,19 @@ def test_ctrl_c_writes_a_checkpoint_and_the_run_goes_on(tmp_path):
     assert same(run(tmp_path / "run", seed=5).params, whole.params)
 
 
-def test_in_another_environment_lost_steps_are_not_spent_twice(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("change", "streams"), [({"device": "another"}, 2), ({"deterministic": False}, 1)]
+)
+def test_steps_that_could_come_out_otherwise_are_not_made_again(
+    tmp_path, monkeypatch, change, streams
+):
+    here = identity.environment
+
+    def elsewhere(*arguments):
+        return here(*arguments) | change
+
+    if "deterministic" in change:
+        monkeypatch.setattr(identity, "environment", elsewhere)
     with pytest.raises(Killed):
         run(
             tmp_path / "run",
@@ -253,17 +265,11 @@ def test_in_another_environment_lost_steps_are_not_spent_twice(tmp_path, monkeyp
             checkpoint_seconds=1e6,
         )
     assert Ledger.read(tmp_path / "run/ledger.jsonl").steps() == 8
-    here = identity.environment
-
-    def elsewhere(*arguments):
-        return here(*arguments) | {"device": "another"}
-
     monkeypatch.setattr(identity, "environment", elsewhere)
     result = run(tmp_path / "run")
     ledger = Ledger.read(tmp_path / "run/ledger.jsonl")
     lines = (tmp_path / "run/ledger.jsonl").read_text().splitlines()
-    streams = {json.loads(line)["stream"] for line in lines}
-    assert len(streams) == 2
+    assert len({json.loads(line)["stream"] for line in lines}) == streams
     assert ledger.steps() == ledger.next_step() == 12
     assert result.epsilon == tanager.epsilon(MECHANISM, 1e-3)
 
@@ -379,6 +385,20 @@ def test_a_large_delta_and_no_noise_are_warned_of():
         result = run(mechanism=silent)
     assert result.epsilon == np.inf
     assert result.summary["private"] is False
+
+
+def test_the_files_of_a_run_without_noise_are_valid_json(tmp_path):
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    silent = Mechanism(0.4, 0.0, 3)
+    with pytest.warns(UserWarning, match="this run is not private"):
+        run(tmp_path / "run", mechanism=silent)
+    names = ("result.json", "config.json", "metrics.jsonl")
+    *whole, lines = [(tmp_path / "run" / name).read_text() for name in names]
+    for text in (*whole, *lines.splitlines()):
+        json.loads(text, parse_constant=refuse)
+    assert "NOT PRIVATE" in (tmp_path / "run/report.html").read_text()
 
 
 def test_parameters_that_blow_up_stop_the_run():

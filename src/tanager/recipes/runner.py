@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import warnings
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -19,6 +20,9 @@ from tanager.training.evaluate import Classification
 from tanager.training.loop import train
 from tanager.training.result import TrainResult
 from tanager.training.run_folder import RunFolder
+
+
+_LARGE_EPSILON = 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +67,14 @@ def prepare(
         image_size=recipe.image_size,
         progress=progress,
     )
-    return Prepared(name, recipe, dataset, settle(recipe, typed, len(dataset.train)))
+    budget = settle(recipe, typed, len(dataset.train))
+    if budget.epsilon >= _LARGE_EPSILON:
+        warnings.warn(
+            f"ε = {budget.epsilon:.4g} protects next to nothing: right for a "
+            "simulation on public data, wrong for a model of private data",
+            stacklevel=2,
+        )
+    return Prepared(name, recipe, dataset, budget)
 
 
 def run(prepared: Prepared, progress: bool = True) -> TrainResult:

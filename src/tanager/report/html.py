@@ -88,6 +88,9 @@ def _page(config: _Fields, result: _Fields, metrics: Sequence[_Fields]) -> str:
 ### The guarantee
 
 
+_LARGE_EPSILON = 20
+
+
 def _guarantee(config: _Fields, result: _Fields) -> str:
     adjacency = result["adjacency"]
     claim = f"(ε = {_upper(result['epsilon'])}, δ = {_number(result['delta'])})"
@@ -105,10 +108,19 @@ def _guarantee(config: _Fields, result: _Fields) -> str:
         "The pseudo-random numbers are as good as random, and real numbers stand for "
         "floating-point ones: rounding is not modelled.",
     ]
+    large = result["epsilon"] >= _LARGE_EPSILON
+    kind, caution = "guarantee", ""
+    if large:
+        kind = "danger"
+        caution = (
+            "<p><strong>An ε this large protects next to nothing.</strong> It is "
+            "right for a simulation on public data; do not release such a model of "
+            "private data.</p>"
+        )
     return (
-        "<section class=guarantee><h2>The guarantee</h2>"
+        f"<section class={kind}><h2>The guarantee</h2>"
         f"<p class=claim>This model is <strong>{claim}</strong>-differentially private "
-        f"under {escape(adjacency)}.</p>"
+        f"under {escape(adjacency)}.</p>{caution}"
         f"<p>{_mechanism(config, result)} ε was computed with "
         f"{escape(str(result['accountant']).upper())} by dp_accounting "
         f"{escape(version)}. It covers the final parameters, their average, every "
@@ -325,9 +337,9 @@ def _number(value: float) -> str:
     return "∞" if math.isinf(value) else f"{value:.6g}"
 
 
-def _upper(epsilon: float) -> str:
+def _upper(epsilon: float | None) -> str:
     """Four significant digits, rounded up: a guarantee never gets better in print."""
-    if math.isinf(epsilon):
+    if epsilon is None or math.isinf(epsilon):
         return "∞"
     up = Context(prec=4, rounding=ROUND_CEILING).create_decimal(Decimal(str(epsilon)))
     return f"{up.normalize():f}"

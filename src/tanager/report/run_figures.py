@@ -66,7 +66,7 @@ def curves(metrics: Sequence[Mapping[str, Any]]) -> str:
                 if points:
                     _draw(axis, points, colour, dashes, label)
             axis.set_ylabel("test accuracy (%)")
-            axis.legend(loc="lower right", frameon=False)
+            axis.legend(loc="best", frameon=False)
         if panels[1]:
             axis = next(axes)
             _draw(axis, epsilons, _EPSILON, "-", "ε")

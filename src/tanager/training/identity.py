@@ -25,6 +25,7 @@ from tanager.training.run_folder import RunFolder, write_json
 from tanager.training.step import Step
 
 
+_DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 _SAMPLED_EXAMPLES = 1024
 _MAY_CHANGE = {
     "checkpoint_seconds",
@@ -46,16 +47,19 @@ def versions() -> dict[str, str]:
 def environment(physical_batch_size: int, strategy: str) -> dict[str, Any]:
     """Return what may change between start and resume, at the price of lost steps.
 
-    The same steps computed in another environment can differ in the last bits.
+    The same steps computed in another environment can differ in the last bits; on a
+    GPU even in the same one, unless XLA is told otherwise.
     """
     device = jax.devices()[0]
+    flags = os.environ.get("XLA_FLAGS", "")
     return {
         "versions": versions(),
         "platform": device.platform,
         "device": device.device_kind,
         "devices": jax.device_count(),
         "cpus": os.cpu_count(),
-        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "xla_flags": flags,
+        "deterministic": device.platform != "gpu" or _DETERMINISTIC in flags,
         "physical_batch_size": physical_batch_size,
         "strategy": strategy,
     }
@@ -102,8 +106,9 @@ def settle(
     """Record what this run is, or check that it is the run of this folder.
 
     Returns:
-        The name of the stream of randomness to charge in the ledger, and whether the
-        environment is the one the run was begun or last resumed in.
+        The name of the stream of randomness to charge in the ledger, and whether steps
+        computed again come out the same: in the environment the run was begun or last
+        resumed in, if that is deterministic.
 
     Raises:
         ValueError: a setting or a fingerprint differs from the folder's; every one
@@ -138,7 +143,9 @@ def settle(
     write_json(folder.config, config)
     write_json(identity, now, mode=0o600)
     stream = json.dumps([_comparable(config), now], sort_keys=True)
-    return seed.fingerprint(stream.encode())[:16], same
+    return seed.fingerprint(stream.encode())[:16], same and surroundings[
+        "deterministic"
+    ]
 
 
 def _computation(function: Callable, *arguments: Any) -> bytes:

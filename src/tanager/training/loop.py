@@ -57,8 +57,8 @@ def train(
 
     With `out`, the run is a folder (see `tanager.training.run_folder`): killed at any
     moment, the same call goes on and ends with bit-identical parameters on the same
-    machine and versions. On another machine, steps that were charged but not yet
-    checkpointed are lost instead of spent twice.
+    machine and versions. Where that cannot be had (see `tanager.training.resume`),
+    steps charged but not yet checkpointed are lost instead of spent twice.
 
     Args:
         loss: ``loss(params, example) -> scalar`` for ONE example.

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tanager._files import write_atomically
+from tanager._files import json_text, write_atomically
 from tanager.training.run_folder import RunFolder
 
 
@@ -37,7 +37,7 @@ class Metrics:
         """Record numbers that depend on training examples only through noise."""
         self.released.append(line)
         if self._public is not None and self._board is not None:
-            self._public.write(json.dumps(line) + "\n")
+            self._public.write(json_text(line) + "\n")
             for name, value in line.items():
                 if name != "step":
                     self._board.add_scalar(name, value, line["step"])
@@ -46,7 +46,7 @@ class Metrics:
     def keep(self, line: dict[str, Any]) -> None:
         """Record numbers that must not leave the run's private folder."""
         if self._private is not None:
-            self._private.write(json.dumps(line) + "\n")
+            self._private.write(json_text(line) + "\n")
 
     def close(self) -> None:
         """Close all files."""

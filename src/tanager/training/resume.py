@@ -67,9 +67,10 @@ def resume(
     2. The configuration must be the folder's.
     3. The newest readable checkpoint gives the state; without one, `state` does.
     4. Steps charged after that checkpoint come again, in the same environment
-       bit-identically and at no further charge. In another environment they could come
-       out otherwise than what they were charged for, so they are given up: their
-       charge stands, and training goes on with the step after them.
+       bit-identically and at no further charge. In another environment, or on a GPU
+       without ``XLA_FLAGS=--xla_gpu_deterministic_ops=true``, they could come out
+       otherwise than what they were charged for, so they are given up: their charge
+       stands, and training goes on with the step after them.
 
     Raises:
         ValueError: the folder is in use, holds another run, or its ledger is behind
@@ -82,7 +83,7 @@ def resume(
         surroundings = identity.environment(
             config["physical_batch_size"], config["strategy"]
         )
-        stream, same = identity.settle(folder, seed, config, prints, surroundings)
+        stream, repeatable = identity.settle(folder, seed, config, prints, surroundings)
         checkpoints = Checkpoints(folder.path / "checkpoints")
         begun, state = checkpoints.restore(state) or (0, state)
         if begun > ledger.next_step():
@@ -94,6 +95,6 @@ def resume(
     except BaseException:
         ledger.close()
         raise
-    if not same:
+    if not repeatable:
         begun = ledger.next_step()
     return Position(ledger, stream, begun, state, checkpoints)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tanager import _validate as validate
-from tanager._files import write_atomically
+from tanager._files import json_text, write_atomically
 from tanager.seed import Seed
 
 
@@ -116,4 +116,4 @@ class RunFolder:
 
 def write_json(path: Path, content: Any, mode: int = 0o644) -> None:
     """Write a JSON file whole or not at all."""
-    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode(), mode)
+    write_atomically(path, (json_text(content, indent=2) + "\n").encode(), mode)
