@@ -39,8 +39,11 @@ def test_the_same_step_in_another_stream_is_charged_on_top():
         for step in range(3):
             ledger.charge(MECHANISM, step, stream)
     assert (ledger.steps(), ledger.steps("a"), ledger.steps("b")) == (6, 3, 3)
+    ledger.charge(MECHANISM, 3, "b")
+    assert ledger.next_step() == ledger.next_step(other_than="a") == 4
+    assert ledger.next_step(other_than="b") == 3
     [spent] = ledger.mechanisms()
-    assert spent == Mechanism(0.1, 2.0, 6)
+    assert spent == Mechanism(0.1, 2.0, 7)
 
 
 def test_epsilon_is_that_of_the_steps_charged():
@@ -64,7 +67,7 @@ def test_epsilon_composes_different_mechanisms():
 def test_survives_closing_and_opening(tmp_path):
     path = charged(tmp_path / "ledger.jsonl")
     with Ledger(path) as ledger:
-        assert ledger.steps() == ledger.next_step("a") == 10
+        assert ledger.steps() == ledger.next_step() == 10
         ledger.charge(MECHANISM, 10, "a")
     assert Ledger.read(path).steps() == 11
 

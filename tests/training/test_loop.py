@@ -274,6 +274,25 @@ def test_steps_that_could_come_out_otherwise_are_not_made_again(
     assert result.epsilon == tanager.epsilon(MECHANISM, 1e-3)
 
 
+def test_after_a_change_of_environment_a_second_death_costs_nothing(
+    tmp_path, monkeypatch
+):
+    """Lost steps stay lost when the new environment dies before a checkpoint."""
+    never = {"checkpoint_seconds": 1e6}
+    with pytest.raises(Killed):
+        run(tmp_path / "run", evaluate=dies_at_evaluation(1), **never)
+    here = identity.environment
+    monkeypatch.setattr(
+        identity, "environment", lambda *arguments: here(*arguments) | {"device": "x"}
+    )
+    with pytest.raises(Killed):
+        run(tmp_path / "run", evaluate=dies_at_evaluation(1), **never)
+    assert Ledger.read(tmp_path / "run/ledger.jsonl").next_step() == 8
+    result = run(tmp_path / "run")
+    assert Ledger.read(tmp_path / "run/ledger.jsonl").steps() == 12
+    assert result.epsilon == tanager.epsilon(MECHANISM, 1e-3)
+
+
 CHANGES = {
     "noise": ({"mechanism": Mechanism(0.4, 1.3, 12)}, "mechanism.noise_multiplier was"),
     "steps": (

@@ -109,9 +109,13 @@ class Ledger:
         """Return how many updates were charged, in one stream or in all."""
         return sum(stream in (None, name) for name, _ in self._charges)
 
-    def next_step(self, stream: str | None = None) -> int:
-        """Return the number after the highest step charged, 0 when there is none."""
-        steps = [step for name, step in self._charges if stream in (None, name)]
+    def next_step(self, *, other_than: str | None = None) -> int:
+        """Return the number after the highest step charged, 0 when there is none.
+
+        Args:
+            other_than: leave out the charges of this stream.
+        """
+        steps = [step for name, step in self._charges if name != other_than]
         return max(steps, default=-1) + 1
 
     def mechanisms(self) -> list[Mechanism]:

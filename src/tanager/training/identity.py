@@ -102,13 +102,12 @@ def settle(
     config: Mapping[str, Any],
     prints: Mapping[str, str],
     surroundings: Mapping[str, Any],
-) -> tuple[str, bool]:
+) -> str:
     """Record what this run is, or check that it is the run of this folder.
 
     Returns:
-        The name of the stream of randomness to charge in the ledger, and whether steps
-        computed again come out the same: in the environment the run was begun or last
-        resumed in, if that is deterministic.
+        The name of the stream of randomness to charge in the ledger: another one for
+        another configuration or environment.
 
     Raises:
         ValueError: a setting or a fingerprint differs from the folder's; every one
@@ -116,10 +115,8 @@ def settle(
     """
     identity = folder.private / "identity.json"
     now = {"prints": dict(prints), "environment": dict(surroundings)}
-    same = True
     if folder.config.exists() and identity.exists():
         before = json.loads(identity.read_text())
-        same = before["environment"] == now["environment"]
         changes = _differences(json.loads(folder.config.read_text()), config)
         # Another version of JAX may trace the same function otherwise.
         comparable = before["environment"]["versions"] == surroundings["versions"]
@@ -143,9 +140,7 @@ def settle(
     write_json(folder.config, config)
     write_json(identity, now, mode=0o600)
     stream = json.dumps([_comparable(config), now], sort_keys=True)
-    return seed.fingerprint(stream.encode())[:16], same and surroundings[
-        "deterministic"
-    ]
+    return seed.fingerprint(stream.encode())[:16]
 
 
 def _computation(function: Callable, *arguments: Any) -> bytes:

@@ -83,7 +83,7 @@ def resume(
         surroundings = identity.environment(
             config["physical_batch_size"], config["strategy"]
         )
-        stream, repeatable = identity.settle(folder, seed, config, prints, surroundings)
+        stream = identity.settle(folder, seed, config, prints, surroundings)
         checkpoints = Checkpoints(folder.path / "checkpoints")
         begun, state = checkpoints.restore(state) or (0, state)
         if begun > ledger.next_step():
@@ -95,6 +95,7 @@ def resume(
     except BaseException:
         ledger.close()
         raise
-    if not repeatable:
-        begun = ledger.next_step()
-    return Position(ledger, stream, begun, state, checkpoints)
+    lost = ledger.next_step(
+        other_than=stream if surroundings["deterministic"] else None
+    )
+    return Position(ledger, stream, max(begun, lost), state, checkpoints)
