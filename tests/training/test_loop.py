@@ -481,3 +481,22 @@ def test_killed_for_real_it_goes_on_bit_identically(tmp_path):
 def _lines(out):
     path = out / "ledger.jsonl"
     return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def test_a_checkpoint_that_cannot_be_written_is_one_message(tmp_path, monkeypatch):
+    from tanager.training import checkpoint
+
+    checkpoints = checkpoint.Checkpoints(tmp_path / "checkpoints")
+    checkpoints.save(1, first_params())
+
+    def full(*arguments, **options):
+        raise ValueError("RESOURCE_EXHAUSTED: No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints._manager, "save", full)
+        with pytest.raises(OSError, match="the checkpoint of step 2 cannot be written"):
+            checkpoints.save(2, first_params())
+    restored = checkpoints.restore(first_params())
+    checkpoints.close()
+    assert restored is not None
+    assert restored[0] == 1

@@ -1,6 +1,9 @@
 """Checkpoints of the training state, by orbax: whole or not there at all."""
 
+import contextlib
 import logging
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +34,26 @@ class Checkpoints:
         self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
 
     def save(self, step: int, state: PyTree) -> None:
-        """Write the state after `step` updates; returns when it is on the disk."""
-        if step not in self._manager.all_steps():
-            self._manager.save(step, args=ocp.args.StandardSave(_named(state)))
-            self._manager.wait_until_finished()
+        """Write the state after `step` updates; returns when it is on the disk.
+
+        Raises:
+            OSError: it could not be written, for want of space for instance; the
+                checkpoint before it stands.
+        """
+        if step in self._manager.all_steps():
+            return
+        try:
+            with _quiet_orbax():
+                self._manager.save(step, args=ocp.args.StandardSave(_named(state)))
+                self._manager.wait_until_finished()
+        except (OSError, ValueError) as error:
+            full = shutil.disk_usage(self.folder).free < _nbytes(state)
+            reason = "the disk is full" if full else str(error)
+            raise OSError(
+                f"the checkpoint of step {step} cannot be written to {self.folder}: "
+                f"{reason}; mend that, and the same run goes on from the checkpoint "
+                "before"
+            ) from error
 
     def restore(self, template: PyTree) -> tuple[int, PyTree] | None:
         """Return the newest readable checkpoint as (step, state); None without one.
@@ -68,6 +87,22 @@ class Checkpoints:
     def close(self) -> None:
         """Wait for writes under way and let the folder go."""
         self._manager.close()
+
+
+@contextlib.contextmanager
+def _quiet_orbax() -> Iterator[None]:
+    """Hush orbax's threads, which log whole stacks of what is raised here anyway."""
+    logger = logging.getLogger("absl")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _nbytes(state: PyTree) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(state))
 
 
 def _named(state: PyTree) -> dict[str, Any]:

@@ -1,6 +1,9 @@
 """Metrics as JSON lines and for TensorBoard, and picked up again on resume."""
 
+import contextlib
 import json
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +31,14 @@ class Metrics:
         _keep_until(private, step, 0o600)
         self._public = public.open("a", buffering=1)
         self._private = private.open("a", buffering=1)
-        from tensorboardX import SummaryWriter
-
-        board = folder.path / "tensorboard"
-        self._board = SummaryWriter(str(board), purge_step=step + 1)
+        self._board = _Board(folder.path / "tensorboard", step)
 
     def release(self, line: dict[str, Any]) -> None:
         """Record numbers that depend on training examples only through noise."""
         self.released.append(line)
         if self._public is not None and self._board is not None:
             self._public.write(json_text(line) + "\n")
-            for name, value in line.items():
-                if name != "step":
-                    self._board.add_scalar(name, value, line["step"])
-            self._board.flush()
+            self._board.write(line)
 
     def keep(self, line: dict[str, Any]) -> None:
         """Record numbers that must not leave the run's private folder."""
@@ -53,6 +50,41 @@ class Metrics:
         for file in (self._public, self._private, self._board):
             if file is not None:
                 file.close()
+
+
+class _Board:
+    """An event file for TensorBoard, written in this thread, so that errors are ours.
+
+    Its first event tells TensorBoard to forget the steps after `step`.
+    """
+
+    def __init__(self, folder: Path, step: int):
+        # protobuf makes these classes when it is imported, unseen by type checkers.
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto import event_pb2
+
+        folder.mkdir(exist_ok=True)
+        self._messages: Any = event_pb2
+        self._writer = EventsWriter(str(folder / "events"), f".{os.getpid()}")
+        start = self._messages.SessionLog(status=self._messages.SessionLog.START)
+        self._write(step=step + 1, session_log=start)
+
+    def write(self, line: dict[str, Any]) -> None:
+        from tensorboardX.summary import scalar
+
+        for name, value in line.items():
+            if name != "step":
+                self._write(step=line["step"], summary=scalar(name, value))
+        self._writer.flush()
+
+    def close(self) -> None:
+        # What is left to write is a picture of metrics.jsonl, no reason to fail.
+        with contextlib.suppress(OSError):
+            self._writer.close()
+
+    def _write(self, **content: Any) -> None:
+        event = self._messages.Event(wall_time=time.time(), **content)
+        self._writer.write_event(event)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
