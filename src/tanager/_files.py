@@ -47,6 +47,17 @@ def json_text(content: Any, indent: int | None = None) -> str:
     return json.dumps(_finite(content), indent=indent, allow_nan=False)
 
 
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the objects of a JSON lines file; none where there is no file.
+
+    A torn last line, which does not end in a line break, is passed over.
+    """
+    if not path.exists():
+        return []
+    complete = path.read_text(encoding="utf-8").rpartition("\n")[0]
+    return [json.loads(line) for line in complete.split("\n") if line]
+
+
 def _finite(content: Any) -> Any:
     match content:
         case float():

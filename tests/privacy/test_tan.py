@@ -18,7 +18,10 @@ mechanisms = st.builds(
     steps=st.integers(1, 10**7),
 )
 deltas = st.floats(1e-12, 0.5)
-close = lambda x: pytest.approx(x, rel=1e-9)  # noqa: E731
+
+
+def close(x):
+    return pytest.approx(x, rel=1e-9)
 
 
 @given(mechanisms)

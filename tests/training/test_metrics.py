@@ -4,7 +4,8 @@ import json
 
 from tensorboardX.proto.event_pb2 import Event  # pyright: ignore
 
-from tanager.training.metrics import Metrics, read_lines
+from tanager._files import read_json_lines
+from tanager.training.metrics import Metrics
 from tanager.training.run_folder import RunFolder
 
 
@@ -34,14 +35,14 @@ def test_lines_after_the_checkpoint_are_replaced(tmp_path):
     resumed = write(tmp_path, 4, [6, 8])
     assert [line["step"] for line in resumed.released] == [2, 4, 6, 8]
     for path in (tmp_path / "metrics.jsonl", tmp_path / "private/metrics.jsonl"):
-        assert [line["step"] for line in read_lines(path)] == [2, 4, 6, 8]
+        assert [line["step"] for line in read_json_lines(path)] == [2, 4, 6, 8]
 
 
 def test_a_torn_line_is_passed_over(tmp_path):
     write(tmp_path, 0, [2, 4])
     path = tmp_path / "metrics.jsonl"
     path.write_text(path.read_text() + '{"step": 6, "eps')
-    assert [line["step"] for line in read_lines(path)] == [2, 4]
+    assert [line["step"] for line in read_json_lines(path)] == [2, 4]
     assert [line["step"] for line in write(tmp_path, 4, []).released] == [2, 4]
 
 

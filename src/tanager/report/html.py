@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tanager import _validate as validate
-from tanager._files import write_atomically
+from tanager._files import read_json_lines, write_atomically
 from tanager.report import page, run_figures
 
 
@@ -40,7 +40,7 @@ def write_report(run: Path) -> Path:
     """
     run = Path(run)
     config, result = (_read(run, name) for name in ("config.json", "result.json"))
-    content = _page(config, result, _metrics(run / "metrics.jsonl"))
+    content = _page(config, result, read_json_lines(run / "metrics.jsonl"))
     report = run / "report.html"
     write_atomically(report, content.encode())
     return report
@@ -56,14 +56,6 @@ def _read(run: Path, name: str) -> _Fields:
             "a report is written of the folder of a finished run",
         )
     return json.loads(path.read_text(encoding="utf-8"))
-
-
-def _metrics(path: Path) -> list[_Fields]:
-    """Return all lines but a torn last one, which does not end in a line break."""
-    if not path.exists():
-        return []
-    complete = path.read_text(encoding="utf-8").rpartition("\n")[0]
-    return [json.loads(line) for line in complete.split("\n") if line]
 
 
 def _page(config: _Fields, result: _Fields, metrics: Sequence[_Fields]) -> str:

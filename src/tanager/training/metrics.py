@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tanager._files import json_text, write_atomically
+from tanager._files import json_text, read_json_lines, write_atomically
 from tanager.training.run_folder import RunFolder
 
 
@@ -87,16 +87,8 @@ class _Board:
         self._writer.write_event(event)
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a JSON lines file; a torn last line is passed over."""
-    if not path.exists():
-        return []
-    complete = path.read_text().rpartition("\n")[0]
-    return [json.loads(line) for line in complete.split("\n") if line]
-
-
 def _keep_until(path: Path, step: int, mode: int) -> list[dict[str, Any]]:
-    kept = [line for line in read_lines(path) if line["step"] <= step]
+    kept = [line for line in read_json_lines(path) if line["step"] <= step]
     content = "".join(json.dumps(line) + "\n" for line in kept)
     write_atomically(path, content.encode(), mode)
     return kept
