@@ -23,13 +23,10 @@ from jax import lax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from tanager import _validate as validate
+from tanager.clipping.precision import accumulation_dtype
 
 
 Padding = str | tuple[tuple[int, int], tuple[int, int]]
-
-
-def _statistics_dtype(array: Array) -> jnp.dtype:
-    return jnp.dtype(jnp.float64 if array.dtype == jnp.float64 else jnp.float32)
 
 
 def _gaussian(key: PRNGKeyArray, shape: Sequence[int]) -> Array:
@@ -142,7 +139,7 @@ def standardise(
     """
     axes = tuple(range(weight.ndim - 1))
     fan_in = math.prod(weight.shape[:-1])
-    wide = weight.astype(_statistics_dtype(weight))
+    wide = weight.astype(accumulation_dtype(weight.dtype))
     centred = wide - jnp.mean(wide, axis=axes, keepdims=True)
     variance = jnp.mean(jnp.square(centred), axis=axes, keepdims=True)
     factor = lax.rsqrt(fan_in * (variance + eps))
@@ -269,7 +266,7 @@ class GroupNorm(eqx.Module):
 
     def __call__(self, image: Float[Array, "h w c"]) -> Float[Array, "h w c"]:
         """Normalise one image."""
-        wide = image.astype(_statistics_dtype(image))
+        wide = image.astype(accumulation_dtype(image.dtype))
         shift = lax.stop_gradient(self._group_mean(jnp.mean(wide[0], axis=0)))
         shifted = wide - shift[None, None, :]
         mean = self._group_mean(jnp.mean(shifted, axis=(0, 1)))

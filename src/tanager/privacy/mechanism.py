@@ -10,6 +10,10 @@ import enum
 from tanager import _validate as validate
 
 
+LARGE_EPSILON = 20.0
+"""An ε from which on a guarantee is called next to nothing, wherever it is shown."""
+
+
 class Adjacency(enum.StrEnum):
     """Which data sets count as neighbours: what the guarantee protects.
 

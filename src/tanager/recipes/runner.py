@@ -14,15 +14,13 @@ from tanager import _validate as validate
 from tanager import data, models
 from tanager.data.augment import Augmentation, standardise
 from tanager.keys import derive_keys
+from tanager.privacy.mechanism import LARGE_EPSILON
 from tanager.recipes.budget import Budget, settle
 from tanager.recipes.recipe import Recipe
 from tanager.training.evaluate import Classification
 from tanager.training.loop import train
 from tanager.training.result import TrainResult
 from tanager.training.run_folder import RunFolder
-
-
-_LARGE_EPSILON = 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +66,7 @@ def prepare(
         progress=progress,
     )
     budget = settle(recipe, typed, len(dataset.train))
-    if budget.epsilon >= _LARGE_EPSILON:
+    if budget.epsilon >= LARGE_EPSILON:
         warnings.warn(
             f"ε = {budget.epsilon:.4g} protects next to nothing: right for a "
             "simulation on public data, wrong for a model of private data",

@@ -14,6 +14,7 @@ from typing import Any
 
 from tanager import _validate as validate
 from tanager._files import read_json_lines, write_atomically
+from tanager.privacy.mechanism import LARGE_EPSILON
 from tanager.report import page, run_figures
 
 
@@ -80,9 +81,6 @@ def _page(config: _Fields, result: _Fields, metrics: Sequence[_Fields]) -> str:
 ### The guarantee
 
 
-_LARGE_EPSILON = 20
-
-
 def _guarantee(config: _Fields, result: _Fields) -> str:
     adjacency = result["adjacency"]
     claim = f"(ε = {_upper(result['epsilon'])}, δ = {_number(result['delta'])})"
@@ -100,7 +98,7 @@ def _guarantee(config: _Fields, result: _Fields) -> str:
         "The pseudo-random numbers are as good as random, and real numbers stand for "
         "floating-point ones: rounding is not modelled.",
     ]
-    large = result["epsilon"] >= _LARGE_EPSILON
+    large = result["epsilon"] >= LARGE_EPSILON
     kind, caution = "guarantee", ""
     if large:
         kind = "danger"
