@@ -29,6 +29,7 @@ FLOORS = {
     "report": 2,
     "training": 3,
     "recipes": 4,
+    "bench": 5,
     "commands": 6,
     "cli": 6,
     "__main__": 6,

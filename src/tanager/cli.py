@@ -13,6 +13,7 @@ from tanager import _validate as validate
 _COMMANDS = {
     "plan": "plan a privacy budget: noise, steps, batch size or ε from the others",
     "train": "train a model privately, from a recipe; resumes where it was stopped",
+    "bench": "measure what privacy costs: seconds, memory, clipping tap by tap",
 }
 
 _USAGE = "\n".join(

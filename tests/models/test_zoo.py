@@ -11,6 +11,7 @@ from tanager.models import zoo
 
 
 CLASSES = 7
+SHAPE = (224, 224, 3)  # a multiple of every patch side
 # Everything small enough to compile here; the published WRNs are the same code, and
 # test_wide_resnet checks their shapes.
 CASES = [
@@ -19,6 +20,8 @@ CASES = [
     ("small-cnn", (28, 28, 1), "post-activation", True),
     ("small-cnn", (32, 32, 3), "pre-activation", False),
     ("wrn-10-1", (8, 12, 3), "post-activation", True),
+    ("mlp", (8, 9, 2), "pre-activation", True),
+    ("linear", (2, 3, 1), "post-activation", False),
 ]
 
 
@@ -103,9 +106,9 @@ class TestEveryModel:
 @pytest.mark.parametrize("name", [*zoo.MODELS, "wrn-22-2"])
 def test_every_name_builds_a_model_of_the_right_shape(name):
     model = eqx.filter_eval_shape(
-        models.create, name, classes=10, image_shape=(32, 32, 3), key=jax.random.key(0)
+        models.create, name, classes=10, image_shape=SHAPE, key=jax.random.key(0)
     )
-    image = jax.ShapeDtypeStruct((32, 32, 3), jnp.float32)
+    image = jax.ShapeDtypeStruct(SHAPE, jnp.float32)
     logits = eqx.filter_eval_shape(lambda m, x: m(x), model, image)
     assert logits.shape == (10,)
     assert logits.dtype == jnp.float32
@@ -147,6 +150,7 @@ def test_options_reach_the_model(name):
         model = _create(name, (8, 8, 1), order, standardised)
         if isinstance(model, models.SmallCNN):
             return model.stages[0].order, type(model.stages[0].conv)
+        assert isinstance(model, models.WideResNet)
         return model.blocks[0].order, type(model.blocks[0].conv1)
 
     assert inspect("pre-activation", True) == (
@@ -186,6 +190,16 @@ def test_the_small_cnn_normalises_in_the_order_asked_for():
         ({"normalisation_order": "preactivation"}, "did you mean pre-activation?"),
         ({"image_shape": (32, 32)}, "image_shape (=(32, 32)) must be (height, width,"),
         ({"image_shape": (2, 8, 8, 1)}, "(height, width, channels): no batch axis"),
+        ({"name": "vit-tiny"}, "did you mean vit-tiny-16?"),
+        (
+            {"name": "vit-huge-14", "image_shape": (32, 32, 3)},
+            "image_height (=32) must be a multiple of the patch side 14: use 28 or 42",
+        ),
+        ({"name": "vit-tiny-16", "image_shape": (64,)}, "must be (height, width,"),
+        (
+            {"name": "mlp", "normalisation_order": "preactivation"},
+            "did you mean pre-activation?",
+        ),
         ({"image_shape": (7, 8, 1)}, "image_height (=7) must be at least 8"),
         ({"image_shape": (8, 7, 1)}, "image_width (=7) must be at least 8"),
         ({"image_shape": (8, 8, 0)}, "image_channels (=0) must be at least 1"),

@@ -1,0 +1,50 @@
+"""Where and with what a measurement was made."""
+
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import tanager
+
+
+def machine() -> dict[str, Any]:
+    """Return processor, cores, platform and JAX's devices.
+
+    `cores` are those this process may use; `cores_installed` all there are.
+    """
+    device = jax.devices()[0]
+    usable = getattr(os, "sched_getaffinity", None)
+    return {
+        "cpu": _processor(),
+        "cores": len(usable(0)) if usable else os.cpu_count(),
+        "cores_installed": os.cpu_count(),
+        "platform": platform.platform(),
+        "backend": jax.default_backend(),
+        "device": device.device_kind,
+        "devices": jax.device_count(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python, JAX, its compiler and tanager."""
+    return {
+        "python": platform.python_version(),
+        "jax": metadata.version("jax"),
+        "jaxlib": metadata.version("jaxlib"),
+        "tanager": tanager.__version__,
+    }
+
+
+def _processor() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        text = ""
+    for line in text.splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

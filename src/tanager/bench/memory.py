@@ -1,0 +1,171 @@
+"""The largest physical batch that fits a memory limit, strategy by strategy.
+
+On a CPU nothing is run: a program is compiled for the shapes alone, and XLA's memory
+analysis says what a call would need. On an accelerator the batch is tried: what does
+not fit raises RESOURCE_EXHAUSTED, and an explicit limit is held against the analysis
+before. Counted is one physical batch: parameters, batch, sums of gradients, and
+temporary memory; not the optimizer's state of private training, nor later batches on
+their way to the device.
+"""
+
+import gc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jaxtyping import PyTree
+
+from tanager import _validate as validate
+from tanager.bench import programs
+from tanager.bench.workload import Workload
+
+
+CEILING = 2**20
+"""No larger physical batch is tried."""
+
+Fits = Callable[[str, int], bool]
+"""Whether a strategy can take a physical batch of so many rows."""
+
+
+def largest(fits: Callable[[int], bool], ceiling: int = CEILING) -> int:
+    """Return the largest n of at most `ceiling` for which ``fits(n)``, or 0.
+
+    Doubles from 1 until something does not fit, then halves the interval, so that it
+    asks about 2·log₂(n) times and is exact wherever what fits, fits for all less.
+
+    Raises:
+        ValueError: `ceiling` is not a whole number of at least 1.
+    """
+    validate.whole(ceiling=ceiling, at_least=1)
+    good, bad = 0, 1
+    while bad <= ceiling and fits(bad):
+        good, bad = bad, ceiling + 1 if bad == ceiling else min(2 * bad, ceiling)
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        if fits(middle):
+            good = middle
+        else:
+            bad = middle
+    return good
+
+
+def bench_memory(
+    workload: Workload,
+    strategies: Sequence[str],
+    *,
+    limit_bytes: int | None = None,
+    fits: Fits | None = None,
+    ceiling: int = CEILING,
+    report: Callable[[str], None] = lambda text: None,
+) -> tuple[list[dict[str, Any]], bool]:
+    """Find the largest physical batch of each strategy.
+
+    Args:
+        workload: model and data.
+        strategies: ``"sgd"`` and names of clipping strategies, in order of rows.
+        limit_bytes: the memory limit; on an accelerator None for all there is.
+        fits: how a batch is tried; by default as the module says.
+        ceiling: no larger physical batch is tried.
+        report: told what is being tried.
+
+    Returns:
+        Rows with `strategy`, `physical_batch` (0: not even one example fits),
+        `ratio_to_sgd` (None without SGD), `at_ceiling` and `error`; and whether
+        Ctrl-C came before the last.
+
+    Raises:
+        ValueError: an unknown strategy, or no limit on a CPU. A strategy that fails
+            for another reason than memory is a row with an `error`.
+    """
+    for strategy in strategies:
+        validate.one_of(programs.training_names(), strategy=strategy)
+    names = list(dict.fromkeys(strategies))
+    if limit_bytes is not None:
+        validate.positive(limit_bytes=limit_bytes)
+    if fits is None:
+        fits = _trial(workload, limit_bytes)
+    found: dict[str, int] = {}
+    errors = dict.fromkeys(names, "stopped before it was found")
+    stopped = False
+    try:
+        for name in names:
+
+            def fits_aloud(rows: int, name: str = name) -> bool:
+                report(f"{name}: trying {rows}")
+                return fits(name, rows)
+
+            try:
+                found[name] = largest(fits_aloud, ceiling)
+            except Exception as error:
+                errors[name] = f"{type(error).__name__}: {error}"
+    except KeyboardInterrupt:
+        stopped = True
+    sgd = found.get(programs.SGD)
+    rows = [
+        {
+            "strategy": name,
+            "physical_batch": found.get(name),
+            "ratio_to_sgd": found[name] / sgd if name in found and sgd else None,
+            "at_ceiling": found.get(name) == ceiling,
+            "error": None if name in found else errors[name],
+        }
+        for name in names
+    ]
+    return rows, stopped
+
+
+def bytes_needed(workload: Workload, name: str, rows: int) -> int:
+    """Return the bytes that one physical batch of `rows` needs, by XLA's analysis.
+
+    Raises:
+        RuntimeError: the device's compiler does not tell.
+    """
+    with workload.computing():
+        program = programs.training(workload, name)
+        count = program.bytes_needed(workload.param_shapes, workload.batch_shapes(rows))
+    if count is None:
+        raise RuntimeError("this device's compiler has no memory analysis")
+    return count
+
+
+def _trial(workload: Workload, limit_bytes: int | None) -> Fits:
+    if jax.default_backend() == "cpu":
+        if limit_bytes is None:
+            validate.refuse(
+                "limit_gib", None, "must be given on a CPU", "for example 8"
+            )
+        return lambda name, rows: bytes_needed(workload, name, rows) <= limit_bytes
+
+    def fits(name: str, rows: int) -> bool:
+        try:
+            if limit_bytes and bytes_needed(workload, name, rows) > limit_bytes:
+                return False
+            _run_once(workload, name, rows)
+        except (jax.errors.JaxRuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return False
+        finally:
+            jax.clear_caches()
+            gc.collect()
+        return True
+
+    return fits
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether this is how XLA (or Python) says that memory ran out."""
+    text = str(error)
+    signs = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory")
+    return isinstance(error, MemoryError) or any(sign in text for sign in signs)
+
+
+def _run_once(workload: Workload, name: str, rows: int) -> None:
+    params: PyTree = workload.params()
+    with workload.computing():
+        program = programs.training(workload, name)
+        program.prepare(params, workload.batch(rows))
+        everyone = programs.masks(rows, rows)[0][0]
+        # Twice: the second call holds what the first returned, as training does.
+        program.run(everyone)
+        program.run(everyone)

@@ -1,0 +1,199 @@
+"""The compiled programs that are measured, each counting how often it is traced."""
+
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Bool, PyTree
+
+from tanager.bench.workload import Workload
+from tanager.clipping import STRATEGIES
+
+
+SGD = "sgd"
+
+
+class Program:
+    """A function that is called again and again with what it returned before.
+
+    The carried value is donated to each call, as an accumulator or a model is.
+
+    Attributes:
+        name: what it is called in a table.
+        traces: how often JAX traced the function: 1, however its mask changes.
+
+    Args:
+        name: see above.
+        start: from parameters and batch to the first carried value and the inputs
+            that stay the same. No array may occur twice in what it returns.
+        function: ``function(carried, inputs, mask) -> carried``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        start: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
+        function: Callable[[PyTree, PyTree, Bool[Array, " b"]], PyTree],
+    ):
+        def counted(carried: PyTree, inputs: PyTree, mask: Bool[Array, " b"]) -> PyTree:
+            self.traces += 1
+            return function(carried, inputs, mask)
+
+        counted.__name__ = f"bench_{name}"  # how profiles and logs call it
+        self.name = name
+        self.traces = 0
+        self._start = start
+        self._jitted = jax.jit(counted, donate_argnums=0)
+        self._carried: PyTree = None
+        self._inputs: PyTree = None
+
+    def prepare(self, params: PyTree, batch: PyTree) -> None:
+        """Place the arrays that `compile` and `run` work on."""
+        self._carried, self._inputs = self._start(params, batch)
+
+    def compile(
+        self, mask: Bool[Array, " b"], clock: Callable[[], float] = time.perf_counter
+    ) -> tuple[float, int | None]:
+        """Lower and compile; return the seconds, and XLA's temporary memory in bytes.
+
+        The memory is None on a device whose compiler does not tell.
+        """
+        started = clock()
+        compiled = self._jitted.lower(self._carried, self._inputs, mask).compile()
+        seconds = clock() - started
+        stats = compiled.memory_analysis()
+        return seconds, None if stats is None else stats.temp_size_in_bytes
+
+    def run(self, mask: Bool[Array, " b"]) -> None:
+        """Call the program once and wait for it."""
+        self._carried = self._jitted(self._carried, self._inputs, mask)
+        jax.block_until_ready(self._carried)
+
+    def bytes_needed(self, params: PyTree, batch: PyTree) -> int | None:
+        """Compile for these shapes and return the bytes a call needs, by XLA.
+
+        Arguments, outputs and temporary memory; donated memory counts once.
+        """
+        rows = jax.tree.leaves(batch)[0].shape[0]
+        carried, inputs = jax.eval_shape(self._start, params, batch)
+        mask = jax.ShapeDtypeStruct((rows,), jnp.bool_)
+        stats = self._jitted.lower(carried, inputs, mask).compile().memory_analysis()
+        if stats is None:
+            return None
+        return (
+            stats.argument_size_in_bytes
+            + stats.output_size_in_bytes
+            - stats.alias_size_in_bytes
+            + stats.temp_size_in_bytes
+        )
+
+
+def training(workload: Workload, name: str) -> Program:
+    """Return plain SGD (``"sgd"``), or the accumulation of a clipping strategy."""
+    return sgd(workload) if name == SGD else clipped(workload, name)
+
+
+def training_names() -> tuple[str, ...]:
+    """Return the names that `training` knows."""
+    return SGD, *STRATEGIES
+
+
+def sgd(workload: Workload) -> Program:
+    """One step of plain SGD: gradient of the mean loss, and the update."""
+
+    def start(params, batch):
+        return (_copy(params), workload.optimizer.init(params)), batch
+
+    def function(carried, batch, mask):
+        params, optimizer_state = carried
+        gradient = jax.grad(_mean_loss)(params, workload, batch, mask)
+        updates, optimizer_state = workload.optimizer.update(
+            gradient, optimizer_state, params
+        )
+        return optax.apply_updates(params, updates), optimizer_state
+
+    return Program(SGD, start, function)
+
+
+def clipped(workload: Workload, strategy: str) -> Program:
+    """One physical batch of private training: clipped gradients, added up.
+
+    The very function of `tanager.training.step.Step`, donated accumulator included.
+    """
+    step = workload.step(strategy)
+
+    def start(params, batch):
+        rows = jax.tree.leaves(batch)[0].shape[0]
+        indices = jnp.arange(rows, dtype=jnp.int32)
+        return step.zero(params), (params, batch, indices, step.augmentation_key(0))
+
+    def function(accumulator, inputs, mask):
+        params, batch, indices, key = inputs
+        return step.accumulate(params, accumulator, batch, mask, indices, key)
+
+    return Program(strategy, start, function)
+
+
+def update(workload: Workload) -> Program:
+    """The end of a private step: noise, optimizer and parameter average."""
+    step = workload.step(next(iter(STRATEGIES)))
+
+    def start(params, batch):
+        return step.start(params), (step.zero(params).sum, step.noise.keys(0))
+
+    def function(state, inputs, mask):
+        return step.apply(state, *inputs, jnp.int32(0))
+
+    return Program("update", start, function)
+
+
+def forward(workload: Workload) -> Program:
+    """The losses of a physical batch, and no gradient."""
+
+    def start(params, batch):
+        return jnp.float32(0), (params, batch)
+
+    def function(carried, inputs, mask):
+        params, batch = inputs
+        return carried + _mean_loss(params, workload, batch, mask)
+
+    return Program("forward", start, function)
+
+
+def gradient(workload: Workload) -> Program:
+    """The gradient of the mean loss: forward and backward pass."""
+
+    def start(params, batch):
+        return jax.tree.map(jnp.zeros_like, params), (params, batch)
+
+    def function(carried, inputs, mask):
+        params, batch = inputs
+        return jax.grad(_mean_loss)(params, workload, batch, mask)
+
+    return Program("gradient", start, function)
+
+
+def _mean_loss(
+    params: PyTree, workload: Workload, batch: PyTree, mask: Bool[Array, " b"]
+) -> Array:
+    losses = jax.vmap(workload.loss, (None, 0))(params, batch)
+    count = jnp.maximum(jnp.sum(mask, dtype=losses.dtype), 1)
+    return jnp.sum(jnp.where(mask, losses, 0)) / count
+
+
+def _copy(tree: PyTree) -> PyTree:
+    return jax.tree.map(jnp.array, tree)
+
+
+def masks(rows: int, examples: int) -> tuple[list[Array], list[Array]]:
+    """Return masks of all sizes to warm up with, and masks of `examples` to time.
+
+    The latter have their examples in other rows from one to the next.
+    """
+    row = np.arange(rows)
+    warm_up = [row >= 0, row < 0, row % 2 == 0]
+    timed = [(row + shift) % rows < examples for shift in range(min(rows, 3))]
+    return [*map(jnp.asarray, warm_up)], [*map(jnp.asarray, timed)]

@@ -1,0 +1,145 @@
+"""What is measured: a model, its loss for one example, and synthetic examples."""
+
+import contextlib
+import dataclasses
+import functools
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, PyTree
+
+from tanager import _validate as validate
+from tanager import models
+from tanager.privacy.mechanism import Mechanism
+from tanager.seed import Seed
+from tanager.training.step import Step
+
+
+PRECISIONS = {
+    "float32": "highest",
+    "tf32": "tensorfloat32",
+    "bfloat16": "highest",
+}
+"""Names of precisions, and JAX's for the matrix products and convolutions of each.
+
+bfloat16 images run a model in bfloat16 (see `tanager.models.layers`); the products
+and convolutions of float32 images are exact to float32, or of TensorFloat-32.
+"""
+
+_EXAMPLES = 50_000
+_LEARNING_RATE = 0.1
+_SEED = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """A model under a classification loss, and batches of noise to train it on.
+
+    Attributes:
+        model: a name that `tanager.models.create` knows.
+        image_shape: (height, width, channels), or (features,) for ``"mlp"`` and
+            ``"linear"``.
+        classes: number of classes.
+        views: K augmented views of each example, whose losses are averaged before
+            clipping; 1 for the example alone, without an axis of views.
+        precision: one of `PRECISIONS`.
+        clip_norm: the clipping norm C.
+
+    Raises:
+        ValueError: an unknown model or precision, or an impossible size or norm.
+    """
+
+    model: str
+    image_shape: tuple[int, ...]
+    classes: int = 10
+    views: int = 1
+    precision: str = "float32"
+    clip_norm: float = 1.0
+
+    def __post_init__(self):
+        validate.one_of(PRECISIONS, precision=self.precision)
+        validate.whole(views=self.views, at_least=1)
+        validate.positive(clip_norm=self.clip_norm)
+        _ = self.param_shapes
+
+    def computing(self) -> contextlib.AbstractContextManager:
+        """Return the context in which everything must be traced, compiled and run."""
+        return jax.default_matmul_precision(PRECISIONS[self.precision])
+
+    def params(self) -> PyTree:
+        """Return initial parameters, all of them trained; the same on every call."""
+        return models.create(
+            self.model,
+            classes=self.classes,
+            image_shape=self.image_shape,
+            key=jax.random.key(_SEED),
+        )
+
+    @functools.cached_property
+    def param_shapes(self) -> PyTree:
+        """Shapes and dtypes of `params`, found without computing anything."""
+        return eqx.filter_eval_shape(self.params)
+
+    def batch(self, rows: int) -> dict[str, Array]:
+        """Return the examples of a physical batch, from a fixed NumPy seed."""
+        generator = np.random.default_rng(_SEED)
+        shapes = self.batch_shapes(rows)
+        pixels = generator.standard_normal(shapes["image"].shape, np.float32)
+        label_shape = shapes["label"].shape
+        labels = generator.integers(self.classes, size=label_shape, dtype=np.int32)
+        return {
+            "image": jnp.asarray(pixels, shapes["image"].dtype),
+            "label": jnp.asarray(labels),
+        }
+
+    def batch_shapes(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Return shapes and dtypes of a physical batch."""
+        axes = (rows,) if self.views == 1 else (rows, self.views)
+        dtype = jnp.bfloat16 if self.precision == "bfloat16" else jnp.float32
+        return {
+            "image": jax.ShapeDtypeStruct((*axes, *self.image_shape), dtype),
+            "label": jax.ShapeDtypeStruct(axes, jnp.int32),
+        }
+
+    def step(self, strategy: str) -> Step:
+        """Return the step of private training, as `tanager train` runs it.
+
+        Raises:
+            ValueError: there is no such strategy.
+        """
+        return Step(
+            _loss,
+            jax.tree.map(lambda leaf: None, self.param_shapes),
+            self.optimizer,
+            Mechanism(sample_rate=0.01, noise_multiplier=1.0, steps=1),
+            _EXAMPLES,
+            Seed.from_int(_SEED),
+            clip_norm=self.clip_norm,
+            strategy=strategy,
+            augment=None,
+            multiplicity=0 if self.views == 1 else self.views,
+            ema_decay=0.999,
+        )
+
+    @property
+    def optimizer(self) -> optax.GradientTransformation:
+        """Plain SGD, of private and of ordinary training alike."""
+        return optax.sgd(_LEARNING_RATE)
+
+    def loss(self, params: PyTree, example: Any) -> Array:
+        """Return the loss of one example, averaged over its views."""
+        if self.views == 1:
+            return _loss(params, example)
+        return jnp.mean(jax.vmap(_loss, (None, 0))(params, example))
+
+
+def _loss(model: Any, example: Any) -> Array:
+    logits = model(example["image"])
+    # The softmax of bfloat16 logits is taken in float32, as it should be in training.
+    return optax.softmax_cross_entropy_with_integer_labels(
+        logits.astype(jnp.float32), example["label"]
+    )

@@ -1,0 +1,162 @@
+"""Clipping with one backward pass: keep (x, dy) at every tap, take norms, add up.
+
+    forward, backward to the perturbations   (x, dy) at every tap, for every example
+    squared norms, cell by cell              ‖g_i‖²
+    c_i = min(1, C/‖g_i‖)
+    Σ c_i·g_i, cell by cell                  from kept gradients, or from (x, c·dy)
+    back through the prologue                once, not per example
+
+With ``second_pass`` the sums come from a second backward pass of Σ c_i·loss_i, so that
+nothing but the norms has to be kept from the first (ghost clipping).
+
+References:
+    Goodfellow 2015, arXiv:1510.01799 (norms from x and dy); Li et al. 2022,
+    arXiv:2110.05679 (ghost); Bu et al. 2022, arXiv:2205.10683 (mixed ghost); Bu et al.
+    2023, arXiv:2210.00038 (book-keeping).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PyTree
+
+from tanager.clipping.cells import KEPT, Cell, Method
+from tanager.clipping.precision import accumulation_dtype, widen
+from tanager.clipping.rules import Chunks, Seen
+from tanager.clipping.taps import Program, float_results
+
+
+def clip(
+    program: Program,
+    cells: Sequence[Cell],
+    methods: Sequence[Method],
+    params: PyTree,
+    batch: PyTree,
+    mask: Bool[Array, " b"],
+    clip_norm: float,
+    *,
+    second_pass: bool,
+) -> tuple[PyTree, Float[Array, " b"], Float[Array, " b"]]:
+    """Return the sum of clipped gradients, their norms before clipping, the losses.
+
+    Args:
+        program: the loss taken apart.
+        cells: of the program.
+        methods: one for each cell.
+        params: pytree of float arrays.
+        batch: pytree of arrays with leading axis ``b``.
+        mask: which rows are examples; the others contribute exact zeros.
+        clip_norm: the clipping norm C.
+        second_pass: whether sums are made by a second backward pass.
+    """
+    leaves, tree = jax.tree.flatten(params)
+    constants = program.evaluate_prologue(leaves)
+    losses, taps, backward = _forward(program, constants, jax.tree.leaves(batch))
+    seen = _seen(taps, backward(jnp.ones_like(losses)), constants)
+
+    squares: list[Array] = []
+    kept: list[list[Chunks] | None] = []
+    for cell, method in zip(cells, methods, strict=True):
+        square, gradients = cell.squares(method.norm, _at(cell, seen), leaves)
+        squares.append(square)
+        kept.append(gradients if method.total == KEPT and not second_pass else None)
+    norms = jnp.sqrt(_add(squares, mask.shape[0]))
+    counted = mask & jnp.isfinite(norms)
+    # A zero norm gives the factor 1; `where` and not a product, since 0·NaN is NaN.
+    factors = jnp.minimum(1.0, clip_norm / jnp.where(norms > 0, norms, clip_norm))
+
+    if second_pass:
+        weights = jnp.where(counted, factors, 0).astype(losses.dtype)
+        again = _seen(taps, backward(weights), constants)
+        clean = [at.weighted(jnp.ones_like(factors), counted) for at in again]
+    else:
+        clean = [at.weighted(factors, counted) for at in seen]
+    by_anchor: dict[jex.Var, Array] = {}
+    by_leaf: dict[int, Array] = {}
+    for cell, method, gradients in zip(cells, methods, kept, strict=True):
+        if gradients is not None:
+            anchors, own = cell.total_kept(gradients, factors, counted)
+        elif method.total != KEPT:
+            anchors, own = cell.total(method.total, _at(cell, clean), leaves), {}
+        else:
+            _, gradients = cell.squares(cell.gradients()[0], _at(cell, clean), leaves)
+            assert gradients is not None
+            ones = jnp.ones_like(factors)
+            anchors, own = cell.total_kept(gradients, ones, counted)
+        by_leaf.update(own)
+        for anchor, total in anchors.items():
+            before = by_anchor.get(anchor)
+            by_anchor[anchor] = total if before is None else before + total
+    _pull_back(program, leaves, by_anchor, by_leaf)
+    totals = [
+        widen(by_leaf[number]) if number in by_leaf else _zeros(leaf)
+        for number, leaf in enumerate(leaves)
+    ]
+    return jax.tree.unflatten(tree, totals), norms, losses
+
+
+def _forward(
+    program: Program, constants: dict[jex.Var, Any], batch: Sequence[Array]
+) -> tuple[Array, list, Callable[[Array], list]]:
+    """Run all examples forward; return losses, (x, y) of each tap, and the pull-back.
+
+    The pull-back takes one cotangent for each loss and gives dy of each tap.
+    """
+    zeros = [
+        [jnp.zeros(v.aval.shape, v.aval.dtype) for v in float_results(tap)]
+        for tap in program.taps
+    ]
+    rows = batch[0].shape[0]
+
+    def every(perturbations):
+        def one(perturbations, example):
+            return program.evaluate_body(constants, perturbations, example)
+
+        return jax.vmap(one)(perturbations, batch)
+
+    many = jax.tree.map(lambda zero: jnp.broadcast_to(zero, (rows, *zero.shape)), zeros)
+    losses, pull, taps = jax.vjp(every, many, has_aux=True)
+    return losses, taps, lambda cotangents: pull(cotangents)[0]
+
+
+def _seen(taps: list, gradients: list, constants: dict[jex.Var, Any]) -> list[Seen]:
+    return [
+        Seen(data, results, own, constants)
+        for (data, results), own in zip(taps, gradients, strict=True)
+    ]
+
+
+def _at(cell: Cell, seen: Sequence[Seen]) -> list[Seen]:
+    return [seen[use.tap] for use in cell.uses]
+
+
+def _add(squares: Sequence[Array], rows: int) -> Float[Array, " b"]:
+    # Mixed float32 and float64 leaves: the norm is as wide as the widest.
+    dtypes = [square.dtype for square in squares] or [jnp.dtype(jnp.float32)]
+    widest = max(dtypes, key=lambda dtype: dtype.itemsize)
+    return sum((square.astype(widest) for square in squares), jnp.zeros(rows, widest))
+
+
+def _zeros(leaf: Array) -> Array:
+    return jnp.zeros(leaf.shape, accumulation_dtype(leaf.dtype))
+
+
+def _pull_back(
+    program: Program,
+    leaves: Sequence[Array],
+    by_anchor: dict[jex.Var, Array],
+    by_leaf: dict[int, Array],
+) -> None:
+    """Add to `by_leaf` what the anchors' gradients are at the leaves."""
+    for unit in program.units:
+        gradients = [by_anchor[anchor] for anchor in unit.anchors if anchor in by_anchor]
+        if not gradients:
+            continue
+        if unit.kind == "leaf":
+            by_leaf[unit.leaves[0]] = gradients[0]
+        else:
+            pulled = program.pull_back(unit, leaves, gradients)
+            by_leaf.update(zip(unit.leaves, pulled, strict=True))

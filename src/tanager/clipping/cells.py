@@ -1,0 +1,310 @@
+"""Cells: the parts of a gradient whose squared norms add up, and how each is clipped.
+
+A cell is one use of a parameter where nothing else touches the same entries (`Single`),
+or all uses of parameters that are tied, reused or made of one another (`Joint`), where
+the gradients of all uses must be added before a norm can be taken.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from tanager.clipping import links, standardise
+from tanager.clipping.convolutions import Convolution
+from tanager.clipping.dots import Dot
+from tanager.clipping.gathers import Gather, takes_rows
+from tanager.clipping.precision import widen
+from tanager.clipping.rules import Chunks, Rule, Seen, floor_of, product
+from tanager.clipping.taps import Program, Unit, Use
+
+
+KEPT = "kept"
+"""Name of the total made of the gradients the norm was taken from."""
+
+
+class Method(NamedTuple):
+    """How a cell is clipped.
+
+    Attributes:
+        norm: the rule's gram or gradient method that norms come from.
+        total: the rule's total method, or ``"kept"``.
+    """
+
+    norm: str
+    total: str
+
+    def __str__(self) -> str:
+        return f"{self.norm}, {self.total}"
+
+
+class Cell(Protocol):
+    """What strategies choose methods for.
+
+    Attributes:
+        unit: the parameters.
+        uses: where they meet data.
+        rule: of the first use: names what `describe` shows.
+    """
+
+    unit: Unit
+    uses: tuple[Use, ...]
+    rule: Rule
+
+    def grams(self) -> tuple[str, ...]:
+        """Names of the norm methods that form no gradient."""
+        ...
+
+    def gradients(self) -> tuple[str, ...]:
+        """Names of the norm methods that form per-example gradients."""
+        ...
+
+    def totals(self) -> tuple[str, ...]:
+        """Names of the total methods that form no per-example gradients."""
+        ...
+
+    def squares(
+        self, method: str, seen: Sequence[Seen], leaves: Sequence[Array]
+    ) -> tuple[Float[Array, " b"], list[Chunks] | None]:
+        """Return squared norms, and the gradients if the method forms any."""
+        ...
+
+    def total(
+        self, method: str, seen: Sequence[Seen], leaves: Sequence[Array]
+    ) -> dict[jex.Var, Array]:
+        """Return Σ g_i by anchor, dy being scaled and cleaned (`Seen.weighted`)."""
+        ...
+
+    def total_kept(
+        self, kept: list[Chunks], factors: Array, counted: Array
+    ) -> tuple[dict[jex.Var, Array], dict[int, Array]]:
+        """Return Σ c_i·g_i by anchor, or by leaf, from kept gradients."""
+        ...
+
+
+def rule_for(program: Program, use: Use) -> Rule:
+    """Return the rule for one use of a parameter."""
+    tap = program.taps[use.tap]
+    name = tap.equation.primitive.name
+    kind: type[Rule] = Rule
+    if name == "dot_general":
+        kind = Dot
+    elif name == "conv_general_dilated" and use.position == 1:
+        kind = Convolution
+    elif name == "gather" and use.position == 0 and takes_rows(tap.equation):
+        kind = Gather
+    return kind(tap, use)
+
+
+def cells_of(program: Program) -> list[Cell]:
+    """Split a program's units into cells."""
+    cells: list[Cell] = []
+    for unit in program.units:
+        if unit.kind != "general" and _separable(unit.uses):
+            cells.extend(Single(program, unit, use) for use in unit.uses)
+        else:
+            cells.append(Joint(program, unit))
+    return cells
+
+
+def _separable(uses: Sequence[Use]) -> bool:
+    return all(
+        links.disjoint(one.links, other.links)
+        for number, one in enumerate(uses)
+        for other in uses[:number]
+    )
+
+
+def weighted_sum(
+    chunks: Chunks, factors: Float[Array, " b"], counted: Bool[Array, " b"]
+) -> Array:
+    """Return Σ_i c_i·g_i of chunked gradients; rows that do not count add exact zeros."""
+    parts, start = [], 0
+    for chunk in chunks:
+        rows = slice(start, start + chunk.shape[0])
+        start = rows.stop
+        shape = (-1,) + (1,) * (chunk.ndim - 1)
+        scaled = chunk * factors[rows].astype(chunk.dtype).reshape(shape)
+        clean = jnp.where(counted[rows].reshape(shape), scaled, 0)
+        parts.append(clean[0] if chunk.shape[0] == 1 else jnp.sum(clean, axis=0))
+    return sum(parts[1:], parts[0])
+
+
+def _squares(chunk: Array) -> Float[Array, " b"]:
+    return jnp.sum(jnp.square(widen(chunk)), axis=tuple(range(1, chunk.ndim)))
+
+
+class Single:
+    """One use of a parameter whose entries are used nowhere else."""
+
+    def __init__(self, program: Program, unit: Unit, use: Use):
+        self.unit = unit
+        self.uses = (use,)
+        self.rule = rule_for(program, use)
+        self._program = program
+        self._scale = links.scale(use.links)
+        self._standardised = unit.kind == "standardised"
+        if self._standardised:
+            self._equation = next(
+                equation
+                for equation in program.prologue
+                if unit.anchors[0] in equation.outvars
+            )
+            shape = unit.anchors[0].aval.shape
+            self._fan_in = unit.anchors[0].aval.size // shape[-1]
+
+    def grams(self) -> tuple[str, ...]:
+        """See `Cell`."""
+        if self._scale != self._scale:
+            return ()
+        if self._standardised:
+            rule = self.rule
+            plain = isinstance(rule, Convolution) and links.identical(rule.use.links)
+            if not (plain and rule.outputs_last):
+                return ()
+        return tuple(self.rule.grams())
+
+    def gradients(self) -> tuple[str, ...]:
+        """See `Cell`."""
+        return tuple(self.rule.gradients())
+
+    def totals(self) -> tuple[str, ...]:
+        """See `Cell`."""
+        return tuple(self.rule.totals())
+
+    def squares(
+        self, method: str, seen: Sequence[Seen], leaves: Sequence[Array]
+    ) -> tuple[Float[Array, " b"], list[Chunks] | None]:
+        """See `Cell`."""
+        gram = self.rule.grams().get(method)
+        if gram is not None:
+            if self._standardised:
+                return self._standardised_gram(gram, seen[0], leaves), None
+            return gram(seen[0]) * self._scale**2, None
+        chunks = self.rule.gradients()[method](seen[0])
+        if not self._standardised:
+            return jnp.concatenate([_squares(chunk) for chunk in chunks]), [chunks]
+        parts = self._parts(seen[0].constants)
+        squares = []
+        for chunk in chunks:
+            square, total, projection = standardise.from_gradient(chunk, parts)
+            scaled = jnp.sum(square * jnp.square(parts.factor)[None], axis=-1)
+            squares.append(self._weight_norms(parts, scaled, total, projection))
+        return jnp.concatenate(squares), [chunks]
+
+    def _parts(self, constants: dict) -> standardise.Statistics:
+        values = [
+            atom.val if isinstance(atom, jex.Literal) else constants[atom]
+            for atom in self._equation.invars
+        ]
+        return standardise.parts_of(values)
+
+    def _weight_norms(self, parts, scaled, total, projection) -> Float[Array, " b"]:
+        return standardise.squared_norms(
+            self._fan_in,
+            parts,
+            scaled,
+            total,
+            projection,
+            gained=len(self.unit.leaves) > 1,
+            floor=floor_of(scaled.dtype),
+        )
+
+    def _standardised_gram(
+        self, gram: Callable, seen: Seen, leaves: Sequence[Array]
+    ) -> Float[Array, " b"]:
+        """The three sums over G from the convolution's own input and output."""
+        rule = self.rule
+        assert isinstance(rule, Convolution)
+        parts = self._parts(seen.constants)
+        dy = rule.by_position(widen(seen.gradients[0]))
+        scaled = gram(rule.scaled_outputs(seen, parts.factor))
+        total = product("btg,btgf->bgf", *rule.patch_sums(seen)).reshape(
+            dy.shape[0], -1
+        )
+        if len(self.unit.leaves) == 1:
+            # <p_t, v_o> is the output itself, over a.
+            outputs = rule.by_position(widen(seen.results[0]))
+            projection = jnp.sum(outputs * dy, axis=1) / parts.factor[None]
+        else:
+            outputs = rule.by_position(rule.apply(seen, parts.centred))
+            projection = jnp.sum(outputs * dy, axis=1)
+        squares = self._weight_norms(parts, scaled, total, projection)
+        return jnp.where(jnp.isfinite(scaled), squares, jnp.inf)
+
+    def total(
+        self, method: str, seen: Sequence[Seen], leaves: Sequence[Array]
+    ) -> dict[jex.Var, Array]:
+        """See `Cell`."""
+        return {self.uses[0].anchor: self.rule.totals()[method](seen[0])}
+
+    def total_kept(
+        self, kept: list[Chunks], factors: Array, counted: Array
+    ) -> tuple[dict[jex.Var, Array], dict[int, Array]]:
+        """See `Cell`."""
+        total = weighted_sum(kept[0], factors, counted)
+        return {self.uses[0].anchor: total}, {}
+
+
+class Joint:
+    """All uses of parameters that share entries: cross terms are included."""
+
+    def __init__(self, program: Program, unit: Unit):
+        self.unit = unit
+        self.uses = unit.uses
+        self.rules = [rule_for(program, use) for use in unit.uses]
+        self.rule = self.rules[0]
+        self._program = program
+
+    def grams(self) -> tuple[str, ...]:
+        """None: norms of sums need the sums."""
+        return ()
+
+    def gradients(self) -> tuple[str, ...]:
+        """See `Cell`."""
+        return ("vmap",)
+
+    def totals(self) -> tuple[str, ...]:
+        """See `Cell`: where every use has a total."""
+        return ("batched",) if all(rule.totals() for rule in self.rules) else ()
+
+    def squares(
+        self, method: str, seen: Sequence[Seen], leaves: Sequence[Array]
+    ) -> tuple[Float[Array, " b"], list[Chunks] | None]:
+        """See `Cell`."""
+        anchors: dict[jex.Var, Array] = {}
+        for rule, at in zip(self.rules, seen, strict=True):
+            (gradient,) = rule.gradients()[method](at)
+            anchor = rule.use.anchor
+            held = anchors.get(anchor)
+            anchors[anchor] = gradient if held is None else held + gradient
+        ordered = [anchors[anchor] for anchor in self.unit.anchors]
+        if self.unit.kind != "leaf":
+
+            def back(gradients):
+                return self._program.pull_back(self.unit, leaves, gradients)
+
+            ordered = jax.vmap(back)(ordered)
+        squares = [_squares(gradient) for gradient in ordered]
+        return sum(squares[1:], squares[0]), [[gradient] for gradient in ordered]
+
+    def total(
+        self, method: str, seen: Sequence[Seen], leaves: Sequence[Array]
+    ) -> dict[jex.Var, Array]:
+        """See `Cell`."""
+        anchors: dict[jex.Var, Array] = {}
+        for rule, at in zip(self.rules, seen, strict=True):
+            total, anchor = rule.totals()[method](at), rule.use.anchor
+            anchors[anchor] = anchors[anchor] + total if anchor in anchors else total
+        return anchors
+
+    def total_kept(
+        self, kept: list[Chunks], factors: Array, counted: Array
+    ) -> tuple[dict[jex.Var, Array], dict[int, Array]]:
+        """See `Cell`."""
+        totals = [weighted_sum(chunks, factors, counted) for chunks in kept]
+        return {}, dict(zip(self.unit.leaves, totals, strict=True))
+

@@ -1,0 +1,233 @@
+"""The rule for convolutions of any rank, stride, dilation, padding and grouping.
+
+A patch p_t is what the kernel covers at output position t. One example's gradient is
+Σ_t p_t·dy_tᵀ, and the Gram matrix of patches is a sum over kernel offsets of shifted
+Gram matrices of pixels: <p_t, p_s> = Σ_o <x_{t+o}, x_{s+o}>. No patch is formed, for
+a kernel of k offsets it costs a k-th of the multiplications.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
+
+from tanager.clipping import jaxprs, links
+from tanager.clipping.precision import widen
+from tanager.clipping.rules import (
+    Chunks,
+    Rule,
+    Seen,
+    gram_squares,
+    plain_product,
+    product,
+)
+from tanager.clipping.taps import Tap, Use
+
+
+_MOST_OFFSETS = 128
+
+
+class Convolution(Rule):
+    """`conv_general_dilated` with the parameter as kernel."""
+
+    name = "convolution"
+
+    def __init__(self, tap: Tap, use: Use):
+        super().__init__(tap, use)
+        params = tap.equation.params
+        numbers = params["dimension_numbers"]
+        image, kernel = (atom.aval.shape for atom in tap.equation.invars)
+        result = tap.equation.outvars[0].aval.shape
+        self._image_order = (numbers.lhs_spec[0], *numbers.lhs_spec[2:])
+        self._image_order += (numbers.lhs_spec[1],)
+        self._result_order = (numbers.out_spec[0], *numbers.out_spec[2:])
+        self._result_order += (numbers.out_spec[1],)
+        # Kernel axes as (offsets..., inputs of a group, outputs).
+        self._kernel_order = (*numbers.rhs_spec[2:], *numbers.rhs_spec[1::-1])
+        self.groups = params["feature_group_count"]
+        self.batch_groups = params["batch_group_count"]
+        self.kernel = tuple(kernel[axis] for axis in numbers.rhs_spec[2:])
+        self.inputs = kernel[numbers.rhs_spec[1]]
+        self.outputs = kernel[numbers.rhs_spec[0]]
+        self.extent = tuple(result[axis] for axis in numbers.out_spec[2:])
+        self.images = image[numbers.lhs_spec[0]]
+        self.positions = self.images * math.prod(self.extent)
+        self._strides = params["window_strides"]
+        self._dilation = params["rhs_dilation"]
+        self._padding = [
+            (low, high, spread - 1)
+            for (low, high), spread in zip(
+                params["padding"], params["lhs_dilation"], strict=True
+            )
+        ]
+        self.offsets = math.prod(self.kernel)
+        # The kernel's last axis is the outputs: a scale per output scales dy.
+        self.outputs_last = numbers.rhs_spec[0] == len(kernel) - 1
+
+    def operands(self, seen: Seen) -> tuple[Array, Array]:
+        """Return padded x `[B, N, *pixels, G, C]` and dy `[B, T, G, F]`."""
+        (x,), (dy,) = seen.data, seen.gradients
+        x = jnp.transpose(x, (0, *(axis + 1 for axis in self._image_order)))
+        zero = jnp.zeros((), x.dtype)
+        x = lax.pad(x, zero, [(0, 0, 0), (0, 0, 0), *self._padding, (0, 0, 0)])
+        x = x.reshape(*x.shape[:-1], self.groups, self.inputs)
+        return x, self.by_position(dy).reshape(
+            dy.shape[0], self.positions, self.groups, -1
+        )
+
+    def by_position(self, result: Array) -> Float[Array, "b t o"]:
+        """Return a result of the equation as `[B, T, outputs]`."""
+        order = (0, *(axis + 1 for axis in self._result_order))
+        result = jnp.transpose(result, order)
+        return result.reshape(result.shape[0], self.positions, self.outputs)
+
+    def scaled_outputs(self, seen: Seen, scale: Float[Array, " o"]) -> Seen:
+        """Return what was seen with dy scaled by one number per output."""
+        (dy,) = seen.gradients
+        axis = self._result_order[-1] + 1
+        shape = [1] * dy.ndim
+        shape[axis] = self.outputs
+        scaled = widen(dy) * scale.reshape(shape)
+        return Seen(seen.data, seen.results, [scaled], seen.constants)
+
+    def patch_sums(
+        self, seen: Seen
+    ) -> tuple[Float[Array, "b t g"], Float[Array, "b t g f"]]:
+        """Return the sum of each patch, and dy."""
+        x, dy = self.operands(seen)
+        sums = jnp.sum(widen(x), axis=-1)
+        whole = (slice(None), slice(None))
+        parts = [sums[(*whole, *window)] for window in self._windows()]
+        total = sum(parts[1:], parts[0])
+        return total.reshape(x.shape[0], self.positions, self.groups), widen(dy)
+
+    def apply(self, seen: Seen, kernel: Array) -> Array:
+        """Return the equation's result for all examples with another kernel."""
+
+        def one(x):
+            return jaxprs.evaluate_wide(self.tap.equation, [x, kernel])[0]
+
+        return jax.vmap(one)(seen.data[0])
+
+    def _windows(self) -> Iterator[tuple[slice, ...]]:
+        """Yield, for each kernel offset, the pixels it meets at all positions."""
+        for offset in itertools.product(*map(range, self.kernel)):
+            yield tuple(
+                slice(o * dilation, o * dilation + (n - 1) * stride + 1, stride)
+                for o, dilation, n, stride in zip(
+                    offset, self._dilation, self.extent, self._strides, strict=True
+                )
+            )
+
+    def patches(self, x: Array) -> Float[Array, "b t g k c"]:
+        """Return all patches of a padded image, positions in the order of dy."""
+        whole = (slice(None), slice(None))
+        parts = [x[(*whole, *window)] for window in self._windows()]
+        stacked = jnp.stack(parts, axis=-2)
+        return stacked.reshape(
+            x.shape[0], self.positions, self.groups, self.offsets, self.inputs
+        )
+
+    def _pixels(self) -> int:
+        size = self.images
+        shape = self.tap.equation.invars[0].aval.shape
+        for axis, (low, high, spread) in zip(
+            self._image_order[1:-1], self._padding, strict=True
+        ):
+            size *= shape[axis] + (shape[axis] - 1) * spread + low + high
+        return size
+
+    def grams(self) -> dict[str, Callable[[Seen], Float[Array, " b"]]]:
+        """See `Rule.grams`; none where batch groups are used."""
+        if self.batch_groups > 1:
+            return {}
+        methods = {}
+        if self._pixels() ** 2 <= 4 * self.offsets * self.positions**2:
+            methods["shifted gram"] = self.gram_by_shifts
+        if self.offsets <= _MOST_OFFSETS or not methods:
+            methods["patch gram"] = self.gram_by_patches
+        if self.offsets == 1:
+            return {"gram": self.gram_by_patches}
+        return methods
+
+    def gram_by_patches(self, seen: Seen) -> Float[Array, " b"]:
+        """Gram matrices of patches, formed one beside the other."""
+        x, dy = self.operands(seen)
+        patches = self.patches(x)
+        left = product("btgkc,bsgkc->bgts", patches, patches)
+        return gram_squares(left, product("btgf,bsgf->bgts", dy, dy))
+
+    def gram_by_shifts(self, seen: Seen) -> Float[Array, " b"]:
+        """Shifted Gram matrices of pixels, added up over the kernel's offsets."""
+        x, dy = self.operands(seen)
+        rows, images, *pixels = x.shape[:-2]
+        flat = x.reshape(rows, -1, *x.shape[-2:])
+        grams = product("bpgc,bqgc->bgpq", flat, flat)
+        grams = grams.reshape(rows, self.groups, *2 * (images, *pixels))
+        whole = slice(None)
+        parts = [
+            grams[(whole, whole, whole, *window, whole, *window)]
+            for window in self._windows()
+        ]
+        left = sum(parts[1:], parts[0])
+        left = left.reshape(rows, self.groups, self.positions, self.positions)
+        return gram_squares(left, product("btgf,bsgf->bgts", dy, dy))
+
+    def gradients(self) -> dict[str, Callable[[Seen], Chunks]]:
+        """See `Rule.gradients`."""
+        methods = {"vmap": self.gradients_by_vmap, "unrolled": self.gradients_unrolled}
+        if self.batch_groups == 1 and self.offsets <= _MOST_OFFSETS:
+            methods["patches"] = self.gradients_by_patches
+            methods["shifts"] = self.gradients_by_shifts
+        return methods
+
+    def gradients_by_patches(self, seen: Seen) -> Chunks:
+        """One batched product of patches."""
+        x, dy = self.operands(seen)
+        gradient = plain_product("btgkc,btgf->bkcgf", self.patches(x), dy)
+        return [self._at_anchor(gradient)]
+
+    def gradients_by_shifts(self, seen: Seen) -> Chunks:
+        """One batched product for each kernel offset."""
+        x, dy = self.operands(seen)
+        whole = (slice(None), slice(None))
+        parts = []
+        for window in self._windows():
+            met = x[(*whole, *window)].reshape(
+                x.shape[0], self.positions, self.groups, -1
+            )
+            parts.append(plain_product("btgc,btgf->bcgf", met, dy))
+        return [self._at_anchor(jnp.stack(parts, axis=1))]
+
+    def _at_anchor(self, gradient: Float[Array, "b k c g f"]) -> Array:
+        rows = gradient.shape[0]
+        shape = (rows, *self.kernel, self.inputs, self.outputs)
+        order = np.argsort(self._kernel_order)
+        gradient = jnp.transpose(gradient.reshape(shape), (0, *(order + 1)))
+        return jax.vmap(lambda one: links.back(self.use.links, one))(gradient)
+
+    def totals(self) -> dict[str, Callable[[Seen], Array]]:
+        """See `Rule.totals`."""
+        return {"batched": self.total_batched, "unrolled": self.total_unrolled}
+
+    def total_batched(self, seen: Seen) -> Array:
+        """The weight gradient of one convolution over all examples."""
+        kernel = widen(jnp.asarray(seen.constants[self.tap.equation.invars[1]]))
+        values, pull = jax.vjp(lambda kernel: self.apply(seen, kernel), kernel)
+        gradient = pull(seen.gradients[0].astype(values.dtype))[0]
+        return links.back(self.use.links, gradient)
+
+    def total_unrolled(self, seen: Seen) -> Array:
+        """One example's gradient after the other, added up."""
+        parts = self.gradients_unrolled(seen)
+        return sum((part[0] for part in parts[1:]), parts[0][0])
+
+    def flops(self, rows: int) -> float:
+        """See `Rule.flops`."""
+        terms = self.positions * self.offsets * self.inputs * self.outputs
+        return 2.0 * rows * terms

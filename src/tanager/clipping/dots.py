@@ -1,0 +1,119 @@
+"""The rule for products of matrices: `dot_general` in any orientation.
+
+Whatever the order of axes, a tap y = dot(x, w) is brought to x `[B, G, T, K]` and dy
+`[B, G, T, N]`: G batched contractions, T positions, K inputs, N outputs, so that one
+example's gradient is x[g]ᵀ·dy[g]. For one position its norm is ‖x‖·‖dy‖.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from tanager.clipping import links
+from tanager.clipping.rules import (
+    Chunks,
+    Rule,
+    Seen,
+    gram_squares,
+    guarded,
+    plain_product,
+    product,
+)
+from tanager.clipping.taps import Tap, Use
+
+
+class _Axes(NamedTuple):
+    batch: tuple[int, ...]
+    contracted: tuple[int, ...]
+    free: tuple[int, ...]
+
+
+def _axes(rank: int, batch: Sequence[int], contracted: Sequence[int]) -> _Axes:
+    used = (*batch, *contracted)
+    free = tuple(axis for axis in range(rank) if axis not in used)
+    return _Axes(tuple(batch), tuple(contracted), free)
+
+
+class Dot(Rule):
+    """`dot_general` with the parameter on either side."""
+
+    name = "dot"
+
+    def __init__(self, tap: Tap, use: Use):
+        super().__init__(tap, use)
+        equation = tap.equation
+        contracted, batch = equation.params["dimension_numbers"]
+        self._on_right = use.position == 1
+        sides = [
+            _axes(len(atom.aval.shape), batch[side], contracted[side])
+            for side, atom in enumerate(equation.invars)
+        ]
+        self._shapes = [atom.aval.shape for atom in equation.invars]
+        self._x, self._w = sides if self._on_right else sides[::-1]
+        self._w_shape = self._shapes[use.position]
+        x_shape = self._shapes[1 - use.position]
+        self.groups = math.prod(x_shape[axis] for axis in self._x.batch)
+        self.positions = math.prod(x_shape[axis] for axis in self._x.free)
+        self.inputs = math.prod(x_shape[axis] for axis in self._x.contracted)
+        self.outputs = math.prod(self._w_shape[axis] for axis in self._w.free)
+
+    def operands(self, seen: Seen) -> tuple[Array, Array]:
+        """Return x `[B, G, T, K]` and dy `[B, G, T, N]`."""
+        (x,), (dy,) = seen.data, seen.gradients
+        order = (*self._x.batch, *self._x.free, *self._x.contracted)
+        x = jnp.transpose(x, (0, *(axis + 1 for axis in order)))
+        rows = x.shape[0]
+        x = x.reshape(rows, self.groups, self.positions, self.inputs)
+        if self._on_right:
+            return x, dy.reshape(rows, self.groups, self.positions, self.outputs)
+        dy = dy.reshape(rows, self.groups, self.outputs, self.positions)
+        return x, jnp.swapaxes(dy, 2, 3)
+
+    def _at_anchor(self, gradient: Float[Array, "g k n"]) -> Array:
+        order = (*self._w.batch, *self._w.contracted, *self._w.free)
+        shape = [self._w_shape[axis] for axis in order]
+        gradient = jnp.transpose(gradient.reshape(shape), np.argsort(order))
+        return links.back(self.use.links, gradient)
+
+    def grams(self) -> dict[str, Callable[[Seen], Float[Array, " b"]]]:
+        """See `Rule.grams`."""
+        return {"gram": self.gram}
+
+    def gram(self, seen: Seen) -> Float[Array, " b"]:
+        """Σ_{t,s} <x_t, x_s>·<dy_t, dy_s>, or ‖x‖²·‖dy‖² for one position."""
+        x, dy = self.operands(seen)
+        if self.positions == 1:
+            left = product("bgtk,bgtk->bg", x, x)
+            right = product("bgtn,bgtn->bg", dy, dy)
+            return guarded(jnp.sum(left * right, axis=1), left, right)
+        left = product("bgtk,bgsk->bgts", x, x)
+        return gram_squares(left, product("bgtn,bgsn->bgts", dy, dy))
+
+    def gradients(self) -> dict[str, Callable[[Seen], Chunks]]:
+        """See `Rule.gradients`."""
+        return {"vmap": self.gradients_by_vmap}
+
+    def gradients_by_vmap(self, seen: Seen) -> Chunks:
+        """One batched product."""
+        x, dy = self.operands(seen)
+        gradients = plain_product("bgtk,bgtn->bgkn", x, dy)
+        return [jax.vmap(self._at_anchor)(gradients)]
+
+    def totals(self) -> dict[str, Callable[[Seen], Array]]:
+        """See `Rule.totals`."""
+        return {"batched": self.total}
+
+    def total(self, seen: Seen) -> Array:
+        """One product over all positions of all examples."""
+        x, dy = self.operands(seen)
+        return self._at_anchor(plain_product("bgtk,bgtn->gkn", x, dy))
+
+    def flops(self, rows: int) -> float:
+        """See `Rule.flops`."""
+        terms = self.groups * self.positions * self.inputs * self.outputs
+        return 2.0 * rows * terms

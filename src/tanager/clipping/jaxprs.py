@@ -1,0 +1,189 @@
+"""Reading and evaluating jaxprs: what the search for taps stands on.
+
+`open_calls` retraces a loss so that the calls in which parameters meet data are gone:
+
+    { lambda ; w x. y = jit[jaxpr={ u v. z = dot_general u v }] w x }   becomes
+    { lambda ; w x. y = dot_general w x }
+
+Calls that no parameter enters directly (an activation, say) stay closed, and so do
+those whose derivative is not that of their body (`custom_jvp`, `custom_vjp`), which
+are taken as one equation.
+
+Equations are evaluated by `jax.core.eval_jaxpr` on a jaxpr of one equation and never
+by binding a primitive, which JAX 0.10 and 0.11 do differently.
+"""
+
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+from jax import lax
+
+from tanager.clipping.precision import widen
+
+
+LONGEST_UNROLLED_SCAN = 64
+"""Scans in which parameters meet data are unrolled up to this length."""
+
+_OPENED = {"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "remat"}
+
+
+class Origin(IntEnum):
+    """What a value of the loss depends on; the origin of a result is the greatest."""
+
+    CONSTANT = 0
+    PARAMETER = 1
+    DATA = 2
+
+
+def is_float(value: Any) -> bool:
+    """Whether an array, a variable or a shape has a floating-point dtype."""
+    aval = getattr(value, "aval", value)
+    return jnp.issubdtype(aval.dtype, jnp.floating)
+
+
+def evaluate(equation: jex.JaxprEqn, values: Sequence[Any]) -> list[Any]:
+    """Evaluate one equation on the values of its operands, literals included."""
+    variables, arguments, seen = [], [], set()
+    for atom, value in zip(equation.invars, values, strict=True):
+        if isinstance(atom, jex.Var) and atom not in seen:
+            seen.add(atom)
+            variables.append(atom)
+            arguments.append(value)
+    jaxpr = jex.Jaxpr(
+        (),
+        variables,
+        equation.outvars,
+        [equation],
+        effects=equation.effects,
+        debug_info=_debug_info(len(variables), len(equation.outvars)),
+    )
+    return list(jax.core.eval_jaxpr(jaxpr, (), *arguments))
+
+
+def _debug_info(arguments: int, results: int) -> jex.DebugInfo:
+    return jex.DebugInfo(
+        "tanager", "one equation", ("",) * arguments, ("",) * results
+    )
+
+
+def evaluate_wide(equation: jex.JaxprEqn, values: Sequence[Any]) -> list[Any]:
+    """Evaluate an equation with every narrow float operand and result as float32.
+
+    A derivative taken through it is then float32 too, whatever the precision in which
+    the model computes. Calls keep their own precision within.
+    """
+    if equation.primitive.name == "convert_element_type" and is_float(values[0]):
+        if jnp.issubdtype(equation.params["new_dtype"], jnp.floating):
+            return [_wide(values[0])]
+    if any(jax.extend.core.jaxprs_in_params(equation.params)):
+        cast = [
+            jnp.asarray(value, atom.aval.dtype) if is_float(atom) else value
+            for atom, value in zip(equation.invars, values, strict=True)
+        ]
+        return [_wide(result) for result in evaluate(equation, cast)]
+    wide = [_wide(value) for value in values]
+    params = dict(equation.params)
+    if params.get("preferred_element_type") is not None and any(map(is_float, wide)):
+        params["preferred_element_type"] = jnp.result_type(*wide)
+    return _evaluate_as(equation, params, wide)
+
+
+def _wide(value: Any) -> Any:
+    return widen(jnp.asarray(value)) if is_float(jnp.asarray(value)) else value
+
+
+def _evaluate_as(equation: jex.JaxprEqn, params: dict, values: list[Any]) -> list[Any]:
+    """Evaluate an equation of a primitive without calls at other dtypes."""
+    bound = equation.primitive.bind(*values, **params)
+    return list(bound) if equation.primitive.multiple_results else [bound]
+
+
+def open_calls(
+    closed: jex.ClosedJaxpr, origins: Sequence[Origin], keep: Callable[[Any], bool]
+) -> jex.ClosedJaxpr:
+    """Retrace a jaxpr with the calls opened that a parameter enters.
+
+    Args:
+        closed: the traced loss.
+        origins: of its arguments.
+        keep: equations to leave closed all the same.
+    """
+
+    def opened(*values):
+        marked = list(zip(values, origins, strict=True))
+        results = _interpret(closed.jaxpr, closed.consts, marked, keep)
+        return [value for value, _ in results]
+
+    avals = [
+        jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+        for aval in closed.in_avals
+    ]
+    return jax.make_jaxpr(opened)(*avals)
+
+
+def _interpret(jaxpr: Any, consts: Sequence[Any], arguments: list, keep: Callable):
+    """Evaluate a jaxpr on (value, origin) pairs, opening calls on the way."""
+    pairs: dict[Any, tuple[Any, Origin]] = {}
+
+    def read(atom: Any) -> tuple[Any, Origin]:
+        if isinstance(atom, jex.Literal):
+            return atom.val, Origin.CONSTANT
+        return pairs[atom]
+
+    for variable, value in zip(jaxpr.constvars, consts, strict=True):
+        pairs[variable] = (value, Origin.CONSTANT)
+    pairs.update(zip(jaxpr.invars, arguments, strict=True))
+    for equation in jaxpr.eqns:
+        operands = [read(atom) for atom in equation.invars]
+        name = equation.primitive.name
+        entered = any(origin == Origin.PARAMETER for _, origin in operands)
+        mixed = entered and any(origin == Origin.DATA for _, origin in operands)
+        if entered and name in _OPENED and not keep(equation):
+            inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
+            results = _interpret(*_open(inner), operands, keep)
+        elif mixed and name == "scan" and _worth_unrolling(equation):
+            results = _unroll(equation, operands, keep)
+        else:
+            origin = max((origin for _, origin in operands), default=Origin.CONSTANT)
+            values = evaluate(equation, [value for value, _ in operands])
+            results = [(value, origin) for value in values]
+        pairs.update(zip(equation.outvars, results, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _open(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
+    return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
+
+
+def _worth_unrolling(equation: jex.JaxprEqn) -> bool:
+    return equation.params["length"] <= LONGEST_UNROLLED_SCAN
+
+
+def _unroll(equation: jex.JaxprEqn, operands: list, keep: Callable) -> list:
+    """Evaluate a scan step by step; a slice of stacked parameters is a parameter."""
+    params = equation.params
+    if "num_consts" in params:
+        sizes = params["num_consts"], params["num_carry"]
+    else:  # JAX 0.11
+        parts = params["ft_in"].update(operands).unpack()
+        sizes = tuple(len(list(part)) for part in parts[:2])
+    consts, carry = operands[: sizes[0]], operands[sizes[0] : sum(sizes)]
+    stacked = operands[sum(sizes) :]
+    length = params["length"]
+    steps = range(length)
+    jaxpr, closed_over = _open(params["jaxpr"])
+    outputs: dict[int, list] = {}
+    for step in reversed(steps) if params["reverse"] else steps:
+        slices = [(lax.index_in_dim(x, step, keepdims=False), o) for x, o in stacked]
+        results = _interpret(jaxpr, closed_over, [*consts, *carry, *slices], keep)
+        carry, outputs[step] = results[: len(carry)], results[len(carry) :]
+    collected = []
+    for number in range(len(equation.outvars) - len(carry)):
+        column = [outputs[step][number] for step in steps]
+        origin = max(origin for _, origin in column)
+        collected.append((jnp.stack([value for value, _ in column]), origin))
+    return [*carry, *collected]

@@ -1,0 +1,197 @@
+"""Links: the structural steps between a parameter and the place it meets data.
+
+A parameter is cast, transposed, reshaped, sliced, broadcast or scaled by a number
+before it is used. Each such step is linear and its transpose is written here, so that
+a gradient found where the parameter is used can be carried back to the parameter in
+float32, whatever the dtype of the model, and without asking autodiff for it.
+
+A chain of links that only moves and scales entries keeps norms up to its scale; then
+norms can be taken where the parameter is used.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array
+
+from tanager.clipping.jaxprs import is_float
+
+
+class Link(NamedTuple):
+    """One step, seen from its result.
+
+    Attributes:
+        back: transpose of the step: gradient of the result to gradient of the operand.
+        scale: ‖back(g)‖ = scale · ‖g‖; NaN if there is no such number.
+        box: entries of the operand that the result holds, as slices; None for all.
+    """
+
+    back: Callable[[Array], Array]
+    scale: float = 1.0
+    box: tuple[slice, ...] | None = None
+
+
+def _same(gradient: Array) -> Array:
+    return gradient
+
+
+def _reshape(equation: jex.JaxprEqn, _: int) -> Link | None:
+    if equation.params.get("dimensions") is not None:
+        return None
+    shape = _shape(equation)
+    return Link(lambda gradient: gradient.reshape(shape))
+
+
+def _transpose(equation: jex.JaxprEqn, _: int) -> Link:
+    inverse = tuple(int(axis) for axis in np.argsort(equation.params["permutation"]))
+    return Link(lambda gradient: jnp.transpose(gradient, inverse))
+
+
+def _convert(equation: jex.JaxprEqn, _: int) -> Link | None:
+    both_float = is_float(equation.invars[0]) and is_float(equation.outvars[0])
+    return Link(_same) if both_float else None
+
+
+def _copy(equation: jex.JaxprEqn, _: int) -> Link:
+    return Link(_same)
+
+
+def _negative(equation: jex.JaxprEqn, _: int) -> Link:
+    return Link(jnp.negative)
+
+
+def _reverse(equation: jex.JaxprEqn, _: int) -> Link:
+    return Link(lambda gradient: lax.rev(gradient, equation.params["dimensions"]))
+
+
+def _broadcast(equation: jex.JaxprEqn, _: int) -> Link:
+    shape = _shape(equation)
+    result = equation.outvars[0].aval.shape
+    place = dict(zip(equation.params["broadcast_dimensions"], shape, strict=True))
+    grown = tuple(a for a, n in enumerate(result) if place.get(a, 1) != n)
+
+    def back(gradient: Array) -> Array:
+        return jnp.sum(gradient, axis=grown).reshape(shape)
+
+    return Link(back, scale=math.nan if grown else 1.0)
+
+
+def _times_number(equation: jex.JaxprEqn, _: int) -> Link | None:
+    divide = equation.primitive.name == "div"
+    for atom, number in (equation.invars, reversed(equation.invars)):
+        if isinstance(number, jex.Literal) and not isinstance(atom, jex.Literal):
+            if divide and number is not equation.invars[1]:
+                return None
+            factor = 1 / float(number.val) if divide else float(number.val)
+            if not math.isfinite(factor):
+                return None
+            return Link(lambda gradient: gradient * factor, scale=abs(factor))
+    return None
+
+
+def _slice(equation: jex.JaxprEqn, _: int) -> Link:
+    params = equation.params
+    strides = params["strides"] or (1,) * len(params["start_indices"])
+    box = tuple(
+        slice(*bounds)
+        for bounds in zip(
+            params["start_indices"], params["limit_indices"], strides, strict=True
+        )
+    )
+    return _box_link(equation, box)
+
+
+def _split(equation: jex.JaxprEqn, number: int) -> Link:
+    axis, sizes = equation.params["axis"], equation.params["sizes"]
+    start = int(sum(sizes[:number]))
+    box = [slice(0, n, 1) for n in _shape(equation)]
+    box[axis] = slice(start, start + int(sizes[number]), 1)
+    return _box_link(equation, tuple(box))
+
+
+def _box_link(equation: jex.JaxprEqn, box: tuple[slice, ...]) -> Link:
+    shape = _shape(equation)
+
+    def back(gradient: Array) -> Array:
+        edges = [
+            (s.start, n - s.start - (m - 1) * s.step - 1, s.step - 1)
+            for s, n, m in zip(box, shape, gradient.shape, strict=True)
+        ]
+        return lax.pad(gradient, jnp.zeros((), gradient.dtype), edges)
+
+    return Link(back, box=box)
+
+
+def _shape(equation: jex.JaxprEqn) -> tuple[int, ...]:
+    """Shape of the operand that is not a literal."""
+    atom = next(a for a in equation.invars if not isinstance(a, jex.Literal))
+    return atom.aval.shape
+
+
+_LINKS: dict[str, Callable[[jex.JaxprEqn, int], Link | None]] = {
+    "reshape": _reshape,
+    "squeeze": _reshape,
+    "expand_dims": _reshape,
+    "transpose": _transpose,
+    "convert_element_type": _convert,
+    "copy": _copy,
+    "copy_p": _copy,
+    "neg": _negative,
+    "rev": _reverse,
+    "broadcast_in_dim": _broadcast,
+    "mul": _times_number,
+    "div": _times_number,
+    "slice": _slice,
+    "split": _split,
+}
+
+
+def link(equation: jex.JaxprEqn, result: int) -> Link | None:
+    """Return the link an equation makes from its one operand, or None if it is none.
+
+    Args:
+        equation: of which exactly one operand depends on parameters.
+        result: which of its results the parameter is followed to.
+    """
+    make = _LINKS.get(equation.primitive.name)
+    others = [atom for atom in equation.invars if not isinstance(atom, jex.Literal)]
+    return make(equation, result) if make and len(others) == 1 else None
+
+
+def back(links: Sequence[Link], gradient: Array) -> Array:
+    """Carry a gradient from the end of a chain to its beginning."""
+    for step in reversed(links):
+        gradient = step.back(gradient)
+    return gradient
+
+
+def scale(links: Sequence[Link]) -> float:
+    """Return s with ‖back(g)‖ = s·‖g‖ for every g, NaN if there is none."""
+    return math.prod(step.scale for step in links)
+
+
+def disjoint(one: Sequence[Link], other: Sequence[Link]) -> bool:
+    """Whether two chains are known to end in different entries of one parameter.
+
+    Known for chains that begin with the same steps and then slice differently.
+    """
+    for mine, theirs in zip(one, other, strict=False):
+        if mine.box is None or theirs.box is None:
+            return False
+        if mine.box != theirs.box:
+            return any(_apart(a, b) for a, b in zip(mine.box, theirs.box, strict=True))
+    return False
+
+
+def _apart(one: slice, other: slice) -> bool:
+    return one.stop <= other.start or other.stop <= one.start
+
+
+def identical(links: Sequence[Link]) -> bool:
+    """Whether a chain does no more than cast and copy."""
+    return all(step.back is _same for step in links)

@@ -1,0 +1,225 @@
+"""What can be done at a tap, given (x, dy) of every example: the general rule.
+
+A rule offers up to three kinds of method, each under one or more names:
+
+- gram: squared norms of per-example gradients without forming them;
+- gradient: the per-example gradients, as chunks `[b, *anchor]` that together hold
+  every example in order;
+- total: Σ_i c_i·g_i without forming any g_i.
+
+`Rule` is right for every equation, linear in the parameter or not: it offers gradients
+alone, by `vmap` of the equation's own `vjp`. The rules for products, convolutions and
+gathers stand in files of their own.
+
+Everything a rule returns is float32, or float64 where the loss is.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from tanager.clipping import jaxprs, links
+from tanager.clipping.precision import accumulation_dtype, widen
+from tanager.clipping.taps import Tap, Use, float_results
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What one backward pass leaves at a tap, leading axis B everywhere.
+
+    Attributes:
+        data: the operands that depend on examples (x).
+        results: what the equation gave (y).
+        gradients: of the loss in the float results (dy).
+        constants: values of every variable no example reaches.
+    """
+
+    data: Sequence[Array]
+    results: Sequence[Array]
+    gradients: Sequence[Array]
+    constants: dict[jex.Var, Any]
+
+    @property
+    def rows(self) -> int:
+        """B."""
+        return self.gradients[0].shape[0]
+
+    def example(self, number: int) -> "Seen":
+        """Return one example, with a leading axis of 1."""
+        part = slice(number, number + 1)
+        return Seen(
+            [x[part] for x in self.data],
+            [y[part] for y in self.results],
+            [dy[part] for dy in self.gradients],
+            self.constants,
+        )
+
+    def weighted(self, factors: Float[Array, " b"], counted: Array) -> "Seen":
+        """Return x and factor·dy, with exact zeros in rows that do not count."""
+
+        def clean(value: Array) -> Array:
+            shape = (-1,) + (1,) * (value.ndim - 1)
+            return jnp.where(counted.reshape(shape), value, jnp.zeros_like(value))
+
+        def scaled(dy: Array) -> Array:
+            shape = (-1,) + (1,) * (dy.ndim - 1)
+            return clean(dy * factors.astype(dy.dtype).reshape(shape))
+
+        return Seen(
+            [clean(x) if jaxprs.is_float(x) else x for x in self.data],
+            self.results,
+            [scaled(dy) for dy in self.gradients],
+            self.constants,
+        )
+
+
+Chunks = list[Array]
+
+
+class Rule:
+    """Gradients at any tap, see the module.
+
+    Args:
+        tap: where.
+        use: for which of its operands.
+    """
+
+    name = "general"
+
+    def __init__(self, tap: Tap, use: Use):
+        self.tap = tap
+        self.use = use
+
+    def grams(self) -> dict[str, Callable[[Seen], Float[Array, " b"]]]:
+        """Return methods for squared norms at the operand; none in general."""
+        return {}
+
+    def gradients(self) -> dict[str, Callable[[Seen], Chunks]]:
+        """Return methods for per-example gradients at the anchor."""
+        return {"vmap": self.gradients_by_vmap, "unrolled": self.gradients_unrolled}
+
+    def totals(self) -> dict[str, Callable[[Seen], Array]]:
+        """Return methods for the sum over examples at the anchor, dy being scaled."""
+        return {}
+
+    def gradients_by_vmap(self, seen: Seen) -> Chunks:
+        """All examples at once."""
+
+        def one(data, gradients):
+            return self.transpose(data, gradients, seen.constants)
+
+        return [jax.vmap(one)(seen.data, seen.gradients)]
+
+    def gradients_unrolled(self, seen: Seen) -> Chunks:
+        """One example after the other, in one program: compile time grows with B."""
+        return [
+            self.gradients_by_vmap(seen.example(number))[0]
+            for number in range(seen.rows)
+        ]
+
+    def transpose(self, data: Any, gradients: Any, constants: dict) -> Array:
+        """Return one example's gradient at the anchor, by autodiff of the equation."""
+        equation = self.tap.equation
+        place = equation.invars[self.use.position]
+        results = [n for n, v in enumerate(equation.outvars) if jaxprs.is_float(v)]
+        by_position = dict(zip(self.tap.data, data, strict=True))
+
+        def apply(parameter):
+            values = []
+            for position, atom in enumerate(equation.invars):
+                if position in by_position:
+                    values.append(by_position[position])
+                elif atom is place:
+                    values.append(parameter)
+                elif isinstance(atom, jex.Literal):
+                    values.append(atom.val)
+                else:
+                    values.append(constants[atom])
+            found = jaxprs.evaluate_wide(equation, values)
+            return [found[number] for number in results]
+
+        values, pull = jax.vjp(apply, widen(jnp.asarray(constants[place])))
+        wide = [
+            dy.astype(value.dtype) for dy, value in zip(gradients, values, strict=True)
+        ]
+        return links.back(self.use.links, pull(wide)[0])
+
+    def flops(self, rows: int) -> float:
+        """Return the multiplications and additions of a plain weight gradient."""
+        return 2.0 * rows * sum(v.aval.size for v in float_results(self.tap))
+
+    def describe(self) -> str:
+        """Return the equation in short: primitive and shapes of one example."""
+        shapes = [_short(atom.aval) for atom in self.tap.equation.invars]
+        results = [_short(v.aval) for v in self.tap.equation.outvars]
+        name = self.tap.equation.primitive.name
+        return f"{name} {' '.join(shapes)} → {' '.join(results)}"
+
+
+def _short(aval: Any) -> str:
+    return f"{aval.dtype.name}[{','.join(map(str, aval.shape))}]"
+
+
+FLOOR_BITS = 18
+_LARGEST = 2.0**66
+
+
+def floor_of(dtype: Any) -> float:
+    """Return the part of its terms below which a sum of squares is taken for noise.
+
+    A squared norm found as a difference of large numbers is wrong by rounding of those
+    numbers. Below 2⁻¹⁸ of them (2⁻⁴⁷ in float64) it is replaced by that bound, so that
+    a norm is never underestimated by more than about 2 %, however the terms cancel.
+    """
+    return 2.0 ** -(FLOOR_BITS if dtype == jnp.float32 else 47)
+
+
+def gram_squares(left: Array, right: Array) -> Float[Array, " b"]:
+    """Return Σ_{g,t,s} left·right of Gram matrices `[B, G, T, T]`, as squared norms.
+
+    Guarded against cancellation (`floor_of`), and infinite where either matrix is so
+    large that the product of a large and a small one could be lost to underflow.
+    """
+    dtype = left.dtype
+    left_diagonal = jnp.diagonal(left, axis1=-2, axis2=-1)
+    right_diagonal = jnp.diagonal(right, axis1=-2, axis2=-1)
+    lengths = jnp.sqrt(left_diagonal) * jnp.sqrt(right_diagonal)
+    most = jnp.sum(jnp.square(jnp.sum(lengths, axis=-1)), axis=-1)
+    squares = jnp.sum(left * right, axis=(-3, -2, -1))
+    squares = jnp.maximum(squares, floor_of(dtype) * most)
+    return guarded(squares, left_diagonal, right_diagonal)
+
+
+def guarded(squares: Array, left: Array, right: Array) -> Float[Array, " b"]:
+    """Return squared norms, infinite where the terms they come from are too large."""
+    if squares.dtype != jnp.float32:
+        return squares
+    axes = tuple(range(1, left.ndim))
+    largest = jnp.maximum(jnp.max(left, axis=axes), jnp.max(right, axis=axes))
+    # `~(<)` and not `>=`, so that NaN is too large as well.
+    return jnp.where(~(largest < _LARGEST), jnp.inf, squares)
+
+
+def product(text: str, *arrays: Array) -> Array:
+    """Return an einsum in float32 or wider at full precision."""
+    return _einsum(text, arrays, jax.lax.Precision.HIGHEST)
+
+
+def plain_product(text: str, *arrays: Array) -> Array:
+    """Return an einsum in float32 or wider at the precision the model computes in."""
+    return _einsum(text, arrays, None)
+
+
+def _einsum(text: str, arrays: Sequence[Array], precision: Any) -> Array:
+    widest = max((a.dtype for a in arrays), key=lambda dtype: dtype.itemsize)
+    return jnp.einsum(
+        text,
+        *(a.astype(widest) for a in arrays),
+        preferred_element_type=accumulation_dtype(widest),
+        precision=precision,
+    )

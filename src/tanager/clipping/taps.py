@@ -1,0 +1,384 @@
+"""Taps: the places in a loss where parameters meet data.
+
+`read_loss` traces ``loss(params, example)`` for one example and sorts its equations.
+Those that no example reaches, the prologue (casts, transposes, weight standardisation,
+products of parameters), are evaluated once per batch. Where a parameter-only value w
+enters an equation y = f(x, w) with data, there is a tap:
+
+    prologue        w = standardise(W)
+    tap             y = conv(x, w)            keep x, perturb y
+    body            loss = ...y...
+
+One backward pass with respect to zero perturbations of every y gives dy = ∂loss/∂y for
+each example and computes no weight gradient. From (x, dy) each strategy finds the norm
+of an example's gradient and the sum of clipped gradients.
+
+A use of w is followed back through its links (`tanager.clipping.links`) to its anchor:
+a leaf of the parameters, or the first value that is not a leaf moved, cast and scaled.
+Leaves that share an anchor, and the anchors they share, form a unit. The squared norm
+of an example's gradient is the sum over units; within one there may be cross terms.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+from tanager.clipping import jaxprs, standardise
+from tanager.clipping.jaxprs import Origin, is_float
+from tanager.clipping.links import Link, link
+from tanager.clipping.precision import widen
+
+
+@dataclass(frozen=True, eq=False)
+class Use:
+    """One operand of a tap that carries parameters.
+
+    Attributes:
+        tap: number of the tap.
+        position: of the operand in the tap's equation.
+        anchor: the variable its chain of links starts from.
+        links: from the anchor to the operand.
+    """
+
+    tap: int
+    position: int
+    anchor: jex.Var
+    links: tuple[Link, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Tap:
+    """An equation in which parameters meet data.
+
+    Attributes:
+        number: position in `Program.taps`.
+        equation: of the body.
+        data: positions of the operands that depend on the example.
+        uses: one for each operand through which gradient flows to parameters.
+    """
+
+    number: int
+    equation: jex.JaxprEqn
+    data: tuple[int, ...]
+    uses: tuple[Use, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """Leaves and anchors that share parameters: norms of different units just add.
+
+    Attributes:
+        leaves: numbers of the parameter leaves.
+        anchors: the variables their gradients come from.
+        uses: every use of these anchors.
+        kind: ``"leaf"``, the one anchor is the one leaf; ``"standardised"``, the one
+            anchor is a leaf standardised (perhaps with a gain); else ``"general"``.
+    """
+
+    leaves: tuple[int, ...]
+    anchors: tuple[jex.Var, ...]
+    uses: tuple[Use, ...]
+    kind: str
+
+
+@dataclass(eq=False)
+class Program:
+    """A loss taken apart, see the module.
+
+    Attributes:
+        jaxpr: the loss with calls opened; its arguments are the parameter leaves, then
+            the leaves of one example.
+        leaves: how many arguments are parameters.
+        prologue: the equations no example reaches.
+        body: the others.
+        taps: in the order of the body.
+        units: together they hold every parameter leaf that reaches the loss.
+        idle: numbers of the leaves that do not reach the loss: their gradient is 0.
+    """
+
+    jaxpr: jex.ClosedJaxpr
+    leaves: int
+    prologue: list[jex.JaxprEqn]
+    body: list[jex.JaxprEqn]
+    taps: list[Tap]
+    units: list[Unit]
+    idle: list[int]
+    by_equation: dict[int, Tap] = field(default_factory=dict)
+
+    def __post_init__(self):
+        self.by_equation = {id(tap.equation): tap for tap in self.taps}
+
+    @property
+    def parameters(self) -> list[jex.Var]:
+        """The variables of the parameter leaves."""
+        return self.jaxpr.jaxpr.invars[: self.leaves]
+
+    def evaluate_prologue(
+        self, leaves: Sequence[Array], evaluate: Callable = jaxprs.evaluate
+    ) -> dict[jex.Var, Any]:
+        """Return every value that no example reaches, by variable."""
+        values = dict(zip(self.parameters, leaves, strict=True))
+        values.update(zip(self.jaxpr.jaxpr.constvars, self.jaxpr.consts, strict=True))
+        for equation in self.prologue:
+            operands = [_read(values, atom) for atom in equation.invars]
+            values.update(
+                zip(equation.outvars, evaluate(equation, operands), strict=True)
+            )
+        return values
+
+    def anchors_of(self, unit: Unit, leaves: Sequence[Array]) -> list[Array]:
+        """Return a unit's anchors from all leaves, in float32 or wider throughout."""
+        if all(anchor in self.parameters for anchor in unit.anchors):
+            return [leaves[self.parameters.index(a)] for a in unit.anchors]
+        values = self.evaluate_prologue(leaves, jaxprs.evaluate_wide)
+        return [values[anchor] for anchor in unit.anchors]
+
+    def pull_back(
+        self, unit: Unit, leaves: Sequence[Array], gradients: Sequence[Array]
+    ) -> list[Array]:
+        """Carry gradients of a unit's anchors back to its leaves, in float32."""
+        wide = [widen(leaf) for leaf in leaves]
+
+        def anchors(own):
+            every = list(wide)
+            for number, leaf in zip(unit.leaves, own, strict=True):
+                every[number] = leaf
+            return self.anchors_of(unit, every)
+
+        own = [wide[number] for number in unit.leaves]
+        values, transpose = jax.vjp(anchors, own)
+        gradients = [
+            gradient.astype(value.dtype)
+            for gradient, value in zip(gradients, values, strict=True)
+        ]
+        return transpose(gradients)[0]
+
+    def evaluate_body(
+        self,
+        constants: dict[jex.Var, Any],
+        perturbations: Sequence[Sequence[Array]],
+        example: Sequence[Array],
+    ) -> tuple[Array, list[tuple[list[Any], list[Any]]]]:
+        """Return the loss of one example and, for each tap, its (x, y).
+
+        Args:
+            constants: what `evaluate_prologue` returned.
+            perturbations: one array for each float result of each tap, added to it.
+            example: leaves of the example.
+        """
+        values = dict(constants)
+        values.update(
+            zip(self.jaxpr.jaxpr.invars[self.leaves :], example, strict=True)
+        )
+        kept = []
+        for equation in self.body:
+            operands = [_read(values, atom) for atom in equation.invars]
+            results = jaxprs.evaluate(equation, operands)
+            tap = self.by_equation.get(id(equation))
+            if tap is not None:
+                kept.append(([operands[n] for n in tap.data], results))
+                shifts = iter(perturbations[tap.number])
+                results = [y + next(shifts) if is_float(y) else y for y in results]
+            values.update(zip(equation.outvars, results, strict=True))
+        return _read(values, self.jaxpr.jaxpr.outvars[0]), kept
+
+
+def _read(values: dict[jex.Var, Any], atom: Any) -> Any:
+    return atom.val if isinstance(atom, jex.Literal) else values[atom]
+
+
+def float_results(tap: Tap) -> list[jex.Var]:
+    """Return the results of a tap that are perturbed."""
+    return [variable for variable in tap.equation.outvars if is_float(variable)]
+
+
+def read_loss(loss: Callable, params: PyTree, example: PyTree) -> Program:
+    """Trace the loss of one example and find its taps.
+
+    Args:
+        loss: ``loss(params, example) -> scalar``.
+        params: pytree of float arrays (or shapes).
+        example: pytree of arrays (or shapes), without a batch axis.
+
+    Raises:
+        ValueError: the loss holds what cannot be clipped exactly (see `_refuse`).
+    """
+    leaves, params_tree = jax.tree.flatten(params)
+    inputs, example_tree = jax.tree.flatten(example)
+
+    def flat(*values):
+        return loss(
+            jax.tree.unflatten(params_tree, values[: len(leaves)]),
+            jax.tree.unflatten(example_tree, values[len(leaves) :]),
+        )
+
+    def flat_with_data(*values):
+        result = flat(*values)
+        return result + _zero_of_data(values[len(leaves) :], result)
+
+    origins = [Origin.PARAMETER] * len(leaves) + [Origin.DATA] * len(inputs)
+    for function in (flat, flat_with_data):
+        closed = jax.make_jaxpr(function)(*leaves, *inputs)
+        opened = jaxprs.open_calls(closed, origins, standardise.recognised)
+        _refuse(opened.jaxpr)
+        program = _sort(opened, len(leaves))
+        if program.body:
+            break
+    return program
+
+
+def _zero_of_data(example: Sequence[Any], result: Any) -> Array:
+    """A zero that counts as data, whatever the example holds."""
+    first = jnp.ravel(example[0])[:1]
+    return jnp.any(first < first).astype(jnp.result_type(result))
+
+
+_REFUSED = {
+    "custom_vmap_call": "may mix the examples of a batch as its author pleases",
+    "rng_uniform": "draws other numbers each time it is evaluated",
+    "stochastic_convert_element_type": "rounds at random",
+    "io_callback": "calls the host, once per evaluation and not once per example",
+    "outside_call": "calls the host, once per evaluation and not once per example",
+}
+
+
+def _refuse(jaxpr: Any) -> None:
+    """Refuse by name what makes per-example gradients ill defined.
+
+    Raises:
+        ValueError: host callbacks with side effects, operations whose result is another
+            each time, or batching rules that may mix examples.
+    """
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        if name in _REFUSED:
+            raise ValueError(
+                f"loss uses {name}, which {_REFUSED[name]}, so that the gradient of one "
+                "example is not defined: take it out of the loss"
+            )
+        for inner in jex.jaxprs_in_params(equation.params):
+            _refuse(getattr(inner, "jaxpr", inner))
+
+
+def _sort(closed: jex.ClosedJaxpr, leaves: int) -> Program:
+    jaxpr = closed.jaxpr
+    origins: dict[Any, Origin] = dict.fromkeys(jaxpr.constvars, Origin.CONSTANT)
+    origins.update(dict.fromkeys(jaxpr.invars[:leaves], Origin.PARAMETER))
+    origins.update(dict.fromkeys(jaxpr.invars[leaves:], Origin.DATA))
+    # Parameter-only values through which a gradient flows, and the equations they are
+    # results of (None for leaves).
+    live: dict[jex.Var, jex.JaxprEqn | None] = dict.fromkeys(jaxpr.invars[:leaves])
+    prologue, body, taps = [], [], []
+    for equation in _needed(jaxpr):
+        atoms = [atom for atom in equation.invars if not isinstance(atom, jex.Literal)]
+        origin = max((origins[atom] for atom in atoms), default=Origin.CONSTANT)
+        origins.update(dict.fromkeys(equation.outvars, origin))
+        if origin != Origin.DATA:
+            prologue.append(equation)
+            if equation.primitive.name != "stop_gradient" and live.keys() & set(atoms):
+                live.update({v: equation for v in equation.outvars if is_float(v)})
+            continue
+        body.append(equation)
+        if live.keys() & set(atoms) and any(map(is_float, equation.outvars)):
+            taps.append(_tap(len(taps), equation, origins, live))
+    units = _units([use for tap in taps for use in tap.uses], jaxpr.invars, live)
+    held = {number for unit in units for number in unit.leaves}
+    idle = [number for number in range(leaves) if number not in held]
+    return Program(closed, leaves, prologue, body, taps, units, idle)
+
+
+def _needed(jaxpr: Any) -> list[jex.JaxprEqn]:
+    """Return the equations the loss depends on."""
+    wanted = {atom for atom in jaxpr.outvars if not isinstance(atom, jex.Literal)}
+    kept = []
+    for equation in reversed(jaxpr.eqns):
+        if equation.effects or wanted & set(equation.outvars):
+            kept.append(equation)
+            wanted.update(a for a in equation.invars if not isinstance(a, jex.Literal))
+    return kept[::-1]
+
+
+def _tap(number: int, equation: jex.JaxprEqn, origins: dict, live: dict) -> Tap:
+    if equation.primitive.name == "while":
+        raise ValueError(
+            "loss uses while_loop with parameters inside, which has no gradient in "
+            "reverse mode: use scan, or fori_loop with a fixed number of turns"
+        )
+    data, uses = [], []
+    for position, atom in enumerate(equation.invars):
+        if isinstance(atom, jex.Literal) or atom in equation.invars[:position]:
+            continue
+        if origins[atom] == Origin.DATA:
+            data.append(position)
+        elif atom in live:
+            uses.append(Use(number, position, *_chain(atom, live)))
+    return Tap(number, equation, tuple(data), tuple(uses))
+
+
+def _chain(variable: jex.Var, live: dict) -> tuple[jex.Var, tuple[Link, ...]]:
+    """Follow links back from a variable to its anchor."""
+    links: list[Link] = []
+    while (equation := live[variable]) is not None:
+        step = link(equation, equation.outvars.index(variable))
+        if step is None:
+            break
+        links.append(step)
+        variable = next(a for a in equation.invars if not isinstance(a, jex.Literal))
+    return variable, tuple(reversed(links))
+
+
+def _units(uses: list[Use], leaves: Sequence[jex.Var], live: dict) -> list[Unit]:
+    ancestors = {use.anchor: _ancestors(use.anchor, live) for use in uses}
+    groups: list[tuple[set[jex.Var], set[jex.Var]]] = []
+    for anchor, origin in ancestors.items():
+        anchors, origin = {anchor}, set(origin)
+        apart = []
+        for group in groups:
+            if group[1] & origin:
+                anchors, origin = anchors | group[0], origin | group[1]
+            else:
+                apart.append(group)
+        groups = [*apart, (anchors, origin)]
+    order = {anchor: number for number, anchor in enumerate(ancestors)}
+    units = []
+    for anchors, origin in groups:
+        ordered = tuple(sorted(anchors, key=order.__getitem__))
+        numbers = tuple(n for n, leaf in enumerate(leaves) if leaf in origin)
+        own = tuple(use for use in uses if use.anchor in anchors)
+        kind = _kind(ordered, origin, live)
+        units.append(Unit(numbers, ordered, own, kind))
+    return sorted(units, key=lambda unit: order[unit.anchors[0]])
+
+
+def _kind(anchors: tuple[jex.Var, ...], leaves: set[jex.Var], live: dict) -> str:
+    if len(anchors) > 1:
+        return "general"
+    equation = live[anchors[0]]
+    if equation is None:
+        return "leaf"
+    given = [a for a in equation.invars if not isinstance(a, jex.Literal)]
+    direct = set(given) == leaves and len(given) == len(equation.invars) - 1
+    return "standardised" if standardise.recognised(equation) and direct else "general"
+
+
+def _ancestors(variable: jex.Var, live: dict) -> set[jex.Var]:
+    """Return the leaves a live variable depends on."""
+    found, stack, seen = set(), [variable], set()
+    while stack:
+        variable = stack.pop()
+        if variable in seen:
+            continue
+        seen.add(variable)
+        equation = live[variable]
+        if equation is None:
+            found.add(variable)
+        else:
+            stack.extend(
+                a for a in equation.invars if not isinstance(a, jex.Literal) and a in live
+            )
+    return found

@@ -1,0 +1,260 @@
+"""Vision transformers, called on one image.
+
+The structure is that of timm's `vision_transformer`, so that its weights fit: learned
+position embeddings, a class token in front, pre-norm blocks, queries, keys and values
+from one linear layer, exact GELU, a last norm, and the head on the class token.
+
+Every parameter meets data in one plain product or sum of its own: one linear layer is
+`vmap`ped over tokens, and the class token is added to a row of zeros.
+"""
+
+import math
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from tanager import _validate as validate
+from tanager.clipping.precision import accumulation_dtype
+from tanager.models import layers
+
+
+class Variant(NamedTuple):
+    """The size of a vision transformer.
+
+    Attributes:
+        width: channels of a token.
+        depth: number of blocks.
+        heads: attention heads of each block.
+    """
+
+    width: int
+    depth: int
+    heads: int
+
+
+VARIANTS = {
+    "tiny": Variant(192, 12, 3),
+    "small": Variant(384, 12, 6),
+    "base": Variant(768, 12, 12),
+    "large": Variant(1024, 24, 16),
+    "huge": Variant(1280, 32, 16),
+}
+"""Base, large and huge: Dosovitskiy et al. 2021, "An image is worth 16x16 words",
+table 1. Tiny and small: Touvron et al. 2021, "Training data-efficient image
+transformers", table 1; Steiner et al. 2022, "How to train your ViT?", section 3.
+"""
+
+_MLP_RATIO = 4
+_NORM_EPS = 1e-6
+_EMBEDDING_DEVIATION = 0.02
+
+
+class LayerNorm(eqx.Module):
+    """Layer normalisation of one token: scale · (x − μ)/sqrt(σ² + eps) + bias.
+
+    Shapes: ``[width] -> [width]``. Statistics as in `layers`: float32 or wider.
+
+    Attributes:
+        scale: float32 ``[width]``.
+        bias: float32 ``[width]``.
+        eps: added to the variance; 1e-6 as in timm's vision transformers.
+
+    Raises:
+        ValueError: `width` is not a whole number of at least 1, `eps` not positive.
+
+    References:
+        Ba, Kiros and Hinton 2016, "Layer normalization".
+    """
+
+    scale: Float[Array, " d"]
+    bias: Float[Array, " d"]
+    eps: float = eqx.field(static=True)
+
+    def __init__(self, width: int, *, eps: float = _NORM_EPS):
+        validate.whole(width=width, at_least=1)
+        validate.positive(eps=eps)
+        self.scale = jnp.ones(width, jnp.float32)
+        self.bias = jnp.zeros(width, jnp.float32)
+        self.eps = eps
+
+    def __call__(self, token: Float[Array, " d"]) -> Float[Array, " d"]:
+        """Normalise one token."""
+        wide = token.astype(accumulation_dtype(token.dtype))
+        centred = wide - jnp.mean(wide)
+        normal = centred * lax.rsqrt(jnp.mean(jnp.square(centred)) + self.eps)
+        output = normal * self.scale.astype(wide.dtype) + self.bias.astype(wide.dtype)
+        return output.astype(token.dtype)
+
+
+class Attention(eqx.Module):
+    """Multi-head self-attention over the tokens of one image.
+
+    Shapes: ``[T, width] -> [T, width]``. The softmax is taken in float32 or wider.
+
+    Attributes:
+        qkv: width -> 3·width: queries, keys, values, each with its heads in order.
+        projection: width -> width.
+        heads: number of heads; divides the width.
+    """
+
+    qkv: layers.Linear
+    projection: layers.Linear
+    heads: int = eqx.field(static=True)
+
+    def __init__(self, width: int, heads: int, *, key: PRNGKeyArray):
+        qkv_key, projection_key = jax.random.split(key)
+        self.qkv = layers.Linear(width, 3 * width, key=qkv_key)
+        self.projection = layers.Linear(width, width, key=projection_key)
+        self.heads = heads
+
+    def __call__(self, tokens: Float[Array, "t d"]) -> Float[Array, "t d"]:
+        """Let every token look at every token."""
+        count, width = tokens.shape
+        per_head = width // self.heads
+        qkv = jax.vmap(self.qkv)(tokens).reshape(count, 3, self.heads, per_head)
+        query, key, value = qkv[:, 0], qkv[:, 1], qkv[:, 2]
+        wide = accumulation_dtype(tokens.dtype)
+        query = query * (1 / math.sqrt(per_head))
+        scores = jnp.einsum("qhd,khd->hqk", query, key, preferred_element_type=wide)
+        weights = jax.nn.softmax(scores, axis=-1).astype(tokens.dtype)
+        output = jnp.einsum("hqk,khd->qhd", weights, value)
+        return jax.vmap(self.projection)(output.reshape(count, width))
+
+
+class Block(eqx.Module):
+    """Attention, then a two-layer network on each token, each on a residual branch."""
+
+    norm1: LayerNorm
+    attention: Attention
+    norm2: LayerNorm
+    expand: layers.Linear
+    contract: layers.Linear
+
+    def __init__(self, width: int, heads: int, *, key: PRNGKeyArray):
+        keys = jax.random.split(key, 3)
+        self.norm1 = LayerNorm(width)
+        self.attention = Attention(width, heads, key=keys[0])
+        self.norm2 = LayerNorm(width)
+        self.expand = layers.Linear(width, _MLP_RATIO * width, key=keys[1])
+        self.contract = layers.Linear(_MLP_RATIO * width, width, key=keys[2])
+
+    def __call__(self, tokens: Float[Array, "t d"]) -> Float[Array, "t d"]:
+        """Return the tokens plus both branches."""
+        tokens = tokens + self.attention(jax.vmap(self.norm1)(tokens))
+        hidden = jax.vmap(self.expand)(jax.vmap(self.norm2)(tokens))
+        return tokens + jax.vmap(self.contract)(jax.nn.gelu(hidden, approximate=False))
+
+
+class VisionTransformer(eqx.Module):
+    """Vision transformer for one image `[H, W, C]`, giving logits.
+
+    Attributes:
+        patches: convolution whose kernel and stride are the patch, with a bias.
+        class_token: float32 ``[width]``.
+        positions: float32 ``[1 + patches, width]``, the class token's first, then the
+            patches' row by row.
+        blocks, norm, head: the parts that follow, in this order.
+        image_shape: the only shape the position embeddings fit.
+
+    Args:
+        variant: width, depth and heads, such as ``VARIANTS["base"]``.
+        patch: side of a patch in pixels.
+        classes: number of logits.
+        image_shape: (height, width, channels), both sides multiples of `patch`.
+        key: JAX key of the initial weights.
+
+    Raises:
+        ValueError: a size is not a whole number of at least 1, heads do not divide the
+            width, a side is not a multiple of the patch, or, when called, what is not
+            one floating-point image of `image_shape`.
+
+    References:
+        Dosovitskiy et al. 2021, arXiv:2010.11929, section 3.1.
+    """
+
+    patches: layers.Conv
+    class_token: Float[Array, " d"]
+    positions: Float[Array, "t d"]
+    blocks: tuple[Block, ...]
+    norm: LayerNorm
+    head: layers.Linear
+    image_shape: tuple[int, int, int] = eqx.field(static=True)
+
+    def __init__(
+        self,
+        variant: Variant,
+        patch: int,
+        classes: int,
+        image_shape: tuple[int, int, int],
+        *,
+        key: PRNGKeyArray,
+    ):
+        height, width, channels = image_shape
+        validate.whole(depth=variant.depth, heads=variant.heads, at_least=1)
+        validate.whole(patch=patch, classes=classes, channels=channels, at_least=1)
+        if variant.width % variant.heads:
+            validate.refuse(
+                "heads", variant.heads, f"must divide the width of {variant.width}"
+            )
+        _check_side("image_height", height, patch)
+        _check_side("image_width", width, patch)
+        patch_key, token_key, position_key, head_key, *block_keys = jax.random.split(
+            key, 4 + variant.depth
+        )
+        self.patches = layers.Conv(
+            channels,
+            variant.width,
+            patch,
+            stride=patch,
+            padding="VALID",
+            bias=True,
+            key=patch_key,
+        )
+        count = (height // patch) * (width // patch)
+        self.class_token = _embedding(token_key, (variant.width,))
+        self.positions = _embedding(position_key, (1 + count, variant.width))
+        self.blocks = tuple(
+            Block(variant.width, variant.heads, key=block_key)
+            for block_key in block_keys
+        )
+        self.norm = LayerNorm(variant.width)
+        self.head = layers.Linear(variant.width, classes, key=head_key)
+        self.image_shape = image_shape
+
+    def __call__(self, image: Array) -> Float[Array, " classes"]:
+        """Return the logits of one image, in the image's dtype."""
+        layers.check_image(image, self.image_shape[2])
+        if image.shape != self.image_shape:
+            validate.refuse(
+                "image shape",
+                image.shape,
+                f"must be {self.image_shape}",
+                "the position embeddings fit that one size; create the model for this",
+            )
+        patches = self.patches(image)
+        patches = patches.reshape(-1, patches.shape[-1])
+        rows = jnp.pad(patches, ((1, 0), (0, 0)))
+        first = rows[:1] + self.class_token.astype(image.dtype)[None, :]
+        tokens = jnp.concatenate([first, rows[1:]])
+        tokens = tokens + self.positions.astype(image.dtype)
+        for block in self.blocks:
+            tokens = block(tokens)
+        # The head sees the class token alone, and the norm works token by token.
+        return self.head(self.norm(tokens[0]))
+
+
+def _embedding(key: PRNGKeyArray, shape: tuple[int, ...]) -> Array:
+    return _EMBEDDING_DEVIATION * jax.random.normal(key, shape, jnp.float32)
+
+
+def _check_side(name: str, side: int, patch: int) -> None:
+    if side % patch or side < patch:
+        below = side // patch * patch
+        near = f"{below} or {below + patch}" if below > 0 else f"{patch}"
+        validate.refuse(
+            name, side, f"must be a multiple of the patch side {patch}", f"use {near}"
+        )
