@@ -5,8 +5,9 @@ or all uses of parameters that are tied, reused or made of one another (`Joint`)
 the gradients of all uses must be added before a norm can be taken.
 """
 
+import abc
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax
 import jax.extend.core as jex
@@ -41,48 +42,50 @@ class Method(NamedTuple):
         return f"{self.norm}, {self.total}"
 
 
-class Cell(Protocol):
+class Cell(abc.ABC):
     """What strategies choose methods for.
 
     Attributes:
+        program: the loss.
         unit: the parameters.
         uses: where they meet data.
         rule: of the first use: names what `describe` shows.
     """
 
+    program: Program
     unit: Unit
     uses: tuple[Use, ...]
     rule: Rule
 
+    @abc.abstractmethod
     def grams(self) -> tuple[str, ...]:
         """Names of the norm methods that form no gradient."""
-        ...
 
+    @abc.abstractmethod
     def gradients(self) -> tuple[str, ...]:
         """Names of the norm methods that form per-example gradients."""
-        ...
 
+    @abc.abstractmethod
     def totals(self) -> tuple[str, ...]:
         """Names of the total methods that form no per-example gradients."""
-        ...
 
+    @abc.abstractmethod
     def squares(
         self, method: str, seen: Sequence[Seen], leaves: Sequence[Array]
     ) -> tuple[Float[Array, " b"], list[Chunks] | None]:
         """Return squared norms, and the gradients if the method forms any."""
-        ...
 
+    @abc.abstractmethod
     def total(
         self, method: str, seen: Sequence[Seen], leaves: Sequence[Array]
     ) -> dict[jex.Var, Array]:
         """Return Σ g_i by anchor, dy being scaled and cleaned (`Seen.weighted`)."""
-        ...
 
+    @abc.abstractmethod
     def total_kept(
         self, kept: list[Chunks], factors: Array, counted: Array
     ) -> tuple[dict[jex.Var, Array], dict[int, Array]]:
         """Return Σ c_i·g_i by anchor, or by leaf, from kept gradients."""
-        ...
 
 
 def rule_for(program: Program, use: Use) -> Rule:
@@ -137,14 +140,14 @@ def _squares(chunk: Array) -> Float[Array, " b"]:
     return jnp.sum(jnp.square(widen(chunk)), axis=tuple(range(1, chunk.ndim)))
 
 
-class Single:
+class Single(Cell):
     """One use of a parameter whose entries are used nowhere else."""
 
     def __init__(self, program: Program, unit: Unit, use: Use):
         self.unit = unit
         self.uses = (use,)
         self.rule = rule_for(program, use)
-        self._program = program
+        self.program = program
         self._scale = links.scale(use.links)
         self._standardised = unit.kind == "standardised"
         if self._standardised:
@@ -249,7 +252,7 @@ class Single:
         return {self.uses[0].anchor: total}, {}
 
 
-class Joint:
+class Joint(Cell):
     """All uses of parameters that share entries: cross terms are included."""
 
     def __init__(self, program: Program, unit: Unit):
@@ -257,7 +260,7 @@ class Joint:
         self.uses = unit.uses
         self.rules = [rule_for(program, use) for use in unit.uses]
         self.rule = self.rules[0]
-        self._program = program
+        self.program = program
 
     def grams(self) -> tuple[str, ...]:
         """None: norms of sums need the sums."""
@@ -285,7 +288,7 @@ class Joint:
         if self.unit.kind != "leaf":
 
             def back(gradients):
-                return self._program.pull_back(self.unit, leaves, gradients)
+                return self.program.pull_back(self.unit, leaves, gradients)
 
             ordered = jax.vmap(back)(ordered)
         squares = [_squares(gradient) for gradient in ordered]

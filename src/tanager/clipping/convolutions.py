@@ -22,6 +22,7 @@ from tanager.clipping.rules import (
     Chunks,
     Rule,
     Seen,
+    Work,
     gram_squares,
     plain_product,
     product,
@@ -227,7 +228,16 @@ class Convolution(Rule):
         parts = self.gradients_unrolled(seen)
         return sum((part[0] for part in parts[1:]), parts[0][0])
 
-    def flops(self, rows: int) -> float:
-        """See `Rule.flops`."""
-        terms = self.positions * self.offsets * self.inputs * self.outputs
-        return 2.0 * rows * terms
+    def work(self, rows: int) -> Work:
+        """See `Rule.work`."""
+        return Work(
+            rows,
+            self.groups,
+            self.positions,
+            self.offsets * self.inputs,
+            self.outputs // self.groups,
+            self.tap.equation.invars[0].aval.size,
+            self.positions * self.outputs,
+            self._pixels(),
+            self.offsets,
+        )

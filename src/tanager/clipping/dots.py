@@ -19,6 +19,7 @@ from tanager.clipping.rules import (
     Chunks,
     Rule,
     Seen,
+    Work,
     gram_squares,
     guarded,
     plain_product,
@@ -113,7 +114,8 @@ class Dot(Rule):
         x, dy = self.operands(seen)
         return self._at_anchor(plain_product("bgtk,bgtn->gkn", x, dy))
 
-    def flops(self, rows: int) -> float:
-        """See `Rule.flops`."""
-        terms = self.groups * self.positions * self.inputs * self.outputs
-        return 2.0 * rows * terms
+    def work(self, rows: int) -> Work:
+        """See `Rule.work`."""
+        sides = self.groups, self.positions, self.inputs, self.outputs
+        data = self.groups * self.positions * self.inputs
+        return Work(rows, *sides, data, self.groups * self.positions * self.outputs)

@@ -1,5 +1,6 @@
 """The rule for embeddings: rows of a table chosen by integers in the example."""
 
+import math
 from collections.abc import Callable
 
 import jax.extend.core as jex
@@ -9,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from tanager.clipping import links
 from tanager.clipping.precision import widen
-from tanager.clipping.rules import Rule, Seen, gram_squares, product
+from tanager.clipping.rules import Rule, Seen, Work, gram_squares, product
 
 
 def takes_rows(equation: jex.JaxprEqn) -> bool:
@@ -78,3 +79,10 @@ class Gather(Rule):
         flat = jnp.zeros((self._table[0], dy.shape[-1]), dy.dtype)
         flat = flat.at[indices].add(dy.reshape(-1, dy.shape[-1]))
         return links.back(self.use.links, flat.reshape(self._table))
+
+    def work(self, rows: int) -> Work:
+        """See `Rule.work`."""
+        width = math.prod(self._table[1:])
+        positions = self.tap.equation.outvars[0].aval.size // max(width, 1)
+        results = positions * width
+        return Work(rows, 1, positions, self._table[0], width, positions, results)

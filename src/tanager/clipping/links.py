@@ -172,7 +172,7 @@ def back(links: Sequence[Link], gradient: Array) -> Array:
 
 def scale(links: Sequence[Link]) -> float:
     """Return s with ‖back(g)‖ = s·‖g‖ for every g, NaN if there is none."""
-    return math.prod(step.scale for step in links)
+    return math.prod((step.scale for step in links), start=1.0)
 
 
 def disjoint(one: Sequence[Link], other: Sequence[Link]) -> bool:

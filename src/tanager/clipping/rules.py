@@ -81,6 +81,43 @@ class Seen:
 Chunks = list[Array]
 
 
+@dataclass(frozen=True)
+class Work:
+    """The size of the job at a tap; all counts but `rows` are of one example.
+
+    Attributes:
+        rows: B.
+        groups: G, contractions that do not mix.
+        positions: T.
+        inputs: K, the fan-in at one position.
+        outputs: N, per group.
+        data: numbers in x.
+        results: numbers in y.
+        pixels: positions of the input, padding included; 0 where that is not a notion.
+        offsets: of the kernel; 1 for products.
+    """
+
+    rows: int
+    groups: int
+    positions: int
+    inputs: int
+    outputs: int
+    data: int
+    results: int
+    pixels: int = 0
+    offsets: int = 1
+
+    @property
+    def weights(self) -> int:
+        """Numbers in the parameter, as the tap sees it."""
+        return self.groups * self.inputs * self.outputs
+
+    @property
+    def flops(self) -> float:
+        """Multiplications and additions of a plain weight gradient."""
+        return 2.0 * self.rows * self.positions * self.weights
+
+
 class Rule:
     """Gradients at any tap, see the module.
 
@@ -149,9 +186,11 @@ class Rule:
         ]
         return links.back(self.use.links, pull(wide)[0])
 
-    def flops(self, rows: int) -> float:
-        """Return the multiplications and additions of a plain weight gradient."""
-        return 2.0 * rows * sum(v.aval.size for v in float_results(self.tap))
+    def work(self, rows: int) -> "Work":
+        """Return the size of the job, for the cost model."""
+        results = sum(v.aval.size for v in float_results(self.tap))
+        inputs = sum(self.tap.equation.invars[n].aval.size for n in self.tap.data)
+        return Work(rows, 1, results, 1, self.use.anchor.aval.size, inputs, results)
 
     def describe(self) -> str:
         """Return the equation in short: primitive and shapes of one example."""

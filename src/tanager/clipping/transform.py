@@ -25,20 +25,22 @@ What the returned function promises, whatever the strategy:
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, PyTree
+from jaxtyping import Array, ArrayLike, Bool, Float, PyTree
 
 from tanager import _validate as validate
+from tanager.clipping import book_keeping
+from tanager.clipping.autotune import Timings
+from tanager.clipping.choices import STRATEGIES
+from tanager.clipping.explain import Explanation, explain
 from tanager.clipping.per_example import per_example
+from tanager.clipping.planning import MEMORY, Plan, plan_clipping
 from tanager.clipping.precision import widen
-
-
-STRATEGIES = {"per_example": per_example}
 
 
 class ClippedGradient(NamedTuple):
@@ -63,12 +65,16 @@ class ClippedGrad:
         loss: the loss of one example.
         clip_norm: the clipping norm C.
         strategy: the name of the clipping strategy.
+        memory: ``"default"`` or ``"low"``, see `clipped_grad`.
     """
 
-    def __init__(self, loss: Callable, clip_norm: float, strategy: str):
+    def __init__(self, loss: Callable, clip_norm: float, strategy: str, memory: str):
         self.loss = loss
         self.clip_norm = clip_norm
         self.strategy = strategy
+        self.memory = memory
+        self._compiled = eqx.filter_jit(self._clip)
+        self._tuned: set[Any] = set()
 
     @property
     def sensitivity(self) -> float:
@@ -98,24 +104,109 @@ class ClippedGrad:
                 f"mask (={mask.dtype}{list(mask.shape)}) must be bool[{rows}], one "
                 "entry for each row of the batch"
             )
+        trainable, fixed = self._split(params, batch)
+        leaves = jax.tree.leaves((params, batch, mask))
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            return self._clip(trainable, fixed, batch, mask)
+        self.tune(params, batch)
+        return self._compiled(trainable, fixed, batch, mask)
+
+    def tune(
+        self,
+        params: PyTree,
+        batch: PyTree,
+        report: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Under ``"auto"``, measure what is not known yet for shapes like these.
+
+        What is found is remembered on disk (`tanager.clipping.autotune`) and serves
+        later traces, those of an outer `jax.jit` included, which cannot measure. A
+        call outside `jax.jit` does this by itself.
+
+        Args:
+            params: as in a call.
+            batch: as in a call; its values are not looked at.
+            report: told what is being measured.
+
+        Raises:
+            ValueError: as in a call.
+        """
+        if self.strategy != "auto":
+            return
+        shapes = _shapes((eqx.filter(params, eqx.is_array), batch))
+        if shapes in self._tuned:
+            return
+        trainable, fixed = self._split(params, batch)
+        plan = self._plan(trainable, fixed, batch)
+        Timings().measure(plan.program, plan.cells, plan.rows, report)
+        self._tuned.add(shapes)
+
+    def explain(self, params: PyTree, batch: PyTree) -> Explanation:
+        """Return a table of the taps: what is done at each, why, and what it takes.
+
+        Under ``"auto"`` what is not known yet is measured first.
+
+        Args:
+            params: as in a call.
+            batch: as in a call.
+
+        Raises:
+            ValueError: as in a call.
+        """
+        self.tune(params, batch)
+        trainable, fixed = self._split(params, batch)
+        if self.strategy == "per_example":
+            return Explanation(self.strategy, _rows(batch), ())
+        return explain(self._plan(trainable, fixed, batch))
+
+    def _split(self, params: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
+        """Return what is trained and what is not, having checked both."""
         _refuse_cross_example_layers(params)
         trainable, fixed = eqx.partition(params, eqx.is_inexact_array)
         _check_leaves(trainable)
+        _check_loss(self._loss_of(fixed), trainable, batch)
+        return trainable, fixed
 
-        def loss(trainable, example):
-            return self.loss(eqx.combine(trainable, fixed), example)
-
-        _check_loss(loss, trainable, batch)
-        total, norms, losses = STRATEGIES[self.strategy](
-            loss, trainable, batch, mask, self.clip_norm
+    def _loss_of(self, fixed: PyTree) -> Callable[[PyTree, PyTree], Array]:
+        return lambda trainable, example: self.loss(
+            eqx.combine(trainable, fixed), example
         )
+
+    def _plan(self, trainable: PyTree, fixed: PyTree, batch: PyTree) -> Plan:
+        return plan_clipping(
+            self._loss_of(fixed), trainable, batch, self.strategy, self.memory
+        )
+
+    def _clip(
+        self, trainable: PyTree, fixed: PyTree, batch: PyTree, mask: Bool[Array, " b"]
+    ) -> ClippedGradient:
+        if self.strategy == "per_example":
+            total, norms, losses = per_example(
+                self._loss_of(fixed), trainable, batch, mask, self.clip_norm
+            )
+        else:
+            plan = self._plan(trainable, fixed, batch)
+            total, norms, losses = book_keeping.clip(
+                plan.program,
+                plan.cells,
+                plan.methods,
+                trainable,
+                batch,
+                mask,
+                self.clip_norm,
+                second_pass=plan.second_pass,
+            )
         return ClippedGradient(
             total, jnp.where(mask, norms, 0), jnp.where(mask, widen(losses), 0)
         )
 
 
 def clipped_grad(
-    loss: Callable, *, clip_norm: float, strategy: str = "per_example"
+    loss: Callable,
+    *,
+    clip_norm: float,
+    strategy: str = "auto",
+    memory: str = "default",
 ) -> ClippedGrad:
     """Transform the loss of ONE example into a sum of clipped per-example gradients.
 
@@ -124,20 +215,28 @@ def clipped_grad(
             axis. Several augmented views of one example are averaged inside it, before
             clipping (Unlocking paper, equation 4).
         clip_norm: the clipping norm C > 0.
-        strategy: how the clipping is computed; never what is computed.
+        strategy: how the clipping is computed, never what: one of `STRATEGIES`.
+        memory: how much ``"auto"`` may hold beyond what plain SGD needs:
+            ``"default"``, up to about half as much again; ``"low"``, next to nothing.
 
     Returns:
         A function of ``(params, batch, mask)``, usable under `jax.jit`.
 
     Raises:
-        ValueError: `clip_norm` or `strategy` is out of range.
+        ValueError: `clip_norm`, `strategy` or `memory` is out of range.
 
     References:
         Abadi et al. 2016, arXiv:1607.00133, algorithm 1; Unlocking paper, equation (2).
     """
     validate.positive(clip_norm=clip_norm, remedy="the papers use 1.0")
     validate.one_of(STRATEGIES, strategy=strategy)
-    return ClippedGrad(loss, float(clip_norm), strategy)
+    validate.one_of(MEMORY, memory=memory)
+    return ClippedGrad(loss, float(clip_norm), strategy, memory)
+
+
+def _shapes(tree: PyTree) -> Any:
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, tuple((np.shape(x), jnp.result_type(x)) for x in leaves)
 
 
 def _rows(batch: PyTree) -> int:

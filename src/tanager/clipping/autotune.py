@@ -1,0 +1,247 @@
+"""Measured times of methods on this device, remembered between runs.
+
+One JSON file per device, JAX and tanager version lies in ``$TANAGER_CACHE_DIR`` (by
+default ``~/.cache/tanager``). It only ever decides how something is computed, never
+what: a file that is missing, damaged or of another device is ignored and made anew.
+"""
+
+import hashlib
+import json
+import math
+import os
+import pathlib
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from tanager import _files as files
+from tanager._version import __version__
+from tanager.clipping import cost
+from tanager.clipping.cells import KEPT, Cell, Method
+from tanager.clipping.jaxprs import is_float
+from tanager.clipping.rules import Seen
+from tanager.clipping.taps import Program, float_results
+
+
+WORTH_MEASURING = 2e-4
+"""Cells expected to take fewer seconds than this are not measured."""
+
+_HOPELESS = 5.0
+_LEAST_SECONDS = 0.1
+_LEAST_RUNS = 5
+_FORMAT = 1
+
+
+def cache_folder() -> pathlib.Path:
+    """Return the folder of remembered timings."""
+    named = os.environ.get("TANAGER_CACHE_DIR")
+    if named:
+        return pathlib.Path(named)
+    base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    return pathlib.Path(base) / "tanager"
+
+
+def _identity() -> dict[str, Any]:
+    """What timings hold for."""
+    device = jax.devices()[0]
+    return {
+        "format": _FORMAT,
+        "platform": device.platform,
+        "device": device.device_kind,
+        "cores": os.cpu_count(),
+        "jax": jax.__version__,
+        "jaxlib": jax.lib.__version__,
+        "tanager": __version__,
+    }
+
+
+def _signature(cell: Cell, rows: int) -> str:
+    """Text that two cells share exactly when they cost the same."""
+    parts: list[Any] = [type(cell).__name__, cell.unit.kind, rows]
+    parts.append(jax.config.jax_default_matmul_precision)
+    for use in cell.uses:
+        equation = cell.program.taps[use.tap].equation
+        parts += [equation.primitive.name, use.position, len(use.links)]
+        parts += [(atom.aval.shape, str(atom.aval.dtype)) for atom in equation.invars]
+        parts += sorted((key, str(value)) for key, value in equation.params.items())
+    return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()
+
+
+class Timings:
+    """Seconds by cell and part of a method, read from and written to one file.
+
+    Parts are ``norm:NAME`` (norms, gradients dropped), ``kept:NAME`` (norms and the
+    sum from kept gradients) and ``total:NAME``.
+    """
+
+    def __init__(self, folder: pathlib.Path | None = None):
+        self._identity = _identity()
+        name = hashlib.blake2b(
+            json.dumps(self._identity, sort_keys=True).encode(), digest_size=8
+        ).hexdigest()
+        self.path = (folder or cache_folder()) / f"clipping-{name}.json"
+        self._seconds = self._read()
+
+    def _read(self) -> dict[str, float]:
+        try:
+            held = json.loads(self.path.read_text())
+            if held["identity"] != self._identity:
+                return {}
+            seconds = held["seconds"]
+            return {
+                str(key): float(value)
+                for key, value in seconds.items()
+                if isinstance(value, float) and math.isfinite(value) and value > 0
+            }
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return {}
+
+    def _write(self) -> None:
+        self._seconds = self._read() | self._seconds
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            held = {"identity": self._identity, "seconds": self._seconds}
+            files.write_atomically(self.path, files.json_text(held).encode())
+        except OSError:
+            return  # Nothing but time is lost.
+
+    def estimate(self, cell: Cell, method: Method, rows: int) -> cost.Cost:
+        """Return the measured cost; where nothing of the cell is known, the expected.
+
+        Methods that were left out when the cell was measured take for ever.
+        """
+        expected = cost.estimate(cell, method, rows)
+        signature = _signature(cell, rows)
+        if not any(key.startswith(signature) for key in self._seconds):
+            return expected
+        parts = _parts(method)
+        known = [self._seconds.get(f"{signature}:{part}", math.inf) for part in parts]
+        return expected._replace(seconds=sum(known))
+
+    def known(self, cell: Cell, method: Method, rows: int) -> float | None:
+        """Return measured seconds, or None."""
+        signature = _signature(cell, rows)
+        parts = [self._seconds.get(f"{signature}:{part}") for part in _parts(method)]
+        return None if None in parts else sum(part for part in parts if part)
+
+    def measure(
+        self,
+        program: Program,
+        cells: Sequence[Cell],
+        rows: int,
+        report: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Time the methods worth trying of every cell not measured before.
+
+        Args:
+            program: whose cells these are.
+            cells: cells of the same shapes are measured once.
+            rows: B.
+            report: told what is being measured.
+        """
+        waiting: dict[str, Cell] = {}
+        for cell in cells:
+            signature = _signature(cell, rows)
+            fresh = not any(key.startswith(signature) for key in self._seconds)
+            if fresh and len(cost.candidates(cell, rows)) > 1:
+                waiting.setdefault(signature, cell)
+        for signature, cell in waiting.items():
+            methods = _worth_trying(cell, rows)
+            if not methods:
+                continue
+            bench = _Bench(program, cell, rows)
+            for part in _distinct(_parts(method) for method in methods):
+                report(f"{cell.rule.describe()}: {part}")
+                self._seconds[f"{signature}:{part}"] = bench.seconds(part)
+            self._write()
+
+
+def _parts(method: Method) -> tuple[str, ...]:
+    if method.total == KEPT:
+        return (f"kept:{method.norm}",)
+    return f"norm:{method.norm}", f"total:{method.total}"
+
+
+def _distinct(groups: Iterable[Sequence[str]]) -> list[str]:
+    return list(dict.fromkeys(part for group in groups for part in group))
+
+
+def _worth_trying(cell: Cell, rows: int) -> list[Method]:
+    expected = {
+        method: cost.estimate(cell, method, rows).seconds
+        for method in cost.candidates(cell, rows)
+    }
+    least = min(expected.values())
+    if least < WORTH_MEASURING:
+        return []
+    return [m for m, seconds in expected.items() if seconds <= _HOPELESS * least]
+
+
+class _Bench:
+    """One cell with random x, dy and parameters, to be timed."""
+
+    def __init__(self, program: Program, cell: Cell, rows: int):
+        draw = np.random.default_rng(0)
+        self._program, self._cell, self._rows = program, cell, rows
+        self._leaves = [_random(draw, v.aval) for v in program.parameters]
+        constants = program.evaluate_prologue(self._leaves)
+        read = {
+            atom
+            for use in cell.uses
+            for atom in program.taps[use.tap].equation.invars
+            if not isinstance(atom, jex.Literal)
+        }
+        self._constants = {k: v for k, v in constants.items() if k in read}
+        self._all = constants
+        self._seen = [self._random_seen(draw, use.tap) for use in cell.uses]
+
+    def _random_seen(self, draw: np.random.Generator, number: int) -> tuple:
+        tap = self._program.taps[number]
+        data = [
+            _random(draw, tap.equation.invars[n].aval, self._rows) for n in tap.data
+        ]
+        results = [_random(draw, v.aval, self._rows) for v in tap.equation.outvars]
+        gradients = [_random(draw, v.aval, self._rows) for v in float_results(tap)]
+        return data, results, gradients
+
+    def seconds(self, part: str) -> float:
+        """Return the median seconds of one part of a method."""
+        kind, name = part.split(":", 1)
+        cell, leaves, constants = self._cell, self._leaves, self._all
+
+        def work(seen):
+            at = [Seen(*arrays, constants) for arrays in seen]
+            if kind == "total":
+                ones = jnp.ones(self._rows, jnp.float32)
+                clean = [one.weighted(ones, ones > 0) for one in at]
+                return list(cell.total(name, clean, leaves).values())
+            squares, gradients = cell.squares(name, at, leaves)
+            if kind == "norm" or gradients is None:
+                return squares
+            factors = jnp.minimum(1.0, jax.lax.rsqrt(squares))
+            by_anchor, by_leaf = cell.total_kept(gradients, factors, factors >= 0)
+            return squares, [*by_anchor.values(), *by_leaf.values()]
+
+        # Compiled ahead of time and run on arrays that exist, this leaves an outer
+        # trace alone.
+        compiled = jax.jit(work).lower(self._seen).compile()
+        taken: list[float] = []
+        while len(taken) < _LEAST_RUNS + 1 or sum(taken) < _LEAST_SECONDS:
+            started = time.perf_counter()
+            jax.block_until_ready(compiled(self._seen))
+            taken.append(time.perf_counter() - started)
+        return statistics.median(taken[1:])
+
+
+def _random(draw: np.random.Generator, aval: Any, *leading: int) -> Array:
+    shape = (*leading, *aval.shape)
+    if is_float(aval):
+        return jnp.asarray(draw.standard_normal(shape, np.float32), aval.dtype)
+    return jnp.zeros(shape, aval.dtype)

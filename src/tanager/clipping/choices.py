@@ -1,0 +1,104 @@
+"""Which method clips each cell, under each strategy.
+
+| strategy | norms | sums |
+|---|---|---|
+| ghost | Gram wherever there is one | a second backward pass |
+| mixed_ghost | Gram where 2T² ≤ K·N, else gradients | a second backward pass |
+| bk | Gram wherever there is one | from (x, dy) of the one backward pass |
+| bk_mixed | Gram where 2T² ≤ K·N, else gradients | from (x, dy) |
+| bk_mixopt | Gram where 2T² ≤ K·N, else gradients | from the gradients, where there are |
+| auto | what is fastest within the memory | what is fastest within the memory |
+
+T positions, K inputs at each, N outputs (Bu et al. 2022, arXiv:2205.10683, section 4;
+Rodriguez Beltran et al., section 2.2, for the names).
+"""
+
+from collections.abc import Callable, Sequence
+
+from tanager.clipping import cost
+from tanager.clipping.cells import KEPT, Cell, Method
+
+
+STRATEGIES = {
+    "auto": "per tap, the fastest method known for this device within the memory",
+    "per_example": "vmap of grad: every gradient is formed whole",
+    "ghost": "norms by Gram matrices, then a second backward pass",
+    "mixed_ghost": "norms by Gram matrices or gradients, then a second backward pass",
+    "bk": "norms by Gram matrices, one backward pass",
+    "bk_mixed": "norms by Gram matrices or gradients, one backward pass",
+    "bk_mixopt": "the same, but gradients once formed are kept for the sum",
+}
+"""The clipping strategies; all compute the same sum."""
+
+SECOND_PASS = ("ghost", "mixed_ghost")
+
+Estimate = Callable[[Cell, Method], cost.Cost]
+
+
+def choose(
+    strategy: str,
+    cells: Sequence[Cell],
+    rows: int,
+    *,
+    most_bytes: float,
+    estimate: Estimate,
+) -> list[Method]:
+    """Return one method for each cell.
+
+    Args:
+        strategy: one of `STRATEGIES` but `per_example`.
+        cells: of a program.
+        rows: B, the physical batch size.
+        most_bytes: what `auto` may hold between norms and sums.
+        estimate: what a method is expected (or known) to cost.
+    """
+    if strategy == "auto":
+        return _within(cells, rows, most_bytes, estimate)
+    return [_by_rule(strategy, cell, rows, estimate) for cell in cells]
+
+
+def _by_rule(strategy: str, cell: Cell, rows: int, estimate: Estimate) -> Method:
+    def cheapest(methods: Sequence[Method]) -> Method:
+        return min(methods, key=lambda method: estimate(cell, method).seconds)
+
+    options = cost.candidates(cell, rows)
+    grams = [m for m in options if m.norm in cell.grams()]
+    formed = [m for m in options if m.norm not in cell.grams()]
+    again = [m for m in formed if m.total != KEPT]
+    kept = [m for m in formed if m.total == KEPT]
+    if grams and (strategy in ("ghost", "bk") or _gram_pays(cell, rows)):
+        return cheapest(grams)
+    return cheapest(kept if strategy == "bk_mixopt" or not again else again)
+
+
+def _gram_pays(cell: Cell, rows: int) -> bool:
+    work = cell.rule.work(rows)
+    return 2 * work.positions**2 <= work.inputs * work.outputs
+
+
+def _within(
+    cells: Sequence[Cell], rows: int, most_bytes: float, estimate: Estimate
+) -> list[Method]:
+    """Take the fastest everywhere, then give up as little time as the memory needs."""
+    costs = [
+        {method: estimate(cell, method) for method in cost.candidates(cell, rows)}
+        for cell in cells
+    ]
+    chosen = [min(options, key=lambda m, o=options: o[m].seconds) for options in costs]
+    while True:
+        held = sum(o[m].bytes for o, m in zip(costs, chosen, strict=True))
+        swaps = [
+            (
+                (options[other].seconds - options[mine].seconds)
+                / (options[mine].bytes - options[other].bytes),
+                number,
+                other,
+            )
+            for number, (options, mine) in enumerate(zip(costs, chosen, strict=True))
+            for other in options
+            if options[other].bytes < options[mine].bytes
+        ]
+        if held <= most_bytes or not swaps:
+            return chosen
+        _, number, other = min(swaps)
+        chosen[number] = other

@@ -1,0 +1,141 @@
+"""What a method is expected to cost: seconds and bytes, from shapes alone.
+
+The figures are rough and only their order matters. They were fitted to measurements on
+a 2-core CPU with AVX-512 (docs/performance.md) and, for accelerators, to published
+rates; where it counts, `tanager.clipping.autotune` measures instead.
+"""
+
+from typing import NamedTuple
+
+import jax
+
+from tanager.clipping.cells import KEPT, Cell, Joint, Method
+from tanager.clipping.rules import Rule, Work
+
+
+MOST_UNROLLED = 64
+"""Physical batches above this size are never unrolled: compiling takes too long."""
+
+
+class Cost(NamedTuple):
+    """What clipping a cell by some method takes.
+
+    Attributes:
+        seconds: for one physical batch.
+        bytes: held between the norms and the sum.
+    """
+
+    seconds: float
+    bytes: float
+
+
+class _Device(NamedTuple):
+    flops: float  # of a convolution or product at its best, per second
+    bandwidth: float  # bytes per second
+    launch: float  # seconds per kernel
+    gradients: dict[str, float]  # time of a gradient method, relative to `flops`
+    totals: dict[str, float]
+    gram: float
+
+
+_CPU = _Device(
+    flops=2e11,
+    bandwidth=1e10,
+    launch=2e-6,
+    gradients={"vmap": 6.0, "unrolled": 0.8, "patches": 4.0, "shifts": 3.0},
+    totals={"batched": 1.8, "unrolled": 0.9},
+    gram=2.0,
+)
+_ACCELERATOR = _Device(
+    flops=1e14,
+    bandwidth=2e12,
+    launch=5e-6,
+    gradients={"vmap": 3.0, "unrolled": 2.0, "patches": 1.5, "shifts": 1.5},
+    totals={"batched": 1.0, "unrolled": 2.0},
+    gram=3.0,
+)
+_DOT = {"vmap": 1.2, "unrolled": 1.2, "batched": 1.5}
+
+
+def _device() -> _Device:
+    return _CPU if jax.default_backend() == "cpu" else _ACCELERATOR
+
+
+def candidates(cell: Cell, rows: int) -> list[Method]:
+    """Return every way to clip a cell that is worth considering."""
+    totals = [name for name in cell.totals() if _allowed(name, rows)]
+    methods = [Method(norm, total) for norm in cell.grams() for total in totals]
+    for norm in cell.gradients():
+        if _allowed(norm, rows):
+            methods += [Method(norm, total) for total in (KEPT, *totals)]
+    return methods
+
+
+def _allowed(method: str, rows: int) -> bool:
+    return method != "unrolled" or rows <= MOST_UNROLLED
+
+
+def estimate(cell: Cell, method: Method, rows: int) -> Cost:
+    """Return the expected cost of clipping a cell by a method."""
+    rules = cell.rules if isinstance(cell, Joint) else [cell.rule]
+    device = _device()
+    seconds = sum(_norm_seconds(rule, method.norm, rows, device) for rule in rules)
+    weights = 4.0 * rows * sum(anchor.aval.size for anchor in cell.unit.anchors)
+    held = sum(_held(rule, rows) for rule in rules)
+    if method.total != KEPT:
+        seconds += sum(
+            _total_seconds(rule, method.total, rows, device) for rule in rules
+        )
+        return Cost(seconds, held)
+    return Cost(seconds + weights / device.bandwidth, weights)
+
+
+def _held(rule: Rule, rows: int) -> float:
+    """Bytes of x and dy of all examples."""
+    invars, outvars = rule.tap.equation.invars, rule.tap.equation.outvars
+    avals = [invars[n].aval for n in rule.tap.data] + [v.aval for v in outvars]
+    return float(rows * sum(aval.size * aval.dtype.itemsize for aval in avals))
+
+
+def _norm_seconds(rule: Rule, method: str, rows: int, device: _Device) -> float:
+    work = rule.work(rows)
+    if method in rule.grams():
+        return _gram_seconds(work, method, device)
+    factor = (device.gradients if work.pixels else _DOT)[method]
+    if rule.name in ("general", "gather"):
+        # Elementwise: one pass over dy, one over the gradients.
+        return 4.0 * rows * (work.results + work.weights) / device.bandwidth
+    moved = 4.0 * rows * work.weights
+    if method == "patches":
+        moved += 8.0 * rows * work.positions * work.groups * work.inputs
+    kernels = rows if method == "unrolled" else work.offsets
+    return (
+        work.flops * factor / device.flops
+        + moved / device.bandwidth
+        + kernels * device.launch
+    )
+
+
+def _gram_seconds(work: Work, method: str, device: _Device) -> float:
+    if work.positions == 1:
+        return 4.0 * work.rows * (work.data + work.results) / device.bandwidth
+    square = float(work.positions) ** 2 * work.groups
+    flops, moved = 2.0 * square * work.outputs, 12.0 * square
+    if method == "shifted gram":
+        pixels = float(work.pixels) ** 2 * work.groups
+        flops += 2.0 * pixels * work.inputs / work.offsets
+        moved += 4.0 * pixels + 4.0 * work.offsets * square
+    else:
+        flops += 2.0 * square * work.inputs
+        if method == "patch gram":
+            moved += 8.0 * work.positions * work.groups * work.inputs
+    seconds = flops * device.gram / device.flops + moved / device.bandwidth
+    return work.rows * seconds
+
+
+def _total_seconds(rule: Rule, method: str, rows: int, device: _Device) -> float:
+    work = rule.work(rows)
+    if rule.name in ("general", "gather"):
+        return 4.0 * rows * work.results / device.bandwidth
+    factor = (device.totals if work.pixels else _DOT)[method]
+    return work.flops * factor / device.flops

@@ -1,0 +1,155 @@
+"""A table of what is done at each tap, and why."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tanager.clipping import cost
+from tanager.clipping.cells import Cell, Joint, Method
+
+
+if TYPE_CHECKING:
+    from tanager.clipping.planning import Plan
+
+
+@dataclass(frozen=True)
+class TapRow:
+    """One cell of the table.
+
+    Attributes:
+        tap: number of the (first) tap, in the order of the loss.
+        equation: primitive and shapes of one example.
+        leaves: numbers of the parameter leaves, in the order of `jax.tree.leaves`.
+        norm: where the norm comes from.
+        total: where the sum comes from.
+        why: the reason.
+        flops: of a plain weight gradient, for the physical batch.
+        bytes: held between norms and sums, for the physical batch.
+        seconds: measured, or None.
+        expected_seconds: by the cost model.
+    """
+
+    tap: int
+    equation: str
+    leaves: tuple[int, ...]
+    norm: str
+    total: str
+    why: str
+    flops: float
+    bytes: float
+    seconds: float | None
+    expected_seconds: float
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What `ClippedGrad.explain` returns: ``str`` of it is a table.
+
+    Attributes:
+        strategy: the clipping strategy.
+        rows: the physical batch size.
+        taps: one row for each cell; none under ``per_example``, which has no taps.
+    """
+
+    strategy: str
+    rows: int
+    taps: Sequence[TapRow]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the table as plain data."""
+        return {
+            "strategy": self.strategy,
+            "physical_batch_size": self.rows,
+            "taps": [dataclasses.asdict(row) for row in self.taps],
+        }
+
+    def __str__(self) -> str:
+        head = f"strategy {self.strategy}, physical batch of {self.rows}"
+        if not self.taps:
+            return f"{head}: every gradient is formed whole, there are no taps"
+        titles = ["tap", "equation", "norm", "sum", "GFLOP", "MiB", "ms", "why"]
+        lines = [titles, *(_line(row) for row in self.taps)]
+        widths = [max(len(line[n]) for line in lines) for n in range(len(titles))]
+        right = {0, 4, 5, 6}
+        text = [head]
+        for line in lines:
+            text.append(
+                "  ".join(
+                    cell.rjust(width) if n in right else cell.ljust(width)
+                    for n, (cell, width) in enumerate(zip(line, widths, strict=True))
+                ).rstrip()
+            )
+        return "\n".join(text)
+
+
+def _line(row: TapRow) -> list[str]:
+    milliseconds = (
+        f"~{row.expected_seconds * 1e3:.2f}"
+        if row.seconds is None
+        else f"{row.seconds * 1e3:.2f}"
+    )
+    return [
+        str(row.tap),
+        row.equation,
+        row.norm,
+        row.total,
+        f"{row.flops / 1e9:.3f}",
+        f"{row.bytes / 2**20:.2f}",
+        milliseconds,
+        row.why,
+    ]
+
+
+def explain(plan: "Plan") -> Explanation:
+    """Return the table of a plan."""
+    rows = [
+        _row(plan, cell, method)
+        for cell, method in zip(plan.cells, plan.methods, strict=True)
+    ]
+    return Explanation(plan.strategy, plan.rows, tuple(rows))
+
+
+def _row(plan: "Plan", cell: Cell, method: Method) -> TapRow:
+    expected = cost.estimate(cell, method, plan.rows)
+    known = plan.timings.known(cell, method, plan.rows)
+    rules = cell.rules if isinstance(cell, Joint) else [cell.rule]
+    return TapRow(
+        tap=cell.uses[0].tap,
+        equation=cell.rule.describe(),
+        leaves=cell.unit.leaves,
+        norm=method.norm if method.norm in cell.grams() else f"{method.norm} gradients",
+        total="second pass" if plan.second_pass else method.total,
+        why=_reason(plan, cell, method),
+        flops=sum(rule.work(plan.rows).flops for rule in rules),
+        bytes=expected.bytes,
+        seconds=known,
+        expected_seconds=expected.seconds,
+    )
+
+
+def _reason(plan: "Plan", cell: Cell, method: Method) -> str:
+    options = cost.candidates(cell, plan.rows)
+    if isinstance(cell, Joint):
+        return "shared parameters: gradients added before the norm"
+    if len(options) == 1 or cell.rule.name == "general":
+        return "elementwise: the gradient is small" if _small(cell) else "no fast rule"
+    if plan.strategy != "auto":
+        work = cell.rule.work(plan.rows)
+        left, right = 2 * work.positions**2, work.inputs * work.outputs
+        if plan.strategy in ("ghost", "bk"):
+            return "Gram wherever there is one"
+        return f"2T² = {left} {'≤' if left <= right else '>'} K·N = {right}"
+    seconds = {m: plan.timings.estimate(cell, m, plan.rows).seconds for m in options}
+    best = min(seconds, key=lambda m: seconds[m])
+    known = plan.timings.known(cell, method, plan.rows) is not None
+    how = "measured" if known else "expected"
+    if best == method:
+        return f"{how} fastest of {len(options)}"
+    return f"to hold less memory than {best} ({how})"
+
+
+def _small(cell: Cell) -> bool:
+    return cell.unit.anchors[0].aval.size <= 4 * cell.rule.work(1).results
+
+

@@ -1,0 +1,86 @@
+"""From a loss and the shapes of a batch to the plan of its clipping."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from tanager.clipping import choices
+from tanager.clipping.autotune import Timings
+from tanager.clipping.cells import Cell, Method, cells_of
+from tanager.clipping.taps import Program, read_loss
+
+
+MEMORY = {"default": 0.5, "low": 0.1}
+"""What may be held between norms and sums, as a part of what plain SGD holds."""
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """How a loss is clipped at one physical batch size.
+
+    Attributes:
+        program: the loss taken apart.
+        cells: of the program.
+        methods: one for each cell.
+        strategy: the name.
+        rows: B.
+        timings: what is known of this device.
+    """
+
+    program: Program
+    cells: Sequence[Cell]
+    methods: Sequence[Method]
+    strategy: str
+    rows: int
+    timings: Timings
+
+    @property
+    def second_pass(self) -> bool:
+        """Whether sums come from a second backward pass."""
+        return self.strategy in choices.SECOND_PASS
+
+
+def plan_clipping(
+    loss: Callable, params: PyTree, batch: PyTree, strategy: str, memory: str
+) -> Plan:
+    """Trace the loss of one example and choose a method for each cell.
+
+    Args:
+        loss: ``loss(params, example) -> scalar``.
+        params: pytree of float arrays.
+        batch: pytree of arrays with a leading axis of rows.
+        strategy: one of `choices.STRATEGIES` but `per_example`.
+        memory: one of `MEMORY`.
+    """
+    example = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(
+            np.shape(leaf)[1:], jax.numpy.result_type(leaf)
+        ),
+        batch,
+    )
+    program = read_loss(loss, params, example)
+    rows = np.shape(jax.tree.leaves(batch)[0])[0]
+    cells, timings = cells_of(program), Timings()
+    methods = choices.choose(
+        strategy,
+        cells,
+        rows,
+        most_bytes=MEMORY[memory] * rows * _activations(program),
+        estimate=lambda cell, method: timings.estimate(cell, method, rows),
+    )
+    return Plan(program, cells, methods, strategy, rows, timings)
+
+
+def _activations(program: Program) -> float:
+    """Bytes of the values of one example that plain SGD keeps, roughly."""
+    held = {}
+    for tap in program.taps:
+        for number in tap.data:
+            atom = tap.equation.invars[number]
+            held[atom] = atom.aval.size * atom.aval.dtype.itemsize
+        for variable in tap.equation.outvars:
+            held[variable] = variable.aval.size * variable.aval.dtype.itemsize
+    return float(sum(held.values()))
