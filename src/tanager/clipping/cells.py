@@ -130,9 +130,14 @@ def weighted_sum(
         rows = slice(start, start + chunk.shape[0])
         start = rows.stop
         shape = (-1,) + (1,) * (chunk.ndim - 1)
-        scaled = chunk * factors[rows].astype(chunk.dtype).reshape(shape)
-        clean = jnp.where(counted[rows].reshape(shape), scaled, 0)
-        parts.append(clean[0] if chunk.shape[0] == 1 else jnp.sum(clean, axis=0))
+        clean = jnp.where(counted[rows].reshape(shape), chunk, 0)
+        weights = factors[rows].astype(chunk.dtype)
+        if chunk.shape[0] == 1:
+            parts.append(clean[0] * weights[0])
+        else:
+            # A product of matrices: XLA's reduction over a leading axis is slow on CPU.
+            flat = product("b,bn->n", weights, clean.reshape(chunk.shape[0], -1))
+            parts.append(flat.reshape(chunk.shape[1:]))
     return sum(parts[1:], parts[0])
 
 

@@ -13,7 +13,7 @@ from tanager.clipping.cells import Cell, Method, cells_of
 from tanager.clipping.taps import Program, read_loss
 
 
-MEMORY = {"default": 0.5, "low": 0.1}
+MEMORY = {"default": 1.0, "low": 0.1}
 """What may be held between norms and sums, as a part of what plain SGD holds."""
 
 

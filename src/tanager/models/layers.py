@@ -24,6 +24,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from tanager import _validate as validate
 from tanager.clipping.precision import accumulation_dtype
+from tanager.clipping.standardise import standardise
 
 
 Padding = str | tuple[tuple[int, int], tuple[int, int]]
@@ -106,46 +107,6 @@ class Conv(eqx.Module):
     def __call__(self, image: Float[Array, "h w i"]) -> Float[Array, "h2 w2 o"]:
         """Convolve one image."""
         return _convolve(image, self.weight, self.bias, self.stride, self.padding)
-
-
-def standardise(
-    weight: Float[Array, "*fan_in o"],
-    gain: Float[Array, " o"] | None = None,
-    *,
-    eps: float = 1e-8,
-) -> Float[Array, "*fan_in o"]:
-    """Standardise each output unit's weights over its fan-in, differentiably.
-
-    Ŵ = gain · (W − μ) / sqrt(n · (σ² + eps)), with μ and σ² the mean and the (biased)
-    variance over the n weights that feed one output unit. Each unit's weights then sum
-    to 0 and their squares to gain² · σ²/(σ² + eps).
-
-    `eps` is added to the variance, before the product with n. At initialisation
-    σ² ≈ 1/n, so eps changes Ŵ by a relative n · eps / 2: 1e-8 stays below 3e-5 for
-    every convolution of WRN-28-10 (n ≤ 5760).
-
-    Args:
-        weight: the last axis holds the output units, all others are the fan-in.
-        gain: one factor per output unit, 1 where absent.
-        eps: keeps the quotient finite where all of a unit's weights are equal.
-
-    Returns:
-        The standardised weights, in the dtype of `weight`.
-
-    References:
-        De et al. 2022, appendix C.1; with the gain, Brock et al. 2021,
-        "Characterizing signal propagation to close the performance gap in
-        unnormalized ResNets", section 4.
-    """
-    axes = tuple(range(weight.ndim - 1))
-    fan_in = math.prod(weight.shape[:-1])
-    wide = weight.astype(accumulation_dtype(weight.dtype))
-    centred = wide - jnp.mean(wide, axis=axes, keepdims=True)
-    variance = jnp.mean(jnp.square(centred), axis=axes, keepdims=True)
-    factor = lax.rsqrt(fan_in * (variance + eps))
-    if gain is not None:
-        factor = factor * gain.astype(wide.dtype).reshape(factor.shape)
-    return (centred * factor).astype(weight.dtype)
 
 
 class StandardisedConv(eqx.Module):
