@@ -222,8 +222,8 @@ class _Bench:
                 ones = jnp.ones(self._rows, jnp.float32)
                 clean = [one.weighted(ones, ones > 0) for one in at]
                 return list(cell.total(name, clean, leaves).values())
-            squares, gradients = cell.squares(name, at, leaves)
-            if kind == "norm" or gradients is None:
+            squares, gradients = cell.squares(name, at, leaves, keep=kind == "kept")
+            if gradients is None:
                 return squares
             factors = jnp.minimum(1.0, jax.lax.rsqrt(squares))
             by_anchor, by_leaf = cell.total_kept(gradients, factors, factors >= 0)

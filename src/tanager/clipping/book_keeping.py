@@ -60,9 +60,12 @@ def clip(
     squares: list[Array] = []
     kept: list[list[Chunks] | None] = []
     for cell, method in zip(cells, methods, strict=True):
-        square, gradients = cell.squares(method.norm, _at(cell, seen), leaves)
+        keep = method.total == KEPT and not second_pass
+        square, gradients = cell.squares(
+            method.norm, _at(cell, seen), leaves, keep=keep
+        )
         squares.append(square)
-        kept.append(gradients if method.total == KEPT and not second_pass else None)
+        kept.append(gradients)
     norms = jnp.sqrt(_add(squares, mask.shape[0]))
     counted = mask & jnp.isfinite(norms)
     # A zero norm gives the factor 1; `where` and not a product, since 0·NaN is NaN.
@@ -79,13 +82,9 @@ def clip(
     for cell, method, gradients in zip(cells, methods, kept, strict=True):
         if gradients is not None:
             anchors, own = cell.total_kept(gradients, factors, counted)
-        elif method.total != KEPT:
-            anchors, own = cell.total(method.total, _at(cell, clean), leaves), {}
         else:
-            _, gradients = cell.squares(cell.gradients()[0], _at(cell, clean), leaves)
-            assert gradients is not None
-            ones = jnp.ones_like(factors)
-            anchors, own = cell.total_kept(gradients, ones, counted)
+            name = cell.totals()[0] if method.total == KEPT else method.total
+            anchors, own = cell.total(name, _at(cell, clean), leaves), {}
         by_leaf.update(own)
         for anchor, total in anchors.items():
             before = by_anchor.get(anchor)

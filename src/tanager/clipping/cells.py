@@ -19,7 +19,7 @@ from tanager.clipping.convolutions import Convolution
 from tanager.clipping.dots import Dot
 from tanager.clipping.gathers import Gather, takes_rows
 from tanager.clipping.precision import widen
-from tanager.clipping.rules import Chunks, Rule, Seen, floor_of, product
+from tanager.clipping.rules import Chunks, Rule, Seen, floor_of, in_turn, product
 from tanager.clipping.taps import Program, Unit, Use
 
 
@@ -71,9 +71,9 @@ class Cell(abc.ABC):
 
     @abc.abstractmethod
     def squares(
-        self, method: str, seen: Sequence[Seen], leaves: Sequence[Array]
+        self, method: str, seen: Sequence[Seen], leaves: Sequence[Array], *, keep: bool
     ) -> tuple[Float[Array, " b"], list[Chunks] | None]:
-        """Return squared norms, and the gradients if the method forms any."""
+        """Return squared norms, and the gradients if asked to keep them."""
 
     @abc.abstractmethod
     def total(
@@ -184,7 +184,7 @@ class Single(Cell):
         return tuple(self.rule.totals())
 
     def squares(
-        self, method: str, seen: Sequence[Seen], leaves: Sequence[Array]
+        self, method: str, seen: Sequence[Seen], leaves: Sequence[Array], *, keep: bool
     ) -> tuple[Float[Array, " b"], list[Chunks] | None]:
         """See `Cell`."""
         gram = self.rule.grams().get(method)
@@ -192,16 +192,23 @@ class Single(Cell):
             if self._standardised:
                 return self._standardised_gram(gram, seen[0], leaves), None
             return gram(seen[0]) * self._scale**2, None
+        if method == "unrolled" and not keep:
+
+            def one(at: Seen, _: Array | None) -> Array:
+                return self._chunk_squares(self.rule.gradients_by_vmap(at)[0], at)
+
+            return jnp.concatenate(list(in_turn(seen[0], one))), None
         chunks = self.rule.gradients()[method](seen[0])
+        squares = [self._chunk_squares(chunk, seen[0]) for chunk in chunks]
+        return jnp.concatenate(squares), [chunks] if keep else None
+
+    def _chunk_squares(self, chunk: Array, seen: Seen) -> Float[Array, " b"]:
         if not self._standardised:
-            return jnp.concatenate([_squares(chunk) for chunk in chunks]), [chunks]
-        parts = self._parts(seen[0].constants)
-        squares = []
-        for chunk in chunks:
-            square, total, projection = standardise.from_gradient(chunk, parts)
-            scaled = jnp.sum(square * jnp.square(parts.factor)[None], axis=-1)
-            squares.append(self._weight_norms(parts, scaled, total, projection))
-        return jnp.concatenate(squares), [chunks]
+            return _squares(chunk)
+        parts = self._parts(seen.constants)
+        square, total, projection = standardise.from_gradient(chunk, parts)
+        scaled = jnp.sum(square * jnp.square(parts.factor)[None], axis=-1)
+        return self._weight_norms(parts, scaled, total, projection)
 
     def _parts(self, constants: dict) -> standardise.Statistics:
         values = [
@@ -276,11 +283,11 @@ class Joint(Cell):
         return ("vmap",)
 
     def totals(self) -> tuple[str, ...]:
-        """See `Cell`: where every use has a total."""
-        return ("batched",) if all(rule.totals() for rule in self.rules) else ()
+        """See `Cell`."""
+        return ("each its own",)
 
     def squares(
-        self, method: str, seen: Sequence[Seen], leaves: Sequence[Array]
+        self, method: str, seen: Sequence[Seen], leaves: Sequence[Array], *, keep: bool
     ) -> tuple[Float[Array, " b"], list[Chunks] | None]:
         """See `Cell`."""
         anchors: dict[jex.Var, Array] = {}
@@ -297,7 +304,8 @@ class Joint(Cell):
 
             ordered = jax.vmap(back)(ordered)
         squares = [_squares(gradient) for gradient in ordered]
-        return sum(squares[1:], squares[0]), [[gradient] for gradient in ordered]
+        kept = [[gradient] for gradient in ordered] if keep else None
+        return sum(squares[1:], squares[0]), kept
 
     def total(
         self, method: str, seen: Sequence[Seen], leaves: Sequence[Array]
@@ -305,7 +313,7 @@ class Joint(Cell):
         """See `Cell`."""
         anchors: dict[jex.Var, Array] = {}
         for rule, at in zip(self.rules, seen, strict=True):
-            total, anchor = rule.totals()[method](at), rule.use.anchor
+            total, anchor = next(iter(rule.totals().values()))(at), rule.use.anchor
             anchors[anchor] = anchors[anchor] + total if anchor in anchors else total
         return anchors
 

@@ -24,6 +24,7 @@ from tanager.clipping.rules import (
     Seen,
     Work,
     gram_squares,
+    in_turn,
     plain_product,
     product,
 )
@@ -187,6 +188,13 @@ class Convolution(Rule):
             methods["shifts"] = self.gradients_by_shifts
         return methods
 
+    def gradients_unrolled(self, seen: Seen) -> Chunks:
+        """One example after the other, in one program: compile time grows with B."""
+        return [
+            self.gradients_by_vmap(seen.example(number))[0]
+            for number in range(seen.rows)
+        ]
+
     def gradients_by_patches(self, seen: Seen) -> Chunks:
         """One batched product of patches."""
         x, dy = self.operands(seen)
@@ -225,8 +233,13 @@ class Convolution(Rule):
 
     def total_unrolled(self, seen: Seen) -> Array:
         """One example's gradient after the other, added up."""
-        parts = self.gradients_unrolled(seen)
-        return sum((part[0] for part in parts[1:]), parts[0][0])
+
+        def add(at: Seen, total: Array | None) -> Array:
+            gradient = self.gradients_by_vmap(at)[0][0]
+            return gradient if total is None else total + gradient
+
+        *_, total = in_turn(seen, add)
+        return total
 
     def work(self, rows: int) -> Work:
         """See `Rule.work`."""

@@ -42,8 +42,8 @@ _CPU = _Device(
     flops=2e11,
     bandwidth=1e10,
     launch=2e-6,
-    gradients={"vmap": 6.0, "unrolled": 0.8, "patches": 4.0, "shifts": 3.0},
-    totals={"batched": 1.8, "unrolled": 0.9},
+    gradients={"vmap": 20.0, "unrolled": 1.6, "patches": 5.0, "shifts": 4.0},
+    totals={"batched": 1.4, "unrolled": 1.6},
     gram=2.0,
 )
 _ACCELERATOR = _Device(
@@ -54,7 +54,7 @@ _ACCELERATOR = _Device(
     totals={"batched": 1.0, "unrolled": 2.0},
     gram=3.0,
 )
-_DOT = {"vmap": 1.2, "unrolled": 1.2, "batched": 1.5}
+_DOT = {"vmap": 1.2, "batched": 1.5, "transposed": 1.6}
 
 
 def _device() -> _Device:
@@ -101,13 +101,15 @@ def _norm_seconds(rule: Rule, method: str, rows: int, device: _Device) -> float:
     work = rule.work(rows)
     if method in rule.grams():
         return _gram_seconds(work, method, device)
-    factor = (device.gradients if work.pixels else _DOT)[method]
     if rule.name in ("general", "gather"):
         # Elementwise: one pass over dy, one over the gradients.
         return 4.0 * rows * (work.results + work.weights) / device.bandwidth
+    factor = (device.gradients if work.pixels else _DOT)[method]
     moved = 4.0 * rows * work.weights
     if method == "patches":
         moved += 8.0 * rows * work.positions * work.groups * work.inputs
+    if method == "unrolled":
+        factor *= _short(work)
     kernels = rows if method == "unrolled" else work.offsets
     return (
         work.flops * factor / device.flops
@@ -135,7 +137,16 @@ def _gram_seconds(work: Work, method: str, device: _Device) -> float:
 
 def _total_seconds(rule: Rule, method: str, rows: int, device: _Device) -> float:
     work = rule.work(rows)
+    if method not in rule.totals():
+        method = next(iter(rule.totals()))
     if rule.name in ("general", "gather"):
         return 4.0 * rows * work.results / device.bandwidth
     factor = (device.totals if work.pixels else _DOT)[method]
+    if method == "unrolled":
+        factor *= _short(work)
     return work.flops * factor / device.flops
+
+
+def _short(work: Work) -> float:
+    """What a product over the positions of one example loses where they are few."""
+    return 1 + 100 / work.positions

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from tanager.clipping import links
+from tanager.clipping.precision import widen
 from tanager.clipping.rules import (
     Chunks,
     Rule,
@@ -89,11 +90,15 @@ class Dot(Rule):
         """Σ_{t,s} <x_t, x_s>·<dy_t, dy_s>, or ‖x‖²·‖dy‖² for one position."""
         x, dy = self.operands(seen)
         if self.positions == 1:
-            left = product("bgtk,bgtk->bg", x, x)
-            right = product("bgtn,bgtn->bg", dy, dy)
+            left, right = (self._square_lengths(side) for side in (x, dy))
             return guarded(jnp.sum(left * right, axis=1), left, right)
         left = product("bgtk,bgsk->bgts", x, x)
         return gram_squares(left, product("bgtn,bgsn->bgts", dy, dy))
+
+    def _square_lengths(self, side: Float[Array, "b g 1 k"]) -> Float[Array, "b g"]:
+        # Without axes of length 1, for which XLA would copy the array.
+        flat = side.reshape(-1, side.shape[-1])
+        return jnp.sum(jnp.square(widen(flat)), axis=1).reshape(-1, self.groups)
 
     def gradients(self) -> dict[str, Callable[[Seen], Chunks]]:
         """See `Rule.gradients`."""
@@ -107,12 +112,30 @@ class Dot(Rule):
 
     def totals(self) -> dict[str, Callable[[Seen], Array]]:
         """See `Rule.totals`."""
-        return {"batched": self.total}
+        if self.groups > 1:
+            return {"batched": self.total_in_groups}
+        return {"batched": self.total, "transposed": self.total_transposed}
+
+    def total_in_groups(self, seen: Seen) -> Array:
+        """One product for each batched contraction."""
+        return self._at_anchor(
+            plain_product("bgtk,bgtn->gkn", *self.operands(seen))
+        )
 
     def total(self, seen: Seen) -> Array:
         """One product over all positions of all examples."""
+        x, dy = self._flat(seen)
+        return self._at_anchor(plain_product("mk,mn->kn", x, dy)[None])
+
+    def total_transposed(self, seen: Seen) -> Array:
+        """The same with x transposed in memory first, which some devices prefer."""
+        x, dy = self._flat(seen)
+        x = jax.lax.optimization_barrier(x.T)
+        return self._at_anchor(plain_product("km,mn->kn", x, dy)[None])
+
+    def _flat(self, seen: Seen) -> tuple[Array, Array]:
         x, dy = self.operands(seen)
-        return self._at_anchor(plain_product("bgtk,bgtn->gkn", x, dy))
+        return x.reshape(-1, self.inputs), dy.reshape(-1, self.outputs)
 
     def work(self, rows: int) -> Work:
         """See `Rule.work`."""

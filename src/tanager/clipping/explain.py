@@ -1,6 +1,7 @@
 """A table of what is done at each tap, and why."""
 
 import dataclasses
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -55,6 +56,12 @@ class Explanation:
     strategy: str
     rows: int
     taps: Sequence[TapRow]
+
+    @property
+    def fingerprint(self) -> str:
+        """A name for the methods chosen: with another, sums round differently."""
+        chosen = [self.strategy, self.rows, *((r.norm, r.total) for r in self.taps)]
+        return hashlib.blake2b(repr(chosen).encode(), digest_size=8).hexdigest()
 
     def as_json(self) -> dict[str, Any]:
         """Return the table as plain data."""

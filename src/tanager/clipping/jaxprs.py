@@ -18,6 +18,7 @@ from enum import IntEnum
 from typing import Any
 
 import jax
+import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
@@ -40,9 +41,15 @@ class Origin(IntEnum):
 
 
 def is_float(value: Any) -> bool:
-    """Whether an array, a variable or a shape has a floating-point dtype."""
-    aval = getattr(value, "aval", value)
-    return jnp.issubdtype(aval.dtype, jnp.floating)
+    """Whether an array, a variable or a shape is of numbers that gradients have.
+
+    Complex numbers count: parameters are real, but may pass through a transform.
+    """
+    return jnp.issubdtype(_dtype(value), jnp.inexact)
+
+
+def _dtype(value: Any) -> Any:
+    return getattr(value, "aval", value).dtype
 
 
 def evaluate(equation: jex.JaxprEqn, values: Sequence[Any]) -> list[Any]:
@@ -65,9 +72,7 @@ def evaluate(equation: jex.JaxprEqn, values: Sequence[Any]) -> list[Any]:
 
 
 def _debug_info(arguments: int, results: int) -> jex.DebugInfo:
-    return jex.DebugInfo(
-        "tanager", "one equation", ("",) * arguments, ("",) * results
-    )
+    return jex.DebugInfo("tanager", "one equation", ("",) * arguments, ("",) * results)
 
 
 def evaluate_wide(equation: jex.JaxprEqn, values: Sequence[Any]) -> list[Any]:
@@ -76,12 +81,12 @@ def evaluate_wide(equation: jex.JaxprEqn, values: Sequence[Any]) -> list[Any]:
     A derivative taken through it is then float32 too, whatever the precision in which
     the model computes. Calls keep their own precision within.
     """
-    if equation.primitive.name == "convert_element_type" and is_float(values[0]):
-        if jnp.issubdtype(equation.params["new_dtype"], jnp.floating):
-            return [_wide(values[0])]
-    if any(jax.extend.core.jaxprs_in_params(equation.params)):
+    casts = equation.primitive.name == "convert_element_type" and is_float(values[0])
+    if casts and jnp.issubdtype(equation.params["new_dtype"], jnp.floating):
+        return [_wide(values[0])]
+    if any(jex.jaxprs_in_params(equation.params)):
         cast = [
-            jnp.asarray(value, atom.aval.dtype) if is_float(atom) else value
+            jnp.asarray(value, _dtype(atom)) if is_float(atom) else value
             for atom, value in zip(equation.invars, values, strict=True)
         ]
         return [_wide(result) for result in evaluate(equation, cast)]

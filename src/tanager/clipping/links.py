@@ -19,8 +19,6 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from tanager.clipping.jaxprs import is_float
-
 
 class Link(NamedTuple):
     """One step, seen from its result.
@@ -29,11 +27,13 @@ class Link(NamedTuple):
         back: transpose of the step: gradient of the result to gradient of the operand.
         scale: ‖back(g)‖ = scale · ‖g‖; NaN if there is no such number.
         box: entries of the operand that the result holds, as slices; None for all.
+        result: the variable the step makes.
     """
 
     back: Callable[[Array], Array]
     scale: float = 1.0
     box: tuple[slice, ...] | None = None
+    result: jex.Var | None = None
 
 
 def _same(gradient: Array) -> Array:
@@ -43,6 +43,10 @@ def _same(gradient: Array) -> Array:
 def _reshape(equation: jex.JaxprEqn, _: int) -> Link | None:
     if equation.params.get("dimensions") is not None:
         return None
+    return _squeeze(equation, 0)
+
+
+def _squeeze(equation: jex.JaxprEqn, _: int) -> Link:
     shape = _shape(equation)
     return Link(lambda gradient: gradient.reshape(shape))
 
@@ -53,8 +57,9 @@ def _transpose(equation: jex.JaxprEqn, _: int) -> Link:
 
 
 def _convert(equation: jex.JaxprEqn, _: int) -> Link | None:
-    both_float = is_float(equation.invars[0]) and is_float(equation.outvars[0])
-    return Link(_same) if both_float else None
+    avals: list[Any] = [equation.invars[0].aval, equation.outvars[0].aval]
+    real = all(jnp.issubdtype(aval.dtype, jnp.floating) for aval in avals)
+    return Link(_same) if real else None
 
 
 def _copy(equation: jex.JaxprEqn, _: int) -> Link:
@@ -71,7 +76,8 @@ def _reverse(equation: jex.JaxprEqn, _: int) -> Link:
 
 def _broadcast(equation: jex.JaxprEqn, _: int) -> Link:
     shape = _shape(equation)
-    result = equation.outvars[0].aval.shape
+    aval: Any = equation.outvars[0].aval
+    result = aval.shape
     place = dict(zip(equation.params["broadcast_dimensions"], shape, strict=True))
     grown = tuple(a for a, n in enumerate(result) if place.get(a, 1) != n)
 
@@ -81,16 +87,23 @@ def _broadcast(equation: jex.JaxprEqn, _: int) -> Link:
     return Link(back, scale=math.nan if grown else 1.0)
 
 
+def _scaled(factor: float) -> Link:
+    return Link(lambda gradient: gradient * factor, scale=abs(factor))
+
+
 def _times_number(equation: jex.JaxprEqn, _: int) -> Link | None:
     divide = equation.primitive.name == "div"
     for atom, number in (equation.invars, reversed(equation.invars)):
         if isinstance(number, jex.Literal) and not isinstance(atom, jex.Literal):
             if divide and number is not equation.invars[1]:
                 return None
-            factor = 1 / float(number.val) if divide else float(number.val)
+            value = number.val
+            if np.iscomplexobj(value) or (divide and value == 0):
+                return None
+            factor = 1 / float(value) if divide else float(value)
             if not math.isfinite(factor):
                 return None
-            return Link(lambda gradient: gradient * factor, scale=abs(factor))
+            return _scaled(factor)
     return None
 
 
@@ -129,14 +142,13 @@ def _box_link(equation: jex.JaxprEqn, box: tuple[slice, ...]) -> Link:
 
 def _shape(equation: jex.JaxprEqn) -> tuple[int, ...]:
     """Shape of the operand that is not a literal."""
-    atom = next(a for a in equation.invars if not isinstance(a, jex.Literal))
+    atom: Any = next(a for a in equation.invars if not isinstance(a, jex.Literal))
     return atom.aval.shape
 
 
 _LINKS: dict[str, Callable[[jex.JaxprEqn, int], Link | None]] = {
     "reshape": _reshape,
-    "squeeze": _reshape,
-    "expand_dims": _reshape,
+    "squeeze": _squeeze,
     "transpose": _transpose,
     "convert_element_type": _convert,
     "copy": _copy,
@@ -160,7 +172,8 @@ def link(equation: jex.JaxprEqn, result: int) -> Link | None:
     """
     make = _LINKS.get(equation.primitive.name)
     others = [atom for atom in equation.invars if not isinstance(atom, jex.Literal)]
-    return make(equation, result) if make and len(others) == 1 else None
+    step = make(equation, result) if make and len(others) == 1 else None
+    return step and step._replace(result=equation.outvars[result])
 
 
 def back(links: Sequence[Link], gradient: Array) -> Array:
@@ -181,6 +194,8 @@ def disjoint(one: Sequence[Link], other: Sequence[Link]) -> bool:
     Known for chains that begin with the same steps and then slice differently.
     """
     for mine, theirs in zip(one, other, strict=False):
+        if mine.result is theirs.result:
+            continue
         if mine.box is None or theirs.box is None:
             return False
         if mine.box != theirs.box:

@@ -5,7 +5,9 @@ from jaxtyping import Array, DTypeLike
 
 
 def accumulation_dtype(dtype: DTypeLike) -> jnp.dtype:
-    """Return float64 for float64 and float32 for anything narrower."""
+    """Return float64 for float64, float32 for anything narrower; complex stays."""
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        return jnp.dtype(dtype)
     return jnp.dtype(jnp.float64 if dtype == jnp.float64 else jnp.float32)
 
 

@@ -14,8 +14,8 @@ gathers stand in files of their own.
 Everything a rule returns is float32, or float64 where the loss is.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -78,6 +78,26 @@ class Seen:
         )
 
 
+def in_turn(
+    seen: Seen, function: Callable[[Seen, Array | None], Array]
+) -> Iterator[Array]:
+    """Yield ``function(example, previous result)`` of one example after the other.
+
+    Each example waits for the previous result, so that what a result was made of need
+    not be held for all examples at once.
+    """
+    previous: Array | None = None
+    for number in range(seen.rows):
+        at = seen.example(number)
+        if previous is not None:
+            gradients, previous = jax.lax.optimization_barrier(
+                (list(at.gradients), previous)
+            )
+            at = replace(at, gradients=gradients)
+        previous = function(at, previous)
+        yield previous
+
+
 Chunks = list[Array]
 
 
@@ -138,11 +158,15 @@ class Rule:
 
     def gradients(self) -> dict[str, Callable[[Seen], Chunks]]:
         """Return methods for per-example gradients at the anchor."""
-        return {"vmap": self.gradients_by_vmap, "unrolled": self.gradients_unrolled}
+        return {"vmap": self.gradients_by_vmap}
 
     def totals(self) -> dict[str, Callable[[Seen], Array]]:
         """Return methods for the sum over examples at the anchor, dy being scaled."""
-        return {}
+        return {"summed": self.total_by_vmap}
+
+    def total_by_vmap(self, seen: Seen) -> Array:
+        """The gradients of scaled dy, added up: for gradients no larger than dy."""
+        return jnp.sum(self.gradients_by_vmap(seen)[0], axis=0)
 
     def gradients_by_vmap(self, seen: Seen) -> Chunks:
         """All examples at once."""
@@ -151,13 +175,6 @@ class Rule:
             return self.transpose(data, gradients, seen.constants)
 
         return [jax.vmap(one)(seen.data, seen.gradients)]
-
-    def gradients_unrolled(self, seen: Seen) -> Chunks:
-        """One example after the other, in one program: compile time grows with B."""
-        return [
-            self.gradients_by_vmap(seen.example(number))[0]
-            for number in range(seen.rows)
-        ]
 
     def transpose(self, data: Any, gradients: Any, constants: dict) -> Array:
         """Return one example's gradient at the anchor, by autodiff of the equation."""

@@ -60,8 +60,9 @@ def standardise(
 
 def _tanager_standardise(weight: Array, *rest: Array) -> Array:
     *gain, eps = rest
-    scale = statistics(weight, *gain, eps=eps)
-    return (scale.centred * scale.factor).astype(weight.dtype)
+    parts = statistics(weight, *gain, eps=eps)
+    factor = parts.factor.reshape((1,) * (weight.ndim - 1) + parts.factor.shape)
+    return (parts.centred * factor).astype(weight.dtype)
 
 
 _standardise = jax.jit(_tanager_standardise)

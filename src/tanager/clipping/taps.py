@@ -172,9 +172,7 @@ class Program:
             example: leaves of the example.
         """
         values = dict(constants)
-        values.update(
-            zip(self.jaxpr.jaxpr.invars[self.leaves :], example, strict=True)
-        )
+        values.update(zip(self.jaxpr.jaxpr.invars[self.leaves :], example, strict=True))
         kept = []
         for equation in self.body:
             operands = [_read(values, atom) for atom in equation.invars]
@@ -258,8 +256,8 @@ def _refuse(jaxpr: Any) -> None:
         name = equation.primitive.name
         if name in _REFUSED:
             raise ValueError(
-                f"loss uses {name}, which {_REFUSED[name]}, so that the gradient of one "
-                "example is not defined: take it out of the loss"
+                f"loss uses {name}, which {_REFUSED[name]}, so that the gradient of "
+                "one example is not defined: take it out of the loss"
             )
         for inner in jex.jaxprs_in_params(equation.params):
             _refuse(getattr(inner, "jaxpr", inner))
@@ -356,7 +354,7 @@ def _units(uses: list[Use], leaves: Sequence[jex.Var], live: dict) -> list[Unit]
 
 
 def _kind(anchors: tuple[jex.Var, ...], leaves: set[jex.Var], live: dict) -> str:
-    if len(anchors) > 1:
+    if len(anchors) != 1:
         return "general"
     equation = live[anchors[0]]
     if equation is None:
@@ -379,6 +377,8 @@ def _ancestors(variable: jex.Var, live: dict) -> set[jex.Var]:
             found.add(variable)
         else:
             stack.extend(
-                a for a in equation.invars if not isinstance(a, jex.Literal) and a in live
+                a
+                for a in equation.invars
+                if not isinstance(a, jex.Literal) and a in live
             )
     return found

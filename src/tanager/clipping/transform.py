@@ -24,6 +24,7 @@ What the returned function promises, whatever the strategy:
 | ≤ 0, ∞ or NaN | any | refused |
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -137,8 +138,9 @@ class ClippedGrad:
         if shapes in self._tuned:
             return
         trainable, fixed = self._split(params, batch)
-        plan = self._plan(trainable, fixed, batch)
-        Timings().measure(plan.program, plan.cells, plan.rows, report)
+        for start, rows in _pieces(_rows(batch), self.memory):
+            plan = self._plan(trainable, fixed, _take(batch, start, rows))
+            Timings().measure(plan.program, plan.cells, plan.rows, report)
         self._tuned.add(shapes)
 
     def explain(self, params: PyTree, batch: PyTree) -> Explanation:
@@ -155,9 +157,10 @@ class ClippedGrad:
         """
         self.tune(params, batch)
         trainable, fixed = self._split(params, batch)
+        start, rows = _pieces(_rows(batch), self.memory)[0]
         if self.strategy == "per_example":
-            return Explanation(self.strategy, _rows(batch), ())
-        return explain(self._plan(trainable, fixed, batch))
+            return Explanation(self.strategy, rows, ())
+        return explain(self._plan(trainable, fixed, _take(batch, start, rows)))
 
     def _split(self, params: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
         """Return what is trained and what is not, having checked both."""
@@ -173,11 +176,26 @@ class ClippedGrad:
         )
 
     def _plan(self, trainable: PyTree, fixed: PyTree, batch: PyTree) -> Plan:
-        return plan_clipping(
-            self._loss_of(fixed), trainable, batch, self.strategy, self.memory
-        )
+        return plan_clipping(self._loss_of(fixed), trainable, batch, self.strategy)
 
     def _clip(
+        self, trainable: PyTree, fixed: PyTree, batch: PyTree, mask: Bool[Array, " b"]
+    ) -> ClippedGradient:
+        out: ClippedGradient | None = None
+        for start, rows in _pieces(mask.shape[0], self.memory):
+            if out is None:
+                piece = _take((batch, mask), start, rows)
+            else:
+                # Where this piece starts depends on the one before, whose memory it
+                # can then have. XLA on CPU drops barriers before it orders operations.
+                zero = jnp.minimum(jnp.sum(out.norms >= 0, dtype=jnp.int32), 0)
+                piece = _take((batch, mask), start + zero, rows)
+            more = self._clip_piece(trainable, fixed, *piece)
+            out = more if out is None else _join(out, more)
+        assert out is not None
+        return out
+
+    def _clip_piece(
         self, trainable: PyTree, fixed: PyTree, batch: PyTree, mask: Bool[Array, " b"]
     ) -> ClippedGradient:
         if self.strategy == "per_example":
@@ -216,8 +234,8 @@ def clipped_grad(
             clipping (Unlocking paper, equation 4).
         clip_norm: the clipping norm C > 0.
         strategy: how the clipping is computed, never what: one of `STRATEGIES`.
-        memory: how much ``"auto"`` may hold beyond what plain SGD needs:
-            ``"default"``, up to about half as much again; ``"low"``, next to nothing.
+        memory: ``"default"``; ``"low"`` clips each physical batch in two halves, one
+            after the other, for about half the memory.
 
     Returns:
         A function of ``(params, batch, mask)``, usable under `jax.jit`.
@@ -232,6 +250,29 @@ def clipped_grad(
     validate.one_of(STRATEGIES, strategy=strategy)
     validate.one_of(MEMORY, memory=memory)
     return ClippedGrad(loss, float(clip_norm), strategy, memory)
+
+
+def _pieces(rows: int, memory: str) -> list[tuple[int, int]]:
+    """Return where each piece of a physical batch starts and how many rows it has."""
+    count = max(min(MEMORY[memory], rows), 1)
+    edges = [number * rows // count for number in range(count + 1)]
+    return [(start, stop - start) for start, stop in itertools.pairwise(edges)]
+
+
+def _take(tree: PyTree, start: Any, rows: int) -> PyTree:
+    if isinstance(start, int):
+        return jax.tree.map(lambda leaf: leaf[start : start + rows], tree)
+    return jax.tree.map(
+        lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, rows), tree
+    )
+
+
+def _join(one: ClippedGradient, other: ClippedGradient) -> ClippedGradient:
+    return ClippedGradient(
+        jax.tree.map(jnp.add, one.sum, other.sum),
+        jnp.concatenate([one.norms, other.norms]),
+        jnp.concatenate([one.losses, other.losses]),
+    )
 
 
 def _shapes(tree: PyTree) -> Any:

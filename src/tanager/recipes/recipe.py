@@ -78,7 +78,7 @@ class Recipe:
     flip: bool = False
     validation_examples: int = 0
     physical_batch_size: int = 256
-    strategy: str = "per_example"
+    strategy: str = "auto"
     evaluate_every: int = 100
     checkpoint_seconds: float = 60.0
     seed: int | None = None

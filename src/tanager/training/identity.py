@@ -29,8 +29,10 @@ _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 _SAMPLED_EXAMPLES = 1024
 _MAY_CHANGE = {
     "checkpoint_seconds",
+    "clipping",
     "data",
     "evaluate_every",
+    "memory",
     "out",
     "physical_batch_size",
     "strategy",
@@ -44,11 +46,15 @@ def versions() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in names}
 
 
-def environment(physical_batch_size: int, strategy: str) -> dict[str, Any]:
+def environment(physical_batch_size: int, clipping: str) -> dict[str, Any]:
     """Return what may change between start and resume, at the price of lost steps.
 
     The same steps computed in another environment can differ in the last bits; on a
     GPU even in the same one, unless XLA is told otherwise.
+
+    Args:
+        physical_batch_size: rows computed on at once.
+        clipping: fingerprint of the methods that clip, `Explanation.fingerprint`.
     """
     device = jax.devices()[0]
     flags = os.environ.get("XLA_FLAGS", "")
@@ -61,7 +67,7 @@ def environment(physical_batch_size: int, strategy: str) -> dict[str, Any]:
         "xla_flags": flags,
         "deterministic": device.platform != "gpu" or _DETERMINISTIC in flags,
         "physical_batch_size": physical_batch_size,
-        "strategy": strategy,
+        "clipping": clipping,
     }
 
 

@@ -24,7 +24,7 @@ from tanager.training import identity
 from tanager.training.evaluate import Evaluation
 from tanager.training.interrupt import Interrupt
 from tanager.training.metrics import Metrics
-from tanager.training.progress import Clock, TrainingProgress
+from tanager.training.progress import Clock, TrainingProgress, measuring
 from tanager.training.result import TrainResult, hand_over
 from tanager.training.resume import Position, resume
 from tanager.training.run_folder import RunFolder
@@ -46,7 +46,8 @@ def train(
     augmentation_multiplicity: int = 0,
     ema_decay: float = 0.9999,
     physical_batch_size: int = 256,
-    strategy: str = "per_example",
+    strategy: str = "auto",
+    memory: str = "default",
     evaluate: Callable[[PyTree], Evaluation] | None = None,
     evaluate_every: int | None = None,
     checkpoint_seconds: float = 30.0,
@@ -84,7 +85,9 @@ def train(
             the average is the parameters.
         physical_batch_size: examples computed on at once; never changes the result
             but for the order of sums.
-        strategy: how `tanager.clipped_grad` clips.
+        strategy: how `tanager.clipped_grad` clips. ``"auto"`` measures this device
+            first where that pays, once for each model and physical batch size.
+        memory: ``"low"`` clips for less memory, see `tanager.clipped_grad`.
         evaluate: function of parameters, such as `tanager.Classification`; called
             with the parameters and with their average.
         evaluate_every: steps between evaluations; a twentieth of the run by default.
@@ -122,18 +125,22 @@ def train(
             secret,
             clip_norm=clip_norm,
             strategy=strategy,
+            memory=memory,
             augment=augment,
             multiplicity=augmentation_multiplicity,
             ema_decay=ema_decay,
         )
 
-    step_with(Seed.from_os()).check(trained, gather(source, np.zeros(1, np.int64)))
+    one = gather(source, np.zeros(1, np.int64))
+    step_with(Seed.from_os()).check(trained, one)
 
     # 2. The run's folder, its secret, and where it stands: the newest checkpoint, else
     #    the beginning.
     folder = None if out is None else RunFolder(out)
     secret = _secret(seed) if folder is None else folder.seed(seed)
     step = step_with(secret)
+    with measuring(progress) as report:
+        clipping = step.explain(trained, one, physical_batch_size, report)
     config = {
         **(description or {}),
         "mechanism": dataclasses.asdict(mechanism),
@@ -145,6 +152,8 @@ def train(
         "ema_decay": ema_decay,
         "physical_batch_size": physical_batch_size,
         "strategy": strategy,
+        "memory": memory,
+        "clipping": clipping.fingerprint,
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(trained)),
         "versions": identity.versions(),
     }

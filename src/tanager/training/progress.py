@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -59,6 +59,15 @@ class TrainingProgress:
     def say(self, text: str) -> None:
         """Print a line above the bar."""
         self._console.print(text)
+
+
+@contextlib.contextmanager
+def measuring(shown: bool) -> Iterator[Callable[[str], None]]:
+    """Give a function that says what is being measured, while the block runs."""
+    console = Console(stderr=True, quiet=not shown, highlight=False)
+    text = "measuring the fastest clipping on this device, once"
+    with console.status("") as status:
+        yield lambda what: status.update(f"{text}: {what}")
 
 
 class Clock:

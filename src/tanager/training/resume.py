@@ -81,7 +81,7 @@ def resume(
     ledger = Ledger(folder.ledger)
     try:
         surroundings = identity.environment(
-            config["physical_batch_size"], config["strategy"]
+            config["physical_batch_size"], config["clipping"]
         )
         stream = identity.settle(folder, seed, config, prints, surroundings)
         checkpoints = Checkpoints(folder.path / "checkpoints")

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from tanager.clipping import ClippedGrad, clipped_grad
+from tanager.clipping import ClippedGrad, Explanation, clipped_grad
 from tanager.clipping.precision import accumulation_dtype
 from tanager.data import augment as augmentation
 from tanager.keys import derive_keys
@@ -73,6 +73,7 @@ class Step:
         seed: the run's secret.
         clip_norm: C.
         strategy: clipping strategy.
+        memory: of the clipping, see `clipped_grad`.
         augment: ``augment(key, example) -> example``, or None for the example itself.
         multiplicity: K views of each example, averaged before clipping (equation 4);
             0 exactly when `augment` is None.
@@ -90,6 +91,7 @@ class Step:
         *,
         clip_norm: float,
         strategy: str,
+        memory: str = "default",
         augment: Callable | None,
         multiplicity: int,
         ema_decay: float,
@@ -105,6 +107,7 @@ class Step:
             whole_loss if multiplicity == 0 else mean_over_views,
             clip_norm=clip_norm,
             strategy=strategy,
+            memory=memory,
         )
         self.sampler = PoissonSampler(mechanism, examples, seed)
         self.noise = GaussianNoise(mechanism, self.grad_fn.sensitivity, seed)
@@ -131,6 +134,37 @@ class Step:
             jnp.zeros(1, jnp.int32),
             self.augmentation_key(0),
         )
+
+    def explain(
+        self,
+        params: PyTree,
+        batch: PyTree,
+        physical_batch_size: int,
+        report: Callable[[str], None] = lambda _: None,
+    ) -> Explanation:
+        """Return how physical batches of this size are clipped, measured where due.
+
+        Args:
+            params: the trained leaves.
+            batch: at least one example, for its shapes.
+            physical_batch_size: rows of the batches to come.
+            report: told what is being measured.
+        """
+
+        def views(batch: PyTree) -> PyTree:
+            indices = jnp.zeros(physical_batch_size, jnp.int32)
+            rows = jax.tree.map(
+                lambda leaf: jnp.zeros(
+                    (physical_batch_size, *leaf.shape[1:]), leaf.dtype
+                ),
+                batch,
+            )
+            return self.views(rows, indices, self.augmentation_key(0))
+
+        shapes = jax.eval_shape(views, batch)
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        self.grad_fn.tune(params, zeros, report)
+        return self.grad_fn.explain(params, zeros)
 
     def start(self, params: PyTree) -> State:
         """Return the state before the first update."""

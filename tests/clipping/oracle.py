@@ -1,0 +1,192 @@
+"""What clipped gradients must be, found the slow way in float64.
+
+`check` puts one loss through many strategies, and optionally through every method of
+every cell, in one compiled program, and compares sums, norms and losses with explicit
+per-example gradients. Masked rows are NaN throughout.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tanager.clipping import book_keeping, cells, clipped_grad, taps
+from tanager.clipping.cells import KEPT, Cell, Method
+from tanager.clipping.taps import Program
+
+
+ALL = ("per_example", "ghost", "mixed_ghost", "bk", "bk_mixed", "bk_mixopt", "auto")
+FAST = ("ghost", "bk_mixopt")
+QUICK = {"xla_backend_optimization_level": 0}
+"""Programs that run once are compiled in half the time without optimisation."""
+
+TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
+
+
+class Clipped(NamedTuple):
+    """Sum of clipped gradients (as leaves), norms and losses, in float64."""
+
+    sum: list[np.ndarray]
+    norms: np.ndarray
+    losses: np.ndarray
+
+
+def cast(tree: Any, dtype: Any) -> Any:
+    """Return a tree with its float leaves in another dtype."""
+
+    def one(leaf):
+        leaf = jnp.asarray(leaf)
+        return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
+    return jax.tree.map(one, tree)
+
+
+def gradients(loss: Callable, params: Any, batch: Any) -> tuple[Any, np.ndarray]:
+    """Return float64 per-example gradients and losses; call it with x64 enabled."""
+    every = jax.jit(
+        jax.vmap(jax.value_and_grad(loss), in_axes=(None, 0)), compiler_options=QUICK
+    )
+    losses, found = every(cast(params, np.float64), cast(batch, np.float64))
+    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), found), losses
+
+
+def clip(
+    found: Any, losses: Any, mask: np.ndarray, clip_norm: float | None = None
+) -> tuple[Clipped, float]:
+    """Clip and add per-example gradients; the median norm where none is given."""
+    leaves = jax.tree.leaves(found)
+    norms = np.sqrt(sum(np.sum(g.reshape(len(mask), -1) ** 2, 1) for g in leaves))
+    if clip_norm is None:
+        clip_norm = float(np.median(norms[mask])) or 1.0
+    factors = np.where(norms > clip_norm, clip_norm / np.where(norms > 0, norms, 1), 1)
+    factors = factors * mask
+    total = [np.tensordot(factors, g, axes=1) for g in leaves]
+    return Clipped(total, norms * mask, np.asarray(losses) * mask), clip_norm
+
+
+def each_method(all_cells: Sequence[Cell]) -> list[list[Method]]:
+    """Return choices of methods that together use every method of every cell."""
+    options = []
+    for cell in all_cells:
+        totals = cell.totals() or (KEPT,)
+        first = cell.gradients()[0]
+        pairs = [Method(n, totals[i % len(totals)]) for i, n in enumerate(cell.grams())]
+        pairs += [Method(norm, KEPT) for norm in cell.gradients()]
+        covered = {method.total for method in pairs}
+        pairs += [Method(first, total) for total in totals if total not in covered]
+        options.append(pairs)
+    most = max(map(len, options))
+    return [[own[n % len(own)] for own in options] for n in range(most)]
+
+
+def read(loss: Callable, params: Any, batch: Any) -> tuple[Program, list[Cell]]:
+    """Return the program of a loss and its cells."""
+    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
+    program = taps.read_loss(loss, params, example)
+    return program, cells.cells_of(program)
+
+
+def _ways(loss, strategies, methods, clip_norm) -> Callable:
+    """Return a function that clips in every way, for one compilation."""
+
+    def every(params, batch, mask):
+        results: dict[str, Any] = {
+            strategy: clipped_grad(loss, clip_norm=clip_norm, strategy=strategy)(
+                params, batch, mask
+            )
+            for strategy in strategies
+        }
+        if not methods:
+            return results
+        program, own = read(loss, params, batch)
+        for number, choice in enumerate(each_method(own)):
+            total, norms, losses = book_keeping.clip(
+                program,
+                own,
+                choice,
+                params,
+                batch,
+                mask,
+                clip_norm,
+                second_pass=number == 0,
+            )
+            kept = jnp.where(mask, norms, 0), jnp.where(mask, losses, 0)
+            results[str([str(method) for method in choice])] = total, *kept
+        return results
+
+    return jax.jit(every, compiler_options=QUICK)
+
+
+def assert_close(name: str, got: Any, expected: Clipped, tolerance: float) -> None:
+    """Compare sums leaf by leaf, norms and losses example by example."""
+    total, norms, losses = got
+    leaves = jax.tree.leaves(total)
+    assert len(leaves) == len(expected.sum), name
+    largest = max(np.max(np.abs(leaf), initial=0) for leaf in expected.sum)
+    for number, (leaf, right) in enumerate(zip(leaves, expected.sum, strict=True)):
+        error = np.max(np.abs(np.asarray(leaf, np.float64) - right), initial=0)
+        assert error <= tolerance * largest, f"{name}: sum of leaf {number}: {error}"
+    for what, one, other in (
+        ("norms", norms, expected.norms),
+        ("losses", losses, expected.losses),
+    ):
+        np.testing.assert_allclose(
+            np.asarray(one, np.float64),
+            other,
+            rtol=tolerance,
+            atol=tolerance * np.max(np.abs(other), initial=0) * 1e-2,
+            err_msg=f"{name}: {what}",
+        )
+
+
+def check(
+    loss: Callable,
+    params: Any,
+    batch: Any,
+    *,
+    mask: Sequence[bool] | None = None,
+    strategies: Sequence[str] | None = None,
+    methods: bool = False,
+    dtypes: Sequence[str] = ("float64",),
+) -> Clipped:
+    """Compare every way of clipping a loss with the oracle.
+
+    Args:
+        loss: of one example; indifferent to float dtypes.
+        params: pytree of float arrays.
+        batch: pytree of arrays; float leaves are replaced by NaN in masked rows.
+        mask: all but the second row by default.
+        strategies: to try; ghost clipping and book-keeping by default, or none where
+            each method is tried.
+        methods: whether to try every method of every cell too.
+        dtypes: to compute in; the oracle computes in float64.
+    """
+    rows = jax.tree.leaves(batch)[0].shape[0]
+    chosen = np.arange(rows) != 1 if mask is None else np.asarray(mask)
+    with jax.enable_x64(True):
+        found, losses = gradients(loss, params, batch)
+        expected, clip_norm = clip(found, losses, chosen)
+
+        def spoil(leaf):
+            if not jnp.issubdtype(leaf.dtype, jnp.floating):
+                return leaf
+            rows = jnp.asarray(chosen).reshape(-1, *[1] * (leaf.ndim - 1))
+            return jnp.where(rows, leaf, jnp.nan)
+
+        if strategies is None:
+            strategies = () if methods else FAST
+        every = _ways(loss, strategies, methods, clip_norm)
+        for dtype in dtypes:
+            spoilt = jax.tree.map(spoil, cast(batch, dtype))
+            results = every(cast(params, dtype), spoilt, jnp.asarray(chosen))
+            for name, got in results.items():
+                assert_close(f"{dtype} {name}", got, expected, TOLERANCE[dtype])
+    return expected
+
+
+def draw(seed: int, *shapes: Sequence[int], scale: float = 1.0) -> list[Any]:
+    """Return normal float64 arrays."""
+    generator = np.random.default_rng(seed)
+    return [scale * generator.standard_normal(shape) for shape in shapes]

@@ -1,0 +1,243 @@
+"""Measured times: used where known, remembered between runs, never trusted blindly."""
+
+import json
+import os
+from typing import ClassVar
+
+import jax.numpy as jnp
+import pytest
+from oracle import draw, read
+
+from tanager.clipping import autotune, choices, clipped_grad, cost
+from tanager.clipping.autotune import Timings
+
+
+ROWS = 4
+
+
+def loss(w, x):
+    return jnp.sum(jnp.sin(x @ w))
+
+
+def problem():
+    w, x = draw(0, (5, 6), (ROWS, 7, 5))
+    return jnp.asarray(w, jnp.float32), jnp.asarray(x, jnp.float32)
+
+
+def only_cell():
+    (cell,) = read(loss, *problem())[1]
+    return cell
+
+
+class FakeBench:
+    """Seconds by part, instead of measuring."""
+
+    seconds_of: ClassVar[dict[str, float]] = {}
+    asked: ClassVar[list[str]] = []
+
+    def __init__(self, program, cell, rows):
+        pass
+
+    def seconds(self, part):
+        self.asked.append(part)
+        return self.seconds_of.get(part, 1e-3)
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    monkeypatch.setattr(autotune, "_Bench", FakeBench)
+    monkeypatch.setattr(autotune, "WORTH_MEASURING", 0.0)
+    monkeypatch.setattr(autotune, "_HOPELESS", float("inf"))
+    FakeBench.seconds_of, FakeBench.asked = {}, []
+    return FakeBench
+
+
+def measured():
+    program, cells = read(loss, *problem())
+    timings = Timings()
+    timings.measure(program, cells, ROWS)
+    return timings
+
+
+def chosen(timings, most_bytes=1e9):
+    cell = only_cell()
+    (method,) = choices.choose(
+        "auto",
+        [cell],
+        ROWS,
+        most_bytes=most_bytes,
+        estimate=lambda cell, method: timings.estimate(cell, method, ROWS),
+    )
+    return method
+
+
+def all_parts():
+    methods = cost.candidates(only_cell(), ROWS)
+    return {part for method in methods for part in autotune._parts(method)}
+
+
+def test_measurements_overrule_the_cost_model(bench):
+    static = chosen(Timings())
+    for winner in cost.candidates(only_cell(), ROWS):
+        timings = Timings()
+        timings.path.unlink(missing_ok=True)
+        bench.seconds_of = dict.fromkeys(all_parts(), 1.0)
+        bench.seconds_of.update(dict.fromkeys(autotune._parts(winner), 1e-6))
+        assert chosen(measured()) == winner
+    assert any(m != static for m in cost.candidates(only_cell(), ROWS))
+
+
+def test_measurements_are_remembered_by_the_next_instance(bench):
+    bench.seconds_of = {part: 1.0 + n for n, part in enumerate(sorted(all_parts()))}
+    first = measured()
+    assert sorted(bench.asked) == sorted(all_parts())
+    bench.asked.clear()
+    again = measured()
+    assert not bench.asked
+    cell = only_cell()
+    for method in cost.candidates(cell, ROWS):
+        known = again.known(cell, method, ROWS)
+        assert known is not None
+        assert known == first.known(cell, method, ROWS)
+        assert known == again.estimate(cell, method, ROWS).seconds
+        assert known == sum(bench.seconds_of[p] for p in autotune._parts(method))
+
+
+def test_measurements_hold_for_one_batch_size_only(bench):
+    timings = measured()
+    cell = only_cell()
+    (method, *_) = cost.candidates(cell, ROWS)
+    assert timings.known(cell, method, ROWS) is not None
+    assert timings.known(cell, method, ROWS + 1) is None
+    expected = cost.estimate(cell, method, ROWS + 1)
+    assert timings.estimate(cell, method, ROWS + 1) == expected
+
+
+def test_the_faster_method_is_given_up_for_memory(bench):
+    costs = {
+        method: cost.estimate(only_cell(), method, ROWS).bytes
+        for method in cost.candidates(only_cell(), ROWS)
+    }
+    greedy = max(costs, key=lambda method: costs[method])
+    least = min(costs.values())
+    assert costs[greedy] > least
+    bench.seconds_of = dict.fromkeys(all_parts(), 1.0)
+    bench.seconds_of.update(dict.fromkeys(autotune._parts(greedy), 1e-6))
+    timings = measured()
+    assert chosen(timings) == greedy
+    assert costs[chosen(timings, most_bytes=least)] == least
+
+
+DAMAGE = {
+    "empty": lambda held: "",
+    "torn": lambda held: json.dumps(held)[:-9],
+    "not JSON": lambda held: "\x00\x01 timings",
+    "a list": lambda held: "[1, 2]",
+    "null": lambda held: "null",
+    "of another device": lambda held: json.dumps(
+        {**held, "identity": {**held["identity"], "device": "abacus"}}
+    ),
+    "of another version": lambda held: json.dumps(
+        {**held, "identity": {**held["identity"], "tanager": "0.0.0"}}
+    ),
+    "without identity": lambda held: json.dumps({"seconds": held["seconds"]}),
+    "without seconds": lambda held: json.dumps({"identity": held["identity"]}),
+    "seconds of the wrong type": lambda held: json.dumps({**held, "seconds": [1.0]}),
+    "numbers of the wrong type": lambda held: json.dumps(
+        {**held, "seconds": {k: str(v) for k, v in held["seconds"].items()}}
+    ),
+    "impossible numbers": lambda held: json.dumps(
+        {
+            **held,
+            "seconds": {
+                k: [float("nan"), float("inf"), -1.0, 0.0, True][n % 5]
+                for n, k in enumerate(held["seconds"])
+            },
+        }
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_or_foreign_file_is_ignored_and_made_anew(name, bench):
+    timings = measured()
+    path, held = timings.path, json.loads(timings.path.read_text())
+    assert held["seconds"]
+    path.write_text(DAMAGE[name](held))
+    fresh = Timings()
+    cell = only_cell()
+    for method in cost.candidates(cell, ROWS):
+        assert fresh.known(cell, method, ROWS) is None
+        assert fresh.estimate(cell, method, ROWS) == cost.estimate(cell, method, ROWS)
+    measured()
+    assert json.loads(path.read_text()) == held
+
+
+def test_a_file_that_is_not_text_is_ignored(bench):
+    path = measured().path
+    path.write_bytes(b"\xff\xfe\x80")
+    assert Timings().known(only_cell(), chosen(Timings()), ROWS) is None
+
+
+def test_a_folder_that_cannot_be_made_costs_time_alone(bench, tmp_path, monkeypatch):
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    monkeypatch.setenv("TANAGER_CACHE_DIR", str(blocked / "inside"))
+    timings = measured()
+    assert timings.known(only_cell(), chosen(timings), ROWS) is not None
+    assert not timings.path.exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written_costs_time_alone(bench, tmp_path, monkeypatch):
+    folder = tmp_path / "locked"
+    folder.mkdir(mode=0o500)
+    monkeypatch.setenv("TANAGER_CACHE_DIR", str(folder))
+    timings = measured()
+    assert timings.known(only_cell(), chosen(timings), ROWS) is not None
+    assert not list(folder.iterdir())
+
+
+def test_two_processes_writing_keep_both_measurements(bench):
+    one, other = Timings(), Timings()
+    program, cells = read(loss, *problem())
+    one.measure(program, cells, ROWS)
+    other.measure(program, cells, ROWS + 1)
+    both = Timings()
+    (method, *_) = cost.candidates(cells[0], ROWS)
+    assert both.known(cells[0], method, ROWS) is not None
+    assert both.known(cells[0], method, ROWS + 1) is not None
+
+
+def test_the_folder_is_the_users_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("TANAGER_CACHE_DIR", str(tmp_path / "own"))
+    assert autotune.cache_folder() == tmp_path / "own"
+    monkeypatch.delenv("TANAGER_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert autotune.cache_folder() == tmp_path / "xdg" / "tanager"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert autotune.cache_folder() == tmp_path / ".cache" / "tanager"
+
+
+def test_real_measurements_are_taken_and_kept(monkeypatch):
+    monkeypatch.setattr(autotune, "WORTH_MEASURING", 0.0)
+    monkeypatch.setattr(autotune, "_LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(autotune, "_LEAST_RUNS", 1)
+    reports = []
+    grad_fn = clipped_grad(loss, clip_norm=1.0)
+    grad_fn.tune(*problem(), report=reports.append)
+    assert reports
+    (row,) = grad_fn.explain(*problem()).taps
+    assert row.seconds is not None
+    assert 0 < row.seconds < 10
+    assert "measured" in row.why
+    reports.clear()
+    clipped_grad(loss, clip_norm=1.0).tune(*problem(), report=reports.append)
+    assert not reports
+
+
+def test_cells_that_are_too_small_are_not_measured():
+    reports = []
+    clipped_grad(loss, clip_norm=1.0).tune(*problem(), report=reports.append)
+    assert not reports

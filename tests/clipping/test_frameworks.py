@@ -1,0 +1,197 @@
+"""Models as the documentation of each framework writes them, only narrower."""
+
+import functools
+from collections.abc import Sequence
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from oracle import ALL, check, read
+
+from tanager.clipping import clipped_grad
+
+
+ROWS = 3
+STRATEGIES = ("ghost", "bk", "auto")
+
+
+@pytest.fixture(autouse=True)
+def _promotion():
+    """Pooling in Flax divides floats by integers, which our strict setting forbids."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def images(channels_first=False):
+    draw = np.random.default_rng(0).standard_normal
+    shape = (ROWS, 1, 8, 8) if channels_first else (ROWS, 8, 8, 1)
+    return {
+        "image": jnp.asarray(draw(shape), jnp.float32),
+        "label": jnp.arange(ROWS, dtype=jnp.int32),
+    }
+
+
+def cross_entropy(logits, label):
+    return jax.nn.logsumexp(logits) - logits[label]
+
+
+def fast_taps(loss, params, batch):
+    """Names of the rules of all cells that have a Gram norm."""
+    return [cell.rule.name for cell in read(loss, params, batch)[1] if cell.grams()]
+
+
+def test_flax_nnx():
+    # The convolutional network of the MNIST tutorial, without batch normalisation.
+    nnx = pytest.importorskip("flax.nnx")
+
+    class CNN(nnx.Module):
+        def __init__(self, *, rngs):
+            self.conv1 = nnx.Conv(1, 4, kernel_size=(3, 3), rngs=rngs)
+            self.conv2 = nnx.Conv(4, 6, kernel_size=(3, 3), rngs=rngs)
+            self.avg_pool = functools.partial(
+                nnx.avg_pool, window_shape=(2, 2), strides=(2, 2)
+            )
+            self.linear1 = nnx.Linear(24, 16, rngs=rngs)
+            self.linear2 = nnx.Linear(16, 10, rngs=rngs)
+
+        def __call__(self, x):
+            x = self.avg_pool(nnx.relu(self.conv1(x)))
+            x = self.avg_pool(nnx.relu(self.conv2(x)))
+            x = x.reshape(x.shape[0], -1)
+            return self.linear2(nnx.relu(self.linear1(x)))
+
+    graph, params = nnx.split(CNN(rngs=nnx.Rngs(0)), nnx.Param)
+
+    def loss(params, example):
+        logits = nnx.merge(graph, params)(example["image"][None])[0]
+        return cross_entropy(logits, example["label"])
+
+    taps = fast_taps(loss, params, images())
+    assert (taps.count("convolution"), taps.count("dot")) == (2, 2)
+    check(loss, params, images(), strategies=STRATEGIES, dtypes=("float32",))
+    out = clipped_grad(loss, clip_norm=1.0, strategy="bk")(params, images())
+    stepped = jax.tree.map(lambda p, g: p - 0.1 * g, params, out.sum)
+    assert nnx.merge(graph, stepped)(images()["image"]).shape == (ROWS, 10)
+
+
+def test_flax_linen():
+    linen = pytest.importorskip("flax.linen")
+
+    class CNN(linen.Module):
+        """The README's convolutional network."""
+
+        @linen.compact
+        def __call__(self, x):
+            x = linen.relu(linen.Conv(features=4, kernel_size=(3, 3))(x))
+            x = linen.avg_pool(x, window_shape=(2, 2), strides=(2, 2))
+            x = linen.relu(linen.Conv(features=6, kernel_size=(3, 3))(x))
+            x = linen.avg_pool(x, window_shape=(2, 2), strides=(2, 2))
+            x = x.reshape((x.shape[0], -1))
+            x = linen.relu(linen.Dense(features=16)(x))
+            return linen.LayerNorm()(linen.Dense(features=10)(x))
+
+    model = CNN()
+    variables = model.init(jax.random.key(0), images()["image"][:1])
+
+    def loss(variables, example):
+        logits = model.apply(variables, example["image"][None])[0]
+        return cross_entropy(logits, example["label"])
+
+    taps = fast_taps(loss, variables, images())
+    assert (taps.count("convolution"), taps.count("dot")) == (2, 2)
+    check(loss, variables, images(), strategies=STRATEGIES, dtypes=("float32",))
+
+
+def test_flax_linen_perceptron():
+    linen = pytest.importorskip("flax.linen")
+
+    class MLP(linen.Module):
+        """The README's perceptron."""
+
+        features: Sequence[int]
+
+        @linen.compact
+        def __call__(self, x):
+            for feat in self.features[:-1]:
+                x = linen.relu(linen.Dense(feat)(x))
+            return linen.Dense(self.features[-1])(x)
+
+    model = MLP([12, 8, 4])
+    variables = model.init(jax.random.key(0), jnp.ones((1, 64)))
+
+    def loss(variables, example):
+        return cross_entropy(
+            model.apply(variables, example["image"].ravel()), example["label"]
+        )
+
+    assert fast_taps(loss, variables, images()).count("dot") == 3
+    check(loss, variables, images(), strategies=ALL, dtypes=("float32",))
+
+
+def test_haiku():
+    # The README's perceptron.
+    hk = pytest.importorskip("haiku")
+
+    def loss_fn(image, label):
+        mlp = hk.Sequential(
+            [hk.Linear(30), jax.nn.relu, hk.Linear(20), jax.nn.relu, hk.Linear(10)]
+        )
+        return cross_entropy(mlp(image.reshape(1, -1))[0], label)
+
+    transformed = hk.without_apply_rng(hk.transform(loss_fn))
+    batch = images()
+    params = transformed.init(jax.random.key(0), batch["image"][0], batch["label"][0])
+
+    def loss(params, example):
+        return transformed.apply(params, example["image"], example["label"])
+
+    assert fast_taps(loss, params, batch).count("dot") == 3
+    check(loss, params, batch, strategies=ALL, dtypes=("float32",))
+
+
+class CNN(eqx.Module):
+    """The network of Equinox's MNIST example."""
+
+    layers: list
+
+    def __init__(self, key):
+        one, two, three, four = jax.random.split(key, 4)
+        self.layers = [
+            eqx.nn.Conv2d(1, 3, kernel_size=4, key=one),
+            eqx.nn.MaxPool2d(kernel_size=2),
+            jax.nn.relu,
+            jnp.ravel,
+            eqx.nn.Linear(48, 20, key=two),
+            jax.nn.sigmoid,
+            eqx.nn.Linear(20, 12, key=three),
+            jax.nn.relu,
+            eqx.nn.Linear(12, 10, key=four),
+            jax.nn.log_softmax,
+        ]
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_equinox():
+    model = CNN(jax.random.key(0))
+    batch = images(channels_first=True)
+
+    def loss(model, example):
+        return -model(example["image"])[example["label"]]
+
+    arrays, static = eqx.partition(model, eqx.is_inexact_array)
+
+    def loss_of_arrays(arrays, example):
+        return loss(eqx.combine(arrays, static), example)
+
+    taps = fast_taps(loss_of_arrays, arrays, batch)
+    assert (taps.count("convolution"), taps.count("dot")) == (1, 3)
+    check(loss_of_arrays, arrays, batch, strategies=STRATEGIES, dtypes=("float32",))
+    out = clipped_grad(loss, clip_norm=1.0, strategy="bk")(model, batch)
+    stepped = eqx.apply_updates(model, jax.tree.map(lambda g: -0.1 * g, out.sum))
+    assert stepped(batch["image"][0]).shape == (10,)

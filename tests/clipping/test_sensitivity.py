@@ -1,0 +1,303 @@
+"""Adversarial examples: no one example moves the sum by more than its share.
+
+The bound is C for adding, masking or spoiling an example and 2C for replacing one,
+times 1.03: a norm found as a difference of large numbers may be too small by what
+`tanager.clipping.rules.floor_of` leaves, about 2 %, and sums round.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from oracle import ALL, QUICK, cast, draw
+
+from tanager.clipping import clipped_grad
+from tanager.clipping.standardise import standardise
+
+
+C = 0.5
+SLACK = 1.03
+ROWS = 4
+LAST = ROWS - 1
+strategies = pytest.mark.parametrize("strategy", ALL)
+
+
+def network(params, example):
+    """A standardised grouped convolution, norm, a product over positions, a head."""
+    kernel = standardise(params["kernel"], params["gain"])
+    image = example["image"]
+    y = lax.conv_general_dilated(
+        image[None],
+        kernel,
+        (1, 1),
+        "SAME",
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        feature_group_count=2,
+    )[0]
+    y = jax.nn.relu(y + params["bias"][None, None]).reshape(16, 6)
+    hidden = y @ params["mix"] + params["place"]
+    hidden = hidden + params["table"][example["word"]][None]
+    out = jnp.mean(jnp.tanh(hidden), axis=0) @ params["head"]
+    return jnp.sum((out - example["target"]) ** 2)
+
+
+@functools.cache
+def problem():
+    generator = np.random.default_rng(0)
+    shapes = {
+        "kernel": (3, 3, 2, 6),
+        "gain": (6,),
+        "bias": (6,),
+        "mix": (6, 5),
+        "place": (16, 5),
+        "table": (4, 5),
+        "head": (5, 2),
+    }
+    params = {k: generator.standard_normal(s) for k, s in shapes.items()}
+    batch = {
+        "image": 0.5 * generator.standard_normal((ROWS, 4, 4, 4)),
+        "target": generator.standard_normal((ROWS, 2)),
+        "word": np.arange(ROWS, dtype=np.int32),
+    }
+    return cast(params, "float32"), cast(batch, "float32")
+
+
+@functools.cache
+def compiled(loss, strategy, clip_norm=C):
+    grad_fn = clipped_grad(loss, clip_norm=clip_norm, strategy=strategy)
+    return jax.jit(grad_fn, compiler_options=QUICK)
+
+
+def distance(one, two):
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True)
+    squares = [
+        np.sum((np.asarray(a, np.float64) - np.asarray(b, np.float64)) ** 2)
+        for a, b in pairs
+    ]
+    return float(np.sqrt(sum(squares)))
+
+
+def last_row(batch, **values):
+    def spoil(leaf, value):
+        return jnp.asarray(leaf).at[LAST].set(value)
+
+    return {**batch, **{k: spoil(batch[k], value) for k, value in values.items()}}
+
+
+def mixed_scales(shape, exponents, seed=1):
+    generator = np.random.default_rng(seed)
+    sizes = 10.0 ** generator.choice(exponents, shape)
+    return sizes * generator.choice([-1, 1], shape)
+
+
+def exactly(strategy):
+    """How much other rows may change: vmap(grad) may round them in another order."""
+    return 1e-6 if strategy == "per_example" else 0.0
+
+
+IMAGE = (4, 4, 4)
+POISON = {
+    "nan": {"image": np.nan},
+    "one nan": {"image": np.where(np.arange(64).reshape(IMAGE) == 7, np.nan, 0.1)},
+    "infinite": {"image": np.inf},
+    "minus infinite": {"image": -np.inf},
+    "infinite target": {"target": np.inf},
+    "nan target": {"target": np.nan},
+    "huge": {"image": 1e30},
+    "largest": {"image": 3e38},
+    "huge target": {"target": 1e30},
+    "squares overflow": {"image": 3e19, "target": 1e10},
+    "tiny": {"image": 1e-30, "target": 1e-30},
+    "mixed scales": {"image": mixed_scales(IMAGE, [-30, -20, 0, 18, 30])},
+    "mixed moderate scales": {"image": mixed_scales(IMAGE, [-12, -3, 0, 3, 9])},
+    "large and tiny": {"image": 1e18, "target": 1e-18},
+}
+
+
+@strategies
+def test_no_example_moves_the_sum_by_more_than_its_share(strategy):
+    params, batch = problem()
+    grad_fn = compiled(network, strategy)
+    everyone = jnp.ones(ROWS, bool)
+    others = everyone.at[LAST].set(False)
+    without = grad_fn(params, batch, others)
+    with_it = grad_fn(params, batch, everyone)
+    assert 0.9 * C < distance(with_it.sum, without.sum) <= SLACK * C
+    for name, values in POISON.items():
+        spoilt = last_row(batch, **values)
+        out = grad_fn(params, spoilt, everyone)
+        added = distance(out.sum, without.sum)
+        assert added <= SLACK * C, (name, added)
+        assert distance(out.sum, with_it.sum) <= 2 * SLACK * C, name
+        if not np.isfinite(out.norms[LAST]):
+            assert added <= exactly(strategy), name
+        np.testing.assert_allclose(
+            out.norms[:LAST],
+            with_it.norms[:LAST],
+            rtol=exactly(strategy),
+            err_msg=name,
+        )
+        masked = grad_fn(params, spoilt, others)
+        assert distance(masked.sum, without.sum) <= exactly(strategy), name
+        assert masked.norms[LAST] == masked.losses[LAST] == 0, name
+
+
+@strategies
+@pytest.mark.parametrize("number", range(ROWS))
+def test_each_row_can_be_the_one(strategy, number):
+    params, batch = problem()
+    grad_fn = compiled(network, strategy)
+    everyone = jnp.ones(ROWS, bool)
+    without = grad_fn(params, batch, everyone.at[number].set(False)).sum
+    spoilt = {**batch, "image": batch["image"].at[number].set(jnp.nan)}
+    assert distance(grad_fn(params, batch, everyone).sum, without) <= SLACK * C
+    spoilt = grad_fn(params, spoilt, everyone).sum
+    assert distance(spoilt, without) <= exactly(strategy)
+
+
+@strategies
+def test_a_batch_of_nothing_but_padding_gives_exact_zeros(strategy):
+    params, batch = problem()
+    for value in (np.nan, np.inf, 0.0):
+        spoilt = {**batch, "image": jnp.full_like(batch["image"], value)}
+        out = compiled(network, strategy)(params, spoilt, jnp.zeros(ROWS, bool))
+        assert all(not np.any(leaf) for leaf in jax.tree.leaves(out))
+
+
+def exact_contribution(loss, params, example):
+    """Norm of one example's gradient, in float64."""
+    with jax.enable_x64(True):
+        found = jax.grad(loss)(cast(params, np.float64), cast(example, np.float64))
+        return np.sqrt(
+            sum(np.sum(np.asarray(g, np.float64) ** 2) for g in jax.tree.leaves(found))
+        )
+
+
+def product_loss(w, example):
+    # dy is given, so that x and dy can be chosen at will.
+    return jnp.sum((example["x"] @ w) * example["dy"])
+
+
+def kernel_loss(w, example):
+    y = lax.conv_general_dilated(
+        example["x"][None],
+        w,
+        (1,),
+        "VALID",
+        dimension_numbers=("NWC", "WIO", "NWC"),
+    )[0]
+    # An even number of positions and no padding, so that signs cancel everywhere.
+    return jnp.sum(y * example["dy"][: T - 2])
+
+
+def own_standardised_loss(w, example):
+    return kernel_loss(standardise(w, eps=1e-8), example)
+
+
+def table_loss(table, example):
+    return jnp.sum(table[example["rows"]] * example["dy"])
+
+
+def fixed_table_loss(table, example):
+    # No example chooses the rows, so that they are taken before data is met.
+    return jnp.sum(table[jnp.zeros(T, jnp.int32)] * example["dy"])
+
+
+T = 8
+LOSSES = {
+    "product": (product_loss, (4, 4)),
+    "kernel": (kernel_loss, (3, 4, 4)),
+    "standardised": (own_standardised_loss, (3, 4, 4)),
+    "table": (table_loss, (3, 4)),
+    "fixed table": (fixed_table_loss, (3, 4)),
+}
+
+
+PLAIN = 16  # The first pair of `cancelling` in which nothing goes wrong.
+
+
+def cancelling(seed):
+    """x and dy of examples whose gradient is small against what it is made of."""
+    generator = np.random.default_rng(seed)
+    sign = np.where(np.arange(T) % 2 == 0, 1.0, -1.0)[:, None]
+    constant = generator.standard_normal((1, 4))
+    small = generator.standard_normal((T, 4))
+    same = np.repeat(generator.standard_normal((1, 4)), T, axis=0)
+    for size in (1e2, 1e4, 1e6, 1e8):
+        # Positions ±M with equal dy: the gradient is what `small` leaves of it.
+        yield size * sign * constant + small, same
+        yield size * sign * constant + small, 1e-3 * same
+        # Constant over the fan-in: standardisation takes nearly all of it away.
+        yield np.full((T, 4), size) + small, same
+        yield small, size * sign * same + small
+    yield small, small[::-1]
+    # Overflow of one side's squares and underflow of the other's.
+    yield 1e20 * small, 1e-22 * same
+    yield 1e-25 * small, 1e25 * same
+    yield 1e30 * small, 1e-30 * same
+    yield 1e12 * small, 1e-12 * small
+    yield 1e19 * sign * constant, 1e-19 * same
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_cancellation_overflow_and_underflow_in_norms(name):
+    loss, shape = LOSSES[name]
+    w = jnp.asarray(draw(3, shape)[0] + 0.1, jnp.float32)
+    pairs = [pair for seed in range(3) for pair in cancelling(seed)]
+    batch = {
+        "x": jnp.asarray(np.stack([x for x, _ in pairs]), jnp.float32),
+        "dy": jnp.asarray(np.stack([dy for _, dy in pairs]), jnp.float32),
+        "rows": jnp.ones((len(pairs), T), jnp.int32),
+    }
+    rows = len(pairs)
+    exact = [
+        exact_contribution(loss, w, jax.tree.map(lambda leaf, n=n: leaf[n], batch))
+        for n in range(rows)
+    ]
+
+    def alone(w, example):
+        # Every example by itself, by every strategy, in one program.
+        rows = jax.tree.map(lambda leaf: leaf[None], example)
+        return {
+            strategy: clipped_grad(loss, clip_norm=C, strategy=strategy)(w, rows)
+            for strategy in ALL
+        }
+
+    found = jax.jit(
+        lambda w, batch: lax.map(lambda example: alone(w, example), batch),
+        compiler_options=QUICK,
+    )(w, batch)
+    too_far = {}
+    for strategy, out in found.items():
+        total = np.asarray(out.sum, np.float64).reshape(rows, -1)
+        sizes = np.linalg.norm(total, axis=1)
+        assert np.all(np.isfinite(sizes))
+        if np.max(sizes) > SLACK * C:
+            worst = int(np.argmax(sizes))
+            too_far[strategy] = worst, sizes[worst], exact[worst], out.norms[worst]
+    assert not too_far
+    # Norms of examples in which nothing cancels, over- or underflows are right.
+    for out in found.values():
+        np.testing.assert_allclose(out.norms[PLAIN, 0], exact[PLAIN], rtol=1e-4)
+
+
+def test_shared_parameters_that_nearly_cancel():
+    # The same matrix meets x and −x + δ: only cross terms make the gradient small.
+    w, x, small = draw(4, (4, 4), (6, 4), (6, 4))
+    batch = {"x": 1e3 * x, "other": -1e3 * x + small}
+
+    def loss(w, example):
+        return jnp.sum(example["x"] @ w) + jnp.sum(example["other"] @ w)
+
+    w, batch = cast((w, batch), "float32")
+    for strategy in ALL:
+        out = compiled(loss, strategy)(w, batch)
+        singles = [
+            compiled(loss, strategy)(w, batch, jnp.arange(6) == n).sum for n in range(6)
+        ]
+        assert max(np.linalg.norm(s) for s in singles) <= SLACK * C
+        exact = 2 * np.linalg.norm(small, axis=1)
+        np.testing.assert_allclose(out.norms, exact, rtol=1e-3)
