@@ -83,6 +83,7 @@ def each_method(all_cells: Sequence[Cell]) -> list[list[Method]]:
 
 def read(loss: Callable, params: Any, batch: Any) -> tuple[Program, list[Cell]]:
     """Return the program of a loss and its cells."""
+    params, batch = jax.tree.map(jnp.asarray, (params, batch))
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
     program = taps.read_loss(loss, params, example)
     return program, cells.cells_of(program)

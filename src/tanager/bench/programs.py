@@ -14,6 +14,8 @@ from tanager.clipping import STRATEGIES
 
 
 SGD = "sgd"
+AUTO_LOW = "auto:low"
+"""The strategy ``"auto"`` with ``memory="low"``."""
 
 
 class Program:
@@ -98,7 +100,7 @@ def training(workload: Workload, name: str) -> Program:
 
 def training_names() -> tuple[str, ...]:
     """Return the names that `training` knows."""
-    return SGD, *STRATEGIES
+    return SGD, *STRATEGIES, AUTO_LOW
 
 
 def sgd(workload: Workload) -> Program:
@@ -122,11 +124,16 @@ def clipped(workload: Workload, strategy: str) -> Program:
     """One physical batch of private training: clipped gradients, added up.
 
     The very function of `tanager.training.step.Step`, donated accumulator included.
+    Given real arrays, ``"auto"`` measures what it does not know of this device yet.
     """
-    step = workload.step(strategy)
+    name, _, memory = strategy.partition(":")
+    step = workload.step(name, memory or "default")
 
     def start(params, batch):
-        rows = jax.tree.leaves(batch)[0].shape[0]
+        first = jax.tree.leaves(batch)[0]
+        rows = first.shape[0]
+        if not isinstance(first, jax.core.Tracer):
+            step.grad_fn.tune(params, batch)
         indices = jnp.arange(rows, dtype=jnp.int32)
         return step.zero(params), (params, batch, indices, step.augmentation_key(0))
 

@@ -105,11 +105,11 @@ class Workload:
             "label": jax.ShapeDtypeStruct(axes, jnp.int32),
         }
 
-    def step(self, strategy: str) -> Step:
+    def step(self, strategy: str, memory: str = "default") -> Step:
         """Return the step of private training, as `tanager train` runs it.
 
         Raises:
-            ValueError: there is no such strategy.
+            ValueError: there is no such strategy or memory.
         """
         return Step(
             _loss,
@@ -120,6 +120,7 @@ class Workload:
             Seed.from_int(_SEED),
             clip_norm=self.clip_norm,
             strategy=strategy,
+            memory=memory,
             augment=None,
             multiplicity=0 if self.views == 1 else self.views,
             ema_decay=0.999,

@@ -55,7 +55,7 @@ def standardise(
         unnormalized ResNets", section 4.
     """
     operands = (weight,) if gain is None else (weight, gain)
-    return _standardise(*operands, jnp.float32(eps))
+    return _standardise(*operands, jnp.asarray(eps, accumulation_dtype(weight.dtype)))
 
 
 def _tanager_standardise(weight: Array, *rest: Array) -> Array:
