@@ -10,6 +10,7 @@ from tanager._version import __version__ as __version__
 
 
 if TYPE_CHECKING:
+    from tanager.clipping.explain import Explanation as Explanation
     from tanager.clipping.transform import ClippedGrad as ClippedGrad
     from tanager.clipping.transform import ClippedGradient as ClippedGradient
     from tanager.clipping.transform import clipped_grad as clipped_grad
@@ -37,6 +38,7 @@ _HOMES = {
     "ClippedGrad": "clipping.transform",
     "ClippedGradient": "clipping.transform",
     "Evaluation": "training.evaluate",
+    "Explanation": "clipping.explain",
     "GaussianNoise": "noise",
     "Ledger": "privacy.ledger",
     "Mechanism": "privacy.mechanism",
@@ -59,6 +61,7 @@ __all__ = [
     "ClippedGrad",
     "ClippedGradient",
     "Evaluation",
+    "Explanation",
     "GaussianNoise",
     "Ledger",
     "Mechanism",

@@ -128,7 +128,9 @@ def test_a_poisoned_example_contributes_at_most_c(strategy, poison):
     assert np.isfinite(length(out.sum))
     assert distance(out.sum, clean.sum) <= C * (1 + 1e-5)
     if not np.isfinite(poison):
-        assert distance(out.sum, clean.sum) == 0
+        # per_example computes the others one by one then, which rounds differently.
+        rounding = 1e-6 if strategy == "per_example" else 0
+        assert distance(out.sum, clean.sum) <= rounding
 
 
 @strategies

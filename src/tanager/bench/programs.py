@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.core import Tracer
 from jaxtyping import Array, Bool, PyTree
 
 from tanager.bench.workload import Workload
@@ -132,7 +133,7 @@ def clipped(workload: Workload, strategy: str) -> Program:
     def start(params, batch):
         first = jax.tree.leaves(batch)[0]
         rows = first.shape[0]
-        if not isinstance(first, jax.core.Tracer):
+        if not isinstance(first, Tracer):
             step.grad_fn.tune(params, batch)
         indices = jnp.arange(rows, dtype=jnp.int32)
         return step.zero(params), (params, batch, indices, step.augmentation_key(0))

@@ -6,6 +6,7 @@ what: a file that is missing, damaged or of another device is ignored and made a
 """
 
 import hashlib
+import importlib.metadata
 import json
 import math
 import os
@@ -25,7 +26,7 @@ from tanager import _files as files
 from tanager._version import __version__
 from tanager.clipping import cost
 from tanager.clipping.cells import KEPT, Cell, Method
-from tanager.clipping.jaxprs import is_float
+from tanager.clipping.jaxprs import aval, is_float
 from tanager.clipping.rules import Seen
 from tanager.clipping.taps import Program, float_results
 
@@ -57,7 +58,7 @@ def _identity() -> dict[str, Any]:
         "device": device.device_kind,
         "cores": os.cpu_count(),
         "jax": jax.__version__,
-        "jaxlib": jax.lib.__version__,
+        "jaxlib": importlib.metadata.version("jaxlib"),
         "tanager": __version__,
     }
 
@@ -65,11 +66,12 @@ def _identity() -> dict[str, Any]:
 def _signature(cell: Cell, rows: int) -> str:
     """Text that two cells share exactly when they cost the same."""
     parts: list[Any] = [type(cell).__name__, cell.unit.kind, rows]
-    parts.append(jax.config.jax_default_matmul_precision)
+    config: Any = jax.config
+    parts.append(config.jax_default_matmul_precision)
     for use in cell.uses:
         equation = cell.program.taps[use.tap].equation
         parts += [equation.primitive.name, use.position, len(use.links)]
-        parts += [(atom.aval.shape, str(atom.aval.dtype)) for atom in equation.invars]
+        parts += [(aval(atom).shape, str(aval(atom).dtype)) for atom in equation.invars]
         parts += sorted((key, str(value)) for key, value in equation.params.items())
     return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()
 
@@ -190,7 +192,7 @@ class _Bench:
     def __init__(self, program: Program, cell: Cell, rows: int):
         draw = np.random.default_rng(0)
         self._program, self._cell, self._rows = program, cell, rows
-        self._leaves = [_random(draw, v.aval) for v in program.parameters]
+        self._leaves = [_random(draw, aval(v)) for v in program.parameters]
         constants = program.evaluate_prologue(self._leaves)
         read = {
             atom
@@ -205,10 +207,10 @@ class _Bench:
     def _random_seen(self, draw: np.random.Generator, number: int) -> tuple:
         tap = self._program.taps[number]
         data = [
-            _random(draw, tap.equation.invars[n].aval, self._rows) for n in tap.data
+            _random(draw, aval(tap.equation.invars[n]), self._rows) for n in tap.data
         ]
-        results = [_random(draw, v.aval, self._rows) for v in tap.equation.outvars]
-        gradients = [_random(draw, v.aval, self._rows) for v in float_results(tap)]
+        results = [_random(draw, aval(v), self._rows) for v in tap.equation.outvars]
+        gradients = [_random(draw, aval(v), self._rows) for v in float_results(tap)]
         return data, results, gradients
 
     def seconds(self, part: str) -> float:
@@ -217,7 +219,7 @@ class _Bench:
         cell, leaves, constants = self._cell, self._leaves, self._all
 
         def work(seen):
-            at = [Seen(*arrays, constants) for arrays in seen]
+            at = [Seen(data, y, dy, constants) for data, y, dy in seen]
             if kind == "total":
                 ones = jnp.ones(self._rows, jnp.float32)
                 clean = [one.weighted(ones, ones > 0) for one in at]

@@ -7,7 +7,8 @@
     back through the prologue                once, not per example
 
 With ``second_pass`` the sums come from a second backward pass of Σ c_i·loss_i, so that
-nothing but the norms has to be kept from the first (ghost clipping).
+nothing but the norms has to be kept from the first (ghost clipping), save the gradients
+of elementwise taps and shared parameters, which are formed for their norms anyway.
 
 References:
     Goodfellow 2015, arXiv:1510.01799 (norms from x and dy); Li et al. 2022,
@@ -24,6 +25,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
 from tanager.clipping.cells import KEPT, Cell, Method
+from tanager.clipping.jaxprs import aval
 from tanager.clipping.precision import accumulation_dtype, widen
 from tanager.clipping.rules import Chunks, Seen
 from tanager.clipping.taps import Program, float_results
@@ -60,7 +62,7 @@ def clip(
     squares: list[Array] = []
     kept: list[list[Chunks] | None] = []
     for cell, method in zip(cells, methods, strict=True):
-        keep = method.total == KEPT and not second_pass
+        keep = method.total == KEPT
         square, gradients = cell.squares(
             method.norm, _at(cell, seen), leaves, keep=keep
         )
@@ -83,8 +85,8 @@ def clip(
         if gradients is not None:
             anchors, own = cell.total_kept(gradients, factors, counted)
         else:
-            name = cell.totals()[0] if method.total == KEPT else method.total
-            anchors, own = cell.total(name, _at(cell, clean), leaves), {}
+            anchors = cell.total(method.total, _at(cell, clean), leaves)
+            own = {}
         by_leaf.update(own)
         for anchor, total in anchors.items():
             before = by_anchor.get(anchor)
@@ -105,7 +107,7 @@ def _forward(
     The pull-back takes one cotangent for each loss and gives dy of each tap.
     """
     zeros = [
-        [jnp.zeros(v.aval.shape, v.aval.dtype) for v in float_results(tap)]
+        [jnp.zeros(aval(v).shape, aval(v).dtype) for v in float_results(tap)]
         for tap in program.taps
     ]
     rows = batch[0].shape[0]
@@ -151,7 +153,9 @@ def _pull_back(
 ) -> None:
     """Add to `by_leaf` what the anchors' gradients are at the leaves."""
     for unit in program.units:
-        gradients = [by_anchor[anchor] for anchor in unit.anchors if anchor in by_anchor]
+        gradients = [
+            by_anchor[anchor] for anchor in unit.anchors if anchor in by_anchor
+        ]
         if not gradients:
             continue
         if unit.kind == "leaf":

@@ -6,6 +6,7 @@ the gradients of all uses must be added before a norm can be taken.
 """
 
 import abc
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from tanager.clipping import links, standardise
 from tanager.clipping.convolutions import Convolution
 from tanager.clipping.dots import Dot
 from tanager.clipping.gathers import Gather, takes_rows
+from tanager.clipping.jaxprs import aval
 from tanager.clipping.precision import widen
 from tanager.clipping.rules import Chunks, Rule, Seen, floor_of, in_turn, product
 from tanager.clipping.taps import Program, Unit, Use
@@ -65,9 +67,9 @@ class Cell(abc.ABC):
     def gradients(self) -> tuple[str, ...]:
         """Names of the norm methods that form per-example gradients."""
 
-    @abc.abstractmethod
     def totals(self) -> tuple[str, ...]:
         """Names of the total methods that form no per-example gradients."""
+        return ()
 
     @abc.abstractmethod
     def squares(
@@ -75,11 +77,14 @@ class Cell(abc.ABC):
     ) -> tuple[Float[Array, " b"], list[Chunks] | None]:
         """Return squared norms, and the gradients if asked to keep them."""
 
-    @abc.abstractmethod
     def total(
         self, method: str, seen: Sequence[Seen], leaves: Sequence[Array]
     ) -> dict[jex.Var, Array]:
-        """Return Σ g_i by anchor, dy being scaled and cleaned (`Seen.weighted`)."""
+        """Return Σ g_i by anchor, dy being scaled and cleaned (`Seen.weighted`).
+
+        Asked of cells with totals only.
+        """
+        raise NotImplementedError(method)
 
     @abc.abstractmethod
     def total_kept(
@@ -93,6 +98,8 @@ def rule_for(program: Program, use: Use) -> Rule:
     tap = program.taps[use.tap]
     name = tap.equation.primitive.name
     kind: type[Rule] = Rule
+    if jnp.issubdtype(aval(tap.equation.outvars[0]).dtype, jnp.complexfloating):
+        return kind(tap, use)
     if name == "dot_general":
         kind = Dot
     elif name == "conv_general_dilated" and use.position == 1:
@@ -124,7 +131,7 @@ def _separable(uses: Sequence[Use]) -> bool:
 def weighted_sum(
     chunks: Chunks, factors: Float[Array, " b"], counted: Bool[Array, " b"]
 ) -> Array:
-    """Return Σ_i c_i·g_i of chunked gradients; rows that do not count add exact zeros."""
+    """Return Σ_i c_i·g_i of chunked gradients, exact zeros for rows not counted."""
     parts, start = [], 0
     for chunk in chunks:
         rows = slice(start, start + chunk.shape[0])
@@ -161,19 +168,23 @@ class Single(Cell):
                 for equation in program.prologue
                 if unit.anchors[0] in equation.outvars
             )
-            shape = unit.anchors[0].aval.shape
-            self._fan_in = unit.anchors[0].aval.size // shape[-1]
+            shape = aval(unit.anchors[0]).shape
+            self._fan_in = aval(unit.anchors[0]).size // shape[-1]
 
     def grams(self) -> tuple[str, ...]:
         """See `Cell`."""
-        if self._scale != self._scale:
-            return ()
-        if self._standardised:
-            rule = self.rule
-            plain = isinstance(rule, Convolution) and links.identical(rule.use.links)
-            if not (plain and rule.outputs_last):
-                return ()
-        return tuple(self.rule.grams())
+        return tuple(self.rule.grams()) if self._plain() else ()
+
+    def _plain(self) -> bool:
+        """Whether norms can be told from (x, dy) without forming gradients."""
+        if math.isnan(self._scale):
+            return False
+        rule = self.rule
+        return not self._standardised or (
+            isinstance(rule, Convolution)
+            and rule.outputs_last
+            and links.identical(rule.use.links)
+        )
 
     def gradients(self) -> tuple[str, ...]:
         """See `Cell`."""
@@ -181,7 +192,7 @@ class Single(Cell):
 
     def totals(self) -> tuple[str, ...]:
         """See `Cell`."""
-        return tuple(self.rule.totals())
+        return tuple(self.rule.totals()) if self._plain() else ()
 
     def squares(
         self, method: str, seen: Sequence[Seen], leaves: Sequence[Array], *, keep: bool
@@ -192,15 +203,29 @@ class Single(Cell):
             if self._standardised:
                 return self._standardised_gram(gram, seen[0], leaves), None
             return gram(seen[0]) * self._scale**2, None
-        if method == "unrolled" and not keep:
+        if keep:
+            chunks = self.rule.gradients()[method](seen[0])
+            squares = [self._chunk_squares(chunk, seen[0]) for chunk in chunks]
+            return jnp.concatenate(squares), [chunks]
+        if method == "unrolled":
 
             def one(at: Seen, _: Array | None) -> Array:
                 return self._chunk_squares(self.rule.gradients_by_vmap(at)[0], at)
 
-            return jnp.concatenate(list(in_turn(seen[0], one))), None
-        chunks = self.rule.gradients()[method](seen[0])
-        squares = [self._chunk_squares(chunk, seen[0]) for chunk in chunks]
-        return jnp.concatenate(squares), [chunks] if keep else None
+            squares = list(in_turn(seen[0], one))
+        else:
+            chunks = self.rule.gradients()[method](seen[0])
+            squares = [self._chunk_squares(chunk, seen[0]) for chunk in chunks]
+        # The sum will be formed anew from (x, c·dy): its rounding must not exceed C.
+        terms = self._terms(seen[0])
+        floor = floor_of(terms.dtype) * terms
+        return jnp.maximum(jnp.concatenate(squares), floor), None
+
+    def _terms(self, seen: Seen) -> Float[Array, " b"]:
+        if self._standardised:
+            assert isinstance(self.rule, Convolution)
+            seen = self.rule.scaled_outputs(seen, self._parts(seen.constants).factor)
+        return self.rule.terms(seen) * self._scale**2
 
     def _chunk_squares(self, chunk: Array, seen: Seen) -> Float[Array, " b"]:
         if not self._standardised:
@@ -282,10 +307,6 @@ class Joint(Cell):
         """See `Cell`."""
         return ("vmap",)
 
-    def totals(self) -> tuple[str, ...]:
-        """See `Cell`."""
-        return ("each its own",)
-
     def squares(
         self, method: str, seen: Sequence[Seen], leaves: Sequence[Array], *, keep: bool
     ) -> tuple[Float[Array, " b"], list[Chunks] | None]:
@@ -307,20 +328,9 @@ class Joint(Cell):
         kept = [[gradient] for gradient in ordered] if keep else None
         return sum(squares[1:], squares[0]), kept
 
-    def total(
-        self, method: str, seen: Sequence[Seen], leaves: Sequence[Array]
-    ) -> dict[jex.Var, Array]:
-        """See `Cell`."""
-        anchors: dict[jex.Var, Array] = {}
-        for rule, at in zip(self.rules, seen, strict=True):
-            total, anchor = next(iter(rule.totals().values()))(at), rule.use.anchor
-            anchors[anchor] = anchors[anchor] + total if anchor in anchors else total
-        return anchors
-
     def total_kept(
         self, kept: list[Chunks], factors: Array, counted: Array
     ) -> tuple[dict[jex.Var, Array], dict[int, Array]]:
         """See `Cell`."""
         totals = [weighted_sum(chunks, factors, counted) for chunks in kept]
         return {}, dict(zip(self.unit.leaves, totals, strict=True))
-

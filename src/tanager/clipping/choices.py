@@ -6,9 +6,10 @@
 | mixed_ghost | Gram where 2T² ≤ K·N, else gradients | a second backward pass |
 | bk | Gram wherever there is one | from (x, dy) of the one backward pass |
 | bk_mixed | Gram where 2T² ≤ K·N, else gradients | from (x, dy) |
-| bk_mixopt | Gram where 2T² ≤ K·N, else gradients | from the gradients, where there are |
+| bk_mixopt | Gram where 2T² ≤ K·N, else gradients | from the gradients, or (x, dy) |
 | auto | what is fastest within the memory | what is fastest within the memory |
 
+Elementwise taps and shared parameters always form gradients and keep them for the sum.
 T positions, K inputs at each, N outputs (Bu et al. 2022, arXiv:2205.10683, section 4;
 Rodriguez Beltran et al., section 2.2, for the names).
 """

@@ -9,6 +9,7 @@ a kernel of k offsets it costs a k-th of the multiplications.
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from tanager.clipping import jaxprs, links
+from tanager.clipping.jaxprs import aval
 from tanager.clipping.precision import widen
 from tanager.clipping.rules import (
     Chunks,
@@ -43,8 +45,8 @@ class Convolution(Rule):
         super().__init__(tap, use)
         params = tap.equation.params
         numbers = params["dimension_numbers"]
-        image, kernel = (atom.aval.shape for atom in tap.equation.invars)
-        result = tap.equation.outvars[0].aval.shape
+        image, kernel = (aval(atom).shape for atom in tap.equation.invars)
+        result = aval(tap.equation.outvars[0]).shape
         self._image_order = (numbers.lhs_spec[0], *numbers.lhs_spec[2:])
         self._image_order += (numbers.lhs_spec[1],)
         self._result_order = (numbers.out_spec[0], *numbers.out_spec[2:])
@@ -102,11 +104,14 @@ class Convolution(Rule):
     ) -> tuple[Float[Array, "b t g"], Float[Array, "b t g f"]]:
         """Return the sum of each patch, and dy."""
         x, dy = self.operands(seen)
-        sums = jnp.sum(widen(x), axis=-1)
+        return self._over_patches(jnp.sum(widen(x), axis=-1)), widen(dy)
+
+    def _over_patches(self, pixels: Array) -> Float[Array, "b t g"]:
+        """Add up one number for each pixel and group over each patch."""
         whole = (slice(None), slice(None))
-        parts = [sums[(*whole, *window)] for window in self._windows()]
+        parts = [pixels[(*whole, *window)] for window in self._windows()]
         total = sum(parts[1:], parts[0])
-        return total.reshape(x.shape[0], self.positions, self.groups), widen(dy)
+        return total.reshape(pixels.shape[0], self.positions, self.groups)
 
     def apply(self, seen: Seen, kernel: Array) -> Array:
         """Return the equation's result for all examples with another kernel."""
@@ -137,7 +142,7 @@ class Convolution(Rule):
 
     def _pixels(self) -> int:
         size = self.images
-        shape = self.tap.equation.invars[0].aval.shape
+        shape = aval(self.tap.equation.invars[0]).shape
         for axis, (low, high, spread) in zip(
             self._image_order[1:-1], self._padding, strict=True
         ):
@@ -220,13 +225,24 @@ class Convolution(Rule):
         gradient = jnp.transpose(gradient.reshape(shape), (0, *(order + 1)))
         return jax.vmap(lambda one: links.back(self.use.links, one))(gradient)
 
+    def terms(self, seen: Seen) -> Float[Array, " b"]:
+        """See `Rule.terms`."""
+        x, dy = self.operands(seen)
+        left = self._over_patches(jnp.sum(jnp.square(widen(x)), axis=-1))
+        right = jnp.sum(jnp.square(widen(dy)), axis=-1)
+        lengths = jnp.sqrt(left) * jnp.sqrt(right)
+        return jnp.sum(jnp.square(jnp.sum(lengths, axis=1)), axis=1)
+
     def totals(self) -> dict[str, Callable[[Seen], Array]]:
-        """See `Rule.totals`."""
+        """See `Rule.totals`; none where batch groups are used."""
+        if self.batch_groups > 1:
+            return {}
         return {"batched": self.total_batched, "unrolled": self.total_unrolled}
 
     def total_batched(self, seen: Seen) -> Array:
         """The weight gradient of one convolution over all examples."""
-        kernel = widen(jnp.asarray(seen.constants[self.tap.equation.invars[1]]))
+        place: Any = self.tap.equation.invars[1]
+        kernel = widen(jnp.asarray(seen.constants[place]))
         values, pull = jax.vjp(lambda kernel: self.apply(seen, kernel), kernel)
         gradient = pull(seen.gradients[0].astype(values.dtype))[0]
         return links.back(self.use.links, gradient)
@@ -249,7 +265,7 @@ class Convolution(Rule):
             self.positions,
             self.offsets * self.inputs,
             self.outputs // self.groups,
-            self.tap.equation.invars[0].aval.size,
+            aval(self.tap.equation.invars[0]).size,
             self.positions * self.outputs,
             self._pixels(),
             self.offsets,

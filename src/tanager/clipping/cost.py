@@ -10,6 +10,7 @@ from typing import NamedTuple
 import jax
 
 from tanager.clipping.cells import KEPT, Cell, Joint, Method
+from tanager.clipping.jaxprs import aval
 from tanager.clipping.rules import Rule, Work
 
 
@@ -80,7 +81,7 @@ def estimate(cell: Cell, method: Method, rows: int) -> Cost:
     rules = cell.rules if isinstance(cell, Joint) else [cell.rule]
     device = _device()
     seconds = sum(_norm_seconds(rule, method.norm, rows, device) for rule in rules)
-    weights = 4.0 * rows * sum(anchor.aval.size for anchor in cell.unit.anchors)
+    weights = 4.0 * rows * sum(aval(anchor).size for anchor in cell.unit.anchors)
     held = sum(_held(rule, rows) for rule in rules)
     if method.total != KEPT:
         seconds += sum(
@@ -93,7 +94,7 @@ def estimate(cell: Cell, method: Method, rows: int) -> Cost:
 def _held(rule: Rule, rows: int) -> float:
     """Bytes of x and dy of all examples."""
     invars, outvars = rule.tap.equation.invars, rule.tap.equation.outvars
-    avals = [invars[n].aval for n in rule.tap.data] + [v.aval for v in outvars]
+    avals = [aval(invars[n]) for n in rule.tap.data] + [aval(v) for v in outvars]
     return float(rows * sum(aval.size * aval.dtype.itemsize for aval in avals))
 
 
@@ -137,8 +138,6 @@ def _gram_seconds(work: Work, method: str, device: _Device) -> float:
 
 def _total_seconds(rule: Rule, method: str, rows: int, device: _Device) -> float:
     work = rule.work(rows)
-    if method not in rule.totals():
-        method = next(iter(rule.totals()))
     if rule.name in ("general", "gather"):
         return 4.0 * rows * work.results / device.bandwidth
     factor = (device.totals if work.pixels else _DOT)[method]

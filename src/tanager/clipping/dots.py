@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from tanager.clipping import links
+from tanager.clipping.jaxprs import aval
 from tanager.clipping.precision import widen
 from tanager.clipping.rules import (
     Chunks,
@@ -52,10 +53,10 @@ class Dot(Rule):
         contracted, batch = equation.params["dimension_numbers"]
         self._on_right = use.position == 1
         sides = [
-            _axes(len(atom.aval.shape), batch[side], contracted[side])
+            _axes(len(aval(atom).shape), batch[side], contracted[side])
             for side, atom in enumerate(equation.invars)
         ]
-        self._shapes = [atom.aval.shape for atom in equation.invars]
+        self._shapes = [aval(atom).shape for atom in equation.invars]
         self._x, self._w = sides if self._on_right else sides[::-1]
         self._w_shape = self._shapes[use.position]
         x_shape = self._shapes[1 - use.position]
@@ -79,7 +80,7 @@ class Dot(Rule):
     def _at_anchor(self, gradient: Float[Array, "g k n"]) -> Array:
         order = (*self._w.batch, *self._w.contracted, *self._w.free)
         shape = [self._w_shape[axis] for axis in order]
-        gradient = jnp.transpose(gradient.reshape(shape), np.argsort(order))
+        gradient = jnp.transpose(gradient.reshape(shape), list(np.argsort(order)))
         return links.back(self.use.links, gradient)
 
     def grams(self) -> dict[str, Callable[[Seen], Float[Array, " b"]]]:
@@ -100,6 +101,14 @@ class Dot(Rule):
         flat = side.reshape(-1, side.shape[-1])
         return jnp.sum(jnp.square(widen(flat)), axis=1).reshape(-1, self.groups)
 
+    def terms(self, seen: Seen) -> Float[Array, " b"]:
+        """See `Rule.terms`."""
+        left, right = (
+            jnp.sum(jnp.square(widen(side)), axis=-1) for side in self.operands(seen)
+        )
+        lengths = jnp.sqrt(left) * jnp.sqrt(right)
+        return jnp.sum(jnp.square(jnp.sum(lengths, axis=2)), axis=1)
+
     def gradients(self) -> dict[str, Callable[[Seen], Chunks]]:
         """See `Rule.gradients`."""
         return {"vmap": self.gradients_by_vmap}
@@ -118,9 +127,7 @@ class Dot(Rule):
 
     def total_in_groups(self, seen: Seen) -> Array:
         """One product for each batched contraction."""
-        return self._at_anchor(
-            plain_product("bgtk,bgtn->gkn", *self.operands(seen))
-        )
+        return self._at_anchor(plain_product("bgtk,bgtn->gkn", *self.operands(seen)))
 
     def total(self, seen: Seen) -> Array:
         """One product over all positions of all examples."""

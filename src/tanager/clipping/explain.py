@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tanager.clipping import cost
-from tanager.clipping.cells import Cell, Joint, Method
+from tanager.clipping.cells import KEPT, Cell, Joint, Method
+from tanager.clipping.jaxprs import aval
 
 
 if TYPE_CHECKING:
@@ -75,11 +76,16 @@ class Explanation:
         head = f"strategy {self.strategy}, physical batch of {self.rows}"
         if not self.taps:
             return f"{head}: every gradient is formed whole, there are no taps"
-        titles = ["tap", "equation", "norm", "sum", "GFLOP", "MiB", "ms", "why"]
-        lines = [titles, *(_line(row) for row in self.taps)]
+        titles = ["taps", "equation", "norm", "sum", "GFLOP", "MiB", "ms", "why"]
+        alike: dict[tuple[str, ...], list[int]] = {}
+        for row in self.taps:
+            alike.setdefault(tuple(_line(row)), []).append(row.tap)
+        lines = [titles, *([_numbers(taps), *line] for line, taps in alike.items())]
         widths = [max(len(line[n]) for line in lines) for n in range(len(titles))]
-        right = {0, 4, 5, 6}
-        text = [head]
+        right = {4, 5, 6}
+        text = [
+            head + ("" if len(lines) > len(self.taps) else "; figures are of one tap")
+        ]
         for line in lines:
             text.append(
                 "  ".join(
@@ -97,7 +103,6 @@ def _line(row: TapRow) -> list[str]:
         else f"{row.seconds * 1e3:.2f}"
     )
     return [
-        str(row.tap),
         row.equation,
         row.norm,
         row.total,
@@ -106,6 +111,12 @@ def _line(row: TapRow) -> list[str]:
         milliseconds,
         row.why,
     ]
+
+
+def _numbers(taps: Sequence[int]) -> str:
+    if len(taps) <= 3:
+        return ", ".join(map(str, taps))
+    return f"{taps[0]}, {taps[1]}, … {taps[-1]} ({len(taps)})"
 
 
 def explain(plan: "Plan") -> Explanation:
@@ -126,13 +137,17 @@ def _row(plan: "Plan", cell: Cell, method: Method) -> TapRow:
         equation=cell.rule.describe(),
         leaves=cell.unit.leaves,
         norm=method.norm if method.norm in cell.grams() else f"{method.norm} gradients",
-        total="second pass" if plan.second_pass else method.total,
+        total=_total(plan, method),
         why=_reason(plan, cell, method),
         flops=sum(rule.work(plan.rows).flops for rule in rules),
         bytes=expected.bytes,
         seconds=known,
         expected_seconds=expected.seconds,
     )
+
+
+def _total(plan: "Plan", method: Method) -> str:
+    return "second pass" if plan.second_pass and method.total != KEPT else method.total
 
 
 def _reason(plan: "Plan", cell: Cell, method: Method) -> str:
@@ -157,6 +172,4 @@ def _reason(plan: "Plan", cell: Cell, method: Method) -> str:
 
 
 def _small(cell: Cell) -> bool:
-    return cell.unit.anchors[0].aval.size <= 4 * cell.rule.work(1).results
-
-
+    return aval(cell.unit.anchors[0]).size <= 4 * cell.rule.work(1).results

@@ -9,13 +9,14 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from tanager.clipping import links
+from tanager.clipping.jaxprs import aval
 from tanager.clipping.precision import widen
 from tanager.clipping.rules import Rule, Seen, Work, gram_squares, product
 
 
 def takes_rows(equation: jex.JaxprEqn) -> bool:
     """Whether a gather takes whole rows of its first axis, as ``table[i]`` does."""
-    numbers, table = equation.params["dimension_numbers"], equation.invars[0].aval
+    numbers, table = equation.params["dimension_numbers"], aval(equation.invars[0])
     rest = tuple(table.shape[1:])
     return (
         tuple(equation.params["slice_sizes"]) == (1, *rest)
@@ -33,9 +34,9 @@ class Gather(Rule):
     def __init__(self, tap, use):
         super().__init__(tap, use)
         equation = tap.equation
-        self._table = equation.invars[0].aval.shape
+        self._table = aval(equation.invars[0]).shape
         offsets = equation.params["dimension_numbers"].offset_dims
-        rank = len(equation.outvars[0].aval.shape)
+        rank = len(aval(equation.outvars[0]).shape)
         where = tuple(axis for axis in range(rank) if axis not in offsets)
         self._order = (*where, *offsets)
         self._clip = equation.params["mode"] == lax.GatherScatterMode.CLIP
@@ -67,6 +68,12 @@ class Gather(Rule):
             same.astype(dy.dtype), product("btd,bsd->bts", dy, dy)[:, None]
         )
 
+    def terms(self, seen: Seen) -> Float[Array, " b"]:
+        """See `Rule.terms`."""
+        _, _, dy = self.operands(seen)
+        lengths = jnp.sqrt(jnp.sum(jnp.square(dy), axis=-1))
+        return jnp.square(jnp.sum(lengths, axis=-1))
+
     def totals(self) -> dict[str, Callable[[Seen], Array]]:
         """See `Rule.totals`."""
         return {"batched": self.total}
@@ -83,6 +90,6 @@ class Gather(Rule):
     def work(self, rows: int) -> Work:
         """See `Rule.work`."""
         width = math.prod(self._table[1:])
-        positions = self.tap.equation.outvars[0].aval.size // max(width, 1)
+        positions = aval(self.tap.equation.outvars[0]).size // max(width, 1)
         results = positions * width
         return Work(rows, 1, positions, self._table[0], width, positions, results)

@@ -40,6 +40,11 @@ class Origin(IntEnum):
     DATA = 2
 
 
+def aval(atom: Any) -> Any:
+    """Return the shape and dtype of a variable or literal."""
+    return atom.aval
+
+
 def is_float(value: Any) -> bool:
     """Whether an array, a variable or a shape is of numbers that gradients have.
 

@@ -19,6 +19,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
+from tanager.clipping.jaxprs import aval
+
 
 class Link(NamedTuple):
     """One step, seen from its result.
@@ -57,7 +59,7 @@ def _transpose(equation: jex.JaxprEqn, _: int) -> Link:
 
 
 def _convert(equation: jex.JaxprEqn, _: int) -> Link | None:
-    avals: list[Any] = [equation.invars[0].aval, equation.outvars[0].aval]
+    avals: list[Any] = [aval(equation.invars[0]), aval(equation.outvars[0])]
     real = all(jnp.issubdtype(aval.dtype, jnp.floating) for aval in avals)
     return Link(_same) if real else None
 
@@ -76,8 +78,7 @@ def _reverse(equation: jex.JaxprEqn, _: int) -> Link:
 
 def _broadcast(equation: jex.JaxprEqn, _: int) -> Link:
     shape = _shape(equation)
-    aval: Any = equation.outvars[0].aval
-    result = aval.shape
+    result = aval(equation.outvars[0]).shape
     place = dict(zip(equation.params["broadcast_dimensions"], shape, strict=True))
     grown = tuple(a for a, n in enumerate(result) if place.get(a, 1) != n)
 
@@ -143,7 +144,7 @@ def _box_link(equation: jex.JaxprEqn, box: tuple[slice, ...]) -> Link:
 def _shape(equation: jex.JaxprEqn) -> tuple[int, ...]:
     """Shape of the operand that is not a literal."""
     atom: Any = next(a for a in equation.invars if not isinstance(a, jex.Literal))
-    return atom.aval.shape
+    return aval(atom).shape
 
 
 _LINKS: dict[str, Callable[[jex.JaxprEqn, int], Link | None]] = {

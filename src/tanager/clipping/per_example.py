@@ -25,10 +25,20 @@ def per_example(
         mask: which rows are examples; the others contribute exact zeros.
         clip_norm: the clipping norm C.
     """
-    value_and_grad = jax.vmap(jax.value_and_grad(loss), in_axes=(None, 0))
-    losses, gradients = value_and_grad(params, batch)
-    gradients = jax.tree.map(widen, gradients)
-    norms = _norms(gradients, mask.shape[0])
+    value_and_grad = jax.value_and_grad(loss)
+
+    def found(losses, gradients):
+        gradients = jax.tree.map(widen, gradients)
+        return losses, gradients, _norms(gradients, mask.shape[0])
+
+    together = found(*jax.vmap(value_and_grad, in_axes=(None, 0))(params, batch))
+    # XLA may compute a batch of small convolutions as one large one with zeros between,
+    # and 0·NaN is NaN: with such a row, every example is computed for itself.
+    losses, gradients, norms = jax.lax.cond(
+        jnp.all(jnp.isfinite(together[2])),
+        lambda: together,
+        lambda: found(*jax.lax.map(lambda one: value_and_grad(params, one), batch)),
+    )
     counted = mask & jnp.isfinite(norms)
     # A zero norm gives the factor 1; `where` and not a product, since 0·NaN is NaN.
     factors = jnp.minimum(1.0, clip_norm / jnp.where(norms > 0, norms, clip_norm))

@@ -10,6 +10,7 @@ from jaxtyping import PyTree
 from tanager.clipping import choices
 from tanager.clipping.autotune import Timings
 from tanager.clipping.cells import Cell, Method, cells_of
+from tanager.clipping.jaxprs import aval
 from tanager.clipping.taps import Program, read_loss
 
 
@@ -47,9 +48,7 @@ class Plan:
         return self.strategy in choices.SECOND_PASS
 
 
-def plan_clipping(
-    loss: Callable, params: PyTree, batch: PyTree, strategy: str
-) -> Plan:
+def plan_clipping(loss: Callable, params: PyTree, batch: PyTree, strategy: str) -> Plan:
     """Trace the loss of one example and choose a method for each cell.
 
     Args:
@@ -83,7 +82,7 @@ def _activations(program: Program) -> float:
     for tap in program.taps:
         for number in tap.data:
             atom = tap.equation.invars[number]
-            held[atom] = atom.aval.size * atom.aval.dtype.itemsize
+            held[atom] = aval(atom).size * aval(atom).dtype.itemsize
         for variable in tap.equation.outvars:
-            held[variable] = variable.aval.size * variable.aval.dtype.itemsize
+            held[variable] = aval(variable).size * aval(variable).dtype.itemsize
     return float(sum(held.values()))

@@ -14,6 +14,7 @@ gathers stand in files of their own.
 Everything a rule returns is float32, or float64 where the loss is.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,6 +25,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from tanager.clipping import jaxprs, links
+from tanager.clipping.jaxprs import aval
 from tanager.clipping.precision import accumulation_dtype, widen
 from tanager.clipping.taps import Tap, Use, float_results
 
@@ -48,6 +50,15 @@ class Seen:
     def rows(self) -> int:
         """B."""
         return self.gradients[0].shape[0]
+
+    def finite(self) -> Array:
+        """Return which rows hold finite numbers only."""
+        rows = [
+            jnp.all(jnp.isfinite(x.reshape(x.shape[0], -1)), axis=1)
+            for x in (*self.data, *self.gradients)
+            if jaxprs.is_float(x)
+        ]
+        return functools.reduce(jnp.logical_and, rows)
 
     def example(self, number: int) -> "Seen":
         """Return one example, with a leading axis of 1."""
@@ -162,11 +173,14 @@ class Rule:
 
     def totals(self) -> dict[str, Callable[[Seen], Array]]:
         """Return methods for the sum over examples at the anchor, dy being scaled."""
-        return {"summed": self.total_by_vmap}
+        return {}
 
-    def total_by_vmap(self, seen: Seen) -> Array:
-        """The gradients of scaled dy, added up: for gradients no larger than dy."""
-        return jnp.sum(self.gradients_by_vmap(seen)[0], axis=0)
+    def terms(self, seen: Seen) -> Float[Array, " b"]:
+        """Return (Σ_t ‖x_t‖·‖dy_t‖)²: no squared norm is larger, rounding is in scale.
+
+        Asked of rules with totals only.
+        """
+        raise NotImplementedError(self.name)
 
     def gradients_by_vmap(self, seen: Seen) -> Chunks:
         """All examples at once."""
@@ -174,7 +188,23 @@ class Rule:
         def one(data, gradients):
             return self.transpose(data, gradients, seen.constants)
 
-        return [jax.vmap(one)(seen.data, seen.gradients)]
+        # XLA may compute a batch of small convolutions as one large one with zeros
+        # between, and 0·NaN is NaN: a row that is not finite must not meet the others.
+        equation = self.tap.equation
+        if equation.primitive.name == "conv_general_dilated":
+            finite = seen.finite()
+            clean = seen.weighted(jnp.ones(seen.rows, jnp.float32), finite)
+            gradients = jax.vmap(one)(clean.data, clean.gradients)
+            shape = (-1,) + (1,) * (gradients.ndim - 1)
+            return [jnp.where(finite.reshape(shape), gradients, jnp.nan)]
+        gradients = jax.vmap(one)(seen.data, seen.gradients)
+        if any(jex.jaxprs_in_params(equation.params)):
+            gradients = jax.lax.cond(
+                jnp.all(jnp.isfinite(gradients)),
+                lambda: gradients,
+                lambda: jax.lax.map(lambda at: one(*at), (seen.data, seen.gradients)),
+            )
+        return [gradients]
 
     def transpose(self, data: Any, gradients: Any, constants: dict) -> Array:
         """Return one example's gradient at the anchor, by autodiff of the equation."""
@@ -205,14 +235,14 @@ class Rule:
 
     def work(self, rows: int) -> "Work":
         """Return the size of the job, for the cost model."""
-        results = sum(v.aval.size for v in float_results(self.tap))
-        inputs = sum(self.tap.equation.invars[n].aval.size for n in self.tap.data)
-        return Work(rows, 1, results, 1, self.use.anchor.aval.size, inputs, results)
+        results = sum(aval(v).size for v in float_results(self.tap))
+        inputs = sum(aval(self.tap.equation.invars[n]).size for n in self.tap.data)
+        return Work(rows, 1, results, 1, aval(self.use.anchor).size, inputs, results)
 
     def describe(self) -> str:
         """Return the equation in short: primitive and shapes of one example."""
-        shapes = [_short(atom.aval) for atom in self.tap.equation.invars]
-        results = [_short(v.aval) for v in self.tap.equation.outvars]
+        shapes = [_short(aval(atom)) for atom in self.tap.equation.invars]
+        results = [_short(aval(v)) for v in self.tap.equation.outvars]
         name = self.tap.equation.primitive.name
         return f"{name} {' '.join(shapes)} → {' '.join(results)}"
 

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from tanager.clipping.jaxprs import aval
 from tanager.clipping.precision import accumulation_dtype, widen
 
 
@@ -102,7 +103,7 @@ def recognised(equation: jex.JaxprEqn) -> bool:
     """Whether an equation is a call of `standardise`, by its name and by its body."""
     if equation.params.get("name") != _tanager_standardise.__name__:
         return False
-    avals = tuple((atom.aval.shape, atom.aval.dtype) for atom in equation.invars)
+    avals = tuple((aval(atom).shape, aval(atom).dtype) for atom in equation.invars)
     return str(equation.params["jaxpr"]) == _own_jaxpr(avals)
 
 

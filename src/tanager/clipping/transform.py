@@ -32,6 +32,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, PyTree
 
 from tanager import _validate as validate
@@ -75,6 +76,7 @@ class ClippedGrad:
         self.strategy = strategy
         self.memory = memory
         self._compiled = eqx.filter_jit(self._clip)
+        self._checked: set[Any] = set()
         self._tuned: set[Any] = set()
 
     @property
@@ -107,7 +109,7 @@ class ClippedGrad:
             )
         trainable, fixed = self._split(params, batch)
         leaves = jax.tree.leaves((params, batch, mask))
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        if any(isinstance(leaf, Tracer) for leaf in leaves):
             return self._clip(trainable, fixed, batch, mask)
         self.tune(params, batch)
         return self._compiled(trainable, fixed, batch, mask)
@@ -164,10 +166,13 @@ class ClippedGrad:
 
     def _split(self, params: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
         """Return what is trained and what is not, having checked both."""
-        _refuse_cross_example_layers(params)
         trainable, fixed = eqx.partition(params, eqx.is_inexact_array)
-        _check_leaves(trainable)
-        _check_loss(self._loss_of(fixed), trainable, batch)
+        shapes = _shapes((eqx.filter(params, eqx.is_array), batch))
+        if shapes not in self._checked:
+            _refuse_cross_example_layers(params)
+            _check_leaves(trainable)
+            _check_loss(self._loss_of(fixed), trainable, batch)
+            self._checked.add(shapes)
         return trainable, fixed
 
     def _loss_of(self, fixed: PyTree) -> Callable[[PyTree, PyTree], Array]:
