@@ -25,7 +25,7 @@ from jaxtyping import Array
 from tanager import _files as files
 from tanager._version import __version__
 from tanager.clipping import cost
-from tanager.clipping.cells import KEPT, Cell, Method
+from tanager.clipping.cells import KEPT, Cell, Method, Weights
 from tanager.clipping.jaxprs import aval, is_float
 from tanager.clipping.rules import Seen
 from tanager.clipping.taps import Program, float_results
@@ -228,7 +228,9 @@ class _Bench:
             if gradients is None:
                 return squares
             factors = jnp.minimum(1.0, jax.lax.rsqrt(squares))
-            by_anchor, by_leaf = cell.total_kept(gradients, factors, factors >= 0)
+            finite = jnp.all(jnp.isfinite(squares))
+            weights = Weights(factors, jnp.isfinite(squares), finite)
+            by_anchor, by_leaf = cell.total_kept(gradients, weights)
             return squares, [*by_anchor.values(), *by_leaf.values()]
 
         # Compiled ahead of time and run on arrays that exist, this leaves an outer

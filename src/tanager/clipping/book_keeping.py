@@ -24,7 +24,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
-from tanager.clipping.cells import KEPT, Cell, Method
+from tanager.clipping.cells import KEPT, Cell, Method, Weights
 from tanager.clipping.jaxprs import aval
 from tanager.clipping.precision import accumulation_dtype, widen
 from tanager.clipping.rules import Chunks, Seen
@@ -72,10 +72,11 @@ def clip(
     counted = mask & jnp.isfinite(norms)
     # A zero norm gives the factor 1; `where` and not a product, since 0·NaN is NaN.
     factors = jnp.minimum(1.0, clip_norm / jnp.where(norms > 0, norms, clip_norm))
+    weights = Weights(factors, counted, jnp.all(jnp.isfinite(norms)))
 
     if second_pass:
-        weights = jnp.where(counted, factors, 0).astype(losses.dtype)
-        again = _seen(taps, backward(weights), constants)
+        cotangents = jnp.where(counted, factors, 0).astype(losses.dtype)
+        again = _seen(taps, backward(cotangents), constants)
         clean = [at.weighted(jnp.ones_like(factors), counted) for at in again]
     else:
         clean = [at.weighted(factors, counted) for at in seen]
@@ -83,7 +84,7 @@ def clip(
     by_leaf: dict[int, Array] = {}
     for cell, method, gradients in zip(cells, methods, kept, strict=True):
         if gradients is not None:
-            anchors, own = cell.total_kept(gradients, factors, counted)
+            anchors, own = cell.total_kept(gradients, weights)
         else:
             anchors = cell.total(method.total, _at(cell, clean), leaves)
             own = {}

@@ -44,6 +44,20 @@ class Method(NamedTuple):
         return f"{self.norm}, {self.total}"
 
 
+class Weights(NamedTuple):
+    """What each example counts for in the sum.
+
+    Attributes:
+        factors: c_i = min(1, C/‖g_i‖).
+        counted: examples that are no padding and have a finite norm.
+        finite: whether the norms of all rows are finite, padding included.
+    """
+
+    factors: Float[Array, " b"]
+    counted: Bool[Array, " b"]
+    finite: Bool[Array, ""]
+
+
 class Cell(abc.ABC):
     """What strategies choose methods for.
 
@@ -88,7 +102,7 @@ class Cell(abc.ABC):
 
     @abc.abstractmethod
     def total_kept(
-        self, kept: list[Chunks], factors: Array, counted: Array
+        self, kept: list[Chunks], weights: Weights
     ) -> tuple[dict[jex.Var, Array], dict[int, Array]]:
         """Return Σ c_i·g_i by anchor, or by leaf, from kept gradients."""
 
@@ -128,24 +142,33 @@ def _separable(uses: Sequence[Use]) -> bool:
     )
 
 
-def weighted_sum(
-    chunks: Chunks, factors: Float[Array, " b"], counted: Bool[Array, " b"]
-) -> Array:
+def weighted_sum(chunks: Chunks, weights: Weights) -> Array:
     """Return Σ_i c_i·g_i of chunked gradients, exact zeros for rows not counted."""
     parts, start = [], 0
     for chunk in chunks:
         rows = slice(start, start + chunk.shape[0])
         start = rows.stop
-        shape = (-1,) + (1,) * (chunk.ndim - 1)
-        clean = jnp.where(counted[rows].reshape(shape), chunk, 0)
-        weights = factors[rows].astype(chunk.dtype)
-        if chunk.shape[0] == 1:
-            parts.append(clean[0] * weights[0])
-        else:
-            # A product of matrices: XLA's reduction over a leading axis is slow on CPU.
-            flat = product("b,bn->n", weights, clean.reshape(chunk.shape[0], -1))
-            parts.append(flat.reshape(chunk.shape[1:]))
+        own = weights.factors[rows], weights.counted[rows]
+        parts.append(_weigh(chunk, *own, weights.finite))
     return sum(parts[1:], parts[0])
+
+
+def _weigh(chunk: Array, factors: Array, counted: Array, finite: Array) -> Array:
+    factors = jnp.where(counted, factors, 0).astype(chunk.dtype)
+    if chunk.shape[0] == 1:
+        return jnp.where(counted[0], chunk[0] * factors[0], 0)
+
+    def add(chunk: Array) -> Array:
+        # A product of matrices: XLA's reduction over a leading axis is slow on CPU.
+        flat = product("b,bn->n", factors, chunk.reshape(chunk.shape[0], -1))
+        return flat.reshape(chunk.shape[1:])
+
+    def clean(chunk: Array) -> Array:
+        shape = (-1,) + (1,) * (chunk.ndim - 1)
+        return add(jnp.where(counted.reshape(shape), chunk, 0))
+
+    # 0·NaN is NaN; where there is none, a pass over memory is saved.
+    return jax.lax.cond(finite, add, clean, chunk)
 
 
 def _squares(chunk: Array) -> Float[Array, " b"]:
@@ -282,10 +305,10 @@ class Single(Cell):
         return {self.uses[0].anchor: self.rule.totals()[method](seen[0])}
 
     def total_kept(
-        self, kept: list[Chunks], factors: Array, counted: Array
+        self, kept: list[Chunks], weights: Weights
     ) -> tuple[dict[jex.Var, Array], dict[int, Array]]:
         """See `Cell`."""
-        total = weighted_sum(kept[0], factors, counted)
+        total = weighted_sum(kept[0], weights)
         return {self.uses[0].anchor: total}, {}
 
 
@@ -329,8 +352,8 @@ class Joint(Cell):
         return sum(squares[1:], squares[0]), kept
 
     def total_kept(
-        self, kept: list[Chunks], factors: Array, counted: Array
+        self, kept: list[Chunks], weights: Weights
     ) -> tuple[dict[jex.Var, Array], dict[int, Array]]:
         """See `Cell`."""
-        totals = [weighted_sum(chunks, factors, counted) for chunks in kept]
+        totals = [weighted_sum(chunks, weights) for chunks in kept]
         return {}, dict(zip(self.unit.leaves, totals, strict=True))
