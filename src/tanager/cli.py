@@ -49,7 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             command = importlib.import_module(f"tanager.commands.{words[0]}")
             return command.run(words[1:])
         except KeyboardInterrupt:
-            _say("stopped: the same command goes on where this one left off")
+            resumes = words[0] == "train"
+            more = ": the same command goes on where this one left off"
+            _say(f"stopped{more if resumes else ''}")
             return 130
         except (ValueError, OSError, FloatingPointError) as error:
             if os.environ.get("TANAGER_TRACEBACK"):
