@@ -10,6 +10,8 @@ import jax
 
 # Many tests compile the same small programs; half of their time went there.
 CACHE = Path(__file__).parent.parent / ".pytest_cache" / "xla"
+# Never the user's own remembered timings.
+os.environ["TANAGER_CACHE_DIR"] = str(CACHE.parent / "timings")
 jax.config.update("jax_compilation_cache_dir", str(CACHE))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_numpy_dtype_promotion", "strict")

@@ -106,7 +106,8 @@ class Timings:
             return {}
 
     def _write(self) -> None:
-        self._seconds = self._read() | self._seconds
+        # What another process wrote first stands, so that choices do not waver.
+        self._seconds |= self._read()
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             held = {"identity": self._identity, "seconds": self._seconds}
