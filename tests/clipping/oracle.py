@@ -70,7 +70,7 @@ def each_method(all_cells: Sequence[Cell]) -> list[list[Method]]:
     """Return choices of methods that together use every method of every cell."""
     options = []
     for cell in all_cells:
-        totals = cell.totals() or (KEPT,)
+        totals = tuple(cell.totals()) or (KEPT,)
         first = cell.gradients()[0]
         pairs = [Method(n, totals[i % len(totals)]) for i, n in enumerate(cell.grams())]
         pairs += [Method(norm, KEPT) for norm in cell.gradients()]

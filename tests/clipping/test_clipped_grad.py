@@ -217,6 +217,21 @@ def test_bfloat16_parameters_have_float32_norms_and_sums(strategy):
 
 
 @strategies
+def test_norms_of_bfloat16_gradients_are_not_rounded_to_bfloat16(strategy):
+    weight = jnp.ones((3, 5), jnp.bfloat16)
+    # Gradients are whole numbers of 8 bits: exact in bfloat16, their norms are not.
+    x = np.random.default_rng(0).integers(1, 200, (6, 5)).astype(np.float64)
+
+    def linear(weight, x):
+        return jnp.sum(weight @ x)
+
+    out = clipped_grad(linear, clip_norm=1e6, strategy=strategy)(
+        weight, jnp.asarray(x, jnp.bfloat16)
+    )
+    np.testing.assert_allclose(out.norms, np.sqrt(3 * np.sum(x**2, axis=1)), rtol=1e-6)
+
+
+@strategies
 def test_an_equinox_module_is_a_parameter_tree(strategy):
     model = eqx.nn.MLP(3, 2, 5, 1, key=jax.random.key(0))
     _, batch = problem()

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
@@ -25,7 +24,8 @@ from jaxtyping import Array
 from tanager import _files as files
 from tanager._version import __version__
 from tanager.clipping import cost
-from tanager.clipping.cells import KEPT, Cell, Method, Weights
+from tanager.clipping.cells import KEPT, Cell, Method
+from tanager.clipping.factors import weights_of
 from tanager.clipping.jaxprs import aval, is_float
 from tanager.clipping.rules import Seen
 from tanager.clipping.taps import Program, float_results
@@ -122,11 +122,14 @@ class Timings:
         """
         expected = cost.estimate(cell, method, rows)
         signature = _signature(cell, rows)
-        if not any(key.startswith(signature) for key in self._seconds):
+        if not self._measured(signature):
             return expected
         parts = _parts(method)
         known = [self._seconds.get(f"{signature}:{part}", math.inf) for part in parts]
         return expected._replace(seconds=sum(known))
+
+    def _measured(self, signature: str) -> bool:
+        return any(key.startswith(signature) for key in self._seconds)
 
     def known(self, cell: Cell, method: Method, rows: int) -> float | None:
         """Return measured seconds, or None."""
@@ -152,8 +155,7 @@ class Timings:
         waiting: dict[str, Cell] = {}
         for cell in cells:
             signature = _signature(cell, rows)
-            fresh = not any(key.startswith(signature) for key in self._seconds)
-            if fresh and len(cost.candidates(cell, rows)) > 1:
+            if not self._measured(signature) and len(cost.candidates(cell, rows)) > 1:
                 waiting.setdefault(signature, cell)
         for signature, cell in waiting.items():
             methods = _worth_trying(cell, rows)
@@ -194,15 +196,7 @@ class _Bench:
         draw = np.random.default_rng(0)
         self._program, self._cell, self._rows = program, cell, rows
         self._leaves = [_random(draw, aval(v)) for v in program.parameters]
-        constants = program.evaluate_prologue(self._leaves)
-        read = {
-            atom
-            for use in cell.uses
-            for atom in program.taps[use.tap].equation.invars
-            if not isinstance(atom, jex.Literal)
-        }
-        self._constants = {k: v for k, v in constants.items() if k in read}
-        self._all = constants
+        self._constants = program.evaluate_prologue(self._leaves)
         self._seen = [self._random_seen(draw, use.tap) for use in cell.uses]
 
     def _random_seen(self, draw: np.random.Generator, number: int) -> tuple:
@@ -217,20 +211,18 @@ class _Bench:
     def seconds(self, part: str) -> float:
         """Return the median seconds of one part of a method."""
         kind, name = part.split(":", 1)
-        cell, leaves, constants = self._cell, self._leaves, self._all
+        cell, leaves, constants = self._cell, self._leaves, self._constants
 
         def work(seen):
             at = [Seen(data, y, dy, constants) for data, y, dy in seen]
             if kind == "total":
                 ones = jnp.ones(self._rows, jnp.float32)
                 clean = [one.weighted(ones, ones > 0) for one in at]
-                return list(cell.total(name, clean, leaves).values())
+                return cell.totals()[name](*clean)
             squares, gradients = cell.squares(name, at, leaves, keep=kind == "kept")
             if gradients is None:
                 return squares
-            factors = jnp.minimum(1.0, jax.lax.rsqrt(squares))
-            finite = jnp.all(jnp.isfinite(squares))
-            weights = Weights(factors, jnp.isfinite(squares), finite)
+            weights = weights_of(jnp.sqrt(squares), jnp.ones(self._rows, bool), 1.0)
             by_anchor, by_leaf = cell.total_kept(gradients, weights)
             return squares, [*by_anchor.values(), *by_leaf.values()]
 
@@ -245,8 +237,8 @@ class _Bench:
         return statistics.median(taken[1:])
 
 
-def _random(draw: np.random.Generator, aval: Any, *leading: int) -> Array:
-    shape = (*leading, *aval.shape)
-    if is_float(aval):
-        return jnp.asarray(draw.standard_normal(shape, np.float32), aval.dtype)
-    return jnp.zeros(shape, aval.dtype)
+def _random(draw: np.random.Generator, like: Any, *leading: int) -> Array:
+    shape = (*leading, *like.shape)
+    if is_float(like):
+        return jnp.asarray(draw.standard_normal(shape, np.float32), like.dtype)
+    return jnp.zeros(shape, like.dtype)

@@ -24,7 +24,8 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
-from tanager.clipping.cells import KEPT, Cell, Method, Weights
+from tanager.clipping.cells import KEPT, Cell, Method
+from tanager.clipping.factors import norms_of, weights_of
 from tanager.clipping.jaxprs import aval
 from tanager.clipping.precision import accumulation_dtype, widen
 from tanager.clipping.rules import Chunks, Seen
@@ -68,11 +69,9 @@ def clip(
         )
         squares.append(square)
         kept.append(gradients)
-    norms = jnp.sqrt(_add(squares, mask.shape[0]))
-    counted = mask & jnp.isfinite(norms)
-    # A zero norm gives the factor 1; `where` and not a product, since 0·NaN is NaN.
-    factors = jnp.minimum(1.0, clip_norm / jnp.where(norms > 0, norms, clip_norm))
-    weights = Weights(factors, counted, jnp.all(jnp.isfinite(norms)))
+    norms = norms_of(squares, mask.shape[0])
+    weights = weights_of(norms, mask, clip_norm)
+    factors, counted, _ = weights
 
     if second_pass:
         cotangents = jnp.where(counted, factors, 0).astype(losses.dtype)
@@ -86,8 +85,8 @@ def clip(
         if gradients is not None:
             anchors, own = cell.total_kept(gradients, weights)
         else:
-            anchors = cell.total(method.total, _at(cell, clean), leaves)
-            own = {}
+            (use,) = cell.uses
+            anchors, own = {use.anchor: cell.totals()[method.total](clean[use.tap])}, {}
         by_leaf.update(own)
         for anchor, total in anchors.items():
             before = by_anchor.get(anchor)
@@ -135,13 +134,6 @@ def _at(cell: Cell, seen: Sequence[Seen]) -> list[Seen]:
     return [seen[use.tap] for use in cell.uses]
 
 
-def _add(squares: Sequence[Array], rows: int) -> Float[Array, " b"]:
-    # Mixed float32 and float64 leaves: the norm is as wide as the widest.
-    dtypes = [square.dtype for square in squares] or [jnp.dtype(jnp.float32)]
-    widest = max(dtypes, key=lambda dtype: dtype.itemsize)
-    return sum((square.astype(widest) for square in squares), jnp.zeros(rows, widest))
-
-
 def _zeros(leaf: Array) -> Array:
     return jnp.zeros(leaf.shape, accumulation_dtype(leaf.dtype))
 
@@ -154,9 +146,7 @@ def _pull_back(
 ) -> None:
     """Add to `by_leaf` what the anchors' gradients are at the leaves."""
     for unit in program.units:
-        gradients = [
-            by_anchor[anchor] for anchor in unit.anchors if anchor in by_anchor
-        ]
+        gradients = [by_anchor[a] for a in unit.anchors if a in by_anchor]
         if not gradients:
             continue
         if unit.kind == "leaf":

@@ -13,15 +13,24 @@ from typing import NamedTuple
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from tanager.clipping import links, standardise
 from tanager.clipping.convolutions import Convolution
 from tanager.clipping.dots import Dot
+from tanager.clipping.factors import Weights, by_row
 from tanager.clipping.gathers import Gather, takes_rows
 from tanager.clipping.jaxprs import aval
 from tanager.clipping.precision import widen
-from tanager.clipping.rules import Chunks, Rule, Seen, floor_of, in_turn, product
+from tanager.clipping.rules import (
+    Bilinear,
+    Chunks,
+    Rule,
+    Seen,
+    floor_of,
+    in_turn,
+    product,
+)
 from tanager.clipping.taps import Program, Unit, Use
 
 
@@ -44,20 +53,6 @@ class Method(NamedTuple):
         return f"{self.norm}, {self.total}"
 
 
-class Weights(NamedTuple):
-    """What each example counts for in the sum.
-
-    Attributes:
-        factors: c_i = min(1, C/‖g_i‖).
-        counted: examples that are no padding and have a finite norm.
-        finite: whether the norms of all rows are finite, padding included.
-    """
-
-    factors: Float[Array, " b"]
-    counted: Bool[Array, " b"]
-    finite: Bool[Array, ""]
-
-
 class Cell(abc.ABC):
     """What strategies choose methods for.
 
@@ -65,13 +60,18 @@ class Cell(abc.ABC):
         program: the loss.
         unit: the parameters.
         uses: where they meet data.
-        rule: of the first use: names what `describe` shows.
+        rules: one for each use.
     """
 
     program: Program
     unit: Unit
     uses: tuple[Use, ...]
-    rule: Rule
+    rules: Sequence[Rule]
+
+    @property
+    def rule(self) -> Rule:
+        """The rule of the first use."""
+        return self.rules[0]
 
     @abc.abstractmethod
     def grams(self) -> tuple[str, ...]:
@@ -81,24 +81,18 @@ class Cell(abc.ABC):
     def gradients(self) -> tuple[str, ...]:
         """Names of the norm methods that form per-example gradients."""
 
-    def totals(self) -> tuple[str, ...]:
-        """Names of the total methods that form no per-example gradients."""
-        return ()
+    def totals(self) -> dict[str, Callable[[Seen], Array]]:
+        """Methods for Σ g_i at the anchor of the one use, dy being scaled and cleaned.
+
+        They form no per-example gradients; see `Rule.totals`.
+        """
+        return {}
 
     @abc.abstractmethod
     def squares(
         self, method: str, seen: Sequence[Seen], leaves: Sequence[Array], *, keep: bool
     ) -> tuple[Float[Array, " b"], list[Chunks] | None]:
         """Return squared norms, and the gradients if asked to keep them."""
-
-    def total(
-        self, method: str, seen: Sequence[Seen], leaves: Sequence[Array]
-    ) -> dict[jex.Var, Array]:
-        """Return Σ g_i by anchor, dy being scaled and cleaned (`Seen.weighted`).
-
-        Asked of cells with totals only.
-        """
-        raise NotImplementedError(method)
 
     @abc.abstractmethod
     def total_kept(
@@ -164,8 +158,7 @@ def _weigh(chunk: Array, factors: Array, counted: Array, finite: Array) -> Array
         return flat.reshape(chunk.shape[1:])
 
     def clean(chunk: Array) -> Array:
-        shape = (-1,) + (1,) * (chunk.ndim - 1)
-        return add(jnp.where(counted.reshape(shape), chunk, 0))
+        return add(jnp.where(by_row(counted, chunk), chunk, 0))
 
     # 0·NaN is NaN; where there is none, a pass over memory is saved.
     return jax.lax.cond(finite, add, clean, chunk)
@@ -181,7 +174,7 @@ class Single(Cell):
     def __init__(self, program: Program, unit: Unit, use: Use):
         self.unit = unit
         self.uses = (use,)
-        self.rule = rule_for(program, use)
+        self.rules = [rule_for(program, use)]
         self.program = program
         self._scale = links.scale(use.links)
         self._standardised = unit.kind == "standardised"
@@ -213,9 +206,9 @@ class Single(Cell):
         """See `Cell`."""
         return tuple(self.rule.gradients())
 
-    def totals(self) -> tuple[str, ...]:
+    def totals(self) -> dict[str, Callable[[Seen], Array]]:
         """See `Cell`."""
-        return tuple(self.rule.totals()) if self._plain() else ()
+        return self.rule.totals() if self._plain() else {}
 
     def squares(
         self, method: str, seen: Sequence[Seen], leaves: Sequence[Array], *, keep: bool
@@ -224,7 +217,7 @@ class Single(Cell):
         gram = self.rule.grams().get(method)
         if gram is not None:
             if self._standardised:
-                return self._standardised_gram(gram, seen[0], leaves), None
+                return self._standardised_gram(gram, seen[0]), None
             return gram(seen[0]) * self._scale**2, None
         if keep:
             chunks = self.rule.gradients()[method](seen[0])
@@ -245,10 +238,12 @@ class Single(Cell):
         return jnp.maximum(jnp.concatenate(squares), floor), None
 
     def _terms(self, seen: Seen) -> Float[Array, " b"]:
+        rule = self.rule
+        assert isinstance(rule, Bilinear)
         if self._standardised:
-            assert isinstance(self.rule, Convolution)
-            seen = self.rule.scaled_outputs(seen, self._parts(seen.constants).factor)
-        return self.rule.terms(seen) * self._scale**2
+            assert isinstance(rule, Convolution)
+            seen = rule.scaled_outputs(seen, self._parts(seen.constants).factor)
+        return rule.terms(seen) * self._scale**2
 
     def _chunk_squares(self, chunk: Array, seen: Seen) -> Float[Array, " b"]:
         if not self._standardised:
@@ -276,9 +271,7 @@ class Single(Cell):
             floor=floor_of(scaled.dtype),
         )
 
-    def _standardised_gram(
-        self, gram: Callable, seen: Seen, leaves: Sequence[Array]
-    ) -> Float[Array, " b"]:
+    def _standardised_gram(self, gram: Callable, seen: Seen) -> Float[Array, " b"]:
         """The three sums over G from the convolution's own input and output."""
         rule = self.rule
         assert isinstance(rule, Convolution)
@@ -298,12 +291,6 @@ class Single(Cell):
         squares = self._weight_norms(parts, scaled, total, projection)
         return jnp.where(jnp.isfinite(scaled), squares, jnp.inf)
 
-    def total(
-        self, method: str, seen: Sequence[Seen], leaves: Sequence[Array]
-    ) -> dict[jex.Var, Array]:
-        """See `Cell`."""
-        return {self.uses[0].anchor: self.rule.totals()[method](seen[0])}
-
     def total_kept(
         self, kept: list[Chunks], weights: Weights
     ) -> tuple[dict[jex.Var, Array], dict[int, Array]]:
@@ -319,7 +306,6 @@ class Joint(Cell):
         self.unit = unit
         self.uses = unit.uses
         self.rules = [rule_for(program, use) for use in unit.uses]
-        self.rule = self.rules[0]
         self.program = program
 
     def grams(self) -> tuple[str, ...]:

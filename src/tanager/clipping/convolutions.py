@@ -21,8 +21,8 @@ from tanager.clipping import jaxprs, links
 from tanager.clipping.jaxprs import aval
 from tanager.clipping.precision import widen
 from tanager.clipping.rules import (
+    Bilinear,
     Chunks,
-    Rule,
     Seen,
     Work,
     gram_squares,
@@ -36,7 +36,7 @@ from tanager.clipping.taps import Tap, Use
 _MOST_OFFSETS = 128
 
 
-class Convolution(Rule):
+class Convolution(Bilinear):
     """`conv_general_dilated` with the parameter as kernel."""
 
     name = "convolution"
@@ -226,7 +226,7 @@ class Convolution(Rule):
         return jax.vmap(lambda one: links.back(self.use.links, one))(gradient)
 
     def terms(self, seen: Seen) -> Float[Array, " b"]:
-        """See `Rule.terms`."""
+        """See `Bilinear.terms`."""
         x, dy = self.operands(seen)
         left = self._over_patches(jnp.sum(jnp.square(widen(x)), axis=-1))
         right = jnp.sum(jnp.square(widen(dy)), axis=-1)

@@ -1,15 +1,15 @@
 """What a method is expected to cost: seconds and bytes, from shapes alone.
 
-The figures are rough and only their order matters. They were fitted to measurements on
-a 2-core CPU with AVX-512 (docs/performance.md) and, for accelerators, to published
-rates; where it counts, `tanager.clipping.autotune` measures instead.
+The figures are rough and only their order matters. Those of a CPU were fitted to
+measurements on two cores with AVX-512 (docs/performance.md); those of an accelerator
+are guesses, never measured. Where it counts, `tanager.clipping.autotune` measures.
 """
 
 from typing import NamedTuple
 
 import jax
 
-from tanager.clipping.cells import KEPT, Cell, Joint, Method
+from tanager.clipping.cells import KEPT, Cell, Method
 from tanager.clipping.jaxprs import aval
 from tanager.clipping.rules import Rule, Work
 
@@ -78,14 +78,13 @@ def _allowed(method: str, rows: int) -> bool:
 
 def estimate(cell: Cell, method: Method, rows: int) -> Cost:
     """Return the expected cost of clipping a cell by a method."""
-    rules = cell.rules if isinstance(cell, Joint) else [cell.rule]
     device = _device()
-    seconds = sum(_norm_seconds(rule, method.norm, rows, device) for rule in rules)
+    seconds = sum(_norm_seconds(rule, method.norm, rows, device) for rule in cell.rules)
     weights = 4.0 * rows * sum(aval(anchor).size for anchor in cell.unit.anchors)
-    held = sum(_held(rule, rows) for rule in rules)
+    held = sum(_held(rule, rows) for rule in cell.rules)
     if method.total != KEPT:
         seconds += sum(
-            _total_seconds(rule, method.total, rows, device) for rule in rules
+            _total_seconds(rule, method.total, rows, device) for rule in cell.rules
         )
         return Cost(seconds, held)
     return Cost(seconds + weights / device.bandwidth, weights)

@@ -18,8 +18,8 @@ from tanager.clipping import links
 from tanager.clipping.jaxprs import aval
 from tanager.clipping.precision import widen
 from tanager.clipping.rules import (
+    Bilinear,
     Chunks,
-    Rule,
     Seen,
     Work,
     gram_squares,
@@ -42,7 +42,7 @@ def _axes(rank: int, batch: Sequence[int], contracted: Sequence[int]) -> _Axes:
     return _Axes(tuple(batch), tuple(contracted), free)
 
 
-class Dot(Rule):
+class Dot(Bilinear):
     """`dot_general` with the parameter on either side."""
 
     name = "dot"
@@ -56,10 +56,10 @@ class Dot(Rule):
             _axes(len(aval(atom).shape), batch[side], contracted[side])
             for side, atom in enumerate(equation.invars)
         ]
-        self._shapes = [aval(atom).shape for atom in equation.invars]
+        shapes = [aval(atom).shape for atom in equation.invars]
         self._x, self._w = sides if self._on_right else sides[::-1]
-        self._w_shape = self._shapes[use.position]
-        x_shape = self._shapes[1 - use.position]
+        self._w_shape = shapes[use.position]
+        x_shape = shapes[1 - use.position]
         self.groups = math.prod(x_shape[axis] for axis in self._x.batch)
         self.positions = math.prod(x_shape[axis] for axis in self._x.free)
         self.inputs = math.prod(x_shape[axis] for axis in self._x.contracted)
@@ -102,7 +102,7 @@ class Dot(Rule):
         return jnp.sum(jnp.square(widen(flat)), axis=1).reshape(-1, self.groups)
 
     def terms(self, seen: Seen) -> Float[Array, " b"]:
-        """See `Rule.terms`."""
+        """See `Bilinear.terms`."""
         left, right = (
             jnp.sum(jnp.square(widen(side)), axis=-1) for side in self.operands(seen)
         )

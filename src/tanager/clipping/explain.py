@@ -131,7 +131,6 @@ def explain(plan: "Plan") -> Explanation:
 def _row(plan: "Plan", cell: Cell, method: Method) -> TapRow:
     expected = cost.estimate(cell, method, plan.rows)
     known = plan.timings.known(cell, method, plan.rows)
-    rules = cell.rules if isinstance(cell, Joint) else [cell.rule]
     return TapRow(
         tap=cell.uses[0].tap,
         equation=cell.rule.describe(),
@@ -139,7 +138,7 @@ def _row(plan: "Plan", cell: Cell, method: Method) -> TapRow:
         norm=method.norm if method.norm in cell.grams() else f"{method.norm} gradients",
         total=_total(plan, method),
         why=_reason(plan, cell, method),
-        flops=sum(rule.work(plan.rows).flops for rule in rules),
+        flops=sum(rule.work(plan.rows).flops for rule in cell.rules),
         bytes=expected.bytes,
         seconds=known,
         expected_seconds=expected.seconds,

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 from tanager.clipping import links
 from tanager.clipping.jaxprs import aval
 from tanager.clipping.precision import widen
-from tanager.clipping.rules import Rule, Seen, Work, gram_squares, product
+from tanager.clipping.rules import Bilinear, Seen, Work, gram_squares, product
 
 
 def takes_rows(equation: jex.JaxprEqn) -> bool:
@@ -26,7 +26,7 @@ def takes_rows(equation: jex.JaxprEqn) -> bool:
     )
 
 
-class Gather(Rule):
+class Gather(Bilinear):
     """`gather` of whole rows of a parameter."""
 
     name = "gather"
@@ -69,7 +69,7 @@ class Gather(Rule):
         )
 
     def terms(self, seen: Seen) -> Float[Array, " b"]:
-        """See `Rule.terms`."""
+        """See `Bilinear.terms`."""
         _, _, dy = self.operands(seen)
         lengths = jnp.sqrt(jnp.sum(jnp.square(dy), axis=-1))
         return jnp.square(jnp.sum(lengths, axis=-1))

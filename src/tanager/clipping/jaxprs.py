@@ -9,8 +9,9 @@ Calls that no parameter enters directly (an activation, say) stay closed, and so
 those whose derivative is not that of their body (`custom_jvp`, `custom_vjp`), which
 are taken as one equation.
 
-Equations are evaluated by `jax.core.eval_jaxpr` on a jaxpr of one equation and never
-by binding a primitive, which JAX 0.10 and 0.11 do differently.
+Equations are evaluated by `jax.core.eval_jaxpr` on a jaxpr of one equation: binding
+primitives with calls inside is different in JAX 0.10 and 0.11. Only primitives without
+are bound directly, where they must be evaluated at another dtype (`evaluate_wide`).
 """
 
 from collections.abc import Callable, Sequence
@@ -99,17 +100,12 @@ def evaluate_wide(equation: jex.JaxprEqn, values: Sequence[Any]) -> list[Any]:
     params = dict(equation.params)
     if params.get("preferred_element_type") is not None and any(map(is_float, wide)):
         params["preferred_element_type"] = jnp.result_type(*wide)
-    return _evaluate_as(equation, params, wide)
+    bound = equation.primitive.bind(*wide, **params)
+    return list(bound) if equation.primitive.multiple_results else [bound]
 
 
 def _wide(value: Any) -> Any:
     return widen(jnp.asarray(value)) if is_float(jnp.asarray(value)) else value
-
-
-def _evaluate_as(equation: jex.JaxprEqn, params: dict, values: list[Any]) -> list[Any]:
-    """Evaluate an equation of a primitive without calls at other dtypes."""
-    bound = equation.primitive.bind(*values, **params)
-    return list(bound) if equation.primitive.multiple_results else [bound]
 
 
 def open_calls(
@@ -129,8 +125,8 @@ def open_calls(
         return [value for value, _ in results]
 
     avals = [
-        jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
-        for aval in closed.in_avals
+        jax.ShapeDtypeStruct(held.shape, held.dtype, weak_type=held.weak_type)
+        for held in closed.in_avals
     ]
     return jax.make_jaxpr(opened)(*avals)
 

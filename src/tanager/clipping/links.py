@@ -59,8 +59,8 @@ def _transpose(equation: jex.JaxprEqn, _: int) -> Link:
 
 
 def _convert(equation: jex.JaxprEqn, _: int) -> Link | None:
-    avals: list[Any] = [aval(equation.invars[0]), aval(equation.outvars[0])]
-    real = all(jnp.issubdtype(aval.dtype, jnp.floating) for aval in avals)
+    ends = aval(equation.invars[0]), aval(equation.outvars[0])
+    real = all(jnp.issubdtype(end.dtype, jnp.floating) for end in ends)
     return Link(_same) if real else None
 
 

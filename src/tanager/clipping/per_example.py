@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
+from tanager.clipping.factors import by_row, norms_of, weights_of
 from tanager.clipping.precision import widen
 
 
@@ -25,35 +26,32 @@ def per_example(
         mask: which rows are examples; the others contribute exact zeros.
         clip_norm: the clipping norm C.
     """
+    rows = mask.shape[0]
     value_and_grad = jax.value_and_grad(loss)
 
-    def found(losses, gradients):
-        gradients = jax.tree.map(widen, gradients)
-        return losses, gradients, _norms(gradients, mask.shape[0])
-
-    together = found(*jax.vmap(value_and_grad, in_axes=(None, 0))(params, batch))
+    found = _with_norms(*jax.vmap(value_and_grad, (None, 0))(params, batch), rows)
     # XLA may compute a batch of small convolutions as one large one with zeros between,
     # and 0·NaN is NaN: with such a row, every example is computed for itself.
     losses, gradients, norms = jax.lax.cond(
-        jnp.all(jnp.isfinite(together[2])),
-        lambda: together,
-        lambda: found(*jax.lax.map(lambda one: value_and_grad(params, one), batch)),
+        jnp.all(jnp.isfinite(found[2])),
+        lambda: found,
+        lambda: _with_norms(
+            *jax.lax.map(lambda one: value_and_grad(params, one), batch), rows
+        ),
     )
-    counted = mask & jnp.isfinite(norms)
-    # A zero norm gives the factor 1; `where` and not a product, since 0·NaN is NaN.
-    factors = jnp.minimum(1.0, clip_norm / jnp.where(norms > 0, norms, clip_norm))
+    factors, counted, _ = weights_of(norms, mask, clip_norm)
 
     def clipped_sum(leaf: Array) -> Array:
-        shape = (-1,) + (1,) * (leaf.ndim - 1)
-        scaled = leaf * factors.astype(leaf.dtype).reshape(shape)
-        return jnp.sum(jnp.where(counted.reshape(shape), scaled, 0), axis=0)
+        scaled = leaf * by_row(factors.astype(leaf.dtype), leaf)
+        return jnp.sum(jnp.where(by_row(counted, leaf), scaled, 0), axis=0)
 
     return jax.tree.map(clipped_sum, gradients), norms, losses
 
 
-def _norms(gradients: PyTree, rows: int) -> Float[Array, " b"]:
+def _with_norms(
+    losses: Array, gradients: PyTree, rows: int
+) -> tuple[Array, PyTree, Float[Array, " b"]]:
+    gradients = jax.tree.map(widen, gradients)
     leaves = jax.tree.leaves(gradients)
     squares = [jnp.sum(jnp.square(leaf.reshape(rows, -1)), axis=1) for leaf in leaves]
-    # Mixed float32 and float64 leaves: the norm is as wide as the widest.
-    widest = max((s.dtype for s in squares), key=lambda dtype: dtype.itemsize)
-    return jnp.sqrt(sum((s.astype(widest) for s in squares), jnp.zeros(rows, widest)))
+    return losses, gradients, norms_of(squares, rows)

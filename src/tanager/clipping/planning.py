@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
@@ -57,13 +58,7 @@ def plan_clipping(loss: Callable, params: PyTree, batch: PyTree, strategy: str) 
         batch: pytree of arrays with a leading axis of rows.
         strategy: one of `choices.STRATEGIES` but `per_example`.
     """
-    example = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(
-            np.shape(leaf)[1:], jax.numpy.result_type(leaf)
-        ),
-        batch,
-    )
-    program = read_loss(loss, params, example)
+    program = read_loss(loss, params, example_of(batch))
     rows = np.shape(jax.tree.leaves(batch)[0])[0]
     cells, timings = cells_of(program), Timings()
     methods = choices.choose(
@@ -74,6 +69,14 @@ def plan_clipping(loss: Callable, params: PyTree, batch: PyTree, strategy: str) 
         estimate=lambda cell, method: timings.estimate(cell, method, rows),
     )
     return Plan(program, cells, methods, strategy, rows, timings)
+
+
+def example_of(batch: PyTree) -> PyTree:
+    """Return the shapes and dtypes of one row of a batch."""
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf)[1:], jnp.result_type(leaf)),
+        batch,
+    )
 
 
 def _activations(program: Program) -> float:

@@ -14,6 +14,7 @@ gathers stand in files of their own.
 Everything a rule returns is float32, or float64 where the loss is.
 """
 
+import abc
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from tanager.clipping import jaxprs, links
+from tanager.clipping.factors import by_row
 from tanager.clipping.jaxprs import aval
 from tanager.clipping.precision import accumulation_dtype, widen
 from tanager.clipping.taps import Tap, Use, float_results
@@ -74,12 +76,10 @@ class Seen:
         """Return x and factor·dy, with exact zeros in rows that do not count."""
 
         def clean(value: Array) -> Array:
-            shape = (-1,) + (1,) * (value.ndim - 1)
-            return jnp.where(counted.reshape(shape), value, jnp.zeros_like(value))
+            return jnp.where(by_row(counted, value), value, jnp.zeros_like(value))
 
         def scaled(dy: Array) -> Array:
-            shape = (-1,) + (1,) * (dy.ndim - 1)
-            return clean(dy * factors.astype(dy.dtype).reshape(shape))
+            return clean(dy * by_row(factors.astype(dy.dtype), dy))
 
         return Seen(
             [clean(x) if jaxprs.is_float(x) else x for x in self.data],
@@ -175,13 +175,6 @@ class Rule:
         """Return methods for the sum over examples at the anchor, dy being scaled."""
         return {}
 
-    def terms(self, seen: Seen) -> Float[Array, " b"]:
-        """Return (Σ_t ‖x_t‖·‖dy_t‖)²: no squared norm is larger, rounding is in scale.
-
-        Asked of rules with totals only.
-        """
-        raise NotImplementedError(self.name)
-
     def gradients_by_vmap(self, seen: Seen) -> Chunks:
         """All examples at once."""
 
@@ -195,8 +188,7 @@ class Rule:
             finite = seen.finite()
             clean = seen.weighted(jnp.ones(seen.rows, jnp.float32), finite)
             gradients = jax.vmap(one)(clean.data, clean.gradients)
-            shape = (-1,) + (1,) * (gradients.ndim - 1)
-            return [jnp.where(finite.reshape(shape), gradients, jnp.nan)]
+            return [jnp.where(by_row(finite, gradients), gradients, jnp.nan)]
         gradients = jax.vmap(one)(seen.data, seen.gradients)
         if any(jex.jaxprs_in_params(equation.params)):
             gradients = jax.lax.cond(
@@ -233,7 +225,7 @@ class Rule:
         ]
         return links.back(self.use.links, pull(wide)[0])
 
-    def work(self, rows: int) -> "Work":
+    def work(self, rows: int) -> Work:
         """Return the size of the job, for the cost model."""
         results = sum(aval(v).size for v in float_results(self.tap))
         inputs = sum(aval(self.tap.equation.invars[n]).size for n in self.tap.data)
@@ -247,11 +239,23 @@ class Rule:
         return f"{name} {' '.join(shapes)} → {' '.join(results)}"
 
 
-def _short(aval: Any) -> str:
-    return f"{aval.dtype.name}[{','.join(map(str, aval.shape))}]"
+def _short(shaped: Any) -> str:
+    return f"{shaped.dtype.name}[{','.join(map(str, shaped.shape))}]"
 
 
-FLOOR_BITS = 18
+class Bilinear(Rule, abc.ABC):
+    """A tap linear in x and in the parameter: sums can be told from (x, dy) alone."""
+
+    @abc.abstractmethod
+    def totals(self) -> dict[str, Callable[[Seen], Array]]:
+        """See `Rule.totals`."""
+
+    @abc.abstractmethod
+    def terms(self, seen: Seen) -> Float[Array, " b"]:
+        """Return (Σ_t ‖x_t‖·‖dy_t‖)²: no squared norm is larger."""
+
+
+_FLOOR_BITS = 18
 _LARGEST = 2.0**66
 
 
@@ -262,7 +266,7 @@ def floor_of(dtype: Any) -> float:
     numbers. Below 2⁻¹⁸ of them (2⁻⁴⁷ in float64) it is replaced by that bound, so that
     a norm is never underestimated by more than about 2 %, however the terms cancel.
     """
-    return 2.0 ** -(FLOOR_BITS if dtype == jnp.float32 else 47)
+    return 2.0 ** -(_FLOOR_BITS if dtype == jnp.float32 else 47)
 
 
 def gram_squares(left: Array, right: Array) -> Float[Array, " b"]:

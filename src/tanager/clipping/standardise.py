@@ -109,7 +109,7 @@ def recognised(equation: jex.JaxprEqn) -> bool:
 
 @functools.cache
 def _own_jaxpr(avals: tuple) -> str:
-    shapes = [jax.ShapeDtypeStruct(*aval) for aval in avals]
+    shapes = [jax.ShapeDtypeStruct(*shaped) for shaped in avals]
     return str(jax.make_jaxpr(_standardise)(*shapes).eqns[0].params["jaxpr"])
 
 

@@ -108,10 +108,10 @@ class Program:
     taps: list[Tap]
     units: list[Unit]
     idle: list[int]
-    by_equation: dict[int, Tap] = field(default_factory=dict)
+    _by_equation: dict[int, Tap] = field(init=False)
 
     def __post_init__(self):
-        self.by_equation = {id(tap.equation): tap for tap in self.taps}
+        self._by_equation = {id(tap.equation): tap for tap in self.taps}
 
     @property
     def parameters(self) -> list[jex.Var]:
@@ -177,7 +177,7 @@ class Program:
         for equation in self.body:
             operands = [_read(values, atom) for atom in equation.invars]
             results = jaxprs.evaluate(equation, operands)
-            tap = self.by_equation.get(id(equation))
+            tap = self._by_equation.get(id(equation))
             if tap is not None:
                 kept.append(([operands[n] for n in tap.data], results))
                 shifts = iter(perturbations[tap.number])

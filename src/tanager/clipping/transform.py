@@ -9,10 +9,15 @@ What the returned function promises, whatever the strategy:
    never a mean, where gᵢ is the gradient of ``loss(params, example_i)`` over all
    trainable leaves together.
 2. Adding or removing one example moves the sum by at most C in the 2-norm, up to
-   float32 rounding of the sum (relative 1e-6 per term); replacing one by at most 2C.
+   float32 rounding; replacing one by at most 2C. Rounding is a relative 1e-6 per term
+   as a rule, and at most 3 % of C for an example made so that the terms of its gradient
+   cancel (`tanager.clipping.rules.floor_of`): such an example may also be clipped a
+   little more than its norm asks for.
 3. Rows with ``mask = False`` contribute exact zeros, even where they are NaN.
 4. An example whose gradient has a NaN, an infinity, or a norm that overflows
-   float32 contributes exact zeros.
+   float32 contributes exact zeros. Where norms come from Gram matrices, so does one
+   whose activations or their gradients at a tap are beyond 2³³, whose products float32
+   could lose (`tanager.clipping.rules.guarded`).
 5. Norms and sums are float32 or wider whatever the precision of the loss.
 
 | clip_norm | gradient norm | contribution |
@@ -41,7 +46,7 @@ from tanager.clipping.autotune import Timings
 from tanager.clipping.choices import STRATEGIES
 from tanager.clipping.explain import Explanation, explain
 from tanager.clipping.per_example import per_example
-from tanager.clipping.planning import MEMORY, Plan, plan_clipping
+from tanager.clipping.planning import MEMORY, Plan, example_of, plan_clipping
 from tanager.clipping.precision import widen
 
 
@@ -306,12 +311,8 @@ def _check_leaves(trainable: PyTree) -> None:
 
 
 def _check_loss(loss: Callable, trainable: PyTree, batch: PyTree) -> None:
-    example = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf)[1:], jnp.result_type(leaf)),
-        batch,
-    )
     try:
-        value = jax.eval_shape(loss, trainable, example)
+        value = jax.eval_shape(loss, trainable, example_of(batch))
     except NameError as error:
         if "unbound axis name" not in str(error):
             raise

@@ -294,3 +294,26 @@ def check_image(image: Array, channels: int) -> None:
             "must be floating point",
             "standardise the pixels first",
         )
+
+
+def check_image_shape(
+    image: Array, image_shape: tuple[int, int, int], because: str
+) -> None:
+    """Refuse what is not one floating-point image of exactly this shape.
+
+    Args:
+        image: what the model was called with.
+        image_shape: the only shape that fits.
+        because: what in the model fits that one size.
+
+    Raises:
+        ValueError: another shape, or an integer dtype.
+    """
+    check_image(image, image_shape[2])
+    if image.shape != image_shape:
+        validate.refuse(
+            "image shape",
+            image.shape,
+            f"must be {image_shape}",
+            f"{because} that one size; create the model for this one",
+        )

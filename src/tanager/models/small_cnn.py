@@ -88,14 +88,7 @@ class SmallCNN(eqx.Module):
 
     def __call__(self, image: Array) -> Float[Array, " classes"]:
         """Return the logits of one image, in the image's dtype."""
-        layers.check_image(image, self.image_shape[2])
-        if image.shape != self.image_shape:
-            validate.refuse(
-                "image shape",
-                image.shape,
-                f"must be {self.image_shape}",
-                "the last layer fits that one size; create the model for this one",
-            )
+        layers.check_image_shape(image, self.image_shape, "the last layer fits")
         for stage in self.stages:
             image = stage(image)
         return self.head(image.reshape(-1))

@@ -227,14 +227,7 @@ class VisionTransformer(eqx.Module):
 
     def __call__(self, image: Array) -> Float[Array, " classes"]:
         """Return the logits of one image, in the image's dtype."""
-        layers.check_image(image, self.image_shape[2])
-        if image.shape != self.image_shape:
-            validate.refuse(
-                "image shape",
-                image.shape,
-                f"must be {self.image_shape}",
-                "the position embeddings fit that one size; create the model for this",
-            )
+        layers.check_image_shape(image, self.image_shape, "the position embeddings fit")
         patches = self.patches(image)
         patches = patches.reshape(-1, patches.shape[-1])
         rows = jnp.pad(patches, ((1, 0), (0, 0)))

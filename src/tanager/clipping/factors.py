@@ -1,0 +1,44 @@
+"""From squared norms to what each example counts for in the sum."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+
+class Weights(NamedTuple):
+    """What each example counts for in the sum.
+
+    Attributes:
+        factors: c_i = min(1, C/‖g_i‖).
+        counted: examples that are no padding and have a finite norm.
+        finite: whether the norms of all rows are finite, padding included.
+    """
+
+    factors: Float[Array, " b"]
+    counted: Bool[Array, " b"]
+    finite: Bool[Array, ""]
+
+
+def weights_of(
+    norms: Float[Array, " b"], mask: Bool[Array, " b"], clip_norm: float
+) -> Weights:
+    """Return what examples with these gradient norms count for."""
+    finite = jnp.isfinite(norms)
+    # A zero norm gives the factor 1; `where` and not a product, since 0·NaN is NaN.
+    factors = jnp.minimum(1.0, clip_norm / jnp.where(norms > 0, norms, clip_norm))
+    return Weights(factors, mask & finite, jnp.all(finite))
+
+
+def norms_of(squares: Sequence[Float[Array, " b"]], rows: int) -> Float[Array, " b"]:
+    """Return the root of a sum of squared norms, as wide as the widest of them."""
+    dtypes = [square.dtype for square in squares] or [jnp.dtype(jnp.float32)]
+    widest = max(dtypes, key=lambda dtype: dtype.itemsize)
+    zero = jnp.zeros(rows, widest)
+    return jnp.sqrt(sum((square.astype(widest) for square in squares), zero))
+
+
+def by_row(values: Array, like: Array) -> Array:
+    """Return one value for each row, shaped to be broadcast over `like`."""
+    return values.reshape((-1,) + (1,) * (like.ndim - 1))
