@@ -18,6 +18,7 @@ FLOORS = {
     "_version": 0,
     "_validate": 0,
     "_files": 0,
+    "_heap": 0,
     "seed": 0,
     "sampling": 0,
     "privacy": 0,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from tanager import __version__
 from tanager import _validate as validate
+from tanager._heap import keep_freed_memory
 
 
 _COMMANDS = {
@@ -41,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[0] == "--version":
         print(f"tanager {__version__}")
         return 0
+    keep_freed_memory()
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = _show_warning

@@ -29,15 +29,21 @@ def per_example(
     rows = mask.shape[0]
     value_and_grad = jax.value_and_grad(loss)
 
-    found = _with_norms(*jax.vmap(value_and_grad, (None, 0))(params, batch), rows)
+    def together() -> tuple[Array, PyTree, Array]:
+        losses, gradients = jax.vmap(value_and_grad, (None, 0))(params, batch)
+        return _with_norms(losses, gradients, rows)
+
+    def apart() -> tuple[Array, PyTree, Array]:
+        found = jax.lax.map(lambda example: value_and_grad(params, example), batch)
+        return _with_norms(found[0], found[1], rows)
+
+    found = together()
     # XLA may compute a batch of small convolutions as one large one with zeros between,
     # and 0·NaN is NaN: with such a row, every example is computed for itself.
     losses, gradients, norms = jax.lax.cond(
         jnp.all(jnp.isfinite(found[2])),
         lambda: found,
-        lambda: _with_norms(
-            *jax.lax.map(lambda one: value_and_grad(params, one), batch), rows
-        ),
+        apart,
     )
     factors, counted, _ = weights_of(norms, mask, clip_norm)
 
