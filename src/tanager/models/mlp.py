@@ -55,13 +55,17 @@ class MLP(eqx.Module):
         self.head = linears[-1]
         self.image_shape = tuple(image_shape)
 
-    def __call__(self, image: Array) -> Float[Array, " classes"]:
-        """Return the logits of one image or feature vector, in its dtype."""
+    def features(self, image: Array) -> Float[Array, " features"]:
+        """Return what the head sees: the last hidden units, or the input flattened."""
         self._check(image)
         values = image.reshape(-1)
         for linear in self.hidden:
             values = jax.nn.relu(linear(values))
-        return self.head(values)
+        return values
+
+    def __call__(self, image: Array) -> Float[Array, " classes"]:
+        """Return the logits of one image or feature vector, in its dtype."""
+        return self.head(self.features(image))
 
     def _check(self, image: Array) -> None:
         if len(self.image_shape) == 3:

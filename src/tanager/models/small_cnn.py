@@ -86,9 +86,13 @@ class SmallCNN(eqx.Module):
         self.head = layers.Linear(height * width * channels, classes, key=key)
         self.image_shape = image_shape
 
-    def __call__(self, image: Array) -> Float[Array, " classes"]:
-        """Return the logits of one image, in the image's dtype."""
+    def features(self, image: Array) -> Float[Array, " features"]:
+        """Return what the head sees of one image: the last stage, flattened."""
         layers.check_image_shape(image, self.image_shape, "the last layer fits")
         for stage in self.stages:
             image = stage(image)
-        return self.head(image.reshape(-1))
+        return image.reshape(-1)
+
+    def __call__(self, image: Array) -> Float[Array, " classes"]:
+        """Return the logits of one image, in the image's dtype."""
+        return self.head(self.features(image))

@@ -225,8 +225,8 @@ class VisionTransformer(eqx.Module):
         self.head = layers.Linear(variant.width, classes, key=head_key)
         self.image_shape = image_shape
 
-    def __call__(self, image: Array) -> Float[Array, " classes"]:
-        """Return the logits of one image, in the image's dtype."""
+    def features(self, image: Array) -> Float[Array, " d"]:
+        """Return what the head sees of one image: the normalised class token."""
         layers.check_image_shape(image, self.image_shape, "the position embeddings fit")
         patches = self.patches(image)
         patches = patches.reshape(-1, patches.shape[-1])
@@ -237,7 +237,11 @@ class VisionTransformer(eqx.Module):
         for block in self.blocks:
             tokens = block(tokens)
         # The head sees the class token alone, and the norm works token by token.
-        return self.head(self.norm(tokens[0]))
+        return self.norm(tokens[0])
+
+    def __call__(self, image: Array) -> Float[Array, " classes"]:
+        """Return the logits of one image, in the image's dtype."""
+        return self.head(self.features(image))
 
 
 def _embedding(key: PRNGKeyArray, shape: tuple[int, ...]) -> Array:

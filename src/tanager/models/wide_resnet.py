@@ -202,11 +202,15 @@ class WideResNet(eqx.Module):
         self.channels_in = channels_in
         self.order = normalisation_order
 
-    def __call__(self, image: Array) -> Float[Array, " classes"]:
-        """Return the logits of one image, in the image's dtype."""
+    def features(self, image: Array) -> Float[Array, " features"]:
+        """Return what the head sees of one image: the mean over all pixels."""
         layers.check_image(image, self.channels_in)
         image = self.stem(image)
         for block in self.blocks:
             image = block(image)
         image = _normalise(self.norm, image, self.order)
-        return self.head(jnp.mean(image, axis=(0, 1)))
+        return jnp.mean(image, axis=(0, 1))
+
+    def __call__(self, image: Array) -> Float[Array, " classes"]:
+        """Return the logits of one image, in the image's dtype."""
+        return self.head(self.features(image))

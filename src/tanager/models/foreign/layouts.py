@@ -1,0 +1,53 @@
+"""How the axes of a tensor differ between this library and another."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Layout(NamedTuple):
+    """Two functions, each the other's inverse.
+
+    Attributes:
+        to_ours: from their array to ours.
+        to_theirs: from our array to theirs.
+    """
+
+    to_ours: Callable[[np.ndarray], np.ndarray]
+    to_theirs: Callable[[np.ndarray], np.ndarray]
+
+
+class Foreign(NamedTuple):
+    """One tensor of another library.
+
+    Attributes:
+        name: of the tensor in their file.
+        layout: of its axes.
+    """
+
+    name: str
+    layout: Layout
+
+
+def _permuted(*axes: int) -> Layout:
+    back = tuple(int(axis) for axis in np.argsort(axes))
+    return Layout(lambda a: np.transpose(a, axes), lambda a: np.transpose(a, back))
+
+
+def _without(*axes: int) -> Layout:
+    """Axes of length 1 that only they have."""
+    return Layout(lambda a: np.squeeze(a, axes), lambda a: np.expand_dims(a, axes))
+
+
+SAME = Layout(lambda a: a, lambda a: a)
+LINEAR = _permuted(1, 0)
+"""Theirs [out, in]."""
+CONV = _permuted(2, 3, 1, 0)
+"""Theirs [out, in, height, width]; ours [height, width, in, out]."""
+FIRST_AXIS = _without(0)
+"""Theirs [1, …]."""
+FIRST_TWO_AXES = _without(0, 1)
+"""Theirs [1, 1, …]."""
+GAIN = _without(1, 2, 3)
+"""Theirs [out, 1, 1, 1]."""

@@ -1,0 +1,30 @@
+import numpy as np
+import pytest
+
+from tanager.models.foreign import layouts
+
+
+CASES = {
+    "SAME": ((3, 2), (3, 2)),
+    "LINEAR": ((5, 3), (3, 5)),
+    "CONV": ((7, 4, 3, 2), (3, 2, 4, 7)),
+    "FIRST_AXIS": ((1, 5, 3), (5, 3)),
+    "FIRST_TWO_AXES": ((1, 1, 3), (3,)),
+    "GAIN": ((6, 1, 1, 1), (6,)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_axes_go_where_the_name_says_and_back(name):
+    layout = getattr(layouts, name)
+    theirs, ours = CASES[name]
+    array = np.arange(np.prod(theirs)).reshape(theirs)
+    moved = layout.to_ours(array)
+    assert moved.shape == ours
+    assert np.array_equal(layout.to_theirs(moved), array)
+
+
+def test_a_kernel_keeps_its_entries():
+    theirs = np.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)
+    ours = layouts.CONV.to_ours(theirs)
+    assert ours[1, 2, 0, 1] == theirs[1, 0, 1, 2]
