@@ -113,9 +113,9 @@ class DividesByTheDrawnBatch(Step):
 
 
 class CountsPadding(Step):
-    def _accumulate(self, params, accumulator, batch, mask, indices, key):
-        mask = jnp.ones_like(mask)
-        return super()._accumulate(params, accumulator, batch, mask, indices, key)
+    def accumulate(self, params, accumulator, batch, mask, indices, key):
+        everyone = np.ones_like(mask)
+        return super().accumulate(params, accumulator, batch, everyone, indices, key)
 
 
 class ForgetsTheNoise(Step):

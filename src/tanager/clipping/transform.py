@@ -73,10 +73,19 @@ class ClippedGrad:
         clip_norm: the clipping norm C.
         strategy: the name of the clipping strategy.
         memory: ``"default"`` or ``"low"``, see `clipped_grad`.
+        trainable: which leaves are trained, see `clipped_grad`.
     """
 
-    def __init__(self, loss: Callable, clip_norm: float, strategy: str, memory: str):
+    def __init__(
+        self,
+        loss: Callable,
+        clip_norm: float,
+        strategy: str,
+        memory: str,
+        trainable: PyTree | Callable | None = None,
+    ):
         self.loss = loss
+        self.trainable = trainable
         self.clip_norm = clip_norm
         self.strategy = strategy
         self.memory = memory
@@ -95,7 +104,8 @@ class ClippedGrad:
         """Clip every example's gradient and add them up.
 
         Args:
-            params: pytree of arrays, or an Equinox module; float leaves are trained.
+            params: pytree of arrays, or an Equinox module; its float leaves are
+                trained, or those of them that `trainable` names.
             batch: pytree of arrays with one leading axis of B rows.
             mask: bool[B], True for examples, False for padding; None for all True.
 
@@ -171,7 +181,7 @@ class ClippedGrad:
 
     def _split(self, params: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
         """Return what is trained and what is not, having checked both."""
-        trainable, fixed = eqx.partition(params, eqx.is_inexact_array)
+        trainable, fixed = split(params, self.trainable)
         shapes = _shapes((eqx.filter(params, eqx.is_array), batch))
         if shapes not in self._checked:
             _refuse_cross_example_layers(params)
@@ -235,6 +245,7 @@ def clipped_grad(
     clip_norm: float,
     strategy: str = "auto",
     memory: str = "default",
+    trainable: PyTree | Callable | None = None,
 ) -> ClippedGrad:
     """Transform the loss of ONE example into a sum of clipped per-example gradients.
 
@@ -246,6 +257,10 @@ def clipped_grad(
         strategy: how the clipping is computed, never what: one of `STRATEGIES`.
         memory: ``"default"``; ``"low"`` clips each physical batch in two halves, one
             after the other, for about half the memory.
+        trainable: which float leaves are trained: a pytree of booleans like `params`,
+            or a prefix of it, or a function from a leaf to a boolean; None for all.
+            The others are constants: no gradient of them is formed, and none counts
+            for the norms.
 
     Returns:
         A function of ``(params, batch, mask)``, usable under `jax.jit`.
@@ -259,7 +274,32 @@ def clipped_grad(
     validate.positive(clip_norm=clip_norm, remedy="the papers use 1.0")
     validate.one_of(STRATEGIES, strategy=strategy)
     validate.one_of(MEMORY, memory=memory)
-    return ClippedGrad(loss, float(clip_norm), strategy, memory)
+    return ClippedGrad(loss, float(clip_norm), strategy, memory, trainable)
+
+
+def split(
+    params: PyTree, trainable: PyTree | Callable | None = None
+) -> tuple[PyTree, PyTree]:
+    """Return the leaves that are trained and the others, None in each other's place.
+
+    Args:
+        params: pytree of arrays, or an Equinox module.
+        trainable: as of `clipped_grad`.
+
+    Raises:
+        ValueError: `trainable` does not fit `params`.
+    """
+    numbers, others = eqx.partition(params, eqx.is_inexact_array)
+    if trainable is None:
+        return numbers, others
+    try:
+        trained, frozen = eqx.partition(numbers, trainable)
+    except ValueError as error:
+        raise ValueError(
+            "trainable must be a function of a leaf, or a pytree of booleans with the "
+            f"structure of params or of a part of it: {error}"
+        ) from error
+    return trained, eqx.combine(frozen, others)
 
 
 def _pieces(rows: int, memory: str) -> list[tuple[int, int]]:

@@ -79,25 +79,24 @@ def fingerprints(
     The loss, the augmentation and the optimizer are told apart by the computation JAX
     traces of them; data by up to 1024 evenly spaced examples and their number.
     """
-    some = np.linspace(0, len(source) - 1, min(len(source), _SAMPLED_EXAMPLES))
-    rows = gather(source, some.astype(np.int64))
+    one = gather(source, np.zeros(1, np.int64))
     example = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), rows
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), one
     )
     gradient = jax.tree.map(jnp.zeros_like, params)
     optimizer_state = step.optimizer.init(params)
     key = jax.random.wrap_key_data(jnp.zeros(2, jnp.uint32), impl="threefry2x32")
     parts = {
-        "loss": _computation(step.example_loss, params, example),
-        "optimizer": _computation(
+        "loss": computation(step.example_loss, params, step.frozen, example),
+        "optimizer": computation(
             step.optimizer.update, gradient, optimizer_state, params
         ),
         "augmentation": b"none"
         if step.augment is None
-        else _computation(step.augment, key, example),
-        "initial parameters": _arrays((params, optimizer_state)),
-        "fixed parameters": _arrays(fixed),
-        "data": str(len(source)).encode() + _arrays(rows),
+        else computation(step.augment, key, example),
+        "initial parameters": contents((params, optimizer_state)),
+        "fixed parameters": contents(fixed),
+        "data": sample(source),
     }
     return {name: seed.fingerprint(content) for name, content in parts.items()}
 
@@ -149,13 +148,22 @@ def settle(
     return seed.fingerprint(stream.encode())[:16]
 
 
-def _computation(function: Callable, *arguments: Any) -> bytes:
+def sample(source: Any) -> bytes:
+    """Return the number of examples and a digest of 1024 evenly spaced ones."""
+    some = np.linspace(0, len(source) - 1, min(len(source), _SAMPLED_EXAMPLES))
+    rows = gather(source, some.astype(np.int64))
+    return str(len(source)).encode() + contents(rows)
+
+
+def computation(function: Callable, *arguments: Any) -> bytes:
+    """Return the text of what JAX traces of a function, and a digest of constants."""
     closed = jax.make_jaxpr(function)(*arguments)
     text = re.sub(r"0x[0-9a-f]+", "", str(closed.jaxpr))
-    return text.encode() + _arrays(closed.consts)
+    return text.encode() + contents(closed.consts)
 
 
-def _arrays(tree: PyTree) -> bytes:
+def contents(tree: PyTree) -> bytes:
+    """Return a digest of a pytree's arrays and numbers and where they stand in it."""
     digest = hashlib.blake2b()
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if isinstance(leaf, jax.Array | np.ndarray | np.generic | float | int):

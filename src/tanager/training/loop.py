@@ -15,6 +15,7 @@ import optax
 from jaxtyping import PyTree
 
 from tanager import _validate as validate
+from tanager.clipping.transform import split
 from tanager.data import as_source, gather
 from tanager.privacy import accountant
 from tanager.privacy.ledger import Ledger
@@ -39,7 +40,7 @@ def train(
     *,
     delta: float,
     optimizer: optax.GradientTransformation,
-    clip_norm: float = 1.0,
+    clip_norm: float | None = 1.0,
     out: str | Path | None = None,
     seed: int | None = None,
     augment: Callable[[jax.Array, Any], Any] | None = None,
@@ -48,6 +49,8 @@ def train(
     physical_batch_size: int = 256,
     strategy: str = "auto",
     memory: str = "default",
+    trainable: PyTree | Callable[[Any], bool] | None = None,
+    finish: Callable[[PyTree], PyTree] = lambda model: model,
     evaluate: Callable[[PyTree], Evaluation] | None = None,
     evaluate_every: int | None = None,
     checkpoint_seconds: float = 30.0,
@@ -64,7 +67,8 @@ def train(
     Args:
         loss: ``loss(params, example) -> scalar`` for ONE example.
         params: initial parameters: a pytree of arrays or an Equinox module; its float
-            leaves are trained. They must not depend on the private data.
+            leaves are trained, or those that `trainable` names. They must not depend on
+            the private data.
         data: the private examples: a pytree of arrays with one leading axis, or
             anything with ``len(data)`` and ``data[index] -> example``.
         mechanism: sample rate, noise multiplier and steps, from
@@ -74,7 +78,8 @@ def train(
         optimizer: optax transformation; it is given the noisy sum of gradients clipped
             to norm 1, divided by the expected batch size (equation 3 of the Unlocking
             paper), so the learning rate does not depend on `clip_norm`.
-        clip_norm: C.
+        clip_norm: C; None trains WITHOUT privacy, on gradients as they are, and takes a
+            mechanism with noise multiplier 0. It is for pretraining on public data.
         out: the run's folder; None trains without files, and without resuming.
         seed: None draws the secret from the operating system; a number makes the run
             reproducible by anyone and therefore NOT private.
@@ -88,6 +93,10 @@ def train(
         strategy: how `tanager.clipped_grad` clips. ``"auto"`` measures this device
             first where that pays, once for each model and physical batch size.
         memory: ``"low"`` clips for less memory, see `tanager.clipped_grad`.
+        trainable: which float leaves are trained, see `tanager.clipped_grad`; the
+            others stay as they are and cost no gradient, noise or optimizer memory.
+        finish: from the trained model to the model that is handed over, such as
+            `tanager.models.merge`. It must not look at private data.
         evaluate: function of parameters, such as `tanager.Classification`; called
             with the parameters and with their average.
         evaluate_every: steps between evaluations; a twentieth of the run by default.
@@ -105,6 +114,13 @@ def train(
     # 1. Refuse bad input before anything is made or spent.
     source = as_source(data)
     _check(mechanism, delta, len(source), augment, augmentation_multiplicity)
+    if clip_norm is None and mechanism.noise_multiplier > 0:
+        validate.refuse(
+            "clip_norm",
+            clip_norm,
+            f"must be a number with noise of multiplier {mechanism.noise_multiplier:g}",
+            "noise only protects clipped gradients; the papers use 1.0",
+        )
     every = evaluate_every or max(1, mechanism.steps // 20)
     validate.whole(
         evaluate_every=every, physical_batch_size=physical_batch_size, at_least=1
@@ -113,7 +129,7 @@ def train(
     validate.not_negative(ema_decay=ema_decay)
     if ema_decay >= 1:
         validate.refuse("ema_decay", ema_decay, "must be below 1")
-    trained, fixed = eqx.partition(params, eqx.is_inexact_array)
+    trained, fixed = split(params, trainable)
 
     def step_with(secret: Seed) -> Step:
         return Step(
@@ -155,6 +171,7 @@ def train(
         "memory": memory,
         "clipping": clipping.fingerprint,
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(trained)),
+        "frozen_parameters": sum(leaf.size for leaf in jax.tree.leaves(step.frozen)),
         "versions": identity.versions(),
     }
     state = step.start(trained)
@@ -209,8 +226,8 @@ def train(
             position.ledger,
             mechanism,
             config,
-            state,
-            fixed,
+            finish(eqx.combine(state.params, fixed)),
+            finish(eqx.combine(state.average, fixed)),
             evaluations or _evaluate(evaluate, state, fixed),
             private=secret.private,
             seconds=clock.seconds(),

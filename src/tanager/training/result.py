@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import equinox as eqx
 from jaxtyping import PyTree
 
 from tanager.models import weights
@@ -17,7 +16,6 @@ from tanager.report import html
 from tanager.training import identity
 from tanager.training.evaluate import Evaluation
 from tanager.training.run_folder import RunFolder, write_json
-from tanager.training.step import State
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,8 +48,8 @@ def hand_over(
     ledger: Ledger,
     mechanism: Mechanism,
     config: Mapping[str, Any],
-    state: State,
-    fixed: PyTree,
+    params: PyTree,
+    average: PyTree,
     evaluations: tuple[Evaluation, Evaluation] | None,
     *,
     private: bool,
@@ -88,8 +86,6 @@ def hand_over(
         "examples_per_second": examples_per_second,
         "versions": identity.versions(),
     }
-    params = eqx.combine(state.params, fixed)
-    average = eqx.combine(state.average, fixed)
     if folder is not None:
         names = ("epsilon", "delta", "adjacency", "accountant", "private", "steps")
         # One string: safetensors keeps several in no fixed order.

@@ -11,7 +11,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, Key, PyTree
 
 from tanager.clipping import ClippedGrad, Explanation, clipped_grad
 from tanager.clipping.precision import accumulation_dtype
@@ -22,6 +22,7 @@ from tanager.privacy.mechanism import Mechanism
 from tanager.sampling import PoissonSampler
 from tanager.seed import Seed
 from tanager.training import ema
+from tanager.training.plain import PlainGrad
 
 
 class State(NamedTuple):
@@ -65,13 +66,16 @@ class Step:
     One mechanism feeds the sampler (`sampler`) and the noise (`noise`).
 
     Args:
-        loss: ``loss(params, example) -> scalar``, for one example and one view.
-        fixed: the leaves of the model that are not trained.
+        loss: ``loss(model, example) -> scalar``, for one example and one view.
+        fixed: the leaves of the model that are not trained, None in place of those that
+            are. Arrays among them are arguments of the compiled functions: a constant
+            would be kept twice, and folded for minutes.
         optimizer: optax transformation, given the gradient in braces above over q·N.
         mechanism: q, σ and the number of steps.
         examples: N.
         seed: the run's secret.
-        clip_norm: C.
+        clip_norm: C; None for gradients as they are, which is not private and takes a
+            mechanism without noise.
         strategy: clipping strategy.
         memory: of the clipping, see `clipped_grad`.
         augment: ``augment(key, example) -> example``, or None for the example itself.
@@ -89,34 +93,43 @@ class Step:
         examples: int,
         seed: Seed,
         *,
-        clip_norm: float,
+        clip_norm: float | None,
         strategy: str,
         memory: str = "default",
         augment: Callable | None,
         multiplicity: int,
         ema_decay: float,
     ):
-        def whole_loss(params: PyTree, example: Any) -> Array:
-            return loss(eqx.combine(params, fixed), example)
+        def mean_over_views(model: PyTree, views: Any) -> Array:
+            return jnp.mean(jax.vmap(lambda view: loss(model, view))(views))
 
-        def mean_over_views(params: PyTree, views: Any) -> Array:
-            return jnp.mean(jax.vmap(whole_loss, (None, 0))(params, views))
-
-        self.example_loss = whole_loss
-        self.grad_fn: ClippedGrad = clipped_grad(
-            whole_loss if multiplicity == 0 else mean_over_views,
-            clip_norm=clip_norm,
-            strategy=strategy,
-            memory=memory,
+        self._loss = loss
+        self._frozen, self._static = eqx.partition(fixed, eqx.is_array)
+        whole = loss if multiplicity == 0 else mean_over_views
+        trainable = jax.tree.map(
+            lambda leaf: leaf is None, fixed, is_leaf=lambda leaf: leaf is None
         )
+        self.grad_fn: ClippedGrad | PlainGrad
+        if clip_norm is None:
+            self.grad_fn = PlainGrad(whole, trainable)
+        else:
+            self.grad_fn = clipped_grad(
+                whole,
+                clip_norm=clip_norm,
+                strategy=strategy,
+                memory=memory,
+                trainable=trainable,
+            )
         self.sampler = PoissonSampler(mechanism, examples, seed)
-        self.noise = GaussianNoise(mechanism, self.grad_fn.sensitivity, seed)
+        # Without clipping there is no sensitivity, and no noise to fit to it.
+        self._unit = 1.0 if clip_norm is None else self.grad_fn.sensitivity
+        self.noise = GaussianNoise(mechanism, self._unit, seed)
         self.optimizer = optimizer
         self.augment = augment
         self.multiplicity = multiplicity
         self.ema_decay = ema_decay
         self._seed = seed
-        self.accumulate = jax.jit(self._accumulate, donate_argnums=1)
+        self._accumulate_jitted = jax.jit(self._accumulate, donate_argnums=2)
         self.apply = jax.jit(self._apply, donate_argnums=0)
 
     def check(self, params: PyTree, batch: PyTree) -> None:
@@ -128,6 +141,7 @@ class Step:
         jax.eval_shape(
             self._accumulate,
             params,
+            self._frozen,
             self.zero(params),
             batch,
             jnp.ones(1, bool),
@@ -163,8 +177,22 @@ class Step:
 
         shapes = jax.eval_shape(views, batch)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        self.grad_fn.tune(params, zeros, report)
-        return self.grad_fn.explain(params, zeros)
+        model = self.model(params)
+        self.grad_fn.tune(model, zeros, report)
+        return self.grad_fn.explain(model, zeros)
+
+    def model(self, params: PyTree) -> PyTree:
+        """Return the whole model: the trained leaves among those that are not."""
+        return eqx.combine(params, self._frozen, self._static)
+
+    def example_loss(self, params: PyTree, frozen: PyTree, example: Any) -> Array:
+        """Return the loss of one example and view, for fingerprints."""
+        return self._loss(eqx.combine(params, frozen, self._static), example)
+
+    @property
+    def frozen(self) -> PyTree:
+        """The arrays that are not trained."""
+        return self._frozen
 
     def start(self, params: PyTree) -> State:
         """Return the state before the first update."""
@@ -204,16 +232,41 @@ class Step:
 
         return jax.vmap(example_views)(indices, batch)
 
+    def accumulate(
+        self,
+        params: PyTree,
+        accumulator: Accumulator,
+        batch: PyTree,
+        mask: Bool[ArrayLike, " b"],
+        indices: Int[ArrayLike, " b"],
+        key: Key[Array, ""],
+    ) -> Accumulator:
+        """Add the clipped gradients of one physical batch; compiled once.
+
+        Args:
+            params: the trained leaves.
+            accumulator: what was added up so far; its memory is used again.
+            batch: B rows of examples.
+            mask: which rows are examples.
+            indices: of the examples among the N.
+            key: of the step's augmentation.
+        """
+        return self._accumulate_jitted(
+            params, self._frozen, accumulator, batch, mask, indices, key
+        )
+
     def _accumulate(
         self,
         params: PyTree,
+        frozen: PyTree,
         accumulator: Accumulator,
         batch: PyTree,
         mask: Bool[Array, " b"],
         indices: Int[Array, " b"],
         key: Key[Array, ""],
     ) -> Accumulator:
-        out = self.grad_fn(params, self.views(batch, indices, key), mask)
+        model = eqx.combine(params, frozen, self._static)
+        out = self.grad_fn(model, self.views(batch, indices, key), mask)
         finite = jnp.isfinite(out.norms)
         usable = mask & finite & jnp.isfinite(out.losses)
         losses = jnp.where(usable, out.losses, 0).astype(jnp.float32)
@@ -233,7 +286,7 @@ class Step:
         keys: Key[Array, " draws"],
         step: Int[Array, ""],
     ) -> State:
-        scale = 1 / (self.grad_fn.clip_norm * self.sampler.expected_batch_size)
+        scale = 1 / (self._unit * self.sampler.expected_batch_size)
         gradient = jax.tree.map(
             lambda leaf, param: (leaf * scale).astype(param.dtype),
             self.noise.add(total, keys),

@@ -1,0 +1,137 @@
+"""Features of a frozen model, computed once: what a last layer is trained on.
+
+Without augmentation every step would push the same images through the same frozen
+layers. Here they go through once, into a file that later runs read instead.
+"""
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PyTree
+
+from tanager import _validate as validate
+from tanager.data import ArraySource, as_source, gather
+from tanager.sampling import pack
+from tanager.training import identity
+from tanager.training.run_folder import write_json
+
+
+_SAVE_SECONDS = 5.0
+
+
+def cache_features(
+    features: Callable[[PyTree, Any], Array],
+    model: PyTree,
+    data: Any,
+    folder: str | Path,
+    *,
+    physical_batch_size: int = 256,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> ArraySource:
+    """Compute the features of every example, or read those that are there.
+
+    The folder holds a memory-mapped array and says which weights, which function and
+    which data it was made of (their number, and up to 1024 of them). A pass that was
+    cut off goes on where it stopped. Features of private examples are as private as
+    the examples: the folder can be read by its owner only.
+
+    Args:
+        features: ``features(model, example) -> float[d]`` for ONE example.
+        model: pytree of arrays, or an Equinox module.
+        data: examples ``{"label": ..., ...}``: a source or arrays in memory.
+        folder: where to keep them; made if it is not there.
+        physical_batch_size: examples computed on at once.
+        progress: called with (examples done, all examples).
+
+    Returns:
+        Examples ``{"features": float32[d], "label": int32[]}``, in the order of `data`;
+        the features are read from disk as they are asked for.
+
+    Raises:
+        ValueError: the folder holds features of other weights, data or of another
+            function, or there is no room for them on the disk.
+    """
+    validate.whole(physical_batch_size=physical_batch_size, at_least=1)
+    source, place = as_source(data), Path(folder)
+    examples = len(source)
+    one = jax.tree.map(lambda leaf: leaf[0], gather(source, np.zeros(1, np.int64)))
+    arrays, static = eqx.partition(model, eqx.is_array)
+
+    def of_example(arrays: PyTree, example: Any) -> Array:
+        return features(eqx.combine(arrays, static), example).astype(jnp.float32)
+
+    (width,) = jax.eval_shape(of_example, arrays, one).shape
+    made_of = {
+        "function": identity.computation(of_example, arrays, one).hex(),
+        "weights": identity.contents(arrays).hex(),
+        "data": identity.sample(source).hex(),
+        "shape": [examples, width],
+    }
+    done = _begin(place, made_of)
+    values = np.lib.format.open_memmap(place / "features.npy", mode="r+")
+    labels = np.lib.format.open_memmap(place / "labels.npy", mode="r+")
+    compute = jax.jit(jax.vmap(of_example, (None, 0)))
+    saved = time.monotonic()
+    progress(done, examples)
+    size = min(physical_batch_size, examples)
+    for indices, mask in pack(np.arange(done, examples), size):
+        batch = gather(source, indices)
+        rows = indices[mask]
+        values[rows] = np.asarray(compute(arrays, batch))[mask]
+        labels[rows] = np.asarray(batch["label"])[mask]
+        done += len(rows)
+        progress(done, examples)
+        if time.monotonic() - saved > _SAVE_SECONDS or done == examples:
+            values.flush()
+            labels.flush()
+            write_json(place / "features.json", {**made_of, "done": done})
+            saved = time.monotonic()
+    return ArraySource(
+        {
+            "features": np.load(place / "features.npy", mmap_mode="r"),
+            "label": np.load(place / "labels.npy"),
+        }
+    )
+
+
+def _begin(place: Path, made_of: dict[str, Any]) -> int:
+    """Make the files, or check whose they are; return how many examples are done."""
+    record = place / "features.json"
+    if record.exists():
+        found = json.loads(record.read_text())
+        differ = [name for name in made_of if found.get(name) != made_of[name]]
+        if differ:
+            validate.refuse(
+                "features",
+                str(place),
+                f"holds features of another {', '.join(differ)}",
+                "delete the folder, or name another one",
+            )
+        return found["done"]
+    examples, width = made_of["shape"]
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.chmod(place, 0o700)
+    needed, free = 4 * examples * (width + 1), shutil.disk_usage(place).free
+    if needed > free:
+        validate.refuse(
+            "features",
+            str(place),
+            f"needs {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free",
+            "name a folder on another disk",
+        )
+    for name, shape, dtype in (
+        ("features.npy", (examples, width), np.float32),
+        ("labels.npy", (examples,), np.int32),
+    ):
+        np.lib.format.open_memmap(place / name, "w+", dtype, shape).flush()
+    write_json(record, {**made_of, "done": 0})
+    return 0

@@ -1,0 +1,64 @@
+"""Sums of gradients without clipping: for training that is NOT private."""
+
+import math
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, PyTree
+
+from tanager.clipping import ClippedGradient, Explanation
+from tanager.clipping.precision import widen
+from tanager.clipping.transform import split
+
+
+class PlainGrad:
+    """What `tanager.clipped_grad` makes, but nothing is clipped: no sensitivity.
+
+    Attributes:
+        clip_norm: infinity.
+        sensitivity: infinity.
+
+    Args:
+        loss: ``loss(params, example) -> scalar``, written for one example.
+        trainable: which leaves are trained, see `tanager.clipped_grad`.
+    """
+
+    clip_norm = math.inf
+    sensitivity = math.inf
+
+    def __init__(self, loss: Callable, trainable: PyTree | Callable | None = None):
+        self._loss = loss
+        self._trainable = trainable
+
+    def __call__(
+        self, params: PyTree, batch: PyTree, mask: Bool[Array, " b"]
+    ) -> ClippedGradient:
+        """Add up the gradients of the examples; norms are not known, and are 0.
+
+        Args:
+            params: pytree of arrays, or an Equinox module.
+            batch: pytree of arrays with one leading axis of B rows, all finite.
+            mask: which rows are examples.
+        """
+        trained, fixed = split(params, self._trainable)
+
+        def total(trained: PyTree) -> tuple[Array, Array]:
+            model = eqx.combine(trained, fixed)
+            losses = jax.vmap(lambda example: self._loss(model, example))(batch)
+            losses = jnp.where(mask, losses, 0)
+            return jnp.sum(losses), losses
+
+        gradient, losses = jax.grad(total, has_aux=True)(trained)
+        losses = widen(losses)
+        gradient = jax.tree.map(widen, gradient)
+        return ClippedGradient(gradient, jnp.zeros_like(losses), losses)
+
+    def tune(self, params: PyTree, batch: PyTree, report: Callable | None = None):
+        """Do nothing: there is one way only."""
+
+    def explain(self, params: PyTree, batch: PyTree) -> Explanation:
+        """Return a table without taps."""
+        rows = jax.tree.leaves(batch)[0].shape[0]
+        return Explanation("none", rows, ())

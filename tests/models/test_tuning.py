@@ -1,0 +1,227 @@
+import re
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tanager import clipped_grad, models
+from tanager.models import layers, tuning
+from tanager.models.vit import Variant, VisionTransformer
+from tanager.models.wide_resnet import WideResNet
+
+
+KEY = jax.random.key(0)
+IMAGE = (8, 8, 3)
+
+
+def transformer():
+    return VisionTransformer(Variant(12, 2, 3), 4, 5, IMAGE, key=KEY)
+
+
+def wide_resnet():
+    return WideResNet(10, 1, 5, key=KEY)
+
+
+class NormFree(eqx.Module):
+    stem: layers.StandardisedConv
+    head: layers.Linear
+
+    def __init__(self):
+        self.stem = layers.StandardisedConv(3, 4, 3, bias=True, gain=True, key=KEY)
+        self.head = layers.Linear(4, 5, key=KEY)
+
+    def features(self, image):
+        return jnp.mean(self.stem(image), axis=(0, 1))
+
+    def __call__(self, image):
+        return self.head(self.features(image))
+
+
+def names(model, marks):
+    """Dotted names of the leaves that are trained."""
+    found = set()
+    for (path, leaf), mark in zip(
+        jax.tree_util.tree_leaves_with_path(model),
+        jax.tree.leaves(marks),
+        strict=True,
+    ):
+        if mark:
+            assert eqx.is_inexact_array(leaf)
+            found.add(jax.tree_util.keystr(path, simple=True, separator="."))
+    return found
+
+
+def loss(model, example):
+    logits = model(example["image"])
+    return jax.nn.logsumexp(logits) - logits[example["label"]]
+
+
+def batch(rows=3):
+    pixels = np.random.default_rng(0).standard_normal((rows, *IMAGE))
+    return {
+        "image": jnp.asarray(pixels, jnp.float32),
+        "label": jnp.arange(rows, dtype=jnp.int32),
+    }
+
+
+def test_everything_or_the_head_alone():
+    model = transformer()
+    same, marks = tuning.fine_tune(model, "all", key=KEY)
+    assert same is model
+    assert len(names(model, marks)) == len(jax.tree.leaves(model))
+    same, marks = tuning.fine_tune(model, "last-layer", key=KEY)
+    assert names(same, marks) == {"head.weight", "head.bias"}
+
+
+def test_biases_and_norms_of_a_transformer():
+    model, marks = tuning.fine_tune(transformer(), "biases-and-norms", key=KEY)
+    block = {
+        f"blocks.{n}.{leaf}"
+        for n in range(2)
+        for leaf in (
+            "norm1.scale",
+            "norm1.bias",
+            "norm2.scale",
+            "norm2.bias",
+            "attention.qkv.bias",
+            "attention.projection.bias",
+            "expand.bias",
+            "contract.bias",
+        )
+    }
+    rest = {"norm.scale", "norm.bias", "patches.bias", "head.weight", "head.bias"}
+    assert names(model, marks) == block | rest
+
+
+def test_film_is_the_norms_or_the_gains_where_there_are_none():
+    model, marks = tuning.fine_tune(wide_resnet(), "film", key=KEY)
+    norms = {
+        f"blocks.{n}.norm{m}.{leaf}"
+        for n in range(3)
+        for m in (1, 2)
+        for leaf in ("scale", "bias")
+    }
+    head = {"head.weight", "head.bias"}
+    assert names(model, marks) == norms | head | {"norm.scale", "norm.bias"}
+    model, marks = tuning.fine_tune(NormFree(), "film", key=KEY)
+    assert names(model, marks) == head | {"stem.gain", "stem.bias"}
+
+
+def test_low_rank_starts_as_the_model_it_was_and_trains_few():
+    before = transformer()
+    model, marks = tuning.fine_tune(before, "lora", key=KEY, rank=2)
+    image = batch()["image"][0]
+    assert np.array_equal(model(image), before(image))
+    thin = {
+        f"blocks.{n}.{layer}.{leaf}"
+        for n in range(2)
+        for layer in ("attention.qkv", "attention.projection", "expand", "contract")
+        for leaf in ("down", "up")
+    }
+    assert names(model, marks) == thin | {"head.weight", "head.bias"}
+    downs = [block.expand.down for block in model.blocks]
+    assert not np.array_equal(downs[0], downs[1])
+    assert downs[0].shape == (12, 2)
+
+
+def test_a_merged_model_does_the_same_and_has_the_old_leaves():
+    before = transformer()
+    model, marks = tuning.fine_tune(before, "lora", key=KEY, rank=2, alpha=3.0)
+    draw = np.random.default_rng(1)
+    trained, fixed = eqx.partition(model, marks)
+    trained = jax.tree.map(
+        lambda leaf: leaf + jnp.asarray(draw.standard_normal(leaf.shape), leaf.dtype),
+        trained,
+    )
+    model = eqx.combine(trained, fixed)
+    merged = tuning.merge(model)
+    assert jax.tree.structure(merged) == jax.tree.structure(before)
+    image = batch()["image"][0]
+    assert not np.allclose(model(image), before(image), atol=0.1)
+    np.testing.assert_allclose(merged(image), model(image), rtol=2e-4, atol=2e-4)
+
+
+def test_low_rank_is_x_w_plus_alpha_over_r_x_a_b():
+    linear = layers.Linear(4, 3, key=KEY)
+    layer = tuning.LowRankLinear(linear, 2, 5.0, key=KEY)
+    layer = eqx.tree_at(lambda it: it.up, layer, jnp.ones((2, 3)))
+    x = jnp.arange(4.0)
+    expected = x @ linear.weight + linear.bias + 5 / 2 * (x @ layer.down @ layer.up)
+    np.testing.assert_allclose(layer(x), expected, rtol=1e-6)
+    wide = layer(x.astype(jnp.bfloat16))
+    assert wide.dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("what", [w for w in tuning.FINE_TUNING if w != "all"])
+def test_clipping_sees_the_trained_leaves_only(what):
+    model, marks = tuning.fine_tune(transformer(), what, key=KEY, rank=2)
+    trained, fixed = eqx.partition(model, marks)
+
+    def of_trained(trained, example):
+        return loss(eqx.combine(trained, fixed), example)
+
+    expected = clipped_grad(of_trained, clip_norm=0.3, strategy="per_example")(
+        trained, batch()
+    )
+    grad_fn = clipped_grad(loss, clip_norm=0.3, strategy="bk_mixopt", trainable=marks)
+    out = grad_fn(model, batch())
+    np.testing.assert_allclose(out.norms, expected.norms, rtol=1e-5)
+    assert jax.tree.structure(out.sum) == jax.tree.structure(trained)
+    for one, other in zip(
+        jax.tree.leaves(out.sum), jax.tree.leaves(expected.sum), strict=True
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+    table = grad_fn.explain(model, batch())
+    touched = {leaf for row in table.taps for leaf in row.leaves}
+    assert touched == set(range(len(jax.tree.leaves(trained))))
+
+
+def test_a_prefix_or_a_function_marks_leaves_too():
+    model = wide_resnet()
+    head_only = eqx.tree_at(
+        lambda tree: tree.head,
+        jax.tree.map(lambda _: False, model),
+        jax.tree.map(lambda _: True, model.head),
+    )
+    small = lambda leaf: leaf.ndim == 1  # noqa: E731
+    for trainable in (head_only, small):
+        out = clipped_grad(loss, clip_norm=1.0, strategy="bk", trainable=trainable)(
+            model, batch()
+        )
+        marked = eqx.filter(model, trainable)
+        assert jax.tree.structure(out.sum) == jax.tree.structure(marked)
+
+
+def test_marks_of_another_structure_are_refused():
+    grad_fn = clipped_grad(loss, clip_norm=1.0, trainable={"head": True})
+    with pytest.raises(ValueError, match="trainable must be a function of a leaf"):
+        grad_fn(wide_resnet(), batch())
+
+
+@pytest.mark.parametrize(
+    ("model", "what", "message"),
+    [
+        (wide_resnet, "lora", "needs linear layers in blocks, and WideResNet has none"),
+        (wide_resnet, "head", "must be one of all, last-layer"),
+        (lambda: layers.Linear(2, 2, key=KEY), "all", "a linear layer called head"),
+        (
+            lambda: models.create(
+                "linear", classes=3, image_shape=(4,), key=jax.random.key(0)
+            ),
+            "film",
+            "fine_tune (='film') needs parameters that MLP does not have",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(model, what, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        tuning.fine_tune(model(), what, key=KEY)
+
+
+def test_rank_and_alpha_have_limits():
+    with pytest.raises(ValueError, match="rank"):
+        tuning.fine_tune(transformer(), "lora", key=KEY, rank=0)
+    with pytest.raises(ValueError, match="alpha"):
+        tuning.fine_tune(transformer(), "lora", key=KEY, alpha=-1.0)

@@ -1,0 +1,143 @@
+import json
+import os
+import re
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tanager import models
+from tanager.data import ArraySource
+from tanager.training import features as module
+from tanager.training.features import cache_features
+
+
+N, SHAPE = 23, (8, 8, 3)
+
+
+def model(seed=0):
+    return models.create(
+        "small-cnn", classes=4, image_shape=SHAPE, key=jax.random.key(seed)
+    )
+
+
+def data(seed=0):
+    draw = np.random.default_rng(seed)
+    return {
+        "image": draw.integers(0, 256, (N, *SHAPE), np.uint8),
+        "label": np.arange(N, dtype=np.int32) % 4,
+    }
+
+
+def of_example(model, example):
+    return model.features(example["image"].astype(jnp.float32) / 255)
+
+
+class Counting(ArraySource):
+    """A source that can be pulled away after so many gathers."""
+
+    def __init__(self, tree, most=10**9):
+        super().__init__(tree)
+        self.read, self.most = [], most
+
+    def gather(self, indices):
+        if len(self.read) >= self.most:
+            raise OSError("the disk is gone")
+        self.read.append(list(indices))
+        return super().gather(indices)
+
+
+def test_features_are_those_of_one_image_at_a_time(tmp_path):
+    found = cache_features(
+        of_example, model(), data(), tmp_path / "f", physical_batch_size=5
+    )
+    assert len(found) == N
+    run = eqx.filter_jit(of_example)
+    for index in (0, 4, 5, N - 1):
+        image = {"image": data()["image"][index]}
+        np.testing.assert_allclose(
+            found[index]["features"], run(model(), image), rtol=1e-5, atol=1e-6
+        )
+        assert found[index]["label"] == index % 4
+    assert isinstance(found.tree["features"].base, np.memmap)
+
+
+def test_what_is_there_is_read_and_not_computed_again(tmp_path):
+    first = cache_features(of_example, model(), data(), tmp_path / "f")
+    source, calls = Counting(data()), []
+    again = cache_features(
+        of_example,
+        model(),
+        source,
+        tmp_path / "f",
+        progress=lambda done, total: calls.append((done, total)),
+    )
+    np.testing.assert_array_equal(again.tree["features"], first.tree["features"])
+    # One example for its shape, and the sample that says whose features these are.
+    assert len(source.read) == 2
+    assert calls == [(N, N)]
+
+
+def test_a_pass_cut_off_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_SAVE_SECONDS", -1.0)
+    broken = Counting(data(), most=4)
+    with pytest.raises(OSError, match="the disk is gone"):
+        cache_features(
+            of_example, model(), broken, tmp_path / "f", physical_batch_size=5
+        )
+    assert json.loads((tmp_path / "f/features.json").read_text())["done"] == 10
+    source = Counting(data())
+    found = cache_features(
+        of_example, model(), source, tmp_path / "f", physical_batch_size=5
+    )
+    assert source.read[2] == [10, 11, 12, 13, 14]
+    whole = cache_features(of_example, model(), data(), tmp_path / "whole")
+    np.testing.assert_allclose(
+        found.tree["features"], whole.tree["features"], rtol=1e-5, atol=1e-6
+    )
+    np.testing.assert_array_equal(found.tree["label"], whole.tree["label"])
+
+
+def doubled(model, example):
+    return 2 * of_example(model, example)
+
+
+@pytest.mark.parametrize(
+    ("function", "seed", "examples", "differs"),
+    [
+        (of_example, 1, data(), "weights"),
+        (of_example, 0, data(1), "data"),
+        (doubled, 0, data(), "function"),
+        (
+            of_example,
+            0,
+            {name: values[:-1] for name, values in data().items()},
+            "data, shape",
+        ),
+    ],
+)
+def test_features_of_another_origin_are_refused(
+    tmp_path, function, seed, examples, differs
+):
+    place = tmp_path / "f"
+    cache_features(of_example, model(), data(), place)
+    before = (place / "features.npy").read_bytes()
+    with pytest.raises(ValueError, match=f"holds features of another {differs}:"):
+        cache_features(function, model(seed), examples, place)
+    assert (place / "features.npy").read_bytes() == before
+
+
+def test_only_the_owner_can_read_the_folder(tmp_path):
+    cache_features(of_example, model(), data(), tmp_path / "f")
+    assert os.stat(tmp_path / "f").st_mode & 0o777 == 0o700
+
+
+def test_a_full_disk_is_noticed_before_work(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        module.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10})
+    )
+    with pytest.raises(ValueError, match=re.escape("needs 0.0 GiB, and 0.0 GiB are")):
+        cache_features(of_example, model(), data(), tmp_path / "f")
+    assert not (tmp_path / "f/features.npy").exists()

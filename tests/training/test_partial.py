@@ -1,0 +1,169 @@
+"""Training a part of a model, and training without privacy."""
+
+import json
+import re
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from tanager.privacy.mechanism import Mechanism
+from tanager.seed import Seed
+from tanager.training.loop import train
+from tanager.training.step import Step
+
+
+N, FEATURES, CLASSES = 60, 6, 3
+MECHANISM = Mechanism(sample_rate=0.4, noise_multiplier=0.7, steps=6)
+OPEN = Mechanism(sample_rate=0.4, noise_multiplier=0.0, steps=6)
+
+
+def examples():
+    draw = np.random.default_rng(0)
+    return {
+        "x": draw.standard_normal((N, FEATURES)).astype(np.float32),
+        "label": draw.integers(0, CLASSES, N).astype(np.int32),
+    }
+
+
+def params():
+    draw = np.random.default_rng(1)
+    return {
+        "body": jnp.asarray(draw.standard_normal((FEATURES, 5)), jnp.float32),
+        "head": jnp.zeros((5, CLASSES)),
+        "activation": jax.nn.relu,
+    }
+
+
+HEAD = {"body": False, "head": True, "activation": False}
+
+
+def loss(params, example):
+    hidden = params["activation"](example["x"] @ params["body"])
+    return optax.softmax_cross_entropy_with_integer_labels(
+        hidden @ params["head"], example["label"]
+    )
+
+
+def run(mechanism=MECHANISM, **changes):
+    settings = {
+        "data": examples(),
+        "mechanism": mechanism,
+        "delta": 1e-3,
+        "optimizer": optax.sgd(0.5),
+        "seed": 1,
+        "physical_batch_size": 16,
+        "progress": False,
+        "trainable": HEAD,
+    }
+    return train(loss, params(), **settings | changes)
+
+
+def test_what_is_frozen_stays_and_what_is_not_moves():
+    result = run()
+    np.testing.assert_array_equal(result.params["body"], params()["body"])
+    np.testing.assert_array_equal(result.average["body"], params()["body"])
+    assert np.all(result.params["head"] != 0)
+
+
+def test_a_frozen_body_is_the_same_as_a_loss_around_it():
+    whole, start = run(), params()
+
+    def of_head(head, example):
+        return loss({**start, "head": head}, example)
+
+    alone = train(
+        of_head,
+        start["head"],
+        examples(),
+        MECHANISM,
+        delta=1e-3,
+        optimizer=optax.sgd(0.5),
+        seed=1,
+        physical_batch_size=16,
+        progress=False,
+    )
+    np.testing.assert_allclose(whole.params["head"], alone.params, rtol=1e-5)
+
+
+def test_frozen_arrays_are_arguments_and_not_constants():
+    trained, fixed = eqx.partition(params(), HEAD)
+    step = Step(
+        loss,
+        fixed,
+        optax.sgd(1.0),
+        MECHANISM,
+        N,
+        Seed.from_int(0),
+        clip_norm=1.0,
+        strategy="bk",
+        augment=None,
+        multiplicity=0,
+        ema_decay=0.9,
+    )
+    batch = jax.tree.map(lambda leaf: leaf[:4], examples())
+
+    def accumulate(step):
+        return jax.make_jaxpr(step._accumulate)(
+            trained,
+            step.frozen,
+            step.zero(trained),
+            batch,
+            jnp.ones(4, bool),
+            jnp.arange(4, dtype=jnp.int32),
+            step.augmentation_key(0),
+        )
+
+    sizes = [np.size(constant) for constant in accumulate(step).consts]
+    assert max(sizes, default=0) < params()["body"].size
+
+
+def test_finish_makes_what_is_handed_over(tmp_path):
+    result = run(out=tmp_path / "run", finish=lambda model: model["head"])
+    assert result.params.shape == (5, CLASSES)
+    config = json.loads((tmp_path / "run/config.json").read_text())
+    assert config["parameters"] == 5 * CLASSES
+    assert config["frozen_parameters"] == FEATURES * 5
+
+
+def test_other_trained_leaves_are_another_run(tmp_path):
+    run(out=tmp_path / "run")
+    with pytest.raises(ValueError, match="parameters"):
+        run(out=tmp_path / "run", trainable=None)
+
+
+def test_without_clipping_a_step_is_plain_sgd():
+    everyone = Mechanism(sample_rate=1.0, noise_multiplier=0.0, steps=3)
+    with pytest.warns(UserWarning, match="not private"):
+        result = run(everyone, clip_norm=None, trainable=None, ema_decay=0.0)
+
+    def mean(trained):
+        model = {**trained, "activation": jax.nn.relu}
+        return jnp.mean(jax.vmap(loss, (None, 0))(model, examples()))
+
+    trained = {name: params()[name] for name in ("body", "head")}
+    for _ in range(3):
+        gradient = jax.grad(mean)(trained)
+        trained = jax.tree.map(lambda p, g: p - 0.5 * g, trained, gradient)
+    for name, value in trained.items():
+        np.testing.assert_allclose(result.params[name], value, rtol=1e-4, atol=1e-6)
+    assert result.epsilon == np.inf
+    assert result.summary["private"] is False
+    assert result.summary["clip_norm"] is None
+
+
+def test_a_run_without_clipping_has_a_page_that_says_so(tmp_path):
+    with pytest.warns(UserWarning, match="not private"):
+        run(OPEN, clip_norm=None, out=tmp_path / "run")
+    page = (tmp_path / "run/report.html").read_text()
+    assert "NOT PRIVATE" in page
+    assert "No noise was added" in page
+
+
+def test_noise_on_gradients_that_nothing_bounds_is_refused():
+    message = "clip_norm (=None) must be a number with noise of multiplier 0.7"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        run(clip_norm=None)
