@@ -50,12 +50,17 @@ def run(arguments: Sequence[str]) -> int:
     console = Console(highlight=False)
     console.print(
         f"{name}: {recipe.model} on {len(prepared.dataset.train)} examples of "
-        f"{recipe.dataset}\n"
-        f"budget: ε = {budget.epsilon:.4g} at δ = {budget.delta:g} "
-        f"({mechanism.adjacency}, PLD): noise multiplier "
-        f"{mechanism.noise_multiplier:.4g}, expected batch {recipe.batch_size}, "
-        f"{mechanism.steps} steps"
+        f"{recipe.dataset}"
     )
+    if recipe.non_private:
+        console.print(f"NOT PRIVATE: no clipping, no noise; {mechanism.steps} steps")
+    else:
+        console.print(
+            f"budget: ε = {budget.epsilon:.4g} at δ = {budget.delta:g} "
+            f"({mechanism.adjacency}, PLD): noise multiplier "
+            f"{mechanism.noise_multiplier:.4g}, expected batch {recipe.batch_size}, "
+            f"{mechanism.steps} steps"
+        )
     result = runner.run(prepared)
     console.print(_conclusion(result))
     return 0
@@ -69,7 +74,14 @@ def _parse(name: str, default: Recipe, words: list[str]) -> Recipe:
         default=_Fields(**default.to_json()),
         args=words,
     )
-    return Recipe(**vars(fields))
+    values = vars(fields)
+    if values["non_private"]:
+        # The recipe's own budget gives way; one that a person typed is refused.
+        given = _typed(words)
+        values |= {
+            name: None for name in ("epsilon", "noise_multiplier") if name not in given
+        }
+    return Recipe(**values)
 
 
 def _fields_of_a_recipe() -> Any:

@@ -12,6 +12,7 @@ Noise multiplier σ, steps T and ε cannot all be free. Which of them gives way:
 """
 
 import dataclasses
+import math
 from collections.abc import Collection
 
 from tanager import _validate as validate
@@ -58,6 +59,10 @@ def settle(recipe: Recipe, typed: Collection[str], examples: int) -> Budget:
     delta = default_delta(examples) if recipe.delta is None else recipe.delta
     rate = recipe.batch_size / examples
     adjacency = Adjacency(recipe.adjacency)
+    if recipe.non_private:
+        assert recipe.steps is not None
+        mechanism = Mechanism(rate, 0.0, recipe.steps, adjacency)
+        return Budget(mechanism, math.inf, delta)
     noise, steps = recipe.noise_multiplier, recipe.steps
     typed_noise = "noise_multiplier" in typed
     if typed_noise and "epsilon" in typed and "steps" not in typed:

@@ -10,6 +10,9 @@ from tanager.recipes.published import PublishedRun
 
 NormalisationOrder = Literal["pre-activation", "post-activation"]
 AdjacencyName = Literal["add-or-remove-one", "replace-one"]
+FineTuning = Literal["all", "last-layer", "biases-and-norms", "film", "lora"]
+Head = Literal["load", "fresh", "zero"]
+Schedule = Literal["constant", "step", "cosine"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,6 +31,16 @@ class Recipe:
         normalisation_order: pre-activation is norm, ReLU, convolution; post-activation
             is ReLU, norm, convolution.
         weight_standardisation: standardise the weights of every convolution.
+        weights: pretrained weights to start from: a file, a folder, or a name on the
+            hub, ``hf:OWNER/NAME``; None starts from random weights.
+        head: what the last layer starts from where there are weights: loaded with
+            them, fresh, or zero.
+        fine_tune: what is trained: all layers, the last one, biases and norms, one
+            scale and shift for each channel (film), or low-rank products (lora).
+        lora_rank: rank of the low-rank products.
+        features: folder of the last layer's cached input, for fine_tune last-layer
+            without augmentation; None keeps it in the run's private folder.
+        non_private: train WITHOUT privacy, on public data: no clipping, no noise.
         epsilon: the privacy budget ε.
         delta: the δ of the guarantee; None for the largest power of ten below 1/N.
         batch_size: expected size B of a Poisson batch; q = B/N.
@@ -37,7 +50,11 @@ class Recipe:
         clip_norm: largest norm C of one example's gradient.
         optimizer: name of any optax optimizer.
         optimizer_options: its options besides the learning rate, such as momentum.
-        learning_rate: constant; for the gradient sum divided by C and by B.
+        learning_rate: for the gradient sum divided by C and by B.
+        learning_rate_schedule: constant as in the papers; step, a tenth after half of
+            the steps and again after three quarters; or cosine, down to 0.
+        warmup_steps: updates in which the learning rate rises from 0.
+        weight_decay: times the parameters, added to the gradient; 0 in the papers' DP.
         ema_decay: of the average of the parameters, below 1; 0 for no average.
         augmentation_multiplicity: augmented views K of each image, averaged before
             clipping; 0 for no augmentation, whatever crop_padding and flip say.
@@ -62,6 +79,12 @@ class Recipe:
     model: str
     normalisation_order: NormalisationOrder = "post-activation"
     weight_standardisation: bool = True
+    weights: str | None = None
+    head: Head = "fresh"
+    fine_tune: FineTuning = "all"
+    lora_rank: int = 8
+    features: str | None = None
+    non_private: bool = False
     epsilon: float | None = None
     delta: float | None = None
     batch_size: int
@@ -72,6 +95,9 @@ class Recipe:
     optimizer: str = "sgd"
     optimizer_options: dict[str, float] = dataclasses.field(default_factory=dict)
     learning_rate: float
+    learning_rate_schedule: Schedule = "constant"
+    warmup_steps: int = 0
+    weight_decay: float = 0.0
     ema_decay: float = 0.9999
     augmentation_multiplicity: int = 0
     crop_padding: int = 0
@@ -93,6 +119,11 @@ class Recipe:
             get_args(NormalisationOrder), normalisation_order=self.normalisation_order
         )
         validate.one_of(get_args(AdjacencyName), adjacency=self.adjacency)
+        validate.one_of(get_args(FineTuning), fine_tune=self.fine_tune)
+        validate.one_of(get_args(Head), head=self.head)
+        validate.one_of(
+            get_args(Schedule), learning_rate_schedule=self.learning_rate_schedule
+        )
         if self.image_size is not None:
             validate.whole(image_size=self.image_size, at_least=8)
         self._check_budget()
@@ -114,7 +145,18 @@ class Recipe:
             evaluate_every=self.evaluate_every,
             at_least=1,
         )
+        validate.whole(lora_rank=self.lora_rank, at_least=1)
+        if self.fine_tune != "all" and self.weights is None:
+            validate.refuse(
+                "fine_tune",
+                self.fine_tune,
+                "must be all where nothing was pretrained",
+                "give weights to start from",
+            )
+        validate.not_negative(weight_decay=self.weight_decay)
+        self._check_features()
         validate.whole(
+            warmup_steps=self.warmup_steps,
             augmentation_multiplicity=self.augmentation_multiplicity,
             crop_padding=self.crop_padding,
             validation_examples=self.validation_examples,
@@ -131,7 +173,25 @@ class Recipe:
         if self.seed is not None:
             validate.whole(seed=self.seed, at_least=0)
 
+    @property
+    def caches_features(self) -> bool:
+        """Whether the last layer alone is trained, on inputs that never change."""
+        return self.fine_tune == "last-layer" and not self.augmentation_multiplicity
+
+    def _check_features(self) -> None:
+        if self.features is not None and not self.caches_features:
+            validate.refuse(
+                "features",
+                self.features,
+                "must be left out unless the last layer alone is trained, without "
+                "augmentation",
+                "give fine_tune last-layer and augmentation_multiplicity 0",
+            )
+
     def _check_budget(self) -> None:
+        if self.non_private:
+            self._check_no_budget()
+            return
         if self.epsilon is not None:
             validate.positive(
                 epsilon=self.epsilon, remedy="it is the privacy budget, often 1 to 8"
@@ -150,6 +210,21 @@ class Recipe:
                 f"is solved for; found epsilon={self.epsilon}, "
                 f"noise_multiplier={self.noise_multiplier}, steps={self.steps}"
             )
+
+    def _check_no_budget(self) -> None:
+        for name in ("epsilon", "noise_multiplier"):
+            if getattr(self, name):
+                validate.refuse(
+                    name,
+                    getattr(self, name),
+                    "must be left out of a run that is not private",
+                    "leave out non_private for a private run",
+                )
+        if self.steps is None:
+            validate.refuse(
+                "steps", None, "must be given where there is no budget to solve it for"
+            )
+        validate.whole(steps=self.steps, at_least=1)
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as plain values that `json.dumps` takes."""

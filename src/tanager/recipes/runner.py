@@ -1,21 +1,15 @@
 """Run a recipe: from its fields to a trained model in a folder."""
 
 import dataclasses
-import inspect
 import warnings
 from collections.abc import Callable, Collection
-from typing import Any
+from pathlib import Path
 
-import jax
-import jax.numpy as jnp
-import optax
-
-from tanager import _validate as validate
-from tanager import data, models
-from tanager.data.augment import Augmentation, standardise
-from tanager.keys import derive_keys
+from tanager import data
 from tanager.privacy.mechanism import LARGE_EPSILON
+from tanager.recipes import tasks
 from tanager.recipes.budget import Budget, settle
+from tanager.recipes.optimizers import optimizer
 from tanager.recipes.recipe import Recipe
 from tanager.training.evaluate import Classification
 from tanager.training.loop import train
@@ -57,7 +51,6 @@ def prepare(
     Raises:
         ValueError: a field, the data, or the budget is no good.
     """
-    optimizer(recipe)
     dataset = data.load(
         recipe.dataset,
         recipe.data,
@@ -66,7 +59,14 @@ def prepare(
         progress=progress,
     )
     budget = settle(recipe, typed, len(dataset.train))
-    if budget.epsilon >= LARGE_EPSILON:
+    optimizer(recipe, budget.mechanism.steps)
+    if recipe.non_private:
+        warnings.warn(
+            "this run is NOT PRIVATE: gradients are neither clipped nor noised, and "
+            "the model may tell of every image it saw; train on public data only",
+            stacklevel=2,
+        )
+    elif budget.epsilon >= LARGE_EPSILON:
         warnings.warn(
             f"ε = {budget.epsilon:.4g} protects next to nothing: right for a "
             "simulation on public data, wrong for a model of private data",
@@ -80,50 +80,38 @@ def run(prepared: Prepared, progress: bool = True) -> TrainResult:
     recipe, dataset = prepared.recipe, prepared.dataset
     out = recipe.out or f"runs/{prepared.name}"
     secret = RunFolder(out).seed(recipe.seed)
-    model = models.create(
-        recipe.model,
-        classes=len(dataset.classes),
-        image_shape=dataset.image_shape,
-        key=derive_keys(secret, "initialisation")[0],
-        normalisation_order=recipe.normalisation_order,
-        weight_standardisation=recipe.weight_standardisation,
-    )
-
-    def predict(model: Any, example: Any) -> jax.Array:
-        return model(standardise(example["image"], dataset.mean, dataset.std))
-
-    def loss(model: Any, example: Any) -> jax.Array:
-        return optax.softmax_cross_entropy_with_integer_labels(
-            predict(model, example), example["label"].astype(jnp.int32)
-        )
-
-    augmentation = Augmentation(recipe.crop_padding, recipe.flip)
-
-    def augment(key: jax.Array, example: Any) -> Any:
-        return {**example, "image": augmentation(key, example["image"])}
-
-    settings = recipe.to_json()
+    task = tasks.make(recipe, dataset, secret, Path(out), progress)
+    mechanism = prepared.budget.mechanism
     return train(
-        loss,
-        model,
-        dataset.train,
-        prepared.budget.mechanism,
+        task.loss,
+        task.model,
+        task.train,
+        mechanism,
         delta=prepared.budget.delta,
-        optimizer=optimizer(recipe),
-        clip_norm=recipe.clip_norm,
+        optimizer=optimizer(recipe, mechanism.steps),
+        clip_norm=None if recipe.non_private else recipe.clip_norm,
         out=out,
         seed=recipe.seed,
-        augment=augment if recipe.augmentation_multiplicity else None,
+        augment=task.augment,
         augmentation_multiplicity=recipe.augmentation_multiplicity,
         ema_decay=recipe.ema_decay,
         physical_batch_size=recipe.physical_batch_size,
         strategy=recipe.strategy,
-        evaluate=Classification(predict, dataset.test, dataset.classes),
+        trainable=task.trainable,
+        finish=task.finish,
+        evaluate=Classification(task.predict, task.test, dataset.classes),
         evaluate_every=recipe.evaluate_every,
         checkpoint_seconds=recipe.checkpoint_seconds,
         description={
-            "recipe": {"name": prepared.name, **settings},
+            "recipe": {"name": prepared.name, **recipe.to_json()},
             "model": recipe.model,
+            "architecture": {
+                "name": recipe.model,
+                "image_shape": list(dataset.image_shape),
+                "options": tasks.model_options(recipe),
+            },
+            "preprocessing": {"mean": list(dataset.mean), "std": list(dataset.std)},
+            "pretrained": task.origin,
             "dataset": dataset.name,
             "classes": list(dataset.classes),
             "optimizer": {
@@ -134,24 +122,3 @@ def run(prepared: Prepared, progress: bool = True) -> TrainResult:
         },
         progress=progress,
     )
-
-
-def optimizer(recipe: Recipe) -> optax.GradientTransformation:
-    """Return the optax optimizer a recipe names, with its options.
-
-    Raises:
-        ValueError: optax has no such optimizer, or it has no such option.
-    """
-    names = [
-        name
-        for name, value in vars(optax).items()
-        if inspect.isfunction(value)
-        and not name.startswith(("_", "scale_by_"))
-        and next(iter(inspect.signature(value).parameters), None) == "learning_rate"
-    ]
-    validate.one_of(sorted(names), optimizer=recipe.optimizer)
-    make = getattr(optax, recipe.optimizer)
-    options = list(inspect.signature(make).parameters)[1:]
-    for name in recipe.optimizer_options:
-        validate.one_of(options, optimizer_options=name)
-    return make(recipe.learning_rate, **recipe.optimizer_options)

@@ -1,0 +1,159 @@
+"""What is trained: a model or parts of it on images, or its head on features."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import PyTree
+from rich.console import Console
+from rich.progress import Progress
+
+from tanager import models
+from tanager.data import Dataset, Source
+from tanager.data.augment import Augmentation, standardise
+from tanager.keys import derive_keys
+from tanager.models.pretrained import load_weights
+from tanager.models.tuning import fine_tune, merge
+from tanager.recipes.recipe import Recipe
+from tanager.seed import Seed
+from tanager.training.features import cache_features
+
+
+class Task(NamedTuple):
+    """What `tanager.train` is given.
+
+    Attributes:
+        model: its first parameters.
+        predict: ``predict(model, example) -> logits``.
+        train: the private examples.
+        test: examples to evaluate on.
+        augment: ``augment(key, example) -> example``, or None.
+        trainable: which leaves are trained, None for all.
+        finish: from the trained model to the whole one.
+        origin: where its pretrained weights come from, as JSON; None for none.
+    """
+
+    model: PyTree
+    predict: Callable[[Any, Any], jax.Array]
+    train: Source
+    test: Source
+    augment: Callable[[jax.Array, Any], Any] | None
+    trainable: PyTree | None
+    finish: Callable[[PyTree], PyTree]
+    origin: dict[str, Any] | None
+
+    def loss(self, model: PyTree, example: Any) -> jax.Array:
+        """Return the cross-entropy of one example, in nats."""
+        return optax.softmax_cross_entropy_with_integer_labels(
+            self.predict(model, example), example["label"].astype(jnp.int32)
+        )
+
+
+def make(
+    recipe: Recipe, dataset: Dataset, secret: Seed, out: Path, progress: bool
+) -> Task:
+    """Create the model, load its weights, and say what of it is trained on what.
+
+    Args:
+        recipe: with every field settled.
+        dataset: the examples.
+        secret: of the run; initial weights are drawn from it.
+        out: the run's folder, where cached features go by default.
+        progress: show how far the features are.
+
+    Raises:
+        ValueError: the weights do not fit the model, the model cannot be fine-tuned so,
+            or cached features are of another origin.
+    """
+    model = models.create(
+        recipe.model,
+        classes=len(dataset.classes),
+        image_shape=dataset.image_shape,
+        key=derive_keys(secret, "initialisation")[0],
+        **model_options(recipe),
+    )
+    origin = None
+    if recipe.weights is not None:
+        model, origin = load_weights(model, recipe.weights, head=recipe.head)
+
+    def pixels(example: Any) -> jax.Array:
+        return standardise(example["image"], dataset.mean, dataset.std)
+
+    if recipe.caches_features:
+        return _on_features(recipe, dataset, model, pixels, out, progress, origin)
+    model, marks = fine_tune(
+        model,
+        recipe.fine_tune,
+        key=derive_keys(secret, "low-rank")[0],
+        rank=recipe.lora_rank,
+    )
+    augmentation = Augmentation(recipe.crop_padding, recipe.flip)
+
+    def augment(key: jax.Array, example: Any) -> Any:
+        return {**example, "image": augmentation(key, example["image"])}
+
+    return Task(
+        model,
+        lambda model, example: model(pixels(example)),
+        dataset.train,
+        dataset.test,
+        augment if recipe.augmentation_multiplicity else None,
+        None if recipe.fine_tune == "all" else marks,
+        merge,
+        origin,
+    )
+
+
+def model_options(recipe: Recipe) -> dict[str, Any]:
+    """Return the options of `models.create` that a recipe has fields for."""
+    return {
+        "normalisation_order": recipe.normalisation_order,
+        "weight_standardisation": recipe.weight_standardisation,
+    }
+
+
+def _on_features(
+    recipe: Recipe,
+    dataset: Dataset,
+    model: Any,
+    pixels: Callable[[Any], jax.Array],
+    out: Path,
+    progress: bool,
+    origin: dict[str, Any] | None,
+) -> Task:
+    folder = Path(recipe.features or out / "private" / "features")
+
+    def cached(name: str, source: Source) -> Source:
+        with _bar(f"features of the {name} images", progress) as report:
+            return cache_features(
+                lambda model, example: model.features(pixels(example)),
+                model,
+                source,
+                folder / name,
+                progress=report,
+            )
+
+    return Task(
+        model.head,
+        lambda head, example: head(example["features"]),
+        cached("training", dataset.train),
+        cached("test", dataset.test),
+        None,
+        None,
+        lambda head: eqx.tree_at(lambda model: model.head, model, head),
+        origin,
+    )
+
+
+@contextlib.contextmanager
+def _bar(title: str, progress: bool) -> Iterator[Callable[[int, int], None]]:
+    screen = Console(stderr=True)
+    hidden = not (progress and screen.is_terminal)
+    with Progress(console=screen, transient=True, disable=hidden) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
