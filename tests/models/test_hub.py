@@ -6,6 +6,7 @@ import importlib
 import re
 import sys
 import threading
+from typing import cast
 
 import equinox as eqx
 import jax
@@ -38,9 +39,11 @@ class Hub(http.server.ThreadingHTTPServer):
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    server: Hub
+    @property
+    def hub(self):
+        return cast(Hub, self.server)
 
-    def log_message(self, *words):
+    def log_message(self, format, *args):
         pass
 
     def do_HEAD(self):
@@ -54,7 +57,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if not match:  # its API, of other questions than these
             return self._refuse(404, "NotFound")
         if with_body:
-            self.server.ranges.append(self.headers["Range"])
+            self.hub.ranges.append(self.headers["Range"])
         repository, revision, file = match.groups()
         if repository == "ours/gated":
             return self._refuse(403, "GatedRepo")
@@ -62,9 +65,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self._refuse(401, "RepoNotFound")
         if revision not in ("main", COMMIT):
             return self._refuse(404, "RevisionNotFound")
-        if file not in self.server.files:
+        if file not in self.hub.files:
             return self._refuse(404, "EntryNotFound")
-        content = self.server.files[file]
+        content = self.hub.files[file]
         start = int((self.headers["Range"] or "bytes=0-")[6:-1])
         self.send_response(206 if start else 200)
         self.send_header("X-Repo-Commit", COMMIT)
@@ -75,7 +78,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send_header("Content-Range", f"bytes {start}-{whole - 1}/{whole}")
         self.end_headers()
         if with_body:
-            self.wfile.write(content[start : self.server.limit])
+            self.wfile.write(content[start : self.hub.limit])
         return None
 
     def _refuse(self, status, code):

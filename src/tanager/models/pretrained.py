@@ -146,7 +146,7 @@ def save_weights(
     Raises:
         ValueError: the model cannot be written in this format.
     """
-    table = _table(model, format)
+    table = table_of(model, format)
     if metadata is None and format != OWN_FORMAT:
         metadata = {"format": "pt"}
     theirs = {}
@@ -154,6 +154,19 @@ def save_weights(
         parts = table[name].to_theirs(np.asarray(leaf))
         theirs |= zip(table[name].names, parts, strict=True)
     weights.save(theirs, path, metadata)
+
+
+def table_of(model: Any, format: str) -> Table:
+    """Return what each of a model's tensors is in the files of a library.
+
+    Raises:
+        ValueError: the model cannot be written in this format.
+    """
+    forms = _forms(model)
+    validate.one_of(
+        forms, format=format, remedy=f"{type(model).__name__} has no other form"
+    )
+    return forms[format].names(model)
 
 
 def _find(source: str | os.PathLike[str]) -> Path:
@@ -196,14 +209,6 @@ def _forms(model: Any) -> dict[str, Format]:
         return {name: Foreign(name, SAME) for name in weights.named_tensors(model)}
 
     return {OWN_FORMAT: Format(own), **FORMATS.get(type(model), {})}
-
-
-def _table(model: Any, format: str) -> Table:
-    forms = _forms(model)
-    validate.one_of(
-        forms, format=format, remedy=f"{type(model).__name__} has no other form"
-    )
-    return forms[format].names(model)
 
 
 def _recognise(

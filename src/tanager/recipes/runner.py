@@ -80,13 +80,16 @@ def run(prepared: Prepared, progress: bool = True) -> TrainResult:
     recipe, dataset = prepared.recipe, prepared.dataset
     out = recipe.out or f"runs/{prepared.name}"
     secret = RunFolder(out).seed(recipe.seed)
+    options = {
+        "normalisation_order": recipe.normalisation_order,
+        "weight_standardisation": recipe.weight_standardisation,
+    }
     model = models.create(
         recipe.model,
         classes=len(dataset.classes),
         image_shape=dataset.image_shape,
         key=derive_keys(secret, "initialisation")[0],
-        normalisation_order=recipe.normalisation_order,
-        weight_standardisation=recipe.weight_standardisation,
+        **options,
     )
 
     def predict(model: Any, example: Any) -> jax.Array:
@@ -124,6 +127,15 @@ def run(prepared: Prepared, progress: bool = True) -> TrainResult:
         description={
             "recipe": {"name": prepared.name, **settings},
             "model": recipe.model,
+            "architecture": {
+                "name": recipe.model,
+                "image_shape": list(dataset.image_shape),
+                "options": options,
+            },
+            "preprocessing": {
+                "mean": list(dataset.mean),
+                "std": list(dataset.std),
+            },
             "dataset": dataset.name,
             "classes": list(dataset.classes),
             "optimizer": {
