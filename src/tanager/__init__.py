@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tanager.training.evaluate import Classification as Classification
     from tanager.training.evaluate import ClassResult as ClassResult
     from tanager.training.evaluate import Evaluation as Evaluation
+    from tanager.training.export import export as export
     from tanager.training.loop import train as train
     from tanager.training.result import TrainResult as TrainResult
 
@@ -50,6 +51,7 @@ _HOMES = {
     "calibrate": "privacy.calibrate",
     "clipped_grad": "clipping.transform",
     "epsilon": "privacy.accountant",
+    "export": "training.export",
     "train": "training.loop",
 }
 _MODULES = {"data": "data", "models": "models", "tan": "privacy.tan"}
@@ -74,6 +76,7 @@ __all__ = [
     "calibrate",
     "clipped_grad",
     "epsilon",
+    "export",
     "tan",
     "train",
 ]

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import safetensors
 import safetensors.numpy
 
 from tanager import models
@@ -158,5 +157,5 @@ def test_a_cut_file_is_refused(tmp_path):
     path = tmp_path / "tree.safetensors"
     weights.save({"a": jnp.zeros(100)}, path)
     path.write_bytes(path.read_bytes()[:-8])
-    with pytest.raises(safetensors.SafetensorError):
+    with pytest.raises(ValueError, match=re.escape("is cut short: 480 of 488 bytes")):
         weights.load({"a": jnp.zeros(100)}, path)

@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Array
 
 from tanager._files import write_atomically
+from tanager.models.tensors import read_tensors
 
 
 Tree = TypeVar("Tree")
@@ -26,8 +27,12 @@ def _is_tensor(leaf: Any) -> bool:
     return eqx.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
 
 
-def _named_tensors(tree: Any) -> dict[str, Any]:
-    """Return the tree's arrays by name, in the tree's order."""
+def named_tensors(tree: Any) -> dict[str, Any]:
+    """Return the tree's arrays (or their shapes) by name, in the tree's order.
+
+    Raises:
+        ValueError: two arrays share a name (a key holding a dot), or a leaf is a key.
+    """
     named = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         if not _is_tensor(leaf):
@@ -63,7 +68,7 @@ def save(
 
     arrays = {
         name: np.ascontiguousarray(leaf).reshape(leaf.shape)
-        for name, leaf in _named_tensors(tree).items()
+        for name, leaf in named_tensors(tree).items()
     }
     write_atomically(pathlib.Path(path), safetensors.save(arrays, dict(metadata or {})))
 
@@ -103,31 +108,36 @@ def load(template: Tree, path: str | os.PathLike[str]) -> Tree:
 
     Raises:
         ValueError: tensors are missing, extra, or of another shape or dtype; the
-            message names every one.
+            message names every one. Or the file cannot be read, see `read_tensors`.
     """
-    from safetensors import safe_open
-
-    # Unlike safetensors.numpy.load, safe_open knows bfloat16.
-    with safe_open(path, framework="numpy") as file:
-        found = file.get_tensors()
-    wanted = _named_tensors(template)
-    differences = _differences(wanted, found)
+    found = read_tensors(path)
+    differences = _differences(named_tensors(template), found)
     if differences:
         raise ValueError(
             f"{os.fspath(path)} does not fit the template:\n  "
             + "\n  ".join(differences)
             + "\nload it into the model it was saved from"
         )
+    return replace_tensors(template, found)
 
-    names = iter(wanted)
+
+def replace_tensors(tree: Tree, arrays: Mapping[str, np.ndarray]) -> Tree:
+    """Return the tree with the arrays that are named; the others stay.
+
+    They become JAX arrays, except where the tree has NumPy arrays.
+    """
+    names = iter(named_tensors(tree))
 
     def replace(leaf: Any) -> Any:
         if not _is_tensor(leaf):
             return leaf
-        array = found[next(names)]
+        name = next(names)
+        if name not in arrays:
+            return leaf
+        array = arrays[name]
         return array if isinstance(leaf, np.ndarray) else _to_device(array)
 
-    return jax.tree.map(replace, template)
+    return jax.tree.map(replace, tree)
 
 
 def _to_device(array: np.ndarray) -> Array:

@@ -7,7 +7,6 @@ It is made of the run's public files (config.json, metrics.jsonl, result.json), 
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from decimal import ROUND_CEILING, Context, Decimal
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,11 @@ from typing import Any
 from tanager import _validate as validate
 from tanager._files import read_json_lines, write_atomically
 from tanager.privacy.mechanism import LARGE_EPSILON
-from tanager.report import page, run_figures
+from tanager.report import guarantee, page, run_figures
+from tanager.report.guarantee import number, percent, upper
 
 
 _Fields = Mapping[str, Any]
-
-_PROTECTS = {
-    "add-or-remove-one": "adding or removing one example",
-    "replace-one": "replacing one example by another",
-}
 
 
 def write_report(run: Path) -> Path:
@@ -82,22 +77,6 @@ def _page(config: _Fields, result: _Fields, metrics: Sequence[_Fields]) -> str:
 
 
 def _guarantee(config: _Fields, result: _Fields) -> str:
-    adjacency = result["adjacency"]
-    claim = f"(ε = {_upper(result['epsilon'])}, δ = {_number(result['delta'])})"
-    version = (result.get("versions") or {}).get("dp-accounting", "")
-    assumptions = [
-        "One image is one example. Who is in the data with several images is protected "
-        "for each of them, not for all together.",
-        f"Neighbouring data sets differ by {_PROTECTS.get(adjacency, adjacency)}.",
-        "The number of training examples and the test set are public, so nothing here "
-        "protects the test images. The initial parameters owe nothing to the private "
-        "data.",
-        "The hyper-parameters were chosen without looking at the private data, or that "
-        "look is not counted here.",
-        "The secret seed, and all of the folder private/, stay secret.",
-        "The pseudo-random numbers are as good as random, and real numbers stand for "
-        "floating-point ones: rounding is not modelled.",
-    ]
     large = result["epsilon"] >= LARGE_EPSILON
     kind, caution = "guarantee", ""
     if large:
@@ -109,68 +88,39 @@ def _guarantee(config: _Fields, result: _Fields) -> str:
         )
     return (
         f"<section class={kind}><h2>The guarantee</h2>"
-        f"<p class=claim>This model is <strong>{claim}</strong>-differentially private "
-        f"under {escape(adjacency)}.</p>{caution}"
-        f"<p>{_mechanism(config, result)} ε was computed with "
-        f"{escape(str(result['accountant']).upper())} by dp_accounting "
-        f"{escape(version)}. It covers the final parameters, their average, every "
-        "checkpoint and all numbers on this page but the training time and speed.</p>"
-        f"<p>It rests on these assumptions:</p>{_list(assumptions)}</section>"
+        f"<p class=claim>This model is <strong>{guarantee.claim(result)}</strong>-"
+        f"differentially private under {escape(result['adjacency'])}.</p>{caution}"
+        f"<p>{guarantee.mechanism(result)} {escape(guarantee.accounting(result))} It "
+        "covers the final parameters, their average, every checkpoint and all numbers "
+        "on this page but the training time and speed.</p>"
+        "<p>It rests on these assumptions:</p>"
+        f"{_list(guarantee.assumptions(result))}</section>"
     )
 
 
 def _no_guarantee(config: _Fields, result: _Fields) -> str:
-    if result["noise_multiplier"] == 0:
-        reason = "No noise was added (noise multiplier 0)."
-        otherwise = ""
-    else:
-        reason = (
-            "The seed was fixed by a person: whoever knows that number can repeat the "
-            "noise and take it away."
-        )
+    otherwise = ""
+    if result["noise_multiplier"] != 0:
         otherwise = (
-            f"<p>{_mechanism(config, result)} With a secret seed these settings spend "
-            f"ε = {_upper(result['epsilon'])} at δ = {_number(result['delta'])} "
+            f"<p>{guarantee.mechanism(result)} With a secret seed these settings spend "
+            f"ε = {upper(result['epsilon'])} at δ = {number(result['delta'])} "
             f"({escape(result['adjacency'])}, "
             f"{escape(str(result['accountant']).upper())}); this run must not claim "
             "that.</p>"
         )
     return (
         "<section class=danger role=alert><h2>NOT PRIVATE</h2>"
-        f"<p class=claim>This model has no differential privacy guarantee. {reason} "
-        f"Do not release it if the data are private.</p>{otherwise}</section>"
-    )
-
-
-def _mechanism(config: _Fields, result: _Fields) -> str:
-    return (
-        f"DP-SGD made {result['steps']:,} updates on {result['examples']:,} examples, "
-        f"each on a Poisson sample at rate q = {_number(result['sample_rate'])} "
-        f"(expected batch {_number(result['batch_size'])}), with gradients clipped to "
-        f"C = {_number(result['clip_norm'])} and Gaussian noise of multiplier "
-        f"σ = {_number(result['noise_multiplier'])}."
+        "<p class=claim>This model has no differential privacy guarantee. "
+        f"{guarantee.reason_against(result)} Do not release it if the data are private."
+        f"</p>{otherwise}</section>"
     )
 
 
 def _verification(result: _Fields) -> str:
-    relation = str(result["adjacency"]).replace("-", "_").upper()
-    code = "\n".join(
-        [
-            "from dp_accounting import NeighboringRelation, dp_event",
-            "from dp_accounting.pld import PLDAccountant",
-            "",
-            f"noise = dp_event.GaussianDpEvent({result['noise_multiplier']!r})",
-            f"step = dp_event.PoissonSampledDpEvent({result['sample_rate']!r}, noise)",
-            f"accountant = PLDAccountant(NeighboringRelation.{relation})",
-            "accountant.compose("
-            f"dp_event.SelfComposedDpEvent(step, {result['steps']!r}))",
-            f"print(accountant.get_epsilon({result['delta']!r}))",
-        ]
-    )
     return _section(
         "How to verify",
         "<p>Compute ε again from the mechanism, without tanager:</p>"
-        f"<pre id=verify>{escape(code)}</pre>"
+        f"<pre id=verify>{escape(guarantee.recomputation(result))}</pre>"
         "<p>ledger.jsonl, next to this page, lists every update that was charged, each "
         "before it was made; the settings above must be those of all its lines.</p>",
     )
@@ -181,10 +131,10 @@ def _verification(result: _Fields) -> str:
 
 def _tiles(result: _Fields) -> str:
     tiles = [
-        ("ε", _upper(result["epsilon"]) if result["private"] else "no guarantee"),
-        ("δ", _number(result["delta"])),
-        ("test accuracy, average", _percent(result.get("test_accuracy_ema"))),
-        ("test accuracy, parameters", _percent(result.get("test_accuracy"))),
+        ("ε", upper(result["epsilon"]) if result["private"] else "no guarantee"),
+        ("δ", number(result["delta"])),
+        ("test accuracy, average", percent(result.get("test_accuracy_ema"))),
+        ("test accuracy, parameters", percent(result.get("test_accuracy"))),
     ]
     shown = "".join(
         f"<div><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>"
@@ -233,7 +183,7 @@ def _bar(accuracy: float | None, series: str) -> str:
     width = 100 * min(max(accuracy, 0.0), 1.0)
     return (
         f"<span class=bar><i class={series} style='width:{width:.1f}%'></i></span>"
-        f" {_percent(accuracy)}"
+        f" {percent(accuracy)}"
     )
 
 
@@ -242,9 +192,9 @@ def _budget(result: _Fields) -> str:
     rdp = result.get("epsilon_rdp")
     return _table(
         {
-            f"ε by PLD, tight{claim}": _upper(result["epsilon"]),
+            f"ε by PLD, tight{claim}": upper(result["epsilon"]),
             f"ε by RDP, as the papers report it{claim}": (
-                f"none under {result['adjacency']}" if rdp is None else _upper(rdp)
+                f"none under {result['adjacency']}" if rdp is None else upper(rdp)
             ),
             "δ": result["delta"],
             "adjacency": result["adjacency"],
@@ -313,32 +263,13 @@ def _text(value: Any) -> str:
         case int():
             return f"{value:,}"
         case float():
-            return _number(value)
+            return number(value)
         case Mapping():
             return ", ".join(f"{name} {_text(value[name])}" for name in value) or "none"
         case list() | tuple():
             return ", ".join(_text(each) for each in value) or "none"
         case _:
             return str(value)
-
-
-def _number(value: float) -> str:
-    """Six significant digits."""
-    return "∞" if math.isinf(value) else f"{value:.6g}"
-
-
-def _upper(epsilon: float | None) -> str:
-    """Four significant digits, rounded up: a guarantee never gets better in print."""
-    if epsilon is None or math.isinf(epsilon):
-        return "∞"
-    up = Context(prec=4, rounding=ROUND_CEILING).create_decimal(Decimal(str(epsilon)))
-    return f"{up.normalize():f}"
-
-
-def _percent(share: float | None) -> str:
-    if share is None or not math.isfinite(share):
-        return "not measured"
-    return f"{100 * share:.1f} %"
 
 
 def _count(classes: Sequence[str] | None) -> int | None:

@@ -28,3 +28,21 @@ def test_a_kernel_keeps_its_entries():
     theirs = np.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)
     ours = layouts.CONV.to_ours(theirs)
     assert ours[1, 2, 0, 1] == theirs[1, 0, 1, 2]
+
+
+def test_one_tensor_of_ours_is_several_of_theirs():
+    joined = layouts.Joined(("q", "k", "v"), layouts.LINEAR, axis=1)
+    theirs = [np.arange(8).reshape(2, 4) + 100 * n for n in range(3)]
+    ours = joined.to_ours(theirs)
+    assert ours.shape == (4, 6)
+    assert ours[3, 0] == 3 and ours[3, 2] == 103 and ours[0, 5] == 204
+    for back, array in zip(joined.to_theirs(ours), theirs, strict=True):
+        np.testing.assert_array_equal(back, array)
+
+
+def test_one_tensor_of_ours_is_one_of_theirs():
+    one = layouts.Foreign("fc.weight", layouts.LINEAR)
+    array = np.arange(6).reshape(2, 3)
+    assert one.names == ("fc.weight",)
+    np.testing.assert_array_equal(one.to_ours([array]), array.T)
+    np.testing.assert_array_equal(one.to_theirs(array.T)[0], array)

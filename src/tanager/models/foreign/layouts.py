@@ -1,6 +1,6 @@
 """How the axes of a tensor differ between this library and another."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ class Layout(NamedTuple):
 
 
 class Foreign(NamedTuple):
-    """One tensor of another library.
+    """One tensor of another library that is one of ours.
 
     Attributes:
         name: of the tensor in their file.
@@ -28,6 +28,48 @@ class Foreign(NamedTuple):
 
     name: str
     layout: Layout
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of their tensors."""
+        return (self.name,)
+
+    def to_ours(self, theirs: Sequence[np.ndarray]) -> np.ndarray:
+        """Return our array from theirs, in the order of `names`."""
+        (array,) = theirs
+        return self.layout.to_ours(array)
+
+    def to_theirs(self, ours: np.ndarray) -> list[np.ndarray]:
+        """Return their arrays from ours, in the order of `names`."""
+        return [self.layout.to_theirs(ours)]
+
+
+class Joined(NamedTuple):
+    """Several equally large tensors of another library that are one of ours.
+
+    Attributes:
+        names: of the tensors in their file, in the order they lie in ours.
+        layout: of the axes of each.
+        axis: of our array, along which they lie.
+    """
+
+    names: tuple[str, ...]
+    layout: Layout
+    axis: int
+
+    def to_ours(self, theirs: Sequence[np.ndarray]) -> np.ndarray:
+        """Return our array from theirs, in the order of `names`."""
+        parts = [self.layout.to_ours(array) for array in theirs]
+        return np.concatenate(parts, axis=self.axis)
+
+    def to_theirs(self, ours: np.ndarray) -> list[np.ndarray]:
+        """Return their arrays from ours, in the order of `names`."""
+        parts = np.split(ours, len(self.names), axis=self.axis)
+        return [self.layout.to_theirs(part) for part in parts]
+
+
+Table = Mapping[str, Foreign | Joined]
+"""What each of our tensors is elsewhere; no tensor, ours or theirs, occurs twice."""
 
 
 def _permuted(*axes: int) -> Layout:

@@ -1,0 +1,76 @@
+"""`tanager export`: a finished run's model, with its model card, to hand on."""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Annotated
+
+import tyro
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Write a finished run's model into a folder: weights, config.json, model card.
+
+    Only the run's public files are read: nothing of its private/, no seed, no path.
+    """
+
+    run: tyro.conf.Positional[pathlib.Path]
+    """Folder of a finished run."""
+
+    to: pathlib.Path
+    """Folder to make; it must not be there, or be empty."""
+
+    format: Annotated[str, tyro.conf.arg(metavar="{tanager,timm}")] = "tanager"
+    """Names and layouts of the tensors. tanager loads both."""
+
+    weights: Annotated[str, tyro.conf.arg(metavar="{average,last}")] = "average"
+    """The average of the parameters, or the parameters after the last update."""
+
+    licence: str | None = None
+    """Licence of the model, such as apache-2.0. Default: said to be unknown."""
+
+    json: bool = False
+    """Print one JSON object and nothing else."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command; `arguments` are the words after `tanager export`.
+
+    Raises:
+        ValueError: the run cannot be exported, see `tanager.export`.
+    """
+    options = tyro.cli(Arguments, prog="tanager export", args=list(arguments))
+
+    # JAX is imported from here on: the command line was fine.
+    from tanager.training.export import export
+
+    folder = export(
+        options.run,
+        options.to,
+        weights=options.weights,
+        format=options.format,
+        licence=options.licence,
+    )
+    described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    guarantee = described["tanager"]["guarantee"]
+    files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+    if options.json:
+        record = {
+            "folder": str(folder),
+            "format": options.format,
+            "weights": options.weights,
+            "licence": options.licence,
+            "guarantee": guarantee,
+            "files": files,
+        }
+        print(json.dumps(record, allow_nan=False, indent=2, ensure_ascii=False))
+        return 0
+    kind = "" if guarantee["private"] else "NOT PRIVATE: "
+    print(f"{kind}{options.weights} weights written to {folder}")
+    for name, size in files.items():
+        print(f"  {name:<20}{size:>14,} bytes")
+    if options.licence is None:
+        print("licence: unknown, as the model card says; --licence states one")
+    return 0

@@ -1,0 +1,337 @@
+"""Public weights into a model, and a model's weights into files that others read.
+
+`load_weights` takes a file of any library in `foreign.tables`, or of our own, finds out
+by the names in it which one wrote it, and refuses whatever does not fit: nothing is
+left out, made up or stretched without being asked for or put on record.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tanager import _validate as validate
+from tanager.models import hub, weights
+from tanager.models.foreign.layouts import SAME, Foreign, Table
+from tanager.models.foreign.tables import FORMATS, Format
+from tanager.models.positions import fit_positions
+from tanager.models.tensors import read_tensors
+from tanager.models.vit import VisionTransformer
+
+
+HEADS = ("load", "fresh", "zero")
+"""What `load_weights` does about the head."""
+
+OWN_FORMAT = "tanager"
+_HEAD = "head."
+_FITTED = {(VisionTransformer, "positions"): fit_positions}
+
+
+class Loaded(NamedTuple):
+    """A model with loaded weights.
+
+    Attributes:
+        model: the model.
+        origin: where they come from, for the record, as JSON: ``weights`` (the name on
+            the hub or of the file, without its folder), ``format``, ``sha256`` of the
+            file, ``head``, and ``changes``, one sentence for each thing that is not in
+            the model as it was in the file.
+    """
+
+    model: Any
+    origin: dict[str, Any]
+
+
+def formats(model: Any) -> tuple[str, ...]:
+    """Return the formats that a model's weights can be read in and written in."""
+    return (OWN_FORMAT, *FORMATS.get(type(model), {}))
+
+
+def load_weights(
+    model: Any, source: str | os.PathLike[str], *, head: str = "load"
+) -> Loaded:
+    """Load pretrained weights into a model.
+
+    Numbers in float16, bfloat16 or float64 become float32, as the model's are.
+    Position embeddings for another square grid of patches are resized (see
+    `positions.fit_positions`).
+
+    For a head of your own classes say what it starts from. ``"fresh"`` keeps the head
+    the model was created with, Gaussian of variance 1/fan-in: what DeepMind's code for
+    the Unlocking paper does, which itself is silent about it. ``"zero"`` makes all
+    logits 0: Mehta et al. 2022 (arXiv:2205.02973) find near-zero heads best when the
+    last layer is trained privately in few steps.
+
+    Args:
+        model: of the architecture of the weights; shapes will do for what is loaded,
+            as `equinox.filter_eval_shape` gives them.
+        source: a safetensors file of timm, of Hugging Face transformers or of
+            tanager; an npz file of Google's; a folder with a ``model.safetensors``; or
+            a name on the hub, ``hf:timm/vit_base_patch16_224.augreg_in21k``.
+        head: ``"load"`` it too, keep the model's own, ``"fresh"``, or ``"zero"`` it.
+
+    Returns:
+        The model and where its weights come from.
+
+    Raises:
+        ValueError: the file cannot be read safely or wholly (see
+            `tensors.read_tensors`), or does not fit: the message names every tensor
+            that is missing, extra, of another shape or dtype, or not finite. The model
+            given is never changed.
+        OSError: a file on the hub is out of reach.
+    """
+    validate.one_of(HEADS, head=head)
+    path = _find(source)
+    found = read_tensors(path)
+    changes: list[str] = []
+    if head != "load":
+        _require_head(model)
+    name, table, form, refusals = _recognise(model, found, source)
+    theirs = dict(found)
+    for unused in form.unused:
+        if theirs.pop(unused, None) is not None:
+            changes.append(f"{unused} left out: no logit depends on it")
+    ours = weights.named_tensors(model)
+    if head != "load":
+        ours = {key: leaf for key, leaf in ours.items() if not key.startswith(_HEAD)}
+        for key in table:
+            if key.startswith(_HEAD):
+                for part in table[key].names:
+                    theirs.pop(part, None)
+        changes.append(f"head {'as created' if head == 'fresh' else 'set to zero'}")
+    arrays, misfits = _fit(model, ours, theirs, table, changes)
+    if misfits:
+        raise ValueError(
+            f"weights (={os.fspath(source)!r}), read as {name}, do not fit this "
+            f"{type(model).__name__}:\n  "
+            + "\n  ".join(misfits + refusals)
+            + f"\n{_remedy(misfits, table)}"
+        )
+    loaded = weights.replace_tensors(model, arrays)
+    if head == "zero":
+        zeros = jax.tree.map(jnp.zeros_like, loaded.head)
+        loaded = eqx.tree_at(lambda tree: tree.head, loaded, zeros)
+    origin = {
+        "weights": source if hub.is_hub_name(source) else path.name,
+        "format": name,
+        "sha256": _digest(path),
+        "head": head,
+        "changes": changes,
+    }
+    return Loaded(loaded, origin)
+
+
+def save_weights(
+    model: Any,
+    path: str | os.PathLike[str],
+    *,
+    format: str = OWN_FORMAT,
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Save a model's weights under the names and in the layouts of a library.
+
+    Args:
+        model: the model.
+        path: the safetensors file to write or replace, whole or not at all.
+        format: one of `formats(model)`.
+        metadata: strings kept beside the tensors; none says ``{"format": "pt"}`` in the
+            formats of PyTorch libraries, as they require.
+
+    Raises:
+        ValueError: the model cannot be written in this format.
+    """
+    table = table_of(model, format)
+    if metadata is None and format != OWN_FORMAT:
+        metadata = {"format": "pt"}
+    theirs = {}
+    for name, leaf in weights.named_tensors(model).items():
+        parts = table[name].to_theirs(np.asarray(leaf))
+        theirs |= zip(table[name].names, parts, strict=True)
+    weights.save(theirs, path, metadata)
+
+
+def table_of(model: Any, format: str) -> Table:
+    """Return what each of a model's tensors is in the files of a library.
+
+    Raises:
+        ValueError: the model cannot be written in this format.
+    """
+    forms = _forms(model)
+    validate.one_of(
+        forms, format=format, remedy=f"{type(model).__name__} has no other form"
+    )
+    return forms[format].names(model)
+
+
+def _find(source: str | os.PathLike[str]) -> Path:
+    if hub.is_hub_name(source):
+        return hub.download(str(source))
+    path = Path(source).expanduser()
+    if (path / "ledger.jsonl").exists():
+        validate.refuse(
+            "weights",
+            os.fspath(source),
+            "is the folder of a run",
+            "name model.safetensors in it, or model-ema.safetensors, their average",
+        )
+    return path / "model.safetensors" if path.is_dir() else path
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _require_head(model: Any) -> None:
+    head = getattr(model, "head", None)
+    if head is None:
+        validate.refuse("model", type(model).__name__, "has no head", "head='load'")
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(head)):
+        validate.refuse(
+            "model",
+            type(model).__name__,
+            "has a head of shapes without values",
+            "create the model instead of only its shapes",
+        )
+
+
+### Tables
+
+
+def _forms(model: Any) -> dict[str, Format]:
+    def own(model: Any) -> Table:
+        return {name: Foreign(name, SAME) for name in weights.named_tensors(model)}
+
+    return {OWN_FORMAT: Format(own), **FORMATS.get(type(model), {})}
+
+
+def _recognise(
+    model: Any, found: Mapping[str, np.ndarray], source: Any
+) -> tuple[str, Table, Format, list[str]]:
+    """Return the format whose names the file has most of, its table, and refusals.
+
+    A table may refuse a model that computes something else from the same weights.
+    """
+    best, best_share, best_table = OWN_FORMAT, 0.0, {}
+    forms, refusals = _forms(model), []
+    for name, form in forms.items():
+        try:
+            table = form.names(model)
+        except ValueError as error:
+            refusals.append(f"not read as {name}: {error}")
+            continue
+        theirs = [part for tensor in table.values() for part in tensor.names]
+        share = sum(part in found for part in theirs) / len(theirs)
+        if share > best_share:
+            best, best_share, best_table = name, share, table
+    if not best_share:
+        validate.refuse(
+            "weights",
+            os.fspath(source),
+            f"hold no tensor of this {type(model).__name__}, under the names of "
+            f"{', '.join(forms)}",
+            "; ".join(
+                [
+                    f"they hold {_some(found)}",
+                    *refusals,
+                    "create the model these weights are of",
+                ]
+            ),
+        )
+    return best, best_table, forms[best], refusals
+
+
+def _some(names: Iterable[str]) -> str:
+    names = sorted(names)
+    more = f", … ({len(names)} tensors)" if len(names) > 4 else ""
+    return ", ".join(names[:4]) + more if names else "nothing"
+
+
+### Fitting
+
+
+def _fit(
+    model: Any,
+    ours: Mapping[str, Any],
+    found: Mapping[str, np.ndarray],
+    table: Table,
+    changes: list[str],
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Return our arrays by name, and a line for each tensor that does not fit."""
+    arrays, lines, cast = {}, [], {}
+    used = {part for name in ours if name in table for part in table[name].names}
+    extra = [f"extra: {part}" for part in sorted(found) if part not in used]
+    for name, leaf in ours.items():
+        if name not in table:
+            lines.append(f"missing: {name}, which the other library does not have")
+            continue
+        tensor = table[name]
+        missing = [part for part in tensor.names if part not in found]
+        lines += [f"missing: {part}" for part in missing]
+        if missing:
+            continue
+        theirs = [found[part] for part in tensor.names]
+        wanted = tensor.to_theirs(np.broadcast_to(np.float32(0), leaf.shape))
+        fitted = _FITTED.get((type(model), name))
+        unlike = False
+        for part, array, like in zip(tensor.names, theirs, wanted, strict=True):
+            flexible = fitted is not None and array.ndim == like.ndim
+            if array.shape != like.shape and not (
+                flexible and array.shape[-1] == like.shape[-1]
+            ):
+                lines.append(
+                    f"differs: {part} is {list(array.shape)}, must be "
+                    f"{list(like.shape)}"
+                )
+                unlike = True
+            elif not _castable(array, leaf.dtype):
+                lines.append(f"differs: {part} is {array.dtype}, must be {leaf.dtype}")
+                unlike = True
+        if unlike:
+            continue
+        for dtype in {str(array.dtype) for array in theirs} - {str(leaf.dtype)}:
+            cast[dtype] = cast.get(dtype, 0) + 1
+        array = tensor.to_ours(
+            [array.astype(leaf.dtype, copy=False) for array in theirs]
+        )
+        if fitted is not None and array.shape != leaf.shape:
+            try:
+                before, array = len(array), fitted(array, model)
+            except ValueError as error:
+                lines.append(f"differs: {tensor.names[0]}: {error}")
+                continue
+            changes.append(f"{name} resized from {before} to {len(array)} (bicubic)")
+        if not np.isfinite(array).all():
+            lines.append(f"not finite: {', '.join(tensor.names)}")
+        arrays[name] = array
+    changes += [f"{count} tensors cast from {dtype}" for dtype, count in cast.items()]
+    return arrays, lines + extra
+
+
+def _castable(array: np.ndarray, dtype: Any) -> bool:
+    both = (array.dtype, dtype)
+    return array.dtype == dtype or all(jnp.issubdtype(t, jnp.floating) for t in both)
+
+
+def _remedy(misfits: list[str], table: Table) -> str:
+    heads = [table[name].names for name in table if name.startswith(_HEAD)]
+    of_the_head = tuple(
+        f"{kind}: {part}"
+        for kind in ("missing", "differs")
+        for names in heads
+        for part in names
+    )
+    if all(line.startswith(of_the_head) for line in misfits):
+        return (
+            "give head='fresh' or head='zero' for a head of your own classes, or "
+            "create the model with the classes of the weights"
+        )
+    if all(line.startswith("not finite") for line in misfits):
+        return "the file is damaged: download it again"
+    return "create the model these weights are of, by its name, size and channels"

@@ -1,0 +1,98 @@
+"""Weights that others have published for the named models, and the models' timm names.
+
+All are of public data: ImageNet-1k (1000 classes of ILSVRC-2012) or ImageNet-21k. What
+is said of them here is what timm 1.0.31 says of them (``timm.get_pretrained_cfg``).
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Published(NamedTuple):
+    """Weights on the Hugging Face Hub.
+
+    Attributes:
+        weights: their name, for `load_weights`.
+        classes: of their head; 0 for none.
+        image_size: side of the images they were last trained on, in pixels.
+        mean: per channel, on the 0..1 scale, of what their images were standardised by.
+        std: likewise.
+        licence: identifier of their licence on the hub.
+    """
+
+    weights: str
+    classes: int
+    image_size: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    licence: str = "apache-2.0"
+
+
+_HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+def _in21k(name: str, size: int = 224) -> Published:
+    return Published(f"hf:timm/{name}", 21843, size, *_HALF)
+
+
+def _in1k(name: str, size: int = 224, scale=_HALF) -> Published:
+    return Published(f"hf:timm/{name}", 1000, size, *scale)
+
+
+def _headless(name: str, scale=_HALF) -> Published:
+    return Published(f"hf:timm/{name}", 0, 224, *scale)
+
+
+def _vit(size: str) -> tuple[Published, ...]:
+    name = f"vit_{size}_patch16_224"
+    return (
+        _in21k(f"{name}.augreg_in21k"),
+        _in1k(f"{name}.augreg_in21k_ft_in1k"),
+    )
+
+
+def _bit(name: str, size: int) -> tuple[Published, ...]:
+    return (
+        _in21k(f"resnetv2_{name}_bit.goog_in21k"),
+        _in1k(f"resnetv2_{name}_bit.goog_in21k_ft_in1k", size),
+    )
+
+
+_NFNET_SIZES = (192, 224, 256, 320, 384, 416, 448)
+
+PUBLISHED: Mapping[str, tuple[Published, ...]] = {
+    "vit-tiny-16": _vit("tiny"),
+    "vit-small-16": (
+        *_vit("small"),
+        _headless("vit_small_patch16_224.dino", _IMAGENET),
+    ),
+    "vit-base-16": (
+        *_vit("base"),
+        _headless("vit_base_patch16_224.dino", _IMAGENET),
+    ),
+    "vit-large-16": _vit("large"),
+    "vit-huge-14": (_headless("vit_huge_patch14_224.orig_in21k"),),
+    "resnet-50": (_in1k("resnet50_gn.a1h_in1k", scale=_IMAGENET),),
+    "nf-resnet-50": (_in1k("nf_resnet50.ra2_in1k", 256, _IMAGENET),),
+    **{
+        f"nfnet-f{size}": (_in1k(f"dm_nfnet_f{size}.dm_in1k", pixels, _IMAGENET),)
+        for size, pixels in enumerate(_NFNET_SIZES)
+    },
+    "bit-50x1": _bit("50x1", 448),
+    "bit-101x1": _bit("101x1", 448),
+    "bit-50x3": _bit("50x3", 448),
+    "bit-101x3": _bit("101x3", 448),
+    "bit-152x4": _bit("152x4", 480),
+}
+"""By name of the model; the first is the one to start from."""
+
+_WITHOUT_WEIGHTS = {"nf-resnet-101": "nf_resnet101"}
+
+
+def timm_architecture(name: str) -> str | None:
+    """Return what timm calls the architecture of a named model; None if it has none."""
+    if name in PUBLISHED:
+        repository = PUBLISHED[name][0].weights.partition("/")[2]
+        return repository.partition(".")[0]
+    return _WITHOUT_WEIGHTS.get(name)

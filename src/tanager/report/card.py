@@ -1,0 +1,340 @@
+"""The model card of a run: the README.md of an exported model.
+
+It is as the Hugging Face Hub reads it: a YAML head for machines, Markdown for people.
+It is made of the run's public files only, and says nothing of the machine: no path.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tanager.privacy.mechanism import LARGE_EPSILON
+from tanager.report import guarantee
+from tanager.report.guarantee import number, percent, upper
+
+
+UNKNOWN_LICENCE = "unknown"
+
+_Fields = Mapping[str, Any]
+
+_OF_THIS_MACHINE = {"data", "out", "seed"}
+_WEIGHTS = {
+    "average": "the exponential moving average of the parameters",
+    "last": "the parameters after the last update",
+}
+
+
+def model_card(
+    config: _Fields,
+    result: _Fields,
+    *,
+    weights: str,
+    format: str,
+    licence: str | None,
+    timm_name: str | None = None,
+) -> str:
+    """Return the model card of a finished run.
+
+    Args:
+        config: of the run's config.json.
+        result: of its result.json.
+        weights: which of the run's were exported, ``"average"`` or ``"last"``.
+        format: of the exported tensors.
+        licence: an identifier such as ``apache-2.0``; None says it is unknown.
+        timm_name: of the architecture, where timm has it.
+    """
+    name = f"{config.get('model') or 'a model'} on {config.get('dataset') or 'data'}"
+    accuracy = result.get(
+        "test_accuracy_ema" if weights == "average" else "test_accuracy"
+    )
+    head = _head(config, result, name, licence, accuracy, format)
+    parts = [
+        f"# {_plain(name)}",
+        _guarantee(result),
+        _section("Use", _use(config, format, timm_name)),
+        _section("Accuracy", _accuracy(result, weights, accuracy)),
+        _section("Training", _training(config, result, weights)),
+        _section("Data", _data(config, result)),
+        _section("Limits", _limits(config, result, weights)),
+        _section("Licence", _licence(config, licence)),
+        _section("How to verify", _verification(result)),
+    ]
+    return f"---\n{head}---\n\n" + "\n\n".join(parts) + "\n"
+
+
+def _head(
+    config: _Fields,
+    result: _Fields,
+    name: str,
+    licence: str | None,
+    accuracy: float | None,
+    format: str,
+) -> str:
+    private = ["differential-privacy", "dp-sgd"] if result["private"] else []
+    fields: dict[str, Any] = {
+        "license": licence or UNKNOWN_LICENCE,
+        "library_name": format,
+        "pipeline_tag": "image-classification",
+        "tags": ["image-classification", "tanager", *private],
+    }
+    base = (config.get("weights") or {}).get("weights", "")
+    if base.startswith("hf:"):
+        fields["base_model"] = re.split("[@:]", base.removeprefix("hf:"))[0]
+    if accuracy is not None:
+        dataset = str(config.get("dataset") or "data")
+        fields["model-index"] = [
+            {
+                "name": name,
+                "results": [
+                    {
+                        "task": {"type": "image-classification"},
+                        "dataset": {"type": dataset, "name": dataset, "split": "test"},
+                        "metrics": [{"type": "accuracy", "value": accuracy}],
+                    }
+                ],
+            }
+        ]
+    # JSON is YAML, and needs no quoting rules of its own.
+    return "".join(
+        f"{key}: {json.dumps(value, ensure_ascii=False)}\n"
+        for key, value in fields.items()
+    )
+
+
+### The guarantee
+
+
+def _guarantee(result: _Fields) -> str:
+    if not result["private"]:
+        return _section(
+            "NOT PRIVATE",
+            "**This model has no differential privacy guarantee.** "
+            f"{guarantee.reason_against(result)} Do not release it if the data are "
+            f"private.\n\n{guarantee.mechanism(result)}",
+        )
+    text = (
+        f"**This model is {guarantee.claim(result)}-differentially private under "
+        f"{result['adjacency']}.**"
+    )
+    if result["epsilon"] >= LARGE_EPSILON:
+        text += (
+            " An ε this large protects next to nothing: right for a simulation on "
+            "public data, wrong for a model of private data."
+        )
+    rdp = result.get("epsilon_rdp")
+    rows = {
+        "ε": f"{upper(result['epsilon'])} (by RDP, as papers report it: "
+        f"{'none' if rdp is None else upper(rdp)})",
+        "δ": number(result["delta"]),
+        "adjacency": result["adjacency"],
+        "unit of privacy": "one example, which is one image",
+        "accountant": str(result["accountant"]).upper(),
+        "mechanism": "DP-SGD: Poisson subsampling, clipping, Gaussian noise",
+        "sample rate q": number(result["sample_rate"]),
+        "noise multiplier σ": number(result["noise_multiplier"]),
+        "clipping norm C": number(result["clip_norm"]),
+        "updates": f"{result['steps']:,}",
+    }
+    rests = "\n".join(f"- {sentence}" for sentence in guarantee.assumptions(result))
+    return _section(
+        "Guarantee",
+        f"{text}\n\n{_table(rows)}\n\n{guarantee.mechanism(result)} "
+        f"{guarantee.accounting(result)}\n\n"
+        f"What it rests on, and what it does not protect:\n\n{rests}",
+    )
+
+
+def _verification(result: _Fields) -> str:
+    claimed = upper(result["epsilon"])
+    lead = f"Compute ε (here {claimed}) again from the mechanism, without tanager:"
+    if not result["private"]:
+        lead = (
+            "What these settings would spend with noise from a secret seed; this model "
+            "must not claim it:"
+        )
+    if not result["noise_multiplier"]:
+        return "There is nothing to verify: no noise was added."
+    return f"{lead}\n\n{_code(guarantee.recomputation(result))}"
+
+
+### The rest
+
+
+def _use(config: _Fields, format: str, timm_name: str | None) -> str:
+    if not config.get("architecture"):
+        return (
+            "The architecture is its author's own code. `model.safetensors` holds its "
+            "tensors; `tanager.models.weights.load(model, 'model.safetensors')` loads "
+            "them into that model."
+        )
+    own = _code(
+        "import jax\n"
+        "from tanager import models\n"
+        "from tanager.data.augment import standardise\n"
+        "\n"
+        'trained = models.load_pretrained("FOLDER")  # or "hf:OWNER/REPOSITORY"\n'
+        "\n"
+        "def classify(image):  # uint8[H, W, C]\n"
+        "    logits = trained.model(standardise(image, trained.mean, trained.std))\n"
+        "    return trained.classes[int(jax.numpy.argmax(logits))]"
+    )
+    if format != "timm":
+        return own
+    theirs = _code(
+        "import timm\n\n"
+        'model = timm.create_model("local-dir:FOLDER", pretrained=True).eval()'
+    )
+    return f"In timm, where it is a `{timm_name}`:\n\n{theirs}\n\nIn tanager:\n\n{own}"
+
+
+def _accuracy(result: _Fields, weights: str, accuracy: float | None) -> str:
+    if accuracy is None:
+        return "It was not measured: there was no test set."
+    text = f"On the test set: **{percent(accuracy)}**."
+    classes = result.get("per_class")
+    if not classes:
+        return text
+    key = "accuracy_ema" if weights == "average" else "accuracy"
+    rows = "\n".join(
+        f"| {_plain(each['class'])} | {each['examples']:,} | {percent(each[key])} |"
+        for each in classes
+    )
+    return (
+        f"{text}\n\n| class | test examples | accuracy |\n| --- | --- | --- |\n{rows}"
+    )
+
+
+def _training(config: _Fields, result: _Fields, weights: str) -> str:
+    rows: dict[str, Any] = {
+        "model": config.get("model"),
+        "parameters": config.get("parameters"),
+        "weights exported": _WEIGHTS[weights],
+        "initial weights": _initial(config),
+        "optimizer": config.get("optimizer"),
+        "updates": result["steps"],
+        "expected batch size": result["batch_size"],
+        **{
+            f"recipe: {name}": value
+            for name, value in (config.get("recipe") or {}).items()
+            if name not in _OF_THIS_MACHINE and not _is_path(value)
+        },
+        **(result.get("versions") or {}),
+    }
+    return _table({name: rows[name] for name in rows if rows[name] is not None})
+
+
+def _initial(config: _Fields) -> str:
+    origin = config.get("weights")
+    if not origin:
+        return "drawn at random"
+    changes = "; ".join(origin.get("changes") or ())
+    return f"{origin['weights']} (sha256 {origin['sha256']})" + (
+        f": {changes}" if changes else ""
+    )
+
+
+def _data(config: _Fields, result: _Fields) -> str:
+    classes = config.get("classes") or ()
+    scale = config.get("preprocessing") or {}
+    shape = (config.get("architecture") or {}).get("image_shape")
+    rows = {
+        "data set": config.get("dataset"),
+        "training examples": result["examples"],
+        "classes": [str(name) for name in classes] or None,
+        "image (height, width, channels)": shape,
+        "pixels": "(image / 255 − mean) / std" if scale else None,
+        "mean": scale.get("mean"),
+        "std": scale.get("std"),
+    }
+    return _table({name: rows[name] for name in rows if rows[name] is not None})
+
+
+def _limits(config: _Fields, result: _Fields, weights: str) -> str:
+    shape = (config.get("architecture") or {}).get("image_shape")
+    lines = [
+        "It was measured on its own test set only; images of another origin may fare "
+        "otherwise.",
+        "Privacy is often paid for by small or unusual classes.",
+    ]
+    key = "accuracy_ema" if weights == "average" else "accuracy"
+    measured = [each for each in result.get("per_class") or () if each[key] is not None]
+    if measured:
+        worst = min(measured, key=lambda each: each[key])
+        lines[1] += (
+            f" Here the lowest accuracy is that of {_plain(worst['class'])}: "
+            f"{percent(worst[key])}."
+        )
+    if shape:
+        lines.append(
+            f"It takes images of {' × '.join(map(str, shape))} only as listed."
+        )
+    lines.append(
+        "Training on it further, or on its outputs, with the same private data spends "
+        "privacy that is not in the figure above."
+    )
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _licence(config: _Fields, licence: str | None) -> str:
+    if licence:
+        text = f"{_plain(licence)}, as stated by who exported it."
+    else:
+        text = (
+            "**Unknown**: nobody stated one. Without a licence nobody but its owner "
+            "may use this model."
+        )
+    if config.get("weights"):
+        text += (
+            f" It was trained from {_plain(config['weights']['weights'])}, whose own "
+            "licence holds too."
+        )
+    return text
+
+
+### Text
+
+
+def _section(title: str, content: str) -> str:
+    return f"## {title}\n\n{content}"
+
+
+def _code(program: str) -> str:
+    return f"```python\n{program}\n```"
+
+
+def _table(rows: _Fields) -> str:
+    lines = [f"| {_plain(name)} | {_plain(_text(rows[name]))} |" for name in rows]
+    return "\n".join(["| | |", "| --- | --- |", *lines])
+
+
+def _text(value: Any) -> str:
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return f"{value:,}"
+        case float():
+            return number(value)
+        case Mapping():
+            return ", ".join(f"{name} {_text(value[name])}" for name in value) or "none"
+        case list() | tuple():
+            return ", ".join(_text(each) for each in value) or "none"
+        case _:
+            return str(value)
+
+
+def _plain(text: object) -> str:
+    """Return text that no Markdown hides in, on one line."""
+    one_line = " ".join(str(text).split())
+    return re.sub(r"([\\`*\[\]<>|#])", r"\\\1", one_line)
+
+
+def _is_path(value: Any) -> bool:
+    texts: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
+    return any(
+        isinstance(text, str)
+        and not text.startswith("hf:")
+        and re.search(r"[/\\~]", text)
+        for text in texts
+    )

@@ -1,0 +1,103 @@
+"""What a run may claim, in words that its report and its model card share."""
+
+import math
+from collections.abc import Mapping
+from decimal import ROUND_CEILING, Context, Decimal
+from typing import Any
+
+
+_Fields = Mapping[str, Any]
+
+_PROTECTS = {
+    "add-or-remove-one": "adding or removing one example",
+    "replace-one": "replacing one example by another",
+}
+
+
+def claim(result: _Fields) -> str:
+    """Return the guarantee as numbers: (ε = 3, δ = 1e-05)."""
+    return f"(ε = {upper(result['epsilon'])}, δ = {number(result['delta'])})"
+
+
+def mechanism(result: _Fields) -> str:
+    """Return one sentence on what was done to the training examples."""
+    return (
+        f"DP-SGD made {result['steps']:,} updates on {result['examples']:,} examples, "
+        f"each on a Poisson sample at rate q = {number(result['sample_rate'])} "
+        f"(expected batch {number(result['batch_size'])}), with gradients clipped to "
+        f"C = {number(result['clip_norm'])} and Gaussian noise of multiplier "
+        f"σ = {number(result['noise_multiplier'])}."
+    )
+
+
+def accounting(result: _Fields) -> str:
+    """Return one sentence on how ε was computed."""
+    version = (result.get("versions") or {}).get("dp-accounting", "")
+    by = str(result["accountant"]).upper()
+    return f"ε was computed with {by} by dp_accounting {version}."
+
+
+def assumptions(result: _Fields) -> list[str]:
+    """Return the sentences a guarantee rests on: what it does not protect, too."""
+    adjacency = result["adjacency"]
+    return [
+        "One image is one example. Who is in the data with several images is protected "
+        "for each of them, not for all together.",
+        f"Neighbouring data sets differ by {_PROTECTS.get(adjacency, adjacency)}.",
+        "The number of training examples and the test set are public, so nothing here "
+        "protects the test images. The initial parameters owe nothing to the private "
+        "data.",
+        "The hyper-parameters were chosen without looking at the private data, or that "
+        "look is not counted here.",
+        "The secret seed, and all of the folder private/, stay secret.",
+        "The pseudo-random numbers are as good as random, and real numbers stand for "
+        "floating-point ones: rounding is not modelled.",
+    ]
+
+
+def reason_against(result: _Fields) -> str:
+    """Return why a run that is not private has no guarantee."""
+    if result["noise_multiplier"] == 0:
+        return "No noise was added (noise multiplier 0)."
+    return (
+        "The seed was fixed by a person: whoever knows that number can repeat the "
+        "noise and take it away."
+    )
+
+
+def recomputation(result: _Fields) -> str:
+    """Return a program that computes ε again from the mechanism, without tanager."""
+    relation = str(result["adjacency"]).replace("-", "_").upper()
+    return "\n".join(
+        [
+            "from dp_accounting import NeighboringRelation, dp_event",
+            "from dp_accounting.pld import PLDAccountant",
+            "",
+            f"noise = dp_event.GaussianDpEvent({result['noise_multiplier']!r})",
+            f"step = dp_event.PoissonSampledDpEvent({result['sample_rate']!r}, noise)",
+            f"accountant = PLDAccountant(NeighboringRelation.{relation})",
+            "accountant.compose("
+            f"dp_event.SelfComposedDpEvent(step, {result['steps']!r}))",
+            f"print(accountant.get_epsilon({result['delta']!r}))",
+        ]
+    )
+
+
+def number(value: float) -> str:
+    """Six significant digits."""
+    return "∞" if math.isinf(value) else f"{value:.6g}"
+
+
+def upper(epsilon: float | None) -> str:
+    """Four significant digits, rounded up: a guarantee never gets better in print."""
+    if epsilon is None or math.isinf(epsilon):
+        return "∞"
+    up = Context(prec=4, rounding=ROUND_CEILING).create_decimal(Decimal(str(epsilon)))
+    return f"{up.normalize():f}"
+
+
+def percent(share: float | None) -> str:
+    """Return a share in percent, to one decimal."""
+    if share is None or not math.isfinite(share):
+        return "not measured"
+    return f"{100 * share:.1f} %"

@@ -1,0 +1,219 @@
+"""The hub's names, against a small hub of our own on the loopback."""
+
+import hashlib
+import http.server
+import importlib
+import re
+import sys
+import threading
+from typing import cast
+
+import equinox as eqx
+import jax
+import pytest
+
+from tanager import models
+from tanager.models import hub
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+NAME = "hf:ours/small"
+
+
+class Hub(http.server.ThreadingHTTPServer):
+    """Serves files as the Hugging Face Hub does; every GET of a file is put on record.
+
+    Attributes:
+        files: content by path in the repository ``ours/small``.
+        ranges: the Range header of each, None where there was none.
+        limit: place in a file at which the line goes dead.
+    """
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.files, self.ranges, self.limit = {}, [], None
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    @property
+    def hub(self):
+        return cast(Hub, self.server)
+
+    def log_message(self, format, *args):
+        pass
+
+    def do_HEAD(self):
+        self._answer(with_body=False)
+
+    def do_GET(self):
+        self._answer(with_body=True)
+
+    def _answer(self, with_body):
+        match = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", self.path)
+        if not match:  # its API, of other questions than these
+            return self._refuse(404, "NotFound")
+        if with_body:
+            self.hub.ranges.append(self.headers["Range"])
+        repository, revision, file = match.groups()
+        if repository == "ours/gated":
+            return self._refuse(403, "GatedRepo")
+        if repository != "ours/small":
+            return self._refuse(401, "RepoNotFound")
+        if revision not in ("main", COMMIT):
+            return self._refuse(404, "RevisionNotFound")
+        if file not in self.hub.files:
+            return self._refuse(404, "EntryNotFound")
+        content = self.hub.files[file]
+        start = int((self.headers["Range"] or "bytes=0-")[6:-1])
+        self.send_response(206 if start else 200)
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+        self.send_header("Content-Length", str(len(content) - start))
+        if start:
+            whole = len(content)
+            self.send_header("Content-Range", f"bytes {start}-{whole - 1}/{whole}")
+        self.end_headers()
+        if with_body:
+            self.wfile.write(content[start : self.hub.limit])
+        return None
+
+    def _refuse(self, status, code):
+        self.send_response(status)
+        self.send_header("X-Error-Code", code)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """Return our hub, asked instead of huggingface.co, with an empty cache."""
+    constants = importlib.import_module("huggingface_hub.constants")
+    ours = Hub()
+    thread = threading.Thread(target=ours.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE
+    monkeypatch.setattr(
+        constants,
+        "HUGGINGFACE_CO_URL_TEMPLATE",
+        template.replace(constants.ENDPOINT, ours.url),
+    )
+    monkeypatch.setattr(constants, "ENDPOINT", ours.url)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
+    monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda _: None)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    yield ours
+    ours.shutdown()
+    ours.server_close()
+    thread.join()
+
+
+def model(seed):
+    return models.SmallCNN(5, (8, 8, 3), key=jax.random.key(seed))
+
+
+@pytest.fixture
+def content(tmp_path):
+    models.save_weights(model(0), tmp_path / "small.safetensors")
+    return (tmp_path / "small.safetensors").read_bytes()
+
+
+def test_a_model_loads_by_name_and_comes_from_the_cache_afterwards(server, content):
+    server.files["model.safetensors"] = content
+    loaded, origin = models.load_weights(model(1), NAME)
+    assert eqx.tree_equal(loaded, model(0))
+    assert origin["weights"] == NAME
+    assert origin["sha256"] == hashlib.sha256(content).hexdigest()
+    models.load_weights(model(1), f"{NAME}@{COMMIT}")
+    models.load_weights(model(1), f"{NAME}@main:model.safetensors")
+    assert server.ranges == [None]
+
+
+def test_without_the_network_the_cache_serves(server, content):
+    server.files["model.safetensors"] = content
+    path = hub.download(NAME)
+    server.shutdown()
+    server.server_close()
+    assert hub.download(NAME) == path
+    assert path.read_bytes() == content
+
+
+def test_an_interrupted_download_goes_on_where_it_stopped(server, content, tmp_path):
+    server.files["model.safetensors"] = content
+    half = len(content) // 2000 * 1000
+    server.limit = half + 10
+    with pytest.raises(OSError, match="broke off") as broken:
+        hub.download(NAME)
+    assert "the same again goes on where it stopped" in str(broken.value)
+    assert "model.safetensors by hand" in str(broken.value)
+    (partial,) = (tmp_path / "cache").rglob("*.incomplete")
+    assert partial.read_bytes() == content[:half]
+
+    server.limit, server.ranges = None, []
+    assert hub.download(NAME).read_bytes() == content
+    assert server.ranges == [f"bytes={half}-"]
+    assert not partial.exists()
+
+
+def test_a_download_that_arrives_otherwise_is_thrown_away(server, content, tmp_path):
+    server.files["model.safetensors"] = content
+    blobs = tmp_path / "cache/models--ours--small/blobs"
+    blobs.mkdir(parents=True)
+    digest = hashlib.sha256(content).hexdigest()
+    (blobs / f"{digest}.tanager.incomplete").write_bytes(b"of something else")
+    with pytest.raises(OSError, match="it did not arrive as it was sent"):
+        hub.download(NAME)
+    assert hub.download(NAME).read_bytes() == content
+    assert len(server.ranges) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("hf:ours/other", "is not on the hub: mind the spelling"),
+        ("hf:ours/gated", "is not open to everyone: ask for access"),
+        (f"{NAME}@old", "has no revision old: leave @REVISION away"),
+        (f"{NAME}:pytorch_model.bin", "has no file pytorch_model.bin: name another"),
+    ],
+)
+def test_what_the_hub_does_not_give_is_refused_by_name(server, name, message):
+    with pytest.raises(ValueError, match=re.escape(f"weights (={name!r}) {message}")):
+        hub.download(name)
+
+
+def test_no_network_and_no_copy_gives_one_message(server):
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(OSError, match="the hub cannot be reached") as refused:
+        hub.download(f"{NAME}@v2")
+    assert (
+        "download https://huggingface.co/ours/small/resolve/v2/model.safetensors by "
+        "hand and give the path of that file"
+    ) in str(refused.value)
+
+
+def test_without_the_package_the_way_by_hand_is_shown(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(
+        ValueError, match="needs the package huggingface_hub"
+    ) as refused:
+        models.load_weights(model(0), NAME)
+    assert 'pip install "tanager[hub]"; or download https://hugg' in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["hf:", "hf:one", "hf:a/b/c", "hf:a/../b", "hf:a/b:../../x", "hf:a/b@"]
+)
+def test_other_forms_of_a_name_are_refused(name):
+    with pytest.raises(ValueError, match="must be hf:OWNER/REPOSITORY"):
+        hub.parse(name)
+
+
+def test_a_name_says_repository_revision_and_file():
+    assert hub.parse("hf:a/b.c_d-e") == ("a/b.c_d-e", "main", "model.safetensors")
+    assert hub.parse("hf:a/b@v1:x/y.npz") == ("a/b", "v1", "x/y.npz")
+    assert not hub.is_hub_name("a/b") and not hub.is_hub_name(None)

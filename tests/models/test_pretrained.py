@@ -1,0 +1,288 @@
+import re
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors import numpy as safetensors
+
+from tanager import models
+from tanager.models import weights
+from tanager.models.foreign import tables
+from tanager.models.foreign.layouts import SAME, Foreign
+from tanager.models.tensors import read_tensors
+from tanager.models.vit import Variant, VisionTransformer
+
+
+FORMATS = ("tanager", "timm", "huggingface", "huggingface-backbone")
+
+
+def vit(seed=0, *, classes=5, shape=(8, 8, 3), width=12):
+    variant = Variant(width=width, depth=2, heads=3)
+    return VisionTransformer(variant, 4, classes, shape, key=jax.random.key(seed))
+
+
+def cnn(seed=0, classes=5):
+    return models.SmallCNN(classes, (8, 8, 3), key=jax.random.key(seed))
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Return a function that writes a model in a format, with changed tensors."""
+
+    def write(model, format="timm", change=lambda tensors: tensors):
+        path = tmp_path / f"{format}.safetensors"
+        models.save_weights(model, path, format=format)
+        tensors = change(read_tensors(path))
+        path.write_bytes(safetensors.save(tensors))
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_format_is_recognised_and_comes_back_bit_for_bit(file, format):
+    path = file(vit(0), format)
+    loaded, origin = models.load_weights(vit(1), path)
+    assert eqx.tree_equal(loaded, vit(0))
+    assert origin["format"] == format
+    assert origin["weights"] == path.name
+    assert origin["changes"] == []
+    assert len(origin["sha256"]) == 64
+
+
+def test_formats_are_those_of_the_architecture():
+    assert models.formats(vit()) == FORMATS
+    assert models.formats(cnn()) == ("tanager",)
+    with pytest.raises(ValueError, match=r"format.*must be one of tanager"):
+        models.save_weights(cnn(), "never.safetensors", format="timm")
+
+
+def test_pytorch_formats_say_that_they_are(tmp_path):
+    models.save_weights(vit(), tmp_path / "m.safetensors", format="timm")
+    assert weights.read_metadata(tmp_path / "m.safetensors") == {"format": "pt"}
+
+
+def test_an_npz_file_loads_by_the_same_tables(tmp_path, monkeypatch):
+    def google(model):
+        names = weights.named_tensors(model)
+        return {ours: Foreign(f"resnet/{ours}", SAME) for ours in names}
+
+    forms = {models.SmallCNN: {"google": tables.Format(google)}}
+    monkeypatch.setattr("tanager.models.pretrained.FORMATS", forms)
+    named = weights.named_tensors(cnn(0))
+    np.savez(tmp_path / "m.npz", **{f"resnet/{k}": v for k, v in named.items()})
+    loaded, origin = models.load_weights(cnn(1), tmp_path / "m.npz")
+    assert origin["format"] == "google"
+    assert eqx.tree_equal(loaded, cnn(0))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
+def test_other_precisions_become_float32(file, dtype):
+    narrow = file(
+        vit(0), "timm", lambda old: {k: v.astype(dtype) for k, v in old.items()}
+    )
+    loaded, origin = models.load_weights(vit(1), narrow)
+    for name, leaf in weights.named_tensors(loaded).items():
+        assert leaf.dtype == jnp.float32
+        exact = weights.named_tensors(vit(0))[name]
+        np.testing.assert_array_equal(
+            leaf, np.asarray(exact).astype(dtype).astype(np.float32)
+        )
+    count = len(jax.tree.leaves(loaded))
+    assert origin["changes"] == [f"{count} tensors cast from {np.dtype(dtype)}"]
+
+
+def test_a_head_of_other_classes_is_refused_with_the_remedy(file):
+    path = file(vit(0, classes=7))
+    message = (
+        f"weights (={str(path)!r}), read as timm, do not fit this VisionTransformer:\n"
+        "  differs: head.weight is [7, 12], must be [5, 12]\n"
+        "  differs: head.bias is [7], must be [5]\n"
+        "give head='fresh' or head='zero' for a head of your own classes, or create "
+        "the model with the classes of the weights"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        models.load_weights(vit(), path)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("head", ["fresh", "zero"])
+def test_a_head_of_your_own(file, format, head):
+    path = file(vit(0, classes=7), format)
+    mine = vit(1)
+    loaded, origin = models.load_weights(mine, path, head=head)
+    expected = eqx.tree_at(
+        lambda model: model.head,
+        vit(0),
+        mine.head if head == "fresh" else jax.tree.map(jnp.zeros_like, mine.head),
+    )
+    assert eqx.tree_equal(loaded, expected)
+    assert origin["changes"] == [
+        "head as created" if head == "fresh" else "head set to zero"
+    ]
+
+
+def test_a_file_without_a_head(file):
+    def drop(tensors):
+        return {k: v for k, v in tensors.items() if not k.startswith("head.")}
+
+    path = file(vit(0), "timm", drop)
+    with pytest.raises(
+        ValueError, match=r"missing: head\.weight\n  missing: head\.bias"
+    ):
+        models.load_weights(vit(1), path)
+    loaded = models.load_weights(vit(1), path, head="fresh").model
+    assert eqx.tree_equal(loaded.head, vit(1).head)
+    assert eqx.tree_equal(loaded.blocks, vit(0).blocks)
+
+
+def test_the_unused_pooler_of_transformers_is_put_on_record(file):
+    def add(tensors):
+        return tensors | {"pooler.dense.bias": np.ones(12, np.float32)}
+
+    path = file(vit(0), "huggingface-backbone", add)
+    loaded, origin = models.load_weights(vit(1), path)
+    assert eqx.tree_equal(loaded, vit(0))
+    assert origin["changes"] == ["pooler.dense.bias left out: no logit depends on it"]
+
+
+def test_every_misfit_is_named(file):
+    def spoil(tensors):
+        tensors = dict(tensors)
+        del tensors["norm.weight"]
+        tensors["blocks.0.mlp.fc1.weight"] = np.zeros((3, 12), np.float32)
+        tensors["blocks.1.norm1.bias"] = np.zeros(12, np.int32)
+        tensors["cls_token"] = np.full((1, 1, 12), np.inf, np.float32)
+        return tensors | {"fc_norm.weight": np.zeros(12, np.float32)}
+
+    path = file(vit(), "timm", spoil)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="read as timm, do not fit") as refused:
+        models.load_weights(vit(), path)
+    assert str(refused.value).splitlines()[1:] == [
+        "  not finite: cls_token",
+        "  differs: blocks.0.mlp.fc1.weight is [3, 12], must be [48, 12]",
+        "  differs: blocks.1.norm1.bias is int32, must be float32",
+        "  missing: norm.weight",
+        "  extra: fc_norm.weight",
+        "create the model these weights are of, by its name, size and channels",
+    ]
+    assert path.read_bytes() == before
+
+
+def test_one_misfit_among_joined_tensors_is_named(file):
+    name = "vit.encoder.layer.1.attention.attention.key.weight"
+
+    def spoil(tensors):
+        return tensors | {name: np.zeros((12, 9), np.float32)}
+
+    with pytest.raises(ValueError, match=re.escape(f"differs: {name} is [12, 9]")):
+        models.load_weights(vit(), file(vit(), "huggingface", spoil))
+
+
+def test_weights_of_another_model_are_refused(file):
+    with pytest.raises(
+        ValueError, match="hold no tensor of this SmallCNN, under the n"
+    ):
+        models.load_weights(cnn(), file(vit(), "huggingface"))
+    with pytest.raises(ValueError, match="missing: stages") as error:
+        models.load_weights(cnn(), file(vit()))  # only their heads share a name
+    assert (
+        len(re.findall("extra: ", str(error.value))) == len(jax.tree.leaves(vit())) - 2
+    )
+    with pytest.raises(
+        ValueError, match=r"differs: patch_embed\.proj\.weight is"
+    ) as error:
+        models.load_weights(vit(width=24), file(vit()))
+    misshapen = re.findall("differs: (.*) is", str(error.value))
+    assert len(misshapen) == len(jax.tree.leaves(vit())) - 1  # but head.bias
+    with pytest.raises(
+        ValueError, match=r"is \[12, 1, 4, 4\], must be \[12, 3, 4, 4\]"
+    ):
+        models.load_weights(vit(), file(vit(shape=(8, 8, 1))))
+
+
+def test_a_damaged_number_has_its_own_remedy(file):
+    def spoil(tensors):
+        return tensors | {"norm.bias": np.full(12, np.nan, np.float32)}
+
+    with pytest.raises(
+        ValueError, match=r"not finite: norm\.bias\nthe file is damaged"
+    ):
+        models.load_weights(vit(), file(vit(), "timm", spoil))
+
+
+@pytest.mark.parametrize("format", ["timm", "tanager"])
+def test_positions_of_another_grid_are_resized(file, format):
+    path = file(vit(0, shape=(12, 12, 3)), format)
+    target = vit(1, shape=(8, 16, 3))
+    loaded, origin = models.load_weights(target, path)
+    assert loaded.positions.shape == target.positions.shape
+    assert origin["changes"] == ["positions resized from 10 to 9 (bicubic)"]
+    before = vit(0, shape=(12, 12, 3)).positions
+    np.testing.assert_array_equal(loaded.positions[0], before[0])
+    assert np.isfinite(loaded(jnp.zeros((8, 16, 3)))).all()
+
+
+def test_positions_of_no_square_are_refused(file):
+    path = file(vit(shape=(8, 16, 3)))
+    with pytest.raises(
+        ValueError, match="differs: pos_embed: 8 patches make no square grid"
+    ):
+        models.load_weights(vit(shape=(12, 12, 3)), path)
+    # As many patches in another order of rows cannot be told apart: as in timm.
+    assert models.load_weights(vit(shape=(16, 8, 3)), path).origin["changes"] == []
+
+
+def test_shapes_are_model_enough_but_not_for_a_head_of_its_own(file):
+    path = file(vit(0))
+    template = eqx.filter_eval_shape(vit)
+    assert eqx.tree_equal(models.load_weights(template, path).model, vit(0))
+    with pytest.raises(ValueError, match="has a head of shapes without values"):
+        models.load_weights(template, path, head="fresh")
+    with pytest.raises(ValueError, match=r"dict.*has no head"):
+        models.load_weights({"a": jnp.zeros(1)}, path, head="zero")
+    with pytest.raises(ValueError, match=re.escape("must be one of load, fresh, zero")):
+        models.load_weights(vit(), path, head="new")
+
+
+def test_the_model_given_stays_as_it_was(file):
+    model = vit(1)
+    models.load_weights(model, file(vit(0)), head="zero")
+    assert eqx.tree_equal(model, vit(1))
+
+
+def test_a_folder_stands_for_its_model_file_but_a_run_does_not(tmp_path):
+    models.save_weights(cnn(0), tmp_path / "model.safetensors")
+    loaded, origin = models.load_weights(cnn(1), tmp_path)
+    assert eqx.tree_equal(loaded, cnn(0))
+    assert origin["weights"] == "model.safetensors"
+    (tmp_path / "ledger.jsonl").touch()
+    with pytest.raises(ValueError, match="is the folder of a run: name model"):
+        models.load_weights(cnn(1), tmp_path)
+
+
+def test_a_table_that_refuses_the_model_leaves_the_other_formats(file, monkeypatch):
+    def refuse(model):
+        raise ValueError("gain (=2) must be 1")
+
+    own = file(cnn(0), "tanager")
+    other = file(vit(), "timm")
+    forms = {models.SmallCNN: {"timm": tables.Format(refuse)}}
+    monkeypatch.setattr("tanager.models.pretrained.FORMATS", forms)
+    assert eqx.tree_equal(models.load_weights(cnn(1), own).model, cnn(0))
+    with pytest.raises(ValueError, match=re.escape("not read as timm: gain (=2) must")):
+        models.load_weights(cnn(1), other)
+
+
+def test_published_weights_are_named_for_models_that_timm_has():
+    for name, entries in models.PUBLISHED.items():
+        assert entries, name
+        for entry in entries:
+            assert re.fullmatch(r"hf:timm/[\w.]+", entry.weights)
+            assert len(entry.mean) == len(entry.std) == 3
+    sizes = {entry.image_size for entry in models.PUBLISHED["vit-base-16"]}
+    assert sizes == {224}

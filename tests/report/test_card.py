@@ -1,0 +1,177 @@
+"""The model card says what was guaranteed, what was not, and nothing of the machine."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from tanager.report.card import model_card
+
+
+RESULT = {
+    "private": True,
+    "epsilon": 2.99999,
+    "epsilon_rdp": 3.4,
+    "delta": 1e-5,
+    "adjacency": "add-or-remove-one",
+    "accountant": "pld",
+    "sample_rate": 0.02,
+    "noise_multiplier": 1.5,
+    "clip_norm": 1.0,
+    "steps": 20,
+    "examples": 50_000,
+    "batch_size": 1000,
+    "test_accuracy": 0.7,
+    "test_accuracy_ema": 0.75,
+    "per_class": [
+        {"class": "cat", "examples": 10, "accuracy": 0.5, "accuracy_ema": 0.25},
+        {"class": "d|og*", "examples": 20, "accuracy": 0.9, "accuracy_ema": 1.0},
+        {"class": "emu", "examples": 0, "accuracy": None, "accuracy_ema": None},
+    ],
+    "versions": {"dp-accounting": "0.6.0", "jax": "0.10.2"},
+}
+CONFIG = {
+    "model": "vit-tiny-16",
+    "dataset": "pets: our's",
+    "classes": ["cat", "d|og*", "emu"],
+    "architecture": {"name": "vit-tiny-16", "image_shape": [32, 32, 3]},
+    "preprocessing": {"mean": [0.5] * 3, "std": [0.25] * 3},
+    "recipe": {
+        "name": "folder",
+        "data": "/home/alice/pets",
+        "out": "runs/x",
+        "seed": 17,
+        "cache": "C:\\alice",
+        "crop_padding": 4,
+    },
+    "weights": {
+        "weights": "hf:timm/vit_tiny_patch16_224.augreg_in21k@main",
+        "sha256": "ab12",
+        "changes": ["head as created"],
+    },
+}
+WAYS = {"weights": "average", "format": "tanager", "licence": None}
+
+
+def card(config=CONFIG, result=RESULT, **ways):
+    return model_card(config, result, **(WAYS | ways))
+
+
+def head_of(text):
+    start, head, body = text.split("---\n", 2)
+    assert start == ""
+    return yaml.safe_load(head), body
+
+
+def test_the_head_is_what_the_hub_reads():
+    head, _ = head_of(card(licence="apache-2.0"))
+    assert head == {
+        "license": "apache-2.0",
+        "library_name": "tanager",
+        "pipeline_tag": "image-classification",
+        "tags": ["image-classification", "tanager", "differential-privacy", "dp-sgd"],
+        "base_model": "timm/vit_tiny_patch16_224.augreg_in21k",
+        "model-index": [
+            {
+                "name": "vit-tiny-16 on pets: our's",
+                "results": [
+                    {
+                        "task": {"type": "image-classification"},
+                        "dataset": {
+                            "type": "pets: our's",
+                            "name": "pets: our's",
+                            "split": "test",
+                        },
+                        "metrics": [{"type": "accuracy", "value": 0.75}],
+                    }
+                ],
+            }
+        ],
+    }
+
+
+def test_every_part_of_the_guarantee_is_there():
+    text = card()
+    for part in (
+        "**This model is (ε = 3, δ = 1e-05)-differentially private under "
+        "add-or-remove-one.**",
+        "by RDP, as papers report it: 3.4",
+        "| unit of privacy | one example, which is one image |",
+        "| accountant | PLD |",
+        "| noise multiplier σ | 1.5 |",
+        "What it rests on, and what it does not protect:",
+        "nothing here protects the test images",
+        "The hyper-parameters were chosen without looking at the private data",
+        "ε was computed with PLD by dp_accounting 0.6.0.",
+    ):
+        assert part in text
+
+
+def test_a_run_that_is_not_private_says_so_and_is_not_tagged():
+    text = card(result=RESULT | {"private": False})
+    head, body = head_of(text)
+    assert "differential-privacy" not in head["tags"]
+    assert "## NOT PRIVATE" in body
+    assert "The seed was fixed by a person" in body
+    assert "differentially private under" not in body
+    assert "this model must not claim it" in body
+    silent = card(result=RESULT | {"private": False, "noise_multiplier": 0.0})
+    assert "No noise was added" in silent
+    assert "dp_accounting import" not in silent
+
+
+def test_a_large_epsilon_is_called_useless():
+    assert "protects next to nothing" in card(result=RESULT | {"epsilon": 500.0})
+    assert "protects next to nothing" not in card()
+
+
+def test_the_accuracy_is_that_of_the_exported_weights():
+    assert "On the test set: **75.0 %**" in card()
+    assert "| cat | 10 | 25.0 % |" in card()
+    assert "| emu | 0 | not measured |" in card()
+    assert "lowest accuracy is that of cat: 25.0 %" in card()
+    last = card(weights="last")
+    assert "On the test set: **70.0 %**" in last
+    assert "| cat | 10 | 50.0 % |" in last
+    nothing = {**RESULT, "test_accuracy_ema": None, "per_class": None}
+    assert "It was not measured" in card(result=nothing)
+    assert "model-index" not in card(result=nothing)
+
+
+def test_names_cannot_be_markdown():
+    assert r"| d\|og\* | 20 | 100.0 % |" in card()
+
+
+def test_an_unknown_licence_is_said_plainly():
+    head, body = head_of(card())
+    assert head["license"] == "unknown"
+    assert "**Unknown**: nobody stated one." in body
+    assert "whose own licence holds too" in body
+    assert "mit, as stated by who exported it." in card(licence="mit")
+
+
+def test_the_machine_and_the_seed_stay_out():
+    text = card()
+    for word in ("alice", "runs/x", "| recipe: seed", "| 17 |"):
+        assert word not in text
+    assert "| recipe: crop\\_padding | 4 |" in text or "crop_padding | 4 |" in text
+    assert "(sha256 ab12): head as created" in text
+
+
+@pytest.mark.parametrize("format", ["tanager", "timm"])
+def test_it_says_how_to_use_it(format):
+    text = card(format=format, timm_name="vit_tiny_patch16_224")
+    assert 'models.load_pretrained("FOLDER")' in text
+    assert ('timm.create_model("local-dir:FOLDER"' in text) == (format == "timm")
+
+
+@pytest.mark.slow
+def test_the_way_to_verify_gives_the_epsilon_it_claims():
+    """The program runs as it stands, in a fresh interpreter."""
+    program = re.findall(r"```python\n(from dp_acc.*?)```", card(), flags=re.S)[0]
+    printed = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
+    assert 0 < float(printed) < 1

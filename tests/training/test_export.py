@@ -1,0 +1,280 @@
+"""From a run to a model that can be handed on, and back."""
+
+import json
+import re
+import stat
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tanager
+from tanager import data, models
+from tanager.cli import main
+from tanager.data.augment import standardise
+from tanager.models import weights
+from tanager.models.tensors import read_tensors
+
+
+RUN = ["train", "digits", "--model", "linear", "--steps", "4"]
+FILES = ["README.md", "config.json", "model.safetensors"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("of-alice") / "run"
+    assert main([*RUN, "--out", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture
+def vit_run(tmp_path):
+    """The files that a run of a vision transformer leaves."""
+    template = eqx.filter_eval_shape(
+        models.create,
+        "vit-tiny-16",
+        classes=2,
+        image_shape=(16, 32, 3),
+        key=jax.random.key(0),
+    )
+    drawn = np.random.default_rng(0)
+    model = jax.tree.map(
+        lambda leaf: drawn.standard_normal(leaf.shape, np.float32), template
+    )
+    config = {
+        "model": "vit-tiny-16",
+        "classes": ["cat", "dog"],
+        "architecture": {
+            "name": "vit-tiny-16",
+            "image_shape": [16, 32, 3],
+            "options": {},
+        },
+        "preprocessing": {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]},
+    }
+    return finished_run(tmp_path / "vit-run", model, config)
+
+
+def finished_run(folder, model, config):
+    folder.mkdir()
+    result = {
+        "private": True,
+        "epsilon": 3.0,
+        "delta": 1e-5,
+        "adjacency": "add-or-remove-one",
+        "accountant": "pld",
+        "sample_rate": 0.1,
+        "noise_multiplier": 2.0,
+        "clip_norm": 1.0,
+        "steps": 10,
+        "examples": 1000,
+        "batch_size": 100,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "result.json").write_text(json.dumps(result))
+    weights.save(model, folder / "model.safetensors")
+    weights.save(jax.tree.map(lambda x: x / 2, model), folder / "model-ema.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("which", "file", "key"),
+    [
+        ("average", "model-ema.safetensors", "test_accuracy_ema"),
+        ("last", "model.safetensors", "test_accuracy"),
+    ],
+)
+def test_an_exported_model_classifies_as_the_run_measured(
+    run, tmp_path, which, file, key
+):
+    to = tanager.export(run, tmp_path / "out/model", weights=which)
+    assert sorted(path.name for path in to.iterdir()) == FILES
+    trained = models.load_pretrained(to)
+    named = weights.named_tensors(trained.model)
+    for name, array in read_tensors(run / file).items():
+        np.testing.assert_array_equal(named[name], array)
+    digits = data.load("digits")
+    assert trained.classes == digits.classes
+
+    @eqx.filter_jit
+    def guess(image):
+        return jnp.argmax(trained.model(standardise(image, trained.mean, trained.std)))
+
+    examples = data.gather(digits.test, np.arange(len(digits.test)))
+    right = jax.vmap(guess)(jnp.asarray(examples["image"])) == examples["label"]
+    result = json.loads((run / "result.json").read_text())
+    assert float(jnp.mean(right, dtype=jnp.float32)) == pytest.approx(result[key])
+    assert trained.config["tanager"]["guarantee"]["epsilon"] == result["epsilon"]
+
+
+def test_nothing_private_and_no_path_is_exported(run, tmp_path):
+    to = tanager.export(run, tmp_path / "model")
+    exported = b"\n".join(path.read_bytes() for path in sorted(to.iterdir()))
+    secret = json.loads((run / "private/seed.json").read_text())["secret"]
+    identity = json.loads((run / "private/identity.json").read_text())
+    private = [secret.encode(), bytes.fromhex(secret), str(run).encode(), b"of-alice"]
+    private += [value.encode() for value in identity["prints"].values()]
+    for line in (run / "private/metrics.jsonl").read_text().splitlines():
+        numbers = json.loads(line)
+        private.append(str(numbers["loss"]).encode())
+    assert len(private) > 10
+    for one in private:
+        assert len(one) > 5
+        assert one not in exported
+    assert b'"seed"' not in exported and b"private/seed" not in exported
+
+
+def test_a_fixed_seed_is_no_secret_but_not_exported_either(tmp_path):
+    run = tmp_path / "run"
+    assert main([*RUN, "--seed", "987654321", "--out", str(run)]) == 0
+    to = tanager.export(run, tmp_path / "model")
+    for path in to.iterdir():
+        assert b"987654321" not in path.read_bytes()
+    card = (to / "README.md").read_text()
+    assert "## NOT PRIVATE" in card
+    assert "differentially private under" not in card
+
+
+def test_timm_finds_its_names_and_what_to_build(vit_run, tmp_path):
+    to = tanager.export(vit_run, tmp_path / "model", format="timm", licence="mit")
+    stored = read_tensors(to / "model.safetensors")
+    assert stored["patch_embed.proj.weight"].shape == (192, 3, 16, 16)
+    assert stored["head.weight"].shape == (2, 192)
+    assert weights.read_metadata(to / "model.safetensors") == {"format": "pt"}
+    config = json.loads((to / "config.json").read_text())
+    config.pop("tanager")
+    assert config == {
+        "architecture": "vit_tiny_patch16_224",
+        "num_classes": 2,
+        "label_names": ["cat", "dog"],
+        "model_args": {"img_size": [16, 32], "in_chans": 3},
+        "pretrained_cfg": {
+            "input_size": [3, 16, 32],
+            "fixed_input_size": True,
+            "interpolation": "bicubic",
+            "crop_pct": 1.0,
+            "num_classes": 2,
+            "first_conv": "patch_embed.proj",
+            "classifier": "head",
+            "mean": [0.5, 0.5, 0.5],
+            "std": [0.5, 0.5, 0.5],
+        },
+    }
+    trained = models.load_pretrained(to)
+    ema = weights.load(trained.model, vit_run / "model-ema.safetensors")
+    assert eqx.tree_equal(trained.model, ema)
+
+
+def test_a_model_of_your_own_code_is_exported_as_its_tensors(tmp_path):
+    mine = {"w": jnp.arange(6.0).reshape(2, 3), "b": jnp.ones(3)}
+    run = finished_run(tmp_path / "run", mine, {})
+    to = tanager.export(run, tmp_path / "model", weights="last")
+    loaded = weights.load(mine, to / "model.safetensors")
+    assert eqx.tree_equal(loaded, mine)
+    with pytest.raises(ValueError, match="holds a model of its author's own code"):
+        models.load_pretrained(to)
+    assert "its author's own code" in (to / "README.md").read_text()
+    with pytest.raises(ValueError, match="needs a named architecture"):
+        tanager.export(run, tmp_path / "timm", format="timm")
+
+
+def test_the_command_says_what_it_wrote(vit_run, tmp_path, capsys):
+    to = tmp_path / "model"
+    assert main(["export", str(vit_run), "--to", str(to)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"average weights written to {to}\n")
+    for name in FILES:
+        assert name in printed
+    assert "licence: unknown" in printed
+    words = ["--to", str(tmp_path / "2"), "--licence", "mit", "--json"]
+    assert main(["export", str(vit_run), *words]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert sorted(record["files"]) == FILES
+    assert record["licence"] == "mit"
+    assert record["guarantee"]["epsilon"] == 3.0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weights": "ema"}, "weights (='ema') must be one of average, last"),
+        ({"format": "onnx"}, "format (='onnx') must be one of tanager, timm"),
+        ({"format": "timm"}, "format (='timm') has no linear: export it as tanager"),
+        ({"licence": "a\nb: c"}, "licence (='a\\nb: c') must be an identifier"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused(run, tmp_path, options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        tanager.export(run, tmp_path / "model", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_runs_that_are_none_or_not_finished_are_refused(vit_run, tmp_path):
+    with pytest.raises(ValueError, match="is not the folder of a run: it has no conf"):
+        tanager.export(tmp_path, tmp_path / "model")
+    (vit_run / "result.json").unlink()
+    with pytest.raises(ValueError, match="is not finished: repeat the command"):
+        tanager.export(vit_run, tmp_path / "model")
+
+
+def test_weights_of_another_description_are_refused(vit_run, tmp_path):
+    config = json.loads((vit_run / "config.json").read_text())
+    config["classes"].append("bird")
+    (vit_run / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"differs: head\.weight is float32\[192, 2\]"):
+        tanager.export(vit_run, tmp_path / "model")
+
+
+def test_a_folder_in_use_stays_as_it_is(vit_run, tmp_path):
+    to = tmp_path / "model"
+    to.mkdir()
+    tanager.export(vit_run, to)  # empty is fine
+    before = (to / "model.safetensors").read_bytes()
+    with pytest.raises(ValueError, match="is in use: name a folder that is not there"):
+        tanager.export(vit_run, to, weights="last")
+    assert (to / "model.safetensors").read_bytes() == before
+    with pytest.raises(ValueError, match="is in use"):
+        tanager.export(vit_run, to / "README.md")
+
+
+def test_an_export_is_there_whole_or_not_at_all(vit_run, tmp_path, monkeypatch):
+    from tanager.training import export
+
+    def full(*words):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(export, "_write", full)
+    with pytest.raises(OSError, match="disk full"):
+        export.export(vit_run, tmp_path / "model")
+    assert [path.name for path in tmp_path.iterdir()] == ["vit-run"]
+    monkeypatch.undo()
+    to = export.export(vit_run, tmp_path / "model")
+    assert stat.S_IMODE(to.stat().st_mode) & 0o055 == 0o055
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda ours: ours.pop("mean"), "has a damaged config.json (KeyError('mean'))"),
+        (lambda ours: ours["model"].update(options={"x": 1}), "has a damaged config"),
+        (lambda ours: ours["model"].update(name="vit-tinny-16"), "did you mean vit-t"),
+        (
+            lambda ours: ours["classes"].append("bird"),
+            "differs: head.weight is [192, 2]",
+        ),
+        (lambda ours: ours.pop("model"), "has no config.json of `tanager export`"),
+    ],
+)
+def test_a_damaged_description_is_refused(vit_run, tmp_path, change, message):
+    to = tanager.export(vit_run, tmp_path / "model")
+    config = json.loads((to / "config.json").read_text())
+    change(config["tanager"])
+    (to / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        models.load_pretrained(to)
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="create the model and use load_weights"):
+        models.load_pretrained(tmp_path)
