@@ -14,6 +14,7 @@ from tanager._heap import keep_freed_memory
 _COMMANDS = {
     "plan": "plan a privacy budget: noise, steps, batch size or ε from the others",
     "train": "train a model privately, from a recipe; resumes where it was stopped",
+    "models": "list the models: parameters, FLOPs, public weights, source",
     "bench": "measure what privacy costs: seconds, memory, clipping tap by tap",
 }
 
