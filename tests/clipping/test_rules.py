@@ -407,6 +407,23 @@ def test_a_standardised_convolution_in_float32():
     check(loss, {"w": w, "gain": gain}, x, methods=True, dtypes=("float32",))
 
 
+@pytest.mark.parametrize("gained", [False, True])
+def test_a_standardised_kernel_times_a_number(gained):
+    apply, w, x = convolution("same")
+    params = {"w": w + 0.3}
+    if gained:
+        params["gain"] = draw(11, (w.shape[-1],))[0]
+
+    def loss(params, x):
+        kernel = standardise(params["w"], params.get("gain"), eps=0.05)
+        return curve(apply(-1.7 * kernel, x))
+
+    cell = only_cell(loss, params, x)
+    assert cell.unit.kind == "standardised"
+    assert cell.grams() and cell.totals()
+    check(loss, params, x, methods=True)
+
+
 def test_a_standardised_dense_layer_and_a_moved_standardised_kernel():
     w, v, x = draw(9, (4, 3), (3, 3, 2, 3), (ROWS, 4, 4, 2))
 

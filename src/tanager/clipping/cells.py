@@ -199,7 +199,7 @@ class Single(Cell):
         return not self._standardised or (
             isinstance(rule, Convolution)
             and rule.outputs_last
-            and links.identical(rule.use.links)
+            and links.entrywise(rule.use.links)
         )
 
     def gradients(self) -> tuple[str, ...]:
@@ -272,22 +272,27 @@ class Single(Cell):
         )
 
     def _standardised_gram(self, gram: Callable, seen: Seen) -> Float[Array, " b"]:
-        """The three sums over G from the convolution's own input and output."""
+        """The three sums over G from the convolution's own input and output.
+
+        The kernel is the standardised weight times the links' scale, up to its sign,
+        which the squares do not see.
+        """
         rule = self.rule
         assert isinstance(rule, Convolution)
         parts = self._parts(seen.constants)
         dy = rule.by_position(widen(seen.gradients[0]))
-        scaled = gram(rule.scaled_outputs(seen, parts.factor))
+        scaled = gram(rule.scaled_outputs(seen, parts.factor * self._scale))
         total = product("btg,btgf->bgf", *rule.patch_sums(seen)).reshape(
             dy.shape[0], -1
         )
+        total = total * self._scale
         if len(self.unit.leaves) == 1:
-            # <p_t, v_o> is the output itself, over a.
+            # <p_t, v_o> is the output itself, over a and the scale of the kernel.
             outputs = rule.by_position(widen(seen.results[0]))
             projection = jnp.sum(outputs * dy, axis=1) / parts.factor[None]
         else:
             outputs = rule.by_position(rule.apply(seen, parts.centred))
-            projection = jnp.sum(outputs * dy, axis=1)
+            projection = jnp.sum(outputs * dy, axis=1) * self._scale
         squares = self._weight_norms(parts, scaled, total, projection)
         return jnp.where(jnp.isfinite(scaled), squares, jnp.inf)
 

@@ -29,12 +29,15 @@ class Link(NamedTuple):
         back: transpose of the step: gradient of the result to gradient of the operand.
         scale: ‖back(g)‖ = scale · ‖g‖; NaN if there is no such number.
         box: entries of the operand that the result holds, as slices; None for all.
+        entrywise: every entry of the result is the same entry of the operand, times
+            `scale` or -`scale`.
         result: the variable the step makes.
     """
 
     back: Callable[[Array], Array]
     scale: float = 1.0
     box: tuple[slice, ...] | None = None
+    entrywise: bool = False
     result: jex.Var | None = None
 
 
@@ -61,15 +64,15 @@ def _transpose(equation: jex.JaxprEqn, _: int) -> Link:
 def _convert(equation: jex.JaxprEqn, _: int) -> Link | None:
     ends = aval(equation.invars[0]), aval(equation.outvars[0])
     real = all(jnp.issubdtype(end.dtype, jnp.floating) for end in ends)
-    return Link(_same) if real else None
+    return Link(_same, entrywise=True) if real else None
 
 
 def _copy(equation: jex.JaxprEqn, _: int) -> Link:
-    return Link(_same)
+    return Link(_same, entrywise=True)
 
 
 def _negative(equation: jex.JaxprEqn, _: int) -> Link:
-    return Link(jnp.negative)
+    return Link(jnp.negative, entrywise=True)
 
 
 def _reverse(equation: jex.JaxprEqn, _: int) -> Link:
@@ -89,7 +92,7 @@ def _broadcast(equation: jex.JaxprEqn, _: int) -> Link:
 
 
 def _scaled(factor: float) -> Link:
-    return Link(lambda gradient: gradient * factor, scale=abs(factor))
+    return Link(lambda gradient: gradient * factor, abs(factor), entrywise=True)
 
 
 def _times_number(equation: jex.JaxprEqn, _: int) -> Link | None:
@@ -208,6 +211,6 @@ def _apart(one: slice, other: slice) -> bool:
     return one.stop <= other.start or other.stop <= one.start
 
 
-def identical(links: Sequence[Link]) -> bool:
-    """Whether a chain does no more than cast and copy."""
-    return all(step.back is _same for step in links)
+def entrywise(links: Sequence[Link]) -> bool:
+    """Whether a chain does no more than cast, copy and scale."""
+    return all(step.entrywise for step in links)

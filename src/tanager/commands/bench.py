@@ -32,10 +32,10 @@ class _Measured:
     """Number of classes."""
 
     image_size: int | None = None
-    """Side of the square images. Default: 224 for vision transformers, else 32."""
+    """Side of the square images. Default: the model's own, see tanager models."""
 
-    channels: int = 3
-    """Channels of the images."""
+    channels: int | None = None
+    """Channels of the images. Default: the model's own."""
 
     features: int | None = None
     """Length of a feature vector in place of images, for mlp and linear."""
@@ -75,10 +75,12 @@ class _Measured:
                 remedy="other models take images: leave --features away",
             )
             return (self.features,)
-        side = self.image_size
-        if side is None:
-            side = 224 if self.model.startswith("vit-") else 32
-        return (side, side, self.channels)
+        from tanager.models import find
+
+        entry = find(self.model)
+        side = entry.image_side if self.image_size is None else self.image_size
+        channels = entry.channels if self.channels is None else self.channels
+        return (side, side, channels)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,16 +3,16 @@
 import functools
 import re
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
-import equinox as eqx
-import jax
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
 from tanager import _validate as validate
+from tanager.models import bit, layers, resnet, vit
+from tanager.models.lenet import LeNet
 from tanager.models.mlp import MLP
 from tanager.models.small_cnn import SmallCNN
-from tanager.models.vit import VARIANTS, VisionTransformer
 from tanager.models.wide_resnet import NORMALISATION_ORDERS, WideResNet
 
 
@@ -22,56 +22,147 @@ _WIDE_RESNET_NAME = re.compile(r"wrn-([1-9]\d*)-([1-9]\d*)")
 _SMALLEST_SIDE = 8
 
 
-def _wide_resnet(depth: int, width: int) -> Callable[..., WideResNet]:
-    def build(*, image_shape: tuple[int, int, int], **options: Any) -> WideResNet:
-        return WideResNet(depth, width, channels_in=image_shape[2], **options)
+@runtime_checkable
+class Model(Protocol):
+    """What every model is: features of one image, and a linear head on them."""
+
+    @property
+    def head(self) -> layers.Linear:
+        """The last linear layer."""
+        ...
+
+    def features(self, image: Array) -> Array:
+        """Return what the head sees of one image."""
+        ...
+
+    def __call__(self, image: Array) -> Array:
+        """Return the logits of one image."""
+        ...
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """A model that has a name.
+
+    Attributes:
+        name: for `create`.
+        builder: makes it from ``classes``, ``image_shape`` and ``key``.
+        family: ``"convolutional"``, ``"transformer"``, or ``"flat"``: takes feature
+            vectors too.
+        source: paper and table.
+        image_side: of the square images it is usually run on, in pixels.
+        channels: of these images.
+        classes: that it is usually trained to tell apart.
+        timm: name under which timm offers weights that fit, or None.
+        has_norm_options: whether the builder takes ``normalisation_order`` and
+            ``weight_standardisation`` too.
+    """
+
+    name: str
+    builder: Callable[..., Model]
+    family: str
+    source: str
+    image_side: int
+    channels: int = 3
+    classes: int = 1000
+    timm: str | None = None
+    has_norm_options: bool = False
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(height, width, channels) of the images it is usually run on."""
+        return (self.image_side, self.image_side, self.channels)
+
+
+def _any_size(make: Callable[..., Model], *arguments: Any) -> Callable[..., Model]:
+    """A builder of a model that takes images of any size, but not the smallest."""
+
+    def build(*, image_shape: tuple[int, int, int], **options: Any) -> Model:
+        height, width, channels = image_shape
+        validate.whole(
+            image_height=height,
+            image_width=width,
+            at_least=_SMALLEST_SIDE,
+            remedy="enlarge the images: convolutional models halve them",
+        )
+        return make(*arguments, channels_in=channels, **options)
 
     return build
 
 
-def _vision_transformer(size: str, patch: int) -> Callable[..., VisionTransformer]:
-    return functools.partial(VisionTransformer, VARIANTS[size], patch)
+_small = functools.partial(ModelEntry, image_side=32, classes=10)
+_large = functools.partial(ModelEntry, image_side=224)
 
 
-Model = SmallCNN | WideResNet | VisionTransformer | MLP
+def _wide_resnet(name: str, depth: int, width: int, source: str) -> ModelEntry:
+    build = _any_size(WideResNet, depth, width)
+    return _small(name, build, "convolutional", source, has_norm_options=True)
 
-_CONVOLUTIONAL: dict[str, Callable[..., Model]] = {
-    "small-cnn": SmallCNN,
-    "wrn-16-4": _wide_resnet(16, 4),
-    "wrn-40-4": _wide_resnet(40, 4),
-    "wrn-28-10": _wide_resnet(28, 10),
+
+def _resnet(depth: str, weights: str | None = None) -> ModelEntry:
+    build = _any_size(resnet.ResNet, resnet.VARIANTS[depth])
+    source = "He et al. 2016, table 1; Wu and He 2018"
+    return _large(f"resnet-{depth}", build, "convolutional", source, timm=weights)
+
+
+def _bit(size: str) -> ModelEntry:
+    build = _any_size(bit.BiT, bit.VARIANTS[size])
+    source = "Kolesnikov et al. 2020; Rodriguez Beltran et al. 2024, table 1"
+    weights = f"resnetv2_{size}_bit.goog_in21k"
+    return _large(f"bit-{size}", build, "convolutional", source, timm=weights)
+
+
+def _vit(size: str, patch: int, source: str, weights: str) -> ModelEntry:
+    build = functools.partial(vit.VisionTransformer, vit.VARIANTS[size], patch)
+    weights = f"vit_{size}_patch{patch}_224.{weights}"
+    return _large(f"vit-{size}-{patch}", build, "transformer", source, timm=weights)
+
+
+_OWN = "this library"
+_LENET = "Papernot et al. 2021; Tramèr and Boneh 2021"
+_LINEAR = functools.partial(MLP, hidden=())
+_DEIT, _VIT = "Touvron et al. 2021, table 1", "Dosovitskiy et al. 2021, table 1"
+
+ENTRIES = {
+    entry.name: entry
+    for entry in (
+        _small("small-cnn", SmallCNN, "convolutional", _OWN, has_norm_options=True),
+        _wide_resnet("wrn-16-4", 16, 4, "De et al. 2022, table 3"),
+        _wide_resnet("wrn-40-4", 40, 4, "De et al. 2022, table 3"),
+        _wide_resnet("wrn-28-10", 28, 10, "De et al. 2022, table 5"),
+        _resnet("18"),
+        _resnet("50", "resnet50_gn.a1h_in1k"),
+        *map(_bit, bit.VARIANTS),
+        _vit("tiny", 16, _DEIT, "augreg_in21k_ft_in1k"),
+        _vit("small", 16, _DEIT, "augreg_in21k_ft_in1k"),
+        _vit("base", 16, _VIT, "augreg2_in21k_ft_in1k"),
+        _vit("large", 16, _VIT, "augreg_in21k_ft_in1k"),
+        _vit("huge", 14, _VIT, "orig_in21k"),
+        ModelEntry("lenet", LeNet, "convolutional", _LENET, 28, channels=1, classes=10),
+        _small("mlp", MLP, "flat", _OWN),
+        _small("linear", _LINEAR, "flat", _OWN),
+    )
 }
-_TRANSFORMERS: dict[str, Callable[..., Model]] = {
-    "vit-tiny-16": _vision_transformer("tiny", 16),
-    "vit-small-16": _vision_transformer("small", 16),
-    "vit-base-16": _vision_transformer("base", 16),
-    "vit-large-16": _vision_transformer("large", 16),
-    "vit-huge-14": _vision_transformer("huge", 14),
-}
-_FLAT: dict[str, Callable[..., Model]] = {
-    "mlp": MLP,
-    "linear": functools.partial(MLP, hidden=()),
-}
+"""Every named model."""
 
-MODELS = _CONVOLUTIONAL | _TRANSFORMERS | _FLAT
+MODELS = {name: entry.builder for name, entry in ENTRIES.items()}
 """Builders of the named models; `create` builds any other ``wrn-DEPTH-WIDTH`` too."""
 
 
-def _check_image_shape(shape: tuple[int, ...]) -> None:
-    if len(shape) != 3:
-        validate.refuse(
-            "image_shape", shape, "must be (height, width, channels)", "no batch axis"
-        )
-    validate.whole(image_channels=shape[2], at_least=1)
+def find(name: str) -> ModelEntry:
+    """Return what is known of a model, be it a ``wrn-DEPTH-WIDTH`` not in `ENTRIES`.
 
-
-def _check_sides(shape: tuple[int, ...]) -> None:
-    validate.whole(
-        image_height=shape[0],
-        image_width=shape[1],
-        at_least=_SMALLEST_SIDE,
-        remedy="enlarge the images: the convolutional models halve them twice",
-    )
+    Raises:
+        ValueError: unknown name.
+    """
+    sizes = _WIDE_RESNET_NAME.fullmatch(name)
+    if name not in ENTRIES and sizes:
+        depth, width = map(int, sizes.groups())
+        source = "Zagoruyko and Komodakis 2016, table 1"
+        return _wide_resnet(name, depth, width, source)
+    remedy = "or any wrn-DEPTH-WIDTH with a depth of 6n + 4"
+    validate.one_of(ENTRIES, model=name, remedy=remedy)
+    return ENTRIES[name]
 
 
 def create(
@@ -90,13 +181,15 @@ def create(
         name: one of `MODELS`, or ``"wrn-DEPTH-WIDTH"`` with a depth of 6n + 4.
         classes: number of logits, at least 2.
         image_shape: (height, width, channels) of one image: at least 8×8 for the
-            convolutional models, multiples of the patch for transformers. ``"mlp"``
-            and ``"linear"`` also take a feature vector: (features,).
+            convolutional models (16×16 for ``"lenet"``), multiples of the patch for
+            transformers. ``"mlp"`` and ``"linear"`` also take a feature vector:
+            (features,).
         key: JAX key; the same key gives the same weights.
         normalisation: ``"group"``. Batch norm is refused.
-        normalisation_order: of the convolutional models, ``"pre-activation"`` (norm,
-            then ReLU) or ``"post-activation"`` (ReLU, then norm). The others have no
-            such choice: this and the next argument say nothing to them.
+        normalisation_order: of ``"small-cnn"`` and the Wide-ResNets,
+            ``"pre-activation"`` (norm, then ReLU) or ``"post-activation"`` (ReLU, then
+            norm). The others have no such choice: this and the next argument say
+            nothing to them.
         weight_standardisation: whether the convolutions' weights are standardised.
 
     Returns:
@@ -116,35 +209,20 @@ def create(
     validate.one_of(NORMALISATIONS, normalisation=normalisation)
     validate.whole(classes=classes, at_least=2)
     validate.one_of(NORMALISATION_ORDERS, normalisation_order=normalisation_order)
+    entry = find(name)
     shape = tuple(image_shape)
-    wide_resnet = _WIDE_RESNET_NAME.fullmatch(name)
-    if not wide_resnet:
-        validate.one_of(
-            MODELS, model=name, remedy="or any wrn-DEPTH-WIDTH with a depth of 6n + 4"
+    if entry.family != "flat":
+        _check_image_shape(shape)
+    options: dict[str, Any] = {}
+    if entry.has_norm_options:
+        options["normalisation_order"] = normalisation_order
+        options["weight_standardisation"] = weight_standardisation
+    return entry.builder(classes=classes, image_shape=shape, key=key, **options)
+
+
+def _check_image_shape(shape: tuple[int, ...]) -> None:
+    if len(shape) != 3:
+        validate.refuse(
+            "image_shape", shape, "must be (height, width, channels)", "no batch axis"
         )
-    if name in _FLAT:
-        return _FLAT[name](classes=classes, image_shape=shape, key=key)
-    _check_image_shape(shape)
-    if name in _TRANSFORMERS:
-        return _TRANSFORMERS[name](classes=classes, image_shape=shape, key=key)
-    _check_sides(shape)
-    if wide_resnet:
-        build = _wide_resnet(*map(int, wide_resnet.groups()))
-    else:
-        build = _CONVOLUTIONAL[name]
-    return build(
-        classes=classes,
-        image_shape=shape,
-        normalisation_order=normalisation_order,
-        weight_standardisation=weight_standardisation,
-        key=key,
-    )
-
-
-def count_parameters(model: Any) -> int:
-    """Return how many numbers a model's arrays hold (shapes alone will do)."""
-    return sum(
-        leaf.size
-        for leaf in jax.tree.leaves(model)
-        if eqx.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
-    )
+    validate.whole(image_channels=shape[2], at_least=1)

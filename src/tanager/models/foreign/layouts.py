@@ -93,3 +93,8 @@ FIRST_TWO_AXES = _without(0, 1)
 """Theirs [1, 1, …]."""
 GAIN = _without(1, 2, 3)
 """Theirs [out, 1, 1, 1]."""
+POINTWISE = Layout(
+    lambda a: LINEAR.to_ours(np.squeeze(a, (2, 3))),
+    lambda a: np.expand_dims(LINEAR.to_theirs(a), (2, 3)),
+)
+"""Theirs [out, in, 1, 1], a convolution; ours [in, out]."""

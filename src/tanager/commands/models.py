@@ -1,0 +1,101 @@
+"""`tanager models`: what can be named, how large it is, where it comes from."""
+
+import dataclasses
+import json
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+
+
+if TYPE_CHECKING:
+    from tanager.models import ModelEntry
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """List the models: parameters, FLOPs, public weights, source.
+
+    Nothing is allocated or downloaded: each model is traced on shapes alone.
+    """
+
+    json: bool = False
+    """Print one JSON object and nothing else."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command; `arguments` are the words after `tanager models`."""
+    options = tyro.cli(Arguments, prog="tanager models", args=list(arguments))
+    screen = Console(stderr=True)
+    started = time.perf_counter()
+    rows = []
+    with screen.status("starting") as status:
+        from tanager.models import ENTRIES
+
+        for entry in ENTRIES.values():
+            status.update(f"counting {entry.name}")
+            rows.append(_row(entry))
+    if options.json:
+        print(json.dumps({"models": rows}, indent=2, ensure_ascii=False))
+        return 0
+    table = _table(rows)
+    # As wide as it is: a name that was cut off could not be copied.
+    unbounded = screen.options.update(max_width=1000)
+    width = Measurement.get(screen, unbounded, table).maximum
+    Console(highlight=False, width=width).print(table)
+    seconds = time.perf_counter() - started
+    print(
+        "\nGFLOP: multiplications and additions of one forward pass of one image of "
+        f"that size.\nWeights: their names in timm. Counted in {seconds:.1f} s."
+    )
+    return 0
+
+
+def _row(entry: "ModelEntry") -> dict[str, Any]:
+    import equinox as eqx
+    import jax
+
+    from tanager.models import count_flops, count_parameters
+
+    model = eqx.filter_eval_shape(
+        entry.builder,
+        classes=entry.classes,
+        image_shape=entry.image_shape,
+        key=jax.random.key(0),
+    )
+    return {
+        "name": entry.name,
+        "parameters": count_parameters(model),
+        "flops": count_flops(model, entry.image_shape),
+        "image_shape": entry.image_shape,
+        "classes": entry.classes,
+        "weights": entry.timm,
+        "source": entry.source,
+    }
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("model", no_wrap=True)
+    for heading in ("parameters", "GFLOP", "image", "classes"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for heading in ("weights", "source"):
+        table.add_column(heading, no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row["name"],
+            f"{row['parameters']:,}".replace(",", " "),
+            np.format_float_positional(
+                row["flops"] / 1e9, precision=4, fractional=False, trim="-"
+            ),
+            "×".join(map(str, row["image_shape"])),
+            str(row["classes"]),
+            row["weights"] or "—",
+            row["source"],
+        )
+    return table

@@ -1,0 +1,92 @@
+"""Write what timm's models give for the weights and the image of `draw`.
+
+    python tests/models/references/make_references.py
+
+needs PyTorch and timm, and nothing of this library. The tests need neither: they read
+the files that stand beside this one.
+"""
+
+import json
+import pathlib
+
+import draw
+import timm  # pyright: ignore[reportMissingImports]
+import torch  # pyright: ignore[reportMissingImports]
+from torch.utils.flop_counter import (  # pyright: ignore[reportMissingImports]
+    FlopCounterMode,
+)
+
+
+HERE = pathlib.Path(__file__).parent
+IMAGE_SHAPE = (3, 65, 50)  # odd and not square, so that paddings show
+CLASSES = 10
+
+# name: (timm's name, options, conv_scale, whether to compute logits)
+FILES = {
+    "resnet": {
+        "resnet-18": ("resnet18", {"norm_layer": "groupnorm"}, 1.0, True),
+        "resnet-50": ("resnet50_gn", {}, 1.0, True),
+    },
+    "bit": {
+        "bit-50x1": ("resnetv2_50x1_bit", {}, 0.01, True),
+        "bit-101x1": ("resnetv2_101x1_bit", {}, 0.01, True),
+        "bit-50x3": ("resnetv2_50x3_bit", {}, 0.01, True),
+        "bit-101x3": ("resnetv2_101x3_bit", {}, 0.01, False),
+        "bit-152x4": ("resnetv2_152x4_bit", {}, 0.01, False),
+    },
+    "vit": {
+        "vit-tiny-16": ("vit_tiny_patch16_224", {}, 1.0, False),
+        "vit-small-16": ("vit_small_patch16_224", {}, 1.0, False),
+        "vit-base-16": ("vit_base_patch16_224", {}, 1.0, False),
+        "vit-large-16": ("vit_large_patch16_224", {}, 1.0, False),
+        "vit-huge-14": ("vit_huge_patch14_224", {}, 1.0, False),
+    },
+}
+
+
+def logits(name: str, options: dict, conv_scale: float) -> list[float]:
+    """Return the logits in float64, of weights and an image drawn in float32."""
+    model = timm.create_model(name, num_classes=CLASSES, **options).double().eval()
+    state = model.state_dict()
+    for key, value in state.items():
+        array = draw.tensor(key, tuple(value.shape), conv_scale=conv_scale)
+        value.copy_(torch.from_numpy(array))
+    image = torch.from_numpy(draw.image(IMAGE_SHAPE)).double()
+    with torch.no_grad():
+        return model(image[None])[0].tolist()
+
+
+def reference(
+    name: str, options: dict, conv_scale: float, with_logits: bool
+) -> dict[str, object]:
+    """Return what is to be known of one model."""
+    with torch.device("meta"), FlopCounterMode(display=False) as counter:
+        model = timm.create_model(name, num_classes=1000, **options).eval()
+        model(torch.empty(1, 3, 224, 224))
+    found = {
+        "timm": name,
+        "options": options,
+        "weights": [] if options else timm.list_models(f"{name}.*", pretrained=True),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "flops": counter.get_total_flops(),
+    }
+    if with_logits:
+        found |= {
+            "conv_scale": conv_scale,
+            "image_shape": IMAGE_SHAPE,
+            "logits": logits(name, options, conv_scale),
+        }
+    return found
+
+
+def main() -> None:
+    """Write every file."""
+    for file, models in FILES.items():
+        references = {ours: reference(*how) for ours, how in models.items()}
+        text = json.dumps({"timm": timm.__version__, "models": references}, indent=1)
+        (HERE / f"{file}.json").write_text(f"{text}\n")
+        print(f"{file}.json: {', '.join(references)}")
+
+
+if __name__ == "__main__":
+    main()

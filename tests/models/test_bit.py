@@ -1,0 +1,93 @@
+import functools
+
+import equinox as eqx
+import jax
+import pytest
+from references import draw, parity
+
+from tanager import models
+from tanager.models import bit
+from tanager.models.foreign import bit as names
+
+
+REFERENCES = parity.read("bit")
+
+
+@pytest.mark.parametrize("name", ["bit-50x1"])
+def test_logits_are_timms(name):
+    """Kernels are drawn so small that a wrong eps would show."""
+    assert parity.difference(name, REFERENCES[name], names.timm_names) < 1e-4
+
+
+def _google_to_timm(google):
+    """Where timm puts a tensor of Google's, after `_load_weights` of its resnetv2."""
+    path = google.removeprefix("resnet/").split("/")
+    leaf = {"kernel": "weight", "gamma": "weight", "beta": "bias", "bias": "bias"}
+    ending = leaf[path[-1]]
+    if path[0] == "head":
+        return f"head.fc.{ending}"
+    if path[0] == "root_block":
+        return f"stem.conv.{ending}"
+    if path[0] == "group_norm":
+        return f"norm.{ending}"
+    stage, block = int(path[0].removeprefix("block")) - 1, int(path[1][-2:]) - 1
+    layer = "norm" if path[-2] == "group_norm" else "conv"
+    number = "abc".index(path[2]) + 1
+    part = "downsample.conv" if path[3] == "proj" else f"{layer}{number}"
+    return f"stages.{stage}.blocks.{block}.{part}.{ending}"
+
+
+def test_googles_files_give_the_same_model_as_timms():
+    """Names and axes (height, width, in, out) as in Google's own `load_from`."""
+    reference = REFERENCES["bit-50x1"]
+    expected = parity.drawn("bit-50x1", reference, names.timm_names)
+    tensor = functools.partial(draw.tensor, conv_scale=reference["conv_scale"])
+
+    def from_google(name, shape):
+        theirs = _google_to_timm(name)
+        if len(shape) < 4:
+            return tensor(theirs, shape)
+        height, width, inputs, outputs = shape
+        kernel = tensor(theirs, (outputs, inputs, height, width))
+        return kernel.transpose(2, 3, 1, 0)
+
+    shapes = eqx.filter_eval_shape(lambda: expected)
+    table = names.google_names(shapes)
+    assert eqx.tree_equal(parity.fill(shapes, table, from_google), expected)
+    units = {1: 3, 2: 4, 3: 6, 4: 3}
+    assert {foreign.name for foreign in table.values()} == {
+        "resnet/root_block/standardized_conv2d/kernel",
+        "resnet/group_norm/gamma",
+        "resnet/group_norm/beta",
+        "resnet/head/conv2d/kernel",
+        "resnet/head/conv2d/bias",
+        *(f"resnet/block{b}/unit01/a/proj/standardized_conv2d/kernel" for b in units),
+        *(
+            f"resnet/block{block}/unit{unit:02d}/{letter}/{part}"
+            for block, count in units.items()
+            for unit in range(1, count + 1)
+            for letter in "abc"
+            for part in (
+                "standardized_conv2d/kernel",
+                "group_norm/gamma",
+                "group_norm/beta",
+            )
+        ),
+    }
+
+
+@pytest.mark.parametrize(
+    ("size", "millions"),
+    [
+        ("50x1", 23.7),
+        ("101x1", 42.7),
+        ("50x3", 211.8),
+        ("101x3", 382.4),
+        ("152x4", 929.2),
+    ],
+)
+def test_sizes_are_those_of_the_efficiency_papers_table_1(size, millions):
+    model = eqx.filter_eval_shape(
+        bit.BiT, bit.VARIANTS[size], 100, key=jax.random.key(0)
+    )
+    assert round(models.count_parameters(model) / 1e6, 1) == millions

@@ -1,0 +1,82 @@
+import re
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from references import parity
+
+from tanager import models
+from tanager.models import layers
+
+
+REFERENCES = parity.read("resnet") | parity.read("bit") | parity.read("vit")
+
+
+def test_parameters_are_counted_from_arrays_or_shapes():
+    tree = {"a": jnp.zeros((2, 3)), "b": (jnp.zeros(()), "text", 7)}
+    assert models.count_parameters(tree) == 7
+    assert models.count_parameters(jax.eval_shape(lambda: jnp.zeros((2, 3)))) == 6
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_parameters_and_flops_are_those_that_pytorch_counts(name):
+    """Of timm's models of 1000 classes at 224 pixels, by torch's FlopCounterMode."""
+    entry = models.find(name)
+    assert (entry.image_shape, entry.classes) == ((224, 224, 3), 1000)
+    model = eqx.filter_eval_shape(
+        entry.builder, classes=1000, image_shape=(224, 224, 3), key=jax.random.key(0)
+    )
+    assert models.count_parameters(model) == REFERENCES[name]["parameters"]
+    assert models.count_flops(model, (224, 224, 3)) == REFERENCES[name]["flops"]
+
+
+def test_a_convolution_counts_two_for_each_weight_and_position():
+    conv = layers.Conv(3, 5, 3, stride=2, bias=True, key=jax.random.key(0))
+    assert models.count_flops(conv, (8, 10, 3)) == 2 * (4 * 5) * (3 * 3 * 3 * 5)
+
+
+def _loop(body, turns=7):
+    return lambda x: lax.fori_loop(0, turns, body, x)
+
+
+def grouped(x):
+    kernel = jnp.ones((3, 3, 2, 8))
+    numbers = ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(
+        x[None],
+        kernel,
+        (1, 1),
+        "SAME",
+        dimension_numbers=numbers,
+        feature_group_count=2,
+    )
+
+
+SQUARE = jnp.ones((4, 4))
+PROGRAMS = {
+    "batched product": (lambda x: jnp.einsum("hij,hjk->hik", x, x), 2 * 4 * 4**3),
+    "groups see their own channels": (grouped, 2 * 16 * 9 * 2 * 8),
+    "calls": (jax.jit(jax.checkpoint(lambda x: SQUARE @ jnp.tanh(x[0]))), 2 * 4**3),
+    "every turn of a loop": (_loop(lambda _, x: x @ SQUARE), 7 * 2 * 4 * 4**3),
+    "the dearer branch": (
+        lambda x: lax.cond(x[0, 0, 0] > 0, lambda: x @ SQUARE, lambda: x),
+        2 * 4 * 4**3,
+    ),
+    "nothing else": (lambda x: jnp.tanh(x) * x + jnp.sum(x), 0),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_product_is_counted_as_often_as_it_runs(name):
+    program, flops = PROGRAMS[name]
+    assert models.count_flops(program, (4, 4, 4)) == flops
+
+
+def test_a_loop_without_a_known_end_is_refused():
+    def program(x):
+        return lax.while_loop(lambda x: jnp.sum(x) < 1, lambda x: x @ SQUARE, x)
+
+    with pytest.raises(ValueError, match=re.escape("use scan, or fori_loop with")):
+        models.count_flops(program, (4, 4))

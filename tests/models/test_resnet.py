@@ -1,0 +1,13 @@
+import pytest
+from references import parity
+
+from tanager.models.foreign import resnet as names
+
+
+REFERENCES = parity.read("resnet")
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_logits_are_timms(name):
+    """Weights and image drawn by name; the reference was computed in float64."""
+    assert parity.difference(name, REFERENCES[name], names.timm_names) < 5e-6
