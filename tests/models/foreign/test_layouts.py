@@ -11,6 +11,7 @@ CASES = {
     "FIRST_AXIS": ((1, 5, 3), (5, 3)),
     "FIRST_TWO_AXES": ((1, 1, 3), (3,)),
     "GAIN": ((6, 1, 1, 1), (6,)),
+    "POINTWISE": ((5, 3, 1, 1), (3, 5)),
 }
 
 
@@ -28,3 +29,12 @@ def test_a_kernel_keeps_its_entries():
     theirs = np.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)
     ours = layouts.CONV.to_ours(theirs)
     assert ours[1, 2, 0, 1] == theirs[1, 0, 1, 2]
+
+
+def test_a_scaled_layout_multiplies_one_way_and_divides_the_other():
+    theirs = np.arange(6, dtype=np.float32).reshape(2, 3)
+    layout = layouts.scaled(layouts.LINEAR, 4.0)
+    ours = layout.to_ours(theirs)
+    assert ours.dtype == np.float32
+    assert np.array_equal(ours, 4 * theirs.T)
+    assert np.array_equal(layout.to_theirs(ours), theirs)

@@ -1,4 +1,4 @@
-"""How the axes of a tensor differ between this library and another."""
+"""How the axes (and now and then the scale) of a tensor differ between libraries."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -51,3 +51,20 @@ FIRST_TWO_AXES = _without(0, 1)
 """Theirs [1, 1, …]."""
 GAIN = _without(1, 2, 3)
 """Theirs [out, 1, 1, 1]."""
+POINTWISE = Layout(
+    lambda a: LINEAR.to_ours(np.squeeze(a, (2, 3))),
+    lambda a: np.expand_dims(LINEAR.to_theirs(a), (2, 3)),
+)
+"""Theirs [out, in, 1, 1]; ours [in, out]."""
+
+
+def scaled(layout: Layout, factor: float) -> Layout:
+    """Return a layout in which ours is also `factor` times theirs."""
+
+    def to_ours(array: np.ndarray) -> np.ndarray:
+        return layout.to_ours(array * array.dtype.type(factor))
+
+    def to_theirs(array: np.ndarray) -> np.ndarray:
+        return layout.to_theirs(array * array.dtype.type(1 / factor))
+
+    return Layout(to_ours, to_theirs)
