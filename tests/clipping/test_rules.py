@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from oracle import check, draw, read
+from oracle import cast, check, draw, read
 
+from tanager.clipping.convolutions import Convolution
 from tanager.clipping.standardise import standardise
 
 
@@ -397,14 +398,39 @@ def test_standardised_convolutions(name, gained):
     check(loss, params, x, methods=True)
 
 
-def test_a_standardised_convolution_in_float32():
+@pytest.mark.parametrize("gain", [(1.1, -0.9, 1.0), (1.1, 0.0, -0.9)])
+def test_a_standardised_convolution_in_float32(gain):
     apply, w, x = convolution("same")
-    gain = 1 + 0.1 * draw(8, (3,))[0]
 
     def loss(params, x):
         return curve(apply(standardise(params["w"], params["gain"]), x))
 
-    check(loss, {"w": w, "gain": gain}, x, methods=True, dtypes=("float32",))
+    params = {"w": w, "gain": np.array(gain)}
+    check(loss, params, x, methods=True, dtypes=("float32",))
+
+
+@pytest.mark.parametrize(
+    ("backend", "precision", "dtype", "exact"),
+    [
+        ("cpu", None, "float32", True),
+        ("cpu", None, "bfloat16", False),
+        ("gpu", None, "float32", False),
+        ("gpu", "highest", "float32", True),
+        ("gpu", "highest", "bfloat16", False),
+    ],
+)
+def test_whether_outputs_are_exact(monkeypatch, backend, precision, dtype, exact):
+    apply, w, x = convolution("same")
+    w, x = cast((w, x), np.float32)
+
+    def loss(w, x):
+        return curve(apply(standardise(w).astype(dtype), x.astype(dtype)))
+
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    with jax.default_matmul_precision(precision):
+        rule = only_cell(loss, w, x).rule
+        assert isinstance(rule, Convolution)
+        assert rule.exact == exact
 
 
 @pytest.mark.parametrize("gained", [False, True])

@@ -260,7 +260,7 @@ def test_cancellation_overflow_and_underflow_in_norms(name):
 
     def alone(w, example):
         # Every example by itself, by every strategy, in one program.
-        rows = jax.tree.map(lambda leaf: leaf[None], example)
+        rows = jax.tree.map(lambda entry: entry[None], example)
         return {
             strategy: clipped_grad(loss, clip_norm=C, strategy=strategy)(w, rows)
             for strategy in ALL
@@ -282,6 +282,64 @@ def test_cancellation_overflow_and_underflow_in_norms(name):
     # Norms of examples in which nothing cancels, over- or underflows are right.
     for out in found.values():
         np.testing.assert_allclose(out.norms[PLAIN, 0], exact[PLAIN], rtol=1e-4)
+
+
+def along(weight, count):
+    """Images [count, 1, 1, n] in bfloat16 at small angles to the centred weights."""
+    generator = np.random.default_rng(6)
+    centred = np.asarray(weight, np.float64).ravel()
+    centred = (centred - centred.mean()) / np.linalg.norm(centred - centred.mean())
+    other = generator.standard_normal((count, centred.size))
+    other -= other.mean(1, keepdims=True) + (other @ centred)[:, None] * centred
+    other /= np.linalg.norm(other, axis=1, keepdims=True)
+    angle = generator.uniform(0, 0.1, (count, 1))
+    size = generator.uniform(1, 2, (count, 1))
+    images = size * (np.cos(angle) * centred + np.sin(angle) * other)
+    return jnp.asarray(images[:, None, None], jnp.bfloat16)
+
+
+@pytest.mark.parametrize("gained", [False, True])
+def test_outputs_rounded_to_bfloat16_do_not_pass_for_gradients(gained):
+    # The gradient of the standardised weights lies along the centred weights, which
+    # standardisation takes away: what is left is less than the rounding of an output.
+    params = {"w": jnp.asarray(draw(5, (1, 1, 64, 1))[0], jnp.float32)}
+    if gained:
+        params["gain"] = jnp.full(1, 1e-3, jnp.float32)
+
+    def loss(params, example):
+        kernel = standardise(params["w"], params.get("gain"))
+        y = lax.conv_general_dilated(
+            example["x"][None],
+            kernel.astype(example["x"].dtype),
+            (1, 1),
+            "VALID",
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+        return jnp.sum(y.astype(example["dy"].dtype)) * example["dy"]
+
+    images = along(params["w"], 100)
+    for size in (1e2, 1e4):
+        batch = {"x": images, "dy": jnp.full(len(images), size, jnp.float32)}
+
+        def alone(params, example):
+            rows = jax.tree.map(lambda entry: entry[None], example)
+            return {
+                strategy: clipped_grad(loss, clip_norm=C, strategy=strategy)(
+                    params, rows
+                ).sum
+                for strategy in ALL
+            }
+
+        found = jax.jit(
+            lambda params, batch, alone=alone: lax.map(
+                lambda example: alone(params, example), batch
+            ),
+            compiler_options=QUICK,
+        )(params, batch)
+        for strategy, total in found.items():
+            leaves = [np.float64(leaf) for leaf in jax.tree.leaves(total)]
+            squares = sum(np.sum(g.reshape(len(images), -1) ** 2, 1) for g in leaves)
+            assert np.sqrt(np.max(squares)) <= SLACK * C, strategy
 
 
 def test_shared_parameters_that_nearly_cancel():

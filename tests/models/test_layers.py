@@ -29,6 +29,8 @@ def textbook_conv(image, weight, stride, padding):
         padding = tuple(_same_padding(n, kernel, stride) for n in image.shape[:2])
     elif padding == "VALID":
         padding = ((0, 0), (0, 0))
+    elif padding == "SYMMETRIC":
+        padding = ((kernel // 2, kernel // 2),) * 2
     image = np.pad(image, (*padding, (0, 0)))
     rows = (image.shape[0] - kernel) // stride + 1
     columns = (image.shape[1] - kernel) // stride + 1
@@ -70,9 +72,7 @@ def _normal(seed, *shape):
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize(
-    "padding", ["SAME", "VALID", ((1, 1), (1, 1)), ((0, 2), (1, 0))]
-)
+@pytest.mark.parametrize("padding", ["SAME", "VALID", "SYMMETRIC", ((0, 2), (1, 0))])
 @pytest.mark.parametrize("standardised", [False, True])
 def test_convolution_is_the_textbook_one(stride, padding, standardised):
     make = layers.StandardisedConv if standardised else layers.Conv
@@ -88,6 +88,24 @@ def test_convolution_is_the_textbook_one(stride, padding, standardised):
     actual = conv(jnp.asarray(image))
     assert actual.dtype == jnp.float32
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("standardised", [False, True])
+def test_groups_are_convolutions_side_by_side(standardised):
+    make = layers.StandardisedConv if standardised else layers.Conv
+    conv = make(6, 4, 3, stride=2, groups=2, key=jax.random.key(0))
+    assert conv.weight.shape == (3, 3, 3, 4)
+    image, weight = _normal(2, 7, 6, 6), np.asarray(conv.weight)
+    if isinstance(conv, layers.StandardisedConv):
+        weight = textbook_standardise(weight, conv.eps)
+    halves = [
+        textbook_conv(
+            image[..., 3 * n : 3 * n + 3], weight[..., 2 * n : 2 * n + 2], 2, "SAME"
+        )
+        for n in range(2)
+    ]
+    expected = np.concatenate(halves, axis=-1)
+    np.testing.assert_allclose(conv(jnp.asarray(image)), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("eps", [1e-8, 0.3])
@@ -291,7 +309,9 @@ def test_linear_is_an_affine_map():
     [
         (lambda key: layers.Conv(16, 64, 3, key=key), 144),
         (lambda key: layers.StandardisedConv(32, 64, 3, key=key), 288),
+        (lambda key: layers.StandardisedConv(32, 64, 3, groups=2, key=key), 144),
         (lambda key: layers.Linear(100, 200, key=key), 100),
+        (lambda key: layers.Linear(100, 200, deviation=0.5, key=key), 4),
     ],
 )
 def test_initial_weights_are_gaussian_of_variance_one_over_fan_in(make, fan_in):
@@ -317,6 +337,9 @@ def test_initial_weights_are_gaussian_of_variance_one_over_fan_in(make, fan_in):
         ({"channels_out": 0}, "channels_out (=0) must be at least 1"),
         ({"kernel_size": 0}, "kernel_size (=0) must be at least 1"),
         ({"stride": 0}, "stride (=0) must be at least 1"),
+        ({"groups": 0}, "groups (=0) must be at least 1"),
+        ({"groups": 2}, "groups (=2) must divide the 3 channels in and 4 out: use 1"),
+        ({"padding": "SYMETRIC"}, "did you mean SYMMETRIC?"),
     ],
 )
 def test_convolutions_refuse_impossible_sizes(make, change, message):

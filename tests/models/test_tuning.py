@@ -121,7 +121,7 @@ def test_low_rank_starts_as_the_model_it_was_and_trains_few():
         for leaf in ("down", "up")
     }
     assert names(model, marks) == thin | {"head.weight", "head.bias"}
-    downs = [block.expand.down for block in model.blocks]
+    downs = [vars(block.expand)["down"] for block in model.blocks]
     assert not np.array_equal(downs[0], downs[1])
     assert downs[0].shape == (12, 2)
 
@@ -148,6 +148,7 @@ def test_low_rank_is_x_w_plus_alpha_over_r_x_a_b():
     layer = tuning.LowRankLinear(linear, 2, 5.0, key=KEY)
     layer = eqx.tree_at(lambda it: it.up, layer, jnp.ones((2, 3)))
     x = jnp.arange(4.0)
+    assert linear.bias is not None
     expected = x @ linear.weight + linear.bias + 5 / 2 * (x @ layer.down @ layer.up)
     np.testing.assert_allclose(layer(x), expected, rtol=1e-6)
     wide = layer(x.astype(jnp.bfloat16))

@@ -30,38 +30,71 @@ def _tiny(seed=0, **options):
     return models.WideResNet(10, 1, 5, 3, key=jax.random.key(seed), **options)
 
 
-def _expected_count(depth, width, classes, channels_in):
-    """Zagoruyko and Komodakis, table 1, with two numbers per normalised channel."""
+def _expected_count(depth, width, classes, channels_in, *, per_output, norms):
+    """Zagoruyko and Komodakis, table 1, with two numbers per normalised channel.
+
+    Convolutions have `per_output` numbers for each output besides their weights, and a
+    convolved skip path has `norms` norms of its own.
+    """
+
+    def conv(kernel, channels, out):
+        return kernel * kernel * channels * out + per_output * out
+
     n = (depth - 4) // 6
-    count, channels = 9 * channels_in * 16, 16
+    count, channels = conv(3, channels_in, 16), 16
     for out in (16 * width, 32 * width, 64 * width):
         for _ in range(n):
-            count += 2 * channels + 9 * channels * out + 2 * out + 9 * out * out
+            count += 2 * channels + conv(3, channels, out) + 2 * out + conv(3, out, out)
             if channels != out:
-                count += channels * out
+                count += conv(1, channels, out) + 2 * norms * channels
             channels = out
     return count + 2 * channels + channels * classes + classes
 
 
 @pytest.mark.parametrize(
+    ("name", "per_output", "norms"),
+    [("zagoruyko", 0, 0), ("tan", 1, 1), ("unlocking", 2, 1)],
+)
+@pytest.mark.parametrize(
     ("depth", "width", "millions"), [(16, 4, 2.7), (40, 4, 8.9), (28, 10, 36.5)]
 )
-def test_parameter_counts_of_the_published_networks(depth, width, millions):
+def test_parameter_counts_of_the_published_networks(
+    depth, width, millions, name, per_output, norms
+):
+    options = wide_resnet.IMPLEMENTATIONS[name]
     model = eqx.filter_eval_shape(
-        models.WideResNet, depth, width, 10, 3, key=jax.random.key(0)
+        models.WideResNet, depth, width, 10, 3, key=jax.random.key(0), **options
     )
     count = models.count_parameters(model)
-    assert count == _expected_count(depth, width, 10, 3)
-    assert abs(count / 1e6 - millions) <= 0.05  # as printed in the paper's table 4
+    assert count == _expected_count(
+        depth, width, 10, 3, per_output=per_output, norms=norms
+    )
+    if name == "zagoruyko":  # as printed in the paper's table 4
+        assert abs(count / 1e6 - millions) <= 0.05
 
 
-def _textbook_forward(model, image, order, standardised):
+@pytest.mark.parametrize(
+    ("name", "count"), [("unlocking", 2_753_818), ("tan", 2_751_562)]
+)
+def test_parameter_counts_of_the_released_code(name, count):
+    """Counted in the modules of jax_privacy and of facebookresearch/tan themselves."""
+    options = wide_resnet.IMPLEMENTATIONS[name]
+    model = eqx.filter_eval_shape(
+        models.WideResNet, 16, 4, 10, key=jax.random.key(0), **options
+    )
+    assert models.count_parameters(model) == count
+
+
+def _textbook_forward(model, image, order, symmetric):
     def conv(layer, image):
         weight = np.float64(layer.weight)
-        if standardised:
-            weight = textbook_standardise(weight, layer.eps)
-        pad = (layer.weight.shape[0] // 2,) * 2
-        return textbook_conv(image, weight, layer.stride, (pad, pad))
+        if isinstance(layer, models.StandardisedConv):
+            gain = 1.0 if layer.gain is None else layer.gain
+            weight = textbook_standardise(weight, layer.eps, gain)
+        side = (layer.weight.shape[0] // 2,) * 2
+        padding = (side, side) if symmetric else "SAME"
+        output = textbook_conv(image, weight, layer.stride, padding)
+        return output if layer.bias is None else output + np.float64(layer.bias)
 
     def normalise(layer, image):
         def norm(image):
@@ -74,20 +107,31 @@ def _textbook_forward(model, image, order, standardised):
     image = conv(model.stem, image)
     for block in model.blocks:
         hidden = normalise(block.norm1, image)
-        skip = image if block.shortcut is None else conv(block.shortcut, hidden)
+        skip = image
+        if block.shortcut is not None:
+            norm = block.shortcut_norm or block.norm1
+            skip = conv(block.shortcut, normalise(norm, image))
         hidden = conv(block.conv1, hidden)
         image = skip + conv(block.conv2, normalise(block.norm2, hidden))
     features = normalise(model.norm, image).mean((0, 1))
     return features @ np.float64(model.head.weight) + np.float64(model.head.bias)
 
 
-@pytest.mark.parametrize("order", wide_resnet.NORMALISATION_ORDERS)
-@pytest.mark.parametrize("standardised", [True, False])
-def test_logits_are_the_textbook_networks(order, standardised):
-    model = _tiny(normalisation_order=order, weight_standardisation=standardised)
-    model = _shaken(model)
+OPTIONS = {
+    **wide_resnet.IMPLEMENTATIONS,
+    "pre-activation": {"normalisation_order": "pre-activation"},
+    "standardised alone": {"gain": False, "bias": False, "padding": "SYMMETRIC"},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_logits_are_the_textbook_networks(name):
+    options = OPTIONS[name]
+    model = _shaken(_tiny(**options))
     image = _images(8, 12, 3)
-    expected = _textbook_forward(model, np.float64(image), order, standardised)
+    order = options.get("normalisation_order", "post-activation")
+    symmetric = options.get("padding") == "SYMMETRIC"
+    expected = _textbook_forward(model, np.float64(image), order, symmetric)
     actual = eqx.filter_jit(model)(image)
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
 
@@ -143,10 +187,11 @@ def _layer_sequence(model, image):
 )
 def test_the_order_of_layers_is_the_one_asked_for(order, pair):
     identity = [*pair, "conv", *pair, "conv"]
-    projection = [*pair, "conv", "conv", *pair, "conv"]
-    expected = ["conv", *identity, *projection, *projection, *pair]
-    model = _tiny(normalisation_order=order)
-    assert _layer_sequence(model, _images(8, 8, 3)) == expected
+    for own, shortcut in ((True, [*pair, "conv"]), (False, ["conv"])):
+        projection = [*pair, *shortcut, "conv", *pair, "conv"]
+        expected = ["conv", *identity, *projection, *projection, *pair]
+        model = _tiny(normalisation_order=order, shortcut_norm=own)
+        assert _layer_sequence(model, _images(8, 8, 3)) == expected
 
 
 def test_gradients_by_finite_differences():
@@ -223,6 +268,7 @@ def test_vmap_equals_one_image_at_a_time():
         ({"classes": 0}, "classes (=0) must be at least 1"),
         ({"groups": 3}, "groups (=3) must divide the 16 channels"),
         ({"groups": 32}, "groups (=32) must divide the 16 channels: use 16"),
+        ({"padding": "VALID"}, "padding (='VALID') must be one of SAME, SYMMETRIC"),
         (
             {"normalisation_order": "pre-activaton"},
             "did you mean pre-activation?",

@@ -38,6 +38,10 @@ KEPT = "kept"
 """Name of the total made of the gradients the norm was taken from."""
 
 
+_SMALLEST_GAIN = 2.0**-10
+"""Outputs are not divided by a gain that is smaller; it may be 0."""
+
+
 class Method(NamedTuple):
     """How a cell is clipped.
 
@@ -286,15 +290,38 @@ class Single(Cell):
             dy.shape[0], -1
         )
         total = total * self._scale
-        if len(self.unit.leaves) == 1:
-            # <p_t, v_o> is the output itself, over a and the scale of the kernel.
-            outputs = rule.by_position(widen(seen.results[0]))
-            projection = jnp.sum(outputs * dy, axis=1) / parts.factor[None]
-        else:
-            outputs = rule.by_position(rule.apply(seen, parts.centred))
-            projection = jnp.sum(outputs * dy, axis=1) * self._scale
+        projection = self._projection(rule, seen, parts, dy)
         squares = self._weight_norms(parts, scaled, total, projection)
         return jnp.where(jnp.isfinite(scaled), squares, jnp.inf)
+
+    def _projection(
+        self,
+        rule: Convolution,
+        seen: Seen,
+        parts: standardise.Statistics,
+        dy: Float[Array, "b t o"],
+    ) -> Float[Array, "b o"]:
+        """Return vᵀG = Σ_t <p_t, v>·dy_t times the links' scale, up to its sign.
+
+        <p_t, v> is the output itself, over a and the scale of the kernel.
+        But not where the model rounds its outputs, as in bfloat16: a gradient along v
+        is what standardisation takes away, and the rounding would pass for the rest.
+        """
+
+        def anew() -> Array:
+            outputs = rule.apply(seen, parts.centred, jax.lax.Precision.HIGHEST)
+            return jnp.sum(rule.by_position(outputs) * dy, axis=1) * self._scale
+
+        def known() -> Array:
+            outputs = rule.by_position(seen.results[0])
+            return jnp.sum(outputs * dy, axis=1) / parts.factor[None]
+
+        if not rule.exact:
+            return anew()
+        if len(self.unit.leaves) == 1:
+            return known()
+        gains = jnp.abs(parts.factor / parts.root)
+        return jax.lax.cond(jnp.all(gains > _SMALLEST_GAIN), known, anew)
 
     def total_kept(
         self, kept: list[Chunks], weights: Weights

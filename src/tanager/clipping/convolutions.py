@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 
 from tanager.clipping import jaxprs, links
 from tanager.clipping.jaxprs import aval
-from tanager.clipping.precision import widen
+from tanager.clipping.precision import accumulation_dtype, widen
 from tanager.clipping.rules import (
     Bilinear,
     Chunks,
@@ -113,13 +113,42 @@ class Convolution(Bilinear):
         total = sum(parts[1:], parts[0])
         return total.reshape(pixels.shape[0], self.positions, self.groups)
 
-    def apply(self, seen: Seen, kernel: Array) -> Array:
-        """Return the equation's result for all examples with another kernel."""
+    def apply(
+        self, seen: Seen, kernel: Array, precision: lax.Precision | None = None
+    ) -> Array:
+        """Return the equation's result for all examples with another kernel.
+
+        Args:
+            seen: for x.
+            kernel: in the place of the equation's own.
+            precision: of the products; None for the equation's own.
+        """
+        equation = self.tap.equation
+        if precision is not None:
+            both = {**equation.params, "precision": (precision, precision)}
+            equation = equation.replace(params=both)
 
         def one(x):
-            return jaxprs.evaluate_wide(self.tap.equation, [x, kernel])[0]
+            return jaxprs.evaluate_wide(equation, [x, kernel])[0]
 
         return jax.vmap(one)(seen.data[0])
+
+    @property
+    def exact(self) -> bool:
+        """Whether the equation's own results are as precise as sums here are.
+
+        Not where they are narrow, nor on accelerators that round float32 operands
+        unless told otherwise.
+        """
+        equation = self.tap.equation
+        atoms = (*equation.invars, *equation.outvars)
+        dtypes = {aval(atom).dtype for atom in atoms}
+        if dtypes != {accumulation_dtype(aval(equation.outvars[0]).dtype)}:
+            return False
+        highest = (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
+        return jax.default_backend() == "cpu" or (
+            equation.params["precision"] == highest
+        )
 
     def _windows(self) -> Iterator[tuple[slice, ...]]:
         """Yield, for each kernel offset, the pixels it meets at all positions."""

@@ -26,9 +26,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from tanager import _validate as validate
 from tanager.clipping.precision import accumulation_dtype
 from tanager.clipping.standardise import standardise
-
-
-Padding = str | tuple[tuple[int, int], tuple[int, int]]
+from tanager.models.windows import Padding, check_padding, edges
 
 
 def _gaussian(key: PRNGKeyArray, shape: Sequence[int]) -> Array:
@@ -38,28 +36,46 @@ def _gaussian(key: PRNGKeyArray, shape: Sequence[int]) -> Array:
 
 
 def _check_convolution(
-    channels_in: int, channels_out: int, kernel_size: int, stride: int, padding: Padding
+    channels_in: int,
+    channels_out: int,
+    kernel_size: int,
+    stride: int,
+    padding: Padding,
+    groups: int,
 ) -> None:
     validate.whole(
         channels_in=channels_in,
         channels_out=channels_out,
         kernel_size=kernel_size,
         stride=stride,
+        groups=groups,
         at_least=1,
     )
-    if isinstance(padding, str):
-        validate.one_of(("SAME", "VALID"), padding=padding)
+    check_padding(padding)
+    if channels_in % groups or channels_out % groups:
+        validate.refuse(
+            "groups",
+            groups,
+            f"must divide the {channels_in} channels in and {channels_out} out",
+            f"use {math.gcd(channels_in, channels_out, groups)}, or change the width",
+        )
 
 
 def _convolve(
-    image: Array, weight: Array, bias: Array | None, stride: int, padding: Padding
+    image: Array,
+    weight: Array,
+    bias: Array | None,
+    stride: int,
+    padding: Padding,
+    groups: int,
 ) -> Array:
     output = lax.conv_general_dilated(
         jnp.expand_dims(image, 0),
         weight.astype(image.dtype),
         window_strides=(stride, stride),
-        padding=padding,
+        padding=edges(padding, image, weight.shape[0], stride),
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        feature_group_count=groups,
     )
     output = jnp.squeeze(output, 0)
     if bias is None:
@@ -73,19 +89,23 @@ class Conv(eqx.Module):
     Shapes: ``[H, W, channels_in] -> [H', W', channels_out]``.
 
     Attributes:
-        weight: float32 ``[kernel_size, kernel_size, channels_in, channels_out]``.
+        weight: float32 ``[kernel_size, kernel_size, fan_in, channels_out]`` with a
+            fan_in of channels_in/groups.
         bias: float32 ``[channels_out]``, or None.
         stride: step in pixels, the same both ways.
-        padding: ``"SAME"``, ``"VALID"``, or pixels ``((top, bottom), (left, right))``.
+        padding: see `Padding`.
+        groups: the outputs of one group of consecutive channels see that group alone.
 
     Raises:
-        ValueError: a size is not a whole number of at least 1, or an unknown padding.
+        ValueError: a size is not a whole number of at least 1, groups do not divide the
+            channels in and out, or an unknown padding.
     """
 
     weight: Float[Array, "kh kw i o"]
     bias: Float[Array, " o"] | None
     stride: int = eqx.field(static=True)
     padding: Padding = eqx.field(static=True)
+    groups: int = eqx.field(static=True)
 
     def __init__(
         self,
@@ -95,19 +115,25 @@ class Conv(eqx.Module):
         *,
         stride: int = 1,
         padding: Padding = "SAME",
+        groups: int = 1,
         bias: bool = False,
         key: PRNGKeyArray,
     ):
-        _check_convolution(channels_in, channels_out, kernel_size, stride, padding)
-        shape = (kernel_size, kernel_size, channels_in, channels_out)
+        _check_convolution(
+            channels_in, channels_out, kernel_size, stride, padding, groups
+        )
+        shape = (kernel_size, kernel_size, channels_in // groups, channels_out)
         self.weight = _gaussian(key, shape)
         self.bias = jnp.zeros(channels_out, jnp.float32) if bias else None
         self.stride = stride
         self.padding = padding
+        self.groups = groups
 
     def __call__(self, image: Float[Array, "h w i"]) -> Float[Array, "h2 w2 o"]:
         """Convolve one image."""
-        return _convolve(image, self.weight, self.bias, self.stride, self.padding)
+        return _convolve(
+            image, self.weight, self.bias, self.stride, self.padding, self.groups
+        )
 
 
 class StandardisedConv(eqx.Module):
@@ -117,20 +143,22 @@ class StandardisedConv(eqx.Module):
     weights before standardisation; gradients flow through it.
 
     Attributes:
-        weight: float32 ``[kernel_size, kernel_size, channels_in, channels_out]``.
+        weight: float32 ``[kernel_size, kernel_size, fan_in, channels_out]`` with a
+            fan_in of channels_in/groups.
         gain: float32 ``[channels_out]``, or None for a gain fixed at 1.
         bias: float32 ``[channels_out]``, or None.
         stride: step in pixels, the same both ways.
-        padding: ``"SAME"``, ``"VALID"``, or pixels ``((top, bottom), (left, right))``.
+        padding: see `Padding`.
+        groups: the outputs of one group of consecutive channels see that group alone.
         eps: added to the weights' variance.
         unit_variance: whether each output unit's weights have variance 1, the form of
             Qiao et al. 2019, "Weight standardization"; else their squares sum to 1, a
             factor sqrt(fan-in) less.
 
     Raises:
-        ValueError: a size is not a whole number of at least 1, an unknown padding, an
-            `eps` that is not positive, or a fan-in of a single weight, which
-            standardisation would turn into 0.
+        ValueError: a size is not a whole number of at least 1, groups do not divide the
+            channels in and out, an unknown padding, an `eps` that is not positive, or a
+            fan-in of a single weight, which standardisation would turn into 0.
     """
 
     weight: Float[Array, "kh kw i o"]
@@ -138,6 +166,7 @@ class StandardisedConv(eqx.Module):
     bias: Float[Array, " o"] | None
     stride: int = eqx.field(static=True)
     padding: Padding = eqx.field(static=True)
+    groups: int = eqx.field(static=True)
     eps: float = eqx.field(static=True)
     unit_variance: bool = eqx.field(static=True)
 
@@ -149,15 +178,18 @@ class StandardisedConv(eqx.Module):
         *,
         stride: int = 1,
         padding: Padding = "SAME",
+        groups: int = 1,
         bias: bool = False,
         gain: bool = False,
         eps: float = 1e-8,
         unit_variance: bool = False,
         key: PRNGKeyArray,
     ):
-        _check_convolution(channels_in, channels_out, kernel_size, stride, padding)
+        _check_convolution(
+            channels_in, channels_out, kernel_size, stride, padding, groups
+        )
         validate.positive(eps=eps)
-        shape = (kernel_size, kernel_size, channels_in, channels_out)
+        shape = (kernel_size, kernel_size, channels_in // groups, channels_out)
         if math.prod(shape[:-1]) == 1:
             validate.refuse(
                 "kernel_size",
@@ -170,6 +202,7 @@ class StandardisedConv(eqx.Module):
         self.bias = jnp.zeros(channels_out, jnp.float32) if bias else None
         self.stride = stride
         self.padding = padding
+        self.groups = groups
         self.eps = eps
         self.unit_variance = unit_variance
 
@@ -178,7 +211,9 @@ class StandardisedConv(eqx.Module):
         weight = standardise(self.weight, self.gain, eps=self.eps)
         if self.unit_variance:
             weight = weight * math.sqrt(math.prod(weight.shape[:-1]))
-        return _convolve(image, weight, self.bias, self.stride, self.padding)
+        return _convolve(
+            image, weight, self.bias, self.stride, self.padding, self.groups
+        )
 
 
 class GroupNorm(eqx.Module):
@@ -298,6 +333,13 @@ class Linear(eqx.Module):
         weight: float32 ``[features_in, features_out]``.
         bias: float32 ``[features_out]``, or None.
 
+    Args:
+        features_in: length of the vector.
+        features_out: length of the result.
+        bias: whether there is one.
+        deviation: standard deviation of the initial weights; None for 1/sqrt(fan-in).
+        key: JAX key of the initial weights.
+
     Raises:
         ValueError: a size is not a whole number of at least 1.
     """
@@ -311,10 +353,13 @@ class Linear(eqx.Module):
         features_out: int,
         *,
         bias: bool = True,
+        deviation: float | None = None,
         key: PRNGKeyArray,
     ):
         validate.whole(features_in=features_in, features_out=features_out, at_least=1)
         self.weight = _gaussian(key, (features_in, features_out))
+        if deviation is not None:
+            self.weight = self.weight * (deviation * math.sqrt(features_in))
         self.bias = jnp.zeros(features_out, jnp.float32) if bias else None
 
     def __call__(self, features: Float[Array, " i"]) -> Float[Array, " o"]:

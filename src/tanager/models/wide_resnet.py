@@ -1,5 +1,9 @@
 """Wide residual networks with group norm, called on one image."""
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -12,9 +16,28 @@ from tanager.models import layers
 NORMALISATION_ORDERS = ("pre-activation", "post-activation")
 """Norm before the ReLU (CONV-GN-ReLU), or after it (CONV-ReLU-GN)."""
 
+IMPLEMENTATIONS: dict[str, dict[str, Any]] = {
+    "unlocking": {},
+    "tan": {"weight_standardisation": False, "padding": "SYMMETRIC"},
+    "zagoruyko": {
+        "normalisation_order": "pre-activation",
+        "weight_standardisation": False,
+        "bias": False,
+        "shortcut_norm": False,
+        "padding": "SYMMETRIC",
+    },
+}
+"""The options of `WideResNet` that build what others train.
+
+- ``"unlocking"``: nothing to change. The Unlocking paper's code (jax_privacy,
+  models/cifar.py and common.py), alike from its first commit to its last. Not in its
+  text: the order, gains, biases, and a norm of its own before a convolved skip path.
+- ``"tan"``: the TAN paper's (facebookresearch/tan, src/models/wideresnet.py with its
+  default orders of 0): the same without weight standardisation.
+- ``"zagoruyko"``: as first published, but for group norm.
+"""
+
 _STEM_CHANNELS = 16
-_SAME_3X3 = ((1, 1), (1, 1))
-_SAME_1X1 = ((0, 0), (0, 0))
 
 
 def _normalise(norm: layers.GroupNorm, image: Array, order: str) -> Array:
@@ -23,34 +46,20 @@ def _normalise(norm: layers.GroupNorm, image: Array, order: str) -> Array:
     return norm(jax.nn.relu(image))
 
 
-def _conv(
-    channels_in: int,
-    channels_out: int,
-    kernel_size: int,
-    *,
-    stride: int,
-    standardised: bool,
-    key: PRNGKeyArray,
-) -> layers.Conv | layers.StandardisedConv:
-    make = layers.StandardisedConv if standardised else layers.Conv
-    padding = _SAME_3X3 if kernel_size == 3 else _SAME_1X1
-    return make(
-        channels_in, channels_out, kernel_size, stride=stride, padding=padding, key=key
-    )
-
-
 class Block(eqx.Module):
     """Two 3×3 convolutions on the residual branch, each after norm and ReLU.
 
     The skip path carries the input untouched. Where the block changes the shape, it
-    carries a 1×1 convolution of the input after the first norm and ReLU instead
-    (Zagoruyko and Komodakis 2016, as in He et al. 2016, "Identity mappings").
+    carries a 1×1 convolution of the input after norm and ReLU instead: after a norm of
+    its own, or after the first one (Zagoruyko and Komodakis 2016, as in He et al. 2016,
+    "Identity mappings").
     """
 
     norm1: layers.GroupNorm
     conv1: layers.Conv | layers.StandardisedConv
     norm2: layers.GroupNorm
     conv2: layers.Conv | layers.StandardisedConv
+    shortcut_norm: layers.GroupNorm | None
     shortcut: layers.Conv | layers.StandardisedConv | None
     order: str = eqx.field(static=True)
 
@@ -59,47 +68,33 @@ class Block(eqx.Module):
         channels_in: int,
         channels_out: int,
         *,
+        conv: Callable[..., layers.Conv | layers.StandardisedConv],
         stride: int,
         groups: int,
-        standardised: bool,
+        shortcut_norm: bool,
         order: str,
         key: PRNGKeyArray,
     ):
         key1, key2, key3 = jax.random.split(key, 3)
         self.norm1 = layers.GroupNorm(channels_in, groups)
-        self.conv1 = _conv(
-            channels_in,
-            channels_out,
-            3,
-            stride=stride,
-            standardised=standardised,
-            key=key1,
-        )
+        self.conv1 = conv(channels_in, channels_out, 3, stride=stride, key=key1)
         self.norm2 = layers.GroupNorm(channels_out, groups)
-        self.conv2 = _conv(
-            channels_out,
-            channels_out,
-            3,
-            stride=1,
-            standardised=standardised,
-            key=key2,
-        )
-        self.shortcut = None
+        self.conv2 = conv(channels_out, channels_out, 3, key=key2)
+        self.shortcut_norm = self.shortcut = None
         if stride != 1 or channels_in != channels_out:
-            self.shortcut = _conv(
-                channels_in,
-                channels_out,
-                1,
-                stride=stride,
-                standardised=standardised,
-                key=key3,
-            )
+            if shortcut_norm:
+                self.shortcut_norm = layers.GroupNorm(channels_in, groups)
+            self.shortcut = conv(channels_in, channels_out, 1, stride=stride, key=key3)
         self.order = order
 
     def __call__(self, image: Float[Array, "h w i"]) -> Float[Array, "h2 w2 o"]:
         """Return skip path plus residual branch."""
-        normalised = _normalise(self.norm1, image, self.order)
-        skip = image if self.shortcut is None else self.shortcut(normalised)
+        skip, normalised = image, _normalise(self.norm1, image, self.order)
+        if self.shortcut is not None:
+            skip = normalised
+            if self.shortcut_norm is not None:
+                skip = _normalise(self.shortcut_norm, image, self.order)
+            skip = self.shortcut(skip)
         residual = self.conv1(normalised)
         residual = self.conv2(_normalise(self.norm2, residual, self.order))
         return skip + residual
@@ -110,15 +105,15 @@ class WideResNet(eqx.Module):
 
     A 3×3 convolution to 16 channels; three stages of (depth − 4)/6 blocks with 16k,
     32k and 64k channels at strides 1, 2 and 2 (k is the width); a last norm and ReLU;
-    the mean over all pixels; one linear layer. Convolutions have no bias. No dropout.
+    the mean over all pixels; one linear layer. No dropout.
 
     Attributes:
         stem, blocks, norm, head: the parts, in this order.
         channels_in: channels of the image.
-        order: ``"pre-activation"``: norm, then ReLU, then convolution (the papers'
-            CONV-GN-ReLU); ``"post-activation"``: ReLU, then norm, then convolution
-            (CONV-ReLU-GN), which Sander et al. 2023, section 4.4, find better and
-            more robust under DP-SGD.
+        order: ``"post-activation"``: ReLU, then norm, then convolution (CONV-ReLU-GN),
+            as both papers' code has it and Sander et al. 2023, section 4.4, find better
+            and more robust under DP-SGD; ``"pre-activation"``: norm, then ReLU, then
+            convolution (CONV-GN-ReLU).
 
     Args:
         depth: convolutions on the longest path, 6n + 4 with n of at least 1.
@@ -128,12 +123,17 @@ class WideResNet(eqx.Module):
         normalisation_order: see `order`.
         groups: groups of every group norm; must divide 16, hence all widths.
         weight_standardisation: whether every convolution's weights are standardised.
+        gain: whether standardised convolutions have a gain.
+        bias: whether convolutions have a bias.
+        shortcut_norm: whether a convolved skip path has a norm of its own.
+        padding: ``"SAME"`` or ``"SYMMETRIC"``, see `layers.Padding`.
         key: JAX key of the initial weights.
 
     Raises:
         ValueError: an impossible depth, a size that is not a whole number of at least
-            1, groups that do not divide the channels, an unknown order, or, when
-            called, what is not one floating-point image with `channels_in` channels.
+            1, groups that do not divide the channels, an unknown order or padding, or,
+            when called, what is not one floating-point image with `channels_in`
+            channels.
 
     References:
         Zagoruyko and Komodakis 2016, "Wide residual networks", table 1; group norm and
@@ -155,9 +155,13 @@ class WideResNet(eqx.Module):
         classes: int,
         channels_in: int = 3,
         *,
-        normalisation_order: str = "pre-activation",
+        normalisation_order: str = "post-activation",
         groups: int = 16,
         weight_standardisation: bool = True,
+        gain: bool = True,
+        bias: bool = True,
+        shortcut_norm: bool = True,
+        padding: str = "SAME",
         key: PRNGKeyArray,
     ):
         validate.whole(
@@ -170,16 +174,15 @@ class WideResNet(eqx.Module):
                 "depth", depth, "must be 6n + 4", f"the nearest are {near}, {near + 6}"
             )
         validate.one_of(NORMALISATION_ORDERS, normalisation_order=normalisation_order)
+        validate.one_of(("SAME", "SYMMETRIC"), padding=padding)
+        conv = functools.partial(layers.Conv, bias=bias, padding=padding)
+        if weight_standardisation:
+            conv = functools.partial(
+                layers.StandardisedConv, gain=gain, bias=bias, padding=padding
+            )
         per_stage = (depth - 4) // 6
         stem_key, head_key, *block_keys = jax.random.split(key, 2 + 3 * per_stage)
-        self.stem = _conv(
-            channels_in,
-            _STEM_CHANNELS,
-            3,
-            stride=1,
-            standardised=weight_standardisation,
-            key=stem_key,
-        )
+        self.stem = conv(channels_in, _STEM_CHANNELS, 3, key=stem_key)
         blocks = []
         channels = _STEM_CHANNELS
         for index, block_key in enumerate(block_keys):
@@ -188,9 +191,10 @@ class WideResNet(eqx.Module):
             block = Block(
                 channels,
                 channels_out,
+                conv=conv,
                 stride=2 if stage > 0 and place == 0 else 1,
                 groups=groups,
-                standardised=weight_standardisation,
+                shortcut_norm=shortcut_norm,
                 order=normalisation_order,
                 key=block_key,
             )

@@ -47,3 +47,12 @@ def test_one_tensor_of_ours_is_one_of_theirs():
     assert one.names == ("fc.weight",)
     np.testing.assert_array_equal(one.to_ours([array]), array.T)
     np.testing.assert_array_equal(one.to_theirs(array.T)[0], array)
+
+
+def test_a_scaled_layout_multiplies_one_way_and_divides_the_other():
+    theirs = np.arange(6, dtype=np.float32).reshape(2, 3)
+    layout = layouts.scaled(layouts.LINEAR, 4.0)
+    ours = layout.to_ours(theirs)
+    assert ours.dtype == np.float32
+    assert np.array_equal(ours, 4 * theirs.T)
+    assert np.array_equal(layout.to_theirs(ours), theirs)

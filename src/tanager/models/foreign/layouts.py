@@ -1,4 +1,4 @@
-"""How the axes of a tensor differ between this library and another."""
+"""How the axes (and now and then the scale) of a tensor differ between libraries."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -98,3 +98,15 @@ POINTWISE = Layout(
     lambda a: np.expand_dims(LINEAR.to_theirs(a), (2, 3)),
 )
 """Theirs [out, in, 1, 1], a convolution; ours [in, out]."""
+
+
+def scaled(layout: Layout, factor: float) -> Layout:
+    """Return a layout in which ours is also `factor` times theirs."""
+
+    def to_ours(array: np.ndarray) -> np.ndarray:
+        return layout.to_ours(array * array.dtype.type(factor))
+
+    def to_theirs(array: np.ndarray) -> np.ndarray:
+        return layout.to_theirs(array * array.dtype.type(1 / factor))
+
+    return Layout(to_ours, to_theirs)

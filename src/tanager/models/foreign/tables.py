@@ -6,8 +6,10 @@ A new architecture is one entry of `FORMATS`; loading, exporting and the hub fol
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from tanager.models.foreign import vit
+from tanager.models.bit import BiT
+from tanager.models.foreign import bit, resnet, vit
 from tanager.models.foreign.layouts import Table
+from tanager.models.resnet import ResNet
 from tanager.models.vit import VisionTransformer
 
 
@@ -34,5 +36,7 @@ FORMATS: Mapping[type, Mapping[str, Format]] = {
             ("pooler.dense.weight", "pooler.dense.bias"),
         ),
     },
+    ResNet: {"timm": Format(resnet.timm_names)},
+    BiT: {"timm": Format(bit.timm_names), "google": Format(bit.google_names)},
 }
 """By class of model and by name of the format, besides ``"tanager"``, our own."""

@@ -1,0 +1,98 @@
+"""Windows that slide over ONE image `[H, W, C]`: padding and pooling."""
+
+import functools
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
+
+from tanager import _validate as validate
+
+
+Padding = str | int | tuple[tuple[int, int], tuple[int, int]]
+"""What is put around an image: pixels, a number of them for all four sides or
+``((top, bottom), (left, right))``, or a name.
+
+``"VALID"``: nothing. ``"SAME"``: what gives ceil(side/stride) pixels, where it is odd
+one more at the bottom and on the right (TensorFlow, JAX). ``"SYMMETRIC"``:
+(kernel_size − 1)//2 on all four sides, whatever the stride (PyTorch's networks).
+"""
+
+PADDINGS = ("SAME", "VALID", "SYMMETRIC")
+
+
+def check_padding(padding: Padding) -> None:
+    """Refuse what is no padding.
+
+    Raises:
+        ValueError: an unknown name, or a number of pixels below 0.
+    """
+    if isinstance(padding, str):
+        validate.one_of(PADDINGS, padding=padding)
+    elif isinstance(padding, int):
+        validate.whole(padding=padding, at_least=0)
+
+
+def edges(
+    padding: Padding, image: Array, window: int, stride: int
+) -> Sequence[tuple[int, int]]:
+    """Return ``(top, bottom), (left, right)`` in pixels."""
+    if padding == "SYMMETRIC":
+        padding = (window - 1) // 2
+    if isinstance(padding, int):
+        return ((padding, padding), (padding, padding))
+    if isinstance(padding, str):
+        sides = image.shape[:2]
+        return lax.padtype_to_pads(sides, (window,) * 2, (stride,) * 2, padding)
+    return padding
+
+
+def max_pool(
+    image: Float[Array, "h w c"], window: int, *, stride: int, padding: Padding = "SAME"
+) -> Float[Array, "h2 w2 c"]:
+    """Take each channel's maximum over square windows of one image.
+
+    Maxima of shifted slices, first of rows, then of columns: the gradient of XLA's own
+    pooling is slow on a CPU.
+
+    Args:
+        image: one image.
+        window: side of a window in pixels.
+        stride: step in pixels, the same both ways.
+        padding: see `Padding`; made of −∞, so that it is never the maximum.
+
+    Raises:
+        ValueError: a size is not a whole number of at least 1, an unknown padding, or
+            an image smaller than a window.
+    """
+    validate.whole(window=window, stride=stride, at_least=1)
+    check_padding(padding)
+    sides = edges(padding, image, window, stride)
+    around = [(low, high, 0) for low, high in (*sides, (0, 0))]
+    padded = lax.pad(image, jnp.asarray(-jnp.inf, image.dtype), around)
+    if min(padded.shape[:2]) < window:
+        validate.refuse(
+            "image shape", image.shape, f"must hold a window of {window} pixels"
+        )
+    for axis in (0, 1):
+        last = (padded.shape[axis] - window) // stride * stride
+        parts = [
+            lax.slice_in_dim(padded, start, start + last + 1, stride, axis)
+            for start in range(window)
+        ]
+        padded = functools.reduce(jnp.maximum, parts)
+    return padded
+
+
+def halve(image: Float[Array, "h w c"]) -> Float[Array, "h2 w2 c"]:
+    """Return the mean of each 2×2 pixels, at an odd side's end of those there are."""
+    height, width, channels = image.shape
+    rows, columns = -(-height // 2), -(-width // 2)
+    image = jnp.pad(image, ((0, height % 2), (0, width % 2), (0, 0)))
+    sums = jnp.sum(image.reshape(rows, 2, columns, 2, channels), axis=(1, 3))
+    share = np.full((rows, columns, 1), 0.25)
+    share[-1] *= 1 + height % 2
+    share[:, -1] *= 1 + width % 2
+    return sums * jnp.asarray(share, image.dtype)

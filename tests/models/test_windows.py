@@ -1,0 +1,77 @@
+import itertools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tanager.models import windows
+
+
+def _image(height, width, channels=3):
+    pixels = np.random.default_rng(0).standard_normal((height, width, channels))
+    return pixels.astype(np.float32)
+
+
+def _textbook(image, window, stride, edges, reduce):
+    """One window after the other; what lies outside the image is left out."""
+    (top, bottom), (left, right) = edges
+    height, width, _ = image.shape
+    rows = range(-top, height + bottom - window + 1, stride)
+    columns = range(-left, width + right - window + 1, stride)
+    output = np.empty((len(rows), len(columns), image.shape[-1]))
+    for (i, row), (j, column) in itertools.product(enumerate(rows), enumerate(columns)):
+        inside = image[max(row, 0) : row + window, max(column, 0) : column + window]
+        output[i, j] = reduce(inside, axis=(0, 1))
+    return output
+
+
+PADDINGS = [
+    ("VALID", (7, 6), ((0, 0), (0, 0))),
+    ("SYMMETRIC", (7, 6), ((1, 1), (1, 1))),
+    (1, (6, 7), ((1, 1), (1, 1))),
+    ("SAME", (7, 6), ((1, 1), (0, 1))),  # 7 pixels make 4 of 9, 6 make 3 of 7
+    ("SAME", (1, 2), ((1, 1), (0, 1))),
+    (((2, 0), (1, 1)), (5, 5), ((2, 0), (1, 1))),
+]
+
+
+@pytest.mark.parametrize(("padding", "sides", "edges"), PADDINGS)
+def test_the_maximum_of_each_window(padding, sides, edges):
+    image = _image(*sides) - 5  # so that a padding of 0 would be the maximum
+    expected = _textbook(image, 3, 2, edges, np.max)
+    actual = windows.max_pool(jnp.asarray(image), 3, stride=2, padding=padding)
+    np.testing.assert_array_equal(actual, expected)
+
+
+@pytest.mark.parametrize("sides", [(4, 6), (5, 6), (6, 5), (5, 7), (1, 1)])
+def test_the_mean_of_each_two_by_two_pixels(sides):
+    image = _image(*sides)
+    edges = tuple((0, side % 2) for side in sides)
+    expected = _textbook(image, 2, 2, edges, np.mean)
+    actual = windows.halve(jnp.asarray(image))
+    np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float64])
+def test_the_dtype_is_the_images(dtype):
+    with jax.enable_x64(True):
+        image = jnp.asarray(_image(6, 5), dtype)
+        assert windows.max_pool(image, 3, stride=2).dtype == dtype
+        assert windows.halve(image).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"padding": "SYMETRIC"}, "did you mean SYMMETRIC?"),
+        ({"padding": -1}, "padding (=-1) must be at least 0"),
+        ({"stride": 0}, "stride (=0) must be at least 1"),
+        ({"window": 9}, "image shape (=(6, 5, 3)) must hold a window of 9 pixels"),
+    ],
+)
+def test_impossible_windows_are_refused(change, message):
+    options = {"window": 3, "stride": 2, "padding": "VALID"} | change
+    with pytest.raises(ValueError, match=re.escape(message)):
+        windows.max_pool(jnp.asarray(_image(6, 5)), **options)
