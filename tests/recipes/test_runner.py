@@ -105,15 +105,6 @@ def test_images_of_another_size_are_resized_when_asked(tmp_path, images):
     assert runner.prepare("folder", resized).dataset.image_shape == (8, 8, 3)
 
 
-def test_unknown_optimizers_and_options_are_refused():
-    recipe = recipes.get("digits").recipe
-    with pytest.raises(ValueError, match=re.escape("did you mean sgd?")):
-        runner.optimizer(dataclasses.replace(recipe, optimizer="sdg"))
-    options = {"momentun": 0.9}
-    with pytest.raises(ValueError, match=re.escape("did you mean momentum?")):
-        runner.optimizer(dataclasses.replace(recipe, optimizer_options=options))
-
-
 @pytest.mark.slow
 def test_the_demo_reaches_what_a_linear_model_does(tmp_path):
     """Without privacy a linear softmax model reaches 95 %; the demo's aim is 94 %."""

@@ -4,6 +4,7 @@ import inspect
 
 import jax.numpy as jnp
 import optax
+from jaxtyping import Array, ArrayLike
 
 from tanager import _validate as validate
 from tanager.recipes.recipe import Recipe
@@ -53,26 +54,31 @@ def schedule(recipe: Recipe, steps: int) -> float | optax.Schedule:
     | step | a tenth from half of the steps on, a hundredth from three quarters on |
     | cosine | half a cosine wave from the full rate to 0 |
 
-    After the warm-up, which rises in a line from 0; the waves and steps of the others
-    count from the start of the run, as in the Unlocking paper, appendix C.3.
+    The warm-up before it rises in a line from 0. The steps are those of the Unlocking
+    paper's pretraining on CIFAR-100, warm-up and cosine those on JFT (appendix C.3).
 
     Raises:
         ValueError: the warm-up is longer than the run.
     """
     rate, warmup = recipe.learning_rate, recipe.warmup_steps
+    shape = recipe.learning_rate_schedule
     if warmup >= steps:
         validate.refuse("warmup_steps", warmup, f"must be below the {steps} steps")
-    if recipe.learning_rate_schedule == "constant" and not warmup:
+    if shape == "constant" and not warmup:
         return rate
-    if recipe.learning_rate_schedule == "step":
-        at = {steps // 2: _STEP_FACTOR, 3 * steps // 4: _STEP_FACTOR}
-        after = optax.piecewise_constant_schedule(rate, at)
-    elif recipe.learning_rate_schedule == "cosine":
-        wave = optax.cosine_decay_schedule(rate, steps - warmup)
-        after = lambda count: wave(count - warmup)  # noqa: E731
-    else:
-        after = optax.constant_schedule(rate)
-    if not warmup:
-        return after
-    rise = optax.linear_schedule(0.0, rate, warmup)
-    return lambda count: jnp.where(jnp.less(count, warmup), rise(count), after(count))
+
+    def factor(count: Array) -> Array:
+        if shape == "step":
+            late = jnp.where(4 * count >= 3 * steps, _STEP_FACTOR**2, _STEP_FACTOR)
+            return jnp.where(2 * count >= steps, late, 1.0)
+        if shape == "cosine":
+            part = (count - warmup).astype(jnp.float32) / (steps - warmup)
+            return (1 + jnp.cos(jnp.pi * part)) / 2
+        return jnp.float32(1)
+
+    def at(count: ArrayLike) -> Array:
+        number = jnp.asarray(count)
+        rise = number.astype(jnp.float32) / max(warmup, 1)
+        return rate * jnp.where(number < warmup, rise, factor(number))
+
+    return at

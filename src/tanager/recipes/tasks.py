@@ -78,6 +78,7 @@ def make(
         **model_options(recipe),
     )
     origin = None
+    assert isinstance(model, eqx.Module)
     if recipe.weights is not None:
         model, origin = load_weights(model, recipe.weights, head=recipe.head)
 
