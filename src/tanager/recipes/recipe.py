@@ -10,6 +10,7 @@ from tanager.recipes.published import PublishedRun
 
 NormalisationOrder = Literal["pre-activation", "post-activation"]
 AdjacencyName = Literal["add-or-remove-one", "replace-one"]
+AugmentationName = Literal["none", "crop-flip", "rrc", "tan", "simclr", "inception"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,10 +40,15 @@ class Recipe:
         optimizer_options: its options besides the learning rate, such as momentum.
         learning_rate: constant; for the gradient sum divided by C and by B.
         ema_decay: of the average of the parameters, below 1; 0 for no average.
+        augmentation: how images are varied at random, see `tanager.data.augment`.
         augmentation_multiplicity: augmented views K of each image, averaged before
-            clipping; 0 for no augmentation, whatever crop_padding and flip say.
-        crop_padding: pixels mirrored onto each edge before a random crop; 0 for none.
+            clipping; 0 trains on the images themselves, whatever augmentation says.
+        crop_padding: of crop-flip and tan: pixels mirrored onto each edge before a
+            random crop; 0 for none. The papers use 4 on CIFAR and 20 on ImageNet.
         flip: flip at random, left to right.
+        crop_size: pixels each way of what the model sees of an image; None for all.
+        test_views: views of each test image that vote on its class, besides the usual
+            accuracy; 0 for no vote.
         validation_examples: training images held back; they are then not trained on.
         physical_batch_size: images computed on at once; a matter of memory only.
         strategy: how gradients are clipped; a matter of speed and memory only.
@@ -73,9 +79,12 @@ class Recipe:
     optimizer_options: dict[str, float] = dataclasses.field(default_factory=dict)
     learning_rate: float
     ema_decay: float = 0.9999
+    augmentation: AugmentationName = "crop-flip"
     augmentation_multiplicity: int = 0
     crop_padding: int = 0
     flip: bool = False
+    crop_size: int | None = None
+    test_views: int = 0
     validation_examples: int = 0
     physical_batch_size: int = 256
     strategy: str = "auto"
@@ -95,6 +104,8 @@ class Recipe:
         validate.one_of(get_args(AdjacencyName), adjacency=self.adjacency)
         if self.image_size is not None:
             validate.whole(image_size=self.image_size, at_least=8)
+        if self.crop_size is not None:
+            validate.whole(crop_size=self.crop_size, at_least=8)
         self._check_budget()
         validate.positive(clip_norm=self.clip_norm, remedy="the papers use 1.0")
         validate.positive(learning_rate=self.learning_rate)
@@ -114,22 +125,31 @@ class Recipe:
             evaluate_every=self.evaluate_every,
             at_least=1,
         )
-        validate.whole(
-            augmentation_multiplicity=self.augmentation_multiplicity,
-            crop_padding=self.crop_padding,
-            validation_examples=self.validation_examples,
-            at_least=0,
-        )
-        if self.augmentation_multiplicity and not (self.crop_padding or self.flip):
-            validate.refuse(
-                "augmentation_multiplicity",
-                self.augmentation_multiplicity,
-                "must be 0 where there is no augmentation",
-                "its views would all be the same: give crop_padding or flip",
-            )
+        validate.whole(validation_examples=self.validation_examples, at_least=0)
+        self._check_augmentation()
         validate.not_negative(checkpoint_seconds=self.checkpoint_seconds)
         if self.seed is not None:
             validate.whole(seed=self.seed, at_least=0)
+
+    def _check_augmentation(self) -> None:
+        names = get_args(AugmentationName)
+        validate.one_of(names, augmentation=self.augmentation)
+        views = {
+            "augmentation_multiplicity": self.augmentation_multiplicity,
+            "test_views": self.test_views,
+        }
+        validate.whole(**views, crop_padding=self.crop_padding, at_least=0)
+        moves = self.crop_padding or self.flip or self.crop_size
+        same = self.augmentation == "crop-flip" and not moves
+        for name, number in views.items():
+            if number and (same or self.augmentation == "none"):
+                validate.refuse(
+                    name,
+                    number,
+                    "must be 0 where there is no augmentation",
+                    "its views would all be the same: give crop_padding or flip, or "
+                    "another augmentation",
+                )
 
     def _check_budget(self) -> None:
         if self.epsilon is not None:

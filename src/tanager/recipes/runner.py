@@ -12,7 +12,7 @@ import optax
 
 from tanager import _validate as validate
 from tanager import data, models
-from tanager.data.augment import Augmentation, standardise
+from tanager.data.augment import KINDS, Augmentation, standardise
 from tanager.keys import derive_keys
 from tanager.privacy.mechanism import LARGE_EPSILON
 from tanager.recipes.budget import Budget, settle
@@ -65,6 +65,7 @@ def prepare(
         image_size=recipe.image_size,
         progress=progress,
     )
+    augmentation(recipe, dataset.image_shape, typed)
     budget = settle(recipe, typed, len(dataset.train))
     if budget.epsilon >= LARGE_EPSILON:
         warnings.warn(
@@ -80,27 +81,27 @@ def run(prepared: Prepared, progress: bool = True) -> TrainResult:
     recipe, dataset = prepared.recipe, prepared.dataset
     out = recipe.out or f"runs/{prepared.name}"
     secret = RunFolder(out).seed(recipe.seed)
+    augmented = augmentation(recipe, dataset.image_shape)
     model = models.create(
         recipe.model,
         classes=len(dataset.classes),
-        image_shape=dataset.image_shape,
+        image_shape=(*augmented.size(dataset.image_shape), dataset.image_shape[-1]),
         key=derive_keys(secret, "initialisation")[0],
         normalisation_order=recipe.normalisation_order,
         weight_standardisation=recipe.weight_standardisation,
     )
 
     def predict(model: Any, example: Any) -> jax.Array:
-        return model(standardise(example["image"], dataset.mean, dataset.std))
+        image = augmented.plain(example["image"])
+        return model(standardise(image, dataset.mean, dataset.std))
 
     def loss(model: Any, example: Any) -> jax.Array:
         return optax.softmax_cross_entropy_with_integer_labels(
             predict(model, example), example["label"].astype(jnp.int32)
         )
 
-    augmentation = Augmentation(recipe.crop_padding, recipe.flip)
-
     def augment(key: jax.Array, example: Any) -> Any:
-        return {**example, "image": augmentation(key, example["image"])}
+        return {**example, "image": augmented(key, example["image"])}
 
     settings = recipe.to_json()
     return train(
@@ -118,7 +119,13 @@ def run(prepared: Prepared, progress: bool = True) -> TrainResult:
         ema_decay=recipe.ema_decay,
         physical_batch_size=recipe.physical_batch_size,
         strategy=recipe.strategy,
-        evaluate=Classification(predict, dataset.test, dataset.classes),
+        evaluate=Classification(
+            predict,
+            dataset.test,
+            dataset.classes,
+            augment=augment if recipe.test_views else None,
+            views=recipe.test_views,
+        ),
         evaluate_every=recipe.evaluate_every,
         checkpoint_seconds=recipe.checkpoint_seconds,
         description={
@@ -134,6 +141,37 @@ def run(prepared: Prepared, progress: bool = True) -> TrainResult:
         },
         progress=progress,
     )
+
+
+def augmentation(
+    recipe: Recipe, image_shape: tuple[int, ...], typed: Collection[str] = ()
+) -> Augmentation:
+    """Return the augmentation a recipe names, for images of a shape [H, W, C].
+
+    Args:
+        recipe: with every typed field in place.
+        image_shape: of the data set's images.
+        typed: names of the fields a person set.
+
+    Raises:
+        ValueError: it cannot be used on such images, or a field was typed that is not
+            one of this augmentation's.
+    """
+    kind = KINDS[recipe.augmentation]
+    fields = {field.name for field in dataclasses.fields(kind)}
+    options: dict[str, Any] = {"crop_padding": recipe.crop_padding, "flip": recipe.flip}
+    for name in sorted(options.keys() - fields):
+        value = options.pop(name)
+        if value and name in typed:
+            validate.refuse(
+                name,
+                value,
+                f"does not apply to augmentation {recipe.augmentation}",
+                "leave it out",
+            )
+    made = kind(crop_size=recipe.crop_size, **options)
+    made.check(image_shape)
+    return made
 
 
 def optimizer(recipe: Recipe) -> optax.GradientTransformation:
