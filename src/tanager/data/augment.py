@@ -1,24 +1,42 @@
 """Augmentation: random views of one image, in JAX.
 
-Every function is pure and takes ONE image; `vmap` makes a batch of them. Shapes are
-static, so that a jitted training step contains its augmentation.
+Everything is pure and takes ONE image; `vmap` makes a batch of them. Shapes are static,
+so that a jitted training step contains its augmentation.
 
 With augmentation multiplicity K the gradients of K views of an example are averaged
 before they are clipped, so that the views share one unit of privacy: Unlocking
-High-Accuracy DP Image Classification, equation (4); crops and flips as in its
-appendix C.2 (4 pixels of "mirror" padding for CIFAR).
+High-Accuracy DP Image Classification, equation (4).
+
+============  =======================================================================
+none          the image, or its middle
+crop-flip     Unlocking, appendix C.2: on CIFAR, crops of the image with 4 mirrored
+              pixels around it; on ImageNet, crops of an image of 1.2 times their size
+rrc           TAN, section 4.2: random resized crops
+tan           TAN, section 4.2, "Ours": crops with 20 mirrored pixels, colour jitter
+simclr        TAN, section 4.2: jitter, grey, blur, random resized crops
+inception     the distorted crops that BiT and ViT are trained with
+============  =======================================================================
+
+All but the first can flip left and right at random, as the papers do. Numbers that the
+TAN paper does not tell are those of its released code (facebookresearch/tan: RRC is its
+``random``, "Ours" its ``OursBest``); those of inception are big_vision's.
 """
 
+import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float32, Int, PRNGKeyArray, Shaped, UInt8
+from jaxtyping import Array, Float32, PRNGKeyArray, Shaped, UInt8
 
 from tanager import _validate as validate
+from tanager.data import colour, crops, resample
+
+
+_JITTER = colour.ColourJitter(0.8, 0.8, 0.8, hue=0.2, probability=0.3)  # TAN's
 
 
 def standardise(
@@ -52,92 +70,17 @@ def standardise(
     return image.astype(jnp.float32) * _row(scale) + _row(shift)
 
 
-def random_crop(
-    key: PRNGKeyArray, image: Shaped[Array, "h w c"], padding: int
-) -> Shaped[Array, "h w c"]:
-    """Return the image moved by up to `padding` pixels each way, edges mirrored.
-
-    The same as padding by `padding` pixels on each edge (``numpy.pad`` with
-    ``mode="reflect"``, which does not repeat the edge pixel) and cropping to the first
-    size at one of the (2·padding + 1)² positions, each equally likely. No padded copy
-    is made: the rows and columns to read are computed, and read once.
-
-    Args:
-        key: one random key.
-        image: [H, W, C], of any dtype.
-        padding: pixels, from 0 to min(H, W) − 1.
-
-    Returns:
-        [H, W, C], of the image's dtype.
-
-    Raises:
-        ValueError: `padding` is negative, or not smaller than the image.
-    """
-    validate.whole(padding=padding, at_least=0)
-    height, width, _ = image.shape
-    if padding >= min(height, width):
-        validate.refuse(
-            "padding",
-            padding,
-            f"must be smaller than the image, {height} × {width}",
-            "a mirror shows each pixel once",
-        )
-    moves = jax.random.randint(key, (2,), -padding, padding + 1)
-    rows, columns = _mirrored(moves[0], height), _mirrored(moves[1], width)
-    return image[rows[:, None], columns[None, :]]
-
-
-def random_flip(
-    key: PRNGKeyArray, image: Shaped[Array, "h w c"]
-) -> Shaped[Array, "h w c"]:
-    """Return the image or its left-right mirror image, each with probability 1/2."""
-    return jnp.where(jax.random.bernoulli(key), image[:, ::-1], image)
-
-
-@dataclasses.dataclass(frozen=True)
-class Augmentation:
-    """A random crop and then a random flip: the augmentation of both papers for CIFAR.
-
-    Called with one key and one image, it returns one view of the same shape and dtype.
-
-    Attributes:
-        crop_padding: as `random_crop`; 0 for no crop.
-        flip: whether to flip at random. Leave it out where left and right differ in
-            meaning, as in digits.
-
-    Raises:
-        ValueError: `crop_padding` is not a whole number of at least 0.
-    """
-
-    crop_padding: int = 4
-    flip: bool = True
-
-    def __post_init__(self):
-        validate.whole(crop_padding=self.crop_padding, at_least=0)
-
-    def __call__(
-        self, key: PRNGKeyArray, image: Shaped[Array, "h w c"]
-    ) -> Shaped[Array, "h w c"]:
-        """Return one view of `image`."""
-        crop_key, flip_key = jax.random.split(key)
-        if self.crop_padding:
-            image = random_crop(crop_key, image, self.crop_padding)
-        if self.flip:
-            image = random_flip(flip_key, image)
-        return image
-
-
 def views(
     augment: Callable[[PRNGKeyArray, Any], Any],
     key: PRNGKeyArray,
     example: Any,
     multiplicity: int,
 ) -> Any:
-    """Return K independent views of one example.
+    """Return K independent views of one example; view k depends on (`key`, k) alone.
 
     Args:
         augment: from a key and an example (a pytree, or an image alone) to one view,
-            such as `Augmentation`.
+            such as an `Augmentation`.
         key: one random key.
         example: a pytree of arrays.
         multiplicity: K, at least 1. Without augmentation (the papers' K = 0) use the
@@ -157,15 +100,309 @@ def views(
         at_least=1,
         remedy="without augmentation, use the example itself",
     )
-    keys = jax.random.split(key, multiplicity)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, np.arange(multiplicity))
     return jax.vmap(augment, in_axes=(0, None))(keys, example)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Augmentation(abc.ABC):
+    """From one image to random views of it, and to what is evaluated of it.
+
+    Called with one key and one image, uint8 or float (on the 0..1 scale where colours
+    change), it returns one view, of the image's dtype.
+
+    Attributes:
+        kind: its name in a recipe.
+        crop_size: pixels of a view each way; None for the image's own size.
+
+    Raises:
+        ValueError: a field is out of range; or, when called, the image does not suit.
+    """
+
+    kind: ClassVar[str]
+    crop_size: int | None = None
+
+    def __post_init__(self):
+        if self.crop_size is not None:
+            validate.whole(crop_size=self.crop_size, at_least=1)
+
+    @abc.abstractmethod
+    def __call__(
+        self, key: PRNGKeyArray, image: Shaped[Array, "height width c"]
+    ) -> Shaped[Array, "h w c"]:
+        """Return one view of `image`."""
+
+    def plain(self, image: Shaped[Array, "height width c"]) -> Shaped[Array, "h w c"]:
+        """Return what is evaluated of `image`, of a view's size; a view, as it is."""
+        return crops.middle(image, self.size(image.shape))
+
+    def size(self, image_shape: tuple[int, ...]) -> tuple[int, int]:
+        """Return (h, w) of the views of images of a shape [H, W, C].
+
+        Raises:
+            ValueError: the images are too small.
+        """
+        height, width, _ = image_shape
+        if self.crop_size is None:
+            return height, width
+        if self.crop_size > min(height, width):
+            validate.refuse(
+                "crop_size",
+                self.crop_size,
+                f"must be at most the image's {height} × {width}",
+                "a view is no larger than what it is taken from",
+            )
+        return self.crop_size, self.crop_size
+
+    def check(self, image_shape: tuple[int, ...]) -> None:
+        """Refuse images of a shape [H, W, C] that this augmentation cannot be used on.
+
+        Raises:
+            ValueError: they are too small, or it changes colours and they have none.
+        """
+        self.size(image_shape)
+
+    def _check_colours(self, image_shape: tuple[int, ...]) -> None:
+        if image_shape[-1] != 3:
+            validate.refuse(
+                "augmentation",
+                self.kind,
+                f"needs images of 3 channels; these have {image_shape[-1]}",
+                "it changes colours: use crop-flip, rrc or inception",
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Unchanged(Augmentation):
+    """No augmentation: every view is the middle of the image."""
+
+    kind: ClassVar[str] = "none"
+
+    def __call__(
+        self, key: PRNGKeyArray, image: Shaped[Array, "height width c"]
+    ) -> Shaped[Array, "h w c"]:
+        """Return the middle of `image`, whatever the key."""
+        return self.plain(image)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CropFlip(Augmentation):
+    """A random crop and then a random flip: both papers' for CIFAR.
+
+    With `crop_size` and without padding it is the Unlocking paper's for ImageNet and
+    Places-365, on images of 1.2 times that size, which are resized to be evaluated.
+
+    Attributes:
+        crop_padding: as `crops.random_crop`; 0 for crops within the image. The
+            Unlocking paper's released code repeats the pixel at the edge; this does
+            not, nor does the TAN paper's.
+        flip: whether to flip at random. Leave it out where left and right differ in
+            meaning, as in digits.
+    """
+
+    kind: ClassVar[str] = "crop-flip"
+    crop_padding: int = 4
+    flip: bool = True
+
+    def __post_init__(self):
+        super().__post_init__()
+        validate.whole(crop_padding=self.crop_padding, at_least=0)
+
+    def __call__(
+        self, key: PRNGKeyArray, image: Shaped[Array, "height width c"]
+    ) -> Shaped[Array, "h w c"]:
+        """Return one view of `image`."""
+        self.check(image.shape)
+        size = self.size(image.shape)
+        crop_key, flip_key = jax.random.split(key)
+        if self.crop_padding or size != image.shape[:2]:
+            image = crops.random_crop(crop_key, image, self.crop_padding, size)
+        return crops.random_flip(flip_key, image) if self.flip else image
+
+    def plain(self, image: Shaped[Array, "height width c"]) -> Shaped[Array, "h w c"]:
+        """Return the whole image, resized to a view's size; a view, as it is."""
+        size = self.size(image.shape)
+        return image if size == image.shape[:2] else resample.resize(image, size)
+
+    def check(self, image_shape: tuple[int, ...]) -> None:
+        """See `Augmentation.check`."""
+        super().check(image_shape)
+        crops.check_padding("crop_padding", self.crop_padding, image_shape)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RandomResizedCrop(Augmentation):
+    """A random part of the image, resized to a view, and then a random flip.
+
+    As torchvision's ``RandomResizedCrop`` and ``RandomHorizontalFlip``, of images from
+    Pillow: antialiased.
+
+    Attributes:
+        flip: as `CropFlip`.
+        area: least and largest share of the image's area.
+        aspect: least and largest aspect ratio, width over height.
+    """
+
+    kind: ClassVar[str] = "rrc"
+    flip: bool = True
+    area: tuple[float, float] = (0.08, 1.0)
+    aspect: tuple[float, float] = (3 / 4, 4 / 3)
+
+    def __post_init__(self):
+        super().__post_init__()
+        _check_range("area", self.area)
+        _check_range("aspect", self.aspect)
+        if self.area[1] > 1:
+            validate.refuse("area", self.area, "must be at most 1, the whole image")
+
+    def __call__(
+        self, key: PRNGKeyArray, image: Shaped[Array, "height width c"]
+    ) -> Shaped[Array, "h w c"]:
+        """Return one view of `image`."""
+        return self._cropped(key, image, resample.random_box, antialias=True)
+
+    def _cropped(
+        self, key: PRNGKeyArray, image: Array, draw: Callable, antialias: bool
+    ) -> Array:
+        size = self.size(image.shape)
+        box_key, flip_key = jax.random.split(key)
+        box = draw(box_key, *image.shape[:2], self.area, self.aspect)
+        view = resample.resized_crop(image, box, size, antialias)
+        return crops.random_flip(flip_key, view) if self.flip else view
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InceptionCrop(RandomResizedCrop):
+    """A distorted crop of the image, resized to a view, and then a random flip.
+
+    As big_vision's ``inception_crop`` and ``flip_lr``: with TensorFlow's boxes and
+    without antialiasing. Levels are rounded, where big_vision cuts the fraction off.
+    """
+
+    kind: ClassVar[str] = "inception"
+    area: tuple[float, float] = (0.05, 1.0)
+    aspect: tuple[float, float] = (0.75, 1.33)
+
+    def __call__(
+        self, key: PRNGKeyArray, image: Shaped[Array, "height width c"]
+    ) -> Shaped[Array, "h w c"]:
+        """Return one view of `image`."""
+        return self._cropped(key, image, resample.distorted_box, antialias=False)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tan(Augmentation):
+    """The middle of the image, cropped with mirrored edges, flipped and jittered.
+
+    Attributes:
+        crop_padding: as `crops.random_crop`.
+        flip: as `CropFlip`.
+        jitter: of the colours.
+    """
+
+    kind: ClassVar[str] = "tan"
+    crop_padding: int = 20
+    flip: bool = True
+    jitter: colour.ColourJitter = _JITTER
+
+    def __post_init__(self):
+        super().__post_init__()
+        validate.whole(crop_padding=self.crop_padding, at_least=0)
+
+    def __call__(
+        self, key: PRNGKeyArray, image: Shaped[Array, "height width c"]
+    ) -> Shaped[Array, "h w c"]:
+        """Return one view of `image`."""
+        self.check(image.shape)
+        crop_key, flip_key, jitter_key = jax.random.split(key, 3)
+        view = crops.random_crop(crop_key, self.plain(image), self.crop_padding)
+        if self.flip:
+            view = crops.random_flip(flip_key, view)
+        planes = self.jitter(jitter_key, colour.planes(view))
+        return colour.image_of(planes, image.dtype)
+
+    def check(self, image_shape: tuple[int, ...]) -> None:
+        """See `Augmentation.check`."""
+        super().check(image_shape)
+        self._check_colours(image_shape)
+        size = self.size(image_shape)
+        crops.check_padding("crop_padding", self.crop_padding, size)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SimCLR(RandomResizedCrop):
+    """Colour jitter, grey, blur, and then a random resized crop and a random flip.
+
+    With the numbers and the order of the TAN paper's code. Chen et al. 2020 crop and
+    flip first, jitter with probability 0.8, and blur with 0.5, a deviation of 0.1 to 2
+    and a kernel of a tenth of the view.
+
+    Attributes:
+        jitter: of the colours.
+        grey_probability: of losing the colours.
+        blur_probability: of a Gaussian blur.
+        blur_deviations: bounds of its standard deviation, in pixels of the image.
+        blur_size: pixels of its kernel each way, odd.
+    """
+
+    kind: ClassVar[str] = "simclr"
+    jitter: colour.ColourJitter = _JITTER
+    grey_probability: float = 0.2
+    blur_probability: float = 0.2
+    blur_deviations: tuple[float, float] = (1.0, 2.0)
+    blur_size: int = 3
+
+    def __post_init__(self):
+        super().__post_init__()
+        colour.check_probability(
+            grey_probability=self.grey_probability,
+            blur_probability=self.blur_probability,
+        )
+        _check_range("blur_deviations", self.blur_deviations)
+        validate.whole(blur_size=self.blur_size, at_least=1)
+        if self.blur_size % 2 == 0:
+            validate.refuse("blur_size", self.blur_size, "must be odd")
+
+    def __call__(
+        self, key: PRNGKeyArray, image: Shaped[Array, "height width c"]
+    ) -> Shaped[Array, "h w c"]:
+        """Return one view of `image`."""
+        self.check(image.shape)
+        jitter_key, grey_key, blur_key, crop_key = jax.random.split(key, 4)
+        planes = self.jitter(jitter_key, colour.planes(image))
+        planes = colour.random_grey(grey_key, planes, self.grey_probability)
+        planes = colour.random_blur(
+            blur_key,
+            planes,
+            self.blur_probability,
+            self.blur_deviations,
+            self.blur_size,
+        )
+        return super().__call__(crop_key, colour.image_of(planes, image.dtype))
+
+    def check(self, image_shape: tuple[int, ...]) -> None:
+        """See `Augmentation.check`."""
+        super().check(image_shape)
+        self._check_colours(image_shape)
+        if self.blur_size // 2 >= min(image_shape[:2]):
+            validate.refuse(
+                "blur_size", self.blur_size, "must be less than twice the image's size"
+            )
+
+
+KINDS: dict[str, type[Augmentation]] = {
+    each.kind: each
+    for each in (Unchanged, CropFlip, RandomResizedCrop, Tan, SimCLR, InceptionCrop)
+}
+"""Augmentations by their name in a recipe."""
 
 
 def _row(numbers: np.ndarray) -> Float32[Array, "1 1 c"]:
     return jnp.asarray(numbers, jnp.float32)[None, None, :]
 
 
-def _mirrored(move: Int[Array, ""], size: int) -> Int[Array, " {size}"]:
-    """The positions `move` … `move` + size − 1, folded back into 0 … size − 1."""
-    last = size - 1
-    return last - jnp.abs(last - jnp.abs(jnp.arange(size) + move))
+def _check_range(name: str, bounds: tuple[float, float]) -> None:
+    for bound in bounds:
+        validate.positive(**{name: bound})
+    if bounds[0] > bounds[1]:
+        validate.refuse(name, bounds, "must not end below its beginning")

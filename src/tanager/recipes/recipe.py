@@ -13,6 +13,7 @@ AdjacencyName = Literal["add-or-remove-one", "replace-one"]
 FineTuning = Literal["all", "last-layer", "biases-and-norms", "film", "lora"]
 Head = Literal["load", "fresh", "zero"]
 Schedule = Literal["constant", "step", "cosine"]
+AugmentationName = Literal["none", "crop-flip", "rrc", "tan", "simclr", "inception"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,10 +57,15 @@ class Recipe:
         warmup_steps: updates in which the learning rate rises from 0.
         weight_decay: times the parameters, added to the gradient; 0 in the papers' DP.
         ema_decay: of the average of the parameters, below 1; 0 for no average.
+        augmentation: how images are varied at random, see `tanager.data.augment`.
         augmentation_multiplicity: augmented views K of each image, averaged before
-            clipping; 0 for no augmentation, whatever crop_padding and flip say.
-        crop_padding: pixels mirrored onto each edge before a random crop; 0 for none.
+            clipping; 0 trains on the images themselves, whatever augmentation says.
+        crop_padding: of crop-flip and tan: pixels mirrored onto each edge before a
+            random crop; 0 for none. The papers use 4 on CIFAR and 20 on ImageNet.
         flip: flip at random, left to right.
+        crop_size: pixels each way of what the model sees of an image; None for all.
+        test_views: views of each test image that vote on its class, besides the usual
+            accuracy; 0 for no vote.
         validation_examples: training images held back; they are then not trained on.
         physical_batch_size: images computed on at once; a matter of memory only.
         strategy: how gradients are clipped; a matter of speed and memory only.
@@ -99,9 +105,12 @@ class Recipe:
     warmup_steps: int = 0
     weight_decay: float = 0.0
     ema_decay: float = 0.9999
+    augmentation: AugmentationName = "crop-flip"
     augmentation_multiplicity: int = 0
     crop_padding: int = 0
     flip: bool = False
+    crop_size: int | None = None
+    test_views: int = 0
     validation_examples: int = 0
     physical_batch_size: int = 256
     strategy: str = "auto"
@@ -126,6 +135,8 @@ class Recipe:
         )
         if self.image_size is not None:
             validate.whole(image_size=self.image_size, at_least=8)
+        if self.crop_size is not None:
+            validate.whole(crop_size=self.crop_size, at_least=8)
         self._check_budget()
         validate.positive(clip_norm=self.clip_norm, remedy="the papers use 1.0")
         validate.positive(learning_rate=self.learning_rate)
@@ -146,29 +157,11 @@ class Recipe:
             at_least=1,
         )
         validate.whole(lora_rank=self.lora_rank, at_least=1)
-        if self.fine_tune != "all" and self.weights is None:
-            validate.refuse(
-                "fine_tune",
-                self.fine_tune,
-                "must be all where nothing was pretrained",
-                "give weights to start from",
-            )
         validate.not_negative(weight_decay=self.weight_decay)
         self._check_features()
-        validate.whole(
-            warmup_steps=self.warmup_steps,
-            augmentation_multiplicity=self.augmentation_multiplicity,
-            crop_padding=self.crop_padding,
-            validation_examples=self.validation_examples,
-            at_least=0,
-        )
-        if self.augmentation_multiplicity and not (self.crop_padding or self.flip):
-            validate.refuse(
-                "augmentation_multiplicity",
-                self.augmentation_multiplicity,
-                "must be 0 where there is no augmentation",
-                "its views would all be the same: give crop_padding or flip",
-            )
+        validate.whole(warmup_steps=self.warmup_steps, at_least=0)
+        validate.whole(validation_examples=self.validation_examples, at_least=0)
+        self._check_augmentation()
         validate.not_negative(checkpoint_seconds=self.checkpoint_seconds)
         if self.seed is not None:
             validate.whole(seed=self.seed, at_least=0)
@@ -176,7 +169,8 @@ class Recipe:
     @property
     def caches_features(self) -> bool:
         """Whether the last layer alone is trained, on inputs that never change."""
-        return self.fine_tune == "last-layer" and not self.augmentation_multiplicity
+        views = self.augmentation_multiplicity or self.test_views
+        return self.fine_tune == "last-layer" and not views
 
     def _check_features(self) -> None:
         if self.features is not None and not self.caches_features:
@@ -187,6 +181,26 @@ class Recipe:
                 "augmentation",
                 "give fine_tune last-layer and augmentation_multiplicity 0",
             )
+
+    def _check_augmentation(self) -> None:
+        names = get_args(AugmentationName)
+        validate.one_of(names, augmentation=self.augmentation)
+        views = {
+            "augmentation_multiplicity": self.augmentation_multiplicity,
+            "test_views": self.test_views,
+        }
+        validate.whole(**views, crop_padding=self.crop_padding, at_least=0)
+        moves = self.crop_padding or self.flip or self.crop_size
+        same = self.augmentation == "crop-flip" and not moves
+        for name, number in views.items():
+            if number and (same or self.augmentation == "none"):
+                validate.refuse(
+                    name,
+                    number,
+                    "must be 0 where there is no augmentation",
+                    "its views would all be the same: give crop_padding or flip, or "
+                    "another augmentation",
+                )
 
     def _check_budget(self) -> None:
         if self.non_private:

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from tanager import _validate as validate
 from tanager import data
 from tanager.privacy.mechanism import LARGE_EPSILON
 from tanager.recipes import tasks
@@ -58,6 +59,14 @@ def prepare(
         image_size=recipe.image_size,
         progress=progress,
     )
+    tasks.augmentation(recipe, dataset.image_shape, typed)
+    if recipe.fine_tune != "all" and recipe.weights is None:
+        validate.refuse(
+            "fine_tune",
+            recipe.fine_tune,
+            "must be all where nothing was pretrained",
+            "give weights to start from",
+        )
     budget = settle(recipe, typed, len(dataset.train))
     optimizer(recipe, budget.mechanism.steps)
     if recipe.non_private:
@@ -99,7 +108,13 @@ def run(prepared: Prepared, progress: bool = True) -> TrainResult:
         strategy=recipe.strategy,
         trainable=task.trainable,
         finish=task.finish,
-        evaluate=Classification(task.predict, task.test, dataset.classes),
+        evaluate=Classification(
+            task.predict,
+            task.test,
+            dataset.classes,
+            augment=task.augment_test,
+            views=recipe.test_views,
+        ),
         evaluate_every=recipe.evaluate_every,
         checkpoint_seconds=recipe.checkpoint_seconds,
         description={
@@ -107,7 +122,7 @@ def run(prepared: Prepared, progress: bool = True) -> TrainResult:
             "model": recipe.model,
             "architecture": {
                 "name": recipe.model,
-                "image_shape": list(dataset.image_shape),
+                "image_shape": list(tasks.seen_shape(recipe, dataset)),
                 "options": tasks.model_options(recipe),
             },
             "preprocessing": {"mean": list(dataset.mean), "std": list(dataset.std)},

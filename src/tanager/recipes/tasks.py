@@ -1,7 +1,8 @@
 """What is trained: a model or parts of it on images, or its head on features."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,9 +14,10 @@ from jaxtyping import PyTree
 from rich.console import Console
 from rich.progress import Progress
 
+from tanager import _validate as validate
 from tanager import models
 from tanager.data import Dataset, Source
-from tanager.data.augment import Augmentation, standardise
+from tanager.data.augment import KINDS, Augmentation, standardise
 from tanager.keys import derive_keys
 from tanager.models.pretrained import load_weights
 from tanager.models.tuning import fine_tune, merge
@@ -33,6 +35,7 @@ class Task(NamedTuple):
         train: the private examples.
         test: examples to evaluate on.
         augment: ``augment(key, example) -> example``, or None.
+        augment_test: likewise, for a vote of views of test images.
         trainable: which leaves are trained, None for all.
         finish: from the trained model to the whole one.
         origin: where its pretrained weights come from, as JSON; None for none.
@@ -43,6 +46,7 @@ class Task(NamedTuple):
     train: Source
     test: Source
     augment: Callable[[jax.Array, Any], Any] | None
+    augment_test: Callable[[jax.Array, Any], Any] | None
     trainable: PyTree | None
     finish: Callable[[PyTree], PyTree]
     origin: dict[str, Any] | None
@@ -73,7 +77,7 @@ def make(
     model = models.create(
         recipe.model,
         classes=len(dataset.classes),
-        image_shape=dataset.image_shape,
+        image_shape=seen_shape(recipe, dataset),
         key=derive_keys(secret, "initialisation")[0],
         **model_options(recipe),
     )
@@ -82,8 +86,11 @@ def make(
     if recipe.weights is not None:
         model, origin = load_weights(model, recipe.weights, head=recipe.head)
 
+    augmented = augmentation(recipe, dataset.image_shape)
+
     def pixels(example: Any) -> jax.Array:
-        return standardise(example["image"], dataset.mean, dataset.std)
+        image = augmented.plain(example["image"])
+        return standardise(image, dataset.mean, dataset.std)
 
     if recipe.caches_features:
         return _on_features(recipe, dataset, model, pixels, out, progress, origin)
@@ -93,10 +100,9 @@ def make(
         key=derive_keys(secret, "low-rank")[0],
         rank=recipe.lora_rank,
     )
-    augmentation = Augmentation(recipe.crop_padding, recipe.flip)
 
     def augment(key: jax.Array, example: Any) -> Any:
-        return {**example, "image": augmentation(key, example["image"])}
+        return {**example, "image": augmented(key, example["image"])}
 
     return Task(
         model,
@@ -104,6 +110,7 @@ def make(
         dataset.train,
         dataset.test,
         augment if recipe.augmentation_multiplicity else None,
+        augment if recipe.test_views else None,
         None if recipe.fine_tune == "all" else marks,
         merge,
         origin,
@@ -116,6 +123,44 @@ def model_options(recipe: Recipe) -> dict[str, Any]:
         "normalisation_order": recipe.normalisation_order,
         "weight_standardisation": recipe.weight_standardisation,
     }
+
+
+def seen_shape(recipe: Recipe, dataset: Dataset) -> tuple[int, int, int]:
+    """Return (height, width, channels) of what the model sees of an image."""
+    shape = dataset.image_shape
+    height, width = augmentation(recipe, shape).size(shape)
+    return height, width, shape[-1]
+
+
+def augmentation(
+    recipe: Recipe, image_shape: tuple[int, ...], typed: Collection[str] = ()
+) -> Augmentation:
+    """Return the augmentation a recipe names, for images of a shape [H, W, C].
+
+    Args:
+        recipe: with every typed field in place.
+        image_shape: of the data set's images.
+        typed: names of the fields a person set.
+
+    Raises:
+        ValueError: it cannot be used on such images, or a field was typed that is not
+            one of this augmentation's.
+    """
+    kind = KINDS[recipe.augmentation]
+    fields = {field.name for field in dataclasses.fields(kind)}
+    options: dict[str, Any] = {"crop_padding": recipe.crop_padding, "flip": recipe.flip}
+    for name in sorted(options.keys() - fields):
+        value = options.pop(name)
+        if value and name in typed:
+            validate.refuse(
+                name,
+                value,
+                f"does not apply to augmentation {recipe.augmentation}",
+                "leave it out",
+            )
+    made = kind(crop_size=recipe.crop_size, **options)
+    made.check(image_shape)
+    return made
 
 
 def _on_features(
@@ -144,6 +189,7 @@ def _on_features(
         lambda head, example: head(example["features"]),
         cached("training", dataset.train),
         cached("test", dataset.test),
+        None,
         None,
         None,
         lambda head: eqx.tree_at(lambda model: model.head, model, head),

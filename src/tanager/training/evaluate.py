@@ -8,11 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Bool, PyTree
+from jax import lax
+from jaxtyping import Array, Bool, Int, PyTree
 
 from tanager import _validate as validate
 from tanager.data import as_source, gather
 from tanager.sampling import pack
+
+
+_VOTE_SEED = 0
 
 
 class ClassResult(NamedTuple):
@@ -36,11 +40,14 @@ class Evaluation(NamedTuple):
         accuracy: share of the test examples classified right, in [0, 1].
         loss: mean cross-entropy, in nats.
         per_class: one entry for each class.
+        vote_accuracy: share classified right by the vote of augmented views; None
+            without a vote. The three above know nothing of it.
     """
 
     accuracy: float
     loss: float
     per_class: tuple[ClassResult, ...]
+    vote_accuracy: float | None = None
 
 
 class Classification:
@@ -54,7 +61,21 @@ class Classification:
         predict: ``predict(params, example) -> logits[classes]`` for one example.
         data: examples with an integer ``example["label"]``.
         classes: their names, in the order of the labels.
-        physical_batch_size: examples evaluated at once.
+        physical_batch_size: examples, or views of different examples, evaluated at
+            once.
+        augment: ``augment(key, example) -> example``, for a vote; None without.
+        views: how many views of each example vote on its class: each for the class of
+            its largest logit, and the class with most votes wins, of several the
+            first. 0 exactly when `augment` is None. The views of an example are the
+            same at every evaluation, whatever the batches; test data are public, so
+            no secret is needed.
+
+    Raises:
+        ValueError: a number is out of range.
+
+    References:
+        TAN without a burn, section 4.2, "Testing with augmentations" (AugTest): the
+        authors keep the vote apart from the accuracy they compare with others'.
     """
 
     def __init__(
@@ -63,37 +84,56 @@ class Classification:
         data: Any,
         classes: tuple[str, ...],
         physical_batch_size: int = 256,
+        *,
+        augment: Callable[[Any, Any], Any] | None = None,
+        views: int = 0,
     ):
         validate.whole(physical_batch_size=physical_batch_size, at_least=1)
+        validate.whole(views=views, at_least=0)
+        if (augment is None) != (views == 0):
+            validate.refuse(
+                "views", views, "must be at least 1 with `augment` and 0 without"
+            )
         self.data = as_source(data)
         self.classes = tuple(classes)
         self.physical_batch_size = min(physical_batch_size, len(self.data))
+        self.views = views
+        predict_all = jax.vmap(predict, (None, 0))
 
-        def count(params: PyTree, batch: Any, mask: Bool[Array, " b"]):
-            logits = jax.vmap(predict, (None, 0))(params, batch)
-            logits = logits.astype(jnp.float32)
+        def count(
+            params: PyTree, batch: Any, mask: Bool[Array, " b"], indices: Array
+        ) -> tuple[Array, Array, Array, Array]:
+            logits = predict_all(params, batch).astype(jnp.float32)
             labels = batch["label"].astype(jnp.int32)
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-            one_hot = jax.nn.one_hot(labels, len(self.classes), dtype=jnp.int32)
-            one_hot = jnp.where(mask[:, None], one_hot, 0)
-            right = (jnp.argmax(logits, axis=1) == labels)[:, None]
+            one_hot = jnp.where(mask[:, None], self._one_hot(labels), 0)
+            right = jnp.argmax(logits, axis=1) == labels
+            voted = jnp.int32(0)
+            if augment is not None:
+                tally = self._tally(predict_all, augment, params, batch, indices)
+                voted = jnp.sum(mask & (jnp.argmax(tally, axis=1) == labels))
             return (
                 jnp.sum(jnp.where(mask, losses, 0)),
                 jnp.sum(one_hot, axis=0),
-                jnp.sum(jnp.where(right, one_hot, 0), axis=0),
+                jnp.sum(jnp.where(right[:, None], one_hot, 0), axis=0),
+                voted,
             )
 
         self._count = eqx.filter_jit(count)
 
     def __call__(self, params: PyTree) -> Evaluation:
         """Evaluate one set of parameters on all test examples."""
-        loss, examples, right = 0.0, 0, 0
+        loss, examples, right, voted = 0.0, 0, 0, 0
         everyone = np.arange(len(self.data))
         for indices, mask in pack(everyone, self.physical_batch_size):
             batch = gather(self.data, indices)
-            counted = jax.device_get(self._count(params, batch, jnp.asarray(mask)))
+            rows = indices.astype(np.int32)
+            counted = jax.device_get(
+                self._count(params, batch, jnp.asarray(mask), jnp.asarray(rows))
+            )
             loss += float(counted[0])
             examples, right = examples + counted[1], right + counted[2]
+            voted += int(counted[3])
         examples, right = np.asarray(examples), np.asarray(right)
         return Evaluation(
             accuracy=float(right.sum() / examples.sum()),
@@ -102,4 +142,29 @@ class Classification:
                 ClassResult(name, int(n), float(r / n) if n else None)
                 for name, n, r in zip(self.classes, examples, right, strict=True)
             ),
+            vote_accuracy=voted / len(self.data) if self.views else None,
         )
+
+    def _tally(
+        self,
+        predict_all: Callable[[Any, Any], Array],
+        augment: Callable[[Any, Any], Any],
+        params: PyTree,
+        batch: Any,
+        indices: Int[Array, " b"],
+    ) -> Int[Array, "b classes"]:
+        """Count the votes of each example's views."""
+        fold_in = jax.random.fold_in
+        own = jax.vmap(fold_in, (None, 0))(jax.random.key(_VOTE_SEED), indices)
+
+        def vote(tally: Array, view: Array) -> tuple[Array, None]:
+            keys = jax.vmap(fold_in, (0, None))(own, view)
+            logits = predict_all(params, jax.vmap(augment)(keys, batch))
+            return tally + self._one_hot(jnp.argmax(logits, axis=1)), None
+
+        # One view after another: memory does not grow with their number.
+        nobody = jnp.zeros((len(indices), len(self.classes)), jnp.int32)
+        return lax.scan(vote, nobody, jnp.arange(self.views, dtype=jnp.int32))[0]
+
+    def _one_hot(self, labels: Int[Array, " b"]) -> Int[Array, "b classes"]:
+        return jax.nn.one_hot(labels, len(self.classes), dtype=jnp.int32)

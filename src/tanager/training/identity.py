@@ -36,6 +36,7 @@ _MAY_CHANGE = {
     "out",
     "physical_batch_size",
     "strategy",
+    "test_views",
     "versions",
 }
 

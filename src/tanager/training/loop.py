@@ -303,12 +303,16 @@ def _scalars(evaluations: tuple[Evaluation, Evaluation] | None) -> dict[str, flo
     if evaluations is None:
         return {}
     raw, average = evaluations
-    return {
+    scalars = {
         "test_accuracy": raw.accuracy,
         "test_accuracy_ema": average.accuracy,
         "test_loss": raw.loss,
         "test_loss_ema": average.loss,
     }
+    if raw.vote_accuracy is not None and average.vote_accuracy is not None:
+        scalars["test_accuracy_vote"] = raw.vote_accuracy
+        scalars["test_accuracy_vote_ema"] = average.vote_accuracy
+    return scalars
 
 
 def _sentence(line: dict[str, Any], steps: int) -> str:

@@ -70,6 +70,8 @@ def hand_over(
         "epsilon_rdp": accountant.epsilon(spent, delta, "rdp") if rdp else None,
         "test_accuracy": raw and raw.accuracy,
         "test_accuracy_ema": ema and ema.accuracy,
+        "test_accuracy_vote": raw and raw.vote_accuracy,
+        "test_accuracy_vote_ema": ema and ema.vote_accuracy,
         "test_loss": raw and raw.loss,
         "test_loss_ema": ema and ema.loss,
         "per_class": raw and ema and _per_class(raw, ema),

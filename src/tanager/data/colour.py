@@ -1,0 +1,254 @@
+"""Colours changed at random: jitter, grey and blur, as torchvision defines them.
+
+Images are planes here, [C, H, W] on the 0..1 scale, float32 or wider, so that
+processors work on many pixels of one channel at once; `planes` and `image_of` convert.
+The reference rounds to whole levels after every operation. Here nothing is rounded on
+the way.
+
+References:
+    torchvision's ``ColorJitter``, ``RandomGrayscale`` and ``GaussianBlur``; Chen et al.
+    2020, "A simple framework for contrastive learning of visual representations",
+    appendix A.
+"""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
+
+from tanager import _validate as validate
+from tanager.data.resample import working_dtype
+
+
+_LUMA = (0.299, 0.587, 0.114)  # ITU-R 601-2, as in Pillow
+_BRIGHTNESS, _CONTRAST, _SATURATION, _NOTHING, _HUE = range(5)
+
+
+def _schedules() -> np.ndarray:
+    """The 24 orders of four changes, as three blends before the hue and three after."""
+    rows = []
+    for order in itertools.permutations((_BRIGHTNESS, _CONTRAST, _SATURATION, _HUE)):
+        turn = order.index(_HUE)
+        halves = order[:turn], order[turn + 1 :]
+        rows.append([*_filled(halves[0]), *_filled(halves[1])])
+    return np.array(rows, np.int32)
+
+
+def _filled(changes: tuple[int, ...]) -> list[int]:
+    return [*changes, *[_NOTHING] * (3 - len(changes))]
+
+
+_SCHEDULES = _schedules()
+
+
+def planes(image: Shaped[Array, "h w c"]) -> Float[Array, "c h w"]:
+    """Return a uint8 image, or a float one on the 0..1 scale, as planes.
+
+    Raises:
+        ValueError: the image is neither uint8 nor float.
+    """
+    values = jnp.moveaxis(image, 2, 0).astype(working_dtype(image.dtype))
+    return values / 255 if image.dtype == jnp.uint8 else values
+
+
+def image_of(planes: Float[Array, "c h w"], dtype: np.dtype) -> Shaped[Array, "h w c"]:
+    """Return planes as an image of `dtype`: uint8, rounded to nearest, or a float."""
+    values = jnp.round(255 * planes) if dtype == jnp.uint8 else planes
+    return jnp.moveaxis(values.astype(dtype), 0, 2)
+
+
+def grey(planes: Float[Array, "3 h w"]) -> Float[Array, "1 h w"]:
+    """Return 0.299 R + 0.587 G + 0.114 B of each pixel."""
+    red, green, blue = jnp.split(planes, 3)
+    return _LUMA[0] * red + _LUMA[1] * green + _LUMA[2] * blue
+
+
+def rotate_hue(
+    planes: Float[Array, "3 h w"], turn: Float[Array, ""]
+) -> Float[Array, "3 h w"]:
+    """Return the colours with their hue in HSV moved by `turn` of a whole circle."""
+    red, green, blue = planes
+    value = jnp.maximum(jnp.maximum(red, green), blue)
+    chroma = value - jnp.minimum(jnp.minimum(red, green), blue)
+    divisor = jnp.where(chroma > 0, chroma, 1)
+    sixth = jnp.where(
+        value == red,
+        (green - blue) / divisor,
+        jnp.where(
+            value == green, 2 + (blue - red) / divisor, 4 + (red - green) / divisor
+        ),
+    )
+    sixth += 6 * turn
+
+    def channel(offset: int) -> Array:
+        place = (offset + sixth) / 6
+        place = 6 * (place - jnp.floor(place))
+        return value - chroma * jnp.clip(jnp.minimum(place, 4 - place), 0, 1)
+
+    return jnp.stack([channel(5), channel(3), channel(1)])
+
+
+def gaussian_blur(
+    planes: Float[Array, "c h w"], deviation: Float[Array, ""], size: int
+) -> Float[Array, "c h w"]:
+    """Return the planes convolved with a normalised Gaussian cut to `size` pixels.
+
+    Edges are mirrored without repeating the edge pixel.
+
+    Args:
+        planes: [C, H, W].
+        deviation: standard deviation of the Gaussian, in pixels.
+        size: of the kernel each way: odd, less than twice the image's size.
+    """
+    radius = size // 2
+    steps = jnp.arange(-radius, radius + 1, dtype=planes.dtype)
+    weights = jnp.exp(-0.5 * (steps / deviation.astype(planes.dtype)) ** 2)
+    weights /= jnp.sum(weights)
+    for axis in (1, 2):
+        edges = [(0, 0)] * 3
+        edges[axis] = (radius, radius)
+        padded = jnp.pad(planes, edges, mode="reflect")
+        length = planes.shape[axis]
+        planes = jnp.asarray(
+            sum(
+                weights[step] * lax.slice_in_dim(padded, step, step + length, axis=axis)
+                for step in range(size)
+            )
+        )
+    return planes
+
+
+def jitter(
+    planes: Float[Array, "3 h w"],
+    schedule: Int[Array, ""],
+    factors: Float[Array, "3"],
+    turn: Float[Array, ""],
+) -> Float[Array, "3 h w"]:
+    """Return the planes with brightness, contrast, saturation and hue changed.
+
+    Each of the first three is a blend, clip(f·x + (1 − f)·other, 0, 1), with black,
+    with the mean of the grey image, or with the grey image. The contrast's mean is of
+    the image as it is when its turn comes.
+
+    Args:
+        planes: [3, H, W].
+        schedule: which of the 24 orders of the four changes, from 0.
+        factors: f of brightness, contrast and saturation; 1 changes nothing.
+        turn: of the hue, in whole circles; 0 changes nothing.
+    """
+    changes = jnp.asarray(_SCHEDULES)[schedule]
+    blends = jnp.append(factors, jnp.ones(1, factors.dtype))[changes]
+    blends = blends.astype(planes.dtype)
+
+    def blend(place: Array, planes: Array) -> Array:
+        change, factor = changes[place], blends[place]
+        light = grey(planes)
+        other = jnp.where(change == _CONTRAST, jnp.mean(light), light)
+        other = jnp.where((change == _BRIGHTNESS) | (change == _NOTHING), 0, other)
+        return jnp.clip(factor * planes + (1 - factor) * other, 0, 1)
+
+    # Loops, because XLA repeats the work of earlier blends in each later one otherwise.
+    planes = lax.fori_loop(0, 3, blend, planes)
+    planes = rotate_hue(planes, turn.astype(planes.dtype))
+    return lax.fori_loop(3, 6, blend, planes)
+
+
+@dataclasses.dataclass(frozen=True)
+class ColourJitter:
+    """Brightness, contrast, saturation and hue changed at random, in random order.
+
+    Called with a key and planes of three channels. The factors of the first three are
+    uniform in [max(0, 1 − b), 1 + b], the turn of the hue is uniform in [−h, h], and
+    the 24 orders are equally likely.
+
+    Attributes:
+        brightness: b, at least 0; 0 for no change.
+        contrast: likewise.
+        saturation: likewise.
+        hue: h, from 0 to 0.5.
+        probability: of any change at all.
+
+    Raises:
+        ValueError: a number is out of range.
+    """
+
+    brightness: float
+    contrast: float
+    saturation: float
+    hue: float
+    probability: float = 1.0
+
+    def __post_init__(self):
+        validate.not_negative(
+            brightness=self.brightness,
+            contrast=self.contrast,
+            saturation=self.saturation,
+            hue=self.hue,
+        )
+        if self.hue > 0.5:
+            validate.refuse("hue", self.hue, "must be at most 0.5, half a circle")
+        check_probability(probability=self.probability)
+
+    def __call__(
+        self, key: PRNGKeyArray, planes: Float[Array, "3 h w"]
+    ) -> Float[Array, "3 h w"]:
+        """Return the planes, changed with the given probability."""
+        order_key, factor_key, hue_key, whether_key = jax.random.split(key, 4)
+        strengths = np.array([self.brightness, self.contrast, self.saturation])
+        low = np.maximum(1 - strengths, 0).astype(np.float32)
+        high = (1 + strengths).astype(np.float32)
+        factors = jax.random.uniform(factor_key, (3,), minval=low, maxval=high)
+        turn = jax.random.uniform(hue_key, minval=-self.hue, maxval=self.hue)
+        schedule = jax.random.randint(order_key, (), 0, len(_SCHEDULES))
+        changed = jitter(planes, schedule, factors, turn)
+        return _perhaps(whether_key, self.probability, changed, planes)
+
+
+def random_grey(
+    key: PRNGKeyArray, planes: Float[Array, "3 h w"], probability: float
+) -> Float[Array, "3 h w"]:
+    """Return the planes, all three replaced by the grey image with `probability`."""
+    changed = jnp.broadcast_to(grey(planes), planes.shape)
+    return _perhaps(key, probability, changed, planes)
+
+
+def random_blur(
+    key: PRNGKeyArray,
+    planes: Float[Array, "c h w"],
+    probability: float,
+    deviations: tuple[float, float],
+    size: int,
+) -> Float[Array, "c h w"]:
+    """Return the planes, blurred with `probability`.
+
+    Args:
+        key: one random key.
+        planes: [C, H, W].
+        probability: of the blur.
+        deviations: bounds of the Gaussian's standard deviation, which is uniform.
+        size: as `gaussian_blur`.
+    """
+    deviation_key, whether_key = jax.random.split(key)
+    deviation = jax.random.uniform(
+        deviation_key, minval=deviations[0], maxval=deviations[1]
+    )
+    changed = gaussian_blur(planes, deviation, size)
+    return _perhaps(whether_key, probability, changed, planes)
+
+
+def check_probability(**values: float) -> None:
+    """Refuse a value outside [0, 1]."""
+    for name, value in values.items():
+        validate.not_negative(**{name: value})
+        if value > 1:
+            validate.refuse(name, value, "must be at most 1")
+
+
+def _perhaps(
+    key: PRNGKeyArray, probability: float, changed: Array, unchanged: Array
+) -> Array:
+    return jnp.where(jax.random.bernoulli(key, probability), changed, unchanged)

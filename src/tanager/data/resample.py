@@ -1,0 +1,243 @@
+"""Random crops of any size and shape, resized to one size: all inside a jitted step.
+
+A box is drawn, and the image inside it is resampled by separable linear interpolation.
+The box may be traced: what is static is the number of source rows that an output row
+can need, so a resampling is that many gathers of rows, weighted and summed, and the
+same again for columns.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
+
+from tanager import _validate as validate
+
+
+_TRIES = 10  # of torchvision's RandomResizedCrop
+_DISTORTED_TRIES = 100  # of TensorFlow's sample_distorted_bounding_box
+
+
+class Box(NamedTuple):
+    """A part of an image, in whole pixels; all int32 scalars.
+
+    Attributes:
+        top: its first row.
+        left: its first column.
+        height: its rows, at least 1.
+        width: its columns, at least 1.
+    """
+
+    top: Int[Array, ""]
+    left: Int[Array, ""]
+    height: Int[Array, ""]
+    width: Int[Array, ""]
+
+
+def random_box(
+    key: PRNGKeyArray,
+    height: int,
+    width: int,
+    area: tuple[float, float],
+    aspect: tuple[float, float],
+) -> Box:
+    """Draw a box as torchvision's ``RandomResizedCrop`` does.
+
+    Its share of the image's area is uniform and its aspect ratio (width over height)
+    log-uniform; both sides are rounded, and its place is uniform among all in the
+    image. A box that does not fit is drawn again, up to ten times in all; then it is
+    the largest one in the middle with an aspect ratio within `aspect`.
+
+    Args:
+        key: one random key.
+        height: of the image, in pixels.
+        width: likewise.
+        area: least and largest share of the area, in (0, 1].
+        aspect: least and largest aspect ratio.
+    """
+    size_key, row_key, column_key = jax.random.split(key, 3)
+    share, shape = jax.random.uniform(size_key, (2, _TRIES))
+    pixels = height * width * (area[0] + (area[1] - area[0]) * share)
+    low, high = math.log(aspect[0]), math.log(aspect[1])
+    ratio = jnp.exp(low + (high - low) * shape)
+    heights = jnp.round(jnp.sqrt(pixels / ratio)).astype(jnp.int32)
+    widths = jnp.round(jnp.sqrt(pixels * ratio)).astype(jnp.int32)
+    fits = (heights > 0) & (heights <= height) & (widths > 0) & (widths <= width)
+    first, any_fits = jnp.argmax(fits), jnp.any(fits)
+
+    whole = width / height
+    middle_height = round(width / aspect[0]) if whole < aspect[0] else height
+    middle_width = round(height * aspect[1]) if whole > aspect[1] else width
+    rows = jnp.where(any_fits, heights[first], middle_height)
+    columns = jnp.where(any_fits, widths[first], middle_width)
+    return Box(
+        jnp.where(
+            any_fits,
+            jax.random.randint(row_key, (), 0, height - rows + 1),
+            (height - rows) // 2,
+        ),
+        jnp.where(
+            any_fits,
+            jax.random.randint(column_key, (), 0, width - columns + 1),
+            (width - columns) // 2,
+        ),
+        rows,
+        columns,
+    )
+
+
+def distorted_box(
+    key: PRNGKeyArray,
+    height: int,
+    width: int,
+    area: tuple[float, float],
+    aspect: tuple[float, float],
+) -> Box:
+    """Draw a box as TensorFlow's ``sample_distorted_bounding_box`` does.
+
+    The aspect ratio (width over height) is uniform; given it, the height is uniform
+    among the whole numbers with which the area is within bounds and the box fits; a
+    box whose rounded area is out of bounds is made one row taller or less tall. Its
+    place is uniform, except that it never touches the last row or column unless it
+    has all of them: so it is in the reference. A box that does not fit is drawn
+    again, up to a hundred times in all; then it is the whole image.
+
+    Args:
+        key: one random key.
+        height: of the image, in pixels.
+        width: likewise.
+        area: least and largest share of the area, in (0, 1].
+        aspect: least and largest aspect ratio.
+    """
+    ratio_key, size_key, row_key, column_key = jax.random.split(key, 4)
+    ratio = jax.random.uniform(
+        ratio_key, (_DISTORTED_TRIES,), minval=aspect[0], maxval=aspect[1]
+    )
+    least, most = (share * height * width for share in area)
+
+    def columns_of(rows: Array) -> Array:
+        return _rounded(rows.astype(ratio.dtype) * ratio)
+
+    low, high = (_rounded(jnp.sqrt(pixels / ratio)) for pixels in (least, most))
+    widest = ((width + 0.5 - 1e-7) / ratio).astype(jnp.int32)
+    widest -= (columns_of(widest) > width).astype(jnp.int32)
+    high = jnp.where(columns_of(high) > width, widest, high)
+    high = jnp.minimum(high, height)
+    low = jnp.minimum(low, high)
+    rows = jax.random.randint(size_key, ratio.shape, low, high + 1)
+    fewest, greatest = math.ceil(least), math.floor(most)
+    rows += (rows * columns_of(rows) < fewest).astype(jnp.int32)
+    rows -= (rows * columns_of(rows) > greatest).astype(jnp.int32)
+    columns = columns_of(rows)
+    pixels = rows * columns
+    fits = (pixels >= fewest) & (pixels <= greatest) & (rows > 0) & (columns > 0)
+    fits &= (rows <= height) & (columns <= width)
+    first, any_fits = jnp.argmax(fits), jnp.any(fits)
+    rows = jnp.where(any_fits, rows[first], height)
+    columns = jnp.where(any_fits, columns[first], width)
+    return Box(
+        jax.random.randint(row_key, (), 0, jnp.maximum(height - rows, 1)),
+        jax.random.randint(column_key, (), 0, jnp.maximum(width - columns, 1)),
+        rows,
+        columns,
+    )
+
+
+def resized_crop(
+    image: Shaped[Array, "height width c"],
+    box: Box,
+    size: tuple[int, int],
+    antialias: bool,
+) -> Shaped[Array, "h w c"]:
+    """Return what is inside a box, resized by linear interpolation.
+
+    The same as cutting the box out and resizing it alone: nothing outside it counts.
+    Centres of pixels are aligned. Where the box is larger than `size`, `antialias`
+    widens the interpolating triangle by their ratio, as Pillow does (and torchvision,
+    for images from Pillow always); without it every output pixel is interpolated
+    between its two neighbours each way, as ``tf.image.resize`` does by default.
+
+    Args:
+        image: uint8 or float [height, width, C].
+        box: inside the image; traced or not.
+        size: (h, w).
+        antialias: see above.
+
+    Returns:
+        [h, w, C], of the image's dtype: computed in float32 or wider; uint8 rounded
+        to nearest once, at the end.
+
+    Raises:
+        ValueError: the image is neither uint8 nor float.
+    """
+    rows, row_weights = _taps(box.top, box.height, image.shape[0], size[0], antialias)
+    columns, column_weights = _taps(
+        box.left, box.width, image.shape[1], size[1], antialias
+    )
+    wide = working_dtype(image.dtype)
+    row_weights, column_weights = (
+        weights.astype(wide) for weights in (row_weights, column_weights)
+    )
+    mixed = sum(
+        weight[:, None, None] * image[row].astype(wide)
+        for row, weight in zip(rows, row_weights, strict=True)
+    )
+    mixed = jnp.asarray(
+        sum(
+            weight[None, :, None] * mixed[:, column]
+            for column, weight in zip(columns, column_weights, strict=True)
+        )
+    )
+    if image.dtype == jnp.uint8:
+        mixed = jnp.round(mixed)
+    return mixed.astype(image.dtype)
+
+
+def resize(
+    image: Shaped[Array, "height width c"], size: tuple[int, int]
+) -> Shaped[Array, "h w c"]:
+    """Return the whole image resized, as `resized_crop` with `antialias`."""
+    height, width, _ = image.shape
+    box = Box(*(jnp.int32(number) for number in (0, 0, height, width)))
+    return resized_crop(image, box, size, antialias=True)
+
+
+def working_dtype(dtype: np.dtype) -> np.dtype:
+    """Return the dtype that pixels of `dtype` are computed in: float32 or wider.
+
+    Raises:
+        ValueError: it is neither uint8 nor a float.
+    """
+    if dtype != jnp.uint8 and not jnp.issubdtype(dtype, jnp.floating):
+        validate.refuse("image", str(dtype), "must have pixels of uint8 or float")
+    return jnp.dtype(jnp.float64 if dtype == jnp.float64 else jnp.float32)
+
+
+def _taps(
+    start: Int[Array, ""],
+    length: Int[Array, ""],
+    available: int,
+    size: int,
+    antialias: bool,
+) -> tuple[Int[Array, "taps {size}"], Float[Array, "taps {size}"]]:
+    """For each of `size` output positions, the source positions and their weights."""
+    scale = length.astype(jnp.float32) / size
+    reach = jnp.maximum(scale, 1.0) if antialias else jnp.float32(1)
+    largest = max(available / size, 1.0) if antialias else 1.0
+    # Of an open interval of length 2·reach, at most so many points are whole numbers.
+    count = math.ceil(2 * largest)
+    centre = (jnp.arange(size, dtype=jnp.float32) + 0.5) * scale - 0.5
+    first = jnp.floor(centre - reach).astype(jnp.int32) + 1
+    positions = first[None, :] + jnp.arange(count, dtype=jnp.int32)[:, None]
+    distance = jnp.abs(positions.astype(jnp.float32) - centre[None, :])
+    weights = jnp.maximum(1 - distance / reach, 0.0)
+    weights = jnp.where((positions >= 0) & (positions < length), weights, 0.0)
+    weights /= jnp.sum(weights, axis=0, keepdims=True)
+    return start + jnp.clip(positions, 0, length - 1), weights
+
+
+def _rounded(numbers: Float[Array, " n"]) -> Int[Array, " n"]:
+    return jnp.round(numbers).astype(jnp.int32)
