@@ -124,6 +124,15 @@ def test_explain_prints_what_the_clipped_gradient_says(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("more", "shape"), [([], [28, 28, 1]), (["--image-size", "16"], [16, 16, 1])]
+)
+def test_a_model_is_measured_on_its_own_images_by_default(capsys, more, shape):
+    words = ["bench", "explain", "--model", "lenet", "--physical-batch", "2", "--json"]
+    assert main([*words, "--strategy", "bk", *more]) == 0
+    assert json.loads(capsys.readouterr().out)["workload"]["image_shape"] == shape
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (["step", "--model", "wrn-16-5x"], "did you mean wrn-16-4?"),
