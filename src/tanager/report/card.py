@@ -169,15 +169,11 @@ def _use(config: _Fields, format: str, timm_name: str | None) -> str:
             "them into that model."
         )
     own = _code(
-        "import jax\n"
         "from tanager import models\n"
-        "from tanager.data.augment import standardise\n"
         "\n"
         'trained = models.load_pretrained("FOLDER")  # or "hf:OWNER/REPOSITORY"\n'
-        "\n"
-        "def classify(image):  # uint8[H, W, C]\n"
-        "    logits = trained.model(standardise(image, trained.mean, trained.std))\n"
-        "    return trained.classes[int(jax.numpy.argmax(logits))]"
+        "logits = trained(image)  # one image, uint8[H, W, C]\n"
+        "print(trained.classes[int(logits.argmax())])"
     )
     if format != "timm":
         return own
