@@ -274,3 +274,15 @@ def test_a_damaged_description_is_refused(vit_run, tmp_path, change, message):
 def test_a_folder_of_something_else_is_refused(tmp_path):
     with pytest.raises(ValueError, match="create the model and use load_weights"):
         models.load_pretrained(tmp_path)
+
+
+def test_an_architecture_that_timm_cannot_build_by_name_is_refused(
+    vit_run, tmp_path, monkeypatch
+):
+    from tanager.training import export
+
+    monkeypatch.setattr(export, "timm_architecture", lambda name: None)
+    with pytest.raises(
+        ValueError, match=r"timm.*has no model that is named vit-tiny-16"
+    ):
+        export.export(vit_run, tmp_path / "model", format="timm")
