@@ -1,4 +1,6 @@
+import json
 import re
+from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -12,6 +14,7 @@ from tanager import models
 from tanager.models import weights
 from tanager.models.foreign import tables
 from tanager.models.foreign.layouts import SAME, Foreign
+from tanager.models.published import timm_architecture
 from tanager.models.tensors import read_tensors
 from tanager.models.vit import Variant, VisionTransformer
 
@@ -278,11 +281,20 @@ def test_a_table_that_refuses_the_model_leaves_the_other_formats(file, monkeypat
         models.load_weights(cnn(1), other)
 
 
-def test_published_weights_are_named_for_models_that_timm_has():
+def test_published_weights_are_what_timm_says_of_them():
+    """references/make_published.py asked timm."""
+    reference = Path(__file__).parent / "references/published.json"
+    known = json.loads(reference.read_text())["weights"]
     for name, entries in models.PUBLISHED.items():
-        assert entries, name
+        architectures = set()
         for entry in entries:
-            assert re.fullmatch(r"hf:timm/[\w.]+", entry.weights)
-            assert len(entry.mean) == len(entry.std) == 3
-    sizes = {entry.image_size for entry in models.PUBLISHED["vit-base-16"]}
-    assert sizes == {224}
+            theirs = known[entry.weights.removeprefix("hf:")]
+            assert entry.classes == theirs["num_classes"], entry
+            assert theirs["input_size"] == [3, entry.image_size, entry.image_size]
+            assert [list(entry.mean), list(entry.std)] == [
+                theirs["mean"],
+                theirs["std"],
+            ]
+            assert entry.licence == theirs["license"]
+            architectures.add(theirs["architecture"])
+        assert architectures == {timm_architecture(name)}

@@ -44,6 +44,7 @@ CONFIG = {
         "out": "runs/x",
         "seed": 17,
         "cache": "C:\\alice",
+        "options": {"start": ["~/alice"]},
         "crop_padding": 4,
     },
     "weights": {
@@ -144,6 +145,13 @@ def test_names_cannot_be_markdown():
     assert r"| d\|og\* | 20 | 100.0 % |" in card()
 
 
+def test_where_it_started_is_said_if_known():
+    scratch = {key: CONFIG[key] for key in CONFIG if key != "weights"}
+    assert "| initial weights | drawn at random |" in card(scratch)
+    assert "initial weights" not in card({"dataset": "mine"})
+    assert "32 × 32 × 3 (height, width, channels)" in card()
+
+
 def test_an_unknown_licence_is_said_plainly():
     head, body = head_of(card())
     assert head["license"] == "unknown"
@@ -156,8 +164,9 @@ def test_the_machine_and_the_seed_stay_out():
     text = card()
     for word in ("alice", "runs/x", "| recipe: seed", "| 17 |"):
         assert word not in text
-    assert "| recipe: crop\\_padding | 4 |" in text or "crop_padding | 4 |" in text
-    assert "(sha256 ab12): head as created" in text
+    assert "| recipe: crop_padding | 4 |" in text
+    assert "| recipe: cache | a path, left out |" in text
+    assert "(sha256 ab12); head as created" in text
 
 
 @pytest.mark.parametrize("format", ["tanager", "timm"])

@@ -13,7 +13,6 @@ import pytest
 import tanager
 from tanager import data, models
 from tanager.cli import main
-from tanager.data.augment import standardise
 from tanager.models import weights
 from tanager.models.tensors import read_tensors
 
@@ -97,12 +96,9 @@ def test_an_exported_model_classifies_as_the_run_measured(
     digits = data.load("digits")
     assert trained.classes == digits.classes
 
-    @eqx.filter_jit
-    def guess(image):
-        return jnp.argmax(trained.model(standardise(image, trained.mean, trained.std)))
-
     examples = data.gather(digits.test, np.arange(len(digits.test)))
-    right = jax.vmap(guess)(jnp.asarray(examples["image"])) == examples["label"]
+    logits = eqx.filter_vmap(trained)(jnp.asarray(examples["image"]))
+    right = jnp.argmax(logits, axis=1) == examples["label"]
     result = json.loads((run / "result.json").read_text())
     assert float(jnp.mean(right, dtype=jnp.float32)) == pytest.approx(result[key])
     assert trained.config["tanager"]["guarantee"]["epsilon"] == result["epsilon"]
@@ -278,3 +274,15 @@ def test_a_damaged_description_is_refused(vit_run, tmp_path, change, message):
 def test_a_folder_of_something_else_is_refused(tmp_path):
     with pytest.raises(ValueError, match="create the model and use load_weights"):
         models.load_pretrained(tmp_path)
+
+
+def test_an_architecture_that_timm_cannot_build_by_name_is_refused(
+    vit_run, tmp_path, monkeypatch
+):
+    from tanager.training import export
+
+    monkeypatch.setattr(export, "timm_architecture", lambda name: None)
+    with pytest.raises(
+        ValueError, match=r"timm.*has no model that is named vit-tiny-16"
+    ):
+        export.export(vit_run, tmp_path / "model", format="timm")

@@ -7,14 +7,19 @@ from typing import Any, NamedTuple, NoReturn
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike
 
 from tanager import _validate as validate
+from tanager.data.augment import standardise
 from tanager.models import hub, zoo
 from tanager.models.pretrained import load_weights
 
 
 class Pretrained(NamedTuple):
     """An exported model, with what is needed to use it.
+
+    Called with one image, uint8 `[H, W, C]`, it returns float32 logits `[classes]`.
 
     Attributes:
         model: from one standardised image `[H, W, C]` to logits.
@@ -29,6 +34,11 @@ class Pretrained(NamedTuple):
     mean: tuple[float, ...]
     std: tuple[float, ...]
     config: dict[str, Any]
+
+    def __call__(self, image: ArrayLike) -> Array:
+        """Return the logits of one image, as the run's evaluation computed them."""
+        pixels = jnp.asarray(image)
+        return self.model(standardise(pixels, self.mean, self.std))
 
 
 def load_pretrained(source: str | os.PathLike[str]) -> Pretrained:

@@ -18,7 +18,7 @@ import numpy as np
 
 from tanager import _validate as validate
 from tanager.models import hub, weights
-from tanager.models.foreign.layouts import SAME, Foreign, Table
+from tanager.models.foreign.layouts import SAME, Foreign, Joined, Table
 from tanager.models.foreign.tables import FORMATS, Format
 from tanager.models.positions import fit_positions
 from tanager.models.tensors import read_tensors
@@ -265,40 +265,21 @@ def _fit(
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Return our arrays by name, and a line for each tensor that does not fit."""
     arrays, lines, cast = {}, [], {}
-    used = {part for name in ours if name in table for part in table[name].names}
-    extra = [f"extra: {part}" for part in sorted(found) if part not in used]
     for name, leaf in ours.items():
         if name not in table:
             lines.append(f"missing: {name}, which the other library does not have")
             continue
-        tensor = table[name]
-        missing = [part for part in tensor.names if part not in found]
-        lines += [f"missing: {part}" for part in missing]
-        if missing:
-            continue
-        theirs = [found[part] for part in tensor.names]
-        wanted = tensor.to_theirs(np.broadcast_to(np.float32(0), leaf.shape))
-        fitted = _FITTED.get((type(model), name))
-        unlike = False
-        for part, array, like in zip(tensor.names, theirs, wanted, strict=True):
-            flexible = fitted is not None and array.ndim == like.ndim
-            if array.shape != like.shape and not (
-                flexible and array.shape[-1] == like.shape[-1]
-            ):
-                lines.append(
-                    f"differs: {part} is {list(array.shape)}, must be "
-                    f"{list(like.shape)}"
-                )
-                unlike = True
-            elif not _castable(array, leaf.dtype):
-                lines.append(f"differs: {part} is {array.dtype}, must be {leaf.dtype}")
-                unlike = True
+        tensor, fitted = table[name], _FITTED.get((type(model), name))
+        theirs = {part: found[part] for part in tensor.names if part in found}
+        unlike = [f"missing: {part}" for part in tensor.names if part not in found]
+        unlike = unlike or _unlike(tensor, theirs, leaf, fitted is not None)
         if unlike:
+            lines += unlike
             continue
-        for dtype in {str(array.dtype) for array in theirs} - {str(leaf.dtype)}:
-            cast[dtype] = cast.get(dtype, 0) + 1
+        for dtype in {str(array.dtype) for array in theirs.values()}:
+            cast[dtype] = cast.get(dtype, 0) + int(dtype != leaf.dtype)
         array = tensor.to_ours(
-            [array.astype(leaf.dtype, copy=False) for array in theirs]
+            [array.astype(leaf.dtype, copy=False) for array in theirs.values()]
         )
         if fitted is not None and array.shape != leaf.shape:
             try:
@@ -310,8 +291,31 @@ def _fit(
         if not np.isfinite(array).all():
             lines.append(f"not finite: {', '.join(tensor.names)}")
         arrays[name] = array
-    changes += [f"{count} tensors cast from {dtype}" for dtype, count in cast.items()]
-    return arrays, lines + extra
+    used = {part for name in ours if name in table for part in table[name].names}
+    lines += [f"extra: {part}" for part in sorted(found) if part not in used]
+    changes += [f"{n} tensors cast from {dtype}" for dtype, n in cast.items() if n]
+    return arrays, lines
+
+
+def _unlike(
+    tensor: Foreign | Joined,
+    theirs: Mapping[str, np.ndarray],
+    leaf: Any,
+    resizable: bool,
+) -> list[str]:
+    """Return a line for each of their arrays of another shape or kind of number."""
+    lines = []
+    wanted = tensor.to_theirs(np.broadcast_to(np.float32(0), leaf.shape))
+    for (part, array), like in zip(theirs.items(), wanted, strict=True):
+        fits = array.shape == like.shape or (
+            resizable and array.ndim == like.ndim and array.shape[-1] == like.shape[-1]
+        )
+        if not fits:
+            shapes = f"{list(array.shape)}, must be {list(like.shape)}"
+            lines.append(f"differs: {part} is {shapes}")
+        elif not _castable(array, leaf.dtype):
+            lines.append(f"differs: {part} is {array.dtype}, must be {leaf.dtype}")
+    return lines
 
 
 def _castable(array: np.ndarray, dtype: Any) -> bool:

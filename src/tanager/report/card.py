@@ -6,7 +6,7 @@ It is made of the run's public files only, and says nothing of the machine: no p
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from tanager.privacy.mechanism import LARGE_EPSILON
@@ -169,15 +169,11 @@ def _use(config: _Fields, format: str, timm_name: str | None) -> str:
             "them into that model."
         )
     own = _code(
-        "import jax\n"
         "from tanager import models\n"
-        "from tanager.data.augment import standardise\n"
         "\n"
         'trained = models.load_pretrained("FOLDER")  # or "hf:OWNER/REPOSITORY"\n'
-        "\n"
-        "def classify(image):  # uint8[H, W, C]\n"
-        "    logits = trained.model(standardise(image, trained.mean, trained.std))\n"
-        "    return trained.classes[int(jax.numpy.argmax(logits))]"
+        "logits = trained(image)  # one image, uint8[H, W, C]\n"
+        "print(trained.classes[int(logits.argmax())])"
     )
     if format != "timm":
         return own
@@ -215,23 +211,21 @@ def _training(config: _Fields, result: _Fields, weights: str) -> str:
         "updates": result["steps"],
         "expected batch size": result["batch_size"],
         **{
-            f"recipe: {name}": value
+            f"recipe: {name}": "a path, left out" if _has_path(value) else value
             for name, value in (config.get("recipe") or {}).items()
-            if name not in _OF_THIS_MACHINE and not _is_path(value)
+            if name not in _OF_THIS_MACHINE
         },
         **(result.get("versions") or {}),
     }
     return _table({name: rows[name] for name in rows if rows[name] is not None})
 
 
-def _initial(config: _Fields) -> str:
+def _initial(config: _Fields) -> str | None:
     origin = config.get("weights")
     if not origin:
-        return "drawn at random"
-    changes = "; ".join(origin.get("changes") or ())
-    return f"{origin['weights']} (sha256 {origin['sha256']})" + (
-        f": {changes}" if changes else ""
-    )
+        return "drawn at random" if config.get("architecture") else None
+    text = f"{origin['weights']} (sha256 {origin['sha256']})"
+    return "; ".join([text, *origin["changes"]])
 
 
 def _data(config: _Fields, result: _Fields) -> str:
@@ -266,9 +260,8 @@ def _limits(config: _Fields, result: _Fields, weights: str) -> str:
             f"{percent(worst[key])}."
         )
     if shape:
-        lines.append(
-            f"It takes images of {' × '.join(map(str, shape))} only as listed."
-        )
+        size = " × ".join(map(str, shape))
+        lines.append(f"It was trained on images of {size} (height, width, channels).")
     lines.append(
         "Training on it further, or on its outputs, with the same private data spends "
         "privacy that is not in the figure above."
@@ -330,11 +323,10 @@ def _plain(text: object) -> str:
     return re.sub(r"([\\`*\[\]<>|#])", r"\\\1", one_line)
 
 
-def _is_path(value: Any) -> bool:
-    texts: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
-    return any(
-        isinstance(text, str)
-        and not text.startswith("hf:")
-        and re.search(r"[/\\~]", text)
-        for text in texts
-    )
+def _has_path(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_has_path, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_has_path, value))
+    is_name = isinstance(value, str) and not value.startswith("hf:")
+    return is_name and re.search(r"[/\\~]", value) is not None

@@ -138,7 +138,16 @@ def _model(
             f"has no {architecture['name']}",
             "export it as tanager",
         )
-    name = timm_architecture(architecture["name"]) if format == "timm" else None
+    name = None
+    if format == "timm":
+        name = timm_architecture(architecture["name"])
+        if name is None:
+            validate.refuse(
+                "format",
+                format,
+                f"has no model that is named {architecture['name']} here",
+                "export it as tanager; models.save_weights writes its tensors as timm",
+            )
     return files.load(template, source), name
 
 
