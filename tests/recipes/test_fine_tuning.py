@@ -64,7 +64,7 @@ def test_what_is_not_trained_stays_as_it_was_pretrained(pretrained, tmp_path, wh
     assert moved == expected[what]
     config = json.loads((tmp_path / "run/config.json").read_text())
     assert config["parameters"] == sum(before[name].size for name in moved)
-    assert config["pretrained"]["head"] == "fresh"
+    assert config["weights"]["head"] == "fresh"
 
 
 def test_features_are_computed_once_and_shared(pretrained, tmp_path):

@@ -61,6 +61,7 @@ def load(
     path: str | Path | None = None,
     *,
     validation_examples: int = 0,
+    train_examples: int | None = None,
     image_size: int | None = None,
     progress: Progress | None = None,
 ) -> Dataset:
@@ -84,6 +85,8 @@ def load(
         validation_examples: hold this many examples out of the training examples, by a
             fixed public permutation, and use them as `test`; the real test examples are
             then not part of the result. 0 uses the real ones.
+        train_examples: keep only this many of the training examples, the first of the
+            same permutation; None keeps all.
         image_size: for ``folder`` only: resize all images to this many pixels each way.
         progress: called with the images decoded so far and their total, if decoding is
             needed.
@@ -113,7 +116,8 @@ def load(
         dataset = _folder(_existing(name, path), image_size, progress)
     else:
         dataset = _benchmark(name, _existing(name, path), progress)
-    return _with_validation(dataset, validation_examples)
+    dataset = _with_validation(dataset, validation_examples)
+    return _with_fewer(dataset, train_examples)
 
 
 def _existing(name: str, path: str | Path | None) -> Path:
@@ -196,6 +200,21 @@ def _with_validation(dataset: Dataset, examples: int) -> Dataset:
     return dataclasses.replace(
         dataset, train=subset(dataset.train, kept), test=subset(dataset.train, held)
     )
+
+
+def _with_fewer(dataset: Dataset, examples: int | None) -> Dataset:
+    if examples is None:
+        return dataset
+    validate.whole(train_examples=examples, at_least=1)
+    available = len(dataset.train)
+    if examples > available:
+        validate.refuse(
+            "train_examples",
+            examples,
+            f"must be at most the {available} training examples",
+        )
+    kept = np.sort(np.argsort(_public_words(available))[:examples])
+    return dataclasses.replace(dataset, train=subset(dataset.train, kept))
 
 
 def _public_words(count: int) -> np.ndarray:

@@ -1,11 +1,10 @@
 """Recipes: the papers' runs, and starting points, by name.
 
-Only what runs from end to end is listed. The papers' other rows are data in
-`tanager.recipes.published`.
+Every table of the papers' runs is here. Some need images or weights of your own.
 """
 
 from tanager import _validate as validate
-from tanager.recipes import cifar10, digits, folder, mnist
+from tanager.recipes import cifar10, cifar_fine_tuned, digits, folder, imagenet, mnist
 from tanager.recipes.published import PUBLISHED as PUBLISHED
 from tanager.recipes.published import PublishedRun as PublishedRun
 from tanager.recipes.recipe import Recipe as Recipe
@@ -19,6 +18,20 @@ RECIPES: dict[str, RecipeEntry] = {
         cifar10.WRN_16_4,
         cifar10.WRN_40_4,
         cifar10.WRN_16_4_TAN,
+        cifar10.WRN_16_4_TAN_PRE_ACTIVATION,
+        cifar10.WRN_16_4_TAN_VIEWS,
+        *cifar10.TAN_FRACTIONS,
+        *cifar_fine_tuned.FROM_IMAGENET32,
+        cifar_fine_tuned.FROM_CIFAR100,
+        cifar_fine_tuned.IMAGENET32_PRETRAINING,
+        cifar_fine_tuned.CIFAR100_PRETRAINING,
+        *cifar_fine_tuned.EFFICIENCY,
+        imagenet.NF_RESNET_50,
+        imagenet.NF_RESNET_50_TAN,
+        imagenet.NF_RESNET_200_LAST_LAYER,
+        imagenet.NFNET_F3_LAST_LAYER,
+        imagenet.PLACES_ALL,
+        imagenet.PLACES_LAST_LAYER,
         mnist.MNIST_SMALL_CNN,
         folder.FOLDER,
     )
@@ -48,12 +61,16 @@ def listing() -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     rows = []
     for entry in RECIPES.values():
         epsilons = [row.epsilon for row in entry.published] or [entry.recipe.epsilon]
+        budgets = ", ".join(f"{each:g}" for each in epsilons if each is not None)
+        without = (
+            "none: NOT PRIVATE" if entry.recipe.non_private else "from σ and steps"
+        )
         rows.append(
             (
                 entry.name,
                 entry.recipe.dataset,
                 entry.recipe.model,
-                ", ".join(f"{each:g}" for each in epsilons),
+                budgets or without,
                 entry.source,
                 entry.published_accuracy,
             )

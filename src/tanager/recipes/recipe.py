@@ -26,8 +26,8 @@ class Recipe:
     Attributes:
         dataset: name of the data set.
         data: folder or file with the data; None for data sets that come with tanager.
-        image_size: for a folder of images of different sizes: resize all to this many
-            pixels each way; None leaves them as they are.
+        image_size: resize all images to this many pixels each way; None leaves them as
+            they are. A folder's as they are read, others as the model sees them.
         model: name of the model.
         normalisation_order: pre-activation is norm, ReLU, convolution; post-activation
             is ReLU, norm, convolution.
@@ -67,6 +67,7 @@ class Recipe:
         test_views: views of each test image that vote on its class, besides the usual
             accuracy; 0 for no vote.
         validation_examples: training images held back; they are then not trained on.
+        train_examples: train on only so many of the others; None for all.
         physical_batch_size: images computed on at once; a matter of memory only.
         strategy: how gradients are clipped; a matter of speed and memory only.
         evaluate_every: updates between evaluations.
@@ -112,6 +113,7 @@ class Recipe:
     crop_size: int | None = None
     test_views: int = 0
     validation_examples: int = 0
+    train_examples: int | None = None
     physical_batch_size: int = 256
     strategy: str = "auto"
     evaluate_every: int = 100
@@ -161,6 +163,8 @@ class Recipe:
         self._check_features()
         validate.whole(warmup_steps=self.warmup_steps, at_least=0)
         validate.whole(validation_examples=self.validation_examples, at_least=0)
+        if self.train_examples is not None:
+            validate.whole(train_examples=self.train_examples, at_least=1)
         self._check_augmentation()
         validate.not_negative(checkpoint_seconds=self.checkpoint_seconds)
         if self.seed is not None:
@@ -287,6 +291,8 @@ class RecipeEntry:
         source: paper and table; "tanager" where there is no published number.
         recipe: the run by default.
         published: the paper's rows of this recipe, at rising ε.
+        pretrained_on: what the weights to start from were trained on; empty for none.
+            The recipe does not name weights that nobody can have.
     """
 
     name: str
@@ -294,6 +300,7 @@ class RecipeEntry:
     source: str
     recipe: Recipe
     published: tuple[PublishedRun, ...] = ()
+    pretrained_on: str = ""
 
     @property
     def published_accuracy(self) -> str:

@@ -56,7 +56,8 @@ def prepare(
         recipe.dataset,
         recipe.data,
         validation_examples=recipe.validation_examples,
-        image_size=recipe.image_size,
+        train_examples=recipe.train_examples,
+        image_size=recipe.image_size if recipe.dataset == "folder" else None,
         progress=progress,
     )
     tasks.augmentation(recipe, dataset.image_shape, typed)
@@ -126,7 +127,7 @@ def run(prepared: Prepared, progress: bool = True) -> TrainResult:
                 "options": tasks.model_options(recipe),
             },
             "preprocessing": {"mean": list(dataset.mean), "std": list(dataset.std)},
-            "pretrained": task.origin,
+            "weights": task.origin,
             "dataset": dataset.name,
             "classes": list(dataset.classes),
             "optimizer": {

@@ -88,9 +88,12 @@ def make(
 
     augmented = augmentation(recipe, dataset.image_shape)
 
+    seen = seen_shape(recipe, dataset)
+
     def pixels(example: Any) -> jax.Array:
         image = augmented.plain(example["image"])
-        return standardise(image, dataset.mean, dataset.std)
+        image = standardise(image, dataset.mean, dataset.std)
+        return image if image.shape == seen else jax.image.resize(image, seen, "cubic")
 
     if recipe.caches_features:
         return _on_features(recipe, dataset, model, pixels, out, progress, origin)
@@ -129,6 +132,8 @@ def seen_shape(recipe: Recipe, dataset: Dataset) -> tuple[int, int, int]:
     """Return (height, width, channels) of what the model sees of an image."""
     shape = dataset.image_shape
     height, width = augmentation(recipe, shape).size(shape)
+    if recipe.image_size is not None and recipe.dataset != "folder":
+        height = width = recipe.image_size
     return height, width, shape[-1]
 
 

@@ -137,7 +137,7 @@ def _tiles(result: _Fields) -> str:
         ("test accuracy, parameters", percent(result.get("test_accuracy"))),
     ]
     if (vote := result.get("test_accuracy_vote_ema")) is not None:
-        tiles.append(("test accuracy, average, vote of views", _percent(vote)))
+        tiles.append(("test accuracy, average, vote of views", percent(vote)))
     shown = "".join(
         f"<div><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>"
         for label, value in tiles
