@@ -7,6 +7,7 @@ import pytest
 from jax import lax
 from oracle import cast, check, draw, read
 
+from tanager.clipping.convolutions import Convolution
 from tanager.clipping.standardise import standardise
 
 
@@ -427,7 +428,9 @@ def test_whether_outputs_are_exact(monkeypatch, backend, precision, dtype, exact
 
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     with jax.default_matmul_precision(precision):
-        assert only_cell(loss, w, x).rule.exact == exact
+        rule = only_cell(loss, w, x).rule
+    assert isinstance(rule, Convolution)
+    assert rule.exact == exact
 
 
 def test_a_standardised_dense_layer_and_a_moved_standardised_kernel():
