@@ -429,8 +429,8 @@ def test_whether_outputs_are_exact(monkeypatch, backend, precision, dtype, exact
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     with jax.default_matmul_precision(precision):
         rule = only_cell(loss, w, x).rule
-        assert isinstance(rule, Convolution)
-        assert rule.exact == exact
+    assert isinstance(rule, Convolution)
+    assert rule.exact == exact
 
 
 @pytest.mark.parametrize("gained", [False, True])

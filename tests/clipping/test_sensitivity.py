@@ -317,26 +317,23 @@ def test_outputs_rounded_to_bfloat16_do_not_pass_for_gradients(gained):
         )
         return jnp.sum(y.astype(example["dy"].dtype)) * example["dy"]
 
+    def alone(params, example):
+        rows = jax.tree.map(lambda leaf: leaf[None], example)
+        return {
+            strategy: clipped_grad(loss, clip_norm=C, strategy=strategy)(
+                params, rows
+            ).sum
+            for strategy in ALL
+        }
+
+    each = jax.jit(
+        lambda params, batch: lax.map(lambda example: alone(params, example), batch),
+        compiler_options=QUICK,
+    )
     images = along(params["w"], 100)
     for size in (1e2, 1e4):
         batch = {"x": images, "dy": jnp.full(len(images), size, jnp.float32)}
-
-        def alone(params, example):
-            rows = jax.tree.map(lambda entry: entry[None], example)
-            return {
-                strategy: clipped_grad(loss, clip_norm=C, strategy=strategy)(
-                    params, rows
-                ).sum
-                for strategy in ALL
-            }
-
-        found = jax.jit(
-            lambda params, batch, alone=alone: lax.map(
-                lambda example: alone(params, example), batch
-            ),
-            compiler_options=QUICK,
-        )(params, batch)
-        for strategy, total in found.items():
+        for strategy, total in each(params, batch).items():
             leaves = [np.float64(leaf) for leaf in jax.tree.leaves(total)]
             squares = sum(np.sum(g.reshape(len(images), -1) ** 2, 1) for g in leaves)
             assert np.sqrt(np.max(squares)) <= SLACK * C, strategy

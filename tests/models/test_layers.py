@@ -15,7 +15,7 @@ from tanager.models import layers
 EPS32 = float(np.finfo(np.float32).eps)
 
 
-def _same_padding(size, kernel, stride):
+def same_padding(size, kernel, stride):
     out = -(-size // stride)
     total = max((out - 1) * stride + kernel - size, 0)
     return total // 2, total - total // 2
@@ -26,7 +26,7 @@ def textbook_conv(image, weight, stride, padding):
     image, weight = np.asarray(image, float), np.asarray(weight, float)
     kernel = weight.shape[0]
     if padding == "SAME":
-        padding = tuple(_same_padding(n, kernel, stride) for n in image.shape[:2])
+        padding = tuple(same_padding(n, kernel, stride) for n in image.shape[:2])
     elif padding == "VALID":
         padding = ((0, 0), (0, 0))
     elif padding == "SYMMETRIC":

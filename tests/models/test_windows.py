@@ -14,7 +14,7 @@ def _image(height, width, channels=3):
     return pixels.astype(np.float32)
 
 
-def _textbook(image, window, stride, edges, reduce):
+def textbook_pool(image, window, stride, edges, reduce):
     """One window after the other; what lies outside the image is left out."""
     (top, bottom), (left, right) = edges
     height, width, _ = image.shape
@@ -40,7 +40,7 @@ PADDINGS = [
 @pytest.mark.parametrize(("padding", "sides", "edges"), PADDINGS)
 def test_the_maximum_of_each_window(padding, sides, edges):
     image = _image(*sides) - 5  # so that a padding of 0 would be the maximum
-    expected = _textbook(image, 3, 2, edges, np.max)
+    expected = textbook_pool(image, 3, 2, edges, np.max)
     actual = windows.max_pool(jnp.asarray(image), 3, stride=2, padding=padding)
     np.testing.assert_array_equal(actual, expected)
 
@@ -49,7 +49,7 @@ def test_the_maximum_of_each_window(padding, sides, edges):
 def test_the_mean_of_each_two_by_two_pixels(sides):
     image = _image(*sides)
     edges = tuple((0, side % 2) for side in sides)
-    expected = _textbook(image, 2, 2, edges, np.mean)
+    expected = textbook_pool(image, 2, 2, edges, np.mean)
     actual = windows.halve(jnp.asarray(image))
     np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6)
 

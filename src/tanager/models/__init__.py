@@ -11,6 +11,8 @@ from tanager.models.layers import Linear as Linear
 from tanager.models.layers import StandardisedConv as StandardisedConv
 from tanager.models.layers import standardise as standardise
 from tanager.models.lenet import LeNet as LeNet
+from tanager.models.nf_resnet import NFResNet as NFResNet
+from tanager.models.nfnet import NFNet as NFNet
 from tanager.models.pretrained import Loaded as Loaded
 from tanager.models.pretrained import formats as formats
 from tanager.models.pretrained import load_weights as load_weights

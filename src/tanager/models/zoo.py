@@ -2,14 +2,14 @@
 
 import functools
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Array, PRNGKeyArray
 
 from tanager import _validate as validate
-from tanager.models import bit, layers, resnet, vit
+from tanager.models import bit, layers, nf_resnet, nfnet, resnet, vit, wide_resnet
 from tanager.models.lenet import LeNet
 from tanager.models.mlp import MLP
 from tanager.models.small_cnn import SmallCNN
@@ -54,6 +54,7 @@ class ModelEntry:
         channels: of these images.
         classes: that it is usually trained to tell apart.
         timm: name under which timm offers weights that fit, or None.
+        implementations: by name, the options that build what others train.
         has_norm_options: whether the builder takes ``normalisation_order`` and
             ``weight_standardisation`` too.
     """
@@ -66,6 +67,7 @@ class ModelEntry:
     channels: int = 3
     classes: int = 1000
     timm: str | None = None
+    implementations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     has_norm_options: bool = False
 
     @property
@@ -96,7 +98,14 @@ _large = functools.partial(ModelEntry, image_side=224)
 
 def _wide_resnet(name: str, depth: int, width: int, source: str) -> ModelEntry:
     build = _any_size(WideResNet, depth, width)
-    return _small(name, build, "convolutional", source, has_norm_options=True)
+    return _small(
+        name,
+        build,
+        "convolutional",
+        source,
+        implementations=wide_resnet.IMPLEMENTATIONS,
+        has_norm_options=True,
+    )
 
 
 def _resnet(depth: str, weights: str | None = None) -> ModelEntry:
@@ -110,6 +119,28 @@ def _bit(size: str) -> ModelEntry:
     source = "Kolesnikov et al. 2020; Rodriguez Beltran et al. 2024, table 1"
     weights = f"resnetv2_{size}_bit.goog_in21k"
     return _large(f"bit-{size}", build, "convolutional", source, timm=weights)
+
+
+def _nf_resnet(name: str) -> ModelEntry:
+    return _large(
+        name,
+        nf_resnet.BUILDERS[name],
+        "convolutional",
+        "Brock et al. 2021a, section 4; De et al. 2022, section 3.3",
+        timm="nf_resnet50.ra2_in1k" if name == "nf-resnet-50" else None,
+        implementations=nf_resnet.IMPLEMENTATIONS,
+    )
+
+
+def _nfnet(name: str) -> ModelEntry:
+    return _large(
+        name,
+        nfnet.BUILDERS[name],
+        "convolutional",
+        "Brock et al. 2021b, table 1",
+        timm=f"dm_{name.replace('-', '_')}.dm_in1k",
+        implementations=nfnet.IMPLEMENTATIONS,
+    )
 
 
 def _vit(size: str, patch: int, source: str, weights: str) -> ModelEntry:
@@ -133,6 +164,8 @@ ENTRIES = {
         _resnet("18"),
         _resnet("50", "resnet50_gn.a1h_in1k"),
         *map(_bit, bit.VARIANTS),
+        *map(_nf_resnet, nf_resnet.BUILDERS),
+        *map(_nfnet, nfnet.BUILDERS),
         _vit("tiny", 16, _DEIT, "augreg_in21k_ft_in1k"),
         _vit("small", 16, _DEIT, "augreg_in21k_ft_in1k"),
         _vit("base", 16, _VIT, "augreg2_in21k_ft_in1k"),
@@ -171,9 +204,10 @@ def create(
     classes: int,
     image_shape: tuple[int, ...],
     key: PRNGKeyArray,
+    implementation: str | None = None,
     normalisation: str = "group",
-    normalisation_order: str = "pre-activation",
-    weight_standardisation: bool = True,
+    normalisation_order: str | None = None,
+    weight_standardisation: bool | None = None,
 ) -> Model:
     """Build a model by name, with initial weights drawn from `key`.
 
@@ -185,18 +219,22 @@ def create(
             transformers. ``"mlp"`` and ``"linear"`` also take a feature vector:
             (features,).
         key: JAX key; the same key gives the same weights.
+        implementation: whose code the model must be that of, such as ``"timm"`` or
+            ``"tan"``; None for ours, see `ModelEntry.implementations`.
         normalisation: ``"group"``. Batch norm is refused.
         normalisation_order: of ``"small-cnn"`` and the Wide-ResNets,
             ``"pre-activation"`` (norm, then ReLU) or ``"post-activation"`` (ReLU, then
-            norm). The others have no such choice: this and the next argument say
-            nothing to them.
-        weight_standardisation: whether the convolutions' weights are standardised.
+            norm); None for the implementation's. The others have no such choice: this
+            and the next argument say nothing to them.
+        weight_standardisation: whether the convolutions' weights are standardised; None
+            for the implementation's choice.
 
     Returns:
         A module from one image `[H, W, C]` to logits `[classes]`.
 
     Raises:
-        ValueError: unknown name, normalisation or order, or an impossible size.
+        ValueError: unknown name, implementation, normalisation or order, or an
+            impossible size.
     """
     if normalisation == "batch":
         validate.refuse(
@@ -208,15 +246,26 @@ def create(
         )
     validate.one_of(NORMALISATIONS, normalisation=normalisation)
     validate.whole(classes=classes, at_least=2)
-    validate.one_of(NORMALISATION_ORDERS, normalisation_order=normalisation_order)
+    if normalisation_order is not None:
+        validate.one_of(NORMALISATION_ORDERS, normalisation_order=normalisation_order)
     entry = find(name)
     shape = tuple(image_shape)
     if entry.family != "flat":
         _check_image_shape(shape)
     options: dict[str, Any] = {}
+    if implementation is not None:
+        if not entry.implementations:
+            validate.refuse(
+                "implementation", implementation, f"must be left out for {name}"
+            )
+        validate.one_of(entry.implementations, implementation=implementation)
+        options |= entry.implementations[implementation]
     if entry.has_norm_options:
-        options["normalisation_order"] = normalisation_order
-        options["weight_standardisation"] = weight_standardisation
+        given = {
+            "normalisation_order": normalisation_order,
+            "weight_standardisation": weight_standardisation,
+        }
+        options |= {key: value for key, value in given.items() if value is not None}
     return entry.builder(classes=classes, image_shape=shape, key=key, **options)
 
 

@@ -8,7 +8,8 @@ plain SGD at a constant learning rate, C = 1, average of parameters at 0.9999 (s
 3.1 and appendix C.3); random crops of 4 mirrored pixels and flips (appendix C.2); the
 50 000 training images and the official test set (section 3.2). The order ReLU, norm,
 convolution is that of the paper's released code (jax_privacy), and the TAN paper's
-"post-activation".
+"post-activation". The TAN paper's run has no weight standardisation: neither its text
+nor its code (facebookresearch/tan, src/models/wideresnet.py) knows of any.
 
 The accuracies are medians of 5 runs. The published ε are by RDP; the accountant of a
 run here is PLD, so at the same σ and T it reports 7 to 9 % less.
@@ -58,7 +59,9 @@ WRN_16_4_TAN = RecipeEntry(
     name="cifar10-wrn-16-4-tan",
     summary="The TAN paper's reference on CIFAR-10, without augmentation.",
     source="TAN, Table 5",
-    recipe=_repeat(published.TAN_REFERENCE[0], weight_standardisation=False),
+    recipe=_repeat(
+        published.TAN_REFERENCE[0], implementation="tan", weight_standardisation=False
+    ),
     published=published.TAN_REFERENCE,
 )
 

@@ -58,6 +58,7 @@ NF_RESNET_50_TAN = RecipeEntry(
     recipe=_repeat(
         published.TAN_IMAGENET[0],
         image_size=_SIDE,
+        implementation="tan",
         augmentation="tan",
         crop_padding=20,
         flip=True,

@@ -29,6 +29,8 @@ class Recipe:
         image_size: resize all images to this many pixels each way; None leaves them as
             they are. A folder's as they are read, others as the model sees them.
         model: name of the model.
+        implementation: whose code the model must be that of, such as tan or timm; None
+            for ours.
         normalisation_order: pre-activation is norm, ReLU, convolution; post-activation
             is ReLU, norm, convolution.
         weight_standardisation: standardise the weights of every convolution.
@@ -84,6 +86,7 @@ class Recipe:
     data: str | None = None
     image_size: int | None = None
     model: str
+    implementation: str | None = None
     normalisation_order: NormalisationOrder = "post-activation"
     weight_standardisation: bool = True
     weights: str | None = None

@@ -123,6 +123,7 @@ def make(
 def model_options(recipe: Recipe) -> dict[str, Any]:
     """Return the options of `models.create` that a recipe has fields for."""
     return {
+        "implementation": recipe.implementation,
         "normalisation_order": recipe.normalisation_order,
         "weight_standardisation": recipe.weight_standardisation,
     }

@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from tanager.models.bit import BiT
-from tanager.models.foreign import bit, resnet, vit
+from tanager.models.foreign import bit, nf_resnet, nfnet, resnet, vit
 from tanager.models.foreign.layouts import Table
+from tanager.models.nf_resnet import NFResNet
+from tanager.models.nfnet import NFNet
 from tanager.models.resnet import ResNet
 from tanager.models.vit import VisionTransformer
 
@@ -37,6 +39,8 @@ FORMATS: Mapping[type, Mapping[str, Format]] = {
         ),
     },
     ResNet: {"timm": Format(resnet.timm_names)},
+    NFResNet: {"timm": Format(nf_resnet.timm_names)},
+    NFNet: {"timm": Format(nfnet.timm_names)},
     BiT: {"timm": Format(bit.timm_names), "google": Format(bit.google_names)},
 }
 """By class of model and by name of the format, besides ``"tanager"``, our own."""

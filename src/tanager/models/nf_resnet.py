@@ -1,0 +1,249 @@
+"""Normaliser-free residual networks (NF-ResNets), called on one image."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from tanager import _validate as validate
+from tanager.models import layers, normaliser_free, windows
+from tanager.models.normaliser_free import ALPHA, Place, convolution
+
+
+DEPTHS = {
+    50: (3, 4, 6, 3),
+    101: (3, 4, 23, 3),
+    152: (3, 8, 36, 3),
+    200: (3, 24, 36, 3),
+}
+"""Blocks of each stage, by the number of convolutions on the longest path: those of He
+et al. 2016, "Deep residual learning" and "Identity mappings", table 1 of each."""
+
+SHORTCUTS = ("strided", "average-pool")
+"""How a skip path that is convolved halves the image: by the stride of its 1×1
+convolution, or by the mean of each 2×2 pixels before it."""
+
+IMPLEMENTATIONS: dict[str, dict[str, Any]] = {
+    "deepmind": {},
+    "timm": {
+        "skip_gain": None,
+        "shortcut": "average-pool",
+        "padding": "SYMMETRIC",
+        "eps": 1e-5,
+    },
+    "tan": {"shortcut": "average-pool", "padding": "SYMMETRIC", "gamma": 1.0},
+}
+"""The options of `NFResNet` that build what others train.
+
+- ``"deepmind"``: nothing to change. Brock et al.'s code (deepmind-research, nfnets),
+  and the Unlocking paper's (jax_privacy, imagenet_nfresnets.py and its configuration
+  for ImageNet, which starts the skip gains at 1).
+- ``"timm"``: nf_resnet50 and nf_resnet101, whose published weights need all of this.
+- ``"tan"``: the TAN paper's (facebookresearch/tan, src/models/NFnet.py) on top of timm:
+  skip gains from 1, and convolutions of its own that leave out γ. Its variances are
+  n/(n − 1) of ours.
+"""
+
+_WIDTHS = (256, 512, 1024, 2048)
+_STEM_CHANNELS = 64
+
+
+class Block(eqx.Module):
+    """Convolutions of 1×1, 3×3 and 1×1, each after a ReLU, on the residual branch.
+
+    Attributes:
+        conv1, conv2, conv3: of the residual branch; the first two have a quarter of the
+            channels that the block returns.
+        shortcut: 1×1 convolution of the skip path where the block changes the shape,
+            else None.
+        skip_gain: float32 scalar that multiplies the residual branch, or None.
+        halves: whether the skip path takes means of 2×2 pixels.
+        beta: β.
+        gamma: γ.
+    """
+
+    conv1: layers.StandardisedConv
+    conv2: layers.StandardisedConv
+    conv3: layers.StandardisedConv
+    shortcut: layers.StandardisedConv | None
+    skip_gain: Float[Array, ""] | None
+    halves: bool = eqx.field(static=True)
+    beta: float = eqx.field(static=True)
+    gamma: float = eqx.field(static=True)
+
+    def __init__(
+        self,
+        place: Place,
+        *,
+        skip_gain: float | None,
+        shortcut: str,
+        padding: windows.Padding,
+        gamma: float,
+        eps: float,
+        key: PRNGKeyArray,
+    ):
+        keys = jax.random.split(key, 4)
+        conv = functools.partial(convolution, padding=padding, eps=eps)
+        inner = place.channels_out // 4
+        self.conv1 = conv(place.channels_in, inner, 1, key=keys[0])
+        self.conv2 = conv(inner, inner, 3, stride=place.stride, key=keys[1])
+        self.conv3 = conv(inner, place.channels_out, 1, key=keys[2])
+        self.halves = shortcut == "average-pool" and place.stride > 1
+        self.shortcut = None
+        if place.projects:
+            self.shortcut = conv(
+                place.channels_in,
+                place.channels_out,
+                1,
+                stride=1 if self.halves else place.stride,
+                key=keys[3],
+            )
+        self.skip_gain = None
+        if skip_gain is not None:
+            self.skip_gain = jnp.asarray(skip_gain, jnp.float32)
+        self.beta = place.beta
+        self.gamma = gamma
+
+    def __call__(self, image: Float[Array, "h w i"]) -> Float[Array, "h2 w2 o"]:
+        """Return skip path plus α times the residual branch."""
+        active = jax.nn.relu(image) * (self.gamma * self.beta)
+        if self.shortcut is not None:
+            image = self.shortcut(windows.halve(active) if self.halves else active)
+        residual = self.conv1(active)
+        residual = self.conv2(jax.nn.relu(residual) * self.gamma)
+        residual = self.conv3(jax.nn.relu(residual) * self.gamma)
+        if self.skip_gain is None:
+            return residual * ALPHA + image
+        return residual * (self.skip_gain.astype(image.dtype) * ALPHA) + image
+
+
+class NFResNet(eqx.Module):
+    """Normaliser-free ResNet for one image `[H, W, channels_in]`, giving logits.
+
+    A 7×7 convolution to 64 channels and a 3×3 maximum, both at stride 2; four stages of
+    bottleneck blocks with 256, 512, 1024 and 2048 channels at strides 1, 2, 2 and 2; a
+    last ReLU; the mean over all pixels; one linear layer. All convolutions have
+    standardised weights, a gain and a bias. No dropout, no stochastic depth.
+
+    Attributes:
+        stem, blocks, head: the parts, in this order.
+        channels_in: channels of the image.
+        shortcut, padding, gamma, eps: as given.
+
+    Args:
+        depths: blocks of each stage, such as ``DEPTHS[50]``.
+        classes: number of logits.
+        channels_in: channels of the image.
+        skip_gain: initial value of every block's SkipInit gain. 1 as in the Unlocking
+            paper, appendix C.1, which trains from scratch with DP-SGD so; Brock et al.
+            start at 0. None for no such parameters.
+        shortcut: one of `SHORTCUTS`.
+        padding: of every convolution and of the maximum: ``"SAME"`` or ``"SYMMETRIC"``,
+            see `windows.Padding`.
+        gamma: γ, what every ReLU is multiplied by.
+        eps: of the standardised weights.
+        key: JAX key of the initial weights.
+
+    Raises:
+        ValueError: a size is not a whole number of at least 1, not four depths, an
+            unknown shortcut or padding, a `gamma` or `eps` that is not positive, or,
+            when called, what is not one floating-point image with `channels_in`
+            channels.
+
+    References:
+        Brock, De and Smith 2021, "Characterizing signal propagation to close the
+        performance gap in unnormalized ResNets", arXiv:2101.08692. SkipInit: De and
+        Smith 2020, "Batch normalization biases residual blocks towards the identity
+        function in deep networks".
+    """
+
+    stem: layers.StandardisedConv
+    blocks: tuple[Block, ...]
+    head: layers.Linear
+    channels_in: int = eqx.field(static=True)
+    shortcut: str = eqx.field(static=True)
+    padding: windows.Padding = eqx.field(static=True)
+    gamma: float = eqx.field(static=True)
+    eps: float = eqx.field(static=True)
+
+    def __init__(
+        self,
+        depths: Sequence[int],
+        classes: int,
+        channels_in: int = 3,
+        *,
+        skip_gain: float | None = 1.0,
+        shortcut: str = "strided",
+        padding: str = "SAME",
+        gamma: float = normaliser_free.RELU_GAMMA,
+        eps: float = normaliser_free.EPS,
+        key: PRNGKeyArray,
+    ):
+        validate.whole(classes=classes, channels_in=channels_in, at_least=1)
+        validate.one_of(SHORTCUTS, shortcut=shortcut)
+        validate.one_of(("SAME", "SYMMETRIC"), padding=padding)
+        validate.positive(gamma=gamma, eps=eps)
+        places = list(normaliser_free.places(_STEM_CHANNELS, depths, _WIDTHS))
+        stem_key, head_key, *block_keys = jax.random.split(key, 2 + len(places))
+        self.stem = convolution(
+            channels_in,
+            _STEM_CHANNELS,
+            7,
+            stride=2,
+            padding=padding,
+            eps=eps,
+            key=stem_key,
+        )
+        self.blocks = tuple(
+            Block(
+                place,
+                skip_gain=skip_gain,
+                shortcut=shortcut,
+                padding=padding,
+                gamma=gamma,
+                eps=eps,
+                key=block_key,
+            )
+            for place, block_key in zip(places, block_keys, strict=True)
+        )
+        self.head = layers.Linear(
+            _WIDTHS[-1],
+            classes,
+            deviation=normaliser_free.HEAD_DEVIATION,
+            key=head_key,
+        )
+        self.channels_in = channels_in
+        self.shortcut = shortcut
+        self.padding = padding
+        self.gamma = gamma
+        self.eps = eps
+
+    def features(self, image: Array) -> Float[Array, " features"]:
+        """Return what the head sees of one image: the mean over all pixels."""
+        layers.check_image(image, self.channels_in)
+        image = self.stem(image)
+        image = windows.max_pool(image, 3, stride=2, padding=self.padding)
+        for block in self.blocks:
+            image = block(image)
+        return jnp.mean(jax.nn.relu(image), axis=(0, 1)) * self.gamma
+
+    def __call__(self, image: Array) -> Float[Array, " classes"]:
+        """Return the logits of one image, in the image's dtype."""
+        return self.head(self.features(image))
+
+
+def _build(
+    depth: int, *, image_shape: tuple[int, int, int], **options: Any
+) -> NFResNet:
+    return NFResNet(DEPTHS[depth], channels_in=image_shape[2], **options)
+
+
+BUILDERS: dict[str, Callable[..., NFResNet]] = {
+    f"nf-resnet-{depth}": functools.partial(_build, depth) for depth in DEPTHS
+}
+"""Builders by name: of ``classes=``, ``image_shape=`` and ``key=``, and of the options
+of `NFResNet`."""

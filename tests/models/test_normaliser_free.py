@@ -1,0 +1,353 @@
+"""NF-ResNets and NFNets: against timm, against the papers, and how they are clipped."""
+
+import functools
+import json
+import re
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from references import draw_nf as draw
+from test_layers import same_padding, textbook_conv, textbook_standardise
+from test_windows import textbook_pool
+
+from tanager import clipped_grad, models
+from tanager.models import nf_resnet, nfnet
+from tanager.models.foreign import nf_resnet as nf_resnet_table
+from tanager.models.foreign import nfnet as nfnet_table
+from tanager.models.normaliser_free import Place
+
+
+REFERENCE = json.loads((Path(draw.__file__).parent / "nf.json").read_text())
+BUILDERS = nf_resnet.BUILDERS | nfnet.BUILDERS
+SHAPE = (64, 64, 3)
+QUICK = {"xla_backend_optimization_level": 0}  # compiled in half the time, run once
+
+
+def _run(model, image):
+    """Call a float64 model, with x64 enabled."""
+    arrays, rest = eqx.partition(model, eqx.is_array)
+    call = jax.jit(
+        lambda arrays, image: eqx.combine(arrays, rest)(image), compiler_options=QUICK
+    )
+    return call(arrays, jnp.asarray(image, jnp.float64))
+
+
+def _shapes(build, **options):
+    options = {"classes": 10, "image_shape": SHAPE} | options
+    return eqx.filter_eval_shape(build, key=jax.random.key(0), **options)
+
+
+def _timm(module, build, **options):
+    """Shapes of a model as timm computes it, and its table."""
+    model = _shapes(build, **module.IMPLEMENTATIONS["timm"] | options)
+    table = nf_resnet_table if module is nf_resnet else nfnet_table
+    return model, table.timm_names(model)
+
+
+def _name(path):
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def _their_shape(foreign, leaf):
+    zeros = np.broadcast_to(np.float32(0), leaf.shape)
+    return foreign.layout.to_theirs(zeros).shape
+
+
+def _filled(model, table):
+    """Give a model the weights that `draw` draws by timm's names, in float64."""
+
+    def one(path, leaf):
+        foreign = table[_name(path)]
+        theirs = draw.tensor(foreign.name, _their_shape(foreign, leaf))
+        return foreign.layout.to_ours(np.float64(theirs))
+
+    return jax.tree_util.tree_map_with_path(one, model)
+
+
+def _module(name):
+    return nfnet if name.startswith("nfnet") else nf_resnet
+
+
+@pytest.mark.parametrize("name", REFERENCE["structures"])
+def test_every_tensor_has_its_place_in_timm(name):
+    expected = REFERENCE["structures"][name]
+    model, table = _timm(_module(name), BUILDERS[name], classes=1000)
+    leaves = {
+        _name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(model)
+    }
+    assert table.keys() == leaves.keys()
+    theirs = {
+        foreign.name: _their_shape(foreign, leaves[ours])
+        for ours, foreign in table.items()
+    }
+    assert len(theirs) == len(table)
+    assert draw.fingerprint(theirs) == expected["fingerprint"]
+    assert models.count_parameters(model) == expected["parameters"]
+
+
+def _tiny_nf_resnet(*, image_shape, **options):
+    return nf_resnet.NFResNet((1, 2, 1, 1), channels_in=image_shape[2], **options)
+
+
+@pytest.mark.parametrize(
+    ("case", "build", "options"),
+    [
+        ("nf-resnet-50", BUILDERS["nf-resnet-50"], {}),
+        ("nf-resnet, skipinit", _tiny_nf_resnet, {"skip_gain": 1.0}),
+        ("nfnet-f0", BUILDERS["nfnet-f0"], {}),
+    ],
+)
+def test_logits_are_timms_from_the_same_weights(case, build, options):
+    expected = REFERENCE["logits"][case]
+    shapes, table = _timm(_module(case), build, **options)
+    with jax.enable_x64(True):
+        model = _filled(shapes, table)
+        logits = _run(model, draw.image(*expected["image"]))
+    assert logits.dtype == jnp.float64
+    np.testing.assert_allclose(logits, expected["logits"], rtol=1e-9, atol=1e-11)
+
+
+def _shaken(model):
+    """Move every parameter, so that gains of 1 and biases of 0 cannot hide."""
+    generator = np.random.default_rng(1)
+
+    def move(leaf):
+        return np.float64(leaf) + 0.1 * generator.standard_normal(leaf.shape)
+
+    return jax.tree.map(move, model)
+
+
+def _conv(layer, image, padding="SAME"):
+    """Group after group, in float64."""
+    weight = textbook_standardise(layer.weight, layer.eps, layer.gain)
+    parts = [
+        textbook_conv(pixels, units, layer.stride, padding)
+        for pixels, units in zip(
+            np.split(image, layer.groups, axis=-1),
+            np.split(weight, layer.groups, axis=-1),
+            strict=True,
+        )
+    ]
+    return np.concatenate(parts, axis=-1) + layer.bias
+
+
+def _halve(image):
+    edges = tuple((0, side % 2) for side in image.shape[:2])
+    return textbook_pool(image, 2, 2, edges, np.mean)
+
+
+# Of stages of 1, 2, 1 and 1 blocks: a stage's first block sees what the last stage
+# left, 1 and α² = 0.04 for each of its blocks; then the variance starts at 1 again.
+DEPTHS = (1, 2, 1, 1)
+BETAS = 1 / np.sqrt([1, 1.04, 1.04, 1.08, 1.04])
+
+
+def _nf_resnet(model, image, *, gamma, strided, padding):
+    def activate(image):
+        return gamma * np.maximum(image, 0)
+
+    image = _conv(model.stem, image, padding)
+    edges = ((1, 1), (1, 1))
+    if padding == "SAME":
+        edges = tuple(same_padding(side, 3, 2) for side in image.shape[:2])
+    image = textbook_pool(image, 3, 2, edges, np.max)
+    for number, (block, beta) in enumerate(zip(model.blocks, BETAS, strict=True)):
+        active = activate(image) * beta
+        if number != 2:  # the second of a stage
+            halves = number > 0 and not strided
+            image = _conv(block.shortcut, _halve(active) if halves else active)
+        residual = _conv(block.conv1, active)
+        residual = _conv(block.conv2, activate(residual), padding)
+        residual = _conv(block.conv3, activate(residual))
+        image = image + 0.2 * block.skip_gain * residual
+    return activate(image).mean((0, 1)) @ model.head.weight + model.head.bias
+
+
+def _nfnet(model, image):
+    def activate(image):
+        # GELU by tanh: Hendrycks and Gimpel 2016, section 2.
+        tanh = np.tanh(np.sqrt(2 / np.pi) * (image + 0.044715 * image**3))
+        return 1.7015043497085571 * 0.5 * image * (1 + tanh)
+
+    def attention(layer, image):
+        hidden = image.mean((0, 1)) @ layer.squeeze.weight + layer.squeeze.bias
+        hidden = np.maximum(hidden, 0) @ layer.expand.weight + layer.expand.bias
+        return 2 / (1 + np.exp(-hidden))
+
+    for number, conv in enumerate(model.stem):
+        image = _conv(conv, activate(image) if number else image)
+    for number, (block, beta) in enumerate(zip(model.blocks, BETAS, strict=True)):
+        active = activate(image) * beta
+        if number != 2:  # the second of a stage
+            image = _conv(block.shortcut, _halve(active) if number else active)
+        residual = _conv(block.conv1, active)
+        residual = _conv(block.conv2, activate(residual))
+        residual = _conv(block.conv2b, activate(residual))
+        residual = _conv(block.conv3, activate(residual))
+        residual = residual * attention(block.attention, residual)
+        image = image + 0.2 * block.skip_gain * residual
+    features = activate(_conv(model.last, image)).mean((0, 1))
+    return features @ model.head.weight + model.head.bias
+
+
+@pytest.mark.parametrize(
+    ("name", "gamma"), [("deepmind", 1.7139588594436646), ("tan", 1.0)]
+)
+def test_nf_resnets_of_the_papers_are_the_textbook_ones(name, gamma):
+    options = nf_resnet.IMPLEMENTATIONS[name]
+    model = nf_resnet.NFResNet(DEPTHS, 5, key=jax.random.key(0), **options)
+    model, image = _shaken(model), np.float64(draw.image(33, 40))
+    ours = name == "deepmind"
+    padding = "SAME" if ours else "SYMMETRIC"
+    expected = _nf_resnet(model, image, gamma=gamma, strided=ours, padding=padding)
+    with jax.enable_x64(True):
+        logits = _run(model, image)
+    np.testing.assert_allclose(logits, expected, rtol=1e-9)
+
+
+def test_nfnets_of_the_papers_are_the_textbook_ones():
+    model = nfnet.NFNet(DEPTHS, 5, key=jax.random.key(0))
+    model, image = _shaken(model), np.float64(draw.image(18, 13))
+    expected = _nfnet(model, image)
+    with jax.enable_x64(True):
+        logits = _run(model, image)
+    np.testing.assert_allclose(logits, expected, rtol=1e-9)
+
+
+BLOCKS = {
+    "nf-resnet": lambda key: nf_resnet.Block(
+        Place(6, 16, 2, 0.9),
+        skip_gain=1.0,
+        shortcut="strided",
+        padding="SAME",
+        gamma=1.7,
+        eps=1e-8,
+        key=key,
+    ),
+    "nfnet": lambda key: nfnet.Block(  # 2 groups of 128 channels
+        Place(4, 512, 2, 0.9), skip_gain=1.0, approximate_gelu=True, eps=1e-8, key=key
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_blocks_clipped_gradients_are_those_of_vmap(name):
+    model = jax.tree.map(jnp.float32, _shaken(BLOCKS[name](jax.random.key(0))))
+    channels = model.conv1.weight.shape[2]
+    images = np.random.default_rng(2).standard_normal((3, 5, 6, channels))
+    batch = jnp.asarray(images, jnp.float32), jnp.asarray([0.01, 1.0, 1.0])
+    arrays, rest = eqx.partition(model, eqx.is_array)
+
+    def loss(model, example):
+        image, size = example
+        return jnp.sum(jnp.sin(model(image))) * size
+
+    def every(arrays, batch):
+        return {
+            strategy: clipped_grad(loss, clip_norm=20.0, strategy=strategy)(
+                eqx.combine(arrays, rest), batch
+            )
+            for strategy in ("per_example", "ghost", "bk_mixopt")
+        }
+
+    found = jax.jit(every, compiler_options=QUICK)(arrays, batch)
+    right = found.pop("per_example")
+    assert np.min(right.norms) < 20 < np.max(right.norms)
+    for out in found.values():
+        np.testing.assert_allclose(out.norms, right.norms, rtol=1e-4)
+        for leaf, other in zip(
+            jax.tree.leaves(out.sum), jax.tree.leaves(right.sum), strict=True
+        ):
+            np.testing.assert_allclose(leaf, other, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "side"), [("nf-resnet-50", 224), ("nfnet-f0", 192), ("wrn-16-4", 32)]
+)
+def test_every_tap_has_a_fast_rule(name, side):
+    shape = (side, side, 3)
+    build = BUILDERS.get(name, functools.partial(models.create, name))
+    shapes = eqx.filter_eval_shape(
+        build, classes=10, image_shape=shape, key=jax.random.key(0)
+    )
+    # Zeros without memory behind them.
+    model = jax.tree.map(
+        lambda s: np.broadcast_to(np.zeros((), s.dtype), s.shape), shapes
+    )
+    images = np.broadcast_to(np.float32(0), (2, *shape))
+
+    def loss(model, image):
+        return jax.nn.logsumexp(model(image))
+
+    table = clipped_grad(loss, clip_norm=1.0, strategy="bk_mixed").explain(
+        model, images
+    )
+    leaves = [number for row in table.taps for number in row.leaves]
+    assert set(leaves) == set(range(len(jax.tree.leaves(model))))
+    slow = {"no fast rule", "shared parameters: gradients added before the norm"}
+    assert not [row for row in table.taps if row.why in slow]
+    for row in table.taps:
+        product = row.equation.startswith(("conv_general_dilated", "dot_general"))
+        assert product != row.why.startswith("elementwise"), row
+
+
+@pytest.mark.parametrize("name", ["nf-resnet-50", "nfnet-f0"])
+def test_features_head_and_dtype(name):
+    model = _shapes(BUILDERS[name], classes=7, image_shape=(40, 40, 2))
+    image = jax.ShapeDtypeStruct((40, 40, 2), jnp.bfloat16)
+    features = eqx.filter_eval_shape(lambda m, x: m.features(x), model, image)
+    assert features.shape == (3072 if name.startswith("nfnet") else 2048,)
+    logits = eqx.filter_eval_shape(lambda m, x: m(x), model, image)
+    assert logits.shape == (7,)
+    assert logits.dtype == jnp.bfloat16
+    with pytest.raises(ValueError, match=re.escape("use jax.vmap(model)")):
+        model(jnp.zeros((2, 40, 40, 2), jnp.float32))
+
+
+def test_initial_values_are_the_papers():
+    model = nf_resnet.NFResNet((1, 1, 1, 1), 100, key=jax.random.key(0))
+    gains = [block.skip_gain for block in model.blocks]
+    assert all(gain is not None and gain == 1 for gain in gains)
+    assert abs(float(jnp.std(model.head.weight)) - 0.01) < 1e-4
+    other = nfnet.Block(
+        Place(4, 256, 1, 1.0),
+        skip_gain=0.0,
+        approximate_gelu=True,
+        eps=1e-8,
+        key=jax.random.key(0),
+    )
+    image = jnp.asarray(draw.image(3, 3)[..., [0, 1, 2, 0]])
+    # A residual branch behind a skip gain of 0 is not there yet.
+    assert other.shortcut is not None
+    skip = other.shortcut(jax.nn.gelu(image) * 1.7015043497085571)
+    np.testing.assert_allclose(other(image), skip, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "change", "message"),
+    [
+        (nf_resnet.NFResNet, {"depths": (3, 4, 6)}, "must be 4 whole numbers"),
+        (nfnet.NFNet, {"depths": (1, 0, 6, 3)}, "depths (=0) must be at least 1"),
+        (nf_resnet.NFResNet, {"shortcut": "stride"}, "did you mean strided?"),
+        (nf_resnet.NFResNet, {"padding": "VALID"}, "must be one of SAME, SYMMETRIC"),
+        (nf_resnet.NFResNet, {"gamma": 0.0}, "gamma (=0.0) must be positive"),
+        (nfnet.NFNet, {"eps": -1.0}, "eps (=-1.0) must be positive"),
+        (nfnet.NFNet, {"classes": 0}, "classes (=0) must be at least 1"),
+    ],
+)
+def test_impossible_networks_are_refused(make, change, message):
+    options = {"depths": (1, 1, 1, 1), "classes": 5} | change
+    with pytest.raises(ValueError, match=re.escape(message)):
+        eqx.filter_eval_shape(make, key=jax.random.key(0), **options)
+
+
+@pytest.mark.parametrize("name", ["deepmind", "tan"])
+def test_timms_weights_are_refused_where_they_would_compute_something_else(name):
+    options = nf_resnet.IMPLEMENTATIONS[name]
+    model = _shapes(BUILDERS["nf-resnet-50"], **options)
+    with pytest.raises(ValueError, match="for timm's weights: build the model with"):
+        nf_resnet_table.timm_names(model)
