@@ -15,6 +15,7 @@ _COMMANDS = {
     "plan": "plan a privacy budget: noise, steps, batch size or ε from the others",
     "train": "train a model privately, from a recipe; resumes where it was stopped",
     "export": "write a finished run's model, with its model card, to hand on",
+    "recipe": "show a recipe: settings, published results, ε computed anew, cost",
     "models": "list the models: parameters, FLOPs, public weights, source",
     "bench": "measure what privacy costs: seconds, memory, clipping tap by tap",
 }

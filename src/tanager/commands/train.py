@@ -8,6 +8,7 @@ import tyro
 from rich.console import Console
 from rich.progress import Progress
 
+from tanager import _validate as validate
 from tanager import recipes
 from tanager.recipes.recipe import Recipe
 
@@ -31,6 +32,14 @@ def run(arguments: Sequence[str]) -> int:
     recipe = _parse(name, entry.recipe, words)
     if "epsilon" in typed and recipe.epsilon is not None:
         recipe = _parse(name, entry.at_epsilon(recipe.epsilon), words)
+
+    if entry.pretrained_on and recipe.weights is None:
+        validate.refuse(
+            "weights",
+            None,
+            f"must be given: {name} starts from a model of {entry.pretrained_on}",
+            "a file, a folder, or a name on the hub, hf:OWNER/NAME",
+        )
 
     # JAX is imported from here on: the command line was fine.
     from tanager.recipes import runner

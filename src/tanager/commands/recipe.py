@@ -1,0 +1,148 @@
+"""`tanager recipe`: everything that is known of one recipe."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+from tyro.conf import Positional
+
+from tanager import recipes
+from tanager.privacy import accountant
+from tanager.recipes.published import PublishedRun
+from tanager.recipes.recipe import Recipe, RecipeEntry
+
+
+_KNOWN = {
+    "digits": (10, (8, 8, 1)),
+    "mnist": (10, (28, 28, 1)),
+    "cifar10": (10, (32, 32, 3)),
+    "cifar100": (100, (32, 32, 3)),
+}
+_FOLDER_CLASSES = {"places365": 365}
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Show a recipe: source, settings, published results, ε computed anew, cost."""
+
+    name: Positional[str]
+    """Of the recipe, as `tanager train --list` prints it."""
+    json: bool = False
+    """Print one JSON object and nothing else."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command; `arguments` are the words after `tanager recipe`."""
+    options = tyro.cli(Arguments, prog="tanager recipe", args=list(arguments))
+    entry = recipes.get(options.name)
+    with Console(stderr=True).status("computing ε"):
+        shown = _shown(entry)
+    if options.json:
+        print(json.dumps(shown, indent=2, ensure_ascii=False))
+        return 0
+    _print(shown)
+    return 0
+
+
+def _shown(entry: RecipeEntry) -> dict[str, Any]:
+    recipe = entry.recipe
+    command = f"tanager train {entry.name}"
+    if recipe.dataset != "digits":
+        command += " --data PATH"
+    if entry.pretrained_on and recipe.weights is None:
+        command += " --weights FILE"
+    return {
+        "name": entry.name,
+        "summary": entry.summary,
+        "source": entry.source,
+        "pretrained_on": entry.pretrained_on or None,
+        "command": command,
+        "recipe": recipe.to_json(),
+        "published": [_row(row) for row in entry.published],
+        "cost": _cost(entry),
+    }
+
+
+def _row(row: PublishedRun) -> dict[str, Any]:
+    mechanism = row.mechanism
+    return {
+        "epsilon": row.epsilon,
+        "epsilon_rdp": accountant.epsilon(mechanism, row.delta, "rdp"),
+        "epsilon_pld": accountant.epsilon(mechanism, row.delta),
+        "delta": row.delta,
+        "examples": row.examples,
+        "batch_size": row.batch_size,
+        "noise_multiplier": row.noise_multiplier,
+        "steps": row.steps,
+        "learning_rate": row.learning_rate,
+        "accuracy": row.accuracy,
+        "accuracy_std": row.accuracy_std,
+        "note": row.note or None,
+    }
+
+
+def _cost(entry: RecipeEntry) -> dict[str, Any] | None:
+    from tanager.recipes import cost
+
+    recipe = entry.recipe
+    if recipe.steps is None:
+        return None
+    classes, shape = _KNOWN.get(recipe.dataset, (1000, (224, 224, 3)))
+    if recipe.dataset == "folder":
+        classes = _FOLDER_CLASSES.get(entry.name.split("-")[0], classes)
+    side = recipe.crop_size or recipe.image_size
+    if side:
+        shape = (side, side, shape[2])
+    found = cost.estimate(recipe, recipe.steps, classes, shape)
+    return {**found._asdict(), "gpu": cost.GPU, "flops_per_second": cost.SUSTAINED}
+
+
+def _print(shown: dict[str, Any]) -> None:
+    console = Console(highlight=False)
+    console.print(f"[bold]{shown['name']}[/]: {shown['summary']}")
+    console.print(f"source: {shown['source']}")
+    if shown["pretrained_on"]:
+        console.print(f"pretrained on: {shown['pretrained_on']}")
+    console.print(f"command: {shown['command']}\n")
+    default = {field.name: field.default for field in dataclasses.fields(Recipe)}
+    for name, value in shown["recipe"].items():
+        if value is not None and value != default[name] and value != {}:
+            console.print(f"  {name:27}{value}")
+    if shown["published"]:
+        console.print(_table(shown["published"]))
+        for note in dict.fromkeys(row["note"] for row in shown["published"]):
+            if note:
+                console.print(f"note: {note}")
+    if (cost := shown["cost"]) is not None:
+        console.print(
+            f"\n{cost['parameters']:,} parameters; {cost['flops']:.2g} operations, "
+            f"{cost['hours']:.2g} hours on one {cost['gpu']} that sustains "
+            f"{cost['flops_per_second'] / 1e12:g} TFLOP/s (an assumption)"
+        )
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> Table:
+    table = Table(title="\npublished, and its ε computed anew", title_justify="left")
+    titles = ("ε", "by RDP", "by PLD", "δ", "σ", "batch", "steps", "rate", "accuracy %")
+    for title in titles:
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        accuracy = "–" if row["accuracy"] is None else f"{row['accuracy']}"
+        if row["accuracy_std"] is not None:
+            accuracy += f" ± {row['accuracy_std']}"
+        table.add_row(
+            f"{row['epsilon']:g}",
+            f"{row['epsilon_rdp']:.3f}",
+            f"{row['epsilon_pld']:.3f}",
+            f"{row['delta']:g}",
+            f"{row['noise_multiplier']:g}",
+            str(row["batch_size"]),
+            str(row["steps"]),
+            f"{row['learning_rate']:g}",
+            accuracy,
+        )
+    return table

@@ -1,0 +1,69 @@
+"""What a recipe takes, before it is run: operations, and hours on a named GPU."""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+
+from tanager import models
+from tanager.recipes.recipe import Recipe
+
+
+GPU = "A100"
+SUSTAINED = 40e12
+"""Floating-point operations a second that an A100 is taken to sustain: a quarter of its
+peak of 156e12 in TF32. An assumption, not a measurement."""
+
+_PASSES = 3
+"""Forward, gradient in the activations, gradient in the weights."""
+
+
+class Cost(NamedTuple):
+    """What a run takes.
+
+    Attributes:
+        parameters: of the model.
+        flops: multiplications and additions of all its matrix products and
+            convolutions, clipping and padding not among them.
+        hours: on one `GPU` at `SUSTAINED`.
+    """
+
+    parameters: int
+    flops: float
+    hours: float
+
+
+def estimate(
+    recipe: Recipe, steps: int, classes: int, image_shape: tuple[int, int, int]
+) -> Cost:
+    """Return the cost of a recipe from shapes alone.
+
+    Args:
+        recipe: the run.
+        steps: T.
+        classes: logits of the model.
+        image_shape: (height, width, channels) of what the model sees.
+
+    Raises:
+        ValueError: there is no such model, or not for such images.
+    """
+    from tanager.recipes.tasks import model_options
+
+    model = eqx.filter_eval_shape(
+        models.create,
+        recipe.model,
+        classes=classes,
+        image_shape=image_shape,
+        key=jax.random.key(0),
+        **model_options(recipe),
+    )
+    once = models.count_flops(model, image_shape)
+    seen = float(recipe.batch_size) * steps
+    if recipe.caches_features:
+        head = 2 * sum(leaf.size for leaf in jax.tree.leaves(model.head))
+        flops = _PASSES * head * seen
+    else:
+        views = max(1, recipe.augmentation_multiplicity)
+        passes = 1 if recipe.fine_tune == "last-layer" else _PASSES
+        flops = passes * once * views * seen
+    return Cost(models.count_parameters(model), flops, flops / SUSTAINED / 3600)
