@@ -126,7 +126,7 @@ class WideResNet(eqx.Module):
         gain: whether standardised convolutions have a gain.
         bias: whether convolutions have a bias.
         shortcut_norm: whether a convolved skip path has a norm of its own.
-        padding: ``"SAME"`` or ``"SYMMETRIC"``, see `layers.Padding`.
+        padding: ``"SAME"`` or ``"SYMMETRIC"``, see `windows.Padding`.
         key: JAX key of the initial weights.
 
     Raises:
