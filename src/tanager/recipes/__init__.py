@@ -32,6 +32,7 @@ RECIPES: dict[str, RecipeEntry] = {
         imagenet.NFNET_F3_LAST_LAYER,
         imagenet.PLACES_ALL,
         imagenet.PLACES_LAST_LAYER,
+        mnist.MNIST_LENET,
         mnist.MNIST_SMALL_CNN,
         folder.FOLDER,
     )
