@@ -1,4 +1,4 @@
-"""The Python of the README and of docs/weights.md runs as it stands, top to bottom."""
+"""The Python of the README and of the pages in docs runs as it stands, in order."""
 
 import re
 from pathlib import Path
@@ -49,3 +49,13 @@ def test_the_examples_of_weights_run(tmp_path, monkeypatch, capsys):
     )
     assert published in lines
     assert re.fullmatch(r"a \d", lines[-1])
+
+
+@pytest.mark.slow
+def test_the_examples_of_fine_tuning_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run_the_examples_of("docs/fine_tuning.md", 1)
+    lines = capsys.readouterr().out.splitlines()
+    # Per block 4·(32+96) + 4·(32+32) + 2·4·(32+128), and the head of 32·10 + 10.
+    assert lines[0] == str(2 * (512 + 256 + 1280) + 330)
+    assert lines[-1] == "Linear"

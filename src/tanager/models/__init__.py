@@ -21,6 +21,12 @@ from tanager.models.published import PUBLISHED as PUBLISHED
 from tanager.models.published import Published as Published
 from tanager.models.resnet import ResNet as ResNet
 from tanager.models.small_cnn import SmallCNN as SmallCNN
+from tanager.models.tuning import FINE_TUNING as FINE_TUNING
+from tanager.models.tuning import LowRankLinear as LowRankLinear
+from tanager.models.tuning import fine_tune as fine_tune
+from tanager.models.tuning import merge as merge
+from tanager.models.vit import Variant as Variant
+from tanager.models.vit import VisionTransformer as VisionTransformer
 from tanager.models.wide_resnet import WideResNet as WideResNet
 from tanager.models.zoo import ENTRIES as ENTRIES
 from tanager.models.zoo import MODELS as MODELS
