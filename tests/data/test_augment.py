@@ -1,8 +1,9 @@
-"""Views against an enumeration of all legal crops and flips by NumPy.
+"""Views of one image: by name, of one size, their own, and the same again.
 
 The statistical tests reject at a false-alarm rate of 1e-6; their keys are fixed.
 """
 
+import dataclasses
 import itertools
 import re
 
@@ -12,16 +13,22 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from tanager.data import colour, resample
 from tanager.data.augment import (
-    Augmentation,
-    random_crop,
-    random_flip,
+    KINDS,
+    CropFlip,
+    InceptionCrop,
+    RandomResizedCrop,
+    SimCLR,
+    Tan,
+    Unchanged,
     standardise,
     views,
 )
 
 
 FALSE_ALARM = 1e-6
+RANDOM = sorted(KINDS.keys() - {"none"})
 
 
 def picture(height=6, width=6, channels=3, dtype=np.uint8):
@@ -33,14 +40,20 @@ def picture(height=6, width=6, channels=3, dtype=np.uint8):
     return pixels.astype(dtype)
 
 
-def legal_views(image, padding, flip):
+def photograph(height=40, width=44, dtype: type = np.uint8):
+    """Random pixels, uint8 or on the 0..1 scale."""
+    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
+    return jnp.asarray(pixels if dtype == np.uint8 else pixels / 255, dtype)
+
+
+def legal_views(image, padding):
     """All crops of the padded image, in order, then all of them flipped."""
     height, width, _ = image.shape
     edges = ((padding, padding), (padding, padding), (0, 0))
     padded = np.pad(image, edges, mode="reflect")
     steps = range(2 * padding + 1)
     crops = [padded[i : i + height, j : j + width] for i in steps for j in steps]
-    return crops + [crop[:, ::-1] for crop in crops] if flip else crops
+    return crops + [crop[:, ::-1] for crop in crops]
 
 
 def which(produced, legal):
@@ -59,35 +72,11 @@ def uniform_p(positions, choices):
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
-@pytest.mark.parametrize(
-    "padding, size", [(1, (6, 5, 3)), (2, (5, 6)), (4, (7, 11, 1))]
-)
-def test_crops_are_the_legal_ones_equally_often(padding, size, dtype):
-    image = picture(*size, dtype=dtype)
-    legal = legal_views(image, padding, flip=False)
-    crop = jax.jit(jax.vmap(lambda key: random_crop(key, jnp.asarray(image), padding)))
-    produced = np.asarray(crop(keys(100 * len(legal), seed=padding)))
-    assert produced.dtype == dtype
-    positions = which(produced, legal)
-    assert set(positions) == set(range(len(legal)))
-    assert uniform_p(positions, len(legal)) > FALSE_ALARM
-
-
-@pytest.mark.statistical
-def test_flips_are_half():
-    image = picture()
-    produced = jax.vmap(lambda key: random_flip(key, jnp.asarray(image)))(keys(2000))
-    positions = which(np.asarray(produced), [image, image[:, ::-1]])
-    assert stats.binomtest(int(positions.sum()), 2000).pvalue > FALSE_ALARM
-
-
-@pytest.mark.statistical
-def test_augmentation_is_uniform_over_crops_and_flips():
+def test_crop_flip_is_uniform_over_crops_and_flips():
     image = picture(5, 6)
-    legal = legal_views(image, 2, flip=True)
-    augmentation = Augmentation(crop_padding=2)
-    produced = jax.vmap(lambda key: augmentation(key, jnp.asarray(image)))(
+    legal = legal_views(image, 2)
+    augment = CropFlip(crop_padding=2)
+    produced = jax.vmap(lambda key: augment(key, jnp.asarray(image)))(
         keys(100 * len(legal), seed=4)
     )
     assert uniform_p(which(np.asarray(produced), legal), len(legal)) > FALSE_ALARM
@@ -97,10 +86,10 @@ def test_augmentation_is_uniform_over_crops_and_flips():
 def test_views_are_independent():
     """Every pair of views of one image takes all pairs of values equally often."""
     image = picture()
-    legal = legal_views(image, 1, flip=True)
+    legal = legal_views(image, 1)
     choices = len(legal)
     produced = jax.vmap(
-        lambda key: views(Augmentation(crop_padding=1), key, jnp.asarray(image), 3)
+        lambda key: views(CropFlip(crop_padding=1), key, jnp.asarray(image), 3)
     )(keys(20 * choices**2, seed=5))
     assert produced.shape == (20 * choices**2, 3, *image.shape)
     positions = [which(np.asarray(produced[:, view]), legal) for view in range(3)]
@@ -109,49 +98,170 @@ def test_views_are_independent():
         assert uniform_p(one * choices + one, choices**2) < FALSE_ALARM
 
 
-def test_images_of_a_batch_get_their_own_views():
-    """vmap over examples and views equals one image at a time."""
-    images = np.stack([picture(), picture()[::-1]])
-    augmentation = Augmentation(crop_padding=2)
-
-    def of_one(key, image):
-        return views(augmentation, key, image, 4)
-
-    batch = jax.jit(jax.vmap(of_one))(keys(2), jnp.asarray(images))
-    assert batch.shape == (2, 4, *images.shape[1:])
-    for row, (key, image) in enumerate(zip(keys(2), images, strict=True)):
-        np.testing.assert_array_equal(batch[row], of_one(key, jnp.asarray(image)))
+### All kinds
 
 
-def test_same_key_same_views_other_key_others():
-    image = jnp.asarray(picture(32, 32, 1))
-    one, again, other = (
-        np.asarray(views(Augmentation(), jax.random.key(seed), image, 8))
-        for seed in (0, 0, 1)
-    )
-    np.testing.assert_array_equal(one, again)
-    assert not np.array_equal(one, other)
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32, jnp.bfloat16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_views_have_the_dtype_of_the_image_and_one_size(kind, dtype):
+    augment = KINDS[kind](crop_size=32)
+    image = photograph(dtype=dtype)
+    assert augment.size(image.shape) == (32, 32)
+    plain = jax.eval_shape(augment.plain, image)
+    produced = jax.eval_shape(augment, jax.random.key(0), image)
+    assert (plain.shape, plain.dtype) == ((32, 32, 3), dtype)
+    assert (produced.shape, produced.dtype) == ((32, 32, 3), dtype)
+
+
+@pytest.mark.parametrize("kind", RANDOM)
+def test_views_differ_and_depend_on_nothing_but_their_key_and_image(kind):
+    augment = KINDS[kind](crop_size=21)
+    images = jnp.stack([photograph(24, 22), 255 - photograph(24, 22)])
+    run = jax.jit(jax.vmap(lambda key, image: views(augment, key, image, 8)))
+    batch = np.asarray(run(keys(2), images))
+    assert len(np.unique(batch.reshape(16, -1), axis=0)) == 16
+    np.testing.assert_array_equal(run(keys(2), images), batch)
+    swapped = run(keys(2)[::-1], images[::-1])
+    np.testing.assert_array_equal(swapped, batch[::-1])
+    other = run(keys(2), images.at[0].set(7))
+    np.testing.assert_array_equal(other[1], batch[1])
+    assert not np.array_equal(run(keys(2, seed=1), images), batch)
+
+
+@pytest.mark.parametrize("kind", ["rrc", "tan"])
+def test_views_of_float_images_are_those_of_uint8_images_not_rounded(kind):
+    augment = KINDS[kind](crop_size=21)
+    run = jax.jit(lambda key, image: views(augment, key, image, 8))
+    whole = run(jax.random.key(0), photograph(24, 22))
+    fine = 255 * np.asarray(run(jax.random.key(0), photograph(24, 22, np.float32)))
+    assert -1e-3 < fine.min() <= fine.max() < 255.001
+    assert 0.3 < np.max(np.abs(whole.astype(jnp.float32) - fine)) < 0.501
+
+
+def test_a_view_is_the_same_whatever_the_batch_and_their_number():
+    images = jnp.stack([photograph(24, 24), 255 - photograph(24, 24)])
+
+    def of(keys, images, count):
+        run = jax.vmap(lambda key, image: views(CropFlip(), key, image, count))
+        return jax.jit(run)(keys, images)
+
+    batch = of(keys(2), images, 4)
+    np.testing.assert_array_equal(of(keys(2)[1:], images[1:], 4), batch[1:])
+    np.testing.assert_array_equal(of(keys(2), images, 2), batch[:, :2])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_evaluated_is_of_the_image_or_a_view_as_it_is(kind):
+    image = photograph()
+    plain = jax.jit(KINDS[kind](crop_size=32).plain)
+    if kind == "crop-flip":
+        resized = jax.jit(lambda image: resample.resize(image, (32, 32)))(image)
+        np.testing.assert_array_equal(plain(image), resized)
+    else:
+        np.testing.assert_array_equal(plain(image), image[4:36, 6:38])
+    np.testing.assert_array_equal(plain(plain(image)), plain(image))
+    whole = KINDS[kind]()
+    np.testing.assert_array_equal(whole.plain(image), image)
+    assert whole.size(image.shape) == (40, 44)
+
+
+def test_all_kinds_keep_the_size_of_the_image_by_default():
+    image = photograph()
+    for kind in KINDS.values():
+        view = jax.eval_shape(kind(), jax.random.key(0), image)
+        assert view.shape == image.shape
+
+
+def test_kinds_are_values():
+    assert CropFlip(crop_padding=4, flip=True) == CropFlip()
+    assert hash(SimCLR()) == hash(SimCLR())
+    assert {cls.kind: cls for cls in KINDS.values()} == KINDS
+
+
+### One by one
 
 
 def test_nothing_to_do_is_the_image():
     image = jnp.asarray(picture())
     key = jax.random.key(0)
-    unchanged = Augmentation(crop_padding=0, flip=False)(key, image)
+    unchanged = CropFlip(crop_padding=0, flip=False)(key, image)
     np.testing.assert_array_equal(unchanged, image)
-    np.testing.assert_array_equal(random_crop(key, image, 0), image)
+    np.testing.assert_array_equal(Unchanged()(key, image), image)
 
 
-def test_largest_padding():
-    image = picture(3, 3, 1)
-    legal = legal_views(image, 2, flip=False)
-    produced = jax.vmap(lambda key: random_crop(key, jnp.asarray(image), 2))(keys(500))
-    seen = {np.asarray(view).tobytes() for view in produced}
-    assert seen == {view.tobytes() for view in legal}
+@pytest.mark.parametrize("kind", ["rrc", "tan"])
+def test_without_a_flip_it_is_the_same_view_or_its_mirror_image(kind):
+    image = photograph(24, 24)
+
+    def run(flip):
+        augment = dataclasses.replace(KINDS[kind](), flip=flip)
+        key = jax.random.key(0)
+        return np.asarray(jax.jit(lambda key: views(augment, key, image, 20))(key))
+
+    mirrored = 0
+    for one, two in zip(run(True), run(False), strict=True):
+        if not np.array_equal(one, two):
+            np.testing.assert_array_equal(one, two[:, ::-1])
+            mirrored += 1
+    assert 3 <= mirrored <= 17
 
 
-def test_augmentation_is_a_value():
-    assert Augmentation(4, True) == Augmentation()
-    assert hash(Augmentation(4, True)) == hash(Augmentation())
+def one_view(augment, image):
+    return np.asarray(jax.jit(augment)(jax.random.key(0), image))
+
+
+def test_the_whole_area_is_the_image_resized():
+    image = photograph(40, 40)
+    whole = {"area": (1.0, 1.0), "aspect": (1.0, 1.0), "flip": False}
+    resized = jax.jit(lambda image: resample.resize(image, (28, 28)))(image)
+    view = one_view(RandomResizedCrop(crop_size=28, **whole), image)
+    np.testing.assert_array_equal(view, resized)
+    np.testing.assert_array_equal(one_view(InceptionCrop(**whole), image), image)
+
+
+def test_inception_interpolates_between_two_pixels_and_rrc_antialiases():
+    """Lines two pixels wide, made four times smaller."""
+    lines = jnp.asarray(np.tile([0, 0, 255, 255], (32, 8))[:, :, None], jnp.uint8)
+    shifted = jnp.roll(lines, 1, axis=1)
+    whole = {"area": (1.0, 1.0), "aspect": (1.0, 1.0), "crop_size": 8}
+    sharp, soft = InceptionCrop(**whole), RandomResizedCrop(**whole)
+    assert set(np.unique(one_view(sharp, lines))) == {128}
+    assert set(np.unique(one_view(sharp, shifted))) == {0}
+    assert one_view(soft, shifted).min() > 90
+
+
+def test_tan_is_a_crop_of_the_middle_with_jitter():
+    """The mirrors stand at the edges of the middle, whatever lies beyond them."""
+    image = np.array(photograph(36, 36))
+    still = colour.ColourJitter(0.0, 0.0, 0.0, 0.0)
+    augment = Tan(crop_size=24, crop_padding=3, jitter=still)
+    run = jax.jit(lambda key: views(augment, key, jnp.asarray(image), 50))
+    legal = legal_views(image[6:30, 6:30], 3)
+    assert len(set(which(np.asarray(run(jax.random.key(0))), legal))) > 20
+
+
+@pytest.mark.statistical
+def test_the_colours_of_tan_change_as_often_as_the_paper_says():
+    grey = jnp.full((8, 8, 3), 100, jnp.uint8)
+    run = jax.jit(jax.vmap(lambda key: Tan(crop_padding=0)(key, grey)))
+    changed = int(np.sum(np.any(np.asarray(run(keys(2000))) != 100, axis=(1, 2, 3))))
+    # Of a change of brightness by up to 0.8, 1 in 160 is too small to be seen.
+    assert stats.binomtest(changed, 2000, 0.3 * (1 - 1 / 160)).pvalue > FALSE_ALARM
+
+
+@pytest.mark.statistical
+def test_simclr_loses_colours_and_blurs_as_often_as_the_code_says():
+    still = dataclasses.replace(SimCLR().jitter, probability=0.0)
+    augment = SimCLR(jitter=still, area=(1.0, 1.0), aspect=(1.0, 1.0))
+    image = photograph(16, 16)
+    run = jax.jit(jax.vmap(lambda key: augment(key, image)))
+    produced = np.asarray(run(keys(2000)), int)
+    grey = np.all(np.ptp(produced, axis=3) == 0, axis=(1, 2))
+    assert stats.binomtest(int(grey.sum()), 2000, 0.2).pvalue > FALSE_ALARM
+    blurred = np.std(produced, axis=(1, 2, 3)) < 40
+    assert stats.binomtest(int(blurred.sum()), 2000, 0.2).pvalue > FALSE_ALARM
+    both = int(np.sum(grey & blurred))
+    assert stats.binomtest(both, 2000, 0.04).pvalue > FALSE_ALARM
 
 
 def test_standardise_matches_float64():
@@ -163,23 +273,78 @@ def test_standardise_matches_float64():
     np.testing.assert_allclose(out, expected, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("padding", [3, 4])
-def test_padding_of_the_image_size_is_refused(padding):
-    image = jnp.asarray(picture(8, 3))
-    message = f"padding (={padding}) must be smaller than the image, 8 × 3"
+### Refusals
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: CropFlip(crop_padding=-1), "crop_padding (=-1) must be at least 0"),
+        (lambda: Tan(crop_padding=-1), "crop_padding (=-1) must be at least 0"),
+        (lambda: Unchanged(crop_size=0), "crop_size (=0) must be at least 1"),
+        (
+            lambda: RandomResizedCrop(area=(0.5, 1.5)),
+            "area (=(0.5, 1.5)) must be at most 1, the whole image",
+        ),
+        (
+            lambda: InceptionCrop(aspect=(2.0, 1.0)),
+            "aspect (=(2.0, 1.0)) must not end below its beginning",
+        ),
+        (lambda: SimCLR(area=(0.0, 1.0)), "area (=0.0) must be positive"),
+        (lambda: SimCLR(blur_size=4), "blur_size (=4) must be odd"),
+        (lambda: SimCLR(grey_probability=2.0), "grey_probability (=2.0) must be at"),
+    ],
+)
+def test_bad_fields_are_refused(make, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        random_crop(jax.random.key(0), image, padding)
+        make()
+
+
+@pytest.mark.parametrize(
+    ("augment", "shape", "message"),
+    [
+        (
+            CropFlip(crop_padding=3),
+            (8, 3, 1),
+            "crop_padding (=3) must be smaller than the image, 8 × 3",
+        ),
+        (
+            Tan(crop_size=16),
+            (32, 32, 3),
+            "crop_padding (=20) must be smaller than the image, 16 × 16",
+        ),
+        (
+            RandomResizedCrop(crop_size=33),
+            (40, 32, 3),
+            "crop_size (=33) must be at most the image's 40 × 32: a view is no larger",
+        ),
+        (
+            Tan(),
+            (32, 32, 1),
+            "augmentation (='tan') needs images of 3 channels; these have 1",
+        ),
+        (SimCLR(), (32, 32, 4), "augmentation (='simclr') needs images of 3 channels"),
+        (
+            SimCLR(blur_size=17),
+            (8, 32, 3),
+            "blur_size (=17) must be less than twice the image's size",
+        ),
+    ],
+)
+def test_images_that_do_not_suit_are_refused(augment, shape, message):
+    for refused in (
+        lambda: augment.check(shape),
+        lambda: augment(jax.random.key(0), jnp.zeros(shape, jnp.uint8)),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            refused()
 
 
 def test_bad_arguments_are_refused():
     image, key = jnp.asarray(picture()), jax.random.key(0)
-    with pytest.raises(ValueError, match=re.escape("crop_padding (=-1) must be at")):
-        Augmentation(crop_padding=-1)
-    with pytest.raises(ValueError, match=re.escape("padding (=-1) must be at least 0")):
-        random_crop(key, image, -1)
     message = "multiplicity (=0) must be at least 1: without augmentation, use"
     with pytest.raises(ValueError, match=re.escape(message)):
-        views(Augmentation(), key, image, 0)
+        views(CropFlip(), key, image, 0)
     message = "mean (=(0.5,)) must have 3 numbers, one per channel"
     with pytest.raises(ValueError, match=re.escape(message)):
         standardise(image, (0.5,), (0.5, 0.5, 0.5))

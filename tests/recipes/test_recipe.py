@@ -75,6 +75,19 @@ MINIMAL: dict = {
             {"augmentation_multiplicity": 4},
             "augmentation_multiplicity (=4) must be 0 where there is no augmentation",
         ),
+        (
+            {"augmentation": "none", "augmentation_multiplicity": 4, "flip": True},
+            "augmentation_multiplicity (=4) must be 0 where there is no augmentation: "
+            "its views would all be the same: give crop_padding or flip, or another",
+        ),
+        ({"test_views": 4}, "test_views (=4) must be 0 where there is no augmentation"),
+        ({"test_views": -1}, "test_views (=-1) must be at least 0"),
+        (
+            {"augmentation": "simcrl"},
+            "augmentation (='simcrl') must be one of none, crop-flip, rrc, tan, "
+            "simclr, inception: did you mean simclr?",
+        ),
+        ({"crop_size": 7}, "crop_size (=7) must be at least 8"),
         ({"crop_padding": -1}, "crop_padding (=-1) must be at least 0"),
         ({"validation_examples": -1}, "validation_examples (=-1) must be at least 0"),
         ({"physical_batch_size": 0}, "physical_batch_size (=0) must be at least 1"),
@@ -98,6 +111,9 @@ def test_a_field_out_of_range_is_refused_by_name(fields, message):
         {"checkpoint_seconds": 0.0},
         {"augmentation_multiplicity": 0, "crop_padding": 4, "flip": True},
         {"augmentation_multiplicity": 1, "flip": True},
+        {"augmentation_multiplicity": 2, "crop_size": 8},
+        {"augmentation_multiplicity": 2, "augmentation": "rrc", "test_views": 2},
+        {"augmentation": "none"},
         {"seed": 0},
     ],
 )

@@ -30,7 +30,8 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float32, PRNGKeyArray, Shaped, UInt8
+from jax import lax
+from jaxtyping import Array, Float32, Int32, PRNGKeyArray, Shaped, UInt8
 
 from tanager import _validate as validate
 from tanager.data import colour, crops, resample
@@ -100,8 +101,13 @@ def views(
         at_least=1,
         remedy="without augmentation, use the example itself",
     )
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, np.arange(multiplicity))
-    return jax.vmap(augment, in_axes=(0, None))(keys, example)
+
+    def view(number: Int32[Array, ""]) -> Any:
+        return augment(jax.random.fold_in(key, number), example)
+
+    # One after another: what is computed on the way is then of one view of each
+    # example, and on a CPU stays in its caches.
+    return lax.map(view, jnp.arange(multiplicity, dtype=jnp.int32))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -250,8 +256,8 @@ class RandomResizedCrop(Augmentation):
 
     def __post_init__(self):
         super().__post_init__()
-        _check_range("area", self.area)
-        _check_range("aspect", self.aspect)
+        validate.positive(area=self.area[0], aspect=self.aspect[0])
+        _check_order(area=self.area, aspect=self.aspect)
         if self.area[1] > 1:
             validate.refuse("area", self.area, "must be at most 1, the whole image")
 
@@ -358,7 +364,8 @@ class SimCLR(RandomResizedCrop):
             grey_probability=self.grey_probability,
             blur_probability=self.blur_probability,
         )
-        _check_range("blur_deviations", self.blur_deviations)
+        validate.positive(blur_deviations=self.blur_deviations[0])
+        _check_order(blur_deviations=self.blur_deviations)
         validate.whole(blur_size=self.blur_size, at_least=1)
         if self.blur_size % 2 == 0:
             validate.refuse("blur_size", self.blur_size, "must be odd")
@@ -371,14 +378,14 @@ class SimCLR(RandomResizedCrop):
         jitter_key, grey_key, blur_key, crop_key = jax.random.split(key, 4)
         planes = self.jitter(jitter_key, colour.planes(image))
         planes = colour.random_grey(grey_key, planes, self.grey_probability)
-        planes = colour.random_blur(
+        image = colour.random_blur(
             blur_key,
-            planes,
+            colour.image_of(planes, image.dtype),
             self.blur_probability,
             self.blur_deviations,
             self.blur_size,
         )
-        return super().__call__(crop_key, colour.image_of(planes, image.dtype))
+        return super().__call__(crop_key, image)
 
     def check(self, image_shape: tuple[int, ...]) -> None:
         """See `Augmentation.check`."""
@@ -401,8 +408,7 @@ def _row(numbers: np.ndarray) -> Float32[Array, "1 1 c"]:
     return jnp.asarray(numbers, jnp.float32)[None, None, :]
 
 
-def _check_range(name: str, bounds: tuple[float, float]) -> None:
-    for bound in bounds:
-        validate.positive(**{name: bound})
-    if bounds[0] > bounds[1]:
-        validate.refuse(name, bounds, "must not end below its beginning")
+def _check_order(**ranges: tuple[float, float]) -> None:
+    for name, (low, high) in ranges.items():
+        if low > high:
+            validate.refuse(name, (low, high), "must not end below its beginning")

@@ -1,9 +1,8 @@
 """Colours changed at random: jitter, grey and blur, as torchvision defines them.
 
-Images are planes here, [C, H, W] on the 0..1 scale, float32 or wider, so that
+Colours are changed in planes, [C, H, W] on the 0..1 scale, float32 or wider, so that
 processors work on many pixels of one channel at once; `planes` and `image_of` convert.
-The reference rounds to whole levels after every operation. Here nothing is rounded on
-the way.
+The reference rounds uint8 images after every operation; here planes never are.
 
 References:
     torchvision's ``ColorJitter``, ``RandomGrayscale`` and ``GaussianBlur``; Chen et al.
@@ -21,7 +20,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
 from tanager import _validate as validate
-from tanager.data.resample import working_dtype
+from tanager.data.resample import mixed, rounded_to, working_dtype
 
 
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R 601-2, as in Pillow
@@ -57,8 +56,8 @@ def planes(image: Shaped[Array, "h w c"]) -> Float[Array, "c h w"]:
 
 def image_of(planes: Float[Array, "c h w"], dtype: np.dtype) -> Shaped[Array, "h w c"]:
     """Return planes as an image of `dtype`: uint8, rounded to nearest, or a float."""
-    values = jnp.round(255 * planes) if dtype == jnp.uint8 else planes
-    return jnp.moveaxis(values.astype(dtype), 0, 2)
+    values = 255 * planes if dtype == jnp.uint8 else planes
+    return jnp.moveaxis(rounded_to(values, dtype), 0, 2)
 
 
 def grey(planes: Float[Array, "3 h w"]) -> Float[Array, "1 h w"]:
@@ -93,33 +92,32 @@ def rotate_hue(
 
 
 def gaussian_blur(
-    planes: Float[Array, "c h w"], deviation: Float[Array, ""], size: int
-) -> Float[Array, "c h w"]:
-    """Return the planes convolved with a normalised Gaussian cut to `size` pixels.
+    image: Shaped[Array, "h w c"], deviation: Float[Array, ""], size: int
+) -> Shaped[Array, "h w c"]:
+    """Return the image convolved with a normalised Gaussian cut to `size` pixels.
 
     Edges are mirrored without repeating the edge pixel.
 
     Args:
-        planes: [C, H, W].
+        image: uint8 or float [H, W, C].
         deviation: standard deviation of the Gaussian, in pixels.
         size: of the kernel each way: odd, less than twice the image's size.
+
+    Returns:
+        [H, W, C], of the image's dtype; uint8 rounded to nearest.
     """
-    radius = size // 2
-    steps = jnp.arange(-radius, radius + 1, dtype=planes.dtype)
-    weights = jnp.exp(-0.5 * (steps / deviation.astype(planes.dtype)) ** 2)
+    dtype = working_dtype(image.dtype)
+    steps = np.arange(size) - size // 2
+    weights = jnp.exp(-0.5 * (steps.astype(dtype) / deviation.astype(dtype)) ** 2)
     weights /= jnp.sum(weights)
-    for axis in (1, 2):
-        edges = [(0, 0)] * 3
-        edges[axis] = (radius, radius)
-        padded = jnp.pad(planes, edges, mode="reflect")
-        length = planes.shape[axis]
-        planes = jnp.asarray(
-            sum(
-                weights[step] * lax.slice_in_dim(padded, step, step + length, axis=axis)
-                for step in range(size)
-            )
-        )
-    return planes
+    blurred = image
+    for axis in (0, 1):
+        last = image.shape[axis] - 1
+        positions = np.abs(steps[:, None] + np.arange(last + 1)[None, :])
+        positions = jnp.asarray(last - np.abs(last - positions), jnp.int32)
+        each = jnp.broadcast_to(weights[:, None], positions.shape)
+        blurred = mixed(blurred, axis, positions, each)
+    return rounded_to(blurred, image.dtype)
 
 
 def jitter(
@@ -197,15 +195,15 @@ class ColourJitter:
         self, key: PRNGKeyArray, planes: Float[Array, "3 h w"]
     ) -> Float[Array, "3 h w"]:
         """Return the planes, changed with the given probability."""
-        order_key, factor_key, hue_key, whether_key = jax.random.split(key, 4)
         strengths = np.array([self.brightness, self.contrast, self.saturation])
-        low = np.maximum(1 - strengths, 0).astype(np.float32)
-        high = (1 + strengths).astype(np.float32)
-        factors = jax.random.uniform(factor_key, (3,), minval=low, maxval=high)
-        turn = jax.random.uniform(hue_key, minval=-self.hue, maxval=self.hue)
-        schedule = jax.random.randint(order_key, (), 0, len(_SCHEDULES))
-        changed = jitter(planes, schedule, factors, turn)
-        return _perhaps(whether_key, self.probability, changed, planes)
+        low = np.array([*np.maximum(1 - strengths, 0), -self.hue, 0, 0])
+        high = np.array([*(1 + strengths), self.hue, len(_SCHEDULES), 1])
+        # One call for all numbers: each is slow to compile.
+        draws = jax.random.uniform(key, (6,), jnp.float32)
+        draws = jnp.float32(low) + jnp.float32(high - low) * draws
+        schedule = jnp.floor(draws[4]).astype(jnp.int32)
+        changed = jitter(planes, schedule, draws[:3], draws[3])
+        return jnp.where(draws[5] < self.probability, changed, planes)
 
 
 def random_grey(
@@ -213,42 +211,34 @@ def random_grey(
 ) -> Float[Array, "3 h w"]:
     """Return the planes, all three replaced by the grey image with `probability`."""
     changed = jnp.broadcast_to(grey(planes), planes.shape)
-    return _perhaps(key, probability, changed, planes)
+    return jnp.where(jax.random.bernoulli(key, probability), changed, planes)
 
 
 def random_blur(
     key: PRNGKeyArray,
-    planes: Float[Array, "c h w"],
+    image: Shaped[Array, "h w c"],
     probability: float,
     deviations: tuple[float, float],
     size: int,
-) -> Float[Array, "c h w"]:
-    """Return the planes, blurred with `probability`.
+) -> Shaped[Array, "h w c"]:
+    """Return the image, blurred with `probability`.
 
     Args:
         key: one random key.
-        planes: [C, H, W].
+        image: uint8 or float [H, W, C].
         probability: of the blur.
         deviations: bounds of the Gaussian's standard deviation, which is uniform.
         size: as `gaussian_blur`.
     """
-    deviation_key, whether_key = jax.random.split(key)
-    deviation = jax.random.uniform(
-        deviation_key, minval=deviations[0], maxval=deviations[1]
-    )
-    changed = gaussian_blur(planes, deviation, size)
-    return _perhaps(whether_key, probability, changed, planes)
+    whether, where = jax.random.uniform(key, (2,), jnp.float32)
+    deviation = deviations[0] + (deviations[1] - deviations[0]) * where
+    changed = gaussian_blur(image, deviation, size)
+    return jnp.where(whether < probability, changed, image)
 
 
 def check_probability(**values: float) -> None:
     """Refuse a value outside [0, 1]."""
+    validate.not_negative(remedy="", **values)
     for name, value in values.items():
-        validate.not_negative(**{name: value})
         if value > 1:
             validate.refuse(name, value, "must be at most 1")
-
-
-def _perhaps(
-    key: PRNGKeyArray, probability: float, changed: Array, unchanged: Array
-) -> Array:
-    return jnp.where(jax.random.bernoulli(key, probability), changed, unchanged)

@@ -35,6 +35,7 @@ def random_crop(
             larger than the image.
     """
     height, width, _ = image.shape
+    validate.whole(padding=padding, at_least=0)
     check_padding("padding", padding, (height, width))
     rows, columns = (height, width) if size is None else size
     if rows > height or columns > width:
@@ -65,7 +66,6 @@ def middle(
 
 def check_padding(name: str, padding: int, size: tuple[int, ...]) -> None:
     """Refuse, under the name `name`, a padding that mirrors cannot give."""
-    validate.whole(**{name: padding}, at_least=0)
     if padding >= min(size[:2]):
         validate.refuse(
             name,

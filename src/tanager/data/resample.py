@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
 from tanager import _validate as validate
@@ -58,8 +59,9 @@ def random_box(
         area: least and largest share of the area, in (0, 1].
         aspect: least and largest aspect ratio.
     """
-    size_key, row_key, column_key = jax.random.split(key, 3)
-    share, shape = jax.random.uniform(size_key, (2, _TRIES))
+    # One call for all numbers: each is slow to compile.
+    draws = jax.random.uniform(key, (2, 1 + _TRIES), jnp.float32)
+    (row, column), (share, shape) = draws[:, 0], draws[:, 1:]
     pixels = height * width * (area[0] + (area[1] - area[0]) * share)
     low, high = math.log(aspect[0]), math.log(aspect[1])
     ratio = jnp.exp(low + (high - low) * shape)
@@ -73,20 +75,11 @@ def random_box(
     middle_width = round(height * aspect[1]) if whole > aspect[1] else width
     rows = jnp.where(any_fits, heights[first], middle_height)
     columns = jnp.where(any_fits, widths[first], middle_width)
-    return Box(
-        jnp.where(
-            any_fits,
-            jax.random.randint(row_key, (), 0, height - rows + 1),
-            (height - rows) // 2,
-        ),
-        jnp.where(
-            any_fits,
-            jax.random.randint(column_key, (), 0, width - columns + 1),
-            (width - columns) // 2,
-        ),
-        rows,
-        columns,
+    top = jnp.where(any_fits, _whole(row, height - rows + 1), (height - rows) // 2)
+    left = jnp.where(
+        any_fits, _whole(column, width - columns + 1), (width - columns) // 2
     )
+    return Box(top, left, rows, columns)
 
 
 def distorted_box(
@@ -112,10 +105,9 @@ def distorted_box(
         area: least and largest share of the area, in (0, 1].
         aspect: least and largest aspect ratio.
     """
-    ratio_key, size_key, row_key, column_key = jax.random.split(key, 4)
-    ratio = jax.random.uniform(
-        ratio_key, (_DISTORTED_TRIES,), minval=aspect[0], maxval=aspect[1]
-    )
+    draws = jax.random.uniform(key, (2, 1 + _DISTORTED_TRIES), jnp.float32)
+    (row, column), (shape, size) = draws[:, 0], draws[:, 1:]
+    ratio = aspect[0] + (aspect[1] - aspect[0]) * shape
     least, most = (share * height * width for share in area)
 
     def columns_of(rows: Array) -> Array:
@@ -127,7 +119,7 @@ def distorted_box(
     high = jnp.where(columns_of(high) > width, widest, high)
     high = jnp.minimum(high, height)
     low = jnp.minimum(low, high)
-    rows = jax.random.randint(size_key, ratio.shape, low, high + 1)
+    rows = low + _whole(size, high - low + 1)
     fewest, greatest = math.ceil(least), math.floor(most)
     rows += (rows * columns_of(rows) < fewest).astype(jnp.int32)
     rows -= (rows * columns_of(rows) > greatest).astype(jnp.int32)
@@ -138,12 +130,9 @@ def distorted_box(
     first, any_fits = jnp.argmax(fits), jnp.any(fits)
     rows = jnp.where(any_fits, rows[first], height)
     columns = jnp.where(any_fits, columns[first], width)
-    return Box(
-        jax.random.randint(row_key, (), 0, jnp.maximum(height - rows, 1)),
-        jax.random.randint(column_key, (), 0, jnp.maximum(width - columns, 1)),
-        rows,
-        columns,
-    )
+    top = _whole(row, jnp.maximum(height - rows, 1))
+    left = _whole(column, jnp.maximum(width - columns, 1))
+    return Box(top, left, rows, columns)
 
 
 def resized_crop(
@@ -173,27 +162,14 @@ def resized_crop(
     Raises:
         ValueError: the image is neither uint8 nor float.
     """
+    dtype = working_dtype(image.dtype)
     rows, row_weights = _taps(box.top, box.height, image.shape[0], size[0], antialias)
     columns, column_weights = _taps(
         box.left, box.width, image.shape[1], size[1], antialias
     )
-    wide = working_dtype(image.dtype)
-    row_weights, column_weights = (
-        weights.astype(wide) for weights in (row_weights, column_weights)
-    )
-    mixed = sum(
-        weight[:, None, None] * image[row].astype(wide)
-        for row, weight in zip(rows, row_weights, strict=True)
-    )
-    mixed = jnp.asarray(
-        sum(
-            weight[None, :, None] * mixed[:, column]
-            for column, weight in zip(columns, column_weights, strict=True)
-        )
-    )
-    if image.dtype == jnp.uint8:
-        mixed = jnp.round(mixed)
-    return mixed.astype(image.dtype)
+    narrow = mixed(image, 1, columns, column_weights.astype(dtype))
+    whole = mixed(narrow, 0, rows, row_weights.astype(dtype))
+    return rounded_to(whole, image.dtype)
 
 
 def resize(
@@ -203,6 +179,43 @@ def resize(
     height, width, _ = image.shape
     box = Box(*(jnp.int32(number) for number in (0, 0, height, width)))
     return resized_crop(image, box, size, antialias=True)
+
+
+def mixed(
+    image: Shaped[Array, "height width c"],
+    axis: int,
+    positions: Int[Array, "taps n"],
+    weights: Float[Array, "taps n"],
+) -> Float[Array, "h w c"]:
+    """Return rows, or columns, each the weighted sum of some of the image's.
+
+    Args:
+        image: [H, W, C].
+        axis: 0 for rows, 1 for columns.
+        positions: of the rows, or columns, that go into each of the n new ones.
+        weights: theirs.
+
+    Returns:
+        [n, W, C] or [H, n, C], of the dtype of the weights.
+    """
+    shape = list(image.shape)
+    shape[axis] = positions.shape[1]
+    weights = jnp.expand_dims(weights, (2, 3) if axis == 0 else (1, 3))
+
+    def add(tap: Array, total: Array) -> Array:
+        taken = jnp.take(image, positions[tap], axis, mode="clip")
+        return total + weights[tap] * taken.astype(weights.dtype)
+
+    # A loop, because what it gives is then computed once. XLA would compute a sum
+    # again for every tap of the other axis, and for every use of the result.
+    return lax.fori_loop(0, len(positions), add, jnp.zeros(shape, weights.dtype))
+
+
+def rounded_to(
+    pixels: Float[Array, "h w c"], dtype: np.dtype
+) -> Shaped[Array, "h w c"]:
+    """Return pixels in `dtype`, rounded to nearest if it is uint8."""
+    return (jnp.round(pixels) if dtype == jnp.uint8 else pixels).astype(dtype)
 
 
 def working_dtype(dtype: np.dtype) -> np.dtype:
@@ -237,6 +250,12 @@ def _taps(
     weights = jnp.where((positions >= 0) & (positions < length), weights, 0.0)
     weights /= jnp.sum(weights, axis=0, keepdims=True)
     return start + jnp.clip(positions, 0, length - 1), weights
+
+
+def _whole(uniform: Float[Array, "*n"], count: Int[Array, "*n"]) -> Int[Array, "*n"]:
+    """From a uniform number in [0, 1) to a whole one in 0 … count − 1."""
+    number = jnp.floor(uniform * count.astype(uniform.dtype)).astype(jnp.int32)
+    return jnp.minimum(number, count - 1)
 
 
 def _rounded(numbers: Float[Array, " n"]) -> Int[Array, " n"]:

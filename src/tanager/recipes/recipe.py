@@ -196,7 +196,7 @@ class Recipe:
             "augmentation_multiplicity": self.augmentation_multiplicity,
             "test_views": self.test_views,
         }
-        validate.whole(**views, crop_padding=self.crop_padding, at_least=0)
+        validate.whole(**views, crop_padding=self.crop_padding, at_least=0, remedy="")
         moves = self.crop_padding or self.flip or self.crop_size
         same = self.augmentation == "crop-flip" and not moves
         for name, number in views.items():

@@ -1,0 +1,124 @@
+"""Augmentations of a recipe: their names, what suits the images, views that vote."""
+
+import dataclasses
+import json
+from typing import get_args
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from tanager import models, recipes
+from tanager.cli import main
+from tanager.data.augment import KINDS, CropFlip, RandomResizedCrop, Tan
+from tanager.recipes.recipe import AugmentationName
+from tanager.recipes.runner import augmentation
+
+
+SHORT = ["--steps", "6", "--evaluate-every", "3", "--seed", "1", "--strategy", "bk"]
+
+
+def result_of(folder):
+    return json.loads((folder / "result.json").read_text())
+
+
+@pytest.fixture
+def images(tmp_path):
+    """Bright and dark images of 16×16 pixels, 10 of each for training, 4 to test."""
+    random = np.random.default_rng(0)
+    for split, count in (("train", 10), ("test", 4)):
+        for name, level in (("bright", 200), ("dark", 60)):
+            folder = tmp_path / "images" / split / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                pixels = random.normal(level, 20, (16, 16, 3)).clip(0, 255)
+                image = Image.fromarray(pixels.astype(np.uint8))
+                image.save(folder / f"{number}.png")
+    return tmp_path / "images"
+
+
+def test_every_augmentation_of_a_recipe_exists():
+    assert set(get_args(AugmentationName)) == KINDS.keys()
+
+
+def test_views_of_a_part_of_the_image_train_and_vote(tmp_path, images):
+    words = (
+        "--model mlp --strategy bk --batch-size 8 --steps 4 --augmentation rrc "
+        "--augmentation-multiplicity 2 --crop-size 12 --evaluate-every 2 --seed 1"
+    )
+    data = ["--data", str(images), "--out", str(tmp_path / "run")]
+    command = ["train", "folder", *words.split(), *data]
+    assert main(command) == 0
+    config = json.loads((tmp_path / "run/config.json").read_text())
+    small = models.create(
+        "mlp", classes=2, image_shape=(12, 12, 3), key=jax.random.key(0)
+    )
+    assert config["parameters"] == sum(x.size for x in jax.tree.leaves(small))
+    before = result_of(tmp_path / "run")
+    assert before["test_accuracy_vote"] is None
+    model = (tmp_path / "run/model.safetensors").read_bytes()
+
+    # A vote may be asked for afterwards: it changes nothing else.
+    assert main([*command, "--test-views", "3"]) == 0
+    after = result_of(tmp_path / "run")
+    assert 0 <= after["test_accuracy_vote"] <= 1
+    assert 0 <= after["test_accuracy_vote_ema"] <= 1
+    assert after["test_accuracy"] == before["test_accuracy"]
+    assert (tmp_path / "run/model.safetensors").read_bytes() == model
+    assert "vote of views" in (tmp_path / "run/report.html").read_text()
+
+
+def test_a_vote_is_in_the_metrics(tmp_path):
+    words = (
+        "--strategy bk --augmentation-multiplicity 0 --crop-padding 1 --test-views 2"
+    )
+    out = ["--out", str(tmp_path / "run")]
+    assert main(["train", *SHORT, *words.split(), *out]) == 0
+    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        assert {"test_accuracy_vote", "test_accuracy_vote_ema"} <= json.loads(
+            line
+        ).keys()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "--augmentation tan --crop-padding 2 --augmentation-multiplicity 2",
+            "augmentation (='tan') needs images of 3 channels; these have 1",
+        ),
+        (
+            "--augmentation rrc --crop-padding 2",
+            "crop_padding (=2) does not apply to augmentation rrc: leave it out",
+        ),
+        (
+            "--augmentation none --flip",
+            "flip (=True) does not apply to augmentation none: leave it out",
+        ),
+        ("--crop-size 9", "crop_size (=9) must be at most the image's 8 × 8"),
+        (
+            "--crop-padding 8 --augmentation-multiplicity 2",
+            "crop_padding (=8) must be smaller than the image, 8 × 8",
+        ),
+    ],
+)
+def test_augmentations_that_do_not_suit_the_images_are_refused(
+    words, message, tmp_path, capsys
+):
+    out = tmp_path / "run"
+    assert main(["train", "digits", *words.split(), "--out", str(out)]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not out.exists()
+
+
+def test_what_a_recipe_says_for_another_augmentation_is_no_matter():
+    recipe = recipes.get("cifar10-wrn-16-4").recipe
+    shape = (32, 32, 3)
+    assert augmentation(recipe, shape) == CropFlip(crop_padding=4, flip=True)
+    other = dataclasses.replace(recipe, augmentation="rrc")
+    assert augmentation(other, shape) == RandomResizedCrop(flip=True)
+    other = dataclasses.replace(recipe, augmentation="tan", crop_size=24)
+    assert augmentation(other, shape) == Tan(crop_padding=4, crop_size=24)
