@@ -13,7 +13,7 @@ from tanager import models, recipes
 from tanager.cli import main
 from tanager.data.augment import KINDS, CropFlip, RandomResizedCrop, Tan
 from tanager.recipes.recipe import AugmentationName
-from tanager.recipes.runner import augmentation
+from tanager.recipes.tasks import augmentation
 
 
 SHORT = ["--steps", "6", "--evaluate-every", "3", "--seed", "1", "--strategy", "bk"]

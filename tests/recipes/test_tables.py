@@ -11,7 +11,7 @@ import pytest
 
 from tanager import models, recipes
 from tanager.cli import main
-from tanager.data import ArraySource, Dataset
+from tanager.data import ArraySource, Dataset, gather
 from tanager.keys import derive_keys
 from tanager.models import pretrained
 from tanager.privacy import accountant
@@ -77,9 +77,9 @@ def shrunk(recipe):
     side = 64 if recipe.model.startswith(("vit", "bit", "nf")) else 32
     side = {"digits": 8, "mnist": 28}.get(recipe.dataset, side)
     channels = 1 if recipe.dataset in ("digits", "mnist") else 3
-    changes = {"image_size": None, "crop_size": None}
+    crop_size = None
     if recipe.crop_size is not None:
-        changes["crop_size"], side = side, side + 8
+        crop_size, side = side, side + 8
     draw = np.random.default_rng(0)
     images = draw.integers(0, 256, (12, side, side, channels), np.uint8)
     labels = (np.arange(12) % CLASSES).astype(np.int32)
@@ -88,7 +88,10 @@ def shrunk(recipe):
     classes = tuple("abcde")
     shape = (side, side, channels)
     dataset = Dataset(recipe.dataset, source, source, classes, shape, plain, plain)
-    return dataclasses.replace(recipe, weights=None, **changes), dataset
+    small = dataclasses.replace(
+        recipe, weights=None, image_size=None, crop_size=crop_size
+    )
+    return small, dataset
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=name)
@@ -129,7 +132,7 @@ def test_its_model_builds_and_its_first_step_traces(entry, tmp_path, monkeypatch
         multiplicity=recipe.augmentation_multiplicity,
         ema_decay=recipe.ema_decay,
     )
-    batch = dataset.train.gather(np.arange(1))
+    batch = gather(dataset.train, np.arange(1))
     shapes = jax.eval_shape(
         step._accumulate,
         trained,
