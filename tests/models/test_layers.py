@@ -229,61 +229,6 @@ def test_norm_statistics_are_float32_for_bfloat16_and_float64_for_float64():
         np.testing.assert_allclose(result, expected, atol=1e-8)
 
 
-def textbook_max_pool(image, window, stride, padding):
-    """The largest value of each window, one window at a time."""
-    edges = ((padding, padding), (padding, padding), (0, 0))
-    image = np.pad(image, edges, constant_values=-np.inf)
-    rows = range(0, image.shape[0] - window + 1, stride)
-    columns = range(0, image.shape[1] - window + 1, stride)
-    return np.array(
-        [
-            [image[i : i + window, j : j + window].max((0, 1)) for j in columns]
-            for i in rows
-        ]
-    )
-
-
-@pytest.mark.parametrize(
-    ("window", "stride", "padding"), [(3, 2, 1), (3, 2, 0), (2, 1, 0), (1, 2, 0)]
-)
-@pytest.mark.parametrize("shape", [(7, 6, 2), (4, 9, 1), (3, 3, 2)])
-def test_pooling_takes_the_largest_of_every_window(shape, window, stride, padding):
-    image = _normal(0, *shape) - 3  # below 0, where padding by zeros would show
-    expected = textbook_max_pool(image, window, stride, padding)
-    actual = layers.max_pool(jnp.asarray(image), window, stride=stride, padding=padding)
-    np.testing.assert_array_equal(actual, expected)
-
-
-def test_the_gradient_of_pooling_goes_to_the_largest():
-    image, mix = _normal(0, 6, 5, 2), _normal(1, 3, 3, 2)
-    gradient = jax.grad(
-        lambda x: jnp.sum(layers.max_pool(x, 3, stride=2, padding=1) * mix)
-    )(jnp.asarray(image))
-    expected = np.zeros_like(image)
-    padded = np.pad(image, ((1, 1), (1, 1), (0, 0)), constant_values=-np.inf)
-    for row, column, channel in np.ndindex(mix.shape):
-        part = padded[2 * row : 2 * row + 3, 2 * column : 2 * column + 3, channel]
-        i, j = np.unravel_index(part.argmax(), part.shape)
-        place = 2 * row + i - 1, 2 * column + j - 1, channel
-        expected[place] += mix[row, column, channel]
-    np.testing.assert_allclose(gradient, expected, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"window": 0}, "window (=0) must be at least 1"),
-        ({"stride": 0}, "stride (=0) must be at least 1"),
-        ({"padding": 2}, "padding (=2) must be at most half the window 3"),
-        ({"window": 5}, "image shape (=(4, 9, 1)) must hold a window of 5 pixels"),
-    ],
-)
-def test_windows_that_do_not_fit_are_refused(change, message):
-    options = {"window": 3, "stride": 2} | change
-    with pytest.raises(ValueError, match=re.escape(message)):
-        layers.max_pool(jnp.zeros((4, 9, 1), jnp.float32), **options)
-
-
 def test_unit_variance_is_the_other_form_of_standardisation():
     conv = layers.StandardisedConv(3, 4, 3, unit_variance=True, key=jax.random.key(0))
     image = _normal(0, 6, 5, 3)

@@ -45,6 +45,21 @@ def test_the_maximum_of_each_window(padding, sides, edges):
     np.testing.assert_array_equal(actual, expected)
 
 
+def test_the_gradient_of_pooling_goes_to_the_largest():
+    image, mix = _image(6, 5), _image(3, 3)
+    gradient = jax.grad(
+        lambda x: jnp.sum(windows.max_pool(x, 3, stride=2, padding=1) * mix)
+    )(jnp.asarray(image))
+    expected = np.zeros_like(image)
+    padded = np.pad(image, ((1, 1), (1, 1), (0, 0)), constant_values=-np.inf)
+    for row, column, channel in np.ndindex(mix.shape):
+        part = padded[2 * row : 2 * row + 3, 2 * column : 2 * column + 3, channel]
+        i, j = np.unravel_index(part.argmax(), part.shape)
+        place = 2 * row + i - 1, 2 * column + j - 1, channel
+        expected[place] += mix[row, column, channel]
+    np.testing.assert_allclose(gradient, expected, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("sides", [(4, 6), (5, 6), (6, 5), (5, 7), (1, 1)])
 def test_the_mean_of_each_two_by_two_pixels(sides):
     image = _image(*sides)

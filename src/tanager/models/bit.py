@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from tanager import _validate as validate
-from tanager.models import layers
+from tanager.models import layers, windows
 
 
 class Variant(NamedTuple):
@@ -170,7 +170,7 @@ class BiT(eqx.Module):
         image = self.stem(image)
         # Zeros and not −∞: nothing keeps the convolution's outputs above 0.
         image = jnp.pad(image, ((1, 1), (1, 1), (0, 0)))
-        image = layers.max_pool(image, 3, stride=2)
+        image = windows.max_pool(image, 3, stride=2, padding="VALID")
         for stage in self.stages:
             for block in stage:
                 image = block(image)

@@ -1,4 +1,4 @@
-"""Layers for ONE image `[H, W, C]`: convolution, weight standardisation, norm, pooling.
+"""Layers for ONE image `[H, W, C]`: convolution, weight standardisation, norm.
 
 Batching is `vmap`. The leading axis of 1 that XLA's convolution asks for is added
 around that one operation only, so that `vmap` turns it into one batched convolution
@@ -13,7 +13,6 @@ Initialisation: Gaussian weights of variance 1/fan-in, not truncated (De et al.,
 2022, appendix C.1); biases 0; norm scale and gain 1.
 """
 
-import functools
 import math
 from collections.abc import Sequence
 
@@ -282,46 +281,6 @@ class GroupNorm(eqx.Module):
         b = self.bias.astype(wide.dtype) - (mean + shift) * a
         # On `wide`, not on `shifted`, which the backward pass would have to keep.
         return (wide * a[None, None, :] + b[None, None, :]).astype(image.dtype)
-
-
-def max_pool(
-    image: Float[Array, "h w c"], window: int, *, stride: int, padding: int = 0
-) -> Float[Array, "h2 w2 c"]:
-    """Take each channel's maximum over square windows of one image.
-
-    Shapes: ``[H, W, C] -> [H', W', C]``, H' = 1 + ⌊(H + 2·padding − window)/stride⌋.
-
-    Maxima of shifted slices, first of rows, then of columns: what XLA's own pooling
-    becomes under differentiation took four times as long on a CPU.
-
-    Args:
-        image: one image.
-        window: side of a window in pixels.
-        stride: step in pixels, the same both ways.
-        padding: pixels of −∞ around the image, so that padding is never the maximum.
-
-    Raises:
-        ValueError: a size is not a whole number, a window that could hold padding only,
-            or an image smaller than a window.
-    """
-    validate.whole(window=window, stride=stride, at_least=1)
-    validate.whole(padding=padding, at_least=0)
-    if 2 * padding > window:
-        validate.refuse("padding", padding, f"must be at most half the window {window}")
-    if min(image.shape[:2]) + 2 * padding < window:
-        validate.refuse(
-            "image shape", image.shape, f"must hold a window of {window} pixels"
-        )
-    edges = [(padding, padding, 0), (padding, padding, 0), (0, 0, 0)]
-    image = lax.pad(image, jnp.asarray(-jnp.inf, image.dtype), edges)
-    for axis in (0, 1):
-        last = (image.shape[axis] - window) // stride * stride
-        parts = [
-            lax.slice_in_dim(image, start, start + last + 1, stride, axis)
-            for start in range(window)
-        ]
-        image = functools.reduce(jnp.maximum, parts)
-    return image
 
 
 class Linear(eqx.Module):

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from tanager import _validate as validate
-from tanager.models import layers
+from tanager.models import layers, windows
 
 
 _CHANNELS = (16, 32)
@@ -98,5 +98,5 @@ class LeNet(eqx.Module):
 
 def _convolve(convs: tuple[layers.Conv, ...], image: Array) -> Float[Array, "h w c"]:
     for conv in convs:
-        image = layers.max_pool(jnp.tanh(conv(image)), 2, stride=1)
+        image = windows.max_pool(jnp.tanh(conv(image)), 2, stride=1, padding="VALID")
     return image

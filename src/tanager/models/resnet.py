@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from tanager import _validate as validate
-from tanager.models import layers
+from tanager.models import layers, windows
 
 
 class Variant(NamedTuple):
@@ -177,7 +177,7 @@ class ResNet(eqx.Module):
         """Return what the head sees of one image: the mean over all pixels."""
         layers.check_image(image, self.channels_in)
         image = jax.nn.relu(self.norm(self.stem(image)))
-        image = layers.max_pool(image, 3, stride=2, padding=1)
+        image = windows.max_pool(image, 3, stride=2, padding=1)
         for stage in self.stages:
             for block in stage:
                 image = block(image)
