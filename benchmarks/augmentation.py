@@ -100,7 +100,7 @@ def main() -> None:
         spread = 1e3 * (upper - lower) / count
         print(
             f"| {name} | {1e3 * median / count:.4g} ± {spread:.2g} "
-            f"| {count / median:.4g} | {100 * median / whole:.2g} |"
+            f"| {count / median:.4g} | {100 * median / whole:.2f} |"
         )
 
 
