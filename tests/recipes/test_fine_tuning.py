@@ -101,7 +101,6 @@ def test_a_convolutional_model_has_no_place_for_low_rank(pretrained, tmp_path, c
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"fine_tune": "last-layer"}, "fine_tune (='last-layer') must be all where"),
         ({"weights": "w", "features": "f"}, "features (='f') must be left out unless"),
         ({"non_private": True}, "epsilon (=3.0) must be left out of a run that is not"),
         (
@@ -123,3 +122,18 @@ def test_a_typed_budget_is_not_dropped_silently(tmp_path, capsys):
     words = ["train", "digits", "--non-private", "--epsilon", "3"]
     assert main([*words, "--out", str(tmp_path / "run")]) == 2
     assert "epsilon (=3.0) must be left out" in capsys.readouterr().err
+
+
+def test_parts_of_a_random_model_are_not_fine_tuned(tmp_path, capsys):
+    words = [
+        "train",
+        "digits",
+        "--fine-tune",
+        "last-layer",
+        "--out",
+        str(tmp_path / "r"),
+    ]
+    assert main(words) == 2
+    told = "fine_tune (='last-layer') must be all where nothing was pretrained"
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "r").exists()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tanager.privacy import accountant
-from tanager.recipes.published import PUBLISHED, UNLOCKING
+from tanager.recipes.published import PUBLISHED, TAN, UNLOCKING
 
 
 # The tables of appendix C.5 and of the results, typed a second time, row by row as they
@@ -214,7 +214,7 @@ def test_pld_is_below_rdp_on_every_row():
 
 
 def test_tan_reference_needs_the_delta_of_the_note():
-    (run,) = [run for run in PUBLISHED if run.paper != UNLOCKING]
+    (run,) = [run for run in PUBLISHED if (run.paper, run.table) == (TAN, 5)]
     other = dataclasses.replace(run, delta=1 / run.examples)
     assert BENCHMARK.Check(other).rdp == pytest.approx(6.87, abs=0.005)
 

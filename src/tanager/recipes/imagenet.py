@@ -4,7 +4,7 @@ Sources: the Unlocking paper (De et al. 2022, arXiv:2204.13650), Tables 15, 21, 
 23 for Places-365; the TAN paper (Sander et al. 2023, arXiv:2210.03403), Tables 2 and 4.
 
 The images are a folder of one folder for each class (`tanager.data.folder`), resized to
-1.2 times what the model sees where crops are taken (appendix C.2). Average of
+1.2 times what the model sees where crops are taken (appendix C.2), TAN's to 256. Average of
 parameters at 0.99999 (appendix C.3), TAN's at 0.999. The models of Tables 21 to 23 were
 pretrained on JFT, which is not public: bring weights of your own.
 """
@@ -18,7 +18,8 @@ from tanager.recipes.recipe import Recipe, RecipeEntry, published_fields
 
 _SIDE = 224
 _FINE_TUNED_SIDE = 320
-_ENLARGED = round(1.2 * _SIDE)
+_ENLARGED = int(1.2 * _SIDE)
+_TAN_STORED = 256
 
 
 def _repeat(row: PublishedRun, **fields: Any) -> Recipe:
@@ -57,7 +58,8 @@ NF_RESNET_50_TAN = RecipeEntry(
     source="TAN, Table 4",
     recipe=_repeat(
         published.TAN_IMAGENET[0],
-        image_size=_SIDE,
+        image_size=_TAN_STORED,
+        crop_size=_SIDE,
         implementation="tan",
         augmentation="tan",
         crop_padding=20,
