@@ -4,9 +4,9 @@ Sources: the Unlocking paper (De et al. 2022, arXiv:2204.13650), Tables 15, 21, 
 23 for Places-365; the TAN paper (Sander et al. 2023, arXiv:2210.03403), Tables 2 and 4.
 
 The images are a folder of one folder for each class (`tanager.data.folder`), resized to
-1.2 times what the model sees where crops are taken (appendix C.2), TAN's to 256. Average of
-parameters at 0.99999 (appendix C.3), TAN's at 0.999. The models of Tables 21 to 23 were
-pretrained on JFT, which is not public: bring weights of your own.
+1.2 times what the model sees where crops are taken (appendix C.2), TAN's to 256 pixels.
+Average of parameters at 0.99999 (appendix C.3), TAN's at 0.999. The models of Tables 21
+to 23 were pretrained on JFT, which is not public: bring weights of your own.
 """
 
 from typing import Any
