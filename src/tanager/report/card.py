@@ -11,7 +11,7 @@ from typing import Any
 
 from tanager.privacy.mechanism import LARGE_EPSILON
 from tanager.report import guarantee
-from tanager.report.guarantee import number, percent, upper
+from tanager.report.guarantee import number, percent, text, upper
 
 
 UNKNOWN_LICENCE = "unknown"
@@ -297,24 +297,8 @@ def _code(program: str) -> str:
 
 
 def _table(rows: _Fields) -> str:
-    lines = [f"| {_plain(name)} | {_plain(_text(rows[name]))} |" for name in rows]
+    lines = [f"| {_plain(name)} | {_plain(text(rows[name]))} |" for name in rows]
     return "\n".join(["| | |", "| --- | --- |", *lines])
-
-
-def _text(value: Any) -> str:
-    match value:
-        case bool():
-            return "yes" if value else "no"
-        case int():
-            return f"{value:,}"
-        case float():
-            return number(value)
-        case Mapping():
-            return ", ".join(f"{name} {_text(value[name])}" for name in value) or "none"
-        case list() | tuple():
-            return ", ".join(_text(each) for each in value) or "none"
-        case _:
-            return str(value)
 
 
 def _plain(text: object) -> str:

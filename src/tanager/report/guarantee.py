@@ -101,3 +101,22 @@ def percent(share: float | None) -> str:
     if share is None or not math.isfinite(share):
         return "not measured"
     return f"{100 * share:.1f} %"
+
+
+def text(value: Any) -> str:
+    """Return a value of a table as people read it."""
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return f"{value:,}"
+        case float():
+            return number(value)
+        case Mapping():
+            return ", ".join(f"{name} {text(value[name])}" for name in value) or "none"
+        case list() | tuple():
+            return ", ".join(text(each) for each in value) or "none"
+        case _:
+            return str(value)

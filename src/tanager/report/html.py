@@ -15,7 +15,7 @@ from tanager import _validate as validate
 from tanager._files import read_json_lines, write_atomically
 from tanager.privacy.mechanism import LARGE_EPSILON
 from tanager.report import guarantee, page, run_figures
-from tanager.report.guarantee import number, percent, upper
+from tanager.report.guarantee import number, percent, text, upper
 
 
 _Fields = Mapping[str, Any]
@@ -249,29 +249,10 @@ def _list(items: Iterable[str]) -> str:
 
 def _table(rows: _Fields) -> str:
     shown = "".join(
-        f"<tr><th scope=row>{escape(str(name))}</th>"
-        f"<td>{escape(_text(value))}</td></tr>"
+        f"<tr><th scope=row>{escape(str(name))}</th><td>{escape(text(value))}</td></tr>"
         for name, value in rows.items()
     )
     return f"<table><tbody>{shown}</tbody></table>"
-
-
-def _text(value: Any) -> str:
-    match value:
-        case None:
-            return "none"
-        case bool():
-            return "yes" if value else "no"
-        case int():
-            return f"{value:,}"
-        case float():
-            return number(value)
-        case Mapping():
-            return ", ".join(f"{name} {_text(value[name])}" for name in value) or "none"
-        case list() | tuple():
-            return ", ".join(_text(each) for each in value) or "none"
-        case _:
-            return str(value)
 
 
 def _count(classes: Sequence[str] | None) -> int | None:
