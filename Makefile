@@ -18,7 +18,7 @@ test: lint
 lint: $(SET_UP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/basedpyright
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
 format: $(SET_UP)
 	$(BIN)/ruff format .

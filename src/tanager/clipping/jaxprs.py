@@ -124,9 +124,10 @@ def open_calls(
         results = _interpret(closed.jaxpr, closed.consts, marked, keep)
         return [value for value, _ in results]
 
+    held: list[Any] = list(closed.in_avals)
     avals = [
-        jax.ShapeDtypeStruct(held.shape, held.dtype, weak_type=held.weak_type)
-        for held in closed.in_avals
+        jax.ShapeDtypeStruct(each.shape, each.dtype, weak_type=each.weak_type)
+        for each in held
     ]
     return jax.make_jaxpr(opened)(*avals)
 
