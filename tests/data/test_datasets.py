@@ -52,6 +52,21 @@ def test_digits_split_is_stratified_and_fixed(digits):
         np.testing.assert_array_equal(one["image"], two["image"])
 
 
+def test_classes_alone_are_kept_and_numbered_as_they_are_named(digits):
+    some = load("digits", classes=("7", "2"))
+    assert some.classes == ("7", "2")
+    for split in ("train", "test"):
+        whole, part = (everything(getattr(data, split)) for data in (digits, some))
+        for number, label in enumerate((7, 2)):
+            expected = whole["image"][whole["label"] == label]
+            found = part["image"][part["label"] == number]
+            np.testing.assert_array_equal(found, expected)
+        assert set(part["label"]) == {0, 1}
+        assert part["label"].dtype == np.int32
+    held = load("digits", classes=("7", "2"), validation_examples=50)
+    assert len(held.train) == len(some.train) - 50
+
+
 def test_validation_examples_leave_the_test_set_alone(digits):
     held = load("digits", validation_examples=200)
     assert (len(held.train), len(held.test)) == (1237, 200)
@@ -72,6 +87,9 @@ def test_validation_examples_leave_the_test_set_alone(digits):
         ({"name": "mnist"}, "path (=None) is needed for mnist: a folder of train.par"),
         ({"name": "mnist", "path": "no/such"}, "path (='no/such') is not a folder"),
         ({"name": "folder", "path": "no/such"}, "train/<class>/*.png"),
+        ({"name": "digits", "classes": ("7", "x")}, "classes (='x') must be one of 0,"),
+        ({"name": "digits", "classes": ("7",)}, "must be two or more, each of them"),
+        ({"name": "digits", "classes": ("7", "2", "7")}, "each of them once"),
         ({"name": "digits", "path": "."}, "path (='.') does not apply to digits"),
         ({"name": "mnist", "image_size": 8}, "image_size (=8) does not apply to mnist"),
         ({"name": "folder", "image_size": 0}, "image_size (=0) must be at least 1"),

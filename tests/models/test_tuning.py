@@ -115,55 +115,10 @@ def test_film_is_the_norms_or_the_gains_where_there_are_none():
     assert names(model, marks) == head | {"stem.gain", "stem.bias"}
 
 
-def test_low_rank_starts_as_the_model_it_was_and_trains_few():
-    before = transformer()
-    model, marks = tuning.fine_tune(before, "lora", key=KEY, rank=2)
-    image = batch()["image"][0]
-    assert np.array_equal(model(image), before(image))
-    thin = {
-        f"blocks.{n}.{layer}.{leaf}"
-        for n in range(2)
-        for layer in ("attention.qkv", "attention.projection", "expand", "contract")
-        for leaf in ("down", "up")
-    }
-    assert names(model, marks) == thin | {"head.weight", "head.bias"}
-    downs = [vars(block.expand)["down"] for block in model.blocks]
-    assert not np.array_equal(downs[0], downs[1])
-    assert downs[0].shape == (12, 2)
-
-
-def test_a_merged_model_does_the_same_and_has_the_old_leaves():
-    before = transformer()
-    model, marks = tuning.fine_tune(before, "lora", key=KEY, rank=2, alpha=3.0)
-    draw = np.random.default_rng(1)
-    trained, fixed = eqx.partition(model, marks)
-    trained = jax.tree.map(
-        lambda leaf: leaf + jnp.asarray(draw.standard_normal(leaf.shape), leaf.dtype),
-        trained,
-    )
-    model = eqx.combine(trained, fixed)
-    merged = tuning.merge(model)
-    assert jax.tree.structure(merged) == jax.tree.structure(before)
-    image = batch()["image"][0]
-    assert not np.allclose(model(image), before(image), atol=0.1)
-    np.testing.assert_allclose(merged(image), model(image), rtol=2e-4, atol=2e-4)
-
-
-def test_low_rank_is_x_w_plus_alpha_over_r_x_a_b():
-    linear = layers.Linear(4, 3, key=KEY)
-    layer = tuning.LowRankLinear(linear, 2, 5.0, key=KEY)
-    layer = eqx.tree_at(lambda it: it.up, layer, jnp.ones((2, 3)))
-    x = jnp.arange(4.0)
-    assert linear.bias is not None
-    expected = x @ linear.weight + linear.bias + 5 / 2 * (x @ layer.down @ layer.up)
-    np.testing.assert_allclose(layer(x), expected, rtol=1e-6)
-    wide = layer(x.astype(jnp.bfloat16))
-    assert wide.dtype == jnp.bfloat16
-
-
+@pytest.mark.parametrize("make", [transformer, wide_resnet])
 @pytest.mark.parametrize("what", [w for w in tuning.FINE_TUNING if w != "all"])
-def test_clipping_sees_the_trained_leaves_only(what):
-    model, marks = tuning.fine_tune(transformer(), what, key=KEY, rank=2)
+def test_clipping_sees_the_trained_leaves_only(what, make):
+    model, marks = tuning.fine_tune(make(), what, key=KEY, rank=2)
     trained, fixed = eqx.partition(model, marks)
 
     def of_trained(trained, example):
@@ -210,7 +165,11 @@ def test_marks_of_another_structure_are_refused():
 @pytest.mark.parametrize(
     ("model", "what", "message"),
     [
-        (wide_resnet, "lora", "needs linear layers in blocks, and WideResNet has none"),
+        (
+            NormFree,
+            "lora",
+            "needs linear layers or convolutions in blocks, and NormFree",
+        ),
         (wide_resnet, "head", "must be one of all, last-layer"),
         (lambda: layers.Linear(2, 2, key=KEY), "all", "a linear layer called head"),
         (
@@ -225,10 +184,3 @@ def test_marks_of_another_structure_are_refused():
 def test_what_cannot_be_is_refused(model, what, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         tuning.fine_tune(model(), what, key=KEY)
-
-
-def test_rank_and_alpha_have_limits():
-    with pytest.raises(ValueError, match="rank"):
-        tuning.fine_tune(transformer(), "lora", key=KEY, rank=0)
-    with pytest.raises(ValueError, match="alpha"):
-        tuning.fine_tune(transformer(), "lora", key=KEY, alpha=-1.0)

@@ -92,9 +92,28 @@ def test_the_head_can_be_kept_or_start_at_nothing(pretrained, tmp_path):
         np.testing.assert_allclose(found, expected, atol=1e-20)
 
 
-def test_a_convolutional_model_has_no_place_for_low_rank(pretrained, tmp_path, capsys):
+def test_low_rank_products_become_part_of_the_convolutions(tmp_path):
+    model = ["--model", "wrn-10-1"]
+    assert main([*openly(tmp_path / "open"), *model]) == 0
+    words = ["--fine-tune", "lora", "--lora-rank", "2", *model]
+    assert fine_tune(tmp_path / "open", tmp_path / "run", *words) == 0
+    before = load_file(tmp_path / "open/model.safetensors")
+    after = load_file(tmp_path / "run/model.safetensors")
+    assert {name: x.shape for name, x in after.items()} == {
+        name: x.shape for name, x in before.items()
+    }
+    moved = {name for name in before if not np.array_equal(before[name], after[name])}
+    convolved = {
+        name
+        for name in before
+        if name.startswith("blocks.") and name.endswith((".weight", ".gain"))
+    }
+    assert moved == convolved | {"head.weight", "head.bias"}
+
+
+def test_low_rank_products_need_gains_to_become_part_of(pretrained, tmp_path, capsys):
     assert fine_tune(pretrained, tmp_path / "run", "--fine-tune", "lora") == 2
-    assert "needs linear layers in blocks" in capsys.readouterr().err
+    assert "needs a gain on every standardised convolution" in capsys.readouterr().err
     assert not (tmp_path / "run/ledger.jsonl").exists()
 
 

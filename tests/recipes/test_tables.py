@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_recipes import CLASSES, shrunk
 
 from tanager import models, recipes
 from tanager.cli import main
-from tanager.data import ArraySource, Dataset, gather
+from tanager.data import gather
 from tanager.keys import derive_keys
 from tanager.models import pretrained
 from tanager.privacy import accountant
@@ -25,7 +26,6 @@ from tanager.training.step import Step
 ENTRIES = list(recipes.RECIPES.values())
 PRIVATE = [entry for entry in ENTRIES if not entry.recipe.non_private]
 PUBLISHED = [entry for entry in ENTRIES if entry.published]
-CLASSES = 5
 
 
 def name(entry):
@@ -70,28 +70,6 @@ def test_the_efficiency_papers_budget_is_four_steps_at_half_the_data():
     assert budget.mechanism.sample_rate == 0.5
     assert budget.mechanism.steps == 4
     assert accountant.epsilon(budget.mechanism, 2.04e-5) == pytest.approx(8, rel=1e-3)
-
-
-def shrunk(recipe):
-    """The recipe for a few small images: everything else stays as it is."""
-    side = 64 if recipe.model.startswith(("vit", "bit", "nf")) else 32
-    side = {"digits": 8, "mnist": 28}.get(recipe.dataset, side)
-    channels = 1 if recipe.dataset in ("digits", "mnist") else 3
-    crop_size = None
-    if recipe.crop_size is not None:
-        crop_size, side = side, side + 8
-    draw = np.random.default_rng(0)
-    images = draw.integers(0, 256, (12, side, side, channels), np.uint8)
-    labels = (np.arange(12) % CLASSES).astype(np.int32)
-    source = ArraySource({"image": images, "label": labels})
-    plain = (0.5,) * channels
-    classes = tuple("abcde")
-    shape = (side, side, channels)
-    dataset = Dataset(recipe.dataset, source, source, classes, shape, plain, plain)
-    small = dataclasses.replace(
-        recipe, weights=None, image_size=None, crop_size=crop_size
-    )
-    return small, dataset
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=name)

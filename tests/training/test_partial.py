@@ -137,7 +137,7 @@ def test_other_trained_leaves_are_another_run(tmp_path):
 
 def test_without_clipping_a_step_is_plain_sgd():
     everyone = Mechanism(sample_rate=1.0, noise_multiplier=0.0, steps=3)
-    with pytest.warns(UserWarning, match="not private"):
+    with pytest.warns(UserWarning, match="NOT PRIVATE"):
         result = run(everyone, clip_norm=None, trainable=None, ema_decay=0.0)
 
     def mean(trained):
@@ -156,7 +156,7 @@ def test_without_clipping_a_step_is_plain_sgd():
 
 
 def test_a_run_without_clipping_has_a_page_that_says_so(tmp_path):
-    with pytest.warns(UserWarning, match="not private"):
+    with pytest.warns(UserWarning, match="NOT PRIVATE"):
         run(OPEN, clip_norm=None, out=tmp_path / "run")
     page = (tmp_path / "run/report.html").read_text()
     assert "NOT PRIVATE" in page

@@ -1,6 +1,7 @@
 """Data sets by name: where the files are, what they must hold, how they are split."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,7 @@ def load(
     name: str,
     path: str | Path | None = None,
     *,
+    classes: Sequence[str] | None = None,
     validation_examples: int = 0,
     train_examples: int | None = None,
     image_size: int | None = None,
@@ -82,6 +84,8 @@ def load(
         name: one of `DATASETS`.
         path: the folder with the files, or the folder above it. Which format they have
             is found out by looking.
+        classes: keep the examples of these classes alone, label k being the k-th of
+            them; None keeps all.
         validation_examples: hold this many examples out of the training examples, by a
             fixed public permutation, and use them as `test`; the real test examples are
             then not part of the result. 0 uses the real ones.
@@ -116,6 +120,7 @@ def load(
         dataset = _folder(_existing(name, path), image_size, progress)
     else:
         dataset = _benchmark(name, _existing(name, path), progress)
+    dataset = _with_classes(dataset, classes)
     dataset = _with_validation(dataset, validation_examples)
     return _with_fewer(dataset, train_examples)
 
@@ -183,6 +188,30 @@ def _dataset(
     )
     shape = train[0].shape[1:]
     return Dataset(name, train_source, test_source, classes, shape, mean, std)
+
+
+def _with_classes(dataset: Dataset, classes: Sequence[str] | None) -> Dataset:
+    if classes is None:
+        return dataset
+    names = tuple(classes)
+    for name in names:
+        validate.one_of(dataset.classes, classes=name)
+    if len(set(names)) < max(2, len(names)):
+        validate.refuse(
+            "classes", names, "must be two or more, each of them once", "or left out"
+        )
+    numbers = np.full(len(dataset.classes), -1, np.int32)
+    numbers[[dataset.classes.index(name) for name in names]] = np.arange(len(names))
+
+    def chosen(source: Source) -> Source:
+        assert isinstance(source, ArraySource)
+        labels = numbers[source.tree["label"]]
+        kept = labels >= 0
+        return ArraySource({"image": source.tree["image"][kept], "label": labels[kept]})
+
+    return dataclasses.replace(
+        dataset, train=chosen(dataset.train), test=chosen(dataset.test), classes=names
+    )
 
 
 def _with_validation(dataset: Dataset, examples: int) -> Dataset:

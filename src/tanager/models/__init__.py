@@ -11,6 +11,9 @@ from tanager.models.layers import Linear as Linear
 from tanager.models.layers import StandardisedConv as StandardisedConv
 from tanager.models.layers import standardise as standardise
 from tanager.models.lenet import LeNet as LeNet
+from tanager.models.low_rank import LowRankConv as LowRankConv
+from tanager.models.low_rank import LowRankLinear as LowRankLinear
+from tanager.models.low_rank import merge as merge
 from tanager.models.nf_resnet import NFResNet as NFResNet
 from tanager.models.nfnet import NFNet as NFNet
 from tanager.models.pretrained import Loaded as Loaded
@@ -22,9 +25,7 @@ from tanager.models.published import Published as Published
 from tanager.models.resnet import ResNet as ResNet
 from tanager.models.small_cnn import SmallCNN as SmallCNN
 from tanager.models.tuning import FINE_TUNING as FINE_TUNING
-from tanager.models.tuning import LowRankLinear as LowRankLinear
 from tanager.models.tuning import fine_tune as fine_tune
-from tanager.models.tuning import merge as merge
 from tanager.models.vit import Variant as Variant
 from tanager.models.vit import VisionTransformer as VisionTransformer
 from tanager.models.wide_resnet import WideResNet as WideResNet

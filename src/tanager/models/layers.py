@@ -28,7 +28,7 @@ from tanager.clipping.standardise import standardise
 from tanager.models.windows import Padding, check_padding, edges
 
 
-def _gaussian(key: PRNGKeyArray, shape: Sequence[int]) -> Array:
+def gaussian(key: PRNGKeyArray, shape: Sequence[int]) -> Array:
     """Draw weights of variance 1/fan-in; the last axis holds the output units."""
     fan_in = math.prod(shape[:-1])
     return jax.random.normal(key, tuple(shape), jnp.float32) / math.sqrt(fan_in)
@@ -60,14 +60,16 @@ def _check_convolution(
         )
 
 
-def _convolve(
-    image: Array,
-    weight: Array,
-    bias: Array | None,
-    stride: int,
-    padding: Padding,
-    groups: int,
-) -> Array:
+def convolve(
+    image: Float[Array, "h w i"],
+    weight: Float[Array, "kh kw fan_in o"],
+    bias: Float[Array, " o"] | None = None,
+    *,
+    stride: int = 1,
+    padding: Padding = "SAME",
+    groups: int = 1,
+) -> Float[Array, "h2 w2 o"]:
+    """Convolve one image, in its dtype; the arguments are those of `Conv`."""
     output = lax.conv_general_dilated(
         jnp.expand_dims(image, 0),
         weight.astype(image.dtype),
@@ -122,7 +124,7 @@ class Conv(eqx.Module):
             channels_in, channels_out, kernel_size, stride, padding, groups
         )
         shape = (kernel_size, kernel_size, channels_in // groups, channels_out)
-        self.weight = _gaussian(key, shape)
+        self.weight = gaussian(key, shape)
         self.bias = jnp.zeros(channels_out, jnp.float32) if bias else None
         self.stride = stride
         self.padding = padding
@@ -130,9 +132,19 @@ class Conv(eqx.Module):
 
     def __call__(self, image: Float[Array, "h w i"]) -> Float[Array, "h2 w2 o"]:
         """Convolve one image."""
-        return _convolve(
-            image, self.weight, self.bias, self.stride, self.padding, self.groups
+        return convolve(
+            image,
+            self.kernel,
+            self.bias,
+            stride=self.stride,
+            padding=self.padding,
+            groups=self.groups,
         )
+
+    @property
+    def kernel(self) -> Float[Array, "kh kw i o"]:
+        """What images are convolved with."""
+        return self.weight
 
 
 class StandardisedConv(eqx.Module):
@@ -196,7 +208,7 @@ class StandardisedConv(eqx.Module):
                 "must give a fan-in of at least 2 weights",
                 "a single weight minus its own mean is 0; use Conv",
             )
-        self.weight = _gaussian(key, shape)
+        self.weight = gaussian(key, shape)
         self.gain = jnp.ones(channels_out, jnp.float32) if gain else None
         self.bias = jnp.zeros(channels_out, jnp.float32) if bias else None
         self.stride = stride
@@ -207,12 +219,22 @@ class StandardisedConv(eqx.Module):
 
     def __call__(self, image: Float[Array, "h w i"]) -> Float[Array, "h2 w2 o"]:
         """Convolve one image with the standardised weights."""
-        weight = standardise(self.weight, self.gain, eps=self.eps)
-        if self.unit_variance:
-            weight = weight * math.sqrt(math.prod(weight.shape[:-1]))
-        return _convolve(
-            image, weight, self.bias, self.stride, self.padding, self.groups
+        return convolve(
+            image,
+            self.kernel,
+            self.bias,
+            stride=self.stride,
+            padding=self.padding,
+            groups=self.groups,
         )
+
+    @property
+    def kernel(self) -> Float[Array, "kh kw i o"]:
+        """What images are convolved with: the standardised weights."""
+        kernel = standardise(self.weight, self.gain, eps=self.eps)
+        if self.unit_variance:
+            kernel = kernel * math.sqrt(math.prod(kernel.shape[:-1]))
+        return kernel
 
 
 class GroupNorm(eqx.Module):
@@ -316,7 +338,7 @@ class Linear(eqx.Module):
         key: PRNGKeyArray,
     ):
         validate.whole(features_in=features_in, features_out=features_out, at_least=1)
-        self.weight = _gaussian(key, (features_in, features_out))
+        self.weight = gaussian(key, (features_in, features_out))
         if deviation is not None:
             self.weight = self.weight * (deviation * math.sqrt(features_in))
         self.bias = jnp.zeros(features_out, jnp.float32) if bias else None

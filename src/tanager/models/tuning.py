@@ -9,13 +9,14 @@ their number. Every choice trains the head, which is new.
 | `last-layer` | nothing |
 | `biases-and-norms` | every bias, and the scales and gains of norms and convolutions |
 | `film` | a scale and a shift of each channel: norms', or gains where there are none |
-| `lora` | two thin matrices beside each linear layer of attention and MLP |
+| `lora` | two thin matrices beside each linear layer and convolution of the blocks |
 
 `biases-and-norms` is BitFit (Ben Zaken et al. 2022, arXiv:2106.10199; privately: Bu et
 al. 2022, arXiv:2210.00036) with the norms. `film` is Perez et al. 2018
 (arXiv:1709.07871) as Tobaben et al. 2023 (arXiv:2302.01190) fine-tune privately: a
 model that normalises trains the norms' own scale and shift. `lora` is Hu et al. 2021
-(arXiv:2106.09685), privately as Yu et al. 2022 (arXiv:2110.06500).
+(arXiv:2106.09685), privately as Yu et al. 2022 (arXiv:2110.06500); see
+`tanager.models.low_rank`.
 """
 
 from collections.abc import Callable
@@ -23,61 +24,17 @@ from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from jaxtyping import PRNGKeyArray, PyTree
 
 from tanager import _validate as validate
 from tanager.models import layers
+from tanager.models.low_rank import LowRankConv, LowRankLinear, with_low_rank
 
 
 FINE_TUNING = ("all", "last-layer", "biases-and-norms", "film", "lora")
 
 _NORM_LEAVES = ("scale", "gain")
 Model = TypeVar("Model", bound=eqx.Module)
-
-
-class LowRankLinear(eqx.Module):
-    """A linear layer with a trained product of two thin matrices beside its weight.
-
-    Shapes: ``[features_in] -> [features_out]``: y = xW + b + (α/r)·(xA)B.
-
-    Attributes:
-        linear: W and b, as they were.
-        down: A, float32 ``[features_in, rank]``, Gaussian of variance 1/features_in.
-        up: B, float32 ``[rank, features_out]``, 0 at first, so that nothing changes.
-        scale: α/r.
-
-    References:
-        Hu et al. 2021, "LoRA", arXiv:2106.09685, section 4.1.
-    """
-
-    linear: layers.Linear
-    down: Float[Array, "i r"]
-    up: Float[Array, "r o"]
-    scale: float = eqx.field(static=True)
-
-    def __init__(
-        self, linear: layers.Linear, rank: int, alpha: float, *, key: PRNGKeyArray
-    ):
-        features_in, features_out = linear.weight.shape
-        self.linear = linear
-        deviation = features_in**-0.5
-        self.down = deviation * jax.random.normal(key, (features_in, rank))
-        self.up = jnp.zeros((rank, features_out), jnp.float32)
-        self.scale = alpha / rank
-
-    def __call__(self, features: Float[Array, " i"]) -> Float[Array, " o"]:
-        """Map one vector."""
-        inner = (features @ self.down.astype(features.dtype)) * self.scale
-        return self.linear(features) + inner @ self.up.astype(features.dtype)
-
-    def merged(self) -> layers.Linear:
-        """Return the one linear layer that does the same."""
-        weight = self.linear.weight
-        added = (self.down @ self.up) * self.scale
-        return eqx.tree_at(
-            lambda layer: layer.weight, self.linear, weight + added.astype(weight.dtype)
-        )
 
 
 def fine_tune(
@@ -93,8 +50,9 @@ def fine_tune(
         alpha: α of ``"lora"``: the product counts α/r times.
 
     Returns:
-        The model (with `LowRankLinear` in place of linear layers under ``"lora"``), and
-        a pytree of booleans like it, for `tanager.train`.
+        The model (under ``"lora"`` with `LowRankLinear` and `LowRankConv` in place of
+        the layers of its blocks), and a pytree of booleans like it, for
+        `tanager.train`.
 
     Raises:
         ValueError: an unknown choice, a rank or α out of range, a model without a head,
@@ -112,14 +70,15 @@ def fine_tune(
             "mark the leaves to train yourself: tanager.train(trainable=...)",
         )
     if what == "lora":
-        model = _with_low_rank(model, rank, alpha, key)
+        model = with_low_rank(model, rank, alpha, key=key)
     chosen = {
         "all": lambda path, owner: True,
         "last-layer": lambda path, owner: False,
         "biases-and-norms": _bias_or_norm,
         "film": _film(model),
         "lora": lambda path, owner: (
-            isinstance(owner, LowRankLinear) and path[-1] in ("down", "up")
+            isinstance(owner, LowRankLinear | LowRankConv)
+            and path[-1] in ("down", "up")
         ),
     }[what]
     marked = _mark(model, chosen)
@@ -135,15 +94,6 @@ def fine_tune(
         )
     head = jax.tree.map(eqx.is_inexact_array, old_head)
     return model, eqx.tree_at(lambda tree: tree.head, marked, head)
-
-
-def merge(model: Model) -> Model:
-    """Return the model with every `LowRankLinear` made one linear layer again."""
-
-    def one(part: Any) -> Any:
-        return part.merged() if isinstance(part, LowRankLinear) else part
-
-    return jax.tree.map(one, model, is_leaf=lambda x: isinstance(x, LowRankLinear))
 
 
 def _bias_or_norm(path: tuple[str, ...], owner: Any) -> bool:
@@ -186,31 +136,3 @@ def _mark(model: Any, chosen: Callable[[tuple[str, ...], Any], bool]) -> PyTree:
         for path, owner, leaf in _leaves(model)
     ]
     return jax.tree.unflatten(jax.tree.structure(model), marks)
-
-
-def _with_low_rank(model: Any, rank: int, alpha: float, key: PRNGKeyArray) -> Any:
-    """Replace the linear layers of all blocks of a transformer."""
-    if not hasattr(model, "blocks") or not _linears(model.blocks):
-        validate.refuse(
-            "fine_tune",
-            "lora",
-            f"needs linear layers in blocks, and {type(model).__name__} has none",
-            "it is for transformers: use film or biases-and-norms",
-        )
-    keys = iter(jax.random.split(key, len(_linears(model.blocks))))
-
-    def one(part: Any) -> Any:
-        if not isinstance(part, layers.Linear):
-            return part
-        return LowRankLinear(part, rank, alpha, key=next(keys))
-
-    blocks = jax.tree.map(one, model.blocks, is_leaf=_is_linear)
-    return eqx.tree_at(lambda tree: tree.blocks, model, blocks)
-
-
-def _is_linear(part: Any) -> bool:
-    return isinstance(part, layers.Linear)
-
-
-def _linears(tree: Any) -> list[layers.Linear]:
-    return [x for x in jax.tree.leaves(tree, is_leaf=_is_linear) if _is_linear(x)]

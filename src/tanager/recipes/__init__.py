@@ -4,7 +4,15 @@ Every table of the papers' runs is here. Some need images or weights of your own
 """
 
 from tanager import _validate as validate
-from tanager.recipes import cifar10, cifar_fine_tuned, digits, folder, imagenet, mnist
+from tanager.recipes import (
+    cifar10,
+    cifar_fine_tuned,
+    class_split,
+    digits,
+    folder,
+    imagenet,
+    mnist,
+)
 from tanager.recipes.published import PUBLISHED as PUBLISHED
 from tanager.recipes.published import PublishedRun as PublishedRun
 from tanager.recipes.recipe import Recipe as Recipe
@@ -26,6 +34,8 @@ RECIPES: dict[str, RecipeEntry] = {
         cifar_fine_tuned.IMAGENET32_PRETRAINING,
         cifar_fine_tuned.CIFAR100_PRETRAINING,
         *cifar_fine_tuned.EFFICIENCY,
+        class_split.PRETRAINING,
+        class_split.OTHER_FIVE,
         imagenet.NF_RESNET_50,
         imagenet.NF_RESNET_50_TAN,
         imagenet.NF_RESNET_200_LAST_LAYER,

@@ -26,6 +26,7 @@ class Recipe:
     Attributes:
         dataset: name of the data set.
         data: folder or file with the data; None for data sets that come with tanager.
+        classes: train and test on these classes alone; None for all.
         image_size: resize all images to this many pixels each way; None leaves them as
             they are. A folder's as they are read, others as the model sees them.
         model: name of the model.
@@ -84,6 +85,7 @@ class Recipe:
 
     dataset: str
     data: str | None = None
+    classes: tuple[str, ...] | None = None
     image_size: int | None = None
     model: str
     implementation: str | None = None
@@ -270,7 +272,10 @@ class Recipe:
         missing = sorted(required - set(fields))
         if missing:
             raise ValueError(f"recipe lacks {', '.join(missing)}: give every field")
-        return cls(**fields)
+        values = dict(fields)
+        if values.get("classes") is not None:
+            values["classes"] = tuple(values["classes"])
+        return cls(**values)
 
 
 def published_fields(row: PublishedRun) -> dict[str, Any]:

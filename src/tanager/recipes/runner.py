@@ -55,6 +55,7 @@ def prepare(
     dataset = data.load(
         recipe.dataset,
         recipe.data,
+        classes=recipe.classes,
         validation_examples=recipe.validation_examples,
         train_examples=recipe.train_examples,
         image_size=recipe.image_size if recipe.dataset == "folder" else None,
@@ -70,13 +71,7 @@ def prepare(
         )
     budget = settle(recipe, typed, len(dataset.train))
     optimizer(recipe, budget.mechanism.steps)
-    if recipe.non_private:
-        warnings.warn(
-            "this run is NOT PRIVATE: gradients are neither clipped nor noised, and "
-            "the model may tell of every image it saw; train on public data only",
-            stacklevel=2,
-        )
-    elif budget.epsilon >= LARGE_EPSILON:
+    if not recipe.non_private and budget.epsilon >= LARGE_EPSILON:
         warnings.warn(
             f"ε = {budget.epsilon:.4g} protects next to nothing: right for a "
             "simulation on public data, wrong for a model of private data",

@@ -19,8 +19,9 @@ from tanager import models
 from tanager.data import Dataset, Source
 from tanager.data.augment import KINDS, Augmentation, standardise
 from tanager.keys import derive_keys
+from tanager.models.low_rank import merge
 from tanager.models.pretrained import load_weights
-from tanager.models.tuning import fine_tune, merge
+from tanager.models.tuning import fine_tune
 from tanager.recipes.recipe import Recipe
 from tanager.seed import Seed
 from tanager.training.features import cache_features

@@ -1,6 +1,7 @@
 """Private training from start to finish, one story read from top to bottom."""
 
 import dataclasses
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -113,14 +114,7 @@ def train(
     """
     # 1. Refuse bad input before anything is made or spent.
     source = as_source(data)
-    _check(mechanism, delta, len(source), augment, augmentation_multiplicity)
-    if clip_norm is None and mechanism.noise_multiplier > 0:
-        validate.refuse(
-            "clip_norm",
-            clip_norm,
-            f"must be a number with noise of multiplier {mechanism.noise_multiplier:g}",
-            "noise only protects clipped gradients; the papers use 1.0",
-        )
+    _check(mechanism, delta, clip_norm, len(source), augment, augmentation_multiplicity)
     every = evaluate_every or max(1, mechanism.steps // 20)
     validate.whole(
         evaluate_every=every, physical_batch_size=physical_batch_size, at_least=1
@@ -238,6 +232,7 @@ def train(
 def _check(
     mechanism: Mechanism,
     delta: float,
+    clip_norm: float | None,
     examples: int,
     augment: Callable | None,
     multiplicity: int,
@@ -256,7 +251,20 @@ def _check(
             multiplicity,
             "must be at least 1 with `augment` and 0 without",
         )
-    if mechanism.noise_multiplier == 0:
+    if clip_norm is None and mechanism.noise_multiplier > 0:
+        validate.refuse(
+            "clip_norm",
+            clip_norm,
+            f"must be a number with noise of multiplier {mechanism.noise_multiplier:g}",
+            "noise only protects clipped gradients; the papers use 1.0",
+        )
+    if clip_norm is None:
+        warnings.warn(
+            "this run is NOT PRIVATE: gradients are neither clipped nor noised, and "
+            "the model may tell of every image it saw; train on public data only",
+            stacklevel=3,
+        )
+    elif mechanism.noise_multiplier == 0:
         warnings.warn("noise_multiplier is 0: this run is not private", stacklevel=3)
 
 
@@ -316,7 +324,10 @@ def _scalars(evaluations: tuple[Evaluation, Evaluation] | None) -> dict[str, flo
 
 
 def _sentence(line: dict[str, Any], steps: int) -> str:
-    text = f"step {line['step']}/{steps}  ε = {line['epsilon']:.3g}"
+    spent = f"ε = {line['epsilon']:.3g}"
+    if math.isinf(line["epsilon"]):
+        spent = "NOT PRIVATE"
+    text = f"step {line['step']}/{steps}  {spent}"
     if "test_accuracy" in line:
         text += (
             f"  test accuracy {100 * line['test_accuracy']:.1f} % "

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import time
 from pathlib import Path
@@ -73,7 +74,8 @@ class _Board:
         from tensorboardX.summary import scalar
 
         for name, value in line.items():
-            if name != "step":
+            # An infinite ε, of a run without privacy, is no number to draw.
+            if name != "step" and math.isfinite(value):
                 self._write(step=line["step"], summary=scalar(name, value))
         self._writer.flush()
 

@@ -1,6 +1,7 @@
 """What a person sees while training: steps, ε so far, accuracy, time left."""
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -53,7 +54,7 @@ class TrainingProgress:
             self._task,
             completed=done,
             description="training",
-            epsilon=f"ε ≤ {epsilon:.3g}",
+            epsilon=f"ε ≤ {epsilon:.3g}" if math.isfinite(epsilon) else "NOT PRIVATE",
         )
 
     def say(self, text: str) -> None:
