@@ -12,8 +12,7 @@ CLASSES = 5
 
 def shrunk(recipe, examples=12):
     """The recipe for a few small images: everything else stays as it is."""
-    side = 64 if recipe.model.startswith(("vit", "bit", "nf")) else 32
-    side = {"digits": 8, "mnist": 28}.get(recipe.dataset, side)
+    side = {"digits": 8, "mnist": 28}.get(recipe.dataset, 32)
     channels = 1 if recipe.dataset in ("digits", "mnist") else 3
     crop_size = None
     if recipe.crop_size is not None:

@@ -1,54 +1,77 @@
 """The first step of every recipe runs, on a few small images and a shallow network.
 
 Networks are of the recipe's own kind and options, with one block in each stage; images
-are noise. Everything else is the recipe's. That the networks of full size build and
-trace is `test_tables`.
+are noise. Everything else that a step's program depends on is the recipe's. That the
+networks of full size build and trace is `test_tables`.
 """
 
 import dataclasses
 import functools
 import json
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 from small_recipes import CLASSES, shrunk
 
 from tanager import models, recipes
+from tanager.clipping.transform import split
+from tanager.data import gather
 from tanager.models import bit, nf_resnet, nfnet, zoo
 from tanager.models.vit import Variant
 from tanager.recipes import runner, tasks
 from tanager.recipes.budget import settle
+from tanager.seed import Seed
+from tanager.training.step import Step
 
+
+ENTRIES = list(recipes.RECIPES.values())
+SEED = Seed.from_int(3)
+ROWS = 3
 
 ONE_EACH = (1, 1, 1, 1)
+
+
+def _nf(make):
+    return lambda image_shape, **options: make(ONE_EACH, **options)
+
+
 SHALLOW = {
-    "wrn": lambda name, **options: zoo.find("wrn-10-1").builder(**options),
-    "nf": lambda name, image_shape, **options: nf_resnet.NFResNet(ONE_EACH, **options),
-    "nfnet": lambda name, image_shape, **options: nfnet.NFNet(ONE_EACH, **options),
-    "bit": lambda name, image_shape, **options: bit.BiT(
-        bit.VARIANTS["50x1"]._replace(blocks=ONE_EACH), **options
+    "wrn": ("wrn-16-4", zoo.find("wrn-10-1").builder),
+    "nf": ("nf-resnet-50", _nf(nf_resnet.NFResNet)),
+    "nfnet": ("nfnet-f0", _nf(nfnet.NFNet)),
+    "bit": (
+        "bit-50x1",
+        lambda image_shape, **options: bit.BiT(
+            bit.VARIANTS["50x1"]._replace(blocks=ONE_EACH), **options
+        ),
     ),
-    "vit": lambda name, **options: models.VisionTransformer(
-        Variant(12, 1, 3), 16, **options
+    "vit": (
+        "vit-base-16",
+        functools.partial(models.VisionTransformer, Variant(12, 1, 3), 16),
     ),
 }
-ENTRIES = list(recipes.RECIPES.values())
-EXAMPLES = 12
+"""By family: the name that stands for all of it, and what is built under it."""
 
-# What the program of a step does not depend on.
+# What the program of a step does not depend on, and how gradients are clipped.
 NUMBERS = {
     "epsilon": 8.0,
     "delta": 1e-3,
     "noise_multiplier": None,
     "steps": 1,
     "batch_size": 4,
-    "physical_batch_size": 3,
+    "learning_rate": 0.1,
+    "warmup_steps": 0,
+    "physical_batch_size": ROWS,
     "train_examples": None,
     "classes": None,
+    "image_size": None,
+    "learning_rate_schedule": "constant",
     "evaluate_every": 1,
     "ema_decay": 0.5,
+    "clip_norm": 1.0,
     "strategy": "bk_mixopt",
     "weights": None,
 }
@@ -56,76 +79,93 @@ NUMBERS = {
 
 def alike(recipe):
     """The recipe in small: many recipes then are one."""
-    numbers = dict(NUMBERS)
+    name, _ = SHALLOW.get(recipe.model.partition("-")[0], (recipe.model, None))
+    own = recipe.dataset in ("digits", "mnist")
+    fields = NUMBERS | {
+        "model": name,
+        "dataset": recipe.dataset if own else "folder",
+        "augmentation_multiplicity": min(recipe.augmentation_multiplicity, 2),
+    }
     if recipe.non_private:
-        numbers["epsilon"] = None
-    views = min(recipe.augmentation_multiplicity, 2)
-    family = recipe.model.partition("-")[0]
-    models_alike = {"wrn": "wrn-16-4", "nf": "nf-resnet-50", "nfnet": "nfnet-f0"}
-    return dataclasses.replace(
-        recipe,
-        model=models_alike.get(family, recipe.model),
-        augmentation_multiplicity=views,
-        learning_rate=0.1,
-        clip_norm=1.0,
-        warmup_steps=0,
-        **numbers,
-    )
+        fields |= {"epsilon": None, "weight_decay": 1e-4}
+    if not recipe.augmentation_multiplicity:
+        fields |= {"crop_padding": 0, "flip": False}
+    return dataclasses.replace(recipe, **fields)
 
 
 @pytest.fixture(scope="module")
 def first_step(tmp_path_factory):
-    """A function from a recipe to the folder of its run of one step."""
+    """A function from a recipe to its first step, taken once for recipes alike."""
 
     @functools.cache
-    def of(text, needs_weights):
-        recipe, dataset = shrunk(recipes.Recipe.from_json(json.loads(text)), EXAMPLES)
-        folder = tmp_path_factory.mktemp("first-step")
-        if needs_weights:
-            weights = folder / "pretrained.safetensors"
-            model = models.create(
-                recipe.model,
-                classes=CLASSES + 1,
-                image_shape=tasks.seen_shape(recipe, dataset),
-                key=jax.random.key(0),
-                **tasks.model_options(recipe),
-            )
-            models.save_weights(model, weights)
-            recipe = dataclasses.replace(recipe, weights=str(weights))
-        recipe = dataclasses.replace(recipe, out=str(folder / "run"), seed=3)
-        prepared = runner.Prepared(
-            "small", recipe, dataset, settle(recipe, (), len(dataset.train))
-        )
-        runner.run(prepared, progress=False)
-        return folder
+    def of(text):
+        return step_once(text, tmp_path_factory.mktemp("first-step"))
 
     return of
+
+
+def step_once(text, folder):
+    """Return what is trained, before and after one step, the model, and the dropped."""
+    recipe, dataset = shrunk(recipes.Recipe.from_json(json.loads(text)))
+    if recipe.head != "fresh" or recipe.fine_tune != "all":
+        model = models.create(
+            recipe.model,
+            classes=CLASSES + 1,
+            image_shape=tasks.seen_shape(recipe, dataset),
+            key=jax.random.key(0),
+            **tasks.model_options(recipe),
+        )
+        models.save_weights(model, folder / "weights.safetensors")
+        recipe = dataclasses.replace(
+            recipe, weights=str(folder / "weights.safetensors")
+        )
+    task = tasks.make(recipe, dataset, SEED, folder, False)
+    trained, fixed = split(task.model, task.trainable)
+    mechanism = settle(recipe, (), len(task.train)).mechanism
+    step = Step(
+        task.loss,
+        fixed,
+        runner.optimizer(recipe, mechanism.steps),
+        mechanism,
+        len(task.train),
+        SEED,
+        clip_norm=None if recipe.non_private else recipe.clip_norm,
+        strategy=recipe.strategy,
+        augment=task.augment,
+        multiplicity=recipe.augmentation_multiplicity,
+        ema_decay=recipe.ema_decay,
+    )
+    before = jax.device_get(trained)
+    state = step.start(trained)
+    rows = np.arange(ROWS, dtype=np.int32)
+    total = step.accumulate(
+        state.params,
+        step.zero(state.params),
+        gather(task.train, rows),
+        np.ones(ROWS, bool),
+        rows,
+        step.augmentation_key(0),
+    )
+    with jax.numpy_dtype_promotion("standard"):  # optax's own Adam needs it
+        state = step.apply(state, total.sum, step.noise.keys(0), jnp.int32(0))
+    whole = task.finish(eqx.combine(state.params, fixed))
+    return before, jax.device_get(state.params), whole, int(total.dropped)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 def test_the_first_step_runs(entry, first_step, monkeypatch):
     recipe = alike(entry.recipe)
-    family = recipe.model.partition("-")[0]
-    if family in SHALLOW:
-        found = zoo.find(recipe.model)
-        build = functools.partial(SHALLOW[family], recipe.model)
-        shallow = dataclasses.replace(found, builder=build)
-        monkeypatch.setitem(zoo.ENTRIES, recipe.model, shallow)
-    folder = first_step(json.dumps(recipe.to_json()), bool(entry.pretrained_on))
-    result = json.loads((folder / "run/result.json").read_text())
-    assert result["steps"] == 1
-    assert result["epsilon"] == pytest.approx(8, rel=1e-2) or recipe.non_private
-    after = load_file(folder / "run/model.safetensors")
-    assert all(np.isfinite(leaf).all() for leaf in after.values())
-    assert np.any(after["head.bias"] != 0)
-    if entry.pretrained_on:
-        before = load_file(folder / "pretrained.safetensors")
-        moved = {
-            name
-            for name in after
-            if before[name].shape != after[name].shape
-            or not np.array_equal(before[name], after[name])
-        }
-        everything = recipe.fine_tune == "all"
-        assert moved == (set(after) if everything else {"head.weight", "head.bias"})
+    name, builder = SHALLOW.get(recipe.model.partition("-")[0], (None, None))
+    if name is not None:
+        shallow = dataclasses.replace(zoo.find(name), builder=builder)
+        monkeypatch.setitem(zoo.ENTRIES, name, shallow)
+    before, after, whole, dropped = first_step(json.dumps(recipe.to_json()))
+    assert dropped == 0
+    last_layer = recipe.fine_tune == "last-layer"
+    count = 2 if last_layer else len(jax.tree.leaves(eqx.filter(whole, eqx.is_array)))
+    assert len(jax.tree.leaves(after)) == count
+    for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+        assert np.all(np.isfinite(new))
+        assert not np.array_equal(old, new)
+    assert whole.head.weight.shape[1] == CLASSES
