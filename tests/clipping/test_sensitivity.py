@@ -356,3 +356,43 @@ def test_shared_parameters_that_nearly_cancel():
         assert max(np.linalg.norm(s) for s in singles) <= SLACK * C
         exact = 2 * np.linalg.norm(small, axis=1)
         np.testing.assert_allclose(out.norms, exact, rtol=1e-3)
+
+
+def two_positions(w, example):
+    return jnp.sum((example["x"] @ w.astype(example["x"].dtype)) * example["dy"])
+
+
+def two_pixels(w, example):
+    y = lax.conv_general_dilated(
+        example["x"][None, :, None],
+        w.astype(example["x"].dtype)[None, None],
+        (1, 1),
+        "VALID",
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )
+    return jnp.sum(y[0, :, 0] * example["dy"])
+
+
+@pytest.mark.parametrize("loss", [two_positions, two_pixels])
+def test_positions_that_cancel_in_bfloat16_cancel_when_scaled(loss):
+    # One unit in the last place is left of dy. Scaled by c and rounded to bfloat16
+    # again, two were: twice what the norm allows.
+    larger = np.random.default_rng(0).uniform(1, 2, 512)
+    dy = jnp.asarray(np.stack([larger, larger + 2**-7], 1)[..., None], jnp.bfloat16)
+    x = jnp.broadcast_to(jnp.asarray([[1.0], [-1.0]], jnp.bfloat16), dy.shape)
+
+    def alone(example):
+        rows = jax.tree.map(lambda leaf: leaf[None], example)
+        return [
+            clipped_grad(loss, clip_norm=norm, strategy=strategy)(
+                jnp.ones((1, 1)), rows
+            ).sum
+            / norm
+            for strategy in ALL
+            for norm in (1e-3, 1.23e-3)
+        ]
+
+    each = jax.jit(lambda batch: lax.map(alone, batch), compiler_options=QUICK)(
+        {"x": x, "dy": dy}
+    )
+    assert np.max(np.abs(each)) <= SLACK

@@ -728,3 +728,35 @@ def test_the_message_of_a_refusal_names_the_remedy():
 
     with pytest.raises(ValueError, match=re.escape("take it out of the loss")):
         clipped_grad(loss, clip_norm=1.0)(jnp.ones(3), jnp.ones((2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "rounded"),
+    [("ghost", False), ("bk", False), ("bk_mixopt", True)],
+)
+def test_norms_and_sums_of_different_products_are_exact_on_every_device(
+    strategy, rounded
+):
+    # GPUs and TPUs round the operands of float32 products unless told otherwise. A
+    # gradient that is kept may be rounded: its norm is of what is added.
+    w, x = cast(draw(7, (3, 4), (2, 64, 3)), "float32")
+
+    def loss(w, x):
+        return jnp.sum(jnp.tanh(x @ w))
+
+    jaxpr = jax.make_jaxpr(clipped_grad(loss, clip_norm=1.0, strategy=strategy))(w, x)
+    highest = (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
+    products = [
+        equation
+        for equation in equations(jaxpr.jaxpr)
+        if equation.primitive.name == "dot_general"
+    ]
+    forward = [e for e in products if e.params["precision"] is None]
+    assert len(forward) == (2 if rounded else 1)
+    assert all(
+        e.params["precision"] == highest
+        for e in products
+        if not any(e is one for one in forward)
+    )
+    if not rounded:
+        assert len(products) == 4  # forward, two Gram matrices, the sum

@@ -28,10 +28,13 @@ def test_json_has_every_field(capsys):
         "flops": 844_416,
         "image_shape": [28, 28, 1],
         "classes": 10,
-        "weights": None,
+        "weights": [],
         "source": models.ENTRIES["lenet"].source,
     }
-    assert rows[2]["weights"] == "resnetv2_50x1_bit.goog_in21k"
+    assert rows[2]["weights"] == [
+        "hf:timm/resnetv2_50x1_bit.goog_in21k",
+        "hf:timm/resnetv2_50x1_bit.goog_in21k_ft_in1k",
+    ]
     assert rows[2]["parameters"] == 25_549_352
 
 
@@ -42,5 +45,5 @@ def test_the_table_cuts_nothing_off(capsys):
     assert lines[1].split()[:6] == ["lenet", "26", "010", "0.0008444", "28×28×1", "10"]
     for line, name in zip(lines[1:4], NAMES, strict=True):
         assert line.rstrip().endswith(models.ENTRIES[name].source)
-    assert "resnetv2_50x1_bit.goog_in21k" in lines[3]
+    assert "hf:timm/resnetv2_50x1_bit.goog_in21k" in lines[3]
     assert "Counted in" in lines[-1]

@@ -217,7 +217,7 @@ class _Bench:
             at = [Seen(data, y, dy, constants) for data, y, dy in seen]
             if kind == "total":
                 ones = jnp.ones(self._rows, jnp.float32)
-                clean = [one.weighted(ones, ones > 0) for one in at]
+                clean = [one.exactly().weighted(ones, ones > 0) for one in at]
                 return cell.totals()[name](*clean)
             squares, gradients = cell.squares(name, at, leaves, keep=kind == "kept")
             if gradients is None:

@@ -227,15 +227,16 @@ class Single(Cell):
             chunks = self.rule.gradients()[method](seen[0])
             squares = [self._chunk_squares(chunk, seen[0]) for chunk in chunks]
             return jnp.concatenate(squares), [chunks]
+        at_all = seen[0].exactly()
         if method == "unrolled":
 
             def one(at: Seen, _: Array | None) -> Array:
                 return self._chunk_squares(self.rule.gradients_by_vmap(at)[0], at)
 
-            squares = list(in_turn(seen[0], one))
+            squares = list(in_turn(at_all, one))
         else:
-            chunks = self.rule.gradients()[method](seen[0])
-            squares = [self._chunk_squares(chunk, seen[0]) for chunk in chunks]
+            chunks = self.rule.gradients()[method](at_all)
+            squares = [self._chunk_squares(chunk, at_all) for chunk in chunks]
         # The sum will be formed anew from (x, c·dy): its rounding must not exceed C.
         terms = self._terms(seen[0])
         floor = floor_of(terms.dtype) * terms
@@ -309,7 +310,7 @@ class Single(Cell):
         """
 
         def anew() -> Array:
-            outputs = rule.apply(seen, parts.centred, jax.lax.Precision.HIGHEST)
+            outputs = rule.apply(seen.exactly(), parts.centred)
             return jnp.sum(rule.by_position(outputs) * dy, axis=1) * self._scale
 
         def known() -> Array:

@@ -9,6 +9,7 @@ a kernel of k offsets it costs a k-th of the multiplications.
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -27,7 +28,6 @@ from tanager.clipping.rules import (
     Work,
     gram_squares,
     in_turn,
-    plain_product,
     product,
 )
 from tanager.clipping.taps import Tap, Use
@@ -97,7 +97,7 @@ class Convolution(Bilinear):
         shape = [1] * dy.ndim
         shape[axis] = self.outputs
         scaled = widen(dy) * scale.reshape(shape)
-        return Seen(seen.data, seen.results, [scaled], seen.constants)
+        return replace(seen, gradients=[scaled])
 
     def patch_sums(
         self, seen: Seen
@@ -113,23 +113,13 @@ class Convolution(Bilinear):
         total = sum(parts[1:], parts[0])
         return total.reshape(pixels.shape[0], self.positions, self.groups)
 
-    def apply(
-        self, seen: Seen, kernel: Array, precision: lax.Precision | None = None
-    ) -> Array:
-        """Return the equation's result for all examples with another kernel.
-
-        Args:
-            seen: for x.
-            kernel: in the place of the equation's own.
-            precision: of the products; None for the equation's own.
-        """
-        equation = self.tap.equation
-        if precision is not None:
-            both = {**equation.params, "precision": (precision, precision)}
-            equation = equation.replace(params=both)
+    def apply(self, seen: Seen, kernel: Array) -> Array:
+        """Return the equation's result for all examples with another kernel."""
 
         def one(x):
-            return jaxprs.evaluate_wide(equation, [x, kernel])[0]
+            return jaxprs.evaluate_wide(
+                self.tap.equation, [x, kernel], exact=seen.exact
+            )[0]
 
         return jax.vmap(one)(seen.data[0])
 
@@ -232,7 +222,8 @@ class Convolution(Bilinear):
     def gradients_by_patches(self, seen: Seen) -> Chunks:
         """One batched product of patches."""
         x, dy = self.operands(seen)
-        gradient = plain_product("btgkc,btgf->bkcgf", self.patches(x), dy)
+        patches = self.patches(x)
+        gradient = product("btgkc,btgf->bkcgf", patches, dy, exact=seen.exact)
         return [self._at_anchor(gradient)]
 
     def gradients_by_shifts(self, seen: Seen) -> Chunks:
@@ -244,7 +235,7 @@ class Convolution(Bilinear):
             met = x[(*whole, *window)].reshape(
                 x.shape[0], self.positions, self.groups, -1
             )
-            parts.append(plain_product("btgc,btgf->bcgf", met, dy))
+            parts.append(product("btgc,btgf->bcgf", met, dy, exact=seen.exact))
         return [self._at_anchor(jnp.stack(parts, axis=1))]
 
     def _at_anchor(self, gradient: Float[Array, "b k c g f"]) -> Array:

@@ -24,7 +24,6 @@ from tanager.clipping.rules import (
     Work,
     gram_squares,
     guarded,
-    plain_product,
     product,
 )
 from tanager.clipping.taps import Tap, Use
@@ -116,7 +115,7 @@ class Dot(Bilinear):
     def gradients_by_vmap(self, seen: Seen) -> Chunks:
         """One batched product."""
         x, dy = self.operands(seen)
-        gradients = plain_product("bgtk,bgtn->bgkn", x, dy)
+        gradients = product("bgtk,bgtn->bgkn", x, dy, exact=seen.exact)
         return [jax.vmap(self._at_anchor)(gradients)]
 
     def totals(self) -> dict[str, Callable[[Seen], Array]]:
@@ -127,18 +126,19 @@ class Dot(Bilinear):
 
     def total_in_groups(self, seen: Seen) -> Array:
         """One product for each batched contraction."""
-        return self._at_anchor(plain_product("bgtk,bgtn->gkn", *self.operands(seen)))
+        x, dy = self.operands(seen)
+        return self._at_anchor(product("bgtk,bgtn->gkn", x, dy, exact=seen.exact))
 
     def total(self, seen: Seen) -> Array:
         """One product over all positions of all examples."""
         x, dy = self._flat(seen)
-        return self._at_anchor(plain_product("mk,mn->kn", x, dy)[None])
+        return self._at_anchor(product("mk,mn->kn", x, dy, exact=seen.exact)[None])
 
     def total_transposed(self, seen: Seen) -> Array:
         """The same with x transposed in memory first, which some devices prefer."""
         x, dy = self._flat(seen)
         x = jax.lax.optimization_barrier(x.T)
-        return self._at_anchor(plain_product("km,mn->kn", x, dy)[None])
+        return self._at_anchor(product("km,mn->kn", x, dy, exact=seen.exact)[None])
 
     def _flat(self, seen: Seen) -> tuple[Array, Array]:
         x, dy = self.operands(seen)

@@ -81,11 +81,19 @@ def _debug_info(arguments: int, results: int) -> jex.DebugInfo:
     return jex.DebugInfo("tanager", "one equation", ("",) * arguments, ("",) * results)
 
 
-def evaluate_wide(equation: jex.JaxprEqn, values: Sequence[Any]) -> list[Any]:
+def evaluate_wide(
+    equation: jex.JaxprEqn, values: Sequence[Any], *, exact: bool = False
+) -> list[Any]:
     """Evaluate an equation with every narrow float operand and result as float32.
 
     A derivative taken through it is then float32 too, whatever the precision in which
     the model computes. Calls keep their own precision within.
+
+    Args:
+        equation: what to evaluate.
+        values: of its operands.
+        exact: whether a product or convolution is in full float32 on devices that
+            would round its operands.
     """
     casts = equation.primitive.name == "convert_element_type" and is_float(values[0])
     if casts and jnp.issubdtype(equation.params["new_dtype"], jnp.floating):
@@ -100,6 +108,8 @@ def evaluate_wide(equation: jex.JaxprEqn, values: Sequence[Any]) -> list[Any]:
     params = dict(equation.params)
     if params.get("preferred_element_type") is not None and any(map(is_float, wide)):
         params["preferred_element_type"] = jnp.result_type(*wide)
+    if exact and "precision" in params:
+        params["precision"] = (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
     bound = equation.primitive.bind(*wide, **params)
     return list(bound) if equation.primitive.multiple_results else [bound]
 

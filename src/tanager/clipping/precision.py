@@ -1,5 +1,6 @@
 """The precision of norms, sums and losses, whatever the precision of the model."""
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, DTypeLike
 
@@ -14,3 +15,9 @@ def accumulation_dtype(dtype: DTypeLike) -> jnp.dtype:
 def widen(leaf: Array) -> Array:
     """Return `leaf` in its accumulation dtype."""
     return leaf.astype(accumulation_dtype(leaf.dtype))
+
+
+def products_are_exact() -> bool:
+    """Whether float32 products are in float32: not by default on GPU and TPU."""
+    wanted = jax.config.jax_default_matmul_precision
+    return jax.default_backend() == "cpu" or wanted in ("highest", "float32")

@@ -41,12 +41,16 @@ class Seen:
         results: what the equation gave (y).
         gradients: of the loss in the float results (dy).
         constants: values of every variable no example reaches.
+        exact: whether products with it are in full float32 on devices that would round
+            their operands. They must be where a norm and a sum do not come from the
+            same gradients: the rounding of one could be all that the other is.
     """
 
     data: Sequence[Array]
     results: Sequence[Array]
     gradients: Sequence[Array]
     constants: dict[jex.Var, Any]
+    exact: bool = False
 
     @property
     def rows(self) -> int:
@@ -65,27 +69,35 @@ class Seen:
     def example(self, number: int) -> "Seen":
         """Return one example, with a leading axis of 1."""
         part = slice(number, number + 1)
-        return Seen(
-            [x[part] for x in self.data],
-            [y[part] for y in self.results],
-            [dy[part] for dy in self.gradients],
-            self.constants,
+        return replace(
+            self,
+            data=[x[part] for x in self.data],
+            results=[y[part] for y in self.results],
+            gradients=[dy[part] for dy in self.gradients],
         )
 
+    def exactly(self) -> "Seen":
+        """Return the same, for exact products."""
+        return replace(self, exact=True)
+
     def weighted(self, factors: Float[Array, " b"], counted: Array) -> "Seen":
-        """Return x and factor·dy, with exact zeros in rows that do not count."""
+        """Return x and factor·dy, with exact zeros in rows that do not count.
+
+        factor·dy is float32 or wider: rounded to bfloat16, positions that cancel in dy
+        would not in factor·dy, and leave more than the norm allows.
+        """
 
         def clean(value: Array) -> Array:
             return jnp.where(by_row(counted, value), value, jnp.zeros_like(value))
 
         def scaled(dy: Array) -> Array:
+            dy = widen(dy)
             return clean(dy * by_row(factors.astype(dy.dtype), dy))
 
-        return Seen(
-            [clean(x) if jaxprs.is_float(x) else x for x in self.data],
-            self.results,
-            [scaled(dy) for dy in self.gradients],
-            self.constants,
+        return replace(
+            self,
+            data=[clean(x) if jaxprs.is_float(x) else x for x in self.data],
+            gradients=[scaled(dy) for dy in self.gradients],
         )
 
 
@@ -179,7 +191,7 @@ class Rule:
         """All examples at once."""
 
         def one(data, gradients):
-            return self.transpose(data, gradients, seen.constants)
+            return self.transpose(data, gradients, seen)
 
         # XLA may compute a batch of small convolutions as one large one with zeros
         # between, and 0·NaN is NaN: a row that is not finite must not meet the others.
@@ -198,9 +210,15 @@ class Rule:
             )
         return [gradients]
 
-    def transpose(self, data: Any, gradients: Any, constants: dict) -> Array:
-        """Return one example's gradient at the anchor, by autodiff of the equation."""
-        equation = self.tap.equation
+    def transpose(self, data: Any, gradients: Any, seen: Seen) -> Array:
+        """Return one example's gradient at the anchor, by autodiff of the equation.
+
+        Args:
+            data: the example's x.
+            gradients: the example's dy.
+            seen: for the constants, and whether products are exact.
+        """
+        equation, constants = self.tap.equation, seen.constants
         place = equation.invars[self.use.position]
         results = [n for n, v in enumerate(equation.outvars) if jaxprs.is_float(v)]
         by_position = dict(zip(self.tap.data, data, strict=True))
@@ -216,7 +234,7 @@ class Rule:
                     values.append(atom.val)
                 else:
                     values.append(constants[atom])
-            found = jaxprs.evaluate_wide(equation, values)
+            found = jaxprs.evaluate_wide(equation, values, exact=seen.exact)
             return [found[number] for number in results]
 
         values, pull = jax.vjp(apply, widen(jnp.asarray(constants[place])))
@@ -295,21 +313,18 @@ def guarded(squares: Array, left: Array, right: Array) -> Float[Array, " b"]:
     return jnp.where(~(largest < _LARGEST), jnp.inf, squares)
 
 
-def product(text: str, *arrays: Array) -> Array:
-    """Return an einsum in float32 or wider at full precision."""
-    return _einsum(text, arrays, jax.lax.Precision.HIGHEST)
+def product(text: str, *arrays: Array, exact: bool = True) -> Array:
+    """Return an einsum in float32 or wider.
 
-
-def plain_product(text: str, *arrays: Array) -> Array:
-    """Return an einsum in float32 or wider at the precision the model computes in."""
-    return _einsum(text, arrays, None)
-
-
-def _einsum(text: str, arrays: Sequence[Array], precision: Any) -> Array:
+    Args:
+        text: as of `jnp.einsum`.
+        arrays: its operands.
+        exact: in full float32; else at the precision the model computes in.
+    """
     widest = max((a.dtype for a in arrays), key=lambda dtype: dtype.itemsize)
     return jnp.einsum(
         text,
         *(a.astype(widest) for a in arrays),
         preferred_element_type=accumulation_dtype(widest),
-        precision=precision,
+        precision=jax.lax.Precision.HIGHEST if exact else None,
     )

@@ -51,7 +51,8 @@ def run(arguments: Sequence[str]) -> int:
     seconds = time.perf_counter() - started
     print(
         "\nGFLOP: multiplications and additions of one forward pass of one image of "
-        f"that size.\nWeights: their names in timm. Counted in {seconds:.1f} s."
+        "that size.\nWeights: for --weights; --json has all that are known to fit. "
+        f"Counted in {seconds:.1f} s."
     )
     return 0
 
@@ -60,7 +61,7 @@ def _row(entry: "ModelEntry") -> dict[str, Any]:
     import equinox as eqx
     import jax
 
-    from tanager.models import count_flops, count_parameters
+    from tanager.models import PUBLISHED, count_flops, count_parameters
 
     model = eqx.filter_eval_shape(
         entry.builder,
@@ -74,7 +75,7 @@ def _row(entry: "ModelEntry") -> dict[str, Any]:
         "flops": count_flops(model, entry.image_shape),
         "image_shape": entry.image_shape,
         "classes": entry.classes,
-        "weights": entry.timm,
+        "weights": [known.weights for known in PUBLISHED.get(entry.name, ())],
         "source": entry.source,
     }
 
@@ -95,7 +96,7 @@ def _table(rows: list[dict[str, Any]]) -> Table:
             ),
             "×".join(map(str, row["image_shape"])),
             str(row["classes"]),
-            row["weights"] or "—",
+            row["weights"][0] if row["weights"] else "—",
             row["source"],
         )
     return table

@@ -53,7 +53,6 @@ class ModelEntry:
         image_side: of the square images it is usually run on, in pixels.
         channels: of these images.
         classes: that it is usually trained to tell apart.
-        timm: name under which timm offers weights that fit, or None.
         implementations: by name, the options that build what others train.
         has_norm_options: whether the builder takes ``normalisation_order`` and
             ``weight_standardisation`` too.
@@ -66,7 +65,6 @@ class ModelEntry:
     image_side: int
     channels: int = 3
     classes: int = 1000
-    timm: str | None = None
     implementations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     has_norm_options: bool = False
 
@@ -108,17 +106,16 @@ def _wide_resnet(name: str, depth: int, width: int, source: str) -> ModelEntry:
     )
 
 
-def _resnet(depth: str, weights: str | None = None) -> ModelEntry:
+def _resnet(depth: str) -> ModelEntry:
     build = _any_size(resnet.ResNet, resnet.VARIANTS[depth])
     source = "He et al. 2016, table 1; Wu and He 2018"
-    return _large(f"resnet-{depth}", build, "convolutional", source, timm=weights)
+    return _large(f"resnet-{depth}", build, "convolutional", source)
 
 
 def _bit(size: str) -> ModelEntry:
     build = _any_size(bit.BiT, bit.VARIANTS[size])
     source = "Kolesnikov et al. 2020; Rodriguez Beltran et al. 2024, table 1"
-    weights = f"resnetv2_{size}_bit.goog_in21k"
-    return _large(f"bit-{size}", build, "convolutional", source, timm=weights)
+    return _large(f"bit-{size}", build, "convolutional", source)
 
 
 def _nf_resnet(name: str) -> ModelEntry:
@@ -127,7 +124,6 @@ def _nf_resnet(name: str) -> ModelEntry:
         nf_resnet.BUILDERS[name],
         "convolutional",
         "Brock et al. 2021a, section 4; De et al. 2022, section 3.3",
-        timm="nf_resnet50.ra2_in1k" if name == "nf-resnet-50" else None,
         implementations=nf_resnet.IMPLEMENTATIONS,
     )
 
@@ -138,15 +134,13 @@ def _nfnet(name: str) -> ModelEntry:
         nfnet.BUILDERS[name],
         "convolutional",
         "Brock et al. 2021b, table 1",
-        timm=f"dm_{name.replace('-', '_')}.dm_in1k",
         implementations=nfnet.IMPLEMENTATIONS,
     )
 
 
-def _vit(size: str, patch: int, source: str, weights: str) -> ModelEntry:
+def _vit(size: str, patch: int, source: str) -> ModelEntry:
     build = functools.partial(vit.VisionTransformer, vit.VARIANTS[size], patch)
-    weights = f"vit_{size}_patch{patch}_224.{weights}"
-    return _large(f"vit-{size}-{patch}", build, "transformer", source, timm=weights)
+    return _large(f"vit-{size}-{patch}", build, "transformer", source)
 
 
 _OWN = "this library"
@@ -162,15 +156,15 @@ ENTRIES = {
         _wide_resnet("wrn-40-4", 40, 4, "De et al. 2022, table 3"),
         _wide_resnet("wrn-28-10", 28, 10, "De et al. 2022, table 5"),
         _resnet("18"),
-        _resnet("50", "resnet50_gn.a1h_in1k"),
+        _resnet("50"),
         *map(_bit, bit.VARIANTS),
         *map(_nf_resnet, nf_resnet.BUILDERS),
         *map(_nfnet, nfnet.BUILDERS),
-        _vit("tiny", 16, _DEIT, "augreg_in21k_ft_in1k"),
-        _vit("small", 16, _DEIT, "augreg_in21k_ft_in1k"),
-        _vit("base", 16, _VIT, "augreg2_in21k_ft_in1k"),
-        _vit("large", 16, _VIT, "augreg_in21k_ft_in1k"),
-        _vit("huge", 14, _VIT, "orig_in21k"),
+        _vit("tiny", 16, _DEIT),
+        _vit("small", 16, _DEIT),
+        _vit("base", 16, _VIT),
+        _vit("large", 16, _VIT),
+        _vit("huge", 14, _VIT),
         ModelEntry("lenet", LeNet, "convolutional", _LENET, 28, channels=1, classes=10),
         _small("mlp", MLP, "flat", _OWN),
         _small("linear", _LINEAR, "flat", _OWN),
