@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from references import draw_nf as draw
+from references import draw
 from test_layers import same_padding, textbook_conv, textbook_standardise
 from test_windows import textbook_pool
 
@@ -25,6 +25,10 @@ REFERENCE = json.loads((Path(draw.__file__).parent / "nf.json").read_text())
 BUILDERS = nf_resnet.BUILDERS | nfnet.BUILDERS
 SHAPE = (64, 64, 3)
 QUICK = {"xla_backend_optimization_level": 0}  # compiled in half the time, run once
+
+
+def _image(height, width):
+    return np.moveaxis(draw.image((3, height, width)), 0, -1)
 
 
 def _run(model, image):
@@ -106,7 +110,7 @@ def test_logits_are_timms_from_the_same_weights(case, build, options):
     shapes, table = _timm(_module(case), build, **options)
     with jax.enable_x64(True):
         model = _filled(shapes, table)
-        logits = _run(model, draw.image(*expected["image"]))
+        logits = _run(model, _image(*expected["image"]))
     assert logits.dtype == jnp.float64
     np.testing.assert_allclose(logits, expected["logits"], rtol=1e-9, atol=1e-11)
 
@@ -200,7 +204,7 @@ def _nfnet(model, image):
 def test_nf_resnets_of_the_papers_are_the_textbook_ones(name, gamma):
     options = nf_resnet.IMPLEMENTATIONS[name]
     model = nf_resnet.NFResNet(DEPTHS, 5, key=jax.random.key(0), **options)
-    model, image = _shaken(model), np.float64(draw.image(33, 40))
+    model, image = _shaken(model), np.float64(_image(33, 40))
     ours = name == "deepmind"
     padding = "SAME" if ours else "SYMMETRIC"
     expected = _nf_resnet(model, image, gamma=gamma, strided=ours, padding=padding)
@@ -211,7 +215,7 @@ def test_nf_resnets_of_the_papers_are_the_textbook_ones(name, gamma):
 
 def test_nfnets_of_the_papers_are_the_textbook_ones():
     model = nfnet.NFNet(DEPTHS, 5, key=jax.random.key(0))
-    model, image = _shaken(model), np.float64(draw.image(18, 13))
+    model, image = _shaken(model), np.float64(_image(18, 13))
     expected = _nfnet(model, image)
     with jax.enable_x64(True):
         logits = _run(model, image)
@@ -320,7 +324,7 @@ def test_initial_values_are_the_papers():
         eps=1e-8,
         key=jax.random.key(0),
     )
-    image = jnp.asarray(draw.image(3, 3)[..., [0, 1, 2, 0]])
+    image = jnp.asarray(_image(3, 3)[..., [0, 1, 2, 0]])
     # A residual branch behind a skip gain of 0 is not there yet.
     assert other.shortcut is not None
     skip = other.shortcut(jax.nn.gelu(image) * 1.7015043497085571)

@@ -291,11 +291,17 @@ def _private_line(done: int, drawn: Accumulator) -> dict[str, Any]:
 
 
 def _require_finite(state: State, done: int) -> None:
-    if not all(bool(jnp.all(jnp.isfinite(x))) for x in jax.tree.leaves(state.params)):
+    if not _all_finite(state.params):
         raise FloatingPointError(
             f"the parameters are not finite after step {done}: lower the learning rate "
             "and train into another folder"
         )
+
+
+@jax.jit
+def _all_finite(tree: PyTree) -> jax.Array:
+    leaves = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]
+    return jnp.all(jnp.stack(leaves))
 
 
 def _evaluate(

@@ -5,9 +5,10 @@ weights need to be stored: a reference holds only what came out. The bits are th
 PCG64, whose stream NumPy promises never to change, seeded with the CRC-32 of the name.
 """
 
+import hashlib
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -33,7 +34,7 @@ def tensor(name: str, shape: Sequence[int], *, conv_scale: float = 1.0) -> np.nd
     if name.endswith("bias") or (len(shape) > 1 and shape[0] == 1):
         return np.float32(0.3) * numbers  # biases and embeddings [1, ...]
     if len(shape) <= 1 or name.endswith("gain"):
-        return 1 + np.float32(0.3) * numbers
+        return np.asarray(1 + np.float32(0.3) * numbers)
     is_head = name.startswith(("fc.", "head."))
     scale = math.sqrt(3 / math.prod(shape[1:])) * (1 if is_head else conv_scale)
     return np.float32(scale) * numbers
@@ -42,3 +43,9 @@ def tensor(name: str, shape: Sequence[int], *, conv_scale: float = 1.0) -> np.nd
 def image(shape: Sequence[int]) -> np.ndarray:
     """Return a float32 image [channels, height, width] of variance 1."""
     return np.float32(math.sqrt(3)) * uniform("image", shape)
+
+
+def fingerprint(shapes: Mapping[str, Sequence[int]]) -> str:
+    """Return a digest of names and shapes."""
+    lines = [f"{name} {list(shape)}" for name, shape in sorted(shapes.items())]
+    return hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()

@@ -9,20 +9,10 @@ Logits are computed in float64 from weights and an image that `draw` repeats; na
 shapes come from PyTorch's meta device, with the 1000 classes of the published weights.
 """
 
-import importlib.util
 import json
-import sys
-import types
 from pathlib import Path
 
-import draw_nf as draw
-import numpy as np
-
-
-if not importlib.util.find_spec("torchvision"):
-    # timm imports it for the transforms of images, none of which are used here.
-    sys.modules["torchvision"] = types.ModuleType("torchvision")
-
+import draw
 import timm  # pyright: ignore[reportMissingImports]
 import torch  # pyright: ignore[reportMissingImports]
 
@@ -65,9 +55,9 @@ def logits(name, options, sides):
         for key, value in model.state_dict().items()
     }
     model.load_state_dict(state)
-    image = np.moveaxis(draw.image(*sides), -1, 0)[None]
+    image = torch.from_numpy(draw.image((3, *sides))).double()
     with torch.no_grad():
-        output = model.double()(torch.from_numpy(np.float64(image)))
+        output = model.double()(image[None])
     return {"image": list(sides), "logits": output[0].tolist()}
 
 
