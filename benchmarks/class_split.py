@@ -48,7 +48,10 @@ def train(recipe: str, out: Path, **fields: Any) -> dict[str, Any]:
     print(f"\n$ tanager {shlex.join(words)}", flush=True)
     if not (out / "result.json").exists() and (status := tanager(words)):
         raise SystemExit(status)
-    return json.loads((out / "result.json").read_text())
+    config, result = (
+        json.loads((out / name).read_text()) for name in ("config.json", "result.json")
+    )
+    return {**result, "parameters": config["parameters"]}
 
 
 def markdown(results: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> str:

@@ -163,7 +163,8 @@ def test_standardised_convolutions_without_a_gain_are_refused(make):
 
 
 def test_rank_and_alpha_have_limits():
-    for options in ({"rank": 0}, {"alpha": -1.0}):
-        (name,) = options
-        with pytest.raises(ValueError, match=name):
-            tuning.fine_tune(MODELS["wide"](), "lora", key=KEY, **options)
+    model = MODELS["wide"]()
+    with pytest.raises(ValueError, match="rank"):
+        tuning.fine_tune(model, "lora", key=KEY, rank=0)
+    with pytest.raises(ValueError, match="alpha"):
+        tuning.fine_tune(model, "lora", key=KEY, alpha=-1.0)

@@ -1,5 +1,7 @@
 """The precision of norms, sums and losses, whatever the precision of the model."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, DTypeLike
@@ -19,5 +21,6 @@ def widen(leaf: Array) -> Array:
 
 def products_are_exact() -> bool:
     """Whether float32 products are in float32: not by default on GPU and TPU."""
-    wanted = jax.config.jax_default_matmul_precision
+    config: Any = jax.config
+    wanted = config.jax_default_matmul_precision
     return jax.default_backend() == "cpu" or wanted in ("highest", "float32")

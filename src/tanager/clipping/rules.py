@@ -218,7 +218,8 @@ class Rule:
             gradients: the example's dy.
             seen: for the constants, and whether products are exact.
         """
-        equation, constants = self.tap.equation, seen.constants
+        equation = self.tap.equation
+        constants: dict[Any, Any] = seen.constants
         place = equation.invars[self.use.position]
         results = [n for n, v in enumerate(equation.outvars) if jaxprs.is_float(v)]
         by_position = dict(zip(self.tap.data, data, strict=True))
