@@ -149,6 +149,14 @@ def test_the_command_shows_all_that_is_known(capsys):
     assert "79.5 ± 0.7" in text and "(an assumption)" in text
 
 
+def test_a_recipe_of_some_classes_has_a_head_for_them_alone(capsys):
+    assert main(["recipe", "cifar10-other-five", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert len(shown["recipe"]["classes"]) == 5
+    assert shown["cost"]["parameters"] == 78_293
+    assert shown["expected_accuracy"].startswith("76.6 %")
+
+
 def test_a_last_layer_costs_its_own_products_only(capsys):
     assert main(["recipe", "imagenet-nfnet-f3-last-layer", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)

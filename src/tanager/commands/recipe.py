@@ -60,6 +60,7 @@ def _shown(entry: RecipeEntry) -> dict[str, Any]:
         "summary": entry.summary,
         "source": entry.source,
         "pretrained_on": entry.pretrained_on or None,
+        "expected_accuracy": entry.expected_accuracy,
         "command": command,
         "recipe": recipe.to_json(),
         "published": [_row(row) for row in entry.published],
@@ -92,7 +93,9 @@ def _cost(entry: RecipeEntry) -> dict[str, Any] | None:
     if recipe.steps is None:
         return None
     classes, shape = _KNOWN.get(recipe.dataset, (1000, (224, 224, 3)))
-    if recipe.dataset == "folder":
+    if recipe.classes is not None:
+        classes = len(recipe.classes)
+    elif recipe.dataset == "folder":
         classes = _FOLDER_CLASSES.get(entry.name.split("-")[0], classes)
     side = recipe.crop_size or recipe.image_size
     if side:
@@ -107,6 +110,7 @@ def _print(shown: dict[str, Any]) -> None:
     console.print(f"source: {shown['source']}")
     if shown["pretrained_on"]:
         console.print(f"pretrained on: {shown['pretrained_on']}")
+    console.print(f"accuracy: {shown['expected_accuracy']}")
     console.print(f"command: {shown['command']}\n")
     default = {field.name: field.default for field in dataclasses.fields(Recipe)}
     for name, value in shown["recipe"].items():

@@ -84,6 +84,17 @@ def convolve(
     return output + bias.astype(image.dtype)[None, None, :]
 
 
+def _convolve(conv: "Conv | StandardisedConv", image: Array) -> Array:
+    return convolve(
+        image,
+        conv.kernel,
+        conv.bias,
+        stride=conv.stride,
+        padding=conv.padding,
+        groups=conv.groups,
+    )
+
+
 class Conv(eqx.Module):
     """Convolution of one image.
 
@@ -132,14 +143,7 @@ class Conv(eqx.Module):
 
     def __call__(self, image: Float[Array, "h w i"]) -> Float[Array, "h2 w2 o"]:
         """Convolve one image."""
-        return convolve(
-            image,
-            self.kernel,
-            self.bias,
-            stride=self.stride,
-            padding=self.padding,
-            groups=self.groups,
-        )
+        return _convolve(self, image)
 
     @property
     def kernel(self) -> Float[Array, "kh kw i o"]:
@@ -219,14 +223,7 @@ class StandardisedConv(eqx.Module):
 
     def __call__(self, image: Float[Array, "h w i"]) -> Float[Array, "h2 w2 o"]:
         """Convolve one image with the standardised weights."""
-        return convolve(
-            image,
-            self.kernel,
-            self.bias,
-            stride=self.stride,
-            padding=self.padding,
-            groups=self.groups,
-        )
+        return _convolve(self, image)
 
     @property
     def kernel(self) -> Float[Array, "kh kw i o"]:

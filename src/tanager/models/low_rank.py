@@ -5,10 +5,9 @@ trained, is added to what it does. Afterwards the product becomes part of W agai
 that the model that is handed over is of the architecture it was.
 
 For a convolution, A is a convolution of the same window to a few channels and B one of
-1×1, as in Hugging Face's peft. Where the weights are
-standardised, A is standardised too: its columns then sum to 0 over the fan-in, so does
-the sum of the two kernels, and there is a standardised weight and a gain that give
-exactly this sum.
+1×1, as in Hugging Face's peft. Where the weights are standardised, A is standardised
+too: its columns then sum to 0 over the fan-in, so does the sum of the two kernels, and
+there is a standardised weight and a gain that give exactly this sum.
 
 References:
     Hu et al. 2021, "LoRA: low-rank adaptation of large language models",

@@ -67,7 +67,7 @@ def listing() -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         "model",
         "budgets ε",
         "source",
-        "published accuracy",
+        "accuracy",
     )
     rows = []
     for entry in RECIPES.values():
@@ -83,7 +83,7 @@ def listing() -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
                 entry.recipe.model,
                 budgets or without,
                 entry.source,
-                entry.published_accuracy,
+                entry.expected_accuracy,
             )
         )
     return headings, rows

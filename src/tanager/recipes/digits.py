@@ -12,6 +12,7 @@ DIGITS = RecipeEntry(
     name="digits",
     summary="8×8 handwritten digits, built in: a private model in about a minute.",
     source="tanager",
+    expected="96.4 %, median of three runs here",
     recipe=Recipe(
         dataset="digits",
         model="small-cnn",

@@ -301,6 +301,8 @@ class RecipeEntry:
         published: the paper's rows of this recipe, at rising ε.
         pretrained_on: what the weights to start from were trained on; empty for none.
             The recipe does not name weights that nobody can have.
+        expected: the accuracy to expect, and whose number it is, where no published row
+            has it; empty where nobody knows.
     """
 
     name: str
@@ -309,15 +311,16 @@ class RecipeEntry:
     recipe: Recipe
     published: tuple[PublishedRun, ...] = ()
     pretrained_on: str = ""
+    expected: str = ""
 
     @property
-    def published_accuracy(self) -> str:
-        """What the paper reports for the default recipe, for people to read."""
+    def expected_accuracy(self) -> str:
+        """What the default recipe was seen to reach, for people to read."""
         for row in self.published:
             if row.epsilon == self.recipe.epsilon and row.accuracy is not None:
                 spread = "" if row.accuracy_std is None else f" ± {row.accuracy_std}"
                 return f"{row.accuracy}{spread} % at ε = {row.epsilon:g}"
-        return "none published"
+        return self.expected or "not known"
 
     def at_epsilon(self, epsilon: float) -> Recipe:
         """Return the recipe for another budget.
