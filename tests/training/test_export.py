@@ -104,6 +104,24 @@ def test_an_exported_model_classifies_as_the_run_measured(
     assert trained.config["tanager"]["guarantee"]["epsilon"] == result["epsilon"]
 
 
+def test_an_exported_model_resizes_as_its_training_did(tmp_path):
+    run = tmp_path / "run"
+    assert main([*RUN, "--image-size", "12", "--out", str(run)]) == 0
+    to = tanager.export(run, tmp_path / "model")
+    assert "| resized from | 8, 8, 1 |" in (to / "README.md").read_text()
+    trained = models.load_pretrained(to)
+    digits = data.load("digits")
+    examples = data.gather(digits.test, np.arange(len(digits.test)))
+    logits = eqx.filter_vmap(trained)(jnp.asarray(examples["image"]))
+    right = jnp.argmax(logits, axis=1) == examples["label"]
+    result = json.loads((run / "result.json").read_text())
+    measured = result["test_accuracy_ema"]
+    assert float(jnp.mean(right, dtype=jnp.float32)) == pytest.approx(measured)
+    assert trained(np.zeros((12, 12, 1), np.uint8)).shape == (10,)
+    with pytest.raises(ValueError, match=r"image shape .* must be \(12, 12, 1\)"):
+        trained(np.zeros((10, 10, 1), np.uint8))
+
+
 def test_nothing_private_and_no_path_is_exported(run, tmp_path):
     to = tanager.export(run, tmp_path / "model")
     exported = b"\n".join(path.read_bytes() for path in sorted(to.iterdir()))

@@ -19,7 +19,8 @@ from tanager.models.pretrained import load_weights
 class Pretrained(NamedTuple):
     """An exported model, with what is needed to use it.
 
-    Called with one image, uint8 `[H, W, C]`, it returns float32 logits `[classes]`.
+    Called with one image, uint8 `[H, W, C]`, it returns float32 logits `[classes]`. The
+    image is of the size the model was trained on, or of the size that training resized.
 
     Attributes:
         model: from one standardised image `[H, W, C]` to logits.
@@ -36,9 +37,25 @@ class Pretrained(NamedTuple):
     config: dict[str, Any]
 
     def __call__(self, image: ArrayLike) -> Array:
-        """Return the logits of one image, as the run's evaluation computed them."""
+        """Return the logits of one image, as the run's evaluation computed them.
+
+        Raises:
+            ValueError: an image of another size.
+        """
         pixels = jnp.asarray(image)
-        return self.model(standardise(pixels, self.mean, self.std))
+        ours = self.config["tanager"]
+        seen, before = tuple(ours["model"]["image_shape"]), ours.get("resized_from")
+        if pixels.shape not in (seen, tuple(before or seen)):
+            validate.refuse(
+                "image shape",
+                pixels.shape,
+                f"must be {seen}",
+                "crop or resize it as the training images were; or call .model",
+            )
+        pixels = standardise(pixels, self.mean, self.std)
+        if pixels.shape != seen:
+            pixels = jax.image.resize(pixels, seen, "cubic")
+        return self.model(pixels)
 
 
 def load_pretrained(source: str | os.PathLike[str]) -> Pretrained:

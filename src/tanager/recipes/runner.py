@@ -121,6 +121,7 @@ def run(prepared: Prepared, progress: bool = True) -> TrainResult:
                 "image_shape": list(tasks.seen_shape(recipe, dataset)),
                 "options": tasks.model_options(recipe),
             },
+            "resized_from": list(tasks.cropped_shape(recipe, dataset)),
             "preprocessing": {"mean": list(dataset.mean), "std": list(dataset.std)},
             "weights": task.origin,
             "dataset": dataset.name,

@@ -130,13 +130,18 @@ def model_options(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def seen_shape(recipe: Recipe, dataset: Dataset) -> tuple[int, int, int]:
-    """Return (height, width, channels) of what the model sees of an image."""
+def cropped_shape(recipe: Recipe, dataset: Dataset) -> tuple[int, int, int]:
+    """Return (height, width, channels) of what is taken of an image."""
     shape = dataset.image_shape
-    height, width = augmentation(recipe, shape).size(shape)
-    if recipe.image_size is not None and recipe.dataset != "folder":
-        height = width = recipe.image_size
-    return height, width, shape[-1]
+    return (*augmentation(recipe, shape).size(shape), shape[-1])
+
+
+def seen_shape(recipe: Recipe, dataset: Dataset) -> tuple[int, int, int]:
+    """Return (height, width, channels) of what the model sees: that, or resized."""
+    shape = cropped_shape(recipe, dataset)
+    if recipe.image_size is None or recipe.dataset == "folder":
+        return shape
+    return recipe.image_size, recipe.image_size, shape[-1]
 
 
 def augmentation(

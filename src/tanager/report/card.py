@@ -204,7 +204,7 @@ def _accuracy(result: _Fields, weights: str, accuracy: float | None) -> str:
 def _training(config: _Fields, result: _Fields, weights: str) -> str:
     rows: dict[str, Any] = {
         "model": config.get("model"),
-        "parameters": config.get("parameters"),
+        "parameters trained": config.get("parameters"),
         "weights exported": _WEIGHTS[weights],
         "initial weights": _initial(config),
         "optimizer": config.get("optimizer"),
@@ -232,11 +232,13 @@ def _data(config: _Fields, result: _Fields) -> str:
     classes = config.get("classes") or ()
     scale = config.get("preprocessing") or {}
     shape = (config.get("architecture") or {}).get("image_shape")
+    before = config.get("resized_from")
     rows = {
         "data set": config.get("dataset"),
         "training examples": result["examples"],
         "classes": [str(name) for name in classes] or None,
         "image (height, width, channels)": shape,
+        "resized from": before if before != shape else None,
         "pixels": "(image / 255 − mean) / std" if scale else None,
         "mean": scale.get("mean"),
         "std": scale.get("std"),

@@ -214,7 +214,7 @@ def _configuration(config: _Fields, result: _Fields) -> str:
     seconds, rate = result.get("seconds"), result.get("examples_per_second")
     run = {
         "model": config.get("model"),
-        "parameters": config.get("parameters"),
+        "parameters trained": config.get("parameters"),
         "data set": config.get("dataset"),
         "classes": _count(config.get("classes")),
         "training examples": result["examples"],

@@ -167,6 +167,7 @@ def _description(
         "classes": config.get("classes"),
         "mean": scale.get("mean"),
         "std": scale.get("std"),
+        "resized_from": config.get("resized_from"),
         "weights": weights,
         "guarantee": {name: result[name] for name in _GUARANTEE},
     }
