@@ -100,7 +100,7 @@ def test_its_model_builds_and_its_first_step_traces(entry, tmp_path, monkeypatch
     step = Step(
         task.loss,
         fixed,
-        runner.optimizer(recipe, 10),
+        runner.optimizer(recipe, 1000),
         Mechanism(0.5, 0.0 if recipe.non_private else 1.0, 1),
         len(dataset.train),
         Seed.from_int(0),
