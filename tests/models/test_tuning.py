@@ -115,9 +115,14 @@ def test_film_is_the_norms_or_the_gains_where_there_are_none():
     assert names(model, marks) == head | {"stem.gain", "stem.bias"}
 
 
-@pytest.mark.parametrize("make", [transformer, wide_resnet])
-@pytest.mark.parametrize("what", [w for w in tuning.FINE_TUNING if w != "all"])
-def test_clipping_sees_the_trained_leaves_only(what, make):
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        *((transformer, what) for what in tuning.FINE_TUNING if what != "all"),
+        (wide_resnet, "lora"),
+    ],
+)
+def test_clipping_sees_the_trained_leaves_only(make, what):
     model, marks = tuning.fine_tune(make(), what, key=KEY, rank=2)
     trained, fixed = eqx.partition(model, marks)
 
