@@ -137,3 +137,16 @@ def test_explaining_computes_nothing_with_the_batch():
     one = clipped_grad(loss, clip_norm=1.0, strategy="bk")
     spoilt = jax.tree.map(lambda leaf: jnp.full_like(leaf, np.nan), (params, x))
     assert str(one.explain(*spoilt)) == str(one.explain(params, x))
+
+
+@pytest.mark.parametrize(("dtype", "again"), [("float32", True), ("bfloat16", False)])
+def test_a_second_pass_is_made_where_it_repeats_the_first(dtype, again):
+    def loss(w, x):
+        return jnp.sum(jnp.tanh(x @ w.astype(x.dtype))).astype(jnp.float32)
+
+    x = jnp.ones((2, 3), dtype)
+    table = clipped_grad(loss, clip_norm=1.0, strategy="ghost").explain(
+        jnp.ones((3, 4)), x
+    )
+    (row,) = table.taps
+    assert (row.total == "second pass") is again

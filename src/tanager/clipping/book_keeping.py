@@ -8,9 +8,8 @@
 
 With ``second_pass`` the sums come from a second backward pass of Σ c_i·loss_i, so that
 nothing but the norms has to be kept from the first (ghost clipping), save the gradients
-of elementwise taps and shared parameters, which are formed for their norms anyway. In
-bfloat16, or on a device that rounds the operands of products, a second pass would round
-otherwise than the first, whose norms then would not bound it: the first is kept there.
+of elementwise taps and shared parameters, which are formed for their norms anyway. It
+must repeat the first to float32 precision, or norms of the first do not bound its sums.
 
 References:
     Goodfellow 2015, arXiv:1510.01799 (norms from x and dy); Li et al. 2022,
@@ -29,7 +28,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 from tanager.clipping.cells import KEPT, Cell, Method
 from tanager.clipping.factors import norms_of, weights_of
 from tanager.clipping.jaxprs import aval
-from tanager.clipping.precision import accumulation_dtype, products_are_exact, widen
+from tanager.clipping.precision import accumulation_dtype, widen
 from tanager.clipping.rules import Chunks, Seen
 from tanager.clipping.taps import Program, float_results
 
@@ -75,7 +74,7 @@ def clip(
     weights = weights_of(norms, mask, clip_norm)
     factors, counted, _ = weights
 
-    if second_pass and _passes_agree(seen):
+    if second_pass:
         cotangents = jnp.where(counted, factors, 0).astype(losses.dtype)
         again = _seen(taps, backward(cotangents), constants)
         own = jnp.ones_like(factors)
@@ -100,13 +99,6 @@ def clip(
         for number, leaf in enumerate(leaves)
     ]
     return jax.tree.unflatten(tree, totals), norms, losses
-
-
-def _passes_agree(seen: Sequence[Seen]) -> bool:
-    """Whether a backward pass is as precise as the norms taken from another one."""
-    gradients = (dy for at in seen for dy in at.gradients)
-    wide = all(dy.dtype == accumulation_dtype(dy.dtype) for dy in gradients)
-    return wide and products_are_exact()
 
 
 def _forward(
