@@ -17,6 +17,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 FLOORS = {
     "_version": 0,
     "_validate": 0,
+    "_cache": 0,
     "_files": 0,
     "_heap": 0,
     "seed": 0,
@@ -24,6 +25,7 @@ FLOORS = {
     "privacy": 0,
     "keys": 1,
     "noise": 1,
+    "parallel": 1,
     "clipping": 1,
     "models": 2,
     "data": 2,

@@ -145,4 +145,7 @@ def test_names_cost_no_heavy_import():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     assert out.stdout.strip() == b"[]"
-    assert DATASETS == ("digits", "cifar10", "cifar100", "mnist", "folder")
+    assert (
+        *("digits", "cifar10", "cifar100", "mnist"),
+        *("folder", "imagenet", "imagenet-32", "places365"),
+    ) == DATASETS

@@ -178,15 +178,15 @@ GREY = np.zeros((32, 32), np.uint8)
         ),
         (
             lambda i, n: broken(i, n, 5, {"bytes": png(SMALL), "path": None}),
-            "row 5 has an RGB image of 8 × 8: must be RGB, 32 × 32",
+            "row 5: cannot decode the image (it is an RGB image of 8 × 8, and must",
         ),
         (
             lambda i, n: broken(i, n, 5, {"bytes": png(GREY), "path": None}),
-            "row 5 has an L image of 32 × 32: must be RGB",
+            "row 5: cannot decode the image (it is an L image of 32 × 32, and must",
         ),
         (
             lambda i, n: broken(i, n, 5, {"bytes": png(i[5], "RGBA"), "path": None}),
-            "row 5 has an RGBA image of 32 × 32: must be RGB",
+            "row 5: cannot decode the image (it is an RGBA image of 32 × 32, and",
         ),
     ],
 )

@@ -117,7 +117,7 @@ def test_images_of_different_size(tmp_path):
                 write(p / "cat/000.png", NOISE),
                 os.truncate(p / "cat/000.png", 90),
             ),
-            "cat/000.png') cannot be decoded",
+            "cat/000.png') cannot be read as an image (image file is truncated",
         ),
         (
             lambda p: write(p / "cat/000.png", colour(1), "RGBA"),

@@ -22,6 +22,7 @@ import numpy as np
 from jaxtyping import Array
 
 from tanager import _files as files
+from tanager._cache import cache_folder
 from tanager._version import __version__
 from tanager.clipping import cost
 from tanager.clipping.cells import KEPT, Cell, Method
@@ -38,15 +39,6 @@ _HOPELESS = 5.0
 _LEAST_SECONDS = 0.1
 _LEAST_RUNS = 5
 _FORMAT = 1
-
-
-def cache_folder() -> pathlib.Path:
-    """Return the folder of remembered timings."""
-    named = os.environ.get("TANAGER_CACHE_DIR")
-    if named:
-        return pathlib.Path(named)
-    base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    return pathlib.Path(base) / "tanager"
 
 
 def _identity() -> dict[str, Any]:
@@ -91,27 +83,39 @@ class Timings:
         self.path = (folder or cache_folder()) / f"clipping-{name}.json"
         self._seconds = self._read()
 
+    def as_json(self) -> dict[str, Any]:
+        """Return all that is remembered, and what it holds for."""
+        return {"identity": self._identity, "seconds": self._seconds}
+
+    def adopt(self, others: dict[str, Any]) -> None:
+        """Remember what another host measured, in place of one's own."""
+        self._seconds |= self._fitting(others)
+        self._save()
+
+    def _fitting(self, held: Any) -> dict[str, float]:
+        if held["identity"] != self._identity:
+            return {}
+        return {
+            str(key): float(value)
+            for key, value in held["seconds"].items()
+            if isinstance(value, float) and math.isfinite(value) and value > 0
+        }
+
     def _read(self) -> dict[str, float]:
         try:
-            held = json.loads(self.path.read_text())
-            if held["identity"] != self._identity:
-                return {}
-            seconds = held["seconds"]
-            return {
-                str(key): float(value)
-                for key, value in seconds.items()
-                if isinstance(value, float) and math.isfinite(value) and value > 0
-            }
+            return self._fitting(json.loads(self.path.read_text()))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return {}
 
     def _write(self) -> None:
         # What another process wrote first stands, so that choices do not waver.
         self._seconds |= self._read()
+        self._save()
+
+    def _save(self) -> None:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            held = {"identity": self._identity, "seconds": self._seconds}
-            files.write_atomically(self.path, files.json_text(held).encode())
+            files.write_atomically(self.path, files.json_text(self.as_json()).encode())
         except OSError:
             return  # Nothing but time is lost.
 

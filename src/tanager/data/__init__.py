@@ -3,11 +3,17 @@
 `augment` is a module of its own: `tanager.data.augment`.
 """
 
+from tanager.data.benchmarks import IMAGENET_MEAN as IMAGENET_MEAN
+from tanager.data.benchmarks import IMAGENET_STD as IMAGENET_STD
 from tanager.data.datasets import DATASETS as DATASETS
+from tanager.data.datasets import LARGEST_IN_MEMORY as LARGEST_IN_MEMORY
+from tanager.data.datasets import RESIZED as RESIZED
 from tanager.data.datasets import Dataset as Dataset
 from tanager.data.datasets import load as load
 from tanager.data.source import ArraySource as ArraySource
 from tanager.data.source import Source as Source
+from tanager.data.source import StreamedSource as StreamedSource
+from tanager.data.source import UnreadableExample as UnreadableExample
 from tanager.data.source import as_source as as_source
 from tanager.data.source import gather as gather
 from tanager.data.source import subset as subset

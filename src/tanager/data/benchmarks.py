@@ -2,13 +2,15 @@
 
 import dataclasses
 import itertools
-import re
 from pathlib import Path
 
 import numpy as np
 
-from tanager.data import formats
+from tanager.data import columns, formats, parquet
+from tanager.data.arrow import ArrowSource
+from tanager.data.conversion import open_parquet
 from tanager.data.formats import Arrays, Progress
+from tanager.data.shards import find_shards
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +57,15 @@ willow_tree wolf woman worm
 """
 DIGITS = tuple("0123456789")
 
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+"""Of ImageNet's training images, per channel on the 0..1 scale: public constants.
+
+As commonly published, first with the models of torchvision:
+https://docs.pytorch.org/vision/stable/models.html
+"""
+IMAGENET_STD = (0.229, 0.224, 0.225)
+"""Standard deviation, as `IMAGENET_MEAN`."""
+
 BENCHMARKS = {
     "cifar10": Benchmark(
         classes=tuple(_CIFAR10.split()),
@@ -84,7 +95,7 @@ BENCHMARKS = {
     ),
 }
 
-_SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.parquet$")
+_SPLITS = ("train", "test")
 
 _IDX_FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
@@ -107,9 +118,7 @@ def read_benchmark(
             one of them does not hold what it should.
     """
     spec = BENCHMARKS[name]
-    below = [entry for entry in path.iterdir() if entry.is_dir()]
-    below.sort(key=lambda entry: (name not in entry.name, entry.name))
-    for folder in (path, *below):
+    for folder in _folders(name, path):
         for read in (_from_parquet, _from_batches, _from_idx):
             arrays = read(spec, folder, progress)
             if arrays is not None:
@@ -118,6 +127,39 @@ def read_benchmark(
         path,
         f"has no files of {name}, nor has a folder in it",
         f"looked for {wanted_files(name)}",
+    )
+
+
+def stream_benchmark(
+    name: str, path: Path, progress: Progress | None
+) -> tuple[ArrowSource, ArrowSource]:
+    """Open the parquet files of a benchmark, to be decoded on access.
+
+    Args:
+        name: one of `BENCHMARKS`.
+        path: the folder with the files, or the folder above it.
+        progress: called with the images converted so far and their total.
+
+    Raises:
+        ValueError: there are no parquet files, or one does not hold what it should.
+    """
+    spec = BENCHMARKS[name]
+    for folder in _folders(name, path):
+        files = [find_shards(folder, split, "parquet") for split in _SPLITS]
+        if all(files):
+            train, test = open_parquet(
+                files,
+                spec.image_shape,
+                spec.label_columns,
+                len(spec.classes),
+                True,
+                progress,
+            )
+            return train, test
+    return formats.refuse_file(
+        path,
+        f"has no parquet files of {name}, nor has a folder in it",
+        "only these can be streamed: get them, or leave out stream",
     )
 
 
@@ -132,19 +174,25 @@ def wanted_files(name: str) -> str:
     return "; ".join(wanted)
 
 
+def _folders(name: str, path: Path) -> list[Path]:
+    """The folder and those in it, the one with the name first."""
+    below = [entry for entry in path.iterdir() if entry.is_dir()]
+    return [path, *sorted(below, key=lambda entry: (name not in entry.name, entry))]
+
+
 def _from_parquet(
     spec: Benchmark, folder: Path, progress: Progress | None
 ) -> tuple[Arrays, Arrays] | None:
-    files = {split: _parquet_files(folder, split) for split in ("train", "test")}
+    files = {split: find_shards(folder, split, "parquet") for split in _SPLITS}
     if not all(files.values()):
         return None
-    total = sum(map(formats.parquet_rows, itertools.chain(*files.values())))
+    total = sum(map(parquet.parquet_rows, itertools.chain(*files.values())))
     report = formats.counter(progress, total)
 
     def read(file: Path) -> Arrays:
-        return formats.read_parquet(
+        return parquet.read_parquet(
             file,
-            ("img", "image"),
+            columns.IMAGE_COLUMNS,
             spec.label_columns,
             spec.image_shape,
             len(spec.classes),
@@ -153,21 +201,6 @@ def _from_parquet(
 
     train, test = (_joined([read(file) for file in files[split]]) for split in files)
     return train, test
-
-
-def _parquet_files(folder: Path, split: str) -> list[Path]:
-    if (folder / f"{split}.parquet").is_file():
-        return [folder / f"{split}.parquet"]
-    files = sorted(folder.glob(f"{split}-*-of-*.parquet"))
-    numbers = [_SHARD.search(file.name) for file in files]
-    found = [(int(match[1]), int(match[2])) for match in numbers if match]
-    if found and found != [(part, found[0][1]) for part in range(found[0][1])]:
-        formats.refuse_file(
-            folder,
-            f"has {len(found)} of the {found[0][1]} parts of {split}-*.parquet",
-            "get the missing parts",
-        )
-    return files if len(found) == len(files) else []
 
 
 def _from_batches(

@@ -1,19 +1,50 @@
 """Data sets by name: where the files are, what they must hold, how they are split."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from tanager import _validate as validate
-from tanager.data.benchmarks import BENCHMARKS, DIGITS, read_benchmark, wanted_files
-from tanager.data.folder import list_folder, read_folder
+from tanager.data.benchmarks import (
+    BENCHMARKS,
+    DIGITS,
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    read_benchmark,
+    stream_benchmark,
+    wanted_files,
+)
+from tanager.data.find import (
+    WANTED,
+    Found,
+    Wanted,
+    find_files,
+    find_images,
+    needed_size,
+)
+from tanager.data.folder import TESTS, FolderSource, common_shape, list_folder
 from tanager.data.formats import Arrays, Progress, counter
 from tanager.data.source import ArraySource, Source, subset
+from tanager.data.streamed import Relabelled, StreamedImages, into_memory
 
 
-DATASETS = ("digits", *BENCHMARKS, "folder")
+_HALF = (0.5,) * 3
+_HELD_OUT = ("val", "validation", "test")  # What is named test often has no labels.
+# Names of the test split, number of classes where no file tells, mean and std.
+_PICTURES = {
+    "folder": (TESTS, None, _HALF, _HALF),
+    "imagenet": (_HELD_OUT, 1000, IMAGENET_MEAN, IMAGENET_STD),
+    "imagenet-32": (_HELD_OUT, 1000, IMAGENET_MEAN, IMAGENET_STD),
+    "places365": (_HELD_OUT, 365, IMAGENET_MEAN, IMAGENET_STD),
+}
+DATASETS = ("digits", *BENCHMARKS, *_PICTURES)
+RESIZED = tuple(_PICTURES)
+"""Data sets whose images are resized as they are read."""
+LARGEST_IN_MEMORY = 4 << 30
+"""Bytes of decoded images above which `load` streams, unless it is told."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +62,8 @@ class Dataset:
         mean: per channel, on the 0..1 scale, for `augment.standardise`.
         std: likewise. Both are public constants, never computed from the private
             images: mean and standard deviation of the public benchmark as commonly
-            published for CIFAR-10 (used for CIFAR-100 too) and MNIST, and 0.5 for
-            everything else.
+            published for CIFAR-10 (used for CIFAR-100 too), MNIST and ImageNet (used
+            for Places-365 too), and 0.5 for everything else.
 
     Raises:
         ValueError: `mean` or `std` does not fit the channels, or `std` is not positive.
@@ -65,20 +96,30 @@ def load(
     validation_examples: int = 0,
     train_examples: int | None = None,
     image_size: int | None = None,
+    stream: bool | None = None,
     progress: Progress | None = None,
 ) -> Dataset:
-    """Load a data set into memory.
+    """Load a data set into memory, or open it to be decoded as it is used.
 
-    ========  =====================================================================
-    digits    scikit-learn's 1797 digits of 8 × 8 pixels; needs no path. Their grey
-              values v = 0..16 become round(255 v / 16), and round(16 x / 255) gives
-              v back. Split 1437 / 360, stratified, always the same.
-    cifar10   parquet as on the Hugging Face Hub (``train.parquet``, or
-              ``train-00000-of-00001.parquet``), or ``cifar-10-batches-py``.
-    cifar100  the same, or ``cifar-100-python``; the 100 fine labels.
-    mnist     parquet, or the four IDX files, plain or ``.gz``.
-    folder    one folder of png or jpg images per class: see `tanager.data.folder`.
-    ========  =====================================================================
+    ===========  ==================================================================
+    digits       scikit-learn's 1797 digits of 8 × 8 pixels; needs no path. Their grey
+                 values v = 0..16 become round(255 v / 16), and round(16 x / 255) gives
+                 v back. Split 1437 / 360, stratified, always the same.
+    cifar10      parquet as on the Hugging Face Hub (``train.parquet``, or
+                 ``train-00000-of-00001.parquet``), or ``cifar-10-batches-py``.
+    cifar100     the same, or ``cifar-100-python``; the 100 fine labels.
+    mnist        parquet, or the four IDX files, plain or ``.gz``.
+    folder       one folder of png or jpg images per class: see `tanager.data.folder`;
+                 or files of your own in any of the formats of `tanager.data.find`.
+    imagenet     ``train/<class>/*`` and ``val/<class>/*``, or any of those formats.
+    places365    the same.
+    imagenet-32  ``train_data_batch_1.npz`` … ``_10.npz`` and ``val_data.npz``, or any
+                 of those formats. Its classes are its numbers, 1 to 1000.
+    ===========  ==================================================================
+
+    Pictures of any mode become RGB, see `tanager.data.pictures`. Only the class folders
+    of a ``folder`` that goes into memory are looked through first: if all is grey it
+    stays grey, and CMYK and transparency are refused.
 
     Args:
         name: one of `DATASETS`.
@@ -91,9 +132,16 @@ def load(
             then not part of the result. 0 uses the real ones.
         train_examples: keep only this many of the training examples, the first of the
             same permutation; None keeps all.
-        image_size: for ``folder`` only: resize all images to this many pixels each way.
-        progress: called with the images decoded so far and their total, if decoding is
-            needed.
+        image_size: resize all images to this many pixels each way: the shorter side is
+            scaled, the middle is kept. For ``folder`` and those below it alone. Needed,
+            but where images are decoded already (npy, npz), and for class folders of
+            images of one size, which are then all opened first.
+        stream: True reads and decodes images when they are asked for, which needs
+            class folders, or files that find a single row: parquet is converted to
+            such files once, in tanager's cache. False decodes all of them now. None
+            streams where they would take more than `LARGEST_IN_MEMORY`.
+        progress: called with the images decoded, or converted, so far and their total,
+            if there is need to.
 
     Raises:
         ValueError: an argument is wrong, files are missing, or a file does not hold
@@ -103,23 +151,25 @@ def load(
     validate.whole(validation_examples=validation_examples, at_least=0)
     if image_size is not None:
         validate.whole(image_size=image_size, at_least=1)
-        if name != "folder":
+        if name not in _PICTURES:
             validate.refuse(
                 "image_size", image_size, f"does not apply to {name}", "leave it out"
             )
     if name == "digits":
-        if path is not None:
-            validate.refuse(
-                "path",
-                str(path),
-                "does not apply to digits",
-                "they come with scikit-learn: leave it out",
-            )
+        for argument, value in (("path", path), ("stream", stream)):
+            if value:
+                validate.refuse(
+                    argument,
+                    str(value),
+                    "does not apply to digits",
+                    "they come with scikit-learn: leave it out",
+                )
         dataset = _digits()
-    elif name == "folder":
-        dataset = _folder(_existing(name, path), image_size, progress)
+    elif name in BENCHMARKS:
+        dataset = _benchmark(name, _existing(name, path), stream, progress)
     else:
-        dataset = _benchmark(name, _existing(name, path), progress)
+        where = _existing(name, path)
+        dataset = _pictures(name, where, image_size, stream, progress)
     dataset = _with_classes(dataset, classes)
     dataset = _with_validation(dataset, validation_examples)
     return _with_fewer(dataset, train_examples)
@@ -129,6 +179,8 @@ def _existing(name: str, path: str | Path | None) -> Path:
     inside = "train/<class>/*.png, test/<class>/*.png; <class>/*.png (or .jpg)"
     if name in BENCHMARKS:
         inside = wanted_files(name)
+    elif name != "folder":
+        inside = WANTED
     if path is None:
         validate.refuse("path", None, f"is needed for {name}", f"a folder of {inside}")
     folder = Path(path).expanduser()
@@ -148,46 +200,96 @@ def _digits() -> Dataset:
     labels = labels.astype(np.int32)
     return _dataset(
         "digits",
-        (images[train], labels[train]),
-        (images[test], labels[test]),
+        _in_memory((images[train], labels[train])),
+        _in_memory((images[test], labels[test])),
         DIGITS,
         (0.5,),
         (0.5,),
     )
 
 
-def _folder(path: Path, image_size: int | None, progress: Progress | None) -> Dataset:
-    listing = list_folder(path, image_size)
-    report = counter(progress, len(listing.train) + len(listing.test))
-    train, test = (read_folder(listing, split, report) for split in ("train", "test"))
-    half = (0.5,) * listing.shape[-1]
-    return _dataset("folder", train, test, listing.classes, half, half)
+def _pictures(
+    name: str,
+    path: Path,
+    image_size: int | None,
+    stream: bool | None,
+    progress: Progress | None,
+) -> Dataset:
+    tests, classes, mean, std = _PICTURES[name]
+    wanted = Wanted(tests, image_size, classes, progress)
+    if name == "folder":
+        found = find_files(path, wanted) or _folder(path, image_size, stream)
+    else:
+        found = find_images(name, path, wanted)
+    train, test = found.train, found.test
+    examples = len(train) + len(test)
+    if not _streams(stream, examples, train.shape):
+        report = counter(progress, examples)
+        train, test = (into_memory(source, report) for source in (train, test))
+    if found.train.shape[-1] != 3:
+        mean = std = (0.5,) * found.train.shape[-1]
+    return _dataset(name, train, test, found.classes, mean, std)
 
 
-def _benchmark(name: str, path: Path, progress: Progress | None) -> Dataset:
-    train, test = read_benchmark(name, path, progress)
+def _folder(path: Path, image_size: int | None, stream: bool | None) -> Found:
+    train, test = list_folder(path)
+    shape = None if image_size is None else (image_size, image_size, 3)
+    if stream or (shape and _streams(stream, len(train) + len(test), shape)):
+        size = needed_size(image_size)
+        shape = (size, size, 3)
+    else:
+        shape = common_shape((train, test), image_size)
+    return Found(FolderSource(train, shape), FolderSource(test, shape), train.classes)
+
+
+def _streams(stream: bool | None, examples: int, shape: tuple[int, ...]) -> bool:
+    if stream is None:
+        return examples * math.prod(shape) > LARGEST_IN_MEMORY
+    return stream
+
+
+def _benchmark(
+    name: str, path: Path, stream: bool | None, progress: Progress | None
+) -> Dataset:
     spec = BENCHMARKS[name]
+    if stream:
+        train, test = stream_benchmark(name, path, progress)
+    else:
+        arrays = read_benchmark(name, path, progress)
+        train, test = _in_memory(arrays[0]), _in_memory(arrays[1])
     return _dataset(name, train, test, spec.classes, spec.mean, spec.std)
+
+
+def _in_memory(arrays: Arrays) -> ArraySource:
+    images, labels = arrays
+    return ArraySource({"image": images, "label": labels})
 
 
 def _dataset(
     name: str,
-    train: Arrays,
-    test: Arrays,
+    train: ArraySource | StreamedImages,
+    test: ArraySource | StreamedImages,
     classes: tuple[str, ...],
     mean: tuple[float, ...],
     std: tuple[float, ...],
 ) -> Dataset:
-    for label in np.setdiff1d(np.arange(len(classes)), train[1]):
-        validate.refuse(
-            "class", classes[label], f"of {name} has no training example", "add some"
-        )
-    train_source, test_source = (
-        ArraySource({"image": images, "label": labels})
-        for images, labels in (train, test)
-    )
-    shape = train[0].shape[1:]
-    return Dataset(name, train_source, test_source, classes, shape, mean, std)
+    if isinstance(train, ArraySource) or train.tells_labels:
+        for label in np.setdiff1d(np.arange(len(classes)), _labels(train)):
+            validate.refuse(
+                "class",
+                classes[label],
+                f"of {name} has no training example",
+                "add some",
+            )
+    if isinstance(train, ArraySource):
+        shape = train.tree["image"].shape[1:]
+    else:
+        shape = train.shape
+    return Dataset(name, train, test, classes, shape, mean, std)
+
+
+def _labels(source: ArraySource | StreamedImages) -> np.ndarray:
+    return source.tree["label"] if isinstance(source, ArraySource) else source.labels
 
 
 def _with_classes(dataset: Dataset, classes: Sequence[str] | None) -> Dataset:
@@ -204,9 +306,11 @@ def _with_classes(dataset: Dataset, classes: Sequence[str] | None) -> Dataset:
     numbers[[dataset.classes.index(name) for name in names]] = np.arange(len(names))
 
     def chosen(source: Source) -> Source:
-        assert isinstance(source, ArraySource)
-        labels = numbers[source.tree["label"]]
-        kept = labels >= 0
+        assert isinstance(source, ArraySource | StreamedImages)
+        labels = numbers[_labels(source)]
+        kept = np.flatnonzero(labels >= 0)
+        if isinstance(source, StreamedImages):
+            return subset(Relabelled(source, numbers), kept)
         return ArraySource({"image": source.tree["image"][kept], "label": labels[kept]})
 
     return dataclasses.replace(

@@ -1,172 +1,197 @@
 """A folder of images: one sub-folder per class.
 
-Either ``train/<class>/*`` and ``test/<class>/*``, or ``<class>/*`` alone, which is
-split here: within each class the files are put in order of a hash of their relative
-path, and every fifth is a test example. The split depends on nothing but the paths. It
-counts as public, and the guarantee is about the training examples that it leaves. A new
-file can move another one across the split: where that matters, make the two folders.
+Either ``train/<class>/*`` with ``test/<class>/*`` (or ``val``, or ``validation``), or
+``<class>/*`` alone, which is split here: within each class the files are put in order
+of a hash of their relative path, and every fifth is a test example. The split depends
+on nothing but the paths. It counts as public, and the guarantee is about the training
+examples that it leaves. A new file can move another one across the split: where that
+matters, make the two folders.
+
+Files are taken by their ending: png, jpg, jpeg, in small letters or large.
 """
 
 import dataclasses
 import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from tanager.data.formats import Arrays, Report, decode_images, refuse_file
+from tanager.data import pictures
+from tanager.data.formats import refuse_file
+from tanager.data.streamed import StreamedImages, digest
 
 
 _SUFFIXES = (".png", ".jpg", ".jpeg")
 _GREY = ("1", "L")
 _COLOUR = ("RGB", "P")
 _EVERY = 5  # one in five is a test example
+TESTS = ("test", "val", "validation")
+"""Names a folder of test images may have; the first that has class folders is taken."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Listing:
-    """What a folder holds, before any image is decoded.
+    """The files of one split, in order of class and name; nothing has been opened.
+
+    All names lie in one string of bytes, since a million paths would take a gigabyte.
 
     Attributes:
-        classes: the class names, sorted.
-        train: (file, label) of every training example.
-        test: (file, label) of every test example.
-        shape: (H, W, C) that the images are decoded to.
-        resize: whether they are resized to it.
+        root: the folder of the class folders.
+        classes: names of the class folders, sorted.
+        names: all file names, one after another, as the file system encodes them.
+        ends: int64[N], where in `names` each of them ends.
+        labels: int32[N].
     """
 
+    root: Path
     classes: tuple[str, ...]
-    train: list[tuple[Path, int]]
-    test: list[tuple[Path, int]]
-    shape: tuple[int, int, int]
-    resize: bool
+    names: bytes
+    ends: np.ndarray
+    labels: np.ndarray
+
+    def file(self, index: int) -> str:
+        """Return the path of one file."""
+        start = self.ends[index - 1] if index else 0
+        name = os.fsdecode(self.names[start : self.ends[index]])
+        return os.path.join(self.root, self.classes[self.labels[index]], name)
+
+    def __len__(self) -> int:
+        return len(self.labels)
 
 
-def list_folder(path: Path, image_size: int | None) -> Listing:
-    """Find the classes and files of a folder and check every file's size and mode.
+class FolderSource(StreamedImages):
+    """The images of a listing, decoded on access as `tanager.data.pictures` says."""
 
-    Files are taken by their ending: png, jpg, jpeg. If all are grey the images have
-    one channel, otherwise three; grey and palette images then become RGB.
+    def __init__(self, listing: Listing, shape: tuple[int, int, int]):
+        super().__init__(shape)
+        self.listing = listing
 
-    Args:
-        path: the folder.
-        image_size: resize to this many pixels each way (the shorter side is scaled,
-            the middle is kept); None where all images have one size already.
+    def __len__(self) -> int:
+        return len(self.listing)
+
+    @property
+    def labels(self) -> np.ndarray:
+        """See `StreamedImages.labels`."""
+        return self.listing.labels
+
+    def identity(self) -> bytes:
+        """Return a digest of names, sizes and labels; asks for the size of each file.
+
+        A file that is no longer there counts as one of size −1.
+        """
+        sizes = np.fromiter(map(self._size, range(len(self))), np.int64, len(self))
+        listing = self.listing
+        parts = (listing.names, listing.ends, listing.labels, sizes)
+        return digest(b"folder", listing.classes, self.shape, *parts)
+
+    def _size(self, index: int) -> int:
+        try:
+            return os.stat(self.listing.file(index)).st_size
+        except OSError:
+            return -1
+
+    def _read(self, index: int) -> tuple[np.ndarray, int]:
+        image = pictures.decode(self.listing.file(index), self.shape)
+        return image, int(self.listing.labels[index])
+
+    def _place(self, index: int) -> tuple[Path, str]:
+        return Path(self.listing.file(index)), ""
+
+
+def find_tests(path: Path, names: Sequence[str] = TESTS) -> Path | None:
+    """Return the first of the folders with such names that has class folders."""
+    for name in names:
+        if (path / name).is_dir() and _class_names(path / name):
+            return path / name
+    return None
+
+
+def list_halves(path: Path, tests: Sequence[str] = TESTS) -> tuple[Listing, Listing]:
+    """List ``train/<class>/*`` and the test files beside them.
 
     Raises:
-        ValueError: no classes, a class without images, test classes that differ from
-            the training classes, images that differ in size, an image that cannot be
-            read or has an alpha channel or other mode. The message names the file.
+        ValueError: there are no test files, no classes, a class without images, or
+            test classes that differ from the training classes.
     """
-    halves = [(path / half).is_dir() for half in ("train", "test")]
-    if any(halves) and not all(halves):
-        present, absent = ("train", "test") if halves[0] else ("test", "train")
+    test = find_tests(path, tests)
+    if test is None:
         refuse_file(
             path,
-            f"has a folder {present!r} but none named {absent!r}",
-            "it needs both, or the class folders alone",
+            f"has a folder 'train' but none named {tests[0]!r}",
+            f"it needs both ({' or '.join(tests)}), each of class folders, or class "
+            "folders alone",
         )
-    if all(halves):
-        train_classes = _class_files(path / "train")
-        test_classes = _class_files(path / "test")
-        if odd := sorted(train_classes.keys() ^ test_classes.keys()):
-            refuse_file(
-                path, f"has class {odd[0]!r} in only one of train and test", "add it"
-            )
-    else:
-        train_classes, test_classes = _split(path, _class_files(path))
-    train, test = _labelled(train_classes), _labelled(test_classes)
-    shape = _common_shape([file for file, _ in train + test], image_size)
-    return Listing(tuple(train_classes), train, test, shape, image_size is not None)
+    halves = [_listing(half, _class_files(half)) for half in (path / "train", test)]
+    if odd := sorted(set(halves[0].classes) ^ set(halves[1].classes)):
+        refuse_file(
+            path, f"has class {odd[0]!r} in only one of train and {test.name}", "add it"
+        )
+    return halves[0], halves[1]
 
 
-def read_folder(listing: Listing, split: str, report: Report) -> Arrays:
-    """Decode one split of a folder, ``"train"`` or ``"test"``.
+def list_folder(path: Path) -> tuple[Listing, Listing]:
+    """List the training and test files of a folder, split here or as it is.
 
     Raises:
-        ValueError: an image cannot be decoded. The message names the file.
+        ValueError: as `list_halves`, or a class is too small to be split.
     """
-    entries = listing.train if split == "train" else listing.test
-
-    def decode(position: int) -> np.ndarray:
-        return _decode_file(entries[position][0], listing.shape, listing.resize)
-
-    images = decode_images(len(entries), decode, listing.shape, report)
-    return images, np.array([label for _, label in entries], np.int32)
-
-
-def _class_files(folder: Path) -> dict[str, list[Path]]:
-    names = sorted(
-        entry.name
-        for entry in folder.iterdir()
-        if entry.is_dir() and not entry.name.startswith(".")
-    )
-    if not names:
-        refuse_file(folder, "has no class folders", "make one folder of images each")
-    classes = {}
-    for name in names:
-        classes[name] = sorted(
-            file
-            for file in (folder / name).iterdir()
-            if file.suffix.lower() in _SUFFIXES and not file.name.startswith(".")
+    if (path / "train").is_dir():
+        return list_halves(path)
+    if test := find_tests(path):
+        refuse_file(
+            path,
+            f"has a folder {test.name!r} but none named 'train'",
+            "it needs both, or the class folders alone",
         )
-        if not classes[name]:
-            refuse_file(
-                folder / name,
-                "is a class without images",
-                f"put {', '.join(_SUFFIXES)} files in it, or remove it",
-            )
-    return classes
-
-
-def _split(
-    path: Path, classes: dict[str, list[Path]]
-) -> tuple[dict[str, list[Path]], dict[str, list[Path]]]:
-    def order(file: Path) -> bytes:
-        relative = file.relative_to(path).as_posix()
-        return hashlib.blake2b(
-            relative.encode(errors="surrogateescape"), digest_size=16
-        ).digest()
-
-    train, test = {}, {}
-    for name, files in classes.items():
-        if len(files) < 2:
-            refuse_file(
-                path / name,
-                "is a class of one image, which cannot be split",
-                "add images, or make train and test folders",
-            )
-        test[name] = sorted(sorted(files, key=order)[::_EVERY])
-        train[name] = sorted(set(files) - set(test[name]))
+    classes = dict(_class_files(path))
+    parts = {name: _split(path / name, files) for name, files in classes.items()}
+    train, test = (
+        _listing(path, [(name, part[half]) for name, part in parts.items()])
+        for half in (0, 1)
+    )
     return train, test
 
 
-def _labelled(classes: dict[str, list[Path]]) -> list[tuple[Path, int]]:
-    return [
-        (file, label) for label, files in enumerate(classes.values()) for file in files
-    ]
+def common_shape(
+    listings: Sequence[Listing], image_size: int | None
+) -> tuple[int, int, int]:
+    """Open every file and return the shape (H, W, C) that all can be decoded to.
 
+    If all are grey the images have one channel, otherwise three.
 
-def _common_shape(files: list[Path], image_size: int | None) -> tuple[int, int, int]:
+    Args:
+        listings: the files.
+        image_size: resize to this many pixels each way; None where all images have one
+            size already.
+
+    Raises:
+        ValueError: images that differ in size, an image that cannot be read or has an
+            alpha channel or other mode. The message names the file.
+    """
     from PIL import Image
 
     sizes: dict[tuple[int, int], Path] = {}
     channels = 1
-    for file in files:
-        try:
-            with Image.open(file) as image:
-                mode, (width, height) = image.mode, image.size
-                alpha = "transparency" in image.info
-        except Exception as error:  # Pillow's readers raise nearly anything
-            refuse_file(file, f"cannot be read as an image ({error})", "replace it")
-        if mode not in _GREY + _COLOUR or alpha:
-            refuse_file(
-                file,
-                f"has mode {mode}{' with transparency' if alpha else ''}",
-                "convert it to RGB or grey, 8 bits per channel",
-            )
-        if mode in _COLOUR:
-            channels = 3
-        sizes.setdefault((height, width), file)
+    for listing in listings:
+        for index in range(len(listing)):
+            file = Path(listing.file(index))
+            try:
+                with Image.open(file) as image:
+                    mode, (width, height) = image.mode, image.size
+                    alpha = "transparency" in image.info
+            except Exception as error:  # Pillow's readers raise nearly anything
+                refuse_file(file, f"cannot be read as an image ({error})", "replace it")
+            if mode not in _GREY + _COLOUR or alpha:
+                refuse_file(
+                    file,
+                    f"has mode {mode}{' with transparency' if alpha else ''}",
+                    "convert it to RGB or grey, 8 bits per channel",
+                )
+            if mode in _COLOUR:
+                channels = 3
+            sizes.setdefault((height, width), file)
     if image_size is not None:
         return image_size, image_size, channels
     if len(sizes) > 1:
@@ -180,16 +205,59 @@ def _common_shape(files: list[Path], image_size: int | None) -> tuple[int, int, 
     return *size, channels
 
 
-def _decode_file(file: Path, shape: tuple[int, int, int], resize: bool) -> np.ndarray:
-    from PIL import Image, ImageOps
+def _class_names(folder: Path) -> list[str]:
+    with os.scandir(folder) as entries:
+        return sorted(
+            entry.name
+            for entry in entries
+            if not entry.name.startswith(".") and entry.is_dir()
+        )
 
-    height, width, channels = shape
-    try:
-        with Image.open(file) as image:
-            picture = image.convert("L" if channels == 1 else "RGB")
-    except Exception as error:  # Pillow's decoders raise nearly anything
-        refuse_file(file, f"cannot be decoded ({error})", "replace it")
-    if resize and picture.size != (width, height):
-        method = Image.Resampling.BICUBIC
-        picture = ImageOps.fit(picture, (width, height), method=method)
-    return np.asarray(picture).reshape(shape)
+
+def _class_files(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    names = _class_names(folder)
+    if not names:
+        refuse_file(folder, "has no class folders", "make one folder of images each")
+    for name in names:
+        with os.scandir(folder / name) as entries:
+            files = sorted(
+                entry.name
+                for entry in entries
+                if entry.name.lower().endswith(_SUFFIXES)
+                and not entry.name.startswith(".")
+            )
+        if not files:
+            refuse_file(
+                folder / name,
+                "is a class without images",
+                f"put {', '.join(_SUFFIXES)} files in it, or remove it",
+            )
+        yield name, files
+
+
+def _split(folder: Path, files: list[str]) -> tuple[list[str], list[str]]:
+    def order(file: str) -> bytes:
+        relative = f"{folder.name}/{file}".encode(errors="surrogateescape")
+        return hashlib.blake2b(relative, digest_size=16).digest()
+
+    if len(files) < 2:
+        refuse_file(
+            folder,
+            "is a class of one image, which cannot be split",
+            "add images, or make train and test folders",
+        )
+    test = sorted(sorted(files, key=order)[::_EVERY])
+    return sorted(set(files) - set(test)), test
+
+
+def _listing(root: Path, classes: Iterable[tuple[str, list[str]]]) -> Listing:
+    found, names, lengths, counts = [], bytearray(), [], []
+    for name, files in classes:
+        encoded = [os.fsencode(file) for file in files]
+        found.append(name)
+        names += b"".join(encoded)
+        lengths.append(np.fromiter(map(len, encoded), np.int64, len(encoded)))
+        counts.append(len(files))
+    ends = np.cumsum(np.concatenate(lengths))
+    labels = np.repeat(np.arange(len(found), dtype=np.int32), counts)
+    return Listing(root, tuple(found), bytes(names), ends, labels)

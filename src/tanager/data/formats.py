@@ -7,12 +7,11 @@ out silently, because the number of examples is part of the privacy guarantee.
 
 import concurrent.futures
 import gzip
-import io
 import math
 import pickle
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,7 +25,8 @@ Progress = Callable[[int, int], None]
 Report = Callable[[int], None]
 
 _PART = 256  # images per task of the thread pool
-_AGAIN = "get the file again"
+AGAIN = "get the file again"
+"""The remedy for a file that was damaged on its way."""
 
 
 def refuse_file(file: Path, rule: str, remedy: str = "") -> NoReturn:
@@ -77,69 +77,6 @@ def decode_images(
     return images
 
 
-def parquet_rows(file: Path) -> int:
-    """Return how many rows a parquet file has, from its footer alone."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return pq.read_metadata(file).num_rows
-    except (pa.ArrowException, OSError) as error:
-        refuse_file(file, f"is not a parquet file ({error})", _AGAIN)
-
-
-def read_parquet(
-    file: Path,
-    image_columns: Sequence[str],
-    label_columns: Sequence[str],
-    shape: tuple[int, int, int],
-    classes: int,
-    report: Report,
-) -> Arrays:
-    """Read a parquet file of encoded images, as the Hugging Face Hub has them.
-
-    Args:
-        file: the parquet file.
-        image_columns: names the image column may have; it holds encoded images (PNG,
-            JPEG), alone or as a struct with a field ``bytes``.
-        label_columns: names the label column may have; it holds integers.
-        shape: (H, W, C) that every image must have; C = 1 is grey, 3 is RGB.
-        classes: labels must be from 0 to `classes` − 1.
-        report: as in `decode_images`.
-
-    Raises:
-        ValueError: the file is corrupt, a column is missing or of another type, an
-            image cannot be decoded or has another shape, a label is out of range.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        names = pq.read_schema(file).names
-        image_column = _present(file, names, image_columns)
-        label_column = _present(file, names, label_columns)
-        table = pq.read_table(file, columns=[image_column, label_column])
-    except (pa.ArrowException, OSError) as error:
-        refuse_file(file, f"is not a parquet file that can be read ({error})", _AGAIN)
-    label_values = table[label_column]
-    if not pa.types.is_integer(label_values.type):
-        refuse_file(
-            file,
-            f"column {label_column!r} holds {label_values.type}",
-            "labels must be integers",
-        )
-    if label_values.null_count:
-        row = label_values.is_null().to_pylist().index(True)
-        refuse_file(file, f"row {row} has no label")
-    labels = check_labels(file, label_values.to_numpy(), classes)
-    encoded = _encoded_images(file, image_column, table[image_column])
-
-    def decode(row: int) -> np.ndarray:
-        return _decode_row(file, row, encoded[row], shape)
-
-    return decode_images(len(encoded), decode, shape, report), labels
-
-
 def read_python_batch(
     file: Path, label_key: str, shape: tuple[int, int, int], classes: int
 ) -> Arrays:
@@ -163,7 +100,7 @@ def read_python_batch(
         with open(file, "rb") as stream:
             content = _ArraysOnly(stream, encoding="bytes").load()
     except Exception as error:  # a corrupt pickle can raise nearly anything
-        refuse_file(file, f"cannot be read as a batch of arrays ({error})", _AGAIN)
+        refuse_file(file, f"cannot be read as a batch of arrays ({error})", AGAIN)
     if not isinstance(content, dict):
         refuse_file(file, "is not a CIFAR batch", "its pickle must hold a dict")
     keys = {
@@ -188,7 +125,7 @@ def read_python_batch(
         )
     planes = rows.reshape(-1, channels, height, width)
     images = np.ascontiguousarray(planes.transpose(0, 2, 3, 1))
-    _same_count(file, len(images), labels)
+    same_count(file, len(images), labels)
     return images, check_labels(file, labels, classes)
 
 
@@ -214,7 +151,7 @@ def read_idx(
             image_file, f"has images of {found}", f"must be {_size_text(shape)}"
         )
     labels = _read_idx_array(label_file, dimensions=1)
-    _same_count(label_file, len(images), labels)
+    same_count(label_file, len(images), labels)
     return images[..., None], check_labels(label_file, labels, classes)
 
 
@@ -237,6 +174,12 @@ def check_labels(file: Path, labels: np.ndarray, classes: int) -> np.ndarray:
     return labels.astype(np.int32)
 
 
+def same_count(file: Path, images: int, labels: np.ndarray) -> None:
+    """Refuse a file unless it has one row of labels, one for each of `images`."""
+    if labels.shape != (images,):
+        refuse_file(file, f"has labels {list(labels.shape)} for {images} images")
+
+
 # What an array of numbers needs, under the names of NumPy 1 and 2.
 _RECONSTRUCT = np.empty(0).__reduce__()[0]
 _ALLOWED = {
@@ -256,57 +199,13 @@ class _ArraysOnly(pickle.Unpickler):
         return _ALLOWED[module, name]
 
 
-def _present(file: Path, names: Sequence[str], wanted: Sequence[str]) -> str:
-    for name in wanted:
-        if name in names:
-            return name
-    choices = " or ".join(map(repr, wanted))
-    refuse_file(file, f"has no column {choices}", f"its columns are {list(names)}")
-
-
-def _encoded_images(file: Path, name: str, column: Any) -> list[bytes | None]:
-    import pyarrow as pa
-
-    if pa.types.is_struct(column.type) and "bytes" in column.type.names:
-        column = column.flatten()[column.type.get_field_index("bytes")]
-    if not (pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)):
-        refuse_file(
-            file,
-            f"column {name!r} holds {column.type}",
-            "it must hold encoded images, as {bytes, path} or as binary",
-        )
-    return column.to_pylist()
-
-
-def _decode_row(
-    file: Path, row: int, encoded: bytes | None, shape: tuple[int, int, int]
-) -> np.ndarray:
-    from PIL import Image
-
-    if encoded is None:
-        refuse_file(file, f"row {row} has no image bytes", "it may only hold a path")
-    try:
-        with Image.open(io.BytesIO(encoded)) as image:
-            pixels = np.asarray(image)
-    except Exception as error:  # Pillow's decoders raise nearly anything
-        refuse_file(file, f"row {row}: cannot decode the image ({error})", _AGAIN)
-    height, width, channels = shape
-    mode = "L" if channels == 1 else "RGB"
-    if image.mode != mode or image.size != (width, height):
-        found = f"{image.mode} image of {image.size[1]} × {image.size[0]}"
-        refuse_file(
-            file, f"row {row} has an {found}", f"must be {mode}, {_size_text(shape)}"
-        )
-    return pixels.reshape(shape)
-
-
 def _read_idx_array(file: Path, dimensions: int) -> np.ndarray:
     try:
         content = file.read_bytes()
         if file.suffix == ".gz":
             content = gzip.decompress(content)
     except (OSError, EOFError, zlib.error) as error:
-        refuse_file(file, f"cannot be read ({error})", _AGAIN)
+        refuse_file(file, f"cannot be read ({error})", AGAIN)
     header = 4 + 4 * dimensions
     if content[:4] != bytes([0, 0, 0x08, dimensions]) or len(content) < header:
         refuse_file(
@@ -320,14 +219,9 @@ def _read_idx_array(file: Path, dimensions: int) -> np.ndarray:
             file,
             f"is truncated or damaged: {len(content)} bytes instead of "
             f"{header + math.prod(shape)}",
-            _AGAIN,
+            AGAIN,
         )
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
-
-
-def _same_count(file: Path, images: int, labels: np.ndarray) -> None:
-    if labels.shape != (images,):
-        refuse_file(file, f"has labels {list(labels.shape)} for {images} images")
 
 
 def _size_text(shape: tuple[int, int, int]) -> str:

@@ -6,6 +6,7 @@ training asks of data. One index is one example is one unit of privacy: a person
 data appear under two indices has twice the influence that the guarantee is about.
 """
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -36,6 +37,39 @@ class Source(Protocol):
         ...
 
 
+@runtime_checkable
+class StreamedSource(Source, Protocol):
+    """A source whose examples are read and decoded when they are asked for.
+
+    It can be pickled into another process, where it opens its files anew. One example
+    that cannot be read is an `UnreadableExample`.
+    """
+
+    def identity(self) -> bytes:
+        """Return a digest of what it lists: 32 bytes, the same wherever the files lie.
+
+        It costs no decoding, and notices files that came, went, were renamed or
+        changed in size, and labels that changed. Other bytes within a file of the same
+        size it need not notice.
+        """
+        ...
+
+
+class UnreadableExample(ValueError):
+    """One example that cannot be read or decoded; the others may well be good.
+
+    Attributes:
+        index: of the example, in the source that was asked.
+    """
+
+    def __init__(self, message: str, index: int):
+        super().__init__(message)
+        self.index = index
+
+    def __reduce__(self):
+        return type(self), (str(self), self.index)
+
+
 class ArraySource:
     """A source over a pytree of arrays in memory; example i is every array's row i.
 
@@ -48,20 +82,20 @@ class ArraySource:
     """
 
     def __init__(self, tree: Any):
-        self.tree = _map(np.asarray, tree)
+        self.tree = map_leaves(np.asarray, tree)
         self._length = _common_length(self.tree)
 
     def __len__(self) -> int:
         return self._length
 
     def __getitem__(self, index: int) -> Any:
-        _check_index(index, len(self))
-        return _map(lambda leaf: leaf[index, ...], self.tree)
+        check_index(index, len(self))
+        return map_leaves(lambda leaf: leaf[index, ...], self.tree)
 
     def gather(self, indices: np.ndarray) -> Any:
         """Return the examples at `indices`, stacked: every leaf is a fresh copy."""
-        chosen = _whole_indices(indices, len(self))
-        return _map(lambda leaf: leaf[chosen], self.tree)
+        chosen = whole_indices(indices, len(self))
+        return map_leaves(lambda leaf: leaf[chosen], self.tree)
 
 
 class _Subset:
@@ -73,12 +107,31 @@ class _Subset:
         return len(self._indices)
 
     def __getitem__(self, index: int) -> Any:
-        _check_index(index, len(self))
-        return self._source[int(self._indices[index])]
+        check_index(index, len(self))
+        try:
+            return self._source[int(self._indices[index])]
+        except UnreadableExample as error:
+            raise UnreadableExample(str(error), index) from error
 
     def gather(self, indices: np.ndarray) -> Any:
-        chosen = _whole_indices(indices, len(self))
-        return gather(self._source, self._indices[chosen])
+        chosen = whole_indices(indices, len(self))
+        try:
+            return gather(self._source, self._indices[chosen])
+        except UnreadableExample as error:
+            (index,) = np.flatnonzero(self._indices == error.index)
+            raise UnreadableExample(str(error), int(index)) from error
+
+
+class _StreamedSubset(_Subset):
+    _source: Any
+
+    @property
+    def labels(self) -> np.ndarray:
+        return self._source.labels[self._indices]
+
+    def identity(self) -> bytes:
+        parts = self._source.identity() + self._indices.tobytes()
+        return hashlib.blake2b(parts, digest_size=32).digest()
 
 
 def as_source(data: Any) -> Source:
@@ -122,17 +175,17 @@ def gather(source: Source, indices: np.ndarray) -> Any:
         ValueError: an index is out of range, or two examples differ in structure,
             shape or dtype: the message names the index and the leaf.
     """
-    chosen = _whole_indices(indices, len(source))
+    chosen = whole_indices(indices, len(source))
     own = getattr(source, "gather", None)
     if own is not None:
         return own(chosen)
     if not len(chosen):
-        return _map(lambda leaf: np.asarray(leaf)[None][:0], source[0])
-    examples = [_map(np.asarray, source[int(index)]) for index in chosen]
+        return map_leaves(lambda leaf: np.asarray(leaf)[None][:0], source[0])
+    examples = [map_leaves(np.asarray, source[int(index)]) for index in chosen]
     first = _signature(examples[0])
     for index, example in zip(chosen, examples, strict=True):
         _same_signature(first, _signature(example), int(chosen[0]), int(index))
-    return _map(lambda *leaves: np.stack(leaves), *examples)
+    return map_leaves(lambda *leaves: np.stack(leaves), *examples)
 
 
 def subset(source: Source, indices: np.ndarray | Sequence[int]) -> Source:
@@ -142,7 +195,7 @@ def subset(source: Source, indices: np.ndarray | Sequence[int]) -> Source:
         ValueError: no indices, an index out of range, or one that appears twice: an
             example that is there twice is no longer one unit of privacy.
     """
-    chosen = _whole_indices(indices, len(source))
+    chosen = whole_indices(indices, len(source))
     if not len(chosen):
         validate.refuse("indices", [], "must not be empty")
     values, counts = np.unique(chosen, return_counts=True)
@@ -153,16 +206,57 @@ def subset(source: Source, indices: np.ndarray | Sequence[int]) -> Source:
             "appears more than once",
             "an example may be in the data once, or the guarantee is not for it",
         )
+    if isinstance(source, StreamedSource):
+        return _StreamedSubset(source, chosen)
     return _Subset(source, chosen)
 
 
-def _map(function: Any, *trees: Any) -> Any:
+def check_index(index: int, length: int) -> None:
+    """Raise `IndexError` outside 0 … length − 1; nothing is read from the other end."""
+    # IndexError, not ValueError: it is how Python's iteration finds the end.
+    if not 0 <= index < length:
+        raise IndexError(f"index (={index}) must be from 0 to {length - 1}")
+
+
+def whole_indices(indices: Any, length: int) -> np.ndarray:
+    """Return `indices` as int64[n].
+
+    Raises:
+        ValueError: they are not one row of whole numbers from 0 to `length` − 1.
+    """
+    chosen = np.asarray(indices)
+    if chosen.ndim != 1 or (chosen.size and chosen.dtype.kind not in "iu"):
+        validate.refuse(
+            "indices",
+            f"{chosen.dtype.name}{list(chosen.shape)}",
+            "must be one row of whole numbers",
+        )
+    outside = chosen[(chosen < 0) | (chosen >= length)]
+    if outside.size:
+        validate.refuse("indices", int(outside[0]), f"must be from 0 to {length - 1}")
+    return chosen.astype(np.int64, copy=False)
+
+
+def _is_plain(tree: Any) -> bool:
+    # A dict of arrays needs no JAX, whose import takes a reading process a second.
+    return type(tree) is dict and all(
+        type(name) is str and isinstance(leaf, np.ndarray | np.generic)
+        for name, leaf in tree.items()
+    )
+
+
+def map_leaves(function: Any, *trees: Any) -> Any:
+    """Return `jax.tree.map`, without importing JAX for a dict of arrays."""
+    if all(map(_is_plain, trees)):
+        return {name: function(*(tree[name] for tree in trees)) for name in trees[0]}
     from jax import tree_util
 
     return tree_util.tree_map(function, *trees)
 
 
 def _named_leaves(tree: Any) -> list[tuple[str, Any]]:
+    if _is_plain(tree):
+        return [(f"data[{name!r}]", tree[name]) for name in sorted(tree)]
     from jax import tree_util
 
     leaves = tree_util.tree_leaves_with_path(tree)
@@ -197,26 +291,6 @@ def _common_length(tree: Any) -> int:
                 name, leaf.shape, f"must have as many rows as {first}, {length}"
             )
     return length
-
-
-def _check_index(index: int, length: int) -> None:
-    # IndexError, not ValueError: it is how Python's iteration finds the end.
-    if not 0 <= index < length:
-        raise IndexError(f"index (={index}) must be from 0 to {length - 1}")
-
-
-def _whole_indices(indices: Any, length: int) -> np.ndarray:
-    chosen = np.asarray(indices)
-    if chosen.ndim != 1 or (chosen.size and chosen.dtype.kind not in "iu"):
-        validate.refuse(
-            "indices",
-            f"{chosen.dtype.name}{list(chosen.shape)}",
-            "must be one row of whole numbers",
-        )
-    outside = chosen[(chosen < 0) | (chosen >= length)]
-    if outside.size:
-        validate.refuse("indices", int(outside[0]), f"must be from 0 to {length - 1}")
-    return chosen.astype(np.int64, copy=False)
 
 
 _Signature = dict[str, tuple[tuple[int, ...], np.dtype]]

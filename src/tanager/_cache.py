@@ -1,0 +1,25 @@
+"""Where tanager keeps on this machine what it can make again."""
+
+import os
+import pathlib
+
+
+def cache_folder() -> pathlib.Path:
+    """Return ``$TANAGER_CACHE_DIR``, or by default ``~/.cache/tanager``."""
+    named = os.environ.get("TANAGER_CACHE_DIR")
+    if named:
+        return pathlib.Path(named)
+    base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    return pathlib.Path(base) / "tanager"
+
+
+def private_folder(*names: str) -> pathlib.Path:
+    """Return a folder of the cache that its owner alone can read, made if need be.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    folder = cache_folder().joinpath(*names)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    return folder

@@ -1,0 +1,194 @@
+"""Physical batches read ahead of the devices, in worker processes.
+
+One element of the grain pipeline is one physical batch: who is in it and who is
+padding is known from the run's seed, so any element can be made alone, by any worker,
+and a resumed run goes on with the element it had come to.
+"""
+
+from collections.abc import Generator
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from tanager import _validate as validate
+from tanager.data.source import Source, UnreadableExample, gather, map_leaves
+from tanager.sampling import PhysicalBatch, PoissonSampler, pack
+
+
+Unreadable = Literal["error", "skip"]
+
+
+class Portion(NamedTuple):
+    """One physical batch, or this host's rows of it, with the pixels.
+
+    Attributes:
+        step: whose logical batch it is part of.
+        chunk: its number in that batch, from 0.
+        chunks: how many physical batches that batch has; 0 for an empty one, which
+            has one portion nevertheless, without any example.
+        indices: int32[p], examples of the data set; 0 where the row is padding.
+        mask: bool[p], False where the row is padding or could not be read.
+        batch: the examples, on a leading axis of p; zeros where the mask is False.
+        unreadable: how many rows could not be read and were skipped.
+    """
+
+    step: int
+    chunk: int
+    chunks: int
+    indices: np.ndarray
+    mask: np.ndarray
+    batch: Any
+    unreadable: int
+
+
+class ChunkPlan:
+    """Every physical batch of a run from a step on, by its number: a grain source.
+
+    Args:
+        source: the examples.
+        one: any one of them, on a leading axis of 1, for its shapes.
+        sampler: who is in which logical batch.
+        physical_batch_size: P.
+        rows: which of the P rows are wanted.
+        begun: the first step.
+        unreadable: what to do about an example that cannot be read: ``"error"``, or
+            ``"skip"``, which gives a row of padding for it.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        one: Any,
+        sampler: PoissonSampler,
+        physical_batch_size: int,
+        rows: np.ndarray,
+        begun: int,
+        unreadable: Unreadable = "error",
+    ):
+        self._source = source
+        self._sampler = sampler
+        self._size = physical_batch_size
+        self._rows = rows
+        self._begun = begun
+        self._unreadable = unreadable
+        self._shapes = _zeros(one, 0)
+        self._ends = [0]
+        self._drawn: tuple[int, np.ndarray] = (-1, np.empty(0, np.int64))
+
+    def __len__(self) -> int:
+        """Return a number that there are no more elements than: the true one is secret.
+
+        It would also take a pass over all steps to know.
+        """
+        most = max(1, -(-self._sampler.examples // self._size))
+        return (self._sampler.mechanism.steps - self._begun) * most
+
+    def __getitem__(self, index: int) -> Portion:
+        """Return an element; one past the end of the run has step −1."""
+        step, chunk = self._find(index)
+        if step == self._sampler.mechanism.steps:
+            return Portion(-1, 0, 0, *_nobody(0), None, 0)
+        indices = self._indices(step)
+        part = indices[chunk * self._size : (chunk + 1) * self._size]
+        physical = next(pack(part, self._size), None) or PhysicalBatch(
+            *_nobody(self._size)
+        )
+        rows, mask = physical.indices[self._rows], physical.mask[self._rows]
+        batch, mask, unreadable = self._read(rows, mask)
+        chunks = -(-len(indices) // self._size)
+        return Portion(
+            step, chunk, chunks, rows.astype(np.int32), mask, batch, unreadable
+        )
+
+    def _find(self, element: int) -> tuple[int, int]:
+        steps = self._sampler.mechanism.steps - self._begun
+        while self._ends[-1] <= element and len(self._ends) <= steps:
+            drawn = len(self._indices(self._begun + len(self._ends) - 1))
+            self._ends.append(self._ends[-1] + max(1, -(-drawn // self._size)))
+        if element >= self._ends[-1]:
+            return self._sampler.mechanism.steps, 0
+        number = int(np.searchsorted(self._ends, element, side="right")) - 1
+        return self._begun + number, element - self._ends[number]
+
+    def _indices(self, step: int) -> np.ndarray:
+        if self._drawn[0] != step:
+            self._drawn = (step, self._sampler.indices(step))
+        return self._drawn[1]
+
+    def _read(self, rows: np.ndarray, mask: np.ndarray) -> tuple[Any, np.ndarray, int]:
+        mask = mask.copy()
+        batch = _zeros(self._shapes, len(rows))
+        wanted = np.flatnonzero(mask)
+        if self._unreadable == "error":
+            _put(batch, wanted, gather(self._source, rows[wanted]))
+            return batch, mask, 0
+        for row in wanted:
+            one = slice(row, row + 1)
+            try:
+                _put(batch, one, gather(self._source, rows[one]))
+            except UnreadableExample:
+                mask[row] = False
+        return batch, mask, len(wanted) - int(mask.sum())
+
+
+def an_example(source: Source, unreadable: Unreadable = "error") -> Any:
+    """Return one example on a leading axis of 1, for its shapes: the first there is.
+
+    Raises:
+        UnreadableExample: it cannot be read; with ``"skip"``, none of the first 100.
+    """
+    last = min(100, len(source)) if unreadable == "skip" else 1
+    for index in range(last):
+        try:
+            return gather(source, np.array([index]))
+        except UnreadableExample:
+            if index == last - 1:
+                raise
+    raise AssertionError
+
+
+def portions(plan: ChunkPlan, workers: int) -> Generator[Portion, None, None]:
+    """Read a plan's elements in order, ahead of whoever asks for them.
+
+    Each worker holds at most three physical batches: one it reads, one it has read, and
+    one on its way.
+
+    Args:
+        plan: from its first element on.
+        workers: processes that read and decode; 0 for one thread of this process,
+            which asks nothing of the source but an index at a time.
+
+    Raises:
+        ValueError: `workers` is not a whole number of at least 0.
+        UnreadableExample: an example could not be read.
+    """
+    import grain
+
+    validate.whole(workers=workers, at_least=0)
+    ahead = 0 if workers else 2
+    options = grain.ReadOptions(num_threads=min(ahead, 1), prefetch_buffer_size=ahead)
+    dataset = grain.MapDataset.source(plan).to_iter_dataset(options)
+    if workers:
+        dataset = dataset.mp_prefetch(
+            grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=1)
+        )
+    iterator = iter(dataset)
+    try:
+        yield from iterator
+    finally:
+        iterator.close()
+
+
+def _nobody(size: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.zeros(size, np.int64), np.zeros(size, bool)
+
+
+def _zeros(batch: Any, rows: int) -> Any:
+    return map_leaves(lambda leaf: np.zeros((rows, *leaf.shape[1:]), leaf.dtype), batch)
+
+
+def _put(batch: Any, rows: np.ndarray | slice, found: Any) -> None:
+    def put(into: np.ndarray, leaf: np.ndarray) -> None:
+        into[rows] = leaf
+
+    map_leaves(put, batch, found)

@@ -1,0 +1,87 @@
+import io
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from tanager.data import pictures
+
+
+RGB = Image.fromarray(
+    np.random.default_rng(0).integers(0, 256, (9, 12, 3), np.uint8).repeat(4, 0)
+)
+SHAPE = (36, 12, 3)
+
+
+def saved(image, kind="PNG", **options):
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def decoded(content, shape=SHAPE):
+    return pictures.decode(content, shape)
+
+
+def test_the_shorter_side_is_scaled_and_the_middle_kept():
+    expected = ImageOps.fit(RGB, (8, 8), method=Image.Resampling.BICUBIC)
+    found = decoded(saved(RGB), (8, 8, 3))
+    np.testing.assert_array_equal(found, np.asarray(expected))
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "P", "1", "CMYK", "YCbCr"])
+def test_modes_become_rgb(tmp_path, mode):
+    """As torchvision's loader of ImageNet: Pillow's convert, whatever the name says."""
+    image = RGB.convert(mode)
+    content = saved(image, "JPEG" if mode in ("CMYK", "YCbCr") else "PNG")
+    file = tmp_path / "named.JPEG"
+    file.write_bytes(content)
+    expected = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
+    for source in (content, file, str(file)):
+        np.testing.assert_array_equal(decoded(source), expected)
+
+
+def test_cmyk_of_adobe_is_not_inverted():
+    image = Image.new("CMYK", (12, 36), (0, 255, 255, 0))  # Red.
+    mean = decoded(saved(image, "JPEG", quality=100)).mean((0, 1))
+    np.testing.assert_allclose(mean, (255, 0, 0), atol=4)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+def test_transparency_is_dropped(mode):
+    image = RGB.convert(mode)
+    image.putalpha(0)
+    expected = np.asarray(RGB.convert(mode[:-1]).convert("RGB"))
+    np.testing.assert_array_equal(decoded(saved(image)), expected)
+
+
+def test_palettes_with_transparency_do_not_warn():
+    image = RGB.quantize(7)
+    expected = np.asarray(image.convert("RGB"))
+    content = saved(image, transparency=bytes(range(7)))
+    np.testing.assert_array_equal(decoded(content), expected)
+
+
+def test_grey_where_one_channel_is_wanted():
+    found = decoded(saved(RGB), (36, 12, 1))
+    np.testing.assert_array_equal(found[..., 0], np.asarray(RGB.convert("L")))
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float32])
+def test_more_than_8_bits_are_refused(dtype):
+    deep = Image.fromarray(np.full((8, 8), 40_000, dtype))
+    with pytest.raises(ValueError, match="more than 8 bits per channel"):
+        decoded(saved(deep, "TIFF"))
+
+
+@pytest.mark.parametrize(("mode", "size"), [("L", (12, 36)), ("RGB", (36, 12))])
+def test_exact_shape(mode, size):
+    content = saved(RGB.convert(mode).resize(size))
+    with pytest.raises(ValueError, match="and must be RGB, 36 × 12"):
+        pictures.decode(content, SHAPE, exact=True)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_truncated_images_are_refused(kind):
+    with pytest.raises(OSError, match="truncated"):
+        decoded(saved(RGB, kind)[:-40])
