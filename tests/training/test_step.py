@@ -68,7 +68,7 @@ def after(step, number, physical=8):
     state = step.start(params())
     total = accumulated(step, number, physical)
     keys = step.noise.keys(number)
-    return step.apply(state, total.sum, keys, jnp.int32(number))
+    return step.apply(state, total, keys, jnp.int32(number))[0]
 
 
 def flat(tree):
@@ -161,14 +161,14 @@ def test_an_empty_batch_is_a_noise_only_step():
 def test_the_accumulator_counts_examples_and_clipping_without_padding():
     step = step_of()
     _, norms = clipped_gradients(step.sampler.indices(0))
-    total = accumulated(step, 0, physical=7)
-    assert int(total.examples) == len(norms)
-    assert int(total.clipped) == np.sum(norms > C)
-    assert int(total.dropped) == 0
+    counts = accumulated(step, 0, physical=7).counts
+    assert int(counts.examples[0]) == len(norms)
+    assert int(counts.clipped[0]) == np.sum(norms > C)
+    assert int(counts.dropped[0]) == 0
     slopes = norms / np.sqrt(
         1 + np.sum(source().gather(step.sampler.indices(0))["x"] ** 2, axis=1)
     )
-    np.testing.assert_allclose(total.losses, np.sum(slopes**2) / 4, rtol=1e-4)
+    np.testing.assert_allclose(counts.losses[0], np.sum(slopes**2) / 4, rtol=1e-4)
 
 
 def test_an_example_that_is_not_finite_is_dropped_and_counted():
@@ -179,9 +179,9 @@ def test_an_example_that_is_not_finite_is_dropped_and_counted():
     total = accumulated(step, 0)
     negative = np.sum(source().gather(step.sampler.indices(0))["y"] <= 0)
     assert negative > 0
-    assert int(total.dropped) == negative
+    assert int(total.counts.dropped[0]) == negative
     assert np.all(np.isfinite(flat(total.sum)))
-    assert np.isfinite(float(total.losses))
+    assert np.isfinite(float(total.counts.losses[0]))
 
 
 def test_one_program_serves_every_batch_size():

@@ -150,10 +150,11 @@ def update(workload: Workload) -> Program:
     step = workload.step(next(iter(STRATEGIES)))
 
     def start(params, batch):
-        return step.start(params), (step.zero(params).sum, step.noise.keys(0))
+        return step.start(params), (step.zero(params), step.noise.keys(0))
 
     def function(state, inputs, mask):
-        return step.apply(state, *inputs, jnp.int32(0))
+        accumulator, keys = inputs
+        return step.apply(state, accumulator, keys, jnp.int32(0))[0]
 
     return Program("update", start, function)
 

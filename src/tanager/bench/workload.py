@@ -16,19 +16,9 @@ from tanager import _validate as validate
 from tanager import models
 from tanager.privacy.mechanism import Mechanism
 from tanager.seed import Seed
+from tanager.training import precision as precisions
 from tanager.training.step import Step
 
-
-PRECISIONS = {
-    "float32": "highest",
-    "tf32": "tensorfloat32",
-    "bfloat16": "highest",
-}
-"""Names of precisions, and JAX's for the matrix products and convolutions of each.
-
-bfloat16 images run a model in bfloat16 (see `tanager.models.layers`); the products
-and convolutions of float32 images are exact to float32, or of TensorFloat-32.
-"""
 
 _EXAMPLES = 50_000
 _LEARNING_RATE = 0.1
@@ -46,7 +36,7 @@ class Workload:
         classes: number of classes.
         views: K augmented views of each example, whose losses are averaged before
             clipping; 1 for the example alone, without an axis of views.
-        precision: one of `PRECISIONS`.
+        precision: one of `tanager.training.precision.PRECISIONS`.
         clip_norm: the clipping norm C.
 
     Raises:
@@ -61,14 +51,14 @@ class Workload:
     clip_norm: float = 1.0
 
     def __post_init__(self):
-        validate.one_of(PRECISIONS, precision=self.precision)
+        precisions.computing(self.precision)
         validate.whole(views=self.views, at_least=1)
         validate.positive(clip_norm=self.clip_norm)
         _ = self.param_shapes
 
     def computing(self) -> contextlib.AbstractContextManager:
         """Return the context in which everything must be traced, compiled and run."""
-        return jax.default_matmul_precision(PRECISIONS[self.precision])
+        return precisions.computing(self.precision)
 
     def params(self) -> PyTree:
         """Return initial parameters, all of them trained; the same on every call."""
@@ -99,7 +89,7 @@ class Workload:
     def batch_shapes(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Return shapes and dtypes of a physical batch."""
         axes = (rows,) if self.views == 1 else (rows, self.views)
-        dtype = jnp.bfloat16 if self.precision == "bfloat16" else jnp.float32
+        dtype = precisions.image_dtype(self.precision)
         return {
             "image": jax.ShapeDtypeStruct((*axes, *self.image_shape), dtype),
             "label": jax.ShapeDtypeStruct(axes, jnp.int32),

@@ -21,8 +21,8 @@ _KNOWN = {
     "mnist": (10, (28, 28, 1)),
     "cifar10": (10, (32, 32, 3)),
     "cifar100": (100, (32, 32, 3)),
+    "places365": (365, (224, 224, 3)),
 }
-_FOLDER_CLASSES = {"places365": 365}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,8 +95,6 @@ def _cost(entry: RecipeEntry) -> dict[str, Any] | None:
     classes, shape = _KNOWN.get(recipe.dataset, (1000, (224, 224, 3)))
     if recipe.classes is not None:
         classes = len(recipe.classes)
-    elif recipe.dataset == "folder":
-        classes = _FOLDER_CLASSES.get(entry.name.split("-")[0], classes)
     side = recipe.crop_size or recipe.image_size
     if side:
         shape = (side, side, shape[2])

@@ -29,9 +29,9 @@ def run(arguments: Sequence[str]) -> int:
     name = words.pop(0) if words and not words[0].startswith("-") else DEFAULT
     entry = recipes.get(name)
     typed = _typed(words)
-    recipe = _parse(name, entry.recipe, words)
+    recipe, joining = _parse(name, entry.recipe, words)
     if "epsilon" in typed and recipe.epsilon is not None:
-        recipe = _parse(name, entry.at_epsilon(recipe.epsilon), words)
+        recipe, _ = _parse(name, entry.at_epsilon(recipe.epsilon), words)
 
     if entry.pretrained_on and recipe.weights is None:
         validate.refuse(
@@ -42,11 +42,31 @@ def run(arguments: Sequence[str]) -> int:
         )
 
     # JAX is imported from here on: the command line was fine.
+    from tanager.parallel import hosts
+
+    if joining.distributed:
+        hosts.start(
+            joining.coordinator, joining.hosts, joining.host, timeout=joining.timeout
+        )
+    try:
+        return _train(name, recipe, typed)
+    except BaseException as error:
+        if not isinstance(error, KeyboardInterrupt):
+            hosts.fail(str(error) or type(error).__name__)
+        raise
+    finally:
+        hosts.finish()
+
+
+def _train(name: str, recipe: Recipe, typed: set[str]) -> int:
+    from tanager.parallel import hosts
     from tanager.recipes import runner
 
     screen = Console(stderr=True)
     with Progress(
-        console=screen, transient=True, disable=not screen.is_terminal
+        console=screen,
+        transient=True,
+        disable=not (screen.is_terminal and hosts.is_chief()),
     ) as bar:
         task = bar.add_task("reading images", total=None)
         prepared = runner.prepare(
@@ -56,7 +76,7 @@ def run(arguments: Sequence[str]) -> int:
             lambda done, total: bar.update(task, completed=done, total=total),
         )
     budget, mechanism = prepared.budget, prepared.budget.mechanism
-    console = Console(highlight=False)
+    console = Console(highlight=False, quiet=not hosts.is_chief())
     console.print(
         f"{name}: {recipe.model} on {len(prepared.dataset.train)} examples of "
         f"{recipe.dataset}"
@@ -75,7 +95,40 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _parse(name: str, default: Recipe, words: list[str]) -> Recipe:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Joining:
+    """How this host finds the others of a run on several hosts.
+
+    Raises:
+        ValueError: something is said of other hosts, but not `--distributed`.
+    """
+
+    distributed: bool = False
+    """Train together with other hosts, on each of which this same command is started.
+    Under Slurm, Open MPI, Kubernetes and on Cloud TPUs this word is enough."""
+
+    coordinator: str | None = None
+    """ADDRESS:PORT of host 0, with that port and the next one free there."""
+
+    hosts: int | None = None
+    """How many hosts there are."""
+
+    host: int | None = None
+    """The number of this host, from 0."""
+
+    timeout: float = 300.0
+    """Seconds to wait for the other hosts to come."""
+
+    def __post_init__(self):
+        for name in ("coordinator", "hosts", "host"):
+            if getattr(self, name) is not None and not self.distributed:
+                validate.refuse(
+                    name, getattr(self, name), "needs --distributed", "add it"
+                )
+        validate.positive(timeout=self.timeout)
+
+
+def _parse(name: str, default: Recipe, words: list[str]) -> tuple[Recipe, Joining]:
     fields = tyro.cli(
         _Fields,
         prog=f"tanager train {name}",
@@ -83,26 +136,36 @@ def _parse(name: str, default: Recipe, words: list[str]) -> Recipe:
         default=_Fields(**default.to_json()),
         args=words,
     )
-    values = vars(fields)
+    values = dict(vars(fields))
+    others = {field.name: values.pop(field.name) for field in _JOINING}
     if values["non_private"]:
         # The recipe's own budget gives way; one that a person typed is refused.
         given = _typed(words)
         values |= {
             name: None for name in ("epsilon", "noise_multiplier") if name not in given
         }
-    return Recipe(**values)
+    return Recipe(**values), Joining(**others)
 
 
-def _fields_of_a_recipe() -> Any:
+_JOINING = dataclasses.fields(Joining)
+
+
+def _all_fields() -> Any:
     """Make a `Recipe` that takes any values: what is wrong is said by `Recipe`."""
     types = get_type_hints(Recipe)
     fields = [(field.name, types[field.name]) for field in dataclasses.fields(Recipe)]
     return dataclasses.make_dataclass(
-        "Recipe", fields, namespace={"__doc__": Recipe.__doc__}
+        "Recipe",
+        fields,
+        bases=(Joining,),
+        frozen=True,
+        kw_only=True,
+        # What is wrong with joining is said by `Joining`, when the rest is known.
+        namespace={"__doc__": Recipe.__doc__, "__post_init__": lambda self: None},
     )
 
 
-_Fields = _fields_of_a_recipe()
+_Fields = _all_fields()
 
 
 def _typed(words: list[str]) -> set[str]:

@@ -3,7 +3,7 @@
 Sources: the Unlocking paper (De et al. 2022, arXiv:2204.13650), Tables 15, 21, 22, and
 23 for Places-365; the TAN paper (Sander et al. 2023, arXiv:2210.03403), Tables 2 and 4.
 
-The images are a folder of one folder for each class (`tanager.data.folder`), resized to
+The images are read as they are needed (`tanager.data.load`), resized to
 1.2 times what the model sees where crops are taken (appendix C.2), TAN's to 256 pixels.
 Average of parameters at 0.99999 (appendix C.3), TAN's at 0.999. The models of Tables 21
 to 23 were pretrained on JFT, which is not public: bring weights of your own.
@@ -25,7 +25,7 @@ _TAN_STORED = 256
 def _repeat(row: PublishedRun, **fields: Any) -> Recipe:
     return Recipe(
         **{
-            "dataset": "folder",
+            "dataset": "imagenet",
             "model": row.model,
             "epsilon": row.epsilon,
             "noise_multiplier": row.noise_multiplier,
@@ -107,7 +107,9 @@ PLACES_ALL = RecipeEntry(
     name="places365-nf-resnet-50",
     summary="Places-365 from a pretrained NF-ResNet-50, all layers.",
     source="Unlocking, Table 23",
-    recipe=_repeat(published.JFT_TO_PLACES_ALL[0], image_size=_SIDE),
+    recipe=_repeat(
+        published.JFT_TO_PLACES_ALL[0], dataset="places365", image_size=_SIDE
+    ),
     published=published.JFT_TO_PLACES_ALL,
     pretrained_on="JFT-300M (not public)",
 )
@@ -117,7 +119,10 @@ PLACES_LAST_LAYER = RecipeEntry(
     summary="Places-365 from a pretrained NF-ResNet-50, the last layer.",
     source="Unlocking, Table 23",
     recipe=_repeat(
-        published.JFT_TO_PLACES_LAST[0], image_size=_SIDE, fine_tune="last-layer"
+        published.JFT_TO_PLACES_LAST[0],
+        dataset="places365",
+        image_size=_SIDE,
+        fine_tune="last-layer",
     ),
     published=published.JFT_TO_PLACES_LAST,
     pretrained_on="JFT-300M (not public)",

@@ -13,6 +13,8 @@ AdjacencyName = Literal["add-or-remove-one", "replace-one"]
 FineTuning = Literal["all", "last-layer", "biases-and-norms", "film", "lora"]
 Head = Literal["load", "fresh", "zero"]
 Schedule = Literal["constant", "step", "cosine"]
+PrecisionName = Literal["float32", "tf32", "bfloat16"]
+UnreadablePolicy = Literal["error", "skip"]
 AugmentationName = Literal["none", "crop-flip", "rrc", "tan", "simclr", "inception"]
 
 
@@ -71,8 +73,22 @@ class Recipe:
             accuracy; 0 for no vote.
         validation_examples: training images held back; they are then not trained on.
         train_examples: train on only so many of the others; None for all.
-        physical_batch_size: images computed on at once; a matter of memory only.
+        physical_batch_size: images computed on at once, by all devices together; a
+            matter of memory only.
         strategy: how gradients are clipped; a matter of speed and memory only.
+        precision: of the model's products and convolutions. float32; tf32, which
+            rounds their operands to 10 bits of mantissa on GPUs that can and is float32
+            elsewhere; or bfloat16, in which the model computes as a whole. Clipping
+            sums and noise are float32 always.
+        devices: how many devices to train on; None for all there are.
+        shard_parameters: cut parameters and optimizer state into shares, one for each
+            device, for models that are too large for one.
+        stream: read images as they are needed, True, or all of them first, False; None
+            streams what would take more than 4 GiB.
+        workers: processes that read and decode streamed images; None for one for each
+            processor.
+        unreadable: what to do about an image that cannot be read: stop with an error,
+            or skip it, which has it contribute zero.
         evaluate_every: updates between evaluations.
         checkpoint_seconds: least time between checkpoints.
         seed: None draws a secret from the operating system; a number makes the run
@@ -121,6 +137,12 @@ class Recipe:
     train_examples: int | None = None
     physical_batch_size: int = 256
     strategy: str = "auto"
+    precision: PrecisionName = "tf32"
+    devices: int | None = None
+    shard_parameters: bool = False
+    stream: bool | None = None
+    workers: int | None = None
+    unreadable: UnreadablePolicy = "error"
     evaluate_every: int = 100
     checkpoint_seconds: float = 60.0
     seed: int | None = None
@@ -172,6 +194,12 @@ class Recipe:
             validate.whole(train_examples=self.train_examples, at_least=1)
         self._check_augmentation()
         validate.not_negative(checkpoint_seconds=self.checkpoint_seconds)
+        validate.one_of(get_args(PrecisionName), precision=self.precision)
+        validate.one_of(get_args(UnreadablePolicy), unreadable=self.unreadable)
+        if self.devices is not None:
+            validate.whole(devices=self.devices, at_least=1)
+        if self.workers is not None:
+            validate.whole(workers=self.workers, at_least=0)
         if self.seed is not None:
             validate.whole(seed=self.seed, at_least=0)
 

@@ -1,12 +1,14 @@
 """Run a recipe: from its fields to a trained model in a folder."""
 
 import dataclasses
+import os
 import warnings
 from collections.abc import Callable, Collection
 from pathlib import Path
 
 from tanager import _validate as validate
 from tanager import data
+from tanager.parallel import hosts
 from tanager.privacy.mechanism import LARGE_EPSILON
 from tanager.recipes import tasks
 from tanager.recipes.budget import Budget, settle
@@ -14,6 +16,7 @@ from tanager.recipes.optimizers import optimizer
 from tanager.recipes.recipe import Recipe
 from tanager.training.evaluate import Classification
 from tanager.training.loop import train
+from tanager.training.precision import computing
 from tanager.training.result import TrainResult
 from tanager.training.run_folder import RunFolder
 
@@ -58,7 +61,8 @@ def prepare(
         classes=recipe.classes,
         validation_examples=recipe.validation_examples,
         train_examples=recipe.train_examples,
-        image_size=recipe.image_size if recipe.dataset == "folder" else None,
+        image_size=recipe.image_size if recipe.dataset in data.RESIZED else None,
+        stream=recipe.stream,
         progress=progress,
     )
     tasks.augmentation(recipe, dataset.image_shape, typed)
@@ -82,9 +86,15 @@ def prepare(
 
 def run(prepared: Prepared, progress: bool = True) -> TrainResult:
     """Train what was prepared, in the recipe's folder."""
+    with computing(prepared.recipe.precision):
+        return _run(prepared, progress and hosts.is_chief())
+
+
+def _run(prepared: Prepared, progress: bool) -> TrainResult:
     recipe, dataset = prepared.recipe, prepared.dataset
     out = recipe.out or f"runs/{prepared.name}"
-    secret = RunFolder(out).seed(recipe.seed)
+    folder = hosts.chief_first(lambda: RunFolder(out))
+    secret = hosts.chief_first(lambda: folder.seed(recipe.seed, make=hosts.is_chief()))
     task = tasks.make(recipe, dataset, secret, Path(out), progress)
     mechanism = prepared.budget.mechanism
     return train(
@@ -102,6 +112,10 @@ def run(prepared: Prepared, progress: bool = True) -> TrainResult:
         ema_decay=recipe.ema_decay,
         physical_batch_size=recipe.physical_batch_size,
         strategy=recipe.strategy,
+        devices=recipe.devices,
+        shard_parameters=recipe.shard_parameters,
+        workers=_workers(recipe, task.train),
+        unreadable=recipe.unreadable,
         trainable=task.trainable,
         finish=task.finish,
         evaluate=Classification(
@@ -134,3 +148,9 @@ def run(prepared: Prepared, progress: bool = True) -> TrainResult:
         },
         progress=progress,
     )
+
+
+def _workers(recipe: Recipe, source: data.Source) -> int:
+    if not isinstance(source, data.StreamedSource):
+        return 0
+    return len(os.sched_getaffinity(0)) if recipe.workers is None else recipe.workers

@@ -16,15 +16,17 @@ from rich.progress import Progress
 
 from tanager import _validate as validate
 from tanager import models
-from tanager.data import Dataset, Source
+from tanager.data import RESIZED, Dataset, Source
 from tanager.data.augment import KINDS, Augmentation, standardise
 from tanager.keys import derive_keys
 from tanager.models.low_rank import merge
 from tanager.models.pretrained import load_weights
 from tanager.models.tuning import fine_tune
+from tanager.parallel import hosts
 from tanager.recipes.recipe import Recipe
 from tanager.seed import Seed
 from tanager.training.features import cache_features
+from tanager.training.precision import image_dtype
 
 
 class Task(NamedTuple):
@@ -94,7 +96,9 @@ def make(
     def pixels(example: Any) -> jax.Array:
         image = augmented.plain(example["image"])
         image = standardise(image, dataset.mean, dataset.std)
-        return image if image.shape == seen else jax.image.resize(image, seen, "cubic")
+        if image.shape != seen:
+            image = jax.image.resize(image, seen, "cubic")
+        return image.astype(image_dtype(recipe.precision))
 
     if recipe.caches_features:
         return _on_features(recipe, dataset, model, pixels, out, progress, origin)
@@ -110,7 +114,7 @@ def make(
 
     return Task(
         model,
-        lambda model, example: model(pixels(example)),
+        lambda model, example: model(pixels(example)).astype(jnp.float32),
         dataset.train,
         dataset.test,
         augment if recipe.augmentation_multiplicity else None,
@@ -139,7 +143,7 @@ def cropped_shape(recipe: Recipe, dataset: Dataset) -> tuple[int, int, int]:
 def seen_shape(recipe: Recipe, dataset: Dataset) -> tuple[int, int, int]:
     """Return (height, width, channels) of what the model sees: that, or resized."""
     shape = cropped_shape(recipe, dataset)
-    if recipe.image_size is None or recipe.dataset == "folder":
+    if recipe.image_size is None or recipe.dataset in RESIZED:
         return shape
     return recipe.image_size, recipe.image_size, shape[-1]
 
@@ -199,8 +203,8 @@ def _on_features(
     return Task(
         model.head,
         lambda head, example: head(example["features"]),
-        cached("training", dataset.train),
-        cached("test", dataset.test),
+        hosts.chief_first(lambda: cached("training", dataset.train)),
+        hosts.chief_first(lambda: cached("test", dataset.test)),
         None,
         None,
         None,

@@ -59,11 +59,14 @@ class Checkpoints:
         """Return the newest readable checkpoint as (step, state); None without one.
 
         Args:
-            template: a state of the same structure, shapes and dtypes.
+            template: a state of the same structure, shapes and dtypes, that lies on
+                the devices as the restored one will.
         """
         for step in sorted(self._manager.all_steps(), reverse=True):
             target = jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype),
+                lambda leaf: jax.ShapeDtypeStruct(
+                    np.shape(leaf), leaf.dtype, sharding=leaf.sharding
+                ),
                 _named(template),
             )
             try:
@@ -80,7 +83,7 @@ class Checkpoints:
                 )
                 self._manager.delete(step)
                 continue
-            leaves = [jax.numpy.asarray(named[name]) for name in _named(template)]
+            leaves = [named[name] for name in _named(template)]
             return step, jax.tree.unflatten(jax.tree.structure(template), leaves)
         return None
 

@@ -9,10 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Int, PyTree
 
 from tanager import _validate as validate
 from tanager.data import as_source, gather
+from tanager.parallel.layout import AXIS, Layout
 from tanager.sampling import pack
 
 
@@ -97,6 +99,7 @@ class Classification:
         self.data = as_source(data)
         self.classes = tuple(classes)
         self.physical_batch_size = min(physical_batch_size, len(self.data))
+        self._counting: dict[Mesh, Callable] = {}
         self.views = views
         predict_all = jax.vmap(predict, (None, 0))
 
@@ -119,17 +122,25 @@ class Classification:
                 voted,
             )
 
-        self._count = eqx.filter_jit(count)
+        self._count = count
 
     def __call__(self, params: PyTree) -> Evaluation:
-        """Evaluate one set of parameters on all test examples."""
+        """Evaluate one set of parameters on all test examples.
+
+        Where the parameters lie on several devices, each of them evaluates a part of
+        every batch, and on several hosts each reads a part.
+        """
+        layout = Layout.of(params)
+        count = self._counting.setdefault(layout.mesh, self._on_every_device(layout))
+        size = -(-self.physical_batch_size // layout.count) * layout.count
+        here = layout.rows_here(size)
         loss, examples, right, voted = 0.0, 0, 0, 0
         everyone = np.arange(len(self.data))
-        for indices, mask in pack(everyone, self.physical_batch_size):
-            batch = gather(self.data, indices)
-            rows = indices.astype(np.int32)
+        for indices, mask in pack(everyone, size):
+            batch = gather(self.data, indices[here])
+            rows = indices[here].astype(np.int32)
             counted = jax.device_get(
-                self._count(params, batch, jnp.asarray(mask), jnp.asarray(rows))
+                count(params, *layout.rows((batch, mask[here], rows)))
             )
             loss += float(counted[0])
             examples, right = examples + counted[1], right + counted[2]
@@ -144,6 +155,29 @@ class Classification:
             ),
             vote_accuracy=voted / len(self.data) if self.views else None,
         )
+
+    def _on_every_device(self, layout: Layout) -> Callable:
+        """Compile the count for a layout: each device's own, then the sum of them."""
+        each = PartitionSpec(AXIS)
+
+        @eqx.filter_jit
+        def count(params: PyTree, batch: Any, mask: Array, indices: Array) -> PyTree:
+            arrays, static = eqx.partition(params, eqx.is_array)
+
+            def here(arrays: PyTree, *rows: Any) -> PyTree:
+                counted = self._count(eqx.combine(arrays, static), *rows)
+                return jax.tree.map(lambda number: number[None], counted)
+
+            counted = jax.shard_map(
+                here,
+                mesh=layout.mesh,
+                in_specs=(PartitionSpec(), each, each, each),
+                out_specs=each,
+                check_vma=False,
+            )(arrays, batch, mask, indices)
+            return jax.tree.map(lambda number: jnp.sum(number, axis=0), counted)
+
+        return count
 
     def _tally(
         self,

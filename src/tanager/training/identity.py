@@ -20,6 +20,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from tanager.data import gather
+from tanager.parallel import hosts
 from tanager.seed import Seed
 from tanager.training.run_folder import RunFolder, write_json
 from tanager.training.step import Step
@@ -31,13 +32,18 @@ _MAY_CHANGE = {
     "checkpoint_seconds",
     "clipping",
     "data",
+    "devices",
     "evaluate_every",
+    "hosts",
     "memory",
     "out",
     "physical_batch_size",
+    "shard_parameters",
     "strategy",
+    "stream",
     "test_views",
     "versions",
+    "workers",
 }
 
 
@@ -47,13 +53,16 @@ def versions() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in names}
 
 
-def environment(physical_batch_size: int, clipping: str) -> dict[str, Any]:
+def environment(
+    devices: int, physical_batch_size: int, clipping: str
+) -> dict[str, Any]:
     """Return what may change between start and resume, at the price of lost steps.
 
     The same steps computed in another environment can differ in the last bits; on a
     GPU even in the same one, unless XLA is told otherwise.
 
     Args:
+        devices: how many take part.
         physical_batch_size: rows computed on at once.
         clipping: fingerprint of the methods that clip, `Explanation.fingerprint`.
     """
@@ -63,7 +72,8 @@ def environment(physical_batch_size: int, clipping: str) -> dict[str, Any]:
         "versions": versions(),
         "platform": device.platform,
         "device": device.device_kind,
-        "devices": jax.device_count(),
+        "devices": devices,
+        "hosts": hosts.count(),
         "cpus": os.cpu_count(),
         "xla_flags": flags,
         "deterministic": device.platform != "gpu" or _DETERMINISTIC in flags,
@@ -73,14 +83,21 @@ def environment(physical_batch_size: int, clipping: str) -> dict[str, Any]:
 
 
 def fingerprints(
-    seed: Seed, step: Step, params: PyTree, fixed: PyTree, source: Any
+    seed: Seed, step: Step, params: PyTree, fixed: PyTree, source: Any, one: Any
 ) -> dict[str, str]:
     """Return keyed fingerprints of all that has no readable form.
 
     The loss, the augmentation and the optimizer are told apart by the computation JAX
-    traces of them; data by up to 1024 evenly spaced examples and their number.
+    traces of them; data by `sample`.
+
+    Args:
+        seed: the run's secret.
+        step: what is computed.
+        params: the first parameters.
+        fixed: what is not trained.
+        source: the examples.
+        one: any one of them, on a leading axis of 1.
     """
-    one = gather(source, np.zeros(1, np.int64))
     example = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), one
     )
@@ -150,7 +167,14 @@ def settle(
 
 
 def sample(source: Any) -> bytes:
-    """Return the number of examples and a digest of 1024 evenly spaced ones."""
+    """Return what tells this source's examples from others'.
+
+    What the source says of itself (`identity`), as those do that read files; or else
+    the number of examples and a digest of 1024 evenly spaced ones.
+    """
+    own = getattr(source, "identity", None)
+    if own is not None:
+        return own()
     some = np.linspace(0, len(source) - 1, min(len(source), _SAMPLED_EXAMPLES))
     rows = gather(source, some.astype(np.int64))
     return str(len(source)).encode() + contents(rows)

@@ -6,9 +6,8 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,20 +16,26 @@ from jaxtyping import PyTree
 
 from tanager import _validate as validate
 from tanager.clipping.transform import split
-from tanager.data import as_source, gather
+from tanager.data import as_source
+from tanager.data.loader import Unreadable, an_example
+from tanager.parallel import hosts
+from tanager.parallel.layout import Layout
 from tanager.privacy import accountant
 from tanager.privacy.ledger import Ledger
 from tanager.privacy.mechanism import Mechanism
 from tanager.seed import Seed
 from tanager.training import identity
+from tanager.training.agreement import agreed_clipping
 from tanager.training.evaluate import Evaluation
+from tanager.training.feed import can_hold, feed
 from tanager.training.interrupt import Interrupt
 from tanager.training.metrics import Metrics
 from tanager.training.progress import Clock, TrainingProgress, measuring
 from tanager.training.result import TrainResult, hand_over
 from tanager.training.resume import Position, resume
 from tanager.training.run_folder import RunFolder
-from tanager.training.step import Accumulator, State, Step
+from tanager.training.state import Counts, State
+from tanager.training.step import Step
 
 
 def train(
@@ -50,6 +55,10 @@ def train(
     physical_batch_size: int = 256,
     strategy: str = "auto",
     memory: str = "default",
+    devices: int | None = None,
+    shard_parameters: bool = False,
+    workers: int = 0,
+    unreadable: Unreadable = "error",
     trainable: PyTree | Callable[[Any], bool] | None = None,
     finish: Callable[[PyTree], PyTree] = lambda model: model,
     evaluate: Callable[[PyTree], Evaluation] | None = None,
@@ -89,11 +98,23 @@ def train(
             for no augmentation.
         ema_decay: of the parameter average, below 1, with warm-up (appendix C.3); at 0
             the average is the parameters.
-        physical_batch_size: examples computed on at once; never changes the result
-            but for the order of sums.
+        physical_batch_size: examples computed on at once, by all devices together;
+            never changes the result but for the order of sums.
         strategy: how `tanager.clipped_grad` clips. ``"auto"`` measures this device
             first where that pays, once for each model and physical batch size.
         memory: ``"low"`` clips for less memory, see `tanager.clipped_grad`.
+        devices: how many devices to train on, None for all. Each computes on an equal
+            part of every physical batch. On several hosts (`tanager.parallel.start`)
+            every one of them makes this same call.
+        shard_parameters: cut the parameters, their average, the optimizer's state and
+            the sums into shares, one for each device.
+        workers: processes that read and decode examples ahead of the devices, where
+            the data are not held in memory; 0 for a thread of this one. A program that
+            starts processes must be importable: put the call under
+            ``if __name__ == "__main__":``.
+        unreadable: what to do about an example that cannot be read
+            (`tanager.data.UnreadableExample`): ``"error"`` stops the run; ``"skip"``
+            has it contribute zero, as if its gradient were.
         trainable: which float leaves are trained, see `tanager.clipped_grad`; the
             others stay as they are and cost no gradient, noise or optimizer memory.
         finish: from the trained model to the model that is handed over, such as
@@ -119,10 +140,16 @@ def train(
     validate.whole(
         evaluate_every=every, physical_batch_size=physical_batch_size, at_least=1
     )
+    validate.whole(workers=workers, at_least=0)
+    validate.one_of(get_args(Unreadable), unreadable=unreadable)
     validate.not_negative(checkpoint_seconds=checkpoint_seconds)
     validate.not_negative(ema_decay=ema_decay)
     if ema_decay >= 1:
         validate.refuse("ema_decay", ema_decay, "must be below 1")
+    layout = Layout(devices, shard_parameters)
+    layout.check(physical_batch_size)
+    _check_hosts(out, len(source))
+    hold = can_hold(source, layout)
     trained, fixed = split(params, trainable)
 
     def step_with(secret: Seed) -> Step:
@@ -139,18 +166,23 @@ def train(
             augment=augment,
             multiplicity=augmentation_multiplicity,
             ema_decay=ema_decay,
+            layout=layout,
+            in_memory=hold,
         )
 
-    one = gather(source, np.zeros(1, np.int64))
+    one = an_example(source, unreadable)
     step_with(Seed.from_os()).check(trained, one)
 
     # 2. The run's folder, its secret, and where it stands: the newest checkpoint, else
     #    the beginning.
-    folder = None if out is None else RunFolder(out)
-    secret = _secret(seed) if folder is None else folder.seed(seed)
+    alone, chief = hosts.count() == 1, hosts.is_chief()
+    folder = None if out is None else hosts.chief_first(lambda: RunFolder(out))
+    secret = _secret(seed)
+    if folder is not None:
+        secret = hosts.chief_first(lambda: folder.seed(seed, make=chief))
     step = step_with(secret)
-    with measuring(progress) as report:
-        clipping = step.explain(trained, one, physical_batch_size, report)
+    with measuring(progress and chief) as report:
+        clipping = agreed_clipping(step, trained, one, physical_batch_size, report)
     config = {
         **(description or {}),
         "mechanism": dataclasses.asdict(mechanism),
@@ -161,6 +193,10 @@ def train(
         "augmentation_multiplicity": augmentation_multiplicity,
         "ema_decay": ema_decay,
         "physical_batch_size": physical_batch_size,
+        "devices": layout.count,
+        "hosts": hosts.count(),
+        "shard_parameters": layout.shard_parameters,
+        "unreadable": unreadable,
         "strategy": strategy,
         "memory": memory,
         "clipping": clipping.fingerprint,
@@ -172,60 +208,100 @@ def train(
     if folder is None:
         position = Position(Ledger(), "", 0, state, None)
     else:
-        prints = identity.fingerprints(secret, step, trained, fixed, source)
+        prints = identity.fingerprints(secret, step, trained, fixed, source, one)
         position = resume(folder, secret, config, prints, state)
     begun, state = position.begun, position.state
-    metrics = Metrics(folder, begun)
-    shown = TrainingProgress(mechanism.steps, begun, progress)
+    metrics = Metrics(folder if chief else None, begun)
+    shown = TrainingProgress(mechanism.steps, begun, progress and chief)
     clock = Clock(metrics.released)
     bound = _epsilon_ahead(mechanism, delta, begun, every)
     evaluations = None
 
     # 3. Charge, sample, clip, add noise, update; evaluate and checkpoint on the way.
-    with closing(position), closing(metrics):
+    with (
+        closing(position),
+        closing(metrics),
+        feed(
+            source,
+            one,
+            step.sampler,
+            physical_batch_size,
+            layout,
+            hold=hold,
+            begun=begun,
+            workers=workers,
+            unreadable=unreadable,
+        ) as fed,
+    ):
         with shown.showing(), Interrupt() as interrupt:
             for number in range(begun, mechanism.steps):
-                position.ledger.charge(mechanism, number, position.stream)
-                total = step.zero(state.params)
+                if interrupt and alone:
+                    position.save(number, state)
+                    raise KeyboardInterrupt
+                position.charge(mechanism, number)
+                total, skipped = step.zero(state.params), 0
                 key = step.augmentation_key(number)
-                for indices, mask in step.sampler.batches(number, physical_batch_size):
-                    if interrupt:
+                for part in clock.waiting(fed.batches(number)):
+                    if interrupt and alone:
                         position.save(number, state)
                         raise KeyboardInterrupt
-                    batch = gather(source, indices)
-                    rows = indices.astype(np.int32)
-                    total = step.accumulate(state.params, total, batch, mask, rows, key)
-                drawn = jax.device_get(total._replace(sum=None))
+                    total = clock.running(
+                        step.accumulate(state.params, total, *part.rows, key)
+                    )
+                    skipped += part.unreadable
                 keys = step.noise.keys(number)
-                state = step.apply(state, total.sum, keys, jnp.int32(number))
+                state, counts = step.apply(state, total, keys, np.int32(number))
                 done = number + 1
-                metrics.keep(_private_line(done, drawn))
+                metrics.keep(_private_line(done, jax.device_get(counts), skipped))
                 clock.tick()
                 shown.step(done, bound)
                 if done % every == 0 or done == mechanism.steps:
                     _require_finite(state, done)
                     line = {"step": done, "epsilon": bound, "seconds": clock.seconds()}
-                    evaluations = _evaluate(evaluate, state, fixed)
+                    evaluations = _evaluate(evaluate, step, state)
                     line |= _scalars(evaluations)
                     metrics.release(line)
                     shown.say(_sentence(line, mechanism.steps))
                     bound = _epsilon_ahead(mechanism, delta, done, every)
-                if done == mechanism.steps or position.save_is_due(checkpoint_seconds):
+                due = chief and position.save_is_due(checkpoint_seconds)
+                due, stop = hosts.any_of(due, bool(interrupt) and not alone)
+                if done == mechanism.steps or due or stop:
                     position.save(done, state)
+                if stop and done < mechanism.steps:
+                    raise KeyboardInterrupt
 
         # 4. Hand over: the guarantee from the ledger, the models, the report.
         rate = clock.steps_per_second()
+        evaluations = evaluations or _evaluate(evaluate, step, state)
+        params, average = map(finish, layout.whole(step.models(state)))
         return hand_over(
             folder,
             position.ledger,
             mechanism,
             config,
-            finish(eqx.combine(state.params, fixed)),
-            finish(eqx.combine(state.average, fixed)),
-            evaluations or _evaluate(evaluate, state, fixed),
+            params,
+            average,
+            evaluations,
             private=secret.private,
             seconds=clock.seconds(),
             examples_per_second=rate and rate * step.sampler.expected_batch_size,
+            wait_fraction=clock.wait_fraction(),
+        )
+
+
+def _check_hosts(out: str | Path | None, examples: int) -> None:
+    if hosts.count() == 1:
+        return
+    if out is None:
+        validate.refuse(
+            "out", out, "must be given on several hosts", "it holds what they share"
+        )
+    if examples < hosts.count():
+        validate.refuse(
+            "hosts",
+            hosts.count(),
+            f"must be at most the {examples} examples",
+            "train on fewer hosts",
         )
 
 
@@ -278,7 +354,7 @@ def _epsilon_ahead(mechanism: Mechanism, delta: float, done: int, every: int) ->
     return accountant.epsilon(mechanism, delta, steps=steps)
 
 
-def _private_line(done: int, drawn: Accumulator) -> dict[str, Any]:
+def _private_line(done: int, drawn: Counts, skipped: int) -> dict[str, Any]:
     examples = int(drawn.examples)
     usable = examples - int(drawn.dropped)
     return {
@@ -287,6 +363,7 @@ def _private_line(done: int, drawn: Accumulator) -> dict[str, Any]:
         "loss": float(drawn.losses) / usable if usable else None,
         "clipped": int(drawn.clipped) / usable if usable else None,
         "dropped": int(drawn.dropped),
+        "unreadable": skipped,
     }
 
 
@@ -305,12 +382,12 @@ def _all_finite(tree: PyTree) -> jax.Array:
 
 
 def _evaluate(
-    evaluate: Callable | None, state: State, fixed: PyTree
+    evaluate: Callable | None, step: Step, state: State
 ) -> tuple[Evaluation, Evaluation] | None:
     if evaluate is None:
         return None
-    raw = evaluate(eqx.combine(state.params, fixed))
-    return raw, evaluate(eqx.combine(state.average, fixed))
+    raw, average = step.models(state)
+    return evaluate(raw), evaluate(average)
 
 
 def _scalars(evaluations: tuple[Evaluation, Evaluation] | None) -> dict[str, float]:

@@ -4,7 +4,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import (
@@ -15,6 +15,11 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+
+from tanager.training.state import Accumulator
+
+
+Batch = TypeVar("Batch")
 
 
 class TrainingProgress:
@@ -84,13 +89,41 @@ class Clock:
         self._first_tick: float | None = None
         self._last_tick = 0.0
         self._ticks = 0
+        self._waited = 0.0
+        self._running: Any = None
 
     def tick(self) -> None:
-        """Count one step."""
+        """Count one step, which is done."""
+        self._running = None
         self._last_tick = time.monotonic()
         self._ticks += 1
         if self._first_tick is None:
             self._first_tick = self._last_tick
+
+    def running(self, total: Accumulator) -> Accumulator:
+        """Take note of what the devices are computing, and return it."""
+        self._running = total.counts.examples
+        return total
+
+    def waiting(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Pass on batches, and count the time that the devices waited for them.
+
+        While they are still computing when the next batch is there, they do not wait.
+        """
+        while True:
+            asked = time.monotonic()
+            batch = next(batches, None)
+            if batch is None:
+                return
+            if self._ticks and (self._running is None or self._running.is_ready()):
+                self._waited += time.monotonic() - asked
+            yield batch
+
+    def wait_fraction(self) -> float | None:
+        """Return the share of the time since the first step spent waiting for data."""
+        if self._first_tick is None or self._ticks < 2:
+            return None
+        return self._waited / (self._last_tick - self._first_tick)
 
     def seconds(self) -> float:
         """Return the seconds so far, compilation included."""

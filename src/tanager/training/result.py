@@ -9,6 +9,7 @@ from typing import Any
 from jaxtyping import PyTree
 
 from tanager.models import weights
+from tanager.parallel import hosts
 from tanager.privacy import accountant, tan
 from tanager.privacy.ledger import Ledger
 from tanager.privacy.mechanism import Adjacency, Mechanism
@@ -45,7 +46,7 @@ class TrainResult:
 
 def hand_over(
     folder: RunFolder | None,
-    ledger: Ledger,
+    ledger: Ledger | None,
     mechanism: Mechanism,
     config: Mapping[str, Any],
     params: PyTree,
@@ -55,18 +56,56 @@ def hand_over(
     private: bool,
     seconds: float,
     examples_per_second: float | None,
+    wait_fraction: float | None,
 ) -> TrainResult:
-    """Compute the guarantee from the ledger and write the run's final files."""
+    """Compute the guarantee from the ledger and write the run's final files.
+
+    On several hosts the chief does so, and tells the others.
+    """
+    evaluated = evaluations or (None, None)
+
+    def write() -> dict[str, Any]:
+        assert ledger is not None
+        summary = _summary(ledger, mechanism, config, *evaluated)
+        summary["private"] = private and mechanism.noise_multiplier > 0
+        summary |= {
+            "seconds": seconds,
+            "examples_per_second": examples_per_second,
+            "wait_fraction": wait_fraction,
+        }
+        if folder is not None:
+            _write(folder, summary, params, average)
+        return summary
+
+    summary = hosts.from_chief(write)
+    delta, (raw, ema) = config["delta"], evaluated
+    return TrainResult(
+        params,
+        average,
+        summary["epsilon"],
+        delta,
+        raw,
+        ema,
+        summary,
+        folder and folder.path,
+    )
+
+
+def _summary(
+    ledger: Ledger,
+    mechanism: Mechanism,
+    config: Mapping[str, Any],
+    raw: Evaluation | None,
+    ema: Evaluation | None,
+) -> dict[str, Any]:
     delta = config["delta"]
     spent = dataclasses.replace(mechanism, steps=ledger.steps())
     rdp = mechanism.adjacency is Adjacency.ADD_OR_REMOVE_ONE
-    raw, ema = evaluations or (None, None)
-    summary = {
+    return {
         "epsilon": ledger.epsilon(delta),
         "delta": delta,
         "adjacency": str(mechanism.adjacency),
         "accountant": "pld",
-        "private": private and mechanism.noise_multiplier > 0,
         "epsilon_rdp": accountant.epsilon(spent, delta, "rdp") if rdp else None,
         "test_accuracy": raw and raw.accuracy,
         "test_accuracy_ema": ema and ema.accuracy,
@@ -84,28 +123,20 @@ def hand_over(
         "eta": tan.eta(spent),
         "eta_step": tan.eta_step(spent),
         "total_noise": tan.total_noise(spent),
-        "seconds": seconds,
-        "examples_per_second": examples_per_second,
         "versions": identity.versions(),
     }
-    if folder is not None:
-        names = ("epsilon", "delta", "adjacency", "accountant", "private", "steps")
-        # One string: safetensors keeps several in no fixed order.
-        metadata = {"tanager": json.dumps({name: summary[name] for name in names})}
-        weights.save(params, folder.path / "model.safetensors", metadata)
-        weights.save(average, folder.path / "model-ema.safetensors", metadata)
-        write_json(folder.result, summary)
-        html.write_report(folder.path)
-    return TrainResult(
-        params,
-        average,
-        summary["epsilon"],
-        delta,
-        raw,
-        ema,
-        summary,
-        folder and folder.path,
-    )
+
+
+def _write(
+    folder: RunFolder, summary: Mapping[str, Any], params: PyTree, average: PyTree
+) -> None:
+    names = ("epsilon", "delta", "adjacency", "accountant", "private", "steps")
+    # One string: safetensors keeps several in no fixed order.
+    metadata = {"tanager": json.dumps({name: summary[name] for name in names})}
+    weights.save(params, folder.path / "model.safetensors", metadata)
+    weights.save(average, folder.path / "model-ema.safetensors", metadata)
+    write_json(folder.result, summary)
+    html.write_report(folder.path)
 
 
 def _per_class(raw: Evaluation, ema: Evaluation) -> list[dict[str, Any]]:

@@ -7,12 +7,14 @@ from typing import Any
 
 import jax
 
+from tanager.parallel import hosts
 from tanager.privacy.ledger import Ledger
+from tanager.privacy.mechanism import Mechanism
 from tanager.seed import Seed
 from tanager.training import identity
 from tanager.training.checkpoint import Checkpoints
 from tanager.training.run_folder import RunFolder
-from tanager.training.step import State
+from tanager.training.state import State
 
 
 _MARGIN = 20_000_000
@@ -23,22 +25,27 @@ class Position:
     """Where a run stands.
 
     Attributes:
-        ledger: of everything spent so far.
+        ledger: of everything spent so far; None on hosts that are not the chief.
         stream: the name to charge further steps under.
         begun: the number of the next step.
         state: what the steps before it led to.
         checkpoints: of the run; None without a folder.
     """
 
-    ledger: Ledger
+    ledger: Ledger | None
     stream: str
     begun: int
     state: State
     checkpoints: Checkpoints | None
     _saved: float = dataclasses.field(default_factory=time.monotonic)
 
+    def charge(self, mechanism: Mechanism, step: int) -> None:
+        """Charge a step; no other host can finish it before the chief has done so."""
+        if self.ledger is not None:
+            self.ledger.charge(mechanism, step, self.stream)
+
     def save(self, done: int, state: State) -> None:
-        """Write a checkpoint of the state after `done` steps."""
+        """Write a checkpoint of the state after `done` steps; all hosts together."""
         if self.checkpoints is not None:
             self.checkpoints.save(done, state)
             self._saved = time.monotonic()
@@ -49,7 +56,8 @@ class Position:
 
     def close(self) -> None:
         """Let go of the files."""
-        self.ledger.close()
+        if self.ledger is not None:
+            self.ledger.close()
         if self.checkpoints is not None:
             self.checkpoints.close()
 
@@ -63,8 +71,9 @@ def resume(
 ) -> Position:
     """Open a run's folder and return where it stands.
 
-    1. The ledger is opened first: it locks the folder against a second process.
-    2. The configuration must be the folder's.
+    1. The ledger is opened first: it locks the folder against a second process. The
+       chief alone holds it.
+    2. The configuration must be the folder's, the same on every host.
     3. The newest readable checkpoint gives the state; without one, `state` does.
     4. Steps charged after that checkpoint come again, in the same environment
        bit-identically and at no further charge. In another environment, or on a GPU
@@ -74,28 +83,47 @@ def resume(
 
     Raises:
         ValueError: the folder is in use, holds another run, or its ledger is behind
-            its checkpoints; or the disk is nearly full.
+            its checkpoints; or the disk is nearly full; or the hosts hold different
+            data.
     """
-    size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-    folder.require_space(4 * size + _MARGIN)
-    ledger = Ledger(folder.ledger)
-    try:
+    for what, value in prints.items():
+        hosts.require_same(what, value)
+    ledgers: list[Ledger] = []
+
+    def open_ledger() -> dict[str, Any]:
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+        folder.require_space(4 * size + _MARGIN)
+        ledgers.append(Ledger(folder.ledger))
         surroundings = identity.environment(
-            config["physical_batch_size"], config["clipping"]
+            config["devices"], config["physical_batch_size"], config["clipping"]
         )
         stream = identity.settle(folder, seed, config, prints, surroundings)
+        return {
+            "stream": stream,
+            "next": ledgers[0].next_step(),
+            "lost": ledgers[0].next_step(
+                other_than=stream if surroundings["deterministic"] else None
+            ),
+        }
+
+    try:
+        spent = hosts.from_chief(open_ledger)
         checkpoints = Checkpoints(folder.path / "checkpoints")
         begun, state = checkpoints.restore(state) or (0, state)
-        if begun > ledger.next_step():
+        if begun > spent["next"]:
             raise ValueError(
                 f"run folder {folder.path} has a checkpoint of step {begun} but its "
-                f"ledger ends at step {ledger.next_step()}: restore the ledger from a "
+                f"ledger ends at step {spent['next']}: restore the ledger from a "
                 "copy, or train into another folder"
             )
     except BaseException:
-        ledger.close()
+        for ledger in ledgers:
+            ledger.close()
         raise
-    lost = ledger.next_step(
-        other_than=stream if surroundings["deterministic"] else None
+    return Position(
+        ledgers[0] if ledgers else None,
+        spent["stream"],
+        max(begun, spent["lost"]),
+        state,
+        checkpoints,
     )
-    return Position(ledger, stream, max(begun, lost), state, checkpoints)

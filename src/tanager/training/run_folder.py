@@ -65,16 +65,17 @@ class RunFolder:
         """The guarantee and the test results, there once the run is complete."""
         return self.path / "result.json"
 
-    def seed(self, given: int | None) -> Seed:
+    def seed(self, given: int | None, make: bool = True) -> Seed:
         """Return the run's secret, made on first use and kept in mode 0600.
 
         Args:
             given: a person's number, which makes the run reproducible and NOT
                 private; None draws the secret from the operating system.
+            make: False where another host has made it.
 
         Raises:
             ValueError: the folder was begun with another seed, or has a ledger and no
-                seed.
+                seed; or the other host's is not there.
         """
         path = self.private / "seed.json"
         if path.exists():
@@ -90,6 +91,13 @@ class RunFolder:
                     f"{self.path}",
                 )
             return seed
+        if not make:
+            validate.refuse(
+                "out",
+                str(self.path),
+                "must be on a file system that all hosts share",
+                "this host does not see what host 0 wrote there",
+            )
         if self.ledger.exists() and self.ledger.stat().st_size:
             raise ValueError(
                 f"run folder {self.path} has a ledger but its secret seed "

@@ -1,60 +1,35 @@
 """One private update: accumulate over physical batches, then apply.
 
 The two functions are compiled once each for a whole run, whatever sizes Poisson
-sampling draws: physical batches have one fixed shape and a mask.
+sampling draws: physical batches have one fixed shape and a mask. Each device of the
+run's layout accumulates its own rows; the devices meet in the update, once for each
+logical batch, and there the noise is added, once.
 """
 
+import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
-from jaxtyping import Array, ArrayLike, Bool, Float, Int, Key, PyTree
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, ArrayLike, Bool, Int, Key, PyTree
 
 from tanager.clipping import ClippedGrad, Explanation, clipped_grad
 from tanager.clipping.precision import accumulation_dtype
 from tanager.data import augment as augmentation
 from tanager.keys import derive_keys
 from tanager.noise import GaussianNoise
+from tanager.parallel.layout import AXIS, Layout
 from tanager.privacy.mechanism import Mechanism
 from tanager.sampling import PoissonSampler
 from tanager.seed import Seed
 from tanager.training import ema
 from tanager.training.plain import PlainGrad
-
-
-class State(NamedTuple):
-    """What training changes: all of it may be released, none of it is random state.
-
-    Attributes:
-        params: the trained leaves (None where a leaf is not a float array).
-        average: their exponential moving average, float32 or wider.
-        optimizer_state: of the optax transformation.
-    """
-
-    params: PyTree
-    average: PyTree
-    optimizer_state: PyTree
-
-
-class Accumulator(NamedTuple):
-    """Sums over the physical batches of one logical batch. Private.
-
-    Attributes:
-        sum: Σ clip_C(gᵢ), pytree like `State.params`.
-        losses: Σ lossᵢ over examples with a finite loss.
-        examples: how many examples the logical batch holds.
-        clipped: how many of them had a gradient norm above C.
-        dropped: how many contributed nothing because loss or gradient was not finite.
-    """
-
-    sum: PyTree
-    losses: Float[Array, ""]
-    examples: Int[Array, ""]
-    clipped: Int[Array, ""]
-    dropped: Int[Array, ""]
+from tanager.training.state import Accumulator, Counts, State
 
 
 class Step:
@@ -82,6 +57,9 @@ class Step:
         multiplicity: K views of each example, averaged before clipping (equation 4);
             0 exactly when `augment` is None.
         ema_decay: of the parameter average.
+        layout: which device holds what; None for one device.
+        in_memory: the batches given to `accumulate` are all the examples there are,
+            on every device, and the rows of a physical batch are taken from them there.
     """
 
     def __init__(
@@ -99,12 +77,17 @@ class Step:
         augment: Callable | None,
         multiplicity: int,
         ema_decay: float,
+        layout: Layout | None = None,
+        in_memory: bool = False,
     ):
         def mean_over_views(model: PyTree, views: Any) -> Array:
             return jnp.mean(jax.vmap(lambda view: loss(model, view))(views))
 
+        self.layout = layout or Layout(devices=1)
+        self.in_memory = in_memory
         self._loss = loss
         self._frozen, self._static = eqx.partition(fixed, eqx.is_array)
+        self._frozen_placed: PyTree = None
         whole = loss if multiplicity == 0 else mean_over_views
         trainable = jax.tree.map(
             lambda leaf: leaf is None, fixed, is_leaf=lambda leaf: leaf is None
@@ -130,22 +113,29 @@ class Step:
         self.ema_decay = ema_decay
         self._seed = seed
         self._accumulate_jitted = jax.jit(self._accumulate, donate_argnums=2)
-        self.apply = jax.jit(self._apply, donate_argnums=0)
+        self._update_jitted = jax.jit(self._update, donate_argnums=0)
+        self._zero_jitted: Callable[[], Accumulator] | None = None
 
     def check(self, params: PyTree, batch: PyTree) -> None:
         """Trace a physical batch, so that a loss that cannot be used is refused now.
 
+        Args:
+            params: the trained leaves.
+            batch: one example.
+
         Raises:
             ValueError: see `ClippedGrad.__call__`.
         """
+        rows = self.layout.count
+        batch = jax.tree.map(lambda leaf: np.repeat(leaf, rows, axis=0), batch)
         jax.eval_shape(
             self._accumulate,
             params,
             self._frozen,
-            self.zero(params),
+            jax.eval_shape(self._zero, params),
             batch,
-            jnp.ones(1, bool),
-            jnp.zeros(1, jnp.int32),
+            np.ones(rows, bool),
+            np.zeros(rows, np.int32),
             self.augmentation_key(0),
         )
 
@@ -156,22 +146,20 @@ class Step:
         physical_batch_size: int,
         report: Callable[[str], None] = lambda _: None,
     ) -> Explanation:
-        """Return how physical batches of this size are clipped, measured where due.
+        """Return how a device clips its rows of a physical batch, measured where due.
 
         Args:
             params: the trained leaves.
             batch: at least one example, for its shapes.
-            physical_batch_size: rows of the batches to come.
+            physical_batch_size: rows of the batches to come, on all devices together.
             report: told what is being measured.
         """
+        size = self.layout.rows_each(physical_batch_size)
 
         def views(batch: PyTree) -> PyTree:
-            indices = jnp.zeros(physical_batch_size, jnp.int32)
+            indices = jnp.zeros(size, jnp.int32)
             rows = jax.tree.map(
-                lambda leaf: jnp.zeros(
-                    (physical_batch_size, *leaf.shape[1:]), leaf.dtype
-                ),
-                batch,
+                lambda leaf: jnp.zeros((size, *leaf.shape[1:]), leaf.dtype), batch
             )
             return self.views(rows, indices, self.augmentation_key(0))
 
@@ -185,6 +173,21 @@ class Step:
         """Return the whole model: the trained leaves among those that are not."""
         return eqx.combine(params, self._frozen, self._static)
 
+    def models(self, state: State) -> tuple[PyTree, PyTree]:
+        """Return the model and its average, whole on every device."""
+        params, average, frozen = self.layout.gathered_everywhere(
+            (state.params, state.average, self._placed())
+        )
+        return (
+            eqx.combine(params, frozen, self._static),
+            eqx.combine(average, frozen, self._static),
+        )
+
+    def _placed(self) -> PyTree:
+        if self._frozen_placed is None:
+            self._frozen_placed = self.layout.parameters(self._frozen)
+        return self._frozen_placed
+
     def example_loss(self, params: PyTree, frozen: PyTree, example: Any) -> Array:
         """Return the loss of one example and view, for fingerprints."""
         return self._loss(eqx.combine(params, frozen, self._static), example)
@@ -195,21 +198,43 @@ class Step:
         return self._frozen
 
     def start(self, params: PyTree) -> State:
-        """Return the state before the first update."""
-        # Copies: the state is donated to the compiled update, the caller's arrays not.
-        params = jax.tree.map(jnp.array, params)
-        average = jax.tree.map(
-            lambda leaf: jnp.array(leaf, accumulation_dtype(leaf.dtype)), params
-        )
-        return State(params, average, self.optimizer.init(params))
+        """Return the state before the first update: copies, laid out on the devices."""
+        params = self.layout.parameters(params)
+
+        @jax.jit
+        def state(params: PyTree) -> tuple[PyTree, PyTree]:
+            average = jax.tree.map(
+                lambda leaf: leaf.astype(accumulation_dtype(leaf.dtype)), params
+            )
+            return self.layout.laid((average, self.optimizer.init(params)))
+
+        return State(params, *state(params))
 
     def zero(self, params: PyTree) -> Accumulator:
         """Return the accumulator of an empty logical batch."""
+        if self._zero_jitted is None:
+            shapes = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params
+            )
+            self._zero_jitted = jax.jit(
+                functools.partial(self._zero, shapes),
+                out_shardings=self.layout.on_mesh(self._accumulator_specs(shapes)),
+            )
+        return self._zero_jitted()
+
+    def _zero(self, params: PyTree) -> Accumulator:
         total = jax.tree.map(
-            lambda leaf: jnp.zeros(leaf.shape, accumulation_dtype(leaf.dtype)), params
+            lambda leaf: jnp.zeros(leaf.shape, accumulation_dtype(leaf.dtype)),
+            self.layout.kept(params),
         )
+        none = jnp.zeros(self.layout.count, jnp.int32)
+        losses = jnp.zeros(self.layout.count, jnp.float32)
+        return Accumulator(total, Counts(losses, none, none, none))
+
+    def _accumulator_specs(self, params: PyTree) -> Accumulator:
+        each: Any = PartitionSpec(AXIS)
         return Accumulator(
-            total, jnp.float32(0), jnp.int32(0), jnp.int32(0), jnp.int32(0)
+            self.layout.kept_specs(params), Counts(each, each, each, each)
         )
 
     def augmentation_key(self, step: int) -> Key[Array, ""]:
@@ -246,13 +271,13 @@ class Step:
         Args:
             params: the trained leaves.
             accumulator: what was added up so far; its memory is used again.
-            batch: B rows of examples.
+            batch: B rows of examples; or all N examples, with `in_memory`.
             mask: which rows are examples.
             indices: of the examples among the N.
             key: of the step's augmentation.
         """
         return self._accumulate_jitted(
-            params, self._frozen, accumulator, batch, mask, indices, key
+            params, self._placed(), accumulator, batch, mask, indices, key
         )
 
     def _accumulate(
@@ -265,19 +290,91 @@ class Step:
         indices: Int[Array, " b"],
         key: Key[Array, ""],
     ) -> Accumulator:
+        layout, each = self.layout, PartitionSpec(AXIS)
+        sums = self._accumulator_specs(params)
+
+        def on_one_device(shares: PyTree, *rest: Any) -> Accumulator:
+            whole = layout.gathered(shares, (params, frozen))
+            return self._accumulate_here(*whole, *rest)
+
+        return jax.shard_map(
+            on_one_device,
+            mesh=layout.mesh,
+            in_specs=(
+                layout.specs((params, frozen)),
+                sums,
+                PartitionSpec() if self.in_memory else each,
+                each,
+                each,
+                PartitionSpec(),
+            ),
+            out_specs=sums,
+            check_vma=False,
+        )((params, frozen), accumulator, batch, mask, indices, key)
+
+    def _accumulate_here(
+        self,
+        params: PyTree,
+        frozen: PyTree,
+        accumulator: Accumulator,
+        batch: PyTree,
+        mask: Bool[Array, " b"],
+        indices: Int[Array, " b"],
+        key: Key[Array, ""],
+    ) -> Accumulator:
+        if self.in_memory:
+            batch = jax.tree.map(lambda leaf: leaf[indices], batch)
         model = eqx.combine(params, frozen, self._static)
         out = self.grad_fn(model, self.views(batch, indices, key), mask)
         finite = jnp.isfinite(out.norms)
         usable = mask & finite & jnp.isfinite(out.losses)
         losses = jnp.where(usable, out.losses, 0).astype(jnp.float32)
         above = out.norms > self.grad_fn.clip_norm
-        return Accumulator(
-            jax.tree.map(jnp.add, accumulator.sum, out.sum),
-            accumulator.losses + jnp.sum(losses),
-            accumulator.examples + _count(mask),
-            accumulator.clipped + _count(mask & finite & above),
-            accumulator.dropped + _count(mask & ~finite),
+        counts = Counts(
+            jnp.sum(losses),
+            _count(mask),
+            _count(mask & finite & above),
+            _count(mask & ~finite),
         )
+        return jax.tree.map(
+            jnp.add,
+            accumulator,
+            Accumulator(
+                self.layout.handed_over(out.sum),
+                Counts(*(count[None] for count in counts)),
+            ),
+        )
+
+    def apply(
+        self,
+        state: State,
+        accumulator: Accumulator,
+        keys: Key[Array, " draws"],
+        step: Int[ArrayLike, ""],
+    ) -> tuple[State, Counts]:
+        """Make the update of a logical batch; compiled once.
+
+        Args:
+            state: before; its memory is used again.
+            accumulator: of all the physical batches.
+            keys: of the step's noise.
+            step: its number, from 0.
+
+        Returns:
+            The state after, and the counts of all devices together.
+        """
+        return self._update_jitted(state, accumulator, keys, step)
+
+    def _update(
+        self,
+        state: State,
+        accumulator: Accumulator,
+        keys: Key[Array, " draws"],
+        step: Int[Array, ""],
+    ) -> tuple[State, Counts]:
+        total = self.layout.met(accumulator.sum, state.params)
+        state = self.layout.laid(self._apply(state, total, keys, step))
+        return state, jax.tree.map(lambda each: jnp.sum(each), accumulator.counts)
 
     def _apply(
         self,

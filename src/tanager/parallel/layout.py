@@ -1,0 +1,262 @@
+"""The devices of a run as one mesh: which of them holds what.
+
+Every physical batch is cut into equal parts, one for each device. Each device adds up
+the clipped gradients of its own rows; the devices' sums meet once for each logical
+batch, in the update. Parameters are either whole on every device, or cut into shares
+(`shard_parameters`): then a device holds a share of the parameters, of their average,
+of the optimizer's state, of the sum and of the noise, gathers the parameters while it
+computes on a physical batch, and hands each part of its sum to the device that holds
+that share.
+"""
+
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, PyTree
+
+from tanager import _validate as validate
+
+
+AXIS = "data"
+"""The name of the mesh's one axis."""
+
+
+class Layout:
+    """Which device holds what.
+
+    Attributes:
+        mesh: of one axis, `AXIS`, over all devices of the run.
+        count: how many devices there are.
+        shard_parameters: whether parameters are cut into shares.
+
+    Args:
+        devices: how many to use, the first of `jax.devices()`; None for all.
+        shard_parameters: cut parameters into shares.
+
+    Raises:
+        ValueError: there are not so many devices, or fewer than all were asked for on
+            several hosts.
+    """
+
+    def __init__(self, devices: int | None = None, shard_parameters: bool = False):
+        available = jax.devices()
+        count = len(available) if devices is None else devices
+        validate.whole(devices=count, at_least=1)
+        if count > len(available):
+            validate.refuse(
+                "devices", count, f"must be at most {len(available)}: there are no more"
+            )
+        if count < len(available) and jax.process_count() > 1:
+            validate.refuse(
+                "devices",
+                count,
+                f"must be all {len(available)} on several hosts",
+                "leave it out, or start fewer hosts",
+            )
+        self.mesh = Mesh(np.array(available[:count]), (AXIS,))
+        self.count = count
+        self.shard_parameters = shard_parameters and count > 1
+        here = jax.process_index()
+        self._here = np.array(
+            [
+                place
+                for place, device in enumerate(self.mesh.devices)
+                if device.process_index == here
+            ]
+        )
+
+    @classmethod
+    def of(cls, tree: PyTree) -> Self:
+        """Return the layout that arrays lie on whole; of one device for any other."""
+        made = cls(devices=jax.device_count() if jax.process_count() > 1 else 1)
+        for leaf in jax.tree.leaves(tree):
+            sharding = getattr(leaf, "sharding", None)
+            if isinstance(sharding, NamedSharding) and sharding.mesh.axis_names == (
+                AXIS,
+            ):
+                return cls(devices=sharding.mesh.size)
+        return made
+
+    def check(self, physical_batch_size: int) -> None:
+        """Refuse a physical batch that cannot be cut into equal parts.
+
+        Raises:
+            ValueError: the number of devices does not divide it.
+        """
+        if physical_batch_size % self.count:
+            fits = max(physical_batch_size // self.count, 1) * self.count
+            validate.refuse(
+                "physical_batch_size",
+                physical_batch_size,
+                f"must be a multiple of the {self.count} devices",
+                f"give {fits} or {fits + self.count}, or fewer devices",
+            )
+
+    def rows_each(self, physical_batch_size: int) -> int:
+        """Return how many rows of a physical batch each device computes on."""
+        return physical_batch_size // self.count
+
+    def rows_here(self, physical_batch_size: int) -> np.ndarray:
+        """Return which rows of a physical batch are this host's: int64[p]."""
+        each = self.rows_each(physical_batch_size)
+        return (self._here[:, None] * each + np.arange(each)).ravel()
+
+    # What lies where. Shapes, not values, decide, so that every host agrees.
+
+    def spec(self, shape: tuple[int, ...]) -> PartitionSpec:
+        """Return how a parameter of this shape lies: its longest axis that divides."""
+        axis = self._cut(shape)
+        if axis is None:
+            return PartitionSpec()
+        return PartitionSpec(*[None] * axis, AXIS)
+
+    def specs(self, tree: PyTree) -> PyTree:
+        """Return `spec` for every array of a tree."""
+        return jax.tree.map(lambda leaf: self.spec(np.shape(leaf)), tree)
+
+    def on_mesh(self, specs: PyTree) -> PyTree:
+        """Return specs as shardings on the mesh."""
+        return jax.tree.map(
+            lambda spec: NamedSharding(self.mesh, spec),
+            specs,
+            is_leaf=lambda node: isinstance(node, PartitionSpec),
+        )
+
+    # From the host to the devices and back.
+
+    def rows(self, tree: PyTree) -> PyTree:
+        """Place this host's rows of a physical batch: one array over all devices.
+
+        Args:
+            tree: pytree of arrays of the rows that `rows_here` names.
+        """
+        sharding = NamedSharding(self.mesh, PartitionSpec(AXIS))
+        share = len(self._here) / self.count
+
+        def place(leaf: Any) -> Array:
+            shape = (round(len(leaf) / share), *np.shape(leaf)[1:])
+            return jax.make_array_from_process_local_data(sharding, leaf, shape)
+
+        return jax.tree.map(place, tree)
+
+    def parameters(self, tree: PyTree) -> PyTree:
+        """Place parameters, or what is shaped like them, as `spec` says: copies."""
+        return jax.tree.map(
+            lambda leaf, sharding: self._place(leaf, sharding),
+            tree,
+            self.on_mesh(self.specs(tree)),
+        )
+
+    def everywhere(self, tree: PyTree) -> PyTree:
+        """Place a copy of every array on every device."""
+        sharding = NamedSharding(self.mesh, PartitionSpec())
+        return jax.tree.map(lambda leaf: self._place(leaf, sharding), tree)
+
+    def gathered_everywhere(self, tree: PyTree) -> PyTree:
+        """Return placed parameters whole, on every device."""
+        if not self.shard_parameters:
+            return tree
+        everywhere = NamedSharding(self.mesh, PartitionSpec())
+        return jax.jit(lambda tree: tree, out_shardings=everywhere)(tree)
+
+    def whole(self, tree: PyTree) -> PyTree:
+        """Return arrays that are whole on every device as arrays of one of them.
+
+        Args:
+            tree: pytree; what is not an array of the mesh stays as it is.
+        """
+
+        def one(leaf: Any) -> Any:
+            if isinstance(leaf, Array) and len(leaf.sharding.device_set) > 1:
+                return leaf.addressable_data(0)
+            return leaf
+
+        return jax.tree.map(one, tree)
+
+    # Inside a function that each device runs on its own part (`jax.shard_map`).
+
+    def gathered(self, tree: PyTree, like: PyTree) -> PyTree:
+        """Return parameters whole, from every device's share.
+
+        Args:
+            tree: shares.
+            like: whole arrays, or their shapes.
+        """
+
+        def gather(leaf: Array, whole: Any) -> Array:
+            axis = self._cut(np.shape(whole))
+            if axis is None:
+                return leaf
+            return lax.all_gather(leaf, AXIS, axis=axis, tiled=True)
+
+        return jax.tree.map(gather, tree, like)
+
+    def handed_over(self, tree: PyTree) -> PyTree:
+        """Return what this device keeps of the devices' sums.
+
+        Of a parameter that is cut: the sum of all devices' sums, this device's share
+        of it. Of any other: its own sum, with a leading axis of 1; `met` adds them up.
+        """
+
+        def hand(leaf: Array) -> Array:
+            axis = self._cut(leaf.shape)
+            if axis is None:
+                return leaf[None]
+            return lax.psum_scatter(leaf, AXIS, scatter_dimension=axis, tiled=True)
+
+        return jax.tree.map(hand, tree)
+
+    def kept(self, like: PyTree) -> PyTree:
+        """Return the shapes, over all devices, of what `handed_over` keeps."""
+
+        def shape(leaf: Any) -> jax.ShapeDtypeStruct:
+            size = np.shape(leaf)
+            size = (self.count, *size) if self._cut(size) is None else size
+            return jax.ShapeDtypeStruct(size, leaf.dtype)
+
+        return jax.tree.map(shape, like)
+
+    def kept_specs(self, like: PyTree) -> PyTree:
+        """Return how that lies, for `jax.shard_map`."""
+
+        def spec(leaf: Any) -> PartitionSpec:
+            cut = self.spec(np.shape(leaf))
+            return cut if any(cut) else PartitionSpec(AXIS)
+
+        return jax.tree.map(spec, like)
+
+    def met(self, tree: PyTree, like: PyTree) -> PyTree:
+        """Return the sums over all devices of what `handed_over` kept.
+
+        For use under `jax.jit`: here the devices meet.
+        """
+
+        def meet(leaf: Array, like: Any) -> Array:
+            if self._cut(np.shape(like)) is None:
+                return jnp.sum(leaf, axis=0)
+            return leaf
+
+        return self.laid(jax.tree.map(meet, tree, like))
+
+    def laid(self, tree: PyTree) -> PyTree:
+        """Lay parameters, or what is shaped like them, as `spec` says, under jit."""
+        return jax.tree.map(
+            lax.with_sharding_constraint, tree, self.on_mesh(self.specs(tree))
+        )
+
+    def _cut(self, shape: tuple[int, ...]) -> int | None:
+        if not self.shard_parameters:
+            return None
+        fitting = [axis for axis, size in enumerate(shape) if size % self.count == 0]
+        return max(fitting, key=lambda axis: shape[axis], default=None)
+
+    def _place(self, leaf: Any, sharding: NamedSharding) -> Array:
+        # A copy: what is placed may be donated, the caller's arrays not.
+        values = np.array(leaf)
+        return jax.make_array_from_callback(
+            values.shape, sharding, lambda index: values[index]
+        )

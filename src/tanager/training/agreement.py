@@ -1,0 +1,43 @@
+"""How several hosts come to clip alike: what one measured, all of them use."""
+
+from collections.abc import Callable
+from typing import Any
+
+from jaxtyping import PyTree
+
+from tanager.clipping import Explanation
+from tanager.clipping.autotune import Timings
+from tanager.parallel import hosts
+from tanager.training.step import Step
+
+
+def agreed_clipping(
+    step: Step,
+    params: PyTree,
+    one: Any,
+    physical_batch_size: int,
+    report: Callable[[str], None],
+) -> Explanation:
+    """Return how every device clips its rows, measured on the chief's where due.
+
+    Other timings would choose other methods, whose sums round differently, and on
+    several hosts the devices must run one program.
+
+    Args:
+        step: of the run.
+        params: its trained leaves.
+        one: an example, on a leading axis of 1.
+        physical_batch_size: rows of all devices together.
+        report: told what is being measured.
+
+    Raises:
+        ValueError: a host's devices are of another kind, so that its methods differ.
+    """
+    if hosts.is_chief():
+        step.explain(params, one, physical_batch_size, report)
+    timings = hosts.from_chief(lambda: Timings().as_json())
+    if not hosts.is_chief():
+        Timings().adopt(timings)
+    clipping = step.explain(params, one, physical_batch_size)
+    hosts.require_same("clipping", clipping.fingerprint)
+    return clipping

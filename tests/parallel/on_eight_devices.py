@@ -1,0 +1,310 @@
+"""Trains on 1, 2, 4 and 8 devices of this process, and prints what came out as JSON.
+
+Run by `test_many_devices`, as the number of virtual devices is fixed when JAX starts.
+"""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from tanager.data import ArraySource, gather
+from tanager.parallel.layout import Layout
+from tanager.privacy.mechanism import Mechanism
+from tanager.seed import Seed
+from tanager.training.evaluate import Classification
+from tanager.training.loop import train
+from tanager.training.step import Step
+
+
+CACHE = Path(__file__).parents[2] / ".pytest_cache" / "xla"
+jax.config.update("jax_compilation_cache_dir", str(CACHE))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+N, FEATURES, HIDDEN, CLASSES, STEPS = 96, 16, 24, 4, 20
+MECHANISM = Mechanism(sample_rate=0.4, noise_multiplier=1.2, steps=STEPS)
+C, RATE = 0.7, 0.5
+GRID = [
+    (devices, physical, shard)
+    for shard in (False, True)
+    for devices, physical in [(1, 8), (2, 8), (4, 16), (8, 64), (8, 8)]
+    if devices > 1 or not shard
+]
+
+
+def examples(rows=N, seed=0):
+    draw = np.random.default_rng(seed)
+    labels = draw.integers(0, CLASSES, rows).astype(np.int32)
+    x = np.eye(CLASSES, FEATURES)[labels] + 0.3 * draw.normal(size=(rows, FEATURES))
+    return {"x": x.astype(np.float32), "label": labels}
+
+
+def params():
+    draw = np.random.default_rng(1)
+    one = 0.3 * draw.normal(size=(FEATURES, HIDDEN))
+    two = 0.3 * draw.normal(size=(HIDDEN, CLASSES))
+    return {
+        "one": jnp.asarray(one, jnp.float32),
+        "bias": jnp.zeros(HIDDEN),
+        "two": jnp.asarray(two, jnp.float32),
+        "last": jnp.zeros(CLASSES),
+    }
+
+
+def predict(params, example):
+    hidden = jnp.tanh(example["x"] @ params["one"] + params["bias"])
+    return hidden @ params["two"] + params["last"]
+
+
+def loss(params, example):
+    return optax.softmax_cross_entropy_with_integer_labels(
+        predict(params, example), example["label"]
+    )
+
+
+def augment(key, example):
+    return {**example, "x": example["x"] + 0.1 * jax.random.normal(key, (FEATURES,))}
+
+
+def trained(devices, physical, shard=False, **changes):
+    settings = {
+        "delta": 1e-3,
+        "optimizer": optax.sgd(RATE, momentum=0.5),
+        "clip_norm": C,
+        "seed": 3,
+        "augment": augment,
+        "augmentation_multiplicity": 2,
+        "evaluate": Classification(predict, examples(33, 1), tuple("abcd")),
+        "strategy": "bk_mixopt",
+        "progress": False,
+    }
+    return train(
+        loss,
+        params(),
+        examples(),
+        MECHANISM,
+        devices=devices,
+        physical_batch_size=physical,
+        shard_parameters=shard,
+        **settings | changes,
+    )
+
+
+def flat(tree):
+    leaves = jax.tree.leaves(jax.device_get(tree))
+    return np.concatenate([np.ravel(leaf) for leaf in leaves])
+
+
+def apart(one, other):
+    return float(np.max(np.abs(flat(one) - flat(other))))
+
+
+def equality():
+    reference = trained(1, 64)
+    rows = []
+    for devices, physical, shard in GRID:
+        result = trained(devices, physical, shard)
+        rows.append(
+            {
+                "devices": devices,
+                "physical_batch_size": physical,
+                "shard_parameters": shard,
+                "difference": apart(result.params, reference.params),
+                "average": apart(result.average, reference.average),
+                "accuracy": result.evaluation.accuracy,
+            }
+        )
+    return {
+        "rows": rows,
+        "again": apart(trained(1, 64).params, reference.params),
+        "on_eight_again": apart(trained(*GRID[-1]).params, result.params),
+        "moved": apart(reference.params, params()),
+        "accuracy": reference.evaluation.accuracy,
+    }
+
+
+class EveryDeviceItsOwnNoise(Layout):
+    """Algorithm 1 without the shared noise: n devices add n independent noises."""
+
+    def met(self, tree, like):
+        total = super().met(tree, like)
+        keys = jax.random.split(jax.random.key(5), self.count)
+        return jax.tree.map(
+            lambda leaf: leaf + sum(jax.random.normal(k, leaf.shape) for k in keys),
+            total,
+        )
+
+
+class MeanOfDevices(Layout):
+    def met(self, tree, like):
+        return jax.tree.map(lambda leaf: leaf / self.count, super().met(tree, like))
+
+
+class OneDeviceOnly(Layout):
+    def met(self, tree, like):
+        mine = jax.tree.map(lambda leaf: jnp.zeros_like(leaf).at[0].set(leaf[0]), tree)
+        return super().met(mine, like)
+
+
+def step_of(layout, mechanism=MECHANISM):
+    return Step(
+        loss,
+        jax.tree.map(lambda leaf: None, params()),
+        optax.sgd(RATE),
+        mechanism,
+        N,
+        Seed.from_int(3),
+        clip_norm=C,
+        strategy="bk_mixopt",
+        augment=None,
+        multiplicity=0,
+        ema_decay=0.9,
+        layout=layout,
+    )
+
+
+def one_update(layout, physical=16, number=0):
+    """The state after one update, and the counts."""
+    step, source = step_of(layout), ArraySource(examples())
+    state = step.start(params())
+    total, key = step.zero(state.params), step.augmentation_key(number)
+    for indices, mask in step.sampler.batches(number, physical):
+        rows = gather(source, indices), mask, indices.astype(np.int32)
+        total = step.accumulate(state.params, total, *layout.rows(rows), key)
+    return step.apply(state, total, step.noise.keys(number), np.int32(number))
+
+
+def lemma(layout):
+    """How far an update is from equation (5) of Lemma A.1, computed in float64."""
+    step = step_of(layout)
+    indices = step.sampler.indices(0)
+    with jax.enable_x64(True):
+        wide = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params())
+        total = np.zeros(flat(wide).size)
+        for index in indices:
+            one = ArraySource(examples())[index]
+            one = {**one, "x": one["x"].astype(np.float64)}
+            gradient = flat(jax.grad(loss)(wide, one))
+            total += gradient * min(1, C / np.linalg.norm(gradient)) / C
+    zero = jax.tree.map(jnp.zeros_like, params())
+    noise = flat(step.noise.add(zero, step.noise.keys(0))) / C
+    expected = flat(params()) - RATE * (total + noise) / (MECHANISM.sample_rate * N)
+    state, counts = one_update(layout)
+    assert int(counts.examples) == len(indices)
+    return float(np.max(np.abs(flat(state.params) - expected)))
+
+
+def collectives(layout, physical=16):
+    """Names and bytes of what devices exchange, in the two compiled functions."""
+    step = step_of(layout)
+    state = step.start(params())
+    total, key = step.zero(state.params), step.augmentation_key(0)
+    rows = gather(ArraySource(examples()), np.arange(physical))
+    batch = layout.rows(
+        (rows, np.ones(physical, bool), np.arange(physical, dtype=np.int32))
+    )
+    accumulate = step._accumulate_jitted.lower(
+        state.params, step._placed(), total, *batch, key
+    ).compile()
+    update = step._update_jitted.lower(
+        state, total, step.noise.keys(0), np.int32(0)
+    ).compile()
+    return {
+        "accumulate": exchanged(accumulate.as_text()),
+        "update": exchanged(update.as_text()),
+        "temporary": accumulate.memory_analysis().temp_size_in_bytes,
+        "state_here": sum(
+            leaf.addressable_data(0).nbytes for leaf in jax.tree.leaves(state)
+        ),
+        "state": sum(leaf.nbytes for leaf in jax.tree.leaves(state)),
+        "replicas_agree": replicas_agree(one_update(layout)[0].params),
+    }
+
+
+def exchanged(program):
+    names = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
+    pattern = rf"= (.*?) ({names})(?:-start)?\("
+    found = {}
+    for shapes, name in re.findall(pattern, program):
+        sizes = re.findall(r"(?:f32|s32|u32|pred)\[([\d,]*)\]", shapes)
+        count = sum(int(np.prod([int(n) for n in s.split(",") if n])) for s in sizes)
+        found[name] = found.get(name, 0) + count
+    return found
+
+
+def replicas_agree(tree):
+    for leaf in jax.tree.leaves(tree):
+        seen = {}
+        for shard in leaf.addressable_shards:
+            key = str(shard.index)
+            value = np.asarray(shard.data)
+            if not np.array_equal(seen.setdefault(key, value), value):
+                return False
+    return True
+
+
+def main(folder):
+    parameters = flat(params()).size
+    reference = one_update(Layout(1))[0].params
+    planted = {
+        kind.__name__: apart(one_update(kind(4))[0].params, reference)
+        for kind in (EveryDeviceItsOwnNoise, MeanOfDevices, OneDeviceOnly)
+    }
+    # Resumed on other devices: the same stream of batches, views and noise.
+    several = Path(folder) / "several"
+    stopped = interrupted(several, 8, 16)
+    resumed = trained(2, 8, out=several, evaluate_every=5, checkpoint_seconds=0.0)
+    found = {
+        "parameters": parameters,
+        "equality": equality(),
+        "planted": planted,
+        "unplanted": apart(one_update(Layout(4))[0].params, reference),
+        "lemma": {n: lemma(Layout(n)) for n in (1, 4, 8)},
+        "lemma_shared": lemma(Layout(8, shard_parameters=True)),
+        "whole": collectives(Layout(8)),
+        "shares": collectives(Layout(8, shard_parameters=True)),
+        "stopped": stopped,
+        "resumed": apart(resumed.params, trained(1, 64).params),
+        "resumed_steps": resumed.summary["steps"],
+    }
+    print(json.dumps(found))
+
+
+def interrupted(out, devices, physical):
+    """Train until Ctrl-C after the second evaluation; return the steps charged."""
+    calls = []
+
+    def evaluate(model):
+        calls.append(1)
+        if len(calls) == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+        return Classification(predict, examples(33, 1), tuple("abcd"))(model)
+
+    with contextlib.suppress(KeyboardInterrupt):
+        trained(
+            devices,
+            physical,
+            out=out,
+            evaluate=evaluate,
+            evaluate_every=5,
+            checkpoint_seconds=0.0,
+        )
+    return len((out / "ledger.jsonl").read_text().splitlines())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

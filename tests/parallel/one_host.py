@@ -1,0 +1,114 @@
+"""One host of a small run on several, started by `test_many_hosts`."""
+
+import json
+import os
+import signal
+import sys
+import warnings
+from pathlib import Path
+
+
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from tanager.parallel import hosts
+from tanager.privacy.mechanism import Mechanism
+from tanager.training.evaluate import Classification
+from tanager.training.loop import train
+
+
+FEATURES, CLASSES, STEPS = 8, 4, 12
+CACHE = Path(__file__).parents[2] / ".pytest_cache" / "xla"
+jax.config.update("jax_compilation_cache_dir", str(CACHE))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+class Rows:
+    """A source that is read example by example, not held on the devices."""
+
+    def __init__(self, arrays):
+        self.arrays = arrays
+
+    def __len__(self):
+        return len(self.arrays["label"])
+
+    def __getitem__(self, index):
+        return {name: values[index] for name, values in self.arrays.items()}
+
+
+def examples(rows, seed=0):
+    draw = np.random.default_rng(seed)
+    labels = draw.integers(0, CLASSES, rows).astype(np.int32)
+    x = np.eye(CLASSES, FEATURES)[labels] + 0.2 * draw.normal(size=(rows, FEATURES))
+    return {"x": x.astype(np.float32), "label": labels}
+
+
+def predict(params, example):
+    return params["w"] @ example["x"] + params["b"]
+
+
+def loss(params, example):
+    return optax.softmax_cross_entropy_with_integer_labels(
+        predict(params, example), example["label"]
+    )
+
+
+def main(settings):
+    """Train; `settings` say who this is and what shall happen to it."""
+    me, count = settings["host"], settings["hosts"]
+    if count > 1:
+        address = f"127.0.0.1:{settings['port']}"
+        hosts.start(address, count, me, timeout=settings.get("timeout", 60))
+    test = Classification(predict, examples(30, 1), tuple("abcd"))
+    calls = []
+
+    def evaluate(params):
+        calls.append(1)
+        if settings.get("victim") == me and len(calls) == 3:
+            os.kill(os.getpid(), getattr(signal, settings["signal"]))
+        if settings.get("fails") == me and len(calls) == 3:
+            raise ValueError("the disk of this host is on fire")
+        return test(params)
+
+    seed = settings.get("data", {}).get(str(me), 0)
+    data = examples(settings.get("examples", 60), seed)
+    params = {"w": jnp.zeros((CLASSES, FEATURES)), "b": jnp.zeros(CLASSES)}
+    with warnings.catch_warnings():
+        # δ of the test with one example.
+        warnings.filterwarnings("ignore", message="delta")
+        result = train(
+            loss,
+            params,
+            data if settings.get("held", True) else Rows(data),
+            Mechanism(settings.get("sample_rate", 0.4), 1.2, STEPS),
+            delta=1e-3,
+            optimizer=optax.sgd(2.0, momentum=0.5),
+            out=settings["out"],
+            physical_batch_size=16,
+            shard_parameters=settings.get("shard", False),
+            evaluate=evaluate,
+            evaluate_every=4,
+            checkpoint_seconds=0.0,
+            progress=False,
+            seed=3,
+        )
+    flat = [np.ravel(leaf) for leaf in jax.tree.leaves(result.params)]
+    np.save(settings["result"], np.concatenate(flat))
+    print(json.dumps({"epsilon": result.epsilon, "devices": jax.device_count()}))
+
+
+if __name__ == "__main__":
+    try:
+        main(json.loads(Path(sys.argv[1]).read_text()) | json.loads(sys.argv[2]))
+    except BaseException as error:
+        if not isinstance(error, KeyboardInterrupt):
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+            hosts.fail(str(error))
+        raise
+    finally:
+        hosts.finish()

@@ -1,0 +1,111 @@
+"""On 1, 2, 4 or 8 devices, parameters whole or in shares: the same training."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tanager.parallel.layout import Layout
+
+
+# Sums over other parts of a batch round differently: 20 steps of float32 sums.
+ROUNDING = 1e-6
+
+
+@pytest.fixture(scope="session")
+def found(tmp_path_factory):
+    script = Path(__file__).parent / "on_eight_devices.py"
+    surroundings = {
+        **os.environ,
+        "TANAGER_CACHE_DIR": str(tmp_path_factory.mktemp("c")),
+    }
+    done = subprocess.run(
+        [sys.executable, "-W", "error", script, tmp_path_factory.mktemp("runs")],
+        env=surroundings,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_devices_physical_batches_and_shares_change_nothing_but_rounding(found):
+    equality = found["equality"]
+    assert equality["moved"] > 0.1
+    assert len(equality["rows"]) == 9
+    for row in equality["rows"]:
+        assert row["difference"] < ROUNDING, row
+        assert row["average"] < ROUNDING, row
+        assert row["accuracy"] == equality["accuracy"], row
+    # The same devices and physical batches add in the same order: the same bits.
+    assert equality["again"] == 0
+    assert equality["on_eight_again"] == 0
+
+
+@pytest.mark.slow
+def test_an_update_is_equation_5_of_lemma_a1_on_any_number_of_devices(found):
+    assert found["lemma"].keys() == {"1", "4", "8"}
+    for difference in [*found["lemma"].values(), found["lemma_shared"]]:
+        assert difference < ROUNDING
+
+
+@pytest.mark.slow
+def test_planted_bugs_of_many_devices_are_seen(found):
+    assert found["unplanted"] < ROUNDING
+    assert len(found["planted"]) == 3
+    for difference in found["planted"].values():
+        assert difference > 1e-3
+
+
+@pytest.mark.slow
+def test_whole_parameters_meet_once_for_each_logical_batch(found):
+    assert found["whole"]["accumulate"] == {}
+    # The sums, and four counts.
+    assert found["whole"]["update"] == {"all-reduce": found["parameters"] + 4}
+    assert found["whole"]["replicas_agree"]
+
+
+@pytest.mark.slow
+def test_shares_are_an_eighth_and_no_device_sums_the_whole(found):
+    shares = found["shares"]
+    # The last bias has 4 entries, which 8 devices cannot cut: it stays whole.
+    cut = found["parameters"] - 4
+    assert shares["accumulate"] == {"all-gather": cut, "reduce-scatter": cut // 8}
+    assert shares["update"] == {"all-reduce": 4 + 4}
+    assert shares["state_here"] == shares["state"] // 8 + 2 * 4 * 4 * 7 // 8
+    assert shares["replicas_agree"]
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_other_devices_where_it_was(found):
+    assert found["stopped"] == 10
+    assert found["resumed_steps"] == 20
+    assert found["resumed"] < ROUNDING
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 5), (4, 6), (6, 4)])
+def test_shapes_alone_decide_how_a_parameter_lies(shape):
+    layout = Layout(2, shard_parameters=True)
+    even = [size for size in shape if size % 2 == 0]
+    spec = layout.spec(shape)
+    if even:
+        assert shape[len(spec) - 1] == max(even)
+    else:
+        assert not any(spec)
+    assert not any(Layout(2).spec(shape))
+
+
+def test_a_physical_batch_that_does_not_divide_is_refused():
+    with pytest.raises(ValueError, match=r"physical_batch_size \(=5\).* give 4 or 6"):
+        Layout(2).check(5)
+    with pytest.raises(ValueError, match=r"physical_batch_size \(=1\).* give 2 or 4"):
+        Layout(2).check(1)
+
+
+def test_more_devices_than_there_are_are_refused():
+    with pytest.raises(ValueError, match=r"devices \(=3\) must be at most 2"):
+        Layout(3)

@@ -1,0 +1,171 @@
+"""Several hosts on the loopback interface: the same training; and when one is gone."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tanager.privacy.ledger import Ledger
+
+
+ROUNDING = 1e-6
+SCRIPT = Path(__file__).parent / "one_host.py"
+PATIENCE = 180
+ME = socket.gethostname()
+
+
+def free_port():
+    """A port that is free, and the one after it: the watchers' own."""
+    while True:
+        with socket.socket() as one, socket.socket() as two:
+            one.bind(("", 0))
+            try:
+                two.bind(("", one.getsockname()[1] + 1))
+            except (OSError, OverflowError):
+                continue
+            return one.getsockname()[1]
+
+
+class Hosts:
+    """What became of the processes: exit codes, what they said, what they computed."""
+
+    def __init__(self, folder, count, **settings):
+        folder.mkdir(exist_ok=True)
+        common = {"hosts": count, "port": free_port(), "out": str(folder / "run")}
+        file = folder / "settings.json"
+        file.write_text(json.dumps(common | settings))
+        surroundings = {**os.environ, "TANAGER_CACHE_DIR": str(folder / "cache")}
+        self.results = [folder / f"result-{host}.npy" for host in range(count)]
+        processes = [
+            subprocess.Popen(
+                [
+                    sys.executable,
+                    SCRIPT,
+                    file,
+                    json.dumps({"host": host, "result": str(self.results[host])}),
+                ],
+                env=surroundings,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for host in settings.get("started", range(count))
+        ]
+        said = [process.communicate(timeout=PATIENCE) for process in processes]
+        self.out = [out for out, _ in said]
+        self.errors = [error for _, error in said]
+        self.codes = [process.returncode for process in processes]
+
+    def parameters(self):
+        assert self.codes == [0] * len(self.codes), self.errors
+        found = [np.load(result) for result in self.results]
+        for other in found[1:]:
+            np.testing.assert_array_equal(found[0], other)
+        return found[0]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    return Hosts(tmp_path_factory.mktemp("alone"), 1).parameters()
+
+
+def distance(one, other):
+    return float(np.max(np.abs(one - other)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("count", "settings"),
+    [
+        (2, {}),
+        (2, {"held": False}),
+        (2, {"shard": True}),
+        (4, {"held": False}),
+    ],
+    ids=["2-held", "2-streamed", "2-shares", "4-streamed"],
+)
+def test_hosts_train_as_one_does(tmp_path, alone, count, settings):
+    hosts = Hosts(tmp_path, count, **settings)
+    assert distance(hosts.parameters(), alone) < ROUNDING
+    assert json.loads(hosts.out[0].splitlines()[-1])["devices"] == 2 * count
+    assert distance(alone, 0) > 0.1
+
+
+@pytest.mark.slow
+def test_empty_batches_and_shares_do_not_set_hosts_apart(tmp_path):
+    rare = {"sample_rate": 0.02, "held": False}
+    several = Hosts(tmp_path / "two", 2, **rare).parameters()
+    one = Hosts(tmp_path / "one", 1, **rare).parameters()
+    assert distance(several, one) < ROUNDING * np.max(np.abs(one))
+    lines = (tmp_path / "two/run/private/metrics.jsonl").read_text().splitlines()
+    sizes = [json.loads(line)["examples"] for line in lines]
+    assert 0 in sizes
+    assert max(sizes) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_when_a_host_dies_the_others_name_it_and_the_run_goes_on(
+    tmp_path, alone, victim
+):
+    killed = Hosts(tmp_path, 2, victim=victim, signal="SIGKILL")
+    assert killed.codes[victim] < 0
+    assert killed.codes[1 - victim] != 0
+    assert f"host {victim} ({ME}) is gone" in killed.errors[1 - victim]
+    assert "the same command goes on" in killed.errors[1 - victim]
+    assert Ledger.read(tmp_path / "run/ledger.jsonl").steps() == 8
+    # Step 8 comes again, bit by bit, and counts once.
+    assert distance(Hosts(tmp_path, 2).parameters(), alone) < ROUNDING
+    assert Ledger.read(tmp_path / "run/ledger.jsonl").steps() == 12
+
+
+@pytest.mark.slow
+def test_stopped_hosts_write_a_checkpoint_and_one_goes_on_alone(tmp_path, alone):
+    stopped = Hosts(tmp_path, 2, victim=1, signal="SIGTERM", held=False)
+    assert all("KeyboardInterrupt" in error for error in stopped.errors)
+    assert not any("is gone" in error for error in stopped.errors)
+    assert Ledger.read(tmp_path / "run/ledger.jsonl").steps() == 8
+    assert distance(Hosts(tmp_path, 1).parameters(), alone) < ROUNDING
+
+
+@pytest.mark.slow
+def test_an_error_of_one_host_is_told_to_the_others(tmp_path):
+    failed = Hosts(tmp_path, 2, fails=1)
+    assert failed.codes == [1, 1]
+    assert (
+        f"host 1 ({ME}) stopped: the disk of this host is on fire" in failed.errors[0]
+    )
+
+
+@pytest.mark.slow
+def test_hosts_with_other_data_are_refused(tmp_path):
+    other = Hosts(tmp_path, 2, data={"1": 7})
+    assert other.codes == [1, 1]
+    for error in other.errors:
+        assert "data (='on host 1') differs from what host 0 has" in error
+
+
+@pytest.mark.slow
+def test_fewer_examples_than_hosts_are_refused(tmp_path):
+    refused = Hosts(tmp_path, 2, examples=1)
+    assert refused.codes == [1, 1]
+    assert "hosts (=2) must be at most the 1 examples" in refused.errors[0]
+
+
+def test_a_coordinator_that_does_not_answer_is_named(tmp_path):
+    lonely = Hosts(tmp_path, 2, started=[1], timeout=1)
+    assert lonely.codes == [1]
+    assert "TimeoutError: host 0 does not answer at 127.0.0.1:" in lonely.errors[0]
+    assert "for 1 s" in lonely.errors[0]
+
+
+def test_a_host_that_does_not_come_is_named(tmp_path):
+    waiting = Hosts(tmp_path, 3, started=[0, 2], timeout=4)
+    assert waiting.codes == [1, 1]
+    for error in waiting.errors:
+        assert "TimeoutError: host 1 of 3 did not come within 4 s" in error
