@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from tanager.data import gather
+from tanager.data import UnreadableExample, gather
 from tanager.data.array_record import ArrayRecordSource
 from tanager.data.arrow import ArrowSource
 from tanager.data.conversion import open_parquet
@@ -184,3 +184,18 @@ def zip_of(file, members, compression=zipfile.ZIP_STORED):
     with zipfile.ZipFile(file, "w", compression) as archive:
         for name, content in members.items():
             archive.writestr(name, content)
+
+
+class Flaky:
+    """A source some of whose examples cannot be read."""
+
+    def __init__(self, source, bad):
+        self.source, self.bad = source, bad
+
+    def __len__(self):
+        return len(self.source)
+
+    def __getitem__(self, index):
+        if index in self.bad:
+            raise UnreadableExample(f"example {index} of the test is torn", int(index))
+        return self.source[index]

@@ -104,6 +104,11 @@ def trained(devices, physical, shard=False, **changes):
     )
 
 
+def accuracy(result):
+    assert result.evaluation is not None
+    return result.evaluation.accuracy
+
+
 def flat(tree):
     leaves = jax.tree.leaves(jax.device_get(tree))
     return np.concatenate([np.ravel(leaf) for leaf in leaves])
@@ -116,6 +121,7 @@ def apart(one, other):
 def equality():
     reference = trained(1, 64)
     rows = []
+    last = None
     for devices, physical, shard in GRID:
         result = trained(devices, physical, shard)
         rows.append(
@@ -125,15 +131,16 @@ def equality():
                 "shard_parameters": shard,
                 "difference": apart(result.params, reference.params),
                 "average": apart(result.average, reference.average),
-                "accuracy": result.evaluation.accuracy,
+                "accuracy": accuracy(result),
             }
         )
+        last = result.params
     return {
         "rows": rows,
         "again": apart(trained(1, 64).params, reference.params),
-        "on_eight_again": apart(trained(*GRID[-1]).params, result.params),
+        "on_eight_again": apart(trained(*GRID[-1]).params, last),
         "moved": apart(reference.params, params()),
-        "accuracy": reference.evaluation.accuracy,
+        "accuracy": accuracy(reference),
     }
 
 
@@ -184,7 +191,8 @@ def one_update(layout, physical=16, number=0):
     total, key = step.zero(state.params), step.augmentation_key(number)
     for indices, mask in step.sampler.batches(number, physical):
         rows = gather(source, indices), mask, indices.astype(np.int32)
-        total = step.accumulate(state.params, total, *layout.rows(rows), key)
+        batch, mask, indices = layout.rows(rows)
+        total = step.accumulate(state.params, total, batch, mask, indices, key)
     return step.apply(state, total, step.noise.keys(number), np.int32(number))
 
 
@@ -226,12 +234,53 @@ def collectives(layout, physical=16):
     return {
         "accumulate": exchanged(accumulate.as_text()),
         "update": exchanged(update.as_text()),
-        "temporary": accumulate.memory_analysis().temp_size_in_bytes,
         "state_here": sum(
             leaf.addressable_data(0).nbytes for leaf in jax.tree.leaves(state)
         ),
         "state": sum(leaf.nbytes for leaf in jax.tree.leaves(state)),
         "replicas_agree": replicas_agree(one_update(layout)[0].params),
+    }
+
+
+def wide_memory(strategy):
+    """Temporary bytes of a device, for a model much larger than its activations."""
+    wide = {"up": np.zeros((256, 1024), np.float32), "down": np.zeros((1024, 256))}
+    wide["down"] = wide["down"].astype(np.float32)
+
+    def loss(params, example):
+        return jnp.sum(jnp.tanh(example["x"] @ params["up"]) @ params["down"])
+
+    step = Step(
+        loss,
+        jax.tree.map(lambda leaf: None, wide),
+        optax.sgd(RATE),
+        MECHANISM,
+        N,
+        Seed.from_int(3),
+        clip_norm=C,
+        strategy=strategy,
+        augment=None,
+        multiplicity=0,
+        ema_decay=0.9,
+        layout=Layout(8, shard_parameters=True),
+    )
+    rows = 8 * 32
+    state = step.start(wide)
+    compiled = step._accumulate_jitted.lower(
+        state.params,
+        step._placed(),
+        step.zero(state.params),
+        {"x": np.zeros((rows, 256), np.float32)},
+        np.ones(rows, bool),
+        np.zeros(rows, np.int32),
+        step.augmentation_key(0),
+    ).compile()
+    memory = compiled.memory_analysis()
+    assert memory is not None
+    return {
+        "temporary": memory.temp_size_in_bytes,
+        "model": sum(leaf.nbytes for leaf in wide.values()),
+        "rows_each": rows // 8,
     }
 
 
@@ -277,6 +326,7 @@ def main(folder):
         "lemma_shared": lemma(Layout(8, shard_parameters=True)),
         "whole": collectives(Layout(8)),
         "shares": collectives(Layout(8, shard_parameters=True)),
+        "wide": {name: wide_memory(name) for name in ("auto", "bk", "bk_mixopt")},
         "stopped": stopped,
         "resumed": apart(resumed.params, trained(1, 64).params),
         "resumed_steps": resumed.summary["steps"],

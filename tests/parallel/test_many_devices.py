@@ -6,9 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import optax
 import pytest
 
 from tanager.parallel.layout import Layout
+from tanager.privacy.mechanism import Mechanism
+from tanager.seed import Seed
+from tanager.training.step import Step
 
 
 # Sums over other parts of a batch round differently: 20 steps of float32 sums.
@@ -78,6 +82,34 @@ def test_shares_are_an_eighth_and_no_device_sums_the_whole(found):
     assert shares["update"] == {"all-reduce": 4 + 4}
     assert shares["state_here"] == shares["state"] // 8 + 2 * 4 * 4 * 7 // 8
     assert shares["replicas_agree"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["auto", "bk", "bk_mixopt"])
+def test_in_shares_no_device_holds_gradients_of_examples_for_the_whole_model(
+    found, strategy
+):
+    wide = found["wide"][strategy]
+    # The gathered model, its sum, and activations; not a model for each of 32 rows.
+    assert wide["temporary"] < 4 * wide["model"] < wide["rows_each"] * wide["model"]
+
+
+def test_in_shares_the_strategy_that_forms_all_gradients_is_refused():
+    with pytest.raises(ValueError, match=r"strategy .*per_example.* shares"):
+        Step(
+            lambda params, example: params["w"] @ example,
+            {"w": None},
+            optax.sgd(0.1),
+            Mechanism(0.1, 1.0, 3),
+            10,
+            Seed.from_int(0),
+            clip_norm=1.0,
+            strategy="per_example",
+            augment=None,
+            multiplicity=0,
+            ema_decay=0.9,
+            layout=Layout(2, shard_parameters=True),
+        )
 
 
 @pytest.mark.slow

@@ -119,6 +119,8 @@ class ChunkPlan:
         mask = mask.copy()
         batch = _zeros(self._shapes, len(rows))
         wanted = np.flatnonzero(mask)
+        if not wanted.size:
+            return batch, mask, 0
         if self._unreadable == "error":
             _put(batch, wanted, gather(self._source, rows[wanted]))
             return batch, mask, 0
@@ -163,7 +165,12 @@ def portions(plan: ChunkPlan, workers: int) -> Generator[Portion, None, None]:
         UnreadableExample: an example could not be read.
     """
     import grain
+    from absl import flags
 
+    # Grain's settings are flags of absl, which refuses to be asked before a program
+    # says that it has none on its command line.
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS.mark_as_parsed()
     validate.whole(workers=workers, at_least=0)
     ahead = 0 if workers else 2
     options = grain.ReadOptions(num_threads=min(ahead, 1), prefetch_buffer_size=ahead)

@@ -18,6 +18,7 @@ import optax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, ArrayLike, Bool, Int, Key, PyTree
 
+from tanager import _validate as validate
 from tanager.clipping import ClippedGrad, Explanation, clipped_grad
 from tanager.clipping.precision import accumulation_dtype
 from tanager.data import augment as augmentation
@@ -84,6 +85,13 @@ class Step:
             return jnp.mean(jax.vmap(lambda view: loss(model, view))(views))
 
         self.layout = layout or Layout(devices=1)
+        if self.layout.shard_parameters and strategy == "per_example":
+            validate.refuse(
+                "strategy",
+                strategy,
+                "must not form whole gradients where parameters are cut into shares",
+                "give auto, or any other",
+            )
         self.in_memory = in_memory
         self._loss = loss
         self._frozen, self._static = eqx.partition(fixed, eqx.is_array)

@@ -1,0 +1,195 @@
+"""The stream of physical batches is the sampler's, from any place, by any worker."""
+
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+from small_sources import Flaky
+
+from tanager.data import ArraySource, UnreadableExample, gather
+from tanager.data.loader import ChunkPlan, an_example, portions
+from tanager.privacy.mechanism import Mechanism
+from tanager.sampling import PoissonSampler
+from tanager.seed import Seed
+
+
+N, STEPS, P = 50, 40, 4
+
+
+def source():
+    numbers = np.arange(N, dtype=np.int32)
+    return ArraySource({"image": np.repeat(numbers[:, None], 3, 1), "label": numbers})
+
+
+def sampler(rate=0.06):
+    return PoissonSampler(Mechanism(rate, 1.0, STEPS), N, Seed.from_int(2))
+
+
+def plan(data=None, rate=0.06, rows=None, begun=0, **changes):
+    data = source() if data is None else data
+    rows = np.arange(P) if rows is None else rows
+    one = an_example(source())
+    return ChunkPlan(data, one, sampler(rate), P, rows, begun, **changes)
+
+
+def elements(made):
+    """Everything of a plan, in order, by random access."""
+    found = itertools.takewhile(
+        lambda part: part.step >= 0, map(made.__getitem__, itertools.count())
+    )
+    return list(found)
+
+
+def same(one, other):
+    assert one[:3] == other[:3]
+    for left, right in zip(one[3:5], other[3:5], strict=True):
+        np.testing.assert_array_equal(left, right)
+    for name in one.batch:
+        np.testing.assert_array_equal(one.batch[name], other.batch[name])
+
+
+def test_the_elements_are_the_sampler_s_batches():
+    found = elements(plan())
+    drawn = sampler()
+    sizes = [len(drawn.indices(step)) for step in range(STEPS)]
+    assert 0 in sizes
+    assert max(sizes) > P
+    for step, parts in itertools.groupby(found, lambda part: part.step):
+        parts = list(parts)
+        expected = list(drawn.batches(step, P))
+        assert [part.chunk for part in parts] == list(range(max(1, len(expected))))
+        assert {part.chunks for part in parts} == {len(expected)}
+        indices = [part.indices[part.mask] for part in parts]
+        np.testing.assert_array_equal(np.concatenate(indices), drawn.indices(step))
+        for part in parts:
+            values = np.where(part.mask, part.indices, 0)
+            np.testing.assert_array_equal(part.batch["label"], values)
+            np.testing.assert_array_equal(
+                part.batch["image"], np.repeat(values[:, None], 3, 1)
+            )
+    assert {part.step for part in found} == set(range(STEPS))
+
+
+def test_the_length_is_a_bound_that_no_draw_exceeds():
+    assert len(plan()) == STEPS * 13 >= len(elements(plan()))
+    everyone = plan(rate=1.0)
+    assert len(elements(everyone)) == len(everyone)
+    assert len(plan(begun=STEPS - 1)) == 13
+
+
+def test_an_element_can_be_had_without_those_before_it():
+    found = elements(plan())
+    for index in (len(found) - 1, 3, 17, 0):
+        same(plan()[index], found[index])
+    backwards = plan()
+    for index in reversed(range(len(found))):
+        same(backwards[index], found[index])
+    assert plan()[len(found)].step == -1
+    assert plan()[10 * len(found)].step == -1
+
+
+@pytest.mark.parametrize("begun", [1, 7, STEPS - 1])
+def test_a_resumed_plan_goes_on_where_it_stopped(begun):
+    rest = [part for part in elements(plan()) if part.step >= begun]
+    again = elements(plan(begun=begun))
+    assert len(rest) == len(again)
+    for one, other in zip(rest, again, strict=True):
+        same(one, other)
+
+
+def test_hosts_read_disjoint_rows_that_make_up_the_whole():
+    whole = elements(plan(rate=0.3))
+    hosts = [
+        elements(plan(rate=0.3, rows=rows)) for rows in (np.arange(2), np.arange(2, 4))
+    ]
+    assert len(hosts[0]) == len(hosts[1]) == len(whole)
+    empty = 0
+    for part, *shares in zip(whole, *hosts, strict=True):
+        joined = np.concatenate([share.indices for share in shares])
+        np.testing.assert_array_equal(joined, part.indices)
+        joined = np.concatenate([share.mask for share in shares])
+        np.testing.assert_array_equal(joined, part.mask)
+        empty += part.mask.any() and not shares[1].mask.any()
+    assert empty > 0
+
+
+def test_padding_is_not_read():
+    read = []
+
+    class Noted:
+        def __len__(self):
+            return N
+
+        def __getitem__(self, index):
+            read.append(index)
+            return source()[index]
+
+    found = elements(plan(Noted()))
+    drawn = np.concatenate([part.indices[part.mask] for part in found])
+    np.testing.assert_array_equal(np.sort(read), np.sort(drawn))
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_workers_give_the_same_in_the_same_order(workers):
+    expected = elements(plan(begun=3))
+    stream = portions(plan(begun=3), workers)
+    for part in expected:
+        same(next(stream), part)
+    stream.close()
+
+
+def test_an_example_that_cannot_be_read_stops_the_run_with_its_name():
+    with pytest.raises(UnreadableExample, match="example 7 of the test"):
+        elements(plan(Flaky(source(), {7}), rate=0.5))
+    stream = portions(plan(Flaky(source(), {7}), rate=0.5), 0)
+    with pytest.raises(UnreadableExample, match="example 7 of the test"):
+        list(itertools.islice(stream, 1000))
+
+
+@pytest.mark.slow
+def test_a_worker_s_error_reaches_the_run():
+    stream = portions(plan(Flaky(source(), {7}), rate=0.5), 1)
+    with pytest.raises(UnreadableExample, match="example 7 of the test"):
+        list(itertools.islice(stream, 1000))
+
+
+def test_a_skipped_example_is_padding_and_counted():
+    bad = {7, 23}
+    whole = elements(plan(rate=0.5))
+    found = elements(plan(Flaky(source(), bad), rate=0.5, unreadable="skip"))
+    skipped = 0
+    for part, other in zip(whole, found, strict=True):
+        out = np.isin(part.indices, list(bad)) & part.mask
+        np.testing.assert_array_equal(other.mask, part.mask & ~out)
+        np.testing.assert_array_equal(other.batch["label"][out], 0)
+        kept = other.mask
+        np.testing.assert_array_equal(other.batch["label"][kept], part.indices[kept])
+        assert other.unreadable == out.sum()
+        skipped += other.unreadable
+    assert skipped > STEPS / 2
+
+
+def test_other_examples_do_not_move_when_one_is_skipped():
+    one = elements(plan(Flaky(source(), {7}), rate=0.5, unreadable="skip"))
+    other = elements(plan(rate=0.5))
+    assert [part[:3] for part in one] == [part[:3] for part in other]
+
+
+def test_the_first_example_that_can_be_read_gives_the_shapes():
+    flaky = Flaky(source(), set(range(5)))
+    assert an_example(flaky, "skip")["label"].tolist() == [5]
+    with pytest.raises(UnreadableExample, match="example 0"):
+        an_example(flaky)
+    with pytest.raises(UnreadableExample, match="example 49"):
+        an_example(Flaky(source(), set(range(N))), "skip")
+
+
+def test_a_plan_travels_to_a_worker():
+    same(pickle.loads(pickle.dumps(plan()))[4], plan()[4])
+    assert gather(source(), np.array([3]))["label"].tolist() == [3]
+
+
+def test_workers_must_be_a_number():
+    with pytest.raises(ValueError, match="workers"):
+        next(portions(plan(), -1))
