@@ -17,7 +17,7 @@ _COMMANDS = {
     "export": "write a finished run's model, with its model card, to hand on",
     "recipe": "show a recipe: settings, published results, ε computed anew, cost",
     "models": "list the models: parameters, FLOPs, public weights, source",
-    "bench": "measure what privacy costs: seconds, memory, clipping tap by tap",
+    "bench": "measure what privacy costs: seconds, memory, scaling, each tap",
 }
 
 _USAGE = "\n".join(

@@ -10,6 +10,7 @@ Braghin 2021).
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Key, PyTree
 
 from tanager import _validate as validate
@@ -86,11 +87,15 @@ class GaussianNoise:
                 "must be float32 or wider",
                 "clipped_grad returns such sums; do not cast them before the noise",
             )
-        normals = [
-            jax.random.normal(
-                jax.random.fold_in(keys[draw], number), leaf.shape, leaf.dtype
-            )
-            for draw in range(self.draws)
-        ]
+        if self.standard_deviation == 0:
+            return leaf
+
+        # A loop over the draws, and not their sum: XLA compiles one generator of random
+        # bits for each leaf, not four, and keeps one draw in memory.
+        def draw(total: Array, key: Key[Array, ""]) -> tuple[Array, None]:
+            own = jax.random.fold_in(key, number)
+            return total + jax.random.normal(own, leaf.shape, leaf.dtype), None
+
+        normals, _ = lax.scan(draw, jnp.zeros_like(leaf), keys)
         scale = self.standard_deviation / np.sqrt(self.draws)
-        return leaf + jnp.asarray(scale, leaf.dtype) * sum(normals)
+        return leaf + jnp.asarray(scale, leaf.dtype) * normals

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from tanager.bench.collectives import exchanged
 from tanager.data import ArraySource, gather
 from tanager.parallel.layout import Layout
 from tanager.privacy.mechanism import Mechanism
@@ -217,23 +218,17 @@ def lemma(layout):
 
 
 def collectives(layout, physical=16):
-    """Names and bytes of what devices exchange, in the two compiled functions."""
+    """What devices exchange in the two compiled functions, and what they hold."""
     step = step_of(layout)
     state = step.start(params())
-    total, key = step.zero(state.params), step.augmentation_key(0)
     rows = gather(ArraySource(examples()), np.arange(physical))
     batch = layout.rows(
         (rows, np.ones(physical, bool), np.arange(physical, dtype=np.int32))
     )
-    accumulate = step._accumulate_jitted.lower(
-        state.params, step._placed(), total, *batch, key
-    ).compile()
-    update = step._update_jitted.lower(
-        state, total, step.noise.keys(0), np.int32(0)
-    ).compile()
+    accumulate, update = (low.compile() for low in step.lowered(state, *batch))
     return {
-        "accumulate": exchanged(accumulate.as_text()),
-        "update": exchanged(update.as_text()),
+        "accumulate": exchanged(accumulate.as_text() or ""),
+        "update": exchanged(update.as_text() or ""),
         "state_here": sum(
             leaf.addressable_data(0).nbytes for leaf in jax.tree.leaves(state)
         ),
@@ -265,34 +260,21 @@ def wide_memory(strategy):
         layout=Layout(8, shard_parameters=True),
     )
     rows = 8 * 32
+    batch = {"x": np.zeros((rows, 256), np.float32)}
+    masks = np.ones(rows, bool), np.zeros(rows, np.int32)
     state = step.start(wide)
-    compiled = step._accumulate_jitted.lower(
-        state.params,
-        step._placed(),
-        step.zero(state.params),
-        {"x": np.zeros((rows, 256), np.float32)},
-        np.ones(rows, bool),
-        np.zeros(rows, np.int32),
-        step.augmentation_key(0),
-    ).compile()
+    accumulate, update = (low.compile() for low in step.lowered(state, batch, *masks))
+    sizes = re.findall(r"(?:f32|u32|u64)\[([\d,]+)\]", update.as_text() or "")
+    compiled, largest = accumulate, max(int(np.prod(eval(size))) for size in sizes)
     memory = compiled.memory_analysis()
     assert memory is not None
     return {
         "temporary": memory.temp_size_in_bytes,
         "model": sum(leaf.nbytes for leaf in wide.values()),
         "rows_each": rows // 8,
+        "largest_in_update": largest,
+        "share": max(leaf.size for leaf in wide.values()) // 8,
     }
-
-
-def exchanged(program):
-    names = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
-    pattern = rf"= (.*?) ({names})(?:-start)?\("
-    found = {}
-    for shapes, name in re.findall(pattern, program):
-        sizes = re.findall(r"(?:f32|s32|u32|pred)\[([\d,]*)\]", shapes)
-        count = sum(int(np.prod([int(n) for n in s.split(",") if n])) for s in sizes)
-        found[name] = found.get(name, 0) + count
-    return found
 
 
 def replicas_agree(tree):

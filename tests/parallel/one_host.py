@@ -106,9 +106,8 @@ if __name__ == "__main__":
     try:
         main(json.loads(Path(sys.argv[1]).read_text()) | json.loads(sys.argv[2]))
     except BaseException as error:
-        if not isinstance(error, KeyboardInterrupt):
-            print(f"{type(error).__name__}: {error}", file=sys.stderr)
-            hosts.fail(str(error))
+        if not isinstance(error, hosts.Stopped):
+            hosts.fail(error)
         raise
     finally:
         hosts.finish()

@@ -69,7 +69,7 @@ def test_planted_bugs_of_many_devices_are_seen(found):
 def test_whole_parameters_meet_once_for_each_logical_batch(found):
     assert found["whole"]["accumulate"] == {}
     # The sums, and four counts.
-    assert found["whole"]["update"] == {"all-reduce": found["parameters"] + 4}
+    assert found["whole"]["update"] == {"all-reduce": 4 * (found["parameters"] + 4)}
     assert found["whole"]["replicas_agree"]
 
 
@@ -78,8 +78,9 @@ def test_shares_are_an_eighth_and_no_device_sums_the_whole(found):
     shares = found["shares"]
     # The last bias has 4 entries, which 8 devices cannot cut: it stays whole.
     cut = found["parameters"] - 4
-    assert shares["accumulate"] == {"all-gather": cut, "reduce-scatter": cut // 8}
-    assert shares["update"] == {"all-reduce": 4 + 4}
+    each = {"all-gather": 4 * cut, "reduce-scatter": 4 * cut // 8}
+    assert shares["accumulate"] == each
+    assert shares["update"] == {"all-reduce": 4 * (4 + 4)}
     assert shares["state_here"] == shares["state"] // 8 + 2 * 4 * 4 * 7 // 8
     assert shares["replicas_agree"]
 
@@ -92,6 +93,8 @@ def test_in_shares_no_device_holds_gradients_of_examples_for_the_whole_model(
     wide = found["wide"][strategy]
     # The gathered model, its sum, and activations; not a model for each of 32 rows.
     assert wide["temporary"] < 4 * wide["model"] < wide["rows_each"] * wide["model"]
+    # Each device draws the noise of its own shares.
+    assert wide["largest_in_update"] <= 2 * wide["share"]
 
 
 def test_in_shares_the_strategy_that_forms_all_gradients_is_refused():

@@ -127,7 +127,7 @@ def test_when_a_host_dies_the_others_name_it_and_the_run_goes_on(
 @pytest.mark.slow
 def test_stopped_hosts_write_a_checkpoint_and_one_goes_on_alone(tmp_path, alone):
     stopped = Hosts(tmp_path, 2, victim=1, signal="SIGTERM", held=False)
-    assert all("KeyboardInterrupt" in error for error in stopped.errors)
+    assert all("hosts.Stopped" in error for error in stopped.errors)
     assert not any("is gone" in error for error in stopped.errors)
     assert Ledger.read(tmp_path / "run/ledger.jsonl").steps() == 8
     assert distance(Hosts(tmp_path, 1).parameters(), alone) < ROUNDING
@@ -136,10 +136,10 @@ def test_stopped_hosts_write_a_checkpoint_and_one_goes_on_alone(tmp_path, alone)
 @pytest.mark.slow
 def test_an_error_of_one_host_is_told_to_the_others(tmp_path):
     failed = Hosts(tmp_path, 2, fails=1)
+    reason = "the disk of this host is on fire"
     assert failed.codes == [1, 1]
-    assert (
-        f"host 1 ({ME}) stopped: the disk of this host is on fire" in failed.errors[0]
-    )
+    assert f"host 1 ({ME}) stopped: {reason}" in failed.errors[0]
+    assert failed.errors[1].endswith(f"tanager: error: {reason}\n")
 
 
 @pytest.mark.slow

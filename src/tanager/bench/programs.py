@@ -10,11 +10,10 @@ import optax
 from jax.core import Tracer
 from jaxtyping import Array, Bool, PyTree
 
-from tanager.bench.workload import Workload
+from tanager.bench.workload import SGD, Workload
 from tanager.clipping import STRATEGIES
 
 
-SGD = "sgd"
 AUTO_LOW = "auto:low"
 """The strategy ``"auto"`` with ``memory="low"``."""
 

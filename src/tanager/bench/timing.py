@@ -7,8 +7,8 @@ all of them. Medians and interquartile ranges are of seconds per physical batch.
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Array
@@ -17,6 +17,9 @@ from tanager import _validate as validate
 from tanager.bench import programs
 from tanager.bench.programs import Program
 from tanager.bench.workload import Workload
+
+
+Name = TypeVar("Name")
 
 
 @dataclasses.dataclass
@@ -175,17 +178,14 @@ def _measure(
                     program.run(mask)
                 ready[name] = program
             except Exception as error:
-                found.error = _describe(error)
-        for number in range(repeats):
-            report(f"timing round {number + 1} of {repeats}")
-            for name, program in list(ready.items()):
-                try:
-                    started = clock()
-                    program.run(timed[number % len(timed)])
-                    measured[name].seconds.append(clock() - started)
-                except Exception as error:
-                    measured[name].error = _describe(error)
-                    del ready[name]
+                found.error = describe(error)
+        runs = {
+            name: lambda number, program=program: program.run(
+                timed[number % len(timed)]
+            )
+            for name, program in ready.items()
+        }
+        in_turns(runs, measured, repeats, report, clock)
         stopped = False
     except KeyboardInterrupt:
         stopped = True
@@ -197,7 +197,38 @@ def _measure(
     return measured, stopped
 
 
-def _describe(error: Exception) -> str:
+def in_turns(
+    runs: Mapping[Name, Callable[[int], None]],
+    measured: Mapping[Name, Measurement],
+    repeats: int,
+    report: Callable[[str], None],
+    clock: Callable[[], float],
+) -> None:
+    """Time rounds in which everything runs once, one after the other.
+
+    Args:
+        runs: what to time, given the number of the round.
+        measured: where to put the seconds; or the error of what fails, which is then
+            left out.
+        repeats: how many rounds.
+        report: told which round it is.
+        clock: seconds.
+    """
+    going = dict(runs)
+    for number in range(repeats):
+        report(f"timing round {number + 1} of {repeats}")
+        for name, run in list(going.items()):
+            try:
+                started = clock()
+                run(number)
+                measured[name].seconds.append(clock() - started)
+            except Exception as error:
+                measured[name].error = describe(error)
+                del going[name]
+
+
+def describe(error: Exception) -> str:
+    """Return an error as it stands in a row: its kind and its message."""
     return f"{type(error).__name__}: {error}"
 
 

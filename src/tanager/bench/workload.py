@@ -14,13 +14,18 @@ from jaxtyping import Array, PyTree
 
 from tanager import _validate as validate
 from tanager import models
+from tanager.parallel.layout import Layout
 from tanager.privacy.mechanism import Mechanism
 from tanager.seed import Seed
 from tanager.training import precision as precisions
 from tanager.training.step import Step
 
 
+SGD = "sgd"
+"""The name of training without privacy, among those of clipping strategies."""
+
 _EXAMPLES = 50_000
+_STEPS = 1_000_000
 _LEARNING_RATE = 0.1
 _SEED = 0
 
@@ -95,25 +100,35 @@ class Workload:
             "label": jax.ShapeDtypeStruct(axes, jnp.int32),
         }
 
-    def step(self, strategy: str, memory: str = "default") -> Step:
-        """Return the step of private training, as `tanager train` runs it.
+    def step(
+        self, strategy: str, memory: str = "default", layout: Layout | None = None
+    ) -> Step:
+        """Return the step of training, as `tanager train` runs it.
+
+        Args:
+            strategy: a clipping strategy; or ``"sgd"``: nothing is clipped and no
+                noise is added.
+            memory: of the clipping, see `tanager.clipped_grad`.
+            layout: which device holds what; None for one device.
 
         Raises:
             ValueError: there is no such strategy or memory.
         """
+        private = strategy != SGD
         return Step(
             _loss,
             jax.tree.map(lambda leaf: None, self.param_shapes),
             self.optimizer,
-            Mechanism(sample_rate=0.01, noise_multiplier=1.0, steps=1),
+            Mechanism(0.01, noise_multiplier=1.0 if private else 0.0, steps=_STEPS),
             _EXAMPLES,
             Seed.from_int(_SEED),
-            clip_norm=self.clip_norm,
+            clip_norm=self.clip_norm if private else None,
             strategy=strategy,
             memory=memory,
             augment=None,
             multiplicity=0 if self.views == 1 else self.views,
             ema_decay=0.999,
+            layout=layout,
         )
 
     @property

@@ -51,8 +51,8 @@ def run(arguments: Sequence[str]) -> int:
     try:
         return _train(name, recipe, typed)
     except BaseException as error:
-        if not isinstance(error, KeyboardInterrupt):
-            hosts.fail(str(error) or type(error).__name__)
+        if not isinstance(error, hosts.Stopped):
+            hosts.fail(error)
         raise
     finally:
         hosts.finish()

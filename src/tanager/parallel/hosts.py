@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -28,8 +29,13 @@ SILENCE = 30.0
 """Seconds without a sign of life after which a host counts as gone."""
 
 _PATIENCE = 7 * 24 * 3600 * 1000  # milliseconds that hosts wait for the chief's word
+_GOODBYE = 60  # seconds that hosts wait for each other at the end
 _words = 0
 _watcher: subprocess.Popen[str] | None = None
+
+
+class Stopped(KeyboardInterrupt):
+    """All hosts have agreed to stop, because one of them was asked to."""
 
 
 def start(
@@ -63,7 +69,7 @@ def start(
         "host": host,
         "hosts": hosts,
         "name": socket.gethostname(),
-        "address": (where.strip("[]"), int(port) + 1),
+        "address": (where.strip("[]"), _watchers_port(int(port))),
         "timeout": timeout,
         "silence": SILENCE,
     }
@@ -77,6 +83,7 @@ def start(
     assert _watcher.stdout is not None
     answer = json.loads(_watcher.stdout.readline() or '{"failed": "the watcher died"}')
     if "ready" not in answer:
+        _watcher = None
         raise TimeoutError(answer.get("failed") or answer["lost"])
     threading.Thread(target=_listen, daemon=True).start()
     # A stopped run says so itself, and at once: JAX must not wait for signals or hosts.
@@ -88,6 +95,7 @@ def start(
         local_device_ids=devices,
         cluster_detection_method="deactivate",
         initialization_timeout=max(1, int(timeout)),
+        shutdown_timeout_seconds=_GOODBYE,
     )
 
 
@@ -98,21 +106,23 @@ def finish() -> None:
         _say(finished=True)
 
 
-def fail(message: str) -> None:
-    """Leave the run because of an error, and have the others told; ends the process.
+def fail(error: BaseException) -> None:
+    """Leave the run because of an error: say so, tell the others, end the process.
 
     Nothing where there is one host only.
-
-    Args:
-        message: what went wrong, for the people at the other hosts.
     """
-    if _watcher is not None:
-        _say(failed=message)
-        _watcher.wait()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # An orderly exit would wait for the other hosts.
-        os._exit(1)
+    if _watcher is None:
+        return
+    if os.environ.get("TANAGER_TRACEBACK"):
+        traceback.print_exception(error)
+    message = str(error) or type(error).__name__
+    print(f"tanager: error: {message}", file=sys.stderr)
+    _say(failed=message)
+    _watcher.wait()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # An orderly exit would wait for the other hosts.
+    os._exit(1)
 
 
 def _say(**message: Any) -> None:
@@ -131,6 +141,10 @@ def _listen() -> None:
             print(stopping(message["lost"]), file=sys.stderr, flush=True)
             # The main thread may wait in a collective, which nothing interrupts.
             os._exit(1)
+
+
+def _watchers_port(coordinators: int) -> int:
+    return coordinators + 1 if coordinators < 65535 else coordinators - 1
 
 
 def _resolved(

@@ -203,7 +203,8 @@ class Watcher:
                 os._exit(0)
             threading.Timer(_GRACE, os._exit, (0,)).start()
         elif "failed" in message:
-            self._lose(f"{me} stopped: {message['failed']}")
+            self._say_all(lost=f"{me} stopped: {message['failed']}")
+            os._exit(1)
         elif self._host not in self._finished:
             self._orphan = True
             self._explain_the_end()
@@ -219,19 +220,20 @@ class Watcher:
         self._lose(f"{self._called(self._host)} is gone: its process ended")
 
     def _lose(self, text: str, but: int | None = None) -> NoReturn:
-        for number, peer in self._peers.items():
-            if number != but:
-                peer.say(lost=text)
         self._tell(lost=text)
-        time.sleep(BEAT / 4)  # for what was said to leave
+        self._say_all(but, lost=text)
         os._exit(1)
 
     def _fail(self, text: str) -> NoReturn:
         self._tell(failed=text)
-        for peer in self._peers.values():
-            peer.say(lost=text)
-        time.sleep(BEAT / 4)
+        self._say_all(lost=text)
         os._exit(1)
+
+    def _say_all(self, but: int | None = None, **message: Any) -> None:
+        for number, peer in self._peers.items():
+            if number != but:
+                peer.say(**message)
+        time.sleep(BEAT / 4)  # for what was said to leave before the process ends
 
     def _tell(self, **message: Any) -> None:
         """Tell the training process; where it is gone, the person watching."""

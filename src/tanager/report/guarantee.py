@@ -40,7 +40,12 @@ def accounting(result: _Fields) -> str:
 def assumptions(result: _Fields) -> list[str]:
     """Return the sentences a guarantee rests on: what it does not protect, too."""
     adjacency = result["adjacency"]
+    skipped = (
+        "Images that could not be read contributed nothing. They count among the "
+        "examples; how many there were is private."
+    )
     return [
+        *([skipped] if result.get("unreadable") == "skip" else []),
         "One image is one example. Who is in the data with several images is protected "
         "for each of them, not for all together.",
         f"Neighbouring data sets differ by {_PROTECTS.get(adjacency, adjacency)}.",

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from tanager.data import gather
+from tanager.data import UnreadableExample, gather
 from tanager.parallel import hosts
 from tanager.seed import Seed
 from tanager.training.run_folder import RunFolder, write_json
@@ -42,6 +42,7 @@ _MAY_CHANGE = {
     "strategy",
     "stream",
     "test_views",
+    "unreadable",
     "versions",
     "workers",
 }
@@ -140,7 +141,11 @@ def settle(
     now = {"prints": dict(prints), "environment": dict(surroundings)}
     if folder.config.exists() and identity.exists():
         before = json.loads(identity.read_text())
-        changes = _differences(json.loads(folder.config.read_text()), config)
+        begun_with = json.loads(folder.config.read_text())
+        changes = _differences(begun_with, config)
+        # From "error" to "skip" the steps so far are the same: nothing was skipped.
+        if begun_with.get("unreadable") == "skip" != config["unreadable"]:
+            changes.append(f"unreadable was 'skip' and is {config['unreadable']!r}")
         # Another version of JAX may trace the same function otherwise.
         comparable = before["environment"]["versions"] == surroundings["versions"]
         changes += [
@@ -170,14 +175,19 @@ def sample(source: Any) -> bytes:
     """Return what tells this source's examples from others'.
 
     What the source says of itself (`identity`), as those do that read files; or else
-    the number of examples and a digest of 1024 evenly spaced ones.
+    the number of examples and a digest of 1024 evenly spaced ones that can be read.
     """
     own = getattr(source, "identity", None)
     if own is not None:
         return own()
     some = np.linspace(0, len(source) - 1, min(len(source), _SAMPLED_EXAMPLES))
-    rows = gather(source, some.astype(np.int64))
-    return str(len(source)).encode() + contents(rows)
+    some = some.astype(np.int64)
+    while len(some):
+        try:
+            return str(len(source)).encode() + contents(gather(source, some))
+        except UnreadableExample as error:
+            some = some[some != error.index]
+    return str(len(source)).encode()
 
 
 def computation(function: Callable, *arguments: Any) -> bytes:

@@ -8,6 +8,7 @@ from typing import Self
 class Interrupt:
     """True once Ctrl-C or a termination signal has arrived inside its `with` block.
 
+    The loss of the terminal (SIGHUP) counts, where nobody asked that it should not.
     A second Ctrl-C stops at once; the run can still be resumed. Signals can only be
     taken over in the main thread; elsewhere this never becomes true.
     """
@@ -21,7 +22,10 @@ class Interrupt:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for name in (signal.SIGINT, signal.SIGTERM):
+            names = [signal.SIGINT, signal.SIGTERM]
+            if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+                names.append(signal.SIGHUP)
+            for name in names:
                 self._before[name] = signal.signal(name, self._note)
         return self
 

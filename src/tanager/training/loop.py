@@ -268,7 +268,7 @@ def train(
                 if done == mechanism.steps or due or stop:
                     position.save(done, state)
                 if stop and done < mechanism.steps:
-                    raise KeyboardInterrupt
+                    raise hosts.Stopped
 
         # 4. Hand over: the guarantee from the ledger, the models, the report.
         rate = clock.steps_per_second()

@@ -120,6 +120,7 @@ def _summary(
         "noise_multiplier": mechanism.noise_multiplier,
         "clip_norm": config["clip_norm"],
         "examples": config["examples"],
+        "unreadable": config["unreadable"],
         "eta": tan.eta(spent),
         "eta_step": tan.eta_step(spent),
         "total_noise": tan.total_noise(spent),

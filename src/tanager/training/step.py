@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import PartitionSpec
+from jax.stages import Lowered
 from jaxtyping import Array, ArrayLike, Bool, Int, Key, PyTree
 
 from tanager import _validate as validate
@@ -372,6 +373,24 @@ class Step:
             The state after, and the counts of all devices together.
         """
         return self._update_jitted(state, accumulator, keys, step)
+
+    def lowered(
+        self,
+        state: State,
+        batch: PyTree,
+        mask: Bool[ArrayLike, " b"],
+        indices: Int[ArrayLike, " b"],
+    ) -> tuple[Lowered, Lowered]:
+        """Return the programs of `accumulate` and `apply`, to ask them what they do.
+
+        Once compiled, they are not compiled again when the two are called.
+        """
+        total = self.zero(state.params)
+        key, keys = self.augmentation_key(0), self.noise.keys(0)
+        accumulate = self._accumulate_jitted.lower(
+            state.params, self._placed(), total, batch, mask, indices, key
+        )
+        return accumulate, self._update_jitted.lower(state, total, keys, np.int32(0))
 
     def _update(
         self,

@@ -1,0 +1,68 @@
+"""`tanager bench`: what privacy costs on this machine."""
+
+import datetime
+import json
+import shlex
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+
+from tanager.commands.bench.explain import Explain
+from tanager.commands.bench.measured import STOPPED
+from tanager.commands.bench.memory import Memory
+from tanager.commands.bench.scaling import Scaling
+from tanager.commands.bench.step import Step
+
+
+_Command = (
+    Annotated[Step, tyro.conf.subcommand("step")]
+    | Annotated[Memory, tyro.conf.subcommand("memory")]
+    | Annotated[Scaling, tyro.conf.subcommand("scaling")]
+    | Annotated[Explain, tyro.conf.subcommand("explain")]
+)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command; `arguments` are the words after `tanager bench`.
+
+    Returns:
+        0; 1 when nothing could be measured; 130 when stopped, after what was measured.
+
+    Raises:
+        ValueError: an unknown model or strategy, or a number out of range.
+    """
+    words = list(arguments)
+    options = tyro.cli(
+        _Command,  # pyright: ignore[reportArgumentType]
+        prog="tanager bench",
+        description="Measure what privacy costs on this machine.",
+        args=words,
+    )
+    screen = Console(stderr=True)
+    # Redrawn rarely: a spinner takes time from what is being timed.
+    with screen.status("starting", refresh_per_second=1) as status:
+        record, lines, code = options.measure(status.update)
+    if options.json:
+        record |= _circumstances(words)
+        print(json.dumps(record, allow_nan=False, indent=2, ensure_ascii=False))
+    else:
+        console = Console(highlight=False)
+        for line in lines:
+            console.print(line, markup=False, soft_wrap=isinstance(line, str))
+    if code == STOPPED:
+        screen.print("tanager: stopped: this is what was measured before")
+    return code
+
+
+def _circumstances(words: list[str]) -> dict[str, Any]:
+    from tanager.bench import machine
+
+    now = datetime.datetime.now(datetime.UTC)
+    return {
+        "machine": machine.machine(),
+        "versions": machine.versions(),
+        "command": shlex.join(["tanager", "bench", *words]),
+        "date": now.isoformat(timespec="seconds"),
+    }

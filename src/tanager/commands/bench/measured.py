@@ -1,0 +1,99 @@
+"""What every `tanager bench` command measures, and what it hands back."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import tyro
+
+from tanager import _validate as validate
+
+
+if TYPE_CHECKING:
+    from tanager.bench.workload import Workload
+
+
+STOPPED = 130
+"""The exit status after Ctrl-C."""
+
+_VECTOR_MODELS = ("mlp", "linear")
+
+
+class Outcome(NamedTuple):
+    """What a command found.
+
+    Attributes:
+        record: for ``--json``.
+        lines: tables and sentences for people.
+        code: the exit status.
+    """
+
+    record: dict[str, Any]
+    lines: list[Any]
+    code: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """A model and its data; what is measured of them is up to the command."""
+
+    model: str = "wrn-16-4"
+    """Name of a model."""
+
+    classes: int = 10
+    """Number of classes."""
+
+    image_size: int | None = None
+    """Side of the square images. Default: the model's own, see tanager models."""
+
+    channels: int | None = None
+    """Channels of the images. Default: the model's own."""
+
+    features: int | None = None
+    """Length of a feature vector in place of images, for mlp and linear."""
+
+    views: int = 1
+    """K augmented views of each example, averaged before clipping."""
+
+    precision: Annotated[str, tyro.conf.arg(metavar="{float32,tf32,bfloat16}")] = (
+        "float32"
+    )
+    """Precision of the forward and backward pass."""
+
+    clip_norm: float = 1.0
+    """Clipping norm, C."""
+
+    json: bool = False
+    """Print one JSON object and nothing else."""
+
+    def measure(self, report: Callable[[str], None]) -> Outcome:
+        """Measure; `report` is told what is being done."""
+        raise NotImplementedError
+
+    def workload(self) -> "Workload":
+        """Return what these options describe."""
+        from tanager.bench.workload import Workload
+
+        return Workload(
+            self.model,
+            self._image_shape(),
+            classes=self.classes,
+            views=self.views,
+            precision=self.precision,
+            clip_norm=self.clip_norm,
+        )
+
+    def _image_shape(self) -> tuple[int, ...]:
+        if self.features is not None:
+            validate.one_of(
+                _VECTOR_MODELS,
+                model=self.model,
+                remedy="other models take images: leave --features away",
+            )
+            return (self.features,)
+        from tanager.models import find
+
+        entry = find(self.model)
+        side = entry.image_side if self.image_size is None else self.image_size
+        channels = entry.channels if self.channels is None else self.channels
+        return (side, side, channels)

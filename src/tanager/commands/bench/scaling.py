@@ -1,0 +1,266 @@
+"""`tanager bench scaling`: what more devices bring, measured and predicted."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+from rich.table import Table
+
+from tanager import _validate as validate
+from tanager.commands.bench.measured import STOPPED, Measured, Outcome
+from tanager.commands.bench.tables import (
+    digits,
+    exit_code,
+    milliseconds,
+    new_table,
+    number,
+)
+
+
+if TYPE_CHECKING:
+    from tanager.bench.cluster import Cluster
+    from tanager.bench.scaling import ScalingBench
+    from tanager.bench.workload import Workload
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaling(Measured):
+    """Time whole logical steps on 1, 2, 4, … devices; predict more hosts.
+
+    Weak scaling: each device has --physical-batch rows of each physical batch, however
+    many devices there are. A logical step is --chunks physical batches and one update.
+    """
+
+    physical_batch: int = 32
+    """Rows of each physical batch on each device."""
+
+    chunks: int = 4
+    """Physical batches of a logical batch."""
+
+    devices: tuple[int, ...] = ()
+    """Numbers of devices. Default: 1, 2, 4, … and all there are."""
+
+    strategies: tuple[str, ...] = ("sgd", "auto")
+    """Clipping strategies; sgd for training without privacy."""
+
+    repeats: int = 5
+    """Rounds of timing."""
+
+    simulate: Annotated[str | None, tyro.conf.arg(metavar="hosts=…,bandwidth=…")] = None
+    """Predict 1, 2, 4, … hosts: hosts=20,devices=4,bandwidth=12.5 (devices per host;
+    GB/s of each host's link). Also local_bandwidth= (GB/s of each device's link),
+    latency= (seconds), logical_batch= (divided among all devices)."""
+
+    step_seconds: tuple[float, ...] = ()
+    """Seconds of a logical step on one device, one number for each of --strategies:
+    predict from these and measure nothing."""
+
+    parameter_bytes: int | None = None
+    """Bytes all-reduced once for each logical batch. Default: the model's."""
+
+    plot: pathlib.Path | None = None
+    """Draw throughput against devices, as a PNG or SVG file."""
+
+    def measure(self, report: Callable[[str], None]) -> Outcome:
+        """Measure, predict and draw; `report` is told what is being done."""
+        from tanager.bench import scaling
+        from tanager.report import scaling_figures
+
+        cluster = self._cluster()
+        if self.plot is not None:
+            scaling_figures.check_ending(self.plot)
+        workload = self.workload()
+        size = self.parameter_bytes or scaling.parameter_bytes(workload)
+        if self.step_seconds:
+            found = scaling.ScalingBench([], {}, stopped=False)
+            one_device = dict(zip(self.strategies, self.step_seconds, strict=True))
+            warning = None
+        else:
+            found = self._found(workload, report)
+            one_device = {
+                name: found.one_device_seconds(name) for name in self.strategies
+            }
+            warning = scaling.crowding(max(row["devices"] for row in found.rows))
+        predicted = self._predicted(cluster, one_device, size)
+        lines: list[Any] = []
+        if found.rows:
+            lines += [_measured_table(found.rows), *_errors(found.rows), ""]
+            lines += _sentences(found, size)
+        if cluster is not None and predicted:
+            lines += [*([""] if lines else []), f"Simulated: {_links(cluster)}."]
+            lines.append(_predicted_table(predicted))
+        if warning:
+            lines += ["", f"Warning: {warning}."]
+        if self.plot is not None and scaling_figures.plot(
+            found.rows, found.parallel, predicted, self.plot, title=self._title(cluster)
+        ):
+            lines += ["", f"Drawn to {self.plot}"]
+        record = {
+            "rows": found.rows,
+            "parallel_fraction": found.parallel,
+            "parameter_bytes": size,
+            "simulation": None
+            if cluster is None
+            else {"cluster": dataclasses.asdict(cluster), "rows": predicted},
+            "workload": dataclasses.asdict(workload),
+            "physical_batch": self.physical_batch,
+            "chunks": self.chunks,
+            "repeats": self.repeats,
+            "warnings": [warning] if warning else [],
+        }
+        code = exit_code(found.rows) if found.rows else 0
+        return Outcome(record, lines, STOPPED if found.stopped else code)
+
+    def _cluster(self) -> "Cluster | None":
+        """Read --simulate, and refuse what does not go with it."""
+        from tanager.bench.cluster import Cluster
+
+        if self.simulate is None:
+            for name in ("step_seconds", "parameter_bytes"):
+                given = getattr(self, name)
+                if given:
+                    validate.refuse(
+                        name,
+                        given,
+                        "is for a simulation",
+                        "give --simulate hosts=…,devices=…,bandwidth=…, too",
+                    )
+            return None
+        cluster = Cluster.parse(self.simulate)
+        validate.whole(
+            physical_batch=self.physical_batch, chunks=self.chunks, at_least=1
+        )
+        if self.parameter_bytes is not None:
+            validate.whole(parameter_bytes=self.parameter_bytes, at_least=1)
+        for seconds in self.step_seconds:
+            validate.positive(step_seconds=seconds)
+        if self.step_seconds and len(self.step_seconds) != len(self.strategies):
+            validate.refuse(
+                "step_seconds",
+                self.step_seconds,
+                f"must be {len(self.strategies)} numbers",
+                f"one for each of {', '.join(self.strategies)}",
+            )
+        if self.devices and 1 not in self.devices and not self.step_seconds:
+            validate.refuse(
+                "devices",
+                self.devices,
+                "must hold 1: a simulation begins with one device",
+                "add it, or give --step-seconds",
+            )
+        return cluster
+
+    def _found(
+        self, workload: "Workload", report: Callable[[str], None]
+    ) -> "ScalingBench":
+        from tanager.bench import scaling
+
+        return scaling.bench_scaling(
+            workload,
+            self.strategies,
+            physical_batch=self.physical_batch,
+            chunks=self.chunks,
+            devices=self.devices,
+            repeats=self.repeats,
+            report=report,
+        )
+
+    def _predicted(
+        self,
+        cluster: "Cluster | None",
+        one_device: Mapping[str, float | None],
+        size: int,
+    ) -> list[dict[str, Any]]:
+        from tanager.bench.cluster import predict
+
+        if cluster is None:
+            return []
+        examples = self.physical_batch * self.chunks
+        return [
+            {"strategy": name} | row
+            for name, seconds in one_device.items()
+            if seconds is not None
+            for row in predict(cluster, seconds, examples, size)
+        ]
+
+    def _title(self, cluster: "Cluster | None") -> str:
+        weak = f"logical batches of {self.chunks} × {self.physical_batch} per device"
+        if cluster is None or cluster.logical_batch is None:
+            return f"{self.model}: {weak}"
+        strong = f"{cluster.logical_batch:,} on all devices"
+        if self.step_seconds:
+            return f"{self.model}: logical batches of {strong}"
+        return f"{self.model}: {weak}; simulated: {strong}"
+
+
+def _measured_table(rows: Sequence[dict[str, Any]]) -> Table:
+    table = new_table(
+        *("strategy", "devices", "ms ± IQR", "examples/s", "% of ideal"),
+        *("bytes/step", "bytes/batch"),
+    )
+    for row in rows:
+        if row["seconds"] is None:
+            continue
+        share = row["share_of_ideal"]
+        table.add_row(
+            row["strategy"],
+            str(row["devices"]),
+            milliseconds(row),
+            digits(row["examples_per_second"]),
+            number(share and 100 * share, "{:.1f}"),
+            f"{row['bytes_per_step']:,}",
+            f"{sum(row['accumulate_bytes'].values()):,}",
+        )
+    return table
+
+
+def _predicted_table(rows: Sequence[dict[str, Any]]) -> Table:
+    table = new_table(
+        *("strategy", "hosts", "devices", "ms computing", "ms communicating"),
+        *("examples/s", "% of ideal"),
+    )
+    for row in rows:
+        table.add_row(
+            row["strategy"],
+            str(row["hosts"]),
+            str(row["devices"]),
+            digits(1e3 * row["computing_seconds"]),
+            digits(1e3 * row["communicating_seconds"]),
+            digits(row["examples_per_second"]),
+            f"{100 * row['share_of_ideal']:.1f}",
+        )
+    return table
+
+
+def _errors(rows: Sequence[dict[str, Any]]) -> list[str]:
+    return [
+        f"{row['strategy']} on {row['devices']}: {row['error']}"
+        for row in rows
+        if row["error"]
+    ]
+
+
+def _sentences(found: "ScalingBench", size: int) -> list[str]:
+    lines = [
+        f"A sum of gradients has {size:,} bytes. Devices exchange bytes/step in each "
+        "logical step, of which bytes/batch in each physical batch."
+    ]
+    for name, parallel in found.parallel.items():
+        if parallel is not None:
+            lines.append(f"Amdahl's law for {name}: {100 * parallel:.1f} % parallel.")
+    return lines
+
+
+def _links(cluster: "Cluster") -> str:
+    within = "no time within a host"
+    if cluster.local_bandwidth is not None:
+        within = f"{cluster.local_bandwidth:g} GB/s within a host"
+    examples = "each device keeps its number of examples"
+    if cluster.logical_batch is not None:
+        examples = f"logical batches of {cluster.logical_batch:,} on all devices"
+    return (
+        f"{cluster.devices} devices a host, {cluster.bandwidth:g} GB/s between hosts, "
+        f"{within}, latency {cluster.latency:g} s; {examples}"
+    )

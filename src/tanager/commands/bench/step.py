@@ -1,0 +1,109 @@
+"""`tanager bench step`: seconds of a physical batch, strategy by strategy."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from rich.table import Table
+
+from tanager.commands.bench.measured import STOPPED, Measured, Outcome
+from tanager.commands.bench.tables import (
+    error_lines,
+    exit_code,
+    milliseconds,
+    new_table,
+    number,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Step(Measured):
+    """Time plain SGD and private training, strategies in turns.
+
+    A row is one physical batch: for sgd gradient and update; for a strategy the
+    clipped gradients added to an accumulator, as the noisy update comes once for each
+    logical batch and has a line of its own.
+    """
+
+    physical_batch: int = 32
+    """Rows of the physical batch."""
+
+    examples: int | None = None
+    """How many of them are examples, and not padding. Default: all."""
+
+    strategies: tuple[str, ...] = ()
+    """sgd and clipping strategies. Default: all there are."""
+
+    repeats: int = 10
+    """Rounds of timing."""
+
+    breakdown: bool = False
+    """Add the shares of forward, backward, clipping, and optimizer step."""
+
+    def measure(self, report: Callable[[str], None]) -> Outcome:
+        """Measure; `report` is told what is being done."""
+        from tanager.bench import programs, timing
+
+        workload = self.workload()
+        found = timing.bench_step(
+            workload,
+            self.strategies or programs.training_names(),
+            physical_batch=self.physical_batch,
+            examples=self.examples,
+            repeats=self.repeats,
+            breakdown=self.breakdown,
+            report=report,
+        )
+        record = {
+            "rows": found.rows,
+            "update": found.update,
+            "workload": dataclasses.asdict(workload),
+            "physical_batch": self.physical_batch,
+            "examples": self.examples or self.physical_batch,
+            "repeats": self.repeats,
+        }
+        lines: list[Any] = [_step_table(found.rows), *error_lines(found.rows)]
+        if found.update["seconds"] is not None:
+            lines.append(
+                "noisy update, once for each logical batch: "
+                f"{milliseconds(found.update)} ms"
+            )
+        if self.breakdown:
+            lines += ["", _breakdown_table(found.rows)]
+        code = STOPPED if found.stopped else exit_code(found.rows)
+        return Outcome(record, lines, code)
+
+
+def _step_table(rows: list[dict[str, Any]]) -> Table:
+    table = new_table(
+        "strategy", "ms ± IQR", "examples/s", "× SGD", "temp MiB", "compile s", "traces"
+    )
+    for row in rows:
+        if row["seconds"] is None:
+            continue
+        mebibytes = None if row["temp_bytes"] is None else row["temp_bytes"] / 2**20
+        table.add_row(
+            row["strategy"],
+            milliseconds(row),
+            f"{row['examples_per_second']:.4g}",
+            number(row["ratio_to_sgd"], "{:.2f}"),
+            number(mebibytes, "{:.1f}"),
+            number(row["compile_seconds"], "{:.1f}"),
+            number(row["traces"], "{}"),
+        )
+    return table
+
+
+def _breakdown_table(rows: list[dict[str, Any]]) -> Table:
+    headings = ("forward", "backward", "clip and accumulate", "optimizer step")
+    table = new_table("ms (share)", *headings)
+    for row in rows:
+        if row["breakdown"] is not None:
+            table.add_row(
+                row["strategy"],
+                *(
+                    f"{1e3 * section['seconds']:.4g} ({100 * section['share']:.0f} %)"
+                    for section in row["breakdown"].values()
+                ),
+            )
+    return table

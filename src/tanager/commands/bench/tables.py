@@ -1,0 +1,39 @@
+"""Tables and sentences that the `tanager bench` commands share."""
+
+from typing import Any
+
+from rich.table import Table
+
+
+def exit_code(rows: list[dict[str, Any]]) -> int:
+    """Return the exit status: 1 where no row has a result."""
+    return int(all(row["error"] is not None for row in rows))
+
+
+def error_lines(rows: list[dict[str, Any]]) -> list[str]:
+    """Return a line for each row that has an error."""
+    return [f"{row['strategy']}: {row['error']}" for row in rows if row["error"]]
+
+
+def new_table(*headings: str) -> Table:
+    """Return an empty table; all columns but the first are numbers."""
+    table = Table(box=None, pad_edge=False)
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if number else "left")
+    return table
+
+
+def milliseconds(row: dict[str, Any]) -> str:
+    """Return median and interquartile range."""
+    spread = 1e3 * row["seconds_spread"]
+    return f"{digits(1e3 * row['seconds'])} ± {digits(spread, 2)}"
+
+
+def digits(value: float, count: int = 4) -> str:
+    """Return a number to `count` digits, or to 1 where that is more; no exponent."""
+    return f"{value:,.0f}" if value >= 10 ** (count - 1) else f"{value:.{count}g}"
+
+
+def number(value: float | None, form: str) -> str:
+    """Return a number as `form` says, or a dash in place of None."""
+    return "—" if value is None else form.format(value)

@@ -1,0 +1,199 @@
+"""A picture of scaling: throughput against devices, measured and predicted.
+
+After figures 7 and A.5 of the efficiency paper.
+"""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tanager import _validate as validate
+
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+_COLOURS = ("#386cb0", "#d62728", "#1b9e77", "#7570b3", "#a6761d", "#666666")
+
+Points = dict[int, float]
+"""Examples a second, by number of devices."""
+
+
+def check_ending(path: str | pathlib.Path) -> None:
+    """Refuse a file that is neither a PNG nor an SVG.
+
+    Raises:
+        ValueError: its name ends otherwise.
+    """
+    if pathlib.Path(path).suffix.lower() not in (".png", ".svg"):
+        validate.refuse("plot", str(path), "must end in .png or .svg")
+
+
+def plot(
+    measured: Sequence[Mapping[str, Any]],
+    parallel: Mapping[str, float | None],
+    predicted: Sequence[Mapping[str, Any]],
+    path: str | pathlib.Path,
+    *,
+    title: str,
+) -> bool:
+    """Draw throughput against devices, both axes logarithmic, as a PNG or SVG file.
+
+    Each strategy has a colour: what was measured, the ideal line through one device,
+    Amdahl's law with the fitted p as far as was measured, and what was predicted.
+
+    Args:
+        measured: rows of `tanager.bench.scaling.bench_scaling`.
+        parallel: Amdahl's p by strategy.
+        predicted: rows of `tanager.bench.cluster.predict`, each with its `strategy`.
+        path: where to write; the ending, .png or .svg, chooses the format.
+        title: what was measured.
+
+    Returns:
+        Whether there was anything to draw.
+
+    Raises:
+        ValueError: the ending is another one.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    check_ending(path)
+    seen, ahead = _by_strategy(measured), _by_strategy(predicted)
+    names = list(dict.fromkeys([*seen, *ahead]))
+    if not names:
+        return False
+    ones = {
+        row["strategy"]: row["examples_per_second"]
+        / row["devices"]
+        # Without communication: what one device does.
+        * (row["computing_seconds"] + row["communicating_seconds"])
+        / row["computing_seconds"]
+        for row in predicted
+    }
+    ones |= {name: points[1] for name, points in seen.items() if 1 in points}
+    figure = Figure(figsize=(8.2, 4.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    for number, name in enumerate(names):
+        _draw(
+            axes,
+            _COLOURS[number % len(_COLOURS)],
+            name,
+            seen.get(name, {}),
+            ahead.get(name, {}),
+            ones.get(name),
+            parallel.get(name),
+        )
+    everything = [points for found in (seen, ahead) for points in found.values()]
+    counts = {count for points in everything for count in points}
+    _dress(axes, sorted(counts | {1} if ones else counts))
+    axes.set_title(title, fontsize=11)
+    fitted = any(parallel.get(name) is not None for name in seen)
+    _explain(axes, bool(seen), fitted, bool(ahead))
+    figure.savefig(path, dpi=160)
+    return True
+
+
+def _by_strategy(rows: Sequence[Mapping[str, Any]]) -> dict[str, Points]:
+    found: dict[str, Points] = {}
+    for row in rows:
+        if row["examples_per_second"] is not None:
+            points = found.setdefault(row["strategy"], {})
+            points[row["devices"]] = row["examples_per_second"]
+    return found
+
+
+def _draw(
+    axes: "Axes",
+    colour: str,
+    name: str,
+    seen: Points,
+    ahead: Points,
+    one: float | None,
+    parallel: float | None,
+) -> None:
+    counts = [*seen, *ahead]
+    label = name
+    if one is not None:
+        ends = (min(1, *counts), max(1, *counts))
+        axes.plot(
+            ends, [one * n for n in ends], "--", color=colour, linewidth=1, alpha=0.75
+        )
+    if one is not None and parallel is not None and seen:
+        label += f": {100 * parallel:.1f} % parallel"
+        inverse = {n: 1 - parallel + parallel / n for n in _between(1, max(seen))}
+        # A p above 1, of devices faster than ideal, would have the law run off.
+        law = {n: one / inverse for n, inverse in inverse.items() if inverse > 0}
+        axes.plot([*law], [*law.values()], ":", color=colour, linewidth=1.8)
+    axes.plot(*_xy(ahead), "-", color=colour, linewidth=1, alpha=0.6)
+    axes.plot(
+        *_xy(ahead), "s", color=colour, markersize=6, markerfacecolor="white", zorder=3
+    )
+    axes.plot(*_xy(seen), "o", color=colour, markersize=7, zorder=4)
+    axes.plot([], [], "-", color=colour, linewidth=5, label=label)
+
+
+def _xy(points: Points) -> tuple[list[int], list[float]]:
+    return sorted(points), [points[count] for count in sorted(points)]
+
+
+def _between(low: int, high: int) -> list[float]:
+    return [low * (high / low) ** (part / 50) for part in range(51)]
+
+
+def _dress(axes: "Axes", counts: list[int]) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    (low, high), (left, right) = axes.dataLim.intervaly, axes.dataLim.intervalx
+    if right == left:
+        axes.set(xlim=(left / 2, right * 2), ylim=(low / 2, high * 2))
+    axes.set(xscale="log", yscale="log")
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.set_xticks(_apart(counts))
+    plain = FuncFormatter(lambda value, _: f"{value:,.10g}")
+    axes.xaxis.set_major_formatter(plain)
+    subs = (1, 2, 5) if high / low > 8 else (1, 1.5, 2, 3, 4, 5, 6, 7, 8)
+    axes.yaxis.set_major_locator(LogLocator(10, subs=subs))
+    axes.yaxis.set_major_formatter(plain)
+    axes.grid(True, color="0.9", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel("devices")
+    axes.set_ylabel("examples per second")
+
+
+def _apart(counts: list[int]) -> list[int]:
+    """Numbers of devices that leave room for each other's label; the last is kept."""
+    kept: list[int] = []
+    for count in reversed(counts):
+        if not kept or kept[-1] / count > 1.4:
+            kept.append(count)
+    return kept[::-1]
+
+
+def _explain(axes: "Axes", seen: bool, fitted: bool, ahead: bool) -> None:
+    """Legends: colours are strategies, and how a line or point is drawn says what."""
+    from matplotlib.lines import Line2D
+
+    grey: dict[str, Any] = {"color": "0.3"}
+    kinds = [Line2D([], [], linestyle="--", linewidth=1, label="ideal", **grey)]
+    if seen:
+        kinds.append(Line2D([], [], linestyle="", marker="o", label="measured", **grey))
+    if fitted:
+        label = "Amdahl's law, fitted"
+        kinds.append(Line2D([], [], linestyle=":", linewidth=1.8, label=label, **grey))
+    if ahead:
+        kinds.append(
+            Line2D([], [], marker="s", mfc="white", lw=1, label="simulated", **grey)
+        )
+    colours = axes.get_legend_handles_labels()[0]
+    axes.legend(
+        handles=[*colours, *kinds],
+        loc="upper left",
+        bbox_to_anchor=(1.0, 1.0),
+        frameon=False,
+        fontsize=9.5,
+    )
