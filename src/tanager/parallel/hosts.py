@@ -118,10 +118,10 @@ def fail(error: BaseException) -> None:
     message = str(error) or type(error).__name__
     print(f"tanager: error: {message}", file=sys.stderr)
     _say(failed=message)
-    _watcher.wait()
     sys.stdout.flush()
     sys.stderr.flush()
-    # An orderly exit would wait for the other hosts.
+    # At once: an orderly exit would wait for the other hosts, and where the chief is
+    # told and ends first, JAX aborts this process.
     os._exit(1)
 
 
