@@ -237,7 +237,7 @@ def collectives(layout, physical=16):
     }
 
 
-def wide_memory(strategy):
+def wide_memory(strategy, shard=True):
     """Temporary bytes of a device, for a model much larger than its activations."""
     wide = {"up": np.zeros((256, 1024), np.float32), "down": np.zeros((1024, 256))}
     wide["down"] = wide["down"].astype(np.float32)
@@ -257,7 +257,7 @@ def wide_memory(strategy):
         augment=None,
         multiplicity=0,
         ema_decay=0.9,
-        layout=Layout(8, shard_parameters=True),
+        layout=Layout(8, shard_parameters=shard),
     )
     rows = 8 * 32
     batch = {"x": np.zeros((rows, 256), np.float32)}
@@ -309,6 +309,7 @@ def main(folder):
         "whole": collectives(Layout(8)),
         "shares": collectives(Layout(8, shard_parameters=True)),
         "wide": {name: wide_memory(name) for name in ("auto", "bk", "bk_mixopt")},
+        "wide_whole": wide_memory("bk", shard=False),
         "stopped": stopped,
         "resumed": apart(resumed.params, trained(1, 64).params),
         "resumed_steps": resumed.summary["steps"],

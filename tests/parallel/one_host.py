@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from tanager.data import UnreadableExample
 from tanager.parallel import hosts
 from tanager.privacy.mechanism import Mechanism
 from tanager.training.evaluate import Classification
@@ -31,13 +32,15 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 class Rows:
     """A source that is read example by example, not held on the devices."""
 
-    def __init__(self, arrays):
-        self.arrays = arrays
+    def __init__(self, arrays, bad=()):
+        self.arrays, self.bad = arrays, bad
 
     def __len__(self):
         return len(self.arrays["label"])
 
     def __getitem__(self, index):
+        if index in self.bad:
+            raise UnreadableExample(f"example {index} is torn", int(index))
         return {name: values[index] for name, values in self.arrays.items()}
 
 
@@ -60,10 +63,7 @@ def loss(params, example):
 
 def main(settings):
     """Train; `settings` say who this is and what shall happen to it."""
-    me, count = settings["host"], settings["hosts"]
-    if count > 1:
-        address = f"127.0.0.1:{settings['port']}"
-        hosts.start(address, count, me, timeout=settings.get("timeout", 60))
+    me = settings["host"]
     test = Classification(predict, examples(30, 1), tuple("abcd"))
     calls = []
 
@@ -84,12 +84,13 @@ def main(settings):
         result = train(
             loss,
             params,
-            data if settings.get("held", True) else Rows(data),
+            data if settings.get("held", True) else Rows(data, settings.get("bad", ())),
             Mechanism(settings.get("sample_rate", 0.4), 1.2, STEPS),
             delta=1e-3,
             optimizer=optax.sgd(2.0, momentum=0.5),
             out=settings["out"],
             physical_batch_size=16,
+            unreadable="skip" if settings.get("bad") else "error",
             shard_parameters=settings.get("shard", False),
             evaluate=evaluate,
             evaluate_every=4,
@@ -103,11 +104,14 @@ def main(settings):
 
 
 if __name__ == "__main__":
-    try:
-        main(json.loads(Path(sys.argv[1]).read_text()) | json.loads(sys.argv[2]))
-    except BaseException as error:
-        if not isinstance(error, hosts.Stopped):
-            hosts.fail(error)
-        raise
-    finally:
-        hosts.finish()
+    asked = json.loads(Path(sys.argv[1]).read_text()) | json.loads(sys.argv[2])
+    if asked["hosts"] == 1:
+        main(asked)
+    else:
+        with hosts.together(
+            f"127.0.0.1:{asked['port']}",
+            asked["hosts"],
+            asked["host"],
+            timeout=asked.get("timeout", 60),
+        ):
+            main(asked)

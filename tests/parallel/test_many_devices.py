@@ -95,6 +95,7 @@ def test_in_shares_no_device_holds_gradients_of_examples_for_the_whole_model(
     assert wide["temporary"] < 4 * wide["model"] < wide["rows_each"] * wide["model"]
     # Each device draws the noise of its own shares.
     assert wide["largest_in_update"] <= 2 * wide["share"]
+    assert found["wide_whole"]["largest_in_update"] >= 8 * wide["share"]
 
 
 def test_in_shares_the_strategy_that_forms_all_gradients_is_refused():

@@ -56,7 +56,7 @@ class Workload:
     clip_norm: float = 1.0
 
     def __post_init__(self):
-        precisions.computing(self.precision)
+        validate.one_of(precisions.PRECISIONS, precision=self.precision)
         validate.whole(views=self.views, at_least=1)
         validate.positive(clip_norm=self.clip_norm)
         _ = self.param_shapes

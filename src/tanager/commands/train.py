@@ -44,18 +44,12 @@ def run(arguments: Sequence[str]) -> int:
     # JAX is imported from here on: the command line was fine.
     from tanager.parallel import hosts
 
-    if joining.distributed:
-        hosts.start(
-            joining.coordinator, joining.hosts, joining.host, timeout=joining.timeout
-        )
-    try:
+    if not joining.distributed:
         return _train(name, recipe, typed)
-    except BaseException as error:
-        if not isinstance(error, hosts.Stopped):
-            hosts.fail(error)
-        raise
-    finally:
-        hosts.finish()
+    with hosts.together(
+        joining.coordinator, joining.hosts, joining.host, timeout=joining.timeout
+    ):
+        return _train(name, recipe, typed)
 
 
 def _train(name: str, recipe: Recipe, typed: set[str]) -> int:

@@ -6,6 +6,7 @@ own clock or luck. The first host, the chief, writes the run's files and decides
 others are told.
 """
 
+import contextlib
 import json
 import os
 import socket
@@ -13,8 +14,8 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn, TypeVar
 
 import jax
 import numpy as np
@@ -38,14 +39,17 @@ class Stopped(KeyboardInterrupt):
     """All hosts have agreed to stop, because one of them was asked to."""
 
 
-def start(
+@contextlib.contextmanager
+def together(
     coordinator: str | None = None,
     hosts: int | None = None,
     host: int | None = None,
     *,
     timeout: float = 300.0,
-) -> None:
-    """Join the other hosts of a run; before anything is computed with JAX.
+) -> Iterator[None]:
+    """Be one of several hosts inside a `with` block; nothing is computed before it.
+
+    An error that leaves the block ends the process, having told the other hosts.
 
     What is left out is found out where JAX can: under Slurm, Open MPI, Kubernetes and
     on Cloud TPUs. A watcher process is started beside this one
@@ -61,7 +65,22 @@ def start(
     Raises:
         ValueError: something cannot be found out, or the numbers do not fit.
         TimeoutError: host 0 does not answer, or a host did not come.
+        Stopped: all hosts have agreed to stop.
     """
+    _join(coordinator, hosts, host, timeout)
+    try:
+        yield
+    except Stopped:
+        _leave()
+        raise
+    except BaseException as error:
+        _fail(error)
+    _leave()
+
+
+def _join(
+    coordinator: str | None, hosts: int | None, host: int | None, timeout: float
+) -> None:
     global _watcher
     address, hosts, host, devices = _resolved(coordinator, hosts, host, timeout)
     where, _, port = address.rpartition(":")
@@ -99,20 +118,12 @@ def start(
     )
 
 
-def finish() -> None:
-    """Leave the run at its end; nothing where there is one host only."""
-    if _watcher is not None:
-        jax.distributed.shutdown()
-        _say(finished=True)
+def _leave() -> None:
+    jax.distributed.shutdown()
+    _say(finished=True)
 
 
-def fail(error: BaseException) -> None:
-    """Leave the run because of an error: say so, tell the others, end the process.
-
-    Nothing where there is one host only.
-    """
-    if _watcher is None:
-        return
+def _fail(error: BaseException) -> NoReturn:
     if os.environ.get("TANAGER_TRACEBACK"):
         traceback.print_exception(error)
     message = str(error) or type(error).__name__
@@ -195,11 +206,6 @@ def is_chief() -> bool:
     return jax.process_index() == 0
 
 
-def name() -> str:
-    """Return how this host is called in messages."""
-    return f"host {jax.process_index()} ({socket.gethostname()})"
-
-
 def from_chief(function: Callable[[], Any]) -> Any:
     """Run a function on the chief, and return on every host what it returned.
 
@@ -245,14 +251,14 @@ def chief_first(function: Callable[[], Outcome]) -> Outcome:
     return made[0] if made else function()
 
 
-def any_of(*flags: bool) -> tuple[bool, ...]:
-    """Return for each flag whether it is set on any host: the same answer on all."""
+def total(*numbers: int) -> tuple[int, ...]:
+    """Return for each number its sum over all hosts: the same answer on all."""
     if count() == 1:
-        return flags
+        return numbers
     from jax.experimental import multihost_utils
 
-    everyone = multihost_utils.process_allgather(np.array(flags))
-    return tuple(bool(flag) for flag in np.any(everyone, axis=0))
+    everyone = multihost_utils.process_allgather(np.array(numbers, np.int32))
+    return tuple(int(number) for number in np.sum(everyone, axis=0))
 
 
 def require_same(what: str, fingerprint: str) -> None:

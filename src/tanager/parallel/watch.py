@@ -33,7 +33,7 @@ class Peer:
 
     Args:
         connection: open.
-        events: where everything it says goes, as (host, message); None for its end.
+        events: where everything it says goes, as (peer, message), and its end.
         host: who is at the other end, if that is known.
     """
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, Self, get_args
 
 from tanager import _validate as validate
+from tanager.data.loader import Unreadable
 from tanager.recipes.published import PublishedRun
 
 
@@ -14,7 +15,6 @@ FineTuning = Literal["all", "last-layer", "biases-and-norms", "film", "lora"]
 Head = Literal["load", "fresh", "zero"]
 Schedule = Literal["constant", "step", "cosine"]
 PrecisionName = Literal["float32", "tf32", "bfloat16"]
-UnreadablePolicy = Literal["error", "skip"]
 AugmentationName = Literal["none", "crop-flip", "rrc", "tan", "simclr", "inception"]
 
 
@@ -142,7 +142,7 @@ class Recipe:
     shard_parameters: bool = False
     stream: bool | None = None
     workers: int | None = None
-    unreadable: UnreadablePolicy = "error"
+    unreadable: Unreadable = "error"
     evaluate_every: int = 100
     checkpoint_seconds: float = 60.0
     seed: int | None = None
@@ -195,7 +195,7 @@ class Recipe:
         self._check_augmentation()
         validate.not_negative(checkpoint_seconds=self.checkpoint_seconds)
         validate.one_of(get_args(PrecisionName), precision=self.precision)
-        validate.one_of(get_args(UnreadablePolicy), unreadable=self.unreadable)
+        validate.one_of(get_args(Unreadable), unreadable=self.unreadable)
         if self.devices is not None:
             validate.whole(devices=self.devices, at_least=1)
         if self.workers is not None:

@@ -104,7 +104,7 @@ def train(
             first where that pays, once for each model and physical batch size.
         memory: ``"low"`` clips for less memory, see `tanager.clipped_grad`.
         devices: how many devices to train on, None for all. Each computes on an equal
-            part of every physical batch. On several hosts (`tanager.parallel.start`)
+            part of every physical batch. On several hosts (`tanager.parallel.hosts`)
             every one of them makes this same call.
         shard_parameters: cut the parameters, their average, the optimizer's state and
             the sums into shares, one for each device.
@@ -252,6 +252,9 @@ def train(
                 keys = step.noise.keys(number)
                 state, counts = step.apply(state, total, keys, np.int32(number))
                 done = number + 1
+                due = chief and position.save_is_due(checkpoint_seconds)
+                stop = bool(interrupt) and not alone
+                skipped, due, stop = hosts.total(skipped, due, stop)
                 metrics.keep(_private_line(done, jax.device_get(counts), skipped))
                 clock.tick()
                 shown.step(done, bound)
@@ -263,8 +266,6 @@ def train(
                     metrics.release(line)
                     shown.say(_sentence(line, mechanism.steps))
                     bound = _epsilon_ahead(mechanism, delta, done, every)
-                due = chief and position.save_is_due(checkpoint_seconds)
-                due, stop = hosts.any_of(due, bool(interrupt) and not alone)
                 if done == mechanism.steps or due or stop:
                     position.save(done, state)
                 if stop and done < mechanism.steps:

@@ -1,5 +1,6 @@
 """What every `tanager bench` command measures, and what it hands back."""
 
+import abc
 import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -34,7 +35,7 @@ class Outcome(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
+class Measured(abc.ABC):
     """A model and its data; what is measured of them is up to the command."""
 
     model: str = "wrn-16-4"
@@ -66,9 +67,9 @@ class Measured:
     json: bool = False
     """Print one JSON object and nothing else."""
 
+    @abc.abstractmethod
     def measure(self, report: Callable[[str], None]) -> Outcome:
         """Measure; `report` is told what is being done."""
-        raise NotImplementedError
 
     def workload(self) -> "Workload":
         """Return what these options describe."""
