@@ -33,6 +33,7 @@ FLOORS = {
     "training": 3,
     "recipes": 4,
     "bench": 5,
+    "search": 5,
     "commands": 6,
     "cli": 6,
     "__main__": 6,

@@ -2,14 +2,14 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING
 
-import tyro
 from rich.console import Console
 from rich.progress import Progress
 
 from tanager import _validate as validate
 from tanager import recipes
+from tanager.commands import flags
 from tanager.recipes.recipe import Recipe
 
 
@@ -28,10 +28,8 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     name = words.pop(0) if words and not words[0].startswith("-") else DEFAULT
     entry = recipes.get(name)
-    typed = _typed(words)
-    recipe, joining = _parse(name, entry.recipe, words)
-    if "epsilon" in typed and recipe.epsilon is not None:
-        recipe, _ = _parse(name, entry.at_epsilon(recipe.epsilon), words)
+    typed = flags.typed(words)
+    recipe, joining = flags.parse("train", entry, words, Joining)
 
     if entry.pretrained_on and recipe.weights is None:
         validate.refuse(
@@ -120,51 +118,6 @@ class Joining:
                     name, getattr(self, name), "needs --distributed", "add it"
                 )
         validate.positive(timeout=self.timeout)
-
-
-def _parse(name: str, default: Recipe, words: list[str]) -> tuple[Recipe, Joining]:
-    fields = tyro.cli(
-        _Fields,
-        prog=f"tanager train {name}",
-        description=recipes.get(name).summary,
-        default=_Fields(**default.to_json()),
-        args=words,
-    )
-    values = dict(vars(fields))
-    others = {field.name: values.pop(field.name) for field in _JOINING}
-    if values["non_private"]:
-        # The recipe's own budget gives way; one that a person typed is refused.
-        given = _typed(words)
-        values |= {
-            name: None for name in ("epsilon", "noise_multiplier") if name not in given
-        }
-    return Recipe(**values), Joining(**others)
-
-
-_JOINING = dataclasses.fields(Joining)
-
-
-def _all_fields() -> Any:
-    """Make a `Recipe` that takes any values: what is wrong is said by `Recipe`."""
-    types = get_type_hints(Recipe)
-    fields = [(field.name, types[field.name]) for field in dataclasses.fields(Recipe)]
-    return dataclasses.make_dataclass(
-        "Recipe",
-        fields,
-        bases=(Joining,),
-        frozen=True,
-        kw_only=True,
-        # What is wrong with joining is said by `Joining`, when the rest is known.
-        namespace={"__doc__": Recipe.__doc__, "__post_init__": lambda self: None},
-    )
-
-
-_Fields = _all_fields()
-
-
-def _typed(words: list[str]) -> set[str]:
-    flags = (word for word in words if word.startswith("--"))
-    return {flag[2:].partition("=")[0].replace("-", "_") for flag in flags}
 
 
 def _conclusion(result: "TrainResult") -> str:

@@ -185,6 +185,22 @@ def rdp(mechanism: Mechanism, orders: Sequence[float]) -> np.ndarray:
     return _rdp(parts_of(mechanism), orders, mechanism.adjacency)
 
 
+def rdp_of_event(event: "DpEvent", orders: Sequence[float]) -> np.ndarray:
+    """Return the Rényi divergence of any event `dp_accounting` knows, float64[orders].
+
+    For add-or-remove-one; an order at which it does not converge gets infinity.
+
+    Raises:
+        dp_accounting.UnsupportedEventError: RDP says nothing of such an event.
+    """
+    from dp_accounting.rdp import RdpAccountant
+
+    accountant = RdpAccountant(list(orders), _pld.relation(Adjacency.ADD_OR_REMOVE_ONE))
+    with _without_absl_warnings(), np.errstate(all="ignore"):
+        accountant.compose(event)
+    return np.where(np.isnan(accountant.rdp), math.inf, accountant.rdp)
+
+
 def gdp_clt_mu(mechanism: Mechanism) -> float:
     """Return the μ of Gaussian DP that the central limit theorem gives.
 

@@ -2,6 +2,7 @@
 
 import inspect
 
+import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, ArrayLike
@@ -11,6 +12,8 @@ from tanager.recipes.recipe import Recipe
 
 
 _STEP_FACTOR = 0.1
+DAMPENING = "dampening"
+"""An option of SGD here that optax does not have."""
 
 
 def optimizer(recipe: Recipe, steps: int) -> optax.GradientTransformation:
@@ -37,12 +40,40 @@ def optimizer(recipe: Recipe, steps: int) -> optax.GradientTransformation:
     validate.one_of(sorted(names), optimizer=recipe.optimizer)
     make = getattr(optax, recipe.optimizer)
     options = list(inspect.signature(make).parameters)[1:]
+    if recipe.optimizer == "sgd":
+        options.append(DAMPENING)
     for name in recipe.optimizer_options:
         validate.one_of(options, optimizer_options=name)
-    made = make(schedule(recipe, steps), **recipe.optimizer_options)
+    options = dict(recipe.optimizer_options)
+    dampening = options.pop(DAMPENING, 0.0)
+    made = make(schedule(recipe, steps), **options)
+    if dampening and options.get("momentum"):
+        made = optax.chain(dampened(dampening), made)
     if not recipe.weight_decay:
         return made
     return optax.chain(optax.add_decayed_weights(recipe.weight_decay), made)
+
+
+def dampened(dampening: float) -> optax.GradientTransformation:
+    """Scale all gradients but the first by 1 − d, for momentum to sum up.
+
+    So does PyTorch's SGD, whose grid of d the TAN paper searches (section 4.2); it does
+    nothing there without momentum. optax has no such option.
+
+    Raises:
+        ValueError: d is not in [0, 1].
+    """
+    validate.not_negative(dampening=dampening)
+    if dampening > 1:
+        validate.refuse("dampening", dampening, "must be at most 1")
+
+    def update(updates, first, params=None):
+        del params
+        scale = jnp.where(first, jnp.float32(1), jnp.float32(1 - dampening))
+        scaled = jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), updates)
+        return scaled, jnp.zeros_like(first)
+
+    return optax.GradientTransformation(lambda params: jnp.bool_(True), update)
 
 
 def schedule(recipe: Recipe, steps: int) -> float | optax.Schedule:

@@ -3,8 +3,9 @@
 import dataclasses
 import os
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 from tanager import _validate as validate
 from tanager import data
@@ -38,24 +39,19 @@ class Prepared:
     budget: Budget
 
 
-def prepare(
-    name: str,
-    recipe: Recipe,
-    typed: Collection[str] = (),
-    progress: Callable[[int, int], None] | None = None,
-) -> Prepared:
-    """Load the data and settle the budget; nothing is spent or written yet.
+def load(
+    recipe: Recipe, progress: Callable[[int, int], None] | None = None
+) -> data.Dataset:
+    """Load the data that a recipe names.
 
     Args:
-        name: of the recipe.
-        recipe: with every typed field in place.
-        typed: names of the fields a person set (see `tanager.recipes.budget`).
+        recipe: whose fields about data count.
         progress: called with (decoded, all) while images are decoded.
 
     Raises:
-        ValueError: a field, the data, or the budget is no good.
+        ValueError: a field or the data is no good.
     """
-    dataset = data.load(
+    return data.load(
         recipe.dataset,
         recipe.data,
         classes=recipe.classes,
@@ -65,6 +61,29 @@ def prepare(
         stream=recipe.stream,
         progress=progress,
     )
+
+
+def prepare(
+    name: str,
+    recipe: Recipe,
+    typed: Collection[str] = (),
+    progress: Callable[[int, int], None] | None = None,
+    dataset: data.Dataset | None = None,
+) -> Prepared:
+    """Load the data and settle the budget; nothing is spent or written yet.
+
+    Args:
+        name: of the recipe.
+        recipe: with every typed field in place.
+        typed: names of the fields a person set (see `tanager.recipes.budget`).
+        progress: called with (decoded, all) while images are decoded.
+        dataset: what `load` returned for this recipe, if it was loaded before.
+
+    Raises:
+        ValueError: a field, the data, or the budget is no good.
+    """
+    if dataset is None:
+        dataset = load(recipe, progress)
     tasks.augmentation(recipe, dataset.image_shape, typed)
     if recipe.fine_tune != "all" and recipe.weights is None:
         validate.refuse(
@@ -84,13 +103,30 @@ def prepare(
     return Prepared(name, recipe, dataset, budget)
 
 
-def run(prepared: Prepared, progress: bool = True) -> TrainResult:
-    """Train what was prepared, in the recipe's folder."""
+def run(
+    prepared: Prepared,
+    progress: bool = True,
+    on_metrics: Callable[[Mapping[str, Any]], None] | None = None,
+    links: Mapping[str, Any] | None = None,
+) -> TrainResult:
+    """Train what was prepared, in the recipe's folder.
+
+    Args:
+        prepared: what `prepare` returned.
+        progress: show a progress bar.
+        on_metrics: see `tanager.train`.
+        links: what else goes on record in config.json.
+    """
     with computing(prepared.recipe.precision):
-        return _run(prepared, progress and hosts.is_chief())
+        return _run(prepared, progress and hosts.is_chief(), on_metrics, links or {})
 
 
-def _run(prepared: Prepared, progress: bool) -> TrainResult:
+def _run(
+    prepared: Prepared,
+    progress: bool,
+    on_metrics: Callable[[Mapping[str, Any]], None] | None,
+    links: Mapping[str, Any],
+) -> TrainResult:
     recipe, dataset = prepared.recipe, prepared.dataset
     out = recipe.out or f"runs/{prepared.name}"
     folder = hosts.chief_first(lambda: RunFolder(out))
@@ -126,6 +162,7 @@ def _run(prepared: Prepared, progress: bool) -> TrainResult:
             views=recipe.test_views,
         ),
         evaluate_every=recipe.evaluate_every,
+        on_metrics=on_metrics,
         checkpoint_seconds=recipe.checkpoint_seconds,
         description={
             "recipe": {"name": prepared.name, **recipe.to_json()},
@@ -145,6 +182,7 @@ def _run(prepared: Prepared, progress: bool) -> TrainResult:
                 "learning_rate": recipe.learning_rate,
                 **recipe.optimizer_options,
             },
+            **links,
         },
         progress=progress,
     )

@@ -54,6 +54,8 @@ dt { color: var(--soft); font-size: .85rem; }
 dd { margin: 0; font-size: 1.35rem; font-variant-numeric: tabular-nums; }
 figure { margin: 0; }
 figure svg { display: block; width: 100%; height: auto; }
+.white { padding: .5rem; background: #ffffff; border-radius: .5rem; }
+.white figcaption { color: #57606a; }
 figcaption { color: var(--soft); font-size: .9rem; }
 table { width: 100%; border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td {

@@ -15,6 +15,7 @@ from tanager.privacy import accountant, tan
 from tanager.privacy.accountant import Accountant
 from tanager.privacy.mechanism import Adjacency, Mechanism
 from tanager.privacy.plan import Plan
+from tanager.report.pictures import check_ending, save
 
 
 if TYPE_CHECKING:
@@ -52,9 +53,7 @@ def plot(plan: Plan, path: str | pathlib.Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    path = pathlib.Path(path)
-    if path.suffix.lower() not in (".png", ".svg"):
-        validate.refuse("plot", str(path), "must end in .png or .svg")
+    check_ending(path)
     validate.positive(
         noise_multiplier=plan.noise_multiplier,
         remedy="without noise there is nothing to draw",
@@ -74,7 +73,7 @@ def plot(plan: Plan, path: str | pathlib.Path) -> None:
     if plan.adjacency is Adjacency.REPLACE_ONE:
         about += " (drawn for add-or-remove-one)"
     figure.suptitle(about, fontsize=11)
-    figure.savefig(path, dpi=160)
+    save(figure, path)
 
 
 def _draw_wall(axes: "Axes", mechanism: Mechanism, delta: float) -> None:

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tanager import _validate as validate
+from tanager.report.pictures import check_ending, save
 
 
 if TYPE_CHECKING:
@@ -18,16 +18,6 @@ _COLOURS = ("#386cb0", "#d62728", "#1b9e77", "#7570b3", "#a6761d", "#666666")
 
 Points = dict[int, float]
 """Examples a second, by number of devices."""
-
-
-def check_ending(path: str | pathlib.Path) -> None:
-    """Refuse a file that is neither a PNG nor an SVG.
-
-    Raises:
-        ValueError: its name ends otherwise.
-    """
-    if pathlib.Path(path).suffix.lower() not in (".png", ".svg"):
-        validate.refuse("plot", str(path), "must end in .png or .svg")
 
 
 def plot(
@@ -92,7 +82,7 @@ def plot(
     axes.set_title(title, fontsize=11)
     fitted = any(parallel.get(name) is not None for name in seen)
     _explain(axes, bool(seen), fitted, bool(ahead))
-    figure.savefig(path, dpi=160)
+    save(figure, path)
     return True
 
 

@@ -63,6 +63,7 @@ def train(
     finish: Callable[[PyTree], PyTree] = lambda model: model,
     evaluate: Callable[[PyTree], Evaluation] | None = None,
     evaluate_every: int | None = None,
+    on_metrics: Callable[[Mapping[str, Any]], None] | None = None,
     checkpoint_seconds: float = 30.0,
     description: Mapping[str, Any] | None = None,
     progress: bool = True,
@@ -122,6 +123,9 @@ def train(
         evaluate: function of parameters, such as `tanager.Classification`; called
             with the parameters and with their average.
         evaluate_every: steps between evaluations; a twentieth of the run by default.
+        on_metrics: called on every host with each line of metrics.jsonl once it is
+            written: the step, ε so far, seconds, and what was evaluated. After a resume
+            lines can come again. What it raises ends the run.
         checkpoint_seconds: least time between checkpoints.
         description: names and settings to put on record in config.json, as JSON; a
             change of them on resume is refused.
@@ -264,6 +268,8 @@ def train(
                     evaluations = _evaluate(evaluate, step, state)
                     line |= _scalars(evaluations)
                     metrics.release(line)
+                    if on_metrics is not None:
+                        on_metrics(line)
                     shown.say(_sentence(line, mechanism.steps))
                     bound = _epsilon_ahead(mechanism, delta, done, every)
                 if done == mechanism.steps or due or stop:

@@ -1,0 +1,249 @@
+"""`tanager search`: hyper-parameters at small batch, and what the large run reaches."""
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tyro
+from rich.console import Console
+from tyro.conf import Positional
+
+from tanager import _validate as validate
+from tanager import recipes
+from tanager._files import json_text, write_atomically
+from tanager.commands import flags
+from tanager.recipes.recipe import Recipe
+
+
+if TYPE_CHECKING:
+    from tanager.search.study import Settings, Study, TrialResult
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a search does with a recipe."""
+
+    trials: int = 20
+    """How many trials there are in the whole study."""
+
+    simulation_batch_sizes: tuple[int, ...] = ()
+    """Batch sizes to simulate at: trials at the smallest, the winner at all of them.
+    By default a 128th, a 64th and a 32nd of the recipe's, from 32 on."""
+
+    vary: tuple[str, ...] = ()
+    """What is searched: learning-rate=1,2,4, learning-rate=0.5..8, or a name alone for
+    the TAN paper's grid. By default learning-rate, ema-decay, momentum and dampening,
+    and the augmentation and its multiplicity where the recipe augments."""
+
+    repeats: int = 2
+    """Runs of the winner at each simulation batch size."""
+
+    sampler: str = "tpe"
+    """How choices are made: tpe, random or grid."""
+
+    pruner: str = "median"
+    """Which trials end early: those below the median, or none."""
+
+    storage: str | None = None
+    """URL of a data base that keeps the study, such as postgresql://user@host/name. By
+    default a journal in the study's folder."""
+
+    parallel: int = 1
+    """Processes of this machine that make trials."""
+
+    json: bool = False
+    """Print one JSON object and nothing else."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerOptions:
+    """Join a study that another process began, and make trials until it is done."""
+
+    study: Positional[str]
+    """The study's folder, on a file system that all workers share."""
+
+    storage: str | None = None
+    """URL of its data base, where this host calls it otherwise."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command; `arguments` are the words after `tanager search`."""
+    words = list(arguments)
+    if words[:1] == ["worker"]:
+        return _join(
+            tyro.cli(WorkerOptions, prog="tanager search worker", args=words[1:])
+        )
+    name = words.pop(0) if words and not words[0].startswith("-") else "digits"
+    entry = recipes.get(name)
+    recipe, options = flags.parse("search", entry, words, Options)
+    validate.whole(trials=options.trials, parallel=options.parallel, at_least=1)
+    return _search(name, recipe, flags.typed(words), options)
+
+
+def _search(name: str, recipe: Recipe, typed: set[str], options: Options) -> int:
+    from tanager.search.storage import require_optuna
+    from tanager.search.study import Study
+
+    require_optuna()
+    console = Console(stderr=True, highlight=False)
+    settings = _settings(name, recipe, typed, options)
+    out = Path(recipe.out or f"runs/{name}-search")
+    study = Study(out, settings)
+    _write(out / "asked.json", {"trials": options.trials})
+    _announce(settings, options, console)
+    others = [
+        subprocess.Popen([sys.executable, "-m", "tanager.cli", "search", "worker", out])
+        for _ in range(options.parallel - 1)
+    ]
+    try:
+        result = _finish(study, options.trials, console)
+    finally:
+        for other in others:
+            other.terminate()
+    print(json_text(result, indent=2)) if options.json else _print(result, out)
+    return 0
+
+
+def _join(options: WorkerOptions) -> int:
+    from tanager.search.study import Study
+
+    study = Study(options.study, storage=options.storage)
+    asked = json.loads((study.folder / "asked.json").read_text())["trials"]
+    _finish(study, asked, Console(stderr=True, highlight=False))
+    return 0
+
+
+def _settings(
+    name: str, recipe: Recipe, typed: set[str], options: Options
+) -> "Settings":
+    from tanager.recipes import runner
+    from tanager.search.simulation import Target
+    from tanager.search.space import Space
+    from tanager.search.study import Settings
+
+    dataset = runner.load(recipe)
+    examples = len(dataset.train)
+    held_out = recipe.validation_examples
+    if "validation_examples" in typed:
+        # Held out of the search; the run it is for trains on all of them.
+        examples += held_out
+        recipe = dataclasses.replace(recipe, validation_examples=0)
+    target = Target.settle(name, recipe, examples, typed)
+    space = Space.parse(options.vary) if options.vary else Space.default(recipe)
+    settings = Settings(
+        target,
+        space,
+        options.simulation_batch_sizes or _batch_sizes(recipe.batch_size),
+        held_out or max(1, examples // 10),
+        options.repeats,
+        options.sampler,
+        options.pruner,
+        options.storage,
+        recipe.seed,
+    )
+    settings.check(dataset)
+    return settings
+
+
+def _batch_sizes(reference: int) -> tuple[int, ...]:
+    smallest = max(32, reference // 128)
+    if 4 * smallest > reference:
+        smallest = max(1, reference // 8)
+    return tuple(
+        size for size in (smallest, 2 * smallest, 4 * smallest) if size <= reference
+    )
+
+
+def _finish(study: "Study", trials: int, console: Console) -> dict[str, Any]:
+    """Make what is left of a study, and write what it found."""
+    from tanager.report import search_page
+    from tanager.search import jobs
+    from tanager.search.summary import summarise
+
+    with jobs.compiled_once():
+        study.work(trials, lambda done: _tell(study, done, trials, console))
+        best = study.best()
+        winner = study.confirmations(best.values) if best else []
+        console.print(f"the best choices at {len(winner)} simulations, to predict from")
+        outcomes = jobs.work(
+            winner,
+            lambda job, found: console.print(
+                f"  batch size {job.recipe.batch_size}: {100 * found.accuracy:.2f} %"
+            ),
+        )
+        result = summarise(study, winner, outcomes)
+    _write(study.folder / "result.json", result)
+    search_page.write_report(study.folder)
+    return result
+
+
+def _announce(settings: "Settings", options: Options, console: Console) -> None:
+    target = settings.target
+    console.print(
+        f"{target.name}: for a run of batch size {target.recipe.batch_size}, noise "
+        f"multiplier {target.mechanism.noise_multiplier:.4g} and {target.steps} steps "
+        f"on {target.examples} examples (ε = {target.epsilon:.4g} at δ = "
+        f"{target.delta:g}), {options.trials} trials at batch size "
+        f"{settings.batch_sizes[0]}; {settings.validation_examples} training examples "
+        "are held out to compare them, test examples are not looked at"
+    )
+    console.print(
+        "the simulations have NO privacy guarantee: search on public data, or with "
+        "--private"
+    )
+    for name, values in settings.space.values.items():
+        console.print(f"  {name}: {values}")
+
+
+def _tell(study: "Study", done: "TrialResult", trials: int, console: Console) -> None:
+    results = study.results()
+    best = max(results, key=lambda each: (each.state == "complete", each.accuracy))
+    left = trials - len(results)
+    rate = sum(each.seconds for each in results) / len(results)
+    chosen = ", ".join(f"{name} {value}" for name, value in done.values.items())
+    state = "" if done.state == "complete" else f" ({done.state} at step {done.steps})"
+    console.print(
+        f"trial {done.number}: {100 * done.accuracy:.2f} %{state} with {chosen}; best "
+        f"{100 * best.accuracy:.2f} %; {left} to go, about {_duration(left * rate)}"
+    )
+
+
+def _duration(seconds: float) -> str:
+    minutes = math.ceil(seconds / 60)
+    return (
+        f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
+    )
+
+
+def _print(result: dict[str, Any], out: Path) -> None:
+    console = Console(highlight=False)
+    best, prediction = result["best"], result["prediction"]
+    console.print(
+        f"best of {len(result['trials'])} trials: {100 * best['accuracy']:.2f} % with "
+        + ", ".join(f"{name} {value}" for name, value in best["values"].items())
+    )
+    if prediction is not None:
+        console.print(
+            f"predicted at batch size {prediction['reference_batch_size']}: "
+            f"{100 * prediction['accuracy']:.1f} %, between "
+            f"{100 * prediction['low']:.1f} and {100 * prediction['high']:.1f} % in "
+            f"{100 * prediction['confidence']:g} of 100 such searches"
+        )
+        for doubt in prediction["doubts"]:
+            console.print(f"do not trust it: {doubt}", style="yellow", markup=False)
+    cost = result["cost"]
+    console.print(
+        f"the search took {100 * cost['share_of_reference']:.3g} % of the operations "
+        "of that run"
+    )
+    console.print(f"report: {out}/report.html", soft_wrap=True)
+    console.print(f"next: tanager train --from-study {out}", soft_wrap=True)
+
+
+def _write(path: Path, content: Any) -> None:
+    write_atomically(path, (json_text(content, indent=2) + "\n").encode())

@@ -1,0 +1,255 @@
+"""Private selection: train a secret random number of times, release the best alone.
+
+A search that trains privately and releases one winner costs less than the composition
+of its runs, if nobody decides after looking how many runs there are: their number is
+drawn beforehand, from a law under which one more is nearly as likely as one less. The
+runs differ in hyper-parameters drawn without looking at the data, and all spend the
+same mechanism.
+
+The score that picks the winner tells of the examples it was computed on. Where these
+are as private as the training examples, from which they are kept apart, a little noise
+(`score_noise`) hides each of them as well as a run hides a training example, and
+the guarantee of the whole search holds for both.
+
+References:
+    Papernot and Steinke 2022, Hyperparameter Tuning with Rényi Differential Privacy,
+    arXiv:2110.03620, theorems 2 (truncated negative binomial) and 6 (Poisson); Liu and
+    Talwar 2019, arXiv:1811.07971 (random stopping).
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from tanager import _validate as validate
+from tanager.privacy import accountant as accountants
+from tanager.privacy.mechanism import Mechanism
+from tanager.seed import Seed
+
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """How many runs a search makes: the law of that number, not the number.
+
+    Attributes:
+        mean: expected number of runs, at least 1; above 1 for the Poisson law.
+        shape: η of the truncated negative binomial, which is at least 1 always: 1 is
+            the geometric law, 0 the logarithmic one, whose ε grows least with the mean
+            and whose tail is heaviest. Infinity is the Poisson law, whose tail is
+            thinnest and which can be 0: no run at all.
+
+    Raises:
+        ValueError: a field is out of range.
+    """
+
+    mean: float
+    shape: float = 1.0
+
+    def __post_init__(self):
+        validate.positive(mean=self.mean)
+        if self.mean < 1:
+            validate.refuse("mean", self.mean, "must be at least 1: at least one run")
+        if self.shape != math.inf:
+            validate.not_negative(
+                shape=self.shape, remedy="infinity is the Poisson law"
+            )
+
+    def event(self, run: "DpEvent") -> "DpEvent":
+        """Describe the whole search to `dp_accounting`, given one of its runs."""
+        from dp_accounting import RepeatAndSelectDpEvent
+
+        return RepeatAndSelectDpEvent(run, self.mean, self.shape)
+
+    def draw(self, seed: Seed) -> int:
+        """Draw how many runs to make; the number is a secret, like the seed.
+
+        Whoever stops earlier or goes on longer makes another search, without this
+        guarantee.
+        """
+        word = int.from_bytes(seed.derive("selection", size=8), "little")
+        uniform = (word + 0.5) * 2.0**-64
+        return self._quantile(uniform)
+
+    def at_most(self, share: float) -> int:
+        """Return the least number of runs that is not exceeded with a probability.
+
+        Raises:
+            ValueError: `share` is not strictly between 0 and 1.
+        """
+        validate.probability(share=share)
+        return self._quantile(share)
+
+    def _quantile(self, share: float) -> int:
+        below, last = 0.0, 0
+        for runs, probability in self._probabilities():
+            below, last = below + probability, runs
+            if below >= share:
+                break
+        return last
+
+    def _probabilities(self) -> Iterator[tuple[int, float]]:
+        """Yield each number of runs with its probability, until nothing is left."""
+        if self.shape == math.inf:
+            runs, probability = 0, math.exp(-self.mean)
+        elif self.mean == 1:
+            yield 1, 1.0
+            return
+        else:
+            runs, probability = 1, self._once()
+        most_likely = self.mean if self.shape > 1 else 0.0
+        while runs <= most_likely or probability > 1e-18:
+            yield runs, probability
+            if self.shape == math.inf:
+                probability *= self.mean / (runs + 1)
+            else:
+                probability *= (1 - self.gamma) * (runs + self.shape) / (runs + 1)
+            runs += 1
+
+    def _once(self) -> float:
+        """Return the probability of one run (definition 1 of Papernot and Steinke)."""
+        logarithm = math.log(self.gamma)
+        if self.shape == 0:
+            return (1 - self.gamma) / -logarithm
+        return (1 - self.gamma) * self.shape / math.expm1(-self.shape * logarithm)
+
+    @property
+    def gamma(self) -> float:
+        """The success probability γ in (0, 1] of the truncated negative binomial.
+
+        Raises:
+            ValueError: this is the Poisson law, which has none.
+        """
+        from scipy.optimize import brentq
+
+        if self.shape == math.inf:
+            validate.refuse("shape", self.shape, "has no γ: the law is Poisson's")
+        if self.shape == 1 or self.mean == 1:
+            return 1 / self.mean
+        root = brentq(
+            lambda logarithm: math.log(_mean(logarithm, self.shape) / self.mean),
+            -500.0,
+            -1e-12,
+            xtol=1e-14,
+        )
+        return math.exp(root)
+
+
+def _mean(logarithm: float, shape: float) -> float:
+    """Return the mean of the truncated negative binomial with a given log γ."""
+    odds = math.expm1(-logarithm)  # 1/γ − 1
+    if shape == 0:
+        return odds / -logarithm
+    return shape * odds / -math.expm1(shape * logarithm)
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivateSearch:
+    """What a search spends in which each run spends one mechanism.
+
+    Attributes:
+        run: the mechanism of each run; its adjacency is that of the whole search.
+        selection: the law of the number of runs.
+
+    Raises:
+        ValueError: the adjacency is replace-one, for which no such bound is known here.
+    """
+
+    run: Mechanism
+    selection: Selection
+
+    def __post_init__(self):
+        accountants.rdp(dataclasses.replace(self.run, steps=1), (2.0,))
+
+    def epsilon(self, delta: float) -> float:
+        """Return the ε of the whole search, by RDP: a guarantee.
+
+        Raises:
+            ValueError: δ is not strictly between 0 and 1.
+        """
+        validate.probability(delta=delta)
+        if self.run.noise_multiplier == 0:
+            return math.inf
+        return accountants.epsilon_from_rdp(accountants.RDP_ORDERS, self.rdp(), delta)
+
+    def rdp(self) -> np.ndarray:
+        """Return the Rényi divergence of the search at `accountant.RDP_ORDERS`."""
+        search = self.selection.event(accountants.dp_event(self.run))
+        return accountants.rdp_of_event(search, accountants.RDP_ORDERS)
+
+    @property
+    def score_noise(self) -> float:
+        """Standard deviation of the noise on a score, in validation examples.
+
+        The score is the number of held-out examples that a run's model has right, which
+        one such example changes by at most 1. With this much Gaussian noise its Rényi
+        divergence, α / 2σ², is at most that of a run at every order, so that runs
+        with their scores spend no more than runs without, whichever of the two sets of
+        examples a person is in. About √S q/σ times smaller than one where η is large:
+        a few examples in the papers' settings.
+        """
+        if self.run.noise_multiplier == 0:
+            return 0.0
+        orders = np.asarray(accountants.RDP_ORDERS)
+        spent = accountants.rdp(self.run, accountants.RDP_ORDERS)
+        return float(np.sqrt(np.max(orders / (2 * spent))))
+
+    @classmethod
+    def calibrate(
+        cls,
+        selection: Selection,
+        *,
+        epsilon: float,
+        delta: float,
+        sample_rate: float,
+        steps: int,
+    ) -> Self:
+        """Find the smallest noise multiplier that keeps the whole search within ε.
+
+        Args:
+            selection: the law of the number of runs.
+            epsilon: the budget of the whole search, above 0.
+            delta: its δ, strictly between 0 and 1.
+            sample_rate: q of each run.
+            steps: S of each run.
+
+        Returns:
+            A search with `epsilon(delta)` at most `epsilon`, its noise multiplier
+            within a relative 1e-3 of the smallest.
+
+        Raises:
+            ValueError: an argument is out of range, or no noise is enough.
+        """
+        from scipy.optimize import brentq
+
+        validate.positive(epsilon=epsilon)
+        validate.probability(delta=delta)
+
+        def search(logarithm: float) -> Self:
+            return cls(Mechanism(sample_rate, math.exp(logarithm), steps), selection)
+
+        def beyond(logarithm: float) -> float:
+            spent = search(logarithm).epsilon(delta)
+            return min(max(math.log(max(spent, 1e-30) / epsilon), -50.0), 50.0)
+
+        low, high = math.log(1e-2), math.log(1e5)
+        if beyond(high) > 0:
+            least = search(high).epsilon(delta)
+            validate.refuse(
+                "epsilon",
+                epsilon,
+                f"cannot be kept by a search of {selection.mean:g} runs on average: "
+                f"whatever the noise, it spends at least {least:.3g} at delta = "
+                f"{delta:g}",
+                "raise epsilon, or expect fewer runs",
+            )
+        root = low if beyond(low) <= 0 else brentq(beyond, low, high, xtol=5e-4)
+        while beyond(root) > 0:
+            root += 2.5e-4
+        return search(root)

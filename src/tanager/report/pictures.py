@@ -1,0 +1,34 @@
+"""Files of pictures: PNG or SVG, by the ending of their name."""
+
+import pathlib
+from typing import TYPE_CHECKING
+
+from tanager import _validate as validate
+
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def check_ending(path: str | pathlib.Path) -> None:
+    """Refuse a file that is neither a PNG nor an SVG.
+
+    Raises:
+        ValueError: its name ends otherwise.
+    """
+    if pathlib.Path(path).suffix.lower() not in (".png", ".svg"):
+        validate.refuse("plot", str(path), "must end in .png or .svg")
+
+
+def save(figure: "Figure", path: str | pathlib.Path) -> None:
+    """Write a figure; the same figure gives the same file.
+
+    Raises:
+        ValueError: the name ends neither in .png nor in .svg.
+    """
+    from matplotlib import rc_context
+
+    check_ending(path)
+    with rc_context({"svg.hashsalt": "tanager"}):
+        svg = pathlib.Path(path).suffix.lower() == ".svg"
+        figure.savefig(path, dpi=160, metadata={"Date": None} if svg else None)

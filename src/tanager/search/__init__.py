@@ -1,0 +1,9 @@
+"""Search: find hyper-parameters at small batch, and predict what the large run reaches.
+
+simulation      the target run, and cheap runs that train like it
+space           what may vary, by name, with the papers' grids
+jobs            runs in folders: killed at any moment, shared by any number of workers
+study           Optuna decides what to try; nothing is lost with a worker
+scaling_law     accuracy against batch size, and how sure the prediction is
+experiments     tables: privacy parameters, quantity of data, ablations
+"""

@@ -1,0 +1,235 @@
+"""Runs as jobs: each in a folder of its own, done once, by whoever comes first.
+
+Any number of processes, on any machines that share the folder, can work through the
+same list of jobs. A job belongs to the process that holds its lock, which the operating
+system takes back when that process dies; whoever comes next goes on where it was.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from tanager._cache import private_folder
+from tanager._files import json_text, write_atomically
+from tanager.data import Dataset
+from tanager.recipes import cost, runner, tasks
+from tanager.recipes.recipe import Recipe
+
+
+Watch = Callable[[Mapping[str, Any]], None]
+"""Told of each evaluation: the line of metrics.jsonl."""
+
+POLL_SECONDS = 1.0
+_KEPT = ("config.json", "ledger.jsonl", "metrics.jsonl", "result.json", "outcome.json")
+
+
+class Job(NamedTuple):
+    """One run to be made.
+
+    Attributes:
+        folder: where it is made.
+        recipe: what it is; its `out` and `validation_examples` are settled here.
+        name: of the recipe.
+    """
+
+    folder: Path
+    recipe: Recipe
+    name: str
+
+
+class Outcome(NamedTuple):
+    """What a run came to.
+
+    Attributes:
+        accuracy: of the average of parameters on the held-out examples; 0 where the
+            parameters stopped being finite.
+        accuracy_last: of the last parameters.
+        epsilon: what it spent: for a simulation, huge.
+        flops: of its matrix products and convolutions, expected.
+        seconds: training took, compilation included.
+        diverged: whether the parameters stopped being finite.
+    """
+
+    accuracy: float
+    accuracy_last: float
+    epsilon: float | None
+    flops: float
+    seconds: float
+    diverged: bool = False
+
+
+def outcome(folder: Path) -> Outcome | None:
+    """Return what the run of a folder came to; None while it is not complete."""
+    path = folder / "outcome.json"
+    if not path.exists():
+        return None
+    return Outcome(**json.loads(path.read_text()))
+
+
+@contextlib.contextmanager
+def claimed(path: Path) -> Iterator[bool]:
+    """Tell whether a lock is ours for the time of the block, or another process's."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def make(job: Job, watch: Watch | None = None, progress: bool = True) -> Outcome:
+    """Make a run, or what is left of it, and keep what it came to.
+
+    Its model and checkpoints are deleted then: a simulation protects nobody, and nobody
+    is to hand it on by mistake.
+
+    Args:
+        job: whose lock this process holds.
+        watch: told of each evaluation; what it raises ends the run.
+        progress: show a progress bar.
+
+    Raises:
+        ValueError: the recipe cannot be run.
+        KeyboardInterrupt: after a checkpoint was written.
+    """
+    done = outcome(job.folder)
+    if done is not None:
+        return done
+    recipe = dataclasses.replace(job.recipe, out=str(job.folder))
+    prepared = runner.prepare(job.name, recipe, dataset=_dataset(recipe))
+    expected = flops(recipe, prepared.budget.mechanism.steps)
+    started = time.monotonic()
+    try:
+        result = runner.run(prepared, progress, on_metrics=watch)
+    except FloatingPointError:
+        spent = time.monotonic() - started
+        found = Outcome(0.0, 0.0, None, expected, spent, diverged=True)
+    else:
+        assert result.evaluation is not None
+        assert result.evaluation_ema is not None
+        found = Outcome(
+            result.evaluation_ema.accuracy,
+            result.evaluation.accuracy,
+            result.epsilon,
+            expected,
+            result.summary["seconds"],
+        )
+    keep(job.folder, found)
+    return found
+
+
+def keep(folder: Path, found: Outcome) -> None:
+    """Write what a run came to, and delete what is not needed any more."""
+    text = json_text(found._asdict(), indent=2) + "\n"
+    write_atomically(folder / "outcome.json", text.encode())
+    for path in folder.iterdir():
+        if path.name in _KEPT or path.suffix in (".lock", ".json"):
+            continue
+        if path.name == "private":
+            # The norms and losses of a simulation are what one wants to look at.
+            for secret in path.glob("seed.json"):
+                secret.unlink()
+        elif path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def work(
+    jobs: Sequence[Job],
+    report: Callable[[Job, Outcome], None] = lambda job, outcome: None,
+    progress: bool = True,
+) -> list[Outcome]:
+    """Make all runs of a list, together with whoever else works on it.
+
+    Args:
+        jobs: in the order in which they are made.
+        report: told of each run that this process finished.
+        progress: show progress bars.
+
+    Returns:
+        What each came to, in the order of `jobs`.
+    """
+    while True:
+        found: list[Outcome | None] = []
+        for job in jobs:
+            done = outcome(job.folder)
+            if done is None:
+                with claimed(job.folder / "job.lock") as mine:
+                    if mine:
+                        done = make(job, progress=progress)
+                        report(job, done)
+            found.append(done)
+        complete = [each for each in found if each is not None]
+        if len(complete) == len(jobs):
+            return complete
+        time.sleep(POLL_SECONDS)
+
+
+def parameters(job: Job) -> int:
+    """Return how many parameters a run trains; it has begun."""
+    return json.loads((job.folder / "config.json").read_text())["parameters"]
+
+
+def flops(recipe: Recipe, steps: int) -> float:
+    """Return the expected operations of a run, from shapes alone."""
+    return flops_of(recipe, _dataset(recipe)) * steps
+
+
+def flops_of(recipe: Recipe, dataset: Dataset) -> float:
+    """Return the expected operations of one step, from shapes alone.
+
+    Raises:
+        ValueError: there is no such model, or not for such images.
+    """
+    shape = tasks.seen_shape(recipe, dataset)
+    return cost.estimate(recipe, 1, len(dataset.classes), shape).flops
+
+
+@contextlib.contextmanager
+def compiled_once() -> Iterator[None]:
+    """Keep compiled programs on the disk for the time of the block.
+
+    The runs of a study differ in numbers that only the small program of the update
+    contains; the large one, of the gradients, is the same and is compiled once.
+    """
+    if jax.config.jax_compilation_cache_dir is not None:
+        yield
+        return
+    folder = private_folder("programs")
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    try:
+        yield
+    finally:
+        jax.config.update("jax_compilation_cache_dir", None)
+
+
+_OF_DATA = (
+    "dataset",
+    "data",
+    "classes",
+    "validation_examples",
+    "train_examples",
+    "image_size",
+    "stream",
+)
+_loaded: dict[tuple[Any, ...], Dataset] = {}
+
+
+def _dataset(recipe: Recipe) -> Dataset:
+    """Load the data, once for all runs in a row that use the same."""
+    key = tuple(getattr(recipe, name) for name in _OF_DATA)
+    if key not in _loaded:
+        _loaded.clear()
+        _loaded[key] = runner.load(recipe)
+    return _loaded[key]

@@ -1,0 +1,261 @@
+"""The scaling law of TAN: accuracy against batch size, at constant η_step and steps.
+
+At constant signal-to-noise ratio of a step and constant number of steps, accuracy is
+nearly linear in the logarithm of the batch size. A few cheap runs at small batches then
+tell what the expensive one will reach, and how sure that is.
+
+References:
+    Sander, Stock and Sablayrolles 2023, TAN Without a Burn, section 3.4, figures 1 and
+    4.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from scipy import stats
+
+from tanager import _validate as validate
+
+
+FEWEST_BATCH_SIZES = 3
+"""Batch sizes below which nothing tells whether the law is a line."""
+CURVED = 0.05
+"""False-alarm rate of the test for curvature."""
+FAR = 256.0
+"""Extrapolation, as a factor of batch size, beyond what the paper shows to hold."""
+
+
+class Run(NamedTuple):
+    """One run of the law.
+
+    Attributes:
+        batch_size: expected logical batch size B.
+        accuracy: what it reached, in [0, 1].
+    """
+
+    batch_size: float
+    accuracy: float
+
+
+class Prediction(NamedTuple):
+    """What one more run is predicted to reach.
+
+    Attributes:
+        batch_size: of that run.
+        accuracy: the most likely one, in [0, 1].
+        low: where the interval begins, in [0, 1].
+        high: where it ends.
+        confidence: how often such an interval holds the outcome of one run, if the law
+            is a line and runs vary normally about it.
+    """
+
+    batch_size: float
+    accuracy: float
+    low: float
+    high: float
+    confidence: float
+
+
+@dataclasses.dataclass(frozen=True)
+class ScalingLaw:
+    """A line through accuracies against log2 B, by least squares.
+
+    Attributes:
+        runs: what it was fitted to.
+        slope: change of accuracy for each doubling of the batch.
+        mean_log2: of the batch sizes; `mean` is the accuracy there.
+        mean: of the accuracies.
+        deviation: standard deviation of a run about the line, with n − 2 degrees of
+            freedom; None where two runs leave nothing to estimate it from.
+        spread: sum of squared distances of log2 B from its mean.
+    """
+
+    runs: tuple[Run, ...]
+    slope: float
+    mean_log2: float
+    mean: float
+    deviation: float | None
+    spread: float
+
+    @classmethod
+    def fit(cls, runs: Sequence[Run | tuple[float, float]]) -> Self:
+        """Fit the law.
+
+        Args:
+            runs: at two batch sizes or more; several at one batch size are repeats,
+                and tell how much runs vary.
+
+        Raises:
+            ValueError: fewer than two different batch sizes, or a number is out of
+                range.
+        """
+        runs = tuple(Run(*run) for run in runs)
+        for run in runs:
+            validate.positive(batch_size=run.batch_size)
+            validate.not_negative(accuracy=run.accuracy)
+            if run.accuracy > 1:
+                validate.refuse("accuracy", run.accuracy, "must be at most 1")
+        x, y = _columns(runs)
+        if len(set(x.tolist())) < 2:
+            validate.refuse(
+                "runs",
+                [run.batch_size for run in runs],
+                "must be at two batch sizes or more",
+                "a line needs two points; give --simulation-batch-sizes 16 32 64",
+            )
+        spread = float(np.sum((x - x.mean()) ** 2))
+        slope = float(np.sum((x - x.mean()) * (y - y.mean())) / spread)
+        left = y - y.mean() - slope * (x - x.mean())
+        freedom = len(runs) - 2
+        deviation = math.sqrt(float(np.sum(left**2)) / freedom) if freedom else None
+        return cls(runs, slope, float(x.mean()), float(y.mean()), deviation, spread)
+
+    def at(self, batch_size: float) -> float:
+        """Return the height of the line, which may lie outside [0, 1]."""
+        return self.mean + self.slope * (math.log2(batch_size) - self.mean_log2)
+
+    def predict(self, batch_size: float, confidence: float = 0.95) -> Prediction:
+        """Predict the accuracy of one run at a batch size.
+
+        The interval is that of one more run, from Student's t: it has the uncertainty
+        of the line and the variation of a run. It is [0, 1] where there is nothing to
+        estimate them from.
+
+        Raises:
+            ValueError: a number is out of range.
+        """
+        validate.positive(batch_size=batch_size)
+        validate.probability(confidence=confidence)
+        middle = self.at(batch_size)
+        half = self._half(batch_size, confidence, 1.0)
+        return Prediction(
+            batch_size,
+            _share(middle),
+            _share(middle - half),
+            _share(middle + half),
+            confidence,
+        )
+
+    def band(self, batch_size: float, confidence: float = 0.95) -> tuple[float, float]:
+        """Return the confidence band of the line itself, without a run's variation."""
+        middle = self.at(batch_size)
+        half = self._half(batch_size, confidence, 0.0)
+        return _share(middle - half), _share(middle + half)
+
+    def _half(self, batch_size: float, confidence: float, own: float) -> float:
+        if self.deviation is None:
+            return math.inf
+        away = (math.log2(batch_size) - self.mean_log2) ** 2 / self.spread
+        width = self.deviation * math.sqrt(own + 1 / len(self.runs) + away)
+        return width * float(stats.t.ppf((1 + confidence) / 2, len(self.runs) - 2))
+
+    def curvature(self) -> float | None:
+        """Return the p-value of a parabola in place of the line (an F test).
+
+        None where there are fewer than three batch sizes, or no run to spare.
+        """
+        x, y = _columns(self.runs)
+        freedom = len(x) - 3
+        if len(set(x.tolist())) < 3 or freedom < 1 or self.deviation is None:
+            return None
+        x = x - x.mean()
+        terms = np.stack([np.ones_like(x), x, x**2], axis=1)
+        left = y - terms @ np.linalg.lstsq(terms, y, rcond=None)[0]
+        straight = self.deviation**2 * (len(x) - 2)
+        curved = float(np.sum(left**2))
+        if curved <= 1e-24 * len(x):  # exactly a parabola, as in no real run
+            return 1.0 if straight <= 1e-24 * len(x) else 0.0
+        return float(stats.f.sf((straight - curved) / (curved / freedom), 1, freedom))
+
+    def doubts(
+        self,
+        batch_size: float,
+        noise_multiplier: float | None = None,
+        parameters: int | None = None,
+    ) -> tuple[str, ...]:
+        """Say why a prediction at a batch size should not be trusted; nothing is good.
+
+        Args:
+            batch_size: B that is predicted.
+            noise_multiplier: σ of the run that is predicted, at that B.
+            parameters: d, how many parameters are trained.
+        """
+        doubts = []
+        sizes = sorted({run.batch_size for run in self.runs})
+        if len(sizes) < FEWEST_BATCH_SIZES:
+            doubts.append(
+                f"only {len(sizes)} batch sizes: nothing tells whether the law is a "
+                f"line; simulate at {FEWEST_BATCH_SIZES} or more"
+            )
+        if self.deviation is None or len(self.runs) == len(sizes):
+            doubts.append(
+                "no batch size was repeated: how much runs vary is known from their "
+                "distance to the line alone; give --repeats 2 or more"
+            )
+        curved = self.curvature()
+        if curved is not None and curved < CURVED:
+            doubts.append(
+                f"the runs lie on a curve (p = {curved:.2g}), and a line is extended; "
+                "simulate at larger batches"
+            )
+        if batch_size > FAR * sizes[-1]:
+            doubts.append(
+                f"{batch_size:g} is {batch_size / sizes[-1]:.0f} times the largest "
+                "simulated batch, further than the law is known to hold"
+            )
+        if noise_multiplier is not None and parameters is not None:
+            doubts += _too_little_noise(
+                sizes[0], batch_size, noise_multiplier, parameters
+            )
+        return tuple(doubts)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the law as plain values."""
+        return {
+            "runs": [run._asdict() for run in self.runs],
+            "slope_per_doubling": self.slope,
+            "accuracy_at_batch_size_1": self.at(1.0),
+            "deviation": self.deviation,
+            "curvature_p": self.curvature(),
+        }
+
+
+def sampling_share(
+    noise_multiplier: float, batch_size: float, parameters: int
+) -> float:
+    """Return an upper bound of the variance of sampling over that of the noise.
+
+    A sum of B clipped gradients varies with the batch by at most B·C² in squared norm;
+    the noise has σ²·C²·d. At constant σ/B the share grows like 1/B: TAN's simulation
+    keeps the noise of the update, not that of the sample.
+    """
+    if noise_multiplier == 0:
+        return math.inf
+    return batch_size / (noise_multiplier**2 * parameters)
+
+
+def _too_little_noise(
+    smallest: float, reference: float, noise_multiplier: float, parameters: int
+) -> list[str]:
+    simulated = noise_multiplier * smallest / reference
+    share = sampling_share(simulated, smallest, parameters)
+    if share <= 1:
+        return []
+    return [
+        f"at batch size {smallest:g} the noise multiplier is {simulated:.3g}, and "
+        f"which examples are drawn may move an update {math.sqrt(share):.2g} times as "
+        "much as the noise: clipping and sampling decide there; leave out the smallest "
+        "batches"
+    ]
+
+
+def _columns(runs: Sequence[Run]) -> tuple[np.ndarray, np.ndarray]:
+    sizes, accuracies = zip(*runs, strict=True) if runs else ((), ())
+    return np.log2(np.asarray(sizes, float)), np.asarray(accuracies, float)
+
+
+def _share(value: float) -> float:
+    return min(max(value, 0.0), 1.0)

@@ -1,0 +1,466 @@
+"""A study: trials at small batch, found by Optuna, that survive any worker.
+
+    study.json        what is searched: target, space, batch sizes, held-out examples
+    journal.log       what Optuna knows (or a data base, see `storage`)
+    trials/0007/      a trial: trial.json (its choices), a run folder, outcome.json
+    winner/b0032-1/   the best choices again, at every simulation batch size
+    result.json, report.html, scaling.svg, scaling.png
+
+The folders are the truth and Optuna's storage is its memory: where that is lost, it is
+put together again from them. Nothing here is private: a study's folder is not to be
+released.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from tanager import __version__
+from tanager import _validate as validate
+from tanager._files import json_text, write_atomically
+from tanager.data import Dataset
+from tanager.recipes import tasks
+from tanager.recipes.optimizers import optimizer
+from tanager.recipes.recipe import Recipe
+from tanager.search import jobs
+from tanager.search.jobs import Job, Outcome
+from tanager.search.simulation import Target
+from tanager.search.space import Between, Space
+from tanager.search.storage import open_storage
+
+
+if TYPE_CHECKING:
+    from optuna import Study as OptunaStudy
+    from optuna import Trial
+
+SAMPLERS = ("tpe", "random", "grid")
+PRUNERS = ("median", "none")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What a study searches; the same for all its workers and for ever.
+
+    Attributes:
+        target: the run one wants in the end.
+        space: what varies.
+        batch_sizes: of the simulations, rising; trials are at the first, the winner
+            runs at all of them.
+        validation_examples: training examples held out of the simulations, on which
+            all of them are compared; the test examples are never looked at.
+        repeats: runs of the winner at each batch size.
+        sampler: one of `SAMPLERS`.
+        pruner: one of `PRUNERS`: "median" ends a trial that at an evaluation is below
+            the median of those before it, once there are five of them and a third of
+            the steps are done.
+        storage: URL of a data base; None for a journal file in the folder.
+        seed: of the sampler; None for one of the operating system's.
+
+    Raises:
+        ValueError: a field is out of range, or a choice makes no recipe.
+    """
+
+    target: Target
+    space: Space
+    batch_sizes: tuple[int, ...]
+    validation_examples: int
+    repeats: int = 2
+    sampler: str = "tpe"
+    pruner: str = "median"
+    storage: str | None = None
+    seed: int | None = None
+
+    def __post_init__(self):
+        validate.one_of(SAMPLERS, sampler=self.sampler)
+        validate.one_of(PRUNERS, pruner=self.pruner)
+        validate.whole(
+            repeats=self.repeats,
+            validation_examples=self.validation_examples,
+            at_least=1,
+        )
+        if not self.batch_sizes:
+            validate.refuse("simulation_batch_sizes", (), "must be at least one")
+        if list(self.batch_sizes) != sorted(set(self.batch_sizes)):
+            validate.refuse(
+                "simulation_batch_sizes", self.batch_sizes, "must rise, each once"
+            )
+        if self.sampler == "grid" and self.space.size == float("inf"):
+            validate.refuse(
+                "sampler", "grid", "needs values, not a range", "use tpe or random"
+            )
+        if self.batch_sizes[-1] > self.target.recipe.batch_size:
+            validate.refuse(
+                "simulation_batch_sizes",
+                self.batch_sizes,
+                f"must be at most the target's batch size, "
+                f"{self.target.recipe.batch_size}",
+            )
+        for batch_size in self.batch_sizes:
+            self.target.simulated(batch_size)
+
+    def check(self, dataset: Dataset) -> None:
+        """Refuse choices that make no run, before anything is run.
+
+        Each value is put into the recipe alone; the ends of a range stand for it.
+
+        Raises:
+            ValueError: a model, augmentation, optimizer or option is no good.
+        """
+        start = self.target.simulated(self.batch_sizes[0])
+        for name, values in self.space.values.items():
+            ends = values if isinstance(values, Between) else values.values
+            for value in ends:
+                recipe = self.space.recipe(start, {name: value})
+                tasks.augmentation(recipe, dataset.image_shape)
+                optimizer(recipe, self.target.steps)
+                jobs.flops_of(recipe, dataset)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what identifies the study; the storage is only where it is kept."""
+        return {
+            "tanager": __version__,
+            "recipe": {"name": self.target.name, **self.target.recipe.to_json()},
+            "examples": self.target.examples,
+            "epsilon": self.target.epsilon,
+            "space": self.space.to_json(),
+            "batch_sizes": list(self.batch_sizes),
+            "validation_examples": self.validation_examples,
+            "repeats": self.repeats,
+            "sampler": self.sampler,
+            "pruner": self.pruner,
+            "seed": self.seed,
+        }
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any], storage: str | None) -> Self:
+        """Make settings of what `to_json` returned."""
+        recipe = dict(content["recipe"])
+        name = recipe.pop("name")
+        target = Target.settle(name, Recipe.from_json(recipe), content["examples"])
+        return cls(
+            target,
+            Space.from_json(content["space"]),
+            tuple(content["batch_sizes"]),
+            content["validation_examples"],
+            content["repeats"],
+            content["sampler"],
+            content["pruner"],
+            storage,
+            content["seed"],
+        )
+
+
+class TrialResult(NamedTuple):
+    """One trial.
+
+    Attributes:
+        number: from 0.
+        values: that it chose, by name.
+        state: "complete", "pruned" or "diverged".
+        accuracy: of the average of parameters on the held-out examples, where it ended.
+        steps: it made.
+        seconds: it took.
+        flops: of its matrix products and convolutions, expected.
+    """
+
+    number: int
+    values: dict[str, Any]
+    state: str
+    accuracy: float
+    steps: int
+    seconds: float
+    flops: float
+
+
+class Study:
+    """A study in its folder; any number of processes can work on it at once.
+
+    Args:
+        folder: made when missing, mode 0700.
+        settings: what to search; None for what the folder says.
+        storage: URL of its data base, where that is called otherwise here.
+
+    Raises:
+        ValueError: the folder has a study of other settings or of another version of
+            tanager, or none where `settings` are missing; its storage cannot be opened.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike,
+        settings: Settings | None = None,
+        storage: str | None = None,
+    ):
+        self.folder = Path(folder)
+        self.settings = _agreed(self.folder, settings, storage)
+        opened = open_storage(self.settings.storage, self.folder)
+        with self._alone():
+            self._optuna = _optuna_study(opened, self.folder, self.settings)
+            if not self._optuna.get_trials(deepcopy=False):
+                self._put_together_again()
+
+    def work(
+        self,
+        trials: int,
+        report: Callable[[TrialResult], None] = lambda result: None,
+        progress: bool = True,
+    ) -> None:
+        """Make trials until there are so many, with whoever else works on the study.
+
+        A trial whose process died is gone on with first. Returns when as many trials
+        as asked for are complete, pruned or diverged.
+
+        Args:
+            trials: of the whole study.
+            report: told of each trial that this process finished.
+            progress: show progress bars.
+
+        Raises:
+            KeyboardInterrupt: after a checkpoint was written; the same call goes on.
+        """
+        while True:
+            with contextlib.ExitStack() as held:
+                with self._alone():
+                    trial = self._next(trials, held)
+                if trial is not None:
+                    report(self._make(trial, progress))
+                    continue
+            if len(self.results()) >= trials:
+                return
+            time.sleep(jobs.POLL_SECONDS)
+
+    def results(self) -> list[TrialResult]:
+        """Return the trials that are done, by number."""
+        folders = sorted((self.folder / "trials").glob("[0-9]*"))
+        return [
+            _trial_result(folder)
+            for folder in folders
+            if (folder / "done.json").exists()
+        ]
+
+    def best(self) -> TrialResult | None:
+        """Return the best complete trial; None while there is none."""
+        complete = [each for each in self.results() if each.state == "complete"]
+        return max(complete, key=lambda each: each.accuracy, default=None)
+
+    def confirmations(self, values: Mapping[str, Any]) -> list[Job]:
+        """Return the runs of some choices at every batch size, `repeats` times."""
+        settings = self.settings
+        return [
+            Job(
+                self.folder / "winner" / f"b{batch_size:05d}-{repeat}",
+                self._recipe(batch_size, values),
+                settings.target.name,
+            )
+            for batch_size in settings.batch_sizes
+            for repeat in range(settings.repeats)
+        ]
+
+    def _recipe(self, batch_size: int, values: Mapping[str, Any]) -> Recipe:
+        simulated = self.settings.target.simulated(
+            batch_size, validation_examples=self.settings.validation_examples
+        )
+        return self.settings.space.recipe(simulated, values)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other workers from choosing trials for the time of the block."""
+        while True:
+            with jobs.claimed(self.folder / "study.lock") as mine:
+                if mine:
+                    yield
+                    return
+            time.sleep(0.05)
+
+    def _next(self, trials: int, held: contextlib.ExitStack) -> "Trial | None":
+        """Return a trial left behind, else a new one; None if nothing is left to do."""
+        from optuna.trial import Trial, TrialState
+
+        known = self._optuna.get_trials(deepcopy=False)
+        for frozen in known:
+            if frozen.state == TrialState.RUNNING and held.enter_context(
+                jobs.claimed(self._trial_folder(frozen.number) / "trial.lock")
+            ):
+                return Trial(self._optuna, frozen._trial_id)
+        if sum(frozen.state != TrialState.FAIL for frozen in known) >= trials:
+            return None
+        trial = self._optuna.ask()
+        held.enter_context(
+            jobs.claimed(self._trial_folder(trial.number) / "trial.lock")
+        )
+        return trial
+
+    def _trial_folder(self, number: int) -> Path:
+        return self.folder / "trials" / f"{number:04d}"
+
+    def _make(self, trial: "Trial", progress: bool) -> TrialResult:
+        from optuna import TrialPruned
+
+        settings, folder = self.settings, self._trial_folder(trial.number)
+        if (folder / "done.json").exists():  # and was killed before it told so
+            return self._tell(trial, _trial_result(folder))
+        values = settings.space.suggest(trial, settings.target.recipe)
+        recipe = self._recipe(settings.batch_sizes[0], values)
+        _write(folder / "trial.json", {"number": trial.number, "values": values})
+        seen = {"step": 0, "accuracy": 0.0, "seconds": 0.0}
+        known = self._optuna.get_trials(deepcopy=False)[trial.number]
+        reported = set(known.intermediate_values)
+
+        def watch(line: Mapping[str, Any]) -> None:
+            seen.update(
+                step=line["step"],
+                accuracy=line["test_accuracy_ema"],
+                seconds=line["seconds"],
+            )
+            if line["step"] not in reported:
+                trial.report(line["test_accuracy_ema"], line["step"])
+            if line["step"] < settings.target.steps and trial.should_prune():
+                raise TrialPruned
+
+        try:
+            job = Job(folder / "run", recipe, settings.target.name)
+            found = jobs.make(job, watch, progress)
+        except TrialPruned:
+            state = "pruned"
+            found = Outcome(seen["accuracy"], 0.0, None, 0.0, seen["seconds"])
+        else:
+            state = "diverged" if found.diverged else "complete"
+            seen["step"] = seen["step"] if found.diverged else settings.target.steps
+        flops = jobs.flops(recipe, settings.target.steps)
+        result = TrialResult(
+            trial.number,
+            values,
+            state,
+            found.accuracy,
+            seen["step"],
+            found.seconds,
+            flops * seen["step"] / settings.target.steps,
+        )
+        _write(folder / "done.json", result._asdict())
+        jobs.keep(folder / "run", found)
+        return self._tell(trial, result)
+
+    def _tell(self, trial: "Trial", result: TrialResult) -> TrialResult:
+        from optuna.trial import TrialState
+
+        pruned = result.state == "pruned"
+        told = TrialState.PRUNED if pruned else TrialState.COMPLETE
+        self._optuna.tell(trial, None if pruned else result.accuracy, state=told)
+        return result
+
+    def _put_together_again(self) -> None:
+        """Tell an empty storage of the trials whose folders are there."""
+        from optuna.trial import TrialState, create_trial
+
+        space = self.settings.space
+        folders = sorted((self.folder / "trials").glob("[0-9]*"))
+        for folder in folders:
+            if not (folder / "trial.json").exists():
+                # It had not chosen yet.
+                self._optuna.ask()
+                continue
+            values = json.loads((folder / "trial.json").read_text())["values"]
+            state, value = TrialState.RUNNING, None
+            if (folder / "done.json").exists():
+                done = _trial_result(folder)
+                pruned = done.state == "pruned"
+                state = TrialState.PRUNED if pruned else TrialState.COMPLETE
+                value = None if pruned else done.accuracy
+            self._optuna.add_trial(
+                create_trial(
+                    state=state,
+                    value=value,
+                    params=values,
+                    distributions={
+                        name: space.values[name].distribution() for name in values
+                    },
+                )
+            )
+
+
+def _trial_result(folder: Path) -> TrialResult:
+    return TrialResult(**json.loads((folder / "done.json").read_text()))
+
+
+def _agreed(folder: Path, settings: Settings | None, elsewhere: str | None) -> Settings:
+    """Return the settings of the folder, which must be those asked for."""
+    path = folder / "study.json"
+    if not path.exists():
+        if settings is None:
+            validate.refuse(
+                "study", str(folder), "has no study.json", "give the folder of a study"
+            )
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            validate.refuse(
+                "out", str(folder), "is not empty, and holds no study", "choose another"
+            )
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        own = {"id": secrets.token_hex(8), "storage": settings.storage}
+        _write(path, {**settings.to_json(), **own})
+        return settings
+    content = json.loads(path.read_text())
+    storage = content.pop("storage")
+    content.pop("id")
+    if content["tanager"] != __version__:
+        validate.refuse(
+            "study",
+            str(folder),
+            f"was begun by tanager {content['tanager']}, and this is {__version__}",
+            "go on with that version, or begin another study",
+        )
+    if settings is not None:
+        _require_same(content, json.loads(json.dumps(settings.to_json())), folder)
+        storage = settings.storage or storage
+    return Settings.from_json(content, elsewhere or storage)
+
+
+def _require_same(was: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
+    for name in was:
+        if name == "recipe":
+            for field in was[name]:
+                if was[name][field] != now[name].get(field):
+                    _refuse_change(
+                        field, was[name][field], now[name].get(field), folder
+                    )
+        elif was[name] != now[name]:
+            _refuse_change(name, was[name], now[name], folder)
+
+
+def _refuse_change(name: str, was: Any, now: Any, folder: Path) -> None:
+    raise ValueError(
+        f"study {folder} cannot go on: {name} was {was} and is {now}: search with the "
+        "same settings, or into another folder"
+    )
+
+
+def _optuna_study(storage: Any, folder: Path, settings: Settings) -> "OptunaStudy":
+    import optuna
+
+    sampler = {
+        "tpe": lambda: optuna.samplers.TPESampler(seed=settings.seed),
+        "random": lambda: optuna.samplers.RandomSampler(seed=settings.seed),
+        "grid": lambda: optuna.samplers.BruteForceSampler(seed=settings.seed),
+    }[settings.sampler]()
+    pruner = optuna.pruners.NopPruner()
+    if settings.pruner == "median":
+        third = settings.target.steps // 3
+        pruner = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=third)
+    own = json.loads((folder / "study.json").read_text())["id"]
+    return optuna.create_study(
+        study_name=f"tanager-{own}",
+        storage=storage,
+        sampler=sampler,
+        pruner=pruner,
+        direction="maximize",
+        load_if_exists=True,
+    )
+
+
+def _write(path: Path, content: Any) -> None:
+    write_atomically(path, (json_text(content, indent=2) + "\n").encode())

@@ -1,0 +1,126 @@
+"""What a study found: the best choices, the prediction, what it cost and protects."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tanager.search import jobs
+from tanager.search.jobs import Job, Outcome
+from tanager.search.scaling_law import Run, ScalingLaw
+from tanager.search.study import Study
+
+
+CONFIDENCE = 0.95
+
+
+def summarise(
+    study: Study, winner: Sequence[Job], outcomes: Sequence[Outcome]
+) -> dict[str, Any]:
+    """Put together what a study found, as the content of result.json.
+
+    Args:
+        study: all of whose trials are done.
+        winner: the runs of the best choices.
+        outcomes: what each of them came to.
+
+    Raises:
+        ValueError: no trial was complete.
+    """
+    settings = study.settings
+    target, results = settings.target, study.results()
+    best = study.best()
+    if best is None:
+        raise ValueError(
+            f"none of {len(results)} trials was complete: all diverged or were pruned; "
+            "search lower learning rates"
+        )
+    recipe = settings.space.recipe(target.recipe, best.values)
+    return {
+        "recipe": target.name,
+        "target": {
+            "batch_size": target.recipe.batch_size,
+            "noise_multiplier": target.mechanism.noise_multiplier,
+            "steps": target.steps,
+            "examples": target.examples,
+            "epsilon": target.epsilon,
+            "delta": target.delta,
+        },
+        "best": {
+            "trial": best.number,
+            "values": best.values,
+            "accuracy": best.accuracy,
+            "batch_size": settings.batch_sizes[0],
+            "recipe": recipe.to_json(),
+        },
+        **_prediction(study, winner, outcomes),
+        "trials": [each._asdict() for each in results],
+        "cost": _cost(study, winner, outcomes),
+        "privacy": {
+            "simulations_epsilon": {
+                str(batch_size): target.epsilon_at(batch_size)
+                for batch_size in settings.batch_sizes
+            },
+            "held_out_examples": settings.validation_examples,
+        },
+    }
+
+
+def _prediction(
+    study: Study, winner: Sequence[Job], outcomes: Sequence[Outcome]
+) -> dict[str, Any]:
+    target = study.settings.target
+    runs = [
+        Run(job.recipe.batch_size, found.accuracy)
+        for job, found in zip(winner, outcomes, strict=True)
+    ]
+    if len({run.batch_size for run in runs}) < 2:
+        return {"prediction": None, "law": None, "bands": []}
+    law = ScalingLaw.fit(runs)
+    reference = target.recipe.batch_size
+    predicted = law.predict(reference, CONFIDENCE)
+    doubts = law.doubts(
+        reference,
+        target.mechanism.noise_multiplier,
+        jobs.parameters(winner[0]),
+    )
+    return {
+        "prediction": {
+            "reference_batch_size": reference,
+            "accuracy": predicted.accuracy,
+            "low": predicted.low,
+            "high": predicted.high,
+            "confidence": predicted.confidence,
+            "trusted": not doubts,
+            "doubts": list(doubts),
+        },
+        "law": law.to_json(),
+        "bands": [
+            (size, *law.band(size, CONFIDENCE))
+            for size in np.geomspace(runs[0].batch_size, reference, 60).tolist()
+        ],
+    }
+
+
+def _cost(
+    study: Study, winner: Sequence[Job], outcomes: Sequence[Outcome]
+) -> dict[str, Any]:
+    results, target = study.results(), study.settings.target
+    best = study.best()
+    assert best is not None
+    reference = dataclasses.replace(
+        study.settings.space.recipe(target.recipe, best.values),
+        validation_examples=study.settings.validation_examples,
+    )
+    trials = sum(each.flops for each in results)
+    confirmed = sum(found.flops for found in outcomes)
+    one = jobs.flops(reference, target.steps)
+    return {
+        "trials_flops": trials,
+        "winner_flops": confirmed,
+        "reference_flops": one,
+        "share_of_reference": (trials + confirmed) / one,
+        "seconds": sum(each.seconds for each in results)
+        + sum(found.seconds for found in outcomes),
+    }
