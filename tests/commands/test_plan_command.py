@@ -2,7 +2,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -85,12 +84,10 @@ def test_a_plot_of_another_kind_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_planning_neither_waits_for_jax_nor_for_long():
+def test_planning_does_not_wait_for_jax():
     code = (
         "import sys; from tanager.commands.plan import run;"
         f"run({ARGUMENTS!r} + ['--epsilon', '8', '--json']);"
         "assert not {'jax', 'matplotlib', 'sklearn', 'pyarrow'} & set(sys.modules)"
     )
-    start = time.perf_counter()
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
-    assert time.perf_counter() - start < 20  # about 2.5 on an idle machine

@@ -4,7 +4,6 @@ import dataclasses
 import logging
 import math
 import re
-import time
 
 import dp_accounting
 import numpy as np
@@ -103,10 +102,8 @@ def test_nothing_is_ever_not_a_number(name):
         for adjacency in Adjacency:
             if (name, adjacency) == (Accountant.RDP, REPLACE):
                 continue
-            start = time.perf_counter()
             spent = accountant.epsilon(Mechanism(*fields, adjacency), 1e-5, name)
             assert spent >= 0
-            assert time.perf_counter() - start < 5
 
 
 @pytest.mark.parametrize("delta", [0, 1, -1e-5, 1.5])
@@ -120,6 +117,22 @@ def test_delta_is_checked(name, delta):
 def test_steps_are_checked(name, steps):
     with pytest.raises(ValueError, match=re.escape(f"steps (={steps!r}) must be")):
         accountant.epsilon(SMALL, 1e-5, name, steps=steps)
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        Mechanism(0.08192, 3.0, 2500),
+        Mechanism(0.36, 3.6, 150),
+        Mechanism(0.01024, 0.7, 1000),
+        Mechanism(0.00128, 0.047, 2500),
+        Mechanism(0.1, 2.0, 300, REPLACE),
+    ],
+)
+def test_a_coarser_grid_is_a_guarantee_and_hardly_more(mechanism):
+    best = accountant.epsilon(mechanism, 1e-5)
+    coarse = accountant.epsilon(mechanism, 1e-5, coarseness=8.0)
+    assert best <= coarse <= 1.0005 * best
 
 
 def test_an_unknown_accountant_is_refused():
@@ -348,11 +361,10 @@ def test_a_coarser_grid_is_pessimistic_and_costs_little():
 
 
 @pytest.mark.parametrize("steps", [1, 50, 2500, 10**6])
-def test_tiny_noise_is_quick(steps):
-    accountant.epsilon(SMALL, 1e-5)
-    start = time.process_time()
-    accountant.epsilon(Mechanism(128 / 50_000, 0.09375, steps), 1e-5)
-    assert time.process_time() - start < 3  # about 0.5 on an idle core
+def test_tiny_noise_has_no_more_points_than_ordinary_noise(steps):
+    part = _pld.Part(128 / 50_000, 0.09375, steps)
+    composed = _pld.compose([part], ADD)
+    assert composed._pmf_remove.size < 2 * _pld._COMPOSED_POINTS
 
 
 def test_a_finer_grid_where_a_step_loses_little():

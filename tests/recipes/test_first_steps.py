@@ -58,9 +58,9 @@ SHALLOW = {
 
 # What the program of a step does not depend on, and how gradients are clipped.
 NUMBERS = {
-    "epsilon": 8.0,
+    "epsilon": None,
     "delta": 1e-3,
-    "noise_multiplier": None,
+    "noise_multiplier": 1.0,
     "steps": 1,
     "batch_size": 4,
     "learning_rate": 0.1,
@@ -88,7 +88,7 @@ def alike(recipe):
         "augmentation_multiplicity": min(recipe.augmentation_multiplicity, 2),
     }
     if recipe.non_private:
-        fields |= {"epsilon": None, "weight_decay": 1e-4}
+        fields |= {"noise_multiplier": None, "weight_decay": 1e-4}
     if not recipe.augmentation_multiplicity:
         fields |= {"crop_padding": 0, "flip": False}
     return dataclasses.replace(recipe, **fields)

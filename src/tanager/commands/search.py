@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from tanager import _validate as validate
 from tanager import recipes
 from tanager._files import json_text, write_atomically
 from tanager.commands import flags
+from tanager.commands.watching import Watching
 from tanager.recipes.recipe import Recipe
 
 
@@ -165,17 +165,31 @@ def _finish(study: "Study", trials: int, console: Console) -> dict[str, Any]:
     from tanager.search import jobs
     from tanager.search.summary import summarise
 
+    steps = study.settings.target.steps
     with jobs.compiled_once():
-        study.work(trials, lambda done: _tell(study, done, trials, console))
+        shown = Watching(trials, len(study.results()), steps, console)
+        with shown.showing():
+            study.work(
+                trials,
+                lambda done: _tell(study, done, shown),
+                lambda number, line: shown.line(f"trial {number}", line),
+            )
         best = study.best()
         winner = study.confirmations(best.values) if best else []
-        console.print(f"the best choices at {len(winner)} simulations, to predict from")
-        outcomes = jobs.work(
-            winner,
-            lambda job, found: console.print(
-                f"  batch size {job.recipe.batch_size}: {100 * found.accuracy:.2f} %"
-            ),
-        )
+        console.print(f"the best choices again, in {len(winner)} simulations:")
+        shown = Watching(len(winner), 0, steps, console)
+        with shown.showing():
+            outcomes = jobs.work(
+                winner,
+                lambda job, found: shown.ended(
+                    sum(jobs.outcome(each.folder) is not None for each in winner),
+                    None,
+                    f"batch size {job.recipe.batch_size}: {100 * found.accuracy:.2f} %",
+                ),
+                lambda job, line: shown.line(
+                    f"batch size {job.recipe.batch_size}", line
+                ),
+            )
         result = summarise(study, winner, outcomes)
     _write(study.folder / "result.json", result)
     search_page.write_report(study.folder)
@@ -200,23 +214,15 @@ def _announce(settings: "Settings", options: Options, console: Console) -> None:
         console.print(f"  {name}: {values}")
 
 
-def _tell(study: "Study", done: "TrialResult", trials: int, console: Console) -> None:
+def _tell(study: "Study", done: "TrialResult", shown: Watching) -> None:
     results = study.results()
-    best = max(results, key=lambda each: (each.state == "complete", each.accuracy))
-    left = trials - len(results)
-    rate = sum(each.seconds for each in results) / len(results)
     chosen = ", ".join(f"{name} {value}" for name, value in done.values.items())
     state = "" if done.state == "complete" else f" ({done.state} at step {done.steps})"
-    console.print(
-        f"trial {done.number}: {100 * done.accuracy:.2f} %{state} with {chosen}; best "
-        f"{100 * best.accuracy:.2f} %; {left} to go, about {_duration(left * rate)}"
-    )
-
-
-def _duration(seconds: float) -> str:
-    minutes = math.ceil(seconds / 60)
-    return (
-        f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
+    best = study.best()
+    shown.ended(
+        len(results),
+        None if best is None else best.accuracy,
+        f"trial {done.number}: {100 * done.accuracy:.2f} %{state} with {chosen}",
     )
 
 

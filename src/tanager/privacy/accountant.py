@@ -90,6 +90,7 @@ def epsilon(
     delta: float,
     accountant: str = Accountant.PLD,
     steps: int | None = None,
+    coarseness: float = 1.0,
 ) -> float:
     """Return the ε that a mechanism spends at a given δ.
 
@@ -98,6 +99,8 @@ def epsilon(
         delta: δ, strictly between 0 and 1.
         accountant: one of `Accountant`; ask `Accountant.is_guarantee`.
         steps: how many of its steps, at least 0; all of them by default.
+        coarseness: of PLD's grid: at 8 still a guarantee, at most 0.05 % higher in the
+            papers' settings, in a quarter of the time.
 
     Returns:
         ε ≥ 0, infinite where there is no noise. Never not-a-number.
@@ -108,6 +111,7 @@ def epsilon(
     """
     validate.probability(delta=delta)
     validate.one_of([*Accountant], accountant=accountant)
+    validate.positive(coarseness=coarseness)
     if steps is not None:
         validate.whole(steps=steps, at_least=0)
         if steps == 0:
@@ -118,7 +122,9 @@ def epsilon(
     parts = parts_of(mechanism)
     match Accountant(accountant):
         case Accountant.PLD:
-            return epsilon_of_parts(parts, float(delta), mechanism.adjacency)
+            return epsilon_of_parts(
+                parts, float(delta), mechanism.adjacency, float(coarseness)
+            )
         case Accountant.RDP:
             return _epsilon_rdp(parts, delta, mechanism.adjacency)
         case Accountant.GDP_CLT:

@@ -18,6 +18,7 @@ References:
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Self
@@ -63,7 +64,7 @@ class Selection:
 
     def event(self, run: "DpEvent") -> "DpEvent":
         """Describe the whole search to `dp_accounting`, given one of its runs."""
-        from dp_accounting import RepeatAndSelectDpEvent
+        from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
         return RepeatAndSelectDpEvent(run, self.mean, self.shape)
 
@@ -119,7 +120,7 @@ class Selection:
             return (1 - self.gamma) / -logarithm
         return (1 - self.gamma) * self.shape / math.expm1(-self.shape * logarithm)
 
-    @property
+    @functools.cached_property
     def gamma(self) -> float:
         """The success probability γ in (0, 1] of the truncated negative binomial.
 

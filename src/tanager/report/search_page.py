@@ -75,8 +75,8 @@ def _privacy(result: _Fields) -> str:
         "</tbody></table>"
         "<p>The guarantee of the final run therefore holds only if the examples "
         "searched on are public, or if the choice is taken to tell nothing of them, "
-        "which is common practice and not proven. A search with <code>--private</code> has a "
-        f"guarantee of its own. {result['privacy']['held_out_examples']:,} training "
+        "which is common practice and not proven. "
+        f"{result['privacy']['held_out_examples']:,} training "
         "examples were held out to compare trials; test examples were not looked at."
         "</p></section>"
     )

@@ -8,6 +8,7 @@ system takes back when that process dies; whoever comes next goes on where it wa
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import json
 import shutil
 import time
@@ -87,7 +88,7 @@ def claimed(path: Path) -> Iterator[bool]:
         yield True
 
 
-def make(job: Job, watch: Watch | None = None, progress: bool = True) -> Outcome:
+def make(job: Job, watch: Watch | None = None) -> Outcome:
     """Make a run, or what is left of it, and keep what it came to.
 
     Its model and checkpoints are deleted then: a simulation protects nobody, and nobody
@@ -96,7 +97,6 @@ def make(job: Job, watch: Watch | None = None, progress: bool = True) -> Outcome
     Args:
         job: whose lock this process holds.
         watch: told of each evaluation; what it raises ends the run.
-        progress: show a progress bar.
 
     Raises:
         ValueError: the recipe cannot be run.
@@ -110,7 +110,7 @@ def make(job: Job, watch: Watch | None = None, progress: bool = True) -> Outcome
     expected = flops(recipe, prepared.budget.mechanism.steps)
     started = time.monotonic()
     try:
-        result = runner.run(prepared, progress, on_metrics=watch)
+        result = runner.run(prepared, progress=False, on_metrics=watch)
     except FloatingPointError:
         spent = time.monotonic() - started
         found = Outcome(0.0, 0.0, None, expected, spent, diverged=True)
@@ -148,14 +148,14 @@ def keep(folder: Path, found: Outcome) -> None:
 def work(
     jobs: Sequence[Job],
     report: Callable[[Job, Outcome], None] = lambda job, outcome: None,
-    progress: bool = True,
+    watch: Callable[[Job, Mapping[str, Any]], None] = lambda job, line: None,
 ) -> list[Outcome]:
     """Make all runs of a list, together with whoever else works on it.
 
     Args:
         jobs: in the order in which they are made.
         report: told of each run that this process finished.
-        progress: show progress bars.
+        watch: told of each evaluation: the run, and its line of metrics.jsonl.
 
     Returns:
         What each came to, in the order of `jobs`.
@@ -167,7 +167,7 @@ def work(
             if done is None:
                 with claimed(job.folder / "job.lock") as mine:
                     if mine:
-                        done = make(job, progress=progress)
+                        done = make(job, functools.partial(watch, job))
                         report(job, done)
             found.append(done)
         complete = [each for each in found if each is not None]

@@ -209,7 +209,7 @@ class Study:
         self,
         trials: int,
         report: Callable[[TrialResult], None] = lambda result: None,
-        progress: bool = True,
+        watch: Callable[[int, Mapping[str, Any]], None] = lambda number, line: None,
     ) -> None:
         """Make trials until there are so many, with whoever else works on the study.
 
@@ -219,7 +219,7 @@ class Study:
         Args:
             trials: of the whole study.
             report: told of each trial that this process finished.
-            progress: show progress bars.
+            watch: told of each evaluation: the trial, and its line of metrics.jsonl.
 
         Raises:
             KeyboardInterrupt: after a checkpoint was written; the same call goes on.
@@ -229,7 +229,7 @@ class Study:
                 with self._alone():
                     trial = self._next(trials, held)
                 if trial is not None:
-                    report(self._make(trial, progress))
+                    report(self._make(trial, watch))
                     continue
             if len(self.results()) >= trials:
                 return
@@ -299,7 +299,9 @@ class Study:
     def _trial_folder(self, number: int) -> Path:
         return self.folder / "trials" / f"{number:04d}"
 
-    def _make(self, trial: "Trial", progress: bool) -> TrialResult:
+    def _make(
+        self, trial: "Trial", tell: Callable[[int, Mapping[str, Any]], None]
+    ) -> TrialResult:
         from optuna import TrialPruned
 
         settings, folder = self.settings, self._trial_folder(trial.number)
@@ -318,6 +320,7 @@ class Study:
                 accuracy=line["test_accuracy_ema"],
                 seconds=line["seconds"],
             )
+            tell(trial.number, line)
             if line["step"] not in reported:
                 trial.report(line["test_accuracy_ema"], line["step"])
             if line["step"] < settings.target.steps and trial.should_prune():
@@ -325,7 +328,7 @@ class Study:
 
         try:
             job = Job(folder / "run", recipe, settings.target.name)
-            found = jobs.make(job, watch, progress)
+            found = jobs.make(job, watch)
         except TrialPruned:
             state = "pruned"
             found = Outcome(seen["accuracy"], 0.0, None, 0.0, seen["seconds"])

@@ -358,7 +358,9 @@ def _secret(seed: int | None) -> Seed:
 def _epsilon_ahead(mechanism: Mechanism, delta: float, done: int, every: int) -> float:
     """Return ε at the next evaluation: a bound on what is spent until then."""
     steps = min((done // every + 1) * every, mechanism.steps)
-    return accountant.epsilon(mechanism, delta, steps=steps)
+    if steps == mechanism.steps:
+        return accountant.epsilon(mechanism, delta)
+    return accountant.epsilon(mechanism, delta, steps=steps, coarseness=8.0)
 
 
 def _private_line(done: int, drawn: Counts, skipped: int) -> dict[str, Any]:

@@ -1,0 +1,129 @@
+"""The scaling law: fitted as numpy does, its intervals as wide as they should be."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tanager.search.scaling_law import Run, ScalingLaw, sampling_share
+
+
+SIZES = (16, 16, 32, 32, 64, 64, 128, 128)
+
+
+def line(sizes, noise=0.0, seed=0, curve=0.0):
+    x = np.log2(np.asarray(sizes, float))
+    y = 0.7 - 0.012 * x + curve * (x - x.mean()) ** 2
+    return y + noise * np.random.default_rng(seed).normal(size=len(x))
+
+
+def runs(sizes=SIZES, **options):
+    return [Run(*pair) for pair in zip(sizes, line(sizes, **options), strict=True)]
+
+
+def test_the_line_and_its_deviation_are_those_of_least_squares():
+    law = ScalingLaw.fit(runs(noise=0.004))
+    x, y = np.log2(SIZES), line(SIZES, noise=0.004)
+    found = stats.linregress(x, y)
+    assert law.slope == pytest.approx(found.slope, rel=1e-12)
+    assert law.at(1) == pytest.approx(found.intercept, rel=1e-12)
+    deviation = math.sqrt(np.sum((y - found.intercept - found.slope * x) ** 2) / 6)
+    assert law.deviation == pytest.approx(deviation, rel=1e-12)
+    # The interval of one more run, as textbooks have it.
+    far = 12 - x.mean()
+    half = (
+        stats.t.ppf(0.975, 6)
+        * deviation
+        * math.sqrt(1 + 1 / 8 + far**2 / np.sum((x - x.mean()) ** 2))
+    )
+    predicted = law.predict(4096)
+    assert predicted.high - predicted.low == pytest.approx(2 * half, rel=1e-9)
+    assert predicted.accuracy == pytest.approx(
+        found.intercept + 12 * found.slope, rel=1e-12
+    )
+    low, high = law.band(4096)
+    assert predicted.low < low < high < predicted.high
+
+
+@pytest.mark.statistical
+def test_intervals_hold_as_often_as_they_say():
+    """2000 searches: 95 % intervals hold 95 % of outcomes; false-alarm rate 1e-6."""
+    held = 0
+    for seed in range(2000):
+        noisy = runs(noise=0.004, seed=seed)
+        outcome = line([1024], noise=0.004, seed=10_000 + seed)[0]
+        predicted = ScalingLaw.fit(noisy).predict(1024)
+        held += predicted.low <= outcome <= predicted.high
+    assert stats.binomtest(held, 2000, 0.95).pvalue > 1e-6
+
+
+@pytest.mark.statistical
+def test_curvature_is_found_where_it_is_and_seldom_elsewhere():
+    """The F test at 5 %: 1000 straight laws; false-alarm rate of this test 1e-6."""
+    alarms = sum(
+        ScalingLaw.fit(runs(noise=0.004, seed=seed)).curvature() < 0.05
+        for seed in range(1000)
+    )
+    assert stats.binomtest(alarms, 1000, 0.05).pvalue > 1e-6
+    curved = ScalingLaw.fit(runs(noise=0.001, curve=0.01))
+    assert curved.curvature() < 1e-3
+    assert any("on a curve" in doubt for doubt in curved.doubts(512))
+
+
+def test_a_good_law_leaves_no_doubt():
+    law = ScalingLaw.fit(runs(noise=0.004))
+    assert law.doubts(4096, noise_multiplier=3.0, parameters=2_700_000) == ()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "reference", "more", "doubt"),
+    [
+        ((32, 32, 64, 64), 512, (), "only 2 batch sizes"),
+        ((16, 32, 64), 512, (), "no batch size was repeated"),
+        (SIZES, 65536, (), "512 times the largest simulated batch"),
+        (SIZES, 4096, (3.0, 10_000), "clipping and sampling decide there"),
+    ],
+)
+def test_a_law_says_why_it_should_not_be_trusted(sizes, reference, more, doubt):
+    law = ScalingLaw.fit(runs(sizes, noise=0.004))
+    assert any(doubt in each for each in law.doubts(reference, *more))
+
+
+def test_two_runs_tell_nothing_of_their_variation():
+    law = ScalingLaw.fit(runs((32, 64)))
+    assert law.predict(512)[2:4] == (0.0, 1.0)
+    assert law.curvature() is None
+
+
+def test_predictions_stay_shares():
+    law = ScalingLaw.fit([(1, 0.9), (2, 0.95), (4, 1.0), (4, 0.99)])
+    assert law.predict(1 << 20).accuracy == 1.0
+    assert law.at(1 << 20) > 1
+
+
+def test_sampling_share_is_the_ratio_of_two_variances():
+    """Of a sum of unit vectors, drawn by Poisson, and of the noise on each of them."""
+    random = np.random.default_rng(0)
+    d, n, batch, sigma = 50, 4000, 40, 0.2
+    vectors = random.normal(size=(n, d))
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    sums = [(random.random(n) < batch / n) @ vectors for _ in range(2000)]
+    sampled = float(np.var(sums, axis=0).sum())
+    noise = sigma**2 * d
+    assert sampling_share(sigma, batch, d) == pytest.approx(sampled / noise, rel=0.05)
+    assert sampling_share(0.0, batch, d) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([(32, 0.5), (32, 0.6)], "runs .* must be at two batch sizes or more"),
+        ([], "runs .* must be at two batch sizes"),
+        ([(32, 1.5), (64, 0.5)], r"accuracy \(=1.5\) must be at most 1"),
+        ([(0, 0.5), (64, 0.5)], r"batch_size \(=0\) must be positive"),
+    ],
+)
+def test_what_makes_no_line_is_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        ScalingLaw.fit(given)
