@@ -45,6 +45,7 @@ GRID = [
     for devices, physical in [(1, 8), (2, 8), (4, 16), (8, 64), (8, 8)]
     if devices > 1 or not shard
 ]
+EVALUATED = [(4, 16), (8, 64)]
 
 
 def examples(rows=N, seed=0):
@@ -124,22 +125,23 @@ def equality():
     rows = []
     last = None
     for devices, physical, shard in GRID:
-        result = trained(devices, physical, shard)
-        rows.append(
-            {
-                "devices": devices,
-                "physical_batch_size": physical,
-                "shard_parameters": shard,
-                "difference": apart(result.params, reference.params),
-                "average": apart(result.average, reference.average),
-                "accuracy": accuracy(result),
-            }
-        )
+        changes = {} if (devices, physical) in EVALUATED else {"evaluate": None}
+        result = trained(devices, physical, shard, **changes)
+        row = {
+            "devices": devices,
+            "physical_batch_size": physical,
+            "shard_parameters": shard,
+            "difference": apart(result.params, reference.params),
+            "average": apart(result.average, reference.average),
+        }
+        if not changes:
+            row["accuracy"] = accuracy(result)
+        rows.append(row)
         last = result.params
     return {
         "rows": rows,
-        "again": apart(trained(1, 64).params, reference.params),
-        "on_eight_again": apart(trained(*GRID[-1]).params, last),
+        "again": apart(trained(1, 64, evaluate=None).params, reference.params),
+        "on_eight_again": apart(trained(*GRID[-1], evaluate=None).params, last),
         "moved": apart(reference.params, params()),
         "accuracy": accuracy(reference),
     }
@@ -311,7 +313,7 @@ def main(folder):
         "wide": {name: wide_memory(name) for name in ("auto", "bk", "bk_mixopt")},
         "wide_whole": wide_memory("bk", shard=False),
         "stopped": stopped,
-        "resumed": apart(resumed.params, trained(1, 64).params),
+        "resumed": apart(resumed.params, trained(1, 64, evaluate=None).params),
         "resumed_steps": resumed.summary["steps"],
     }
     print(json.dumps(found))

@@ -17,6 +17,8 @@ from tanager.training.step import Step
 
 # Sums over other parts of a batch round differently: 20 steps of float32 sums.
 ROUNDING = 1e-6
+# One process, of which all tests here ask something.
+pytestmark = pytest.mark.xdist_group("eight devices")
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +46,8 @@ def test_devices_physical_batches_and_shares_change_nothing_but_rounding(found):
     for row in equality["rows"]:
         assert row["difference"] < ROUNDING, row
         assert row["average"] < ROUNDING, row
-        assert row["accuracy"] == equality["accuracy"], row
+        assert row.get("accuracy", equality["accuracy"]) == equality["accuracy"], row
+    assert sum("accuracy" in row for row in equality["rows"]) == 4
     # The same devices and physical batches add in the same order: the same bits.
     assert equality["again"] == 0
     assert equality["on_eight_again"] == 0

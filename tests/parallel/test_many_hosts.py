@@ -14,6 +14,7 @@ from tanager.privacy.ledger import Ledger
 
 
 ROUNDING = 1e-6
+pytestmark = pytest.mark.xdist_group("hosts")
 SCRIPT = Path(__file__).parent / "one_host.py"
 PATIENCE = 180
 ME = socket.gethostname()
@@ -97,28 +98,21 @@ def test_hosts_train_as_one_does(tmp_path, alone, count, settings):
 
 
 @pytest.mark.slow
-def test_empty_batches_and_shares_do_not_set_hosts_apart(tmp_path):
-    rare = {"sample_rate": 0.02, "held": False}
-    several = Hosts(tmp_path / "two", 2, **rare).parameters()
-    one = Hosts(tmp_path / "one", 1, **rare).parameters()
+def test_empty_shares_and_unreadable_examples_do_not_set_hosts_apart(tmp_path):
+    rare = {"sample_rate": 0.05, "held": False, "bad": list(range(0, 60, 3))}
+    several = Hosts(tmp_path / "2", 2, **rare).parameters()
+    one = Hosts(tmp_path / "1", 1, **rare).parameters()
     assert distance(several, one) < ROUNDING * np.max(np.abs(one))
-    lines = (tmp_path / "two/run/private/metrics.jsonl").read_text().splitlines()
-    sizes = [json.loads(line)["examples"] for line in lines]
-    assert 0 in sizes
-    assert max(sizes) > 0
-
-
-@pytest.mark.slow
-def test_skipped_examples_of_all_hosts_are_counted(tmp_path):
-    bad = list(range(0, 60, 3))
     lines = []
     for count in (1, 2):
-        folder = tmp_path / str(count)
-        Hosts(folder, count, bad=bad, held=False).parameters()
-        text = (folder / "run/private/metrics.jsonl").read_text()
-        lines.append([json.loads(line)["unreadable"] for line in text.splitlines()])
+        text = (tmp_path / f"{count}/run/private/metrics.jsonl").read_text()
+        found = [json.loads(line) for line in text.splitlines()]
+        lines.append([(line["examples"], line["unreadable"]) for line in found])
     assert lines[0] == lines[1]
-    assert min(lines[0]) > 0
+    sizes, skipped = zip(*lines[0], strict=True)
+    # At 16 rows for two hosts of two devices, most shares are empty.
+    assert min(sizes) <= 1 < max(sizes) < 16
+    assert max(skipped) > 0
 
 
 @pytest.mark.slow
