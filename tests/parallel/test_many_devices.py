@@ -12,6 +12,7 @@ import pytest
 from tanager.parallel.layout import Layout
 from tanager.privacy.mechanism import Mechanism
 from tanager.seed import Seed
+from tanager.training.norms import BINS
 from tanager.training.step import Step
 
 
@@ -71,8 +72,9 @@ def test_planted_bugs_of_many_devices_are_seen(found):
 @pytest.mark.slow
 def test_whole_parameters_meet_once_for_each_logical_batch(found):
     assert found["whole"]["accumulate"] == {}
-    # The sums, and four counts.
-    assert found["whole"]["update"] == {"all-reduce": 4 * (found["parameters"] + 4)}
+    # The sums, four counts and a histogram.
+    numbers = found["parameters"] + 4 + BINS
+    assert found["whole"]["update"] == {"all-reduce": 4 * numbers}
     assert found["whole"]["replicas_agree"]
 
 
@@ -83,7 +85,7 @@ def test_shares_are_an_eighth_and_no_device_sums_the_whole(found):
     cut = found["parameters"] - 4
     each = {"all-gather": 4 * cut, "reduce-scatter": 4 * cut // 8}
     assert shares["accumulate"] == each
-    assert shares["update"] == {"all-reduce": 4 * (4 + 4)}
+    assert shares["update"] == {"all-reduce": 4 * (4 + 4 + BINS)}
     assert shares["state_here"] == shares["state"] // 8 + 2 * 4 * 4 * 7 // 8
     assert shares["replicas_agree"]
 

@@ -37,7 +37,7 @@ def probabilities(selection):
 def by_hand(mechanism, mean, shape):
     """Theorems 2 and 6 of Papernot and Steinke, written from the paper."""
     orders = np.asarray(accountant.RDP_ORDERS)
-    one = accountant.rdp(mechanism, orders)
+    one = accountant.rdp(mechanism, accountant.RDP_ORDERS)
     if shape == math.inf:
         found = []
         for order, divergence in zip(orders, one, strict=True):
@@ -139,10 +139,12 @@ def test_a_search_costs_more_than_a_run_and_less_than_all_of_them():
 def test_noise_on_the_score_spends_no_more_than_a_run_at_any_order():
     orders = np.asarray(accountant.RDP_ORDERS)
     noise = PrivateSearch(RUN, Selection(10)).score_noise
-    ratio = (orders / (2 * noise**2)) / accountant.rdp(RUN, orders)
+    ratio = (orders / (2 * noise**2)) / accountant.rdp(RUN, accountant.RDP_ORDERS)
     assert ratio.max() == pytest.approx(1, rel=1e-12)
     # Planted: half the noise is caught.
-    assert ((orders / (2 * (noise / 2) ** 2)) / accountant.rdp(RUN, orders)).max() > 1
+    assert (
+        (orders / (2 * (noise / 2) ** 2)) / accountant.rdp(RUN, accountant.RDP_ORDERS)
+    ).max() > 1
     assert 0.5 < noise < 5
 
 

@@ -15,12 +15,13 @@ from tyro.conf import Positional
 from tanager import _validate as validate
 from tanager import recipes
 from tanager._files import json_text, write_atomically
-from tanager.commands import flags
+from tanager.commands import experiments, flags
 from tanager.commands.watching import Watching
 from tanager.recipes.recipe import Recipe
 
 
 if TYPE_CHECKING:
+    from tanager.search.simulation import Target
     from tanager.search.study import Settings, Study, TrialResult
 
 
@@ -69,6 +70,14 @@ class WorkerOptions:
 
     storage: str | None = None
     """URL of its data base, where this host calls it otherwise."""
+
+
+_EXPERIMENTS = {
+    "privacy": experiments.privacy,
+    "data": experiments.data,
+    "ablation": experiments.ablation,
+    "norms": experiments.norms,
+}
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -121,33 +130,47 @@ def _join(options: WorkerOptions) -> int:
 def _settings(
     name: str, recipe: Recipe, typed: set[str], options: Options
 ) -> "Settings":
-    from tanager.recipes import runner
-    from tanager.search.simulation import Target
+    from tanager.search import jobs
     from tanager.search.space import Space
     from tanager.search.study import Settings
 
-    dataset = runner.load(recipe)
-    examples = len(dataset.train)
-    held_out = recipe.validation_examples
-    if "validation_examples" in typed:
-        # Held out of the search; the run it is for trains on all of them.
-        examples += held_out
-        recipe = dataclasses.replace(recipe, validation_examples=0)
-    target = Target.settle(name, recipe, examples, typed)
+    target = target_of(name, recipe, typed)
     space = Space.parse(options.vary) if options.vary else Space.default(recipe)
     settings = Settings(
         target,
         space,
         options.simulation_batch_sizes or _batch_sizes(recipe.batch_size),
-        held_out or max(1, examples // 10),
+        held_out(recipe, target),
         options.repeats,
         options.sampler,
         options.pruner,
         options.storage,
         recipe.seed,
     )
-    settings.check(dataset)
+    settings.check(jobs.load(recipe))
     return settings
+
+
+def target_of(name: str, recipe: Recipe, typed: set[str]) -> "Target":
+    """Return the run that simulations stand for.
+
+    Where a person asks for held-out examples, they are those of the simulations: the
+    run itself trains on all.
+    """
+    from tanager.search import jobs
+    from tanager.search.simulation import Target
+
+    dataset = jobs.load(recipe)
+    examples = len(dataset.train)
+    if "validation_examples" in typed:
+        examples += recipe.validation_examples
+        recipe = dataclasses.replace(recipe, validation_examples=0)
+    return Target.settle(name, recipe, examples, typed)
+
+
+def held_out(recipe: Recipe, target: "Target") -> int:
+    """Return how many training examples simulations are compared on: a tenth."""
+    return recipe.validation_examples or max(1, target.examples // 10)
 
 
 def _batch_sizes(reference: int) -> tuple[int, ...]:

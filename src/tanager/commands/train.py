@@ -9,7 +9,7 @@ from rich.progress import Progress
 
 from tanager import _validate as validate
 from tanager import recipes
-from tanager.commands import flags
+from tanager.commands import flags, studies
 from tanager.recipes.recipe import Recipe
 
 
@@ -26,10 +26,14 @@ def run(arguments: Sequence[str]) -> int:
     if "--list" in words:
         _print_recipes()
         return 0
-    name = words.pop(0) if words and not words[0].startswith("-") else DEFAULT
-    entry = recipes.get(name)
+    found = studies.named(words)
+    if found is not None:
+        name, entry = found.name, found.entry
+    else:
+        name = words.pop(0) if words and not words[0].startswith("-") else DEFAULT
+        entry = recipes.get(name)
     typed = flags.typed(words)
-    recipe, joining = flags.parse("train", entry, words, Joining)
+    recipe, options = flags.parse("train", entry, words, Options)
 
     if entry.pretrained_on and recipe.weights is None:
         validate.refuse(
@@ -42,15 +46,17 @@ def run(arguments: Sequence[str]) -> int:
     # JAX is imported from here on: the command line was fine.
     from tanager.parallel import hosts
 
-    if not joining.distributed:
-        return _train(name, recipe, typed)
+    if not options.distributed:
+        return _train(name, recipe, typed, found)
     with hosts.together(
-        joining.coordinator, joining.hosts, joining.host, timeout=joining.timeout
+        options.coordinator, options.hosts, options.host, timeout=options.timeout
     ):
-        return _train(name, recipe, typed)
+        return _train(name, recipe, typed, found)
 
 
-def _train(name: str, recipe: Recipe, typed: set[str]) -> int:
+def _train(
+    name: str, recipe: Recipe, typed: set[str], found: studies.Found | None
+) -> int:
     from tanager.parallel import hosts
     from tanager.recipes import runner
 
@@ -82,18 +88,25 @@ def _train(name: str, recipe: Recipe, typed: set[str]) -> int:
             f"{mechanism.noise_multiplier:.4g}, expected batch {recipe.batch_size}, "
             f"{mechanism.steps} steps"
         )
-    result = runner.run(prepared)
+    result = runner.run(prepared, links=None if found is None else found.links())
+    if found is not None and hosts.is_chief():
+        found.tell(result)
+        console.print(found.sentence(result))
     console.print(_conclusion(result))
     return 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Joining:
-    """How this host finds the others of a run on several hosts.
+class Options:
+    """What a run has besides its recipe: a study, and the other hosts of several.
 
     Raises:
         ValueError: something is said of other hosts, but not `--distributed`.
     """
+
+    from_study: str | None = None
+    """Folder of a finished search: run what it is for, with its best choices. Instead
+    of the name of a recipe."""
 
     distributed: bool = False
     """Train together with other hosts, on each of which this same command is started.

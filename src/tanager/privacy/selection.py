@@ -20,7 +20,7 @@ References:
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -127,19 +127,26 @@ class Selection:
         Raises:
             ValueError: this is the Poisson law, which has none.
         """
-        from scipy.optimize import brentq
-
         if self.shape == math.inf:
             validate.refuse("shape", self.shape, "has no γ: the law is Poisson's")
         if self.shape == 1 or self.mean == 1:
             return 1 / self.mean
-        root = brentq(
-            lambda logarithm: math.log(_mean(logarithm, self.shape) / self.mean),
-            -500.0,
-            -1e-12,
-            xtol=1e-14,
+        return math.exp(
+            _root(
+                lambda logarithm: math.log(_mean(logarithm, self.shape) / self.mean),
+                -500.0,
+                -1e-12,
+                1e-14,
+            )
         )
-        return math.exp(root)
+
+
+def _root(
+    function: Callable[[float], float], low: float, high: float, tolerance: float
+) -> float:
+    from scipy.optimize import brentq
+
+    return brentq(function, low, high, xtol=tolerance)  # pyright: ignore
 
 
 def _mean(logarithm: float, shape: float) -> float:
@@ -227,8 +234,6 @@ class PrivateSearch:
         Raises:
             ValueError: an argument is out of range, or no noise is enough.
         """
-        from scipy.optimize import brentq
-
         validate.positive(epsilon=epsilon)
         validate.probability(delta=delta)
 
@@ -250,7 +255,7 @@ class PrivateSearch:
                 f"{delta:g}",
                 "raise epsilon, or expect fewer runs",
             )
-        root = low if beyond(low) <= 0 else brentq(beyond, low, high, xtol=5e-4)
+        root = low if beyond(low) <= 0 else _root(beyond, low, high, 5e-4)
         while beyond(root) > 0:
             root += 2.5e-4
         return search(root)

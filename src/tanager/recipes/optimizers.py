@@ -5,7 +5,7 @@ import inspect
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, ArrayLike
+from jaxtyping import Array, ArrayLike, PyTree
 
 from tanager import _validate as validate
 from tanager.recipes.recipe import Recipe
@@ -67,11 +67,11 @@ def dampened(dampening: float) -> optax.GradientTransformation:
     if dampening > 1:
         validate.refuse("dampening", dampening, "must be at most 1")
 
-    def update(updates, first, params=None):
+    def update(updates: PyTree, state: PyTree, params: PyTree = None):
         del params
-        scale = jnp.where(first, jnp.float32(1), jnp.float32(1 - dampening))
+        scale = jnp.where(state, jnp.float32(1), jnp.float32(1 - dampening))
         scaled = jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), updates)
-        return scaled, jnp.zeros_like(first)
+        return scaled, jnp.zeros_like(state)
 
     return optax.GradientTransformation(lambda params: jnp.bool_(True), update)
 

@@ -64,6 +64,7 @@ def _page(config: _Fields, result: _Fields, metrics: Sequence[_Fields]) -> str:
         verdict(config, result),
         _tiles(result),
         _training(metrics),
+        _predicted(config, result),
         _classes(result),
         _section("Budget", _budget(result)),
         _section("Configuration", _configuration(config, result)),
@@ -156,6 +157,29 @@ def _training(metrics: Sequence[_Fields]) -> str:
     return _section(
         "Training",
         f"<figure>{picture}<figcaption>{caption}</figcaption></figure>",
+    )
+
+
+def _predicted(config: _Fields, result: _Fields) -> str:
+    study = config.get("study")
+    if not study:
+        return ""
+    rows = {"trial of the search that these settings come from": study["trial"]}
+    prediction = study.get("prediction")
+    if prediction:
+        rows |= {
+            "predicted accuracy": percent(prediction["accuracy"]),
+            f"{100 * prediction['confidence']:g} % interval of one run": (
+                f"{percent(prediction['low'])} to {percent(prediction['high'])}"
+            ),
+        }
+    rows["obtained, average of parameters"] = percent(result.get("test_accuracy_ema"))
+    return _section(
+        "Predicted by a search",
+        f"<p>The settings were found by the search in {escape(study['path'])}, whose "
+        "simulations have no privacy guarantee: see its report. The prediction is for "
+        "examples held out of the training data; what was obtained is on the test "
+        f"examples.</p>{_table(rows)}",
     )
 
 

@@ -100,3 +100,116 @@ def plot_law(
     axes.grid(alpha=0.25)
     axes.legend(fontsize=9, framealpha=0.9, edgecolor="none")
     save(figure, path)
+
+
+def plot_grid(
+    rows: Sequence[Mapping[str, Any]],
+    path: str | pathlib.Path,
+    *,
+    along: str,
+    title: str,
+) -> None:
+    """Draw mean accuracy along one name, a line for each value of the others.
+
+    Bars are two standard deviations over the repeats, as in Figure 5 of the TAN paper.
+
+    Args:
+        rows: of a table of experiments, as plain values.
+        path: where to write; the ending, .png or .svg, chooses the format.
+        along: the name on the horizontal axis.
+        title: what was simulated.
+
+    Raises:
+        ValueError: the ending is another one.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    check_ending(path)
+    lines: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        others = {name: v for name, v in row["title"].items() if name != along}
+        label = ", ".join(f"{name} {value}" for name, value in others.items())
+        lines.setdefault(label, []).append(row)
+    figure = Figure(figsize=(7.2, 4.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    places = list(dict.fromkeys(row["title"][along] for row in rows))
+    repeats = max(len(row["runs"]) for row in rows)
+    for number, (label, cells) in enumerate(lines.items()):
+        axes.errorbar(
+            # A little apart, so that bars do not hide each other.
+            [places.index(cell["title"][along]) + 0.05 * number for cell in cells],
+            [100 * cell["accuracy"] for cell in cells],
+            yerr=[200 * (cell["deviation"] or 0.0) for cell in cells],
+            fmt="o-",
+            capsize=4,
+            color=_COLOURS[number % len(_COLOURS)],
+            label=label or None,
+        )
+    axes.set_xticks(range(len(places)), [str(place) for place in places])
+    axes.set_xlabel(along.replace("_", " "))
+    axes.set_ylabel("accuracy on held-out examples, %")
+    about = f"mean of {repeats} runs, bars of two standard deviations"
+    axes.set_title(f"{title}\n{about if repeats > 1 else 'one run each'}", fontsize=11)
+    axes.grid(alpha=0.25)
+    if any(lines):
+        axes.legend(fontsize=9, framealpha=0.9, edgecolor="none")
+    save(figure, path)
+
+
+def plot_norms(
+    edges: Sequence[float],
+    counts: Sequence[Sequence[int]],
+    steps: Sequence[int],
+    clip_norm: float,
+    path: str | pathlib.Path,
+) -> None:
+    """Draw histograms of gradient norms in parts of training, as Figure 7.
+
+    Args:
+        edges: norms between one bin and the next.
+        counts: for each part, one number more than edges.
+        steps: the last step of each part.
+        clip_norm: C.
+        path: where to write; the ending, .png or .svg, chooses the format.
+
+    Raises:
+        ValueError: the ending is another one.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    check_ending(path)
+    figure = Figure(figsize=(7.2, 4.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    used = [i for i in range(len(counts[0])) if any(part[i] for part in counts)]
+    first, last = max(min(used) - 1, 0), min(max(used) + 1, len(edges) - 1)
+    begun = 1
+    for number, (part, step) in enumerate(zip(counts, steps, strict=True)):
+        total = sum(part)
+        axes.stairs(
+            [100 * count / total for count in part[first + 1 : last + 1]],
+            edges[first : last + 1],
+            color=_COLOURS[number % len(_COLOURS)],
+            linewidth=1.8,
+            label=f"steps {begun:,} to {step:,}",
+        )
+        begun = step + 1
+    axes.axvline(clip_norm, color="black", linestyle="--", linewidth=1)
+    axes.text(
+        clip_norm,
+        0.98,
+        f" C = {clip_norm:g}",
+        transform=axes.get_xaxis_transform(),
+        verticalalignment="top",
+    )
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_xlabel("gradient norm of an example before clipping")
+    axes.set_ylabel("examples, %")
+    axes.set_title("PRIVATE: computed from the training examples", fontsize=11)
+    axes.grid(alpha=0.25)
+    axes.legend(fontsize=9, framealpha=0.9, edgecolor="none")
+    save(figure, path)

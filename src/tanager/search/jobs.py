@@ -106,7 +106,7 @@ def make(job: Job, watch: Watch | None = None) -> Outcome:
     if done is not None:
         return done
     recipe = dataclasses.replace(job.recipe, out=str(job.folder))
-    prepared = runner.prepare(job.name, recipe, dataset=_dataset(recipe))
+    prepared = runner.prepare(job.name, recipe, dataset=load(recipe))
     expected = flops(recipe, prepared.budget.mechanism.steps)
     started = time.monotonic()
     try:
@@ -183,7 +183,7 @@ def parameters(job: Job) -> int:
 
 def flops(recipe: Recipe, steps: int) -> float:
     """Return the expected operations of a run, from shapes alone."""
-    return flops_of(recipe, _dataset(recipe)) * steps
+    return flops_of(recipe, load(recipe)) * steps
 
 
 def flops_of(recipe: Recipe, dataset: Dataset) -> float:
@@ -203,7 +203,7 @@ def compiled_once() -> Iterator[None]:
     The runs of a study differ in numbers that only the small program of the update
     contains; the large one, of the gradients, is the same and is compiled once.
     """
-    if jax.config.jax_compilation_cache_dir is not None:
+    if jax.config.read("jax_compilation_cache_dir") is not None:
         yield
         return
     folder = private_folder("programs")
@@ -226,7 +226,7 @@ _OF_DATA = (
 _loaded: dict[tuple[Any, ...], Dataset] = {}
 
 
-def _dataset(recipe: Recipe) -> Dataset:
+def load(recipe: Recipe) -> Dataset:
     """Load the data, once for all runs in a row that use the same."""
     key = tuple(getattr(recipe, name) for name in _OF_DATA)
     if key not in _loaded:

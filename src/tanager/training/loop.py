@@ -373,6 +373,7 @@ def _private_line(done: int, drawn: Counts, skipped: int) -> dict[str, Any]:
         "clipped": int(drawn.clipped) / usable if usable else None,
         "dropped": int(drawn.dropped),
         "unreadable": skipped,
+        "norms": drawn.norms.tolist(),
     }
 
 

@@ -27,12 +27,14 @@ class Counts(NamedTuple):
         examples: how many examples the logical batch holds.
         clipped: how many of them had a gradient norm above C.
         dropped: how many contributed nothing because loss or gradient was not finite.
+        norms: histogram of the others' gradient norms, see `tanager.training.norms`.
     """
 
     losses: Float[Array, "*n"]
     examples: Int[Array, "*n"]
     clipped: Int[Array, "*n"]
     dropped: Int[Array, "*n"]
+    norms: Int[Array, "*n bins"]
 
 
 class Accumulator(NamedTuple):

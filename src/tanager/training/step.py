@@ -29,7 +29,7 @@ from tanager.parallel.layout import AXIS, Layout
 from tanager.privacy.mechanism import Mechanism
 from tanager.sampling import PoissonSampler
 from tanager.seed import Seed
-from tanager.training import ema
+from tanager.training import ema, norms
 from tanager.training.plain import PlainGrad
 from tanager.training.state import Accumulator, Counts, State
 
@@ -238,12 +238,13 @@ class Step:
         )
         none = jnp.zeros(self.layout.count, jnp.int32)
         losses = jnp.zeros(self.layout.count, jnp.float32)
-        return Accumulator(total, Counts(losses, none, none, none))
+        bins = jnp.zeros((self.layout.count, norms.BINS), jnp.int32)
+        return Accumulator(total, Counts(losses, none, none, none, bins))
 
     def _accumulator_specs(self, params: PyTree) -> Accumulator:
         each: Any = PartitionSpec(AXIS)
         return Accumulator(
-            self.layout.kept_specs(params), Counts(each, each, each, each)
+            self.layout.kept_specs(params), Counts(*(each,) * len(Counts._fields))
         )
 
     def augmentation_key(self, step: int) -> Key[Array, ""]:
@@ -344,6 +345,7 @@ class Step:
             _count(mask),
             _count(mask & finite & above),
             _count(mask & ~finite),
+            norms.histogram(out.norms, mask & finite),
         )
         return jax.tree.map(
             jnp.add,
@@ -401,7 +403,8 @@ class Step:
     ) -> tuple[State, Counts]:
         total = self.layout.met(accumulator.sum, state.params)
         state = self.layout.laid(self._apply(state, total, keys, step))
-        return state, jax.tree.map(lambda each: jnp.sum(each), accumulator.counts)
+        counts = jax.tree.map(functools.partial(jnp.sum, axis=0), accumulator.counts)
+        return state, counts
 
     def _apply(
         self,

@@ -1,0 +1,271 @@
+"""`tanager search privacy`, `data`, `ablation` and `norms`: tables of simulations."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+from tyro.conf import Positional
+
+from tanager import recipes
+from tanager._files import json_text, write_atomically
+from tanager.commands import flags
+from tanager.commands.watching import Watching
+
+
+if TYPE_CHECKING:
+    from tanager.search.experiments import Cell
+    from tanager.search.simulation import Target
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """What an experiment does with a recipe."""
+
+    simulation_batch_size: int | None = None
+    """Batch size that stands for the recipe's. Default: a 64th of it, from 32 on."""
+
+    repeats: int = 1
+    """Runs of each setting."""
+
+    json: bool = False
+    """Print one JSON object and nothing else."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrivacyOptions(Options):
+    """Vary steps and batch size at a constant total amount of noise."""
+
+    try_steps: tuple[int, ...] = ()
+    """Numbers of steps. Default: a quarter, half, once and twice the recipe's."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataOptions(Options):
+    """Vary how many training examples there are."""
+
+    try_examples: tuple[int, ...] = ()
+    """Numbers of training examples. Default: a quarter, half and all but those held
+    out."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AblationOptions(Options):
+    """Try every combination of some values."""
+
+    vary: tuple[str, ...] = ("normalisation-order", "augmentation-multiplicity=1,4,16")
+    """Names with their values, as for `tanager search`."""
+
+    along: str | None = None
+    """The name on the horizontal axis of the picture. Default: the last."""
+
+
+@dataclasses.dataclass(frozen=True)
+class NormsArguments:
+    """Show the gradient norms of a run, in parts of training.
+
+    They are PRIVATE: computed from the training examples without noise.
+    """
+
+    run: Positional[str]
+    """The run's folder, with its private/."""
+
+    parts: int = 4
+    """In how many parts of equal numbers of steps."""
+
+    plot: Path | None = None
+    """Draw histograms, as a PNG or SVG file."""
+
+    json: bool = False
+    """Print one JSON object and nothing else."""
+
+
+def privacy(words: Sequence[str]) -> int:
+    """Run `tanager search privacy RECIPE`."""
+    from tanager.search import experiments
+
+    def cells(target: "Target", options: PrivacyOptions, **rest: Any) -> list["Cell"]:
+        steps = options.try_steps or tuple(
+            max(1, round(target.steps * factor)) for factor in (0.25, 0.5, 1, 2)
+        )
+        return experiments.privacy_parameters(target, steps, **rest)
+
+    return _run("privacy", words, PrivacyOptions, cells, "steps")
+
+
+def data(words: Sequence[str]) -> int:
+    """Run `tanager search data RECIPE`."""
+    from tanager.search import experiments
+
+    def cells(target: "Target", options: DataOptions, **rest: Any) -> list["Cell"]:
+        there = target.examples - rest["validation_examples"]
+        examples = options.try_examples or (there // 4, there // 2, there)
+        return experiments.data_quantity(target, examples, **rest)
+
+    return _run("data", words, DataOptions, cells, "examples")
+
+
+def ablation(words: Sequence[str]) -> int:
+    """Run `tanager search ablation RECIPE`."""
+    from tanager.search import experiments
+    from tanager.search.space import Space
+
+    def cells(target: "Target", options: AblationOptions, **rest: Any) -> list["Cell"]:
+        return experiments.ablation(target, Space.parse(options.vary), **rest)
+
+    return _run("ablation", words, AblationOptions, cells, None)
+
+
+def norms(words: Sequence[str]) -> int:
+    """Run `tanager search norms RUN`."""
+    from tanager.report import pictures, search_figures
+    from tanager.training.norms import Norms, edges
+
+    options = tyro.cli(NormsArguments, prog="tanager search norms", args=list(words))
+    if options.plot is not None:
+        pictures.check_ending(options.plot)
+    found = Norms.read(options.run, options.parts)
+    if options.plot is not None:
+        search_figures.plot_norms(
+            edges().tolist(),
+            found.counts.tolist(),
+            found.steps,
+            found.clip_norm,
+            options.plot,
+        )
+    content = {
+        "private": "computed from the training examples without noise",
+        "clip_norm": found.clip_norm,
+        "steps": found.steps,
+        "clipped": found.clipped(),
+        "quantiles": {str(s): found.quantile(s) for s in (0.1, 0.25, 0.5, 0.75, 0.9)},
+        "suggested_clip_norm": found.suggested_clip_norm(),
+        "edges": edges().tolist(),
+        "counts": found.counts.tolist(),
+    }
+    if options.json:
+        print(json.dumps(content, indent=2))
+        return 0
+    console = Console(highlight=False)
+    console.print("PRIVATE: computed from the training examples; not to be released")
+    table = Table(box=None, pad_edge=False)
+    for heading in ("until step", f"norms above C = {found.clip_norm:g}"):
+        table.add_column(heading)
+    for step, share in zip(found.steps, found.clipped(), strict=True):
+        table.add_row(f"{step}", f"{100 * share:.0f} %")
+    console.print(table)
+    middle = " ".join(
+        f"{100 * float(share):g} %: {value:.3g}"
+        for share, value in content["quantiles"].items()
+    )
+    console.print(f"quantiles of the norm  {middle}")
+    console.print(
+        f"a clipping norm to try: {found.suggested_clip_norm():.3g}, the median"
+    )
+    if options.plot is not None:
+        console.print(f"drawn to {options.plot}", soft_wrap=True)
+    return 0
+
+
+def _run(
+    word: str,
+    words: Sequence[str],
+    options_of: type[Any],
+    make_cells: Callable[..., list["Cell"]],
+    along: str | None,
+) -> int:
+    from tanager.commands.search import held_out, target_of
+    from tanager.report import search_figures
+    from tanager.search import experiments, jobs
+
+    words = list(words)
+    name = words.pop(0) if words and not words[0].startswith("-") else "digits"
+    recipe, options = flags.parse(
+        f"search {word}", recipes.get(name), words, options_of
+    )
+    target = target_of(name, recipe, flags.typed(words))
+    out = Path(recipe.out or f"runs/{name}-{word}")
+    batch_size = options.simulation_batch_size or min(
+        max(32, recipe.batch_size // 64), recipe.batch_size
+    )
+    cells = make_cells(
+        target,
+        options,
+        factor=batch_size / recipe.batch_size,
+        folder=out,
+        repeats=options.repeats,
+        validation_examples=held_out(recipe, target),
+    )
+    every = [job for cell in cells for job in cell.jobs]
+    screen = Console(stderr=True, highlight=False)
+    screen.print(
+        f"{len(every)} simulations, which have NO privacy guarantee, of runs at ε = "
+        + ", ".join(f"{cell.target.epsilon:.4g}" for cell in cells)
+    )
+    ended = sum(jobs.outcome(job.folder) is not None for job in every)
+    shown = Watching(len(every), ended, target.steps, screen)
+    with jobs.compiled_once(), shown.showing():
+        outcomes = jobs.work(
+            every,
+            lambda job, found: shown.ended(
+                sum(jobs.outcome(each.folder) is not None for each in every),
+                found.accuracy,
+                f"{job.folder.name}: {100 * found.accuracy:.2f} %",
+            ),
+            lambda job, line: shown.line(job.folder.name, line),
+        )
+    found = {job.folder: each for job, each in zip(every, outcomes, strict=True)}
+    rows = [row._asdict() for row in experiments.table(cells, found)]
+    content = {"experiment": word, "recipe": name, "rows": rows}
+    write_atomically(out / "table.json", (json_text(content, indent=2) + "\n").encode())
+    axis = getattr(options, "along", None) or along or list(cells[0].title)[-1]
+    title = f"{name}: simulated at batch size {batch_size}"
+    for ending in ("png", "svg"):
+        search_figures.plot_grid(
+            rows, out / f"table.{ending}", along=axis.replace("-", "_"), title=title
+        )
+    if options.json:
+        print(json_text(content, indent=2))
+        return 0
+    _print(rows, out, word)
+    return 0
+
+
+def _print(rows: list[dict[str, Any]], out: Path, word: str) -> None:
+    console = Console(highlight=False)
+    table = Table(box=None, pad_edge=False)
+    names = list(rows[0]["title"])
+    for heading in (
+        *names,
+        "batch size",
+        "learning rate",
+        "ε",
+        "δ",
+        "simulated at",
+        "accuracy",
+    ):
+        table.add_column(heading.replace("_", " "))
+    best = max(rows, key=lambda row: row["accuracy"])
+    for row in rows:
+        spread = "" if row["deviation"] is None else f" ± {100 * row['deviation']:.1f}"
+        table.add_row(
+            *(str(row["title"][name]) for name in names),
+            f"{row['batch_size']}",
+            f"{row['learning_rate']:g}",
+            f"{row['epsilon']:.4g}",
+            f"{row['delta']:.3g}",
+            f"{row['simulated_batch_size']}",
+            f"{100 * row['accuracy']:.2f} %{spread}" + (" ←" if row is best else ""),
+        )
+    console.print(table)
+    if word == "privacy":
+        console.print(
+            f"best: --steps {best['steps']} --batch-size {best['batch_size']} "
+            f"--learning-rate {best['learning_rate']:g}, ε = {best['epsilon']:.4g} "
+            f"at δ = {best['delta']:g} by PLD"
+        )
+    console.print(f"table and picture: {out}/table.json, table.png", soft_wrap=True)

@@ -1,0 +1,114 @@
+"""From a finished search to the run it is for, and back."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tanager import _validate as validate
+from tanager import recipes
+from tanager._files import json_text, write_atomically
+from tanager.recipes.recipe import Recipe, RecipeEntry
+
+
+if TYPE_CHECKING:
+    from tanager.training.result import TrainResult
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a search found.
+
+    Attributes:
+        folder: of the study.
+        result: its result.json.
+        entry: the recipe it is for, with the best choices.
+    """
+
+    folder: Path
+    result: dict[str, Any]
+    entry: RecipeEntry
+
+    @property
+    def name(self) -> str:
+        """The name of the recipe."""
+        return self.entry.name
+
+    def links(self) -> dict[str, Any]:
+        """Return what a run puts on record of the search."""
+        study = {
+            "path": str(self.folder.resolve()),
+            "trial": self.result["best"]["trial"],
+            "prediction": self.result["prediction"],
+        }
+        return {"study": study}
+
+    def tell(self, result: "TrainResult") -> None:
+        """Add what a run obtained to the study, and to its report."""
+        from tanager.report import search_page
+
+        if result.evaluation_ema is None:
+            return
+        path = self.folder / "obtained.json"
+        known = json.loads(path.read_text()) if path.exists() else []
+        mine = {
+            "run": str(result.out),
+            "batch_size": round(result.summary["batch_size"]),
+            "accuracy": result.evaluation_ema.accuracy,
+            "on": "test examples",
+        }
+        known = [each for each in known if each["run"] != mine["run"]] + [mine]
+        write_atomically(path, (json_text(known, indent=2) + "\n").encode())
+        search_page.write_report(self.folder)
+
+    def sentence(self, result: "TrainResult") -> str:
+        """Return predicted against obtained, for people to read."""
+        predicted = self.result["prediction"]
+        if predicted is None or result.evaluation_ema is None:
+            return f"the search in {self.folder} predicted nothing"
+        accuracy, low, high = (
+            100 * predicted[name] for name in ("accuracy", "low", "high")
+        )
+        return (
+            f"predicted {accuracy:.1f} % ({low:.1f} to {high:.1f} %), obtained "
+            f"{100 * result.evaluation_ema.accuracy:.1f} %"
+        )
+
+
+def named(words: Sequence[str]) -> Found | None:
+    """Return the study that ``--from-study PATH`` names; None where nothing does.
+
+    Raises:
+        ValueError: there is no finished study, or of another version of tanager.
+    """
+    for position, word in enumerate(words):
+        if word == "--from-study" and position + 1 < len(words):
+            return _read(Path(words[position + 1]))
+        if word.startswith("--from-study="):
+            return _read(Path(word.partition("=")[2]))
+    return None
+
+
+def _read(folder: Path) -> Found:
+    path = folder / "result.json"
+    if not path.exists():
+        validate.refuse(
+            "from_study",
+            str(folder),
+            "has no result.json",
+            "give the folder of a search that has ended",
+        )
+    result = json.loads(path.read_text(encoding="utf-8"))
+    if "best" not in result:
+        validate.refuse(
+            "from_study", str(folder), "is no search", "it seems to be a run"
+        )
+    recipe = dataclasses.replace(
+        Recipe.from_json(result["best"]["recipe"]),
+        out=f"{folder}-reference",
+    )
+    entry = dataclasses.replace(
+        recipes.get(result["recipe"]), recipe=recipe, published=(), pretrained_on=""
+    )
+    return Found(folder, result, entry)

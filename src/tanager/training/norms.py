@@ -1,0 +1,123 @@
+"""How long the gradients of examples are, as a histogram. Private.
+
+Norms are those that clipping sees: of an example's gradient averaged over its augmented
+views, before clipping. The bins are the same for every run.
+
+References:
+    Sander, Stock and Sablayrolles 2023, TAN Without a Burn, appendix C and Figure 7.
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from tanager import _validate as validate
+from tanager._files import read_json_lines
+
+
+_FINEST, _LOWEST, _HIGHEST = 4, -10, 6  # bins for each power of two, and its ends
+BINS = 2 + _FINEST * (_HIGHEST - _LOWEST)
+"""The first is for norms below 2⁻¹⁰, zero among them, the last from 2⁶ on."""
+
+
+def edges() -> np.ndarray:
+    """Return the norms between one bin and the next, float64[BINS − 1]."""
+    return 2.0 ** np.linspace(_LOWEST, _HIGHEST, BINS - 1)
+
+
+def histogram(norms: Float[Array, " b"], usable: Bool[Array, " b"]) -> Int[Array, " n"]:
+    """Count norms by bin, int32[BINS].
+
+    Args:
+        norms: of the examples' gradients, before clipping.
+        usable: which of them count.
+    """
+    bins = jnp.searchsorted(jnp.asarray(edges(), norms.dtype), norms, side="right")
+    nothing = jnp.zeros(BINS, jnp.int32)
+    return nothing.at[bins].add(usable.astype(jnp.int32))
+
+
+@dataclasses.dataclass(frozen=True)
+class Norms:
+    """Gradient norms of a run, in a few parts of its steps one after another. Private.
+
+    Attributes:
+        steps: the last step of each part.
+        counts: int64[parts, BINS].
+        clip_norm: C, what the run clipped to.
+    """
+
+    steps: tuple[int, ...]
+    counts: np.ndarray
+    clip_norm: float
+
+    @classmethod
+    def read(cls, run: str | os.PathLike, parts: int = 4) -> "Norms":
+        """Read them from a run's private folder.
+
+        Args:
+            run: its folder.
+            parts: how many parts of equal numbers of steps to make.
+
+        Raises:
+            ValueError: the folder has no such record, or the run did not clip.
+        """
+        run = Path(run)
+        lines = read_json_lines(run / "private/metrics.jsonl")
+        lines = [line for line in lines if line.get("norms")]
+        validate.whole(parts=parts, at_least=1)
+        if not lines or not (run / "config.json").exists():
+            validate.refuse(
+                "run",
+                str(run),
+                "has no record of gradient norms",
+                "give the folder of a run, with its private/metrics.jsonl",
+            )
+        pieces = np.array_split(np.arange(len(lines)), min(parts, len(lines)))
+        clip_norm = json.loads((run / "config.json").read_text())["clip_norm"]
+        if clip_norm is None:
+            validate.refuse(
+                "run", str(run), "was not clipped, so no norms were computed"
+            )
+        return cls(
+            tuple(lines[piece[-1]]["step"] for piece in pieces),
+            np.stack([_sum([lines[i] for i in piece]) for piece in pieces]),
+            clip_norm,
+        )
+
+    def quantile(self, share: float) -> float:
+        """Return the norm that a share of all examples stays below, to a fifth.
+
+        Raises:
+            ValueError: the share is not strictly between 0 and 1.
+        """
+        validate.probability(share=share)
+        counts = self.counts.sum(axis=0)
+        number = int(np.searchsorted(np.cumsum(counts), share * counts.sum()))
+        return float(edges()[min(number, BINS - 2)])
+
+    def clipped(self) -> tuple[float, ...]:
+        """Return for each part the share of examples in bins above C, to a bin."""
+        above = np.searchsorted(edges(), self.clip_norm, side="left") + 1
+        totals = np.maximum(self.counts.sum(axis=1), 1)
+        return tuple((self.counts[:, above:].sum(axis=1) / totals).tolist())
+
+    def suggested_clip_norm(self) -> float:
+        """Return the median norm: a clipping norm that half of all examples exceed.
+
+        As the update is divided by C, it does not depend on C while every example is
+        clipped; from where they no longer are, a larger C makes the noise larger beside
+        them. A starting point for a search, computed from the data without privacy.
+        """
+        return self.quantile(0.5)
+
+
+def _sum(lines: Sequence[Mapping[str, Any]]) -> np.ndarray:
+    return np.asarray([line["norms"] for line in lines], np.int64).sum(axis=0)
