@@ -12,6 +12,7 @@ import functools
 import json
 import shutil
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,7 +107,10 @@ def make(job: Job, watch: Watch | None = None) -> Outcome:
     if done is not None:
         return done
     recipe = dataclasses.replace(job.recipe, out=str(job.folder))
-    prepared = runner.prepare(job.name, recipe, dataset=load(recipe))
+    with warnings.catch_warnings():
+        # That a simulation protects nobody was said at the beginning.
+        warnings.filterwarnings("ignore", message="ε = .* protects next to nothing")
+        prepared = runner.prepare(job.name, recipe, dataset=load(recipe))
     expected = flops(recipe, prepared.budget.mechanism.steps)
     started = time.monotonic()
     try:
@@ -203,7 +207,7 @@ def compiled_once() -> Iterator[None]:
     The runs of a study differ in numbers that only the small program of the update
     contains; the large one, of the gradients, is the same and is compiled once.
     """
-    if jax.config.read("jax_compilation_cache_dir") is not None:
+    if getattr(jax.config, "jax_compilation_cache_dir", None) is not None:
         yield
         return
     folder = private_folder("programs")
