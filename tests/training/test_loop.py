@@ -139,7 +139,8 @@ def test_the_folder_holds_everything(tmp_path):
     assert metrics[-1]["epsilon"] == result.epsilon
     for line in metrics:
         spent = Mechanism(0.4, 1.2, line["step"])
-        assert line["epsilon"] == tanager.epsilon(spent, 1e-3)
+        exact = tanager.epsilon(spent, 1e-3)
+        assert exact <= line["epsilon"] <= 1.0005 * exact
 
 
 def test_the_saved_models_are_the_parameters_handed_over(tmp_path):

@@ -21,8 +21,9 @@ from tanager.recipes.recipe import Recipe
 
 
 if TYPE_CHECKING:
+    from tanager.search.settings import Settings
     from tanager.search.simulation import Target
-    from tanager.search.study import Settings, Study, TrialResult
+    from tanager.search.study import Study, TrialResult
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,8 +132,8 @@ def _settings(
     name: str, recipe: Recipe, typed: set[str], options: Options
 ) -> "Settings":
     from tanager.search import jobs
+    from tanager.search.settings import Settings
     from tanager.search.space import Space
-    from tanager.search.study import Settings
 
     target = target_of(name, recipe, typed)
     space = Space.parse(options.vary) if options.vary else Space.default(recipe)

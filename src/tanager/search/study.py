@@ -12,148 +12,24 @@ released.
 """
 
 import contextlib
-import dataclasses
 import json
 import os
-import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tanager import __version__
-from tanager import _validate as validate
 from tanager._files import json_text, write_atomically
-from tanager.data import Dataset
-from tanager.recipes import tasks
-from tanager.recipes.optimizers import optimizer
 from tanager.recipes.recipe import Recipe
 from tanager.search import jobs
 from tanager.search.jobs import Job, Outcome
-from tanager.search.simulation import Target
-from tanager.search.space import Between, Space
+from tanager.search.settings import Settings, agreed
 from tanager.search.storage import open_storage
 
 
 if TYPE_CHECKING:
     from optuna import Study as OptunaStudy
     from optuna import Trial
-
-SAMPLERS = ("tpe", "random", "grid")
-PRUNERS = ("median", "none")
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """What a study searches; the same for all its workers and for ever.
-
-    Attributes:
-        target: the run one wants in the end.
-        space: what varies.
-        batch_sizes: of the simulations, rising; trials are at the first, the winner
-            runs at all of them.
-        validation_examples: training examples held out of the simulations, on which
-            all of them are compared; the test examples are never looked at.
-        repeats: runs of the winner at each batch size.
-        sampler: one of `SAMPLERS`.
-        pruner: one of `PRUNERS`: "median" ends a trial that at an evaluation is below
-            the median of those before it, once there are five of them and a third of
-            the steps are done.
-        storage: URL of a data base; None for a journal file in the folder.
-        seed: of the sampler; None for one of the operating system's.
-
-    Raises:
-        ValueError: a field is out of range, or a choice makes no recipe.
-    """
-
-    target: Target
-    space: Space
-    batch_sizes: tuple[int, ...]
-    validation_examples: int
-    repeats: int = 2
-    sampler: str = "tpe"
-    pruner: str = "median"
-    storage: str | None = None
-    seed: int | None = None
-
-    def __post_init__(self):
-        validate.one_of(SAMPLERS, sampler=self.sampler)
-        validate.one_of(PRUNERS, pruner=self.pruner)
-        validate.whole(
-            repeats=self.repeats,
-            validation_examples=self.validation_examples,
-            at_least=1,
-        )
-        if not self.batch_sizes:
-            validate.refuse("simulation_batch_sizes", (), "must be at least one")
-        if list(self.batch_sizes) != sorted(set(self.batch_sizes)):
-            validate.refuse(
-                "simulation_batch_sizes", self.batch_sizes, "must rise, each once"
-            )
-        if self.sampler == "grid" and self.space.size == float("inf"):
-            validate.refuse(
-                "sampler", "grid", "needs values, not a range", "use tpe or random"
-            )
-        if self.batch_sizes[-1] > self.target.recipe.batch_size:
-            validate.refuse(
-                "simulation_batch_sizes",
-                self.batch_sizes,
-                f"must be at most the target's batch size, "
-                f"{self.target.recipe.batch_size}",
-            )
-        for batch_size in self.batch_sizes:
-            self.target.simulated(batch_size)
-
-    def check(self, dataset: Dataset) -> None:
-        """Refuse choices that make no run, before anything is run.
-
-        Each value is put into the recipe alone; the ends of a range stand for it.
-
-        Raises:
-            ValueError: a model, augmentation, optimizer or option is no good.
-        """
-        start = self.target.simulated(self.batch_sizes[0])
-        for name, values in self.space.values.items():
-            ends = values if isinstance(values, Between) else values.values
-            for value in ends:
-                recipe = self.space.recipe(start, {name: value})
-                tasks.augmentation(recipe, dataset.image_shape)
-                optimizer(recipe, self.target.steps)
-                jobs.flops_of(recipe, dataset)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what identifies the study; the storage is only where it is kept."""
-        return {
-            "tanager": __version__,
-            "recipe": {"name": self.target.name, **self.target.recipe.to_json()},
-            "examples": self.target.examples,
-            "epsilon": self.target.epsilon,
-            "space": self.space.to_json(),
-            "batch_sizes": list(self.batch_sizes),
-            "validation_examples": self.validation_examples,
-            "repeats": self.repeats,
-            "sampler": self.sampler,
-            "pruner": self.pruner,
-            "seed": self.seed,
-        }
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any], storage: str | None) -> Self:
-        """Make settings of what `to_json` returned."""
-        recipe = dict(content["recipe"])
-        name = recipe.pop("name")
-        target = Target.settle(name, Recipe.from_json(recipe), content["examples"])
-        return cls(
-            target,
-            Space.from_json(content["space"]),
-            tuple(content["batch_sizes"]),
-            content["validation_examples"],
-            content["repeats"],
-            content["sampler"],
-            content["pruner"],
-            storage,
-            content["seed"],
-        )
 
 
 class TrialResult(NamedTuple):
@@ -198,7 +74,7 @@ class Study:
         storage: str | None = None,
     ):
         self.folder = Path(folder)
-        self.settings = _agreed(self.folder, settings, storage)
+        self.settings = agreed(self.folder, settings, storage)
         opened = open_storage(self.settings.storage, self.folder)
         with self._alone():
             self._optuna = _optuna_study(opened, self.folder, self.settings)
@@ -389,57 +265,6 @@ class Study:
 
 def _trial_result(folder: Path) -> TrialResult:
     return TrialResult(**json.loads((folder / "done.json").read_text()))
-
-
-def _agreed(folder: Path, settings: Settings | None, elsewhere: str | None) -> Settings:
-    """Return the settings of the folder, which must be those asked for."""
-    path = folder / "study.json"
-    if not path.exists():
-        if settings is None:
-            validate.refuse(
-                "study", str(folder), "has no study.json", "give the folder of a study"
-            )
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            validate.refuse(
-                "out", str(folder), "is not empty, and holds no study", "choose another"
-            )
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        own = {"id": secrets.token_hex(8), "storage": settings.storage}
-        _write(path, {**settings.to_json(), **own})
-        return settings
-    content = json.loads(path.read_text())
-    storage = content.pop("storage")
-    content.pop("id")
-    if content["tanager"] != __version__:
-        validate.refuse(
-            "study",
-            str(folder),
-            f"was begun by tanager {content['tanager']}, and this is {__version__}",
-            "go on with that version, or begin another study",
-        )
-    if settings is not None:
-        _require_same(content, json.loads(json.dumps(settings.to_json())), folder)
-        storage = settings.storage or storage
-    return Settings.from_json(content, elsewhere or storage)
-
-
-def _require_same(was: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
-    for name in was:
-        if name == "recipe":
-            for field in was[name]:
-                if was[name][field] != now[name].get(field):
-                    _refuse_change(
-                        field, was[name][field], now[name].get(field), folder
-                    )
-        elif was[name] != now[name]:
-            _refuse_change(name, was[name], now[name], folder)
-
-
-def _refuse_change(name: str, was: Any, now: Any, folder: Path) -> None:
-    raise ValueError(
-        f"study {folder} cannot go on: {name} was {was} and is {now}: search with the "
-        "same settings, or into another folder"
-    )
 
 
 def _optuna_study(storage: Any, folder: Path, settings: Settings) -> "OptunaStudy":

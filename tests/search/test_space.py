@@ -1,0 +1,106 @@
+"""What a search may vary: read, chosen, and put into a recipe."""
+
+import dataclasses
+import math
+
+import optuna
+import pytest
+
+from tanager import recipes
+from tanager.recipes.optimizers import optimizer
+from tanager.search.space import FIELDS, Between, Choices, Space
+
+
+RECIPE = recipes.get("cifar10-wrn-16-4").recipe
+
+
+def test_the_grids_are_the_papers():
+    assert FIELDS["learning_rate"].grid == (1, 2, 4, 8, 12, 16)
+    assert FIELDS["augmentation_multiplicity"].grid == (1, 2, 4, 8, 16)
+    assert FIELDS["augmentation"].grid == ("rrc", "tan", "simclr")
+    # But for μ = 1, which never ends, and d = 1, which ends at once.
+    assert FIELDS["momentum"].grid == (0, 0.1, 0.5, 0.9)
+    assert FIELDS["dampening"].grid == (0, 0.1, 0.5, 0.9)
+    assert {0.9, 0.99, 0.9999, 0.99999} < set(FIELDS["ema_decay"].grid)
+
+
+def test_words_are_read():
+    space = Space.parse(
+        ["learning-rate=0.5..8", "augmentation_multiplicity=1,4", "momentum"]
+    )
+    assert space.values == {
+        "learning_rate": Between(0.5, 8.0),
+        "augmentation_multiplicity": Choices((1, 4)),
+        "momentum": Choices((0.0, 0.1, 0.5, 0.9)),
+    }
+    assert space.size == math.inf
+    assert Space.parse(["momentum", "ema-decay=0.9,0.99"]).size == 8
+    assert Space.from_json(space.to_json()) == space
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["learning"], "vary .* must be one of .*did you mean learning_rate"),
+        (["learning-rate=a"], "cannot be read: give learning_rate=A,B,C"),
+        (["learning-rate=8..1"], "cannot be read"),
+        (["augmentation-multiplicity=1..4"], "cannot be read"),
+        (["momentum", "momentum=0"], "varies momentum a second time"),
+        (["model"], "vary .*='model'.* has no values: give some: model=A,B,C"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(words, message):
+    with pytest.raises(ValueError, match=message):
+        Space.parse(words)
+
+
+def test_choices_are_put_into_the_recipe():
+    space = Space.parse(
+        ["learning-rate", "momentum", "dampening", "normalisation-order"]
+    )
+    chosen = {
+        "learning_rate": 8.0,
+        "momentum": 0.9,
+        "dampening": 0.5,
+        "normalisation_order": "pre-activation",
+    }
+    recipe = space.recipe(RECIPE, chosen)
+    assert recipe.learning_rate == 8
+    assert recipe.optimizer_options == {"momentum": 0.9, "dampening": 0.5}
+    assert recipe.normalisation_order == "pre-activation"
+    same = dataclasses.replace(
+        recipe,
+        learning_rate=RECIPE.learning_rate,
+        optimizer_options={},
+        normalisation_order=RECIPE.normalisation_order,
+    )
+    assert same == RECIPE
+
+
+def test_an_optimizer_has_a_learning_rate_of_its_own_and_no_options_of_another():
+    space = Space.parse(["optimizer", "learning-rate", "momentum"])
+    assert "adam_learning_rate" in space.values
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    seen = set()
+    for _ in range(40):
+        chosen = space.suggest(study.ask(), RECIPE)
+        recipe = space.recipe(RECIPE, chosen)
+        seen.add(recipe.optimizer)
+        optimizer(recipe, 100)
+        if recipe.optimizer == "sgd":
+            assert recipe.learning_rate == chosen["learning_rate"] >= 1
+            assert set(recipe.optimizer_options) == {"momentum"}
+        else:
+            assert recipe.learning_rate == chosen["adam_learning_rate"] <= 0.01
+            assert recipe.optimizer_options == {}
+            assert "momentum" not in chosen
+    assert seen == {"sgd", "adam", "adamw"}
+
+
+def test_the_default_is_what_applies_to_the_recipe():
+    names = set(Space.default(RECIPE).values)
+    assert {"learning_rate", "momentum", "dampening", "ema_decay"} < names
+    assert {"augmentation", "augmentation_multiplicity"} < names
+    assert RECIPE.augmentation in Space.default(RECIPE).values["augmentation"].values
+    plain = dataclasses.replace(RECIPE, augmentation_multiplicity=0, optimizer="adam")
+    assert set(Space.default(plain).values) == {"learning_rate", "ema_decay"}

@@ -1,0 +1,113 @@
+"""Histograms of gradient norms: the bins, what a run writes, what it stays out of."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from tanager.privacy.mechanism import Mechanism
+from tanager.training.loop import train
+from tanager.training.norms import BINS, Norms, edges, histogram
+
+
+def test_bins_are_quarters_of_a_power_of_two():
+    assert edges()[0] == 2**-10
+    assert edges()[-1] == 2**6
+    np.testing.assert_allclose(np.diff(np.log2(edges())), 0.25, rtol=1e-9)
+    assert len(edges()) == BINS - 1
+
+
+def test_a_histogram_is_numpys():
+    norms = np.exp(np.random.default_rng(0).normal(0, 4, 1000)).astype(np.float32)
+    norms[:3] = 0, 2**-10, 2**6
+    usable = np.random.default_rng(1).random(1000) < 0.7
+    found = np.asarray(histogram(jnp.asarray(norms), jnp.asarray(usable)))
+    ends = np.concatenate([[-1.0], edges().astype(np.float32), [np.inf]])
+    expected, _ = np.histogram(norms[usable], ends)
+    np.testing.assert_array_equal(found, expected)
+    assert found.dtype == np.int32
+
+
+def loss(params, example):
+    return jnp.vdot(params["w"], example["x"])
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Gradients are the examples themselves: half of them of norm 0.3, half of 3."""
+    x = np.zeros((40, 4), np.float32)
+    x[:, 0] = np.where(np.arange(40) < 20, 0.3, 3.0)
+    train(
+        loss,
+        {"w": jnp.zeros(4)},
+        {"x": x},
+        Mechanism(0.5, 1.0, 8),
+        delta=1e-3,
+        optimizer=optax.sgd(0.1),
+        out=tmp_path / "run",
+        physical_batch_size=8,
+        progress=False,
+    )
+    return tmp_path / "run"
+
+
+def test_a_run_keeps_the_norms_of_all_sampled_examples(run):
+    norms = Norms.read(run, parts=2)
+    assert norms.steps == (4, 8)
+    text = (run / "private/metrics.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert norms.counts.sum() == sum(line["examples"] for line in lines)
+    small, large = np.searchsorted(edges(), [0.3, 3.0], side="right")
+    assert np.flatnonzero(norms.counts.sum(axis=0)).tolist() == [small, large]
+    clipped = sum(line["clipped"] * line["examples"] for line in lines)
+    share = np.average(norms.clipped(), weights=norms.counts.sum(axis=1))
+    assert share * norms.counts.sum() == pytest.approx(clipped)
+    assert norms.quantile(0.1) == pytest.approx(0.3, rel=0.2)
+    assert norms.quantile(0.9) == pytest.approx(3.0, rel=0.2)
+    assert 0.25 < norms.suggested_clip_norm() < 3.6
+
+
+def test_norms_stay_in_the_private_folder(run):
+    for path in run.rglob("*"):
+        if path.is_file() and "private" not in path.parts:
+            assert b'"norms"' not in path.read_bytes(), path
+
+
+def test_views_are_averaged_before_their_norm(tmp_path):
+    """Two views of opposite gradients: the norm of their mean is 0."""
+    x = np.ones((10, 4), np.float32)
+
+    def augment(key, example):
+        del key
+        return example
+
+    def opposite(params, example):
+        return jnp.vdot(params["w"], example["x"]) * 0
+
+    train(
+        opposite,
+        {"w": jnp.zeros(4)},
+        {"x": x},
+        Mechanism(0.5, 1.0, 3),
+        delta=1e-3,
+        optimizer=optax.sgd(0.1),
+        out=tmp_path / "run",
+        augment=augment,
+        augmentation_multiplicity=2,
+        physical_batch_size=8,
+        progress=False,
+    )
+    assert Norms.read(tmp_path / "run").counts[:, 1:].sum() == 0
+
+
+@pytest.mark.parametrize("parts", [0, 1.5])
+def test_parts_are_checked(run, parts):
+    with pytest.raises(ValueError, match=r"parts .* must be"):
+        Norms.read(run, parts)
+
+
+def test_a_folder_without_norms_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="has no record of gradient norms"):
+        Norms.read(tmp_path)
