@@ -18,8 +18,6 @@ from tanager.training.step import Step
 
 # Sums over other parts of a batch round differently: 20 steps of float32 sums.
 ROUNDING = 1e-6
-# One process, of which all tests here ask something.
-pytestmark = pytest.mark.xdist_group("eight devices")
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,6 @@ from tanager.privacy.ledger import Ledger
 
 
 ROUNDING = 1e-6
-pytestmark = pytest.mark.xdist_group("hosts")
 SCRIPT = Path(__file__).parent / "one_host.py"
 PATIENCE = 180
 ME = socket.gethostname()

@@ -88,6 +88,8 @@ def run(arguments: Sequence[str]) -> int:
         return _join(
             tyro.cli(WorkerOptions, prog="tanager search worker", args=words[1:])
         )
+    if words and words[0] in _EXPERIMENTS:
+        return _EXPERIMENTS[words[0]](words[1:])
     name = words.pop(0) if words and not words[0].startswith("-") else "digits"
     entry = recipes.get(name)
     recipe, options = flags.parse("search", entry, words, Options)

@@ -1,7 +1,7 @@
 """Files of pictures: PNG or SVG, by the ending of their name."""
 
 import pathlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tanager import _validate as validate
 
@@ -29,6 +29,9 @@ def save(figure: "Figure", path: str | pathlib.Path) -> None:
     from matplotlib import rc_context
 
     check_ending(path)
+    svg = pathlib.Path(path).suffix.lower() == ".svg"
+    # Without these an SVG has neither the time in it nor links to vocabularies.
+    names = ("Creator", "Date", "Format", "Type")
+    metadata: dict[str, Any] | None = dict.fromkeys(names) if svg else None
     with rc_context({"svg.hashsalt": "tanager"}):
-        svg = pathlib.Path(path).suffix.lower() == ".svg"
-        figure.savefig(path, dpi=160, metadata={"Date": None} if svg else None)
+        figure.savefig(path, dpi=160, metadata=metadata)

@@ -1,0 +1,221 @@
+"""`tanager search` on the digits, from end to end, killed on the way."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tanager.cli import main
+from tanager.report import search_page
+
+
+WORDS = [
+    "search",
+    "digits",
+    "--steps",
+    "12",
+    "--noise-multiplier",
+    "4",
+    "--strategy",
+    "bk",
+    "--evaluate-every",
+    "4",
+    "--trials",
+    "3",
+    "--simulation-batch-sizes",
+    "16",
+    "32",
+    "64",
+    "--vary",
+    "learning-rate=0.25,1",
+    "--repeats",
+    "1",
+    "--seed",
+    "1",
+    "--json",
+]
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """A search that was killed whenever another trial had ended."""
+    out = tmp_path_factory.mktemp("search") / "study"
+    command = [sys.executable, "-m", "tanager.cli", *WORDS, "--out", str(out)]
+    surroundings = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    for ended in (1, 2):
+        process = subprocess.Popen(
+            command, env=surroundings, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
+        while len(list(out.glob("trials/*/done.json"))) < ended:
+            assert process.poll() is None, process.communicate()[1]
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    done = subprocess.run(command, env=surroundings, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (out / "printed.json").write_text(done.stdout)
+    return out
+
+
+@pytest.mark.slow
+def test_a_killed_search_ends_and_prints_what_it_found(study):
+    result = json.loads((study / "printed.json").read_text())
+    assert result["best"]["values"].keys() == {"learning_rate"}
+    prediction = result["prediction"]
+    assert prediction["reference_batch_size"] == 512
+    assert 0 <= prediction["low"] <= prediction["accuracy"] <= prediction["high"] <= 1
+    # Three runs, none repeated: it says that it should not be trusted.
+    assert not prediction["trusted"]
+    assert [each["number"] for each in result["trials"]] == [0, 1, 2]
+    cost = result["cost"]
+    # 3 · 16 + 16 + 32 + 64 images for 512.
+    assert cost["share_of_reference"] == pytest.approx(160 / 512, rel=1e-6)
+    spent = result["privacy"]["simulations_epsilon"]
+    assert spent["16"] > spent["64"] > 3 * result["target"]["epsilon"]
+
+
+@pytest.mark.slow
+def test_the_report_says_what_is_not_private_and_stands_alone(study):
+    page = (study / "report.html").read_text()
+    assert "no privacy guarantee" in page
+    assert "143 training examples were held out" in page
+    assert "learning_rate" in page
+    assert "Do not trust it" in page
+    for trace in ("http://", "https://", "<script", "src="):
+        assert trace not in page.replace("http://www.w3.org/2000/svg", "").replace(
+            "http://www.w3.org/1999/xlink", ""
+        ), trace
+    for name in ("scaling.png", "scaling.svg"):
+        assert (study / name).stat().st_size > 1000
+
+
+@pytest.mark.slow
+def test_simulations_leave_no_model_behind(study):
+    names = {path.name for path in study.rglob("*") if path.is_file()}
+    assert not any(name.endswith(".safetensors") for name in names)
+    assert "seed.json" not in names
+    assert len(list(study.glob("trials/*/run/ledger.jsonl"))) == 3
+
+
+@pytest.mark.slow
+def test_the_run_it_is_for_is_trained_from_the_study(study, tmp_path, capsys):
+    out = tmp_path / "run"
+    words = ["train", "--from-study", str(study), "--seed", "2", "--out", str(out)]
+    assert main(words) == 0
+    assert "predicted" in capsys.readouterr().out
+    best = json.loads((study / "result.json").read_text())["best"]
+    config = json.loads((out / "config.json").read_text())
+    assert config["recipe"]["batch_size"] == 512
+    assert config["recipe"]["noise_multiplier"] == 4
+    assert config["recipe"]["steps"] == 12
+    assert config["recipe"]["learning_rate"] == best["values"]["learning_rate"]
+    assert config["examples"] == 1437
+    assert config["study"]["trial"] == best["trial"]
+    assert "Predicted by a search" in (out / "report.html").read_text()
+    (obtained,) = json.loads((study / "obtained.json").read_text())
+    assert obtained["batch_size"] == 512
+    assert "obtained by" in (study / "report.html").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["--repeats", "2"], "repeats was 1 and is 2"),
+        (["--clip-norm", "2"], "clip_norm was 1.0 and is 2.0"),
+    ],
+)
+def test_other_settings_in_the_same_folder_are_refused(study, changes, message, capsys):
+    assert main([*WORDS, *changes, "--out", str(study)]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--trials", "0"], "trials (=0) must be at least 1"),
+        (["--simulation-batch-sizes", "0"], "fewer than one example is expected"),
+        (["--simulation-batch-sizes", "1024"], "at most the target's batch size, 512"),
+        (["--vary", "learning"], "did you mean learning_rate?"),
+        (["--vary", "model=small-cnn,no"], "model (='no') must be one of"),
+        (["--storage", "sqlite:////nowhere/x.db"], "cannot be opened"),
+        (["--epsilon", "0.001", "--noise-multiplier", "1"], "epsilon (=0.001)"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_runs(tmp_path, words, message, capsys):
+    out = tmp_path / "study"
+    assert main(["search", "digits", *words, "--out", str(out)]) == 2
+    assert message in capsys.readouterr().err
+    assert not list(out.glob("trials/*"))
+
+
+def test_folders_that_are_no_study_are_refused(tmp_path, capsys):
+    assert main(["search", "worker", str(tmp_path)]) == 2
+    assert "has no study.json" in capsys.readouterr().err
+    assert main(["train", "--from-study", str(tmp_path)]) == 2
+    assert "has no result.json" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"has no result\.json"):
+        search_page.write_report(tmp_path)
+
+
+SHORT = ["--steps", "4", "--noise-multiplier", "4", "--strategy", "bk", "--json"]
+SHORT += ["--evaluate-every", "4", "--seed", "1", "--simulation-batch-size", "16"]
+
+
+@pytest.mark.slow
+def test_privacy_parameters_at_constant_noise(tmp_path, capsys):
+    words = [*SHORT, "--try-steps", "2", "8", "--out", str(tmp_path / "p")]
+    assert main(["search", "privacy", "digits", *words]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [(row["steps"], row["batch_size"]) for row in rows] == [
+        (2, 724),
+        (4, 512),
+        (8, 362),
+    ]
+    assert [row["learning_rate"] for row in rows] == [1.0, 0.5, 0.25]
+    assert [row["simulated_batch_size"] for row in rows] == [23, 16, 11]
+    assert (tmp_path / "p/table.png").exists()
+
+
+@pytest.mark.slow
+def test_ablation_and_data(tmp_path, capsys):
+    words = [*SHORT, "--repeats", "2", "--out", str(tmp_path / "a")]
+    vary = ["--vary", "learning-rate=0.25,1", "--along", "learning-rate"]
+    assert main(["search", "ablation", "digits", *words, *vary]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["title"] for row in rows] == [
+        {"learning_rate": 0.25},
+        {"learning_rate": 1.0},
+    ]
+    assert all(len(row["runs"]) == 2 for row in rows)
+    words = [*SHORT, "--try-examples", "600", "1200", "--out", str(tmp_path / "d")]
+    assert main(["search", "data", "digits", *words]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["title"]["examples"] for row in rows] == [600, 1200]
+    assert rows[0]["epsilon"] > rows[1]["epsilon"]
+    assert rows[0]["delta"] == pytest.approx(2 * rows[1]["delta"])
+    config = tmp_path / "d/runs/examples=600-0/config.json"
+    assert json.loads(config.read_text())["examples"] == 600
+
+
+@pytest.mark.slow
+def test_norms_of_a_run(tmp_path, capsys):
+    short = ["--steps", "4", "--strategy", "bk", "--evaluate-every", "4", "--seed", "1"]
+    assert main(["train", "digits", *short, "--out", str(tmp_path / "run")]) == 0
+    capsys.readouterr()
+    plot = tmp_path / "norms.png"
+    words = ["norms", str(tmp_path / "run"), "--parts", "2", "--plot", str(plot)]
+    assert main(["search", *words]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("PRIVATE")
+    assert "a clipping norm to try" in printed
+    assert plot.stat().st_size > 1000
+    assert main(["search", *words, "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["steps"] == [2, 4]
+    assert main(["search", "norms", str(tmp_path)]) == 2
+    assert "has no record of gradient norms" in capsys.readouterr().err

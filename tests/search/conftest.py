@@ -1,0 +1,40 @@
+import dataclasses
+
+import pytest
+
+from tanager import recipes
+from tanager.search.settings import Settings
+from tanager.search.simulation import Target
+from tanager.search.space import Space
+
+
+EXAMPLES = 1437
+
+
+@pytest.fixture(scope="session")
+def target():
+    """A short run on the digits."""
+    recipe = dataclasses.replace(
+        recipes.get("digits").recipe,
+        steps=12,
+        noise_multiplier=4.0,
+        epsilon=None,
+        strategy="bk",
+        evaluate_every=4,
+        seed=1,
+    )
+    return Target.settle("digits", recipe, EXAMPLES)
+
+
+@pytest.fixture
+def settings(target):
+    """A study of two learning rates."""
+    return Settings(
+        target,
+        Space.parse(["learning-rate=0.25,1", "ema-decay=0.5,0.9"]),
+        (16, 32, 64),
+        validation_examples=140,
+        repeats=1,
+        pruner="none",
+        seed=5,
+    )

@@ -1,0 +1,122 @@
+"""Simulations keep the noise of a step, and privacy parameters the noise of a run."""
+
+import dataclasses
+
+import pytest
+
+from tanager import recipes
+from tanager.privacy import accountant, tan
+from tanager.search.simulation import Target
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """The TAN paper's reference on CIFAR-10."""
+    entry = recipes.get("cifar10-wrn-16-4-tan")
+    return Target.settle(entry.name, entry.recipe, 50_000)
+
+
+@pytest.mark.parametrize("batch_size", [1, 32, 512, 4096])
+def test_a_simulation_keeps_noise_per_batch_steps_and_learning_rate(
+    reference, batch_size
+):
+    recipe = reference.simulated(batch_size)
+    assert recipe.batch_size == batch_size
+    assert recipe.noise_multiplier / batch_size == pytest.approx(3 / 4096, rel=1e-12)
+    assert recipe.steps == reference.steps == 2500
+    assert recipe.learning_rate == reference.recipe.learning_rate
+    assert recipe.epsilon is None
+    assert recipe.physical_batch_size <= max(1, batch_size)
+    scaled = tan.at_batch_size(reference.mechanism, factor=batch_size / 4096)
+    assert tan.eta_step(scaled) == pytest.approx(tan.eta_step(reference.mechanism))
+
+
+def test_simulations_claim_their_huge_epsilon(reference):
+    small = reference.epsilon_at(64)
+    assert small > 100 * reference.epsilon
+    mechanism = tan.at_batch_size(reference.mechanism, factor=64 / 4096)
+    assert small == accountant.epsilon(mechanism, reference.delta)
+
+
+@pytest.mark.parametrize(
+    ("steps", "batch_size", "rate"),
+    [(9_000, 724, 64), (18_000, 512, 32), (72_000, 256, 8), (288_000, 128, 2)],
+)
+def test_privacy_parameters_are_those_of_table_3(steps, batch_size, rate):
+    """But for B = 756 at 9K steps, where √8 · 256 is 724."""
+    entry = recipes.get("imagenet-nf-resnet-50-tan")
+    recipe = dataclasses.replace(
+        entry.recipe,
+        batch_size=256,
+        steps=72_000,
+        noise_multiplier=2.5 / 64,
+        learning_rate=8.0,
+        epsilon=None,
+    )
+    start = Target.settle(entry.name, recipe, 1_271_167)
+    other = start.at_steps(steps)
+    assert other.recipe.batch_size == batch_size
+    assert other.recipe.learning_rate == rate
+    assert other.mechanism.noise_multiplier == start.mechanism.noise_multiplier
+    eta = tan.eta(start.mechanism)
+    assert tan.eta(other.mechanism) == pytest.approx(eta, rel=2e-3)
+
+
+def test_constant_tan_is_constant_epsilon_above_the_wall(reference):
+    for steps in (625, 10_000):
+        other = reference.at_steps(steps)
+        assert other.epsilon == pytest.approx(reference.epsilon, rel=0.02)
+        assert other.epsilon == accountant.epsilon(other.mechanism, reference.delta)
+    # And no longer below it: Table 5's setting at a tenth of the noise.
+    low = dataclasses.replace(
+        reference,
+        mechanism=dataclasses.replace(reference.mechanism, noise_multiplier=0.5),
+    )
+    assert low.at_steps(10_000).epsilon != pytest.approx(
+        accountant.epsilon(low.mechanism, low.delta), rel=0.02
+    )
+
+
+def test_more_data_divides_rate_and_delta(reference):
+    """Section 4.4: β times the data, the same (B, σ, S), δ/β."""
+    half = reference.at_examples(25_000)
+    assert half.mechanism.sample_rate == 2 * reference.mechanism.sample_rate
+    assert half.delta == 2 * reference.delta
+    assert half.recipe.batch_size == reference.recipe.batch_size
+    # "Doubling the data halves ε": Table 5 has 13.7 for 7.1, at a δ it does not tell.
+    assert 1.9 < half.epsilon / reference.epsilon < 2.4
+    assert half.examples * tan.eta(half.mechanism) == pytest.approx(
+        reference.examples * tan.eta(reference.mechanism)
+    )
+
+
+@pytest.mark.parametrize(
+    ("do", "message"),
+    [
+        (lambda t: t.simulated(0), "fewer than one example is expected"),
+        (lambda t: t.simulated(60_000), "must be at most the 50000 training examples"),
+        (lambda t: t.at_steps(10), "would need a sample rate"),
+        (lambda t: t.at_examples(1000), "must be at least the batch size, 4096"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused(reference, do, message):
+    with pytest.raises(ValueError, match=message):
+        do(reference)
+
+
+def test_runs_without_noise_are_no_target():
+    recipe = recipes.get("digits").recipe
+    open_run = dataclasses.replace(recipe, non_private=True, epsilon=None, steps=3)
+    with pytest.raises(ValueError, match=r"non_private .* has no noise"):
+        Target.settle("digits", open_run, 1437)
+    silent = dataclasses.replace(recipe, noise_multiplier=0.0, epsilon=None, steps=3)
+    with pytest.raises(ValueError, match=r"noise_multiplier .* must be positive"):
+        Target.settle("digits", silent, 1437)
+
+
+def test_an_impossible_budget_is_refused_before_anything_runs():
+    recipe = dataclasses.replace(
+        recipes.get("digits").recipe, epsilon=0.1, noise_multiplier=0.5, steps=None
+    )
+    with pytest.raises(ValueError, match=r"epsilon .* leaves no steps to solve for"):
+        Target.settle("digits", recipe, 1437)

@@ -1,0 +1,284 @@
+"""A study in its folder: killed, joined, put together again, and what it refuses."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tanager.search import jobs
+from tanager.search.jobs import Job, Outcome
+from tanager.search.space import Space
+from tanager.search.study import Study, TrialResult
+
+
+class Fake:
+    """Stands for training: a run's accuracy is a function of its learning rate."""
+
+    def __init__(self, dies_after=None):
+        self.made, self.dies_after = [], dies_after
+
+    def __call__(self, job, watch=None):
+        if self.dies_after is not None and len(self.made) >= self.dies_after:
+            raise KeyboardInterrupt
+        self.made.append(job)
+        rate = job.recipe.learning_rate
+        job.folder.mkdir(parents=True, exist_ok=True)
+        for step in (4, 8, 12):
+            line = {"step": step, "seconds": 0.1 * step}
+            watch and watch(line | {"test_accuracy_ema": rate * step / 24})
+        found = Outcome(rate / 2, rate / 4, 99.0, 1e6, 2.0, diverged=rate > 2)
+        (job.folder / "outcome.json").write_text(json.dumps(found._asdict()))
+        return found
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """No training: `fake.made` has the runs that would have been made."""
+    fake = Fake()
+    monkeypatch.setattr(jobs, "make", fake)
+    return fake
+
+
+def test_a_study_makes_its_trials_at_the_smallest_batch(tmp_path, settings, fake):
+    study = Study(tmp_path / "study", settings)
+    seen = []
+    study.work(6, seen.append)
+    assert [each.number for each in seen] == [0, 1, 2, 3, 4, 5]
+    assert len(fake.made) == 6
+    for job in fake.made:
+        assert job.recipe.batch_size == 16
+        assert job.recipe.noise_multiplier == pytest.approx(4.0 * 16 / 512)
+        assert job.recipe.validation_examples == 140
+        assert job.recipe.steps == 12
+    best = study.best()
+    assert best is not None and best.values["learning_rate"] == 1.0
+    study.work(6)
+    assert len(fake.made) == 6
+    assert (tmp_path / "study").stat().st_mode & 0o777 == 0o700
+
+
+def test_killed_again_and_again_a_study_ends_with_all_its_trials(
+    tmp_path, settings, monkeypatch
+):
+    numbers = []
+    for survives in (0, 1, 0, 2, 1):
+        monkeypatch.setattr(jobs, "make", Fake(dies_after=survives))
+        with pytest.raises(KeyboardInterrupt):
+            Study(tmp_path / "study", settings).work(
+                6, lambda done: numbers.append(done.number)
+            )
+    monkeypatch.setattr(jobs, "make", Fake())
+    Study(tmp_path / "study", settings).work(6, lambda d: numbers.append(d.number))
+    assert numbers == [0, 1, 2, 3, 4, 5]
+    results = Study(tmp_path / "study").results()
+    assert [each.number for each in results] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_trial_that_ended_but_was_not_told_of_is_told_of(
+    tmp_path, settings, monkeypatch, fake
+):
+    study = Study(tmp_path / "study", settings)
+
+    def die(trial, result):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(study, "_tell", die)
+        with pytest.raises(KeyboardInterrupt):
+            study.work(2)
+    assert len(fake.made) == 1
+    Study(tmp_path / "study", settings).work(2)
+    assert len(fake.made) == 2
+
+
+def test_a_trial_below_the_median_ends_early_and_a_diverged_one_is_worth_nothing(
+    tmp_path, settings, fake
+):
+    rates = "learning-rate=0.01,0.5,0.6,0.7,0.8,0.9,1,4"
+    changed = dataclasses.replace(
+        settings, pruner="median", space=Space.parse([rates]), sampler="random"
+    )
+    study = Study(tmp_path / "study", changed)
+    study.work(40)
+    results = study.results()
+    states = {each.state for each in results}
+    assert states == {"complete", "pruned", "diverged"}
+    for each in results:
+        if each.state == "pruned":
+            # A third of 12 steps are left alone.
+            assert each.steps in (4, 8)
+            assert each.number >= 5
+        if each.values["learning_rate"] == 4.0:
+            assert each.state == "diverged"
+    best = study.best()
+    assert best is not None and best.values["learning_rate"] == 1.0
+
+
+def test_a_lost_journal_is_put_together_from_the_folders(tmp_path, settings, fake):
+    study = Study(tmp_path / "study", settings)
+    study.work(4)
+    (tmp_path / "study/journal.log").unlink()
+    again = Study(tmp_path / "study", settings)
+    again.work(5)
+    assert len(fake.made) == 5
+    assert [each.number for each in again.results()] == [0, 1, 2, 3, 4]
+    known = again._optuna.get_trials()
+    assert [trial.params for trial in known[:4]] == [
+        each.values for each in again.results()[:4]
+    ]
+
+
+def test_the_winner_runs_at_every_batch_size(tmp_path, settings, fake):
+    twice = dataclasses.replace(settings, repeats=2)
+    study = Study(tmp_path / "study", twice)
+    winner = study.confirmations({"learning_rate": 0.25, "ema_decay": 0.9})
+    assert [job.recipe.batch_size for job in winner] == [16, 16, 32, 32, 64, 64]
+    assert len({job.folder for job in winner}) == 6
+    for job in winner:
+        assert job.recipe.learning_rate == 0.25
+        ratio = job.recipe.noise_multiplier / job.recipe.batch_size
+        assert ratio == pytest.approx(4.0 / 512)
+
+
+WORKER = """
+import sys, json
+sys.path.insert(0, {tests!r})
+from tanager.search import jobs
+from test_study import Fake
+from tanager.search.study import Study
+import time
+
+class Slow(Fake):
+    def __call__(self, job, watch=None):
+        time.sleep(0.3)
+        return super().__call__(job, watch)
+
+jobs.make = Slow()
+study = Study({folder!r})
+study.work({trials}, lambda done: print(done.number, flush=True))
+"""
+
+
+def start(folder, trials):
+    code = WORKER.format(
+        tests=os.path.dirname(__file__), folder=str(folder), trials=trials
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.slow
+def test_workers_share_the_trials_and_take_over_from_the_dead(tmp_path, settings):
+    folder = tmp_path / "study"
+    Study(folder, settings)
+    workers = [start(folder, 12) for _ in range(3)]
+    while len(list(folder.glob("trials/*/done.json"))) < 3:
+        time.sleep(0.01)
+    workers[0].send_signal(signal.SIGKILL)
+    said = [worker.communicate()[0].split() for worker in workers]
+    assert [worker.returncode for worker in workers] == [-9, 0, 0]
+    results = Study(folder).results()
+    assert [each.number for each in results] == list(range(12))
+    assert len(said[1]) + len(said[2]) >= 9
+    assert len(said[1]) and len(said[2])
+    assert len({*said[0], *said[1], *said[2]}) == sum(map(len, said))
+
+
+def test_jobs_are_made_once_whoever_makes_them(tmp_path, target, fake):
+    every = [
+        Job(tmp_path / str(number), target.simulated(16), "digits")
+        for number in range(3)
+    ]
+    with jobs.claimed(every[1].folder / "job.lock") as mine:
+        assert mine
+        with jobs.claimed(every[1].folder / "job.lock") as again:
+            assert not again
+    found = jobs.work(every)
+    assert len(found) == 3
+    assert jobs.work(every) == found
+    assert len(fake.made) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"batch_sizes": (16, 32)},
+            r"batch_sizes was \[16, 32, 64\] and is \[16, 32\]",
+        ),
+        ({"repeats": 3}, "repeats was 1 and is 3"),
+        ({"space": Space.parse(["learning-rate=2"])}, "space was .* and is"),
+    ],
+)
+def test_another_study_in_the_same_folder_is_refused(
+    tmp_path, settings, changes, message
+):
+    Study(tmp_path / "study", settings)
+    with pytest.raises(ValueError, match=f"cannot go on: {message}"):
+        Study(tmp_path / "study", dataclasses.replace(settings, **changes))
+
+
+def test_a_study_of_another_recipe_or_version_is_refused(tmp_path, settings):
+    Study(tmp_path / "study", settings)
+    recipe = dataclasses.replace(settings.target.recipe, clip_norm=0.5)
+    other = dataclasses.replace(settings.target, recipe=recipe)
+    with pytest.raises(ValueError, match=r"clip_norm was 1\.0 and is 0\.5"):
+        Study(tmp_path / "study", dataclasses.replace(settings, target=other))
+    path = tmp_path / "study/study.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"tanager": "0.0.1"}))
+    with pytest.raises(ValueError, match=r"was begun by tanager 0\.0\.1"):
+        Study(tmp_path / "study", settings)
+
+
+def test_folders_of_other_things_are_refused(tmp_path, settings):
+    (tmp_path / "photo.png").touch()
+    with pytest.raises(ValueError, match="is not empty, and holds no study"):
+        Study(tmp_path, settings)
+    with pytest.raises(ValueError, match=r"has no study\.json"):
+        Study(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_sizes": ()}, "must be at least one"),
+        ({"batch_sizes": (32, 16)}, "must rise, each once"),
+        ({"batch_sizes": (0, 16)}, "fewer than one example is expected"),
+        ({"batch_sizes": (16, 1024)}, "at most the target's batch size, 512"),
+        ({"sampler": "grid", "space": Space.parse(["learning-rate=1..2"])}, "a range"),
+        ({"sampler": "magic"}, "sampler .*must be one of tpe, random, grid"),
+        ({"validation_examples": 0}, "validation_examples .*must be at least 1"),
+    ],
+)
+def test_what_makes_no_study_is_refused(settings, changes, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(settings, **changes)
+
+
+def test_choices_are_tried_out_before_anything_runs(settings):
+    dataset = jobs.load(settings.target.recipe)
+    settings.check(dataset)
+    for word, message in (
+        ("model=small-cnn,resnet-9000", "model .*must be one of"),
+        ("optimizer=sgd,magic", "optimizer .*must be one of"),
+    ):
+        bad = dataclasses.replace(settings, space=Space.parse([word]))
+        with pytest.raises(ValueError, match=message):
+            bad.check(dataset)
+
+
+def test_results_are_what_was_written(tmp_path, settings, fake):
+    study = Study(tmp_path / "study", settings)
+    study.work(1)
+    (one,) = study.results()
+    assert isinstance(one, TrialResult)
+    assert one.state == "complete"
+    assert one.steps == 12
+    assert one.flops > 0
