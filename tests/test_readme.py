@@ -51,6 +51,13 @@ def test_the_examples_of_weights_run(tmp_path, monkeypatch, capsys):
     assert re.fullmatch(r"a \d", lines[-1])
 
 
+def test_the_examples_of_searching_run(capsys):
+    run_the_examples_of("docs/search.md", 1)
+    printed = capsys.readouterr().out
+    assert 0 < float(re.findall(r"multiplier ([\d.]+)", printed)[0]) < 10
+    assert 7.9 < float(re.findall(r"ε = ([\d.]+)", printed)[0]) <= 8
+
+
 @pytest.mark.slow
 def test_the_examples_of_fine_tuning_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

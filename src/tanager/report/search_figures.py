@@ -17,7 +17,7 @@ _COLOURS = ("#386cb0", "#d62728", "#1b9e77", "#7570b3", "#a6761d", "#666666")
 def plot_law(
     law: Mapping[str, Any],
     prediction: Mapping[str, Any],
-    bands: Sequence[tuple[float, float, float]],
+    bands: Sequence[tuple[float, float, float, float]],
     path: str | pathlib.Path,
     *,
     title: str,
@@ -28,7 +28,8 @@ def plot_law(
     Args:
         law: what `ScalingLaw.to_json` returned.
         prediction: `result.json`'s.
-        bands: (batch size, low, high) of the confidence band of the line, in [0, 1].
+        bands: (batch size, height of the line, low, high of its confidence band), of
+            which the last two lie in [0, 1].
         path: where to write; the ending, .png or .svg, chooses the format.
         title: what was simulated.
         obtained: (batch size, accuracy) of real runs at the predicted size.
@@ -43,12 +44,12 @@ def plot_law(
     figure = Figure(figsize=(7.2, 4.4), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    sizes = [size for size, _, _ in bands]
+    sizes, heights, lows, highs = zip(*bands, strict=True)
     confidence = f"{100 * prediction['confidence']:g} %"
     axes.fill_between(
         sizes,
-        [100 * low for _, low, _ in bands],
-        [100 * high for _, _, high in bands],
+        [100 * low for low in lows],
+        [100 * high for high in highs],
         color=_LAW,
         alpha=0.15,
         linewidth=0,
@@ -56,7 +57,7 @@ def plot_law(
     )
     axes.plot(
         sizes,
-        [50 * (low + high) for _, low, high in bands],
+        [100 * height for height in heights],
         color=_LAW,
         linestyle="--",
         linewidth=1.2,

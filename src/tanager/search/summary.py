@@ -97,7 +97,7 @@ def _prediction(
         },
         "law": law.to_json(),
         "bands": [
-            (size, *law.band(size, CONFIDENCE))
+            (size, law.at(size), *law.band(size, CONFIDENCE))
             for size in np.geomspace(runs[0].batch_size, reference, 60).tolist()
         ],
     }

@@ -1,0 +1,102 @@
+"""The pictures of a search show the numbers they are given, and nothing bent."""
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from tanager.report import search_figures
+from tanager.search.scaling_law import ScalingLaw
+
+
+RUNS = [(16, 0.93), (16, 0.965), (32, 0.94), (64, 0.951), (64, 0.972)]
+ROWS = [
+    {
+        "title": {"order": order, "multiplicity": k},
+        "accuracy": accuracy,
+        "deviation": 0.01,
+        "runs": [accuracy - 0.01, accuracy + 0.01],
+    }
+    for order, k, accuracy in [("pre", 1, 0.5), ("pre", 4, 0.6), ("post", 1, 0.7)]
+]
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    figures = []
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, *a, **o: figures.append(figure)
+    )
+    return figures
+
+
+def law(path, obtained=()):
+    fitted = ScalingLaw.fit(RUNS)
+    sizes = np.geomspace(16, 512, 20).tolist()
+    search_figures.plot_law(
+        fitted.to_json(),
+        {"reference_batch_size": 512, **fitted.predict(512)._asdict()},
+        [(size, fitted.at(size), *fitted.band(size)) for size in sizes],
+        path,
+        title="law",
+        obtained=obtained,
+    )
+    return fitted
+
+
+def test_the_law_is_a_line_even_where_its_band_is_cut_off(drawn):
+    fitted = law("law.svg", [(512, 0.96)])
+    (axes,) = drawn[0].axes
+    lines = [line.get_xydata() for line in axes.get_lines()]
+    dashed = lines[0]
+    slopes = np.diff(dashed[:, 1]) / np.diff(np.log2(dashed[:, 0]))
+    np.testing.assert_allclose(slopes, 100 * fitted.slope, rtol=1e-6)
+    np.testing.assert_allclose(lines[1], [(b, 100 * a) for b, a in RUNS])
+    assert any(np.allclose(line, [(512, 96)]) for line in lines)
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert "predicted, with the 95 % interval of one run" in labels
+    assert "obtained" in labels
+
+
+def test_a_grid_has_a_line_for_each_value_of_the_others(drawn):
+    search_figures.plot_grid(ROWS, "grid.png", along="multiplicity", title="grid")
+    (axes,) = drawn[0].axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "4"]
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == ["order pre", "order post"]
+    bars = [container for container in axes.containers if container.has_yerr]
+    (ends,) = bars[0][2]
+    for segment, middle in zip(ends.get_segments(), (50, 60), strict=True):
+        np.testing.assert_allclose(segment[:, 1], [middle - 2, middle + 2])
+
+
+def test_norms_are_marked_private(drawn):
+    edges, counts = [0.5, 1.0, 2.0], [[0, 1, 3, 0], [0, 4, 0, 0]]
+    search_figures.plot_norms(edges, counts, (10, 20), 1.0, "norms.png")
+    (axes,) = drawn[0].axes
+    assert axes.get_title().startswith("PRIVATE")
+    shares = [patch.get_data().values.tolist() for patch in axes.patches]
+    assert shares == [[25.0, 75.0], [100.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        law,
+        lambda path: search_figures.plot_grid(
+            ROWS, path, along="multiplicity", title="grid"
+        ),
+        lambda path: search_figures.plot_norms(
+            [0.5, 1.0, 2.0], [[0, 1, 3, 0]], (10,), 1.0, path
+        ),
+    ],
+)
+def test_files_are_pictures_without_time_or_links(draw, tmp_path):
+    draw(tmp_path / "one.svg")
+    draw(tmp_path / "two.svg")
+    text = (tmp_path / "one.svg").read_text()
+    assert text == (tmp_path / "two.svg").read_text()
+    assert "creativecommons" not in text
+    draw(tmp_path / "one.png")
+    assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match=r"must end in \.png or \.svg"):
+        draw(tmp_path / "one.pdf")
