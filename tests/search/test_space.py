@@ -101,6 +101,7 @@ def test_the_default_is_what_applies_to_the_recipe():
     names = set(Space.default(RECIPE).values)
     assert {"learning_rate", "momentum", "dampening", "ema_decay"} < names
     assert {"augmentation", "augmentation_multiplicity"} < names
-    assert RECIPE.augmentation in Space.default(RECIPE).values["augmentation"].values
+    kinds = Space.default(RECIPE).values["augmentation"]
+    assert isinstance(kinds, Choices) and RECIPE.augmentation in kinds.values
     plain = dataclasses.replace(RECIPE, augmentation_multiplicity=0, optimizer="adam")
     assert set(Space.default(plain).values) == {"learning_rate", "ema_decay"}

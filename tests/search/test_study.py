@@ -30,7 +30,8 @@ class Fake:
         job.folder.mkdir(parents=True, exist_ok=True)
         for step in (4, 8, 12):
             line = {"step": step, "seconds": 0.1 * step}
-            watch and watch(line | {"test_accuracy_ema": rate * step / 24})
+            if watch is not None:
+                watch(line | {"test_accuracy_ema": rate * step / 24})
         found = Outcome(rate / 2, rate / 4, 99.0, 1e6, 2.0, diverged=rate > 2)
         (job.folder / "outcome.json").write_text(json.dumps(found._asdict()))
         return found
@@ -141,6 +142,7 @@ def test_the_winner_runs_at_every_batch_size(tmp_path, settings, fake):
     assert len({job.folder for job in winner}) == 6
     for job in winner:
         assert job.recipe.learning_rate == 0.25
+        assert job.recipe.noise_multiplier is not None
         ratio = job.recipe.noise_multiplier / job.recipe.batch_size
         assert ratio == pytest.approx(4.0 / 512)
 

@@ -2,11 +2,12 @@
 
 import dataclasses
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 from rich.console import Console
@@ -58,6 +59,14 @@ class Options:
     parallel: int = 1
     """Processes of this machine that make trials."""
 
+    private: bool = False
+    """Search privately: train at the recipe's own batch size, a secret random number of
+    times, and release the best alone. The recipe's epsilon is then that of the whole
+    search, trials the expected number of runs, and vary is drawn from evenly."""
+
+    law: Literal["geometric", "logarithmic", "poisson"] = "geometric"
+    """Of the number of runs of a private search. Poisson's can be 0."""
+
     json: bool = False
     """Print one JSON object and nothing else."""
 
@@ -94,6 +103,8 @@ def run(arguments: Sequence[str]) -> int:
     entry = recipes.get(name)
     recipe, options = flags.parse("search", entry, words, Options)
     validate.whole(trials=options.trials, parallel=options.parallel, at_least=1)
+    if options.private:
+        return _search_privately(name, recipe, options)
     return _search(name, recipe, flags.typed(words), options)
 
 
@@ -118,6 +129,49 @@ def _search(name: str, recipe: Recipe, typed: set[str], options: Options) -> int
         for other in others:
             other.terminate()
     print(json_text(result, indent=2)) if options.json else _print(result, out)
+    return 0
+
+
+_SHAPES = {"geometric": 1.0, "logarithmic": 0.0, "poisson": math.inf}
+
+
+def _search_privately(name: str, recipe: Recipe, options: Options) -> int:
+    from tanager.privacy.selection import Selection
+    from tanager.search import jobs
+    from tanager.search.private import PrivateSettings, search_privately
+    from tanager.search.space import Space
+
+    if not recipe.validation_examples:
+        examples = len(jobs.load(recipe).train)
+        recipe = dataclasses.replace(recipe, validation_examples=examples // 10)
+    dataset = jobs.load(recipe)
+    selection = Selection(float(options.trials), _SHAPES[options.law])
+    space = Space.parse(options.vary) if options.vary else Space.default(recipe)
+    settings = PrivateSettings.settle(
+        name, recipe, space, selection, len(dataset.train)
+    )
+    settings.check(dataset)
+    console = Console(stderr=True, highlight=False)
+    console.print(
+        f"{name}: a secret number of runs, {options.trials} on average, at most "
+        f"{selection.at_most(0.99)} in 99 of 100 searches; each with noise multiplier "
+        f"{settings.search.run.noise_multiplier:.4g}, all of them together at ε = "
+        f"{settings.epsilon:.4g}, δ = {settings.delta:g} (RDP). Stopping earlier, or "
+        "searching again, has another guarantee or none"
+    )
+    out = Path(recipe.out or f"runs/{name}-private-search")
+    with jobs.compiled_once(), console.status("searching"):
+        winner = search_privately(out, settings, console.print)
+    if options.json:
+        print(json_text(winner._asdict(), indent=2))
+        return 0
+    chosen = ", ".join(f"{key} {value}" for key, value in winner.values.items())
+    Console(highlight=False).print(
+        f"best: {100 * winner.noisy_accuracy:.1f} % of the held-out examples, with "
+        f"noise, by {chosen}\nε = {winner.epsilon:.4g} at δ = {winner.delta:g} for the "
+        f"whole search\nreport: {out}/report.html",
+        soft_wrap=True,
+    )
     return 0
 
 

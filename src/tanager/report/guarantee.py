@@ -33,6 +33,12 @@ def mechanism(result: _Fields) -> str:
 def accounting(result: _Fields) -> str:
     """Return one sentence on how ε was computed."""
     version = (result.get("versions") or {}).get("dp-accounting", "")
+    if search := result.get("search"):
+        return (
+            "It is the best of a secret random number of such runs, "
+            f"{number(search['mean'])} on average, and ε is that of the whole search: "
+            f"computed with RDP by dp_accounting {version} (Papernot and Steinke 2022)."
+        )
     by = str(result["accountant"]).upper()
     return f"ε was computed with {by} by dp_accounting {version}."
 
@@ -52,12 +58,23 @@ def assumptions(result: _Fields) -> list[str]:
         "The number of training examples and the test set are public, so nothing here "
         "protects the test images. The initial parameters owe nothing to the private "
         "data.",
-        "The hyper-parameters were chosen without looking at the private data, or that "
-        "look is not counted here.",
+        _on_choices(result),
         "The secret seed, and all of the folder private/, stay secret.",
         "The pseudo-random numbers are as good as random, and real numbers stand for "
         "floating-point ones: rounding is not modelled.",
     ]
+
+
+def _on_choices(result: _Fields) -> str:
+    if result.get("search"):
+        return (
+            "The hyper-parameters were chosen by this search alone, which was run to "
+            "its end and once; how long it took is not released."
+        )
+    return (
+        "The hyper-parameters were chosen without looking at the private data, or that "
+        "look is not counted here."
+    )
 
 
 def reason_against(result: _Fields) -> str:
@@ -73,6 +90,24 @@ def reason_against(result: _Fields) -> str:
 def recomputation(result: _Fields) -> str:
     """Return a program that computes ε again from the mechanism, without tanager."""
     relation = str(result["adjacency"]).replace("-", "_").upper()
+    if search := result.get("search"):
+        return "\n".join(
+            [
+                "from dp_accounting import dp_event",
+                "from dp_accounting.rdp import RdpAccountant",
+                "",
+                f"noise = dp_event.GaussianDpEvent({result['noise_multiplier']!r})",
+                "step = dp_event.PoissonSampledDpEvent("
+                f"{result['sample_rate']!r}, noise)",
+                f"run = dp_event.SelfComposedDpEvent(step, {result['steps']!r})",
+                "search = dp_event.RepeatAndSelectDpEvent("
+                f"run, {search['mean']!r}, {_shape(search['shape'])})",
+                "orders = [1 + tenth / 10 for tenth in range(1, 100)]",
+                "accountant = RdpAccountant([*orders, *range(11, 513)])",
+                "accountant.compose(search)",
+                f"print(accountant.get_epsilon({result['delta']!r}))",
+            ]
+        )
     return "\n".join(
         [
             "from dp_accounting import NeighboringRelation, dp_event",
@@ -86,6 +121,10 @@ def recomputation(result: _Fields) -> str:
             f"print(accountant.get_epsilon({result['delta']!r}))",
         ]
     )
+
+
+def _shape(shape: float | None) -> str:
+    return 'float("inf")' if shape is None else repr(shape)
 
 
 def number(value: float) -> str:

@@ -6,4 +6,5 @@ jobs            runs in folders: killed at any moment, shared by any number of w
 study           Optuna decides what to try; nothing is lost with a worker
 scaling_law     accuracy against batch size, and how sure the prediction is
 experiments     tables: privacy parameters, quantity of data, ablations
+private         a search with a guarantee of its own
 """

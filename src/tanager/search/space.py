@@ -8,6 +8,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from tanager import _validate as validate
 from tanager.recipes.recipe import Recipe
 
@@ -198,6 +200,18 @@ class Space:
                 chosen[name] = trial.suggest_float(name, *values, log=True)
             else:
                 chosen[name] = trial.suggest_categorical(name, values.values)
+        return chosen
+
+    def draw(self, random: np.random.Generator) -> dict[str, Any]:
+        """Draw a value for each name, evenly and without looking at anything."""
+        chosen: dict[str, Any] = {}
+        for name in (name for name in FIELDS if name in self.values):
+            values = self.values[name]
+            if isinstance(values, Between):
+                low, high = math.log(values.low), math.log(values.high)
+                chosen[name] = math.exp(random.uniform(low, high))
+            else:
+                chosen[name] = values.values[int(random.integers(len(values.values)))]
         return chosen
 
     @property

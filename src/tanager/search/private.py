@@ -1,0 +1,290 @@
+"""A search that is private throughout: the best of a secret number of private runs.
+
+    study.json          what is searched, and the law of the number of runs
+    model.safetensors   of the best run; model-ema.safetensors its average
+    result.json, report.html, config.json: the guarantee of the whole search
+    private/            mode 0700: the secret, all runs, their exact scores
+
+Hyper-parameters are drawn evenly, without looking at earlier runs. The runs train at
+the target's own batch size. Their scores are numbers of held-out examples, with noise
+that hides each of these as well as a run hides a training example. No run is left out
+of the comparison for how it went: what diverged has no example right.
+
+References:
+    Papernot and Steinke 2022, arXiv:2110.03620; see `tanager.privacy.selection`.
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors.numpy import load_file, save_file
+
+from tanager import __version__
+from tanager import _validate as validate
+from tanager._files import json_text, write_atomically
+from tanager.data import Dataset
+from tanager.privacy.selection import PrivateSearch, Selection
+from tanager.recipes import runner, tasks
+from tanager.recipes.optimizers import optimizer
+from tanager.recipes.recipe import Recipe
+from tanager.report import html
+from tanager.search import jobs
+from tanager.search.space import Between, Space
+from tanager.training.run_folder import RunFolder
+
+
+class Winner(NamedTuple):
+    """What a private search releases besides the model.
+
+    Attributes:
+        values: the choices of the best run.
+        noisy_accuracy: its score over the number of held-out examples: with noise, so
+            that it can lie outside [0, 1].
+        epsilon: of the whole search.
+        delta: of that ε.
+    """
+
+    values: dict[str, Any]
+    noisy_accuracy: float
+    epsilon: float
+    delta: float
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivateSettings:
+    """What a private search searches.
+
+    Attributes:
+        name: of the recipe.
+        recipe: of each run but for what varies; its noise multiplier is calibrated.
+        space: what varies.
+        search: what a run and the whole search spend.
+        epsilon: of the whole search, at most.
+        delta: of that ε.
+        examples: trained on.
+    """
+
+    name: str
+    recipe: Recipe
+    space: Space
+    search: PrivateSearch
+    epsilon: float
+    delta: float
+    examples: int
+
+    @classmethod
+    def settle(
+        cls,
+        name: str,
+        recipe: Recipe,
+        space: Space,
+        selection: Selection,
+        examples: int,
+    ) -> "PrivateSettings":
+        """Calibrate the noise of each run so that the whole search keeps within ε.
+
+        Args:
+            name: of the recipe.
+            recipe: with ε, steps and batch size; δ defaults as for a run.
+            space: what varies.
+            selection: the law of the number of runs.
+            examples: how many there are to train on, without those held out.
+
+        Raises:
+            ValueError: ε or the steps are missing, nothing is held out, or no noise is
+                enough.
+        """
+        if recipe.epsilon is None or recipe.steps is None or recipe.non_private:
+            validate.refuse(
+                "epsilon",
+                recipe.epsilon,
+                "and steps must be given: the noise multiplier is calibrated",
+                "the budget is that of the whole search",
+            )
+        validate.whole(validation_examples=recipe.validation_examples, at_least=1)
+        if recipe.seed is not None:
+            validate.refuse(
+                "seed", recipe.seed, "makes a search NOT private", "leave it out"
+            )
+        delta = recipe.delta or 10.0 ** -len(str(examples))
+        search = PrivateSearch.calibrate(
+            selection,
+            epsilon=recipe.epsilon,
+            delta=delta,
+            sample_rate=min(1.0, recipe.batch_size / examples),
+            steps=recipe.steps,
+        )
+        recipe = dataclasses.replace(
+            recipe,
+            epsilon=None,
+            delta=delta,
+            noise_multiplier=search.run.noise_multiplier,
+            # Accuracies on held-out examples are private: one at the end is enough.
+            evaluate_every=recipe.steps,
+        )
+        return cls(name, recipe, space, search, search.epsilon(delta), delta, examples)
+
+    def check(self, dataset: Dataset) -> None:
+        """Refuse choices that make no run; see `Settings.check`."""
+        for name, values in self.space.values.items():
+            ends = values if isinstance(values, Between) else values.values
+            for value in ends:
+                recipe = self.space.recipe(self.recipe, {name: value})
+                tasks.augmentation(recipe, dataset.image_shape)
+                optimizer(recipe, self.search.run.steps)
+                jobs.flops_of(recipe, dataset)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what identifies the search."""
+        return {
+            "tanager": __version__,
+            "private": True,
+            "recipe": {"name": self.name, **self.recipe.to_json()},
+            "space": self.space.to_json(),
+            "selection": dataclasses.asdict(self.search.selection),
+            "examples": self.examples,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+        }
+
+
+def search_privately(
+    folder: str | os.PathLike,
+    settings: PrivateSettings,
+    report: Callable[[str], None] = lambda text: None,
+) -> Winner:
+    """Make all runs of a private search, and release the best.
+
+    Killed, the same call goes on: the number of runs, their choices and their noise
+    were settled by the secret at the beginning. Whoever looks into `private/` and stops
+    when it is good enough has no guarantee.
+
+    Args:
+        folder: of the search.
+        settings: what to search.
+        report: told that a run ended; never how many there are, or how it went.
+
+    Raises:
+        ValueError: the folder holds another search, or the number drawn was 0, which
+            the Poisson law allows: nothing is released then.
+        KeyboardInterrupt: after a checkpoint was written.
+    """
+    run_folder = RunFolder(folder)
+    path = run_folder.path / "study.json"
+    content = json.loads(json_text(settings.to_json()))
+    if path.exists() and json.loads(path.read_text()) != content:
+        validate.refuse(
+            "out", str(folder), "holds a search of other settings", "choose another"
+        )
+    _write(path, content)
+    if run_folder.result.exists():
+        return _released(run_folder)
+    seed = run_folder.seed(None)
+    held_out = settings.recipe.validation_examples
+    best: tuple[float, int, dict[str, Any]] | None = None
+    for number in range(settings.search.selection.draw(seed)):
+        values = settings.space.draw(jobs.private_random(seed, "choices", number))
+        recipe = settings.space.recipe(settings.recipe, values)
+        right = _right(run_folder.private / "runs" / f"{number:04d}", recipe, settings)
+        noise = jobs.private_random(seed, "score", number)
+        score = right * held_out + noise.normal(0.0, settings.search.score_noise)
+        if best is None or score > best[0]:
+            best = score, number, values
+        report("a run has ended")
+    if best is None:
+        raise ValueError(
+            "the number of runs that was drawn is 0, so nothing is released; another "
+            "search spends another budget: geometric laws make at least one run"
+        )
+    score, number, values = best
+    _release(
+        run_folder,
+        run_folder.private / "runs" / f"{number:04d}",
+        settings,
+        values,
+        score / held_out,
+    )
+    return _released(run_folder)
+
+
+def _right(folder: Path, recipe: Recipe, settings: PrivateSettings) -> float:
+    """Return the share of held-out examples that a run has right. Private."""
+    result = folder / "result.json"
+    diverged = folder / "diverged"
+    if not result.exists() and not diverged.exists():
+        recipe = dataclasses.replace(recipe, out=str(folder))
+        prepared = runner.prepare(settings.name, recipe, dataset=jobs.load(recipe))
+        spent = prepared.budget.mechanism
+        if spent != settings.search.run:
+            raise ValueError(
+                f"a run would spend {spent} where the search accounts for "
+                f"{settings.search.run}: the data are not those it was settled on"
+            )
+        try:
+            runner.run(prepared, progress=False)
+        except FloatingPointError:
+            diverged.touch()
+    if diverged.exists():
+        return 0.0
+    return json.loads(result.read_text())["test_accuracy_ema"]
+
+
+_TOLD = ("test_accuracy", "test_accuracy_ema", "test_accuracy_vote", "test_loss")
+_TOLD += ("test_accuracy_vote_ema", "test_loss_ema", "per_class", "epsilon_rdp")
+_TOLD += ("seconds", "examples_per_second", "wait_fraction")
+
+
+def _release(
+    folder: RunFolder,
+    best: Path,
+    settings: PrivateSettings,
+    values: dict[str, Any],
+    noisy_accuracy: float,
+) -> None:
+    """Copy what may be released of the best run, under the guarantee of the search."""
+    if (best / "diverged").exists():
+        raise ValueError(
+            "the best run diverged, so nothing is released: its budget is spent; "
+            "search lower learning rates"
+        )
+    selection = settings.search.selection
+    result = json.loads((best / "result.json").read_text())
+    result |= dict.fromkeys(_TOLD)
+    result |= {
+        "epsilon": settings.epsilon,
+        "delta": settings.delta,
+        "accountant": "rdp",
+        "search": {
+            "mean": selection.mean,
+            "shape": selection.shape,
+            "values": values,
+            "noisy_accuracy": noisy_accuracy,
+            "score_noise": settings.search.score_noise,
+            "held_out_examples": settings.recipe.validation_examples,
+        },
+    }
+    names = ("epsilon", "delta", "adjacency", "accountant", "private", "steps")
+    metadata = {"tanager": json.dumps({name: result[name] for name in names})}
+    for name in ("model.safetensors", "model-ema.safetensors"):
+        save_file(load_file(best / name), folder.path / name, metadata)
+    config = json.loads((best / "config.json").read_text())
+    config["recipe"]["out"] = None  # It tells how many runs came before.
+    _write(folder.config, config)
+    _write(folder.result, result)
+    html.write_report(folder.path)
+
+
+def _released(folder: RunFolder) -> Winner:
+    result = json.loads(folder.result.read_text())
+    found = result["search"]
+    return Winner(
+        found["values"], found["noisy_accuracy"], result["epsilon"], result["delta"]
+    )
+
+
+def _write(path: Path, content: Any) -> None:
+    write_atomically(path, (json_text(content, indent=2) + "\n").encode())

@@ -1,0 +1,224 @@
+"""A private search: what it releases, what it hides, and what it spends."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from scipy import stats
+
+from tanager import recipes
+from tanager.privacy.selection import PrivateSearch, Selection
+from tanager.search import private
+from tanager.search.private import PrivateSettings, search_privately
+from tanager.search.space import Space
+from tanager.seed import Seed
+
+
+HELD_OUT = 140
+
+
+def settle(selection=Selection(3), **changes):  # noqa: B008
+    recipe = dataclasses.replace(
+        recipes.get("digits").recipe,
+        steps=4,
+        strategy="bk",
+        validation_examples=HELD_OUT,
+        **changes,
+    )
+    space = Space.parse(["learning-rate=0.25,0.5,1"])
+    return PrivateSettings.settle("digits", recipe, space, selection, 1437 - HELD_OUT)
+
+
+@pytest.fixture
+def settings():
+    return settle()
+
+
+@pytest.fixture
+def three_runs(monkeypatch):
+    """The number drawn is 3."""
+    monkeypatch.setattr(Selection, "draw", lambda self, seed: 3)
+
+
+def test_each_run_is_calibrated_for_the_whole_search(settings):
+    assert settings.epsilon <= 3
+    assert settings.search.epsilon(settings.delta) == settings.epsilon
+    assert settings.recipe.noise_multiplier == settings.search.run.noise_multiplier
+    alone = settle(Selection(1)).recipe.noise_multiplier
+    assert alone is not None and settings.recipe.noise_multiplier is not None
+    assert settings.recipe.noise_multiplier > alone
+    assert settings.delta == 1e-4
+
+
+@pytest.mark.slow
+def test_the_best_run_is_released_under_the_guarantee_of_the_search(
+    tmp_path, settings, three_runs
+):
+    out = tmp_path / "search"
+    winner = search_privately(out, settings)
+    public = {path.name for path in out.iterdir()}
+    assert public == {
+        "study.json",
+        "config.json",
+        "result.json",
+        "report.html",
+        "model.safetensors",
+        "model-ema.safetensors",
+        "private",
+    }
+    assert (out / "private").stat().st_mode & 0o777 == 0o700
+    runs = sorted((out / "private/runs").iterdir())
+    assert len(runs) == 3
+    # The winner has the largest score, noise and all.
+    seed = Seed(
+        bytes.fromhex(json.loads((out / "private/seed.json").read_text())["secret"])
+    )
+    scores = []
+    for number, run in enumerate(runs):
+        right = json.loads((run / "result.json").read_text())["test_accuracy_ema"]
+        noise = private.jobs.private_random(seed, "score", number)
+        scores.append(right + noise.normal(0, settings.search.score_noise) / HELD_OUT)
+    assert winner.noisy_accuracy == pytest.approx(max(scores))
+    best = runs[int(np.argmax(scores))]
+    config = json.loads((best / "config.json").read_text())
+    assert winner.values == {"learning_rate": config["recipe"]["learning_rate"]}
+    # The guarantee is that of the search, wherever it is written.
+    result = json.loads((out / "result.json").read_text())
+    assert result["epsilon"] == winner.epsilon == settings.epsilon
+    assert json.loads((best / "result.json").read_text())["epsilon"] < winner.epsilon
+    for name in ("model.safetensors", "model-ema.safetensors"):
+        with safe_open(out / name, "numpy") as file:
+            told = json.loads(file.metadata()["tanager"])
+            assert told["epsilon"] == settings.epsilon
+            assert told["accountant"] == "rdp"
+    page = (out / "report.html").read_text()
+    assert "best of a secret random number of such runs" in page
+    # Nothing exact of the held-out examples, nor which run it was, is outside private/.
+    assert all(result[name] is None for name in result if name.startswith("test_"))
+    assert result["per_class"] is None and result["seconds"] is None
+    for path in out.iterdir():
+        if path.is_file():
+            assert b"private/runs" not in path.read_bytes(), path
+    # And the same call again changes nothing.
+    assert search_privately(out, settings) == winner
+
+
+@pytest.mark.slow
+def test_the_report_computes_epsilon_again(tmp_path, settings, three_runs, capsys):
+    from tanager.report.guarantee import recomputation
+
+    search_privately(tmp_path / "search", settings)
+    result = json.loads((tmp_path / "search/result.json").read_text())
+    exec(recomputation(result), {})
+    again = float(capsys.readouterr().out.splitlines()[-1])
+    assert again == pytest.approx(settings.epsilon, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_killed_it_goes_on_with_the_same_runs(
+    tmp_path, settings, monkeypatch, three_runs
+):
+    made = []
+    right = private._right
+
+    def counted(folder, recipe, settings):
+        made.append((folder.name, recipe.learning_rate))
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        return right(folder, recipe, settings)
+
+    monkeypatch.setattr(private, "_right", counted)
+    with pytest.raises(KeyboardInterrupt):
+        search_privately(tmp_path / "search", settings)
+    assert not (tmp_path / "search/result.json").exists()
+    search_privately(tmp_path / "search", settings)
+    assert made[2:4] == made[:2]
+    assert [name for name, _ in made[2:]] == ["0000", "0001", "0002"]
+
+
+@pytest.mark.slow
+def test_a_run_that_diverges_takes_part_and_has_nothing_right(
+    tmp_path, settings, monkeypatch, three_runs
+):
+    run = private.runner.run
+    seen = []
+
+    def diverges(prepared, progress):
+        seen.append(prepared)
+        if len(seen) == 1:
+            private.Path(prepared.recipe.out).mkdir(parents=True)
+            raise FloatingPointError
+        return run(prepared, progress)
+
+    monkeypatch.setattr(private.runner, "run", diverges)
+    winner = search_privately(tmp_path / "search", settings)
+    assert (tmp_path / "search/private/runs/0000/diverged").exists()
+    assert winner.noisy_accuracy > 0.1
+    assert len(seen) == 3
+
+
+def test_another_mechanism_than_the_accounted_one_is_refused(tmp_path, settings):
+    less = dataclasses.replace(settings.recipe, noise_multiplier=0.5)
+    planted = dataclasses.replace(settings, recipe=less)
+    with pytest.raises(ValueError, match="where the search accounts for"):
+        search_privately(tmp_path / "search", planted)
+
+
+def test_no_run_at_all_releases_nothing(tmp_path, settings, monkeypatch):
+    monkeypatch.setattr(Selection, "draw", lambda self, seed: 0)
+    with pytest.raises(ValueError, match="drawn is 0, so nothing is released"):
+        search_privately(tmp_path / "search", settings)
+    assert not (tmp_path / "search/model.safetensors").exists()
+
+
+@pytest.mark.statistical
+def test_choices_are_drawn_evenly_and_differ_from_run_to_run():
+    """χ² over 3000 draws of three values; false-alarm rate 1e-6."""
+    space, seed = (
+        Space.parse(["learning-rate=1,2,4", "clip-norm=0.5..2"]),
+        Seed.from_int(0),
+    )
+    drawn = [
+        space.draw(private.jobs.private_random(seed, "choices", number))
+        for number in range(3000)
+    ]
+    rates = [each["learning_rate"] for each in drawn]
+    assert stats.chisquare([rates.count(rate) for rate in (1, 2, 4)]).pvalue > 1e-6
+    logs = [math.log(each["clip_norm"]) / math.log(2) for each in drawn]
+    assert stats.kstest(logs, "uniform", (-1, 2)).pvalue > 1e-6
+
+
+@pytest.mark.statistical
+def test_scores_are_noised_by_what_the_search_says(settings):
+    """KS test over 3000 draws; false-alarm rate 1e-6."""
+    scale = settings.search.score_noise
+    drawn = [
+        private.jobs.private_random(Seed.from_int(1), "score", number).normal(0, scale)
+        for number in range(3000)
+    ]
+    assert stats.kstest(drawn, "norm", (0, scale)).pvalue > 1e-6
+    assert scale > 0.5
+    assert isinstance(settings.search, PrivateSearch)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": 1}, r"seed \(=1\) makes a search NOT private"),
+        ({"epsilon": None, "noise_multiplier": 1.0}, "the noise multiplier is calib"),
+    ],
+)
+def test_what_makes_no_private_search_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        settle(**changes)
+
+
+def test_a_search_of_other_settings_is_refused(tmp_path, settings, monkeypatch):
+    monkeypatch.setattr(Selection, "draw", lambda self, seed: 0)
+    with pytest.raises(ValueError, match="drawn is 0"):
+        search_privately(tmp_path / "search", settings)
+    with pytest.raises(ValueError, match="holds a search of other settings"):
+        search_privately(tmp_path / "search", settle(Selection(4)))
