@@ -23,6 +23,6 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 @pytest.fixture(autouse=True)
 def _methods_are_chosen_by_cost(request, monkeypatch):
-    """Measuring every cell anew took a third of the time of all tests."""
+    """Measuring every cell anew takes half of the time of a short run."""
     if "measures" not in request.keywords:
         monkeypatch.setattr(Timings, "measure", lambda *arguments, **options: None)

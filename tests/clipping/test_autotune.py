@@ -12,6 +12,8 @@ from tanager.clipping import autotune, choices, clipped_grad, cost
 from tanager.clipping.autotune import Timings
 
 
+pytestmark = pytest.mark.measures
+
 ROWS = 4
 
 
