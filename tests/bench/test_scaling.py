@@ -8,6 +8,7 @@ import pytest
 from tanager.bench import scaling
 from tanager.bench.workload import Workload
 from tanager.parallel.layout import Layout
+from tanager.training.norms import BINS
 
 
 WORKLOAD = Workload("linear", (6,), classes=3)
@@ -156,10 +157,11 @@ def test_devices_exchange_the_sum_of_gradients_once_for_each_logical_batch(strat
     assert column(found, "error") == [None, None]
     one, two = found.rows
     assert one["bytes_per_step"] == 0
-    # Besides the gradients, four counts of examples.
+    # Besides the gradients, four counts of examples and a histogram.
     assert two["accumulate_bytes"] == {}
-    assert two["update_bytes"] == {"all-reduce": PARAMETERS + 16}
-    assert two["bytes_per_step"] == PARAMETERS + 16
+    exchanged = PARAMETERS + 4 * (4 + BINS)
+    assert two["update_bytes"] == {"all-reduce": exchanged}
+    assert two["bytes_per_step"] == exchanged
     assert two["examples"] == 24
 
 

@@ -39,7 +39,12 @@ def histogram(norms: Float[Array, " b"], usable: Bool[Array, " b"]) -> Int[Array
         norms: of the examples' gradients, before clipping.
         usable: which of them count.
     """
-    bins = jnp.searchsorted(jnp.asarray(edges(), norms.dtype), norms, side="right")
+    mantissa, exponent = jnp.frexp(norms)  # in [½, 1), exactly
+    bins = _FINEST * (exponent - 1 - _LOWEST) + 1
+    for part in range(1, _FINEST):
+        border = jnp.asarray(2.0 ** (part / _FINEST - 1), norms.dtype)
+        bins += (mantissa >= border).astype(bins.dtype)
+    bins = jnp.where(norms < 2.0**_LOWEST, 0, jnp.clip(bins, 0, BINS - 1))
     nothing = jnp.zeros(BINS, jnp.int32)
     return nothing.at[bins].add(usable.astype(jnp.int32))
 
