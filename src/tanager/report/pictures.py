@@ -7,6 +7,7 @@ from tanager import _validate as validate
 
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -18,6 +19,16 @@ def check_ending(path: str | pathlib.Path) -> None:
     """
     if pathlib.Path(path).suffix.lower() not in (".png", ".svg"):
         validate.refuse("plot", str(path), "must end in .png or .svg")
+
+
+def one_panel() -> tuple["Figure", "Axes"]:
+    """Return a new figure of one panel, drawn without a screen."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 4.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots()
 
 
 def save(figure: "Figure", path: str | pathlib.Path) -> None:

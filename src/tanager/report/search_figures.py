@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tanager.report.pictures import check_ending, save
+from tanager.report.pictures import check_ending, one_panel, save
 
 
 _RUNS, _LAW, _PREDICTED, _OBTAINED = "#386cb0", "#386cb0", "#d62728", "#1b9e77"
@@ -37,13 +37,8 @@ def plot_law(
     Raises:
         ValueError: the ending is another one.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     check_ending(path)
-    figure = Figure(figsize=(7.2, 4.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
+    figure, axes = one_panel()
     sizes, heights, lows, highs = zip(*bands, strict=True)
     confidence = f"{100 * prediction['confidence']:g} %"
     axes.fill_between(
@@ -123,18 +118,13 @@ def plot_grid(
     Raises:
         ValueError: the ending is another one.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     check_ending(path)
     lines: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         others = {name: v for name, v in row["title"].items() if name != along}
         label = ", ".join(f"{name} {value}" for name, value in others.items())
         lines.setdefault(label, []).append(row)
-    figure = Figure(figsize=(7.2, 4.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
+    figure, axes = one_panel()
     places = list(dict.fromkeys(row["title"][along] for row in rows))
     repeats = max(len(row["runs"]) for row in rows)
     for number, (label, cells) in enumerate(lines.items()):
@@ -178,13 +168,8 @@ def plot_norms(
     Raises:
         ValueError: the ending is another one.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     check_ending(path)
-    figure = Figure(figsize=(7.2, 4.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
+    figure, axes = one_panel()
     used = [i for i in range(len(counts[0])) if any(part[i] for part in counts)]
     first, last = max(min(used) - 1, 0), min(max(used) + 1, len(edges) - 1)
     begun = 1
