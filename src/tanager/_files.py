@@ -47,6 +47,11 @@ def json_text(content: Any, indent: int | None = None) -> str:
     return json.dumps(_finite(content), indent=indent, allow_nan=False)
 
 
+def write_json(path: Path, content: Any, mode: int = 0o644) -> None:
+    """Write a JSON file whole or not at all."""
+    write_atomically(path, (json_text(content, indent=2) + "\n").encode(), mode)
+
+
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """Return the objects of a JSON lines file; none where there is no file.
 

@@ -97,8 +97,12 @@ def test_the_best_run_is_released_under_the_guarantee_of_the_search(
     page = (out / "report.html").read_text()
     assert "best of a secret random number of such runs" in page
     # Nothing exact of the held-out examples, nor which run it was, is outside private/.
-    assert all(result[name] is None for name in result if name.startswith("test_"))
-    assert result["per_class"] is None and result["seconds"] is None
+    kept = json.loads((best / "result.json").read_text())
+    exact = {name for name in kept if name.startswith("test_")}
+    assert not result.keys() & (exact | {"per_class", "seconds", "wait_fraction"})
+    assert "ε of the whole search, by RDP" in page and "by PLD" not in page
+    assert "held-out accuracy, with noise" in page
+    assert "next to this page" not in page
     for path in out.iterdir():
         if path.is_file():
             assert b"private/runs" not in path.read_bytes(), path
@@ -207,6 +211,7 @@ def test_scores_are_noised_by_what_the_search_says(settings):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"adjacency": "replace-one"}, "adjacency .*has no bound for searches"),
         ({"seed": 1}, r"seed \(=1\) makes a search NOT private"),
         ({"epsilon": None, "noise_multiplier": 1.0}, "the noise multiplier is calib"),
     ],

@@ -12,9 +12,9 @@ from rich.table import Table
 from tyro.conf import Positional
 
 from tanager import recipes
-from tanager._files import json_text, write_atomically
+from tanager._files import json_text, write_json
 from tanager.commands import flags
-from tanager.commands.watching import Watching
+from tanager.commands.watching import work_through
 
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def _run(
 ) -> int:
     from tanager.commands.search import held_out, target_of
     from tanager.report import search_figures
-    from tanager.search import experiments, jobs
+    from tanager.search import experiments
 
     words = list(words)
     name = words.pop(0) if words and not words[0].startswith("-") else "digits"
@@ -206,22 +206,11 @@ def _run(
         f"{len(every)} simulations, which have NO privacy guarantee, of runs at ε = "
         + ", ".join(f"{cell.target.epsilon:.4g}" for cell in cells)
     )
-    ended = sum(jobs.outcome(job.folder) is not None for job in every)
-    shown = Watching(len(every), ended, target.steps, screen)
-    with jobs.compiled_once(), shown.showing():
-        outcomes = jobs.work(
-            every,
-            lambda job, found: shown.ended(
-                sum(jobs.outcome(each.folder) is not None for each in every),
-                found.accuracy,
-                f"{job.folder.name}: {100 * found.accuracy:.2f} %",
-            ),
-            lambda job, line: shown.line(job.folder.name, line),
-        )
+    outcomes = work_through(every, screen, lambda job: job.folder.name)
     found = {job.folder: each for job, each in zip(every, outcomes, strict=True)}
     rows = [row._asdict() for row in experiments.table(cells, found)]
     content = {"experiment": word, "recipe": name, "rows": rows}
-    write_atomically(out / "table.json", (json_text(content, indent=2) + "\n").encode())
+    write_json(out / "table.json", content)
     axis = getattr(options, "along", None) or along or list(cells[0].title)[-1]
     title = f"{name}: simulated at batch size {batch_size}"
     for ending in ("png", "svg"):

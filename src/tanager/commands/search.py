@@ -15,9 +15,9 @@ from tyro.conf import Positional
 
 from tanager import _validate as validate
 from tanager import recipes
-from tanager._files import json_text, write_atomically
+from tanager._files import json_text, write_json
 from tanager.commands import experiments, flags
-from tanager.commands.watching import Watching
+from tanager.commands.watching import Watching, work_through
 from tanager.recipes.recipe import Recipe
 
 
@@ -117,7 +117,7 @@ def _search(name: str, recipe: Recipe, typed: set[str], options: Options) -> int
     settings = _settings(name, recipe, typed, options)
     out = Path(recipe.out or f"runs/{name}-search")
     study = Study(out, settings)
-    _write(out / "asked.json", {"trials": options.trials})
+    write_json(out / "asked.json", {"trials": options.trials})
     _announce(settings, options, console)
     others = [
         subprocess.Popen([sys.executable, "-m", "tanager.cli", "search", "worker", out])
@@ -247,31 +247,21 @@ def _finish(study: "Study", trials: int, console: Console) -> dict[str, Any]:
 
     steps = study.settings.target.steps
     with jobs.compiled_once():
-        shown = Watching(trials, len(study.results()), steps, console)
+        shown = Watching(trials, len(study.results()), console)
         with shown.showing():
             study.work(
                 trials,
                 lambda done: _tell(study, done, shown),
-                lambda number, line: shown.line(f"trial {number}", line),
+                lambda number, line: shown.line(f"trial {number}", line, steps),
             )
-        best = study.best()
-        winner = study.confirmations(best.values) if best else []
-        console.print(f"the best choices again, in {len(winner)} simulations:")
-        shown = Watching(len(winner), 0, steps, console)
-        with shown.showing():
-            outcomes = jobs.work(
-                winner,
-                lambda job, found: shown.ended(
-                    sum(jobs.outcome(each.folder) is not None for each in winner),
-                    None,
-                    f"batch size {job.recipe.batch_size}: {100 * found.accuracy:.2f} %",
-                ),
-                lambda job, line: shown.line(
-                    f"batch size {job.recipe.batch_size}", line
-                ),
-            )
-        result = summarise(study, winner, outcomes)
-    _write(study.folder / "result.json", result)
+    best = study.best()
+    winner = study.confirmations(best.values) if best else []
+    console.print(f"the best choices again, in {len(winner)} simulations:")
+    outcomes = work_through(
+        winner, console, lambda job: f"batch size {job.recipe.batch_size}"
+    )
+    result = summarise(study, winner, outcomes)
+    write_json(study.folder / "result.json", result)
     search_page.write_report(study.folder)
     return result
 
@@ -329,7 +319,3 @@ def _print(result: dict[str, Any], out: Path) -> None:
     )
     console.print(f"report: {out}/report.html", soft_wrap=True)
     console.print(f"next: tanager train --from-study {out}", soft_wrap=True)
-
-
-def _write(path: Path, content: Any) -> None:
-    write_atomically(path, (json_text(content, indent=2) + "\n").encode())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tanager import _validate as validate
 from tanager import recipes
-from tanager._files import json_text, write_atomically
+from tanager._files import write_json
 from tanager.recipes.recipe import Recipe, RecipeEntry
 
 
@@ -59,7 +59,7 @@ class Found:
             "on": "test examples",
         }
         known = [each for each in known if each["run"] != mine["run"]] + [mine]
-        write_atomically(path, (json_text(known, indent=2) + "\n").encode())
+        write_json(path, known)
         search_page.write_report(self.folder)
 
     def sentence(self, result: "TrainResult") -> str:

@@ -3,11 +3,15 @@
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+
+if TYPE_CHECKING:
+    from tanager.search.jobs import Job, Outcome
 
 
 class Watching:
@@ -16,13 +20,12 @@ class Watching:
     Args:
         runs: how many there are.
         done: how many of them were made before.
-        steps: of a run.
         console: where to show it.
     """
 
-    def __init__(self, runs: int, done: int, steps: int, console: Console):
+    def __init__(self, runs: int, done: int, console: Console):
         self.console = console
-        self._runs, self._done, self._steps = runs, done, steps
+        self._runs, self._done = runs, done
         self._begun, self._before = time.monotonic(), done
         self._best = -math.inf
         self._bar = Progress(
@@ -44,11 +47,11 @@ class Watching:
         with self._bar:
             yield
 
-    def line(self, name: str, line: Mapping[str, Any]) -> None:
-        """Show how far a run is: a line of its metrics.jsonl."""
-        part = self._done + line["step"] / self._steps
+    def line(self, name: str, line: Mapping[str, Any], steps: int) -> None:
+        """Show how far a run of so many steps is: a line of its metrics.jsonl."""
+        part = self._done + line["step"] / steps
         text = (
-            f"{name}: step {line['step']}/{self._steps}, "
+            f"{name}: step {line['step']}/{steps}, "
             f"{100 * line['test_accuracy_ema']:.1f} %"
         )
         if math.isfinite(self._best):
@@ -81,3 +84,29 @@ class Watching:
         if minutes < 60:
             return f"about {minutes} min"
         return f"about {minutes // 60} h {minutes % 60} min"
+
+
+def work_through(
+    jobs: Sequence["Job"], console: Console, name: Callable[["Job"], str]
+) -> list["Outcome"]:
+    """Make all runs of a list, together with whoever else works on it, and show them.
+
+    Args:
+        jobs: in the order in which they are made.
+        console: where to show them.
+        name: what a run is called.
+    """
+    from tanager.search.jobs import compiled_once, outcome, work
+
+    def ended() -> int:
+        return sum(outcome(job.folder) is not None for job in jobs)
+
+    shown = Watching(len(jobs), ended(), console)
+    with compiled_once(), shown.showing():
+        return work(
+            jobs,
+            lambda job, found: shown.ended(
+                ended(), found.accuracy, f"{name(job)}: {100 * found.accuracy:.2f} %"
+            ),
+            lambda job, line: shown.line(name(job), line, job.recipe.steps or 1),
+        )

@@ -199,8 +199,8 @@ class PrivateSearch:
         one such example changes by at most 1. With this much Gaussian noise its Rényi
         divergence, α / 2σ², is at most that of a run at every order, so that runs
         with their scores spend no more than runs without, whichever of the two sets of
-        examples a person is in. About √S q/σ times smaller than one where η is large:
-        a few examples in the papers' settings.
+        examples a person is in. About 1/(√2 η), with η of `tan.eta`: an example or two
+        in the papers' settings.
         """
         if self.run.noise_multiplier == 0:
             return 0.0

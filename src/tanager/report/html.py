@@ -92,10 +92,18 @@ def _guarantee(config: _Fields, result: _Fields) -> str:
         f"<p class=claim>This model is <strong>{guarantee.claim(result)}</strong>-"
         f"differentially private under {escape(result['adjacency'])}.</p>{caution}"
         f"<p>{guarantee.mechanism(result)} {escape(guarantee.accounting(result))} It "
-        "covers the final parameters, their average, every checkpoint and all numbers "
-        "on this page but the training time and speed.</p>"
+        f"covers {_covered(result)}.</p>"
         "<p>It rests on these assumptions:</p>"
         f"{_list(guarantee.assumptions(result))}</section>"
+    )
+
+
+def _covered(result: _Fields) -> str:
+    if result.get("search"):
+        return "the final parameters, their average and all numbers on this page"
+    return (
+        "the final parameters, their average, every checkpoint and all numbers on this "
+        "page but the training time and speed"
     )
 
 
@@ -122,8 +130,16 @@ def _verification(result: _Fields) -> str:
         "How to verify",
         "<p>Compute ε again from the mechanism, without tanager:</p>"
         f"<pre id=verify>{escape(guarantee.recomputation(result))}</pre>"
+        f"{_ledger(result)}",
+    )
+
+
+def _ledger(result: _Fields) -> str:
+    if result.get("search"):
+        return "<p>Every run has its ledger in private/, as their number is secret.</p>"
+    return (
         "<p>ledger.jsonl, next to this page, lists every update that was charged, each "
-        "before it was made; the settings above must be those of all its lines.</p>",
+        "before it was made; the settings above must be those of all its lines.</p>"
     )
 
 
@@ -137,6 +153,10 @@ def _tiles(result: _Fields) -> str:
         ("test accuracy, average", percent(result.get("test_accuracy_ema"))),
         ("test accuracy, parameters", percent(result.get("test_accuracy"))),
     ]
+    if search := result.get("search"):
+        tiles[2:] = [
+            ("held-out accuracy, with noise", percent(search["noisy_accuracy"]))
+        ]
     if (vote := result.get("test_accuracy_vote_ema")) is not None:
         tiles.append(("test accuracy, average, vote of views", percent(vote)))
     shown = "".join(
@@ -215,13 +235,19 @@ def _bar(accuracy: float | None, series: str) -> str:
 
 def _budget(result: _Fields) -> str:
     claim = "" if result["private"] else ", NOT guaranteed for this run"
-    rdp = result.get("epsilon_rdp")
-    return _table(
-        {
+    if result.get("search"):
+        spent = {f"ε of the whole search, by RDP{claim}": upper(result["epsilon"])}
+    else:
+        rdp = result.get("epsilon_rdp")
+        spent = {
             f"ε by PLD, tight{claim}": upper(result["epsilon"]),
             f"ε by RDP, as the papers report it{claim}": (
                 f"none under {result['adjacency']}" if rdp is None else upper(rdp)
             ),
+        }
+    return _table(
+        spent
+        | {
             "δ": result["delta"],
             "adjacency": result["adjacency"],
             "sample rate q": result["sample_rate"],

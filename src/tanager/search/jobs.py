@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from tanager._cache import private_folder
-from tanager._files import json_text, write_atomically
+from tanager._files import write_json
 from tanager.data import Dataset
 from tanager.recipes import cost, runner, tasks
 from tanager.recipes.recipe import Recipe
@@ -40,7 +40,8 @@ class Job(NamedTuple):
 
     Attributes:
         folder: where it is made.
-        recipe: what it is; its `out` and `validation_examples` are settled here.
+        recipe: what it is; its folder, and a physical batch that the devices can share
+            evenly, are settled when it is made.
         name: of the recipe.
     """
 
@@ -108,7 +109,11 @@ def make(job: Job, watch: Watch | None = None) -> Outcome:
     done = outcome(job.folder)
     if done is not None:
         return done
-    recipe = dataclasses.replace(job.recipe, out=str(job.folder))
+    devices = job.recipe.devices or jax.device_count()
+    rows = -(-job.recipe.physical_batch_size // devices) * devices
+    recipe = dataclasses.replace(
+        job.recipe, out=str(job.folder), physical_batch_size=rows
+    )
     with warnings.catch_warnings():
         # That a simulation protects nobody was said at the beginning.
         warnings.filterwarnings("ignore", message="ε = .* protects next to nothing")
@@ -142,8 +147,7 @@ def private_random(seed: Seed, purpose: str, *position: int) -> np.random.Genera
 
 def keep(folder: Path, found: Outcome) -> None:
     """Write what a run came to, and delete what is not needed any more."""
-    text = json_text(found._asdict(), indent=2) + "\n"
-    write_atomically(folder / "outcome.json", text.encode())
+    write_json(folder / "outcome.json", found._asdict())
     for path in folder.iterdir():
         if path.name in _KEPT or path.suffix in (".lock", ".json"):
             continue

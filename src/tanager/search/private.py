@@ -8,7 +8,8 @@
 Hyper-parameters are drawn evenly, without looking at earlier runs. The runs train at
 the target's own batch size. Their scores are numbers of held-out examples, with noise
 that hides each of these as well as a run hides a training example. No run is left out
-of the comparison for how it went: what diverged has no example right.
+of the comparison for how it went: what diverged has no example right. Which examples
+are held out counts as public; neighbours differ by one example on either side.
 
 References:
     Papernot and Steinke 2022, arXiv:2110.03620; see `tanager.privacy.selection`.
@@ -25,15 +26,17 @@ from safetensors.numpy import load_file, save_file
 
 from tanager import __version__
 from tanager import _validate as validate
-from tanager._files import json_text, write_atomically
+from tanager._files import json_text, write_json
 from tanager.data import Dataset
+from tanager.privacy.mechanism import Adjacency
+from tanager.privacy.plan import default_delta
 from tanager.privacy.selection import PrivateSearch, Selection
-from tanager.recipes import runner, tasks
-from tanager.recipes.optimizers import optimizer
+from tanager.recipes import runner
 from tanager.recipes.recipe import Recipe
 from tanager.report import html
 from tanager.search import jobs
-from tanager.search.space import Between, Space
+from tanager.search.settings import check_choices
+from tanager.search.space import Space
 from tanager.training.run_folder import RunFolder
 
 
@@ -106,11 +109,18 @@ class PrivateSettings:
                 "the budget is that of the whole search",
             )
         validate.whole(validation_examples=recipe.validation_examples, at_least=1)
+        if recipe.adjacency != Adjacency.ADD_OR_REMOVE_ONE:
+            validate.refuse(
+                "adjacency",
+                recipe.adjacency,
+                "has no bound for searches",
+                f"use {Adjacency.ADD_OR_REMOVE_ONE}",
+            )
         if recipe.seed is not None:
             validate.refuse(
                 "seed", recipe.seed, "makes a search NOT private", "leave it out"
             )
-        delta = recipe.delta or 10.0 ** -len(str(examples))
+        delta = recipe.delta or default_delta(examples)
         search = PrivateSearch.calibrate(
             selection,
             epsilon=recipe.epsilon,
@@ -129,14 +139,8 @@ class PrivateSettings:
         return cls(name, recipe, space, search, search.epsilon(delta), delta, examples)
 
     def check(self, dataset: Dataset) -> None:
-        """Refuse choices that make no run; see `Settings.check`."""
-        for name, values in self.space.values.items():
-            ends = values if isinstance(values, Between) else values.values
-            for value in ends:
-                recipe = self.space.recipe(self.recipe, {name: value})
-                tasks.augmentation(recipe, dataset.image_shape)
-                optimizer(recipe, self.search.run.steps)
-                jobs.flops_of(recipe, dataset)
+        """Refuse choices that make no run; see `check_choices`."""
+        check_choices(self.space, self.recipe, self.search.run.steps, dataset)
 
     def to_json(self) -> dict[str, Any]:
         """Return what identifies the search."""
@@ -180,7 +184,7 @@ def search_privately(
         validate.refuse(
             "out", str(folder), "holds a search of other settings", "choose another"
         )
-    _write(path, content)
+    write_json(path, content)
     if run_folder.result.exists():
         return _released(run_folder)
     seed = run_folder.seed(None)
@@ -233,9 +237,10 @@ def _right(folder: Path, recipe: Recipe, settings: PrivateSettings) -> float:
     return json.loads(result.read_text())["test_accuracy_ema"]
 
 
-_TOLD = ("test_accuracy", "test_accuracy_ema", "test_accuracy_vote", "test_loss")
-_TOLD += ("test_accuracy_vote_ema", "test_loss_ema", "per_class", "epsilon_rdp")
-_TOLD += ("seconds", "examples_per_second", "wait_fraction")
+# Of a run's result, what neither the held-out examples nor a clock tells.
+_PUBLIC = ("private", "adjacency", "steps", "batch_size", "sample_rate", "clip_norm")
+_PUBLIC += ("noise_multiplier", "examples", "unreadable", "eta", "eta_step")
+_PUBLIC += ("total_noise", "versions")
 
 
 def _release(
@@ -252,9 +257,8 @@ def _release(
             "search lower learning rates"
         )
     selection = settings.search.selection
-    result = json.loads((best / "result.json").read_text())
-    result |= dict.fromkeys(_TOLD)
-    result |= {
+    kept = json.loads((best / "result.json").read_text())
+    result = {name: kept[name] for name in _PUBLIC} | {
         "epsilon": settings.epsilon,
         "delta": settings.delta,
         "accountant": "rdp",
@@ -273,8 +277,8 @@ def _release(
         save_file(load_file(best / name), folder.path / name, metadata)
     config = json.loads((best / "config.json").read_text())
     config["recipe"]["out"] = None  # It tells how many runs came before.
-    _write(folder.config, config)
-    _write(folder.result, result)
+    write_json(folder.config, config)
+    write_json(folder.result, result)
     html.write_report(folder.path)
 
 
@@ -284,7 +288,3 @@ def _released(folder: RunFolder) -> Winner:
     return Winner(
         found["values"], found["noisy_accuracy"], result["epsilon"], result["delta"]
     )
-
-
-def _write(path: Path, content: Any) -> None:
-    write_atomically(path, (json_text(content, indent=2) + "\n").encode())

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from tanager import __version__
 from tanager import _validate as validate
-from tanager._files import json_text, write_atomically
+from tanager._files import write_json
 from tanager.data import Dataset
 from tanager.recipes import tasks
 from tanager.recipes.optimizers import optimizer
@@ -87,19 +87,11 @@ class Settings:
     def check(self, dataset: Dataset) -> None:
         """Refuse choices that make no run, before anything is run.
 
-        Each value is put into the recipe alone; the ends of a range stand for it.
-
         Raises:
-            ValueError: a model, augmentation, optimizer or option is no good.
+            ValueError: as `check_choices`.
         """
         start = self.target.simulated(self.batch_sizes[0])
-        for name, values in self.space.values.items():
-            ends = values if isinstance(values, Between) else values.values
-            for value in ends:
-                recipe = self.space.recipe(start, {name: value})
-                tasks.augmentation(recipe, dataset.image_shape)
-                optimizer(recipe, self.target.steps)
-                jobs.flops_of(recipe, dataset)
+        check_choices(self.space, start, self.target.steps, dataset)
 
     def to_json(self) -> dict[str, Any]:
         """Return what identifies the study; the storage is only where it is kept."""
@@ -136,6 +128,23 @@ class Settings:
         )
 
 
+def check_choices(space: Space, start: Recipe, steps: int, dataset: Dataset) -> None:
+    """Refuse choices that make no run.
+
+    Each value is put into the recipe alone; the ends of a range stand for it.
+
+    Raises:
+        ValueError: a model, augmentation, optimizer or option is no good.
+    """
+    for name, values in space.values.items():
+        ends = values if isinstance(values, Between) else values.values
+        for value in ends:
+            recipe = space.recipe(start, {name: value})
+            tasks.augmentation(recipe, dataset.image_shape)
+            optimizer(recipe, steps)
+            jobs.flops_of(recipe, dataset)
+
+
 def agreed(folder: Path, settings: Settings | None, elsewhere: str | None) -> Settings:
     """Return the settings of the folder, which must be those asked for."""
     path = folder / "study.json"
@@ -150,8 +159,7 @@ def agreed(folder: Path, settings: Settings | None, elsewhere: str | None) -> Se
             )
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         own = {"id": secrets.token_hex(8), "storage": settings.storage}
-        text = json_text({**settings.to_json(), **own}, indent=2) + "\n"
-        write_atomically(path, text.encode())
+        write_json(path, {**settings.to_json(), **own})
         return settings
     content = json.loads(path.read_text())
     storage = content.pop("storage")

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tanager._files import json_text, write_atomically
+from tanager._files import write_json
 from tanager.recipes.recipe import Recipe
 from tanager.search import jobs
 from tanager.search.jobs import Job, Outcome
@@ -185,7 +185,7 @@ class Study:
             return self._tell(trial, _trial_result(folder))
         values = settings.space.suggest(trial, settings.target.recipe)
         recipe = self._recipe(settings.batch_sizes[0], values)
-        _write(folder / "trial.json", {"number": trial.number, "values": values})
+        write_json(folder / "trial.json", {"number": trial.number, "values": values})
         seen = {"step": 0, "accuracy": 0.0, "seconds": 0.0}
         known = self._optuna.get_trials(deepcopy=False)[trial.number]
         reported = set(known.intermediate_values)
@@ -221,7 +221,7 @@ class Study:
             found.seconds,
             flops * seen["step"] / settings.target.steps,
         )
-        _write(folder / "done.json", result._asdict())
+        write_json(folder / "done.json", result._asdict())
         jobs.keep(folder / "run", found)
         return self._tell(trial, result)
 
@@ -288,7 +288,3 @@ def _optuna_study(storage: Any, folder: Path, settings: Settings) -> "OptunaStud
         direction="maximize",
         load_if_exists=True,
     )
-
-
-def _write(path: Path, content: Any) -> None:
-    write_atomically(path, (json_text(content, indent=2) + "\n").encode())

@@ -19,10 +19,10 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from tanager import _validate as validate
+from tanager._files import write_json
 from tanager.data import ArraySource, as_source, gather
 from tanager.sampling import pack
 from tanager.training import identity
-from tanager.training.run_folder import write_json
 
 
 _SAVE_SECONDS = 5.0

@@ -19,10 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from tanager._files import write_json
 from tanager.data import UnreadableExample, gather
 from tanager.parallel import hosts
 from tanager.seed import Seed
-from tanager.training.run_folder import RunFolder, write_json
+from tanager.training.run_folder import RunFolder
 from tanager.training.step import Step
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxtyping import PyTree
 
+from tanager._files import write_json
 from tanager.models import weights
 from tanager.parallel import hosts
 from tanager.privacy import accountant, tan
@@ -16,7 +17,7 @@ from tanager.privacy.mechanism import Adjacency, Mechanism
 from tanager.report import html
 from tanager.training import identity
 from tanager.training.evaluate import Evaluation
-from tanager.training.run_folder import RunFolder, write_json
+from tanager.training.run_folder import RunFolder
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,10 +17,9 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 from tanager import _validate as validate
-from tanager._files import json_text, write_atomically
+from tanager._files import write_json
 from tanager.seed import Seed
 
 
@@ -120,8 +119,3 @@ class RunFolder:
                 f"{needed / 1e6:.0f} MB",
                 "free some space or choose another folder",
             )
-
-
-def write_json(path: Path, content: Any, mode: int = 0o644) -> None:
-    """Write a JSON file whole or not at all."""
-    write_atomically(path, (json_text(content, indent=2) + "\n").encode(), mode)
