@@ -1,5 +1,6 @@
 """`tanager search` on the digits, from end to end, killed on the way."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -9,8 +10,11 @@ import time
 
 import pytest
 
+from tanager import data, recipes
 from tanager.cli import main
+from tanager.commands.search import target_of
 from tanager.report import search_page
+from tanager.search import jobs
 
 
 WORDS = [
@@ -74,6 +78,7 @@ def test_a_killed_search_ends_and_prints_what_it_found(study):
     cost = result["cost"]
     # 3 · 16 + 16 + 32 + 64 images for 512.
     assert cost["share_of_reference"] == pytest.approx(160 / 512, rel=1e-6)
+    assert cost["trials_share"] == pytest.approx(48 / 512, rel=1e-6)
     spent = result["privacy"]["simulations_epsilon"]
     assert spent["16"] > spent["64"] > 3 * result["target"]["epsilon"]
 
@@ -194,10 +199,19 @@ def test_ablation_and_data(tmp_path, capsys):
     assert all(len(row["runs"]) == 2 for row in rows)
     words = [*SHORT, "--try-examples", "600", "1200", "--out", str(tmp_path / "d")]
     assert main(["search", "data", "digits", *words]) == 0
-    rows = json.loads(capsys.readouterr().out)["rows"]
+    found = json.loads(capsys.readouterr().out)
+    rows, more = found["rows"], found["prediction"]
     assert [row["title"]["examples"] for row in rows] == [600, 1200]
+    assert [len(row["runs"]) for row in rows] == [2, 2]
     assert rows[0]["epsilon"] > rows[1]["epsilon"]
     assert rows[0]["delta"] == pytest.approx(2 * rows[1]["delta"])
+    # Section 4.4: twice the data at the same (B, sigma, S), half of delta.
+    assert more["examples"] == 2 * 1437
+    assert more["delta"] == pytest.approx(rows[1]["delta"] * 1200 / 2874)
+    assert more["epsilon"] < rows[1]["epsilon"]
+    told = more["prediction"]
+    assert told["batch_size"] == 2874
+    assert 0 <= told["low"] <= told["accuracy"] <= told["high"] <= 1
     config = tmp_path / "d/runs/examples=600-0/config.json"
     assert json.loads(config.read_text())["examples"] == 600
 
@@ -219,3 +233,44 @@ def test_norms_of_a_run(tmp_path, capsys):
     assert content["steps"] == [2, 4]
     assert main(["search", "norms", str(tmp_path)]) == 2
     assert "has no record of gradient norms" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("fields", "typed", "examples"),
+    [
+        ({}, (), 1437),
+        ({"validation_examples": 137}, (), 1300),
+        ({"validation_examples": 137}, ("validation_examples",), 1437),
+        ({"train_examples": 1000}, (), 1000),
+        (
+            {"train_examples": 1000, "validation_examples": 137},
+            ("validation_examples",),
+            1000,
+        ),
+    ],
+)
+def test_the_target_trains_on_all_but_what_its_recipe_holds_out(
+    fields, typed, examples
+):
+    recipe = dataclasses.replace(recipes.get("digits").recipe, **fields)
+    found = target_of("digits", recipe, {*typed})
+    assert found.examples == examples
+    kept = 0 if typed else fields.get("validation_examples", 0)
+    assert found.recipe.validation_examples == kept
+
+
+@pytest.mark.slow
+def test_a_search_reads_no_test_example(tmp_path, monkeypatch, capsys):
+    loaded, real = [], data.load
+
+    def load(*arguments, validation_examples=0, **rest):
+        loaded.append(validation_examples)
+        return real(*arguments, validation_examples=validation_examples, **rest)
+
+    monkeypatch.setattr(data, "load", load)
+    monkeypatch.setattr(jobs, "_loaded", {})
+    words = [*WORDS, "--trials", "1", "--simulation-batch-sizes", "16", "--steps", "4"]
+    assert main([*words, "--out", str(tmp_path / "study")]) == 0
+    capsys.readouterr()
+    assert loaded
+    assert all(loaded)

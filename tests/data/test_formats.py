@@ -433,3 +433,36 @@ def test_decoding_in_parts_keeps_the_order():
     np.testing.assert_array_equal(images[:, 0, 0, 1], np.arange(1000) % 251)
     assert sum(done) == 1000
     assert len(done) > 2
+
+
+def write_parquets(folder, images, labels):
+    for split in ("train", "test"):
+        write_parquet(folder / f"{split}.parquet", images, labels)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("name", "shape", "write", "tests"),
+    [
+        ("cifar10", (32, 32, 3), write_parquets, "test.*"),
+        ("cifar10", (32, 32, 3), write_cifar10_batches, "test_batch"),
+        ("mnist", (28, 28, 1), write_mnist, "t10k*"),
+    ],
+)
+def test_held_out_examples_need_no_test_files(
+    tmp_path, name, shape, write, tests, stream
+):
+    if stream and write is not write_parquets:
+        pytest.skip("only parquet is streamed")
+    write(tmp_path, *images_and_labels(40, shape, 10))
+    before = load(name, tmp_path, validation_examples=10, stream=stream)
+    for file in tmp_path.glob(tests):
+        file.unlink()
+    after = load(name, tmp_path, validation_examples=10, stream=stream)
+    for split in ("train", "test"):
+        one, two = (getattr(dataset, split) for dataset in (before, after))
+        assert len(one) == {"train": 30, "test": 10}[split]
+        batch = gather(one, np.arange(len(one)))
+        assert_holds(two, batch["image"], batch["label"])
+    with pytest.raises(ValueError, match=r"is missing|has no"):
+        load(name, tmp_path, stream=stream)

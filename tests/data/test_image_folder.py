@@ -48,6 +48,28 @@ def test_train_and_test_folders(tmp_path):
     assert calls == [(9, 15), (15, 15)]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_held_out_examples_leave_the_test_images_unopened(tmp_path, stream):
+    for split in ("train", "test"):
+        write_classes(tmp_path / split, 4)
+    for file in (tmp_path / "test").glob("*/*"):
+        file.write_bytes(b"not an image")
+    calls = []
+    dataset = load(
+        "folder",
+        tmp_path,
+        validation_examples=3,
+        image_size=4,
+        stream=stream,
+        progress=lambda *call: calls.append(call),
+    )
+    assert len(everything(dataset.train)["label"]) == 5
+    assert len(everything(dataset.test)["label"]) == 3
+    assert calls == ([] if stream else [(8, 8)])
+    with pytest.raises(ValueError, match="cannot"):
+        everything(load("folder", tmp_path, image_size=4, stream=stream).test)
+
+
 def test_split_is_by_path_and_stratified(tmp_path):
     """Every fifth file of each class, the same wherever the folder lies."""
     splits = []

@@ -69,6 +69,29 @@ def test_a_grid_has_a_line_for_each_value_of_the_others(drawn):
         np.testing.assert_allclose(segment[:, 1], [middle - 2, middle + 2])
 
 
+def test_a_prediction_is_a_hollow_point_after_the_rows(drawn):
+    rows = [
+        {"title": {"examples": n}, "accuracy": a, "deviation": None, "runs": (a,)}
+        for n, a in ((100, 0.5), (200, 0.6))
+    ]
+    told = {"accuracy": 0.7, "low": 0.6, "high": 0.9, "confidence": 0.95}
+    search_figures.plot_grid(
+        rows,
+        "data.png",
+        along="examples",
+        title="data",
+        predicted={"examples": 400, "prediction": told},
+    )
+    (axes,) = drawn[0].axes
+    labels = [label.get_text() for label in axes.get_xticklabels()]
+    assert labels == ["100", "200", "400\npredicted, 95 %"]
+    point = axes.containers[-1]
+    np.testing.assert_allclose(point[0].get_xydata(), [(2, 70)])
+    assert point[0].get_markerfacecolor() == "white"
+    (ends,) = point[2]
+    np.testing.assert_allclose(ends.get_segments()[0][:, 1], [60, 90])
+
+
 def test_norms_are_marked_private(drawn):
     edges, counts = [0.5, 1.0, 2.0], [[0, 1, 3, 0], [0, 4, 0, 0]]
     search_figures.plot_norms(edges, counts, (10, 20), 1.0, "norms.png")

@@ -12,6 +12,7 @@ import pytest
 
 from tanager.search import jobs
 from tanager.search.jobs import Job, Outcome
+from tanager.search.simulation import Target
 from tanager.search.space import Space
 from tanager.search.study import Study, TrialResult
 
@@ -28,10 +29,11 @@ class Fake:
         self.made.append(job)
         rate = job.recipe.learning_rate
         job.folder.mkdir(parents=True, exist_ok=True)
-        for step in (4, 8, 12):
+        steps, every = job.recipe.steps, job.recipe.evaluate_every
+        for step in range(every, steps + 1, every):
             line = {"step": step, "seconds": 0.1 * step}
             if watch is not None:
-                watch(line | {"test_accuracy_ema": rate * step / 24})
+                watch(line | {"test_accuracy_ema": rate * step / steps / 2})
         found = Outcome(rate / 2, rate / 4, 99.0, 1e6, 2.0, diverged=rate > 2)
         (job.folder / "outcome.json").write_text(json.dumps(found._asdict()))
         return found
@@ -118,6 +120,27 @@ def test_a_trial_below_the_median_ends_early_and_a_diverged_one_is_worth_nothing
             assert each.state == "diverged"
     best = study.best()
     assert best is not None and best.values["learning_rate"] == 1.0
+
+
+def test_halving_lets_the_best_quarter_go_on(tmp_path, settings, fake):
+    recipe = dataclasses.replace(settings.target.recipe, steps=64)
+    changed = dataclasses.replace(
+        settings,
+        target=Target.settle("digits", recipe, settings.target.examples),
+        pruner="halving",
+        space=Space.parse(["learning-rate=0.01,0.5,0.6,0.7,0.8,0.9,1"]),
+        sampler="random",
+    )
+    study = Study(tmp_path / "study", changed)
+    study.work(60)
+    results = study.results()
+    assert {each.steps for each in results if each.state == "pruned"} == {4, 16}
+    best = study.best()
+    assert best is not None and best.values["learning_rate"] == 1.0
+    complete = [each for each in results if each.state == "complete"]
+    assert len(complete) < 15
+    # A third of what all of them would take; an eighth if they came all at once.
+    assert sum(each.steps for each in results) < 60 * 64 / 3
 
 
 def test_a_lost_journal_is_put_together_from_the_folders(tmp_path, settings, fake):

@@ -18,7 +18,7 @@ from tanager.commands.watching import work_through
 
 
 if TYPE_CHECKING:
-    from tanager.search.experiments import Cell
+    from tanager.search.experiments import Cell, Row
     from tanager.search.simulation import Target
 
 
@@ -51,6 +51,12 @@ class DataOptions(Options):
     try_examples: tuple[int, ...] = ()
     """Numbers of training examples. Default: a quarter, half and all but those held
     out."""
+
+    predict_examples: int | None = None
+    """How many examples to predict for. Default: twice those that are there."""
+
+    repeats: int = 2
+    """Runs of each setting."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,7 +112,14 @@ def data(words: Sequence[str]) -> int:
         examples = options.try_examples or (there // 4, there // 2, there)
         return experiments.data_quantity(target, examples, **rest)
 
-    return _run("data", words, DataOptions, cells, "examples")
+    def predict(
+        target: "Target", options: DataOptions, rows: Sequence["Row"]
+    ) -> dict[str, Any]:
+        count = options.predict_examples or 2 * target.examples
+        found = experiments.more_data(target, rows, count)._asdict()
+        return {"prediction": {**found, "prediction": found["prediction"]._asdict()}}
+
+    return _run("data", words, DataOptions, cells, "examples", predict)
 
 
 def ablation(words: Sequence[str]) -> int:
@@ -177,6 +190,7 @@ def _run(
     options_of: type[Any],
     make_cells: Callable[..., list["Cell"]],
     along: str | None,
+    predict: Callable[..., dict[str, Any]] = lambda target, options, rows: {},
 ) -> int:
     from tanager.commands.search import held_out, target_of
     from tanager.report import search_figures
@@ -208,23 +222,34 @@ def _run(
     )
     outcomes = work_through(every, screen, lambda job: job.folder.name)
     found = {job.folder: each for job, each in zip(every, outcomes, strict=True)}
-    rows = [row._asdict() for row in experiments.table(cells, found)]
-    content = {"experiment": word, "recipe": name, "rows": rows}
+    results = experiments.table(cells, found)
+    rows = [row._asdict() for row in results]
+    predicted = predict(target, options, results)
+    content = {"experiment": word, "recipe": name, "rows": rows, **predicted}
     write_json(out / "table.json", content)
     axis = getattr(options, "along", None) or along or list(cells[0].title)[-1]
     title = f"{name}: simulated at batch size {batch_size}"
     for ending in ("png", "svg"):
         search_figures.plot_grid(
-            rows, out / f"table.{ending}", along=axis.replace("-", "_"), title=title
+            rows,
+            out / f"table.{ending}",
+            along=axis.replace("-", "_"),
+            title=title,
+            predicted=predicted.get("prediction"),
         )
     if options.json:
         print(json_text(content, indent=2))
         return 0
-    _print(rows, out, word)
+    _print(rows, out, word, predicted.get("prediction"))
     return 0
 
 
-def _print(rows: list[dict[str, Any]], out: Path, word: str) -> None:
+def _print(
+    rows: list[dict[str, Any]],
+    out: Path,
+    word: str,
+    more: dict[str, Any] | None,
+) -> None:
     console = Console(highlight=False)
     table = Table(box=None, pad_edge=False)
     names = list(rows[0]["title"])
@@ -256,5 +281,13 @@ def _print(rows: list[dict[str, Any]], out: Path, word: str) -> None:
             f"best: --steps {best['steps']} --batch-size {best['batch_size']} "
             f"--learning-rate {best['learning_rate']:g}, ε = {best['epsilon']:.4g} "
             f"at δ = {best['delta']:g} by PLD"
+        )
+    if more is not None:
+        told = more["prediction"]
+        console.print(
+            f"with {more['examples']} examples: ε = {more['epsilon']:.4g} at δ = "
+            f"{more['delta']:.3g}, and a simulation is predicted to reach "
+            f"{100 * told['accuracy']:.1f} %, between {100 * told['low']:.1f} and "
+            f"{100 * told['high']:.1f} % in {100 * told['confidence']:g} of 100 tables"
         )
     console.print(f"table and picture: {out}/table.json, table.png", soft_wrap=True)

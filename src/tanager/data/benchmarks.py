@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -95,7 +96,7 @@ BENCHMARKS = {
     ),
 }
 
-_SPLITS = ("train", "test")
+SPLITS = ("train", "test")
 
 _IDX_FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
@@ -104,14 +105,18 @@ _IDX_FILES = {
 
 
 def read_benchmark(
-    name: str, path: Path, progress: Progress | None
-) -> tuple[Arrays, Arrays]:
-    """Read the training and test split of a benchmark, in whatever format it is there.
+    name: str,
+    path: Path,
+    progress: Progress | None,
+    splits: Sequence[str] = SPLITS,
+) -> list[Arrays]:
+    """Read splits of a benchmark, in whatever format they are there.
 
     Args:
         name: one of `BENCHMARKS`.
         path: the folder with the files, or the folder above it.
         progress: called with the images decoded so far and their total.
+        splits: which, of `SPLITS`; files of another one are not looked for.
 
     Raises:
         ValueError: there are no such files (the message says which were looked for), or
@@ -120,7 +125,7 @@ def read_benchmark(
     spec = BENCHMARKS[name]
     for folder in _folders(name, path):
         for read in (_from_parquet, _from_batches, _from_idx):
-            arrays = read(spec, folder, progress)
+            arrays = read(spec, folder, splits, progress)
             if arrays is not None:
                 return arrays
     return formats.refuse_file(
@@ -131,23 +136,27 @@ def read_benchmark(
 
 
 def stream_benchmark(
-    name: str, path: Path, progress: Progress | None
-) -> tuple[ArrowSource, ArrowSource]:
+    name: str,
+    path: Path,
+    progress: Progress | None,
+    splits: Sequence[str] = SPLITS,
+) -> list[ArrowSource]:
     """Open the parquet files of a benchmark, to be decoded on access.
 
     Args:
         name: one of `BENCHMARKS`.
         path: the folder with the files, or the folder above it.
         progress: called with the images converted so far and their total.
+        splits: which, of `SPLITS`; files of another one are not looked for.
 
     Raises:
         ValueError: there are no parquet files, or one does not hold what it should.
     """
     spec = BENCHMARKS[name]
     for folder in _folders(name, path):
-        files = [find_shards(folder, split, "parquet") for split in _SPLITS]
+        files = [find_shards(folder, split, "parquet") for split in splits]
         if all(files):
-            train, test = open_parquet(
+            return open_parquet(
                 files,
                 spec.image_shape,
                 spec.label_columns,
@@ -155,7 +164,6 @@ def stream_benchmark(
                 True,
                 progress,
             )
-            return train, test
     return formats.refuse_file(
         path,
         f"has no parquet files of {name}, nor has a folder in it",
@@ -181,12 +189,12 @@ def _folders(name: str, path: Path) -> list[Path]:
 
 
 def _from_parquet(
-    spec: Benchmark, folder: Path, progress: Progress | None
-) -> tuple[Arrays, Arrays] | None:
-    files = {split: find_shards(folder, split, "parquet") for split in _SPLITS}
-    if not all(files.values()):
+    spec: Benchmark, folder: Path, splits: Sequence[str], progress: Progress | None
+) -> list[Arrays] | None:
+    files = [find_shards(folder, split, "parquet") for split in splits]
+    if not all(files):
         return None
-    total = sum(map(parquet.parquet_rows, itertools.chain(*files.values())))
+    total = sum(map(parquet.parquet_rows, itertools.chain(*files)))
     report = formats.counter(progress, total)
 
     def read(file: Path) -> Arrays:
@@ -199,15 +207,15 @@ def _from_parquet(
             report,
         )
 
-    train, test = (_joined([read(file) for file in files[split]]) for split in files)
-    return train, test
+    return [_joined([read(file) for file in split]) for split in files]
 
 
 def _from_batches(
-    spec: Benchmark, folder: Path, progress: Progress | None
-) -> tuple[Arrays, Arrays] | None:
+    spec: Benchmark, folder: Path, splits: Sequence[str], progress: Progress | None
+) -> list[Arrays] | None:
     del progress
-    names = spec.train_batches + spec.test_batches
+    batches = {"train": spec.train_batches, "test": spec.test_batches}
+    names = [name for split in splits for name in batches[split]]
     missing = [name for name in names if not (folder / name).is_file()]
     if len(missing) == len(names):
         return None
@@ -219,15 +227,14 @@ def _from_batches(
             folder / name, spec.batch_label, spec.image_shape, len(spec.classes)
         )
 
-    train = _joined([read(name) for name in spec.train_batches])
-    return train, _joined([read(name) for name in spec.test_batches])
+    return [_joined([read(name) for name in batches[split]]) for split in splits]
 
 
 def _from_idx(
-    spec: Benchmark, folder: Path, progress: Progress | None
-) -> tuple[Arrays, Arrays] | None:
+    spec: Benchmark, folder: Path, splits: Sequence[str], progress: Progress | None
+) -> list[Arrays] | None:
     del progress
-    names = list(itertools.chain(*_IDX_FILES.values()))
+    names = [name for split in splits for name in _IDX_FILES[split]]
     endings = ("", ".gz")
     found = {
         name: folder / f"{name}{ending}"
@@ -240,13 +247,13 @@ def _from_idx(
     for name in names:
         if name not in found:
             formats.refuse_file(folder / name, "is missing", "get the file, or its .gz")
-    train, test = (
+    pairs = [_IDX_FILES[split] for split in splits]
+    return [
         formats.read_idx(
             found[images], found[labels], spec.image_shape, len(spec.classes)
         )
-        for images, labels in _IDX_FILES.values()
-    )
-    return train, test
+        for images, labels in pairs
+    ]
 
 
 def _joined(parts: list[Arrays]) -> Arrays:

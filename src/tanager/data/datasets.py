@@ -13,6 +13,7 @@ from tanager.data.benchmarks import (
     DIGITS,
     IMAGENET_MEAN,
     IMAGENET_STD,
+    SPLITS,
     read_benchmark,
     stream_benchmark,
     wanted_files,
@@ -128,8 +129,9 @@ def load(
         classes: keep the examples of these classes alone, label k being the k-th of
             them; None keeps all.
         validation_examples: hold this many examples out of the training examples, by a
-            fixed public permutation, and use them as `test`; the real test examples are
-            then not part of the result. 0 uses the real ones.
+            fixed public permutation, and use them as `test`; no image of the real test
+            examples is then decoded, and a benchmark's files with them need not be
+            there. 0 uses the real ones.
         train_examples: keep only this many of the training examples, the first of the
             same permutation; None keeps all.
         image_size: resize all images to this many pixels each way: the shorter side is
@@ -155,6 +157,7 @@ def load(
             validate.refuse(
                 "image_size", image_size, f"does not apply to {name}", "leave it out"
             )
+    tested = not validation_examples
     if name == "digits":
         for argument, value in (("path", path), ("stream", stream)):
             if value:
@@ -166,10 +169,10 @@ def load(
                 )
         dataset = _digits()
     elif name in BENCHMARKS:
-        dataset = _benchmark(name, _existing(name, path), stream, progress)
+        dataset = _benchmark(name, _existing(name, path), stream, tested, progress)
     else:
         where = _existing(name, path)
-        dataset = _pictures(name, where, image_size, stream, progress)
+        dataset = _pictures(name, where, image_size, stream, tested, progress)
     dataset = _with_classes(dataset, classes)
     dataset = _with_validation(dataset, validation_examples)
     return _with_fewer(dataset, train_examples)
@@ -213,32 +216,37 @@ def _pictures(
     path: Path,
     image_size: int | None,
     stream: bool | None,
+    tested: bool,
     progress: Progress | None,
 ) -> Dataset:
     tests, classes, mean, std = _PICTURES[name]
     wanted = Wanted(tests, image_size, classes, progress)
     if name == "folder":
-        found = find_files(path, wanted) or _folder(path, image_size, stream)
+        found = find_files(path, wanted) or _folder(path, image_size, stream, tested)
     else:
         found = find_images(name, path, wanted)
     train, test = found.train, found.test
-    examples = len(train) + len(test)
+    examples = len(train) + len(test) if tested else len(train)
     if not _streams(stream, examples, train.shape):
         report = counter(progress, examples)
-        train, test = (into_memory(source, report) for source in (train, test))
+        train = into_memory(train, report)
+        test = into_memory(test, report) if tested else train
     if found.train.shape[-1] != 3:
         mean = std = (0.5,) * found.train.shape[-1]
     return _dataset(name, train, test, found.classes, mean, std)
 
 
-def _folder(path: Path, image_size: int | None, stream: bool | None) -> Found:
+def _folder(
+    path: Path, image_size: int | None, stream: bool | None, tested: bool
+) -> Found:
     train, test = list_folder(path)
+    read = (train, test) if tested else (train,)
     shape = None if image_size is None else (image_size, image_size, 3)
-    if stream or (shape and _streams(stream, len(train) + len(test), shape)):
+    if stream or (shape and _streams(stream, sum(map(len, read)), shape)):
         size = needed_size(image_size)
         shape = (size, size, 3)
     else:
-        shape = common_shape((train, test), image_size)
+        shape = common_shape(read, image_size)
     return Found(FolderSource(train, shape), FolderSource(test, shape), train.classes)
 
 
@@ -249,15 +257,20 @@ def _streams(stream: bool | None, examples: int, shape: tuple[int, ...]) -> bool
 
 
 def _benchmark(
-    name: str, path: Path, stream: bool | None, progress: Progress | None
+    name: str,
+    path: Path,
+    stream: bool | None,
+    tested: bool,
+    progress: Progress | None,
 ) -> Dataset:
     spec = BENCHMARKS[name]
+    splits = SPLITS if tested else SPLITS[:1]
     if stream:
-        train, test = stream_benchmark(name, path, progress)
+        found = stream_benchmark(name, path, progress, splits)
     else:
-        arrays = read_benchmark(name, path, progress)
-        train, test = _in_memory(arrays[0]), _in_memory(arrays[1])
-    return _dataset(name, train, test, spec.classes, spec.mean, spec.std)
+        found = [*map(_in_memory, read_benchmark(name, path, progress, splits))]
+    # Held-out examples take the place of a test split that is not read.
+    return _dataset(name, found[0], found[-1], spec.classes, spec.mean, spec.std)
 
 
 def _in_memory(arrays: Arrays) -> ArraySource:

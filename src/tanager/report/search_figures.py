@@ -11,6 +11,7 @@ from tanager.report.pictures import check_ending, one_panel, save
 
 
 _RUNS, _LAW, _PREDICTED, _OBTAINED = "#386cb0", "#386cb0", "#d62728", "#1b9e77"
+_INTERVAL = ("accuracy", "low", "high")
 _COLOURS = ("#386cb0", "#d62728", "#1b9e77", "#7570b3", "#a6761d", "#666666")
 
 
@@ -104,6 +105,7 @@ def plot_grid(
     *,
     along: str,
     title: str,
+    predicted: Mapping[str, Any] | None = None,
 ) -> None:
     """Draw mean accuracy along one name, a line for each value of the others.
 
@@ -114,6 +116,8 @@ def plot_grid(
         path: where to write; the ending, .png or .svg, chooses the format.
         along: the name on the horizontal axis.
         title: what was simulated.
+        predicted: what more data would do, as plain values: drawn as a hollow point
+            with its interval.
 
     Raises:
         ValueError: the ending is another one.
@@ -138,7 +142,24 @@ def plot_grid(
             color=_COLOURS[number % len(_COLOURS)],
             label=label or None,
         )
-    axes.set_xticks(range(len(places)), [str(place) for place in places])
+    names = [str(place) for place in places]
+    if predicted is not None:
+        told = {name: 100 * predicted["prediction"][name] for name in _INTERVAL}
+        axes.errorbar(
+            [len(places)],
+            [told["accuracy"]],
+            yerr=[
+                [told["accuracy"] - told["low"]],
+                [told["high"] - told["accuracy"]],
+            ],
+            fmt="o",
+            markerfacecolor="white",
+            capsize=4,
+            color=_COLOURS[0],
+        )
+        confidence = 100 * predicted["prediction"]["confidence"]
+        names.append(f"{predicted['examples']}\npredicted, {confidence:g} %")
+    axes.set_xticks(range(len(names)), names)
     axes.set_xlabel(along.replace("_", " "))
     axes.set_ylabel("accuracy on held-out examples, %")
     about = f"mean of {repeats} runs, bars of two standard deviations"

@@ -77,7 +77,7 @@ def _privacy(result: _Fields) -> str:
         "searched on are public, or if the choice is taken to tell nothing of them, "
         "which is common practice and not proven. "
         f"{result['privacy']['held_out_examples']:,} training "
-        "examples were held out to compare trials; test examples were not looked at."
+        "examples were held out to compare trials; test examples were not read."
         "</p></section>"
     )
 
@@ -166,9 +166,10 @@ def _cost(result: _Fields) -> str:
     cost = result["cost"]
     return (
         "<section><h2>Cost</h2>"
-        f"<p>The trials and the {len(result['law']['runs']) if result['law'] else 0} "
-        f"runs of the winner took {100 * cost['share_of_reference']:.3g} % of the "
-        "operations of the run they are for, by shapes; "
+        f"<p>The trials took {100 * cost['trials_share']:.3g} % of the operations of "
+        "the run they are for, and the "
+        f"{len(result['law']['runs']) if result['law'] else 0} runs of the winner "
+        f"{100 * cost['winner_share']:.3g} %, by shapes; "
         f"{cost['seconds'] / 60:.3g} minutes of all processes together.</p></section>"
     )
 

@@ -19,6 +19,7 @@ import numpy as np
 from tanager import _validate as validate
 from tanager.recipes.recipe import Recipe
 from tanager.search.jobs import Job, Outcome
+from tanager.search.scaling_law import Prediction, ScalingLaw
 from tanager.search.simulation import Target
 from tanager.search.space import Between, Space
 
@@ -63,6 +64,23 @@ class Row(NamedTuple):
     accuracy: float
     deviation: float | None
     runs: tuple[float, ...]
+
+
+class MoreData(NamedTuple):
+    """What more examples than there are would do.
+
+    Attributes:
+        examples: so many to train on, N.
+        epsilon: of the run on them, by PLD.
+        delta: of that ε.
+        prediction: of the simulations' accuracy, by a line through those that were
+            made against log N; its `batch_size` is N.
+    """
+
+    examples: int
+    epsilon: float
+    delta: float
+    prediction: Prediction
 
 
 def privacy_parameters(
@@ -121,8 +139,13 @@ def data_quantity(
         validation_examples: held out to compare them, the same for all.
 
     Raises:
-        ValueError: there are not so many examples, or a batch would be larger.
+        ValueError: there are not so many examples, or a batch would be larger, or
+            there is but one number of them.
     """
+    if len(set(examples)) < 2:
+        validate.refuse(
+            "try_examples", tuple(examples), "must be two numbers or more", "add one"
+        )
     cells = []
     for count in sorted(set(examples)):
         other = target.at_examples(count)
@@ -133,6 +156,26 @@ def data_quantity(
         )
         cells.append(_cell({"examples": count}, other, recipe, folder, repeats))
     return cells
+
+
+def more_data(
+    target: Target, rows: Sequence[Row], examples: int, confidence: float = 0.95
+) -> MoreData:
+    """Predict what more data would do (Tables 5 and 6).
+
+    Args:
+        target: the run on the data that are there.
+        rows: the table of `data_quantity`.
+        examples: how many there would be.
+        confidence: of the interval.
+
+    Raises:
+        ValueError: a batch would be larger than so many examples.
+    """
+    other = target.at_examples(examples)
+    runs = [(row.title["examples"], each) for row in rows for each in row.runs]
+    predicted = ScalingLaw.fit(runs).predict(examples, confidence)
+    return MoreData(examples, other.epsilon, other.delta, predicted)
 
 
 def ablation(

@@ -230,6 +230,18 @@ def compiled_once() -> Iterator[None]:
         jax.config.update("jax_compilation_cache_dir", None)
 
 
+def training_examples(recipe: Recipe) -> int:
+    """Return how many examples a recipe trains on where it holds none out.
+
+    No test example is read to find out.
+    """
+    if recipe.train_examples is not None:
+        return recipe.train_examples
+    held = max(1, recipe.validation_examples)
+    rest = load(dataclasses.replace(recipe, validation_examples=held)).train
+    return len(rest) + held
+
+
 _OF_DATA = (
     "dataset",
     "data",

@@ -20,7 +20,7 @@ from tanager.search.space import Between, Space
 
 
 SAMPLERS = ("tpe", "random", "grid")
-PRUNERS = ("median", "none")
+PRUNERS = ("median", "halving", "none")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,12 +33,14 @@ class Settings:
         batch_sizes: of the simulations, rising; trials are at the first, the winner
             runs at all of them.
         validation_examples: training examples held out of the simulations, on which
-            all of them are compared; the test examples are never looked at.
+            all of them are compared; the test examples are never read.
         repeats: runs of the winner at each batch size.
         sampler: one of `SAMPLERS`.
         pruner: one of `PRUNERS`: "median" ends a trial that at an evaluation is below
             the median of those before it, once there are five of them and a third of
-            the steps are done.
+            the steps are done. "halving" lets the best quarter go on at a sixteenth and
+            at a quarter of the steps (asynchronous successive halving, Li et al. 2020,
+            Algorithm 1, without resuming).
         storage: URL of a data base; None for a journal file in the folder.
         seed: of the sampler; None for one of the operating system's.
 

@@ -12,6 +12,7 @@ released.
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import time
@@ -185,6 +186,9 @@ class Study:
             return self._tell(trial, _trial_result(folder))
         values = settings.space.suggest(trial, settings.target.recipe)
         recipe = self._recipe(settings.batch_sizes[0], values)
+        if settings.pruner == "halving":
+            every = _first_rung(settings)
+            recipe = dataclasses.replace(recipe, evaluate_every=every)
         write_json(folder / "trial.json", {"number": trial.number, "values": values})
         seen = {"step": 0, "accuracy": 0.0, "seconds": 0.0}
         known = self._optuna.get_trials(deepcopy=False)[trial.number]
@@ -263,6 +267,10 @@ class Study:
             )
 
 
+def _first_rung(settings: Settings) -> int:
+    return max(1, settings.target.steps // 16)
+
+
 def _trial_result(folder: Path) -> TrialResult:
     return TrialResult(**json.loads((folder / "done.json").read_text()))
 
@@ -279,6 +287,8 @@ def _optuna_study(storage: Any, folder: Path, settings: Settings) -> "OptunaStud
     if settings.pruner == "median":
         third = settings.target.steps // 3
         pruner = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=third)
+    elif settings.pruner == "halving":
+        pruner = optuna.pruners.SuccessiveHalvingPruner(_first_rung(settings))
     own = json.loads((folder / "study.json").read_text())["id"]
     return optuna.create_study(
         study_name=f"tanager-{own}",

@@ -120,6 +120,8 @@ def _cost(
         "trials_flops": trials,
         "winner_flops": confirmed,
         "reference_flops": one,
+        "trials_share": trials / one,
+        "winner_share": confirmed / one,
         "share_of_reference": (trials + confirmed) / one,
         "seconds": sum(each.seconds for each in results)
         + sum(found.seconds for found in outcomes),
