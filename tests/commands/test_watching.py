@@ -20,9 +20,7 @@ def clock(monkeypatch):
 
 
 def console(terminal=False):
-    return Console(
-        file=io.StringIO(), force_terminal=terminal, width=200
-    )
+    return Console(file=io.StringIO(), force_terminal=terminal, width=200)
 
 
 def said(console):

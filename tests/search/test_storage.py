@@ -3,6 +3,7 @@
 import fcntl
 import json
 import sqlite3
+import sys
 
 import optuna
 import pytest
@@ -62,6 +63,15 @@ def test_a_data_base_works_and_one_that_is_not_there_is_named(tmp_path):
     ) as told:
         open_storage("sqlite:////nowhere/at/all.db", tmp_path)
     assert "nothing is lost" in str(told.value)
+
+
+def test_a_driver_that_is_missing_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    monkeypatch.setitem(sys.modules, "psycopg2", None)
+    with pytest.raises(
+        ValueError, match=r"needs psycopg2?, which is not installed: pip install psyc"
+    ):
+        open_storage("postgresql://user:secret@host/name", tmp_path)
 
 
 def test_passwords_are_not_shown():

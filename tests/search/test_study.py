@@ -143,6 +143,31 @@ def test_halving_lets_the_best_quarter_go_on(tmp_path, settings, fake):
     assert sum(each.steps for each in results) < 60 * 64 / 3
 
 
+def test_a_data_base_that_goes_away_is_one_message_and_nothing_is_lost(
+    tmp_path, settings, monkeypatch, fake
+):
+    base, away = tmp_path / "study.db", tmp_path / "away.db"
+    kept = dataclasses.replace(settings, storage=f"sqlite:///{base}")
+    study = Study(tmp_path / "study", kept)
+    study.work(2)
+
+    class Unplugs(Fake):
+        def __call__(self, job, watch=None):
+            base.rename(away)
+            base.write_bytes(b"no data base" * 100)
+            return super().__call__(job, watch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(jobs, "make", Unplugs())
+        with pytest.raises(
+            ValueError, match=r"study\.db'\) stopped answering.*nothing is lost"
+        ):
+            study.work(3)
+    away.rename(base)
+    Study(tmp_path / "study", kept).work(4)
+    assert [each.number for each in study.results()] == [0, 1, 2, 3]
+
+
 def test_a_lost_journal_is_put_together_from_the_folders(tmp_path, settings, fake):
     study = Study(tmp_path / "study", settings)
     study.work(4)

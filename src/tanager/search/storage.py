@@ -4,10 +4,12 @@ The journal is written under a lock that dies with its process, and a line that 
 killed process left torn is cut off before the next is written.
 """
 
+import contextlib
 import fcntl
 import os
 import time
 import urllib.parse
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,6 +58,14 @@ def open_storage(url: str | None, folder: Path) -> "BaseStorage":
 
     try:
         return RDBStorage(url)
+    except ImportError as error:
+        driver = getattr(error.__cause__ or error, "name", None)
+        validate.refuse(
+            "storage",
+            without_password(url),
+            f"needs {driver or 'a driver'}, which is not installed",
+            f"pip install {driver}" if driver else _first_line(error),
+        )
     except Exception as error:  # of SQLAlchemy, its drivers, Optuna
         validate.refuse(
             "storage",
@@ -63,6 +73,31 @@ def open_storage(url: str | None, folder: Path) -> "BaseStorage":
             "cannot be opened",
             f"{_first_line(error)}; nothing is lost: the same command goes on when it "
             "answers again",
+        )
+
+
+@contextlib.contextmanager
+def answering(url: str | None) -> Iterator[None]:
+    """Say plainly that a storage was lost, if it is while the block runs.
+
+    Args:
+        url: of the data base, or None.
+
+    Raises:
+        ValueError: the data base stopped answering.
+    """
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (StorageInternalError, SQLAlchemyError) as error:
+        validate.refuse(
+            "storage",
+            without_password(url or ""),
+            "stopped answering",
+            f"{_first_line(error.__cause__ or error)}; nothing is lost: the same "
+            "command goes on when it answers again",
         )
 
 

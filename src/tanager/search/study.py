@@ -25,7 +25,7 @@ from tanager.recipes.recipe import Recipe
 from tanager.search import jobs
 from tanager.search.jobs import Job, Outcome
 from tanager.search.settings import Settings, agreed
-from tanager.search.storage import open_storage
+from tanager.search.storage import answering, open_storage
 
 
 if TYPE_CHECKING:
@@ -99,10 +99,14 @@ class Study:
             watch: told of each evaluation: the trial, and its line of metrics.jsonl.
 
         Raises:
-            KeyboardInterrupt: after a checkpoint was written; the same call goes on.
+            ValueError: the storage stopped answering; the same call goes on.
+            KeyboardInterrupt: after a checkpoint was written; likewise.
         """
         while True:
-            with contextlib.ExitStack() as held:
+            with (
+                answering(self.settings.storage),
+                contextlib.ExitStack() as held,
+            ):
                 with self._alone():
                     trial = self._next(trials, held)
                 if trial is not None:
