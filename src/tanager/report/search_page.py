@@ -175,4 +175,7 @@ def _cost(result: _Fields) -> str:
 
 
 def _large(epsilon: float | None) -> str:
-    return "infinite" if epsilon is None else f"{epsilon:,.4g}"
+    if epsilon is None:
+        return "infinite"
+    shown = float(f"{epsilon:.4g}")
+    return f"{shown:,.0f}" if 1000 <= shown < 1e7 else f"{shown:.4g}"
