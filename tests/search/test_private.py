@@ -15,6 +15,7 @@ from tanager.search import private
 from tanager.search.private import PrivateSettings, search_privately
 from tanager.search.space import Space
 from tanager.seed import Seed
+from tanager.training.export import export
 
 
 HELD_OUT = 140
@@ -106,6 +107,17 @@ def test_the_best_run_is_released_under_the_guarantee_of_the_search(
     for path in out.iterdir():
         if path.is_file():
             assert b"private/runs" not in path.read_bytes(), path
+    card = export(out, tmp_path / "exported")
+    described = json.loads((card / "config.json").read_text())["tanager"]
+    assert described["guarantee"]["epsilon"] == settings.epsilon
+    assert described["guarantee"]["search"] == {"mean": 3.0, "shape": 1.0}
+    told = (card / "README.md").read_text()
+    assert "(of the whole search)" in told
+    assert "best of a secret random number of such runs" in told
+    assert f"On {HELD_OUT} held-out examples" in told
+    assert f"{100 * winner.noisy_accuracy:.1f} %" in told
+    assert "held-out images are protected as the others are" in told
+    assert "PLD" not in told
     # And the same call again changes nothing.
     assert search_privately(out, settings) == winner
 

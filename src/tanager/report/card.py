@@ -123,9 +123,11 @@ def _guarantee(result: _Fields) -> str:
             "public data, wrong for a model of private data."
         )
     rdp = result.get("epsilon_rdp")
+    beside = f"by RDP, as papers report it: {'none' if rdp is None else upper(rdp)}"
+    if result.get("search"):
+        beside = "of the whole search"
     rows = {
-        "ε": f"{upper(result['epsilon'])} (by RDP, as papers report it: "
-        f"{'none' if rdp is None else upper(rdp)})",
+        "ε": f"{upper(result['epsilon'])} ({beside})",
         "δ": number(result["delta"]),
         "adjacency": result["adjacency"],
         "unit of privacy": "one example, which is one image",
@@ -185,19 +187,27 @@ def _use(config: _Fields, format: str, timm_name: str | None) -> str:
 
 
 def _accuracy(result: _Fields, weights: str, accuracy: float | None) -> str:
+    if search := result.get("search"):
+        return (
+            f"On {text(search['held_out_examples'])} held-out examples, by the average "
+            "of the parameters, with noise that protects the examples: "
+            f"**{percent(search['noisy_accuracy'])}**. The noise has a standard "
+            f"deviation of {number(search['score_noise'])} examples, and the best of "
+            "several is rather too high than too low."
+        )
     if accuracy is None:
         return "It was not measured: there was no test set."
-    text = f"On the test set: **{percent(accuracy)}**."
+    whole = f"On the test set: **{percent(accuracy)}**."
     classes = result.get("per_class")
     if not classes:
-        return text
+        return whole
     key = "accuracy_ema" if weights == "average" else "accuracy"
     rows = "\n".join(
         f"| {_plain(each['class'])} | {each['examples']:,} | {percent(each[key])} |"
         for each in classes
     )
     return (
-        f"{text}\n\n| class | test examples | accuracy |\n| --- | --- | --- |\n{rows}"
+        f"{whole}\n\n| class | test examples | accuracy |\n| --- | --- | --- |\n{rows}"
     )
 
 
@@ -249,7 +259,7 @@ def _data(config: _Fields, result: _Fields) -> str:
 def _limits(config: _Fields, result: _Fields, weights: str) -> str:
     shape = (config.get("architecture") or {}).get("image_shape")
     lines = [
-        "It was measured on its own test set only; images of another origin may fare "
+        "It was measured on images of its own origin only; those of another may fare "
         "otherwise.",
         "Privacy is often paid for by small or unusual classes.",
     ]

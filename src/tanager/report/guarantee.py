@@ -55,14 +55,26 @@ def assumptions(result: _Fields) -> list[str]:
         "One image is one example. Who is in the data with several images is protected "
         "for each of them, not for all together.",
         f"Neighbouring data sets differ by {_PROTECTS.get(adjacency, adjacency)}.",
-        "The number of training examples and the test set are public, so nothing here "
-        "protects the test images. The initial parameters owe nothing to the private "
+        f"{_on_other_images(result)} The initial parameters owe nothing to the private "
         "data.",
         _on_choices(result),
         "The secret seed, and all of the folder private/, stay secret.",
         "The pseudo-random numbers are as good as random, and real numbers stand for "
         "floating-point ones: rounding is not modelled.",
     ]
+
+
+def _on_other_images(result: _Fields) -> str:
+    if search := result.get("search"):
+        return (
+            "The numbers of training and of held-out examples are public. The "
+            f"{text(search['held_out_examples'])} held-out images are protected as the "
+            "others are: their scores were given noise."
+        )
+    return (
+        "The number of training examples and the test set are public, so nothing here "
+        "protects the test images."
+    )
 
 
 def _on_choices(result: _Fields) -> str:

@@ -33,6 +33,7 @@ _GUARANTEE = (
     *("private", "epsilon", "delta", "adjacency", "accountant"),
     *("sample_rate", "noise_multiplier", "clip_norm", "steps"),
 )
+_OF_A_SEARCH = ("mean", "shape")
 
 
 def export(
@@ -171,6 +172,8 @@ def _description(
         "weights": weights,
         "guarantee": {name: result[name] for name in _GUARANTEE},
     }
+    if search := result.get("search"):
+        ours["guarantee"]["search"] = {name: search[name] for name in _OF_A_SEARCH}
     if timm_name is None:
         return {"tanager": ours}
     return _timm_description(config, model, timm_name) | {"tanager": ours}
