@@ -104,6 +104,7 @@ def test_the_best_run_is_released_under_the_guarantee_of_the_search(
     assert "ε of the whole search, by RDP" in page and "by PLD" not in page
     assert "held-out accuracy, with noise" in page
     assert "next to this page" not in page
+    assert "No metrics were recorded" not in page
     for path in out.iterdir():
         if path.is_file():
             assert b"private/runs" not in path.read_bytes(), path

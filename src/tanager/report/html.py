@@ -63,7 +63,7 @@ def _page(config: _Fields, result: _Fields, metrics: Sequence[_Fields]) -> str:
         f"<header><p class=kind>{title}</p><h1>{escape(name)}</h1></header>",
         verdict(config, result),
         _tiles(result),
-        _training(metrics),
+        "" if result.get("search") else _training(metrics),
         _predicted(config, result),
         _classes(result),
         _section("Budget", _budget(result)),
