@@ -34,6 +34,7 @@ FLOORS = {
     "recipes": 4,
     "bench": 5,
     "search": 5,
+    "audit": 5,
     "commands": 6,
     "cli": 6,
     "__main__": 6,

@@ -1,0 +1,1 @@
+"""Attacks on private training, and what their success proves about its ε."""

@@ -1,0 +1,334 @@
+"""Lower bounds on ε from the errors of an attack.
+
+An attack scores canaries: a high score says that it was in the data. Its errors,
+counted on scores that its threshold was not chosen on, bound ε from below with a stated
+confidence: were the true ε smaller, so few errors would come once in 1/(1 − confidence)
+audits. Scores of no use, or the wrong way round, prove an ε of 0.
+
+References:
+    Tramèr et al. 2022, Debugging Differential Privacy, section 3 (`Estimator`).
+    Nasr et al. 2023, Tight Auditing of Differentially Private Machine Learning,
+    sections 4 and 5 (`GaussianEstimator`, `SubsampledEstimator`).
+"""
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from tanager import _validate as validate
+from tanager.privacy import accountant
+from tanager.privacy.mechanism import Mechanism
+from tanager.privacy.trade_off import TradeOff
+
+
+RESERVED = 0.1
+"""Share of the scores that the threshold is chosen on."""
+_LEAST_NOISE, _MOST_NOISE = 1e-2, 1e6
+
+
+class Errors(NamedTuple):
+    """What an attack got wrong.
+
+    Attributes:
+        false_positives: canaries that were out of the data, and were called in.
+        outside: canaries that were out.
+        false_negatives: canaries that were in, and were called out.
+        inside: canaries that were in.
+    """
+
+    false_positives: int
+    outside: int
+    false_negatives: int
+    inside: int
+
+    def check(self) -> None:
+        """Refuse counts that cannot be.
+
+        Raises:
+            ValueError: a count is negative or above its total, or a total is 0.
+        """
+        validate.whole(outside=self.outside, inside=self.inside, at_least=1)
+        for name, wrong, total in (
+            ("false_positives", self.false_positives, self.outside),
+            ("false_negatives", self.false_negatives, self.inside),
+        ):
+            if not 0 <= wrong <= total:
+                validate.refuse(name, wrong, f"must be from 0 to {total}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimator:
+    """Turns errors into a lower bound on ε of any mechanism.
+
+    ln((1 − FNR − δ)/FPR), or with the two rates changed round, from upper bounds of
+    both that hold together (Clopper and Pearson's).
+
+    Attributes:
+        delta: δ of the bound, in [0, 1).
+        confidence: that the bound is below the true ε, in (0, 1).
+
+    Raises:
+        ValueError: a field is out of range.
+    """
+
+    delta: float
+    confidence: float
+
+    def __post_init__(self):
+        _check_delta(self.delta)
+        validate.probability(confidence=self.confidence)
+
+    def bound(self, errors: Errors) -> float:
+        """Return the lower bound on ε, at least 0.
+
+        Raises:
+            ValueError: the counts cannot be.
+        """
+        positive, negative = self.highest_rates(errors)
+        if positive + negative >= 1:
+            return 0.0
+        return max(self._epsilon(positive, negative), 0.0)
+
+    def highest_rates(self, errors: Errors) -> tuple[float, float]:
+        """Return upper bounds of the false-positive and the false-negative rate.
+
+        Each at half of 1 − confidence, so that both hold at once.
+
+        Raises:
+            ValueError: the counts cannot be.
+        """
+        errors.check()
+        each = (1 - self.confidence) / 2
+        return (
+            float(_highest(errors.false_positives, errors.outside, each)),
+            float(_highest(errors.false_negatives, errors.inside, each)),
+        )
+
+    def promise(self, positive: np.ndarray, negative: np.ndarray) -> np.ndarray:
+        """Return what grows with the bound, for upper bounds of the two rates."""
+        with np.errstate(all="ignore"):
+            return np.maximum(
+                np.log(np.maximum(1 - negative - self.delta, 0) / positive),
+                np.log(np.maximum(1 - positive - self.delta, 0) / negative),
+            )
+
+    def _epsilon(self, positive: float, negative: float) -> float:
+        return float(self.promise(np.asarray(positive), np.asarray(negative)))
+
+
+@dataclasses.dataclass(frozen=True)
+class GaussianEstimator(Estimator):
+    """Turns errors into a lower bound on ε, if the mechanism is Gaussian.
+
+    It is that of whole batches, or of one step whose canaries are known to have been
+    sampled. With q < 1 it is not: see `SubsampledEstimator`. δ must be positive.
+    """
+
+    def __post_init__(self):
+        super().__post_init__()
+        validate.probability(delta=self.delta)
+
+    def mu(self, errors: Errors) -> float:
+        """Return the lower bound as a μ of Gaussian DP; 0 at the least."""
+        return max(float(self.promise(*map(np.asarray, self.highest_rates(errors)))), 0)
+
+    def promise(self, positive: np.ndarray, negative: np.ndarray) -> np.ndarray:
+        """Return μ."""
+        return stats.norm.isf(positive) - stats.norm.ppf(negative)
+
+    def _epsilon(self, positive: float, negative: float) -> float:
+        mu = super()._epsilon(positive, negative)
+        return accountant.epsilon(Mechanism(1.0, 1 / mu, 1), self.delta)
+
+
+@dataclasses.dataclass(frozen=True)
+class SubsampledEstimator(GaussianEstimator):
+    """Turns errors of whole runs into a lower bound on ε of DP-SGD.
+
+    Of all noise multipliers, those whose trade-off curve allows no attack with so few
+    errors are refuted; ε is that of the largest that is not. The bound is about the
+    noise: sample rate, steps and adjacency are taken as claimed.
+
+    Attributes:
+        claimed: the mechanism whose noise multiplier is in question.
+    """
+
+    claimed: Mechanism
+
+    def _epsilon(self, positive: float, negative: float) -> float:
+        def refuted(noise_multiplier: float) -> bool:
+            curve = TradeOff(self._with(noise_multiplier), coarseness=4.0)
+            return negative < float(curve.false_negatives(positive))
+
+        low = high = self.claimed.noise_multiplier or 1.0
+        while refuted(low):
+            high, low = low, low / 2
+            if low < _LEAST_NOISE:
+                return math.inf
+        while not refuted(high):
+            low, high = high, 2 * high
+            if high > _MOST_NOISE:
+                return 0.0
+        while high > 1.001 * low:
+            middle = math.sqrt(low * high)
+            low, high = (low, middle) if refuted(middle) else (middle, high)
+        return accountant.epsilon(self._with(high), self.delta)
+
+    def _with(self, noise_multiplier: float) -> Mechanism:
+        return dataclasses.replace(self.claimed, noise_multiplier=noise_multiplier)
+
+
+def models_needed(epsilon: float, *, delta: float, confidence: float) -> int:
+    """Return how many runs of each kind could prove an ε, if an attack never erred.
+
+    By `Estimator`; those that the threshold is chosen on come on top.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+    validate.not_negative(epsilon=epsilon)
+    _check_delta(delta)
+    validate.probability(confidence=confidence)
+    # (1 − u − δ)/u = e^ε at the bound u = 1 − ((1 − confidence)/2)^(1/n) of no error.
+    rate = (1 - delta) / (1 + math.exp(epsilon))
+    return math.ceil(math.log((1 - confidence) / 2) / math.log1p(-rate))
+
+
+### From scores
+
+
+class Audit(NamedTuple):
+    """What the scores of an attack prove.
+
+    Attributes:
+        epsilon: lower bound.
+        threshold: scores from here on were called in.
+        errors: at that threshold, on scores that it was not chosen on.
+        auc: area under the receiver operating curve of the same scores.
+        advantage: 1 − FPR − FNR, the largest of any threshold: told, not proven.
+    """
+
+    epsilon: float
+    threshold: float
+    errors: Errors
+    auc: float
+    advantage: float
+
+
+def audit_scores(
+    inside: np.ndarray,
+    outside: np.ndarray,
+    estimator: Estimator,
+    reserved: float = RESERVED,
+) -> Audit:
+    """Return what scores prove: the first of them choose a threshold, the rest count.
+
+    Args:
+        inside: [n] scores where the canary was in the data, in random order.
+        outside: [m] scores where it was not.
+        estimator: of ε.
+        reserved: share of the scores that the threshold is chosen on.
+
+    Raises:
+        ValueError: a score is not a number, or there are too few of them.
+    """
+    validate.fraction(reserved=reserved)
+    parts = []
+    for name, scores in (("inside", inside), ("outside", outside)):
+        scores = np.asarray(scores, np.float64)
+        if scores.ndim != 1 or np.isnan(scores).any():
+            validate.refuse(name, scores.shape, "must be one score for each, not nan")
+        first = math.ceil(reserved * len(scores))
+        if not 1 <= first < len(scores):
+            validate.refuse(name, len(scores), "scores are too few to reserve some")
+        parts.append((scores[:first], scores[first:]))
+    (chosen_in, rest_in), (chosen_out, rest_out) = parts
+    threshold = choose_threshold(
+        chosen_in, chosen_out, estimator, (len(rest_in), len(rest_out))
+    )
+    errors = Errors(
+        int(np.sum(rest_out >= threshold)),
+        len(rest_out),
+        int(np.sum(rest_in < threshold)),
+        len(rest_in),
+    )
+    return Audit(
+        estimator.bound(errors),
+        threshold,
+        errors,
+        auc(rest_in, rest_out),
+        advantage(rest_in, rest_out),
+    )
+
+
+def choose_threshold(
+    inside: np.ndarray,
+    outside: np.ndarray,
+    estimator: Estimator,
+    counted: tuple[int, int],
+) -> float:
+    """Return the threshold that promises the best bound on other scores.
+
+    Args:
+        inside: [n] scores where the canary was in the data.
+        outside: [m] scores where it was not.
+        estimator: of ε.
+        counted: how many other scores there are, inside and outside.
+    """
+    places = np.unique(np.concatenate([inside, outside]))
+    positives = len(outside) - np.searchsorted(np.sort(outside), places)
+    negatives = np.searchsorted(np.sort(inside), places)
+    each = (1 - estimator.confidence) / 2
+    # Laplace's rule: no error among few is a hope of few among many, not of none.
+    rates = (positives + 1) / (len(outside) + 2), (negatives + 1) / (len(inside) + 2)
+    high = [
+        _highest(np.floor(rate * total), total, each)
+        for rate, total in zip(rates, reversed(counted), strict=True)
+    ]
+    promised = estimator.promise(*high)
+    promised = np.where(np.isnan(promised) | (sum(high) >= 1), -np.inf, promised)
+    if not promised.max() > 0:
+        return float(places[np.argmin(rates[0] + rates[1])])
+    return float(places[np.argmax(promised)])
+
+
+def auc(inside: np.ndarray, outside: np.ndarray) -> float:
+    """Return how often a score inside is above one outside; half for equal ones."""
+    ranks = stats.rankdata(np.concatenate([inside, outside]))
+    above = ranks[: len(inside)].sum() - len(inside) * (len(inside) + 1) / 2
+    return float(above / (len(inside) * len(outside)))
+
+
+def advantage(inside: np.ndarray, outside: np.ndarray) -> float:
+    """Return the largest 1 − FPR − FNR of any threshold."""
+    places = np.unique(np.concatenate([inside, outside]))
+    right = 1 - np.searchsorted(np.sort(inside), places) / len(inside)
+    wrong = 1 - np.searchsorted(np.sort(outside), places) / len(outside)
+    return max(float(np.max(right - wrong)), 0.0)
+
+
+def highest_advantage(epsilon: float, delta: float) -> float:
+    """Return the most that (ε, δ) allows: (e^ε − 1 + 2δ)/(e^ε + 1).
+
+    Humphries et al. 2020; the last column of Table 9 of Unlocking.
+    """
+    validate.not_negative(epsilon=epsilon)
+    _check_delta(delta)
+    if epsilon > 700:
+        return 1.0
+    return (math.expm1(epsilon) + 2 * delta) / (math.exp(epsilon) + 1)
+
+
+def _highest(wrong: int | np.ndarray, total: int, significance: float) -> np.ndarray:
+    """Clopper and Pearson's upper bound of a rate."""
+    rate = stats.beta.ppf(1 - significance, np.add(wrong, 1), np.subtract(total, wrong))
+    return np.where(np.equal(wrong, total), 1.0, rate)
+
+
+def _check_delta(delta: float) -> None:
+    validate.not_negative(delta=delta)
+    if delta >= 1:
+        validate.refuse("delta", delta, "must be below 1", "nothing is claimed at 1")

@@ -1,0 +1,215 @@
+"""Lower bounds on ε from one run with many canaries, each in with probability one half.
+
+The attacker guesses for some canaries whether they were in, and for the others says
+nothing. How many guesses are made must be settled without looking at the scores:
+`choose_guesses` does it from what is claimed.
+
+References:
+    Steinke, Nasr and Jagielski 2023, Privacy Auditing with One (1) Training Run,
+    theorem 5.2 (`one_run`).
+    Mahloujifar, Melis and Chaudhuri 2024, Auditing f-Differential Privacy in One Run,
+    arXiv:2410.22235 (`one_run_gaussian`).
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from scipy import special, stats
+
+from tanager import _validate as validate
+from tanager.privacy import accountant
+from tanager.privacy.mechanism import Mechanism
+
+
+_PRECISION = 1e-4
+
+
+class Guesses(NamedTuple):
+    """What the attacker of one run guessed.
+
+    Attributes:
+        canaries: how many there were, m.
+        made: for how many of them a guess was made, r.
+        right: how many of these were right, v.
+    """
+
+    canaries: int
+    made: int
+    right: int
+
+    def check(self) -> None:
+        """Refuse counts that cannot be.
+
+        Raises:
+            ValueError: not 0 ≤ right ≤ made ≤ canaries, or there is no guess.
+        """
+        validate.whole(canaries=self.canaries, made=self.made, at_least=1)
+        validate.whole(right=self.right, at_least=0)
+        for name, part, whole in (
+            ("made", self.made, self.canaries),
+            ("right", self.right, self.made),
+        ):
+            if part > whole:
+                validate.refuse(name, part, f"must be at most {whole}, of which it is")
+
+
+def guess(scores: np.ndarray, included: np.ndarray, made: int) -> Guesses:
+    """Call the canaries of the highest scores in, those of the lowest out.
+
+    Args:
+        scores: float[m].
+        included: bool[m], whether each was in.
+        made: how many guesses to make, half of each kind.
+
+    Raises:
+        ValueError: shapes differ, a score is not a number, or `made` is out of range.
+    """
+    scores, included = np.asarray(scores, np.float64), np.asarray(included, bool)
+    if scores.ndim != 1 or scores.shape != included.shape or np.isnan(scores).any():
+        validate.refuse("scores", scores.shape, "must be one for each canary, not nan")
+    guesses = Guesses(len(scores), made, 0)
+    guesses.check()
+    # Equal scores in an order that has nothing to do with what was included.
+    order = np.argsort(scores, kind="stable")
+    low, high = made // 2, made - made // 2
+    right = int(np.sum(~included[order[:low]]))
+    right += int(np.sum(included[order[len(order) - high :]]))
+    return guesses._replace(right=right)
+
+
+def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
+    """Return how likely so many right guesses are, at the most, under (ε, δ)-DP."""
+    m, r, v = guesses
+    right = special.expit(epsilon)
+    least = float(stats.binom.sf(v - 1, r, right))
+    if delta == 0 or v == 0:
+        return min(least, 1.0)
+    i = np.arange(1, v + 1)
+    within = np.cumsum(stats.binom.pmf(v - i, r, right)) / i
+    return min(least + 2 * m * delta * float(within.max()), 1.0)
+
+
+def one_run(guesses: Guesses, *, delta: float, confidence: float) -> float:
+    """Return a lower bound on ε of any mechanism.
+
+    Args:
+        guesses: how many were made, and right.
+        delta: δ in [0, 1); a large number of canaries makes it count.
+        confidence: that the bound is below the true ε.
+
+    Raises:
+        ValueError: an argument is out of range, or nothing could be proven: δ is too
+            large for so many canaries, or the guesses are too few.
+    """
+    guesses.check()
+    validate.not_negative(delta=delta)
+    validate.probability(confidence=confidence)
+    significance = 1 - confidence
+    if p_value(guesses._replace(right=guesses.made), 0.0, delta) > significance:
+        validate.refuse(
+            "made",
+            guesses.made,
+            f"guesses about {guesses.canaries} canaries prove nothing at δ = {delta:g} "
+            f"with confidence {confidence:g}, were all of them right",
+            "use a smaller δ, other numbers of both, or less confidence",
+        )
+    return _largest(lambda epsilon: p_value(guesses, epsilon, delta) <= significance)
+
+
+def one_run_gaussian(guesses: Guesses, *, delta: float, confidence: float) -> float:
+    """Return a lower bound on ε, if the mechanism is Gaussian.
+
+    Tighter than `one_run`: it uses all of the trade-off curve.
+
+    Args:
+        guesses: how many were made, and right.
+        delta: δ in (0, 1).
+        confidence: that the bound is below the true ε.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+    guesses.check()
+    validate.probability(delta=delta, confidence=confidence)
+
+    def refuted(mu: float) -> bool:
+        return _refuted(guesses, 1 - confidence, mu)
+
+    mu = _largest(refuted)
+    return 0.0 if mu == 0 else accountant.epsilon(Mechanism(1.0, 1 / mu, 1), delta)
+
+
+def _refuted(guesses: Guesses, significance: float, mu: float) -> bool:
+    """Whether μ-Gaussian DP makes so many right guesses less likely than that."""
+    m, made, right = guesses
+    above = significance * (made - right) / m
+    mass = significance * right / m
+    for i in range(right - 1, -1, -1):
+        # Of an event as likely as `mass` under one membership: the least under another.
+        least = float(special.ndtr(special.ndtri(min(mass, 1.0)) - mu))
+        higher = max(above, least)
+        mass += i / (made - i) * (higher - above)
+        above = higher
+        if mass + above > made / m:
+            return True
+    return False
+
+
+def choose_guesses(canaries: int, mu: float, *, delta: float, confidence: float) -> int:
+    """Return how many guesses to make, from what is claimed alone.
+
+    Those that would prove most, by `one_run`, if scores were N(μ, 1) inside and N(0, 1)
+    outside.
+
+    Args:
+        canaries: m.
+        mu: signal-to-noise ratio of a canary under the claimed noise.
+        delta: δ of the bound.
+        confidence: of the bound.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+    validate.whole(canaries=canaries, at_least=1)
+    validate.positive(mu=mu)
+    significance = 1 - confidence
+
+    def proven(made: int) -> float:
+        # The score above which lie made/2 of all canaries.
+        cut = _upper_quantile(made / 2 / canaries, mu)
+        inside, outside = stats.norm.sf(cut - mu), stats.norm.sf(cut)
+        right = min(math.floor(made * float(inside / (inside + outside))), made)
+        expected = Guesses(canaries, made, right)
+        return _largest(lambda each: p_value(expected, each, delta) <= significance)
+
+    tried = {*np.geomspace(1, canaries, 40).round().astype(int).tolist()}
+    return max(sorted(tried), key=proven)
+
+
+def _upper_quantile(share: float, mu: float) -> float:
+    """Where so many of an even mixture of N(0, 1) and N(μ, 1) lie above."""
+    from scipy.optimize import brentq
+
+    def too_many(place: float) -> float:
+        return float(stats.norm.sf(place) + stats.norm.sf(place - mu)) / 2 - share
+
+    found = brentq(too_many, -40.0, mu + 40.0)
+    assert isinstance(found, float)
+    return found
+
+
+def _largest(holds: Callable[[float], bool]) -> float:
+    """Return the largest value that something holds at, 0 where it holds nowhere."""
+    if not holds(0.0):
+        return 0.0
+    low, high = 0.0, 1.0
+    while holds(high):
+        low, high = high, 2 * high
+        if high > 500:
+            return low
+    while high - low > _PRECISION * max(high, 1.0):
+        middle = (low + high) / 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low

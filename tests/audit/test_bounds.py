@@ -1,0 +1,257 @@
+"""Bounds from errors: by hand, on ideal scores, and where they prove nothing."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tanager.audit.bounds import (
+    Errors,
+    Estimator,
+    GaussianEstimator,
+    SubsampledEstimator,
+    advantage,
+    auc,
+    audit_scores,
+    choose_threshold,
+    highest_advantage,
+    models_needed,
+)
+from tanager.privacy import accountant
+from tanager.privacy.mechanism import Mechanism
+
+
+DELTA = 1e-5
+CLAIMED = Mechanism(0.1, 0.8, 100)
+ESTIMATORS = [
+    Estimator(DELTA, 0.95),
+    GaussianEstimator(DELTA, 0.95),
+    SubsampledEstimator(DELTA, 0.95, CLAIMED),
+]
+
+
+def gaussian(rng, mu, count):
+    return rng.normal(mu, 1.0, count), rng.normal(0.0, 1.0, count)
+
+
+class AnEstimator:
+    """What every estimator keeps to."""
+
+    @pytest.fixture
+    def estimator(self) -> Estimator:
+        raise NotImplementedError
+
+    def test_reversed_scores_prove_exactly_nothing(self, estimator):
+        inside, outside = gaussian(np.random.default_rng(0), 2.0, 400)
+        assert audit_scores(outside, inside, estimator).epsilon == 0.0
+
+    def test_equal_scores_prove_exactly_nothing(self, estimator):
+        found = audit_scores(np.zeros(100), np.zeros(100), estimator)
+        assert found.epsilon == 0.0
+        assert found.auc == 0.5
+        assert found.advantage == 0.0
+
+    @pytest.mark.parametrize(
+        "errors", [(0, 1, 0, 1), (50, 100, 50, 100), (100, 100, 0, 100)]
+    )
+    def test_few_and_useless_scores_prove_exactly_nothing(self, estimator, errors):
+        assert estimator.bound(Errors(*errors)) == 0.0
+
+    def test_fewer_errors_prove_more(self, estimator):
+        found = [
+            estimator.bound(Errors(wrong, 1000, wrong, 1000)) for wrong in (400, 200, 5)
+        ]
+        assert found == sorted(found)
+        assert found[0] < found[2]
+
+    def test_more_confidence_proves_less(self, estimator):
+        errors = Errors(100, 1000, 300, 1000)
+        sure = dataclasses.replace(estimator, confidence=0.999)
+        assert 0 < sure.bound(errors) < estimator.bound(errors)
+
+    @pytest.mark.parametrize(
+        ("errors", "message"),
+        [
+            ((0, 0, 0, 10), "outside (=0) must be at least 1"),
+            ((11, 10, 0, 10), "false_positives (=11) must be from 0 to 10"),
+            ((0, 10, -1, 10), "false_negatives (=-1) must be from 0 to 10"),
+        ],
+    )
+    def test_counts_that_cannot_be_are_refused(self, estimator, errors, message):
+        with pytest.raises(ValueError) as told:
+            estimator.bound(Errors(*errors))
+        assert message in str(told.value)
+
+
+class TestAnyMechanism(AnEstimator):
+    @pytest.fixture
+    def estimator(self):
+        return ESTIMATORS[0]
+
+
+class TestGaussian(AnEstimator):
+    @pytest.fixture
+    def estimator(self):
+        return ESTIMATORS[1]
+
+
+class TestSubsampled(AnEstimator):
+    @pytest.fixture
+    def estimator(self):
+        return ESTIMATORS[2]
+
+
+def test_the_bound_by_hand():
+    """No error among 1000: Clopper and Pearson's bound is 1 − 0.025^(1/1000)."""
+    rate = 1 - 0.025 ** (1 / 1000)
+    expected = math.log((1 - rate - DELTA) / rate)
+    found = ESTIMATORS[0].bound(Errors(0, 1000, 0, 1000))
+    assert found == pytest.approx(expected, rel=1e-9)
+    # The roles can be changed round.
+    one = ESTIMATORS[0].bound(Errors(0, 1000, 500, 1000))
+    two = ESTIMATORS[0].bound(Errors(500, 1000, 0, 1000))
+    assert one == pytest.approx(two)
+    assert one > 4
+
+
+def test_the_highest_rates_cover_the_true_ones():
+    """Both at once in 95 of 100 audits; of 4000, false alarm 1e-6."""
+    rng = np.random.default_rng(1)
+    true = 0.1, 0.3
+    wrong = [rng.binomial(200, rate, 4000) for rate in true]
+    estimator = ESTIMATORS[0]
+    missed = 0
+    for positives, negatives in zip(*wrong, strict=True):
+        high = estimator.highest_rates(Errors(int(positives), 200, int(negatives), 200))
+        missed += high[0] < true[0] or high[1] < true[1]
+    assert missed <= stats.binom.isf(1e-6, 4000, 0.05)
+
+
+def mu_of(epsilon):
+    from scipy.optimize import brentq
+
+    return brentq(
+        lambda mu: accountant.epsilon(Mechanism(1.0, 1 / mu, 1), DELTA) - epsilon,
+        0.01,
+        20.0,
+    )
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS[:2], ids=["any", "gaussian"])
+@pytest.mark.parametrize("true", [0.0, 1.0, 8.0])
+def test_bounds_on_ideal_scores_are_valid(estimator, true):
+    """Above the true ε in at most 5 of 100 audits; of 1500, false alarm 1e-6."""
+    rng = np.random.default_rng(2)
+    mu = mu_of(true) if true else 0.0
+    over = sum(
+        audit_scores(*gaussian(rng, mu, 150), estimator).epsilon > true
+        for _ in range(1500)
+    )
+    assert over <= stats.binom.isf(1e-6, 1500, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("true", "least"), [(4.0, (1.0, 3.0)), (8.0, (2.4, 6.4))], ids=["4", "8"]
+)
+def test_what_2500_ideal_scores_of_each_prove(true, least):
+    scores = gaussian(np.random.default_rng(3), mu_of(true), 2500)
+    for estimator, bound in zip(ESTIMATORS, least, strict=False):
+        assert bound < audit_scores(*scores, estimator).epsilon < true
+
+
+def likelihood_scores(rng, mechanism, count, inside):
+    """The best attack on a subsampled Gaussian: the likelihood ratio of all steps."""
+    q, sigma = mechanism.sample_rate, mechanism.noise_multiplier
+    seen = rng.normal(0, sigma, (count, mechanism.steps))
+    if inside:
+        seen += rng.random(seen.shape) < q
+    return np.log1p(q * np.expm1((2 * seen - 1) / (2 * sigma**2))).sum(1)
+
+
+@pytest.mark.slow
+def test_the_subsampled_bound_is_near_the_truth_and_not_above():
+    rng = np.random.default_rng(4)
+    true = accountant.epsilon(CLAIMED, DELTA)
+    inside = likelihood_scores(rng, CLAIMED, 4000, True)
+    outside = likelihood_scores(rng, CLAIMED, 4000, False)
+    found = audit_scores(inside, outside, ESTIMATORS[2]).epsilon
+    assert 0.85 * true < found < true
+    # The central limit theorem is no bound: it would ask for less.
+    assert audit_scores(inside, outside, ESTIMATORS[0]).epsilon < found
+
+
+@pytest.mark.slow
+def test_noise_that_is_half_of_what_is_claimed_is_found_out():
+    rng = np.random.default_rng(5)
+    half = Mechanism(CLAIMED.sample_rate, 0.4, CLAIMED.steps)
+    scores = [likelihood_scores(rng, half, 2000, inside) for inside in (True, False)]
+    found = audit_scores(scores[0], scores[1], ESTIMATORS[2]).epsilon
+    assert found > 2 * accountant.epsilon(CLAIMED, DELTA)
+
+
+def test_so_many_models_can_prove_it_and_one_fewer_cannot():
+    for epsilon, confidence in ((1.0, 0.95), (8.0, 0.999)):
+        needed = models_needed(epsilon, delta=DELTA, confidence=confidence)
+        estimator = Estimator(DELTA, confidence)
+        assert estimator.bound(Errors(0, needed, 0, needed)) >= epsilon
+        fewer = Errors(0, needed - 1, 0, needed - 1)
+        assert estimator.bound(fewer) < epsilon
+
+
+def test_the_threshold_is_chosen_on_reserved_scores_alone():
+    rng = np.random.default_rng(6)
+    inside, outside = gaussian(rng, 2.0, 1000)
+    one = audit_scores(inside, outside, ESTIMATORS[0])
+    # The others in another order: nothing changes.
+    inside, outside = (
+        np.concatenate([scores[:100], scores[:99:-1]]) for scores in (inside, outside)
+    )
+    assert audit_scores(inside, outside, ESTIMATORS[0]) == one
+    other = choose_threshold(inside[:100], outside[:100], ESTIMATORS[0], (900, 900))
+    assert other == one.threshold
+
+
+def test_area_and_advantage_of_a_shift():
+    rng = np.random.default_rng(7)
+    inside, outside = gaussian(rng, 0.32, 100_000)
+    # Φ(μ/√2) and 2 Φ(μ/2) − 1, as in Table 9's row of ε = 1.
+    assert auc(inside, outside) == pytest.approx(0.59, abs=0.005)
+    assert advantage(inside, outside) == pytest.approx(0.127, abs=0.01)
+    assert auc(np.array([1.0, 1.0]), np.array([1.0, 0.0])) == 0.75
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "published"),
+    [
+        *((1, 0.01, 0.47), (2, 0.01, 0.76), (4, 0.01, 0.96), (8, 0.01, 1.0)),
+        *((1, 1 / 60_000, 0.46), (2, 1 / 60_000, 0.76), (4, 1 / 60_000, 0.96)),
+    ],
+)
+def test_the_highest_advantage_is_table_9s(epsilon, delta, published):
+    assert highest_advantage(epsilon, delta) == pytest.approx(published, abs=0.006)
+    assert highest_advantage(1e4, delta) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Estimator(1.0, 0.95), "delta (=1.0) must be below 1"),
+        (lambda: Estimator(-0.1, 0.95), "delta (=-0.1)"),
+        (lambda: Estimator(0.1, 1.0), "confidence (=1.0)"),
+        (lambda: GaussianEstimator(0.0, 0.95), "delta (=0.0)"),
+        (
+            lambda: audit_scores(np.array([1.0]), np.zeros(9), ESTIMATORS[0]),
+            "inside (=1) scores are too few",
+        ),
+        (
+            lambda: audit_scores(np.zeros(9), np.full(9, np.nan), ESTIMATORS[0]),
+            "outside (=(9,)) must be one score for each",
+        ),
+    ],
+)
+def test_bad_input_is_one_message(make, message):
+    with pytest.raises(ValueError) as told:
+        make()
+    assert message in str(told.value)
