@@ -113,6 +113,55 @@ def test_sampling_share_is_the_ratio_of_two_variances():
     assert sampling_share(0.0, batch, d) == math.inf
 
 
+def with_sampling(sizes, fall, noise=0.0):
+    """Accuracies that only the noise of sampling lowers; σ = 3 at B = 4096."""
+    random = np.random.default_rng(1)
+    shares = [sampling_share(3 * size / 4096, size, 175_722) for size in sizes]
+    return [
+        (size, 0.5 - fall * math.log2(1 + share) + random.normal(0, noise))
+        for size, share in zip(sizes, shares, strict=True)
+    ]
+
+
+def test_a_rise_that_sampling_explains_is_doubted_and_seen_to_its_end():
+    sizes = (16, 16, 32, 32, 64, 64, 128, 128)
+    law = ScalingLaw.fit(with_sampling(sizes, 0.1, 0.002))
+    (doubt,) = (
+        each for each in law.doubts(4096, 3.0, 175_722) if "accuracy rises" in each
+    )
+    assert "adds up to 66 % of the noise's variance" in doubt
+    end = law.without_sampling(4096, 3.0, 175_722)
+    assert end == pytest.approx(0.5, abs=0.005)
+    assert f"at {100 * end:.1f} % here" in doubt
+    # The line goes on.
+    assert law.at(4096) > 0.55
+
+
+def test_a_law_that_falls_or_whose_noise_is_large_is_not_doubted_for_a_rise():
+    falling = ScalingLaw.fit([(b, 1 - a) for b, a in with_sampling((16, 32, 64), 0.1)])
+    assert (falling.rises() or 0.0) > 0.9
+    rising = ScalingLaw.fit([(16, 0.5), (16, 0.501), (32, 0.55), (64, 0.6)])
+    assert (rising.rises() or 1.0) < 0.01
+    for law, parameters in ((falling, 175_722), (rising, 10_000_000)):
+        doubts = law.doubts(4096, 3.0, parameters)
+        assert not any("accuracy rises" in each for each in doubts)
+    assert any("accuracy rises" in each for each in rising.doubts(4096, 3.0, 175_722))
+
+
+def test_a_rise_that_is_not_there_is_seen_in_one_of_twenty():
+    """The test of the slope, on 2000 flat laws; false alarm 1e-6."""
+    random = np.random.default_rng(2)
+    sizes = (32, 32, 64, 64, 128, 128)
+    alarms = sum(
+        (ScalingLaw.fit([(b, random.normal(0.5, 0.01)) for b in sizes]).rises() or 1)
+        < 0.05
+        for _ in range(2000)
+    )
+    assert (
+        stats.binom.ppf(1e-6, 2000, 0.05) <= alarms <= stats.binom.isf(1e-6, 2000, 0.05)
+    )
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

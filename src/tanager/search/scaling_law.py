@@ -24,6 +24,9 @@ FEWEST_BATCH_SIZES = 3
 """Batch sizes below which nothing tells whether the law is a line."""
 CURVED = 0.05
 """False-alarm rate of the test for curvature."""
+SAMPLED = 0.05
+"""Share of sampling in the variance of an update from which accuracy may rise with B
+for want of it."""
 FAR = 256.0
 """Extrapolation, as a factor of batch size, beyond what the paper shows to hold."""
 
@@ -170,6 +173,39 @@ class ScalingLaw:
             return 1.0 if straight <= 1e-24 * len(x) else 0.0
         return float(stats.f.sf((straight - curved) / (curved / freedom), 1, freedom))
 
+    def rises(self) -> float | None:
+        """Return the p-value of a slope of 0 or below (one-sided, Student's t).
+
+        None where there is nothing to estimate it from.
+        """
+        if not self.deviation:
+            return None
+        t = self.slope * math.sqrt(self.spread) / self.deviation
+        return float(stats.t.sf(t, len(self.runs) - 2))
+
+    def without_sampling(
+        self, batch_size: float, noise_multiplier: float, parameters: int
+    ) -> float:
+        """Predict accuracy as if it changed with the noise of sampling alone.
+
+        A line against log2(1 + `sampling_share`), which ends where the batch is large
+        enough, in place of one against log2 B, which never does.
+
+        Args:
+            batch_size: B that is predicted.
+            noise_multiplier: σ of the run that is predicted, at that B.
+            parameters: d, how many parameters are trained.
+        """
+        scale = noise_multiplier / batch_size
+
+        def noise(size: float) -> float:
+            return math.log2(1 + sampling_share(scale * size, size, parameters))
+
+        x = np.array([noise(run.batch_size) for run in self.runs])
+        y = np.array([run.accuracy for run in self.runs])
+        slope = np.sum((x - x.mean()) * (y - y.mean())) / np.sum((x - x.mean()) ** 2)
+        return _share(float(y.mean() + slope * (noise(batch_size) - x.mean())))
+
     def doubts(
         self,
         batch_size: float,
@@ -210,7 +246,25 @@ class ScalingLaw:
             doubts += _too_little_noise(
                 sizes[0], batch_size, noise_multiplier, parameters
             )
+            doubts += self._will_end(batch_size, noise_multiplier, parameters)
         return tuple(doubts)
+
+    def _will_end(
+        self, batch_size: float, noise_multiplier: float, parameters: int
+    ) -> list[str]:
+        smallest = min(run.batch_size for run in self.runs)
+        simulated = noise_multiplier * smallest / batch_size
+        share = sampling_share(simulated, smallest, parameters)
+        rises = self.rises()
+        if rises is None or rises >= CURVED or share < SAMPLED:
+            return []
+        end = self.without_sampling(batch_size, noise_multiplier, parameters)
+        return [
+            f"accuracy rises with the batch (p = {rises:.2g}), and at batch size "
+            f"{smallest:g} the drawing of examples adds up to {100 * share:.2g} % of "
+            "the noise's variance; if the rise comes of that alone it levels off, at "
+            f"{100 * end:.1f} % here; simulate at larger batches"
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """Return the law as plain values."""

@@ -80,11 +80,9 @@ def _prediction(
     law = ScalingLaw.fit(runs)
     reference = target.recipe.batch_size
     predicted = law.predict(reference, CONFIDENCE)
-    doubts = law.doubts(
-        reference,
-        target.mechanism.noise_multiplier,
-        jobs.parameters(winner[0]),
-    )
+    noise_multiplier = target.mechanism.noise_multiplier
+    parameters = jobs.parameters(winner[0])
+    doubts = law.doubts(reference, noise_multiplier, parameters)
     return {
         "prediction": {
             "reference_batch_size": reference,
@@ -92,6 +90,9 @@ def _prediction(
             "low": predicted.low,
             "high": predicted.high,
             "confidence": predicted.confidence,
+            "without_sampling": law.without_sampling(
+                reference, noise_multiplier, parameters
+            ),
             "trusted": not doubts,
             "doubts": list(doubts),
         },
