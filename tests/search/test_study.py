@@ -143,6 +143,20 @@ def test_halving_lets_the_best_quarter_go_on(tmp_path, settings, fake):
     assert sum(each.steps for each in results) < 60 * 64 / 3
 
 
+def test_a_study_that_was_moved_goes_on_where_it_is(tmp_path, settings, fake):
+    def settings_in(folder):
+        recipe = dataclasses.replace(settings.target.recipe, out=str(folder))
+        target = dataclasses.replace(settings.target, recipe=recipe)
+        return dataclasses.replace(settings, target=target)
+
+    one, two = tmp_path / "one", tmp_path / "two"
+    Study(one, settings_in(one)).work(2)
+    one.rename(two)
+    Study(two, settings_in(two)).work(3)
+    assert len(fake.made) == 3
+    assert not one.exists()
+
+
 def test_a_data_base_that_goes_away_is_one_message_and_nothing_is_lost(
     tmp_path, settings, monkeypatch, fake
 ):

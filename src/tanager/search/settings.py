@@ -96,10 +96,11 @@ class Settings:
         check_choices(self.space, start, self.target.steps, dataset)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what identifies the study; the storage is only where it is kept."""
+        """Return what identifies the study; folder and storage are but its places."""
+        recipe = {"name": self.target.name, **self.target.recipe.to_json()}
         return {
             "tanager": __version__,
-            "recipe": {"name": self.target.name, **self.target.recipe.to_json()},
+            "recipe": recipe | {"out": None},
             "examples": self.target.examples,
             "epsilon": self.target.epsilon,
             "space": self.space.to_json(),
