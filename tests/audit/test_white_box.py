@@ -1,0 +1,111 @@
+"""The white-box audit on a real run: near the claim, never above it without cause."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+from scipy import stats
+
+from tanager.audit.white_box import audit_white_box
+from tanager.data import as_source
+from tanager.privacy import accountant
+from tanager.privacy.mechanism import Adjacency, Mechanism
+
+
+CLAIMED = Mechanism(0.1, 0.8, 40)
+
+
+@pytest.fixture(scope="module")
+def found(white_box):
+    return white_box(canaries=3000)
+
+
+def test_the_bound_is_near_the_claim_and_not_above(found):
+    claimed = accountant.epsilon(CLAIMED, 1e-3)
+    assert found.claimed_epsilon == claimed
+    assert 0.75 * claimed < found.epsilon_lower_bound < claimed
+    assert not found.violated
+
+
+def test_scores_are_the_log_likelihood_ratio_of_the_mechanism(found):
+    """As its law says, by Kolmogorov and Smirnov at 1e-4 for each of two."""
+    rng = np.random.default_rng(0)
+    q, sigma, steps = CLAIMED.sample_rate, CLAIMED.noise_multiplier, CLAIMED.steps
+    for inside, scores in ((True, found.inside), (False, found.outside)):
+        seen = rng.normal(0, sigma, (20_000, steps))
+        if inside:
+            seen += rng.random(seen.shape) < q
+        expected = np.log1p(q * np.expm1((2 * seen - 1) / (2 * sigma**2))).sum(1)
+        result: Any = stats.ks_2samp(scores, expected)
+        assert result.pvalue > 1e-4
+    assert 1300 < len(found.inside) < 1700
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"strategy": "per_example", "physical_batch_size": 16},
+        {"clip_norm": 0.05},
+        {"optimizer": optax.sgd(0.1, momentum=0.9)},
+        {
+            "augment": lambda key, example: (
+                example[0] + jax.random.normal(key, (5,)),
+                example[1],
+            ),
+            "augmentation_multiplicity": 4,
+        },
+    ],
+    ids=["per_example", "clip_norm", "momentum", "multiplicity"],
+)
+def test_what_does_not_change_the_mechanism_changes_no_score(white_box, options):
+    """The same seed draws the same batches and noise for the canaries."""
+    one, two = white_box(canaries=100), white_box(canaries=100, **options)
+    np.testing.assert_allclose(one.inside, two.inside, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(one.outside, two.outside, rtol=1e-3, atol=1e-3)
+
+
+def test_examples_that_are_read_one_by_one_are_joined_too(white_box, regression):
+    class OneByOne:
+        def __len__(self):
+            return len(regression[0])
+
+        def __getitem__(self, index):
+            return tuple(leaf[index] for leaf in regression)
+
+    one, two = white_box(canaries=100), white_box(canaries=100, data=OneByOne())
+    np.testing.assert_allclose(one.inside, two.inside, rtol=1e-4, atol=1e-4)
+    assert len(as_source(OneByOne())) == 60
+
+
+def test_whole_batches_are_the_gaussian_mechanism(white_box):
+    whole = Mechanism(1.0, 4.0, 4)
+    found = white_box(mechanism=whole, canaries=3000)
+    assert 0 < found.epsilon_lower_bound < found.claimed_epsilon
+    # Σ (2s − 1)/(2σ²) is N(±T/(2σ²), T/σ²).
+    assert np.mean(found.inside) == pytest.approx(4 / 32, abs=6 * 0.5 / 36)
+    assert np.mean(found.outside) == pytest.approx(-4 / 32, abs=6 * 0.5 / 36)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"canaries": 5}, "canaries (=5) must be at least 20"),
+        ({"mechanism": Mechanism(0.1, 0.0, 4)}, "noise_multiplier (=0) claims nothing"),
+        (
+            {"mechanism": Mechanism(0.1, 1.0, 4, Adjacency.REPLACE_ONE)},
+            "is not what joining canaries test",
+        ),
+        ({"confidence": 1.0}, "confidence (=1.0)"),
+    ],
+)
+def test_bad_input_is_one_message(white_box, changes, message):
+    with pytest.raises(ValueError) as told:
+        white_box(**changes)
+    assert message in str(told.value)
+
+
+def test_a_vacuous_delta_is_refused(regression):
+    with pytest.raises(ValueError, match=r"delta \(=1\.0\)"):
+        audit_white_box(lambda p, e: p, {}, regression, CLAIMED, delta=1.0)
