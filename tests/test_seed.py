@@ -71,3 +71,19 @@ def test_a_secret_of_another_form_is_refused(secret):
 def test_from_int_takes_whole_numbers_only(number):
     with pytest.raises(ValueError, match=re.escape(f"seed (={number!r}) must be")):
         Seed.from_int(number)
+
+
+def test_generators_differ_by_purpose_and_position_and_come_again():
+    seed = Seed.from_int(1)
+    drawn = [
+        seed.generator(purpose, *position).random(4).tolist()
+        for purpose, position in (
+            ("coins", ()),
+            ("coins", (1,)),
+            ("noise", ()),
+            ("coins", ()),
+        )
+    ]
+    assert drawn[0] == drawn[3]
+    assert len({tuple(each) for each in drawn}) == 3
+    assert Seed.from_int(2).generator("coins").random(4).tolist() != drawn[0]

@@ -12,6 +12,8 @@ import hashlib
 import secrets
 from typing import Self
 
+import numpy as np
+
 from tanager import _validate as validate
 
 
@@ -60,6 +62,14 @@ class Seed:
             name.encode(), digest_size=size, key=self.secret, person=b"tanager-derive"
         )
         return digest.digest()
+
+    def generator(self, purpose: str, *position: int) -> np.random.Generator:
+        """Return a generator of random numbers for this purpose and position.
+
+        For what happens once or seldom; batches and noise have their own.
+        """
+        key = np.frombuffer(self.derive(purpose, *position, size=16), "<u8")
+        return np.random.Generator(np.random.Philox(key=key))
 
     def fingerprint(self, content: bytes) -> str:
         """Return a keyed hash of `content`: 32 hexadecimal digits.

@@ -56,8 +56,10 @@ def test_scores_are_the_log_likelihood_ratio_of_the_mechanism(found):
             ),
             "augmentation_multiplicity": 4,
         },
+        {"trainable": {"w": True, "b": False}},
+        {"trainable": lambda leaf: leaf.ndim == 1},
     ],
-    ids=["per_example", "clip_norm", "momentum", "multiplicity"],
+    ids=["per_example", "norm", "momentum", "multiplicity", "frozen", "function"],
 )
 def test_what_does_not_change_the_mechanism_changes_no_score(white_box, options):
     """The same seed draws the same batches and noise for the canaries."""
@@ -79,6 +81,26 @@ def test_examples_that_are_read_one_by_one_are_joined_too(white_box, regression)
     assert len(as_source(OneByOne())) == 60
 
 
+def test_a_killed_audit_goes_on(white_box, tmp_path):
+    class Killed(Exception):
+        pass
+
+    def kill(line):
+        if line["step"] == 20:
+            raise Killed
+
+    whole = white_box(canaries=100, out=tmp_path / "whole")
+    options = {"evaluate_every": 10, "checkpoint_seconds": 0.0}
+    with pytest.raises(Killed):
+        white_box(canaries=100, out=tmp_path / "run", on_metrics=kill, **options)
+    begun = (tmp_path / "run/ledger.jsonl").read_text().splitlines()
+    found = white_box(canaries=100, out=tmp_path / "run", **options)
+    np.testing.assert_array_equal(found.inside, whole.inside)
+    ledger = (tmp_path / "run/ledger.jsonl").read_text().splitlines()
+    assert ledger[: len(begun)] == begun
+    assert len(ledger) - len(begun) >= 20
+
+
 def test_whole_batches_are_the_gaussian_mechanism(white_box):
     whole = Mechanism(1.0, 4.0, 4)
     found = white_box(mechanism=whole, canaries=3000)
@@ -86,6 +108,17 @@ def test_whole_batches_are_the_gaussian_mechanism(white_box):
     # Σ (2s − 1)/(2σ²) is N(±T/(2σ²), T/σ²).
     assert np.mean(found.inside) == pytest.approx(4 / 32, abs=6 * 0.5 / 36)
     assert np.mean(found.outside) == pytest.approx(-4 / 32, abs=6 * 0.5 / 36)
+
+
+def test_from_some_of_the_steps_the_whole_mechanism_is_bounded(white_box, found):
+    part = white_box(canaries=3000, steps=20)
+    assert part.claimed_epsilon == found.claimed_epsilon
+    assert part.audit.epsilon < part.epsilon_lower_bound < part.claimed_epsilon
+    assert part.epsilon_lower_bound > 0.6 * part.claimed_epsilon
+    assert part.noise_multiplier > CLAIMED.noise_multiplier
+    all_of_them = white_box(canaries=100, steps=4000)
+    np.testing.assert_array_equal(all_of_them.inside, white_box(canaries=100).inside)
+    assert found.audit.epsilon == found.epsilon_lower_bound
 
 
 @pytest.mark.parametrize(
@@ -98,6 +131,7 @@ def test_whole_batches_are_the_gaussian_mechanism(white_box):
             "is not what joining canaries test",
         ),
         ({"confidence": 1.0}, "confidence (=1.0)"),
+        ({"steps": 0}, "steps (=0) must be at least 1"),
     ],
 )
 def test_bad_input_is_one_message(white_box, changes, message):

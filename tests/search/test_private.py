@@ -80,7 +80,7 @@ def test_the_best_run_is_released_under_the_guarantee_of_the_search(
     scores = []
     for number, run in enumerate(runs):
         right = json.loads((run / "result.json").read_text())["test_accuracy_ema"]
-        noise = private.jobs.private_random(seed, "score", number)
+        noise = seed.generator("score", number)
         scores.append(right + noise.normal(0, settings.search.score_noise) / HELD_OUT)
     assert winner.noisy_accuracy == pytest.approx(max(scores))
     best = runs[int(np.argmax(scores))]
@@ -198,10 +198,7 @@ def test_choices_are_drawn_evenly_and_differ_from_run_to_run():
         Space.parse(["learning-rate=1,2,4", "clip-norm=0.5..2"]),
         Seed.from_int(0),
     )
-    drawn = [
-        space.draw(private.jobs.private_random(seed, "choices", number))
-        for number in range(3000)
-    ]
+    drawn = [space.draw(seed.generator("choices", number)) for number in range(3000)]
     rates = [each["learning_rate"] for each in drawn]
     assert stats.chisquare([rates.count(rate) for rate in (1, 2, 4)]).pvalue > 1e-6
     logs = [math.log(each["clip_norm"]) / math.log(2) for each in drawn]
@@ -213,7 +210,7 @@ def test_scores_are_noised_by_what_the_search_says(settings):
     """KS test over 3000 draws; false-alarm rate 1e-6."""
     scale = settings.search.score_noise
     drawn = [
-        private.jobs.private_random(Seed.from_int(1), "score", number).normal(0, scale)
+        Seed.from_int(1).generator("score", number).normal(0, scale)
         for number in range(3000)
     ]
     assert stats.kstest(drawn, "norm", (0, scale)).pvalue > 1e-6

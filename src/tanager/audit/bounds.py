@@ -158,7 +158,16 @@ class SubsampledEstimator(GaussianEstimator):
 
     claimed: Mechanism
 
-    def _epsilon(self, positive: float, negative: float) -> float:
+    def noise_multiplier(self, errors: Errors) -> float:
+        """Return the largest noise multiplier that is not refuted; ∞ if none is.
+
+        Raises:
+            ValueError: the counts cannot be.
+        """
+        positive, negative = self.highest_rates(errors)
+        if positive + negative >= 1:
+            return math.inf
+
         def refuted(noise_multiplier: float) -> bool:
             curve = TradeOff(self._with(noise_multiplier), coarseness=4.0)
             return negative < float(curve.false_negatives(positive))
@@ -167,15 +176,29 @@ class SubsampledEstimator(GaussianEstimator):
         while refuted(low):
             high, low = low, low / 2
             if low < _LEAST_NOISE:
-                return math.inf
+                return 0.0
         while not refuted(high):
             low, high = high, 2 * high
             if high > _MOST_NOISE:
-                return 0.0
+                return math.inf
         while high > 1.001 * low:
             middle = math.sqrt(low * high)
             low, high = (low, middle) if refuted(middle) else (middle, high)
-        return accountant.epsilon(self._with(high), self.delta)
+        return high
+
+    def bound(self, errors: Errors) -> float:
+        """Return the ε of that noise multiplier; 0 if none is refuted.
+
+        Raises:
+            ValueError: the counts cannot be.
+        """
+        return self.epsilon_at(self.noise_multiplier(errors))
+
+    def epsilon_at(self, noise_multiplier: float) -> float:
+        """Return the ε of the mechanism with another noise multiplier."""
+        if math.isinf(noise_multiplier):
+            return 0.0
+        return accountant.epsilon(self._with(noise_multiplier), self.delta)
 
     def _with(self, noise_multiplier: float) -> Mechanism:
         return dataclasses.replace(self.claimed, noise_multiplier=noise_multiplier)

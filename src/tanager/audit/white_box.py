@@ -16,8 +16,10 @@ References:
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,7 +32,9 @@ from tanager.data import Source, as_source
 from tanager.data.source import ArraySource
 from tanager.privacy import accountant
 from tanager.privacy.mechanism import Adjacency, Mechanism
+from tanager.seed import Seed
 from tanager.training.loop import train
+from tanager.training.run_folder import RunFolder
 
 
 _LONG = 16.0
@@ -59,7 +63,9 @@ class WhiteBox:
         confidence: that the bound is below the true ε, if noise is Gaussian.
         inside: float64[n] scores of canaries that were in the data, in random order.
         outside: float64[m − n] scores of those that were not.
-        audit: the bound, and the errors that prove it.
+        audit: the errors, and the bound that they prove for the steps that were run.
+        noise_multiplier: the largest that is not refuted.
+        epsilon_lower_bound: ε of the claimed mechanism with that noise.
     """
 
     claimed_epsilon: float
@@ -68,11 +74,8 @@ class WhiteBox:
     inside: np.ndarray
     outside: np.ndarray
     audit: Audit
-
-    @property
-    def epsilon_lower_bound(self) -> float:
-        """The bound on ε."""
-        return self.audit.epsilon
+    noise_multiplier: float
+    epsilon_lower_bound: float
 
     @property
     def violated(self) -> bool:
@@ -92,6 +95,9 @@ def audit_white_box(
     canaries: int = 1000,
     confidence: float = 0.95,
     augment: Callable[[jax.Array, Any], Any] | None = None,
+    trainable: PyTree | Callable[[Any], bool] | None = None,
+    steps: int | None = None,
+    out: str | Path | None = None,
     seed: int | None = None,
     **options: Any,
 ) -> WhiteBox:
@@ -111,6 +117,10 @@ def audit_white_box(
         canaries: m; about half of them join the data.
         confidence: of the bound.
         augment: as of `tanager.train`; canaries go through it as well.
+        trainable: as of `tanager.train`, of `params`.
+        steps: to run, at most the mechanism's, which are run by default. From fewer,
+            what they prove of the noise is put into the whole mechanism.
+        out: folder of the audited run; the same call goes on where it was killed.
         seed: None draws it from the operating system; a number repeats the audit.
         **options: of `tanager.train`, such as `physical_batch_size` or `strategy`.
 
@@ -129,33 +139,62 @@ def audit_white_box(
         validate.refuse(
             "noise_multiplier", 0, "claims nothing that could be audited", "add noise"
         )
-    estimator = SubsampledEstimator(delta, confidence, mechanism)
-    coins = np.random.default_rng(seed).random(canaries) < 0.5
+    run = mechanism
+    if steps is not None:
+        validate.whole(steps=steps, at_least=1)
+        run = dataclasses.replace(mechanism, steps=min(steps, mechanism.steps))
+    estimator = SubsampledEstimator(delta, confidence, run)
+    secret = _secret(out, seed)
+    coins = secret.generator("canaries").random(canaries) < 0.5
     joined = _joined(as_source(data), np.flatnonzero(coins))
     frozen = optimizer or optax.set_to_zero()
     result = train(
         _with_canaries(loss, _LONG * clip_norm),
         Canaries(params, jnp.zeros(canaries, jnp.float32)),
         joined,
-        mechanism,
+        run,
         delta=min(delta, 0.5 / len(joined)),  # told in its own report alone
         clip_norm=clip_norm,
         optimizer=_listening(frozen, mechanism, len(joined)),
         augment=None if augment is None else _augmenting(augment),
+        trainable=_with_scores(trainable, params),
+        out=out,
         seed=seed,
         progress=options.pop("progress", False),
         **options,
     )
     scores = np.asarray(result.params.scores, np.float64)
     inside, outside = scores[coins], scores[~coins]
+    audit = audit_scores(inside, outside, estimator)
+    noise_multiplier = estimator.noise_multiplier(audit.errors)
+    whole = dataclasses.replace(estimator, claimed=mechanism)
     return WhiteBox(
         accountant.epsilon(mechanism, delta),
         delta,
         confidence,
         inside,
         outside,
-        audit_scores(inside, outside, estimator),
+        audit,
+        noise_multiplier,
+        whole.epsilon_at(noise_multiplier),
     )
+
+
+def _secret(out: str | Path | None, seed: int | None) -> Seed:
+    if out is not None:
+        return RunFolder(out).seed(seed)
+    return Seed.from_os() if seed is None else Seed.from_int(seed)
+
+
+def _with_scores(
+    trainable: PyTree | Callable[[Any], bool] | None, params: PyTree
+) -> Any:
+    if trainable is None:
+        return None
+    if callable(trainable):
+        numbers = eqx.filter(params, eqx.is_inexact_array)
+        trainable = jax.tree.map(trainable, numbers)
+    return Canaries(trainable, True)  # pyright: ignore[reportArgumentType]
 
 
 def _with_canaries(loss: Callable[[Any, Any], Array], length: float) -> Callable:

@@ -18,14 +18,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from tanager._cache import private_folder
 from tanager._files import write_json
 from tanager.data import Dataset
 from tanager.recipes import cost, runner, tasks
 from tanager.recipes.recipe import Recipe
-from tanager.seed import Seed
 
 
 Watch = Callable[[Mapping[str, Any]], None]
@@ -137,12 +135,6 @@ def make(job: Job, watch: Watch | None = None) -> Outcome:
         )
     keep(job.folder, found)
     return found
-
-
-def private_random(seed: Seed, purpose: str, *position: int) -> np.random.Generator:
-    """Return a generator that only the secret tells of."""
-    key = np.frombuffer(seed.derive(purpose, *position, size=16), np.uint64)
-    return np.random.Generator(np.random.Philox(key=key))
 
 
 def keep(folder: Path, found: Outcome) -> None:

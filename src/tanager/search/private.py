@@ -191,10 +191,10 @@ def search_privately(
     held_out = settings.recipe.validation_examples
     best: tuple[float, int, dict[str, Any]] | None = None
     for number in range(settings.search.selection.draw(seed)):
-        values = settings.space.draw(jobs.private_random(seed, "choices", number))
+        values = settings.space.draw(seed.generator("choices", number))
         recipe = settings.space.recipe(settings.recipe, values)
         right = _right(run_folder.private / "runs" / f"{number:04d}", recipe, settings)
-        noise = jobs.private_random(seed, "score", number)
+        noise = seed.generator("score", number)
         score = right * held_out + noise.normal(0.0, settings.search.score_noise)
         if best is None or score > best[0]:
             best = score, number, values
