@@ -116,6 +116,31 @@ def test_whole_batches_are_the_gaussian_mechanism(white_box):
     assert np.mean(found.outside) == pytest.approx(-4 / 32, abs=6 * 0.5 / 36)
 
 
+def test_who_knows_the_sample_tells_more_from_fewer_steps(white_box):
+    one, two = (
+        white_box(canaries=3000, steps=40, knows_sample=knows)
+        for knows in (False, True)
+    )
+    for found in (one, two):
+        assert not found.violated
+        assert found.claimed_epsilon == accountant.epsilon(CLAIMED, 1e-3)
+    assert two.epsilon_lower_bound > 0.75 * two.claimed_epsilon
+    assert two.noise_multiplier > CLAIMED.noise_multiplier
+    with pytest.raises(ValueError, match=r"steps \(=9\) are too few"):
+        white_box(steps=9, knows_sample=True)
+
+
+def test_the_sums_of_known_steps_are_gaussian(white_box):
+    """Kolmogorov and Smirnov at 1e-4 for each of two; from a secret of its own."""
+    mechanism = Mechanism(0.3, 2.0, 40)
+    found = white_box(mechanism, canaries=2000, knows_sample=True, seed=None)
+    count = 6  # ⌊12 − 2 √8.4⌋
+    for scores, mean in ((found.inside, count), (found.outside, 0)):
+        assert len(scores) > 1800
+        result: Any = stats.kstest(scores, "norm", args=(mean, 2 * count**0.5))
+        assert result.pvalue > 1e-4
+
+
 def test_from_some_of_the_steps_the_whole_mechanism_is_bounded(white_box, found):
     part = white_box(canaries=3000, steps=20)
     assert part.claimed_epsilon == found.claimed_epsilon

@@ -8,18 +8,24 @@ the noisy gradient of every update, and from a canary's coordinate of it the lik
 ratio of the two worlds, in the data or not. That is the best test there is, and the
 coordinates of many canaries are as good as as many runs.
 
+An attacker who also knows who was sampled tells much from few steps: all canaries are
+in the data, and the steps in which one was sampled are told from those in which it was
+not. That is a test of clipping and noise; that sampling is Poisson it takes as claimed.
+
 References:
     Nasr et al. 2023, Tight Auditing of Differentially Private Machine Learning,
     sections 4 and 5 (Dirac canaries, white box). Steinke et al. 2023 (canaries that
     join by coin).
 """
 
+import contextlib
 import dataclasses
+import math
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,30 +33,31 @@ import optax
 from jaxtyping import Array, PyTree
 
 from tanager import _validate as validate
-from tanager.audit.bounds import Audit, SubsampledEstimator, audit_scores
-from tanager.data import Source, as_source
-from tanager.data.source import ArraySource
+from tanager.audit.bounds import (
+    Audit,
+    Errors,
+    GaussianEstimator,
+    SubsampledEstimator,
+    audit_scores,
+)
+from tanager.audit.canaries import (
+    Canaries,
+    augmenting,
+    joined,
+    listening,
+    trained_with,
+    with_canaries,
+)
+from tanager.data import as_source
 from tanager.privacy import accountant
 from tanager.privacy.mechanism import Adjacency, Mechanism
+from tanager.sampling import PoissonSampler
 from tanager.seed import Seed
 from tanager.training.loop import train
 from tanager.training.run_folder import RunFolder
 
 
-_LONG = 16.0
-"""Gradient of a canary over the clipping norm."""
-
-
-class Canaries(NamedTuple):
-    """Parameters, for the audited run: a model and the canaries' coordinates.
-
-    Attributes:
-        model: the audited model.
-        scores: float32[m], where the attacker adds up log-likelihood ratios.
-    """
-
-    model: PyTree
-    scores: Array
+Hear = Callable[[Array, Array], Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +103,7 @@ def audit_white_box(
     confidence: float = 0.95,
     augment: Callable[[jax.Array, Any], Any] | None = None,
     trainable: PyTree | Callable[[Any], bool] | None = None,
+    knows_sample: bool = False,
     steps: int | None = None,
     out: str | Path | None = None,
     seed: int | None = None,
@@ -118,6 +126,8 @@ def audit_white_box(
         confidence: of the bound.
         augment: as of `tanager.train`; canaries go through it as well.
         trainable: as of `tanager.train`, of `params`.
+        knows_sample: the attacker knows who was sampled in each step; q must be below
+            1, and steps so many that a canary is sampled in some of them.
         steps: to run, at most the mechanism's, which are run by default. From fewer,
             what they prove of the noise is put into the whole mechanism.
         out: folder of the audited run; the same call goes on where it was killed.
@@ -143,31 +153,37 @@ def audit_white_box(
     if steps is not None:
         validate.whole(steps=steps, at_least=1)
         run = dataclasses.replace(mechanism, steps=min(steps, mechanism.steps))
-    estimator = SubsampledEstimator(delta, confidence, run)
-    secret = _secret(out, seed)
-    coins = secret.generator("canaries").random(canaries) < 0.5
-    joined = _joined(as_source(data), np.flatnonzero(coins))
-    frozen = optimizer or optax.set_to_zero()
-    result = train(
-        _with_canaries(loss, _LONG * clip_norm),
-        Canaries(params, jnp.zeros(canaries, jnp.float32)),
-        joined,
-        run,
-        delta=min(delta, 0.5 / len(joined)),  # told in its own report alone
-        clip_norm=clip_norm,
-        optimizer=_listening(frozen, mechanism, len(joined)),
-        augment=None if augment is None else _augmenting(augment),
-        trainable=_with_scores(trainable, params),
-        out=out,
-        seed=seed,
-        progress=options.pop("progress", False),
-        **options,
-    )
-    scores = np.asarray(result.params.scores, np.float64)
-    inside, outside = scores[coins], scores[~coins]
-    audit = audit_scores(inside, outside, estimator)
-    noise_multiplier = estimator.noise_multiplier(audit.errors)
-    whole = dataclasses.replace(estimator, claimed=mechanism)
+    with contextlib.ExitStack() as held:
+        if knows_sample and out is None and seed is None:
+            # Only a folder's secret can be known before the run.
+            out = held.enter_context(tempfile.TemporaryDirectory())
+        secret = _secret(out, seed)
+        if knows_sample:
+            attack = _KnownSample(run, delta, confidence, canaries)
+        else:
+            attack = _HiddenSample(run, delta, confidence, canaries, secret)
+        source = joined(as_source(data), attack.joining)
+        expected = run.sample_rate * len(source)
+        hear = attack.prepare(PoissonSampler(run, len(source), secret), canaries)
+        result = train(
+            with_canaries(loss, clip_norm),
+            Canaries(params, jnp.zeros((attack.rows, canaries), jnp.float32)),
+            source,
+            run,
+            delta=min(delta, 0.5 / len(source)),  # told in its own report alone
+            clip_norm=clip_norm,
+            optimizer=listening(optimizer or optax.set_to_zero(), expected, hear),
+            augment=None if augment is None else augmenting(augment),
+            trainable=trained_with(trainable, params),
+            out=out,
+            seed=seed,
+            progress=options.pop("progress", False),
+            **options,
+        )
+    inside, outside = attack.scores(np.asarray(result.params.scores, np.float64))
+    audit = audit_scores(inside, outside, attack.estimator)
+    noise_multiplier = attack.noise_multiplier(audit.errors)
+    whole = SubsampledEstimator(delta, confidence, mechanism)
     return WhiteBox(
         accountant.epsilon(mechanism, delta),
         delta,
@@ -180,100 +196,92 @@ def audit_white_box(
     )
 
 
+class _HiddenSample:
+    """Was the canary in the data? From the likelihood ratio of all steps."""
+
+    rows = 1
+
+    def __init__(
+        self,
+        run: Mechanism,
+        delta: float,
+        confidence: float,
+        canaries: int,
+        secret: Seed,
+    ):
+        self.estimator = SubsampledEstimator(delta, confidence, run)
+        self._coins = secret.generator("canaries").random(canaries) < 0.5
+        self.joining = np.flatnonzero(self._coins)
+
+    def prepare(self, sampler: PoissonSampler, canaries: int) -> Hear:
+        del canaries
+        rate = sampler.mechanism.sample_rate
+        sigma = self.estimator.claimed.noise_multiplier
+
+        def hear(step: Array, heard: Array) -> Array:
+            del step
+            ratio = (2 * heard - 1) / (2 * sigma**2)
+            if rate == 1:
+                return ratio
+            return jnp.logaddexp(np.log1p(-rate), np.log(rate) + ratio)
+
+        return hear
+
+    def scores(self, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return kept[0, self._coins], kept[0, ~self._coins]
+
+    def noise_multiplier(self, errors: Errors) -> float:
+        return self.estimator.noise_multiplier(errors)
+
+
+class _KnownSample:
+    """Was the canary sampled in these steps, or in none? From sums of as many steps."""
+
+    rows = 2
+
+    def __init__(self, run: Mechanism, delta: float, confidence: float, canaries: int):
+        rate, steps = run.sample_rate, run.steps
+        # So many that nearly every canary is sampled, and is not, as often as that.
+        share = min(rate, 1 - rate)
+        slack = 2 * math.sqrt(steps * rate * (1 - rate))
+        self._count = max(1, math.floor(steps * share - slack))
+        if steps * share < 1:
+            validate.refuse(
+                "steps",
+                steps,
+                f"are too few for canaries to be sampled, and not, at rate {rate:g}",
+                "audit more steps, or without knows_sample",
+            )
+        self.estimator = GaussianEstimator(delta, confidence)
+        self.joining = np.arange(canaries)
+
+    def prepare(self, sampler: PoissonSampler, canaries: int) -> Hear:
+        first = sampler.examples - canaries
+        sampled = np.zeros((sampler.mechanism.steps, canaries), bool)
+        for step in range(len(sampled)):
+            indices = sampler.indices(step)
+            sampled[step, indices[indices >= first] - first] = True
+        listened = np.stack(
+            [each & (np.cumsum(each, 0) <= self._count) for each in (sampled, ~sampled)]
+        )
+        self._complete = (listened.sum(1) == self._count).all(0)
+        weights = jnp.asarray(listened.swapaxes(0, 1))
+
+        def hear(step: Array, heard: Array) -> Array:
+            return jnp.where(weights[step], heard[0], 0.0)
+
+        return hear
+
+    def scores(self, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        inside, outside = kept[:, self._complete]
+        return inside, outside
+
+    def noise_multiplier(self, errors: Errors) -> float:
+        mu = self.estimator.mu(errors)
+        return math.sqrt(self._count) / mu if mu else math.inf
+
+
 def _secret(out: str | Path | None, seed: int | None) -> Seed:
     if out is not None:
         return RunFolder(out).seed(seed)
     return Seed.from_os() if seed is None else Seed.from_int(seed)
-
-
-def _with_scores(
-    trainable: PyTree | Callable[[Any], bool] | None, params: PyTree
-) -> Any:
-    if trainable is None:
-        return None
-    if callable(trainable):
-        numbers = eqx.filter(params, eqx.is_inexact_array)
-        trainable = jax.tree.map(trainable, numbers)
-    return Canaries(trainable, True)  # pyright: ignore[reportArgumentType]
-
-
-def _with_canaries(loss: Callable[[Any, Any], Array], length: float) -> Callable:
-    """Return the loss of an example that may be a canary."""
-
-    def either(params: Canaries, example: tuple[Any, Array]) -> Array:
-        inner, canary = example
-        # Linear: its gradient does not depend on what the attacker wrote there.
-        own = length * params.scores[jnp.maximum(canary, 0)]
-        return jnp.where(canary < 0, loss(params.model, inner), own)
-
-    return either
-
-
-def _augmenting(augment: Callable[[jax.Array, Any], Any]) -> Callable:
-    return lambda key, example: (augment(key, example[0]), example[1])
-
-
-def _listening(
-    optimizer: optax.GradientTransformation, mechanism: Mechanism, examples: int
-) -> optax.GradientTransformation:
-    """Return an optimizer that tells the canaries' coordinates what it hears there.
-
-    It is given the noisy sum of gradients of norm 1, over q·N: times q·N, a canary that
-    was sampled adds 1 to noise of deviation σ.
-    """
-    rate, sigma = mechanism.sample_rate, mechanism.noise_multiplier
-
-    def update(
-        gradient: Canaries, state: PyTree, params: Canaries | None = None
-    ) -> tuple[Canaries, PyTree]:
-        heard = gradient.scores * (rate * examples)
-        ratio = (2 * heard - 1) / (2 * sigma**2)
-        score = ratio
-        if rate < 1:
-            score = jnp.logaddexp(np.log1p(-rate), np.log(rate) + ratio)
-        own = None if params is None else params.model
-        updates, state = optimizer.update(gradient.model, state, own)
-        return Canaries(updates, score.astype(gradient.scores.dtype)), state
-
-    def init(params: Any) -> PyTree:
-        return optimizer.init(params.model)
-
-    return optax.GradientTransformation(
-        init,
-        update,  # pyright: ignore[reportArgumentType]
-    )
-
-
-def _joined(source: Source, numbers: np.ndarray) -> "_Joined | ArraySource":
-    """Return examples and canaries as one source: (example, −1) or (any, number)."""
-    if not isinstance(source, ArraySource):
-        return _Joined(source, numbers)
-    rows = np.zeros(len(numbers), np.int64)
-    own = np.full(len(source), -1, np.int32)
-    return ArraySource(
-        (
-            jax.tree.map(
-                lambda leaf: np.concatenate([leaf, np.asarray(leaf)[rows]]), source.tree
-            ),
-            np.concatenate([own, numbers.astype(np.int32)]),
-        )
-    )
-
-
-class _Joined:
-    """Examples that are read when they are asked for, then canaries.
-
-    A canary travels with the first example, which contributes nothing to it.
-    """
-
-    def __init__(self, source: Source, numbers: np.ndarray):
-        self._source, self._numbers = source, numbers
-
-    def __len__(self) -> int:
-        return len(self._source) + len(self._numbers)
-
-    def __getitem__(self, index: int) -> tuple[Any, np.ndarray]:
-        own = index - len(self._source)
-        if own < 0:
-            return self._source[index], np.array(-1, np.int32)
-        return self._source[0], np.array(self._numbers[own], np.int32)
