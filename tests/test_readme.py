@@ -66,3 +66,10 @@ def test_the_examples_of_fine_tuning_run(tmp_path, monkeypatch, capsys):
     # Per block 4·(32+96) + 4·(32+32) + 2·4·(32+128), and the head of 32·10 + 10.
     assert lines[0] == str(2 * (512 + 256 + 1280) + 330)
     assert lines[-1] == "Linear"
+
+
+@pytest.mark.slow
+def test_the_examples_of_auditing_run(capsys):
+    run_the_examples_of("docs/audit.md", 1)
+    claimed, least = re.findall(r"[\d.]+\d", capsys.readouterr().out)
+    assert 0 <= float(least) <= float(claimed)

@@ -15,6 +15,7 @@ _COMMANDS = {
     "plan": "plan a privacy budget: noise, steps, batch size or ε from the others",
     "train": "train a model privately, from a recipe; resumes where it was stopped",
     "search": "find hyper-parameters at small batch; predict what the run will reach",
+    "audit": "attack the training code; bound from below the ε that it really spends",
     "export": "write a finished run's model, with its model card, to hand on",
     "recipe": "show a recipe: settings, published results, ε computed anew, cost",
     "models": "list the models: parameters, FLOPs, public weights, source",
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             command = importlib.import_module(f"tanager.commands.{words[0]}")
             return command.run(words[1:])
         except KeyboardInterrupt:
-            resumes = words[0] in ("train", "search")
+            resumes = words[0] in ("train", "search", "audit")
             more = ": the same command goes on where this one left off"
             _say(f"stopped{more if resumes else ''}")
             return 130
