@@ -251,6 +251,8 @@ def _print(
     more: dict[str, Any] | None,
 ) -> None:
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 160
     table = Table(box=None, pad_edge=False)
     names = list(rows[0]["title"])
     for heading in (
