@@ -91,7 +91,7 @@ def _audit(prepared: "Prepared", options: Options, out: Path) -> "WhiteBox":
 
     from tanager.audit.white_box import audit_white_box
     from tanager.data import subset
-    from tanager.recipes import tasks
+    from tanager.recipes import runner, tasks
     from tanager.recipes.optimizers import optimizer
     from tanager.training.run_folder import RunFolder
 
@@ -111,7 +111,6 @@ def _audit(prepared: "Prepared", options: Options, out: Path) -> "WhiteBox":
         mechanism,
         delta=prepared.budget.delta,
         optimizer=optimizer(recipe, mechanism.steps),
-        clip_norm=recipe.clip_norm,
         canaries=options.canaries,
         confidence=options.confidence,
         augment=task.augment,
@@ -119,15 +118,8 @@ def _audit(prepared: "Prepared", options: Options, out: Path) -> "WhiteBox":
         knows_sample=options.knows_sample,
         steps=options.audited_steps,
         out=folder,
-        seed=recipe.seed,
-        augmentation_multiplicity=recipe.augmentation_multiplicity,
-        ema_decay=recipe.ema_decay,
-        physical_batch_size=recipe.physical_batch_size,
-        strategy=recipe.strategy,
-        devices=recipe.devices,
-        shard_parameters=recipe.shard_parameters,
-        checkpoint_seconds=recipe.checkpoint_seconds,
         progress=not options.json,
+        **runner.train_options(recipe),
     )
 
 

@@ -140,18 +140,9 @@ def _run(
         mechanism,
         delta=prepared.budget.delta,
         optimizer=optimizer(recipe, mechanism.steps),
-        clip_norm=None if recipe.non_private else recipe.clip_norm,
         out=out,
-        seed=recipe.seed,
         augment=task.augment,
-        augmentation_multiplicity=recipe.augmentation_multiplicity,
-        ema_decay=recipe.ema_decay,
-        physical_batch_size=recipe.physical_batch_size,
-        strategy=recipe.strategy,
-        devices=recipe.devices,
-        shard_parameters=recipe.shard_parameters,
         workers=_workers(recipe, task.train),
-        unreadable=recipe.unreadable,
         trainable=task.trainable,
         finish=task.finish,
         evaluate=Classification(
@@ -163,7 +154,6 @@ def _run(
         ),
         evaluate_every=recipe.evaluate_every,
         on_metrics=on_metrics,
-        checkpoint_seconds=recipe.checkpoint_seconds,
         description={
             "recipe": {"name": prepared.name, **recipe.to_json()},
             "model": recipe.model,
@@ -185,7 +175,24 @@ def _run(
             **links,
         },
         progress=progress,
+        **train_options(recipe),
     )
+
+
+def train_options(recipe: Recipe) -> dict[str, Any]:
+    """Return the options of `tanager.train` that are fields of a recipe."""
+    return {
+        "clip_norm": None if recipe.non_private else recipe.clip_norm,
+        "seed": recipe.seed,
+        "augmentation_multiplicity": recipe.augmentation_multiplicity,
+        "ema_decay": recipe.ema_decay,
+        "physical_batch_size": recipe.physical_batch_size,
+        "strategy": recipe.strategy,
+        "devices": recipe.devices,
+        "shard_parameters": recipe.shard_parameters,
+        "unreadable": recipe.unreadable,
+        "checkpoint_seconds": recipe.checkpoint_seconds,
+    }
 
 
 def _workers(recipe: Recipe, source: data.Source) -> int:
