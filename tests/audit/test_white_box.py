@@ -107,6 +107,18 @@ def test_a_killed_audit_goes_on(white_box, tmp_path):
     assert len(ledger) - len(begun) >= 20
 
 
+def test_an_audit_whose_run_was_another_is_refused(white_box, tmp_path):
+    white_box(canaries=100, out=tmp_path / "run")
+    for changes, message in (
+        ({"clip_norm": 2.0}, "clip_norm"),
+        ({"canaries": 101}, "parameters"),
+        ({"mechanism": Mechanism(0.1, 0.9, 40)}, "mechanism"),
+        ({"seed": 2}, "seed"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            white_box(**({"canaries": 100} | changes), out=tmp_path / "run")
+
+
 def test_whole_batches_are_the_gaussian_mechanism(white_box):
     whole = Mechanism(1.0, 4.0, 4)
     found = white_box(mechanism=whole, canaries=3000)
