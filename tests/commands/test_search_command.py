@@ -158,6 +158,23 @@ def test_bad_input_is_refused_before_anything_runs(tmp_path, words, message, cap
     assert not list(out.glob("trials/*"))
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--predict-examples", "100"], "examples (=100) must be at least the batch"),
+        (["--predict-examples", "0"], "examples (=0) must be at least 1"),
+        (["--try-examples", "600"], "try_examples (=(600,)) must be two numbers"),
+    ],
+)
+def test_a_table_of_data_that_cannot_be_is_refused_first(
+    tmp_path, words, message, capsys
+):
+    short = ["--steps", "4", "--noise-multiplier", "4", "--out", str(tmp_path / "d")]
+    assert main(["search", "data", "digits", *short, *words]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "d").exists()
+
+
 def test_folders_that_are_no_study_are_refused(tmp_path, capsys):
     assert main(["search", "worker", str(tmp_path)]) == 2
     assert "has no study.json" in capsys.readouterr().err

@@ -137,6 +137,18 @@ def test_a_rise_that_sampling_explains_is_doubted_and_seen_to_its_end():
     assert law.at(4096) > 0.55
 
 
+def test_sampling_may_be_next_to_nothing_or_all_there_is():
+    law = ScalingLaw.fit([(16, 0.5), (16, 0.501), (32, 0.55), (64, 0.6)])
+    end = law.without_sampling(4096, 3.0, 10**18)
+    # So little of it that it goes as 1/B: one more doubling gains half of the last.
+    assert end == pytest.approx(
+        law.without_sampling(1 << 30, 3.0 * 2**18, 10**18), abs=1e-3
+    )
+    assert 0.6 < end < 0.7
+    (doubt,) = (each for each in law.doubts(4096, 3.0, 10_000) if "rises" in each)
+    assert "adds up to 1165 % of" in doubt
+
+
 def test_a_law_that_falls_or_whose_noise_is_large_is_not_doubted_for_a_rise():
     falling = ScalingLaw.fit([(b, 1 - a) for b, a in with_sampling((16, 32, 64), 0.1)])
     assert (falling.rises() or 0.0) > 0.9

@@ -107,7 +107,12 @@ def data(words: Sequence[str]) -> int:
     """Run `tanager search data RECIPE`."""
     from tanager.search import experiments
 
+    def wanted(target: "Target", options: DataOptions) -> int:
+        given = options.predict_examples
+        return 2 * target.examples if given is None else given
+
     def cells(target: "Target", options: DataOptions, **rest: Any) -> list["Cell"]:
+        target.at_examples(wanted(target, options))  # refused now, not at the end
         there = target.examples - rest["validation_examples"]
         examples = options.try_examples or (there // 4, there // 2, there)
         return experiments.data_quantity(target, examples, **rest)
@@ -115,7 +120,7 @@ def data(words: Sequence[str]) -> int:
     def predict(
         target: "Target", options: DataOptions, rows: Sequence["Row"]
     ) -> dict[str, Any]:
-        count = options.predict_examples or 2 * target.examples
+        count = wanted(target, options)
         found = experiments.more_data(target, rows, count)._asdict()
         return {"prediction": {**found, "prediction": found["prediction"]._asdict()}}
 

@@ -199,7 +199,8 @@ class ScalingLaw:
         scale = noise_multiplier / batch_size
 
         def noise(size: float) -> float:
-            return math.log2(1 + sampling_share(scale * size, size, parameters))
+            share = sampling_share(scale * size, size, parameters)
+            return math.log1p(share) / math.log(2)
 
         x = np.array([noise(run.batch_size) for run in self.runs])
         y = np.array([run.accuracy for run in self.runs])
@@ -261,7 +262,7 @@ class ScalingLaw:
         end = self.without_sampling(batch_size, noise_multiplier, parameters)
         return [
             f"accuracy rises with the batch (p = {rises:.2g}), and at batch size "
-            f"{smallest:g} the drawing of examples adds up to {100 * share:.2g} % of "
+            f"{smallest:g} the drawing of examples adds up to {100 * share:.0f} % of "
             "the noise's variance; if the rise comes of that alone it levels off, at "
             f"{100 * end:.1f} % here; simulate at larger batches"
         ]
