@@ -233,7 +233,8 @@ def _run(
     content = {"experiment": word, "recipe": name, "rows": rows, **predicted}
     write_json(out / "table.json", content)
     axis = getattr(options, "along", None) or along or list(cells[0].title)[-1]
-    title = f"{name}: simulated at batch size {batch_size}"
+    share = recipe.batch_size / batch_size
+    title = f"{name}: simulated at 1/{share:.4g} of the batch size"
     for ending in ("png", "svg"):
         search_figures.plot_grid(
             rows,
