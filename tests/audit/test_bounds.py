@@ -238,6 +238,10 @@ def test_the_highest_advantage_is_table_9s(epsilon, delta, published):
     ("make", "message"),
     [
         (lambda: Estimator(1.0, 0.95), "delta (=1.0) must be below 1"),
+        (
+            lambda: models_needed(800.0, delta=DELTA, confidence=0.95),
+            "epsilon (=800.0) must be at most 700",
+        ),
         (lambda: Estimator(-0.1, 0.95), "delta (=-0.1)"),
         (lambda: Estimator(0.1, 1.0), "confidence (=1.0)"),
         (lambda: GaussianEstimator(0.0, 0.95), "delta (=0.0)"),

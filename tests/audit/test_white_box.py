@@ -14,7 +14,7 @@ from tanager.privacy import accountant
 from tanager.privacy.mechanism import Adjacency, Mechanism
 
 
-CLAIMED = Mechanism(0.1, 0.8, 40)
+CLAIMED = Mechanism(0.1, 0.8, 40)  # as in conftest
 
 
 @pytest.fixture(scope="module")

@@ -61,9 +61,13 @@ def test_the_best_attack_is_on_the_curve_and_none_below():
     for rate in (0.02, 0.1, 0.3):
         cut = np.quantile(outside, 1 - rate)
         missed = np.mean(inside < cut)
-        least = float(curve.false_negatives(rate))
-        slack = 6 * np.sqrt(0.25 / count) * 4
-        assert least - slack < missed < least + slack + 0.01
+        least, more = curve.false_negatives(np.array([rate, rate + 1e-3]))
+        # Both rates vary, the first as much as the curve is steep.
+        slope = (least - more) / 1e-3
+        variance = missed * (1 - missed) + slope**2 * rate * (1 - rate)
+        slack = 6 * np.sqrt(variance / count)
+        # The curve may lie below the best attack by what the grid costs.
+        assert least - slack < missed < least + slack + 2e-3, rate
 
 
 def test_a_loss_too_wide_for_a_grid_promises_nothing():

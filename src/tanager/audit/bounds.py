@@ -27,6 +27,7 @@ from tanager.privacy.trade_off import TradeOff
 RESERVED = 0.1
 """Share of the scores that the threshold is chosen on."""
 _LEAST_NOISE, _MOST_NOISE = 1e-2, 1e6
+_LARGEST_EXPONENT = 700
 
 
 class Errors(NamedTuple):
@@ -159,7 +160,7 @@ class SubsampledEstimator(GaussianEstimator):
     claimed: Mechanism
 
     def noise_multiplier(self, errors: Errors) -> float:
-        """Return the largest noise multiplier that is not refuted; ∞ if none is.
+        """Return the largest noise multiplier that is not refuted; ∞ where all stand.
 
         Raises:
             ValueError: the counts cannot be.
@@ -216,6 +217,10 @@ def models_needed(epsilon: float, *, delta: float, confidence: float) -> int:
     _check_delta(delta)
     validate.probability(confidence=confidence)
     # (1 − u − δ)/u = e^ε at the bound u = 1 − ((1 − confidence)/2)^(1/n) of no error.
+    if epsilon > _LARGEST_EXPONENT:
+        validate.refuse(
+            "epsilon", epsilon, f"must be at most {_LARGEST_EXPONENT}", "claim less"
+        )
     rate = (1 - delta) / (1 + math.exp(epsilon))
     return math.ceil(math.log((1 - confidence) / 2) / math.log1p(-rate))
 
@@ -340,7 +345,7 @@ def highest_advantage(epsilon: float, delta: float) -> float:
     """
     validate.not_negative(epsilon=epsilon)
     _check_delta(delta)
-    if epsilon > 700:
+    if epsilon > _LARGEST_EXPONENT:
         return 1.0
     return (math.expm1(epsilon) + 2 * delta) / (math.exp(epsilon) + 1)
 

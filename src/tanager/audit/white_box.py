@@ -122,7 +122,7 @@ def audit_white_box(
         delta: of the claimed ε and of the bound.
         optimizer: what trains the model meanwhile; None leaves it as it is.
         clip_norm: C.
-        canaries: m; about half of them join the data.
+        canaries: m; about half of them join the data, or all with `knows_sample`.
         confidence: of the bound.
         augment: as of `tanager.train`; canaries go through it as well.
         trainable: as of `tanager.train`, of `params`.
