@@ -7,7 +7,7 @@ keys take all 64 bits that Threefry has, and differ by purpose and position.
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Key
+from jaxtyping import Array, ArrayLike, Key, UInt32
 
 from tanager.seed import Seed
 
@@ -19,8 +19,23 @@ def derive_keys(
     seed: Seed, purpose: str, *position: int, count: int = 1
 ) -> Key[Array, " count"]:
     """Return `count` independent keys for this purpose and position."""
-    words = [
-        np.frombuffer(seed.derive(purpose, *position, n, size=_KEY_BYTES), np.uint32)
-        for n in range(count)
-    ]
-    return jax.random.wrap_key_data(jnp.asarray(np.stack(words)), impl="threefry2x32")
+    return from_words(key_words(seed, purpose, *position, count=count))
+
+
+def key_words(
+    seed: Seed, purpose: str, *position: int, count: int = 1
+) -> UInt32[np.ndarray, "count 2"]:
+    """Return what those keys are made of: for many runs, without as many arrays."""
+    return np.stack(
+        [
+            np.frombuffer(
+                seed.derive(purpose, *position, n, size=_KEY_BYTES), np.uint32
+            )
+            for n in range(count)
+        ]
+    )
+
+
+def from_words(words: UInt32[ArrayLike, "*shape 2"]) -> Key[Array, "*shape"]:
+    """Return the keys made of these words."""
+    return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")

@@ -376,6 +376,28 @@ class Step:
         """
         return self._update_jitted(state, accumulator, keys, step)
 
+    def update(
+        self,
+        state: State,
+        batch: PyTree,
+        mask: Bool[Array, " b"],
+        indices: Int[Array, " b"],
+        key: Key[Array, ""],
+        keys: Key[Array, " draws"],
+        step: Int[Array, ""],
+    ) -> State:
+        """Return the state after an update from one physical batch, on one device.
+
+        Pure: for `jax.vmap` over runs, each with its own state, batch and keys. The
+        arguments are those of `accumulate` and `apply`.
+        """
+        zero = self._zero(state.params)
+        accumulator = self._accumulate_here(
+            state.params, self._frozen, zero, batch, mask, indices, key
+        )
+        total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), accumulator.sum)
+        return self._apply(state, total, keys, step)
+
     def lowered(
         self,
         state: State,

@@ -1,0 +1,202 @@
+"""Many private models, trained side by side in one program.
+
+Each has its own secret, and so its own batches and noise; what is compiled is the step
+of `tanager.train`, mapped over models. All start from the same parameters and see the
+same examples, but for those that a model's data lack: an example more or less changes
+no other's sampling, and the updates are divided by the same public number.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Bool, Float, PyTree
+
+from tanager import _validate as validate
+from tanager.audit.batching import over_models
+from tanager.clipping.transform import split
+from tanager.data import as_source, gather
+from tanager.keys import from_words, key_words
+from tanager.privacy.mechanism import Mechanism
+from tanager.sampling import PoissonSampler
+from tanager.seed import Seed
+from tanager.training.state import State
+from tanager.training.step import Step
+
+
+class ManyModels:
+    """Trains models of one mechanism, as many at a time as are asked for.
+
+    Args:
+        loss: ``loss(params, example) -> scalar`` for one example.
+        params: first parameters of every model.
+        data: the N + Z examples that a model's data may hold, in memory.
+        mechanism: of every model.
+        examples: N, what the public expected batch size q·N is of.
+        clip_norm: C.
+        optimizer: from ``learning_rate`` to an optax transformation.
+        augment: as of `tanager.train`.
+        augmentation_multiplicity: as there.
+        trainable: as there.
+        strategy: as there.
+
+    Raises:
+        ValueError: an argument is out of range, or the loss cannot be made private.
+    """
+
+    def __init__(
+        self,
+        loss: Callable[[Any, Any], Array],
+        params: PyTree,
+        data: Any,
+        mechanism: Mechanism,
+        *,
+        examples: int,
+        clip_norm: float,
+        optimizer: Callable[..., optax.GradientTransformation] = optax.sgd,
+        augment: Callable[[jax.Array, Any], Any] | None = None,
+        augmentation_multiplicity: int = 0,
+        trainable: PyTree | Callable[[Any], bool] | None = None,
+        strategy: str = "auto",
+    ):
+        source = as_source(data)
+        rows = np.arange(len(source))
+        validate.whole(examples=examples, at_least=1)
+        self.mechanism = mechanism
+        self.params, fixed = split(params, trainable)
+        self._data = jax.tree.map(jnp.asarray, gather(source, rows))
+        self._size = len(source)
+        self.step = Step(
+            loss,
+            fixed,
+            optax.inject_hyperparams(optimizer)(learning_rate=1.0),
+            mechanism,
+            examples,
+            Seed.from_os(),  # every model has its own instead
+            clip_norm=clip_norm,
+            strategy=strategy,
+            augment=augment,
+            multiplicity=augmentation_multiplicity,
+            ema_decay=0.0,
+        )
+        one = jax.tree.map(lambda leaf: leaf[:1], self._data)
+        self.step.check(self.params, one)
+        # As many rows as a batch has, but for once in 10⁹ steps; or all examples, which
+        # need not be gathered and are the same for all models.
+        rate = mechanism.sample_rate
+        likely = self._size * rate
+        likely += 6 * math.sqrt(self._size * rate * (1 - rate)) + 1
+        self._all_rows = 2 * likely >= self._size
+        self._rows = self._size if self._all_rows else math.ceil(likely)
+        self.step.explain(self.params, one, self._rows)
+        self._update = jax.jit(self._mapped, donate_argnums=0)
+        self._losses = jax.jit(over_models(self._losses_of_one, (0, None)))
+
+    def train(
+        self,
+        secrets: Sequence[Seed],
+        learning_rates: Float[np.ndarray, " m"],
+        left_out: Bool[np.ndarray, "m examples"],
+    ) -> PyTree:
+        """Train a model for each secret.
+
+        Args:
+            secrets: of the models.
+            learning_rates: of the models.
+            left_out: the examples that a model's data lack.
+
+        Returns:
+            The trained models, every trained leaf with a leading axis of M; see
+            `losses`.
+        """
+        samplers = [PoissonSampler(self.mechanism, self._size, s) for s in secrets]
+        state = self._start(learning_rates)
+        for step in range(self.mechanism.steps):
+            drawn = [
+                indices[~out[indices]]
+                for out, indices in zip(
+                    left_out, (each.indices(step) for each in samplers), strict=True
+                )
+            ]
+            noise = [
+                key_words(secret, "noise", step, count=self.step.noise.draws)
+                for secret in secrets
+            ]
+            views = [key_words(secret, "augmentation", step)[0] for secret in secrets]
+            state = self._update(
+                state,
+                self._data,
+                *self._batches(drawn),
+                np.stack(views),
+                np.stack(noise),
+                np.int32(step),
+            )
+        return state.params
+
+    def losses(self, params: PyTree, examples: Any) -> Float[np.ndarray, "m e"]:
+        """Return the loss of every model at every example.
+
+        Args:
+            params: what `train` returned.
+            examples: with a leading axis of E.
+        """
+        return np.asarray(self._losses(params, examples), np.float64)
+
+    def rows(self, start: int) -> PyTree:
+        """Return the examples from a number on."""
+        return jax.tree.map(lambda leaf: leaf[start:], self._data)
+
+    def _losses_of_one(self, params: PyTree, examples: Any) -> Array:
+        return jax.vmap(
+            lambda example: self.step.example_loss(params, self.step.frozen, example)
+        )(examples)
+
+    def _start(self, learning_rates: np.ndarray) -> State:
+        count = len(learning_rates)
+        state = self.step.start(self.params)
+        each: Any = jax.tree.map(
+            lambda leaf: jnp.broadcast_to(leaf, (count, *jnp.shape(leaf))), state
+        )
+        rates = jnp.asarray(learning_rates, jnp.float32)
+        hyperparameters = each.optimizer_state.hyperparams | {"learning_rate": rates}
+        return each._replace(
+            optimizer_state=each.optimizer_state._replace(hyperparams=hyperparameters)
+        )
+
+    def _batches(self, drawn: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """Return mask [m, rows] and indices, [m, rows] or [rows] for all of them."""
+        if self._all_rows:
+            mask = np.zeros((len(drawn), self._size), bool)
+            for own, indices in zip(mask, drawn, strict=True):
+                own[indices] = True
+            return mask, np.arange(self._size, dtype=np.int32)
+        self._rows = max(self._rows, *map(len, drawn))
+        mask = np.arange(self._rows) < np.array([[len(each)] for each in drawn])
+        rows = np.zeros(mask.shape, np.int32)
+        for own, indices in zip(rows, drawn, strict=True):
+            own[: len(indices)] = indices
+        return mask, rows
+
+    def _mapped(
+        self,
+        state: State,
+        data: PyTree,
+        mask: Array,
+        indices: Array,
+        views: Array,
+        noise: Array,
+        step: Array,
+    ) -> State:
+        def update(state: State, mask: Array, rows: Array, view: Array, noise: Array):
+            batch = data
+            if not self._all_rows:
+                batch = jax.tree.map(lambda leaf: leaf[rows], data)
+            keys = from_words(view), from_words(noise)
+            return self.step.update(state, batch, mask, rows, *keys, step)
+
+        axes = (0, 0, None if self._all_rows else 0, 0, 0)
+        return over_models(update, axes)(state, mask, indices, views, noise)

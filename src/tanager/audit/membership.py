@@ -1,0 +1,324 @@
+"""Membership inference on many models: was the canary in the data?
+
+Appendix A.2 of the Unlocking paper. The privacy budget is given; all else is the
+attacker's to choose. Phase I trains some models in many settings, with a canary z and
+without, and keeps the setting that tells the two apart best. Phase II trains many
+models in that setting, all from the same first parameters, and bounds ε by the errors
+of a threshold on the loss of z, chosen on models of its own.
+
+Phase I halves: after each round, the better half of the settings gets as many models
+again, all rounds together what was asked for. What it saw decides on the setting and
+on nothing else, so that the bound stays valid.
+
+References:
+    De et al. 2022, Unlocking High-Accuracy Differentially Private Image Classification
+    through Scale, appendix A.2, Tables 8 and 9.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from jaxtyping import Array, PyTree
+
+from tanager import _validate as validate
+from tanager.audit.bounds import (
+    RESERVED,
+    Audit,
+    Errors,
+    Estimator,
+    SubsampledEstimator,
+    audit_scores,
+    models_needed,
+)
+from tanager.audit.many_models import ManyModels
+from tanager.audit.phases import FEWEST, Phases, Setting, Trainer, Tried
+from tanager.audit.records import Records
+from tanager.data import as_source, gather
+from tanager.data.source import Source
+from tanager.privacy import accountant
+from tanager.privacy.calibrate import calibrate
+from tanager.privacy.mechanism import Mechanism
+from tanager.seed import Seed
+from tanager.training import identity
+from tanager.training.run_folder import RunFolder
+
+
+@dataclasses.dataclass(frozen=True)
+class Membership:
+    """What membership inference found.
+
+    Attributes:
+        claimed_epsilon: of the mechanism, by PLD.
+        delta: of that ε and of the bounds.
+        confidence: of each bound.
+        mechanism: of the setting.
+        setting: that phase I chose.
+        tried: all of phase I, the best first.
+        inside: float64[n] scores, −loss of z, of models with z in their data.
+        outside: float64[n] scores of models without.
+        audit: errors of the threshold, and the bound that holds for any mechanism.
+        trade_off_bound: ε of the mechanism with the most noise that those errors allow.
+        highest_provable: bound of as many models, had the attack never erred.
+    """
+
+    claimed_epsilon: float
+    delta: float
+    confidence: float
+    mechanism: Mechanism
+    setting: Setting
+    tried: tuple[Tried, ...]
+    inside: np.ndarray
+    outside: np.ndarray
+    audit: Audit
+    trade_off_bound: float
+    highest_provable: float
+
+    @property
+    def epsilon_lower_bound(self) -> float:
+        """The bound that holds for any mechanism, as in Table 9."""
+        return self.audit.epsilon
+
+    @property
+    def models(self) -> int:
+        """How many models phase II trained."""
+        return len(self.inside) + len(self.outside)
+
+    @property
+    def violated(self) -> bool:
+        """Whether a bound is above what is claimed."""
+        return max(self.audit.epsilon, self.trade_off_bound) > self.claimed_epsilon
+
+
+def audit_membership(
+    loss: Callable[[Any, Any], Array],
+    params: PyTree,
+    data: Any,
+    canaries: Mapping[str, Any],
+    *,
+    epsilon: float,
+    delta: float,
+    batch_size: float = 64,
+    steps: Sequence[int] = (50, 100),
+    learning_rates: Sequence[float] = (0.1, 0.5, 1.0),
+    clip_norms: Sequence[float] = (0.1, 1.0, 10.0),
+    models: int = 1000,
+    sweep_models: int | None = None,
+    confidence: float = 0.999,
+    optimizer: Callable[..., optax.GradientTransformation] = optax.sgd,
+    augment: Callable[[jax.Array, Any], Any] | None = None,
+    augmentation_multiplicity: int = 0,
+    trainable: PyTree | Callable[[Any], bool] | None = None,
+    strategy: str = "auto",
+    models_at_once: int = 16,
+    out: str | Path | None = None,
+    seed: int | None = None,
+    on_models: Callable[[str, int, int, str], None] | None = None,
+) -> Membership:
+    """Train models with a canary and without, and bound ε by how they differ.
+
+    Args:
+        loss: as of `tanager.train`, for one example.
+        params: first parameters of every model.
+        data: D, the N examples that all models have; few, so that one more counts.
+        canaries: by name, the examples z to choose from, each like one of D.
+        epsilon: of the guarantee that is audited.
+        delta: of the guarantee and of the bounds.
+        batch_size: expected, q·N.
+        steps: numbers of steps to choose from (Table 8: 50, 100).
+        learning_rates: to choose from (Table 8: 0.1, 0.5, 1).
+        clip_norms: to choose from (Table 8: 0.1, 1, 10).
+        models: trained by phase II, half of them with z (the paper: a million).
+        sweep_models: trained by phase I; None for half as many. With one setting there
+            is no phase I.
+        confidence: of each bound.
+        optimizer: from ``learning_rate`` to an optax transformation.
+        augment: as of `tanager.train`.
+        augmentation_multiplicity: as there.
+        trainable: as there.
+        strategy: as there.
+        models_at_once: in one program.
+        out: folder; the same call goes on where it was killed.
+        seed: None draws it from the operating system; a number repeats the audit.
+        on_models: told of the phase, the models trained, how many it will be, and what
+            is known so far.
+
+    Raises:
+        ValueError: an argument is out of range, so many models can prove nothing, the
+            canaries are not like the data, or `out` holds an audit of something else.
+    """
+    source = as_source(data)
+    validate.whole(models=models, at_least=20)
+    validate.whole(models_at_once=models_at_once, at_least=2)
+    models += models % 2
+    rate = _sample_rate(batch_size, len(source))
+    settings = _settings(learning_rates, clip_norms, steps, canaries)
+    estimator = Estimator(delta, confidence)
+    highest = _highest_provable(estimator, models, epsilon)
+    if sweep_models is None:
+        sweep_models = models // 2
+    rounds = _rounds(len(settings), sweep_models)
+    mechanisms = {
+        count: calibrate(epsilon=epsilon, delta=delta, sample_rate=rate, steps=count)
+        for count in dict.fromkeys(steps)
+    }
+    both = _with_canaries(source, canaries)
+    trainer = Trainer(
+        lambda setting: ManyModels(
+            loss,
+            params,
+            both,
+            mechanisms[setting.steps],
+            examples=len(source),
+            clip_norm=setting.clip_norm,
+            optimizer=optimizer,
+            augment=augment,
+            augmentation_multiplicity=augmentation_multiplicity,
+            trainable=trainable,
+            strategy=strategy,
+        ),
+        settings,
+        list(canaries),
+        len(source),
+        models_at_once,
+    )
+    folder = None if out is None else RunFolder(out)
+    if folder is not None:
+        secret = folder.seed(seed)
+        config = {
+            "epsilon": epsilon,
+            "delta": delta,
+            "batch_size": batch_size,
+            "settings": [list(setting) for setting in settings],
+            "rounds": [list(each) for each in rounds],
+            "augmentation_multiplicity": augmentation_multiplicity,
+        }
+        prints = {
+            name: secret.fingerprint(content)
+            for name, content in trainer.contents(both).items()
+        }
+        surroundings = {"versions": identity.versions()}
+        identity.settle(folder, secret, config, prints, surroundings)
+    else:
+        secret = Seed.from_os() if seed is None else Seed.from_int(seed)
+    records = Records(None if folder is None else folder.path / "scores.jsonl")
+    attack = Phases(trainer, secret, records, on_models or _tell_nobody)
+
+    # Phase I, then phase II: other models, by other secrets.
+    tried = attack.choose(rounds)
+    best = settings.index(tried[0].setting) if tried else 0
+    mechanism = mechanisms[settings[best].steps]
+
+    def so_far(scores: Sequence[np.ndarray]) -> str:
+        if min(map(len, scores)) < 20:
+            return ""
+        found = audit_scores(*scores, estimator)
+        return f"ε ≥ {found.epsilon:.3f}, AUC {found.auc:.3f}"
+
+    inside, outside = attack.scores(1, {best: models}, so_far)[best]
+    whole = SubsampledEstimator(delta, confidence, mechanism)
+    return Membership(
+        accountant.epsilon(mechanism, delta),
+        delta,
+        confidence,
+        mechanism,
+        settings[best],
+        tuple(tried),
+        inside,
+        outside,
+        audit_scores(inside, outside, estimator),
+        audit_scores(inside, outside, whole).epsilon,
+        highest,
+    )
+
+
+def _tell_nobody(phase: str, trained: int, models: int, known: str) -> None:
+    del phase, trained, models, known
+
+
+def _settings(
+    learning_rates: Sequence[float],
+    clip_norms: Sequence[float],
+    steps: Sequence[int],
+    canaries: Mapping[str, Any],
+) -> list[Setting]:
+    for name, values in (
+        ("learning_rates", learning_rates),
+        ("clip_norms", clip_norms),
+        ("steps", steps),
+        ("canaries", canaries),
+    ):
+        if not values:
+            validate.refuse(name, values, "must hold at least one to choose from")
+    for rate, norm in itertools.product(learning_rates, clip_norms):
+        validate.positive(learning_rates=rate, clip_norms=norm)
+    for count in steps:
+        validate.whole(steps=count, at_least=1)
+    chosen = itertools.product(learning_rates, clip_norms, steps, canaries)
+    return [Setting(*each) for each in chosen]
+
+
+def _rounds(settings: int, models: int) -> list[tuple[int, int]]:
+    """Return how many settings are left in each round, and their models by then."""
+    if settings == 1:
+        return []
+    lefts = [settings]
+    while lefts[-1] > 2:
+        lefts.append(math.ceil(lefts[-1] / 2))
+    trained, rounds = 0, []
+    for left in lefts:
+        more = models / len(lefts) / left
+        trained += 2 * max(FEWEST, round(more / 2))
+        rounds.append((left, trained))
+    return rounds
+
+
+def _sample_rate(batch_size: float, examples: int) -> float:
+    validate.positive(batch_size=batch_size)
+    if batch_size > examples:
+        validate.refuse(
+            "batch_size", batch_size, f"must be at most the {examples} examples"
+        )
+    return batch_size / examples
+
+
+def _highest_provable(estimator: Estimator, models: int, epsilon: float) -> float:
+    counted = models // 2 - math.ceil(RESERVED * (models // 2))
+    highest = estimator.bound(Errors(0, counted, 0, counted))
+    if highest == 0:
+        needed = models_needed(
+            epsilon, delta=estimator.delta, confidence=estimator.confidence
+        )
+        validate.refuse(
+            "models",
+            models,
+            f"prove nothing at δ = {estimator.delta:g} with confidence "
+            f"{estimator.confidence:g}, were no guess wrong",
+            f"the ε of {epsilon:g} takes at least "
+            f"{2 * math.ceil(needed / (1 - RESERVED)) + 2}",
+        )
+    return highest
+
+
+def _with_canaries(source: Source, canaries: Mapping[str, Any]) -> Any:
+    own = gather(source, np.arange(len(source)))
+    for name, canary in canaries.items():
+        shapes = jax.tree.map(lambda leaf: leaf.shape[1:], own)
+        given = jax.tree.map(np.shape, canary)
+        if shapes != given:
+            validate.refuse(
+                f"canaries[{name!r}]", given, f"must be like an example: {shapes}"
+            )
+    return jax.tree.map(
+        lambda leaf, *more: np.concatenate(
+            [leaf, np.stack([np.asarray(each, leaf.dtype) for each in more])]
+        ),
+        own,
+        *canaries.values(),
+    )

@@ -1,0 +1,41 @@
+"""What was found so far: a file of JSON lines that survives being killed."""
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tanager._files import json_text, read_json_lines
+
+
+class Records:
+    """Lines that are added and never changed; in memory alone where there is no file.
+
+    Args:
+        path: the file; what it holds is read, but for a torn last line, which goes.
+
+    Attributes:
+        lines: all of them, in order.
+    """
+
+    def __init__(self, path: Path | None):
+        self._path = path
+        self.lines: list[dict[str, Any]] = []
+        if path is None or not path.exists():
+            return
+        self.lines = read_json_lines(path)
+        whole = path.read_bytes()
+        whole_lines = whole.rfind(b"\n") + 1
+        if whole_lines < len(whole):
+            os.truncate(path, whole_lines)
+
+    def add(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Add lines; on return they are on the disk."""
+        lines = [dict(line) for line in lines]
+        self.lines += lines
+        if self._path is None:
+            return
+        with self._path.open("ab") as file:
+            file.write("".join(json_text(line) + "\n" for line in lines).encode())
+            file.flush()
+            os.fsync(file.fileno())

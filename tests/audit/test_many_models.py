@@ -1,0 +1,156 @@
+"""Many models in one program are the models that `tanager.train` makes, one by one."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import tanager
+from tanager.audit.batching import over_models
+from tanager.audit.many_models import ManyModels
+from tanager.models.layers import Conv, Linear
+from tanager.privacy.mechanism import Mechanism
+from tanager.seed import Seed
+
+
+class Small(eqx.Module):
+    conv: Conv
+    head: Linear
+
+    def __init__(self, key):
+        keys = jax.random.split(key)
+        self.conv = Conv(1, 4, 3, stride=2, bias=True, key=keys[0])
+        self.head = Linear(64, 3, key=keys[1])
+
+    def __call__(self, image):
+        return self.head(jnp.tanh(self.conv(image)).reshape(-1))
+
+
+def loss(model, example):
+    image, label = example
+    return optax.softmax_cross_entropy_with_integer_labels(model(image), label)
+
+
+@pytest.fixture(scope="module")
+def images():
+    rng = np.random.default_rng(0)
+    pixels = rng.normal(size=(24, 8, 8, 1)).astype(np.float32)
+    return pixels, rng.integers(0, 3, 24).astype(np.int32)
+
+
+@pytest.fixture(scope="module")
+def small():
+    return Small(jax.random.key(0))
+
+
+def trained_alone(model, data, mechanism, seed, learning_rate, **options):
+    result = tanager.train(
+        loss,
+        model,
+        data,
+        mechanism,
+        delta=1e-3,
+        clip_norm=0.5,
+        optimizer=optax.sgd(learning_rate),
+        ema_decay=0.0,
+        physical_batch_size=8,
+        seed=seed,
+        progress=False,
+        **options,
+    )
+    return jax.tree.leaves(eqx.filter(result.params, eqx.is_inexact_array))
+
+
+def noisy(key, example):
+    image, label = example
+    return image + 0.1 * jax.random.normal(key, image.shape), label
+
+
+@pytest.mark.parametrize(
+    ("rate", "options"),
+    [(0.1, {}), (0.7, {"augment": noisy, "augmentation_multiplicity": 2})],
+    ids=["gathered", "all rows"],
+)
+def test_each_is_the_model_that_train_makes(small, images, rate, options):
+    mechanism = Mechanism(rate, 0.5, 4)
+    many = ManyModels(
+        loss, small, images, mechanism, examples=24, clip_norm=0.5, **options
+    )
+    rates = np.array([0.5, 1.0])
+    secrets = [Seed.from_int(number) for number in (1, 2)]
+    params = many.train(secrets, rates, np.zeros((2, 24), bool))
+    for number, (seed, learning_rate) in enumerate(zip((1, 2), rates, strict=True)):
+        alone = trained_alone(small, images, mechanism, seed, learning_rate, **options)
+        for each, expected in zip(jax.tree.leaves(params), alone, strict=True):
+            np.testing.assert_allclose(each[number], expected, rtol=2e-4, atol=2e-5)
+
+
+def test_an_example_left_out_changes_nothing_but_its_own_part(small, images):
+    """Sampling, noise and the divisor stay: without noise, the last example's alone."""
+    with_it = Mechanism(1.0, 0.0, 1)
+    many = ManyModels(loss, small, images, with_it, examples=23, clip_norm=0.5)
+    left_out = np.zeros((2, 24), bool)
+    left_out[1, -1] = True
+    params = many.train([Seed.from_int(1)] * 2, np.ones(2), left_out)
+    apart = [each[0] - each[1] for each in jax.tree.leaves(params)]
+    norm = jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in apart))
+    assert norm == pytest.approx(1 / 23, rel=1e-3)
+
+
+def test_losses_are_those_of_each_model(small, images):
+    many = ManyModels(
+        loss, small, images, Mechanism(0.5, 1.0, 1), examples=24, clip_norm=1.0
+    )
+    params = many.train(
+        [Seed.from_int(1), Seed.from_int(2)], np.ones(2), np.zeros((2, 24), bool)
+    )
+    some = (jnp.asarray(images[0][:3]), images[1][:3])
+    losses = many.losses(params, some)
+    assert losses.shape == (2, 3)
+    static = eqx.partition(small, eqx.is_inexact_array)[1]
+    own = eqx.combine(jax.tree.map(lambda leaf: leaf[1], params), static)
+    expected = [loss(own, (some[0][i], some[1][i])) for i in range(3)]
+    np.testing.assert_allclose(losses[1], expected, rtol=1e-5)
+
+
+def test_mapping_over_models_is_vmap():
+    """Calls, loops, branches, convolutions of both, and what belongs to no model."""
+
+    def function(kernel, image, number, key):
+        smooth = jax.lax.conv(image[None], kernel, (1, 1), "SAME")[0]
+        shared = jnp.tanh(image).sum()
+        turned = jax.lax.scan(lambda s, row: (s + row.sum(), s), number, smooth)
+        branch = jax.lax.cond(number > 0, jnp.sin, jnp.cos, number)
+        noise = jax.jit(lambda key: jax.random.normal(key, (2,)))(key)
+        again = jax.lax.conv(smooth[None], kernel, (1, 1), "SAME")
+        return turned, branch, {"n": noise, "s": shared}, again
+
+    rng = np.random.default_rng(0)
+    kernel = jnp.asarray(rng.normal(size=(5, 2, 2, 3, 3)), jnp.float32)
+    image = jnp.asarray(rng.normal(size=(2, 6, 6)), jnp.float32)
+    arguments = (
+        kernel,
+        image,
+        jnp.arange(-2.0, 3.0),
+        jax.random.split(jax.random.key(0), 5),
+    )
+    axes = (0, None, 0, 0)
+    expected = jax.vmap(function, axes)(*arguments)
+    found = jax.jit(over_models(function, axes))(*arguments)
+    for one, other in zip(
+        jax.tree.leaves(found), jax.tree.leaves(expected), strict=True
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_bad_input_is_refused(small, images):
+    mechanism = Mechanism(0.5, 1.0, 1)
+    with pytest.raises(ValueError, match=r"examples \(=0\) must be at least 1"):
+        ManyModels(loss, small, images, mechanism, examples=0, clip_norm=1.0)
+    with pytest.raises(ValueError, match="clip_norm"):
+        ManyModels(loss, small, images, mechanism, examples=24, clip_norm=-1.0)
+    with pytest.raises(TypeError, match=r"\(36,\) and \(64,\)"):
+        fewer = (images[0][:, :5, :5], images[1])
+        ManyModels(loss, small, fewer, mechanism, examples=24, clip_norm=1.0)

@@ -1,0 +1,180 @@
+"""Membership inference: bounds below the truth, that go on where they were killed."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import integrate, stats
+
+from tanager import noise
+from tanager.audit.membership import audit_membership
+from tanager.audit.phases import Setting, total_variation
+from tanager.audit.records import Records
+
+
+FAR = {"far": (np.full(5, 4, np.float32), np.float32(-40))}
+ONE = {"steps": (8,), "learning_rates": (0.1,), "clip_norms": (1.0,)}
+
+
+def loss(params, example):
+    x, y = example
+    return jnp.sqrt(1 + (jnp.dot(params["w"], x) - y) ** 2)
+
+
+@pytest.fixture
+def membership(regression):
+    def audit(canaries=FAR, data=regression, **options):
+        options = {"models": 400, "batch_size": 30, "epsilon": 6.0, "seed": 1} | options
+        options = {"confidence": 0.95, "models_at_once": 50, "strategy": "bk"} | options
+        params = {"w": jnp.zeros(5)}
+        return audit_membership(loss, params, data, canaries, delta=0.01, **options)
+
+    return audit
+
+
+def test_bounds_are_between_nothing_and_the_claim(membership):
+    found = membership(**ONE, models=1000)
+    assert found.setting == Setting(0.1, 1.0, 8, "far")
+    assert found.tried == ()
+    assert found.models == 1000
+    assert 5.9 < found.claimed_epsilon <= 6
+    assert 0.5 < found.epsilon_lower_bound < found.highest_provable
+    assert found.epsilon_lower_bound < found.trade_off_bound < found.claimed_epsilon
+    assert 0.65 < found.audit.auc < 1
+    assert not found.violated
+
+
+def test_phase_one_finds_the_canary_and_the_setting_that_tell_most(
+    membership, regression
+):
+    like_the_others = {"like": (regression[0][0], regression[1][0])}
+    found = membership(
+        like_the_others | FAR,
+        steps=(8,),
+        learning_rates=(1e-4, 0.1),
+        clip_norms=(1.0, 1e3),
+        models=100,
+        sweep_models=600,
+    )
+    assert found.setting.canary == "far"
+    assert len(found.tried) == 8
+    best, *others = found.tried
+    assert best.setting == found.setting
+    assert best.models > others[-1].models == 24
+    assert best.total_variation > 0.25
+    assert sum(each.models for each in found.tried) < 700
+
+
+@pytest.mark.parametrize("killed_after", [3, 9])
+def test_a_killed_audit_goes_on(membership, tmp_path, killed_after):
+    class Killed(Exception):
+        pass
+
+    calls = []
+
+    def kill(*told):
+        calls.append(told)
+        if len(calls) == killed_after:
+            raise Killed
+
+    options = {**ONE, "learning_rates": (0.1, 0.2), "models": 100, "sweep_models": 100}
+    options["models_at_once"] = 20
+    whole = membership(**options)
+    with pytest.raises(Killed):
+        membership(**options, out=tmp_path, on_models=kill)
+    scores = tmp_path / "scores.jsonl"
+    before = scores.read_bytes()
+    scores.write_bytes(before + b'{"phase": 1, "sett')  # torn by the kill
+    found = membership(**options, out=tmp_path)
+    np.testing.assert_array_equal(found.inside, whole.inside)
+    np.testing.assert_array_equal(found.outside, whole.outside)
+    assert found.tried == whole.tried
+    assert scores.read_bytes().startswith(before)
+    lines = [json.loads(line) for line in scores.read_text().splitlines()]
+    assert len({(o["phase"], o["setting"], o["model"]) for o in lines}) == len(lines)
+
+    more = membership(**options | {"models": 150}, out=tmp_path)
+    np.testing.assert_array_equal(more.inside[:50], whole.inside)
+
+
+def test_an_audit_of_something_else_is_refused(membership, regression, tmp_path):
+    options = {**ONE, "models": 50}
+    membership(**options, out=tmp_path)
+    other = (regression[0] + 1, regression[1])
+    for changes, message in (
+        ({"epsilon": 5.0}, "epsilon"),
+        ({"learning_rates": (0.2,)}, "settings"),
+        ({"data": other}, "data"),
+        ({"canaries": {"far": (np.ones(5, np.float32), np.float32(0))}}, "data"),
+        ({"seed": 2}, "seed"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            membership(**options | changes, out=tmp_path)
+
+
+def test_the_audit_finds_out_that_there_is_no_noise(membership, monkeypatch):
+    monkeypatch.setattr(noise.GaussianNoise, "add", lambda self, total, keys: total)
+    found = membership(**ONE, epsilon=0.5, models=1000)
+    assert found.violated
+    assert found.epsilon_lower_bound > found.claimed_epsilon
+
+
+def test_total_variation_is_that_of_the_fitted_gaussians():
+    rng = np.random.default_rng(0)
+    for place, spread in ((0.0, 2.0), (1.0, 1.0), (3.0, 0.2), (0.5, 1.0 + 1e-13)):
+        one = rng.normal(size=40)
+        one = (one - one.mean()) / one.std(ddof=1)
+        other = place + spread * one
+        expected = integrate.quad(
+            lambda x, place=place, spread=spread: (
+                abs(stats.norm.pdf(x) - stats.norm.pdf(x, place, spread)) / 2
+            ),
+            -15,
+            15,
+            limit=400,
+            points=[place],
+        )[0]
+        assert total_variation(one, other) == pytest.approx(expected, abs=1e-5)
+    assert total_variation(np.zeros(5), np.zeros(5)) == 0
+    assert total_variation(np.array([0, np.inf]), np.zeros(2)) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"models": 20, "confidence": 0.999}, r"models \(=20\) prove nothing at δ"),
+        ({"models": 3}, r"models \(=3\) must be at least 20"),
+        ({"batch_size": 61}, r"batch_size \(=61\) must be at most the 60 examples"),
+        ({"learning_rates": ()}, r"learning_rates \(=\(\)\) must hold at least one"),
+        ({"clip_norms": (1.0, -1.0)}, r"clip_norms \(=-1.0\)"),
+        ({"steps": (0,)}, r"steps \(=0\) must be at least 1"),
+        ({"canaries": {}}, r"canaries \(=\{\}\) must hold at least one"),
+        ({"canaries": {"z": (np.zeros(4), 0.0)}}, r"canaries\['z'\].*like an example"),
+        ({"canaries": {"z": np.zeros(5)}}, r"canaries\['z'\].*like an example"),
+        ({"confidence": 1.0}, r"confidence \(=1.0\)"),
+        ({"epsilon": 0.0}, r"epsilon \(=0.0\)"),
+    ],
+)
+def test_bad_input_is_refused(membership, options, message):
+    with pytest.raises(ValueError, match=message):
+        membership(**ONE | options)
+
+
+def test_how_many_models_it_takes_is_said_and_true(membership):
+    with pytest.raises(ValueError, match="takes at least") as refused:
+        membership(**ONE, models=20, confidence=0.999)
+    needed = int(str(refused.value).rsplit(" ", 1)[1])
+    assert membership(**ONE, models=needed, confidence=0.999).highest_provable >= 6
+
+
+def test_records_survive_a_torn_line(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    Records(path).add([{"a": 1}, {"a": 2}])
+    path.write_bytes(path.read_bytes() + b'{"a"')
+    records = Records(path)
+    assert records.lines == [{"a": 1}, {"a": 2}]
+    records.add([{"a": 3}])
+    assert Records(path).lines == [{"a": 1}, {"a": 2}, {"a": 3}]
+    assert Records(tmp_path / "none").lines == []
+    Records(None).add([{"a": 1}])
