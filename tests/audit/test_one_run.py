@@ -13,6 +13,7 @@ from tanager.audit.one_run import (
     guess,
     one_run,
     one_run_gaussian,
+    one_run_trade_off,
     p_value,
 )
 from tanager.privacy import accountant
@@ -156,3 +157,37 @@ def test_scores_must_be_one_for_each_canary():
         guess(np.zeros(3), np.zeros(4, bool), 2)
     with pytest.raises(ValueError, match=r"scores .* not nan"):
         guess(np.full(4, np.nan), np.zeros(4, bool), 2)
+
+
+def test_the_trade_off_of_whole_batches_gives_the_gaussian_bound():
+    guesses = Guesses(1000, 100, 97)
+    claimed = Mechanism(1.0, 2.0, 4)
+    expected = one_run_gaussian(guesses, delta=1e-5, confidence=0.95)
+    found = one_run_trade_off(guesses, claimed, delta=1e-5, confidence=0.95)
+    assert found == pytest.approx(expected, rel=5e-3)
+    assert found > one_run(guesses, delta=1e-5, confidence=0.95) > 0
+
+
+def test_the_bound_of_a_subsampled_mechanism_is_below_its_epsilon():
+    """Ideal scores of 40 audits at 95 %: more than 8 above the truth once in 10⁴."""
+    claimed = Mechanism(0.2, 0.7, 20)
+    truth = accountant.epsilon(claimed, 1e-3)
+    q, sigma = claimed.sample_rate, claimed.noise_multiplier
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(40):
+        included = rng.random(300) < 0.5
+        seen = rng.normal(0, sigma, (300, claimed.steps))
+        seen += (rng.random(seen.shape) < q) & included[:, None]
+        scores = np.log1p(q * np.expm1((2 * seen - 1) / (2 * sigma**2))).sum(1)
+        guesses = guess(scores, included, 60)
+        found.append(one_run_trade_off(guesses, claimed, delta=1e-3, confidence=0.95))
+    assert np.sum(np.array(found) > truth) <= 8
+    assert np.median(found) > 0.2 * truth
+
+
+def test_guesses_that_are_half_wrong_prove_nothing():
+    claimed = Mechanism(0.2, 0.7, 20)
+    options = {"delta": 1e-3, "confidence": 0.95}
+    assert one_run_trade_off(Guesses(300, 60, 30), claimed, **options) == 0
+    assert one_run_trade_off(Guesses(300, 60, 0), claimed, **options) == 0

@@ -13,6 +13,7 @@ References:
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -173,19 +174,7 @@ class SubsampledEstimator(GaussianEstimator):
             curve = TradeOff(self._with(noise_multiplier), coarseness=4.0)
             return negative < float(curve.false_negatives(positive))
 
-        low = high = self.claimed.noise_multiplier or 1.0
-        while refuted(low):
-            high, low = low, low / 2
-            if low < _LEAST_NOISE:
-                return 0.0
-        while not refuted(high):
-            low, high = high, 2 * high
-            if high > _MOST_NOISE:
-                return math.inf
-        while high > 1.001 * low:
-            middle = math.sqrt(low * high)
-            low, high = (low, middle) if refuted(middle) else (middle, high)
-        return high
+        return largest_refuted(refuted, self.claimed.noise_multiplier or 1.0)
 
     def bound(self, errors: Errors) -> float:
         """Return the ε of that noise multiplier; 0 if none is refuted.
@@ -203,6 +192,31 @@ class SubsampledEstimator(GaussianEstimator):
 
     def _with(self, noise_multiplier: float) -> Mechanism:
         return dataclasses.replace(self.claimed, noise_multiplier=noise_multiplier)
+
+
+def largest_refuted(refuted: Callable[[float], bool], noise_multiplier: float) -> float:
+    """Return the least noise multiplier from which on all are refuted.
+
+    Args:
+        refuted: whether a noise multiplier is; more noise is refuted with less.
+        noise_multiplier: where to begin.
+
+    Returns:
+        It, to 0.1 % above; ∞ where all stand, 0 where none does.
+    """
+    low = high = noise_multiplier
+    while refuted(low):
+        high, low = low, low / 2
+        if low < _LEAST_NOISE:
+            return 0.0
+    while not refuted(high):
+        low, high = high, 2 * high
+        if high > _MOST_NOISE:
+            return math.inf
+    while high > 1.001 * low:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if refuted(middle) else (middle, high)
+    return high
 
 
 def models_needed(epsilon: float, *, delta: float, confidence: float) -> int:

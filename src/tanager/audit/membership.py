@@ -218,7 +218,7 @@ def audit_membership(
     def so_far(scores: Sequence[np.ndarray]) -> str:
         if min(map(len, scores)) < 20:
             return ""
-        found = audit_scores(*scores, estimator)
+        found = audit_scores(scores[0], scores[1], estimator)
         return f"ε ≥ {found.epsilon:.3f}, AUC {found.auc:.3f}"
 
     inside, outside = attack.scores(1, {best: models}, so_far)[best]

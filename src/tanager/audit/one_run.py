@@ -8,9 +8,10 @@ References:
     Steinke, Nasr and Jagielski 2023, Privacy Auditing with One (1) Training Run,
     theorem 5.2 (`one_run`).
     Mahloujifar, Melis and Chaudhuri 2024, Auditing f-Differential Privacy in One Run,
-    arXiv:2410.22235 (`one_run_gaussian`).
+    arXiv:2410.22235 (`one_run_gaussian`, `one_run_trade_off`).
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -19,8 +20,10 @@ import numpy as np
 from scipy import special, stats
 
 from tanager import _validate as validate
+from tanager.audit.bounds import largest_refuted
 from tanager.privacy import accountant
 from tanager.privacy.mechanism import Mechanism
+from tanager.privacy.trade_off import TradeOff
 
 
 _PRECISION = 1e-4
@@ -135,21 +138,69 @@ def one_run_gaussian(guesses: Guesses, *, delta: float, confidence: float) -> fl
     validate.probability(delta=delta, confidence=confidence)
 
     def refuted(mu: float) -> bool:
-        return _refuted(guesses, 1 - confidence, mu)
+        return _refuted(
+            guesses,
+            1 - confidence,
+            lambda mass: float(special.ndtr(special.ndtri(min(mass, 1.0)) - mu)),
+        )
 
     mu = _largest(refuted)
     return 0.0 if mu == 0 else accountant.epsilon(Mechanism(1.0, 1 / mu, 1), delta)
 
 
-def _refuted(guesses: Guesses, significance: float, mu: float) -> bool:
-    """Whether μ-Gaussian DP makes so many right guesses less likely than that."""
+def one_run_trade_off(
+    guesses: Guesses, claimed: Mechanism, *, delta: float, confidence: float
+) -> float:
+    """Return a lower bound on ε of DP-SGD: about its noise, all else is as claimed.
+
+    Of all noise multipliers, those under whose trade-off curve so many right guesses
+    are less likely than 1 − confidence are refuted; ε is that of the largest that is
+    not.
+
+    Args:
+        guesses: how many were made, and right.
+        claimed: the mechanism whose noise multiplier is in question.
+        delta: δ in (0, 1).
+        confidence: that the bound is below the true ε.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+    guesses.check()
+    validate.probability(delta=delta, confidence=confidence)
+
+    def refuted(noise_multiplier: float) -> bool:
+        mechanism = dataclasses.replace(claimed, noise_multiplier=noise_multiplier)
+        curve = TradeOff(mechanism, coarseness=4.0)
+        return _refuted(
+            guesses,
+            1 - confidence,
+            lambda mass: float(curve.false_negatives(1 - min(mass, 1.0))),
+        )
+
+    highest = largest_refuted(refuted, claimed.noise_multiplier or 1.0)
+    if math.isinf(highest):
+        return 0.0
+    mechanism = dataclasses.replace(claimed, noise_multiplier=highest)
+    return accountant.epsilon(mechanism, delta)
+
+
+def _refuted(
+    guesses: Guesses, significance: float, least_of: Callable[[float], float]
+) -> bool:
+    """Whether so many right guesses are less likely than that.
+
+    Args:
+        guesses: how many were made, and right.
+        significance: how likely.
+        least_of: of an event's probability under one membership: the least it can have
+            under the other.
+    """
     m, made, right = guesses
     above = significance * (made - right) / m
     mass = significance * right / m
     for i in range(right - 1, -1, -1):
-        # Of an event as likely as `mass` under one membership: the least under another.
-        least = float(special.ndtr(special.ndtri(min(mass, 1.0)) - mu))
-        higher = max(above, least)
+        higher = max(above, least_of(mass))
         mass += i / (made - i) * (higher - above)
         above = higher
         if mass + above > made / m:

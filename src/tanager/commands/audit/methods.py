@@ -1,0 +1,284 @@
+"""The attacks of `tanager audit`, each on a recipe; what they found as JSON."""
+
+import dataclasses
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+from tanager import _validate as validate
+from tanager.audit.black_box import audit_one_run
+from tanager.audit.bounds import highest_advantage
+from tanager.audit.membership import audit_membership
+from tanager.audit.white_box import audit_white_box
+from tanager.data import Dataset, gather, subset
+from tanager.privacy.mechanism import Mechanism
+from tanager.recipes import runner, tasks
+from tanager.recipes.optimizers import optimizer
+from tanager.recipes.recipe import Recipe
+from tanager.seed import Seed
+from tanager.training.run_folder import RunFolder
+
+
+if TYPE_CHECKING:
+    from tanager.commands.audit import Options
+
+
+def white_box(
+    name: str, recipe: Recipe, options: "Options", typed: Collection[str], out: Path
+) -> dict[str, Any]:
+    """Put gradient canaries into a run of the recipe, and look at every update."""
+    prepared = _prepared(name, recipe, typed)
+    mechanism = prepared.budget.mechanism
+    folder = out / "run"
+    _, task = _task(recipe, prepared.dataset, options.audited_examples, folder, options)
+    found = audit_white_box(
+        task.loss,
+        task.model,
+        task.train,
+        mechanism,
+        delta=prepared.budget.delta,
+        optimizer=optimizer(recipe, mechanism.steps),
+        canaries=options.canaries,
+        confidence=_confidence(options),
+        augment=task.augment,
+        trainable=task.trainable,
+        knows_sample=options.knows_sample,
+        steps=options.audited_steps,
+        out=folder,
+        progress=not options.json,
+        **runner.train_options(recipe),
+    )
+    return {
+        **_claim(mechanism, found.claimed_epsilon, found.delta),
+        "epsilon_lower_bound": found.epsilon_lower_bound,
+        "trade_off_bound": found.epsilon_lower_bound,
+        "confidence": found.confidence,
+        "violated": found.violated,
+        "models": 1,
+        "auc": found.audit.auc,
+        "advantage": found.audit.advantage,
+        "canaries": options.canaries,
+        "knows_sample": options.knows_sample,
+        "audited_steps": options.audited_steps,
+        "noise_multiplier_not_refuted": found.noise_multiplier,
+        "threshold": found.audit.threshold,
+        "errors": found.audit.errors._asdict(),
+        "scores": _scores(found.inside, found.outside),
+    }
+
+
+def one_run(
+    name: str, recipe: Recipe, options: "Options", typed: Collection[str], out: Path
+) -> dict[str, Any]:
+    """Let mislabelled test images join a run of the recipe, and look at its model."""
+    prepared = _prepared(name, recipe, typed)
+    mechanism = prepared.budget.mechanism
+    folder = out / "run"
+    _, task = _task(recipe, prepared.dataset, options.audited_examples, folder, options)
+    test = prepared.dataset.test
+    if options.canaries > len(test):
+        validate.refuse(
+            "canaries",
+            options.canaries,
+            f"must be at most the {len(test)} test images that become canaries",
+        )
+    chosen = gather(test, np.arange(options.canaries))
+    found = audit_one_run(
+        task.loss,
+        task.model,
+        task.train,
+        _mislabelled(chosen, len(prepared.dataset.classes)),
+        mechanism,
+        delta=prepared.budget.delta,
+        confidence=_confidence(options),
+        guessed=options.guessed,
+        optimizer=optimizer(recipe, mechanism.steps),
+        augment=task.augment,
+        trainable=task.trainable,
+        out=folder,
+        progress=not options.json,
+        **runner.train_options(recipe),
+    )
+    return {
+        **_claim(mechanism, found.claimed_epsilon, found.delta),
+        "epsilon_lower_bound": found.epsilon_lower_bound,
+        "trade_off_bound": found.trade_off_bound,
+        "confidence": found.confidence,
+        "violated": found.violated,
+        "models": 1,
+        "auc": found.auc,
+        "advantage": found.advantage,
+        "canaries": options.canaries,
+        "guesses": found.guesses._asdict(),
+        "scores": _scores(found.inside, found.outside),
+    }
+
+
+def membership(
+    name: str, recipe: Recipe, options: "Options", typed: Collection[str], out: Path
+) -> dict[str, Any]:
+    """Train many models of the recipe's network under its ε and δ."""
+    del name, typed
+    if recipe.epsilon is None or recipe.delta is None:
+        validate.refuse(
+            "epsilon",
+            recipe.epsilon,
+            "is the budget in which membership chooses the rest",
+            "give epsilon and delta",
+        )
+    dataset = runner.load(recipe)
+    secret, task = _task(recipe, dataset, options.audited_examples, out, options)
+    canaries = _canaries(dataset, options.canary_kinds, secret)
+    screen = Console(stderr=True, highlight=False)
+    with Progress(
+        "{task.description}",
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        "{task.fields[known]}",
+        console=screen,
+        disable=options.json,
+    ) as bars:
+        found = audit_membership(
+            task.loss,
+            task.model,
+            task.train,
+            canaries,
+            epsilon=recipe.epsilon,
+            delta=recipe.delta,
+            batch_size=options.audited_batch_size,
+            steps=options.update_counts,
+            learning_rates=options.learning_rates,
+            clip_norms=options.clip_norms,
+            models=options.models,
+            sweep_models=options.sweep_models,
+            confidence=_confidence(options),
+            augment=task.augment,
+            augmentation_multiplicity=recipe.augmentation_multiplicity,
+            trainable=task.trainable,
+            strategy=recipe.strategy,
+            models_at_once=options.models_at_once,
+            out=out,
+            seed=recipe.seed,
+            on_models=_showing(bars),
+        )
+    return {
+        **_claim(found.mechanism, found.claimed_epsilon, found.delta),
+        "epsilon_lower_bound": found.epsilon_lower_bound,
+        "trade_off_bound": found.trade_off_bound,
+        "highest_provable": found.highest_provable,
+        "confidence": found.confidence,
+        "violated": found.violated,
+        "models": found.models,
+        "auc": found.audit.auc,
+        "advantage": found.audit.advantage,
+        "setting": found.setting._asdict(),
+        "tried": [
+            {**each.setting._asdict(), **each._asdict(), "setting": None}
+            for each in found.tried
+        ],
+        "threshold": found.audit.threshold,
+        "errors": found.audit.errors._asdict(),
+        "scores": _scores(found.inside, found.outside),
+    }
+
+
+def _prepared(name: str, recipe: Recipe, typed: Collection[str]) -> runner.Prepared:
+    prepared = runner.prepare(name, recipe, typed)
+    mechanism = prepared.budget.mechanism
+    Console(stderr=True, highlight=False).print(
+        f"{name}: claimed is ε = {prepared.budget.epsilon:.4g} at δ = "
+        f"{prepared.budget.delta:g}, by sample rate {mechanism.sample_rate:.4g}, noise "
+        f"multiplier {mechanism.noise_multiplier:.4g} and {mechanism.steps} steps"
+    )
+    return prepared
+
+
+def _task(
+    recipe: Recipe,
+    dataset: Dataset,
+    examples: int | None,
+    folder: Path,
+    options: "Options",
+) -> tuple[Seed, tasks.Task]:
+    if examples is not None:
+        rows = np.arange(min(examples, len(dataset.train)))
+        dataset = dataclasses.replace(dataset, train=subset(dataset.train, rows))
+    secret = RunFolder(folder).seed(recipe.seed)
+    return secret, tasks.make(recipe, dataset, secret, folder, not options.json)
+
+
+def _confidence(options: "Options") -> float:
+    assert options.confidence is not None
+    return options.confidence
+
+
+def _claim(mechanism: Mechanism, epsilon: float, delta: float) -> dict[str, Any]:
+    return {
+        "claimed_epsilon": epsilon,
+        "delta": delta,
+        "highest_advantage": highest_advantage(epsilon, delta),
+        "mechanism": dataclasses.asdict(mechanism),
+    }
+
+
+def _scores(inside: np.ndarray, outside: np.ndarray) -> dict[str, list[float]]:
+    return {"inside": inside.tolist(), "outside": outside.tolist()}
+
+
+def _canaries(
+    dataset: Dataset, kinds: Collection[str], secret: Seed
+) -> dict[str, dict[str, np.ndarray]]:
+    """Return the canaries of Table 8: raw images with a label."""
+    like = dataset.train[0]
+    image = np.asarray(like["image"])
+    label = np.asarray(like["label"])
+
+    def example(image: np.ndarray, of_class: int) -> dict[str, np.ndarray]:
+        return {**like, "image": image, "label": np.asarray(of_class, label.dtype)}
+
+    found = {}
+    if "blank" in kinds:
+        found["blank"] = example(np.zeros_like(image), 0)
+    if "noise" in kinds:
+        pixels = secret.generator("canary").integers(0, 256, image.shape)
+        found["noise"] = example(pixels.astype(image.dtype), 0)
+    if "mislabelled" in kinds:
+        count = len(dataset.classes)
+        for own, other in ((7, 8), (6, 7), (0, 1)):
+            if other >= count:
+                continue
+            index = _first_of(dataset, own)
+            if index is not None:
+                shown = np.asarray(dataset.test[index]["image"])
+                names = dataset.classes[own], dataset.classes[other]
+                found["{} as {}".format(*names)] = example(shown, other)
+    return found
+
+
+def _first_of(dataset: Dataset, label: int) -> int | None:
+    for index in range(min(len(dataset.test), 10_000)):
+        if int(dataset.test[index]["label"]) == label:
+            return index
+    return None
+
+
+def _mislabelled(examples: Any, classes: int) -> Any:
+    labels = np.asarray(examples["label"])
+    return {**examples, "label": ((labels + 1) % classes).astype(labels.dtype)}
+
+
+def _showing(bars: Progress) -> Callable[[str, int, int, str], None]:
+    shown: dict[str, Any] = {}
+
+    def tell(phase: str, trained: int, models: int, known: str) -> None:
+        if shown.get("phase") != (phase, models):
+            shown["bar"] = bars.add_task(phase, known="")
+            shown["phase"] = (phase, models)
+        bars.update(shown["bar"], completed=trained, total=models, known=known)
+
+    return tell

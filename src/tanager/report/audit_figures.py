@@ -1,0 +1,129 @@
+"""Pictures of an audit: bounds below the claim, the attack's ROC, and its scores."""
+
+import functools
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tanager.privacy import accountant
+from tanager.privacy.mechanism import Mechanism
+from tanager.privacy.trade_off import TradeOff
+from tanager.report.pictures import check_ending, one_panel, save
+
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+_CLAIM, _INSIDE, _OUTSIDE, _BOUND = "#7570b3", "#d62728", "#386cb0", "#1b9e77"
+_SMALLEST = 1e-3
+_POINTS = 17
+
+
+def plot(
+    name: str, found: Mapping[str, Any], mechanism: Mechanism, path: str | pathlib.Path
+) -> None:
+    """Draw one picture of an audit as a PNG or SVG file.
+
+    Args:
+        name: ``"epsilon"``, ``"roc"`` or ``"scores"``.
+        found: content of audit.json.
+        mechanism: what is claimed.
+        path: where to write; the ending, .png or .svg, chooses the format.
+
+    Raises:
+        ValueError: the ending is another one.
+    """
+    check_ending(path)
+    figure, axes = one_panel()
+    draw: dict[str, Callable[[Axes, Mapping[str, Any], Mechanism], None]] = {
+        "epsilon": _epsilon,
+        "roc": _roc,
+        "scores": _scores,
+    }
+    draw[name](axes, found, mechanism)
+    axes.grid(True, linewidth=0.5, alpha=0.5)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    save(figure, path)
+
+
+def _epsilon(axes: "Axes", found: Mapping[str, Any], mechanism: Mechanism) -> None:
+    delta, claimed = found["delta"], found["claimed_epsilon"]
+    deltas = np.geomspace(min(1e-8, delta / 100), min(0.5, 100 * delta), _POINTS)
+    deltas = np.sort(np.append(deltas, delta))
+    claims = [_claimed(mechanism, float(each)) for each in deltas]
+    axes.plot(deltas, claims, color=_CLAIM, linewidth=2, label="claimed ε")
+    axes.plot([delta], [claimed], "o", color=_CLAIM)
+    confidence = f"{100 * found['confidence']:g} %"
+    bounds = {"epsilon_lower_bound": ("^", "proven"), "trade_off_bound": ("v", "noise")}
+    labels = {
+        "epsilon_lower_bound": f"proven, with {confidence}",
+        "trade_off_bound": f"proven of the noise alone, with {confidence}",
+    }
+    if found["trade_off_bound"] == found["epsilon_lower_bound"]:
+        del bounds["trade_off_bound"]
+    for key, (marker, _) in bounds.items():
+        bound = found[key]
+        axes.plot([delta, delta], [0, bound], color=_BOUND, linewidth=1)
+        label = f"{labels[key]}: {bound:.3g}"
+        axes.plot([delta], [bound], marker, color=_BOUND, markersize=9, label=label)
+    axes.set_xscale("log")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("δ")
+    axes.set_ylabel("ε")
+
+
+def _roc(axes: "Axes", found: Mapping[str, Any], mechanism: Mechanism) -> None:
+    inside, outside = (np.array(found["scores"][n]) for n in ("inside", "outside"))
+    rates = np.concatenate([np.geomspace(_SMALLEST / 10, 1, 120), [1.0]])
+    limit = 1 - _limit(mechanism, tuple(rates.tolist()))
+    axes.plot(rates, limit, color=_CLAIM, linewidth=2, label="limit of the claim")
+    places = np.unique(np.concatenate([inside, outside]))[::-1]
+    right = 1 - np.searchsorted(np.sort(inside), places) / len(inside)
+    wrong = 1 - np.searchsorted(np.sort(outside), places) / len(outside)
+    axes.plot(wrong, right, color=_INSIDE, linewidth=1.8, label="attack")
+    axes.plot(rates, rates, color="#888888", linestyle=":", label="guessing")
+    errors = found.get("errors")
+    if errors:
+        false = errors["false_positives"] / errors["outside"]
+        true = 1 - errors["false_negatives"] / errors["inside"]
+        axes.plot([false], [true], "o", color=_BOUND, label="threshold of the bound")
+    axes.set_xlim(-0.01, 1)
+    axes.set_ylim(0, 1.01)
+    axes.set_xlabel("false positive rate")
+    axes.set_ylabel("true positive rate")
+
+
+def _scores(axes: "Axes", found: Mapping[str, Any], mechanism: Mechanism) -> None:
+    del mechanism
+    inside, outside = (np.array(found["scores"][n]) for n in ("inside", "outside"))
+    both = np.concatenate([inside, outside])
+    low, high = np.quantile(both, [0.002, 0.998])
+    if not low < high:
+        low, high = low - 0.5, high + 0.5
+    edges = np.linspace(low, high, 41)
+    for scores, colour, label in (
+        (outside, _OUTSIDE, "canary not in the data"),
+        (inside, _INSIDE, "canary in the data"),
+    ):
+        shown = np.clip(scores, low, high)
+        axes.hist(shown, edges, density=True, color=colour, alpha=0.5, label=f"{label}")
+    threshold = found.get("threshold")
+    if threshold is not None and low <= threshold <= high:
+        axes.axvline(threshold, color="#333333", linestyle="--", label="threshold")
+    axes.set_xlabel("score")
+    axes.set_ylabel("density")
+
+
+@functools.lru_cache(maxsize=256)
+def _claimed(mechanism: Mechanism, delta: float) -> float:
+    return accountant.epsilon(mechanism, delta, coarseness=4.0)
+
+
+@functools.lru_cache(maxsize=8)
+def _limit(mechanism: Mechanism, rates: tuple[float, ...]) -> np.ndarray:
+    return TradeOff(mechanism, coarseness=4.0).false_negatives(np.array(rates))
