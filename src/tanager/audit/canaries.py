@@ -20,6 +20,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, PyTree
 
+from tanager.clipping.transform import split
 from tanager.data import Source
 from tanager.data.source import ArraySource
 
@@ -64,6 +65,38 @@ def with_canaries(loss: Callable[[Any, Any], Array], clip_norm: float) -> Callab
         return jnp.where(canary < 0, loss(params.model, inner), own)
 
     return either
+
+
+def require_heard(
+    loss: Callable[[Any, Any], Array],
+    params: Canaries,
+    trainable: Any,
+    example: tuple[Any, Any],
+    clip_norm: float,
+) -> None:
+    """Refuse canaries whose gradient nothing is trained by: nobody would hear them.
+
+    Args:
+        loss: of an example that may be a canary.
+        params: the model and the canaries' coordinates.
+        trainable: which leaves are trained.
+        example: any one.
+        clip_norm: C, which a canary's gradient must exceed.
+
+    Raises:
+        RuntimeError: the gradient of a canary is too short, or its leaf is frozen.
+    """
+    trained, fixed = split(params, trainable)
+    canary = jax.tree.map(jnp.asarray, (example[0], np.int32(0)))
+    gradient = jax.grad(lambda leaves: loss(eqx.combine(leaves, fixed), canary))(
+        trained
+    )
+    own = gradient.scores
+    if own is None or not jnp.abs(own[0, 0]) > clip_norm:
+        raise RuntimeError(
+            "no canary can be heard: their coordinates are not trained, or a canary's "
+            "gradient is shorter than the clipping norm; this audit would say nothing"
+        )
 
 
 def augmenting(augment: Callable[[jax.Array, Any], Any]) -> Callable:

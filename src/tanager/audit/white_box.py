@@ -45,6 +45,7 @@ from tanager.audit.canaries import (
     augmenting,
     joined,
     listening,
+    require_heard,
     trained_with,
     with_canaries,
 )
@@ -136,6 +137,7 @@ def audit_white_box(
 
     Raises:
         ValueError: an argument is out of range.
+        RuntimeError: no canary could be heard.
     """
     validate.whole(canaries=canaries, at_least=20)
     if mechanism.adjacency is not Adjacency.ADD_OR_REMOVE_ONE:
@@ -165,16 +167,20 @@ def audit_white_box(
         source = joined(as_source(data), attack.joining)
         expected = run.sample_rate * len(source)
         hear = attack.prepare(PoissonSampler(run, len(source), secret), canaries)
+        joint = with_canaries(loss, clip_norm)
+        both = Canaries(params, jnp.zeros((attack.rows, canaries), jnp.float32))
+        trained = trained_with(trainable, params)
+        require_heard(joint, both, trained, source[0], clip_norm)
         result = train(
-            with_canaries(loss, clip_norm),
-            Canaries(params, jnp.zeros((attack.rows, canaries), jnp.float32)),
+            joint,
+            both,
             source,
             run,
             delta=min(delta, 0.5 / len(source)),  # told in its own report alone
             clip_norm=clip_norm,
             optimizer=listening(optimizer or optax.set_to_zero(), expected, hear),
             augment=None if augment is None else augmenting(augment),
-            trainable=trained_with(trainable, params),
+            trainable=trained,
             out=out,
             seed=seed,
             progress=options.pop("progress", False),

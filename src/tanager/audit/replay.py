@@ -1,0 +1,434 @@
+"""Replays: the same training again, one thing changed, against what the law says.
+
+Real runs of `tanager.train` are made with secrets that are known here, and what their
+optimizer was given is compared with the definition of DP-SGD: who was sampled, what was
+clipped, what noise was added, and that nothing else went into the parameters. It finds
+at once what an attack needs thousands of canaries for; but only the bugs it looks for.
+
+A check of random things fails without cause once in 10⁶ replays or less often; the
+others never do.
+"""
+
+import dataclasses
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, PyTree
+from scipy import stats
+
+from tanager import _validate as validate
+from tanager.clipping.transform import split
+from tanager.data import as_source, gather
+from tanager.data import augment as augmentation
+from tanager.keys import derive_keys
+from tanager.privacy.mechanism import Mechanism
+from tanager.sampling import PoissonSampler
+from tanager.seed import Seed
+from tanager.training.loop import train
+from tanager.training.result import TrainResult
+
+
+FALSE_ALARM = 1e-6
+"""Of each check of random things."""
+_SECRET, _OTHER = 1, 2
+_CLOSE = 2e-4
+
+
+class Finding(NamedTuple):
+    """What a check found.
+
+    Attributes:
+        check: its name.
+        passed: whether what was seen is as the definition says.
+        told: what was seen.
+    """
+
+    check: str
+    passed: bool
+    told: str
+
+
+def replay(
+    loss: Callable[[Any, Any], Array],
+    params: PyTree,
+    data: Any,
+    mechanism: Mechanism,
+    *,
+    clip_norm: float = 1.0,
+    optimizer: optax.GradientTransformation | None = None,
+    augment: Callable[[jax.Array, Any], Any] | None = None,
+    augmentation_multiplicity: int = 0,
+    trainable: PyTree | Callable[[Any], bool] | None = None,
+    ema_decay: float = 0.9,
+    steps: int = 8,
+    physical_batch_size: int = 4,
+    **options: Any,
+) -> tuple[Finding, ...]:
+    """Train a few steps several times, and check all that was done.
+
+    Args:
+        loss: as of `tanager.train`, for one example.
+        params: as there; float32.
+        data: as there, of few examples: each is looked at alone.
+        mechanism: sample rate and noise multiplier.
+        clip_norm: C.
+        optimizer: of the parameters; SGD by default.
+        augment: as of `tanager.train`.
+        augmentation_multiplicity: as there.
+        trainable: as there.
+        ema_decay: as there.
+        steps: of each run.
+        physical_batch_size: so small that a logical batch has several.
+        **options: of `tanager.train`, such as `strategy`.
+
+    Returns:
+        What each check found; all of them are made.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+    source = as_source(data)
+    validate.whole(steps=steps, at_least=4)
+    if mechanism.noise_multiplier == 0:
+        validate.refuse(
+            "noise_multiplier", 0, "claims nothing that could be audited", "add noise"
+        )
+    options |= {
+        "clip_norm": clip_norm,
+        "physical_batch_size": physical_batch_size,
+        "progress": False,
+        "ema_decay": ema_decay,
+    }
+    of_model = {
+        "augment": augment,
+        "augmentation_multiplicity": augmentation_multiplicity,
+        "trainable": trainable,
+    }
+    run = dataclasses.replace(mechanism, steps=steps)
+    quiet = dataclasses.replace(run, noise_multiplier=0.0)
+
+    def recorded(run: Mechanism, seed: int, optimizer: Any = None) -> "_Recorded":
+        whole = {**options, **of_model}
+        return _record(loss, params, source, run, seed, optimizer, whole)
+
+    exact = recorded(quiet, _SECRET)
+    noisy = recorded(run, _SECRET, optimizer or optax.sgd(0.1))
+    still = recorded(run, _SECRET)
+    other = recorded(run, _OTHER)
+    other_exact = recorded(quiet, _OTHER)
+    expected = run.sample_rate * len(source)
+    seen = [flat * expected for flat in exact.flat()]
+    sums = _sums_by_definition(loss, params, source, quiet, clip_norm, of_model)
+    noise = [
+        [expected * (with_it - without) for with_it, without in zip(*pair, strict=True)]
+        for pair in zip(still.leaves(), exact.leaves(), strict=True)
+    ]
+    others = [
+        [expected * (with_it - without) for with_it, without in zip(*pair, strict=True)]
+        for pair in zip(other.leaves(), other_exact.leaves(), strict=True)
+    ]
+    return (
+        *_check_sampling(run, len(source), options),
+        _check_sums(seen, sums),
+        *_check_noise(noise, others, run.noise_multiplier),
+        *_check_after(noisy, params, optimizer or optax.sgd(0.1), trainable, ema_decay),
+    )
+
+
+### Recording
+
+
+class _Recorded(NamedTuple):
+    gradients: list[PyTree]
+    result: TrainResult
+
+    def leaves(self) -> list[list[np.ndarray]]:
+        """Return every step's noisy mean, leaf by leaf, float64."""
+        return [
+            [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(gradient)]
+            for gradient in self.gradients
+        ]
+
+    def flat(self) -> list[np.ndarray]:
+        """Return every step's noisy mean as one vector."""
+        return [np.concatenate([x.ravel() for x in step]) for step in self.leaves()]
+
+
+def _record(
+    loss: Callable,
+    params: PyTree,
+    source: Any,
+    run: Mechanism,
+    seed: int,
+    optimizer: optax.GradientTransformation | None,
+    options: dict[str, Any],
+) -> _Recorded:
+    """Train, and keep what the optimizer was given; without one nothing moves."""
+    gradients: dict[int, PyTree] = {}
+    inner = optimizer or optax.set_to_zero()
+
+    def keep(step: np.ndarray, gradient: PyTree) -> None:
+        gradients[int(step)] = jax.tree.map(np.asarray, gradient)
+
+    def init(params: Any) -> PyTree:
+        return jnp.zeros((), jnp.int32), inner.init(params)
+
+    def update(gradient: Any, state: Any, params: Any = None) -> Any:
+        step, own = state
+        jax.debug.callback(keep, step, gradient)
+        updates, own = inner.update(gradient, own, params)
+        return updates, (step + 1, own)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that no noise protects nobody
+        result = train(
+            loss,
+            params,
+            source,
+            run,
+            delta=0.5 / len(source),
+            optimizer=optax.GradientTransformation(
+                init,
+                update,  # pyright: ignore[reportArgumentType]
+            ),
+            seed=seed,
+            **options,
+        )
+    jax.block_until_ready(result.params)
+    jax.effects_barrier()
+    return _Recorded([gradients[step] for step in sorted(gradients)], result)
+
+
+### The checks
+
+
+def _check_sampling(
+    run: Mechanism, examples: int, options: dict[str, Any]
+) -> Iterator[Finding]:
+    """Every example a coordinate of its own: what is read there is who was sampled."""
+    count = max(examples, 64)
+    steps = max(run.steps, 2 * math.ceil(100 / (run.sample_rate * count)), 16)
+    run = dataclasses.replace(run, noise_multiplier=0.0, steps=steps + steps % 2)
+    units = as_source((np.eye(count, dtype=np.float32),))
+    clip_norm = options["clip_norm"]
+    recorded = _record(
+        lambda w, example: 10 * clip_norm * jnp.dot(w, example[0]),
+        jnp.zeros(count),
+        units,
+        run,
+        _SECRET,
+        None,
+        options,
+    )
+    read = run.sample_rate * count * np.stack(recorded.flat())
+    whole = np.abs(read - np.round(read)).max() < _CLOSE
+    once = whole and np.isin(np.round(read), (0, 1)).all()
+    yield Finding(
+        "sampled once or not at all",
+        bool(once),
+        f"an example counts {read.min():.4g} to {read.max():.4g} times, times C",
+    )
+    sampled = read > 0.5
+    yield _likely(
+        "sample rate",
+        _binomial(sampled, run.sample_rate),
+        f"{sampled.mean():.4g} where {run.sample_rate:.4g} is claimed",
+    )
+    if run.sample_rate == 1:
+        return
+    spread = run.sample_rate * (1 - run.sample_rate) * count
+    chi = float(((sampled.sum(1) - run.sample_rate * count) ** 2).sum() / spread)
+    yield _likely(
+        "batch sizes",
+        _chi_squared(chi, run.steps),
+        f"{chi / run.steps:.3g} times the variance of Poisson sampling",
+    )
+    both = sampled[0::2] & sampled[1::2]
+    yield _likely(
+        "steps are independent",
+        _binomial(both, run.sample_rate**2),
+        f"{both.mean():.4g} of the examples are in two batches running, where "
+        f"{run.sample_rate**2:.4g} are to be expected",
+    )
+
+
+def _check_sums(seen: Sequence[np.ndarray], sums: Sequence[np.ndarray]) -> Finding:
+    """Each update is the sum of its examples' gradients, each clipped."""
+    apart = max(
+        float(np.linalg.norm(one - other))
+        for one, other in zip(seen, sums, strict=True)
+    )
+    largest = max(1.0, *(float(np.linalg.norm(each)) for each in sums))
+    return Finding(
+        "sums of clipped gradients",
+        apart <= _CLOSE * largest,
+        f"at most {apart:.2g}·C from the definition, of {largest:.3g}·C",
+    )
+
+
+def _check_noise(
+    noise: list[list[np.ndarray]],
+    others: list[list[np.ndarray]],
+    noise_multiplier: float,
+) -> Iterator[Finding]:
+    """Noise is Gaussian, of the claimed deviation in every leaf, and never the same."""
+    leaves = [
+        np.concatenate([step[number].ravel() for step in noise]) / noise_multiplier
+        for number in range(len(noise[0]))
+    ]
+    chances, deviations = [], []
+    for leaf in leaves:
+        total = float((leaf**2).sum())
+        chances.append(_chi_squared(total, leaf.size))
+        deviations.append(math.sqrt(total / leaf.size))
+    yield _likely(
+        "noise of every leaf",
+        min(1.0, min(chances) * len(chances)),
+        f"{min(deviations):.4g} to {max(deviations):.4g} times what is claimed",
+    )
+    together = np.concatenate(leaves)
+    against_normal: Any = stats.kstest(together, "norm")
+    yield _likely(
+        "noise is Gaussian",
+        float(against_normal.pvalue),
+        f"{together.size:,} values",
+    )
+    flat, other = (
+        np.stack(
+            [np.concatenate([leaf.ravel() for leaf in step]) for step in all_steps]
+        )
+        for all_steps in (noise, others)
+    )
+    yield _uncorrelated("noise is new in every step", [(flat[:-1], flat[1:])])
+    yield _uncorrelated("noise is of the run's secret", [(flat, other)])
+    pairs = []
+    for one, two in itertools.combinations(leaves, 2):
+        one, two = (each.reshape(len(noise), -1) for each in (one, two))
+        width = min(one.shape[1], two.shape[1])
+        pairs.append((one[:, :width], two[:, :width]))
+    if pairs:
+        yield _uncorrelated("noise of no leaf is another's", pairs)
+
+
+def _check_after(
+    recorded: _Recorded,
+    params: PyTree,
+    optimizer: optax.GradientTransformation,
+    trainable: PyTree | Callable[[Any], bool] | None,
+    decay: float,
+) -> Iterator[Finding]:
+    """Parameters and average follow from the noisy updates, and from nothing else."""
+    trained, _ = split(params, trainable)
+    average, state = trained, optimizer.init(trained)
+    for step, gradient in enumerate(recorded.gradients):
+        gradient = jax.tree.unflatten(
+            jax.tree.structure(trained), jax.tree.leaves(gradient)
+        )
+        updates, state = optimizer.update(gradient, state, trained)
+        trained = optax.apply_updates(trained, updates)
+        kept = min(decay, (1 + step) / (10 + step))
+        average = jax.tree.map(
+            lambda old, new, kept=kept: kept * old + (1 - kept) * new, average, trained
+        )
+    for name, expected, whole in (
+        ("parameters", trained, recorded.result.params),
+        ("average of parameters", average, recorded.result.average),
+    ):
+        found, _ = split(whole, trainable)
+        apart = max(
+            float(np.abs(np.asarray(one, np.float64) - np.asarray(other)).max())
+            for one, other in zip(
+                jax.tree.leaves(found), jax.tree.leaves(expected), strict=True
+            )
+        )
+        yield Finding(
+            f"{name} are made of noisy updates alone",
+            apart <= _CLOSE,
+            f"at most {apart:.2g} from what those give",
+        )
+
+
+def _likely(check: str, chance: float, told: str) -> Finding:
+    return Finding(check, bool(chance >= FALSE_ALARM), f"{told} (p = {chance:.2g})")
+
+
+def _binomial(happened: np.ndarray, rate: float) -> float:
+    count: Any = stats.binomtest(int(happened.sum()), happened.size, rate)
+    return float(count.pvalue)
+
+
+def _chi_squared(total: float, count: int) -> float:
+    """Return how likely the sum of so many squared normals is, two-sided."""
+    low, high = stats.chi2.cdf(total, count), stats.chi2.sf(total, count)
+    return min(1.0, 2 * float(min(low, high)))
+
+
+def _uncorrelated(
+    check: str, pairs: Sequence[tuple[np.ndarray, np.ndarray]]
+) -> Finding:
+    """Whether normal arrays of pairs have nothing to do with each other.
+
+    By Chernoff's bound: ln E exp(s·X·Y) = −ln(1 − s²)/2 for standard normal X and Y.
+    """
+    chances, worst = [], 0.0
+    for one, other in pairs:
+        scale = math.sqrt(float((one**2).mean() * (other**2).mean())) or 1.0
+        mean = min(abs(float((one * other).mean())) / scale, 1.0)
+        worst = max(worst, mean)
+        best = (math.sqrt(1 + 4 * mean**2) - 1) / (2 * mean) if mean > 1e-9 else 0.0
+        exponent = -math.log1p(-(best**2)) / 2 - best * mean
+        chances.append(2 * math.exp(one.size * exponent))
+    chance = min(1.0, min(chances) * len(chances))
+    return _likely(check, chance, f"correlations of at most {worst:.3g}")
+
+
+### The definition, slowly
+
+
+def _sums_by_definition(
+    loss: Callable,
+    params: PyTree,
+    source: Any,
+    run: Mechanism,
+    clip_norm: float,
+    of_model: dict[str, Any],
+) -> list[np.ndarray]:
+    """Return Σᵢ clip_C(gᵢ)/C of each step, of the examples that were to be sampled."""
+    secret = Seed.from_int(_SECRET)
+    sampler = PoissonSampler(run, len(source), secret)
+    trained, fixed = split(params, of_model["trainable"])
+    augment = of_model["augment"]
+
+    def mean_loss(trained: PyTree, example: Any, key: jax.Array) -> Array:
+        model = eqx.combine(trained, fixed)
+        if augment is None:
+            return loss(model, example)
+        views = augmentation.views(
+            augment, key, example, of_model["augmentation_multiplicity"]
+        )
+        return jnp.mean(jax.vmap(lambda view: loss(model, view))(views))
+
+    gradient = jax.jit(jax.grad(mean_loss))
+    found = []
+    for step in range(run.steps):
+        key = derive_keys(secret, "augmentation", step)[0]
+        total = np.zeros(sum(leaf.size for leaf in jax.tree.leaves(trained)))
+        for index in sampler.indices(step):
+            one = jax.tree.map(
+                lambda leaf: jnp.asarray(leaf[0]), gather(source, np.array([index]))
+            )
+            own = gradient(trained, one, jax.random.fold_in(key, int(index)))
+            flat = np.concatenate(
+                [np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(own)]
+            )
+            total += flat / max(clip_norm, float(np.linalg.norm(flat)))
+        found.append(total)
+    return found

@@ -1,0 +1,344 @@
+"""Privacy bugs, each planted into the real code by a patch.
+
+`BUGS` tells of each which checks of `replay` find it, and whether the white-box audit
+does too.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from tanager import noise, sampling
+from tanager.clipping import transform
+from tanager.keys import derive_keys
+from tanager.seed import Seed
+from tanager.training import step
+
+
+### Noise
+
+
+def no_noise(patch):
+    patch.setattr(noise.GaussianNoise, "add", lambda self, total, keys: total)
+
+
+def half_the_noise(patch):
+    made = noise.GaussianNoise.__init__
+
+    def init(self, *arguments, **options):
+        made(self, *arguments, **options)
+        self.standard_deviation /= 2
+
+    patch.setattr(noise.GaussianNoise, "__init__", init)
+
+
+def one_leaf_without_noise(patch):
+    """The last one: in a white-box audit, that of the canaries."""
+    add = noise.GaussianNoise.add
+
+    def but_the_last(self, total, keys):
+        leaves, structure = jax.tree.flatten(total)
+        noisy = jax.tree.leaves(add(self, total, keys))
+        return jax.tree.unflatten(structure, [*noisy[:-1], leaves[-1]])
+
+    patch.setattr(noise.GaussianNoise, "add", but_the_last)
+
+
+def noise_of_physical_batches_wrongly_scaled(patch):
+    """To each of m physical batches a fourth of the noise, as if they were four."""
+    accumulate = step.Step._accumulate_here
+
+    def noisy(self, params, frozen, before, batch, mask, indices, key):
+        after = accumulate(self, params, frozen, before, batch, mask, indices, key)
+        own = jax.random.fold_in(key, indices[0])
+        leaves, structure = jax.tree.flatten(after.sum)
+        each = [
+            leaf
+            + self.noise.standard_deviation
+            / 4
+            * jax.random.normal(jax.random.fold_in(own, number), leaf.shape)
+            for number, leaf in enumerate(leaves)
+        ]
+        return after._replace(sum=jax.tree.unflatten(structure, each))
+
+    patch.setattr(step.Step, "_accumulate_here", noisy)
+    no_noise(patch)
+
+
+def the_same_noise_in_every_step(patch):
+    keys = noise.GaussianNoise.keys
+    patch.setattr(noise.GaussianNoise, "keys", lambda self, _: keys(self, 0))
+
+
+def noise_of_the_step_counter_only(patch):
+    def keys(self, number):
+        return derive_keys(Seed.from_int(0), "noise", number, count=self.draws)
+
+    patch.setattr(noise.GaussianNoise, "keys", keys)
+
+
+def the_same_noise_in_every_leaf(patch):
+    add = noise.GaussianNoise._add
+
+    def of_one_key(self, leaf, keys, number):
+        return add(self, leaf, keys, 0)
+
+    patch.setattr(noise.GaussianNoise, "_add", of_one_key)
+
+
+### Clipping
+
+
+class Naive:
+    """`clipped_grad` from the gradients of all examples, and a rule what to add up."""
+
+    def __init__(self, rule, loss, **options):
+        self._rule, self._loss = rule, loss
+        self._right = transform.clipped_grad(loss, **options)
+
+    def __getattr__(self, name):
+        return getattr(self._right, name)
+
+    def __call__(self, params, batch, mask):
+        right = self._right(params, batch, mask)
+
+        def gradients(batch):
+            return jax.vmap(jax.grad(self._loss), (None, 0))(params, batch)
+
+        return right._replace(
+            sum=self._rule(self._right.clip_norm, right.norms, gradients, batch, mask)
+        )
+
+
+def _clipped_by(patch, rule):
+    patch.setattr(
+        step, "clipped_grad", lambda loss, **options: Naive(rule, loss, **options)
+    )
+
+
+def _scaled_sum(gradients, factors):
+    def total(leaf):
+        return jnp.tensordot(factors.astype(leaf.dtype), leaf, 1)
+
+    return jax.tree.map(total, gradients)
+
+
+def _norms(gradients):
+    squares = [
+        jnp.sum(leaf.reshape(leaf.shape[0], -1) ** 2, 1)
+        for leaf in jax.tree.leaves(gradients)
+    ]
+    return jnp.sqrt(sum(squares))
+
+
+def clipped_after_averaging(patch):
+    def rule(clip_norm, norms, gradients, batch, mask):
+        count = jnp.maximum(mask.sum(), 1).astype(norms.dtype)
+        mean = _scaled_sum(gradients(batch), jnp.where(mask, 1 / count, 0))
+        norm = jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(mean)))
+        return jax.tree.map(
+            lambda leaf: leaf * count * clip_norm / jnp.maximum(norm, clip_norm), mean
+        )
+
+    _clipped_by(patch, rule)
+
+
+def clipped_per_view(patch):
+    """Each of the K views is clipped, and all of them are added up."""
+
+    def rule(clip_norm, norms, gradients, batch, mask):
+        if len(jax.tree.leaves(batch)) == 1:  # canaries, of which there are no views
+            factors = jnp.where(mask, clip_norm / jnp.maximum(norms, clip_norm), 0)
+            return _scaled_sum(gradients(batch), factors)
+        views = jax.tree.leaves(batch)[0].shape[1]
+        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, 1, *leaf.shape[2:]), batch)
+        each = gradients(flat)
+        factors = jnp.minimum(1, clip_norm / _norms(each))
+        return _scaled_sum(each, jnp.where(jnp.repeat(mask, views), factors, 0))
+
+    _clipped_by(patch, rule)
+
+
+def one_leaf_not_clipped(patch):
+    def rule(clip_norm, norms, gradients, batch, mask):
+        each = gradients(batch)
+        factors = jnp.where(mask, clip_norm / jnp.maximum(norms, clip_norm), 0)
+        right = _scaled_sum(each, factors)
+        *others, _ = jax.tree.leaves(right)
+        last = jax.tree.leaves(_scaled_sum(each, mask))[-1]
+        return jax.tree.unflatten(jax.tree.structure(right), [*others, last])
+
+    _clipped_by(patch, rule)
+
+
+def norms_in_bfloat16(patch):
+    def rule(clip_norm, norms, gradients, batch, mask):
+        narrow = norms.astype(jnp.bfloat16).astype(norms.dtype)
+        factors = jnp.where(mask, clip_norm / jnp.maximum(narrow, clip_norm), 0)
+        return _scaled_sum(gradients(batch), factors)
+
+    _clipped_by(patch, rule)
+
+
+def clipped_to_twice_the_norm(patch):
+    call = transform.ClippedGrad.__call__
+
+    def twice(self, params, batch, mask=None):
+        out = call(self, params, batch, mask)
+        return out._replace(sum=jax.tree.map(lambda leaf: 2 * leaf, out.sum))
+
+    patch.setattr(transform.ClippedGrad, "__call__", twice)
+
+
+### Batches
+
+
+def divided_by_the_sampled_batch_size(patch):
+    update = step.Step._update
+
+    def divided(self, state, accumulator, keys, number):
+        drawn = jnp.maximum(accumulator.counts.examples.sum(), 1)
+        ratio = self.sampler.expected_batch_size / drawn.astype(jnp.float32)
+        right = self.optimizer
+
+        def scaled(gradient, state, params=None):
+            gradient = jax.tree.map(lambda leaf: leaf * ratio, gradient)
+            return right.update(gradient, state, params)
+
+        self.optimizer = optax.GradientTransformation(right.init, scaled)
+        try:
+            return update(self, state, accumulator, keys, number)
+        finally:
+            self.optimizer = right
+
+    patch.setattr(step.Step, "_update", divided)
+
+
+def padding_counted(patch):
+    right = sampling._pack
+
+    def all_true(indices, size):
+        for part in right(indices, size):
+            yield part._replace(mask=np.ones_like(part.mask))
+
+    patch.setattr(sampling, "_pack", all_true)
+
+
+def sampled_at_twice_the_rate(patch):
+    """The same as a sample rate that is accounted for at its half."""
+    made = sampling.PoissonSampler.__init__
+
+    def init(self, mechanism, examples, seed):
+        made(self, mechanism, examples, seed)
+        rate = 2 * mechanism.sample_rate
+        self.mechanism = dataclasses.replace(mechanism, sample_rate=rate)
+
+    patch.setattr(sampling.PoissonSampler, "__init__", init)
+
+
+def every_example_twice(patch):
+    batches = sampling.PoissonSampler.batches
+
+    def doubled(self, step, physical_batch_size):
+        for part in batches(self, step, physical_batch_size):
+            yield part
+            yield part
+
+    patch.setattr(sampling.PoissonSampler, "batches", doubled)
+
+
+def the_same_index_twice_in_a_batch(patch):
+    """Drawn with replacement."""
+    right = sampling.PoissonSampler.indices
+
+    def replaced(self, step):
+        drawn = self._seed.generator("with replacement", step)
+        count = len(right(self, step))
+        return np.sort(drawn.integers(0, self.examples, count))
+
+    patch.setattr(sampling.PoissonSampler, "indices", replaced)
+
+
+def shuffled(patch):
+    """Batches cut from shuffled epochs, accounted for as Poisson samples."""
+
+    def cut(self, step):
+        size = max(1, round(self.expected_batch_size))
+        each = max(1, self.examples // size)
+        epoch = self._seed.generator("epoch", step // each).permutation(self.examples)
+        return np.sort(epoch[size * (step % each) :][:size]).astype(np.int64)
+
+    patch.setattr(sampling.PoissonSampler, "indices", cut)
+
+
+### Beside the noisy update
+
+
+def _leaking(patch, change):
+    apply = step.Step._apply
+
+    def leaky(self, state, total, keys, number):
+        after = apply(self, state, total, keys, number)
+        return change(after, jax.tree.map(lambda leaf: leaf / 100, total))
+
+    patch.setattr(step.Step, "_apply", leaky)
+
+
+def the_average_leaks(patch):
+    """Of the parameters, as it would be without noise."""
+
+    def change(after, total):
+        average = jax.tree.map(lambda one, more: one - more, after.average, total)
+        return after._replace(average=average)
+
+    _leaking(patch, change)
+
+
+def statistics_leak(patch):
+    """Something of the batch itself gets into the parameters, as batch norm's do."""
+
+    def change(after, total):
+        params = jax.tree.map(lambda one, more: one + more, after.params, total)
+        return after._replace(params=params)
+
+    _leaking(patch, change)
+
+
+class Bug(NamedTuple):
+    """A bug, the checks of `replay` that find it, and whether the audit does."""
+
+    plant: Callable
+    found_by: set[str]
+    by_audit: bool = False
+
+
+SUMS, ONCE = "sums of clipped gradients", "sampled once or not at all"
+NOISE = "noise of every leaf"
+
+BUGS = [
+    Bug(no_noise, {NOISE, "noise is Gaussian"}, by_audit=True),
+    Bug(half_the_noise, {NOISE, "noise is Gaussian"}, by_audit=True),
+    Bug(one_leaf_without_noise, {NOISE}, by_audit=True),
+    Bug(noise_of_physical_batches_wrongly_scaled, {NOISE}, by_audit=True),
+    Bug(the_same_noise_in_every_step, {"noise is new in every step"}),
+    Bug(noise_of_the_step_counter_only, {"noise is of the run's secret"}),
+    Bug(the_same_noise_in_every_leaf, {"noise of no leaf is another's"}),
+    Bug(clipped_after_averaging, {SUMS}),
+    Bug(clipped_per_view, {SUMS}),
+    Bug(one_leaf_not_clipped, {SUMS}, by_audit=True),
+    Bug(norms_in_bfloat16, {SUMS}),
+    Bug(clipped_to_twice_the_norm, {SUMS, ONCE}, by_audit=True),
+    Bug(divided_by_the_sampled_batch_size, {SUMS, ONCE}),
+    Bug(padding_counted, {SUMS}),
+    Bug(sampled_at_twice_the_rate, {"sample rate", "batch sizes"}, by_audit=True),
+    Bug(every_example_twice, {SUMS, ONCE}, by_audit=True),
+    Bug(the_same_index_twice_in_a_batch, {ONCE}),
+    Bug(shuffled, {"batch sizes", "steps are independent"}),
+    Bug(the_average_leaks, {"average of parameters are made of noisy updates alone"}),
+    Bug(statistics_leak, {"parameters are made of noisy updates alone"}),
+]
