@@ -28,6 +28,12 @@ def test_an_audit_tells_its_bound_and_goes_on(tmp_path, capsys):
     scores = found["scores"]
     assert len(scores["inside"]) + len(scores["outside"]) == 600
     assert json.loads((tmp_path / "audit/audit.json").read_text()) == found
+    page = (tmp_path / "audit/report.html").read_text()
+    assert found["sentence"] in page
+    assert "Nothing here contradicts the claim" in page
+    for name in ("epsilon", "roc", "scores"):
+        for ending in ("png", "svg"):
+            assert (tmp_path / f"audit/{name}.{ending}").stat().st_size > 1000
     # Done already: the same call trains nothing and says the same.
     assert main(words) == 0
     assert capsys.readouterr().out == printed
@@ -44,8 +50,67 @@ def test_a_violation_is_said_and_is_the_exit_status(tmp_path, capsys, monkeypatc
     monkeypatch.setattr(noise.GaussianNoise, "__init__", init)
     assert main([*WORDS, "--knows-sample", "--out", str(tmp_path / "audit")]) == 1
     printed = capsys.readouterr().out
-    assert "VIOLATED: the bound is above the claim" in printed
+    assert "VIOLATED: a bound is above the claim" in printed
     assert json.loads((tmp_path / "audit/audit.json").read_text())["violated"]
+
+
+MEMBERSHIP = ["audit", "digits", "--method", "membership", "--model", "linear"]
+MEMBERSHIP += ["--epsilon", "8", "--delta", "0.01", "--update-counts", "20"]
+MEMBERSHIP += ["--models", "400", "--sweep-models", "240", "--models-at-once", "40"]
+MEMBERSHIP += ["--learning-rates", "0.5", "--clip-norms", "1", "--strategy", "bk"]
+MEMBERSHIP += ["--confidence", "0.95", "--seed", "1"]
+
+
+@pytest.mark.slow
+def test_membership_tells_which_canary_gives_most_away(tmp_path, capsys):
+    words = [*MEMBERSHIP, "--json", "--out", str(tmp_path)]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    found = json.loads(printed)
+    assert found["models"] == 400
+    assert 7.9 < found["claimed_epsilon"] <= 8
+    assert 0.3 < found["epsilon_lower_bound"] < found["trade_off_bound"] < 8
+    assert found["setting"]["canary"] in ("blank", "noise")
+    tried = [each["canary"] for each in found["tried"]]
+    assert set(tried) == {"blank", "noise", "7 as 8", "6 as 7", "0 as 1"}
+    assert found["mechanism"]["sample_rate"] == 0.64
+    page = (tmp_path / "report.html").read_text()
+    assert "Settings tried" in page
+    assert "An attacker who trains 400 models" in page
+    # More models: those there are serve again.
+    more = [*words, "--models", "440"]
+    assert main(more) == 0
+    found_more = json.loads(capsys.readouterr().out)
+    assert found_more["scores"]["inside"][:200] == found["scores"]["inside"]
+
+
+@pytest.mark.slow
+def test_one_run_audits_the_model_alone(tmp_path, capsys):
+    words = ["audit", "digits", "--method", "one-run", "--steps", "20", "--canaries"]
+    words += ["100", "--model", "linear", "--strategy", "bk", "--seed", "1", "--json"]
+    words += ["--noise-multiplier", "1", "--guessed", "0.3"]
+    assert main([*words, "--out", str(tmp_path)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["guesses"]["made"] == 30
+    assert len(found["scores"]["inside"]) + len(found["scores"]["outside"]) == 100
+    assert found["epsilon_lower_bound"] <= found["trade_off_bound"]
+    assert found["trade_off_bound"] < found["claimed_epsilon"]
+    page = (tmp_path / "report.html").read_text()
+    assert "A stranger who has the trained model alone" in page
+
+
+@pytest.mark.slow
+def test_a_replay_passes_and_fails(tmp_path, capsys, monkeypatch):
+    words = ["audit", "digits", "--method", "replay", "--model", "linear", "--strategy"]
+    words += ["bk", "--out", str(tmp_path)]
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["passed"]
+    assert len(found["checks"]) == 12
+    assert json.loads((tmp_path / "replay.json").read_text()) == found
+    monkeypatch.setattr(noise.GaussianNoise, "add", lambda self, total, keys: total)
+    assert main(words) == 1
+    assert "FAILED" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -55,6 +120,20 @@ def test_a_violation_is_said_and_is_the_exit_status(tmp_path, capsys, monkeypatc
         (["--audited-examples", "0"], "audited_examples (=0) must be at least 1"),
         (["--canaries", "3"], "canaries (=3) must be at least 20"),
         (["--confidence", "1"], "confidence (=1.0)"),
+        (["--method", "one-run", "--canaries", "900"], "canaries (=900) must be at"),
+        (
+            ["--method", "one-run", "--canaries", "300", "--confidence", "0.999999"],
+            "guesses about 300 canaries prove nothing",
+        ),
+        (["--method", "membership", "--models", "20"], "models (=20) prove nothing"),
+        (
+            ["--method", "membership", "--audited-batch-size", "101"],
+            "batch_size (=101.0) must be at most the 100 examples",
+        ),
+        (
+            ["--method", "membership", "--epsilon", "None", "--noise-multiplier", "1"],
+            "epsilon (=None) is the budget in which membership chooses",
+        ),
         (["--adjacency", "replace-one"], "is not what joining canaries test"),
         (["--audited-steps", "2", "--knows-sample"], "steps (=2) are too few"),
     ],

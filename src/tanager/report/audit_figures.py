@@ -1,6 +1,7 @@
 """Pictures of an audit: bounds below the claim, the attack's ROC, and its scores."""
 
 import functools
+import math
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -59,18 +60,14 @@ def _epsilon(axes: "Axes", found: Mapping[str, Any], mechanism: Mechanism) -> No
     axes.plot(deltas, claims, color=_CLAIM, linewidth=2, label="claimed ε")
     axes.plot([delta], [claimed], "o", color=_CLAIM)
     confidence = f"{100 * found['confidence']:g} %"
-    bounds = {"epsilon_lower_bound": ("^", "proven"), "trade_off_bound": ("v", "noise")}
-    labels = {
-        "epsilon_lower_bound": f"proven, with {confidence}",
-        "trade_off_bound": f"proven of the noise alone, with {confidence}",
-    }
-    if found["trade_off_bound"] == found["epsilon_lower_bound"]:
-        del bounds["trade_off_bound"]
-    for key, (marker, _) in bounds.items():
+    shown = [("epsilon_lower_bound", "^", f"proven, with {confidence}")]
+    if found["trade_off_bound"] != found["epsilon_lower_bound"]:
+        shown.append(("trade_off_bound", "D", "proven, if only noise is in question"))
+    for key, marker, label in shown:
         bound = found[key]
         axes.plot([delta, delta], [0, bound], color=_BOUND, linewidth=1)
-        label = f"{labels[key]}: {bound:.3g}"
-        axes.plot([delta], [bound], marker, color=_BOUND, markersize=9, label=label)
+        label = f"{label}: {bound:.3g}"
+        axes.plot([delta], [bound], marker, color=_BOUND, markersize=8, label=label)
     axes.set_xscale("log")
     axes.set_ylim(bottom=0)
     axes.set_xlabel("δ")
@@ -105,13 +102,14 @@ def _scores(axes: "Axes", found: Mapping[str, Any], mechanism: Mechanism) -> Non
     low, high = np.quantile(both, [0.002, 0.998])
     if not low < high:
         low, high = low - 0.5, high + 0.5
-    edges = np.linspace(low, high, 41)
+    fewer = min(inside.size, outside.size)
+    edges = np.linspace(low, high, max(8, min(40, math.isqrt(fewer))) + 1)
     for scores, colour, label in (
         (outside, _OUTSIDE, "canary not in the data"),
         (inside, _INSIDE, "canary in the data"),
     ):
         shown = np.clip(scores, low, high)
-        axes.hist(shown, edges, density=True, color=colour, alpha=0.5, label=f"{label}")
+        axes.hist(shown, edges, density=True, color=colour, alpha=0.5, label=label)
     threshold = found.get("threshold")
     if threshold is not None and low <= threshold <= high:
         axes.axvline(threshold, color="#333333", linestyle="--", label="threshold")

@@ -149,7 +149,7 @@ def _claim(found: _Fields) -> str:
         ),
         "steps": mechanism["steps"],
         "steps that were run": found.get("audited_steps"),
-        "adjacency": mechanism["adjacency"],
+        "adjacency": mechanism.get("adjacency"),
     }
     for name, wrong in (found.get("errors") or found.get("guesses") or {}).items():
         shown[name.replace("_", " ")] = f"{wrong:,}"

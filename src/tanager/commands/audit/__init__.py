@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
+from rich.table import Table
 
 from tanager import _validate as validate
 from tanager import recipes
@@ -17,10 +18,11 @@ from tanager.commands import flags
 class Options:
     """What an audit does with a recipe."""
 
-    method: Literal["white-box", "membership", "one-run"] = "white-box"
+    method: Literal["white-box", "membership", "one-run", "replay"] = "white-box"
     """The attack. white-box: gradient canaries in a run whose every update is seen;
     membership: many models, half of which have a canary in their data; one-run: many
-    examples as canaries, and the trained model alone."""
+    examples as canaries, and the trained model alone. replay is none: a few steps again
+    with known secrets, compared with the definition of DP-SGD."""
 
     confidence: float | None = None
     """That a bound is below the true ε; 0.999 for membership and else 0.95 by
@@ -28,7 +30,7 @@ class Options:
 
     audited_examples: int | None = None
     """How many of the training examples are trained on: by default 256 of a white-box
-    audit, 100 of membership, and all of one-run."""
+    audit, 100 of membership, 24 of a replay, and all of one-run."""
 
     canaries: int = 2000
     """white-box, one-run: how many; about half of them join the data."""
@@ -86,6 +88,7 @@ class Options:
             "white-box": (0.95, 256),
             "membership": (0.999, 100),
             "one-run": (0.95, None),
+            "replay": (0.95, 24),
         }[self.method]
         if self.confidence is not None:
             confidence = self.confidence
@@ -101,7 +104,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run the command; `arguments` are the words after `tanager audit`.
 
     Returns:
-        1 where a bound is above the claim, else 0.
+        1 where a bound is above the claim, or a check of a replay fails; else 0.
     """
     words = list(arguments)
     name = words.pop(0) if words and not words[0].startswith("-") else "digits"
@@ -122,10 +125,13 @@ def run(arguments: Sequence[str]) -> int:
         "white-box": methods.white_box,
         "membership": methods.membership,
         "one-run": methods.one_run,
+        "replay": methods.replayed,
     }[options.method]
     with computing(recipe.precision):
         found = attack(name, recipe, options, flags.typed(words), out)
     content = {"recipe": name, "method": options.method, **found}
+    if options.method == "replay":
+        return _replayed(content, out, options.json)
     content = {"sentence": audit_page.sentence(content), **content}
     write_json(out / "audit.json", content)
     page = audit_page.write_report(out)
@@ -153,3 +159,19 @@ def _print(content: dict[str, Any], page: Path) -> None:
         f"claim allows {content['highest_advantage']:.3f}"
     )
     console.print(f"all of it: {page}", soft_wrap=True)
+
+
+def _replayed(content: dict[str, Any], out: Path, as_json: bool) -> int:
+    write_json(out / "replay.json", content)
+    if as_json:
+        print(json_text(content, indent=2))
+        return int(not content["passed"])
+    table = Table("check", "", "seen", box=None)
+    for finding in content["checks"]:
+        passed = finding["passed"]
+        verdict = "[green]passed[/]" if passed else "[bold red]FAILED[/]"
+        table.add_row(finding["check"], verdict, finding["told"])
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(f"all of it: {out / 'replay.json'}", soft_wrap=True)
+    return int(not content["passed"])

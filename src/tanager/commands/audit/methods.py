@@ -1,6 +1,7 @@
 """The attacks of `tanager audit`, each on a recipe; what they found as JSON."""
 
 import dataclasses
+import tempfile
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from tanager import _validate as validate
 from tanager.audit.black_box import audit_one_run
 from tanager.audit.bounds import highest_advantage
 from tanager.audit.membership import audit_membership
+from tanager.audit.replay import FALSE_ALARM, replay
 from tanager.audit.white_box import audit_white_box
 from tanager.data import Dataset, gather, subset
 from tanager.privacy.mechanism import Mechanism
@@ -115,6 +117,40 @@ def one_run(
         "canaries": options.canaries,
         "guesses": found.guesses._asdict(),
         "scores": _scores(found.inside, found.outside),
+    }
+
+
+def replayed(
+    name: str, recipe: Recipe, options: "Options", typed: Collection[str], out: Path
+) -> dict[str, Any]:
+    """Train a few steps of the recipe again and again, and check all that was done."""
+    prepared = _prepared(name, recipe, typed)
+    with tempfile.TemporaryDirectory() as folder:
+        _, task = _task(
+            recipe,
+            prepared.dataset,
+            options.audited_examples,
+            Path(folder),
+            options,
+        )
+        of_run = runner.train_options(recipe)
+        for name_of_run in ("physical_batch_size", "checkpoint_seconds", "seed"):
+            del of_run[name_of_run]
+        findings = replay(
+            task.loss,
+            task.model,
+            task.train,
+            prepared.budget.mechanism,
+            optimizer=optimizer(recipe, prepared.budget.mechanism.steps),
+            augment=task.augment,
+            trainable=task.trainable,
+            **of_run,
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    return {
+        "passed": all(finding.passed for finding in findings),
+        "false_alarm": FALSE_ALARM,
+        "checks": [finding._asdict() for finding in findings],
     }
 
 

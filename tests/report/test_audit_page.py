@@ -1,0 +1,110 @@
+"""The report of an audit, from its audit.json alone."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+
+from tanager.report.audit_page import sentence, write_report
+
+
+@pytest.fixture
+def found():
+    rng = np.random.default_rng(0)
+    return {
+        "recipe": "digits <&>",
+        "method": "membership",
+        "claimed_epsilon": 8.0,
+        "delta": 0.01,
+        "highest_advantage": 0.999,
+        "mechanism": {
+            "sample_rate": 0.64,
+            "noise_multiplier": 1.9,
+            "steps": 50,
+            "adjacency": "add-or-remove-one",
+        },
+        "epsilon_lower_bound": 2.0,
+        "trade_off_bound": 5.0,
+        "confidence": 0.999,
+        "violated": False,
+        "models": 1200,
+        "auc": 0.9,
+        "advantage": 0.6,
+        "setting": {"canary": "blank", "steps": 50},
+        "tried": [],
+        "threshold": 0.5,
+        "errors": {
+            "false_positives": 3,
+            "outside": 540,
+            "false_negatives": 200,
+            "inside": 540,
+        },
+        "scores": {
+            "inside": rng.normal(1, 1, 600).tolist(),
+            "outside": rng.normal(0, 1, 600).tolist(),
+        },
+    }
+
+
+def written(tmp_path, found):
+    (tmp_path / "audit.json").write_text(json.dumps(found))
+    path = write_report(tmp_path)
+    assert path == tmp_path / "report.html"
+    return path.read_text()
+
+
+def test_it_says_what_was_found_in_plain_words(found):
+    assert sentence(found) == (
+        "An attacker who trains 1,200 models, half of them with one more example, "
+        "proves, with confidence 0.999, that ε is at least 2: 25 % of the 8 that is "
+        "claimed. If all but the amount of noise is as claimed, ε is at least 5."
+    )
+    nothing = found | {"epsilon_lower_bound": 0.0, "trade_off_bound": 0.0}
+    assert sentence(nothing | {"method": "one-run"}) == (
+        "A stranger who has the trained model alone proves nothing about ε, with "
+        "confidence 0.999."
+    )
+    same = found | {"trade_off_bound": 2.0, "method": "white-box"}
+    assert sentence(same).startswith("An attacker who sees every update proves")
+    assert "amount of noise" not in sentence(same)
+
+
+def test_the_page_stands_alone(tmp_path, found):
+    page = written(tmp_path, found)
+    assert "digits &lt;&amp;&gt;" in page
+    assert "Nothing here contradicts the claim" in page
+    assert page.count("<svg") == 3
+    for outside in ("http://", "https://", "<script", "<img"):
+        assert outside not in page.replace("http://www.w3.org/", "")
+
+
+def test_the_same_audit_gives_the_same_page(tmp_path, found):
+    one = written(tmp_path, found)
+    assert one == written(tmp_path, found)
+
+
+def test_a_violation_cannot_be_overlooked(tmp_path, found):
+    page = written(tmp_path, found | {"violated": True, "epsilon_lower_bound": 9.0})
+    assert "<h2>VIOLATED</h2>" in page
+    assert "contradicts" not in page
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"scores": {"inside": [1.0] * 30, "outside": [1.0] * 30}, "threshold": None},
+        {"method": "one-run", "errors": None, "guesses": {"made": 3}, "setting": None},
+        {"method": "white-box", "knows_sample": True, "canaries": 500, "models": 1},
+        {"mechanism": {"sample_rate": 1.0, "noise_multiplier": 2.0, "steps": 3}},
+    ],
+)
+def test_every_kind_of_audit_has_a_page(tmp_path, found, changes):
+    page = written(tmp_path, copy.deepcopy(found) | changes)
+    assert page.count("<svg") == 3
+    assert ("Poisson" in page) == bool(changes.get("knows_sample"))
+
+
+def test_without_an_audit_there_is_no_page(tmp_path):
+    with pytest.raises(ValueError, match=r"has no audit\.json"):
+        write_report(tmp_path)
