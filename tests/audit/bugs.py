@@ -206,9 +206,9 @@ def divided_by_the_sampled_batch_size(patch):
         ratio = self.sampler.expected_batch_size / drawn.astype(jnp.float32)
         right = self.optimizer
 
-        def scaled(gradient, state, params=None):
-            gradient = jax.tree.map(lambda leaf: leaf * ratio, gradient)
-            return right.update(gradient, state, params)
+        def scaled(updates, state, params=None):
+            updates = jax.tree.map(lambda leaf: leaf * ratio, updates)
+            return right.update(updates, state, params)
 
         self.optimizer = optax.GradientTransformation(right.init, scaled)
         try:

@@ -388,14 +388,11 @@ class Step:
     ) -> State:
         """Return the state after an update from one physical batch, on one device.
 
-        Pure: for `jax.vmap` over runs, each with its own state, batch and keys. The
-        arguments are those of `accumulate` and `apply`.
+        Pure, for `jax.vmap` over runs; arguments as of `accumulate` and `apply`.
         """
-        zero = self._zero(state.params)
-        accumulator = self._accumulate_here(
-            state.params, self._frozen, zero, batch, mask, indices, key
-        )
-        total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), accumulator.sum)
+        params, rows = state.params, (batch, mask, indices, key)
+        sums = self._accumulate_here(params, self._frozen, self._zero(params), *rows)
+        total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), sums.sum)
         return self._apply(state, total, keys, step)
 
     def lowered(
