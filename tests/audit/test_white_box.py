@@ -142,16 +142,28 @@ def test_who_knows_the_sample_tells_more_from_fewer_steps(white_box):
         white_box(steps=9, knows_sample=True)
 
 
-def test_the_sums_of_known_steps_are_gaussian(white_box):
-    """Kolmogorov and Smirnov at 1e-4 for each of two; from a secret of its own."""
+def test_what_is_heard_in_known_steps_is_gaussian(white_box):
+    """Kolmogorov and Smirnov at 1e-4 for each of two; from a secret of its own.
+
+    As many of both as a canary's steps allow: the shorter of its sampled and others.
+    """
     mechanism = Mechanism(0.3, 2.0, 40)
-    found = white_box(mechanism, canaries=2000, knows_sample=True, seed=None)
-    count = 6  # ⌊12 − 2 √8.4⌋
-    for scores, mean in ((found.inside, count), (found.outside, 0)):
-        assert len(scores) > 1800
-        standard = (scores - mean) / (2 * count**0.5)
+    found = white_box(mechanism, canaries=500, knows_sample=True, seed=None)
+    for scores, mean in ((found.inside, 1), (found.outside, 0)):
+        # 500 · 40 draws of sampling rate 0.3: 6000 ± 6 · 65.
+        assert 5600 < len(scores) < 6400
+        standard = (scores - mean) / 2
         result: Any = stats.kstest(standard, "norm")
         assert result.pvalue > 1e-4
+    assert len(found.inside) == len(found.outside)
+
+
+def test_of_a_long_run_a_part_of_the_steps_counts(white_box, monkeypatch):
+    monkeypatch.setattr("tanager.audit.white_box._MOST_KEPT", 3)
+    found = white_box(Mechanism(0.3, 2.0, 40), canaries=200, knows_sample=True)
+    assert len(found.inside) == len(found.outside) == 600
+    assert np.mean(found.inside) == pytest.approx(1, abs=6 * 2 / 600**0.5)
+    assert np.mean(found.outside) == pytest.approx(0, abs=6 * 2 / 600**0.5)
 
 
 def test_from_some_of_the_steps_the_whole_mechanism_is_bounded(white_box, found):

@@ -9,8 +9,9 @@ ratio of the two worlds, in the data or not. That is the best test there is, and
 coordinates of many canaries are as good as as many runs.
 
 An attacker who also knows who was sampled tells much from few steps: all canaries are
-in the data, and the steps in which one was sampled are told from those in which it was
-not. That is a test of clipping and noise; that sampling is Poisson it takes as claimed.
+in the data, and each step in which one was sampled is to be told from those in which it
+was not. That is a test of clipping and noise; that sampling is Poisson it takes as
+claimed.
 
 References:
     Nasr et al. 2023, Tight Auditing of Differentially Private Machine Learning,
@@ -59,6 +60,8 @@ from tanager.training.run_folder import RunFolder
 
 
 Hear = Callable[[Array, Array], Array]
+_MOST_KEPT = 64
+"""Steps of a canary whose every one counts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,23 +244,24 @@ class _HiddenSample:
 
 
 class _KnownSample:
-    """Was the canary sampled in these steps, or in none? From sums of as many steps."""
+    """Was the canary sampled in this step? What is heard of it, step by step.
 
-    rows = 2
+    Noise is new in every step, so that each is a test of its own, of one Gaussian
+    mechanism; for a canary as many steps count in which it was not sampled.
+    """
 
     def __init__(self, run: Mechanism, delta: float, confidence: float, canaries: int):
         rate, steps = run.sample_rate, run.steps
-        # So many that nearly every canary is sampled, and is not, as often as that.
-        share = min(rate, 1 - rate)
-        slack = 2 * math.sqrt(steps * rate * (1 - rate))
-        self._count = max(1, math.floor(steps * share - slack))
-        if steps * share < 1:
+        if steps * min(rate, 1 - rate) < 1:
             validate.refuse(
                 "steps",
                 steps,
                 f"are too few for canaries to be sampled, and not, at rate {rate:g}",
                 "audit more steps, or without knows_sample",
             )
+        likely = steps * rate + 4 * math.sqrt(steps * rate * (1 - rate))
+        self._kept = math.ceil(min(likely, _MOST_KEPT))
+        self.rows = 2 * self._kept
         self.estimator = GaussianEstimator(delta, confidence)
         self.joining = np.arange(canaries)
 
@@ -267,24 +271,27 @@ class _KnownSample:
         for step in range(len(sampled)):
             indices = sampler.indices(step)
             sampled[step, indices[indices >= first] - first] = True
-        listened = np.stack(
-            [each & (np.cumsum(each, 0) <= self._count) for each in (sampled, ~sampled)]
-        )
-        self._complete = (listened.sum(1) == self._count).all(0)
-        weights = jnp.asarray(listened.swapaxes(0, 1))
+        # Where each step goes: its row among those sampled, or those not; past the
+        # last row it goes nowhere.
+        own = np.where(sampled, np.cumsum(sampled, 0), np.cumsum(~sampled, 0)) - 1
+        rows = np.where(own < self._kept, own + self._kept * ~sampled, self.rows)
+        ends = np.minimum([sampled.sum(0), (~sampled).sum(0)], self._kept)
+        self._ends = ends.min(0)
+        places = jnp.asarray(rows, jnp.int32)
 
         def hear(step: Array, heard: Array) -> Array:
-            return jnp.where(weights[step], heard[0], 0.0)
+            here = jnp.arange(self.rows)[:, None] == places[step][None]
+            return jnp.where(here, heard[:1], 0.0)
 
         return hear
 
     def scores(self, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        inside, outside = kept[:, self._complete]
-        return inside, outside
+        full = np.arange(self._kept)[:, None] < self._ends
+        return kept[: self._kept][full], kept[self._kept :][full]
 
     def noise_multiplier(self, errors: Errors) -> float:
         mu = self.estimator.mu(errors)
-        return math.sqrt(self._count) / mu if mu else math.inf
+        return 1 / mu if mu else math.inf
 
 
 def _secret(out: str | Path | None, seed: int | None) -> Seed:
