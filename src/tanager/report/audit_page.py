@@ -134,18 +134,18 @@ def _claim(found: _Fields) -> str:
     mechanism = found["mechanism"]
     shown = {
         "claimed ε": f"{found['claimed_epsilon']:.4g} at δ = {number(found['delta'])}",
-        "bound for any mechanism"
-        if found["method"] != "white-box"
-        else "bound by the trade-off curve": f"{found['epsilon_lower_bound']:.4g}",
-        "bound by the trade-off curve": f"{found['trade_off_bound']:.4g}",
-        "highest bound of as many models": found.get("highest_provable"),
+        "bound by the trade-off curve": _short(found["trade_off_bound"]),
+        "bound for any mechanism": None
+        if found["method"] == "white-box"
+        else _short(found["epsilon_lower_bound"]),
+        "highest bound of as many models": _short(found.get("highest_provable")),
         "highest advantage that the claim allows": f"{found['highest_advantage']:.3f}",
         "models": f"{found['models']:,}",
         "canaries": found.get("canaries"),
-        "sample rate": mechanism["sample_rate"],
-        "noise multiplier": mechanism["noise_multiplier"],
-        "noise multiplier that is not refuted": found.get(
-            "noise_multiplier_not_refuted"
+        "sample rate": _short(mechanism["sample_rate"]),
+        "noise multiplier": _short(mechanism["noise_multiplier"]),
+        "noise multiplier that is not refuted": _short(
+            found.get("noise_multiplier_not_refuted")
         ),
         "steps": mechanism["steps"],
         "steps that were run": found.get("audited_steps"),
@@ -161,6 +161,10 @@ def _claim(found: _Fields) -> str:
         if value is not None
     )
     return f"<section><h2>Figures</h2><table><tbody>{rows}</tbody></table></section>"
+
+
+def _short(value: float | None) -> str | None:
+    return None if value is None else f"{value:.4g}"
 
 
 def _tried(found: _Fields) -> str:
