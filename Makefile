@@ -1,5 +1,6 @@
 # make demo    sets up and trains a private model on the embedded digits
 # make test    sets up, checks style and types, runs every test
+# make docs    sets up and makes the site: docs/_build/index.html
 # Another interpreter gets an environment of its own: make test PYTHON=python3.12
 
 PYTHON ?= python3
@@ -7,13 +8,16 @@ VENV ?= $(if $(filter python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 SET_UP := $(VENV)/.set-up
 
-.PHONY: demo test lint format clean
+.PHONY: demo test docs lint format clean
 
 demo: $(SET_UP)
 	$(BIN)/tanager train --out runs/demo
 
 test: lint
 	$(BIN)/pytest
+
+docs: $(SET_UP)
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs docs/_build
 
 lint: $(SET_UP)
 	$(BIN)/ruff format --check .
@@ -30,4 +34,4 @@ $(SET_UP): pyproject.toml
 	touch $@
 
 clean:
-	rm -rf .venv .venv-* .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf docs/_build .venv .venv-* .pytest_cache .ruff_cache .hypothesis build dist

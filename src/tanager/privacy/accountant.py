@@ -40,11 +40,12 @@ if TYPE_CHECKING:
 class Accountant(enum.StrEnum):
     """How to compute ε.
 
-    PLD: privacy loss distribution, tight, for either adjacency. A guarantee.
-    RDP: Rényi divergence, as published; add-or-remove-one only. A guarantee.
-    GDP_CLT: Gaussian DP by a central limit theorem. An approximation, 0.1 to 1.2 %
-        below the tight value at the papers' settings.
-    TAN: η² + 2η√log(1/δ). An approximation, good where σ ≥ 2.
+    Attributes:
+        PLD: privacy loss distribution, tight, for either adjacency. A guarantee.
+        RDP: Rényi divergence, as published; add-or-remove-one only. A guarantee.
+        GDP_CLT: Gaussian DP by a central limit theorem. An approximation, 0.1 to 1.2 %
+            below the tight value at the papers' settings.
+        TAN: η² + 2η√log(1/δ). An approximation, good where σ ≥ 2.
     """
 
     PLD = "pld"

@@ -1,0 +1,68 @@
+"""How Sphinx makes the site: `make docs`, then docs/_build/index.html."""
+
+import re
+
+from sphinx.application import Sphinx
+
+import tanager
+
+
+project = "tanager"
+author = "the tanager maintainers"
+version = release = tanager.__version__
+copyright = author
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+]
+exclude_patterns = ["_build"]
+html_theme = "furo"
+html_title = "tanager"
+html_static_path = []
+html_show_copyright = False
+pygments_style = "default"
+
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"
+autodoc_default_options = {"members": True}
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+
+
+_CODE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
+
+
+def _as_markup(app: Sphinx, what: str, name: str, of: object, options, lines):
+    """Docstrings are written as Markdown: `code`, tables and indented examples."""
+    del app, name, of, options
+    told: list[str] = []
+    for line in lines:
+        before = told[-1] if told else ""
+        if line.startswith("|"):
+            if not before.startswith("   |"):
+                told += [".. code-block:: text", ""]
+            told.append("   " + line)
+            continue
+        indented = what == "module" and line.startswith("    ")
+        if indented and not before:
+            told += [".. code-block:: text", ""]
+        if before.startswith("   |"):
+            told.append("")
+        told.append(line if indented else re.sub(_CODE, r"``\1``", line))
+    lines[:] = told
+
+
+def _as_python(app: Sphinx, source_name: str, source: list[str]):
+    del app, source_name
+    source[0] = source[0].replace("```python no-run", "```python")
+
+
+def setup(app: Sphinx) -> None:
+    """Let docstrings and pages pass as they are written."""
+    app.connect("autodoc-process-docstring", _as_markup, priority=100)
+    app.connect("source-read", _as_python)
