@@ -4,6 +4,7 @@ import json
 
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from scipy import integrate, stats
 
@@ -106,6 +107,7 @@ def test_an_audit_of_something_else_is_refused(membership, regression, tmp_path)
         ({"epsilon": 5.0}, "epsilon"),
         ({"learning_rates": (0.2,)}, "settings"),
         ({"data": other}, "data"),
+        ({"optimizer": optax.adam}, "optimizer"),
         ({"canaries": {"far": (np.ones(5, np.float32), np.float32(0))}}, "data"),
         ({"seed": 2}, "seed"),
     ):

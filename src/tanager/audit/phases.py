@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from scipy import stats
 
@@ -73,11 +74,15 @@ class Trainer:
         traced = identity.computation(
             many.step.example_loss, many.params, many.step.frozen, one
         )
-        augment = many.step.augment
+        augment, optimizer = many.step.augment, many.step.optimizer
         if augment is not None:
             traced += identity.computation(augment, jax.random.key(0), one)
+        gradient = jax.tree.map(jnp.zeros_like, many.params)
         return {
             "loss": traced,
+            "optimizer": identity.computation(
+                optimizer.update, gradient, optimizer.init(many.params), many.params
+            ),
             "initial parameters": identity.contents((many.params, many.step.frozen)),
             "data": identity.contents(data),
         }

@@ -214,7 +214,11 @@ def membership(
         "advantage": found.audit.advantage,
         "setting": found.setting._asdict(),
         "tried": [
-            {**each.setting._asdict(), **each._asdict(), "setting": None}
+            {
+                **each.setting._asdict(),
+                "models": each.models,
+                "total_variation": each.total_variation,
+            }
             for each in found.tried
         ],
         "threshold": found.audit.threshold,
