@@ -63,6 +63,9 @@ class ManyModels:
         trainable: PyTree | Callable[[Any], bool] | None = None,
         strategy: str = "auto",
     ):
+        def of_rate(learning_rate: Any) -> optax.GradientTransformation:
+            return optimizer(learning_rate=learning_rate)
+
         source = as_source(data)
         rows = np.arange(len(source))
         validate.whole(examples=examples, at_least=1)
@@ -73,7 +76,7 @@ class ManyModels:
         self.step = Step(
             loss,
             fixed,
-            optax.inject_hyperparams(optimizer)(learning_rate=1.0),
+            optax.inject_hyperparams(of_rate)(learning_rate=1.0),
             mechanism,
             examples,
             Seed.from_os(),  # every model has its own instead
