@@ -1,5 +1,6 @@
 """Pictures of an audit: bounds below the claim, the attack's ROC, and its scores."""
 
+import dataclasses
 import functools
 import math
 import pathlib
@@ -77,8 +78,9 @@ def _epsilon(axes: "Axes", found: Mapping[str, Any], mechanism: Mechanism) -> No
 def _roc(axes: "Axes", found: Mapping[str, Any], mechanism: Mechanism) -> None:
     inside, outside = (np.array(found["scores"][n]) for n in ("inside", "outside"))
     rates = np.concatenate([np.geomspace(_SMALLEST / 10, 1, 120), [1.0]])
-    limit = 1 - _limit(mechanism, tuple(rates.tolist()))
-    axes.plot(rates, limit, color=_CLAIM, linewidth=2, label="limit of the claim")
+    attacked, label = _attacked(found, mechanism)
+    limit = 1 - _limit(attacked, tuple(rates.tolist()))
+    axes.plot(rates, limit, color=_CLAIM, linewidth=2, label=label)
     places = np.unique(np.concatenate([inside, outside]))[::-1]
     right = 1 - np.searchsorted(np.sort(inside), places) / len(inside)
     wrong = 1 - np.searchsorted(np.sort(outside), places) / len(outside)
@@ -95,6 +97,16 @@ def _roc(axes: "Axes", found: Mapping[str, Any], mechanism: Mechanism) -> None:
     axes.set_ylabel("true positive rate")
 
 
+def _attacked(found: Mapping[str, Any], mechanism: Mechanism) -> tuple[Mechanism, str]:
+    """Return what of the claim a score is about: a whole run, or one known step."""
+    if found.get("knows_sample"):
+        step = Mechanism(1.0, mechanism.noise_multiplier, 1, mechanism.adjacency)
+        return step, "limit of one step of the claim"
+    steps = min(found.get("audited_steps") or mechanism.steps, mechanism.steps)
+    part = dataclasses.replace(mechanism, steps=steps)
+    return part, "limit of the claim" if part == mechanism else "limit of the steps run"
+
+
 def _scores(axes: "Axes", found: Mapping[str, Any], mechanism: Mechanism) -> None:
     del mechanism
     inside, outside = (np.array(found["scores"][n]) for n in ("inside", "outside"))
@@ -104,9 +116,10 @@ def _scores(axes: "Axes", found: Mapping[str, Any], mechanism: Mechanism) -> Non
         low, high = low - 0.5, high + 0.5
     fewer = min(inside.size, outside.size)
     edges = np.linspace(low, high, max(8, min(40, math.isqrt(fewer))) + 1)
+    where = "sampled in the step" if found.get("knows_sample") else "in the data"
     for scores, colour, label in (
-        (outside, _OUTSIDE, "canary not in the data"),
-        (inside, _INSIDE, "canary in the data"),
+        (outside, _OUTSIDE, f"canary not {where}"),
+        (inside, _INSIDE, f"canary {where}"),
     ):
         shown = np.clip(scores, low, high)
         axes.hist(shown, edges, density=True, color=colour, alpha=0.5, label=label)

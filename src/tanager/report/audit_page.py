@@ -114,7 +114,7 @@ def _tiles(found: _Fields) -> str:
 def _figures(folder: Path, found: _Fields) -> str:
     captions = {
         "epsilon": "What is claimed, by δ, and what was proven at the δ of the claim.",
-        "roc": "The attack, and the limit that the claimed mechanism sets to any.",
+        "roc": "The attack, and the limit that what is claimed sets to any.",
         "scores": "Scores of the attack; the more apart, the more is given away.",
     }
     mechanism = Mechanism(**found["mechanism"])
