@@ -17,9 +17,6 @@ import jax.numpy as jnp
 from tanager.clipping import jaxprs
 
 
-_OPENED = {"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "remat"}
-
-
 class _Each(NamedTuple):
     """A value with an axis of models in front."""
 
@@ -96,7 +93,7 @@ def _equation(equation: Any, values: list[Any], models: int) -> list[Any]:
     if not any(each):
         return jaxprs.evaluate(equation, values)
     name = equation.primitive.name
-    if name in _OPENED:
+    if name in jaxprs.OPENED:
         inner = equation.params["jaxpr"]
         constants = getattr(inner, "consts", ())
         return _evaluate(getattr(inner, "jaxpr", inner), constants, values, models)

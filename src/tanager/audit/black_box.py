@@ -22,12 +22,12 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from tanager import _validate as validate
-from tanager.audit.bounds import advantage, auc
+from tanager.audit.bounds import advantage, auc, require_joining
 from tanager.audit.one_run import Guesses, guess, one_run, one_run_trade_off
 from tanager.data import as_source, gather
 from tanager.data.source import ArraySource, Source
 from tanager.privacy import accountant
-from tanager.privacy.mechanism import Adjacency, Mechanism
+from tanager.privacy.mechanism import Mechanism
 from tanager.seed import Seed
 from tanager.training.loop import train
 from tanager.training.run_folder import RunFolder
@@ -111,17 +111,7 @@ def audit_one_run(
     source, candidates = as_source(data), as_source(canaries)
     validate.whole(canaries=len(candidates), at_least=20)
     validate.fraction(guessed=guessed)
-    if mechanism.adjacency is not Adjacency.ADD_OR_REMOVE_ONE:
-        validate.refuse(
-            "adjacency",
-            mechanism.adjacency,
-            "is not what joining canaries test",
-            f"audit under {Adjacency.ADD_OR_REMOVE_ONE}",
-        )
-    if mechanism.noise_multiplier == 0:
-        validate.refuse(
-            "noise_multiplier", 0, "claims nothing that could be audited", "add noise"
-        )
+    require_joining(mechanism)
     made = max(2, math.floor(guessed * len(candidates)))
     # Refused before the run: guesses that could prove nothing.
     perfect = Guesses(len(candidates), made, made)

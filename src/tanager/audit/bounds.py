@@ -21,7 +21,7 @@ from scipy import stats
 
 from tanager import _validate as validate
 from tanager.privacy import accountant
-from tanager.privacy.mechanism import Mechanism
+from tanager.privacy.mechanism import Adjacency, Mechanism
 from tanager.privacy.trade_off import TradeOff
 
 
@@ -237,6 +237,34 @@ def models_needed(epsilon: float, *, delta: float, confidence: float) -> int:
         )
     rate = (1 - delta) / (1 + math.exp(epsilon))
     return math.ceil(math.log((1 - confidence) / 2) / math.log1p(-rate))
+
+
+def require_noise(mechanism: Mechanism) -> None:
+    """Refuse a mechanism that claims nothing.
+
+    Raises:
+        ValueError: it adds no noise.
+    """
+    if mechanism.noise_multiplier == 0:
+        validate.refuse(
+            "noise_multiplier", 0, "claims nothing that could be audited", "add noise"
+        )
+
+
+def require_joining(mechanism: Mechanism) -> None:
+    """Refuse a mechanism of which canaries that join the data test nothing.
+
+    Raises:
+        ValueError: it adds no noise, or its neighbours differ otherwise.
+    """
+    if mechanism.adjacency is not Adjacency.ADD_OR_REMOVE_ONE:
+        validate.refuse(
+            "adjacency",
+            mechanism.adjacency,
+            "is not what joining canaries test",
+            f"audit under {Adjacency.ADD_OR_REMOVE_ONE}",
+        )
+    require_noise(mechanism)
 
 
 ### From scores

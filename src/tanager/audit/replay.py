@@ -25,6 +25,7 @@ from jaxtyping import Array, PyTree
 from scipy import stats
 
 from tanager import _validate as validate
+from tanager.audit.bounds import require_noise
 from tanager.clipping.transform import split
 from tanager.data import as_source, gather
 from tanager.data import augment as augmentation
@@ -97,10 +98,7 @@ def replay(
     """
     source = as_source(data)
     validate.whole(steps=steps, at_least=4)
-    if mechanism.noise_multiplier == 0:
-        validate.refuse(
-            "noise_multiplier", 0, "claims nothing that could be audited", "add noise"
-        )
+    require_noise(mechanism)
     options |= {
         "clip_norm": clip_norm,
         "physical_batch_size": physical_batch_size,

@@ -40,6 +40,7 @@ from tanager.audit.bounds import (
     GaussianEstimator,
     SubsampledEstimator,
     audit_scores,
+    require_joining,
 )
 from tanager.audit.canaries import (
     Canaries,
@@ -52,7 +53,7 @@ from tanager.audit.canaries import (
 )
 from tanager.data import as_source
 from tanager.privacy import accountant
-from tanager.privacy.mechanism import Adjacency, Mechanism
+from tanager.privacy.mechanism import Mechanism
 from tanager.sampling import PoissonSampler
 from tanager.seed import Seed
 from tanager.training.loop import train
@@ -143,17 +144,7 @@ def audit_white_box(
         RuntimeError: no canary could be heard.
     """
     validate.whole(canaries=canaries, at_least=20)
-    if mechanism.adjacency is not Adjacency.ADD_OR_REMOVE_ONE:
-        validate.refuse(
-            "adjacency",
-            mechanism.adjacency,
-            "is not what joining canaries test",
-            f"audit under {Adjacency.ADD_OR_REMOVE_ONE}",
-        )
-    if mechanism.noise_multiplier == 0:
-        validate.refuse(
-            "noise_multiplier", 0, "claims nothing that could be audited", "add noise"
-        )
+    require_joining(mechanism)
     run = mechanism
     if steps is not None:
         validate.whole(steps=steps, at_least=1)

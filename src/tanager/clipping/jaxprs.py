@@ -30,7 +30,8 @@ from tanager.clipping.precision import widen
 LONGEST_UNROLLED_SCAN = 64
 """Scans in which parameters meet data are unrolled up to this length."""
 
-_OPENED = {"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "remat"}
+OPENED = {"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "remat"}
+"""Calls whose derivative is that of their body."""
 
 
 class Origin(IntEnum):
@@ -159,7 +160,7 @@ def _interpret(jaxpr: Any, consts: Sequence[Any], arguments: list, keep: Callabl
         name = equation.primitive.name
         entered = any(origin == Origin.PARAMETER for _, origin in operands)
         mixed = entered and any(origin == Origin.DATA for _, origin in operands)
-        if entered and name in _OPENED and not keep(equation):
+        if entered and name in OPENED and not keep(equation):
             inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
             results = _interpret(*_open(inner), operands, keep)
         elif mixed and name == "scan" and _worth_unrolling(equation):
