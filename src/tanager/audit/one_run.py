@@ -20,7 +20,7 @@ import numpy as np
 from scipy import special, stats
 
 from tanager import _validate as validate
-from tanager.audit.bounds import largest_refuted
+from tanager.audit.bounds import SubsampledEstimator, largest_refuted
 from tanager.privacy import accountant
 from tanager.privacy.mechanism import Mechanism
 from tanager.privacy.trade_off import TradeOff
@@ -179,10 +179,7 @@ def one_run_trade_off(
         )
 
     highest = largest_refuted(refuted, claimed.noise_multiplier or 1.0)
-    if math.isinf(highest):
-        return 0.0
-    mechanism = dataclasses.replace(claimed, noise_multiplier=highest)
-    return accountant.epsilon(mechanism, delta)
+    return SubsampledEstimator(delta, confidence, claimed).epsilon_at(highest)
 
 
 def _refuted(
