@@ -1,6 +1,8 @@
 # make demo    sets up and trains a private model on the embedded digits
 # make test    sets up, checks style and types, runs every test
 # make docs    sets up and makes the site: docs/_build/index.html
+# make dist    sets up and builds archive and wheel: dist/
+# make bench-peers  sets up the peers too and times them next to tanager: most of an hour
 # Another interpreter gets an environment of its own: make test PYTHON=python3.12
 
 PYTHON ?= python3
@@ -8,7 +10,7 @@ VENV ?= $(if $(filter python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 SET_UP := $(VENV)/.set-up
 
-.PHONY: demo test docs lint format clean
+.PHONY: demo test docs dist bench-peers lint format clean
 
 demo: $(SET_UP)
 	$(BIN)/tanager train --out runs/demo
@@ -18,6 +20,27 @@ test: lint
 
 docs: $(SET_UP)
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs docs/_build
+
+dist: $(SET_UP)
+	$(BIN)/hatchling build -d dist
+
+PEERS := benchmarks/peers
+PEERS_OUT ?= runs/peers.json
+
+bench-peers: $(SET_UP) .venv-opacus/.set-up .venv-jax-privacy/.set-up
+	$(BIN)/python $(PEERS)/conduct.py --out $(PEERS_OUT)
+	$(BIN)/python $(PEERS)/tables.py $(PEERS_OUT)
+
+.venv-opacus/.set-up: $(PEERS)/environments/opacus.txt
+	$(PYTHON) -m venv .venv-opacus
+	.venv-opacus/bin/python -m pip install --quiet --requirement $<
+	touch $@
+
+# With tanager's models: all that runs on JAX is given the same.
+.venv-jax-privacy/.set-up: $(PEERS)/environments/jax-privacy.txt pyproject.toml
+	$(PYTHON) -m venv .venv-jax-privacy
+	.venv-jax-privacy/bin/python -m pip install --quiet --requirement $< --editable .
+	touch $@
 
 lint: $(SET_UP)
 	$(BIN)/ruff format --check .

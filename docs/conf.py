@@ -57,12 +57,12 @@ def _as_markup(app: Sphinx, what: str, name: str, of: object, options, lines):
     lines[:] = told
 
 
-def _as_python(app: Sphinx, source_name: str, source: list[str]):
+def _without_tags(app: Sphinx, source_name: str, source: list[str]):
     del app, source_name
-    source[0] = source[0].replace("```python no-run", "```python")
+    source[0] = re.sub(r"^```(\w+) [\w.-]+$", r"```\1", source[0], flags=re.M)
 
 
 def setup(app: Sphinx) -> None:
     """Let docstrings and pages pass as they are written."""
     app.connect("autodoc-process-docstring", _as_markup, priority=100)
-    app.connect("source-read", _as_python)
+    app.connect("source-read", _without_tags)

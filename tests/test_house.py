@@ -88,6 +88,48 @@ def test_planning_does_not_wait_for_jax(statement):
     subprocess.run([sys.executable, "-c", check], check=True)
 
 
+@pytest.mark.parametrize("words", [[], ["--help"], ["--version"]])
+def test_help_needs_nothing_that_is_not_pythons_own(words):
+    check = f"""
+import sys
+before = set(sys.modules)
+import tanager.cli
+tanager.cli.main({words!r})
+loaded = {{name.partition('.')[0] for name in set(sys.modules) - before}}
+foreign = loaded - set(sys.stdlib_module_names) - {{'tanager'}}
+assert not foreign, foreign
+"""
+    subprocess.run([sys.executable, "-c", check], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plan", "--help"],
+        ["train", "--help"],
+        ["train", "--list"],
+        ["train", "digits", "--help"],
+        ["search", "digits", "--help"],
+        ["audit", "digits", "--help"],
+        ["bench", "step", "--help"],
+        ["export", "--help"],
+    ],
+    ids=" ".join,
+)
+def test_the_help_of_a_command_does_not_wait_for_what_it_would_use(words):
+    check = f"""
+import sys
+import tanager.cli
+try:
+    tanager.cli.main({words!r})
+except SystemExit as left:
+    assert not left.code, left.code
+slow = {{'jax', 'equinox', 'matplotlib', 'orbax', 'pyarrow', 'sklearn', 'optuna'}}
+assert not slow & set(sys.modules), slow & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", check], check=True, capture_output=True)
+
+
 def test_every_public_name_exists_and_is_documented():
     assert sorted(tanager.__all__) == tanager.__all__ == dir(tanager)
     for name in tanager.__all__:
