@@ -3,6 +3,7 @@
 What is done with a block is said by the words after its three backquotes:
 
     python           run; all blocks of a page share their names
+    python full      not run: it needs weights of a hub, or another's library
     python NAME      run by the interpreter of .venv-NAME, where `make` has made it
     sh               run, line by line; `tanager` in this process, the rest by bash
     sh full          too long for a test: each `tanager` line must be one it takes
@@ -66,7 +67,7 @@ def run(page, monkeypatch):
             continue
         print(printed.getvalue(), end="")
         printed = io.StringIO()
-        ran = block.language != "python" or environment(block.tag).exists()
+        ran = block.tag in ("", "full") or environment(block.tag).exists()
         with contextlib.redirect_stdout(printed):
             _run_block(block, names, place, page, monkeypatch)
     print(printed.getvalue(), end="")
@@ -78,6 +79,8 @@ def _run_block(block, names, place, page, monkeypatch):
         case "python", "":
             code = "\n" * block.line + block.code  # tracebacks tell the page's line
             exec(compile(code, str(page), "exec"), names)
+        case "python", "full":
+            compile(block.code, place, "exec")
         case "python", peer:
             _run_in(environment(peer), block.code, place)
         case "sh", "":
@@ -86,7 +89,7 @@ def _run_block(block, names, place, page, monkeypatch):
         case "sh", "full":
             for words in block.commands:
                 if words[0] == "tanager":
-                    takes(words[1:], monkeypatch, place)
+                    takes([w for w in words[1:] if w != "…"], monkeypatch, place)
         case "sh" | "python", tag:
             raise AssertionError(f"{place}: what does {tag!r} mean?")
 
@@ -106,6 +109,8 @@ class Taken(Exception):
 
 def takes(words, monkeypatch, place):
     """Check that `tanager` accepts these words, and go no further."""
+    if "--from-study" in words:  # its options are those of what the study chose
+        return
 
     def parse_only(*arguments, **options):
         tyro_cli(*arguments, **options)
@@ -115,7 +120,8 @@ def takes(words, monkeypatch, place):
     with monkeypatch.context() as patched:
         patched.setattr(tyro, "cli", parse_only)
         try:
-            code = main(words)
+            with contextlib.redirect_stdout(io.StringIO()):
+                code = main(words)
         except Taken:
             return
     assert code == 0, f"{place}: tanager {shlex.join(words)}"

@@ -1,0 +1,462 @@
+"""Time private training side by side: tanager, Opacus, JAX-Privacy, vmap and plain SGD.
+
+    make bench-peers
+    python benchmarks/peers/conduct.py --work wrn-16-4:32 mlp:64 --rounds 5
+
+Every system is a process of its own in an environment of its own (`make` lays them in
+.venv-NAME) and is given the same parameters, examples and physical batch. All get ready
+first; then they take turns, one step each, so that a slow minute of the machine slows
+all of them. A system that fails is a row with its error. What was measured is written
+after each piece of work, and not measured again.
+
+FastDP and private_vision are on no registry: give their checkouts with --fastdp PATH
+and --private-vision PATH (docs/benchmarks.md names the commits).
+"""
+
+import argparse
+import datetime
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+ENVIRONMENTS = {
+    "torch-sgd": "opacus",
+    "opacus": "opacus",
+    "fastdp": "opacus",
+    "private-vision": "opacus",
+    "jax-privacy": "jax-privacy",
+    "jax-sgd": "",
+    "jax-vmap": "",
+    "tanager": "",
+}
+"""Which .venv-NAME a library lives in; "" is that of the interpreter at work."""
+
+SYSTEMS = (
+    "torch-sgd",
+    "torch-sgd:nhwc",
+    "jax-sgd",
+    "tanager:auto",
+    "tanager:auto:low",
+    "opacus:hooks",
+    "opacus:hooks:nhwc",
+    "opacus:ghost",
+    "opacus:functorch",
+    "jax-privacy",
+    "jax-privacy:8",
+    "jax-vmap",
+)
+WORK = (
+    *(f"wrn-16-4-plain:{rows}" for rows in (8, 16, 32, 64, 128, 256)),
+    *(f"wrn-16-4:{rows}" for rows in (8, 32, 128)),
+    *(f"vit-tiny-16:{rows}" for rows in (8, 16, 32)),
+    "bit-50x1:8",
+    *(f"mlp:{rows}" for rows in (8, 32, 64, 256)),
+    *(f"linear:{rows}" for rows in (64, 256, 2048)),
+)
+SHAPES = {
+    "wrn-16-4": (32, 32, 3),
+    "wrn-16-4-plain": (32, 32, 3),
+    "vit-tiny-16": (224, 224, 3),
+    "vit-base-16": (224, 224, 3),
+    "bit-50x1": (224, 224, 3),
+    "mlp": (3072,),
+    "linear": (2048,),
+}
+CLIP_NORM = 1.0
+_POISSON_STEPS = 8
+_TRAIN = {
+    "steps": 100,
+    "expected_batch": 256,
+    "learning_rate": 1.0,
+    "noise_multiplier": 1.0,
+}
+_SAME_LOSS = 1e-3
+
+
+class Failed(RuntimeError):
+    """A system could not do it; the message says why."""
+
+
+class Process:
+    """A worker in its environment.
+
+    Args:
+        system: such as "opacus:ghost".
+        checkouts: folders of libraries that are not installed, by library.
+    """
+
+    def __init__(self, system: str, checkouts: dict[str, str]):
+        library = system.split(":")[0]
+        name = ENVIRONMENTS[library]
+        python = ROOT / f".venv-{name}/bin/python" if name else Path(sys.executable)
+        if not python.exists():
+            raise Failed(f"{python} is not there: make bench-peers lays it")
+        script = "torch_worker.py" if name == "opacus" else "jax_worker.py"
+        environment = dict(os.environ)
+        if library in checkouts:
+            environment["PYTHONPATH"] = checkouts[library]
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        cores = len(os.sched_getaffinity(0))
+        self._process = subprocess.Popen(
+            [python, HERE / script, str(cores)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env=environment,
+        )
+
+    def ask(self, what: str, **more: Any) -> dict[str, Any]:
+        """Ask for something and wait for the answer.
+
+        Raises:
+            Failed: the system failed at it, or its process died.
+        """
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            print(json.dumps({"do": what, **more}), file=self._process.stdin)
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            self._log.seek(0)
+            said = self._log.read().strip().splitlines()[-1:] or ["killed"]
+            raise Failed(f"exit {self._process.wait()}: {said[0][:300]}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise Failed(answer["error"])
+        return answer
+
+    def end(self) -> None:
+        """Let it go."""
+        self._process.stdin.close()  # pyright: ignore[reportOptionalMemberAccess]
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class Stage:
+    """The systems on one piece of work: those that are ready, and those that failed."""
+
+    def __init__(self, systems: tuple[str, ...], work: dict[str, Any], options):
+        self.rows: dict[str, dict[str, Any]] = {name: {} for name in systems}
+        self.ready: dict[str, Process] = {}
+        for name in systems:
+            _say(f"{work['model']}, {work['physical_batch']} rows: preparing {name}")
+            try:
+                process = Process(name, options.checkouts)
+                self.ready[name] = process
+                self.rows[name] |= process.ask("prepare", system=name, work=work)
+            except Failed as failure:
+                self.fail(name, failure)
+
+    def fail(self, name: str, failure: Failed) -> None:
+        """Let a system out, with its error in its row."""
+        self.rows[name]["error"] = str(failure)
+        _say(f"  {name} failed: {failure}")
+        if name in self.ready:
+            self.ready.pop(name).end()
+
+    def each(self, what: str, **more: Any) -> dict[str, dict[str, Any]]:
+        """Ask every system that is ready, one after the other."""
+        answers = {}
+        for name, process in list(self.ready.items()):
+            try:
+                answers[name] = process.ask(what, **more)
+            except Failed as failure:
+                self.fail(name, failure)
+        return answers
+
+    def end(self) -> None:
+        """Let all of them go."""
+        for process in self.ready.values():
+            process.end()
+        self.ready.clear()
+
+
+def measure(spec: str, folder: Path, options) -> dict[str, Any]:
+    """Time one piece of work, MODEL:ROWS, system by system in turns."""
+    model, _, rows = spec.partition(":")
+    work = lay_out(model, int(rows), int(rows), folder)
+    systems = [name for name in options.systems if suits(name, model, int(rows))]
+    stage = Stage(tuple(systems), work, options)
+    times: dict[str, list[float]] = {name: [] for name in systems}
+    for number in range(options.rounds):
+        _say(f"{spec}: round {number + 1} of {options.rounds}")
+        for name, answer in stage.each("step").items():
+            times[name].append(answer["seconds"])
+    sums = {}
+    for name in list(stage.ready):
+        if not name.startswith(("torch-sgd", "jax-sgd")):
+            path = folder / "sum.npz"
+            try:
+                stage.ready[name].ask("sum", to=str(path))
+                with np.load(path) as found:
+                    sums[name] = dict(found)
+            except Failed as failure:
+                stage.rows[name]["sum_error"] = str(failure)
+    stage.end()
+    reference = np.array(stage.rows.get("jax-sgd", {}).get("losses", []))
+    for name, row in stage.rows.items():
+        row |= {"system": name, "seconds": times[name]}
+        losses = np.array(row.pop("losses", []))
+        if len(losses) and len(reference):
+            row["loss_difference"] = float(abs(losses - reference).max())
+            if row["loss_difference"] > _SAME_LOSS:
+                row["error"] = f"another function: losses differ, {losses[:2]}"
+        if name in sums and "jax-vmap" in sums:
+            row["sum_difference"] = relative(sums[name], sums["jax-vmap"])
+    return {
+        "work": spec,
+        "model": model,
+        "physical_batch": int(rows),
+        "rows": list(stage.rows.values()),
+    }
+
+
+def relative(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> float:
+    """Return ‖found − wanted‖ / ‖wanted‖ over all leaves, in float64."""
+    error = size = 0.0
+    for name, leaf in wanted.items():
+        leaf = leaf.astype(np.float64)
+        error += float(np.square(found[name].astype(np.float64) - leaf).sum())
+        size += float(np.square(leaf).sum())
+    return (error / size) ** 0.5
+
+
+def suits(system: str, model: str, rows: int) -> bool:
+    """Return whether to try: microbatches of the whole batch, and layouts of vectors,
+    are nothing new.
+    """  # noqa: D205
+    if system == "jax-privacy:8" and rows <= 8:
+        return False
+    return not (system.endswith(":nhwc") and len(SHAPES[model]) == 1)
+
+
+def lay_out(model: str, rows: int, examples: int, folder: Path) -> dict[str, Any]:
+    """Write examples of noise and initial parameters; return a worker's `work`."""
+    import jax_worker
+
+    shape = SHAPES[model]
+    generator = np.random.default_rng(0)
+    images = generator.standard_normal((examples, *shape), np.float32)
+    labels = generator.integers(10, size=examples, dtype=np.int32)
+    np.savez(folder / "data.npz", images=images, labels=labels)
+    params = jax_worker.named(jax_worker.create(model, 10, shape))
+    np.savez(folder / "params.npz", **{k: np.asarray(v) for k, v in params.items()})
+    return {
+        "model": model,
+        "physical_batch": rows,
+        "classes": 10,
+        "clip_norm": CLIP_NORM,
+        "data": str(folder / "data.npz"),
+        "params": str(folder / "params.npz"),
+    }
+
+
+def poisson(spec: str, folder: Path, options) -> dict[str, Any]:
+    """Time logical batches of Poisson sizes, compiling included: MODEL:ROWS.
+
+    The expected logical batch is twice the physical one, of 50 000 examples.
+    """
+    model, _, text = spec.partition(":")
+    rows = int(text)
+    generator = np.random.default_rng(0)
+    sizes = generator.binomial(50_000, 2 * rows / 50_000, _POISSON_STEPS).tolist()
+    work = lay_out(model, rows, max(sizes), folder)
+    systems = tuple(
+        name for name in options.systems if not name.endswith((":nhwc", ":8"))
+    )
+    stage = Stage(systems, work, options)
+    _say(f"{spec}: {_POISSON_STEPS} logical batches of {min(sizes)} to {max(sizes)}")
+    settings = {"expected_batch": 2 * rows, "noise_multiplier": 1.0}
+    answers = stage.each("poisson", sizes=sizes, learning_rate=0.1, **settings)
+    stage.end()
+    found = []
+    for name, row in stage.rows.items():
+        row.pop("losses", None)
+        found.append({"system": name, **row, **answers.get(name, {})})
+    return {"work": spec, "sizes": sizes, "rows": found}
+
+
+def training(folder: Path, options) -> dict[str, Any]:
+    """Train an MLP on scanned digits alike in all systems; only the noise is their own.
+
+    Once without noise, where the parameters must agree, and once with.
+    """
+    import jax
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    from tanager.models.mlp import MLP
+
+    images, labels = load_digits(return_X_y=True)
+    images = (images / 16).astype(np.float32)
+    x, x_test, y, y_test = train_test_split(
+        images, labels.astype(np.int32), test_size=360, random_state=0
+    )
+    np.savez(folder / "data.npz", images=x, labels=y)
+    np.savez(folder / "test.npz", images=x_test, labels=y_test)
+    import jax_worker
+
+    params = jax_worker.named(MLP(10, (64,), key=jax.random.key(0)))
+    np.savez(folder / "params.npz", **{k: np.asarray(v) for k, v in params.items()})
+    generator = np.random.default_rng(0)
+    rate = _TRAIN["expected_batch"] / len(x)
+    samples = {
+        str(step): np.flatnonzero(generator.random(len(x)) < rate)
+        for step in range(_TRAIN["steps"])
+    }
+    np.savez(folder / "samples.npz", **samples)
+    work = {
+        "model": "mlp",
+        "physical_batch": 64,
+        "classes": 10,
+        "clip_norm": CLIP_NORM,
+        "data": str(folder / "data.npz"),
+        "params": str(folder / "params.npz"),
+    }
+    private = tuple(
+        name for name in options.systems if not name.endswith((":nhwc", ":8", "-sgd"))
+    )
+    rows: dict[str, dict[str, Any]] = {name: {"system": name} for name in private}
+    ends = {}
+    for noise in (0.0, _TRAIN["noise_multiplier"]):
+        stage = Stage(private, work, options)
+        for name in list(stage.ready):
+            to = folder / f"end-{name}.npz"
+            paths = {"samples": folder / "samples.npz", "test": folder / "test.npz"}
+            asked = _TRAIN | {"noise_multiplier": noise, "to": str(to)}
+            asked |= {key: str(path) for key, path in paths.items()}
+            try:
+                accuracy = stage.ready[name].ask("train", **asked)["accuracy"]
+            except Failed as failure:
+                stage.fail(name, failure)
+                continue
+            if noise:
+                rows[name]["accuracy"] = accuracy
+            else:
+                with np.load(to) as found:
+                    ends[name] = dict(found)
+                rows[name]["accuracy_without_noise"] = accuracy
+        for name, row in stage.rows.items():
+            if "error" in row:
+                rows[name]["error"] = row["error"]
+        stage.end()
+    for name, end in ends.items():
+        if "jax-vmap" in ends:
+            rows[name]["parameter_difference"] = relative(end, ends["jax-vmap"])
+    return {"settings": _TRAIN, "rows": list(rows.values())}
+
+
+def largest(model: str, folder: Path, options) -> dict[str, Any]:
+    """Find each system's largest physical batch on an accelerator, by trying."""
+    from tanager.bench.memory import largest as search
+
+    rows = []
+    for system in options.systems:
+
+        def fits(count: int, system: str = system) -> bool:
+            work = lay_out(model, count, count, folder)
+            stage = Stage((system,), work, options)
+            error = stage.rows[system].get("error")
+            stage.end()
+            if error and "memory" not in error.lower() and "EXHAUSTED" not in error:
+                raise Failed(error)
+            return not error
+
+        try:
+            rows.append({"system": system, "physical_batch": search(fits, 4096)})
+        except Failed as failure:
+            rows.append({"system": system, "error": str(failure)})
+    return {"model": model, "rows": rows}
+
+
+def main() -> None:
+    """Measure what is asked for and not in the file yet."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--work", nargs="*", default=list(WORK), metavar="MODEL:ROWS")
+    parser.add_argument(
+        "--poisson", nargs="*", default=["wrn-16-4-plain:32"], metavar="MODEL:ROWS"
+    )
+    parser.add_argument("--largest", nargs="*", default=[], metavar="MODEL")
+    parser.add_argument("--no-training", action="store_true")
+    parser.add_argument("--systems", nargs="+", default=list(SYSTEMS))
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--fastdp", metavar="PATH")
+    parser.add_argument("--private-vision", metavar="PATH")
+    parser.add_argument("--out", type=Path, default=Path("runs/peers.json"))
+    options = parser.parse_args()
+    options.checkouts = {}
+    for library, modes in {
+        "fastdp": ("MixOpt",),
+        "private-vision": ("ghost", "mixed"),
+    }.items():
+        path = getattr(options, library.replace("-", "_"))
+        if path:
+            options.checkouts[library] = path
+            options.systems += [f"{library}:{mode}" for mode in modes]
+
+    record: dict[str, Any] = {"works": [], "poisson": [], "largest": []}
+    if options.out.exists():
+        record = json.loads(options.out.read_text())
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+
+    def keep() -> None:
+        record.update(_circumstances())
+        options.out.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for key, do, specs in (
+            ("works", measure, options.work),
+            ("poisson", poisson, options.poisson),
+            ("largest", largest, options.largest),
+        ):
+            for spec in specs:
+                if spec not in [
+                    one.get("work", one.get("model")) for one in record[key]
+                ]:
+                    record[key].append(do(spec, folder, options))
+                    keep()
+        if not options.no_training and "training" not in record:
+            record["training"] = training(folder, options)
+            keep()
+    _say(f"written: {options.out}; the tables: python benchmarks/peers/tables.py")
+
+
+def _circumstances() -> dict[str, Any]:
+    from tanager.bench import machine
+
+    now = datetime.datetime.now(datetime.UTC)
+    return {
+        "machine": machine.machine(),
+        "versions": machine.versions(),
+        "command": shlex.join(["python", *sys.argv]),
+        "date": now.isoformat(timespec="seconds"),
+    }
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,390 @@
+r"""Make tables and pictures of docs/benchmarks.md of what `conduct.py` measured.
+
+    python benchmarks/peers/tables.py runs/peers.json --write docs/benchmarks.md \
+        --pictures docs/images
+
+Prints the tables; with --write puts them into the page between their markers,
+``<!-- table: NAME -->`` and ``<!-- end -->``.
+"""
+
+import argparse
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+NAMES = {
+    "torch-sgd": "PyTorch, SGD",
+    "torch-sgd:nhwc": "PyTorch, SGD, channels last",
+    "jax-sgd": "JAX, SGD",
+    "tanager:auto": "**tanager**",
+    "tanager:auto:low": "**tanager**, low memory",
+    "opacus:hooks": "Opacus",
+    "opacus:hooks:nhwc": "Opacus, channels last",
+    "opacus:ghost": "Opacus, ghost",
+    "opacus:functorch": "Opacus, functorch",
+    "jax-privacy": "JAX-Privacy",
+    "jax-privacy:8": "JAX-Privacy, microbatches of 8",
+    "jax-vmap": "JAX, vmap by hand",
+    "private-vision:ghost": "private_vision, ghost",
+    "private-vision:mixed": "private_vision, mixed",
+    "fastdp:MixOpt": "FastDP, MixOpt",
+}
+MODELS = {
+    "wrn-16-4": "WRN-16-4 with weight standardisation, 32 × 32",
+    "wrn-16-4-plain": "WRN-16-4 without weight standardisation, 32 × 32",
+    "vit-tiny-16": "ViT-Tiny/16, 224 × 224",
+    "vit-base-16": "ViT-B/16, 224 × 224",
+    "bit-50x1": "BiT-50x1, 224 × 224",
+    "mlp": "MLP, two hidden layers of 1024 on 3072 features",
+    "linear": "linear head on 2048 features",
+}
+PUBLIC = ("torch-sgd", "jax-sgd")
+_COLOURS = {
+    "torch-sgd": "0.35",
+    "jax-sgd": "0.6",
+    "tanager": "#c0392b",
+    "opacus": "#2c6fb0",
+    "jax-privacy": "#2e8b57",
+    "jax-vmap": "#8a6d3b",
+    "private-vision": "#7b4fa3",
+    "fastdp": "#b07aa1",
+}
+
+
+def main() -> None:
+    """Print the tables, write them into a page, draw the pictures."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("record", type=Path)
+    parser.add_argument("--write", type=Path, metavar="PAGE")
+    parser.add_argument("--pictures", type=Path, metavar="FOLDER")
+    options = parser.parse_args()
+    record = json.loads(options.record.read_text())
+    tables = make(record)
+    if options.write:
+        options.write.write_text(filled(options.write.read_text(), tables))
+    else:
+        for name, table in tables.items():
+            print(f"\n{name}\n\n{table}")
+    if options.pictures:
+        draw(record, options.pictures)
+
+
+def make(record: dict[str, Any]) -> dict[str, str]:
+    """Return the tables in Markdown, by name."""
+    tables = {"machine": _machine(record), "goals": _goals(record)}
+    for model in dict.fromkeys(work["model"] for work in record["works"]):
+        works = [work for work in record["works"] if work["model"] == model]
+        tables[model] = _throughput(works)
+        tables[f"{model} memory"] = _memory(works)
+    tables["agreement"] = _agreement(record["works"])
+    for found in record["poisson"]:
+        tables[f"poisson {found['work']}"] = _poisson(found)
+    if "training" in record:
+        tables["training"] = _training(record["training"])
+    for found in record["largest"]:
+        tables[f"largest {found['model']}"] = _largest(found)
+    return tables
+
+
+def filled(page: str, tables: dict[str, str]) -> str:
+    """Return the page with each table between its markers.
+
+    Raises:
+        LookupError: the page asks for a table that was not measured.
+    """
+
+    def table(match: re.Match[str]) -> str:
+        if match[1] not in tables:
+            raise LookupError(f"nothing was measured for {match[1]!r}")
+        return f"<!-- table: {match[1]} -->\n{tables[match[1]]}\n<!-- end -->"
+
+    pattern = r"<!-- table: (.+?) -->\n.*?<!-- end -->"
+    return re.sub(pattern, table, page, flags=re.S)
+
+
+def median(row: dict[str, Any]) -> float | None:
+    """Return the median seconds of a step; None for a system that failed."""
+    return float(np.median(row["seconds"])) if not _failed(row) else None
+
+
+def _failed(row: dict[str, Any]) -> bool:
+    return bool(row.get("error")) or not row.get("seconds")
+
+
+def _rate(work: dict[str, Any], system: str) -> float | None:
+    for row in work["rows"]:
+        if row["system"] == system and not _failed(row):
+            return work["physical_batch"] / float(np.median(row["seconds"]))
+    return None
+
+
+def _systems(works: list[dict[str, Any]]) -> list[str]:
+    present = {row["system"] for work in works for row in work["rows"]}
+    return [name for name in NAMES if name in present]
+
+
+def _table(heading: list[str], rows: list[list[str]]) -> str:
+    lines = [heading, ["---", *["---:"] * (len(heading) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if value >= 10 ** (digits - 1) else f"{value:.{digits}g}"
+
+
+def _machine(record: dict[str, Any]) -> str:
+    machine = record["machine"]
+    versions = dict(record["versions"])
+    for work in record["works"]:
+        for row in work["rows"]:
+            versions |= row.get("versions", {})
+    told = ", ".join(f"{name} {value}" for name, value in sorted(versions.items()))
+    device = "" if machine["backend"] == "cpu" else f", {machine['device']}"
+    return (
+        f"{machine['cpu'] or 'processor unknown'}, {machine['cores']} cores{device}; "
+        f"{record['date'][:10]}; {told}."
+    )
+
+
+def _throughput(works: list[dict[str, Any]]) -> str:
+    batches = [work["physical_batch"] for work in works]
+    rows = []
+    for system in _systems(works):
+        cells = []
+        for work in works:
+            (row,) = [r for r in work["rows"] if r["system"] == system] or [None]
+            if row is None:
+                cells.append("")
+            elif _failed(row):
+                cells.append("failed")
+            else:
+                rate = work["physical_batch"] / float(np.median(row["seconds"]))
+                own = _rate(work, "torch-sgd" if _is_torch(system) else "jax-sgd")
+                ratio = (
+                    "" if system in PUBLIC or own is None else f" ({own / rate:.2f})"
+                )
+                cells.append(_number(rate) + ratio)
+        rows.append([NAMES[system], *cells])
+    return _table(["examples/s", *(f"batch {batch}" for batch in batches)], rows)
+
+
+def _is_torch(system: str) -> bool:
+    return system.split(":")[0] in ("torch-sgd", "opacus", "fastdp", "private-vision")
+
+
+def _memory(works: list[dict[str, Any]]) -> str:
+    rows = []
+    for system in _systems(works):
+        sizes, peaks, firsts = [], [], []
+        for work in works:
+            for row in work["rows"]:
+                if row["system"] == system and not _failed(row):
+                    sizes.append(work["physical_batch"])
+                    peaks.append(row["peak_bytes"] / 2**20)
+                    firsts.append(row["first_step_seconds"])
+        if not sizes:
+            continue
+        line = [NAMES[system], *(f"{_number(peak)}" for peak in peaks)]
+        line += [""] * (len(works) - len(peaks))
+        fits = ""
+        if len(sizes) > 2:
+            slope, base = np.polyfit(sizes, peaks, 1)
+            fits = _number((2048 - base) / slope) if slope > 0.01 else "any"
+        rows.append([*line, fits, _number(float(np.median(firsts)))])
+    batches = [f"MiB at {work['physical_batch']}" for work in works]
+    heading = ["", *batches, "batch in 2 GiB", "first step, s"]
+    return _table(heading, rows)
+
+
+def _agreement(works: list[dict[str, Any]]) -> str:
+    rows = []
+    for system in _systems(works):
+        if system in PUBLIC or system == "jax-vmap" or system.startswith("torch-sgd"):
+            continue
+        cells = []
+        for model in MODELS:
+            found = [
+                row["sum_difference"]
+                for work in works
+                if work["model"] == model
+                for row in work["rows"]
+                if row["system"] == system and "sum_difference" in row
+            ]
+            cells.append(f"{max(found):.0e}" if found else "–")
+        rows.append([NAMES[system], *cells])
+    return _table(["", *MODELS], rows)
+
+
+def _poisson(found: dict[str, Any]) -> str:
+    examples = sum(found["sizes"])
+    rows = []
+    for row in sorted(found["rows"], key=lambda row: list(NAMES).index(row["system"])):
+        if _failed(row):
+            rows.append([NAMES[row["system"]], "failed", "", ""])
+            continue
+        seconds = np.array(row["seconds"])
+        settled = np.median(seconds / np.array(found["sizes"]))
+        rows.append(
+            [
+                NAMES[row["system"]],
+                _number(examples / seconds.sum()),
+                _number(1 / settled),
+                str(row["compilations"]),
+            ]
+        )
+    heading = ["", "examples/s, all steps", "median step", "programs compiled"]
+    return _table(heading, rows)
+
+
+def _training(found: dict[str, Any]) -> str:
+    rows = []
+    for row in found["rows"]:
+        if row.get("error"):
+            rows.append([NAMES[row["system"]], "failed", "", ""])
+            continue
+        difference = row.get("parameter_difference")
+        rows.append(
+            [
+                NAMES[row["system"]],
+                f"{100 * row['accuracy_without_noise']:.1f} %",
+                "–" if not difference else f"{difference:.0e}",
+                f"{100 * row['accuracy']:.1f} %",
+            ]
+        )
+    heading = ["", "accuracy, no noise", "parameters off by", "accuracy, with noise"]
+    return _table(heading, rows)
+
+
+def _largest(found: dict[str, Any]) -> str:
+    rows = [
+        [NAMES[row["system"]], str(row.get("physical_batch", "failed"))]
+        for row in found["rows"]
+    ]
+    return _table(["", "largest physical batch"], rows)
+
+
+def _goals(record: dict[str, Any]) -> str:
+    """Return the goals: each side at the batch that is its best."""
+    rows = []
+    for model in ("wrn-16-4-plain", "wrn-16-4", "vit-tiny-16"):
+        works = [work for work in record["works"] if work["model"] == model]
+        if not works:
+            continue
+        ours = _best(works, lambda name: name.startswith("tanager"))
+        peers = _best(
+            works,
+            lambda name: name.startswith(
+                ("opacus", "jax-privacy", "private-vision", "fastdp")
+            ),
+        )
+        wanted: list[tuple[str, Any, float]] = []
+        if model == "vit-tiny-16":
+            opacus = _best(works, lambda name: name.startswith("opacus"))
+            wanted.append(("the fastest Opacus", opacus, 1.5))
+        else:
+            jax_privacy = _best(works, lambda name: name.startswith("jax-privacy"))
+            own = _best(works, lambda name: name == "jax-sgd")
+            torch = _best(works, lambda name: name.startswith("torch-sgd"))
+            wanted += [
+                ("the fastest private peer", peers, 1.8),
+                ("JAX-Privacy", jax_privacy, 4.0),
+                ("JAX SGD", own, 1 / 1.1),
+                ("PyTorch SGD", torch, 0.6),
+            ]
+        for than, other, goal in wanted:
+            if ours is None or other is None:
+                continue
+            reached = ours[0] / other[0]
+            rows.append(
+                [
+                    MODELS[model].split(",")[0],
+                    f"tanager / {than}",
+                    f"{_number(ours[0])} / {_number(other[0])}",
+                    f"{reached:.2f}",
+                    f"≥ {goal:.2f}",
+                    "met" if reached >= goal else "**missed**",
+                ]
+            )
+    heading = ["model", "ratio of", "examples/s", "measured", "goal", ""]
+    return _table(heading, rows)
+
+
+def _best(works: list[dict[str, Any]], wanted: Any) -> tuple[float, str] | None:
+    rates = [
+        (rate, row["system"])
+        for work in works
+        for row in work["rows"]
+        if wanted(row["system"]) and (rate := _rate(work, row["system"])) is not None
+    ]
+    return max(rates) if rates else None
+
+
+def draw(record: dict[str, Any], folder: Path) -> None:
+    """Draw examples per second against the physical batch, a picture for each model."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    matplotlib.rcParams["svg.hashsalt"] = "tanager"
+    folder.mkdir(parents=True, exist_ok=True)
+    for model in dict.fromkeys(work["model"] for work in record["works"]):
+        works = [work for work in record["works"] if work["model"] == model]
+        if len(works) < 2:
+            continue
+        figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.6))
+        for system in _systems(works):
+            batches, rates, peaks = [], [], []
+            for work in works:
+                for row in work["rows"]:
+                    if row["system"] == system and not _failed(row):
+                        batches.append(work["physical_batch"])
+                        rates.append(_rate(work, system))
+                        peaks.append(row["peak_bytes"] / 2**20)
+            if not batches:
+                continue
+            library = system.split(":")[0]
+            style = {
+                "color": _COLOURS[library],
+                "marker": "o",
+                "markersize": 3,
+                "linestyle": ("-", "--", ":", "-.")[_variant(system)],
+                "label": NAMES[system].replace("**", ""),
+                "linewidth": 2 if library == "tanager" else 1.2,
+            }
+            left.plot(batches, rates, **style)
+            right.plot(batches, peaks, **style)
+        for axes, title in ((left, "examples/s"), (right, "peak memory, MiB")):
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log")
+            axes.set_xticks([work["physical_batch"] for work in works])
+            axes.xaxis.set_major_formatter(matplotlib.ticker.ScalarFormatter())
+            axes.set_xlabel("physical batch")
+            axes.set_title(title, fontsize=10)
+            axes.grid(alpha=0.3, which="both", linewidth=0.5)
+        figure.suptitle(MODELS[model], fontsize=11)
+        handles, labels = left.get_legend_handles_labels()
+        figure.legend(
+            handles, labels, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8
+        )
+        figure.tight_layout()
+        path = folder / f"peers-{model}.svg"
+        figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
+        pyplot.close(figure)
+
+
+def _variant(system: str) -> int:
+    same = [name for name in NAMES if name.split(":")[0] == system.split(":")[0]]
+    return min(same.index(system), 3)
+
+
+if __name__ == "__main__":
+    main()

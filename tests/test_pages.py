@@ -1,0 +1,101 @@
+"""The code of the README and of every page in docs runs as it stands, in order.
+
+What is checked of a page beyond that its code runs, and that it prints what it shows,
+is a function here.
+"""
+
+import re
+
+import pytest
+
+import pages
+from tanager.cli import main
+
+
+def readme(printed, folder):
+    assert float(re.findall(r"ε = ([\d.]+)", printed)[0]) <= 3.0
+    assert 0 < float(re.findall(r"ε so far: ([\d.]+)", printed)[0]) < 3.0
+    assert (folder / "runs/mine/report.html").exists()
+
+
+def weights(printed, folder):
+    lines = printed.splitlines()
+    assert lines[:2] == [
+        "('tanager', 'timm', 'huggingface', 'huggingface-backbone')",
+        "timm ['head set to zero', 'positions resized from 17 to 37 (bicubic)']",
+    ]
+    assert "read as timm, do not fit this VisionTransformer:" in lines[2]
+    assert lines[3] == "  differs: head.weight is [1000, 192], must be [10, 192]"
+    published = (
+        "hf:timm/vit_base_patch16_224.augreg_in21k 21843 (0.5, 0.5, 0.5) apache-2.0"
+    )
+    assert published in lines
+    assert re.fullmatch(r"a \d", lines[-1])
+
+
+def search(printed, folder):
+    assert 0 < float(re.findall(r"multiplier ([\d.]+)", printed)[0]) < 10
+    assert 7.9 < float(re.findall(r"ε = ([\d.]+)", printed)[0]) <= 8
+
+
+def fine_tuning(printed, folder):
+    lines = printed.splitlines()
+    # Per block 4·(32+96) + 4·(32+32) + 2·4·(32+128), and the head of 32·10 + 10.
+    assert lines[0] == str(2 * (512 + 256 + 1280) + 330)
+    assert lines[-1] == "Linear"
+
+
+def audit(printed, folder):
+    claimed, least, *of_many = re.findall(r"[\d.]+\d", printed)
+    assert all(0 <= float(bound) < 6 for bound in of_many)
+    assert len(of_many) == 2
+    assert 0 <= float(least) <= float(claimed)
+
+
+CHECKS = {
+    check.__name__: check for check in (readme, weights, search, fine_tuning, audit)
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "page", pages.PAGES, ids=lambda page: str(page.relative_to(pages.ROOT))
+)
+def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    if page.name == "weights.md":
+        assert main(["train", "digits", "--model", "linear", "--steps", "2"]) == 0
+        capsys.readouterr()
+    pages.run(page, monkeypatch)
+    check = CHECKS.get(page.stem.lower())
+    if check is not None and page.parent.name != "api":
+        check(capsys.readouterr().out, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("page", "said"),
+    [
+        ("```python\nassert 1 == 2, 'no'\n```\n", "no"),
+        ("```python\nprint('a 1')\n```\n\n```text printed\na 2\n```\n", "a 1"),
+        ("```sh\ntanager plan --examples 0\n```\n", "examples"),
+        ("```sh full\ntanager train digits --no-such-option 1\n```\n", ""),
+        ("```sh wrong\ntanager --version\n```\n", "what does 'wrong' mean"),
+    ],
+)
+def test_a_page_that_lies_is_found(page, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    (tmp_path / "page.md").write_text(page)
+    with pytest.raises((AssertionError, SystemExit)) as failure:
+        pages.run(tmp_path / "page.md", monkeypatch)
+    output = capsys.readouterr()
+    assert said in str(failure.value) + output.out + output.err
+
+
+def test_what_differs_between_runs_may_be_left_open(tmp_path, monkeypatch):
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    code = "```python\nprint('ε = 1.234, in 5 s')\n```\n"
+    shown = "```text printed\nε = 1.…, in …\n```\n"
+    (tmp_path / "page.md").write_text(code + shown)
+    pages.run(tmp_path / "page.md", monkeypatch)
