@@ -47,6 +47,7 @@ class GaussianNoise:
         self.draws = draws
         self._steps = mechanism.steps
         self._seed = seed
+        self._jitted = jax.jit(self.add)
 
     def keys(self, step: int) -> Key[Array, " draws"]:
         """Return the secret keys of one step, one for each draw.
@@ -77,7 +78,7 @@ class GaussianNoise:
 
     def __call__(self, total: PyTree, step: int) -> PyTree:
         """Return `total` plus the noise of this step."""
-        return self.add(total, self.keys(step))
+        return self._jitted(total, self.keys(step))
 
     def _add(self, leaf: Array, keys: Key[Array, " draws"], number: int) -> Array:
         if jnp.finfo(leaf.dtype).bits < 32:

@@ -574,7 +574,10 @@ def with_scan(function):
         (jax.custom_jvp(centred), "custom_vmap_call"),
     ],
 )
-def test_what_makes_per_example_gradients_ill_defined_is_refused(function, name, wrap):
+@pytest.mark.parametrize("strategy", ["bk", "per_example"])
+def test_what_makes_per_example_gradients_ill_defined_is_refused(
+    function, name, wrap, strategy
+):
     if wrap is jax.checkpoint and function is reported:
         pytest.skip("JAX itself has no checkpoint of effects")
     if isinstance(function, jax.custom_jvp):
@@ -583,8 +586,9 @@ def test_what_makes_per_example_gradients_ill_defined_is_refused(function, name,
     def loss(w, x):
         return curve(w * wrap(function)(x))
 
+    grad_fn = clipped_grad(loss, clip_norm=1.0, strategy=strategy)
     with pytest.raises(ValueError, match=f"loss uses {name}, which"):
-        clipped_grad(loss, clip_norm=1.0, strategy="bk")(jnp.ones(3), jnp.ones((2, 3)))
+        grad_fn(jnp.ones(3), jnp.ones((2, 3)))
 
 
 @pytest.mark.parametrize(

@@ -340,8 +340,8 @@ def test_another_seed_in_the_same_folder_is_refused(tmp_path, first, second):
     ("lost", "message"),
     [
         ("private/seed.json", "its secret seed"),
-        ("config.json", "has a ledger but no config.json"),
-        ("private/identity.json", "has a ledger but no config.json"),
+        ("config.json", "not both config.json and private/identity.json"),
+        ("private/identity.json", "not both config.json and private/identity.json"),
         ("ledger.jsonl", "its ledger ends at step 0"),
     ],
 )
@@ -349,6 +349,16 @@ def test_a_folder_that_lost_a_part_is_refused(tmp_path, lost, message):
     run(tmp_path / "run")
     (tmp_path / "run" / lost).unlink()
     with pytest.raises(ValueError, match=re.escape(message)):
+        run(tmp_path / "run")
+
+
+def test_a_secret_without_its_run_is_not_used_again(tmp_path):
+    """Everything but `private/` was moved out, to be published."""
+    run(tmp_path / "run")
+    for path in (tmp_path / "run").iterdir():
+        if path.name != "private":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(ValueError, match="the same noise would be used again"):
         run(tmp_path / "run")
 
 

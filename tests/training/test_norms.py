@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -81,20 +82,23 @@ def test_norms_stay_in_the_private_folder(run):
 
 
 def test_views_are_averaged_before_their_norm(tmp_path):
-    """Two views of opposite gradients: the norm of their mean is 0."""
-    x = np.ones((10, 4), np.float32)
+    """Views of opposite gradients, by coin: the norm of two is 0 or that of one.
+
+    Clipped or recorded view by view it would never be 0. A share of opposite
+    pairs outside of 0.2 and 0.8, of at least 60, happens once in 10^6 runs.
+    """
+    x = np.ones((40, 4), np.float32)
 
     def augment(key, example):
-        del key
-        return example
+        sign = jnp.where(jax.random.bernoulli(key), 1.0, -1.0)
+        return {"x": example["x"] * sign}
 
-    def opposite(params, example):
-        return jnp.vdot(params["w"], example["x"]) * 0
-
-    trained(
-        opposite, x, tmp_path / "run", 3, augment=augment, augmentation_multiplicity=2
-    )
-    assert Norms.read(tmp_path / "run").counts[:, 1:].sum() == 0
+    trained(loss, x, tmp_path / "run", 8, augment=augment, augmentation_multiplicity=2)
+    counts = Norms.read(tmp_path / "run").counts.sum(axis=0)
+    # A Gram matrix of views that cancel is 0 but for rounding: norms of 0.004, not 2.
+    near_none = counts[: np.searchsorted(edges(), 0.01)].sum()
+    assert counts.sum() > 60
+    assert 0.2 < near_none / counts.sum() < 0.8
 
 
 @pytest.mark.parametrize("parts", [0, 1.5])

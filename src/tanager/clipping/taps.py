@@ -204,7 +204,7 @@ def read_loss(loss: Callable, params: PyTree, example: PyTree) -> Program:
         example: pytree of arrays (or shapes), without a batch axis.
 
     Raises:
-        ValueError: the loss holds what cannot be clipped exactly (see `_refuse`).
+        ValueError: the loss holds what `refuse_ill_defined` refuses.
     """
     leaves, params_tree = jax.tree.flatten(params)
     inputs, example_tree = jax.tree.flatten(example)
@@ -223,7 +223,7 @@ def read_loss(loss: Callable, params: PyTree, example: PyTree) -> Program:
     for function in (flat, flat_with_data):
         closed = jax.make_jaxpr(function)(*leaves, *inputs)
         opened = jaxprs.open_calls(closed, origins, standardise.recognised)
-        _refuse(opened.jaxpr)
+        refuse_ill_defined(opened.jaxpr)
         program = _sort(opened, len(leaves))
         if program.body:
             break
@@ -245,7 +245,7 @@ _REFUSED = {
 }
 
 
-def _refuse(jaxpr: Any) -> None:
+def refuse_ill_defined(jaxpr: Any) -> None:
     """Refuse by name what makes per-example gradients ill defined.
 
     Raises:
@@ -260,7 +260,7 @@ def _refuse(jaxpr: Any) -> None:
                 "one example is not defined: take it out of the loss"
             )
         for inner in jex.jaxprs_in_params(equation.params):
-            _refuse(getattr(inner, "jaxpr", inner))
+            refuse_ill_defined(getattr(inner, "jaxpr", inner))
 
 
 def _sort(closed: jex.ClosedJaxpr, leaves: int) -> Program:

@@ -41,7 +41,7 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, PyTree
 
 from tanager import _validate as validate
-from tanager.clipping import book_keeping
+from tanager.clipping import book_keeping, taps
 from tanager.clipping.autotune import Timings
 from tanager.clipping.choices import STRATEGIES
 from tanager.clipping.explain import Explanation, explain
@@ -352,7 +352,8 @@ def _check_leaves(trainable: PyTree) -> None:
 
 def _check_loss(loss: Callable, trainable: PyTree, batch: PyTree) -> None:
     try:
-        value = jax.eval_shape(loss, trainable, example_of(batch))
+        traced = jax.make_jaxpr(loss, return_shape=True)
+        closed, value = traced(trainable, example_of(batch))
     except NameError as error:
         if "unbound axis name" not in str(error):
             raise
@@ -367,6 +368,7 @@ def _check_loss(loss: Callable, trainable: PyTree, batch: PyTree) -> None:
             f"loss (returning {value}) must return one floating-point scalar for one "
             "example: it is called without a batch axis; average views inside it"
         )
+    taps.refuse_ill_defined(closed.jaxpr)
 
 
 def _refuse_cross_example_layers(params: PyTree) -> None:

@@ -15,6 +15,7 @@ from tanager import recipes
 from tanager._files import json_text, write_json
 from tanager.commands import flags
 from tanager.commands.watching import work_through
+from tanager.report.guarantee import upper
 
 
 if TYPE_CHECKING:
@@ -223,7 +224,7 @@ def _run(
     screen = Console(stderr=True, highlight=False)
     screen.print(
         f"{len(every)} simulations, which have NO privacy guarantee, of runs at ε = "
-        + ", ".join(f"{cell.target.epsilon:.4g}" for cell in cells)
+        + ", ".join(upper(cell.target.epsilon) for cell in cells)
     )
     outcomes = work_through(every, screen, lambda job: job.folder.name)
     found = {job.folder: each for job, each in zip(every, outcomes, strict=True)}
@@ -278,7 +279,7 @@ def _print(
             *(str(row["title"][name]) for name in names),
             f"{row['batch_size']}",
             f"{row['learning_rate']:g}",
-            f"{row['epsilon']:.4g}",
+            upper(row["epsilon"]),
             f"{row['delta']:.3g}",
             f"{row['simulated_batch_size']}",
             f"{100 * row['accuracy']:.2f} %{spread}" + (" ←" if row is best else ""),
@@ -287,13 +288,13 @@ def _print(
     if word == "privacy":
         console.print(
             f"best: --steps {best['steps']} --batch-size {best['batch_size']} "
-            f"--learning-rate {best['learning_rate']:g}, ε = {best['epsilon']:.4g} "
+            f"--learning-rate {best['learning_rate']:g}, ε = {upper(best['epsilon'])} "
             f"at δ = {best['delta']:g} by PLD"
         )
     if more is not None:
         told = more["prediction"]
         console.print(
-            f"with {more['examples']} examples: ε = {more['epsilon']:.4g} at δ = "
+            f"with {more['examples']} examples: ε = {upper(more['epsilon'])} at δ = "
             f"{more['delta']:.3g}, and a simulation is predicted to reach "
             f"{100 * told['accuracy']:.1f} %, between {100 * told['low']:.1f} and "
             f"{100 * told['high']:.1f} % in {100 * told['confidence']:g} of 100 tables"

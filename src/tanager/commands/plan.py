@@ -11,6 +11,7 @@ from tanager.privacy import tan
 from tanager.privacy.accountant import Accountant
 from tanager.privacy.mechanism import Adjacency
 from tanager.privacy.plan import Plan
+from tanager.report.guarantee import upper
 
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def _print_table(plan: Plan, console: "Console") -> None:
             meaning += solved.get("epsilon", "")
         if spent is None:
             meaning = f"not defined for {plan.adjacency}"
-        epsilons.add_row(label, "—" if spent is None else f"{spent:.4g}", meaning)
+        epsilons.add_row(label, "—" if spent is None else upper(spent), meaning)
     console.print(epsilons)
     for warning in plan.warnings:
         console.print()

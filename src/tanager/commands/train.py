@@ -11,6 +11,7 @@ from tanager import _validate as validate
 from tanager import recipes
 from tanager.commands import flags, studies
 from tanager.recipes.recipe import Recipe
+from tanager.report.guarantee import upper
 
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def _train(
         console.print(f"NOT PRIVATE: no clipping, no noise; {mechanism.steps} steps")
     else:
         console.print(
-            f"budget: ε = {budget.epsilon:.4g} at δ = {budget.delta:g} "
+            f"budget: ε = {upper(budget.epsilon)} at δ = {budget.delta:g} "
             f"({mechanism.adjacency}, PLD): noise multiplier "
             f"{mechanism.noise_multiplier:.4g}, expected batch {recipe.batch_size}, "
             f"{mechanism.steps} steps"
@@ -135,7 +136,7 @@ class Options:
 
 def _conclusion(result: "TrainResult") -> str:
     kind = "" if result.summary["private"] else "NOT PRIVATE (see the report): "
-    text = f"{kind}ε = {result.epsilon:.4g} at δ = {result.delta:g} was spent"
+    text = f"{kind}ε = {upper(result.epsilon)} at δ = {result.delta:g} was spent"
     if result.evaluation is not None and result.evaluation_ema is not None:
         text += (
             f"; test accuracy {100 * result.evaluation.accuracy:.2f} %, "

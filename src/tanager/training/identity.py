@@ -106,8 +106,11 @@ def fingerprints(
     gradient = jax.tree.map(jnp.zeros_like, params)
     optimizer_state = step.optimizer.init(params)
     key = jax.random.wrap_key_data(jnp.zeros(2, jnp.uint32), impl="threefry2x32")
+    view = example
+    if step.augment is not None:
+        view = jax.eval_shape(step.augment, key, example)
     parts = {
-        "loss": computation(step.example_loss, params, step.frozen, example),
+        "loss": computation(step.example_loss, params, step.frozen, view),
         "optimizer": computation(
             step.optimizer.update, gradient, optimizer_state, params
         ),
@@ -161,10 +164,11 @@ def settle(
                 + "; ".join(changes)
                 + ": repeat the command it was begun with, or train into another folder"
             )
-    elif folder.ledger.exists() and folder.ledger.stat().st_size:
+    elif identity.exists() or (folder.ledger.exists() and folder.ledger.stat().st_size):
         raise ValueError(
-            f"run folder {folder.path} has a ledger but no {folder.config.name} or "
-            "private/identity.json: restore them, or train into another folder"
+            f"out (={str(folder.path)!r}) holds a run's secret or ledger but not both "
+            f"{folder.config.name} and private/identity.json: the same noise would be "
+            "used again: restore them, or train into another folder"
         )
     write_json(folder.config, config)
     write_json(identity, now, mode=0o600)

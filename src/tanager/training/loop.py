@@ -23,6 +23,7 @@ from tanager.parallel.layout import Layout
 from tanager.privacy import accountant
 from tanager.privacy.ledger import Ledger
 from tanager.privacy.mechanism import Mechanism
+from tanager.report.guarantee import upper
 from tanager.seed import Seed
 from tanager.training import identity
 from tanager.training.agreement import agreed_clipping
@@ -417,7 +418,7 @@ def _scalars(evaluations: tuple[Evaluation, Evaluation] | None) -> dict[str, flo
 
 
 def _sentence(line: dict[str, Any], steps: int) -> str:
-    spent = f"ε = {line['epsilon']:.3g}"
+    spent = f"ε = {upper(line['epsilon'])}"
     if math.isinf(line["epsilon"]):
         spent = "NOT PRIVATE"
     text = f"step {line['step']}/{steps}  {spent}"

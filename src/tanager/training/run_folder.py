@@ -10,7 +10,8 @@
     report.html            all of it on one page
     private/               mode 0700: the secret seed, training losses, batch sizes
 
-Nothing outside `private/` depends on the training examples except through noise.
+Nothing outside `private/` depends on the training examples except through noise; but
+for the seconds that steps took, which tell how many physical batches there were.
 """
 
 import json

@@ -21,6 +21,7 @@ from tanager.privacy.mechanism import Mechanism
 from tanager.recipes import runner, tasks
 from tanager.recipes.optimizers import optimizer
 from tanager.recipes.recipe import Recipe
+from tanager.report.guarantee import upper
 from tanager.seed import Seed
 from tanager.training.run_folder import RunFolder
 
@@ -231,7 +232,7 @@ def _prepared(name: str, recipe: Recipe, typed: Collection[str]) -> runner.Prepa
     prepared = runner.prepare(name, recipe, typed)
     mechanism = prepared.budget.mechanism
     Console(stderr=True, highlight=False).print(
-        f"{name}: claimed is ε = {prepared.budget.epsilon:.4g} at δ = "
+        f"{name}: claimed is ε = {upper(prepared.budget.epsilon)} at δ = "
         f"{prepared.budget.delta:g}, by sample rate {mechanism.sample_rate:.4g}, noise "
         f"multiplier {mechanism.noise_multiplier:.4g} and {mechanism.steps} steps"
     )

@@ -1,0 +1,113 @@
+"""Sharp edges that no room's own tests guard: docs/sharp_edges.md lists them all."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import tanager
+from tanager.audit.replay import replay
+
+
+MECHANISM = tanager.Mechanism(sample_rate=0.3, noise_multiplier=1.0, steps=6)
+
+
+def data():
+    x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    return {"x": x, "y": x.sum(1)}
+
+
+def loss(params, example):
+    return (params @ example["x"] - example["y"]) ** 2
+
+
+def train(out=None, **changes):
+    settings = {
+        "loss": loss,
+        "params": jnp.zeros(3),
+        "data": data(),
+        "mechanism": MECHANISM,
+        "delta": 1e-3,
+        "optimizer": optax.sgd(0.1),
+        "physical_batch_size": 8,
+        "strategy": "per_example",
+        "out": out,
+        "progress": False,
+    }
+    return tanager.train(**settings | changes)
+
+
+class Listed:
+    """The same examples, read one at a time."""
+
+    def __len__(self):
+        return len(data()["y"])
+
+    def __getitem__(self, index):
+        return jax.tree.map(lambda leaf: leaf[index], data())
+
+
+def test_a_step_that_cannot_be_charged_is_not_made(monkeypatch, tmp_path):
+    charge, keys, made = tanager.Ledger.charge, tanager.GaussianNoise.keys, []
+
+    def full(self, mechanism, step, stream=""):
+        if step == 3:
+            raise OSError("No space left on device")
+        charge(self, mechanism, step, stream)
+
+    monkeypatch.setattr(tanager.Ledger, "charge", full)
+    monkeypatch.setattr(
+        tanager.GaussianNoise, "keys", lambda *of: made.append(of[1]) or keys(*of)
+    )
+    with pytest.raises(OSError, match="No space left"):
+        train(tmp_path / "run")
+    assert made == [0, 1, 2]
+
+
+def test_a_run_of_empty_batches_is_noise_alone(tmp_path):
+    rare = {"mechanism": tanager.Mechanism(1e-9, 1.0, 3), "seed": 1}
+    held, streamed = train(tmp_path / "run", **rare), train(data=Listed(), **rare)
+    assert np.all(np.isfinite(held.params)) and np.all(np.asarray(held.params) != 0)
+    np.testing.assert_array_equal(held.params, streamed.params)
+    assert held.summary["steps"] == 3
+    lines = (tmp_path / "run/private/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["examples"] for line in lines] == [0, 0, 0]
+    assert [json.loads(line)["loss"] for line in lines] == [None] * 3
+
+
+def test_a_loop_of_ones_own_that_begins_again_with_another_secret_spends_again():
+    ledger, secrets = tanager.Ledger(), [tanager.Seed.from_os() for _ in range(2)]
+    for secret in (secrets[0], secrets[0], secrets[1]):
+        for step in range(MECHANISM.steps):
+            ledger.charge(MECHANISM, step, stream=secret.fingerprint(b"my loop"))
+    assert ledger.steps() == 2 * MECHANISM.steps
+
+
+def test_an_optimizer_with_memory_sees_noisy_updates_alone():
+    found = replay(
+        lambda params, example: loss(params, {"x": example[0], "y": example[1]}),
+        jnp.zeros(3),
+        (data()["x"], data()["y"]),
+        MECHANISM,
+        optimizer=optax.sgd(0.1, momentum=0.9, nesterov=True),
+        strategy="per_example",
+    )
+    assert {finding.check for finding in found if not finding.passed} == set()
+    assert len(found) > 8
+
+
+def test_an_exported_model_tells_no_time(tmp_path):
+    """How long a run took depends on who was sampled."""
+    train(tmp_path / "run")
+    told = json.loads((tmp_path / "run/result.json").read_text())
+    clocks = {"seconds", "examples_per_second", "wait_fraction"}
+    assert clocks <= told.keys()
+    to = tanager.export(tmp_path / "run", tmp_path / "model")
+    for path in to.iterdir():
+        content = path.read_bytes()
+        for clock in clocks:
+            assert clock.encode() not in content, path
+            assert str(told[clock]).encode() not in content, path
