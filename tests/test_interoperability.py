@@ -1,7 +1,7 @@
 """tanager computes what others compute: the same clipped sum, the same ε."""
 
+import importlib
 import json
-import sys
 from pathlib import Path
 
 import dp_accounting
@@ -119,13 +119,10 @@ def test_epsilon_is_that_of_dp_accounting_as_jax_privacy_uses_it(row):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("system", ["opacus:hooks", "opacus:ghost", "jax-privacy"])
-def test_the_clipped_sum_is_that_of_the_peer_itself(system, tmp_path):
+def test_the_clipped_sum_is_that_of_the_peer_itself(system, tmp_path, monkeypatch):
     """The same parameters and examples in the peer's environment and here."""
-    sys.path.insert(0, str(ROOT / "benchmarks/peers"))
-    try:
-        import conduct
-    finally:
-        sys.path.pop(0)
+    monkeypatch.syspath_prepend(ROOT / "benchmarks/peers")
+    conduct = importlib.import_module("conduct")
     name = conduct.ENVIRONMENTS[system.split(":")[0]]
     if not (ROOT / f".venv-{name}/bin/python").exists():
         pytest.skip(f"`make bench-peers` lays .venv-{name}")

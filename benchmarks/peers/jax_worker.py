@@ -229,31 +229,25 @@ class VmapWorker(JaxWorker):
 
 
 class JaxPrivacyWorker(JaxWorker):
-    """JAX-Privacy's `clipped_grad`: whole logical batches, in microbatches if asked."""
+    """JAX-Privacy's `clipped_grad`, in microbatches if asked.
+
+    Logical batches come in padded parts of one shape, as its
+    `split_and_pad_global_batch` makes them: that is what the base class does too.
+    """
 
     def prepare_clipping(self):
         import jax_privacy
 
         size = self.system.partition(":")[2]
-        self.microbatch = int(size) if size else None
-        self.clip = functools.partial(
-            jax_privacy.clipped_grad,
+        self.grad_fn = jax_privacy.clipped_grad(
             loss,
             l2_clip_norm=self.clip_norm,
             keep_batch_dim=False,
+            microbatch_size=int(size) if size else None,
         )
 
     def clipped(self, params, batch, mask):
-        size = self.rows if len(mask) > self.rows else self.microbatch
-        grad_fn = self.clip(microbatch_size=size)
-        return grad_fn(params, batch, is_padding_example=~mask)
-
-    def logical(self, images, labels):
-        from jax_privacy import batch_selection
-
-        taken = batch_selection.pad_to_multiple_of(np.arange(len(images)), self.rows)
-        batch, mask = self._padded(images, labels, len(taken))
-        self._finish(self.accumulate(self.params, self._zeros(), batch, mask))
+        return self.grad_fn(params, batch, is_padding_example=~mask)
 
     def versions(self):
         import jax_privacy

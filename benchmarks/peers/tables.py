@@ -1,9 +1,9 @@
 r"""Make tables and pictures of docs/benchmarks.md of what `conduct.py` measured.
 
-    python benchmarks/peers/tables.py runs/peers.json --write docs/benchmarks.md \
-        --pictures docs/images
+    python benchmarks/peers/tables.py runs/peers.json --pictures docs/images \
+        --write docs/benchmarks.md README.md
 
-Prints the tables; with --write puts them into the page between their markers,
+Prints the tables; with --write puts them into pages between their markers,
 ``<!-- table: NAME -->`` and ``<!-- end -->``.
 """
 
@@ -61,14 +61,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("record", type=Path)
-    parser.add_argument("--write", type=Path, metavar="PAGE")
+    parser.add_argument("--write", type=Path, nargs="+", metavar="PAGE")
     parser.add_argument("--pictures", type=Path, metavar="FOLDER")
     options = parser.parse_args()
     record = json.loads(options.record.read_text())
     tables = make(record)
-    if options.write:
-        options.write.write_text(filled(options.write.read_text(), tables))
-    else:
+    for page in options.write or []:
+        page.write_text(filled(page.read_text(), tables))
+    if not options.write:
         for name, table in tables.items():
             print(f"\n{name}\n\n{table}")
     if options.pictures:
@@ -77,7 +77,12 @@ def main() -> None:
 
 def make(record: dict[str, Any]) -> dict[str, str]:
     """Return the tables in Markdown, by name."""
-    tables = {"machine": _machine(record), "goals": _goals(record)}
+    tables = {
+        "machine": _machine(record),
+        "goals": _goals(record),
+        "summary": _summary(record["works"]),
+        "failed": _errors(record["works"]),
+    }
     for model in dict.fromkeys(work["model"] for work in record["works"]):
         works = [work for work in record["works"] if work["model"] == model]
         tables[model] = _throughput(works)
@@ -160,7 +165,8 @@ def _throughput(works: list[dict[str, Any]]) -> str:
     for system in _systems(works):
         cells = []
         for work in works:
-            (row,) = [r for r in work["rows"] if r["system"] == system] or [None]
+            found = [row for row in work["rows"] if row["system"] == system]
+            row = found[0] if found else None
             if row is None:
                 cells.append("")
             elif _failed(row):
@@ -174,6 +180,23 @@ def _throughput(works: list[dict[str, Any]]) -> str:
                 cells.append(_number(rate) + ratio)
         rows.append([NAMES[system], *cells])
     return _table(["examples/s", *(f"batch {batch}" for batch in batches)], rows)
+
+
+def _summary(works: list[dict[str, Any]]) -> str:
+    """Return one column for each model, at the physical batch nearest to 32."""
+    chosen = {}
+    for work in sorted(works, key=lambda work: -abs(work["physical_batch"] - 32)):
+        chosen[work["model"]] = work
+    columns = [chosen[model] for model in MODELS if model in chosen]
+    heading = ["examples/s"]
+    for work in columns:
+        model = MODELS[work["model"]].split(",")[0]
+        heading.append(f"{model}, batch {work['physical_batch']}")
+    rows = [
+        [NAMES[system], *(_number(_rate(work, system)) for work in columns)]
+        for system in _systems(columns)
+    ]
+    return _table(heading, rows)
 
 
 def _is_torch(system: str) -> bool:
@@ -202,6 +225,16 @@ def _memory(works: list[dict[str, Any]]) -> str:
     batches = [f"MiB at {work['physical_batch']}" for work in works]
     heading = ["", *batches, "batch in 2 GiB", "first step, s"]
     return _table(heading, rows)
+
+
+def _errors(works: list[dict[str, Any]]) -> str:
+    rows = [
+        [f"{work['model']}, {NAMES[row['system']]}", str(row["error"])]
+        for work in works
+        for row in work["rows"]
+        if row.get("error")
+    ]
+    return _table(["failed", "with"], rows) if rows else "None failed."
 
 
 def _agreement(works: list[dict[str, Any]]) -> str:

@@ -5,7 +5,10 @@
 
 import json
 
-from opacus.accountants import PRVAccountant, RDPAccountant
+from opacus.accountants import (  # pyright: ignore[reportMissingImports]
+    PRVAccountant,
+    RDPAccountant,
+)
 
 
 MECHANISMS = [

@@ -1,0 +1,110 @@
+"""Tables beside the peers: what they say of a record, and that the page has them."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = [ROOT / "docs/benchmarks.md", ROOT / "README.md"]
+RECORDS = sorted((ROOT / "benchmarks/results").glob("*-peers.json"))
+
+
+@pytest.fixture(scope="module")
+def tables():
+    path = ROOT / "benchmarks/peers/tables.py"
+    spec = importlib.util.spec_from_file_location("tables", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def row(system, seconds, **more):
+    return {
+        "system": system,
+        "seconds": seconds,
+        "peak_bytes": 100 * 2**20,
+        "first_step_seconds": 2.0,
+        "versions": {"jax": "1.2.3"},
+    } | more
+
+
+def record(*rows, model="wrn-16-4"):
+    work = {"model": model, "physical_batch": 32, "rows": list(rows)}
+    return {
+        "machine": {"cpu": "a cpu", "cores": 2, "backend": "cpu", "device": "cpu"},
+        "versions": {"python": "3.11"},
+        "date": "2026-11-22T10:00:00+00:00",
+        "works": [work],
+        "poisson": [],
+        "largest": [],
+    }
+
+
+def cells(table, name):
+    (line,) = [line for line in table.splitlines() if line.startswith(f"| {name} |")]
+    return [cell.strip() for cell in line.strip("|").split("|")[1:]]
+
+
+def test_rates_are_of_medians_and_ratios_of_the_same_framework(tables):
+    made = tables.make(
+        record(
+            row("torch-sgd", [0.1, 0.1, 9.0]),
+            row("jax-sgd", [0.2]),
+            row("tanager:auto", [0.25]),
+            row("opacus:hooks", [0.3]),
+        )
+    )["wrn-16-4"]
+    assert cells(made, "PyTorch, SGD") == ["320"]
+    assert cells(made, "**tanager**") == ["128 (1.25)"]
+    assert cells(made, "Opacus") == ["107 (3.00)"]
+
+
+def test_a_system_that_failed_says_so(tables):
+    made = tables.make(
+        record(
+            row("jax-sgd", [0.2]),
+            row("opacus:ghost", [], error="RuntimeError: no"),
+            row("jax-privacy", [0.4, 0.4], error="another function: losses differ"),
+        )
+    )
+    assert cells(made["wrn-16-4"], "Opacus, ghost") == ["failed"]
+    assert cells(made["wrn-16-4"], "JAX-Privacy") == ["failed"]
+    assert "JAX-Privacy" not in made["goals"]
+
+
+@pytest.mark.parametrize(("seconds", "verdict"), [(0.2, "met"), (0.5, "**missed**")])
+def test_a_goal_is_held_against_the_best_of_the_other_side(tables, seconds, verdict):
+    made = tables.make(
+        record(
+            row("jax-sgd", [0.2]),
+            row("tanager:auto", [seconds]),
+            row("tanager:auto:low", [0.6]),
+            row("opacus:hooks", [0.8]),
+            row("opacus:ghost", [0.4]),
+        )
+    )["goals"]
+    peer = [line for line in made.splitlines() if "fastest private peer" in line]
+    assert f"{0.4 / seconds:.2f}" in peer[0]
+    assert verdict in peer[0]
+
+
+def test_a_page_is_filled_between_its_markers(tables):
+    page = "a\n<!-- table: one -->\nold\n<!-- end -->\nb\n"
+    filled = tables.filled(page, {"one": "| new |"})
+    assert filled == "a\n<!-- table: one -->\n| new |\n<!-- end -->\nb\n"
+    assert tables.filled(filled, {"one": "| new |"}) == filled
+    with pytest.raises(LookupError, match="nothing was measured for 'one'"):
+        tables.filled(page, {})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_has_what_was_measured_and_nothing_else(tables, page):
+    made = tables.make(json.loads(RECORDS[-1].read_text()))
+    text = page.read_text()
+    assert "<!-- table: " in text
+    assert tables.filled(text, made) == text
