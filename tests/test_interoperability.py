@@ -18,7 +18,7 @@ from tanager.models.mlp import MLP
 
 
 ROOT = Path(__file__).parent.parent
-REFERENCES = Path(__file__).parent / "references"
+REFERENCES = Path(__file__).parent / "privacy/references"
 OPACUS = json.loads((REFERENCES / "opacus_epsilons.json").read_text())
 CLIP_NORM = 1.7
 

@@ -129,6 +129,7 @@ def _prepare(make: Any, asked: dict[str, Any]) -> tuple[Worker, dict[str, Any]]:
     first = time.perf_counter() - stepping + built - started
     worker.step()
     _forget_peak()
+    settled = _resident()
     for _ in range(2):
         worker.step()
     peak = worker.device_peak()
@@ -136,6 +137,7 @@ def _prepare(make: Any, asked: dict[str, Any]) -> tuple[Worker, dict[str, Any]]:
         "first_step_seconds": first,
         "losses": losses,
         "peak_bytes": _peak() - before if peak is None else peak,
+        "step_bytes": _peak() - settled if peak is None else peak,
         "python": platform.python_version(),
         "versions": worker.versions(),
     }

@@ -39,8 +39,8 @@ MODELS = {
     "vit-tiny-16": "ViT-Tiny/16, 224 × 224",
     "vit-base-16": "ViT-B/16, 224 × 224",
     "bit-50x1": "BiT-50x1, 224 × 224",
-    "mlp": "MLP, two hidden layers of 1024 on 3072 features",
-    "linear": "linear head on 2048 features",
+    "mlp": "MLP, two hidden layers of 1024, 3072 features",
+    "linear": "linear head, 2048 features",
 }
 PUBLIC = ("torch-sgd", "jax-sgd")
 _COLOURS = {
@@ -182,12 +182,16 @@ def _throughput(works: list[dict[str, Any]]) -> str:
     return _table(["examples/s", *(f"batch {batch}" for batch in batches)], rows)
 
 
-def _summary(works: list[dict[str, Any]]) -> str:
-    """Return one column for each model, at the physical batch nearest to 32."""
+def _columns(works: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return one piece of work for each model, at the physical batch nearest to 32."""
     chosen = {}
     for work in sorted(works, key=lambda work: -abs(work["physical_batch"] - 32)):
         chosen[work["model"]] = work
-    columns = [chosen[model] for model in MODELS if model in chosen]
+    return [chosen[model] for model in MODELS if model in chosen]
+
+
+def _summary(works: list[dict[str, Any]]) -> str:
+    columns = _columns(works)
     heading = ["examples/s"]
     for work in columns:
         model = MODELS[work["model"]].split(",")[0]
@@ -361,57 +365,97 @@ def _best(works: list[dict[str, Any]], wanted: Any) -> tuple[float, str] | None:
 
 
 def draw(record: dict[str, Any], folder: Path) -> None:
-    """Draw examples per second against the physical batch, a picture for each model."""
+    """Draw bars of examples per second, and lines where batches of a model vary."""
     import matplotlib
 
     matplotlib.use("svg")
-    from matplotlib import pyplot
-
     matplotlib.rcParams["svg.hashsalt"] = "tanager"
     folder.mkdir(parents=True, exist_ok=True)
+    _draw_bars(_columns(record["works"]), folder / "peers.svg")
     for model in dict.fromkeys(work["model"] for work in record["works"]):
         works = [work for work in record["works"] if work["model"] == model]
-        if len(works) < 2:
+        if len(works) > 1:
+            works.sort(key=lambda work: work["physical_batch"])
+            _draw_lines(works, folder / f"peers-{model}.svg")
+
+
+def _draw_bars(works: list[dict[str, Any]], path: Path) -> None:
+    from matplotlib import pyplot
+
+    systems = _systems(works)[::-1]
+    figure, panels = pyplot.subplots(
+        1, len(works), figsize=(2.6 + 2 * len(works), 4), sharey=True, squeeze=False
+    )
+    for axes, work in zip(panels[0], works, strict=True):
+        best = max(rate for name in systems if (rate := _rate(work, name)))
+        for place, name in enumerate(systems):
+            rate = _rate(work, name)
+            axes.barh(place, rate or 0, color=_COLOURS[name.split(":")[0]])
+            tried = name in (row["system"] for row in work["rows"])
+            told = _number(rate) if rate or not tried else "failed"
+            axes.annotate(
+                told,
+                (rate or 0, place),
+                (3, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=7,
+                color="0.2" if rate else "0.55",
+            )
+        axes.set_xlim(0, 1.28 * best)
+        axes.set_xticks([])
+        axes.spines[["top", "right", "bottom"]].set_visible(False)
+        title = MODELS[work["model"]].split(",")[0].replace(" weight ", "\nweight ")
+        axes.set_title(f"{title}\nbatch {work['physical_batch']}", fontsize=8)
+        axes.tick_params(left=False)
+    names = [NAMES[name].replace("**", "") for name in systems]
+    panels[0][0].set_yticks(range(len(systems)), names, fontsize=8)
+    figure.supxlabel("examples per second", fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def _draw_lines(works: list[dict[str, Any]], path: Path) -> None:
+    import matplotlib
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.6))
+    for system in _systems(works):
+        found = [
+            (work["physical_batch"], _rate(work, system), row["peak_bytes"] / 2**20)
+            for work in works
+            for row in work["rows"]
+            if row["system"] == system and not _failed(row)
+        ]
+        if not found:
             continue
-        figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.6))
-        for system in _systems(works):
-            batches, rates, peaks = [], [], []
-            for work in works:
-                for row in work["rows"]:
-                    if row["system"] == system and not _failed(row):
-                        batches.append(work["physical_batch"])
-                        rates.append(_rate(work, system))
-                        peaks.append(row["peak_bytes"] / 2**20)
-            if not batches:
-                continue
-            library = system.split(":")[0]
-            style = {
-                "color": _COLOURS[library],
-                "marker": "o",
-                "markersize": 3,
-                "linestyle": ("-", "--", ":", "-.")[_variant(system)],
-                "label": NAMES[system].replace("**", ""),
-                "linewidth": 2 if library == "tanager" else 1.2,
-            }
-            left.plot(batches, rates, **style)
-            right.plot(batches, peaks, **style)
-        for axes, title in ((left, "examples/s"), (right, "peak memory, MiB")):
-            axes.set_xscale("log", base=2)
-            axes.set_yscale("log")
-            axes.set_xticks([work["physical_batch"] for work in works])
-            axes.xaxis.set_major_formatter(matplotlib.ticker.ScalarFormatter())
-            axes.set_xlabel("physical batch")
-            axes.set_title(title, fontsize=10)
-            axes.grid(alpha=0.3, which="both", linewidth=0.5)
-        figure.suptitle(MODELS[model], fontsize=11)
-        handles, labels = left.get_legend_handles_labels()
-        figure.legend(
-            handles, labels, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8
-        )
-        figure.tight_layout()
-        path = folder / f"peers-{model}.svg"
-        figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
-        pyplot.close(figure)
+        batches, rates, peaks = zip(*found, strict=True)
+        style = {
+            "color": _COLOURS[system.split(":")[0]],
+            "marker": "o",
+            "markersize": 3,
+            "linestyle": ("-", "--", ":", "-.")[_variant(system)],
+            "label": NAMES[system].replace("**", ""),
+            "linewidth": 2 if system.startswith("tanager") else 1.2,
+        }
+        left.plot(batches, rates, **style)
+        right.plot(batches, peaks, **style)
+    for axes, title in ((left, "examples/s"), (right, "peak memory, MiB")):
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks([work["physical_batch"] for work in works])
+        axes.xaxis.set_major_formatter(matplotlib.ticker.ScalarFormatter())
+        axes.set_xlabel("physical batch")
+        axes.set_title(title, fontsize=10)
+        axes.grid(alpha=0.3, which="both", linewidth=0.5)
+    figure.suptitle(MODELS[works[0]["model"]], fontsize=11)
+    handles, labels = left.get_legend_handles_labels()
+    place = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)}
+    figure.legend(handles, labels, fontsize=8, **place)
+    figure.tight_layout()
+    figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
+    pyplot.close(figure)
 
 
 def _variant(system: str) -> int:

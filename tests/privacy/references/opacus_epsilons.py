@@ -1,6 +1,6 @@
 """Print what Opacus says that some mechanisms spend, as opacus_epsilons.json has it.
 
-.venv-opacus/bin/python tests/references/opacus_epsilons.py   # Opacus 1.6.0
+.venv-opacus/bin/python tests/privacy/references/opacus_epsilons.py   # Opacus 1.6.0
 """
 
 import json
