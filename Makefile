@@ -2,7 +2,7 @@
 # make test    sets up, checks style and types, runs every test
 # make docs    sets up and makes the site: docs/_build/index.html
 # make dist    sets up and builds archive and wheel: dist/
-# make bench-peers  sets up the peers too and times them next to tanager: most of an hour
+# make bench-peers  sets up the peers too and times them next to tanager: hours
 # Another interpreter gets an environment of its own: make test PYTHON=python3.12
 
 PYTHON ?= python3

@@ -20,7 +20,8 @@ extensions = [
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = "tanager"
-html_static_path = []
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]
 html_show_copyright = False
 pygments_style = "default"
 

@@ -47,3 +47,9 @@ def test_docstrings_come_through_as_they_are_meant(site):
     text = re.sub(r"<[^>]*>", "", page)
     # A lone backquote, or an open pair of them, was taken for something else.
     assert "`" not in text
+
+
+def test_no_page_is_overwritten_by_one_of_sphinx():
+    pages = {page.stem for page in DOCS.glob("*.md")}
+    assert "searching" in pages
+    assert not pages & {"search", "genindex", "py-modindex"}

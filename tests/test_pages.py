@@ -33,7 +33,7 @@ def weights(printed, folder):
     assert re.fullmatch(r"a \d", lines[-1])
 
 
-def search(printed, folder):
+def searching(printed, folder):
     assert 0 < float(re.findall(r"multiplier ([\d.]+)", printed)[0]) < 10
     assert 7.9 < float(re.findall(r"ε = ([\d.]+)", printed)[0]) <= 8
 
@@ -53,7 +53,7 @@ def audit(printed, folder):
 
 
 CHECKS = {
-    check.__name__: check for check in (readme, weights, search, fine_tuning, audit)
+    check.__name__: check for check in (readme, weights, searching, fine_tuning, audit)
 }
 
 

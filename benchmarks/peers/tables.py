@@ -346,7 +346,7 @@ def _goals(record: dict[str, Any]) -> str:
                     f"tanager / {than}",
                     f"{_number(ours[0])} / {_number(other[0])}",
                     f"{reached:.2f}",
-                    f"≥ {goal:.2f}",
+                    f"≥\u00a0{goal:.2f}",
                     "met" if reached >= goal else "**missed**",
                 ]
             )
@@ -383,10 +383,15 @@ def _draw_bars(works: list[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot
 
     systems = _systems(works)[::-1]
+    columns = min(len(works), 3)
+    count = -(-len(works) // columns)
+    size = (1.8 + 2.2 * columns, 0.6 + 3 * count)
     figure, panels = pyplot.subplots(
-        1, len(works), figsize=(2.6 + 2 * len(works), 4), sharey=True, squeeze=False
+        count, columns, figsize=size, sharey=True, squeeze=False
     )
-    for axes, work in zip(panels[0], works, strict=True):
+    for axes in panels.flat[len(works) :]:
+        axes.set_axis_off()
+    for axes, work in zip(panels.flat, works, strict=False):
         best = max(rate for name in systems if (rate := _rate(work, name)))
         for place, name in enumerate(systems):
             rate = _rate(work, name)
@@ -409,7 +414,8 @@ def _draw_bars(works: list[dict[str, Any]], path: Path) -> None:
         axes.set_title(f"{title}\nbatch {work['physical_batch']}", fontsize=8)
         axes.tick_params(left=False)
     names = [NAMES[name].replace("**", "") for name in systems]
-    panels[0][0].set_yticks(range(len(systems)), names, fontsize=8)
+    for axes in panels[:, 0]:
+        axes.set_yticks(range(len(systems)), names, fontsize=8)
     figure.supxlabel("examples per second", fontsize=8)
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
