@@ -208,27 +208,46 @@ def _is_torch(system: str) -> bool:
 
 
 def _memory(works: list[dict[str, Any]]) -> str:
+    """Return MiB of a step and in all by batch, and seconds of the first step."""
+    batches = [work["physical_batch"] for work in works]
     rows = []
     for system in _systems(works):
-        sizes, peaks, firsts = [], [], []
-        for work in works:
-            for row in work["rows"]:
-                if row["system"] == system and not _failed(row):
-                    sizes.append(work["physical_batch"])
-                    peaks.append(row["peak_bytes"] / 2**20)
-                    firsts.append(row["first_step_seconds"])
-        if not sizes:
+        found = {
+            work["physical_batch"]: row
+            for work in works
+            for row in work["rows"]
+            if row["system"] == system and not _failed(row)
+        }
+        if not found:
             continue
-        line = [NAMES[system], *(f"{_number(peak)}" for peak in peaks)]
-        line += [""] * (len(works) - len(peaks))
-        fits = ""
-        if len(sizes) > 2:
-            slope, base = np.polyfit(sizes, peaks, 1)
-            fits = _number((2048 - base) / slope) if slope > 0.01 else "any"
-        rows.append([*line, fits, _number(float(np.median(firsts)))])
-    batches = [f"MiB at {work['physical_batch']}" for work in works]
-    heading = ["", *batches, "batch in 2 GiB", "first step, s"]
-    return _table(heading, rows)
+        line = [NAMES[system]]
+        for batch in batches:
+            row = found.get(batch, {})
+            line += [_mebibytes(row.get("step_bytes")), _mebibytes(row["peak_bytes"])]
+        if len(batches) > 2:
+            line.append(_fitting(found))
+        firsts = [row["first_step_seconds"] for row in found.values()]
+        rows.append([*line, _number(float(np.median(firsts)))])
+    heading = [""]
+    for batch in batches:
+        heading += [f"a step, batch {batch}", f"in all, batch {batch}"]
+    if len(batches) > 2:
+        heading.append("batch in 2 GiB")
+    return _table([*heading, "first step, s"], rows)
+
+
+def _mebibytes(count: int | None) -> str:
+    return _number(None if count is None else count / 2**20)
+
+
+def _fitting(found: dict[int, dict[str, Any]]) -> str:
+    """Return the batch that 2 GiB would hold, by a straight line through all."""
+    key = "step_bytes" if all("step_bytes" in row for row in found.values()) else None
+    peaks = [row[key or "peak_bytes"] for row in found.values()]
+    if len(peaks) < 3:
+        return "–"
+    slope, base = np.polyfit(list(found), peaks, 1)
+    return _number((2**31 - base) / slope) if slope > 0 else "any"
 
 
 def _errors(works: list[dict[str, Any]]) -> str:
