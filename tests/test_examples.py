@@ -1,0 +1,201 @@
+"""The examples run as they are, and their notebooks are of the scripts as they are.
+
+Privacy secrets come from the operating system: accuracies differ from run to run. The
+floors below lie more than five standard deviations between runs under what was seen, so
+that a test fails without cause less often than once in a million.
+"""
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+ROOT = Path(__file__).parent.parent
+SCRIPTS = sorted(
+    path for path in (ROOT / "examples").glob("*.py") if path.stem != "make_notebooks"
+)
+NAMES = [path.stem for path in SCRIPTS]
+LARGEST = 300_000
+
+
+def cells(text):
+    """Return (kind, source) of each cell of a script in percent format."""
+    header, *rest = re.split(r"^# %%(.*)\n", text, flags=re.M)
+    (docstring,) = ast.parse(header).body
+    assert isinstance(docstring, ast.Expr)
+    found = []
+    for marker, source in zip(rest[::2], rest[1::2], strict=True):
+        if marker.strip() == "[markdown]":
+            lines = source.strip().splitlines()
+            assert all(line == "#" or line.startswith("# ") for line in lines)
+            found.append(("markdown", "\n".join(line[2:] for line in lines)))
+        else:
+            assert not marker.strip()
+            found.append(("code", source.strip("\n")))
+    return found
+
+
+def notebook(name):
+    path = ROOT / "examples" / "notebooks" / f"{name}.ipynb"
+    assert path.stat().st_size <= LARGEST
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_every_script_has_a_notebook_and_no_notebook_is_left_over():
+    notebooks = (ROOT / "examples" / "notebooks").glob("*.ipynb")
+    assert sorted(path.stem for path in notebooks) == NAMES
+    assert len(NAMES) == 7
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_is_of_its_script_as_it_is(name):
+    made = [
+        (cell["cell_type"], "".join(cell["source"])) for cell in notebook(name)["cells"]
+    ]
+    script = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
+    assert made == cells(script), f"python examples/make_notebooks.py {name}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_was_executed_in_order_and_without_an_error(name):
+    content = notebook(name)
+    code = [cell for cell in content["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    outputs = [output for cell in code for output in cell["outputs"]]
+    assert {output["output_type"] for output in outputs} <= {"stream", "display_data"}
+    pictures = [output for output in outputs if "image/png" in output.get("data", {})]
+    assert pictures
+    assert content["metadata"]["kernelspec"]["name"] == "python3"
+    text = json.dumps(content)
+    assert str(Path.home()) not in text and "/tmp/" not in text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_page_names_the_script_and_its_notebook(name):
+    page = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
+    assert f"](../examples/{name}.py)" in page
+    assert f"](../examples/notebooks/{name}.ipynb)" in page
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run a script as a user would; return what it printed and its folder."""
+
+    def start(name):
+        environment = os.environ | {
+            "MPLBACKEND": "Agg",
+            "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".pytest_cache" / "xla"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        }
+        done = subprocess.run(
+            [sys.executable, "-W", "error", ROOT / "examples" / f"{name}.py"],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+        assert [path.name for path in (tmp_path / "runs").iterdir()] == ["examples"]
+        return done.stdout, tmp_path / "runs" / "examples" / name
+
+    return start
+
+
+def result(folder):
+    return json.loads((folder / "result.json").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+def test_digits_in_a_minute(run):
+    printed, folder = run("digits_in_a_minute")
+    found = result(folder / "run")
+    assert found["private"] and found["epsilon"] <= 3
+    assert found["test_accuracy_ema"] > 0.85
+    assert (folder / "run/report.html").exists()
+    assert "report: runs/examples/digits_in_a_minute/run/report.html" in printed
+    # Started again, it finds the run: a second one would have another secret.
+    assert "step 150/150" in printed
+    again, _ = run("digits_in_a_minute")
+    assert "step" not in again.replace("steps", "")
+    assert result(folder / "run") == found
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+def test_own_image_folder(run):
+    _, folder = run("own_image_folder")
+    found = result(folder / "run")
+    assert found["private"] and found["epsilon"] <= 2
+    assert found["test_accuracy_ema"] > 0.8
+    exported = {path.name for path in (folder / "exported").iterdir()}
+    assert exported == {"README.md", "config.json", "model.safetensors"}
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+def test_last_layer(run):
+    _, folder = run("last_layer")
+    assert not result(folder / "pretraining")["private"]
+    found, scratch = result(folder / "last-layer-2"), result(folder / "from-scratch-2")
+    assert found["private"] and found["epsilon"] <= 2
+    assert found["test_accuracy_ema"] > 0.65  # guessing: 0.33
+    assert found["test_accuracy_ema"] > scratch["test_accuracy_ema"]
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+def test_lora_vit(run):
+    printed, folder = run("lora_vit")
+    counts = re.findall(r"^(\S.*?) +([\d,]+) trained parameters$", printed, flags=re.M)
+    trained = {way: int(count.replace(",", "")) for way, count in counts}
+    assert trained["last-layer"] < trained["lora"] < trained["all"] / 4
+    found = result(folder / "lora")
+    assert found["private"] and found["epsilon"] <= 3
+    assert found["test_accuracy_ema"] > 0.5  # guessing: 0.2
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+def test_tan_search(run):
+    printed, folder = run("tan_search")
+    search = result(folder / "search")
+    assert len(search["trials"]) == 4
+    assert len(search["law"]["runs"]) == 6
+    prediction = search["prediction"]
+    assert prediction["low"] < prediction["accuracy"] < prediction["high"]
+    found = result(folder / "search-reference")
+    assert found["private"] and found["epsilon"] <= 3
+    assert found["test_accuracy_ema"] > 0.75
+    assert re.search(r"predicted .* obtained", printed)
+
+
+@pytest.mark.slow
+def test_audit_it(run):
+    printed, _ = run("audit_it")  # seeded: the same every time
+    right, wrong = map(float, re.findall(r"^at least ε = ([\d.]+)", printed, re.M))
+    (claim,) = {*re.findall(r"^claimed +ε = ([\d.]+)", printed, flags=re.M)}
+    assert float(claim) / 2 < right < float(claim) < wrong
+    told = re.findall(r"really spent +([\d.]+), at least +([\d.]+)", printed)
+    assert len(told) == 4
+    assert all(float(bound) < float(spent) for spent, bound in told)
+    assert "FAILED noise of every leaf" in printed
+    assert "ok     sums of clipped gradients" in printed
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+def test_flax_model(run):
+    printed, folder = run("flax_model")
+    assert "convolution" in printed  # the table of what is done at each tap
+    found = result(folder / "run")
+    assert found["private"] and found["epsilon"] <= 3
+    assert found["test_accuracy_ema"] > 0.8
