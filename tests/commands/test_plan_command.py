@@ -44,7 +44,7 @@ def test_the_table_says_what_is_a_guarantee(capsys):
         return " ".join(found.split())
 
     assert line("PLD") == "PLD 6.579 the guarantee ← solved for"
-    assert line("RDP").startswith("RDP 7.098 a guarantee, looser")
+    assert line("RDP").startswith("RDP 7.099 a guarantee, looser")
     assert line("GDP-CLT").endswith("approximation, never a guarantee")
     assert line("TAN").endswith("approximation, never a guarantee")
     assert line("adjacency") == "adjacency add-or-remove-one"
