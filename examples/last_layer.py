@@ -11,7 +11,7 @@
 # Everything is written below `runs/examples/last_layer`. Started again, this finds
 # the finished runs and the features there; delete the folder to train anew. The
 # images are drawn from fixed seeds, sampling and noise from a secret of the operating
-# system: accuracies differ from run to run, by a few points.
+# system: accuracies differ from run to run, by several points.
 
 # %%
 import warnings
@@ -166,7 +166,7 @@ with warnings.catch_warnings():
         loss,
         Network(len(PUBLIC), key=jax.random.key(0)),
         public,
-        tanager.Mechanism(64 / 4000, noise_multiplier=0.0, steps=400),
+        tanager.Mechanism(64 / 4000, noise_multiplier=0.0, steps=300),
         delta=DELTA,
         clip_norm=None,
         optimizer=optax.sgd(0.1, momentum=0.9),
@@ -297,4 +297,4 @@ figure.savefig(OUT / "accuracy.png", dpi=150)
 # %% [markdown]
 # The guarantee is about the sensitive images alone. That the public ones are public
 # is taken for granted, and nothing is said of them. One run each: the same budget
-# again would reach another accuracy, by a few points.
+# again would reach another accuracy, by several points.

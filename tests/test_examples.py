@@ -90,6 +90,7 @@ def run(tmp_path):
     def start(name):
         environment = os.environ | {
             "MPLBACKEND": "Agg",
+            "XLA_FLAGS": "",  # one device: the other would only compile all again
             "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".pytest_cache" / "xla"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         }
