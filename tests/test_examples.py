@@ -72,8 +72,7 @@ def test_a_notebook_was_executed_in_order_and_without_an_error(name):
     pictures = [output for output in outputs if "image/png" in output.get("data", {})]
     assert pictures
     assert content["metadata"]["kernelspec"]["name"] == "python3"
-    text = json.dumps(content)
-    assert str(Path.home()) not in text and "/tmp/" not in text
+    assert not re.search(r"/(home|root|tmp|Users)/", json.dumps(content))
 
 
 @pytest.mark.parametrize("name", NAMES)
