@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tanager.clipping.transform import ClippedGrad as ClippedGrad
     from tanager.clipping.transform import ClippedGradient as ClippedGradient
     from tanager.clipping.transform import clipped_grad as clipped_grad
+    from tanager.compiling import compiler_options as compiler_options
     from tanager.noise import GaussianNoise as GaussianNoise
     from tanager.privacy import tan as tan
     from tanager.privacy.accountant import epsilon as epsilon
@@ -50,6 +51,7 @@ _HOMES = {
     "TrainResult": "training.result",
     "calibrate": "privacy.calibrate",
     "clipped_grad": "clipping.transform",
+    "compiler_options": "compiling",
     "epsilon": "privacy.accountant",
     "export": "training.export",
     "train": "training.loop",
@@ -75,6 +77,7 @@ __all__ = [
     "__version__",
     "calibrate",
     "clipped_grad",
+    "compiler_options",
     "epsilon",
     "export",
     "tan",

@@ -74,19 +74,19 @@ def chosen(timings, most_bytes=1e9):
 
 
 def all_parts():
-    methods = cost.candidates(only_cell(), ROWS)
+    methods = cost.candidates(only_cell())
     return {part for method in methods for part in autotune._parts(method)}
 
 
 def test_measurements_overrule_the_cost_model(bench):
     static = chosen(Timings())
-    for winner in cost.candidates(only_cell(), ROWS):
+    for winner in cost.candidates(only_cell()):
         timings = Timings()
         timings.path.unlink(missing_ok=True)
         bench.seconds_of = dict.fromkeys(all_parts(), 1.0)
         bench.seconds_of.update(dict.fromkeys(autotune._parts(winner), 1e-6))
         assert chosen(measured()) == winner
-    assert any(m != static for m in cost.candidates(only_cell(), ROWS))
+    assert any(m != static for m in cost.candidates(only_cell()))
 
 
 def test_measurements_are_remembered_by_the_next_instance(bench):
@@ -97,7 +97,7 @@ def test_measurements_are_remembered_by_the_next_instance(bench):
     again = measured()
     assert not bench.asked
     cell = only_cell()
-    for method in cost.candidates(cell, ROWS):
+    for method in cost.candidates(cell):
         known = again.known(cell, method, ROWS)
         assert known is not None
         assert known == first.known(cell, method, ROWS)
@@ -108,7 +108,7 @@ def test_measurements_are_remembered_by_the_next_instance(bench):
 def test_measurements_hold_for_one_batch_size_only(bench):
     timings = measured()
     cell = only_cell()
-    (method, *_) = cost.candidates(cell, ROWS)
+    (method, *_) = cost.candidates(cell)
     assert timings.known(cell, method, ROWS) is not None
     assert timings.known(cell, method, ROWS + 1) is None
     expected = cost.estimate(cell, method, ROWS + 1)
@@ -118,7 +118,7 @@ def test_measurements_hold_for_one_batch_size_only(bench):
 def test_the_faster_method_is_given_up_for_memory(bench):
     costs = {
         method: cost.estimate(only_cell(), method, ROWS).bytes
-        for method in cost.candidates(only_cell(), ROWS)
+        for method in cost.candidates(only_cell())
     }
     greedy = max(costs, key=lambda method: costs[method])
     least = min(costs.values())
@@ -168,7 +168,7 @@ def test_a_damaged_or_foreign_file_is_ignored_and_made_anew(name, bench):
     path.write_text(DAMAGE[name](held))
     fresh = Timings()
     cell = only_cell()
-    for method in cost.candidates(cell, ROWS):
+    for method in cost.candidates(cell):
         assert fresh.known(cell, method, ROWS) is None
         assert fresh.estimate(cell, method, ROWS) == cost.estimate(cell, method, ROWS)
     measured()
@@ -206,7 +206,7 @@ def test_two_processes_writing_keep_both_measurements(bench):
     one.measure(program, cells, ROWS)
     other.measure(program, cells, ROWS + 1)
     both = Timings()
-    (method, *_) = cost.candidates(cells[0], ROWS)
+    (method, *_) = cost.candidates(cells[0])
     assert both.known(cells[0], method, ROWS) is not None
     assert both.known(cells[0], method, ROWS + 1) is not None
 

@@ -230,7 +230,7 @@ def test_both_gram_methods_of_a_convolution_are_tried():
             offered.setdefault(method, []).append(name)
     assert set(offered) == {
         *("gram", "shifted gram", "patch gram"),
-        *("vmap", "unrolled", "patches", "shifts", "batched"),
+        *("vmap", "patches", "crossed", "batched"),
     }
     assert all(len(names) >= 2 for names in offered.values())
 

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import equinox as eqx
 import jax
 import numpy as np
 from jaxtyping import Array, PyTree
@@ -24,6 +23,7 @@ from jaxtyping import Array, PyTree
 from tanager import _validate as validate
 from tanager.audit.bounds import advantage, auc, require_joining
 from tanager.audit.one_run import Guesses, guess, one_run, one_run_trade_off
+from tanager.compiling import filter_jit
 from tanager.data import as_source, gather
 from tanager.data.source import ArraySource, Source
 from tanager.privacy import accountant
@@ -188,8 +188,8 @@ class _Both:
 def _losses(
     loss: Callable[[Any, Any], Array], params: PyTree, examples: Source
 ) -> np.ndarray:
-    of_all = eqx.filter_jit(
-        lambda params, batch: jax.vmap(lambda example: loss(params, example))(batch)
+    of_all = filter_jit(
+        lambda params, batch: jax.vmap(lambda example: loss(params, example))(batch),
     )
     starts = range(0, len(examples), _BATCH)
     parts = []

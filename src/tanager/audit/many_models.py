@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 from tanager import _validate as validate
 from tanager.audit.batching import over_models
 from tanager.clipping.transform import split
+from tanager.compiling import jit
 from tanager.data import as_source, gather
 from tanager.keys import from_words, key_words
 from tanager.privacy.mechanism import Mechanism
@@ -96,8 +97,8 @@ class ManyModels:
         self._all_rows = 2 * likely >= self._size
         self._rows = self._size if self._all_rows else math.ceil(likely)
         self.step.explain(self.params, one, self._rows)
-        self._update = jax.jit(self._mapped, donate_argnums=0)
-        self._losses = jax.jit(over_models(self._losses_of_one, (0, None)))
+        self._update = jit(self._mapped, donate_argnums=0)
+        self._losses = jit(over_models(self._losses_of_one, (0, None)))
 
     def train(
         self,

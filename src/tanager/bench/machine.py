@@ -3,12 +3,12 @@
 import os
 import platform
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import jax
 
 import tanager
+from tanager import _processor
 
 
 def machine() -> dict[str, Any]:
@@ -19,7 +19,7 @@ def machine() -> dict[str, Any]:
     device = jax.devices()[0]
     usable = getattr(os, "sched_getaffinity", None)
     return {
-        "cpu": _processor(),
+        "cpu": _processor.name(),
         "cores": len(usable(0)) if usable else os.cpu_count(),
         "cores_installed": os.cpu_count(),
         "platform": platform.platform(),
@@ -37,14 +37,3 @@ def versions() -> dict[str, str]:
         "jaxlib": metadata.version("jaxlib"),
         "tanager": tanager.__version__,
     }
-
-
-def _processor() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        text = ""
-    for line in text.splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, PyTree
 
 from tanager.bench.workload import SGD, Workload
 from tanager.clipping import STRATEGIES
+from tanager.compiling import jit
 
 
 AUTO_LOW = "auto:low"
@@ -48,7 +49,7 @@ class Program:
         self.name = name
         self.traces = 0
         self._start = start
-        self._jitted = jax.jit(counted, donate_argnums=0)
+        self._jitted = jit(counted, donate_argnums=0)
         self._carried: PyTree = None
         self._inputs: PyTree = None
 

@@ -22,6 +22,7 @@ import numpy as np
 from jaxtyping import Array
 
 from tanager import _files as files
+from tanager import _processor
 from tanager._cache import cache_folder
 from tanager._version import __version__
 from tanager.clipping import cost
@@ -30,15 +31,16 @@ from tanager.clipping.factors import weights_of
 from tanager.clipping.jaxprs import aval, is_float
 from tanager.clipping.rules import Seen
 from tanager.clipping.taps import Program, float_results
+from tanager.compiling import compiler_options, jit
 
 
 WORTH_MEASURING = 2e-4
 """Cells expected to take fewer seconds than this are not measured."""
 
-_HOPELESS = 5.0
+_HOPELESS = 3.0
 _LEAST_SECONDS = 0.1
 _LEAST_RUNS = 5
-_FORMAT = 1
+_FORMAT = 2
 
 
 def _identity() -> dict[str, Any]:
@@ -49,6 +51,8 @@ def _identity() -> dict[str, Any]:
         "platform": device.platform,
         "device": device.device_kind,
         "cores": os.cpu_count(),
+        "processor": [_processor.name(), *_processor.instructions()],
+        "compiler": compiler_options(),
         "jax": jax.__version__,
         "jaxlib": importlib.metadata.version("jaxlib"),
         "tanager": __version__,
@@ -159,7 +163,7 @@ class Timings:
         waiting: dict[str, Cell] = {}
         for cell in cells:
             signature = _signature(cell, rows)
-            if not self._measured(signature) and len(cost.candidates(cell, rows)) > 1:
+            if not self._measured(signature) and len(cost.candidates(cell)) > 1:
                 waiting.setdefault(signature, cell)
         for signature, cell in waiting.items():
             methods = _worth_trying(cell, rows)
@@ -185,7 +189,7 @@ def _distinct(groups: Iterable[Sequence[str]]) -> list[str]:
 def _worth_trying(cell: Cell, rows: int) -> list[Method]:
     expected = {
         method: cost.estimate(cell, method, rows).seconds
-        for method in cost.candidates(cell, rows)
+        for method in cost.candidates(cell)
     }
     least = min(expected.values())
     if least < WORTH_MEASURING:
@@ -232,7 +236,7 @@ class _Bench:
 
         # Compiled ahead of time and run on arrays that exist, this leaves an outer
         # trace alone.
-        compiled = jax.jit(work).lower(self._seen).compile()
+        compiled = jit(work).lower(self._seen).compile()
         taken: list[float] = []
         while len(taken) < _LEAST_RUNS + 1 or sum(taken) < _LEAST_SECONDS:
             started = time.perf_counter()

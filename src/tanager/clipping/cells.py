@@ -223,22 +223,21 @@ class Single(Cell):
             if self._standardised:
                 return self._standardised_gram(gram, seen[0]), None
             return gram(seen[0]) * self._scale**2, None
+        gradients, whole = self.rule.gradients()[method], seen[0]
+        group = self.rule.group(method, whole.rows)
         if keep:
-            chunks = self.rule.gradients()[method](seen[0])
-            squares = [self._chunk_squares(chunk, seen[0]) for chunk in chunks]
+            starts = range(0, whole.rows, group)
+            parts = [whole.part(start, group) for start in starts]
+            chunks = [gradients(part) for part in parts]
+            squares = [self._chunk_squares(chunk, whole.constants) for chunk in chunks]
             return jnp.concatenate(squares), [chunks]
-        at_all = seen[0].exactly()
-        if method == "unrolled":
 
-            def one(at: Seen, _: Array | None) -> Array:
-                return self._chunk_squares(self.rule.gradients_by_vmap(at)[0], at)
+        def dropped(at: Seen) -> Array:
+            return self._chunk_squares(gradients(at), at.constants)
 
-            squares = list(in_turn(at_all, one))
-        else:
-            chunks = self.rule.gradients()[method](at_all)
-            squares = [self._chunk_squares(chunk, at_all) for chunk in chunks]
+        squares = list(in_turn(whole.exactly(), group, dropped))
         # The sum will be formed anew from (x, c·dy): its rounding must not exceed C.
-        terms = self._terms(seen[0])
+        terms = self._terms(whole)
         floor = floor_of(terms.dtype) * terms
         return jnp.maximum(jnp.concatenate(squares), floor), None
 
@@ -250,10 +249,10 @@ class Single(Cell):
             seen = rule.scaled_outputs(seen, self._parts(seen.constants).factor)
         return rule.terms(seen) * self._scale**2
 
-    def _chunk_squares(self, chunk: Array, seen: Seen) -> Float[Array, " b"]:
+    def _chunk_squares(self, chunk: Array, constants: dict) -> Float[Array, " b"]:
         if not self._standardised:
             return _squares(chunk)
-        parts = self._parts(seen.constants)
+        parts = self._parts(constants)
         square, total, projection = standardise.from_gradient(chunk, parts)
         scaled = jnp.sum(square * jnp.square(parts.factor)[None], axis=-1)
         return self._weight_norms(parts, scaled, total, projection)
@@ -355,7 +354,7 @@ class Joint(Cell):
         """See `Cell`."""
         anchors: dict[jex.Var, Array] = {}
         for rule, at in zip(self.rules, seen, strict=True):
-            (gradient,) = rule.gradients()[method](at)
+            gradient = rule.gradients()[method](at)
             anchor = rule.use.anchor
             held = anchors.get(anchor)
             anchors[anchor] = gradient if held is None else held + gradient

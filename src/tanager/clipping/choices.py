@@ -62,7 +62,7 @@ def _by_rule(strategy: str, cell: Cell, rows: int, estimate: Estimate) -> Method
     def cheapest(methods: Sequence[Method]) -> Method:
         return min(methods, key=lambda method: estimate(cell, method).seconds)
 
-    options = cost.candidates(cell, rows)
+    options = cost.candidates(cell)
     grams = [m for m in options if m.norm in cell.grams()]
     formed = [m for m in options if m.norm not in cell.grams()]
     again = [m for m in formed if m.total != KEPT]
@@ -82,7 +82,7 @@ def _within(
 ) -> list[Method]:
     """Take the fastest everywhere, then give up as little time as the memory needs."""
     costs = [
-        {method: estimate(cell, method) for method in cost.candidates(cell, rows)}
+        {method: estimate(cell, method) for method in cost.candidates(cell)}
         for cell in cells
     ]
     chosen = [min(options, key=lambda m, o=options: o[m].seconds) for options in costs]

@@ -8,7 +8,7 @@ a kernel of k offsets it costs a k-th of the multiplications.
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,17 +23,21 @@ from tanager.clipping.jaxprs import aval
 from tanager.clipping.precision import accumulation_dtype, widen
 from tanager.clipping.rules import (
     Bilinear,
-    Chunks,
     Seen,
     Work,
     gram_squares,
-    in_turn,
     product,
 )
 from tanager.clipping.taps import Tap, Use
 
 
 _MOST_OFFSETS = 128
+
+_CACHE_BYTES = 4e6
+"""What a group of examples may copy: about the second-level cache of a few cores."""
+
+_MOST_GROUPS = 64
+"""Compiling takes longer with each group."""
 
 
 class Convolution(Bilinear):
@@ -75,14 +79,17 @@ class Convolution(Bilinear):
 
     def operands(self, seen: Seen) -> tuple[Array, Array]:
         """Return padded x `[B, N, *pixels, G, C]` and dy `[B, T, G, F]`."""
-        (x,), (dy,) = seen.data, seen.gradients
+        x, dy = self._image(seen, self._padding), seen.gradients[0]
+        shape = (dy.shape[0], self.positions, self.groups, -1)
+        return x, self.by_position(dy).reshape(shape)
+
+    def _image(self, seen: Seen, padding: Sequence[tuple[int, int, int]]) -> Array:
+        """Return x `[B, N, *pixels, G, C]`, padded along the spatial axes."""
+        x = seen.data[0]
         x = jnp.transpose(x, (0, *(axis + 1 for axis in self._image_order)))
         zero = jnp.zeros((), x.dtype)
-        x = lax.pad(x, zero, [(0, 0, 0), (0, 0, 0), *self._padding, (0, 0, 0)])
-        x = x.reshape(*x.shape[:-1], self.groups, self.inputs)
-        return x, self.by_position(dy).reshape(
-            dy.shape[0], self.positions, self.groups, -1
-        )
+        x = lax.pad(x, zero, [(0, 0, 0), (0, 0, 0), *padding, (0, 0, 0)])
+        return x.reshape(*x.shape[:-1], self.groups, self.inputs)
 
     def by_position(self, result: Array) -> Float[Array, "b t o"]:
         """Return a result of the equation as `[B, T, outputs]`."""
@@ -140,13 +147,17 @@ class Convolution(Bilinear):
             equation.params["precision"] == highest
         )
 
-    def _windows(self) -> Iterator[tuple[slice, ...]]:
-        """Yield, for each kernel offset, the pixels it meets at all positions."""
-        for offset in itertools.product(*map(range, self.kernel)):
+    def _windows(self, first: int = 0) -> Iterator[tuple[slice, ...]]:
+        """Yield, for each kernel offset, the pixels it meets at all positions.
+
+        Of the spatial axes from `first` on.
+        """
+        steps = (self._dilation, self.extent, self._strides)
+        for offset in itertools.product(*map(range, self.kernel[first:])):
             yield tuple(
                 slice(o * dilation, o * dilation + (n - 1) * stride + 1, stride)
                 for o, dilation, n, stride in zip(
-                    offset, self._dilation, self.extent, self._strides, strict=True
+                    offset, *(step[first:] for step in steps), strict=True
                 )
             )
 
@@ -204,41 +215,76 @@ class Convolution(Bilinear):
         left = left.reshape(rows, self.groups, self.positions, self.positions)
         return gram_squares(left, product("btgf,bsgf->bgts", dy, dy))
 
-    def gradients(self) -> dict[str, Callable[[Seen], Chunks]]:
+    def gradients(self) -> dict[str, Callable[[Seen], Array]]:
         """See `Rule.gradients`."""
-        methods = {"vmap": self.gradients_by_vmap, "unrolled": self.gradients_unrolled}
+        methods = {"vmap": self.gradients_by_vmap}
         if self.batch_groups == 1 and self.offsets <= _MOST_OFFSETS:
             methods["patches"] = self.gradients_by_patches
-            methods["shifts"] = self.gradients_by_shifts
+            if self.offsets > 1 and self._dense():
+                methods["crossed"] = self.gradients_crossed
         return methods
 
-    def gradients_unrolled(self, seen: Seen) -> Chunks:
-        """One example after the other, in one program: compile time grows with B."""
-        return [
-            self.gradients_by_vmap(seen.example(number))[0]
-            for number in range(seen.rows)
-        ]
+    def _dense(self) -> bool:
+        """Whether along the first axis every row of the image is a position."""
+        return self._strides[0] == 1 and self._padding[0][2] == 0
 
-    def gradients_by_patches(self, seen: Seen) -> Chunks:
+    def group(self, method: str, rows: int) -> int:
+        """See `Rule.group`: what is copied should stay in a CPU's cache."""
+        copied = self.copied(method)
+        if copied == 0 or jax.default_backend() != "cpu":
+            return rows
+        least = -(-rows // _MOST_GROUPS)
+        # One alone is a plain product, whose operands XLA need not transpose.
+        fitting = 1 if method == "crossed" else int(_CACHE_BYTES / (4 * copied))
+        return min(rows, max(least, fitting))
+
+    def copied(self, method: str) -> int:
+        """Return how many numbers of one example a gradient method copies."""
+        inputs = self.groups * self.inputs * self.positions
+        if method == "patches" and self.offsets > 1:
+            return self.offsets * inputs
+        if method == "crossed":
+            first = self.kernel[0]
+            return (
+                self.offsets // first * inputs + first * self.outputs * self.positions
+            )
+        return 0
+
+    def gradients_by_patches(self, seen: Seen) -> Array:
         """One batched product of patches."""
         x, dy = self.operands(seen)
         patches = self.patches(x)
         gradient = product("btgkc,btgf->bkcgf", patches, dy, exact=seen.exact)
-        return [self._at_anchor(gradient)]
+        return self._at_anchor(gradient)
 
-    def gradients_by_shifts(self, seen: Seen) -> Chunks:
-        """One batched product for each kernel offset."""
-        x, dy = self.operands(seen)
-        whole = (slice(None), slice(None))
+    def gradients_crossed(self, seen: Seen) -> Array:
+        """One product of x, shifted along all axes but the first, and dy, along that.
+
+        For a kernel of k×k these are k copies of x and k of dy, where patches take k²
+        of x, and a product less narrow. The first axis has stride 1.
+        """
+        x, dy = self._image(seen, [(0, 0, 0), *self._padding[1:]]), seen.gradients[0]
+        rows, height = x.shape[0], x.shape[2]
+        whole = (slice(None),) * 3
+        parts = [x[(*whole, *window)] for window in self._windows(1)]
+        left = jnp.stack(parts, axis=-2)
+        left = left.reshape(rows, -1, *left.shape[-3:])
+
+        dy = self.by_position(dy).reshape(rows, self.images, self.extent[0], -1)
+        zero = jnp.zeros((), dy.dtype)
+        still = (0, 0, 0)
         parts = []
-        for window in self._windows():
-            met = x[(*whole, *window)].reshape(
-                x.shape[0], self.positions, self.groups, -1
-            )
-            parts.append(product("btgc,btgf->bcgf", met, dy, exact=seen.exact))
-        return [self._at_anchor(jnp.stack(parts, axis=1))]
+        for offset in range(self.kernel[0]):
+            low = offset * self._dilation[0] - self._padding[0][0]
+            fill = (low, height - self.extent[0] - low, 0)
+            late = lax.pad(dy, zero, [still, still, fill, still])
+            parts.append(late.reshape(rows, left.shape[1], self.groups, -1))
+        right = jnp.stack(parts, axis=-2)
+        gradient = product("btgoc,btgkf->bkocgf", left, right, exact=seen.exact)
+        return self._at_anchor(gradient)
 
-    def _at_anchor(self, gradient: Float[Array, "b k c g f"]) -> Array:
+    def _at_anchor(self, gradient: Array) -> Array:
+        """Return the anchor's gradients from `[B, offsets..., C, G, F]`."""
         rows = gradient.shape[0]
         shape = (rows, *self.kernel, self.inputs, self.outputs)
         order = np.argsort(self._kernel_order)
@@ -257,7 +303,7 @@ class Convolution(Bilinear):
         """See `Rule.totals`; none where batch groups are used."""
         if self.batch_groups > 1:
             return {}
-        return {"batched": self.total_batched, "unrolled": self.total_unrolled}
+        return {"batched": self.total_batched}
 
     def total_batched(self, seen: Seen) -> Array:
         """The weight gradient of one convolution over all examples."""
@@ -266,16 +312,6 @@ class Convolution(Bilinear):
         values, pull = jax.vjp(lambda kernel: self.apply(seen, kernel), kernel)
         gradient = pull(seen.gradients[0].astype(values.dtype))[0]
         return links.back(self.use.links, gradient)
-
-    def total_unrolled(self, seen: Seen) -> Array:
-        """One example's gradient after the other, added up."""
-
-        def add(at: Seen, total: Array | None) -> Array:
-            gradient = self.gradients_by_vmap(at)[0][0]
-            return gradient if total is None else total + gradient
-
-        *_, total = in_turn(seen, add)
-        return total
 
     def work(self, rows: int) -> Work:
         """See `Rule.work`."""

@@ -10,12 +10,9 @@ from typing import NamedTuple
 import jax
 
 from tanager.clipping.cells import KEPT, Cell, Method
+from tanager.clipping.convolutions import Convolution
 from tanager.clipping.jaxprs import aval
 from tanager.clipping.rules import Rule, Work
-
-
-MOST_UNROLLED = 64
-"""Physical batches above this size are never unrolled: compiling takes too long."""
 
 
 class Cost(NamedTuple):
@@ -35,7 +32,7 @@ class _Device(NamedTuple):
     bandwidth: float  # bytes per second
     launch: float  # seconds per kernel
     gradients: dict[str, float]  # time of a gradient method, relative to `flops`
-    totals: dict[str, float]
+    batched: float  # a sum's
     gram: float
 
 
@@ -43,16 +40,16 @@ _CPU = _Device(
     flops=2e11,
     bandwidth=1e10,
     launch=2e-6,
-    gradients={"vmap": 20.0, "unrolled": 1.6, "patches": 5.0, "shifts": 4.0},
-    totals={"batched": 1.4, "unrolled": 1.6},
+    gradients={"vmap": 20.0, "crossed": 1.3, "patches": 1.7},
+    batched=1.4,
     gram=2.0,
 )
 _ACCELERATOR = _Device(
     flops=1e14,
     bandwidth=2e12,
     launch=5e-6,
-    gradients={"vmap": 3.0, "unrolled": 2.0, "patches": 1.5, "shifts": 1.5},
-    totals={"batched": 1.0, "unrolled": 2.0},
+    gradients={"vmap": 3.0, "crossed": 1.5, "patches": 1.5},
+    batched=1.0,
     gram=3.0,
 )
 _DOT = {"vmap": 1.2, "batched": 1.5, "transposed": 1.6}
@@ -62,18 +59,13 @@ def _device() -> _Device:
     return _CPU if jax.default_backend() == "cpu" else _ACCELERATOR
 
 
-def candidates(cell: Cell, rows: int) -> list[Method]:
+def candidates(cell: Cell) -> list[Method]:
     """Return every way to clip a cell that is worth considering."""
-    totals = [name for name in cell.totals() if _allowed(name, rows)]
+    totals = tuple(cell.totals())
     methods = [Method(norm, total) for norm in cell.grams() for total in totals]
     for norm in cell.gradients():
-        if _allowed(norm, rows):
-            methods += [Method(norm, total) for total in (KEPT, *totals)]
+        methods += [Method(norm, total) for total in (KEPT, *totals)]
     return methods
-
-
-def _allowed(method: str, rows: int) -> bool:
-    return method != "unrolled" or rows <= MOST_UNROLLED
 
 
 def estimate(cell: Cell, method: Method, rows: int) -> Cost:
@@ -106,15 +98,13 @@ def _norm_seconds(rule: Rule, method: str, rows: int, device: _Device) -> float:
         return 4.0 * rows * (work.results + work.weights) / device.bandwidth
     factor = (device.gradients if work.pixels else _DOT)[method]
     moved = 4.0 * rows * work.weights
-    if method == "patches":
-        moved += 8.0 * rows * work.positions * work.groups * work.inputs
-    if method == "unrolled":
-        factor *= _short(work)
-    kernels = rows if method == "unrolled" else work.offsets
+    if isinstance(rule, Convolution):
+        moved += 8.0 * rows * rule.copied(method)
+    groups = -(-rows // rule.group(method, rows))
     return (
         work.flops * factor / device.flops
         + moved / device.bandwidth
-        + kernels * device.launch
+        + groups * work.offsets * device.launch
     )
 
 
@@ -139,12 +129,5 @@ def _total_seconds(rule: Rule, method: str, rows: int, device: _Device) -> float
     work = rule.work(rows)
     if rule.name in ("general", "gather"):
         return 4.0 * rows * work.results / device.bandwidth
-    factor = (device.totals if work.pixels else _DOT)[method]
-    if method == "unrolled":
-        factor *= _short(work)
+    factor = device.batched if work.pixels else _DOT[method]
     return work.flops * factor / device.flops
-
-
-def _short(work: Work) -> float:
-    """What a product over the positions of one example loses where they are few."""
-    return 1 + 100 / work.positions

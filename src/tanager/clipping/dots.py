@@ -19,7 +19,6 @@ from tanager.clipping.jaxprs import aval
 from tanager.clipping.precision import widen
 from tanager.clipping.rules import (
     Bilinear,
-    Chunks,
     Seen,
     Work,
     gram_squares,
@@ -108,15 +107,15 @@ class Dot(Bilinear):
         lengths = jnp.sqrt(left) * jnp.sqrt(right)
         return jnp.sum(jnp.square(jnp.sum(lengths, axis=2)), axis=1)
 
-    def gradients(self) -> dict[str, Callable[[Seen], Chunks]]:
+    def gradients(self) -> dict[str, Callable[[Seen], Array]]:
         """See `Rule.gradients`."""
         return {"vmap": self.gradients_by_vmap}
 
-    def gradients_by_vmap(self, seen: Seen) -> Chunks:
+    def gradients_by_vmap(self, seen: Seen) -> Array:
         """One batched product."""
         x, dy = self.operands(seen)
         gradients = product("bgtk,bgtn->bgkn", x, dy, exact=seen.exact)
-        return [jax.vmap(self._at_anchor)(gradients)]
+        return jax.vmap(self._at_anchor)(gradients)
 
     def totals(self) -> dict[str, Callable[[Seen], Array]]:
         """See `Rule.totals`."""

@@ -150,7 +150,7 @@ def _total(plan: "Plan", method: Method) -> str:
 
 
 def _reason(plan: "Plan", cell: Cell, method: Method) -> str:
-    options = cost.candidates(cell, plan.rows)
+    options = cost.candidates(cell)
     if isinstance(cell, Joint):
         return "shared parameters: gradients added before the norm"
     if len(options) == 1 or cell.rule.name == "general":

@@ -3,8 +3,7 @@
 A rule offers up to three kinds of method, each under one or more names:
 
 - gram: squared norms of per-example gradients without forming them;
-- gradient: the per-example gradients, as chunks `[b, *anchor]` that together hold
-  every example in order;
+- gradient: the per-example gradients `[b, *anchor]`, for `group` examples at a time;
 - total: Σ_i c_i·g_i without forming any g_i.
 
 `Rule` is right for every equation, linear in the parameter or not: it offers gradients
@@ -66,9 +65,9 @@ class Seen:
         ]
         return functools.reduce(jnp.logical_and, rows)
 
-    def example(self, number: int) -> "Seen":
-        """Return one example, with a leading axis of 1."""
-        part = slice(number, number + 1)
+    def part(self, start: int, rows: int) -> "Seen":
+        """Return some of the examples, in order."""
+        part = slice(start, start + rows)
         return replace(
             self,
             data=[x[part] for x in self.data],
@@ -102,26 +101,27 @@ class Seen:
 
 
 def in_turn(
-    seen: Seen, function: Callable[[Seen, Array | None], Array]
+    seen: Seen, rows: int, function: Callable[[Seen], Array]
 ) -> Iterator[Array]:
-    """Yield ``function(example, previous result)`` of one example after the other.
+    """Yield ``function(examples)`` of one group of examples after the other.
 
-    Each example waits for the previous result, so that what a result was made of need
-    not be held for all examples at once.
+    Each group waits for the previous result, so that what a result was made of need not
+    be held for all examples at once.
     """
     previous: Array | None = None
-    for number in range(seen.rows):
-        at = seen.example(number)
+    for start in range(0, seen.rows, rows):
+        at = seen.part(start, rows)
         if previous is not None:
             gradients, previous = jax.lax.optimization_barrier(
                 (list(at.gradients), previous)
             )
             at = replace(at, gradients=gradients)
-        previous = function(at, previous)
+        previous = function(at)
         yield previous
 
 
 Chunks = list[Array]
+"""Per-example gradients `[b, *anchor]` that together hold every example in order."""
 
 
 @dataclass(frozen=True)
@@ -179,16 +179,21 @@ class Rule:
         """Return methods for squared norms at the operand; none in general."""
         return {}
 
-    def gradients(self) -> dict[str, Callable[[Seen], Chunks]]:
+    def gradients(self) -> dict[str, Callable[[Seen], Array]]:
         """Return methods for per-example gradients at the anchor."""
         return {"vmap": self.gradients_by_vmap}
+
+    def group(self, method: str, rows: int) -> int:
+        """Return how many examples a gradient method should be given at a time."""
+        del method
+        return rows
 
     def totals(self) -> dict[str, Callable[[Seen], Array]]:
         """Return methods for the sum over examples at the anchor, dy being scaled."""
         return {}
 
-    def gradients_by_vmap(self, seen: Seen) -> Chunks:
-        """All examples at once."""
+    def gradients_by_vmap(self, seen: Seen) -> Array:
+        """By autodiff of the equation."""
 
         def one(data, gradients):
             return self.transpose(data, gradients, seen)
@@ -200,7 +205,7 @@ class Rule:
             finite = seen.finite()
             clean = seen.weighted(jnp.ones(seen.rows, jnp.float32), finite)
             gradients = jax.vmap(one)(clean.data, clean.gradients)
-            return [jnp.where(by_row(finite, gradients), gradients, jnp.nan)]
+            return jnp.where(by_row(finite, gradients), gradients, jnp.nan)
         gradients = jax.vmap(one)(seen.data, seen.gradients)
         if any(jex.jaxprs_in_params(equation.params)):
             gradients = jax.lax.cond(
@@ -208,7 +213,7 @@ class Rule:
                 lambda: gradients,
                 lambda: jax.lax.map(lambda at: one(*at), (seen.data, seen.gradients)),
             )
-        return [gradients]
+        return gradients
 
     def transpose(self, data: Any, gradients: Any, seen: Seen) -> Array:
         """Return one example's gradient at the anchor, by autodiff of the equation.

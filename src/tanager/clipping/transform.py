@@ -48,6 +48,7 @@ from tanager.clipping.explain import Explanation, explain
 from tanager.clipping.per_example import per_example
 from tanager.clipping.planning import MEMORY, Plan, example_of, plan_clipping
 from tanager.clipping.precision import widen
+from tanager.compiling import filter_jit
 
 
 class ClippedGradient(NamedTuple):
@@ -89,7 +90,7 @@ class ClippedGrad:
         self.clip_norm = clip_norm
         self.strategy = strategy
         self.memory = memory
-        self._compiled = eqx.filter_jit(self._clip)
+        self._compiled: Callable | None = None
         self._checked: set[Any] = set()
         self._tuned: set[Any] = set()
 
@@ -127,6 +128,8 @@ class ClippedGrad:
         if any(isinstance(leaf, Tracer) for leaf in leaves):
             return self._clip(trainable, fixed, batch, mask)
         self.tune(params, batch)
+        if self._compiled is None:
+            self._compiled = filter_jit(self._clip)
         return self._compiled(trainable, fixed, batch, mask)
 
     def tune(
@@ -263,7 +266,8 @@ def clipped_grad(
             for the norms.
 
     Returns:
-        A function of ``(params, batch, mask)``, usable under `jax.jit`.
+        A function of ``(params, batch, mask)``, usable under `jax.jit`, which on a CPU
+        should be given `tanager.compiler_options()`.
 
     Raises:
         ValueError: `clip_norm`, `strategy` or `memory` is out of range.

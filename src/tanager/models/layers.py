@@ -348,6 +348,15 @@ class Linear(eqx.Module):
         return output if self.bias is None else output + self.bias.astype(output.dtype)
 
 
+def gelu(values: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """Return x·Φ(x), Φ the normal distribution function, as timm and PyTorch have it.
+
+    By erf, where `jax.nn.gelu` uses erfc, which takes a CPU more than twice as long for
+    relative precision of values that are themselves nearly 0.
+    """
+    return values * (0.5 * (1 + lax.erf(values * math.sqrt(0.5))))
+
+
 def check_image(image: Array, channels: int) -> None:
     """Refuse what is not one floating-point image ``[H, W, channels]``.
 

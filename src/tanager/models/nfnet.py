@@ -37,6 +37,10 @@ _GROUP_CHANNELS = 128
 _FEATURES = 3072
 
 
+def _gelu(image: Array, approximate: bool) -> Array:
+    return jax.nn.gelu(image) if approximate else layers.gelu(image)
+
+
 class SqueezeExcite(eqx.Module):
     """One factor between 0 and 2 for each channel, from the mean over all pixels.
 
@@ -125,7 +129,7 @@ class Block(eqx.Module):
         """Return skip path plus α times the residual branch."""
 
         def activate(image: Array, factor: float = GELU_GAMMA) -> Array:
-            return jax.nn.gelu(image, self.approximate_gelu) * factor
+            return _gelu(image, self.approximate_gelu) * factor
 
         active = activate(image, GELU_GAMMA * self.beta)
         if self.shortcut is not None:
@@ -228,10 +232,10 @@ class NFNet(eqx.Module):
         first, *others = self.stem
         image = first(image)
         for conv in others:
-            image = conv(jax.nn.gelu(image, self.approximate_gelu) * GELU_GAMMA)
+            image = conv(_gelu(image, self.approximate_gelu) * GELU_GAMMA)
         for block in self.blocks:
             image = block(image)
-        image = jax.nn.gelu(self.last(image), self.approximate_gelu)
+        image = _gelu(self.last(image), self.approximate_gelu)
         return jnp.mean(image, axis=(0, 1)) * GELU_GAMMA
 
     def __call__(self, image: Array) -> Float[Array, " classes"]:

@@ -13,6 +13,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Int, PyTree
 
 from tanager import _validate as validate
+from tanager.compiling import filter_jit
 from tanager.data import as_source, gather
 from tanager.parallel.layout import AXIS, Layout
 from tanager.sampling import pack
@@ -160,7 +161,7 @@ class Classification:
         """Compile the count for a layout: each device's own, then the sum of them."""
         each = PartitionSpec(AXIS)
 
-        @eqx.filter_jit
+        @filter_jit
         def count(params: PyTree, batch: Any, mask: Array, indices: Array) -> PyTree:
             arrays, static = eqx.partition(params, eqx.is_array)
 

@@ -20,6 +20,7 @@ from jaxtyping import Array, PyTree
 
 from tanager import _validate as validate
 from tanager._files import write_json
+from tanager.compiling import jit
 from tanager.data import ArraySource, as_source, gather
 from tanager.sampling import pack
 from tanager.training import identity
@@ -79,7 +80,7 @@ def cache_features(
     done = _begin(place, made_of)
     values = np.lib.format.open_memmap(place / "features.npy", mode="r+")
     labels = np.lib.format.open_memmap(place / "labels.npy", mode="r+")
-    compute = jax.jit(jax.vmap(of_example, (None, 0)))
+    compute = jit(jax.vmap(of_example, (None, 0)))
     saved = time.monotonic()
     progress(done, examples)
     size = min(physical_batch_size, examples)

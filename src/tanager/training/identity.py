@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from tanager import _processor
 from tanager._files import write_json
 from tanager.data import UnreadableExample, gather
 from tanager.parallel import hosts
@@ -77,6 +78,7 @@ def environment(
         "devices": devices,
         "hosts": hosts.count(),
         "cpus": os.cpu_count(),
+        "processor": [_processor.name(), *_processor.instructions()],
         "xla_flags": flags,
         "deterministic": device.platform != "gpu" or _DETERMINISTIC in flags,
         "physical_batch_size": physical_batch_size,

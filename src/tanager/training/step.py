@@ -22,6 +22,7 @@ from jaxtyping import Array, ArrayLike, Bool, Int, Key, PyTree
 from tanager import _validate as validate
 from tanager.clipping import ClippedGrad, Explanation, clipped_grad
 from tanager.clipping.precision import accumulation_dtype
+from tanager.compiling import jit
 from tanager.data import augment as augmentation
 from tanager.keys import derive_keys
 from tanager.noise import GaussianNoise
@@ -121,8 +122,8 @@ class Step:
         self.multiplicity = multiplicity
         self.ema_decay = ema_decay
         self._seed = seed
-        self._accumulate_jitted = jax.jit(self._accumulate, donate_argnums=2)
-        self._update_jitted = jax.jit(self._update, donate_argnums=0)
+        self._accumulate_jitted = jit(self._accumulate, donate_argnums=2)
+        self._update_jitted = jit(self._update, donate_argnums=0)
         self._zero_jitted: Callable[[], Accumulator] | None = None
 
     def check(self, params: PyTree, batch: PyTree) -> None:

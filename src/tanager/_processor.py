@@ -1,0 +1,32 @@
+"""Which processor this is: what is timed or rounded on one may differ on another."""
+
+import functools
+import platform
+from pathlib import Path
+
+
+_VECTORS = ("sse", "ssse", "avx", "amx", "fma", "f16c", "asimd", "sve", "bf16", "i8mm")
+
+
+def name() -> str:
+    """Return the processor's name, as well as the system knows it."""
+    return _line("model name") or platform.processor() or platform.machine()
+
+
+def instructions() -> tuple[str, ...]:
+    """Return the sets of vector instructions it has; none where nobody says."""
+    told = (_line("flags") or _line("Features")).split()
+    return tuple(sorted({flag for flag in told if flag.startswith(_VECTORS)}))
+
+
+@functools.cache
+def _line(field: str) -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return ""
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == field:
+            return value.strip()
+    return ""
