@@ -139,13 +139,27 @@ class Attention(eqx.Module):
         """Let every token look at every token."""
         count, width = tokens.shape
         per_head = width // self.heads
-        qkv = jax.vmap(self.qkv)(tokens).reshape(count, 3, self.heads, per_head)
-        query, key, value = qkv[:, 0], qkv[:, 1], qkv[:, 2]
+        parts = jnp.split(jax.vmap(self.qkv)(tokens), 3, axis=1)
+        # Heads first, once: products of XLA on a CPU are slow on other orders.
+        query, key, value = (
+            jnp.transpose(part.reshape(count, self.heads, per_head), (1, 0, 2))
+            for part in parts
+        )
         wide = accumulation_dtype(tokens.dtype)
         query = query * (1 / math.sqrt(per_head))
-        scores = jnp.einsum("qhd,khd->hqk", query, key, preferred_element_type=wide)
-        weights = jax.nn.softmax(scores, axis=-1).astype(tokens.dtype)
-        output = jnp.einsum("hqk,khd->qhd", weights, value)
+        scores = jnp.einsum("hqd,hkd->hqk", query, key, preferred_element_type=wide)
+        largest = lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
+        weights = jnp.exp(scores - largest)
+        total = jnp.sum(weights, axis=-1, keepdims=True)
+        output = jnp.einsum(
+            "hqk,hkd->hqd",
+            weights.astype(tokens.dtype),
+            value,
+            preferred_element_type=wide,
+        )
+        # The softmax's division, after the product: there are fewer numbers to divide.
+        output = (output * (1 / total)).astype(tokens.dtype)
+        output = jnp.transpose(output, (1, 0, 2))
         return jax.vmap(self.projection)(output.reshape(count, width))
 
 
