@@ -1,13 +1,15 @@
 """Say where the time of one plain SGD step goes, for a named model.
 
     python benchmarks/profile_step.py [--model wrn-16-4] [--batch 32] [--rounds 15]
+        [--as-jax-comes]
 
-Each convolution of the model is timed alone, as XLA compiles it for the whole batch:
-forward, gradient in the input, gradient in the weight. The whole step, the forward pass
-and the forward pass with the gradient in the image are timed too; what a pass takes
-beyond its convolutions is the norms, the activations and the update. Times are medians
-in milliseconds; all parts are timed in turn, so that a machine that drifts slows them
-alike. "Cores" is processor time over wall time.
+Each convolution of the model is timed alone, compiled as tanager does for the whole
+batch: forward, gradient in the input, gradient in the weight. The whole step, the
+forward pass and the forward pass with the gradient in the image are timed too; what a
+pass takes beyond its convolutions is the norms, the activations and the update. Times
+are medians in milliseconds; all parts are timed in turn, so that a machine that drifts
+slows them alike. "Cores" is processor time over wall time. With --as-jax-comes XLA is not asked
+for `tanager.compiler_options()`.
 """
 
 import argparse
@@ -23,6 +25,7 @@ import numpy as np
 import optax
 from jax import lax
 
+import tanager
 from tanager.models import zoo
 
 
@@ -47,13 +50,14 @@ def _convolutions(jaxpr: Any) -> Iterator[tuple[tuple, tuple, tuple]]:
                 yield from _convolutions(inner.jaxpr)
 
 
-def _compile(function: Callable, *arguments: Any) -> Callable[[], Any]:
-    compiled = jax.jit(function).lower(*arguments).compile()
+def _compile(asked: dict, function: Callable, *arguments: Any) -> Callable[[], Any]:
+    jitted = jax.jit(function, compiler_options=asked)
+    compiled = jitted.lower(*arguments).compile()
     return lambda: compiled(*arguments)
 
 
 def _convolution_passes(
-    convolution: tuple[tuple, tuple, tuple], batch: int
+    asked: dict, convolution: tuple[tuple, tuple, tuple], batch: int
 ) -> list[Callable[[], Any]]:
     """Return the three passes of a convolution over `batch` images."""
     image, kernel, options = convolution
@@ -72,13 +76,15 @@ def _convolution_passes(
         return jax.linear_transpose(lambda w: convolve(x, w), w)(dy)
 
     return [
-        _compile(convolve, x, w),
-        _compile(to_input, dy, w),
-        _compile(to_weight, dy, x),
+        _compile(asked, convolve, x, w),
+        _compile(asked, to_input, dy, w),
+        _compile(asked, to_weight, dy, x),
     ]
 
 
-def _whole_passes(model: Any, images: jax.Array) -> list[Callable[[], Any]]:
+def _whole_passes(
+    asked: dict, model: Any, images: jax.Array
+) -> list[Callable[[], Any]]:
     """Return the forward pass, it with the gradient in the images, and the step."""
     labels = jnp.arange(len(images)) % _CLASSES
     parameters, static = eqx.partition(model, eqx.is_inexact_array)
@@ -93,7 +99,7 @@ def _whole_passes(model: Any, images: jax.Array) -> list[Callable[[], Any]]:
         return jax.tree.map(lambda p, g: p - _LEARNING_RATE * g, parameters, gradients)
 
     functions = (loss, jax.value_and_grad(loss, argnums=1), step)
-    return [_compile(function, parameters, images) for function in functions]
+    return [_compile(asked, function, parameters, images) for function in functions]
 
 
 def _measure(
@@ -124,7 +130,7 @@ def _name(convolution: tuple[tuple, tuple, tuple]) -> str:
     )
 
 
-def profile(name: str, side: int, batch: int, rounds: int) -> None:
+def profile(name: str, side: int, batch: int, rounds: int, asked: dict) -> None:
     """Print the table of one model, in Markdown."""
     key = jax.random.key(0)
     shape = (side, side, 3)
@@ -132,9 +138,9 @@ def profile(name: str, side: int, batch: int, rounds: int) -> None:
     images = jax.random.normal(key, (batch, *shape), jnp.float32)
     closed = jax.make_jaxpr(model)(images[0])
     counts = collections.Counter(_convolutions(closed.jaxpr))
-    runs = _whole_passes(model, images)
+    runs = _whole_passes(asked, model, images)
     for convolution in counts:
-        runs += _convolution_passes(convolution, batch)
+        runs += _convolution_passes(asked, convolution, batch)
     milliseconds, cores = _measure(runs, rounds)
     forward, both, step = milliseconds[:3]
     whole = np.array([forward, both - forward, step - both])
@@ -170,8 +176,10 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=32, help="pixels per side")
     parser.add_argument("--batch", type=int, default=32, help="examples per step")
     parser.add_argument("--rounds", type=int, default=15, help="timed rounds")
+    parser.add_argument("--as-jax-comes", action="store_true")
     options = parser.parse_args()
-    profile(options.model, options.side, options.batch, options.rounds)
+    asked = {} if options.as_jax_comes else tanager.compiler_options()
+    profile(options.model, options.side, options.batch, options.rounds, asked)
 
 
 if __name__ == "__main__":

@@ -48,13 +48,16 @@ SYSTEMS = (
     "torch-sgd",
     "torch-sgd:nhwc",
     "jax-sgd",
+    "jax-sgd:options",
     "tanager:auto",
     "tanager:auto:low",
     "opacus:hooks",
     "opacus:hooks:nhwc",
     "opacus:ghost",
     "jax-privacy",
+    "jax-privacy:options",
     "jax-vmap",
+    "jax-vmap:options",
 )
 """What is timed unless ``--systems`` says otherwise. Slower ways to use the same
 libraries: "opacus:functorch", and "jax-privacy:8" for microbatches of 8.
@@ -288,7 +291,9 @@ def poisson(spec: str, folder: Path, options) -> dict[str, Any]:
     sizes = generator.binomial(50_000, 2 * rows / 50_000, _POISSON_STEPS).tolist()
     work = lay_out(model, rows, max(sizes), folder)
     systems = tuple(
-        name for name in options.systems if not name.endswith((":nhwc", ":8"))
+        name
+        for name in options.systems
+        if not name.endswith((":nhwc", ":8", ":options"))
     )
     stage = Stage(systems, work, options)
     _say(f"{spec}: {_POISSON_STEPS} logical batches of {min(sizes)} to {max(sizes)}")
@@ -303,15 +308,12 @@ def poisson(spec: str, folder: Path, options) -> dict[str, Any]:
 
 
 def training(folder: Path, options) -> dict[str, Any]:
-    """Train an MLP on scanned digits alike in all systems; only the noise is their own.
+    """Train a small MLP on scanned digits alike in all; only the noise is their own.
 
     Once without noise, where the parameters must agree, and once with.
     """
-    import jax
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
-
-    from tanager.models.mlp import MLP
 
     images, labels = load_digits(return_X_y=True)
     images = (images / 16).astype(np.float32)
@@ -322,7 +324,7 @@ def training(folder: Path, options) -> dict[str, Any]:
     np.savez(folder / "test.npz", images=x_test, labels=y_test)
     import jax_worker
 
-    params = jax_worker.named(MLP(10, (64,), key=jax.random.key(0)))
+    params = jax_worker.named(jax_worker.create("mlp-small", 10, (64,)))
     np.savez(folder / "params.npz", **{k: np.asarray(v) for k, v in params.items()})
     generator = np.random.default_rng(0)
     rate = _TRAIN["expected_batch"] / len(x)
@@ -332,7 +334,7 @@ def training(folder: Path, options) -> dict[str, Any]:
     }
     np.savez(folder / "samples.npz", **samples)
     work = {
-        "model": "mlp",
+        "model": "mlp-small",
         "physical_batch": 64,
         "classes": 10,
         "clip_norm": CLIP_NORM,
@@ -340,7 +342,9 @@ def training(folder: Path, options) -> dict[str, Any]:
         "params": str(folder / "params.npz"),
     }
     private = tuple(
-        name for name in options.systems if not name.endswith((":nhwc", ":8", "-sgd"))
+        name
+        for name in options.systems
+        if not name.endswith((":nhwc", ":8", ":options")) and "-sgd" not in name
     )
     rows: dict[str, dict[str, Any]] = {name: {"system": name} for name in private}
     ends = {}

@@ -1,6 +1,7 @@
 """JAX without privacy, tanager, vmap by hand and JAX-Privacy, one system a process.
 
-All of them are given the same model and the same loss of one example.
+All of them are given the same model and the same loss of one example. With ":options"
+the others are compiled with the options that tanager asks of XLA; else as JAX comes.
 """
 
 import functools
@@ -14,6 +15,7 @@ from jax import monitoring
 
 from tanager import models
 from tanager._heap import keep_freed_memory
+from tanager.compiling import compiler_options
 from tanager.models.mlp import MLP
 from tanager.models.wide_resnet import WideResNet
 
@@ -31,9 +33,9 @@ def create(model, classes, shape):
             weight_standardisation=standardised,
             key=key,
         )
-    if model in ("mlp", "linear"):
-        hidden = (1024, 1024) if model == "mlp" else ()
-        return MLP(classes, tuple(shape), hidden=hidden, key=key)
+    hidden = {"mlp": (1024, 1024), "mlp-small": (64,), "linear": ()}
+    if model in hidden:
+        return MLP(classes, tuple(shape), hidden=hidden[model], key=key)
     return models.create(model, classes=classes, image_shape=tuple(shape), key=key)
 
 
@@ -80,8 +82,13 @@ class JaxWorker(protocol.Worker):
         self.total = self._zeros()
         self.key = jax.random.key(1)
         self.prepare_clipping()
-        self.accumulate = jax.jit(self._accumulate, donate_argnums=1)
-        self.update = jax.jit(self._update)
+        self.accumulate = self.jit(self._accumulate, donate_argnums=1)
+        self.update = self.jit(self._update)
+
+    def jit(self, function, **more):
+        """Compile as this system's users do."""
+        options = compiler_options() if self.system.endswith(":options") else {}
+        return jax.jit(function, compiler_options=options, **more)
 
     def _batch(self, images, labels):
         return {"x": jnp.asarray(images), "y": jnp.asarray(labels, jnp.int32)}
@@ -170,7 +177,7 @@ class SgdWorker(JaxWorker):
 
     def build(self):
         super().build()
-        self.train = jax.jit(self._train, donate_argnums=0)
+        self.train = self.jit(self._train, donate_argnums=0)
 
     def _train(self, params, batch, mask):
         gradient = self.clipped(params, batch, mask)
@@ -190,7 +197,10 @@ class SgdWorker(JaxWorker):
 
 
 class TanagerWorker(JaxWorker):
-    """tanager."""
+    """tanager, with the options that it asks of XLA."""
+
+    def jit(self, function, **more):
+        return jax.jit(function, compiler_options=compiler_options(), **more)
 
     def prepare_clipping(self):
         import tanager
@@ -238,7 +248,7 @@ class JaxPrivacyWorker(JaxWorker):
     def prepare_clipping(self):
         import jax_privacy
 
-        size = self.system.partition(":")[2]
+        size = self.system.removesuffix(":options").partition(":")[2]
         self.grad_fn = jax_privacy.clipped_grad(
             loss,
             l2_clip_norm=self.clip_norm,

@@ -242,6 +242,8 @@ def create(model: str, classes: int, shape: tuple[int, ...]) -> nn.Module:
             return ViT(classes, 768, 12, 12)
         case "mlp":
             return MLP(classes, *shape)
+        case "mlp-small":
+            return MLP(classes, *shape, hidden=(64,))
         case "linear":
             return MLP(classes, *shape, hidden=())
     raise LookupError(model)

@@ -235,6 +235,42 @@ def test_both_gram_methods_of_a_convolution_are_tried():
     assert all(len(names) >= 2 for names in offered.values())
 
 
+@pytest.mark.parametrize("name", ["same", "groups", "several images"])
+def test_gradients_that_are_formed_a_few_examples_at_a_time(name, monkeypatch):
+    monkeypatch.setattr(Convolution, "group", lambda self, method, rows: 2)
+    apply, w, x = convolution(name, rows=5)
+    check(lambda w, x: curve(apply(w, x)), w, x, methods=True)
+
+
+def test_groups_keep_copies_in_the_cache_and_programs_short():
+    w, x = draw(1, (3, 3, 64, 64), (ROWS, 32, 32, 64))
+
+    def loss(w, x):
+        return curve(conv(x[None], w, PLANE, (1, 1), "SAME"))
+
+    rule = only_cell(loss, w, x).rule
+    assert isinstance(rule, Convolution)
+    copied = {name: rule.copied(name) for name in rule.gradients()}
+    assert copied == {"vmap": 0, "patches": 9 * 2**16, "crossed": 6 * 2**16}
+    assert rule.group("vmap", 16) == 16
+    assert rule.group("patches", 16) * 4 * copied["patches"] <= 4e6
+    assert rule.group("crossed", 16) == 1
+    for name in ("patches", "crossed"):
+        for rows in (1, 63, 64, 65, 1000):
+            assert -(-rows // rule.group(name, rows)) <= 64
+
+
+def test_crossed_products_want_a_first_axis_of_stride_one():
+    offered = []
+    for name in CONVOLUTIONS:
+        apply, w, x = convolution(name)
+        cell = only_cell(lambda w, x, apply=apply: curve(apply(w, x)), w, x)
+        if "crossed" in cell.gradients():
+            offered.append(name)
+    assert {"same", "groups", "several images"} <= set(offered)
+    assert not {"pointwise", "patch embedding", "batch groups"} & set(offered)
+
+
 def test_a_kernel_that_is_made_of_moved_and_scaled_entries():
     w, x = draw(2, (2, 3, 9), (ROWS, 4, 4, 2))
 

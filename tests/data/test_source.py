@@ -1,9 +1,12 @@
 import re
+import subprocess
+import sys
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import tanager
 from tanager.data import ArraySource, Source, as_source, gather, subset
 
 
@@ -172,3 +175,11 @@ def test_subset_is_a_view_in_the_order_given(make):
 def test_bad_subsets_are_refused(indices, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         subset(ArraySource(tree()), indices)
+
+
+def test_augmentation_is_there_once_it_is_named():
+    code = "import tanager; print(tanager.data.augment.__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "tanager.data.augment\n", done.stderr
+    with pytest.raises(AttributeError, match="no attribute 'augmented'"):
+        getattr(tanager.data, "augmented")  # noqa: B009

@@ -302,3 +302,13 @@ def test_groups_that_do_not_divide_the_channels_are_refused():
     message = "groups (=16) must divide the 24 channels: use 8, or change the width"
     with pytest.raises(ValueError, match=re.escape(message)):
         layers.GroupNorm(24, 16)
+
+
+def test_gelu_is_x_times_the_normal_distribution_function():
+    values = np.linspace(-12, 12, 4801)
+    exact = values * stats.norm.cdf(values)
+    got = np.asarray(layers.gelu(jnp.asarray(values, jnp.float32)), np.float64)
+    np.testing.assert_allclose(got, exact, rtol=1e-6, atol=1e-6)
+    slope = jax.vmap(jax.grad(layers.gelu))(jnp.asarray(values, jnp.float32))
+    wanted = stats.norm.cdf(values) + values * stats.norm.pdf(values)
+    np.testing.assert_allclose(slope, wanted, rtol=1e-5, atol=1e-5)

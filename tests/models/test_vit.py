@@ -228,3 +228,31 @@ def test_layer_norm_of_a_far_shifted_token_keeps_its_digits():
     np.testing.assert_allclose(normal, exact, atol=4e-3)
     with pytest.raises(ValueError, match="eps"):
         vit.LayerNorm(64, eps=0.0)
+
+
+def test_layer_norm_has_the_derivatives_of_the_textbook_form():
+    def textbook(token):
+        centred = token - jnp.mean(token)
+        return centred / jnp.sqrt(jnp.mean(centred**2) + 0.3)
+
+    with jax.enable_x64(True):
+        draw = np.random.default_rng(0).standard_normal
+        token, change, weight = (jnp.asarray(draw(7)) for _ in range(3))
+        ours = vit.LayerNorm(7, eps=0.3)
+        for transformed in (
+            lambda f: f(token),
+            lambda f: jax.jvp(f, (token,), (change,))[1],
+            lambda f: jax.grad(lambda t: f(t) @ weight)(token),
+            lambda f: jax.hessian(lambda t: f(t) @ weight)(token),
+        ):
+            np.testing.assert_allclose(
+                transformed(ours), transformed(textbook), rtol=1e-12, atol=1e-13
+            )
+
+
+def test_attention_bears_scores_that_would_overflow():
+    attention = vit.Attention(12, 3, key=jax.random.key(0))
+    tokens = 1e3 * jnp.asarray(np.random.default_rng(0).standard_normal((5, 12)), "f")
+    assert bool(jnp.all(jnp.isfinite(attention(tokens))))
+    gradient = jax.grad(lambda tokens: jnp.sum(attention(tokens)))(tokens)
+    assert bool(jnp.all(jnp.isfinite(gradient)))

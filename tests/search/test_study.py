@@ -143,6 +143,14 @@ def test_halving_lets_the_best_quarter_go_on(tmp_path, settings, fake):
     assert sum(each.steps for each in results) < 60 * 64 / 3
 
 
+def test_a_grid_is_gone_through_once(tmp_path, settings, fake):
+    study = Study(tmp_path / "study", dataclasses.replace(settings, sampler="grid"))
+    study.work(20)
+    values = [each.values for each in study.results()]
+    tried = [(each["learning_rate"], each["ema_decay"]) for each in values]
+    assert sorted(tried) == [(0.25, 0.5), (0.25, 0.9), (1.0, 0.5), (1.0, 0.9)]
+
+
 def test_a_study_that_was_moved_goes_on_where_it_is(tmp_path, settings, fake):
     def settings_in(folder):
         recipe = dataclasses.replace(settings.target.recipe, out=str(folder))

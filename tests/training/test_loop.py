@@ -221,6 +221,14 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path):
     assert same(again.params, whole.params)
 
 
+def test_a_complete_run_keeps_what_it_said_of_its_speed(tmp_path):
+    run(tmp_path / "run")
+    before = json.loads((tmp_path / "run/result.json").read_text())
+    run(tmp_path / "run")
+    assert json.loads((tmp_path / "run/result.json").read_text()) == before
+    assert before["examples_per_second"] > 0
+
+
 def test_a_complete_run_is_not_run_again(tmp_path):
     first = run(tmp_path / "run")
     ledger = (tmp_path / "run/ledger.jsonl").read_bytes()

@@ -38,3 +38,9 @@ def test_devices_wait_only_where_they_have_nothing_to_compute(
         clock.tick()
     # Of four seconds between the two ticks: both batches, or the first of the step.
     assert clock.wait_fraction() == pytest.approx(share)
+
+
+def test_where_nothing_is_shown_no_display_is_asked_for(monkeypatch):
+    monkeypatch.setattr(progress, "Console", None)  # a notebook's wants ipywidgets
+    with progress.measuring(False) as report:
+        report("a method")

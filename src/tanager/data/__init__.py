@@ -1,7 +1,10 @@
 """Data: sources of examples, data sets by name, augmentation.
 
-`augment` is a module of its own: `tanager.data.augment`.
+`augment` is a module of its own, `tanager.data.augment`, loaded on first use.
 """
+
+import importlib
+from typing import Any
 
 from tanager.data.benchmarks import IMAGENET_MEAN as IMAGENET_MEAN
 from tanager.data.benchmarks import IMAGENET_STD as IMAGENET_STD
@@ -17,3 +20,9 @@ from tanager.data.source import UnreadableExample as UnreadableExample
 from tanager.data.source import as_source as as_source
 from tanager.data.source import gather as gather
 from tanager.data.source import subset as subset
+
+
+def __getattr__(name: str) -> Any:
+    if name == "augment":
+        return importlib.import_module("tanager.data.augment")
+    raise AttributeError(f"module 'tanager.data' has no attribute {name!r}")

@@ -16,6 +16,7 @@ import dataclasses
 import json
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -94,7 +95,7 @@ class Study:
         as asked for are complete, pruned or diverged.
 
         Args:
-            trials: of the whole study.
+            trials: of the whole study; of a grid at most as many as it has points.
             report: told of each trial that this process finished.
             watch: told of each evaluation: the trial, and its line of metrics.jsonl.
 
@@ -102,6 +103,8 @@ class Study:
             ValueError: the storage stopped answering; the same call goes on.
             KeyboardInterrupt: after a checkpoint was written; likewise.
         """
+        if self.settings.sampler == "grid":
+            trials = min(trials, int(self.settings.space.size))
         while True:
             with (
                 answering(self.settings.storage),
@@ -279,13 +282,29 @@ def _trial_result(folder: Path) -> TrialResult:
     return TrialResult(**json.loads((folder / "done.json").read_text()))
 
 
+def _grid_sampler(seed: int | None) -> Any:
+    """Return a sampler of every point once, in an order drawn by chance."""
+    import optuna
+
+    class Grid(optuna.samplers.BruteForceSampler):
+        def after_trial(self, study: Any, trial: Any, state: Any, values: Any) -> None:
+            # After the last point it tries to stop a loop of Optuna's, which there
+            # is none of here.
+            with contextlib.suppress(RuntimeError):
+                super().after_trial(study, trial, state, values)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return Grid(seed=seed)
+
+
 def _optuna_study(storage: Any, folder: Path, settings: Settings) -> "OptunaStudy":
     import optuna
 
     sampler = {
         "tpe": lambda: optuna.samplers.TPESampler(seed=settings.seed),
         "random": lambda: optuna.samplers.RandomSampler(seed=settings.seed),
-        "grid": lambda: optuna.samplers.BruteForceSampler(seed=settings.seed),
+        "grid": lambda: _grid_sampler(settings.seed),
     }[settings.sampler]()
     pruner = optuna.pruners.NopPruner()
     if settings.pruner == "median":

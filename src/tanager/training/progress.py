@@ -70,7 +70,10 @@ class TrainingProgress:
 @contextlib.contextmanager
 def measuring(shown: bool) -> Iterator[Callable[[str], None]]:
     """Give a function that says what is being measured, while the block runs."""
-    console = Console(stderr=True, quiet=not shown, highlight=False)
+    if not shown:
+        yield lambda what: None
+        return
+    console = Console(stderr=True, highlight=False)
     text = "measuring the fastest clipping on this device, once"
     with console.status("") as status:
         yield lambda what: status.update(f"{text}: {what}")

@@ -73,7 +73,7 @@ def hand_over(
             "seconds": seconds,
             "examples_per_second": examples_per_second,
             "wait_fraction": wait_fraction,
-        }
+        } | ({} if examples_per_second else _speeds_before(folder))
         if folder is not None:
             _write(folder, summary, params, average)
         return summary
@@ -90,6 +90,17 @@ def hand_over(
         summary,
         folder and folder.path,
     )
+
+
+def _speeds_before(folder: RunFolder | None) -> dict[str, Any]:
+    """Return what a complete run said of its speed; this time there were no steps."""
+    if folder is None or not folder.result.exists():
+        return {}
+    before = json.loads(folder.result.read_text())
+    return {
+        name: before[name]
+        for name in ("seconds", "examples_per_second", "wait_fraction")
+    }
 
 
 def _summary(

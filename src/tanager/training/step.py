@@ -1,9 +1,8 @@
 """One private update: accumulate over physical batches, then apply.
 
 The two functions are compiled once each for a whole run, whatever sizes Poisson
-sampling draws: physical batches have one fixed shape and a mask. Each device of the
-run's layout accumulates its own rows; the devices meet in the update, once for each
-logical batch, and there the noise is added, once.
+sampling draws: physical batches have one fixed shape and a mask. Each device adds up
+its own rows; they meet in the update, once a logical batch, where noise is added, once.
 """
 
 import functools

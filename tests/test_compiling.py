@@ -1,0 +1,73 @@
+"""XLA is asked for what is fast on a CPU, and nothing where it would not know it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tanager
+from tanager import compiling
+
+
+@pytest.fixture(autouse=True)
+def asked_anew():
+    compiling.compiler_options.cache_clear()
+    yield
+    compiling.compiler_options.cache_clear()
+
+
+def work(image, kernel):
+    output = jax.lax.conv_general_dilated(
+        image, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    return output, jnp.sum(jnp.square(image), axis=(1, 2, 3))
+
+
+ARRAYS = jnp.ones((2, 16, 16, 8)), jnp.ones((3, 3, 8, 8))
+
+
+def test_convolutions_stay_with_xla():
+    options = tanager.compiler_options()
+    assert options
+    jitted = jax.jit(work, compiler_options=options)
+    text = str(jitted.lower(*ARRAYS).compile().as_text())
+    outside = text[text.index("ENTRY") :]
+    assert " convolution(" in outside
+
+
+def test_the_results_are_the_same():
+    draw = np.random.default_rng(0)
+    arrays = [jnp.asarray(draw.standard_normal(a.shape, np.float32)) for a in ARRAYS]
+    for one, other in zip(
+        compiling.jit(work)(*arrays), jax.jit(work)(*arrays), strict=True
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_what_the_user_says_stands(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_experimental_ynn_fusion_type=")
+    assert tanager.compiler_options() == {}
+
+
+def test_other_flags_do_not_matter(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+    assert tanager.compiler_options()
+
+
+def test_accelerators_are_asked_for_nothing(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert tanager.compiler_options() == {}
+
+
+def test_an_xla_that_does_not_know_them_is_asked_for_nothing(monkeypatch):
+    monkeypatch.setattr(compiling, "_HANDED_OVER", "xla_cpu_no_such_option")
+    with pytest.warns(UserWarning, match="xla_cpu_no_such_option"):
+        assert tanager.compiler_options() == {}
+    assert int(compiling.jit(lambda: jnp.int32(3))()) == 3
+
+
+def test_a_function_of_arrays_and_others_is_compiled_with_them():
+    double = compiling.filter_jit(lambda tree: (tree["x"] * 2, tree["name"]))
+    value, name = double({"x": jnp.arange(3), "name": "kept"})
+    assert value.tolist() == [0, 2, 4]
+    assert name == "kept"

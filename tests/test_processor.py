@@ -1,0 +1,51 @@
+"""Two processors with other instructions are told apart, wherever the system says."""
+
+from pathlib import Path
+
+import pytest
+
+from tanager import _processor
+
+
+INTEL = """\
+processor\t: 0
+model name\t: Some Xeon @ 2.50GHz
+flags\t\t: fpu sse2 avx2 avx512f constant_tsc amx_tile
+
+processor\t: 1
+model name\t: Another
+"""
+ARM = "processor\t: 0\nFeatures\t: fp asimd sve i8mm crc32\n"
+
+
+@pytest.fixture
+def told(monkeypatch):
+    def tell(text):
+        def read(self):
+            if text is None:
+                raise FileNotFoundError(self)
+            return text
+
+        _processor._line.cache_clear()
+        monkeypatch.setattr(Path, "read_text", read)
+
+    yield tell
+    _processor._line.cache_clear()
+
+
+def test_a_processor_has_a_name_and_vector_instructions(told):
+    told(INTEL)
+    assert _processor.name() == "Some Xeon @ 2.50GHz"
+    assert _processor.instructions() == ("amx_tile", "avx2", "avx512f", "sse2")
+
+
+def test_an_arm_processor_tells_its_features(told):
+    told(ARM)
+    assert _processor.instructions() == ("asimd", "i8mm", "sve")
+    assert _processor.name()
+
+
+def test_a_system_that_says_nothing_is_no_error(told):
+    told(None)
+    assert _processor.instructions() == ()
+    assert _processor.name()
