@@ -8,8 +8,8 @@ batch: forward, gradient in the input, gradient in the weight. The whole step, t
 forward pass and the forward pass with the gradient in the image are timed too; what a
 pass takes beyond its convolutions is the norms, the activations and the update. Times
 are medians in milliseconds; all parts are timed in turn, so that a machine that drifts
-slows them alike. "Cores" is processor time over wall time. With --as-jax-comes XLA is not asked
-for `tanager.compiler_options()`.
+slows them alike. "Cores" is processor time over wall time. With --as-jax-comes nothing
+is asked of XLA (`tanager.compiler_options()`).
 """
 
 import argparse
