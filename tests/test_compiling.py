@@ -71,3 +71,20 @@ def test_a_function_of_arrays_and_others_is_compiled_with_them():
     value, name = double({"x": jnp.arange(3), "name": "kept"})
     assert value.tolist() == [0, 2, 4]
     assert name == "kept"
+
+
+def test_inside_another_program_its_options_hold():
+    inner = compiling.jit(lambda x: jnp.sum(jnp.square(x)))
+    outer = compiling.jit(lambda x: inner(x) + 1)
+    assert float(outer(jnp.ones(3))) == 4
+    assert float(jax.jit(outer)(jnp.ones(3))) == 4
+    assert jax.eval_shape(outer, jnp.ones(3)).shape == ()
+    np.testing.assert_array_equal(jax.grad(outer)(jnp.ones(3)), 2 * np.ones(3))
+
+
+def test_donated_arrays_are_given_away():
+    double = compiling.jit(lambda x: 2 * x, donate_argnums=0)
+    given = jnp.ones(3)
+    double(given)
+    assert given.is_deleted()
+    assert "stablehlo" in double.lower(jnp.ones(3)).as_text()

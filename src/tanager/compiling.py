@@ -14,6 +14,8 @@ from typing import Any
 
 import equinox as eqx
 import jax
+from jax.core import Tracer
+from jax.stages import Lowered
 
 
 _HANDED_OVER = "xla_cpu_experimental_ynn_fusion_type"
@@ -41,9 +43,27 @@ def compiler_options() -> dict[str, str]:
     return options if _known(options) else {}
 
 
-def jit(function: Callable, **more: Any) -> Any:
-    """Return `jax.jit` of a function, with `compiler_options`."""
-    return jax.jit(function, compiler_options=compiler_options(), **more)
+class jit:
+    """`jax.jit` with `compiler_options`; inside another trace without: it has its own.
+
+    Args:
+        function: to compile.
+        more: as of `jax.jit`.
+    """
+
+    def __init__(self, function: Callable, **more: Any):
+        self._jitted = jax.jit(function, compiler_options=compiler_options(), **more)
+        self._within = jax.jit(function, **more)
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Compile for shapes like these at the first call, and run."""
+        leaves = jax.tree.leaves(arguments)
+        traced = any(isinstance(leaf, Tracer) for leaf in leaves)
+        return (self._within if traced else self._jitted)(*arguments)
+
+    def lower(self, *arguments: Any) -> Lowered:
+        """Return `jax.jit(...).lower(...)`."""
+        return self._jitted.lower(*arguments)
 
 
 def filter_jit(function: Callable) -> Callable:
