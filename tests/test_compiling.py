@@ -9,13 +9,6 @@ import tanager
 from tanager import compiling
 
 
-@pytest.fixture(autouse=True)
-def asked_anew():
-    compiling.compiler_options.cache_clear()
-    yield
-    compiling.compiler_options.cache_clear()
-
-
 def work(image, kernel):
     output = jax.lax.conv_general_dilated(
         image, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
@@ -42,6 +35,11 @@ def test_the_results_are_the_same():
         compiling.jit(work)(*arrays), jax.jit(work)(*arrays), strict=True
     ):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_a_caller_may_add_to_them():
+    tanager.compiler_options()["mine"] = "1"
+    assert "mine" not in tanager.compiler_options()
 
 
 def test_what_the_user_says_stands(monkeypatch):

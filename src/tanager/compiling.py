@@ -21,7 +21,6 @@ from jax.stages import Lowered
 _HANDED_OVER = "xla_cpu_experimental_ynn_fusion_type"
 
 
-@functools.cache
 def compiler_options() -> dict[str, str]:
     """Return options that make XLA's programs fast on this device, for `jax.jit`.
 
@@ -40,7 +39,7 @@ def compiler_options() -> dict[str, str]:
     ):
         return {}
     options = {_HANDED_OVER: "LIBRARY_FUSION_TYPE_REDUCE"}
-    return options if _known(options) else {}
+    return options if _known(tuple(options.items())) else {}
 
 
 class jit:
@@ -72,8 +71,9 @@ def filter_jit(function: Callable) -> Callable:
     return untyped(function, compiler_options=compiler_options())
 
 
-def _known(options: dict[str, str]) -> bool:
-    probe = jax.jit(lambda: 0, compiler_options=options)
+@functools.cache
+def _known(options: tuple[tuple[str, str], ...]) -> bool:
+    probe = jax.jit(lambda: 0, compiler_options=dict(options))
     try:
         probe.lower().compile()
     except Exception as error:

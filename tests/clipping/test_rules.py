@@ -8,6 +8,7 @@ from jax import lax
 from oracle import cast, check, draw, read
 
 from tanager.clipping.convolutions import Convolution
+from tanager.clipping.rules import Seen
 from tanager.clipping.standardise import standardise
 
 
@@ -240,6 +241,24 @@ def test_gradients_that_are_formed_a_few_examples_at_a_time(name, monkeypatch):
     monkeypatch.setattr(Convolution, "group", lambda self, method, rows: 2)
     apply, w, x = convolution(name, rows=5)
     check(lambda w, x: curve(apply(w, x)), w, x, methods=True)
+
+
+@pytest.mark.parametrize("name", ["same", "groups", "asymmetric padding"])
+def test_norms_whose_gradients_are_dropped_group_by_group(name, monkeypatch):
+    monkeypatch.setattr(Convolution, "group", lambda self, method, rows: 2)
+    apply, w, x = convolution(name, rows=5)
+    with jax.enable_x64(True):
+        w, x = jnp.asarray(w), jnp.asarray(x)
+        dy = jnp.asarray(draw(2, jax.vmap(apply, (None, 0))(w, x).shape)[0])
+        program, (cell,) = read(lambda w, x: curve(apply(w, x)), w, x)
+        seen = [Seen([x], [dy], [dy], program.evaluate_prologue([w]))]
+        one = jax.grad(lambda w, x, dy: jnp.sum(apply(w, x) * dy))
+        wanted = jax.vmap(one, (None, 0, 0))(w, x, dy).reshape(5, -1)
+        assert {"patches", "crossed"} <= set(cell.gradients())
+        for method in cell.gradients():
+            squares, kept = cell.squares(method, seen, [w], keep=False)
+            assert kept is None
+            np.testing.assert_allclose(squares, np.sum(wanted**2, axis=1), rtol=1e-10)
 
 
 def test_groups_keep_copies_in_the_cache_and_programs_short():
