@@ -446,10 +446,10 @@ def main() -> None:
                 if spec not in [
                     one.get("work", one.get("model")) for one in record[key]
                 ]:
-                    record[key].append(do(spec, folder, options))
+                    record[key].append(do(spec, folder, options) | _when())
                     keep()
         if not options.no_training and "training" not in record:
-            record["training"] = training(folder, options)
+            record["training"] = training(folder, options) | _when()
             keep()
     _say(f"written: {options.out}; the tables: python benchmarks/peers/tables.py")
 
@@ -457,10 +457,12 @@ def main() -> None:
 def _circumstances() -> dict[str, Any]:
     from tanager.bench import machine
 
+    return {"machine": machine.machine(), "versions": machine.versions(), **_when()}
+
+
+def _when() -> dict[str, str]:
     now = datetime.datetime.now(datetime.UTC)
     return {
-        "machine": machine.machine(),
-        "versions": machine.versions(),
         "command": shlex.join(["python", *sys.argv]),
         "date": now.isoformat(timespec="seconds"),
     }

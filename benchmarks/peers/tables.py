@@ -80,6 +80,8 @@ def main() -> None:
 
 def make(record: dict[str, Any]) -> dict[str, str]:
     """Return the tables in Markdown, by name."""
+    works = sorted(record["works"], key=lambda work: work["physical_batch"])
+    record = record | {"works": works}
     tables = {
         "machine": _machine(record),
         "goals": _goals(record),
@@ -223,6 +225,7 @@ def _is_torch(system: str) -> bool:
 def _memory(works: list[dict[str, Any]]) -> str:
     """Return MiB of a step and in all by batch, and seconds of the first step."""
     batches = [work["physical_batch"] for work in works]
+    (usual,) = _columns(works)
     rows = []
     for system in _systems(works):
         found = {
@@ -233,19 +236,17 @@ def _memory(works: list[dict[str, Any]]) -> str:
         }
         if not found:
             continue
-        line = [NAMES[system]]
-        for batch in batches:
-            row = found.get(batch, {})
-            line += [_mebibytes(row.get("step_bytes")), _mebibytes(row["peak_bytes"])]
-        if len(batches) > 2:
+        steps = [found.get(batch, {}).get("step_bytes") for batch in batches]
+        line = [NAMES[system], *map(_mebibytes, steps)]
+        if len(batches) > 1:
             line.append(_fitting(found))
-        firsts = [row["first_step_seconds"] for row in found.values()]
-        rows.append([*line, _number(float(np.median(firsts)))])
-    heading = [""]
-    for batch in batches:
-        heading += [f"a step, batch {batch}", f"in all, batch {batch}"]
-    if len(batches) > 2:
+        row = found.get(usual["physical_batch"], {})
+        line.append(_mebibytes(row.get("peak_bytes")))
+        rows.append([*line, _number(row.get("first_step_seconds"))])
+    heading = ["", *(f"a step, batch {batch}" for batch in batches)]
+    if len(batches) > 1:
         heading.append("batch in 2 GiB")
+    heading.append(f"in all, batch {usual['physical_batch']}")
     return _table([*heading, "first step, s"], rows)
 
 
@@ -254,12 +255,11 @@ def _mebibytes(count: int | None) -> str:
 
 
 def _fitting(found: dict[int, dict[str, Any]]) -> str:
-    """Return the batch that 2 GiB would hold, by a straight line through all."""
-    key = "step_bytes" if all("step_bytes" in row for row in found.values()) else None
-    peaks = [row[key or "peak_bytes"] for row in found.values()]
-    if len(peaks) < 3:
+    """Return the batch whose step 2 GiB would hold, by a straight line through all."""
+    peaks = {batch: row["step_bytes"] for batch, row in found.items()}
+    if len(peaks) < 2:
         return "–"
-    slope, base = np.polyfit(list(found), peaks, 1)
+    slope, base = np.polyfit(list(peaks), list(peaks.values()), 1)
     return _number((2**31 - base) / slope) if slope > 0 else "any"
 
 

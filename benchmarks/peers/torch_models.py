@@ -169,12 +169,13 @@ class _Attention(nn.Module):
         self.projection = nn.Linear(width, width)
         self.heads = heads
 
-    def forward(self, tokens):
+    def forward(self, tokens, queries=None):
         batch, count, width = tokens.shape
         qkv = self.qkv(tokens).reshape(batch, count, 3, self.heads, -1)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
+        query = query[:, :, :queries]
         output = functional.scaled_dot_product_attention(query, key, value)
-        return self.projection(output.transpose(1, 2).reshape(batch, count, width))
+        return self.projection(output.transpose(1, 2).reshape(batch, -1, width))
 
 
 class _ViTBlock(nn.Module):
@@ -186,8 +187,9 @@ class _ViTBlock(nn.Module):
         self.expand = nn.Linear(width, 4 * width)
         self.contract = nn.Linear(4 * width, width)
 
-    def forward(self, tokens):
-        tokens = tokens + self.attention(self.norm1(tokens))
+    def forward(self, tokens, queries=None):
+        seen = self.attention(self.norm1(tokens), queries)
+        tokens = tokens[:, :queries] + seen
         return tokens + self.contract(functional.gelu(self.expand(self.norm2(tokens))))
 
 
@@ -206,8 +208,9 @@ class ViT(nn.Module):
     def forward(self, image):
         tokens = self.patches(image).flatten(2).transpose(1, 2)
         tokens = self.positions(self.class_token(tokens))
-        for block in self.blocks:
+        for block in self.blocks[:-1]:
             tokens = block(tokens)
+        tokens = self.blocks[-1](tokens, queries=1)
         return self.head(self.norm(tokens[:, 0]))
 
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,18 @@ def test_a_system_that_failed_says_so(tables):
     assert cells(made["wrn-16-4"], "Opacus, ghost") == ["failed"]
     assert cells(made["wrn-16-4"], "JAX-Privacy") == ["failed"]
     assert "JAX-Privacy" not in made["goals"]
+
+
+def test_the_largest_batch_is_read_off_a_line_through_the_memory_of_steps(tables):
+    whole = record(row("jax-sgd", [0.2], step_bytes=96 * 2**20))
+    for rows, mebibytes in ((128, 288), (8, 48)):
+        line = row("jax-sgd", [0.2], step_bytes=mebibytes * 2**20)
+        other = {"model": "wrn-16-4", "physical_batch": rows, "rows": [line]}
+        whole["works"].append(other)
+    made = tables.make(whole)["wrn-16-4 memory"]
+    assert [int(n) for n in re.findall(r"a step, batch (\d+)", made)] == [8, 32, 128]
+    # 32 MiB and 2 MiB for each example.
+    assert cells(made, "JAX, SGD") == ["48", "96", "288", "1,008", "100", "2"]
 
 
 @pytest.mark.parametrize(("seconds", "verdict"), [(0.2, "met"), (0.5, "**missed**")])

@@ -193,6 +193,30 @@ CONVOLUTIONS = {
     "pointwise": ((1, 4, 3, 2), (1, 1, 2, 5), PLANE, (1, 1), "SAME", {}),
     "pointwise, strided": ((1, 5, 4, 2), (1, 1, 2, 5), PLANE, (2, 2), "VALID", {}),
     "patch embedding": ((1, 6, 4, 3), (2, 2, 3, 5), PLANE, (2, 2), "VALID", {}),
+    "patches, some pixels left over, groups": (
+        (2, 7, 5, 4),
+        (3, 2, 2, 4),
+        PLANE,
+        (3, 2),
+        ((0, 1), (0, 0)),
+        {"groups": 2},
+    ),
+    "patches, channels first": (
+        (1, 2, 5, 4),
+        (3, 2, 3, 2),
+        ("NCHW", "OIHW", "NCHW"),
+        (3, 2),
+        "SAME",
+        {},
+    ),
+    "patches with gaps": (
+        (1, 6, 6, 2),
+        (2, 2, 2, 3),
+        PLANE,
+        (2, 2),
+        "VALID",
+        {"dilation": (2, 1)},
+    ),
     "one position": ((1, 3, 3, 2), (3, 3, 2, 4), PLANE, (1, 1), "VALID", {}),
 }
 
@@ -277,6 +301,23 @@ def test_groups_keep_copies_in_the_cache_and_programs_short():
     for name in ("patches", "crossed"):
         for rows in (1, 63, 64, 65, 1000):
             assert -(-rows // rule.group(name, rows)) <= 64
+
+
+def test_large_patches_side_by_side_are_formed_without_a_slice_for_each_pixel():
+    w, x = draw(1, (12, 12, 2, 3), (ROWS, 25, 24, 2))
+
+    def patches(stride):
+        def loss(w, x):
+            return curve(conv(x[None], w, PLANE, (stride, stride), "VALID"))
+
+        return loss
+
+    assert "patches" not in only_cell(patches(11), w, x).gradients()
+    rule = only_cell(patches(12), w, x).rule
+    assert isinstance(rule, Convolution)
+    assert "patches" in rule.gradients()
+    assert "slice" not in str(jax.make_jaxpr(rule.patches)(x[:, None, :24, :, None]))
+    check(patches(12), w, x, methods=True)
 
 
 def test_crossed_products_want_a_first_axis_of_stride_one():

@@ -61,6 +61,19 @@ def test_the_plan_is_a_point_and_tan_a_dashed_line(drawn):
     assert (flat[:, 1] == PLAN.epsilon["tan"]).all()
 
 
+def test_a_plan_of_little_noise_is_on_its_curve(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, *_, **__: figures.append(figure)
+    )
+    plan = Plan.solve(50_000, batch_size=500, steps=2500, noise_multiplier=0.15)
+    plan_figures.plot(plan, tmp_path / "plan.png")
+    sigmas, epsilons = curves(figures[0].axes[0])["$S$ = 2,500 (plan)"].T
+    own = float(epsilons[sigmas == 0.15][0])
+    assert own == pytest.approx(plan.epsilon["rdp"], rel=0.01)
+    assert (np.diff(epsilons) < 1e-3).all()
+
+
 def test_the_right_panel_is_the_divergence_over_its_approximation(drawn):
     lines = curves(drawn.axes[1])
     per_step = tan.eta_step(PLAN.mechanism)

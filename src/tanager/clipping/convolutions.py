@@ -164,11 +164,33 @@ class Convolution(Bilinear):
     def patches(self, x: Array) -> Float[Array, "b t g k c"]:
         """Return all patches of a padded image, positions in the order of dy."""
         whole = (slice(None), slice(None))
-        parts = [x[(*whole, *window)] for window in self._windows()]
-        stacked = jnp.stack(parts, axis=-2)
-        return stacked.reshape(
+        if self._tiles():
+            patches = self._tiled(x)
+        else:
+            parts = [x[(*whole, *window)] for window in self._windows()]
+            patches = jnp.stack(parts, axis=-2)
+        return patches.reshape(
             x.shape[0], self.positions, self.groups, self.offsets, self.inputs
         )
+
+    def _tiles(self) -> bool:
+        """Whether patches lie side by side, as those of a vision transformer do."""
+        dense = all(
+            dilation == 1 or size == 1
+            for dilation, size in zip(self._dilation, self.kernel, strict=True)
+        )
+        return dense and tuple(self._strides) == self.kernel
+
+    def _tiled(self, x: Array) -> Array:
+        """Return patches that lie side by side: the same numbers in another order."""
+        ends = [n * size for n, size in zip(self.extent, self.kernel, strict=True)]
+        x = x[(slice(None), slice(None), *map(slice, ends))]
+        sides = [*zip(self.extent, self.kernel, strict=True)]
+        shape = (*x.shape[:2], *itertools.chain(*sides), self.groups, self.inputs)
+        spatial = 2 * len(sides)
+        order = (0, 1, *range(2, 2 + spatial, 2), 2 + spatial)
+        order += (*range(3, 2 + spatial, 2), 3 + spatial)
+        return jnp.transpose(x.reshape(shape), order)
 
     def _pixels(self) -> int:
         size = self.images
@@ -186,7 +208,7 @@ class Convolution(Bilinear):
         methods = {}
         if self._pixels() ** 2 <= 4 * self.offsets * self.positions**2:
             methods["shifted gram"] = self.gram_by_shifts
-        if self.offsets <= _MOST_OFFSETS or not methods:
+        if self._few_slices() or not methods:
             methods["patch gram"] = self.gram_by_patches
         if self.offsets == 1:
             return {"gram": self.gram_by_patches}
@@ -218,11 +240,15 @@ class Convolution(Bilinear):
     def gradients(self) -> dict[str, Callable[[Seen], Array]]:
         """See `Rule.gradients`."""
         methods = {"vmap": self.gradients_by_vmap}
-        if self.batch_groups == 1 and self.offsets <= _MOST_OFFSETS:
+        if self.batch_groups == 1 and self._few_slices():
             methods["patches"] = self.gradients_by_patches
             if self.offsets > 1 and self._dense():
                 methods["crossed"] = self.gradients_crossed
         return methods
+
+    def _few_slices(self) -> bool:
+        """Whether patches are formed by few enough slices to compile."""
+        return self.offsets <= _MOST_OFFSETS or self._tiles()
 
     def _dense(self) -> bool:
         """Whether along the first axis every row of the image is a position."""

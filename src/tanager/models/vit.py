@@ -135,15 +135,17 @@ class Attention(eqx.Module):
         self.projection = layers.Linear(width, width, key=projection_key)
         self.heads = heads
 
-    def __call__(self, tokens: Float[Array, "t d"]) -> Float[Array, "t d"]:
-        """Let every token look at every token."""
-        count, width = tokens.shape
+    def __call__(
+        self, tokens: Float[Array, "t d"], *, queries: int | None = None
+    ) -> Float[Array, "q d"]:
+        """Let every token look at every token, or only the first `queries` of them."""
+        width = tokens.shape[1]
         per_head = width // self.heads
-        parts = jnp.split(jax.vmap(self.qkv)(tokens), 3, axis=1)
+        query, key, value = jnp.split(jax.vmap(self.qkv)(tokens), 3, axis=1)
         # Heads first, once: products of XLA on a CPU are slow on other orders.
         query, key, value = (
-            jnp.transpose(part.reshape(count, self.heads, per_head), (1, 0, 2))
-            for part in parts
+            jnp.transpose(part.reshape(-1, self.heads, per_head), (1, 0, 2))
+            for part in (query[:queries], key, value)
         )
         wide = accumulation_dtype(tokens.dtype)
         query = query * (1 / math.sqrt(per_head))
@@ -160,7 +162,7 @@ class Attention(eqx.Module):
         # The softmax's division, after the product: there are fewer numbers to divide.
         output = (output * (1 / total)).astype(tokens.dtype)
         output = jnp.transpose(output, (1, 0, 2))
-        return jax.vmap(self.projection)(output.reshape(count, width))
+        return jax.vmap(self.projection)(output.reshape(-1, width))
 
 
 class Block(eqx.Module):
@@ -180,9 +182,12 @@ class Block(eqx.Module):
         self.expand = layers.Linear(width, _MLP_RATIO * width, key=keys[1])
         self.contract = layers.Linear(_MLP_RATIO * width, width, key=keys[2])
 
-    def __call__(self, tokens: Float[Array, "t d"]) -> Float[Array, "t d"]:
-        """Return the tokens plus both branches."""
-        tokens = tokens + self.attention(jax.vmap(self.norm1)(tokens))
+    def __call__(
+        self, tokens: Float[Array, "t d"], *, queries: int | None = None
+    ) -> Float[Array, "q d"]:
+        """Return the tokens, or only the first `queries`, plus both branches."""
+        seen = self.attention(jax.vmap(self.norm1)(tokens), queries=queries)
+        tokens = tokens[:queries] + seen
         hidden = jax.vmap(self.expand)(jax.vmap(self.norm2)(tokens))
         return tokens + jax.vmap(self.contract)(layers.gelu(hidden))
 
@@ -272,10 +277,10 @@ class VisionTransformer(eqx.Module):
         first = rows[:1] + self.class_token.astype(image.dtype)[None, :]
         tokens = jnp.concatenate([first, rows[1:]])
         tokens = tokens + self.positions.astype(image.dtype)
-        for block in self.blocks:
+        for block in self.blocks[:-1]:
             tokens = block(tokens)
-        # The head sees the class token alone, and the norm works token by token.
-        return self.norm(tokens[0])
+        # The head sees the class token alone: no other need leave the last block.
+        return self.norm(self.blocks[-1](tokens, queries=1)[0])
 
     def __call__(self, image: Array) -> Float[Array, " classes"]:
         """Return the logits of one image, in the image's dtype."""

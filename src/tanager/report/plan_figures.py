@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 
 _RATIO_NOISE_MULTIPLIERS = (0.5, 0.7, 1.0, 2.0, 4.0)
 _ORDERS = tuple(range(2, 33))
-# fmt: off
+# Of those that the plan's own ε is taken over, so that the plan is on its curve; all
+# of the small ones, which little noise wants.
 _FEWER_ORDERS = (
-    1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 8, 11, 16, 24,
-    40, 64, 100,
+    *accountant.RDP_ORDERS[:20],
+    *accountant.RDP_ORDERS[20:100:8],
+    *(16, 24, 40, 64, 103),
 )
-# fmt: on
 _COLOURS = ("#1b9e77", "#7570b3", "#66a61e", "#a6761d", "#386cb0")
 _PLAN_COLOUR = "#d62728"
 
