@@ -5,9 +5,9 @@
 
 Every system is a process of its own in an environment of its own (`make` lays them in
 .venv-NAME) and is given the same parameters, examples and physical batch. All get ready
-first; then they take turns, one step each, so that a slow minute of the machine slows
-all of them. A system that fails is a row with its error. What was measured is written
-after each piece of work, and not measured again.
+first; then they take turns, a step untimed and a step timed, so that a slow minute of
+the machine slows all of them. A system that fails is a row with its error. What was
+measured is written after each piece of work, and not measured again.
 
 FastDP and private_vision are on no registry: give their checkouts with --fastdp PATH
 and --private-vision PATH (docs/benchmarks.md names the commits).

@@ -4,7 +4,7 @@ A worker is a process of its own, in an environment of its own, with one system 
 library and a way to use it) on one piece of work. It imports nothing of another.
 
     {"do": "prepare", "work": …}  → losses, memory and seconds of the first steps
-    {"do": "step"}                → seconds of one physical batch
+    {"do": "step"}                → seconds of one physical batch, after one untimed
     {"do": "poisson", "sizes": …} → seconds and compilations of logical batches
     {"do": "sum", "to": FILE}     → the clipped sum, written as npz
     {"do": "train", …}            → accuracy after equal steps
@@ -145,6 +145,9 @@ def _prepare(make: Any, asked: dict[str, Any]) -> tuple[Worker, dict[str, Any]]:
 
 def _step(worker: Worker, asked: dict[str, Any]) -> dict[str, Any]:
     del asked
+    # After the others had their turns caches are cold and idle pages may be gone: in
+    # training a step follows a step.
+    worker.step()
     started = time.perf_counter()
     worker.step()
     return {"seconds": time.perf_counter() - started}
