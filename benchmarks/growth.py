@@ -19,6 +19,7 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,9 @@ class Wide(Workload):
         return WideResNet(self.depth, self.width, self.classes, key=jax.random.key(0))
 
 
-def measure(axis: str, value: int, rounds: int) -> dict[str, Any]:
+def measure(
+    axis: str, value: int, rounds: int, strategies: Sequence[str] = STRATEGIES
+) -> dict[str, Any]:
     """Time plain SGD and private training where one thing differs from `BASE`."""
     setting = BASE | {axis: value}
     shape = (setting["image side"],) * 2 + (3,)
@@ -79,7 +82,7 @@ def measure(axis: str, value: int, rounds: int) -> dict[str, Any]:
     if axis == "devices":
         found = bench_scaling(
             workload,
-            STRATEGIES[:2],
+            strategies[:2],
             devices=[value],
             physical_batch=batch,
             chunks=1,
@@ -87,7 +90,7 @@ def measure(axis: str, value: int, rounds: int) -> dict[str, Any]:
         ).rows
     else:
         found = bench_step(
-            workload, STRATEGIES, physical_batch=batch, repeats=rounds
+            workload, strategies, physical_batch=batch, repeats=rounds
         ).rows
     kept = ("seconds", "temp_bytes", "compile_seconds", "error")
     rows = {row["strategy"]: {key: row.get(key) for key in kept} for row in found}

@@ -1,7 +1,8 @@
 """JAX without privacy, tanager, vmap by hand and JAX-Privacy, one system a process.
 
 All of them are given the same model and the same loss of one example. With ":options"
-the others are compiled with the options that tanager asks of XLA; else as JAX comes.
+the others are compiled with the options that tanager asks of XLA, and run where glibc
+keeps what they free; else as JAX comes.
 """
 
 import functools
@@ -267,6 +268,8 @@ class JaxPrivacyWorker(JaxWorker):
 
 def make(system, work):
     """Return the worker of a system."""
+    if system.startswith("tanager") or system.endswith(":options"):
+        keep_freed_memory()
     kinds = {
         "jax-sgd": SgdWorker,
         "tanager": TanagerWorker,
@@ -277,5 +280,4 @@ def make(system, work):
 
 
 if __name__ == "__main__":
-    keep_freed_memory()
     protocol.serve(make)

@@ -107,6 +107,8 @@ def _join(
     threading.Thread(target=_listen, daemon=True).start()
     # A stopped run says so itself, and at once: JAX must not wait for signals or hosts.
     jax.config.update("jax_enable_preemption_service", False)
+    # Hosts that wait for each other must not do so on the thread that listens to them.
+    jax.config.update("jax_cpu_enable_async_dispatch", True)
     jax.distributed.initialize(
         address,
         hosts,

@@ -1,0 +1,47 @@
+"""How cost grows: the exponents, and that the page has those of the record."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+
+ROOT = Path(__file__).parent.parent.parent
+PAGE = ROOT / "docs/benchmarks.md"
+RECORDS = sorted((ROOT / "benchmarks/results").glob("*-growth.json"))
+
+
+@pytest.fixture(scope="module")
+def growth():
+    path = ROOT / "benchmarks/growth.py"
+    spec = importlib.util.spec_from_file_location("growth", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_exponent_of_a_power_is_found(growth):
+    points = [{"value": n, "cost": 7.0 * n**1.5} for n in (1, 2, 4, 8)]
+    assert growth.exponent(points, lambda p: p["cost"]) == pytest.approx(1.5)
+
+
+def test_no_exponent_of_a_single_point_or_of_what_failed(growth):
+    points = [{"value": 1, "cost": 3.0}, {"value": 2, "cost": None}]
+    assert growth.exponent(points, lambda p: p["cost"]) is None
+
+
+def test_arithmetic_grows_as_it_must(growth):
+    one, two = (
+        growth.measure("views K", views, 1, strategies=("sgd",)) for views in (1, 2)
+    )
+    assert two["flops"] == 2 * one["flops"]
+    assert one["rows"]["sgd"]["seconds"] > 0
+
+
+def test_the_page_has_the_exponents_of_the_newest_record(growth):
+    record = json.loads(RECORDS[-1].read_text())
+    assert set(record["axes"]) == set(growth.AXES)
+    assert growth.table(record) in PAGE.read_text()
