@@ -1,23 +1,13 @@
 """How cost grows: the exponents of what was measured."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
-
-ROOT = Path(__file__).parent.parent.parent
+from scripts import load
 
 
 @pytest.fixture(scope="module")
 def growth():
-    path = ROOT / "benchmarks/growth.py"
-    spec = importlib.util.spec_from_file_location("growth", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("benchmarks/growth.py")
 
 
 def test_the_exponent_of_a_power_is_found(growth):

@@ -1,27 +1,20 @@
 """Tables beside the peers: what they say of a record, and that the page has them."""
 
-import importlib.util
 import json
 import re
-from pathlib import Path
 
 import pytest
 
+from scripts import ROOT, load
 
-ROOT = Path(__file__).parent.parent.parent
+
 PAGES = [ROOT / "docs/benchmarks.md", ROOT / "README.md"]
 RECORDS = sorted((ROOT / "benchmarks/results").glob("*-peers.json"))
 
 
 @pytest.fixture(scope="module")
 def tables():
-    path = ROOT / "benchmarks/peers/tables.py"
-    spec = importlib.util.spec_from_file_location("tables", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("benchmarks/peers/tables.py")
 
 
 def row(system, seconds, **more):

@@ -1,12 +1,10 @@
 import dataclasses
-import importlib.util
 import json
 import math
-import sys
-from pathlib import Path
 
 import pytest
 
+from scripts import load
 from tanager.privacy import accountant
 from tanager.recipes.published import PUBLISHED, TAN, UNLOCKING
 
@@ -138,17 +136,7 @@ ORDER = (
 )
 
 
-def benchmark():
-    path = Path(__file__).parents[2] / "benchmarks" / "published_epsilons.py"
-    spec = importlib.util.spec_from_file_location("published_epsilons", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-BENCHMARK = benchmark()
+BENCHMARK = load("benchmarks/published_epsilons.py")
 CHECKS = [BENCHMARK.Check(run) for run in PUBLISHED]
 
 

@@ -242,7 +242,7 @@ class Convolution(Bilinear):
         methods = {"vmap": self.gradients_by_vmap}
         if self.batch_groups == 1 and self._few_slices():
             methods["patches"] = self.gradients_by_patches
-            if self.offsets > 1 and self._dense():
+            if 1 < self.offsets <= _MOST_OFFSETS and self._dense():
                 methods["crossed"] = self.gradients_crossed
         return methods
 
