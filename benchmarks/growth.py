@@ -1,6 +1,7 @@
 """Say how the cost of private training grows, and with which power.
 
     python benchmarks/growth.py [--axes width depth] [--rounds 7] [--out FILE]
+        [--plot PICTURE] [--write PAGE]
 
 One thing at a time grows, from a small wide ResNet (depth 10, width 2, 32 × 32 images,
 physical batch 16, one view): width, depth, side of the images, physical batch,
@@ -9,26 +10,25 @@ temporary memory of plain SGD and of private training are measured in turns, as 
 bench step` does. An exponent is the slope of a straight line through the logarithms;
 beside it is that of the arithmetic (multiplications and additions of a forward pass),
 which time cannot but follow. On a CPU devices are shares of the same cores: there the
-work grows and the cores do not.
+work grows and the cores do not. Several devices of one CPU want settings of their own
+(JAX's thread for programs), so they are measured by a process of their own.
 """
 
 import argparse
 import dataclasses
 import datetime
 import json
-import os
+import re
 import shlex
+import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
-
 import jax
+import numpy as np
 
 from tanager._heap import keep_freed_memory
 from tanager.bench import machine
@@ -48,6 +48,7 @@ AXES: dict[str, tuple[int, ...]] = {
     "devices": (1, 2),
 }
 BASE = {"width": 2, "depth": 10, "image side": 32, "physical batch": 16, "views K": 1}
+_MEASURED = ("seconds", "temp_bytes")
 STRATEGIES = ("sgd", "auto", "auto:low", "per_example")
 
 
@@ -97,6 +98,17 @@ def measure(
     return {"value": value, "flops": flops, "rows": rows}
 
 
+def measure_devices(rounds: int) -> list[dict[str, Any]]:
+    """Return the points of the axis of devices, measured by another process."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "devices.json"
+        options = ["--axes", "devices", "--rounds", str(rounds), "--out", str(out)]
+        subprocess.run(
+            [sys.executable, __file__, *options], check=True, stdout=sys.stderr
+        )
+        return json.loads(out.read_text())["axes"]["devices"]
+
+
 def exponent(points: list[dict[str, Any]], read: Any) -> float | None:
     """Return the slope of log(read(point)) against log(value), by least squares."""
     pairs = [(point["value"], read(point)) for point in points]
@@ -108,31 +120,31 @@ def exponent(points: list[dict[str, Any]], read: Any) -> float | None:
 
 
 def table(record: dict[str, Any]) -> str:
-    """Return the exponents in Markdown."""
-    lines = [
-        "| what grows | arithmetic | "
-        + " | ".join(f"time, {name}" for name in STRATEGIES)
-        + " | "
-        + " | ".join(f"memory, {name}" for name in STRATEGIES)
-        + " |",
-        "| --- |" + " ---: |" * (1 + 2 * len(STRATEGIES)),
-    ]
+    """Return the exponents in Markdown: of time, and of temporary memory."""
+    heading = ["what grows", "arithmetic", *STRATEGIES]
+    lines = [heading, ["---", *["---:"] * (1 + len(STRATEGIES))]]
     for axis, points in record["axes"].items():
-        cells = [exponent(points, lambda point: point["flops"])]
-        for key in ("seconds", "temp_bytes"):
-            cells += [
-                exponent(
-                    points,
-                    lambda point, key=key, name=name: (
-                        point["rows"].get(name, {}).get(key)
-                    ),
-                )
-                for name in STRATEGIES
-            ]
         values = ", ".join(str(point["value"]) for point in points)
-        told = ["–" if cell is None else f"{cell:.2f}" for cell in cells]
-        lines.append(f"| {axis}: {values} | " + " | ".join(told) + " |")
-    return "\n".join(lines)
+        cells = [_told(exponent(points, lambda point: point["flops"]))]
+        for name in STRATEGIES:
+            of = [_told(exponent(points, _reader(name, key))) for key in _MEASURED]
+            cells.append(" / ".join(of) if of[0] != "–" else "–")
+        lines.append([f"{axis}: {values}", *cells])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _reader(name: str, key: str) -> Callable[[dict[str, Any]], Any]:
+    return lambda point: point["rows"].get(name, {}).get(key)
+
+
+def _told(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def filled(page: str, record: dict[str, Any]) -> str:
+    """Return the page with the table between its markers."""
+    text = f"<!-- growth -->\n{table(record)}\n<!-- end -->"
+    return re.sub(r"<!-- growth -->\n.*?<!-- end -->", text, page, flags=re.S)
 
 
 def draw(record: dict[str, Any], path: Path) -> None:
@@ -181,7 +193,10 @@ def main() -> None:
     parser.add_argument("--axes", nargs="+", default=list(AXES), choices=list(AXES))
     parser.add_argument("--out", type=Path, default=Path("runs/growth.json"))
     parser.add_argument("--plot", type=Path)
+    parser.add_argument("--write", type=Path, metavar="PAGE")
     options = parser.parse_args()
+    if options.axes == ["devices"]:
+        jax.config.update("jax_num_cpu_devices", max(AXES["devices"]))
     keep_freed_memory()
     now = datetime.datetime.now(datetime.UTC)
     record: dict[str, Any] = {
@@ -193,16 +208,26 @@ def main() -> None:
         "date": now.isoformat(timespec="seconds"),
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
+
+    def keep() -> None:
+        text = json.dumps(record, indent=1, ensure_ascii=False)
+        options.out.write_text(text + "\n")
+
     for axis in options.axes:
         points = record["axes"][axis] = []
+        if axis == "devices" and len(options.axes) > 1:
+            points += measure_devices(options.rounds)
+            keep()
+            continue
         for value in AXES[axis]:
             print(f"{axis} {value}", file=sys.stderr, flush=True)
             points.append(measure(axis, value, options.rounds))
-            text = json.dumps(record, indent=1, ensure_ascii=False)
-            options.out.write_text(text + "\n")
+            keep()
     print(table(record))
     if options.plot:
         draw(record, options.plot)
+    if options.write:
+        options.write.write_text(filled(options.write.read_text(), record))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
 """tanager computes what others compute: the same clipped sum, the same ε."""
 
-import importlib
 import json
-from pathlib import Path
 
 import dp_accounting
 import jax
@@ -13,12 +11,12 @@ import pytest
 from numpy.testing import assert_allclose
 
 import tanager
+from scripts import ROOT, load
 from tanager.clipping import STRATEGIES
 from tanager.models.mlp import MLP
 
 
-ROOT = Path(__file__).parent.parent
-REFERENCES = Path(__file__).parent / "privacy/references"
+REFERENCES = ROOT / "tests/privacy/references"
 OPACUS = json.loads((REFERENCES / "opacus_epsilons.json").read_text())
 CLIP_NORM = 1.7
 
@@ -119,17 +117,17 @@ def test_epsilon_is_that_of_dp_accounting_as_jax_privacy_uses_it(row):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("system", ["opacus:hooks", "opacus:ghost", "jax-privacy"])
-def test_the_clipped_sum_is_that_of_the_peer_itself(system, tmp_path, monkeypatch):
+def test_the_clipped_sum_is_that_of_the_peer_itself(system, tmp_path):
     """The same parameters and examples in the peer's environment and here."""
-    monkeypatch.syspath_prepend(ROOT / "benchmarks/peers")
-    conduct = importlib.import_module("conduct")
-    name = conduct.ENVIRONMENTS[system.split(":")[0]]
+    conduct = load("benchmarks/peers/conduct.py")
+    stage = load("benchmarks/peers/stage.py")
+    name = stage.ENVIRONMENTS[system.split(":")[0]]
     if not (ROOT / f".venv-{name}/bin/python").exists():
         pytest.skip(f"`make bench-peers` lays .venv-{name}")
     work = conduct.lay_out("mlp", 4, 4, tmp_path)
     sums = {}
     for one in (system, "tanager:auto"):
-        process = conduct.Process(one, {})
+        process = stage.Process(one, {})
         process.ask("prepare", system=one, work=work)
         process.ask("sum", to=str(tmp_path / "sum.npz"))
         process.end()

@@ -14,35 +14,17 @@ and --private-vision PATH (docs/benchmarks.md names the commits).
 """
 
 import argparse
-import contextlib
 import datetime
 import json
-import os
 import shlex
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from stage import Failed, Stage, say
 
-
-ROOT = Path(__file__).resolve().parent.parent.parent
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-
-ENVIRONMENTS = {
-    "torch-sgd": "opacus",
-    "opacus": "opacus",
-    "fastdp": "opacus",
-    "private-vision": "opacus",
-    "jax-privacy": "jax-privacy",
-    "jax-sgd": "",
-    "jax-vmap": "",
-    "tanager": "",
-}
-"""Which .venv-NAME a library lives in; "" is that of the interpreter at work."""
 
 SYSTEMS = (
     "torch-sgd",
@@ -81,6 +63,7 @@ SHAPES = {
 }
 CLIP_NORM = 1.0
 _POISSON_STEPS = 8
+_POISSON_BATCHES = 8
 _TRAIN = {
     "steps": 100,
     "expected_batch": 256,
@@ -92,112 +75,6 @@ _SAME_LOSS = 1e-3
 _SAME_SUM = 0.02
 
 
-class Failed(RuntimeError):
-    """A system could not do it; the message says why."""
-
-
-class Process:
-    """A worker in its environment.
-
-    Args:
-        system: such as "opacus:ghost".
-        checkouts: folders of libraries that are not installed, by library.
-    """
-
-    def __init__(self, system: str, checkouts: dict[str, str]):
-        library = system.split(":")[0]
-        name = ENVIRONMENTS[library]
-        python = ROOT / f".venv-{name}/bin/python" if name else Path(sys.executable)
-        if not python.exists():
-            raise Failed(f"{python} is not there: make bench-peers lays it")
-        script = "torch_worker.py" if name == "opacus" else "jax_worker.py"
-        environment = dict(os.environ)
-        if library in checkouts:
-            environment["PYTHONPATH"] = checkouts[library]
-        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        cores = len(os.sched_getaffinity(0))
-        self._process = subprocess.Popen(
-            [python, HERE / script, str(cores)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            env=environment,
-        )
-
-    def ask(self, what: str, **more: Any) -> dict[str, Any]:
-        """Ask for something and wait for the answer.
-
-        Raises:
-            Failed: the system failed at it, or its process died.
-        """
-        assert self._process.stdin is not None and self._process.stdout is not None
-        try:
-            print(json.dumps({"do": what, **more}), file=self._process.stdin)
-            self._process.stdin.flush()
-            line = self._process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        if not line:
-            self._log.seek(0)
-            said = self._log.read().strip().splitlines()[-1:] or ["killed"]
-            raise Failed(f"exit {self._process.wait()}: {said[0][:300]}")
-        answer = json.loads(line)
-        if "error" in answer:
-            raise Failed(answer["error"])
-        return answer
-
-    def end(self) -> None:
-        """Let it go."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        with self._process.stdout, self._log, contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        try:
-            self._process.wait(5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-
-class Stage:
-    """The systems on one piece of work: those that are ready, and those that failed."""
-
-    def __init__(self, systems: tuple[str, ...], work: dict[str, Any], options):
-        self.rows: dict[str, dict[str, Any]] = {name: {} for name in systems}
-        self.ready: dict[str, Process] = {}
-        for name in systems:
-            _say(f"{work['model']}, {work['physical_batch']} rows: preparing {name}")
-            try:
-                process = Process(name, options.checkouts)
-                self.ready[name] = process
-                self.rows[name] |= process.ask("prepare", system=name, work=work)
-            except Failed as failure:
-                self.fail(name, failure)
-
-    def fail(self, name: str, failure: Failed) -> None:
-        """Let a system out, with its error in its row."""
-        self.rows[name]["error"] = str(failure)
-        _say(f"  {name} failed: {failure}")
-        if name in self.ready:
-            self.ready.pop(name).end()
-
-    def each(self, what: str, **more: Any) -> dict[str, dict[str, Any]]:
-        """Ask every system that is ready, one after the other."""
-        answers = {}
-        for name, process in list(self.ready.items()):
-            try:
-                answers[name] = process.ask(what, **more)
-            except Failed as failure:
-                self.fail(name, failure)
-        return answers
-
-    def end(self) -> None:
-        """Let all of them go."""
-        for process in self.ready.values():
-            process.end()
-        self.ready.clear()
-
-
 def measure(spec: str, folder: Path, options) -> dict[str, Any]:
     """Time one piece of work, MODEL:ROWS, system by system in turns."""
     model, _, rows = spec.partition(":")
@@ -206,7 +83,7 @@ def measure(spec: str, folder: Path, options) -> dict[str, Any]:
     stage = Stage(tuple(systems), work, options)
     times: dict[str, list[float]] = {name: [] for name in systems}
     for number in range(options.rounds):
-        _say(f"{spec}: round {number + 1} of {options.rounds}")
+        say(f"{spec}: round {number + 1} of {options.rounds}")
         for name, answer in stage.each("step").items():
             times[name].append(answer["seconds"])
     sums = {}
@@ -283,21 +160,20 @@ def lay_out(model: str, rows: int, examples: int, folder: Path) -> dict[str, Any
 def poisson(spec: str, folder: Path, options) -> dict[str, Any]:
     """Time logical batches of Poisson sizes, compiling included: MODEL:ROWS.
 
-    The expected logical batch is twice the physical one, of 50 000 examples.
+    The expected logical batch is `_POISSON_BATCHES` physical ones, of 50 000 examples.
     """
     model, _, text = spec.partition(":")
     rows = int(text)
+    expected = _POISSON_BATCHES * rows
     generator = np.random.default_rng(0)
-    sizes = generator.binomial(50_000, 2 * rows / 50_000, _POISSON_STEPS).tolist()
+    sizes = generator.binomial(50_000, expected / 50_000, _POISSON_STEPS).tolist()
     work = lay_out(model, rows, max(sizes), folder)
     systems = tuple(
-        name
-        for name in options.systems
-        if not name.endswith((":nhwc", ":8", ":options"))
+        name for name in options.systems if not name.endswith((":nhwc", ":8"))
     )
     stage = Stage(systems, work, options)
-    _say(f"{spec}: {_POISSON_STEPS} logical batches of {min(sizes)} to {max(sizes)}")
-    settings = {"expected_batch": 2 * rows, "noise_multiplier": 1.0}
+    say(f"{spec}: {_POISSON_STEPS} logical batches of {min(sizes)} to {max(sizes)}")
+    settings = {"expected_batch": expected, "noise_multiplier": 1.0}
     answers = stage.each("poisson", sizes=sizes, learning_rate=0.1, **settings)
     stage.end()
     found = []
@@ -451,7 +327,7 @@ def main() -> None:
         if not options.no_training and "training" not in record:
             record["training"] = training(folder, options) | _when()
             keep()
-    _say(f"written: {options.out}; the tables: python benchmarks/peers/tables.py")
+    say(f"written: {options.out}; the tables: python benchmarks/peers/tables.py")
 
 
 def _circumstances() -> dict[str, Any]:
@@ -466,10 +342,6 @@ def _when() -> dict[str, str]:
         "command": shlex.join(["python", *sys.argv]),
         "date": now.isoformat(timespec="seconds"),
     }
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

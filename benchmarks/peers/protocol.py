@@ -5,7 +5,7 @@ library and a way to use it) on one piece of work. It imports nothing of another
 
     {"do": "prepare", "work": …}  → losses, memory and seconds of the first steps
     {"do": "step"}                → seconds of one physical batch, after one untimed
-    {"do": "poisson", "sizes": …} → seconds and compilations of logical batches
+    {"do": "poisson", "sizes": …} → seconds of logical batches, compilations
     {"do": "sum", "to": FILE}     → the clipped sum, written as npz
     {"do": "train", …}            → accuracy after equal steps
 """
@@ -162,13 +162,18 @@ def _step(worker: Worker, asked: dict[str, Any]) -> dict[str, Any]:
 
 def _poisson(worker: Worker, asked: dict[str, Any]) -> dict[str, Any]:
     worker.configure(asked)
-    before = worker.compilations()
-    seconds = []
+    seconds, compiled = [], [worker.compilations()]
     for size in asked["sizes"]:
         started = time.perf_counter()
         worker.logical(worker.images[:size], worker.labels[:size])
         seconds.append(time.perf_counter() - started)
-    return {"seconds": seconds, "compilations": worker.compilations() - before}
+        compiled.append(worker.compilations())
+    first, last = compiled[1], compiled[-1]
+    return {
+        "seconds": seconds,
+        "compilations": first - compiled[0],
+        "recompilations": last - first,
+    }
 
 
 def _sum(worker: Worker, asked: dict[str, Any]) -> dict[str, Any]:

@@ -14,48 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-
-NAMES = {
-    "torch-sgd": "PyTorch, SGD",
-    "torch-sgd:nhwc": "PyTorch, SGD, channels last",
-    "jax-sgd": "JAX, SGD",
-    "jax-sgd:options": "JAX, SGD, tanager's options",
-    "tanager:auto": "**tanager**",
-    "tanager:auto:low": "**tanager**, low memory",
-    "opacus:hooks": "Opacus",
-    "opacus:hooks:nhwc": "Opacus, channels last",
-    "opacus:ghost": "Opacus, ghost",
-    "opacus:functorch": "Opacus, functorch",
-    "jax-privacy": "JAX-Privacy",
-    "jax-privacy:options": "JAX-Privacy, tanager's options",
-    "jax-privacy:8": "JAX-Privacy, microbatches of 8",
-    "jax-vmap": "JAX, vmap by hand",
-    "jax-vmap:options": "JAX, vmap by hand, tanager's options",
-    "private-vision:ghost": "private_vision, ghost",
-    "private-vision:mixed": "private_vision, mixed",
-    "fastdp:MixOpt": "FastDP, MixOpt",
-}
-MODELS = {
-    "wrn-16-4": "WRN-16-4 with weight standardisation, 32 × 32",
-    "wrn-16-4-plain": "WRN-16-4 without weight standardisation, 32 × 32",
-    "vit-tiny-16": "ViT-Tiny/16, 224 × 224",
-    "vit-base-16": "ViT-B/16, 224 × 224",
-    "bit-50x1": "BiT-50x1, 224 × 224",
-    "mlp": "MLP, two hidden layers of 1024, 3072 features",
-    "linear": "linear head, 2048 features",
-}
-PUBLIC = ("torch-sgd", "jax-sgd")
-_COLOURS = {
-    "torch-sgd": "0.35",
-    "jax-sgd": "0.6",
-    "tanager": "#c0392b",
-    "opacus": "#2c6fb0",
-    "jax-privacy": "#2e8b57",
-    "jax-vmap": "#8a6d3b",
-    "private-vision": "#7b4fa3",
-    "fastdp": "#b07aa1",
-}
+import pictures
+import reading
+from reading import MODELS, NAMES, PUBLIC
 
 
 def main() -> None:
@@ -75,7 +36,7 @@ def main() -> None:
         for name, table in tables.items():
             print(f"\n{name}\n\n{table}")
     if options.pictures:
-        draw(record, options.pictures)
+        pictures.draw(record, options.pictures)
 
 
 def make(record: dict[str, Any]) -> dict[str, str]:
@@ -118,36 +79,9 @@ def filled(page: str, tables: dict[str, str]) -> str:
     return re.sub(pattern, table, page, flags=re.S)
 
 
-def median(row: dict[str, Any]) -> float | None:
-    """Return the median seconds of a step; None for a system that failed."""
-    return float(np.median(row["seconds"])) if not _failed(row) else None
-
-
-def _failed(row: dict[str, Any]) -> bool:
-    return bool(row.get("error")) or not row.get("seconds")
-
-
-def _rate(work: dict[str, Any], system: str) -> float | None:
-    for row in work["rows"]:
-        if row["system"] == system and not _failed(row):
-            return work["physical_batch"] / float(np.median(row["seconds"]))
-    return None
-
-
-def _systems(works: list[dict[str, Any]]) -> list[str]:
-    present = {row["system"] for work in works for row in work["rows"]}
-    return [name for name in NAMES if name in present]
-
-
 def _table(heading: list[str], rows: list[list[str]]) -> str:
     lines = [heading, ["---", *["---:"] * (len(heading) - 1)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def _number(value: float | None, digits: int = 3) -> str:
-    if value is None:
-        return "–"
-    return f"{value:,.0f}" if value >= 10 ** (digits - 1) else f"{value:.{digits}g}"
 
 
 def _machine(record: dict[str, Any]) -> str:
@@ -167,20 +101,20 @@ def _machine(record: dict[str, Any]) -> str:
 def _throughput(works: list[dict[str, Any]]) -> str:
     batches = [work["physical_batch"] for work in works]
     rows = []
-    for system in _systems(works):
+    for system in reading.systems(works):
         cells = []
         for work in works:
             found = [row for row in work["rows"] if row["system"] == system]
             row = found[0] if found else None
             if row is None:
                 cells.append("")
-            elif _failed(row):
+            elif reading.failed(row):
                 cells.append("failed")
             else:
                 rate = work["physical_batch"] / float(np.median(row["seconds"]))
                 own = _own_sgd(work, system)
                 ratio = "" if own in (None, rate) else f" ({own / rate:.2f})"
-                cells.append(_number(rate) + ratio)
+                cells.append(reading.number(rate) + ratio)
         rows.append([NAMES[system], *cells])
     return _table(["examples/s", *(f"batch {batch}" for batch in batches)], rows)
 
@@ -190,49 +124,40 @@ def _own_sgd(work: dict[str, Any], system: str) -> float | None:
 
     Of JAX, with the options of the system, if that was measured.
     """
-    if _is_torch(system):
-        return _rate(work, "torch-sgd")
+    if reading.is_torch(system):
+        return reading.rate(work, "torch-sgd")
     if system.startswith("tanager") or system.endswith(":options"):
-        return _rate(work, "jax-sgd:options") or _rate(work, "jax-sgd")
-    return _rate(work, "jax-sgd")
-
-
-def _columns(works: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return one piece of work for each model, at the physical batch nearest to 32."""
-    chosen = {}
-    for work in sorted(works, key=lambda work: -abs(work["physical_batch"] - 32)):
-        chosen[work["model"]] = work
-    return [chosen[model] for model in MODELS if model in chosen]
+        return reading.rate(work, "jax-sgd:options") or reading.rate(work, "jax-sgd")
+    return reading.rate(work, "jax-sgd")
 
 
 def _summary(works: list[dict[str, Any]]) -> str:
-    columns = _columns(works)
+    columns = reading.columns(works)
     heading = ["examples/s"]
     for work in columns:
         model = MODELS[work["model"]].split(",")[0]
         heading.append(f"{model}, batch {work['physical_batch']}")
     rows = [
-        [NAMES[system], *(_number(_rate(work, system)) for work in columns)]
-        for system in _systems(columns)
+        [
+            NAMES[system],
+            *(reading.number(reading.rate(work, system)) for work in columns),
+        ]
+        for system in reading.systems(columns)
     ]
     return _table(heading, rows)
-
-
-def _is_torch(system: str) -> bool:
-    return system.split(":")[0] in ("torch-sgd", "opacus", "fastdp", "private-vision")
 
 
 def _memory(works: list[dict[str, Any]]) -> str:
     """Return MiB of a step and in all by batch, and seconds of the first step."""
     batches = [work["physical_batch"] for work in works]
-    (usual,) = _columns(works)
+    (usual,) = reading.columns(works)
     rows = []
-    for system in _systems(works):
+    for system in reading.systems(works):
         found = {
             work["physical_batch"]: row
             for work in works
             for row in work["rows"]
-            if row["system"] == system and not _failed(row)
+            if row["system"] == system and not reading.failed(row)
         }
         if not found:
             continue
@@ -242,7 +167,7 @@ def _memory(works: list[dict[str, Any]]) -> str:
             line.append(_fitting(found))
         row = found.get(usual["physical_batch"], {})
         line.append(_mebibytes(row.get("peak_bytes")))
-        rows.append([*line, _number(row.get("first_step_seconds"))])
+        rows.append([*line, reading.number(row.get("first_step_seconds"))])
     heading = ["", *(f"a step, batch {batch}" for batch in batches)]
     if len(batches) > 1:
         heading.append("batch in 2 GiB")
@@ -251,7 +176,7 @@ def _memory(works: list[dict[str, Any]]) -> str:
 
 
 def _mebibytes(count: int | None) -> str:
-    return _number(None if count is None else count / 2**20)
+    return reading.number(None if count is None else count / 2**20)
 
 
 def _fitting(found: dict[int, dict[str, Any]]) -> str:
@@ -260,7 +185,7 @@ def _fitting(found: dict[int, dict[str, Any]]) -> str:
     if len(peaks) < 2:
         return "–"
     slope, base = np.polyfit(list(peaks), list(peaks.values()), 1)
-    return _number((2**31 - base) / slope) if slope > 0 else "any"
+    return reading.number((2**31 - base) / slope) if slope > 0 else "any"
 
 
 def _errors(works: list[dict[str, Any]]) -> str:
@@ -275,7 +200,7 @@ def _errors(works: list[dict[str, Any]]) -> str:
 
 def _agreement(works: list[dict[str, Any]]) -> str:
     rows = []
-    for system in _systems(works):
+    for system in reading.systems(works):
         if system.startswith(PUBLIC) or system == "jax-vmap":
             continue
         cells = []
@@ -296,20 +221,21 @@ def _poisson(found: dict[str, Any]) -> str:
     examples = sum(found["sizes"])
     rows = []
     for row in sorted(found["rows"], key=lambda row: list(NAMES).index(row["system"])):
-        if _failed(row):
-            rows.append([NAMES[row["system"]], "failed", "", ""])
+        if reading.failed(row):
+            rows.append([NAMES[row["system"]], "failed", "", "", ""])
             continue
         seconds = np.array(row["seconds"])
         settled = np.median(seconds / np.array(found["sizes"]))
         rows.append(
             [
                 NAMES[row["system"]],
-                _number(examples / seconds.sum()),
-                _number(1 / settled),
+                reading.number(examples / seconds.sum()),
+                reading.number(1 / settled),
                 str(row["compilations"]),
+                str(row["recompilations"]),
             ]
         )
-    heading = ["", "examples/s, all steps", "median step", "programs compiled"]
+    heading = ["", "examples/s, all steps", "median step", "programs", "recompiled"]
     return _table(heading, rows)
 
 
@@ -376,7 +302,7 @@ def _goals(record: dict[str, Any]) -> str:
                 [
                     MODELS[model].split(",")[0],
                     f"tanager / {than}",
-                    f"{_number(ours[0])} / {_number(other[0])}",
+                    f"{reading.number(ours[0])} / {reading.number(other[0])}",
                     f"{reached:.2f}",
                     f"≥\u00a0{goal:.2f}",
                     "met" if reached >= goal else "**missed**",
@@ -391,114 +317,10 @@ def _best(works: list[dict[str, Any]], wanted: Any) -> tuple[float, str] | None:
         (rate, row["system"])
         for work in works
         for row in work["rows"]
-        if wanted(row["system"]) and (rate := _rate(work, row["system"])) is not None
+        if wanted(row["system"])
+        and (rate := reading.rate(work, row["system"])) is not None
     ]
     return max(rates) if rates else None
-
-
-def draw(record: dict[str, Any], folder: Path) -> None:
-    """Draw bars of examples per second, and lines where batches of a model vary."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "tanager"
-    folder.mkdir(parents=True, exist_ok=True)
-    _draw_bars(_columns(record["works"]), folder / "peers.svg")
-    for model in dict.fromkeys(work["model"] for work in record["works"]):
-        works = [work for work in record["works"] if work["model"] == model]
-        if len(works) > 1:
-            works.sort(key=lambda work: work["physical_batch"])
-            _draw_lines(works, folder / f"peers-{model}.svg")
-
-
-def _draw_bars(works: list[dict[str, Any]], path: Path) -> None:
-    from matplotlib import pyplot
-
-    systems = _systems(works)[::-1]
-    columns = min(len(works), 3)
-    count = -(-len(works) // columns)
-    size = (1.8 + 2.2 * columns, 0.6 + 3 * count)
-    figure, panels = pyplot.subplots(
-        count, columns, figsize=size, sharey=True, squeeze=False
-    )
-    for axes in panels.flat[len(works) :]:
-        axes.set_axis_off()
-    for axes, work in zip(panels.flat, works, strict=False):
-        best = max(rate for name in systems if (rate := _rate(work, name)))
-        for place, name in enumerate(systems):
-            rate = _rate(work, name)
-            axes.barh(place, rate or 0, color=_COLOURS[name.split(":")[0]])
-            tried = name in (row["system"] for row in work["rows"])
-            told = _number(rate) if rate or not tried else "failed"
-            axes.annotate(
-                told,
-                (rate or 0, place),
-                (3, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=7,
-                color="0.2" if rate else "0.55",
-            )
-        axes.set_xlim(0, 1.28 * best)
-        axes.set_xticks([])
-        axes.spines[["top", "right", "bottom"]].set_visible(False)
-        title = MODELS[work["model"]].split(",")[0].replace(" weight ", "\nweight ")
-        axes.set_title(f"{title}\nbatch {work['physical_batch']}", fontsize=8)
-        axes.tick_params(left=False)
-    names = [NAMES[name].replace("**", "") for name in systems]
-    for axes in panels[:, 0]:
-        axes.set_yticks(range(len(systems)), names, fontsize=8)
-    figure.supxlabel("examples per second", fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
-
-
-def _draw_lines(works: list[dict[str, Any]], path: Path) -> None:
-    import matplotlib
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.6))
-    for system in _systems(works):
-        found = [
-            (work["physical_batch"], _rate(work, system), row["peak_bytes"] / 2**20)
-            for work in works
-            for row in work["rows"]
-            if row["system"] == system and not _failed(row)
-        ]
-        if not found:
-            continue
-        batches, rates, peaks = zip(*found, strict=True)
-        style = {
-            "color": _COLOURS[system.split(":")[0]],
-            "marker": "o",
-            "markersize": 3,
-            "linestyle": ("-", "--", ":", "-.")[_variant(system)],
-            "label": NAMES[system].replace("**", ""),
-            "linewidth": 2 if system.startswith("tanager") else 1.2,
-        }
-        left.plot(batches, rates, **style)
-        right.plot(batches, peaks, **style)
-    for axes, title in ((left, "examples/s"), (right, "peak memory, MiB")):
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_xticks([work["physical_batch"] for work in works])
-        axes.xaxis.set_major_formatter(matplotlib.ticker.ScalarFormatter())
-        axes.set_xlabel("physical batch")
-        axes.set_title(title, fontsize=10)
-        axes.grid(alpha=0.3, which="both", linewidth=0.5)
-    figure.suptitle(MODELS[works[0]["model"]], fontsize=11)
-    handles, labels = left.get_legend_handles_labels()
-    place = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)}
-    figure.legend(handles, labels, fontsize=8, **place)
-    figure.tight_layout()
-    figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
-    pyplot.close(figure)
-
-
-def _variant(system: str) -> int:
-    same = [name for name in NAMES if name.split(":")[0] == system.split(":")[0]]
-    return min(same.index(system), 3)
 
 
 if __name__ == "__main__":

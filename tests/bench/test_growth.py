@@ -1,8 +1,13 @@
 """How cost grows: the exponents of what was measured."""
 
+import json
+
 import pytest
 
-from scripts import load
+from scripts import ROOT, load
+
+
+RECORDS = sorted((ROOT / "benchmarks/results").glob("*-growth.json"))
 
 
 @pytest.fixture(scope="module")
@@ -26,3 +31,20 @@ def test_arithmetic_grows_as_it_must(growth):
     )
     assert two["flops"] == 2 * one["flops"]
     assert one["rows"]["sgd"]["seconds"] > 0
+
+
+def test_the_page_has_the_exponents_of_the_record(growth):
+    record = json.loads(RECORDS[-1].read_text())
+    assert set(record["axes"]) == set(growth.AXES)
+    page = (ROOT / "docs/benchmarks.md").read_text()
+    assert growth.table(record) in page
+    assert growth.filled(page, record) == page
+
+
+def test_the_table_says_what_was_measured(growth):
+    points = [
+        {"value": n, "flops": n**2, "rows": {"sgd": {"seconds": n, "temp_bytes": 5}}}
+        for n in (1, 2)
+    ]
+    *_, row = growth.table({"axes": {"width": points}}).splitlines()
+    assert row == "| width: 1, 2 | 2.00 | 1.00 / 0.00 | – | – | – |"
