@@ -8,6 +8,7 @@ import re
 import dp_accounting
 import numpy as np
 import pytest
+from dp_accounting.pld import privacy_loss_distribution
 from scipy import integrate, optimize, stats
 
 from tanager.privacy import _pld, accountant
@@ -223,6 +224,32 @@ def test_composition_never_loses_to_rounding(count):
     for delta in (1e-5, 1e-8, 1e-9):
         exact = gaussian_epsilon(0.5, delta)
         assert exact <= accountant.epsilon(mechanism, delta) <= exact * 1.01
+
+
+@pytest.mark.parametrize(
+    ("q", "sigma", "interval"),
+    [
+        (0.08, 3.0, 1e-4),
+        (0.25, 0.6, 1e-3),
+        (1e-5, 0.5, 1e-3),
+        (1e-3, 50.0, 1e-6),
+        (0.999, 2.0, 1e-3),
+        (1 - 1e-12, 20.0, 1e-4),
+    ],
+)
+def test_a_step_is_that_of_dp_accounting(q, sigma, interval):
+    """The same points; masses apart by rounding, which the interval divides."""
+    theirs = privacy_loss_distribution.from_gaussian_mechanism(
+        sigma, value_discretization_interval=interval, sampling_prob=q
+    )
+    ours = _pld._step(q, sigma, interval, ADD)
+    for side in ("_pmf_remove", "_pmf_add"):
+        found, wanted = (getattr(one, side).to_dense_pmf() for one in (ours, theirs))
+        assert found._lower_loss == wanted._lower_loss
+        assert found._infinity_mass == pytest.approx(wanted._infinity_mass, abs=1e-20)
+        np.testing.assert_allclose(
+            found._probs, wanted._probs, rtol=0, atol=2e-15 / interval
+        )
 
 
 def test_a_narrow_loss_loses_no_step():

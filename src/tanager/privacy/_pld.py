@@ -22,11 +22,12 @@ from tanager.privacy.mechanism import Adjacency
 
 if TYPE_CHECKING:
     from dp_accounting import NeighboringRelation
+    from dp_accounting.pld.pld_pmf import PLDPmf
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 
 _ORDINARY_INTERVAL = 1e-4
-_FEW_STEP_POINTS, _STEP_POINTS = 40_000, 70_000  # each takes 6 µs
+_FEW_STEP_POINTS, _STEP_POINTS = 40_000, 70_000  # each takes 1 to 6 µs
 _COMPOSED_POINTS = 300_000  # each takes 1 µs
 _LARGEST_INTERVAL = 500.0  # beyond it, exp(interval) overflows
 
@@ -131,11 +132,53 @@ def _step(
     """The distribution of one step; kept, as most of the time goes into it."""
     from dp_accounting.pld import privacy_loss_distribution
 
+    if q < 1 and adjacency is Adjacency.ADD_OR_REMOVE_ONE:
+        removed, added = (
+            _connected(q, sigma, interval, removes) for removes in (True, False)
+        )
+        return privacy_loss_distribution.PrivacyLossDistribution(removed, added)
     return privacy_loss_distribution.from_gaussian_mechanism(
         standard_deviation=sigma,
         value_discretization_interval=interval,
         sampling_prob=q,
         neighboring_relation=relation(adjacency),
+    )
+
+
+def _connected(q: float, sigma: float, interval: float, removes: bool) -> "PLDPmf":
+    """One direction of a step, as `from_gaussian_mechanism` makes it, point by point.
+
+    Of the subsampled mechanism it inverts the privacy loss in a loop over tens of
+    thousands of points; here they are inverted at once, a tenth of the time.
+    """
+    from dp_accounting.pld import pld_pmf
+    from dp_accounting.pld.privacy_loss_mechanism import (
+        AdjacencyType,
+        GaussianPrivacyLoss,
+    )
+
+    direction = AdjacencyType.REMOVE if removes else AdjacencyType.ADD
+    loss = GaussianPrivacyLoss(sigma, sampling_prob=q, adjacency_type=direction)
+    bounds = loss.connect_dots_bounds()
+    assert bounds.epsilon_lower is not None and bounds.epsilon_upper is not None
+    multiples = np.arange(
+        math.floor(bounds.epsilon_lower / interval),
+        math.ceil(bounds.epsilon_upper / interval) + 1,
+    )
+    epsilons = multiples * interval
+    # To remove an example loses log(1 − q) at least, to add one −log(1 − q) at most.
+    sign = 1 if removes else -1
+    reached = sign * epsilons > math.log1p(-q)
+    lost = sign * epsilons[reached]
+    with np.errstate(divide="ignore"):
+        plain = lost - math.log(q) + np.log1p(-np.exp(math.log1p(-q) - lost))
+    cutoffs = sign * -(plain * sigma**2 + 0.5)
+    deltas = -np.expm1(epsilons) if removes else np.zeros(len(epsilons))
+    deltas[reached] = loss.mu_upper_cdf(cutoffs) - np.exp(
+        epsilons[reached] + loss.mu_lower_log_cdf(cutoffs)
+    )
+    return pld_pmf.create_pmf_pessimistic_connect_dots(
+        interval, multiples, np.clip(deltas, 0, 1)
     )
 
 
