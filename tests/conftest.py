@@ -2,8 +2,21 @@ import os
 from pathlib import Path
 
 
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+# Most programs of the tests run once: not optimised they are sooner compiled.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0",
+)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Many tests, and processes that tests start, compile the same small programs.
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(
+    Path(__file__).parent.parent / ".pytest_cache/xla"
+)
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+# Never the user's own remembered timings.
+os.environ["TANAGER_CACHE_DIR"] = str(
+    Path(__file__).parent.parent / ".pytest_cache/timings"
+)
 
 import jax
 import pytest
@@ -11,12 +24,6 @@ import pytest
 from tanager.clipping.autotune import Timings
 
 
-# Many tests compile the same small programs; half of their time went there.
-CACHE = Path(__file__).parent.parent / ".pytest_cache" / "xla"
-# Never the user's own remembered timings.
-os.environ["TANAGER_CACHE_DIR"] = str(CACHE.parent / "timings")
-jax.config.update("jax_compilation_cache_dir", str(CACHE))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 

@@ -25,7 +25,9 @@ def test_no_exponent_of_a_single_point_or_of_what_failed(growth):
     assert growth.exponent(points, lambda p: p["cost"]) is None
 
 
-def test_arithmetic_grows_as_it_must(growth):
+def test_arithmetic_grows_as_it_must(growth, monkeypatch):
+    small = {"width": 1, "image side": 8, "physical batch": 2}
+    monkeypatch.setattr(growth, "BASE", growth.BASE | small)
     one, two = (
         growth.measure("views K", views, 1, strategies=("sgd",)) for views in (1, 2)
     )

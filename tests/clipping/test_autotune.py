@@ -115,6 +115,48 @@ def test_measurements_hold_for_one_batch_size_only(bench):
     assert timings.estimate(cell, method, ROWS + 1) == expected
 
 
+def test_long_work_is_measured_with_fewer_examples(bench, monkeypatch):
+    """And the times of many are those of few, as many times as there are more."""
+    cell, asked = only_cell(), []
+    assert autotune.measured_rows(cell, 1000) == 1000
+    monkeypatch.setattr(autotune, "_LONG_SECONDS", 0.0)
+    monkeypatch.setattr(
+        FakeBench, "__init__", lambda self, program, cell, rows: asked.append(rows)
+    )
+    assert [autotune.measured_rows(cell, rows) for rows in (4, 32, 33, 128, 200)] == [
+        *(4, 32, 17, 32, 25)
+    ]
+    program, cells = read(loss, *problem())
+    bench.seconds_of = {part: 1.0 + n for n, part in enumerate(sorted(all_parts()))}
+    timings = Timings()
+    timings.measure(program, cells, 128)
+    timings.measure(program, cells, 64)
+    assert asked == [32]
+    for method in cost.candidates(cell):
+        few, many = (timings.known(cell, method, rows) for rows in (32, 128))
+        assert few is not None
+        assert many == 4 * few == timings.estimate(cell, method, 128).seconds
+
+
+@pytest.mark.parametrize(
+    ("takes", "runs"), [(1e-3, 101), (0.05, 6), (0.2, 3), (5.0, 3)]
+)
+def test_the_longer_a_run_the_fewer_there_are(monkeypatch, takes, runs):
+    clock = iter(n * takes for n in range(10_000))
+    ticks = []
+
+    def tick():
+        ticks.append(None)
+        return next(clock)
+
+    program, (cell,) = read(loss, *problem())
+    bench = autotune._Bench(program, cell, ROWS)
+    monkeypatch.setattr(autotune.time, "perf_counter", tick)
+    part = autotune._parts(cost.candidates(cell)[0])[0]
+    assert bench.seconds(part) == pytest.approx(takes)
+    assert len(ticks) == pytest.approx(2 * runs, abs=2)
+
+
 def test_the_faster_method_is_given_up_for_memory(bench):
     costs = {
         method: cost.estimate(only_cell(), method, ROWS).bytes

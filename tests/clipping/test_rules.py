@@ -1,11 +1,13 @@
 """Every rule, by every one of its methods, against explicit gradients in float64."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from oracle import cast, check, draw, read
+from oracle import QUICK, cast, check, draw, read
 
 from tanager.clipping.convolutions import Convolution
 from tanager.clipping.rules import Seen
@@ -275,14 +277,20 @@ def test_norms_whose_gradients_are_dropped_group_by_group(name, monkeypatch):
         w, x = jnp.asarray(w), jnp.asarray(x)
         dy = jnp.asarray(draw(2, jax.vmap(apply, (None, 0))(w, x).shape)[0])
         program, (cell,) = read(lambda w, x: curve(apply(w, x)), w, x)
-        seen = [Seen([x], [dy], [dy], program.evaluate_prologue([w]))]
         one = jax.grad(lambda w, x, dy: jnp.sum(apply(w, x) * dy))
-        wanted = jax.vmap(one, (None, 0, 0))(w, x, dy).reshape(5, -1)
+        wanted = jax.jit(jax.vmap(one, (None, 0, 0)))(w, x, dy).reshape(5, -1)
         assert {"patches", "crossed"} <= set(cell.gradients())
         for method in cell.gradients():
-            squares, kept = cell.squares(method, seen, [w], keep=False)
-            assert kept is None
-            np.testing.assert_allclose(squares, np.sum(wanted**2, axis=1), rtol=1e-10)
+
+            @functools.partial(jax.jit, compiler_options=QUICK)
+            def squared(w, x, dy, method=method):
+                seen = [Seen([x], [dy], [dy], program.evaluate_prologue([w]))]
+                squares, kept = cell.squares(method, seen, [w], keep=False)
+                assert kept is None
+                return squares
+
+            expected = np.sum(np.square(wanted), axis=1)
+            np.testing.assert_allclose(squared(w, x, dy), expected, rtol=1e-10)
 
 
 def test_groups_keep_copies_in_the_cache_and_programs_short():

@@ -10,7 +10,7 @@ from tanager.cli import main
 
 WORDS = ["audit", "digits", "--steps", "40", "--noise-multiplier", "1", "--strategy"]
 WORDS += ["bk", "--batch-size", "150", "--canaries", "600", "--audited-examples", "32"]
-WORDS += ["--physical-batch-size", "64", "--seed", "1"]
+WORDS += ["--physical-batch-size", "64", "--seed", "1", "--model", "linear"]
 
 
 @pytest.mark.slow

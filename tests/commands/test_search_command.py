@@ -20,6 +20,8 @@ from tanager.search import jobs
 WORDS = [
     "search",
     "digits",
+    "--model",
+    "linear",
     "--steps",
     "12",
     "--noise-multiplier",
@@ -184,7 +186,17 @@ def test_folders_that_are_no_study_are_refused(tmp_path, capsys):
         search_page.write_report(tmp_path)
 
 
-SHORT = ["--steps", "4", "--noise-multiplier", "4", "--strategy", "bk", "--json"]
+SHORT = [
+    "--model",
+    "linear",
+    "--steps",
+    "4",
+    "--noise-multiplier",
+    "4",
+    "--strategy",
+    "bk",
+    "--json",
+]
 SHORT += ["--evaluate-every", "4", "--seed", "1", "--simulation-batch-size", "16"]
 
 

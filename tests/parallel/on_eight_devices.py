@@ -12,7 +12,9 @@ import sys
 from pathlib import Path
 
 
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = (
+    "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+)
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
@@ -30,9 +32,6 @@ from tanager.training.loop import train
 from tanager.training.step import Step
 
 
-CACHE = Path(__file__).parents[2] / ".pytest_cache" / "xla"
-jax.config.update("jax_compilation_cache_dir", str(CACHE))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 

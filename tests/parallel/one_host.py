@@ -8,7 +8,9 @@ import warnings
 from pathlib import Path
 
 
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+os.environ["XLA_FLAGS"] = (
+    "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
+)
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
@@ -24,9 +26,6 @@ from tanager.training.loop import train
 
 
 FEATURES, CLASSES, STEPS = 8, 4, 12
-CACHE = Path(__file__).parents[2] / ".pytest_cache" / "xla"
-jax.config.update("jax_compilation_cache_dir", str(CACHE))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 class Rows:

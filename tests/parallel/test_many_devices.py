@@ -26,8 +26,6 @@ def found(tmp_path_factory):
     surroundings = {
         **os.environ,
         "TANAGER_CACHE_DIR": str(tmp_path_factory.mktemp("c")),
-        "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("programs")),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
     done = subprocess.run(
         [sys.executable, "-W", "error", script, tmp_path_factory.mktemp("runs")],

@@ -118,13 +118,19 @@ class Program:
         """The variables of the parameter leaves."""
         return self.jaxpr.jaxpr.invars[: self.leaves]
 
-    def evaluate_prologue(
-        self, leaves: Sequence[Array], evaluate: Callable = jaxprs.evaluate
-    ) -> dict[jex.Var, Any]:
+    def evaluate_prologue(self, leaves: Sequence[Array]) -> dict[jex.Var, Any]:
         """Return every value that no example reaches, by variable."""
+        return self._evaluate(self.prologue, leaves, jaxprs.evaluate)
+
+    def _evaluate(
+        self,
+        equations: Sequence[jex.JaxprEqn],
+        leaves: Sequence[Array],
+        evaluate: Callable,
+    ) -> dict[jex.Var, Any]:
         values = dict(zip(self.parameters, leaves, strict=True))
         values.update(zip(self.jaxpr.jaxpr.constvars, self.jaxpr.consts, strict=True))
-        for equation in self.prologue:
+        for equation in equations:
             operands = [_read(values, atom) for atom in equation.invars]
             values.update(
                 zip(equation.outvars, evaluate(equation, operands), strict=True)
@@ -135,7 +141,8 @@ class Program:
         """Return a unit's anchors from all leaves, in float32 or wider throughout."""
         if all(anchor in self.parameters for anchor in unit.anchors):
             return [leaves[self.parameters.index(a)] for a in unit.anchors]
-        values = self.evaluate_prologue(leaves, jaxprs.evaluate_wide)
+        needed = _needed(self.prologue, unit.anchors)
+        values = self._evaluate(needed, leaves, jaxprs.evaluate_wide)
         return [values[anchor] for anchor in unit.anchors]
 
     def pull_back(
@@ -272,7 +279,7 @@ def _sort(closed: jex.ClosedJaxpr, leaves: int) -> Program:
     # results of (None for leaves).
     live: dict[jex.Var, jex.JaxprEqn | None] = dict.fromkeys(jaxpr.invars[:leaves])
     prologue, body, taps = [], [], []
-    for equation in _needed(jaxpr):
+    for equation in _needed(jaxpr.eqns, jaxpr.outvars, effects=True):
         atoms = [atom for atom in equation.invars if not isinstance(atom, jex.Literal)]
         origin = max((origins[atom] for atom in atoms), default=Origin.CONSTANT)
         origins.update(dict.fromkeys(equation.outvars, origin))
@@ -290,12 +297,14 @@ def _sort(closed: jex.ClosedJaxpr, leaves: int) -> Program:
     return Program(closed, leaves, prologue, body, taps, units, idle)
 
 
-def _needed(jaxpr: Any) -> list[jex.JaxprEqn]:
-    """Return the equations the loss depends on."""
-    wanted = {atom for atom in jaxpr.outvars if not isinstance(atom, jex.Literal)}
+def _needed(
+    equations: Sequence[jex.JaxprEqn], results: Sequence[Any], effects: bool = False
+) -> list[jex.JaxprEqn]:
+    """Return the equations that results depend on, and those with effects if asked."""
+    wanted = {atom for atom in results if not isinstance(atom, jex.Literal)}
     kept = []
-    for equation in reversed(jaxpr.eqns):
-        if equation.effects or wanted & set(equation.outvars):
+    for equation in reversed(equations):
+        if (effects and equation.effects) or wanted & set(equation.outvars):
             kept.append(equation)
             wanted.update(a for a in equation.invars if not isinstance(a, jex.Literal))
     return kept[::-1]
