@@ -40,11 +40,11 @@ from tanager.models.wide_resnet import WideResNet
 
 
 AXES: dict[str, tuple[int, ...]] = {
-    "width": (1, 2, 4, 8),
-    "depth": (10, 16, 22, 28),
-    "image side": (16, 32, 48, 64),
-    "physical batch": (8, 16, 32, 64),
-    "views K": (1, 2, 4, 8),
+    "width": (1, 2, 4),
+    "depth": (10, 16, 28),
+    "image side": (16, 32, 64),
+    "physical batch": (8, 32, 128),
+    "views K": (1, 4, 16),
     "devices": (1, 2),
 }
 BASE = {"width": 2, "depth": 10, "image side": 32, "physical batch": 16, "views K": 1}
@@ -173,8 +173,11 @@ def draw(record: dict[str, Any], path: Path) -> None:
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xticks([point["value"] for point in points])
-        axes.xaxis.set_major_formatter(matplotlib.ticker.ScalarFormatter())
         axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
+        axes.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+        for one in (axes.xaxis, axes.yaxis):
+            one.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:,g}"))
         axes.set_xlabel(axis)
         axes.grid(alpha=0.3, which="both", linewidth=0.5)
     for axes in panels[:, 0]:

@@ -220,7 +220,7 @@ def training(folder: Path, options) -> dict[str, Any]:
     private = tuple(
         name
         for name in options.systems
-        if not name.endswith((":nhwc", ":8", ":options")) and "-sgd" not in name
+        if not name.endswith((":nhwc", ":8")) and "-sgd" not in name
     )
     rows: dict[str, dict[str, Any]] = {name: {"system": name} for name in private}
     ends = {}

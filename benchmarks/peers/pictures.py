@@ -87,7 +87,7 @@ def _draw_lines(works: list[dict[str, Any]], path: Path) -> None:
             (
                 work["physical_batch"],
                 reading.rate(work, system),
-                row["peak_bytes"] / 2**20,
+                row["step_bytes"] / 2**20,
             )
             for work in works
             for row in work["rows"]
@@ -95,7 +95,7 @@ def _draw_lines(works: list[dict[str, Any]], path: Path) -> None:
         ]
         if not found:
             continue
-        batches, rates, peaks = zip(*found, strict=True)
+        batches, rates, steps = zip(*found, strict=True)
         style = {
             "color": _COLOURS[system.split(":")[0]],
             "marker": "o",
@@ -105,12 +105,15 @@ def _draw_lines(works: list[dict[str, Any]], path: Path) -> None:
             "linewidth": 2 if system.startswith("tanager") else 1.2,
         }
         left.plot(batches, rates, **style)
-        right.plot(batches, peaks, **style)
-    for axes, title in ((left, "examples/s"), (right, "peak memory, MiB")):
+        right.plot(batches, steps, **style)
+    for axes, title in ((left, "examples/s"), (right, "memory of a step, MiB")):
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_xticks([work["physical_batch"] for work in works])
-        axes.xaxis.set_major_formatter(matplotlib.ticker.ScalarFormatter())
+        axes.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+        for one in (axes.xaxis, axes.yaxis):
+            one.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:,g}"))
         axes.set_xlabel("physical batch")
         axes.set_title(title, fontsize=10)
         axes.grid(alpha=0.3, which="both", linewidth=0.5)

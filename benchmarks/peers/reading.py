@@ -1,5 +1,6 @@
 """What a record of `conduct.py` says, for tables and pictures."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -59,9 +60,13 @@ def systems(works: list[dict[str, Any]]) -> list[str]:
 def columns(works: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return one piece of work for each model, at the physical batch nearest to 32."""
     chosen = {}
-    for work in sorted(works, key=lambda work: -abs(work["physical_batch"] - 32)):
+    for work in sorted(works, key=_far, reverse=True):
         chosen[work["model"]] = work
     return [chosen[model] for model in MODELS if model in chosen]
+
+
+def _far(work: dict[str, Any]) -> float:
+    return abs(math.log2(work["physical_batch"] / 32))
 
 
 def is_torch(system: str) -> bool:

@@ -45,8 +45,8 @@ def test_the_page_has_the_exponents_of_the_record(growth):
 
 def test_the_table_says_what_was_measured(growth):
     points = [
-        {"value": n, "flops": n**2, "rows": {"sgd": {"seconds": n, "temp_bytes": 5}}}
+        {"value": n, "flops": n, "rows": {"sgd": {"seconds": n**2, "temp_bytes": n}}}
         for n in (1, 2)
     ]
     *_, row = growth.table({"axes": {"width": points}}).splitlines()
-    assert row == "| width: 1, 2 | 2.00 | 1.00 / 0.00 | – | – | – |"
+    assert row == "| width: 1, 2 | 1.00 | 2.00 / 1.00 | – | – | – |"
