@@ -2,11 +2,7 @@ import os
 from pathlib import Path
 
 
-# Most programs of the tests run once: not optimised they are sooner compiled.
-os.environ.setdefault(
-    "XLA_FLAGS",
-    "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0",
-)
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Many tests, and processes that tests start, compile the same small programs.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(
