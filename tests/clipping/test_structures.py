@@ -443,9 +443,9 @@ def test_frozen_leaves_have_no_tap_and_add_no_equations():
         counts.append([names.count(n) for n in ("dot_general", "tanh", "add", "mul")])
         outs.append(grad_fn(params, x))
     assert counts[0] == counts[1]
-    # One product each way forward, one for the sum: none for the frozen layer but its
-    # forward, and its activation is not differentiated.
-    assert counts[0][:2] == [3, 1]
+    # One product each way forward, one for the sum of full batches and one for others:
+    # none for the frozen layer but its forward; its activation is not differentiated.
+    assert counts[0][:2] == [4, 1]
     assert outs[0].sum.first.weight is None
     assert outs[0].sum.count is None
     assert not np.any(outs[1].sum.first.weight)
@@ -763,4 +763,18 @@ def test_norms_and_sums_of_different_products_are_exact_on_every_device(
         if not any(e is one for one in forward)
     )
     if not rounded:
-        assert len(products) == 4  # forward, two Gram matrices, the sum
+        # Forward, two Gram matrices, the sum of full batches, the sum of others.
+        assert len(products) == 5
+
+
+def test_of_full_batches_no_copy_with_zeros_in_is_made():
+    w, x = cast(draw(7, (3, 4), (2, 64, 3)), "float32")
+
+    def loss(w, x):
+        return jnp.sum(jnp.tanh(x @ w))
+
+    jaxpr = jax.make_jaxpr(clipped_grad(loss, clip_norm=1.0, strategy="bk"))(w, x)
+    (cond,) = (e for e in equations(jaxpr.jaxpr) if e.primitive.name == "cond")
+    others, full = (primitives(one.jaxpr) for one in cond.params["branches"])
+    assert others.count("select_n") == 2  # x and dy
+    assert "select_n" not in full

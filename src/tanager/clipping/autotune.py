@@ -246,14 +246,14 @@ class _Bench:
 
         def work(seen):
             at = [Seen(data, y, dy, constants) for data, y, dy in seen]
+            full = jnp.ones(self._rows, bool)
             if kind == "total":
-                ones = jnp.ones(self._rows, jnp.float32)
-                clean = [one.exactly().weighted(ones, ones > 0) for one in at]
-                return cell.totals()[name](*clean)
+                weights = weights_of(jnp.ones(self._rows), full, 1.0)
+                return cell.total(name, *at, weights)
             squares, gradients = cell.squares(name, at, leaves, keep=kind == "kept")
             if gradients is None:
                 return squares
-            weights = weights_of(jnp.sqrt(squares), jnp.ones(self._rows, bool), 1.0)
+            weights = weights_of(jnp.sqrt(squares), full, 1.0)
             by_anchor, by_leaf = cell.total_kept(gradients, weights)
             return squares, [*by_anchor.values(), *by_leaf.values()]
 

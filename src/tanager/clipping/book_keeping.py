@@ -72,15 +72,13 @@ def clip(
         kept.append(gradients)
     norms = norms_of(squares, mask.shape[0])
     weights = weights_of(norms, mask, clip_norm)
-    factors, counted, _ = weights
 
     if second_pass:
-        cotangents = jnp.where(counted, factors, 0).astype(losses.dtype)
-        again = _seen(taps, backward(cotangents), constants)
-        own = jnp.ones_like(factors)
+        cotangents = jnp.where(weights.counted, weights.factors, 0)
+        again = _seen(taps, backward(cotangents.astype(losses.dtype)), constants)
+        left = weights._replace(factors=jnp.ones_like(weights.factors))
     else:
-        again, own = seen, factors
-    clean = [at.exactly().weighted(own, counted) for at in again]
+        again, left = seen, weights
     by_anchor: dict[jex.Var, Array] = {}
     by_leaf: dict[int, Array] = {}
     for cell, method, gradients in zip(cells, methods, kept, strict=True):
@@ -88,7 +86,8 @@ def clip(
             anchors, own = cell.total_kept(gradients, weights)
         else:
             (use,) = cell.uses
-            anchors, own = {use.anchor: cell.totals()[method.total](clean[use.tap])}, {}
+            total = cell.total(method.total, again[use.tap], left)
+            anchors, own = {use.anchor: total}, {}
         by_leaf.update(own)
         for anchor, total in anchors.items():
             before = by_anchor.get(anchor)

@@ -92,6 +92,26 @@ class Cell(abc.ABC):
         """
         return {}
 
+    def total(self, method: str, seen: Seen, weights: Weights) -> Array:
+        """Return Σ c_i·g_i at the anchor of the one use, by one of `totals`.
+
+        Rows that do not count contribute exact zeros.
+        """
+        total = self.totals()[method]
+
+        def plain() -> Array:
+            return total(seen.exactly().scaled(weights.factors))
+
+        def clean() -> Array:
+            scaled = seen.exactly().scaled(weights.factors)
+            return total(scaled.cleaned(weights.counted))
+
+        # 0·NaN is NaN; but most batches are full, and a product can be spared the copy
+        # of x. Not a convolution: in a branch XLA's takes 30 times as long on CPU.
+        if not isinstance(self.rule, Dot):
+            return clean()
+        return jax.lax.cond(jnp.all(weights.counted), plain, clean)
+
     @abc.abstractmethod
     def squares(
         self, method: str, seen: Sequence[Seen], leaves: Sequence[Array], *, keep: bool

@@ -22,7 +22,7 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from tanager.clipping import jaxprs, links
 from tanager.clipping.factors import by_row
@@ -79,24 +79,29 @@ class Seen:
         """Return the same, for exact products."""
         return replace(self, exact=True)
 
-    def weighted(self, factors: Float[Array, " b"], counted: Array) -> "Seen":
-        """Return x and factor·dy, with exact zeros in rows that do not count.
+    def scaled(self, factors: Float[Array, " b"]) -> "Seen":
+        """Return x and factor·dy.
 
         factor·dy is float32 or wider: rounded to bfloat16, positions that cancel in dy
         would not in factor·dy, and leave more than the norm allows.
         """
 
+        def scale(dy: Array) -> Array:
+            dy = widen(dy)
+            return dy * by_row(factors.astype(dy.dtype), dy)
+
+        return replace(self, gradients=[scale(dy) for dy in self.gradients])
+
+    def cleaned(self, counted: Bool[Array, " b"]) -> "Seen":
+        """Return x and dy with exact zeros in rows that do not count."""
+
         def clean(value: Array) -> Array:
             return jnp.where(by_row(counted, value), value, jnp.zeros_like(value))
-
-        def scaled(dy: Array) -> Array:
-            dy = widen(dy)
-            return clean(dy * by_row(factors.astype(dy.dtype), dy))
 
         return replace(
             self,
             data=[clean(x) if jaxprs.is_float(x) else x for x in self.data],
-            gradients=[scaled(dy) for dy in self.gradients],
+            gradients=[clean(dy) for dy in self.gradients],
         )
 
 
@@ -203,7 +208,7 @@ class Rule:
         equation = self.tap.equation
         if equation.primitive.name == "conv_general_dilated":
             finite = seen.finite()
-            clean = seen.weighted(jnp.ones(seen.rows, jnp.float32), finite)
+            clean = seen.cleaned(finite)
             gradients = jax.vmap(one)(clean.data, clean.gradients)
             return jnp.where(by_row(finite, gradients), gradients, jnp.nan)
         gradients = jax.vmap(one)(seen.data, seen.gradients)
