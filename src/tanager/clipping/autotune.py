@@ -249,7 +249,7 @@ class _Bench:
             full = jnp.ones(self._rows, bool)
             if kind == "total":
                 weights = weights_of(jnp.ones(self._rows), full, 1.0)
-                return cell.total(name, *at, weights)
+                return cell.total(name, at[0], weights)
             squares, gradients = cell.squares(name, at, leaves, keep=kind == "kept")
             if gradients is None:
                 return squares
