@@ -37,6 +37,7 @@ from tanager.bench.timing import bench_step
 from tanager.bench.workload import Workload
 from tanager.models.counts import count_flops
 from tanager.models.wide_resnet import WideResNet
+from tanager.report.pictures import number_axis, save
 
 
 AXES: dict[str, tuple[int, ...]] = {
@@ -149,16 +150,13 @@ def filled(page: str, record: dict[str, Any]) -> str:
 
 def draw(record: dict[str, Any], path: Path) -> None:
     """Draw milliseconds against what grows, a panel for each."""
-    import matplotlib
-
-    matplotlib.use("svg")
     from matplotlib import pyplot
+    from matplotlib.ticker import NullLocator
 
-    matplotlib.rcParams["svg.hashsalt"] = "tanager"
     colours = dict(
         zip(STRATEGIES, ("0.45", "#c0392b", "#e08e79", "#2c6fb0"), strict=True)
     )
-    figure, panels = pyplot.subplots(2, 3, figsize=(9.5, 5.6))
+    figure, panels = pyplot.subplots(2, 3, figsize=(9.5, 5.6), sharey=True)
     for axes, (axis, points) in zip(panels.flat, record["axes"].items(), strict=False):
         for name in STRATEGIES:
             pairs = [
@@ -172,19 +170,17 @@ def draw(record: dict[str, Any], path: Path) -> None:
                 )
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axes.set_xticks([point["value"] for point in points])
-        axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
-        axes.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
         for one in (axes.xaxis, axes.yaxis):
-            one.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:,g}"))
+            number_axis(one)
+        axes.set_xticks([point["value"] for point in points])
+        axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlabel(axis)
         axes.grid(alpha=0.3, which="both", linewidth=0.5)
     for axes in panels[:, 0]:
         axes.set_ylabel("ms for a physical batch")
     panels[0, 0].legend(fontsize=7)
     figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
+    save(figure, path)
 
 
 def main() -> None:

@@ -6,6 +6,8 @@ from typing import Any
 import reading
 from reading import MODELS, NAMES
 
+from tanager.report.pictures import number_axis, save
+
 
 _COLOURS = {
     "torch-sgd": "0.35",
@@ -21,10 +23,6 @@ _COLOURS = {
 
 def draw(record: dict[str, Any], folder: Path) -> None:
     """Draw bars of examples per second, and lines where batches of a model vary."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "tanager"
     folder.mkdir(parents=True, exist_ok=True)
     _draw_bars(reading.columns(record["works"]), folder / "peers.svg")
     for model in dict.fromkeys(work["model"] for work in record["works"]):
@@ -73,15 +71,16 @@ def _draw_bars(works: list[dict[str, Any]], path: Path) -> None:
         axes.set_yticks(range(len(systems)), names, fontsize=8)
     figure.supxlabel("examples per second", fontsize=8)
     figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
+    save(figure, path)
     pyplot.close(figure)
 
 
 def _draw_lines(works: list[dict[str, Any]], path: Path) -> None:
-    import matplotlib
     from matplotlib import pyplot
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.6))
+    figure, (left, right) = pyplot.subplots(
+        1, 2, figsize=(11, 3.6), layout="constrained"
+    )
     for system in reading.systems(works):
         found = [
             (
@@ -109,20 +108,16 @@ def _draw_lines(works: list[dict[str, Any]], path: Path) -> None:
     for axes, title in ((left, "examples/s"), (right, "memory of a step, MiB")):
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
-        axes.set_xticks([work["physical_batch"] for work in works])
-        axes.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
         for one in (axes.xaxis, axes.yaxis):
-            one.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:,g}"))
+            number_axis(one)
+        axes.set_xticks([work["physical_batch"] for work in works])
         axes.set_xlabel("physical batch")
         axes.set_title(title, fontsize=10)
         axes.grid(alpha=0.3, which="both", linewidth=0.5)
     figure.suptitle(MODELS[works[0]["model"]], fontsize=11)
     handles, labels = left.get_legend_handles_labels()
-    place = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)}
-    figure.legend(handles, labels, fontsize=8, **place)
-    figure.tight_layout()
-    figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
+    figure.legend(handles, labels, fontsize=8, loc="outside right center")
+    save(figure, path)
     pyplot.close(figure)
 
 

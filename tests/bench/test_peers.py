@@ -28,11 +28,11 @@ def row(system, seconds, **more):
 
 
 def record(*rows, model="wrn-16-4"):
-    work = {"model": model, "physical_batch": 32, "rows": list(rows)}
+    date = "2026-11-22T10:00:00+00:00"
+    work = {"model": model, "physical_batch": 32, "rows": list(rows), "date": date}
     return {
         "machine": {"cpu": "a cpu", "cores": 2, "backend": "cpu", "device": "cpu"},
         "versions": {"python": "3.11"},
-        "date": "2026-11-22T10:00:00+00:00",
         "works": [work],
         "poisson": [],
         "largest": [],
@@ -75,8 +75,9 @@ def test_the_largest_batch_is_read_off_a_line_through_the_memory_of_steps(tables
     whole = record(row("jax-sgd", [0.2], step_bytes=96 * 2**20))
     for rows, mebibytes in ((128, 288), (8, 48)):
         line = row("jax-sgd", [0.2], step_bytes=mebibytes * 2**20)
-        other = {"model": "wrn-16-4", "physical_batch": rows, "rows": [line]}
-        whole["works"].append(other)
+        whole["works"].append(
+            whole["works"][0] | {"physical_batch": rows, "rows": [line]}
+        )
     made = tables.make(whole)["wrn-16-4 memory"]
     assert [int(n) for n in re.findall(r"a step, batch (\d+)", made)] == [8, 32, 128]
     # 32 MiB and 2 MiB for each example.

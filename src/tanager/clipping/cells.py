@@ -99,12 +99,14 @@ class Cell(abc.ABC):
         """
         total = self.totals()[method]
 
+        def scaled() -> Seen:
+            return seen.exactly().scaled(weights.factors)
+
         def plain() -> Array:
-            return total(seen.exactly().scaled(weights.factors))
+            return total(scaled())
 
         def clean() -> Array:
-            scaled = seen.exactly().scaled(weights.factors)
-            return total(scaled.cleaned(weights.counted))
+            return total(scaled().cleaned(weights.counted))
 
         # 0·NaN is NaN; but most batches are full, and a product can be spared the copy
         # of x. Not a convolution: in a branch XLA's takes 30 times as long on CPU.

@@ -8,6 +8,7 @@ from tanager import _validate as validate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 
@@ -29,6 +30,15 @@ def one_panel() -> tuple["Figure", "Axes"]:
     figure = Figure(figsize=(7.2, 4.4), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, figure.subplots()
+
+
+def number_axis(axis: "Axis") -> None:
+    """Label a logarithmic axis with plain numbers, at 1, 2 and 5 of each decade."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def save(figure: "Figure", path: str | pathlib.Path) -> None:

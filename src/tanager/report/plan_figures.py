@@ -15,7 +15,7 @@ from tanager.privacy import accountant, tan
 from tanager.privacy.accountant import Accountant
 from tanager.privacy.mechanism import Adjacency, Mechanism
 from tanager.privacy.plan import Plan
-from tanager.report.pictures import check_ending, save
+from tanager.report.pictures import check_ending, number_axis, save
 
 
 if TYPE_CHECKING:
@@ -116,8 +116,8 @@ def _draw_wall(axes: "Axes", mechanism: Mechanism, delta: float) -> None:
     axes.set(xscale="log", yscale="log")
     axes.set_ylim(0.6 * (min(flat, own) or flat), max(30 * flat, 3 * own))
     _mark_wall(axes)
-    _number_axis(axes, "x")
-    _number_axis(axes, "y")
+    number_axis(axes.xaxis)
+    number_axis(axes.yaxis)
     axes.set_xlabel(r"noise multiplier $\sigma$")
     axes.set_ylabel(rf"$\varepsilon$ at $\delta$ = {delta:g}")
     axes.set_title(
@@ -149,7 +149,7 @@ def _draw_ratios(axes: "Axes", mechanism: Mechanism) -> None:
         )
     axes.axhline(1, color="black", linestyle="--", linewidth=1)
     axes.set(yscale="log", xlim=(_ORDERS[0], _ORDERS[-1]), ylim=(0.7, 30))
-    _number_axis(axes, "y")
+    number_axis(axes.yaxis)
     axes.set_xlabel(r"Rényi order $\alpha$")
     axes.set_ylabel(r"$g_\alpha(\sigma, q) \; / \; (\alpha\,\eta_\mathrm{step}^2)$")
     axes.set_title(
@@ -190,13 +190,3 @@ def _mark_wall(axes: "Axes") -> None:
         color="0.35",
         fontsize=9,
     )
-
-
-def _number_axis(axes: "Axes", which: str) -> None:
-    """Label a logarithmic axis with plain numbers."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_formatter(NullFormatter())
