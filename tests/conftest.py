@@ -1,8 +1,19 @@
 import os
+from importlib.metadata import version
 from pathlib import Path
 
 
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+# Two devices; and what runs once is compiled in a third of the time without optimising,
+# which changes last digits only. With "--xla_force_host_platform_device_count=2" alone
+# in XLA_FLAGS, the tests compile as users do.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
+    " --xla_cpu_parallel_codegen_split_count=1"
+    # Others than these emitters are not known to later versions.
+    + " --xla_cpu_use_fusion_emitters=false"
+    * (version("jaxlib") < "0.11"),
+)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Many tests, and processes that tests start, compile the same small programs.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(

@@ -22,6 +22,7 @@ SCRIPTS = sorted(
 )
 NAMES = [path.stem for path in SCRIPTS]
 LARGEST = 300_000
+ONE_DEVICE = "--xla_force_host_platform_device_count=1"  # two compile all twice
 START = """
 import runpy, sys
 from tanager.clipping.autotune import Timings
@@ -99,8 +100,7 @@ def run(tmp_path):
     def start(name, *, as_is=False):
         environment = os.environ | {
             "MPLBACKEND": "Agg",
-            # One device: the other would only compile all again.
-            "XLA_FLAGS": "" if as_is else "--xla_backend_optimization_level=0",
+            "XLA_FLAGS": "" if as_is else f"{os.environ['XLA_FLAGS']} {ONE_DEVICE}",
         }
         how = () if as_is else ("-c", START)
         done = subprocess.run(
@@ -182,7 +182,8 @@ def test_tan_search(run):
     assert len(search["trials"]) == 4
     assert len(search["law"]["runs"]) == 6
     prediction = search["prediction"]
-    assert prediction["low"] < prediction["accuracy"] < prediction["high"]
+    assert prediction["low"] < prediction["high"]
+    assert prediction["low"] <= prediction["accuracy"] <= prediction["high"]
     found = result(folder / "search-reference")
     assert found["private"] and found["epsilon"] <= 3
     assert found["test_accuracy_ema"] > 0.75

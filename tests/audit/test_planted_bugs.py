@@ -18,6 +18,7 @@ from tanager.privacy.mechanism import Mechanism
 
 SEEDS = (1, 2, 3)
 AUDITED = [bug.plant for bug in BUGS if bug.by_audit]
+REPLAYED = Mechanism(0.2, 0.8, 60)
 
 
 def loss(params, example):
@@ -30,13 +31,13 @@ def replayed(regression):
     """Replay least squares: `replayed(...)` gives the names of the checks that fail."""
 
     def checks(**options):
-        options = {"strategy": "bk", "steps": 60} | options
+        quick = {"strategy": "bk", "steps": 60, "physical_batch_size": 8}
         params = {"w": jnp.zeros(5), "b": jnp.zeros(2)}
 
         def with_two(params, example):
             return loss({"w": params["w"], "b": params["b"].sum()}, example)
 
-        found = replay(with_two, params, regression, Mechanism(0.2, 0.8, 60), **options)
+        found = replay(with_two, params, regression, REPLAYED, **quick | options)
         return {finding.check for finding in found if not finding.passed}
 
     return checks

@@ -19,8 +19,6 @@ from tanager.clipping.taps import Program
 
 ALL = ("per_example", "ghost", "mixed_ghost", "bk", "bk_mixed", "bk_mixopt", "auto")
 FAST = ("ghost", "bk_mixopt")
-QUICK = {"xla_backend_optimization_level": 0}
-"""Programs that run once are compiled in half the time without optimisation."""
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
 
@@ -45,9 +43,7 @@ def cast(tree: Any, dtype: Any) -> Any:
 
 def gradients(loss: Callable, params: Any, batch: Any) -> tuple[Any, np.ndarray]:
     """Return float64 per-example gradients and losses; call it with x64 enabled."""
-    every = jax.jit(
-        jax.vmap(jax.value_and_grad(loss), in_axes=(None, 0)), compiler_options=QUICK
-    )
+    every = jax.jit(jax.vmap(jax.value_and_grad(loss), in_axes=(None, 0)))
     losses, found = every(cast(params, np.float64), cast(batch, np.float64))
     return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), found), losses
 
@@ -117,7 +113,7 @@ def _ways(loss, strategies, methods, clip_norm) -> Callable:
             results[str([str(method) for method in choice])] = total, *kept
         return results
 
-    return jax.jit(every, compiler_options=QUICK)
+    return jax.jit(every)
 
 
 def assert_close(name: str, got: Any, expected: Clipped, tolerance: float) -> None:

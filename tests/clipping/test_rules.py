@@ -1,13 +1,11 @@
 """Every rule, by every one of its methods, against explicit gradients in float64."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from oracle import QUICK, cast, check, draw, read
+from oracle import cast, check, draw, read
 
 from tanager.clipping.convolutions import Convolution
 from tanager.clipping.rules import Seen
@@ -282,7 +280,7 @@ def test_norms_whose_gradients_are_dropped_group_by_group(name, monkeypatch):
         assert {"patches", "crossed"} <= set(cell.gradients())
         for method in cell.gradients():
 
-            @functools.partial(jax.jit, compiler_options=QUICK)
+            @jax.jit
             def squared(w, x, dy, method=method):
                 seen = [Seen([x], [dy], [dy], program.evaluate_prologue([w]))]
                 squares, kept = cell.squares(method, seen, [w], keep=False)

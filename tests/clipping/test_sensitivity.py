@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from oracle import ALL, QUICK, cast, draw
+from oracle import ALL, cast, draw
 
 from tanager.clipping import clipped_grad
 from tanager.clipping.standardise import standardise
@@ -68,7 +68,7 @@ def problem():
 @functools.cache
 def compiled(loss, strategy, clip_norm=C):
     grad_fn = clipped_grad(loss, clip_norm=clip_norm, strategy=strategy)
-    return jax.jit(grad_fn, compiler_options=QUICK)
+    return jax.jit(grad_fn)
 
 
 def distance(one, two):
@@ -266,10 +266,9 @@ def test_cancellation_overflow_and_underflow_in_norms(name):
             for strategy in ALL
         }
 
-    found = jax.jit(
-        lambda w, batch: lax.map(lambda example: alone(w, example), batch),
-        compiler_options=QUICK,
-    )(w, batch)
+    found = jax.jit(lambda w, batch: lax.map(lambda example: alone(w, example), batch))(
+        w, batch
+    )
     too_far = {}
     for strategy, out in found.items():
         total = np.asarray(out.sum, np.float64).reshape(rows, -1)
@@ -327,8 +326,7 @@ def test_outputs_rounded_to_bfloat16_do_not_pass_for_gradients(gained):
         }
 
     each = jax.jit(
-        lambda params, batch: lax.map(lambda example: alone(params, example), batch),
-        compiler_options=QUICK,
+        lambda params, batch: lax.map(lambda example: alone(params, example), batch)
     )
     images = along(params["w"], 100)
     for size in (1e2, 1e4):
@@ -392,7 +390,5 @@ def test_positions_that_cancel_in_bfloat16_cancel_when_scaled(loss):
             for norm in (1e-3, 1.23e-3)
         ]
 
-    each = jax.jit(lambda batch: lax.map(alone, batch), compiler_options=QUICK)(
-        {"x": x, "dy": dy}
-    )
+    each = jax.jit(lambda batch: lax.map(alone, batch))({"x": x, "dy": dy})
     assert np.max(np.abs(each)) <= SLACK

@@ -16,7 +16,6 @@ from tanager.models.wide_resnet import WideResNet
 KEY = jax.random.key(0)
 IMAGE = (16, 16, 3)
 ONE_EACH = (1, 1, 1, 1)
-QUICK = {"xla_backend_optimization_level": 0}  # compiled in half the time, run once
 
 MODELS = {
     "transformer": lambda: VisionTransformer(Variant(12, 2, 3), 8, 5, IMAGE, key=KEY),
@@ -39,9 +38,7 @@ def image():
 
 def run(model):
     arrays, rest = eqx.partition(model, eqx.is_array)
-    call = jax.jit(
-        lambda arrays, image: eqx.combine(arrays, rest)(image), compiler_options=QUICK
-    )
+    call = jax.jit(lambda arrays, image: eqx.combine(arrays, rest)(image))
     return call(arrays, image())
 
 

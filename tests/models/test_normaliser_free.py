@@ -24,7 +24,6 @@ from tanager.models.normaliser_free import Place
 REFERENCE = json.loads((Path(draw.__file__).parent / "nf.json").read_text())
 BUILDERS = nf_resnet.BUILDERS | nfnet.BUILDERS
 SHAPE = (64, 64, 3)
-QUICK = {"xla_backend_optimization_level": 0}  # compiled in half the time, run once
 
 
 def _image(height, width):
@@ -34,9 +33,7 @@ def _image(height, width):
 def _run(model, image):
     """Call a float64 model, with x64 enabled."""
     arrays, rest = eqx.partition(model, eqx.is_array)
-    call = jax.jit(
-        lambda arrays, image: eqx.combine(arrays, rest)(image), compiler_options=QUICK
-    )
+    call = jax.jit(lambda arrays, image: eqx.combine(arrays, rest)(image))
     return call(arrays, jnp.asarray(image, jnp.float64))
 
 
@@ -258,7 +255,7 @@ def test_a_blocks_clipped_gradients_are_those_of_vmap(name):
             for strategy in ("per_example", "ghost", "bk_mixopt")
         }
 
-    found = jax.jit(every, compiler_options=QUICK)(arrays, batch)
+    found = jax.jit(every)(arrays, batch)
     right = found.pop("per_example")
     assert np.min(right.norms) < 20 < np.max(right.norms)
     for out in found.values():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 os.environ["XLA_FLAGS"] = (
-    "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
+    f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
 )
 os.environ["JAX_PLATFORMS"] = "cpu"
 

@@ -30,7 +30,6 @@ from tanager.training.step import Step
 ENTRIES = list(recipes.RECIPES.values())
 SEED = Seed.from_int(3)
 ROWS = 3
-QUICK = {"xla_backend_optimization_level": 0}  # compiled in half the time, run once
 
 ONE_EACH = (1, 1, 1, 1)
 
@@ -140,8 +139,7 @@ def step_once(text, folder):
     state = step.start(trained)
     rows = np.arange(ROWS, dtype=np.int32)
     accumulate, apply = (
-        jax.jit(function, compiler_options=QUICK)
-        for function in (step._accumulate, step._update)
+        jax.jit(function) for function in (step._accumulate, step._update)
     )
     total = accumulate(
         state.params,

@@ -19,8 +19,6 @@ from tanager.models.foreign.layouts import Foreign
 Table = dict[str, Foreign]
 
 HERE = pathlib.Path(__file__).parent
-# Programs that run once are compiled in half the time without optimisation.
-QUICK = {"xla_backend_optimization_level": 0}
 
 
 def read(file: str) -> dict[str, dict[str, Any]]:
@@ -77,7 +75,7 @@ def difference(
     """Return how far our float32 logits are from the reference, relative to it."""
     model = drawn(name, reference, names)
     pixels = draw.image(reference["image_shape"]).transpose(1, 2, 0)
-    run = jax.jit(lambda model, image: model(image), compiler_options=QUICK)
+    run = jax.jit(lambda model, image: model(image))
     logits = np.asarray(run(model, jnp.asarray(pixels)), np.float64)
     expected = np.asarray(reference["logits"])
     return float(np.abs(logits - expected).max() / np.abs(expected).max())
