@@ -1,6 +1,7 @@
 """The plan of the house holds: floors, lazy imports, public names, file sizes."""
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -47,7 +48,8 @@ def room(path):
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
-def imported_rooms(path):
+def imported(path):
+    """Yield names below tanager that a file imports, in functions too."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -56,9 +58,25 @@ def imported_rooms(path):
         else:
             continue
         for name in names:
-            parts = name.split(".")
-            if parts[0] == "tanager" and len(parts) > 1:
-                yield parts[1]
+            top, _, rest = name.partition(".")
+            if top == "tanager" and rest:
+                yield rest
+
+
+def imported_rooms(path):
+    return (name.partition(".")[0] for name in imported(path))
+
+
+def imported_files(path):
+    for name in imported(path):
+        # The last part is a file, or else something within it.
+        for dotted in filter(None, (name, name.rpartition(".")[0])):
+            module = SOURCE / dotted.replace(".", "/")
+            file = module.with_suffix(".py")
+            file = file if file.exists() else module / "__init__.py"
+            if file.exists():
+                yield file
+                break
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SOURCE)))
@@ -68,6 +86,12 @@ def test_imports_go_down_the_floors_only(path):
     for other in imported_rooms(path):
         if not other.startswith("__"):
             assert FLOORS[other] <= FLOORS[room(path)], f"{path} imports {other}"
+
+
+def test_no_files_import_one_another_in_a_circle():
+    """Not even within functions, or for types alone."""
+    graph = {path: {*imported_files(path)} - {path} for path in MODULES}
+    graphlib.TopologicalSorter(graph).prepare()  # raises what goes round
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SOURCE)))

@@ -12,7 +12,7 @@ import pytest
 
 from tanager import data, recipes
 from tanager.cli import main
-from tanager.commands.search import target_of
+from tanager.commands.targets import target_of
 from tanager.report import search_page
 from tanager.search import jobs
 

@@ -14,6 +14,7 @@ from tyro.conf import Positional
 from tanager import recipes
 from tanager._files import json_text, write_json
 from tanager.commands import flags
+from tanager.commands.targets import held_out, target_of
 from tanager.commands.watching import work_through
 from tanager.report.guarantee import upper
 
@@ -198,7 +199,6 @@ def _run(
     along: str | None,
     predict: Callable[..., dict[str, Any]] = lambda target, options, rows: {},
 ) -> int:
-    from tanager.commands.search import held_out, target_of
     from tanager.report import search_figures
     from tanager.search import experiments
 

@@ -17,6 +17,7 @@ from tanager import _validate as validate
 from tanager import recipes
 from tanager._files import json_text, write_json
 from tanager.commands import experiments, flags
+from tanager.commands.targets import held_out, target_of
 from tanager.commands.watching import Watching, work_through
 from tanager.recipes.recipe import Recipe
 from tanager.report.guarantee import upper
@@ -24,7 +25,6 @@ from tanager.report.guarantee import upper
 
 if TYPE_CHECKING:
     from tanager.search.settings import Settings
-    from tanager.search.simulation import Target
     from tanager.search.study import Study, TrialResult
 
 
@@ -211,28 +211,6 @@ def _settings(
     )
     settings.check(jobs.load(compared))
     return settings
-
-
-def target_of(name: str, recipe: Recipe, typed: set[str]) -> "Target":
-    """Return the run that simulations stand for.
-
-    Where a person asks for held-out examples, they are those of the simulations: the
-    run itself trains on all.
-    """
-    from tanager.search import jobs
-    from tanager.search.simulation import Target
-
-    examples = jobs.training_examples(recipe)
-    if "validation_examples" in typed:
-        recipe = dataclasses.replace(recipe, validation_examples=0)
-    elif recipe.train_examples is None:
-        examples -= recipe.validation_examples
-    return Target.settle(name, recipe, examples, typed)
-
-
-def held_out(recipe: Recipe, target: "Target") -> int:
-    """Return how many training examples simulations are compared on: a tenth."""
-    return recipe.validation_examples or max(1, target.examples // 10)
 
 
 def _batch_sizes(reference: int) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ from tanager.training.run_folder import RunFolder
 
 
 if TYPE_CHECKING:
-    from tanager.commands.audit import Options
+    from tanager.commands.audit.options import Options
 
 
 def white_box(
