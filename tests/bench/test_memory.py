@@ -25,6 +25,23 @@ def test_the_boundary_is_found_exactly(ceiling):
         assert len(asked) <= 2 * max(boundary, 1).bit_length() + 1
 
 
+@pytest.mark.parametrize("start", [1, 2, 9, 30, 40, 1000])
+def test_from_a_good_start_it_is_found_as_exactly_in_few_trials(start):
+    for boundary in range(45):
+        asked = []
+
+        def fits(rows, boundary=boundary, asked=asked):
+            asked.append(rows)
+            return rows <= boundary
+
+        assert memory.largest(fits, 40, start) == min(boundary, 40)
+        assert len(set(asked)) == len(asked)
+        assert min(asked) >= 1
+        assert max(asked) <= 40
+        if start == boundary:
+            assert len(asked) == (1 if start == 40 else 2)
+
+
 def test_the_largest_batch_of_each_strategy_and_its_share_of_sgds():
     boundaries = {"sgd": 300, "per_example": 75}
     rows, stopped = memory.bench_memory(
@@ -73,6 +90,21 @@ def test_on_a_cpu_xlas_analysis_decides():
     found = rows[0]["physical_batch"]
     assert memory.bytes_needed(WORKLOAD, "sgd", found) <= limit
     assert memory.bytes_needed(WORKLOAD, "sgd", found + 1) > limit
+
+
+def test_where_rows_take_alike_few_programs_are_compiled(monkeypatch):
+    compiled = []
+
+    def needed(workload, name, rows):
+        compiled.append(rows)
+        return 500 + 40 * rows
+
+    monkeypatch.setattr(memory, "bytes_needed", needed)
+    rows, _ = memory.bench_memory(WORKLOAD, ["bk"], limit_bytes=100_000)
+    assert rows[0]["physical_batch"] == (100_000 - 500) // 40
+    assert len(compiled) == 4
+    rows, _ = memory.bench_memory(WORKLOAD, ["bk"], limit_bytes=539)
+    assert rows[0]["physical_batch"] == 0
 
 
 def test_on_an_accelerator_batches_are_tried(monkeypatch):
@@ -126,3 +158,5 @@ def test_what_cannot_be_searched_is_refused():
         memory.bench_memory(WORKLOAD, ["sdg"], limit_bytes=1000)
     with pytest.raises(ValueError, match=re.escape("ceiling (=0)")):
         memory.largest(lambda rows: True, 0)
+    with pytest.raises(ValueError, match=re.escape("start (=0)")):
+        memory.largest(lambda rows: True, 4, 0)

@@ -8,6 +8,7 @@ temporary memory; not the optimizer's state of private training, nor later batch
 their way to the device.
 """
 
+import functools
 import gc
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,19 +28,35 @@ Fits = Callable[[str, int], bool]
 """Whether a strategy can take a physical batch of so many rows."""
 
 
-def largest(fits: Callable[[int], bool], ceiling: int = CEILING) -> int:
+def largest(fits: Callable[[int], bool], ceiling: int = CEILING, start: int = 1) -> int:
     """Return the largest n of at most `ceiling` for which ``fits(n)``, or 0.
 
-    Doubles from 1 until something does not fit, then halves the interval, so that it
-    asks about 2·log₂(n) times and is exact wherever what fits, fits for all less.
+    Goes from `start` in strides that double until it knows both a number that fits and
+    one that does not, then halves the interval. It is exact wherever what fits, fits
+    for all less; from an n that fits while n + 1 does not, it asks about these two.
 
     Raises:
-        ValueError: `ceiling` is not a whole number of at least 1.
+        ValueError: `ceiling` or `start` is not a whole number of at least 1.
     """
-    validate.whole(ceiling=ceiling, at_least=1)
-    good, bad = 0, 1
-    while bad <= ceiling and fits(bad):
-        good, bad = bad, ceiling + 1 if bad == ceiling else min(2 * bad, ceiling)
+    validate.whole(ceiling=ceiling, start=start, at_least=1)
+    good, bad, stride = 0, ceiling + 1, 1
+    asked = min(start, ceiling)
+    if fits(asked):
+        good = asked
+        while good < ceiling:
+            asked = min(good + stride, ceiling)
+            if not fits(asked):
+                bad = asked
+                break
+            good, stride = asked, 2 * stride
+    else:
+        bad = asked
+        while bad > 1:
+            asked = max(bad - stride, 1)
+            if fits(asked):
+                good = asked
+                break
+            bad, stride = asked, 2 * stride
     while bad - good > 1:
         middle = (good + bad) // 2
         if fits(middle):
@@ -82,8 +99,11 @@ def bench_memory(
     names = list(dict.fromkeys(strategies))
     if limit_bytes is not None:
         validate.positive(limit_bytes=limit_bytes)
+    start: Callable[[str], int] | None = None
     if fits is None:
         fits = _trial(workload, limit_bytes)
+        if limit_bytes is not None:
+            start = functools.partial(_predicted, workload, limit_bytes)
     found: dict[str, int] = {}
     errors = dict.fromkeys(names, "stopped before it was found")
     stopped = False
@@ -95,7 +115,9 @@ def bench_memory(
                 return fits(name, rows)
 
             try:
-                found[name] = largest(fits_aloud, ceiling)
+                report(f"{name}: looking where to begin")
+                begin = 1 if start is None else start(name)
+                found[name] = largest(fits_aloud, ceiling, begin)
             except Exception as error:
                 errors[name] = f"{type(error).__name__}: {error}"
     except KeyboardInterrupt:
@@ -126,6 +148,22 @@ def bytes_needed(workload: Workload, name: str, rows: int) -> int:
     if count is None:
         raise RuntimeError("this device's compiler has no memory analysis")
     return count
+
+
+def _predicted(workload: Workload, limit_bytes: int, name: str) -> int:
+    """Return the physical batch that fits if every row takes as much as the first few.
+
+    Compiling is what takes long here: twice, instead of twice for every doubling.
+    """
+    few, more = 4, 12
+    try:
+        base, above = (bytes_needed(workload, name, rows) for rows in (few, more))
+    except (jax.errors.JaxRuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return 1
+    each = (above - base) / (more - few)
+    return max(1, int(few + (limit_bytes - base) / each)) if each > 0 else 1
 
 
 def _trial(workload: Workload, limit_bytes: int | None) -> Fits:

@@ -352,9 +352,6 @@ def _errors_only(record: logging.LogRecord) -> bool:
 def _rdp(
     parts: Sequence[_pld.Part], orders: Sequence[float], adjacency: Adjacency
 ) -> np.ndarray:
-    import dp_accounting
-    from dp_accounting.rdp import RdpAccountant
-
     if adjacency is not Adjacency.ADD_OR_REMOVE_ONE:
         validate.refuse(
             "adjacency",
@@ -362,19 +359,34 @@ def _rdp(
             "has no RDP bound under Poisson sampling",
             "use accountant 'pld', or adjacency 'add-or-remove-one'",
         )
-    accountant = RdpAccountant(list(orders), _pld.relation(adjacency))
-    with _without_absl_warnings(), np.errstate(all="ignore"):
-        for q, sigma, count in parts:
-            gaussian = dp_accounting.GaussianDpEvent(sigma)
-            step = dp_accounting.PoissonSampledDpEvent(q, gaussian)
-            try:
-                accountant.compose(dp_accounting.SelfComposedDpEvent(step, count))
-            except ArithmeticError:  # σ² underflows
-                return np.full(len(orders), math.inf)
+    with np.errstate(all="ignore"):
+        divergences = sum(
+            (
+                steps * _rdp_of_a_step(q, sigma, tuple(orders))
+                for q, sigma, steps in parts
+            ),
+            start=np.zeros(len(orders)),
+        )
     # Rounding can make a tiny divergence negative, which must not pass for ε = 0.
     floor = sys.float_info.epsilon * sum(part.steps for part in parts)
-    divergences = np.maximum(accountant.rdp, floor)
+    divergences = np.maximum(divergences, floor)
     return np.where(np.isnan(divergences), math.inf, divergences)
+
+
+@functools.lru_cache(maxsize=128)
+def _rdp_of_a_step(q: float, sigma: float, orders: tuple[float, ...]) -> np.ndarray:
+    """Return the Rényi divergences of one step; every number of steps has them."""
+    import dp_accounting
+    from dp_accounting.rdp import RdpAccountant
+
+    accountant = RdpAccountant(list(orders))
+    gaussian = dp_accounting.GaussianDpEvent(sigma)
+    with _without_absl_warnings(), np.errstate(all="ignore"):
+        try:
+            accountant.compose(dp_accounting.PoissonSampledDpEvent(q, gaussian))
+        except ArithmeticError:  # σ² underflows
+            return np.full(len(orders), math.inf)
+    return accountant.rdp
 
 
 def epsilon_from_rdp(

@@ -33,11 +33,14 @@ def agreed_clipping(
     Raises:
         ValueError: a host's devices are of another kind, so that its methods differ.
     """
-    if hosts.is_chief():
-        step.explain(params, one, physical_batch_size, report)
+
+    def explained() -> Explanation:
+        return step.explain(params, one, physical_batch_size, report)
+
+    clipping = explained() if hosts.is_chief() else None
     timings = hosts.from_chief(lambda: Timings().as_json())
-    if not hosts.is_chief():
+    if clipping is None:
         Timings().adopt(timings)
-    clipping = step.explain(params, one, physical_batch_size)
+        clipping = explained()
     hosts.require_same("clipping", clipping.fingerprint)
     return clipping
