@@ -92,6 +92,39 @@ def same(one, two):
     return all(np.array_equal(a, b) for a, b in pairs)
 
 
+@pytest.fixture(scope="module")
+def seeded(tmp_path_factory):
+    """A complete run of seed 5: what it returned, and its folder, not to be changed."""
+    out = tmp_path_factory.mktemp("seeded") / "run"
+    return run(out, seed=5), out
+
+
+@pytest.fixture(scope="module")
+def first_complete(tmp_path_factory):
+    out = tmp_path_factory.mktemp("complete") / "run"
+    return run(out), out
+
+
+@pytest.fixture
+def complete(first_complete, tmp_path):
+    """The folder of a complete run of its own secret."""
+    return shutil.copytree(first_complete[1], tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def first_dead(tmp_path_factory):
+    out = tmp_path_factory.mktemp("dead") / "run"
+    with pytest.raises(Killed):
+        run(out, evaluate=dies_at_evaluation(1))
+    return out
+
+
+@pytest.fixture
+def dead(first_dead, tmp_path):
+    """The folder of a run that died at its first evaluation."""
+    return shutil.copytree(first_dead, tmp_path / "run")
+
+
 def test_a_run_without_a_folder_gives_the_guarantee_and_the_parameters():
     result = run(seed=3)
     assert result.epsilon == tanager.epsilon(MECHANISM, 1e-3)
@@ -107,9 +140,9 @@ def test_the_caller_keeps_the_first_parameters():
     assert same(params, first_params())
 
 
-def test_the_folder_holds_everything(tmp_path):
-    result = run(tmp_path / "run")
-    names = {path.name for path in (tmp_path / "run").iterdir()}
+def test_the_folder_holds_everything(first_complete):
+    result, out = first_complete
+    names = {path.name for path in out.iterdir()}
     assert names == {
         "config.json",
         "ledger.jsonl",
@@ -122,7 +155,7 @@ def test_the_folder_holds_everything(tmp_path):
         "report.html",
         "private",
     }
-    summary = json.loads((tmp_path / "run/result.json").read_text())
+    summary = json.loads((out / "result.json").read_text())
     assert summary["epsilon"] == result.epsilon
     assert summary["accountant"] == "pld"
     assert summary["adjacency"] == "add-or-remove-one"
@@ -132,8 +165,8 @@ def test_the_folder_holds_everything(tmp_path):
     assert summary["test_accuracy"] == result.evaluation.accuracy
     assert summary["test_accuracy_ema"] == result.evaluation_ema.accuracy
     assert summary["batch_size"] == 24
-    assert Ledger.read(tmp_path / "run/ledger.jsonl").steps() == 12
-    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    assert Ledger.read(out / "ledger.jsonl").steps() == 12
+    lines = (out / "metrics.jsonl").read_text().splitlines()
     metrics = [json.loads(line) for line in lines]
     assert [line["step"] for line in metrics] == [4, 8, 12]
     assert metrics[-1]["epsilon"] == result.epsilon
@@ -143,18 +176,17 @@ def test_the_folder_holds_everything(tmp_path):
         assert exact <= line["epsilon"] <= 1.0005 * exact
 
 
-def test_the_saved_models_are_the_parameters_handed_over(tmp_path):
+def test_the_saved_models_are_the_parameters_handed_over(first_complete):
     from tanager.models import weights
 
-    result = run(tmp_path / "run")
+    result, out = first_complete
     for name, params in [("model", result.params), ("model-ema", result.average)]:
-        loaded = weights.load(first_params(), tmp_path / f"run/{name}.safetensors")
+        loaded = weights.load(first_params(), out / f"{name}.safetensors")
         assert same(loaded, params)
 
 
-def test_secrets_stay_in_the_private_folder(tmp_path):
-    out = tmp_path / "run"
-    run(out)
+def test_secrets_stay_in_the_private_folder(complete):
+    out = complete
     assert stat.S_IMODE((out / "private").stat().st_mode) == 0o700
     for path in (out / "private").iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
@@ -177,9 +209,9 @@ def test_secrets_stay_in_the_private_folder(tmp_path):
     )
 
 
-def test_two_runs_draw_different_secrets(tmp_path):
-    first, second = run(tmp_path / "one"), run(tmp_path / "two")
-    assert not same(first.params, second.params)
+def test_two_runs_draw_different_secrets(tmp_path, first_complete):
+    second = run(tmp_path / "two")
+    assert not same(first_complete[0].params, second.params)
 
 
 def test_a_fixed_seed_is_reproducible_and_marked_not_private(tmp_path):
@@ -190,8 +222,8 @@ def test_a_fixed_seed_is_reproducible_and_marked_not_private(tmp_path):
 
 
 @pytest.mark.parametrize("calls", [1, 2, 3, 4, 5, 6])
-def test_a_run_that_died_goes_on_bit_identically(tmp_path, calls):
-    whole = run(tmp_path / "whole", seed=5)
+def test_a_run_that_died_goes_on_bit_identically(tmp_path, seeded, calls):
+    whole, _ = seeded
     with pytest.raises(Killed):
         run(tmp_path / "died", seed=5, evaluate=dies_at_evaluation(calls))
     resumed = run(tmp_path / "died", seed=5)
@@ -203,16 +235,20 @@ def test_a_run_that_died_goes_on_bit_identically(tmp_path, calls):
     assert [json.loads(line)["step"] for line in lines] == [4, 8, 12]
 
 
-def test_without_its_checkpoints_it_begins_again_with_the_same_randomness(tmp_path):
-    whole = run(tmp_path / "run", seed=5)
+def test_without_its_checkpoints_it_begins_again_with_the_same_randomness(
+    tmp_path, seeded
+):
+    whole, out = seeded
+    shutil.copytree(out, tmp_path / "run")
     shutil.rmtree(tmp_path / "run/checkpoints")
     again = run(tmp_path / "run", seed=5)
     assert same(again.params, whole.params)
     assert again.epsilon == whole.epsilon
 
 
-def test_a_damaged_checkpoint_is_passed_over(tmp_path):
-    whole = run(tmp_path / "run", seed=5)
+def test_a_damaged_checkpoint_is_passed_over(tmp_path, seeded):
+    whole, out = seeded
+    shutil.copytree(out, tmp_path / "run")
     newest = tmp_path / "run/checkpoints/12"
     for path in newest.rglob("*"):
         if path.is_file():
@@ -221,24 +257,19 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path):
     assert same(again.params, whole.params)
 
 
-def test_a_complete_run_keeps_what_it_said_of_its_speed(tmp_path):
-    run(tmp_path / "run")
-    before = json.loads((tmp_path / "run/result.json").read_text())
-    run(tmp_path / "run")
-    assert json.loads((tmp_path / "run/result.json").read_text()) == before
+def test_a_complete_run_is_not_run_again(first_complete, complete):
+    """Nor does it forget how fast it was."""
+    ledger = (complete / "ledger.jsonl").read_bytes()
+    before = json.loads((complete / "result.json").read_text())
+    again = run(complete)
+    assert same(first_complete[0].params, again.params)
+    assert (complete / "ledger.jsonl").read_bytes() == ledger
+    assert json.loads((complete / "result.json").read_text()) == before
     assert before["examples_per_second"] > 0
 
 
-def test_a_complete_run_is_not_run_again(tmp_path):
-    first = run(tmp_path / "run")
-    ledger = (tmp_path / "run/ledger.jsonl").read_bytes()
-    again = run(tmp_path / "run")
-    assert same(first.params, again.params)
-    assert (tmp_path / "run/ledger.jsonl").read_bytes() == ledger
-
-
-def test_ctrl_c_writes_a_checkpoint_and_the_run_goes_on(tmp_path):
-    whole = run(tmp_path / "whole", seed=5)
+def test_ctrl_c_writes_a_checkpoint_and_the_run_goes_on(tmp_path, seeded):
+    whole, _ = seeded
     before = signal.getsignal(signal.SIGINT)
     calls = []
 
@@ -325,15 +356,18 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_another_configuration_in_the_same_folder_is_refused(tmp_path, name):
+def test_another_configuration_in_the_same_folder_is_refused(dead, name):
     changes, message = CHANGES[name]
-    with pytest.raises(Killed):
-        run(tmp_path / "run", evaluate=dies_at_evaluation(1))
-    before = (tmp_path / "run/ledger.jsonl").read_bytes()
+    before = (dead / "ledger.jsonl").read_bytes()
     with pytest.raises(ValueError, match=re.escape(message)):
-        run(tmp_path / "run", **changes)
-    assert (tmp_path / "run/ledger.jsonl").read_bytes() == before
-    run(tmp_path / "run")
+        run(dead, **changes)
+    assert (dead / "ledger.jsonl").read_bytes() == before
+
+
+def test_after_a_refusal_the_run_itself_goes_on(dead):
+    with pytest.raises(ValueError, match="ema_decay was"):
+        run(dead, ema_decay=0.5)
+    assert run(dead).summary["steps"] == 12
 
 
 @pytest.mark.parametrize(("first", "second"), [(None, 1), (1, None), (1, 2)])
@@ -353,30 +387,27 @@ def test_another_seed_in_the_same_folder_is_refused(tmp_path, first, second):
         ("ledger.jsonl", "its ledger ends at step 0"),
     ],
 )
-def test_a_folder_that_lost_a_part_is_refused(tmp_path, lost, message):
-    run(tmp_path / "run")
-    (tmp_path / "run" / lost).unlink()
+def test_a_folder_that_lost_a_part_is_refused(complete, lost, message):
+    (complete / lost).unlink()
     with pytest.raises(ValueError, match=re.escape(message)):
-        run(tmp_path / "run")
+        run(complete)
 
 
-def test_a_secret_without_its_run_is_not_used_again(tmp_path):
+def test_a_secret_without_its_run_is_not_used_again(complete):
     """Everything but `private/` was moved out, to be published."""
-    run(tmp_path / "run")
-    for path in (tmp_path / "run").iterdir():
+    for path in complete.iterdir():
         if path.name != "private":
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     with pytest.raises(ValueError, match="the same noise would be used again"):
-        run(tmp_path / "run")
+        run(complete)
 
 
-def test_a_folder_in_use_is_refused(tmp_path):
-    run(tmp_path / "run")
+def test_a_folder_in_use_is_refused(complete):
     with (
-        Ledger(tmp_path / "run/ledger.jsonl"),
+        Ledger(complete / "ledger.jsonl"),
         pytest.raises(ValueError, match="written by another process"),
     ):
-        run(tmp_path / "run")
+        run(complete)
 
 
 def test_a_full_disk_is_refused_before_anything_is_spent(tmp_path, monkeypatch):
