@@ -1,3 +1,4 @@
+import functools
 import re
 
 import equinox as eqx
@@ -36,6 +37,16 @@ def image():
     return jnp.asarray(pixels, jnp.float32)
 
 
+@functools.cache
+def made(name):
+    return MODELS[name]()
+
+
+@functools.cache
+def result_of(name):
+    return run(made(name))
+
+
 def run(model):
     arrays, rest = eqx.partition(model, eqx.is_array)
     call = jax.jit(lambda arrays, image: eqx.combine(arrays, rest)(image))
@@ -55,9 +66,8 @@ def with_trained_products(before, rank=2, alpha=3.0):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_it_starts_as_the_model_it_was(name):
-    before = MODELS[name]()
-    model, marks = tuning.fine_tune(before, "lora", key=KEY, rank=2)
-    np.testing.assert_allclose(run(model), run(before), rtol=1e-5, atol=1e-5)
+    model, marks = tuning.fine_tune(made(name), "lora", key=KEY, rank=2)
+    np.testing.assert_allclose(run(model), result_of(name), rtol=1e-5, atol=1e-5)
     trained = {
         jax.tree_util.keystr(path, simple=True, separator=".").rpartition(".")[2]
         for path, mark in jax.tree_util.tree_leaves_with_path(marks)
@@ -68,11 +78,10 @@ def test_it_starts_as_the_model_it_was(name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_merged_model_does_the_same_and_has_the_old_leaves(name):
-    before = MODELS[name]()
-    model, _ = with_trained_products(before)
+    model, _ = with_trained_products(made(name))
     merged = low_rank.merge(model)
-    assert jax.tree.structure(merged) == jax.tree.structure(before)
-    out, same, old = map(run, (model, merged, before))
+    assert jax.tree.structure(merged) == jax.tree.structure(made(name))
+    out, same, old = run(model), run(merged), result_of(name)
     size = float(jnp.max(jnp.abs(out)))
     assert float(jnp.max(jnp.abs(out - old))) > 0.01 * size
     np.testing.assert_allclose(same, out, rtol=0, atol=1e-4 * size)
@@ -129,7 +138,7 @@ def test_a_standardised_convolution_stays_one(gain, eps, unit_variance):
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "transformer"])
 def test_every_product_meets_data_on_a_fast_rule(name):
-    model, marks = with_trained_products(MODELS[name]())
+    model, marks = with_trained_products(made(name))
     batch = {"image": jnp.stack([image(), -image()])}
 
     def loss(model, example):
@@ -165,7 +174,7 @@ def test_standardised_convolutions_without_a_gain_are_refused(make):
 
 
 def test_rank_and_alpha_have_limits():
-    model = MODELS["wide"]()
+    model = made("wide")
     with pytest.raises(ValueError, match="rank"):
         tuning.fine_tune(model, "lora", key=KEY, rank=0)
     with pytest.raises(ValueError, match="alpha"):

@@ -9,6 +9,41 @@ from tanager.data import ArraySource, Dataset
 
 CLASSES = 5
 
+# What the program of a step does not depend on, and how gradients are clipped.
+NUMBERS = {
+    "epsilon": None,
+    "delta": 1e-3,
+    "noise_multiplier": 1.0,
+    "steps": 1,
+    "batch_size": 4,
+    "learning_rate": 0.1,
+    "warmup_steps": 0,
+    "train_examples": None,
+    "classes": None,
+    "image_size": None,
+    "learning_rate_schedule": "constant",
+    "evaluate_every": 1,
+    "ema_decay": 0.5,
+    "clip_norm": 1.0,
+    "strategy": "bk_mixopt",
+    "weights": None,
+}
+
+
+def alike(recipe, physical_batch_size):
+    """The recipe with the numbers that programs do not depend on: many then are one."""
+    own = recipe.dataset in ("digits", "mnist")
+    fields = NUMBERS | {
+        "dataset": recipe.dataset if own else "folder",
+        "physical_batch_size": physical_batch_size,
+        "augmentation_multiplicity": min(recipe.augmentation_multiplicity, 2),
+    }
+    if recipe.non_private:
+        fields |= {"noise_multiplier": None, "weight_decay": 1e-4}
+    if not recipe.augmentation_multiplicity:
+        fields |= {"crop_padding": 0, "flip": False}
+    return dataclasses.replace(recipe, **fields)
+
 
 def shrunk(recipe, examples=12):
     """The recipe for a few small images: everything else stays as it is."""

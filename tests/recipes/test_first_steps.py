@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import small_recipes
 from small_recipes import CLASSES, shrunk
 
 from tanager import models, recipes
@@ -55,42 +56,11 @@ SHALLOW = {
 }
 """By family: the name that stands for all of it, and what is built under it."""
 
-# What the program of a step does not depend on, and how gradients are clipped.
-NUMBERS = {
-    "epsilon": None,
-    "delta": 1e-3,
-    "noise_multiplier": 1.0,
-    "steps": 1,
-    "batch_size": 4,
-    "learning_rate": 0.1,
-    "warmup_steps": 0,
-    "physical_batch_size": ROWS,
-    "train_examples": None,
-    "classes": None,
-    "image_size": None,
-    "learning_rate_schedule": "constant",
-    "evaluate_every": 1,
-    "ema_decay": 0.5,
-    "clip_norm": 1.0,
-    "strategy": "bk_mixopt",
-    "weights": None,
-}
-
 
 def alike(recipe):
-    """The recipe in small: many recipes then are one."""
+    """The recipe in small, with the name that stands for all of its family."""
     name, _ = SHALLOW.get(recipe.model.partition("-")[0], (recipe.model, None))
-    own = recipe.dataset in ("digits", "mnist")
-    fields = NUMBERS | {
-        "model": name,
-        "dataset": recipe.dataset if own else "folder",
-        "augmentation_multiplicity": min(recipe.augmentation_multiplicity, 2),
-    }
-    if recipe.non_private:
-        fields |= {"noise_multiplier": None, "weight_decay": 1e-4}
-    if not recipe.augmentation_multiplicity:
-        fields |= {"crop_padding": 0, "flip": False}
-    return dataclasses.replace(recipe, **fields)
+    return small_recipes.alike(dataclasses.replace(recipe, model=name), ROWS)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Every recipe against its table: its numbers, a model that builds, a first step."""
 
 import dataclasses
+import functools
 import json
 
 import equinox as eqx
@@ -8,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_recipes import CLASSES, shrunk
+from small_recipes import CLASSES, alike, shrunk
 
 from tanager import models, recipes
 from tanager.cli import main
@@ -72,14 +73,28 @@ def test_the_efficiency_papers_budget_is_four_steps_at_half_the_data():
     assert accountant.epsilon(budget.mechanism, 2.04e-5) == pytest.approx(8, rel=1e-3)
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=name)
-def test_its_model_builds_and_its_first_step_traces(entry, tmp_path, monkeypatch):
-    recipe, dataset = shrunk(entry.recipe)
-    # Shapes alone: the largest models have hundreds of millions of weights.
-    create = models.create
-    monkeypatch.setattr(
-        models, "create", lambda *a, **k: eqx.filter_eval_shape(create, *a, **k)
-    )
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory):
+    """A function that builds and traces a recipe, once for recipes alike."""
+
+    @functools.cache
+    def of(text):
+        with pytest.MonkeyPatch.context() as patch:
+            # Shapes alone: the largest models have hundreds of millions of weights.
+            create = models.create
+            patch.setattr(
+                models,
+                "create",
+                lambda *a, **k: eqx.filter_eval_shape(create, *a, **k),
+            )
+            recipe = recipes.Recipe.from_json(json.loads(text))
+            trace(recipe, tmp_path_factory.mktemp("traced"))
+
+    return of
+
+
+def trace(recipe, folder):
+    recipe, dataset = shrunk(recipe)
     model = models.create(
         recipe.model,
         classes=CLASSES,
@@ -95,7 +110,7 @@ def test_its_model_builds_and_its_first_step_traces(entry, tmp_path, monkeypatch
         assert features.shape == (model.head.weight.shape[0],)
         return
     recipe = dataclasses.replace(recipe, fine_tune="all")
-    task = tasks.make(recipe, dataset, Seed.from_int(0), tmp_path, False)
+    task = tasks.make(recipe, dataset, Seed.from_int(0), folder, False)
     trained, fixed = eqx.partition(task.model, lambda leaf: hasattr(leaf, "dtype"))
     step = Step(
         task.loss,
@@ -105,7 +120,7 @@ def test_its_model_builds_and_its_first_step_traces(entry, tmp_path, monkeypatch
         len(dataset.train),
         Seed.from_int(0),
         clip_norm=None if recipe.non_private else recipe.clip_norm,
-        strategy="bk_mixopt",
+        strategy=recipe.strategy,
         augment=task.augment,
         multiplicity=recipe.augmentation_multiplicity,
         ema_decay=recipe.ema_decay,
@@ -122,6 +137,11 @@ def test_its_model_builds_and_its_first_step_traces(entry, tmp_path, monkeypatch
         step.augmentation_key(0),
     )
     assert jax.tree.structure(shapes.sum) == jax.tree.structure(trained)
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=name)
+def test_its_model_builds_and_its_first_step_traces(entry, traced):
+    traced(json.dumps(alike(entry.recipe, 1).to_json()))
 
 
 @pytest.mark.parametrize("entry", [e for e in ENTRIES if e.pretrained_on], ids=name)
