@@ -182,8 +182,9 @@ def test_tan_search(run):
     assert len(search["trials"]) == 4
     assert len(search["law"]["runs"]) == 6
     prediction = search["prediction"]
-    assert prediction["low"] < prediction["high"]
-    assert prediction["low"] <= prediction["accuracy"] <= prediction["high"]
+    assert prediction["low"] < prediction["accuracy"] <= prediction["high"]
+    # No accuracy is above 1: there the three can meet.
+    assert prediction["accuracy"] < prediction["high"] or prediction["high"] == 1
     found = result(folder / "search-reference")
     assert found["private"] and found["epsilon"] <= 3
     assert found["test_accuracy_ema"] > 0.75

@@ -143,16 +143,16 @@ def mu_of(epsilon):
 @pytest.mark.parametrize("estimator", ESTIMATORS[:2], ids=["any", "gaussian"])
 @pytest.mark.parametrize("true", [0.0, 1.0, 8.0])
 def test_bounds_on_ideal_scores_are_valid(estimator, true, monkeypatch):
-    """Above the true ε in at most 5 of 100 audits; of 500, false alarm 1e-6."""
+    """Above the true ε in at most 5 of 100 audits; of 1500, false alarm 1e-6."""
     # Of 150 scores there are few counts of errors, and each has one ε.
     monkeypatch.setattr(accountant, "epsilon", functools.cache(accountant.epsilon))
     rng = np.random.default_rng(2)
     mu = mu_of(true) if true else 0.0
     over = sum(
         audit_scores(*gaussian(rng, mu, 150), estimator).epsilon > true
-        for _ in range(500)
+        for _ in range(1500)
     )
-    assert over <= stats.binom.isf(1e-6, 500, 0.05)
+    assert over <= stats.binom.isf(1e-6, 1500, 0.05)
 
 
 @pytest.mark.parametrize(

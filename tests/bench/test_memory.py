@@ -11,22 +11,8 @@ WORKLOAD = Workload("linear", (6,), classes=3)
 
 
 @pytest.mark.parametrize("ceiling", [1, 2, 3, 7, 8, 40])
-def test_the_boundary_is_found_exactly(ceiling):
-    for boundary in range(45):
-        asked = []
-
-        def fits(rows, boundary=boundary, asked=asked):
-            asked.append(rows)
-            return rows <= boundary
-
-        assert memory.largest(fits, ceiling) == min(boundary, ceiling)
-        assert len(set(asked)) == len(asked)
-        assert max(asked) <= ceiling
-        assert len(asked) <= 2 * max(boundary, 1).bit_length() + 1
-
-
 @pytest.mark.parametrize("start", [1, 2, 9, 30, 40, 1000])
-def test_from_a_good_start_it_is_found_as_exactly_in_few_trials(start):
+def test_the_boundary_is_found_exactly(ceiling, start):
     for boundary in range(45):
         asked = []
 
@@ -34,12 +20,15 @@ def test_from_a_good_start_it_is_found_as_exactly_in_few_trials(start):
             asked.append(rows)
             return rows <= boundary
 
-        assert memory.largest(fits, 40, start) == min(boundary, 40)
+        answer = min(boundary, ceiling)
+        assert memory.largest(fits, ceiling, start) == answer
         assert len(set(asked)) == len(asked)
         assert min(asked) >= 1
-        assert max(asked) <= 40
-        if start == boundary:
-            assert len(asked) == (1 if start == 40 else 2)
+        assert max(asked) <= ceiling
+        if start == 1:
+            assert len(asked) <= 2 * max(boundary, 1).bit_length() + 1
+        if min(start, ceiling) == answer:
+            assert len(asked) == (1 if answer == ceiling else 2)
 
 
 def test_the_largest_batch_of_each_strategy_and_its_share_of_sgds():

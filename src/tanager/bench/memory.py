@@ -39,30 +39,20 @@ def largest(fits: Callable[[int], bool], ceiling: int = CEILING, start: int = 1)
         ValueError: `ceiling` or `start` is not a whole number of at least 1.
     """
     validate.whole(ceiling=ceiling, start=start, at_least=1)
-    good, bad, stride = 0, ceiling + 1, 1
-    asked = min(start, ceiling)
-    if fits(asked):
-        good = asked
-        while good < ceiling:
-            asked = min(good + stride, ceiling)
-            if not fits(asked):
-                bad = asked
-                break
-            good, stride = asked, 2 * stride
-    else:
-        bad = asked
-        while bad > 1:
-            asked = max(bad - stride, 1)
-            if fits(asked):
-                good = asked
-                break
-            bad, stride = asked, 2 * stride
+    good, bad = 0, ceiling + 1
+    asked, stride = min(start, ceiling), 1
     while bad - good > 1:
-        middle = (good + bad) // 2
-        if fits(middle):
-            good = middle
+        if fits(asked):
+            good = asked
         else:
-            bad = middle
+            bad = asked
+        if bad > ceiling:
+            asked = min(good + stride, ceiling)
+        elif good == 0:
+            asked = max(bad - stride, 1)
+        else:
+            asked = (good + bad) // 2
+        stride *= 2
     return good
 
 
@@ -99,11 +89,11 @@ def bench_memory(
     names = list(dict.fromkeys(strategies))
     if limit_bytes is not None:
         validate.positive(limit_bytes=limit_bytes)
-    start: Callable[[str], int] | None = None
+    predicted: Callable[[str], int] | None = None
     if fits is None:
         fits = _trial(workload, limit_bytes)
         if limit_bytes is not None:
-            start = functools.partial(_predicted, workload, limit_bytes)
+            predicted = functools.partial(_predicted, workload, limit_bytes)
     found: dict[str, int] = {}
     errors = dict.fromkeys(names, "stopped before it was found")
     stopped = False
@@ -115,9 +105,11 @@ def bench_memory(
                 return fits(name, rows)
 
             try:
-                report(f"{name}: looking where to begin")
-                begin = 1 if start is None else start(name)
-                found[name] = largest(fits_aloud, ceiling, begin)
+                start = 1
+                if predicted is not None:
+                    report(f"{name}: looking where to begin")
+                    start = predicted(name)
+                found[name] = largest(fits_aloud, ceiling, start)
             except Exception as error:
                 errors[name] = f"{type(error).__name__}: {error}"
     except KeyboardInterrupt:
