@@ -145,7 +145,8 @@ def mu_of(epsilon):
 def test_bounds_on_ideal_scores_are_valid(estimator, true, monkeypatch):
     """Above the true ε in at most 5 of 100 audits; of 1500, false alarm 1e-6."""
     # Of 150 scores there are few counts of errors, and each has one ε.
-    monkeypatch.setattr(accountant, "epsilon", functools.cache(accountant.epsilon))
+    exact = functools.cache(accountant.epsilon_gaussian)
+    monkeypatch.setattr(accountant, "epsilon_gaussian", exact)
     rng = np.random.default_rng(2)
     mu = mu_of(true) if true else 0.0
     over = sum(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tanager.privacy import accountant
+from tanager.privacy import _pld, accountant
 from tanager.privacy.mechanism import Adjacency, Mechanism
 from tanager.privacy.trade_off import TradeOff
 
@@ -42,6 +42,17 @@ def test_its_tangents_are_the_deltas():
         rates = np.geomspace(1e-8, 1, 4000)
         gap = 1 - curve.false_negatives(rates) - np.exp(epsilon) * rates
         assert gap.max() == pytest.approx(delta, rel=0.02)
+
+
+@pytest.mark.parametrize("adjacency", [*Adjacency])
+@pytest.mark.parametrize("setting", [(0.1, 0.8, 100), (1.0, 1.0, 5), (0.5, 1.0, 1)])
+def test_many_deltas_at_once_are_those_of_dp_accounting(setting, adjacency):
+    parts = accountant.parts_of(Mechanism(*setting, adjacency))
+    composed = _pld.compose(parts, adjacency, coarseness=4.0)
+    epsilons = np.linspace(0.0, 40.0, 50)
+    theirs = [composed.get_delta_for_epsilon(float(epsilon)) for epsilon in epsilons]
+    found = _pld.deltas(composed, epsilons)
+    np.testing.assert_allclose(found, theirs, rtol=1e-9, atol=1e-14)
 
 
 def test_the_best_attack_is_on_the_curve_and_none_below():

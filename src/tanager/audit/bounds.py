@@ -143,7 +143,7 @@ class GaussianEstimator(Estimator):
 
     def _epsilon(self, positive: float, negative: float) -> float:
         mu = super()._epsilon(positive, negative)
-        return accountant.epsilon(Mechanism(1.0, 1 / mu, 1), self.delta)
+        return accountant.epsilon_gaussian(mu, self.delta)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -222,6 +222,26 @@ def compose(
     return total
 
 
+def deltas(composed: "PrivacyLossDistribution", epsilons: np.ndarray) -> np.ndarray:
+    """Return δ at each ε, ascending: `get_delta_for_epsilon`, without its loop.
+
+    δ(ε) = Σ p(l) (1 − exp(ε − l)) over the losses l > ε, and what is infinite.
+    """
+    found = np.zeros(len(epsilons))
+    # The distributions are read from private names: nothing public gives them.
+    for pmf in (composed._pmf_remove, composed._pmf_add):
+        pmf = pmf.to_dense_pmf()
+        losses = (np.arange(pmf.size) + pmf._lower_loss) * pmf._discretization
+        above = np.searchsorted(losses, epsilons, side="right")
+        tails = [
+            np.append(np.cumsum(weights[::-1])[::-1], 0.0)[above]
+            for weights in (pmf._probs, pmf._probs * np.exp(-losses))
+        ]
+        upper, lower = tails
+        found = np.maximum(found, pmf._infinity_mass + upper - np.exp(epsilons) * lower)
+    return found
+
+
 def lost_to_rounding(parts: Sequence[Part]) -> float:
     """How much of δ the Fourier transform's rounding can hide, to first order.
 

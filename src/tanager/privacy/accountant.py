@@ -129,7 +129,7 @@ def epsilon(
         case Accountant.RDP:
             return _epsilon_rdp(parts, delta, mechanism.adjacency)
         case Accountant.GDP_CLT:
-            return _epsilon_gaussian(gdp_clt_mu(mechanism), delta)
+            return epsilon_gaussian(gdp_clt_mu(mechanism), delta)
         case Accountant.TAN:
             return tan.epsilon_tan(_signals(mechanism) * tan.eta(mechanism), delta)
 
@@ -315,14 +315,21 @@ def _epsilon_without_grid(
     with np.errstate(all="ignore"):
         mu = np.sqrt(sum(part.steps * np.float64(part[1]) ** -2.0 for part in parts))
     signals = 2 if adjacency is Adjacency.REPLACE_ONE else 1
-    bounds = [_epsilon_gaussian(signals * float(mu), delta)]
+    bounds = [epsilon_gaussian(signals * float(mu), delta)]
     if adjacency is Adjacency.ADD_OR_REMOVE_ONE:
         bounds.append(_epsilon_rdp(parts, delta, adjacency))
     return min(bounds)
 
 
-def _epsilon_gaussian(mu: float, delta: float) -> float:
-    """Return the exact ε of μ-Gaussian DP, infinite where doubles do not reach."""
+def epsilon_gaussian(mu: float, delta: float) -> float:
+    """Return the exact ε of μ-Gaussian DP, infinite where doubles do not reach.
+
+    That of one Gaussian of σ = 1/μ without sampling (Balle and Wang 2018, theorem 8).
+
+    Args:
+        mu: μ, 0 or more.
+        delta: δ, in (0, 1).
+    """
     from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
 
     if not 0 < mu < 1e100:

@@ -66,9 +66,7 @@ def _tangents(mechanism: Mechanism, coarseness: float) -> tuple[np.ndarray, np.n
             composed = _pld.compose(parts, mechanism.adjacency, coarseness)
             highest = min(float(composed.get_epsilon_for_delta(1e-9)), 500.0)
             epsilons = np.linspace(0.0, max(highest, 1e-6), _LINES)
-            deltas = np.asarray(
-                composed.get_delta_for_epsilon(epsilons.tolist()), np.float64
-            )
+            deltas = _pld.deltas(composed, epsilons)
     except (ArithmeticError, ValueError):
         # No grid is wide enough: nothing is known but that δ is at most 1.
         return np.zeros(1), np.ones(1)
