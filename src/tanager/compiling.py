@@ -65,6 +65,10 @@ class jit:
         traced = any(isinstance(leaf, Tracer) for leaf in leaves)
         return (self._within if traced else self._jitted)(*arguments)
 
+    def eval_shape(self, *arguments: Any) -> Any:
+        """Return `jax.eval_shape` of them; the trace serves calls of these shapes."""
+        return self._jitted.eval_shape(*arguments)
+
     def lower(self, *arguments: Any) -> Lowered:
         """Return `jax.jit(...).lower(...)`."""
         return self._jitted.lower(*arguments)

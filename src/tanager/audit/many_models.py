@@ -88,7 +88,7 @@ class ManyModels:
             ema_decay=0.0,
         )
         one = jax.tree.map(lambda leaf: leaf[:1], self._data)
-        self.step.check(self.params, one)
+        self.step.check(self.params, one, 1)
         # As many rows as a batch has, but for once in 10⁹ steps; or all examples, which
         # need not be gathered and are the same for all models.
         rate = mechanism.sample_rate

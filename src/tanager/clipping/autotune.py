@@ -173,7 +173,7 @@ class Timings:
         cells: Sequence[Cell],
         rows: int,
         report: Callable[[str], None] = lambda _: None,
-    ) -> None:
+    ) -> bool:
         """Time the methods worth trying of every cell not measured before.
 
         Args:
@@ -181,7 +181,11 @@ class Timings:
             cells: cells of the same shapes are measured once.
             rows: B.
             report: told what is being measured.
+
+        Returns:
+            Whether there was one.
         """
+        measured = False
         waiting: dict[str, Cell] = {}
         for cell in cells:
             signature = _signature(cell, measured_rows(cell, rows))
@@ -192,11 +196,13 @@ class Timings:
             methods = _worth_trying(cell, few)
             if not methods:
                 continue
+            measured = True
             bench = _Bench(program, cell, few)
             for part in _distinct(_parts(method) for method in methods):
                 report(f"{cell.rule.describe()}: {part}")
                 self._seconds[f"{signature}:{part}"] = bench.seconds(part)
             self._write()
+        return measured
 
 
 def _parts(method: Method) -> tuple[str, ...]:

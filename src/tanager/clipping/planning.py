@@ -1,6 +1,6 @@
-"""From a loss and the shapes of a batch to the plan of its clipping."""
+"""From a loss taken apart to the plan of its clipping."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
@@ -13,7 +13,7 @@ from tanager.clipping.autotune import Timings
 from tanager.clipping.cells import Cell, Method, cells_of
 from tanager.clipping.jaxprs import aval
 from tanager.clipping.precision import accumulation_dtype, products_are_exact
-from tanager.clipping.taps import Program, float_results, read_loss
+from tanager.clipping.taps import Program, float_results
 
 
 MEMORY = {"default": 1, "low": 2}
@@ -57,17 +57,14 @@ class Plan:
         return all(y.dtype == accumulation_dtype(y.dtype) for y in results)
 
 
-def plan_clipping(loss: Callable, params: PyTree, batch: PyTree, strategy: str) -> Plan:
-    """Trace the loss of one example and choose a method for each cell.
+def plan_clipping(program: Program, rows: int, strategy: str) -> Plan:
+    """Choose a method for each cell.
 
     Args:
-        loss: ``loss(params, example) -> scalar``.
-        params: pytree of float arrays.
-        batch: pytree of arrays with a leading axis of rows.
+        program: the loss taken apart.
+        rows: B.
         strategy: one of `choices.STRATEGIES` but `per_example`.
     """
-    program = read_loss(loss, params, example_of(batch))
-    rows = np.shape(jax.tree.leaves(batch)[0])[0]
     cells, timings = cells_of(program), Timings()
     methods = choices.choose(
         strategy,

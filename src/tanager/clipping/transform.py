@@ -41,13 +41,15 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, PyTree
 
 from tanager import _validate as validate
-from tanager.clipping import book_keeping, taps
+from tanager.clipping import book_keeping
 from tanager.clipping.autotune import Timings
+from tanager.clipping.cells import cells_of
 from tanager.clipping.choices import STRATEGIES
 from tanager.clipping.explain import Explanation, explain
 from tanager.clipping.per_example import per_example
-from tanager.clipping.planning import MEMORY, Plan, example_of, plan_clipping
+from tanager.clipping.planning import MEMORY, example_of, plan_clipping
 from tanager.clipping.precision import widen
+from tanager.clipping.taps import Program, read_loss, refuse_ill_defined
 from tanager.compiling import filter_jit
 
 
@@ -137,7 +139,7 @@ class ClippedGrad:
         params: PyTree,
         batch: PyTree,
         report: Callable[[str], None] = lambda _: None,
-    ) -> None:
+    ) -> bool:
         """Under ``"auto"``, measure what is not known yet for shapes like these.
 
         What is found is remembered on disk (`tanager.clipping.autotune`) and serves
@@ -149,19 +151,25 @@ class ClippedGrad:
             batch: as in a call; its values are not looked at.
             report: told what is being measured.
 
+        Returns:
+            Whether anything was measured: traces made before may clip otherwise.
+
         Raises:
             ValueError: as in a call.
         """
         if self.strategy != "auto":
-            return
+            return False
         shapes = _shapes((eqx.filter(params, eqx.is_array), batch))
         if shapes in self._tuned:
-            return
-        trainable, fixed = self._split(params, batch)
-        for start, rows in _pieces(_rows(batch), self.memory):
-            plan = self._plan(trainable, fixed, _take(batch, start, rows))
-            Timings().measure(plan.program, plan.cells, plan.rows, report)
+            return False
+        program = self._program(*self._split(params, batch), batch)
+        sizes = {rows for _, rows in _pieces(_rows(batch), self.memory)}
+        measured = [
+            Timings().measure(program, cells_of(program), rows, report)
+            for rows in sorted(sizes)
+        ]
         self._tuned.add(shapes)
+        return any(measured)
 
     def explain(self, params: PyTree, batch: PyTree) -> Explanation:
         """Return a table of the taps: what is done at each, why, and what it takes.
@@ -177,10 +185,11 @@ class ClippedGrad:
         """
         self.tune(params, batch)
         trainable, fixed = self._split(params, batch)
-        start, rows = _pieces(_rows(batch), self.memory)[0]
+        _, rows = _pieces(_rows(batch), self.memory)[0]
         if self.strategy == "per_example":
             return Explanation(self.strategy, rows, ())
-        return explain(self._plan(trainable, fixed, _take(batch, start, rows)))
+        program = self._program(trainable, fixed, batch)
+        return explain(plan_clipping(program, rows, self.strategy))
 
     def _split(self, params: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
         """Return what is trained and what is not, having checked both."""
@@ -198,12 +207,15 @@ class ClippedGrad:
             eqx.combine(trainable, fixed), example
         )
 
-    def _plan(self, trainable: PyTree, fixed: PyTree, batch: PyTree) -> Plan:
-        return plan_clipping(self._loss_of(fixed), trainable, batch, self.strategy)
+    def _program(self, trainable: PyTree, fixed: PyTree, batch: PyTree) -> Program:
+        return read_loss(self._loss_of(fixed), trainable, example_of(batch))
 
     def _clip(
         self, trainable: PyTree, fixed: PyTree, batch: PyTree, mask: Bool[Array, " b"]
     ) -> ClippedGradient:
+        program: Program | None = None
+        if self.strategy != "per_example":
+            program = self._program(trainable, fixed, batch)
         out: ClippedGradient | None = None
         for start, rows in _pieces(mask.shape[0], self.memory):
             if out is None:
@@ -213,20 +225,25 @@ class ClippedGrad:
                 # can then have. XLA on CPU drops barriers before it orders operations.
                 zero = jnp.minimum(jnp.sum(out.norms >= 0, dtype=jnp.int32), 0)
                 piece = _take((batch, mask), start + zero, rows)
-            more = self._clip_piece(trainable, fixed, *piece)
+            more = self._clip_piece(program, trainable, fixed, *piece)
             out = more if out is None else _join(out, more)
         assert out is not None
         return out
 
     def _clip_piece(
-        self, trainable: PyTree, fixed: PyTree, batch: PyTree, mask: Bool[Array, " b"]
+        self,
+        program: Program | None,
+        trainable: PyTree,
+        fixed: PyTree,
+        batch: PyTree,
+        mask: Bool[Array, " b"],
     ) -> ClippedGradient:
-        if self.strategy == "per_example":
+        if program is None:
             total, norms, losses = per_example(
                 self._loss_of(fixed), trainable, batch, mask, self.clip_norm
             )
         else:
-            plan = self._plan(trainable, fixed, batch)
+            plan = plan_clipping(program, mask.shape[0], self.strategy)
             total, norms, losses = book_keeping.clip(
                 plan.program,
                 plan.cells,
@@ -372,7 +389,7 @@ def _check_loss(loss: Callable, trainable: PyTree, batch: PyTree) -> None:
             f"loss (returning {value}) must return one floating-point scalar for one "
             "example: it is called without a batch axis; average views inside it"
         )
-    taps.refuse_ill_defined(closed.jaxpr)
+    refuse_ill_defined(closed.jaxpr)
 
 
 def _refuse_cross_example_layers(params: PyTree) -> None:

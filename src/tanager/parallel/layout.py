@@ -156,6 +156,21 @@ class Layout:
         sharding = NamedSharding(self.mesh, PartitionSpec())
         return jax.tree.map(lambda leaf: self._place(leaf, sharding), tree)
 
+    def shapes(self, tree: PyTree) -> PyTree:
+        """Return what `jax.jit` knows of arrays on the mesh, before they are there.
+
+        Args:
+            tree: pytree of arrays, or of shapes with dtypes.
+        """
+        # How they lie does not enter a trace; that they lie on this mesh does.
+        sharding = NamedSharding(self.mesh, PartitionSpec())
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(
+                leaf.shape, jnp.result_type(leaf), sharding=sharding
+            ),
+            tree,
+        )
+
     def gathered_everywhere(self, tree: PyTree) -> PyTree:
         """Return placed parameters whole, on every device."""
         if not self.shard_parameters:

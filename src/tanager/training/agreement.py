@@ -41,6 +41,7 @@ def agreed_clipping(
     timings = hosts.from_chief(lambda: Timings().as_json())
     if clipping is None:
         Timings().adopt(timings)
+        step.trace_anew()
         clipping = explained()
     hosts.require_same("clipping", clipping.fingerprint)
     return clipping

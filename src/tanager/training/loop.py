@@ -157,26 +157,24 @@ def train(
     hold = can_hold(source, layout)
     trained, fixed = split(params, trainable)
 
-    def step_with(secret: Seed) -> Step:
-        return Step(
-            loss,
-            fixed,
-            optimizer,
-            mechanism,
-            len(source),
-            secret,
-            clip_norm=clip_norm,
-            strategy=strategy,
-            memory=memory,
-            augment=augment,
-            multiplicity=augmentation_multiplicity,
-            ema_decay=ema_decay,
-            layout=layout,
-            in_memory=hold,
-        )
-
     one = an_example(source, unreadable)
-    step_with(Seed.from_os()).check(trained, one)
+    unkeyed = Step(
+        loss,
+        fixed,
+        optimizer,
+        mechanism,
+        len(source),
+        Seed.from_os(),
+        clip_norm=clip_norm,
+        strategy=strategy,
+        memory=memory,
+        augment=augment,
+        multiplicity=augmentation_multiplicity,
+        ema_decay=ema_decay,
+        layout=layout,
+        in_memory=hold,
+    )
+    unkeyed.check(trained, one, physical_batch_size)
 
     # 2. The run's folder, its secret, and where it stands: the newest checkpoint, else
     #    the beginning.
@@ -185,7 +183,7 @@ def train(
     secret = _secret(seed)
     if folder is not None:
         secret = hosts.chief_first(lambda: folder.seed(seed, make=chief))
-    step = step_with(secret)
+    step = unkeyed.with_seed(secret)
     with measuring(progress and chief) as report:
         clipping = agreed_clipping(step, trained, one, physical_batch_size, report)
     config = {

@@ -55,8 +55,11 @@ class PlainGrad:
         gradient = jax.tree.map(widen, gradient)
         return ClippedGradient(gradient, jnp.zeros_like(losses), losses)
 
-    def tune(self, params: PyTree, batch: PyTree, report: Callable | None = None):
-        """Do nothing: there is one way only."""
+    def tune(
+        self, params: PyTree, batch: PyTree, report: Callable | None = None
+    ) -> bool:
+        """Measure nothing: there is one way only."""
+        return False
 
     def explain(self, params: PyTree, batch: PyTree) -> Explanation:
         """Return a table without taps."""

@@ -5,9 +5,10 @@ sampling draws: physical batches have one fixed shape and a mask. Each device ad
 its own rows; they meet in the update, once a logical batch, where noise is added, once.
 """
 
+import copy
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import equinox as eqx
 import jax
@@ -112,40 +113,63 @@ class Step:
                 memory=memory,
                 trainable=trainable,
             )
-        self.sampler = PoissonSampler(mechanism, examples, seed)
         # Without clipping there is no sensitivity, and no noise to fit to it.
         self._unit = 1.0 if clip_norm is None else self.grad_fn.sensitivity
-        self.noise = GaussianNoise(mechanism, self._unit, seed)
         self.optimizer = optimizer
         self.augment = augment
         self.multiplicity = multiplicity
         self.ema_decay = ema_decay
-        self._seed = seed
-        self._accumulate_jitted = jit(self._accumulate, donate_argnums=2)
+        self._drawn_from(mechanism, examples, seed)
+        self.trace_anew()
         self._update_jitted = jit(self._update, donate_argnums=0)
         self._zero_jitted: Callable[[], Accumulator] | None = None
 
-    def check(self, params: PyTree, batch: PyTree) -> None:
-        """Trace a physical batch, so that a loss that cannot be used is refused now.
+    def _drawn_from(self, mechanism: Mechanism, examples: int, seed: Seed) -> None:
+        self._seed = seed
+        self.sampler = PoissonSampler(mechanism, examples, seed)
+        self.noise = GaussianNoise(mechanism, self._unit, seed)
+
+    def with_seed(self, seed: Seed) -> Self:
+        """Return this step with another secret; what was traced is not traced again.
+
+        The compiled functions are given keys, and know of no secret.
+        """
+        other = copy.copy(self)
+        other._drawn_from(self.sampler.mechanism, self.sampler.examples, seed)
+        return other
+
+    def trace_anew(self) -> None:
+        """Forget what was traced: other methods may now be known to be faster."""
+        self._accumulate_jitted = jit(self._accumulate, donate_argnums=2)
+
+    def check(self, params: PyTree, batch: PyTree, physical_batch_size: int) -> None:
+        """Trace `accumulate`, so that a loss that cannot be used is refused now.
+
+        The first step does not trace it again, unless `explain` measures first.
 
         Args:
             params: the trained leaves.
-            batch: one example.
+            batch: at least one example, for its shapes.
+            physical_batch_size: rows of the batches to come, on all devices together.
 
         Raises:
             ValueError: see `ClippedGrad.__call__`.
         """
-        rows = self.layout.count
-        batch = jax.tree.map(lambda leaf: np.repeat(leaf, rows, axis=0), batch)
-        jax.eval_shape(
-            self._accumulate,
+        held = self.sampler.examples if self.in_memory else physical_batch_size
+        rows = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((held, *leaf.shape[1:]), leaf.dtype),
+            batch,
+        )
+        arrays = (
             params,
             self._frozen,
             jax.eval_shape(self._zero, params),
-            batch,
-            np.ones(rows, bool),
-            np.zeros(rows, np.int32),
-            self.augmentation_key(0),
+            rows,
+            jax.ShapeDtypeStruct((physical_batch_size,), jnp.bool_),
+            jax.ShapeDtypeStruct((physical_batch_size,), jnp.int32),
+        )
+        self._accumulate_jitted.eval_shape(
+            *self.layout.shapes(arrays), self.augmentation_key(0)
         )
 
     def explain(
@@ -175,7 +199,8 @@ class Step:
         shapes = jax.eval_shape(views, batch)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         model = self.model(params)
-        self.grad_fn.tune(model, zeros, report)
+        if self.grad_fn.tune(model, zeros, report):
+            self.trace_anew()
         return self.grad_fn.explain(model, zeros)
 
     def model(self, params: PyTree) -> PyTree:
