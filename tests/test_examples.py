@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from forks import Fork
+
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = sorted(
@@ -23,12 +25,6 @@ SCRIPTS = sorted(
 NAMES = [path.stem for path in SCRIPTS]
 LARGEST = 300_000
 ONE_DEVICE = "--xla_force_host_platform_device_count=1"  # two compile all twice
-START = """
-import runpy, sys
-from tanager.clipping.autotune import Timings
-Timings.measure = lambda *arguments, **options: None
-runpy.run_path(sys.argv[1], run_name="__main__")
-"""
 
 
 def cells(text):
@@ -98,23 +94,32 @@ def run(tmp_path):
     """
 
     def start(name, *, as_is=False):
-        environment = os.environ | {
-            "MPLBACKEND": "Agg",
-            "XLA_FLAGS": "" if as_is else f"{os.environ['XLA_FLAGS']} {ONE_DEVICE}",
-        }
-        how = () if as_is else ("-c", START)
-        done = subprocess.run(
-            [sys.executable, "-W", "error", *how, f"{ROOT}/examples/{name}.py"],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
+        if as_is:
+            environment = os.environ | {"MPLBACKEND": "Agg", "XLA_FLAGS": ""}
+            done = subprocess.run(
+                [sys.executable, "-W", "error", f"{ROOT}/examples/{name}.py"],
+                cwd=tmp_path,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            printed, errors, code = done.stdout, done.stderr, done.returncode
+        else:
+            flags = f"{os.environ['XLA_FLAGS']} {ONE_DEVICE}"
+            fork = Fork(
+                ROOT / "tests" / "by_cost.py",
+                [ROOT / "examples" / f"{name}.py"],
+                environment=os.environ | {"MPLBACKEND": "Agg", "XLA_FLAGS": flags},
+                folder=tmp_path,
+                strict=True,
+            )
+            fork.wait()
+            printed, errors, code = fork.out, fork.errors, fork.code
+        assert code == 0, errors
         assert [path.name for path in tmp_path.iterdir()] == ["runs"]
         assert [path.name for path in (tmp_path / "runs").iterdir()] == ["examples"]
-        return done.stdout, tmp_path / "runs" / "examples" / name
+        return printed, tmp_path / "runs" / "examples" / name
 
     return start
 

@@ -3,19 +3,17 @@
 import json
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from forks import Fork
 from tanager.privacy.ledger import Ledger
 
 
 ROUNDING = 1e-6
 SCRIPT = Path(__file__).parent / "one_host.py"
-PATIENCE = 180
 ME = socket.gethostname()
 
 
@@ -41,25 +39,19 @@ class Hosts:
         file.write_text(json.dumps(common | settings))
         surroundings = {**os.environ, "TANAGER_CACHE_DIR": str(folder / "cache")}
         self.results = [folder / f"result-{host}.npy" for host in range(count)]
-        processes = [
-            subprocess.Popen(
-                [
-                    sys.executable,
-                    SCRIPT,
-                    file,
-                    json.dumps({"host": host, "result": str(self.results[host])}),
-                ],
-                env=surroundings,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
+        forks = [
+            Fork(
+                SCRIPT,
+                [file, json.dumps({"host": host, "result": str(self.results[host])})],
+                environment=surroundings,
             )
             for host in settings.get("started", range(count))
         ]
-        said = [process.communicate(timeout=PATIENCE) for process in processes]
-        self.out = [out for out, _ in said]
-        self.errors = [error for _, error in said]
-        self.codes = [process.returncode for process in processes]
+        for fork in forks:
+            fork.wait()
+        self.out = [fork.out for fork in forks]
+        self.errors = [fork.errors for fork in forks]
+        self.codes = [fork.code for fork in forks]
 
     def parameters(self):
         assert self.codes == [0] * len(self.codes), self.errors
