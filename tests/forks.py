@@ -101,8 +101,8 @@ def _run(
     sys.path.insert(0, str(Path(words[0]).parent))
     try:
         runpy.run_path(words[0], run_name="__main__")
-    except Exception:
-        sys.excepthook(*sys.exc_info())
+    except Exception as error:
+        sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(1)
     finally:
         atexit._run_exitfuncs()
