@@ -1,8 +1,15 @@
 """What a run carries from step to step, and from one physical batch to the next."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from jaxtyping import Array, Float, Int, PyTree
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from tanager.clipping.precision import accumulation_dtype
+from tanager.parallel.layout import AXIS, Layout
+from tanager.training import norms
 
 
 class State(NamedTuple):
@@ -50,3 +57,57 @@ class Accumulator(NamedTuple):
 
     sum: PyTree
     counts: Counts
+
+
+def empty(params: PyTree, layout: Layout) -> Accumulator:
+    """Return the accumulator of a logical batch of which nothing was added yet.
+
+    Args:
+        params: the trained leaves, or their shapes.
+        layout: how they lie.
+    """
+    total = jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape, accumulation_dtype(leaf.dtype)),
+        layout.kept(params),
+    )
+    none = jnp.zeros(layout.count, jnp.int32)
+    losses = jnp.zeros(layout.count, jnp.float32)
+    bins = jnp.zeros((layout.count, norms.BINS), jnp.int32)
+    return Accumulator(total, Counts(losses, none, none, none, bins))
+
+
+def specs(params: PyTree, layout: Layout) -> Accumulator:
+    """Return how an accumulator lies on the devices: arguments as of `empty`."""
+    each: Any = PartitionSpec(AXIS)
+    return Accumulator(
+        layout.kept_specs(params), Counts(*(each,) * len(Counts._fields))
+    )
+
+
+def count(
+    gradient_norms: Float[Array, " b"],
+    losses: Float[Array, " b"],
+    mask: Bool[Array, " b"],
+    clip_norm: float,
+) -> Counts:
+    """Count the examples of one physical batch.
+
+    Args:
+        gradient_norms: ‖gᵢ‖, not finite where the example contributes nothing.
+        losses: lossᵢ.
+        mask: which rows are examples.
+        clip_norm: C.
+    """
+    finite = jnp.isfinite(gradient_norms)
+    usable = mask & finite & jnp.isfinite(losses)
+    return Counts(
+        jnp.sum(jnp.where(usable, losses, 0).astype(jnp.float32)),
+        _how_many(mask),
+        _how_many(mask & finite & (gradient_norms > clip_norm)),
+        _how_many(mask & ~finite),
+        norms.histogram(gradient_norms, mask & finite),
+    )
+
+
+def _how_many(rows: Bool[Array, " b"]) -> Int[Array, ""]:
+    return jnp.sum(rows, dtype=jnp.int32)

@@ -30,9 +30,9 @@ from tanager.parallel.layout import AXIS, Layout
 from tanager.privacy.mechanism import Mechanism
 from tanager.sampling import PoissonSampler
 from tanager.seed import Seed
-from tanager.training import ema, norms
+from tanager.training import ema
 from tanager.training.plain import PlainGrad
-from tanager.training.state import Accumulator, Counts, State
+from tanager.training.state import Accumulator, Counts, State, count, empty, specs
 
 
 class Step:
@@ -63,6 +63,9 @@ class Step:
         layout: which device holds what; None for one device.
         in_memory: the batches given to `accumulate` are all the examples there are,
             on every device, and the rows of a physical batch are taken from them there.
+
+    Attributes:
+        frozen: the arrays that are not trained.
     """
 
     def __init__(
@@ -96,7 +99,7 @@ class Step:
             )
         self.in_memory = in_memory
         self._loss = loss
-        self._frozen, self._static = eqx.partition(fixed, eqx.is_array)
+        self.frozen, self._static = eqx.partition(fixed, eqx.is_array)
         self._frozen_placed: PyTree = None
         whole = loss if multiplicity == 0 else mean_over_views
         trainable = jax.tree.map(
@@ -162,8 +165,8 @@ class Step:
         )
         arrays = (
             params,
-            self._frozen,
-            jax.eval_shape(self._zero, params),
+            self.frozen,
+            jax.eval_shape(lambda: empty(params, self.layout)),
             rows,
             jax.ShapeDtypeStruct((physical_batch_size,), jnp.bool_),
             jax.ShapeDtypeStruct((physical_batch_size,), jnp.int32),
@@ -205,7 +208,7 @@ class Step:
 
     def model(self, params: PyTree) -> PyTree:
         """Return the whole model: the trained leaves among those that are not."""
-        return eqx.combine(params, self._frozen, self._static)
+        return eqx.combine(params, self.frozen, self._static)
 
     def models(self, state: State) -> tuple[PyTree, PyTree]:
         """Return the model and its average, whole on every device."""
@@ -219,17 +222,12 @@ class Step:
 
     def _placed(self) -> PyTree:
         if self._frozen_placed is None:
-            self._frozen_placed = self.layout.parameters(self._frozen)
+            self._frozen_placed = self.layout.parameters(self.frozen)
         return self._frozen_placed
 
     def example_loss(self, params: PyTree, frozen: PyTree, example: Any) -> Array:
         """Return the loss of one example and view, for fingerprints."""
         return self._loss(eqx.combine(params, frozen, self._static), example)
-
-    @property
-    def frozen(self) -> PyTree:
-        """The arrays that are not trained."""
-        return self._frozen
 
     def start(self, params: PyTree) -> State:
         """Return the state before the first update: copies, laid out on the devices."""
@@ -251,26 +249,10 @@ class Step:
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params
             )
             self._zero_jitted = jax.jit(
-                functools.partial(self._zero, shapes),
-                out_shardings=self.layout.on_mesh(self._accumulator_specs(shapes)),
+                functools.partial(empty, shapes, self.layout),
+                out_shardings=self.layout.on_mesh(specs(shapes, self.layout)),
             )
         return self._zero_jitted()
-
-    def _zero(self, params: PyTree) -> Accumulator:
-        total = jax.tree.map(
-            lambda leaf: jnp.zeros(leaf.shape, accumulation_dtype(leaf.dtype)),
-            self.layout.kept(params),
-        )
-        none = jnp.zeros(self.layout.count, jnp.int32)
-        losses = jnp.zeros(self.layout.count, jnp.float32)
-        bins = jnp.zeros((self.layout.count, norms.BINS), jnp.int32)
-        return Accumulator(total, Counts(losses, none, none, none, bins))
-
-    def _accumulator_specs(self, params: PyTree) -> Accumulator:
-        each: Any = PartitionSpec(AXIS)
-        return Accumulator(
-            self.layout.kept_specs(params), Counts(*(each,) * len(Counts._fields))
-        )
 
     def augmentation_key(self, step: int) -> Key[Array, ""]:
         """Return the key all views of this step are drawn from."""
@@ -326,7 +308,7 @@ class Step:
         key: Key[Array, ""],
     ) -> Accumulator:
         layout, each = self.layout, PartitionSpec(AXIS)
-        sums = self._accumulator_specs(params)
+        sums = specs(params, layout)
 
         def on_one_device(shares: PyTree, *rest: Any) -> Accumulator:
             whole = layout.gathered(shares, (params, frozen))
@@ -361,17 +343,7 @@ class Step:
             batch = jax.tree.map(lambda leaf: leaf[indices], batch)
         model = eqx.combine(params, frozen, self._static)
         out = self.grad_fn(model, self.views(batch, indices, key), mask)
-        finite = jnp.isfinite(out.norms)
-        usable = mask & finite & jnp.isfinite(out.losses)
-        losses = jnp.where(usable, out.losses, 0).astype(jnp.float32)
-        above = out.norms > self.grad_fn.clip_norm
-        counts = Counts(
-            jnp.sum(losses),
-            _count(mask),
-            _count(mask & finite & above),
-            _count(mask & ~finite),
-            norms.histogram(out.norms, mask & finite),
-        )
+        counts = count(out.norms, out.losses, mask, self.grad_fn.clip_norm)
         return jax.tree.map(
             jnp.add,
             accumulator,
@@ -416,7 +388,9 @@ class Step:
         Pure, for `jax.vmap` over runs; arguments as of `accumulate` and `apply`.
         """
         params, rows = state.params, (batch, mask, indices, key)
-        sums = self._accumulate_here(params, self._frozen, self._zero(params), *rows)
+        sums = self._accumulate_here(
+            params, self.frozen, empty(params, self.layout), *rows
+        )
         total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), sums.sum)
         return self._apply(state, total, keys, step)
 
@@ -469,7 +443,3 @@ class Step:
         params = optax.apply_updates(state.params, updates)
         average = ema.update(state.average, params, step, self.ema_decay)
         return State(params, average, optimizer_state)
-
-
-def _count(rows: Bool[Array, " b"]) -> Int[Array, ""]:
-    return jnp.sum(rows, dtype=jnp.int32)
