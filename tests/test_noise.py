@@ -62,13 +62,14 @@ def test_noise_is_normal():
 
 
 @pytest.mark.statistical
-def test_leaves_steps_and_seeds_are_independent():
+@pytest.mark.parametrize("apart", [False, True])
+def test_leaves_steps_and_seeds_are_independent(apart):
     """All pairwise correlations; false alarm 1e-6 after Bonferroni."""
-    leaves = {"a": jnp.zeros(10_000), "b": jnp.zeros(10_000)}
+    leaves = {name: jnp.zeros((100, 100)) for name in "abc"}
     streams = [
-        np.asarray(leaf)
+        np.ravel(leaf)
         for seed, step in [(SEED, 0), (SEED, 1), (Seed.from_int(1), 0)]
-        for leaf in noise_of(leaves, step, seed).values()
+        for leaf in noise_of(leaves, step, seed, apart=apart).values()
     ]
     pairs = list(itertools.combinations(streams, 2))
     bound = stats.norm.isf(FALSE_ALARM / 2 / len(pairs)) / np.sqrt(10_000)
@@ -106,9 +107,37 @@ def test_every_device_gets_the_same_noise_when_parameters_are_sharded():
     mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
     sharding = jax.NamedSharding(mesh, jax.P("d"))
     noise = GaussianNoise(MECHANISM, 0.8, SEED)
-    keys, leaf = noise.keys(0), jnp.zeros(64)
-    sharded = jax.jit(noise.add)(jax.device_put(leaf, sharding), keys)
-    np.testing.assert_array_equal(sharded, jax.jit(noise.add)(leaf, keys))
+    shares = GaussianNoise(MECHANISM, 0.8, SEED, apart=True)
+    keys, leaves = noise.keys(0), [jnp.zeros(64), jnp.zeros((8, 3)), jnp.zeros(2**18)]
+    whole = jax.jit(noise.add)(leaves, keys)
+    for add in (noise.add, shares.add):
+        sharded = jax.jit(add)(jax.device_put(leaves, sharding), keys)
+        jax.tree.map(np.testing.assert_array_equal, sharded, whole)
+
+
+@pytest.mark.parametrize("draws", [1, 4])
+def test_the_noise_of_a_leaf_is_that_of_its_key_whatever_its_company(draws):
+    """Leaves that share a generator, of other sizes, and one that does not."""
+    shapes = [(7,), (300, 700), (2, 3), (), (300, 700), (800, 800), (5,), (0,)]
+    noise = GaussianNoise(MECHANISM, 0.8, SEED, draws=draws)
+    keys = noise.keys(0)
+    found = noise.add([jnp.zeros(shape) for shape in shapes], keys)
+    for number, (shape, leaf) in enumerate(zip(shapes, found, strict=True)):
+        normals = [
+            jax.random.normal(jax.random.fold_in(k, number), shape) for k in keys
+        ]
+        expected = 1.2 * np.sum(normals, axis=0) / np.sqrt(draws)
+        np.testing.assert_allclose(leaf, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_leaves_of_other_dtypes_keep_theirs_and_the_order_is_kept():
+    with jax.enable_x64(True):
+        dtypes = [jnp.float32, jnp.float64, jnp.float64, jnp.float32]
+        leaves = [jnp.full(5, 100.0 * n, dtype) for n, dtype in enumerate(dtypes)]
+        found = noise_of(leaves)
+    for number, (leaf, dtype) in enumerate(zip(found, dtypes, strict=True)):
+        assert leaf.dtype == dtype
+        assert np.abs(np.asarray(leaf) - 100 * number).max() < 20  # 16 σC
 
 
 def test_float64_sums_get_float64_noise_and_none_stays_none():

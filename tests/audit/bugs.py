@@ -85,8 +85,8 @@ def noise_of_the_step_counter_only(patch):
 def the_same_noise_in_every_leaf(patch):
     add = noise.GaussianNoise._add
 
-    def of_one_key(self, leaf, keys, number):
-        return add(self, leaf, keys, 0)
+    def of_one_key(self, leaves, keys, numbers):
+        return add(self, leaves, keys, [0] * len(numbers))
 
     patch.setattr(noise.GaussianNoise, "_add", of_one_key)
 

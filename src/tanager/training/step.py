@@ -130,7 +130,8 @@ class Step:
     def _drawn_from(self, mechanism: Mechanism, examples: int, seed: Seed) -> None:
         self._seed = seed
         self.sampler = PoissonSampler(mechanism, examples, seed)
-        self.noise = GaussianNoise(mechanism, self._unit, seed)
+        shares = self.layout.shard_parameters
+        self.noise = GaussianNoise(mechanism, self._unit, seed, apart=shares)
 
     def with_seed(self, seed: Seed) -> Self:
         """Return this step with another secret; what was traced is not traced again.
