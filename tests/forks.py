@@ -70,6 +70,15 @@ class Fork:
         )
         self._process.start()
 
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.is_alive()
+
+    def kill(self) -> None:
+        """Kill it, with SIGKILL."""
+        self._process.kill()
+
     def wait(self) -> None:
         """Wait for its end, and keep what it printed."""
         self._process.join(PATIENCE)

@@ -6,8 +6,6 @@ import re
 import shutil
 import signal
 import stat
-import subprocess
-import sys
 import textwrap
 import time
 from pathlib import Path
@@ -19,6 +17,7 @@ import optax
 import pytest
 
 import tanager
+from forks import Fork
 from tanager.privacy.ledger import Ledger
 from tanager.privacy.mechanism import Mechanism
 from tanager.training import identity, run_folder
@@ -510,22 +509,23 @@ def test_killed_for_real_it_goes_on_bit_identically(tmp_path):
     from tanager.models import weights
 
     def start(out):
-        script = SCRIPT.format(tests=str(Path(__file__).parent), out=str(out))
-        return subprocess.Popen(
-            [sys.executable, "-c", script], env=os.environ | {"JAX_PLATFORMS": "cpu"}
-        )
+        script = out.with_suffix(".py")
+        script.write_text(SCRIPT.format(tests=str(Path(__file__).parent), out=str(out)))
+        return Fork(script)
 
-    assert start(tmp_path / "whole").wait() == 0
+    whole = start(tmp_path / "whole")
+    whole.wait()
+    assert whole.code == 0, whole.errors
     out, kills = tmp_path / "killed", 0
     while not (out / "result.json").exists():
-        process = start(out)
+        fork = start(out)
         begun = _lines(out)
-        while process.poll() is None and not begun + 40 < _lines(out) < 115:
+        while fork.running and not begun + 40 < _lines(out) < 115:
             time.sleep(0.01)
-        if process.poll() is None:
-            process.kill()
+        if fork.running:
+            fork.kill()
             kills += 1
-        process.wait()
+        fork.wait()
     assert kills >= 2
     for name in ("model.safetensors", "model-ema.safetensors"):
         one = weights.load(first_params(), tmp_path / "whole" / name)
