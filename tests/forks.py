@@ -31,7 +31,7 @@ FORKS.set_forkserver_preload(
         "tensorboardX",
     ]
 )
-PATIENCE = 300
+PATIENCE = 180
 
 
 class Fork:
@@ -82,9 +82,10 @@ class Fork:
     def wait(self) -> None:
         """Wait for its end, and keep what it printed."""
         self._process.join(PATIENCE)
-        code = self._process.exitcode
-        assert code is not None, f"it runs for more than {PATIENCE} s"
-        self.code = code
+        late = self.running
+        self.kill()
+        assert not late, f"it runs for more than {PATIENCE} s"
+        self.code = self._process.exitcode
         self.out, self.errors = (
             Path(self._said.name, name).read_text() for name in ("out", "errors")
         )

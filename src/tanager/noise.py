@@ -133,7 +133,8 @@ def _groups(leaves: list[Array], together: int) -> list[list[int]]:
     """Group the numbers of leaves so alike in size that one generator serves them.
 
     As many rows as leaves, each as wide as the largest, hold `together` numbers at the
-    most. XLA takes 0.15 s to compile a generator, and models have hundreds of leaves.
+    most; a leaf that holds more is alone. XLA takes 0.15 s to compile a generator, and
+    models have hundreds of leaves.
     """
     groups: list[list[int]] = []
     for number in sorted(

@@ -117,6 +117,18 @@ def test_the_bound_by_hand():
     assert one > 4
 
 
+def test_the_gaussian_bound_by_hand():
+    """δ(ε) = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ) is the δ asked for (Balle and Wang)."""
+    estimator = GaussianEstimator(DELTA, 0.95)
+    for wrong in (0, 5, 50, 200):
+        errors = Errors(wrong, 1000, wrong, 1000)
+        mu, epsilon = estimator.mu(errors), estimator.bound(errors)
+        above, below = (
+            stats.norm.cdf(sign * mu / 2 - epsilon / mu) for sign in (1, -1)
+        )
+        assert above - math.exp(epsilon) * below == pytest.approx(DELTA, rel=1e-9)
+
+
 def test_the_highest_rates_cover_the_true_ones():
     """Both at once in 95 of 100 audits; of 4000, false alarm 1e-6."""
     rng = np.random.default_rng(1)

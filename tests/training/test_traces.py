@@ -1,60 +1,19 @@
 """A run traces its step once: what checks the loss is what the first batch compiles."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
+from test_feed import Rows
+from test_loop import run
 
-import tanager
 from tanager.clipping.autotune import Timings
-from tanager.data import ArraySource
 from tanager.training.step import Step
 
 
-ROWS = 60
-
-
-class Streamed:
-    """Examples of which no more than is asked for is read."""
-
-    def __init__(self, source):
-        self.source = source
-
-    def __len__(self):
-        return len(self.source)
-
-    def __getitem__(self, index):
-        return jax.tree.map(lambda leaf: leaf[0], self.source.gather(np.array([index])))
-
-
-def source():
-    draw = np.random.default_rng(0).normal
-    return ArraySource(
-        {
-            "x": draw(size=(ROWS, 8)).astype(np.float32),
-            "y": draw(size=(ROWS, 3)),  # float64: the device has float32
-        }
-    )
-
-
-def loss(params, example):
-    away = jnp.tanh(example["x"] @ params["w"]) - example["y"]
-    return jnp.sum(away**2)
-
-
-def train(data, **options):
-    return tanager.train(
-        loss,
-        {"w": jnp.ones((8, 3))},
-        data,
-        tanager.Mechanism(0.3, 1.0, 3),
-        delta=1e-3,
-        optimizer=optax.sgd(0.1),
-        physical_batch_size=8,
-        progress=False,
-        **options,
-    )
+def data(held):
+    """Examples of float64, which the device has as float32."""
+    rows = Rows()
+    rows.arrays["x"] = rows.arrays["x"].astype(np.float64)
+    return rows.arrays if held else rows
 
 
 @pytest.fixture
@@ -71,9 +30,7 @@ def traces(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize(
-    "kind", [lambda data: data, Streamed], ids=["held", "streamed"]
-)
+@pytest.mark.parametrize("held", [True, False])
 @pytest.mark.parametrize(
     "options",
     [
@@ -90,16 +47,19 @@ def traces(monkeypatch):
     ],
     ids=["one", "two", "sharded", "low", "per_example", "views"],
 )
-def test_the_step_is_traced_once(traces, kind, options):
-    train(kind(source()), **options)
+def test_the_step_is_traced_once(traces, held, options):
+    run(data=data(held), **options)
     assert len(traces) == 1
 
 
 def test_what_was_measured_is_traced_anew(traces, monkeypatch):
-    measured = []
-    monkeypatch.setattr(
-        Timings, "measure", lambda *arguments: not measured.append(len(traces))
-    )
-    train(source(), devices=1)
-    assert measured == [1]  # after the loss was found fit
+    before = []
+
+    def measure(*arguments):
+        before.append(len(traces))
+        return True
+
+    monkeypatch.setattr(Timings, "measure", measure)
+    run(devices=1)
+    assert before == [1]  # after the loss was found fit
     assert len(traces) == 2

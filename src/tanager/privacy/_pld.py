@@ -223,7 +223,7 @@ def compose(
 
 
 def deltas(composed: "PrivacyLossDistribution", epsilons: np.ndarray) -> np.ndarray:
-    """Return δ at each ε, ascending: `get_delta_for_epsilon`, without its loop.
+    """Return δ at each ε, 0 or more: `get_delta_for_epsilon`, without its loop.
 
     δ(ε) = Σ p(l) (1 − exp(ε − l)) over the losses l > ε, and what is infinite.
     """
