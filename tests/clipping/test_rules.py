@@ -8,6 +8,7 @@ from jax import lax
 from oracle import cast, check, draw, read
 
 from tanager.clipping.convolutions import Convolution
+from tanager.clipping.factors import weights_of
 from tanager.clipping.rules import Seen
 from tanager.clipping.standardise import standardise
 
@@ -289,6 +290,33 @@ def test_norms_whose_gradients_are_dropped_group_by_group(name, monkeypatch):
 
             expected = np.sum(np.square(wanted), axis=1)
             np.testing.assert_allclose(squared(w, x, dy), expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("method", ["patches", "crossed"])
+def test_kept_gradients_are_added_up_before_they_are_brought_to_the_kernel(
+    method, monkeypatch
+):
+    brought = []
+    once = Convolution._at_anchor
+
+    def counting(self, gradient):
+        brought.append(gradient.size)
+        return once(self, gradient)
+
+    monkeypatch.setattr(Convolution, "_at_anchor", counting)
+    monkeypatch.setattr(Convolution, "group", lambda self, method, rows: 2)
+    apply, w, x = convolution("same", rows=5)
+    w, x = jnp.asarray(w, jnp.float32), jnp.asarray(x, jnp.float32)
+    program, (cell,) = read(lambda w, x: curve(apply(w, x)), w, x)
+    dy = jax.vmap(apply, (None, 0))(w, x)
+    seen = [Seen([x], [dy], [dy], program.evaluate_prologue([w]))]
+    squares, kept = cell.squares(method, seen, [w], keep=True)
+    assert kept is not None
+    assert len(kept[0].chunks) == 3
+    weights = weights_of(jnp.sqrt(squares), jnp.ones(5, bool), 1.0)
+    assert not brought
+    cell.total_kept(kept, weights)
+    assert brought == [w.size]
 
 
 def test_groups_keep_copies_in_the_cache_and_programs_short():

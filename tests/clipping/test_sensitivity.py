@@ -283,6 +283,19 @@ def test_cancellation_overflow_and_underflow_in_norms(name):
         np.testing.assert_allclose(out.norms[PLAIN, 0], exact[PLAIN], rtol=1e-4)
 
 
+@pytest.mark.parametrize("strategy", ALL)
+def test_a_scaled_parameter_whose_gradients_vanish_when_squared(strategy):
+    def loss(w, example):
+        return jnp.vdot(example["x"] @ (1e18 * w), example["dy"])
+
+    batch = {"x": jnp.ones((2, 64)), "dy": jnp.full((2, 64), 1e-20)}
+    out = clipped_grad(loss, clip_norm=0.1, strategy=strategy)(
+        jnp.zeros((64, 64)), batch, jnp.array([True, False])
+    )
+    # Each of 64² entries is 0.01: no example is longer than 0.64.
+    assert float(jnp.linalg.norm(out.sum)) <= SLACK * 0.1
+
+
 def along(weight, count):
     """Images [count, 1, 1, n] in bfloat16 at small angles to the centred weights."""
     generator = np.random.default_rng(6)

@@ -29,7 +29,7 @@ from tanager.clipping.cells import KEPT, Cell, Method
 from tanager.clipping.factors import norms_of, weights_of
 from tanager.clipping.jaxprs import aval
 from tanager.clipping.precision import accumulation_dtype, widen
-from tanager.clipping.rules import Chunks, Seen
+from tanager.clipping.rules import Kept, Seen
 from tanager.clipping.taps import Program, float_results
 
 
@@ -62,7 +62,7 @@ def clip(
     seen = _seen(taps, backward(jnp.ones_like(losses)), constants)
 
     squares: list[Array] = []
-    kept: list[list[Chunks] | None] = []
+    kept: list[list[Kept] | None] = []
     for cell, method in zip(cells, methods, strict=True):
         keep = method.total == KEPT
         square, gradients = cell.squares(

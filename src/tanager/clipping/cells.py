@@ -6,7 +6,6 @@ the gradients of all uses must be added before a norm can be taken.
 """
 
 import abc
-import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -24,7 +23,8 @@ from tanager.clipping.jaxprs import aval
 from tanager.clipping.precision import widen
 from tanager.clipping.rules import (
     Bilinear,
-    Chunks,
+    Formation,
+    Kept,
     Rule,
     Seen,
     floor_of,
@@ -38,8 +38,15 @@ KEPT = "kept"
 """Name of the total made of the gradients the norm was taken from."""
 
 
+_FEW = 16
+"""So many gradients are added up by one loop, which takes long to compile for more."""
+
 _SMALLEST_GAIN = 2.0**-10
 """Outputs are not divided by a gain that is smaller; it may be 0."""
+
+_LARGEST_SCALE = 2.0**20
+"""Squares of gradients that a link scales by more could vanish before they are scaled.
+"""
 
 
 class Method(NamedTuple):
@@ -117,12 +124,12 @@ class Cell(abc.ABC):
     @abc.abstractmethod
     def squares(
         self, method: str, seen: Sequence[Seen], leaves: Sequence[Array], *, keep: bool
-    ) -> tuple[Float[Array, " b"], list[Chunks] | None]:
+    ) -> tuple[Float[Array, " b"], list[Kept] | None]:
         """Return squared norms, and the gradients if asked to keep them."""
 
     @abc.abstractmethod
     def total_kept(
-        self, kept: list[Chunks], weights: Weights
+        self, kept: list[Kept], weights: Weights
     ) -> tuple[dict[jex.Var, Array], dict[int, Array]]:
         """Return Σ c_i·g_i by anchor, or by leaf, from kept gradients."""
 
@@ -162,21 +169,21 @@ def _separable(uses: Sequence[Use]) -> bool:
     )
 
 
-def weighted_sum(chunks: Chunks, weights: Weights) -> Array:
-    """Return Σ_i c_i·g_i of chunked gradients, exact zeros for rows not counted."""
+def weighted_sum(kept: Kept, weights: Weights) -> Array:
+    """Return Σ_i c_i·g_i at the anchor, exact zeros for rows not counted."""
     parts, start = [], 0
-    for chunk in chunks:
+    for chunk in kept.chunks:
         rows = slice(start, start + chunk.shape[0])
         start = rows.stop
         own = weights.factors[rows], weights.counted[rows]
         parts.append(_weigh(chunk, *own, weights.finite))
-    return sum(parts[1:], parts[0])
+    return kept.home(sum(parts[1:], parts[0]))
 
 
 def _weigh(chunk: Array, factors: Array, counted: Array, finite: Array) -> Array:
     factors = jnp.where(counted, factors, 0).astype(chunk.dtype)
-    if chunk.shape[0] == 1:
-        return jnp.where(counted[0], chunk[0] * factors[0], 0)
+    if chunk.shape[0] <= _FEW:
+        return _one_by_one(chunk, factors, counted)
 
     def add(chunk: Array) -> Array:
         # A product of matrices: XLA's reduction over a leading axis is slow on CPU.
@@ -190,8 +197,18 @@ def _weigh(chunk: Array, factors: Array, counted: Array, finite: Array) -> Array
     return jax.lax.cond(finite, add, clean, chunk)
 
 
+@jax.jit  # traced once for gradients of one shape
+def _one_by_one(chunk: Array, factors: Array, counted: Array) -> Array:
+    parts = [
+        jnp.where(row, gradient * factor, 0)
+        for gradient, factor, row in zip(chunk, factors, counted, strict=True)
+    ]
+    return sum(parts[1:], parts[0])
+
+
 def _squares(chunk: Array) -> Float[Array, " b"]:
-    return jnp.sum(jnp.square(widen(chunk)), axis=tuple(range(1, chunk.ndim)))
+    flat = widen(chunk).reshape(chunk.shape[0], -1)
+    return jnp.sum(jnp.square(flat), axis=1)
 
 
 class Single(Cell):
@@ -219,7 +236,7 @@ class Single(Cell):
 
     def _plain(self) -> bool:
         """Whether norms can be told from (x, dy) without forming gradients."""
-        if math.isnan(self._scale):
+        if not self._scale <= _LARGEST_SCALE:  # nor where it is NaN
             return False
         rule = self.rule
         return not self._standardised or (
@@ -238,24 +255,24 @@ class Single(Cell):
 
     def squares(
         self, method: str, seen: Sequence[Seen], leaves: Sequence[Array], *, keep: bool
-    ) -> tuple[Float[Array, " b"], list[Chunks] | None]:
+    ) -> tuple[Float[Array, " b"], list[Kept] | None]:
         """See `Cell`."""
         gram = self.rule.grams().get(method)
         if gram is not None:
             if self._standardised:
                 return self._standardised_gram(gram, seen[0]), None
             return gram(seen[0]) * self._scale**2, None
-        gradients, whole = self.rule.gradients()[method], seen[0]
+        formation, whole = self._formation(method), seen[0]
+        squared = self._squared(formation, whole.constants)
         group = self.rule.group(method, whole.rows)
         if keep:
             starts = range(0, whole.rows, group)
-            parts = [whole.part(start, group) for start in starts]
-            chunks = [gradients(part) for part in parts]
-            squares = [self._chunk_squares(chunk, whole.constants) for chunk in chunks]
-            return jnp.concatenate(squares), [chunks]
+            chunks = [formation.form(whole.part(start, group)) for start in starts]
+            kept = Kept(chunks, formation.home)
+            return jnp.concatenate([squared(chunk) for chunk in chunks]), [kept]
 
         def dropped(at: Seen) -> Array:
-            return self._chunk_squares(gradients(at), at.constants)
+            return squared(formation.form(at))
 
         squares = list(in_turn(whole.exactly(), group, dropped))
         # The sum will be formed anew from (x, c·dy): its rounding must not exceed C.
@@ -271,13 +288,29 @@ class Single(Cell):
             seen = rule.scaled_outputs(seen, self._parts(seen.constants).factor)
         return rule.terms(seen) * self._scale**2
 
-    def _chunk_squares(self, chunk: Array, constants: dict) -> Float[Array, " b"]:
+    def _formation(self, method: str) -> Formation:
+        formation = self.rule.gradients()[method]
+        return formation if self._plain() else formation.at_anchor()
+
+    def _squared(
+        self, formation: Formation, constants: dict
+    ) -> Callable[[Array], Float[Array, " b"]]:
+        """Return the function from gradients `[b, *own]` to their squared norms."""
+        scale = formation.scale
         if not self._standardised:
-            return _squares(chunk)
+            return lambda chunk: _squares(chunk) * scale**2
         parts = self._parts(constants)
-        square, total, projection = standardise.from_gradient(chunk, parts)
-        scaled = jnp.sum(square * jnp.square(parts.factor)[None], axis=-1)
-        return self._weight_norms(parts, scaled, total, projection)
+        own = jax.ShapeDtypeStruct(formation.own, parts.centred.dtype)
+        (centred,) = jax.linear_transpose(formation.home, own)(parts.centred)
+
+        def squared(chunk: Array) -> Float[Array, " b"]:
+            square, total, projection = standardise.from_gradient(
+                chunk, centred, formation.outputs
+            )
+            scaled = jnp.sum(square * jnp.square(parts.factor * scale)[None], axis=-1)
+            return self._weight_norms(parts, scaled, total * scale, projection)
+
+        return squared
 
     def _parts(self, constants: dict) -> standardise.Statistics:
         values = [
@@ -346,7 +379,7 @@ class Single(Cell):
         return jax.lax.cond(jnp.all(gains > _SMALLEST_GAIN), known, anew)
 
     def total_kept(
-        self, kept: list[Chunks], weights: Weights
+        self, kept: list[Kept], weights: Weights
     ) -> tuple[dict[jex.Var, Array], dict[int, Array]]:
         """See `Cell`."""
         total = weighted_sum(kept[0], weights)
@@ -372,11 +405,11 @@ class Joint(Cell):
 
     def squares(
         self, method: str, seen: Sequence[Seen], leaves: Sequence[Array], *, keep: bool
-    ) -> tuple[Float[Array, " b"], list[Chunks] | None]:
+    ) -> tuple[Float[Array, " b"], list[Kept] | None]:
         """See `Cell`."""
         anchors: dict[jex.Var, Array] = {}
         for rule, at in zip(self.rules, seen, strict=True):
-            gradient = rule.gradients()[method](at)
+            gradient = rule.gradients()[method].at_anchor().form(at)
             anchor = rule.use.anchor
             held = anchors.get(anchor)
             anchors[anchor] = gradient if held is None else held + gradient
@@ -388,12 +421,12 @@ class Joint(Cell):
 
             ordered = jax.vmap(back)(ordered)
         squares = [_squares(gradient) for gradient in ordered]
-        kept = [[gradient] for gradient in ordered] if keep else None
-        return sum(squares[1:], squares[0]), kept
+        kept = [Kept([gradient], lambda own: own) for gradient in ordered]
+        return sum(squares[1:], squares[0]), kept if keep else None
 
     def total_kept(
-        self, kept: list[Chunks], weights: Weights
+        self, kept: list[Kept], weights: Weights
     ) -> tuple[dict[jex.Var, Array], dict[int, Array]]:
         """See `Cell`."""
-        totals = [weighted_sum(chunks, weights) for chunks in kept]
+        totals = [weighted_sum(gradients, weights) for gradients in kept]
         return {}, dict(zip(self.unit.leaves, totals, strict=True))

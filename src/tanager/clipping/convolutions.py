@@ -23,6 +23,7 @@ from tanager.clipping.jaxprs import aval
 from tanager.clipping.precision import accumulation_dtype, widen
 from tanager.clipping.rules import (
     Bilinear,
+    Formation,
     Seen,
     Work,
     gram_squares,
@@ -237,13 +238,24 @@ class Convolution(Bilinear):
         left = left.reshape(rows, self.groups, self.positions, self.positions)
         return gram_squares(left, product("btgf,bsgf->bgts", dy, dy))
 
-    def gradients(self) -> dict[str, Callable[[Seen], Array]]:
+    def gradients(self) -> dict[str, Formation]:
         """See `Rule.gradients`."""
-        methods = {"vmap": self.gradients_by_vmap}
-        if self.batch_groups == 1 and self._few_slices():
-            methods["patches"] = self.gradients_by_patches
-            if 1 < self.offsets <= _MOST_OFFSETS and self._dense():
-                methods["crossed"] = self.gradients_crossed
+        methods = super().gradients()
+        if self.batch_groups > 1 or not self._few_slices():
+            return methods
+        scale = links.scale(self.use.links)
+        inputs, groups = self.inputs, self.groups
+        outputs = self.outputs // groups
+        own = (groups, self.offsets, inputs, outputs)
+        methods["patches"] = Formation(
+            self.gradients_by_patches, self._patches_at_anchor, own, scale, (0, -1)
+        )
+        if 1 < self.offsets <= _MOST_OFFSETS and self._dense():
+            first = self.kernel[0]
+            own = (groups, self.offsets // first, inputs, first, outputs)
+            methods["crossed"] = Formation(
+                self.gradients_crossed, self._crossed_at_anchor, own, scale, (0, -1)
+            )
         return methods
 
     def _few_slices(self) -> bool:
@@ -276,14 +288,13 @@ class Convolution(Bilinear):
             )
         return 0
 
-    def gradients_by_patches(self, seen: Seen) -> Array:
+    def gradients_by_patches(self, seen: Seen) -> Float[Array, "b g k c f"]:
         """One batched product of patches."""
         x, dy = self.operands(seen)
         patches = self.patches(x)
-        gradient = product("btgkc,btgf->bkcgf", patches, dy, exact=seen.exact)
-        return self._at_anchor(gradient)
+        return product("btgkc,btgf->bgkcf", patches, dy, exact=seen.exact)
 
-    def gradients_crossed(self, seen: Seen) -> Array:
+    def gradients_crossed(self, seen: Seen) -> Float[Array, "b g o c k f"]:
         """One product of x, shifted along all axes but the first, and dy, along that.
 
         For a kernel of k×k these are k copies of x and k of dy, where patches take k²
@@ -306,16 +317,20 @@ class Convolution(Bilinear):
             late = lax.pad(dy, zero, [still, still, fill, still])
             parts.append(late.reshape(rows, left.shape[1], self.groups, -1))
         right = jnp.stack(parts, axis=-2)
-        gradient = product("btgoc,btgkf->bkocgf", left, right, exact=seen.exact)
-        return self._at_anchor(gradient)
+        return product("btgoc,btgkf->bgockf", left, right, exact=seen.exact)
+
+    def _patches_at_anchor(self, gradient: Float[Array, "g k c f"]) -> Array:
+        return self._at_anchor(jnp.moveaxis(gradient, 0, 2))
+
+    def _crossed_at_anchor(self, gradient: Float[Array, "g o c k f"]) -> Array:
+        return self._at_anchor(jnp.transpose(gradient, (3, 1, 2, 0, 4)))
 
     def _at_anchor(self, gradient: Array) -> Array:
-        """Return the anchor's gradients from `[B, offsets..., C, G, F]`."""
-        rows = gradient.shape[0]
-        shape = (rows, *self.kernel, self.inputs, self.outputs)
-        order = np.argsort(self._kernel_order)
-        gradient = jnp.transpose(gradient.reshape(shape), (0, *(order + 1)))
-        return jax.vmap(lambda one: links.back(self.use.links, one))(gradient)
+        """Return the anchor's gradient from `[offsets..., C, G, F]`."""
+        gradient = gradient.reshape(*self.kernel, self.inputs, self.outputs)
+        order = tuple(int(axis) for axis in np.argsort(self._kernel_order))
+        gradient = jnp.transpose(gradient, order)
+        return links.back(self.use.links, gradient)
 
     def terms(self, seen: Seen) -> Float[Array, " b"]:
         """See `Bilinear.terms`."""

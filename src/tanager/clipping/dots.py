@@ -19,6 +19,7 @@ from tanager.clipping.jaxprs import aval
 from tanager.clipping.precision import widen
 from tanager.clipping.rules import (
     Bilinear,
+    Formation,
     Seen,
     Work,
     gram_squares,
@@ -107,15 +108,16 @@ class Dot(Bilinear):
         lengths = jnp.sqrt(left) * jnp.sqrt(right)
         return jnp.sum(jnp.square(jnp.sum(lengths, axis=2)), axis=1)
 
-    def gradients(self) -> dict[str, Callable[[Seen], Array]]:
+    def gradients(self) -> dict[str, Formation]:
         """See `Rule.gradients`."""
-        return {"vmap": self.gradients_by_vmap}
+        own = (self.groups, self.inputs, self.outputs)
+        scale = links.scale(self.use.links)
+        return {"vmap": Formation(self.gradients_by_vmap, self._at_anchor, own, scale)}
 
-    def gradients_by_vmap(self, seen: Seen) -> Array:
+    def gradients_by_vmap(self, seen: Seen) -> Float[Array, "b g k n"]:
         """One batched product."""
         x, dy = self.operands(seen)
-        gradients = product("bgtk,bgtn->bgkn", x, dy, exact=seen.exact)
-        return jax.vmap(self._at_anchor)(gradients)
+        return product("bgtk,bgtn->bgkn", x, dy, exact=seen.exact)
 
     def totals(self) -> dict[str, Callable[[Seen], Array]]:
         """See `Rule.totals`."""

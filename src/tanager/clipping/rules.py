@@ -3,7 +3,8 @@
 A rule offers up to three kinds of method, each under one or more names:
 
 - gram: squared norms of per-example gradients without forming them;
-- gradient: the per-example gradients `[b, *anchor]`, for `group` examples at a time;
+- gradient: the per-example gradients, for `group` examples at a time, with entries in
+  an order of the method's own: their sum alone is brought to the anchor's;
 - total: Σ_i c_i·g_i without forming any g_i.
 
 `Rule` is right for every equation, linear in the parameter or not: it offers gradients
@@ -17,7 +18,7 @@ import abc
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex
@@ -125,8 +126,50 @@ def in_turn(
         yield previous
 
 
-Chunks = list[Array]
-"""Per-example gradients `[b, *anchor]` that together hold every example in order."""
+class Formation(NamedTuple):
+    """A way to form per-example gradients, in an order of entries that costs nothing.
+
+    To bring each of them to the parameter's order is a pass over memory, often a
+    transposition. Norms do not ask for it, and their sum is brought there once.
+
+    Attributes:
+        form: from (x, dy) of some examples to gradients `[b, *own]`.
+        home: linear, from one gradient `[*own]` to the anchor.
+        own: shape of one gradient.
+        scale: ‖home(g)‖ = scale·‖g‖ for every g; NaN if there is no such number.
+        outputs: the axes of `own` along which output units lie.
+    """
+
+    form: Callable[[Seen], Array]
+    home: Callable[[Array], Array]
+    own: tuple[int, ...]
+    scale: float = 1.0
+    outputs: tuple[int, ...] = (-1,)
+
+    def at_anchor(self) -> "Formation":
+        """Return the same with each gradient brought to the anchor."""
+
+        def form(seen: Seen) -> Array:
+            return jax.vmap(self.home)(self.form(seen))
+
+        own = jax.ShapeDtypeStruct(self.own, jnp.float32)
+        return Formation(form, _same, jax.eval_shape(self.home, own).shape)
+
+
+def _same(gradient: Array) -> Array:
+    return gradient
+
+
+class Kept(NamedTuple):
+    """Per-example gradients that together hold every example in order.
+
+    Attributes:
+        chunks: `[b, *own]` each.
+        home: of their `Formation`.
+    """
+
+    chunks: Sequence[Array]
+    home: Callable[[Array], Array]
 
 
 @dataclass(frozen=True)
@@ -184,9 +227,10 @@ class Rule:
         """Return methods for squared norms at the operand; none in general."""
         return {}
 
-    def gradients(self) -> dict[str, Callable[[Seen], Array]]:
-        """Return methods for per-example gradients at the anchor."""
-        return {"vmap": self.gradients_by_vmap}
+    def gradients(self) -> dict[str, Formation]:
+        """Return methods for per-example gradients."""
+        own = aval(self.use.anchor).shape
+        return {"vmap": Formation(self.gradients_by_vmap, _same, own)}
 
     def group(self, method: str, rows: int) -> int:
         """Return how many examples a gradient method should be given at a time."""

@@ -113,15 +113,26 @@ def _own_jaxpr(avals: tuple) -> str:
     return str(jax.make_jaxpr(_standardise)(*shapes).eqns[0].params["jaxpr"])
 
 
-def from_gradient(gradient: Array, parts: Statistics) -> tuple[Array, Array, Array]:
-    """Return ‖G‖², 1ᵀG and vᵀG of each example and output unit, `[b, o]` each."""
-    axes = tuple(range(1, gradient.ndim - 1))
-    gradient = widen(gradient)
-    return (
-        jnp.sum(jnp.square(gradient), axis=axes),
-        jnp.sum(gradient, axis=axes),
-        jnp.sum(gradient * parts.centred[None], axis=axes),
+def from_gradient(
+    gradient: Float[Array, "b *own"],
+    centred: Float[Array, "*own"],
+    outputs: Sequence[int],
+) -> tuple[Float[Array, "b o"], Float[Array, "b o"], Float[Array, "b o"]]:
+    """Return ‖G‖², 1ᵀG and vᵀG of each example and output unit.
+
+    Args:
+        gradient: G, its entries in any order.
+        centred: v, in the same order.
+        outputs: the axes of `own` along which output units lie.
+    """
+    kept = {axis % centred.ndim for axis in outputs}
+    axes = tuple(axis + 1 for axis in range(centred.ndim) if axis not in kept)
+    gradient, rows = widen(gradient), gradient.shape[0]
+    sums = (jnp.square(gradient), gradient, gradient * centred[None])
+    square, total, projection = (
+        jnp.sum(each, axis=axes).reshape(rows, -1) for each in sums
     )
+    return square, total, projection
 
 
 def squared_norms(

@@ -225,6 +225,7 @@ class ClippedGrad:
                 # can then have. XLA on CPU drops barriers before it orders operations.
                 zero = jnp.minimum(jnp.sum(out.norms >= 0, dtype=jnp.int32), 0)
                 piece = _take((batch, mask), start + zero, rows)
+                out = out._replace(sum=_apart(zero, out.sum))
             more = self._clip_piece(program, trainable, fixed, *piece)
             out = more if out is None else _join(out, more)
         assert out is not None
@@ -336,6 +337,18 @@ def _take(tree: PyTree, start: Any, rows: int) -> PyTree:
     return jax.tree.map(
         lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, rows), tree
     )
+
+
+def _apart(zero: Array, sums: PyTree) -> PyTree:
+    """Return the sums, which XLA cannot add up together with later ones.
+
+    It would keep the gradients of both until then.
+    """
+
+    def never(sums: PyTree) -> PyTree:
+        return jax.tree.map(jnp.zeros_like, sums)
+
+    return jax.lax.cond(zero == 0, lambda sums: sums, never, sums)
 
 
 def _join(one: ClippedGradient, other: ClippedGradient) -> ClippedGradient:
