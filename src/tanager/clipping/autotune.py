@@ -42,7 +42,7 @@ _LEAST_SECONDS, _ENOUGH_SECONDS = 0.1, 0.5
 _LEAST_RUNS, _FEWEST_RUNS = 5, 2
 _LONG_SECONDS = 0.02
 _FEW_ROWS = 32
-_FORMAT = 2
+_FORMAT = 3
 
 
 def _identity() -> dict[str, Any]:
