@@ -235,7 +235,7 @@ class Single(Cell):
         return tuple(self.rule.grams()) if self._plain() else ()
 
     def _plain(self) -> bool:
-        """Whether norms can be told from (x, dy) without forming gradients."""
+        """Whether norms can be taken where the parameter is used."""
         if not self._scale <= _LARGEST_SCALE:  # nor where it is NaN
             return False
         rule = self.rule
@@ -421,7 +421,7 @@ class Joint(Cell):
 
             ordered = jax.vmap(back)(ordered)
         squares = [_squares(gradient) for gradient in ordered]
-        kept = [Kept([gradient], lambda own: own) for gradient in ordered]
+        kept = [Kept([gradient], links.same) for gradient in ordered]
         return sum(squares[1:], squares[0]), kept if keep else None
 
     def total_kept(

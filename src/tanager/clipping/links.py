@@ -41,7 +41,8 @@ class Link(NamedTuple):
     result: jex.Var | None = None
 
 
-def _same(gradient: Array) -> Array:
+def same(gradient: Array) -> Array:
+    """Return the gradient as it is."""
     return gradient
 
 
@@ -64,11 +65,11 @@ def _transpose(equation: jex.JaxprEqn, _: int) -> Link:
 def _convert(equation: jex.JaxprEqn, _: int) -> Link | None:
     ends = aval(equation.invars[0]), aval(equation.outvars[0])
     real = all(jnp.issubdtype(end.dtype, jnp.floating) for end in ends)
-    return Link(_same, entrywise=True) if real else None
+    return Link(same, entrywise=True) if real else None
 
 
 def _copy(equation: jex.JaxprEqn, _: int) -> Link:
-    return Link(_same, entrywise=True)
+    return Link(same, entrywise=True)
 
 
 def _negative(equation: jex.JaxprEqn, _: int) -> Link:

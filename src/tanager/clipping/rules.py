@@ -153,11 +153,7 @@ class Formation(NamedTuple):
             return jax.vmap(self.home)(self.form(seen))
 
         own = jax.ShapeDtypeStruct(self.own, jnp.float32)
-        return Formation(form, _same, jax.eval_shape(self.home, own).shape)
-
-
-def _same(gradient: Array) -> Array:
-    return gradient
+        return Formation(form, links.same, jax.eval_shape(self.home, own).shape)
 
 
 class Kept(NamedTuple):
@@ -230,7 +226,7 @@ class Rule:
     def gradients(self) -> dict[str, Formation]:
         """Return methods for per-example gradients."""
         own = aval(self.use.anchor).shape
-        return {"vmap": Formation(self.gradients_by_vmap, _same, own)}
+        return {"vmap": Formation(self.gradients_by_vmap, links.same, own)}
 
     def group(self, method: str, rows: int) -> int:
         """Return how many examples a gradient method should be given at a time."""
