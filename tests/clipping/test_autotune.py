@@ -174,6 +174,15 @@ def test_the_faster_method_is_given_up_for_memory(bench):
     assert costs[chosen(timings, most_bytes=least)] == least
 
 
+def test_what_xla_is_told_has_timings_of_its_own(monkeypatch):
+    path = Timings().path  # XLA reads its flags once, when it starts
+    flags = os.environ["XLA_FLAGS"].split()
+    monkeypatch.setenv("XLA_FLAGS", " ".join([*flags[::-1], "--xla_dump_to=here"]))
+    assert Timings().path == path
+    monkeypatch.setenv("XLA_FLAGS", " ".join([*flags, "--xla_cpu_use_onednn=true"]))
+    assert Timings().path != path
+
+
 DAMAGE = {
     "empty": lambda held: "",
     "torn": lambda held: json.dumps(held)[:-9],

@@ -48,6 +48,7 @@ _FORMAT = 3
 def _identity() -> dict[str, Any]:
     """What timings hold for."""
     device = jax.devices()[0]
+    flags = os.environ.get("XLA_FLAGS", "").split()
     return {
         "format": _FORMAT,
         "platform": device.platform,
@@ -55,6 +56,7 @@ def _identity() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "processor": [_processor.name(), *_processor.instructions()],
         "compiler": compiler_options(),
+        "flags": sorted(f for f in flags if not f.startswith("--xla_dump")),
         "jax": jax.__version__,
         "jaxlib": importlib.metadata.version("jaxlib"),
         "tanager": __version__,
