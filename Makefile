@@ -10,17 +10,19 @@ VENV ?= $(if $(filter python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 SET_UP := $(VENV)/.set-up
 
-.PHONY: demo test docs dist bench-peers lint format clean
+.PHONY: demo test docs dist bench-peers lint as-users format clean
 
 demo: $(SET_UP)
 	$(BIN)/tanager train --out runs/demo
 
-# All strategies against the oracle once more, compiled as users compile (tests/conftest.py).
-AS_USERS := XLA_FLAGS=--xla_force_host_platform_device_count=2
-
-test: lint
+test: $(SET_UP)
+	$(MAKE) --jobs=2 --output-sync lint as-users
 	$(BIN)/pytest
-	$(AS_USERS) $(BIN)/pytest tests/clipping/test_clipped_grad.py
+
+# All strategies against the oracle, compiled as users compile (tests/conftest.py).
+as-users: $(SET_UP)
+	XLA_FLAGS=--xla_force_host_platform_device_count=2 \
+	$(BIN)/pytest -n0 tests/clipping/test_clipped_grad.py
 
 docs: $(SET_UP)
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs docs/_build

@@ -1,6 +1,6 @@
-"""Runs the script that is its argument without measuring how to clip, which takes time.
+"""Runs the script that is its first argument, with the others as the script's own.
 
-Started by `test_examples`.
+Without measuring how to clip, which takes time. Started by `Fork.computing`.
 """
 
 import runpy
@@ -10,4 +10,5 @@ from tanager.clipping.autotune import Timings
 
 
 Timings.measure = lambda *arguments, **options: False
-runpy.run_path(sys.argv[1], run_name="__main__")
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")

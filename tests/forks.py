@@ -32,6 +32,10 @@ FORKS.set_forkserver_preload(
     ]
 )
 PATIENCE = 180
+# For what computes longer than it compiles; and two devices would compile all twice.
+COMPUTING = (
+    "--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=1"
+)
 
 
 class Fork:
@@ -74,6 +78,18 @@ class Fork:
     def running(self) -> bool:
         """Whether it has not ended."""
         return self._process.is_alive()
+
+    @classmethod
+    def computing(cls, words: Sequence[str | Path], folder: Path | None = None):
+        """The script that is the first of the words, with less to compile.
+
+        Exactly as a user would start it, but for what costs time and changes last
+        digits only: optimising programs in full, and measuring how to clip.
+        """
+        flags = f"{os.environ['XLA_FLAGS']} {COMPUTING}"
+        surroundings = os.environ | {"MPLBACKEND": "Agg", "XLA_FLAGS": flags}
+        by_cost = Path(__file__).parent / "by_cost.py"
+        return cls(by_cost, words, environment=surroundings, folder=folder, strict=True)
 
     def kill(self) -> None:
         """Kill it, with SIGKILL."""

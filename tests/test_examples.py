@@ -24,7 +24,6 @@ SCRIPTS = sorted(
 )
 NAMES = [path.stem for path in SCRIPTS]
 LARGEST = 300_000
-ONE_DEVICE = "--xla_force_host_platform_device_count=1"  # two compile all twice
 
 
 def cells(text):
@@ -87,11 +86,7 @@ def test_the_page_names_the_script_and_its_notebook(name):
 
 @pytest.fixture
 def run(tmp_path):
-    """Run a script; return what it printed and its folder.
-
-    Exactly as a user would if `as_is`. Otherwise without what costs time and changes
-    last digits only: optimising programs, and measuring how to clip.
-    """
+    """Run a script, exactly as a user would if `as_is`; return its words and folder."""
 
     def start(name, *, as_is=False):
         if as_is:
@@ -106,14 +101,8 @@ def run(tmp_path):
             )
             printed, errors, code = done.stdout, done.stderr, done.returncode
         else:
-            flags = f"{os.environ['XLA_FLAGS']} {ONE_DEVICE}"
-            fork = Fork(
-                ROOT / "tests" / "by_cost.py",
-                [ROOT / "examples" / f"{name}.py"],
-                environment=os.environ | {"MPLBACKEND": "Agg", "XLA_FLAGS": flags},
-                folder=tmp_path,
-                strict=True,
-            )
+            script = ROOT / "examples" / f"{name}.py"
+            fork = Fork.computing([script], tmp_path)
             fork.wait()
             printed, errors, code = fork.out, fork.errors, fork.code
         assert code == 0, errors

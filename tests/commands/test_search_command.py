@@ -2,15 +2,12 @@
 
 import dataclasses
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 
 import pytest
 
-from tanager import data, recipes
+from forks import Fork
+from tanager import cli, data, recipes
 from tanager.cli import main
 from tanager.commands.targets import target_of
 from tanager.report import search_page
@@ -50,20 +47,18 @@ WORDS = [
 def study(tmp_path_factory):
     """A search that was killed whenever another trial had ended."""
     out = tmp_path_factory.mktemp("search") / "study"
-    command = [sys.executable, "-m", "tanager.cli", *WORDS, "--out", str(out)]
-    surroundings = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    command = [cli.__file__, *WORDS, "--out", out]
     for ended in (1, 2):
-        process = subprocess.Popen(
-            command, env=surroundings, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-        )
+        search = Fork.computing(command)
         while len(list(out.glob("trials/*/done.json"))) < ended:
-            assert process.poll() is None, process.communicate()[1]
+            assert search.running
             time.sleep(0.02)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-    done = subprocess.run(command, env=surroundings, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    (out / "printed.json").write_text(done.stdout)
+        search.kill()
+        search.wait()
+    search = Fork.computing(command)
+    search.wait()
+    assert search.code == 0, search.errors
+    (out / "printed.json").write_text(search.out)
     return out
 
 
