@@ -6,7 +6,7 @@ Each script in percent format beside this file becomes `notebooks/NAME.ipynb`, e
 from the beginning in an empty folder. What differs between machines without telling
 anything (times of execution, widgets, random identifiers) is left out, so that a
 notebook that is made again differs only where it says something else. Needs
-`tanager[examples]`.
+the extra "examples".
 """
 
 import argparse

@@ -202,7 +202,7 @@ def test_without_the_package_the_way_by_hand_is_shown(monkeypatch):
         ValueError, match="needs the package huggingface_hub"
     ) as refused:
         models.load_weights(model(0), NAME)
-    assert 'pip install "tanager[hub]"; or download https://hugg' in str(refused.value)
+    assert "pip install huggingface_hub; or download https://hugg" in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ _PICTURES = {
     "places365": (_HELD_OUT, 365, IMAGENET_MEAN, IMAGENET_STD),
 }
 DATASETS = ("digits", *BENCHMARKS, *_PICTURES)
+"""The names that `load` takes."""
 RESIZED = tuple(_PICTURES)
 """Data sets whose images are resized as they are read."""
 LARGEST_IN_MEMORY = 4 << 30

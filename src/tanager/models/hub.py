@@ -92,7 +92,7 @@ def download(name: str, file: str = "model.safetensors") -> Path:
             "weights",
             name,
             "needs the package huggingface_hub",
-            f'pip install "tanager[hub]"; or {_by_hand(wanted)}',
+            f"pip install huggingface_hub; or {_by_hand(wanted)}",
         )
     try:
         _fetch(wanted)

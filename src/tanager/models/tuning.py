@@ -32,6 +32,7 @@ from tanager.models.low_rank import LowRankConv, LowRankLinear, with_low_rank
 
 
 FINE_TUNING = ("all", "last-layer", "biases-and-norms", "film", "lora")
+"""What `fine_tune` takes: which parameters are trained."""
 
 _NORM_LEAVES = ("scale", "gain")
 Model = TypeVar("Model", bound=eqx.Module)

@@ -47,6 +47,7 @@ RECIPES: dict[str, RecipeEntry] = {
         folder.FOLDER,
     )
 }
+"""Every recipe, by name."""
 
 
 def get(name: str) -> RecipeEntry:

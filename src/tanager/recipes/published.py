@@ -384,3 +384,4 @@ PUBLISHED = (
     *TAN_REFERENCE,
     *TAN_IMAGENET,
 )
+"""Every row of every table."""

@@ -34,8 +34,7 @@ def require_optuna() -> None:
         import optuna
     except ModuleNotFoundError:
         raise ValueError(
-            "a search needs Optuna, which is not installed: pip install "
-            "'tanager[search]'"
+            "a search needs Optuna, which is not installed: pip install 'optuna>=5,<6'"
         ) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
 
