@@ -35,6 +35,15 @@ def positive(*, remedy: str = "", **values: float) -> None:
             refuse(name, value, "must be positive and finite", remedy)
 
 
+def clipping_norm(clip_norm: float) -> None:
+    """Refuse a clipping norm that is not positive, or whose square float32 loses."""
+    remedy = "the papers use 1.0"
+    positive(clip_norm=clip_norm, remedy=remedy)
+    if not 1e-12 <= clip_norm <= 1e12:
+        rule = "must be from 1e-12 to 1e12, for squares of norms to hold in float32"
+        refuse("clip_norm", clip_norm, rule, remedy)
+
+
 def not_negative(*, remedy: str = "", **values: float) -> None:
     """Refuse a value that is not a finite number of at least 0."""
     for name, value in values.items():

@@ -58,7 +58,7 @@ class Workload:
     def __post_init__(self):
         validate.one_of(precisions.PRECISIONS, precision=self.precision)
         validate.whole(views=self.views, at_least=1)
-        validate.positive(clip_norm=self.clip_norm)
+        validate.clipping_norm(self.clip_norm)
         _ = self.param_shapes
 
     def computing(self) -> contextlib.AbstractContextManager:

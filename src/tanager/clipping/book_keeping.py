@@ -74,9 +74,13 @@ def clip(
     weights = weights_of(norms, mask, clip_norm)
 
     if second_pass:
-        cotangents = jnp.where(weights.counted, weights.factors, 0)
-        again = _seen(taps, backward(cotangents.astype(losses.dtype)), constants)
-        left = weights._replace(factors=jnp.ones_like(weights.factors))
+        # Powers of two, by which dy is scaled without rounding: a backward pass in
+        # which terms cancel would leave more of c·dy than of dy, whose norm is known.
+        rest, powers = jnp.frexp(weights.factors)
+        cotangents = jnp.ldexp(jnp.ones_like(rest), powers)
+        cotangents = jnp.where(weights.counted, cotangents, 0).astype(losses.dtype)
+        again = _seen(taps, backward(cotangents), constants)
+        left = weights._replace(factors=rest)
     else:
         again, left = seen, weights
     by_anchor: dict[jex.Var, Array] = {}

@@ -135,11 +135,12 @@ class Convolution(Bilinear):
     def exact(self) -> bool:
         """Whether the equation's own results are as precise as sums here are.
 
-        Not where they are narrow, nor on accelerators that round float32 operands
-        unless told otherwise.
+        Not where they are narrow, or the kernel once was, nor on accelerators that
+        round float32 operands unless told otherwise.
         """
         equation = self.tap.equation
-        atoms = (*equation.invars, *equation.outvars)
+        steps = [step.result for step in self.use.links if step.result is not None]
+        atoms = (*equation.invars, *equation.outvars, self.use.anchor, *steps)
         dtypes = {aval(atom).dtype for atom in atoms}
         if dtypes != {accumulation_dtype(aval(equation.outvars[0]).dtype)}:
             return False

@@ -23,6 +23,7 @@ import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array
 
 from tanager.clipping.precision import widen
 
@@ -82,13 +83,49 @@ def _debug_info(arguments: int, results: int) -> jex.DebugInfo:
     return jex.DebugInfo("tanager", "one equation", ("",) * arguments, ("",) * results)
 
 
+def evaluate_apart(equation: jex.JaxprEqn, values: Sequence[Any]) -> list[Any]:
+    """Evaluate an equation so that under `vmap` no row can spoil the others.
+
+    XLA may compute a batch of small convolutions as one large one with zeros between,
+    forward or backward, and 0·NaN is NaN. A row that is not finite meets the others as
+    zeros, and its results are NaN.
+    """
+
+    def plain(operands: Sequence[Any]) -> list[Any]:
+        return evaluate(equation, operands)
+
+    def forward(operands):
+        good = _all_finite(operands)
+        results, pull = jax.vjp(plain, _where(good, operands, 0))
+        return _where(good, results, jnp.nan), (pull, good)
+
+    def backward(kept, gradients):
+        pull, good = kept
+        good = good & _all_finite(gradients)
+        (found,) = pull(_where(good, gradients, 0))
+        return (_where(good, found, jnp.nan),)
+
+    apart = jax.custom_vjp(lambda operands: forward(operands)[0])
+    apart.defvjp(forward, backward)
+    return apart(list(values))
+
+
+def _all_finite(values: Sequence[Array]) -> Array:
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(value)) for value in values]))
+
+
+def _where(good: Array, values: Sequence[Array], other: float) -> list[Array]:
+    return [jnp.where(good, value, jnp.asarray(other, value.dtype)) for value in values]
+
+
 def evaluate_wide(
     equation: jex.JaxprEqn, values: Sequence[Any], *, exact: bool = False
 ) -> list[Any]:
     """Evaluate an equation with every narrow float operand and result as float32.
 
     A derivative taken through it is then float32 too, whatever the precision in which
-    the model computes. Calls keep their own precision within.
+    the model computes. Calls whose derivative is not that of their body keep their own
+    precision within.
 
     Args:
         equation: what to evaluate.
@@ -99,6 +136,9 @@ def evaluate_wide(
     casts = equation.primitive.name == "convert_element_type" and is_float(values[0])
     if casts and jnp.issubdtype(equation.params["new_dtype"], jnp.floating):
         return [_wide(values[0])]
+    if equation.primitive.name in OPENED:
+        inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
+        return _evaluate_wide_within(*_open(inner), values, exact=exact)
     if any(jex.jaxprs_in_params(equation.params)):
         cast = [
             jnp.asarray(value, _dtype(atom)) if is_float(atom) else value
@@ -112,7 +152,23 @@ def evaluate_wide(
     if exact and "precision" in params:
         params["precision"] = (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
     bound = equation.primitive.bind(*wide, **params)
-    return list(bound) if equation.primitive.multiple_results else [bound]
+    results = bound if equation.primitive.multiple_results else [bound]
+    return [_wide(result) for result in results]
+
+
+def _evaluate_wide_within(
+    jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any], *, exact: bool
+) -> list[Any]:
+    values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+    values.update(zip(jaxpr.invars, arguments, strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, jex.Literal) else values[atom]
+
+    for equation in jaxpr.eqns:
+        results = evaluate_wide(equation, list(map(read, equation.invars)), exact=exact)
+        values.update(zip(equation.outvars, results, strict=True))
+    return [_wide(read(atom)) for atom in jaxpr.outvars]
 
 
 def _wide(value: Any) -> Any:
@@ -178,7 +234,7 @@ def _open(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
 
 
 def _worth_unrolling(equation: jex.JaxprEqn) -> bool:
-    return equation.params["length"] <= LONGEST_UNROLLED_SCAN
+    return 0 < equation.params["length"] <= LONGEST_UNROLLED_SCAN
 
 
 def _unroll(equation: jex.JaxprEqn, operands: list, keep: Callable) -> list:

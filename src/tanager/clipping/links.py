@@ -196,10 +196,13 @@ def scale(links: Sequence[Link]) -> float:
 def disjoint(one: Sequence[Link], other: Sequence[Link]) -> bool:
     """Whether two chains are known to end in different entries of one parameter.
 
-    Known for chains that begin with the same steps and then slice differently.
+    Known for chains that begin with the same steps and then slice differently. Not
+    after a broadcast: its entries are the same entries of the parameter.
     """
     for mine, theirs in zip(one, other, strict=False):
         if mine.result is theirs.result:
+            if math.isnan(mine.scale):
+                return False
             continue
         if mine.box is None or theirs.box is None:
             return False

@@ -272,17 +272,18 @@ class Rule:
         constants: dict[Any, Any] = seen.constants
         place = equation.invars[self.use.position]
         results = [n for n, v in enumerate(equation.outvars) if jaxprs.is_float(v)]
-        by_position = dict(zip(self.tap.data, data, strict=True))
+        atoms = [equation.invars[position] for position in self.tap.data]
+        own = dict(zip(atoms, data, strict=True))  # one may stand at several positions
 
         def apply(parameter):
             values = []
-            for position, atom in enumerate(equation.invars):
-                if position in by_position:
-                    values.append(by_position[position])
+            for atom in equation.invars:
+                if isinstance(atom, jex.Literal):
+                    values.append(atom.val)
+                elif atom in own:
+                    values.append(own[atom])
                 elif atom is place:
                     values.append(parameter)
-                elif isinstance(atom, jex.Literal):
-                    values.append(atom.val)
                 else:
                     values.append(constants[atom])
             found = jaxprs.evaluate_wide(equation, values, exact=seen.exact)
@@ -369,10 +370,11 @@ def product(text: str, *arrays: Array, exact: bool = True) -> Array:
 
     Args:
         text: as of `jnp.einsum`.
-        arrays: its operands.
+        arrays: its operands. Integers count as float32.
         exact: in full float32; else at the precision the model computes in.
     """
-    widest = max((a.dtype for a in arrays), key=lambda dtype: dtype.itemsize)
+    floats = [a.dtype if jaxprs.is_float(a) else jnp.dtype("float32") for a in arrays]
+    widest = max(floats, key=lambda dtype: dtype.itemsize)
     return jnp.einsum(
         text,
         *(a.astype(widest) for a in arrays),

@@ -145,7 +145,7 @@ def squared_norms(
     gained: bool,
     floor: float,
 ) -> Float[Array, " b"]:
-    """Return ‖∂loss/∂W‖² (+ ‖∂loss/∂gain‖²) of each example.
+    """Return ‖∂loss/∂W‖² (+ ‖∂loss/∂gain‖²) of each example, ∞ where it overflows.
 
     Args:
         fan_in: n.
@@ -159,7 +159,10 @@ def squared_norms(
     """
     less = jnp.square(total) / fan_in + jnp.square(projection) * parts.curb[None]
     weight = scaled_square - jnp.sum(less * jnp.square(parts.factor)[None], axis=-1)
-    weight = jnp.maximum(weight, floor * scaled_square)
+    # What is taken away may overflow alone, and infinity less infinity is small.
+    weight = jnp.where(
+        jnp.isfinite(weight), jnp.maximum(weight, floor * scaled_square), jnp.inf
+    )
     if not gained:
         return weight
     return weight + jnp.sum(jnp.square(projection * parts.root[None]), axis=-1)

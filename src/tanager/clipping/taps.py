@@ -183,7 +183,12 @@ class Program:
         kept = []
         for equation in self.body:
             operands = [_read(values, atom) for atom in equation.invars]
-            results = jaxprs.evaluate(equation, operands)
+            # Images convolved with kernels that are no parameters: data meets data.
+            convolves = equation.primitive.name == "conv_general_dilated"
+            if convolves and not constants.keys() & set(equation.invars):
+                results = jaxprs.evaluate_apart(equation, operands)
+            else:
+                results = jaxprs.evaluate(equation, operands)
             tap = self._by_equation.get(id(equation))
             if tap is not None:
                 kept.append(([operands[n] for n in tap.data], results))
@@ -251,16 +256,35 @@ _REFUSED = {
     "outside_call": "calls the host, once per evaluation and not once per example",
 }
 
+_MARKS = ("pvary", "pcast", "pbroadcast")
+"""They name a mesh's axes, but no device meets another's values in them."""
+
 
 def refuse_ill_defined(jaxpr: Any) -> None:
     """Refuse by name what makes per-example gradients ill defined.
 
     Raises:
-        ValueError: host callbacks with side effects, operations whose result is another
-            each time, or batching rules that may mix examples.
+        ValueError: host callbacks with side effects or that see a whole batch,
+            operations whose result is another each time, collectives, or batching rules
+            that may mix examples.
     """
     for equation in jaxpr.eqns:
         name = equation.primitive.name
+        if name not in _MARKS and (axes := _mesh_axes(equation.params)):
+            raise ValueError(
+                f"loss must not mix examples, but it uses {name} over the axis "
+                f"{axes[0]}: batch normalisation and other cross-example layers break "
+                "the bound on what one example contributes; use group or layer "
+                "normalisation"
+            )
+        if name == "pure_callback":
+            way = equation.params.get("vmap_method")
+            if way not in (None, "sequential", "sequential_unrolled"):
+                raise ValueError(
+                    f'loss uses pure_callback with vmap_method="{way}", by which the '
+                    "host sees a whole batch and may mix its examples: use "
+                    '"sequential"'
+                )
         if name in _REFUSED:
             raise ValueError(
                 f"loss uses {name}, which {_REFUSED[name]}, so that the gradient of "
@@ -268,6 +292,13 @@ def refuse_ill_defined(jaxpr: Any) -> None:
             )
         for inner in jex.jaxprs_in_params(equation.params):
             refuse_ill_defined(getattr(inner, "jaxpr", inner))
+
+
+def _mesh_axes(params: dict[str, Any]) -> list[str]:
+    """Return the names of the axes over which an equation meets other devices."""
+    axes = params.get("axes", params.get("axis_name", ()))
+    axes = axes if isinstance(axes, tuple | list) else (axes,)
+    return [axis for axis in axes if isinstance(axis, str)]
 
 
 def _sort(closed: jex.ClosedJaxpr, leaves: int) -> Program:

@@ -26,7 +26,7 @@ What the returned function promises, whatever the strategy:
 | C | > C | the gradient scaled to norm C |
 | C | 0 | zero |
 | C | NaN, ∞ or overflow | zero |
-| ≤ 0, ∞ or NaN | any | refused |
+| not from 1e-12 to 1e12 | any | refused |
 """
 
 import itertools
@@ -213,6 +213,9 @@ class ClippedGrad:
     def _clip(
         self, trainable: PyTree, fixed: PyTree, batch: PyTree, mask: Bool[Array, " b"]
     ) -> ClippedGradient:
+        if mask.shape[0] == 0:
+            zero = jax.tree.map(lambda leaf: widen(jnp.zeros_like(leaf)), trainable)
+            return ClippedGradient(zero, jnp.zeros(0), jnp.zeros(0))
         program: Program | None = None
         if self.strategy != "per_example":
             program = self._program(trainable, fixed, batch)
@@ -274,7 +277,7 @@ def clipped_grad(
         loss: ``loss(params, example) -> scalar``, written for one example: no batch
             axis. Several augmented views of one example are averaged inside it, before
             clipping (Unlocking paper, equation 4).
-        clip_norm: the clipping norm C > 0.
+        clip_norm: the clipping norm C, from 1e-12 to 1e12.
         strategy: how the clipping is computed, never what: one of `STRATEGIES`.
         memory: ``"default"``; ``"low"`` clips each physical batch in two halves, one
             after the other, for about half the memory.
@@ -293,7 +296,7 @@ def clipped_grad(
     References:
         Abadi et al. 2016, arXiv:1607.00133, algorithm 1; Unlocking paper, equation (2).
     """
-    validate.positive(clip_norm=clip_norm, remedy="the papers use 1.0")
+    validate.clipping_norm(clip_norm)
     validate.one_of(STRATEGIES, strategy=strategy)
     validate.one_of(MEMORY, memory=memory)
     return ClippedGrad(loss, float(clip_norm), strategy, memory, trainable)

@@ -167,7 +167,7 @@ class Recipe:
         if self.crop_size is not None:
             validate.whole(crop_size=self.crop_size, at_least=8)
         self._check_budget()
-        validate.positive(clip_norm=self.clip_norm, remedy="the papers use 1.0")
+        validate.clipping_norm(self.clip_norm)
         validate.positive(learning_rate=self.learning_rate)
         for option, value in self.optimizer_options.items():
             if isinstance(value, bool) or not isinstance(value, int | float):

@@ -1,0 +1,408 @@
+"""Parameters that are broadcast, cut up, cast or made narrow: every strategy, each row.
+
+No example alone moves the sum by more than C, times what `test_sensitivity` allows.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from oracle import ALL, draw
+
+from tanager.clipping import clipped_grad
+from tanager.clipping.standardise import standardise
+
+
+C = 0.5
+SLACK = 1.03
+strategies = pytest.mark.parametrize("strategy", ALL)
+
+
+def contributions(loss, params, batch, strategy, clip_norm=C):
+    """How far each row alone moves the sum, and what its norm is said to be."""
+
+    def alone(example):
+        rows = jax.tree.map(lambda leaf: leaf[None], example)
+        grad_fn = clipped_grad(loss, clip_norm=clip_norm, strategy=strategy)
+        out = grad_fn(params, rows)
+        return out.sum, out.norms[0]
+
+    sums, norms = jax.jit(lambda batch: lax.map(alone, batch))(batch)
+    leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(sums)]
+    squares = sum(np.sum(x.reshape(len(x), -1) ** 2, axis=1) for x in leaves)
+    return np.sqrt(squares), np.asarray(norms)
+
+
+def float32(*arrays):
+    return [jnp.asarray(array, jnp.float32) for array in arrays]
+
+
+def halves(w, example):
+    whole = jnp.broadcast_to(w[None], (2, 4))
+    one, other = jnp.split(whole, 2)
+    return jnp.sum(one @ example["x"][0]) + jnp.sum(other @ example["x"][1])
+
+
+def repeated(w, example):
+    whole = jnp.repeat(w, 2)
+    return whole[:4] @ example["x"][0] + whole[4:] @ example["x"][1]
+
+
+def tiled(w, example):
+    whole = jnp.tile(w, 2)
+    return whole[:4] @ example["x"][0] + whole[4:] @ example["x"][1]
+
+
+def layers_alike(w, example):
+    def layer(carry, own):
+        return carry + own @ example["x"][0], None
+
+    every = jnp.broadcast_to(w[None], (16, 4))
+    return lax.scan(layer, jnp.zeros(()), every)[0]
+
+
+@strategies
+@pytest.mark.parametrize("loss", [halves, repeated, tiled, layers_alike])
+def test_parts_of_a_broadcast_parameter_are_the_same_parameter(loss, strategy):
+    (w,) = float32(np.ones(4))
+    x = np.broadcast_to(draw(1, (5, 1, 4))[0], (5, 2, 4))
+    sizes, norms = contributions(loss, w, {"x": jnp.asarray(x, jnp.float32)}, strategy)
+    assert np.max(sizes) <= SLACK * C
+    exact = [np.linalg.norm(jax.grad(loss)(w, {"x": one})) for one in float32(*x)]
+    np.testing.assert_allclose(norms, exact, rtol=1e-5)
+
+
+def cut(w, example):
+    kernel = standardise(w["w"], w.get("gain"))
+    y = example["x"] @ kernel[:4] + example["other"] @ kernel[4:]
+    return jnp.sum(y * example["dy"])
+
+
+def by_offset(w, example):
+    kernel = standardise(w["w"], w.get("gain"))
+    x = jnp.stack([example["x"], example["other"]]).reshape(8)
+    return sum(jnp.vdot(x[n] * kernel[n], example["dy"]) for n in range(8))
+
+
+def by_output(w, example):
+    kernel = standardise(w["w"], w.get("gain"))
+    x = jnp.concatenate([example["x"], example["other"]])
+    one, other = jnp.split(kernel, 2, axis=1)
+    return x @ one @ example["dy"][:2] + x @ other @ example["dy"][2:]
+
+
+@strategies
+@pytest.mark.parametrize("gained", [False, True])
+@pytest.mark.parametrize("loss", [cut, by_offset, by_output])
+def test_parts_of_a_standardised_kernel_move_its_mean_together(loss, gained, strategy):
+    (weight,) = float32(draw(2, (8, 4))[0])
+    params = {"w": weight}
+    if gained:
+        params["gain"] = jnp.full(4, 1e-2, jnp.float32)
+    x, other, dy = float32(*draw(3, (6, 4), (6, 4), (6, 4)))
+    # Along the signs of the weights, where all offsets add to the gain's gradient.
+    x = x.at[0].set(jnp.sign(weight[:4, 0]))
+    other = other.at[0].set(jnp.sign(weight[4:, 0]))
+    x, other = x.at[1].set(1), other.at[1].set(-1)
+    batch = {"x": x, "other": other, "dy": 100 * dy}
+    sizes, norms = contributions(loss, params, batch, strategy)
+    assert np.max(sizes) <= SLACK * C
+    for row in range(6):
+        example = jax.tree.map(lambda leaf, row=row: leaf[row], batch)
+        leaves = jax.tree.leaves(jax.grad(loss)(params, example))
+        exact = np.sqrt(sum(np.sum(np.float64(leaf) ** 2) for leaf in leaves))
+        np.testing.assert_allclose(norms[row], exact, rtol=1e-4)
+
+
+def one_offset(w, example):
+    y = lax.conv_general_dilated(
+        example["x"][None, :, None],
+        standardise(w[None]),
+        (1,),
+        "VALID",
+        dimension_numbers=("NCW", "WIO", "NWC"),
+    )
+    return jnp.sum(y) * example["dy"]
+
+
+def one_product(w, example):
+    return jnp.sum(example["x"] @ standardise(w)) * example["dy"]
+
+
+@strategies
+@pytest.mark.parametrize("loss", [one_offset, one_product])
+def test_sums_of_a_standardised_gradient_that_overflow_when_squared(loss, strategy):
+    (w,) = float32(draw(7, (64, 1))[0])
+    centred = np.float64(w[:, 0]) - np.mean(np.float64(w))
+    centred /= np.linalg.norm(centred)
+    other = draw(8, (64,))[0]
+    other = other - other.mean() - (other @ centred) * centred
+    other /= np.linalg.norm(other)
+    along = [np.full(64, 1 / 8), centred]
+    x = np.stack([2.0**30 * (0.9 * one + 0.436 * other) for one in along] * 2)
+    batch = dict(zip(("x", "dy"), float32(x, [2.0**33] * 2 + [2.0**28] * 2), strict=1))
+    sizes, _ = contributions(loss, w, batch, strategy)
+    assert np.max(sizes) <= SLACK * C
+
+
+@strategies
+@pytest.mark.parametrize("size", [1e-19, 1e-12, 1e10])
+def test_a_parameter_that_is_used_times_a_number(size, strategy):
+    def loss(w, example):
+        return jnp.vdot(example["x"] @ (size * w), example["dy"])
+
+    for exponent in (28, 10, 0, -10):
+        x = jnp.full((1, 2, 64), 2.0 ** (exponent + 1))
+        batch = {"x": x, "dy": jnp.full((1, 2, 64), 2.0**exponent)}
+        sizes, _ = contributions(loss, jnp.zeros((64, 64)), batch, strategy, 0.1)
+        assert np.max(sizes) <= SLACK * 0.1
+
+
+def integers(w, example):
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.sum((example["x"] @ w) * example["dy"])
+
+
+@strategies
+@pytest.mark.parametrize("kind", [jnp.int32, jnp.uint8, jnp.bool_])
+def test_integers_meet_parameters_as_they_are(kind, strategy):
+    x = np.asarray([[[1, 0], [1, 1]], [[1, 1], [1, 1]], [[0, 1], [1, 0]]])
+    dy = np.asarray([[[1.0], [-0.9]], [[0.3], [0.2]], [[1.0], [2.0]]])
+    batch = {"x": jnp.asarray(x, kind), "dy": jnp.asarray(dy, jnp.float32)}
+    w = jnp.ones((2, 1))
+    grad_fn = clipped_grad(integers, clip_norm=C, strategy=strategy)
+    out = grad_fn(w, batch)
+    own = np.einsum("bti,bto->bio", x, dy)
+    norms = np.linalg.norm(own, axis=(1, 2))
+    np.testing.assert_allclose(out.norms, norms, rtol=1e-4)
+    factors = np.minimum(1, C / norms)
+    np.testing.assert_allclose(out.sum, np.tensordot(factors, own, 1), atol=1e-5)
+
+
+def near(weight, count, angles):
+    """Images `[count, 1, 1, n]` at small angles to the centred weights, in float64."""
+    generator = np.random.default_rng(6)
+    centred = np.asarray(weight, np.float64).ravel()
+    centred = (centred - centred.mean()) / np.linalg.norm(centred - centred.mean())
+    other = generator.standard_normal((count, centred.size))
+    other -= other.mean(1, keepdims=True) + (other @ centred)[:, None] * centred
+    other /= np.linalg.norm(other, axis=1, keepdims=True)
+    angle = np.exp(generator.uniform(*np.log(angles), (count, 1)))
+    return (np.cos(angle) * centred + np.sin(angle) * other)[:, None, None]
+
+
+def seen_through(kernel_of):
+    def loss(w, example):
+        y = lax.conv_general_dilated(
+            example["x"][None],
+            kernel_of(w).astype(example["x"].dtype),
+            (1, 1),
+            "VALID",
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+        return jnp.sum(y * example["dy"])
+
+    return loss
+
+
+def rounded(w):
+    return standardise(w).astype(jnp.bfloat16).astype(jnp.float32)
+
+
+@strategies
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("case", ["bfloat16 weights", "bfloat16 kernel", "float64"])
+def test_what_a_kernel_was_rounded_to_does_not_pass_for_its_gradient(
+    case, seed, strategy
+):
+    w = draw(seed, (1, 1, 64, 1))[0]
+    kernel_of, weights, data, angles = {
+        "bfloat16 weights": (standardise, jnp.bfloat16, jnp.float32, (1e-3, 0.1)),
+        "bfloat16 kernel": (rounded, jnp.float32, jnp.float32, (1e-3, 0.1)),
+        "float64": (standardise, jnp.float32, jnp.float64, (1e-6, 1e-2)),
+    }[case]
+    with jax.enable_x64(case == "float64"):
+        w = jnp.asarray(w, weights)
+        x = jnp.asarray(near(w, 100, angles), data)
+        batch = {"x": x, "dy": jnp.full(len(x), 1e4, data)}
+        sizes, _ = contributions(seen_through(kernel_of), w, batch, strategy)
+    assert np.max(sizes) <= SLACK * C
+
+
+@strategies
+def test_a_sum_at_narrow_standardised_weights_is_not_rounded(strategy):
+    w = jnp.asarray([1, -1] * 32, jnp.bfloat16)[:, None]
+
+    def loss(w, example):
+        y = example["x"] @ standardise(w).astype(jnp.float32)
+        return jnp.sum(y) * example["dy"]
+
+    rows = 1100
+    x = jnp.tile(jnp.asarray([1.0, 1, -1, -1] * 16), (rows, 1))
+    batch = {"x": x, "dy": jnp.full(rows, 1e4)}
+    grad_fn = jax.jit(clipped_grad(loss, clip_norm=8.0, strategy=strategy))
+    sums = [grad_fn(w, batch, jnp.arange(rows) < n).sum for n in range(1010, 1060, 7)]
+    moved = [np.linalg.norm(b - a) for a, b in zip(sums, sums[1:], strict=False)]
+    assert max(moved) <= 7 * SLACK * 8
+
+
+def twice(w, example):
+    y = example["x"] @ w
+    return jnp.sum(y * example["a"]) + jnp.sum(y * example["b"])
+
+
+def narrow(w, example):
+    y = (example["x"] @ w)[:, 0].astype(jnp.bfloat16)
+    return jnp.sum((y * example["dy"]).astype(jnp.float32))
+
+
+@strategies
+def test_a_backward_pass_that_cancels_before_the_tap(strategy):
+    a = 2.0 * np.random.default_rng(0).integers(2**23, 2**24, 512)
+    batch = {"x": np.full((512, 1), 0.7), "a": a[:, None], "b": 2 - a[:, None]}
+    batch = {name: jnp.asarray(leaf, jnp.float32) for name, leaf in batch.items()}
+    sizes, _ = contributions(twice, jnp.ones((1, 1)), batch, strategy, 1.0)
+    assert np.max(sizes) <= SLACK
+
+
+@strategies
+def test_a_narrow_stretch_between_wide_taps(strategy):
+    larger = np.random.default_rng(0).uniform(1, 2, 512)
+    dy = jnp.asarray(np.stack([larger, larger + 2**-7], 1), jnp.bfloat16)
+    x = jnp.broadcast_to(jnp.asarray([[1.0], [-1.0]]), (512, 2, 1))
+    for norm in (1e-3, 1.23e-3):
+        batch = {"x": x, "dy": dy}
+        sizes, _ = contributions(narrow, jnp.ones((1, 1)), batch, strategy, norm)
+        assert np.max(sizes) <= SLACK * norm
+
+
+def sum_of_convolution(w, example):
+    y = lax.conv_general_dilated(
+        example["image"][None],
+        example["kernel"],
+        (1, 1),
+        "VALID",
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )
+    return jnp.sum(jnp.tanh(y.ravel() @ w))
+
+
+@strategies
+@pytest.mark.parametrize("wide", [False, True])
+def test_nan_stays_in_its_row_where_data_meets_data(wide, strategy):
+    with jax.enable_x64(wide):
+        kind = jnp.float64 if wide else jnp.float32
+        image, kernel, w = (
+            jnp.asarray(each, kind)
+            for each in draw(9, (4, 6, 6, 1), (4, 3, 3, 1, 2), (32, 3))
+        )
+        w = 0.1 * w
+        batch = {"image": image, "kernel": kernel}
+        grad_fn = jax.jit(
+            functools.partial(
+                clipped_grad(sum_of_convolution, clip_norm=C, strategy=strategy), w
+            )
+        )
+        others = grad_fn(batch, jnp.arange(4) > 0)
+        spoilt = grad_fn(batch | {"image": image.at[0].set(jnp.nan)})
+        assert np.max(np.abs(others.sum)) > 0
+        np.testing.assert_allclose(spoilt.sum, others.sum, atol=1e-5)
+        np.testing.assert_allclose(spoilt.norms[1:], others.norms[1:], rtol=1e-5)
+
+
+def chosen(w, example):
+    x = example["x"]
+    y = lax.cond(x[0] > 0, lambda h: w @ h + x, lambda h: h, x)
+    return jnp.sum(jnp.tanh(y))
+
+
+def long_chain(w, example):
+    x = example["x"]
+
+    def step(carry, _):
+        return jnp.tanh(w @ carry + x), None
+
+    return jnp.sum(lax.scan(step, x, None, length=100)[0])
+
+
+@strategies
+@pytest.mark.parametrize("loss", [chosen, long_chain])
+def test_data_that_enters_a_branch_or_a_loop_twice(loss, strategy):
+    w, x = float32(*draw(3, (4, 4), (5, 4)))
+    w = 0.2 * w
+    out = clipped_grad(loss, clip_norm=C, strategy=strategy)(w, {"x": x})
+    exact = [np.linalg.norm(jax.grad(loss)(w, {"x": one})) for one in x]
+    np.testing.assert_allclose(out.norms, exact, rtol=1e-4)
+
+
+def no_turns(w, example):
+    def step(carry, _):
+        return carry + w @ example["x"], None
+
+    turned, _ = lax.scan(step, jnp.zeros(4), None, length=0)
+    return jnp.sum(turned) + w[0] @ example["x"]
+
+
+@strategies
+def test_a_loop_without_turns_and_a_batch_without_rows(strategy):
+    w, x = float32(*draw(3, (4, 4), (5, 4)))
+    grad_fn = clipped_grad(no_turns, clip_norm=C, strategy=strategy)
+    np.testing.assert_allclose(
+        grad_fn(w, {"x": x}).norms, jnp.linalg.norm(x, axis=1), rtol=1e-5
+    )
+    out = grad_fn(w, {"x": x[:0]})
+    assert out.norms.shape == out.losses.shape == (0,)
+    assert out.sum.shape == w.shape and not np.any(out.sum)
+
+
+@strategies
+@pytest.mark.parametrize("mix", [lax.pmean, lax.all_gather])
+def test_collectives_are_refused_where_their_axis_exists(mix, strategy):
+    def loss(w, example):
+        return jnp.sum(w @ example["x"]) * jnp.sum(mix(example["x"], "data"))
+
+    grad_fn = clipped_grad(loss, clip_norm=C, strategy=strategy)
+    kinds = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((2,), ("data",), axis_types=kinds)
+
+    def everywhere(w, x):
+        return grad_fn(w, {"x": x}).norms
+
+    spread = jax.shard_map(
+        everywhere,
+        mesh=mesh,
+        in_specs=(jax.P(), jax.P("data")),
+        out_specs=jax.P("data"),
+        check_vma=False,
+    )
+    with pytest.raises(ValueError, match="must not mix examples"):
+        jax.jit(spread)(jnp.ones((4, 4)), jnp.ones((4, 4)))
+
+
+def test_a_host_function_that_sees_the_batch_is_refused():
+    def loss(w, example, way):
+        shape = jax.ShapeDtypeStruct((), jnp.float32)
+        largest = jax.pure_callback(np.max, shape, example["x"], vmap_method=way)
+        return jnp.sum(w @ example["x"]) * largest
+
+    w, x = jnp.ones((4, 4)), jnp.arange(8.0).reshape(2, 4)
+    seen = functools.partial(loss, way="expand_dims")
+    with pytest.raises(ValueError, match="may mix its examples"):
+        clipped_grad(seen, clip_norm=C)(w, {"x": x})
+    apart = functools.partial(loss, way="sequential")
+    found = clipped_grad(apart, clip_norm=C)(w, {"x": x}).losses
+    np.testing.assert_allclose(found, [4 * 6 * 3, 4 * 22 * 7])
+
+
+@strategies
+@pytest.mark.parametrize("inputs", [64, 4608])
+def test_a_norm_that_standardisation_takes_nearly_all_of(inputs, strategy):
+    w = draw(0, (1, 1, inputs, 1))[0]
+    x = jnp.asarray(near(w, 200, (1e-3, 2e-2)), jnp.float32)
+    batch = {"x": x, "dy": jnp.full(len(x), 1e2)}
+    loss = seen_through(standardise)
+    sizes, _ = contributions(loss, *float32(w), batch, strategy, 1e-3)
+    assert np.max(sizes) <= SLACK * 1e-3
