@@ -33,6 +33,8 @@ autodoc_default_options = {"members": True}
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
+# Attributes of one name in several classes, such as `blocks`: none is linked to.
+suppress_warnings = ["ref.python"]
 
 
 _CODE = re.compile(r"(?<!`)`([^`]+)`(?!`)")

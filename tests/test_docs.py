@@ -41,7 +41,7 @@ def handed_on():
     """The full name, where it is defined, of every name that a package hands on."""
     for package in sorted(Path(tanager.__file__).parent.rglob("__init__.py")):
         for node in ast.parse(package.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ImportFrom):
+            if isinstance(node, ast.ImportFrom) and node.module:
                 for name in node.names:
                     if name.asname == name.name:
                         value = getattr(importlib.import_module(node.module), name.name)

@@ -310,7 +310,7 @@ def test_an_unknown_memory_is_refused_with_the_nearest():
         clipped_grad(loss, clip_norm=1.0, memory="lo")
 
 
-@pytest.mark.parametrize("clip_norm", [0.0, -1.0, np.inf, np.nan])
+@pytest.mark.parametrize("clip_norm", [0.0, -1.0, 1e-20, 1e20, np.inf, np.nan])
 def test_a_useless_clipping_norm_is_refused(clip_norm):
     with pytest.raises(ValueError, match="clip_norm"):
         clipped_grad(loss, clip_norm=clip_norm)

@@ -4,6 +4,7 @@ No example alone moves the sum by more than C, times what `test_sensitivity` all
 """
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -143,8 +144,8 @@ def test_sums_of_a_standardised_gradient_that_overflow_when_squared(loss, strate
     other /= np.linalg.norm(other)
     along = [np.full(64, 1 / 8), centred]
     x = np.stack([2.0**30 * (0.9 * one + 0.436 * other) for one in along] * 2)
-    batch = dict(zip(("x", "dy"), float32(x, [2.0**33] * 2 + [2.0**28] * 2), strict=1))
-    sizes, _ = contributions(loss, w, batch, strategy)
+    x, dy = float32(x, [2.0**33] * 2 + [2.0**28] * 2)
+    sizes, _ = contributions(loss, w, {"x": x, "dy": dy}, strategy)
     assert np.max(sizes) <= SLACK * C
 
 
@@ -190,7 +191,7 @@ def near(weight, count, angles):
     other = generator.standard_normal((count, centred.size))
     other -= other.mean(1, keepdims=True) + (other @ centred)[:, None] * centred
     other /= np.linalg.norm(other, axis=1, keepdims=True)
-    angle = np.exp(generator.uniform(*np.log(angles), (count, 1)))
+    angle = np.exp(generator.uniform(np.log(angles[0]), np.log(angles[1]), (count, 1)))
     return (np.cos(angle) * centred + np.sin(angle) * other)[:, None, None]
 
 
@@ -245,7 +246,7 @@ def test_a_sum_at_narrow_standardised_weights_is_not_rounded(strategy):
     batch = {"x": x, "dy": jnp.full(rows, 1e4)}
     grad_fn = jax.jit(clipped_grad(loss, clip_norm=8.0, strategy=strategy))
     sums = [grad_fn(w, batch, jnp.arange(rows) < n).sum for n in range(1010, 1060, 7)]
-    moved = [np.linalg.norm(b - a) for a, b in zip(sums, sums[1:], strict=False)]
+    moved = [np.linalg.norm(b - a) for a, b in itertools.pairwise(sums)]
     assert max(moved) <= 7 * SLACK * 8
 
 
@@ -404,5 +405,5 @@ def test_a_norm_that_standardisation_takes_nearly_all_of(inputs, strategy):
     x = jnp.asarray(near(w, 200, (1e-3, 2e-2)), jnp.float32)
     batch = {"x": x, "dy": jnp.full(len(x), 1e2)}
     loss = seen_through(standardise)
-    sizes, _ = contributions(loss, *float32(w), batch, strategy, 1e-3)
+    sizes, _ = contributions(loss, jnp.float32(w), batch, strategy, 1e-3)
     assert np.max(sizes) <= SLACK * 1e-3

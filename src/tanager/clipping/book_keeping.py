@@ -6,10 +6,11 @@
     Σ c_i·g_i, cell by cell                  from kept gradients, or from (x, c·dy)
     back through the prologue                once, not per example
 
-With ``second_pass`` the sums come from a second backward pass of Σ c_i·loss_i, so that
-nothing but the norms has to be kept from the first (ghost clipping), save the gradients
-of elementwise taps and shared parameters, which are formed for their norms anyway. It
-must repeat the first to float32 precision, or norms of the first do not bound its sums.
+With ``second_pass`` the sums come from a second backward pass of Σ p_i·loss_i, p_i the
+power of two next above c_i (c_i/p_i is multiplied after it), so that nothing but the
+norms has to be kept from the first (ghost clipping), save the gradients of elementwise
+taps and shared parameters, which are formed for their norms anyway. It must repeat the
+first to float32 precision, or norms of the first do not bound its sums.
 
 References:
     Goodfellow 2015, arXiv:1510.01799 (norms from x and dy); Li et al. 2022,

@@ -4,8 +4,8 @@ The structure is that of timm's `vision_transformer`, so that its weights fit: l
 position embeddings, a class token in front, pre-norm blocks, queries, keys and values
 from one linear layer, exact GELU, a last norm, and the head on the class token.
 
-Every parameter meets data in one plain product or sum of its own: one linear layer is
-`vmap`ped over tokens, and the class token is added to a row of zeros.
+Every parameter meets data in one plain product or sum of its own: one linear layer
+serves all tokens under `vmap`, and the class token is added to a row of zeros.
 """
 
 import functools
