@@ -60,6 +60,13 @@ def _as_markup(app: Sphinx, what: str, name: str, of: object, options, lines):
     lines[:] = told
 
 
+def _is_field(app: Sphinx, what: str, name: str, of: object, skip: bool, options):
+    """The fields of a named tuple are told of with the tuple, not once more each."""
+    del app, what, name, options
+    doc = getattr(of, "__doc__", None) or ""
+    return True if doc.startswith("Alias for field number") else skip
+
+
 def _without_tags(app: Sphinx, source_name: str, source: list[str]):
     del app, source_name
     source[0] = re.sub(r"^```(\w+) [\w.-]+$", r"```\1", source[0], flags=re.M)
@@ -68,4 +75,5 @@ def _without_tags(app: Sphinx, source_name: str, source: list[str]):
 def setup(app: Sphinx) -> None:
     """Let docstrings and pages pass as they are written."""
     app.connect("autodoc-process-docstring", _as_markup, priority=100)
+    app.connect("autodoc-skip-member", _is_field)
     app.connect("source-read", _without_tags)
