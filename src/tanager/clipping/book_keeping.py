@@ -29,8 +29,9 @@ from jaxtyping import Array, Bool, Float, PyTree
 from tanager.clipping.cells import KEPT, Cell, Method
 from tanager.clipping.factors import norms_of, weights_of
 from tanager.clipping.jaxprs import aval
+from tanager.clipping.kept import Kept
 from tanager.clipping.precision import accumulation_dtype, widen
-from tanager.clipping.rules import Kept, Seen
+from tanager.clipping.rules import Seen
 from tanager.clipping.taps import Program, float_results
 
 

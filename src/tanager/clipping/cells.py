@@ -17,14 +17,14 @@ from jaxtyping import Array, Float
 from tanager.clipping import links, standardise
 from tanager.clipping.convolutions import Convolution
 from tanager.clipping.dots import Dot
-from tanager.clipping.factors import Weights, by_row
+from tanager.clipping.factors import Weights
 from tanager.clipping.gathers import Gather, takes_rows
 from tanager.clipping.jaxprs import aval
+from tanager.clipping.kept import Kept, weighted_sum
 from tanager.clipping.precision import accumulation_dtype, widen
 from tanager.clipping.rules import (
     Bilinear,
     Formation,
-    Kept,
     Rule,
     Seen,
     floor_of,
@@ -37,10 +37,6 @@ from tanager.clipping.taps import Program, Unit, Use
 KEPT = "kept"
 """Name of the total made of the gradients the norm was taken from."""
 
-
-_FEW = 16
-"""So many gradients are added up by one loop, which takes long to compile for more."""
-
 _SMALLEST_GAIN = 2.0**-10
 """Outputs are not divided by a gain that is smaller; it may be 0."""
 
@@ -48,7 +44,6 @@ _LARGEST_SCALE = 2.0**20
 """Squares of gradients that a link scales by more could vanish before they are scaled;
 and where it scales by less than one part in so many, the square of the scale could.
 """
-
 
 _STANDARDISED_FLOOR = 8
 """Norms at standardised weights are a difference of sums over a whole fan-in: that of
@@ -175,43 +170,6 @@ def _separable(uses: Sequence[Use]) -> bool:
         for number, one in enumerate(uses)
         for other in uses[:number]
     )
-
-
-def weighted_sum(kept: Kept, weights: Weights) -> Array:
-    """Return Σ_i c_i·g_i at the anchor, exact zeros for rows not counted."""
-    parts, start = [], 0
-    for chunk in kept.chunks:
-        rows = slice(start, start + chunk.shape[0])
-        start = rows.stop
-        own = weights.factors[rows], weights.counted[rows]
-        parts.append(_weigh(chunk, *own, weights.finite))
-    return kept.home(sum(parts[1:], parts[0]))
-
-
-def _weigh(chunk: Array, factors: Array, counted: Array, finite: Array) -> Array:
-    factors = jnp.where(counted, factors, 0).astype(chunk.dtype)
-    if chunk.shape[0] <= _FEW:
-        return _one_by_one(chunk, factors, counted)
-
-    def add(chunk: Array) -> Array:
-        # A product of matrices: XLA's reduction over a leading axis is slow on CPU.
-        flat = product("b,bn->n", factors, chunk.reshape(chunk.shape[0], -1))
-        return flat.reshape(chunk.shape[1:])
-
-    def clean(chunk: Array) -> Array:
-        return add(jnp.where(by_row(counted, chunk), chunk, 0))
-
-    # 0·NaN is NaN; where there is none, a pass over memory is saved.
-    return jax.lax.cond(finite, add, clean, chunk)
-
-
-@jax.jit  # traced once for gradients of one shape
-def _one_by_one(chunk: Array, factors: Array, counted: Array) -> Array:
-    parts = [
-        jnp.where(row, gradient * factor, 0)
-        for gradient, factor, row in zip(chunk, factors, counted, strict=True)
-    ]
-    return sum(parts[1:], parts[0])
 
 
 def _squares(chunk: Array) -> Float[Array, " b"]:

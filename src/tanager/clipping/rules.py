@@ -156,18 +156,6 @@ class Formation(NamedTuple):
         return Formation(form, links.same, jax.eval_shape(self.home, own).shape)
 
 
-class Kept(NamedTuple):
-    """Per-example gradients that together hold every example in order.
-
-    Attributes:
-        chunks: `[b, *own]` each.
-        home: of their `Formation`.
-    """
-
-    chunks: Sequence[Array]
-    home: Callable[[Array], Array]
-
-
 @dataclass(frozen=True)
 class Work:
     """The size of the job at a tap; all counts but `rows` are of one example.

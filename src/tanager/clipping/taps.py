@@ -32,6 +32,7 @@ from tanager.clipping import jaxprs, standardise
 from tanager.clipping.jaxprs import Origin, is_float
 from tanager.clipping.links import Link, link
 from tanager.clipping.precision import widen
+from tanager.clipping.refusals import refuse_ill_defined
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,59 +247,6 @@ def _zero_of_data(example: Sequence[Any], result: Any) -> Array:
     """A zero that counts as data, whatever the example holds."""
     first = jnp.ravel(example[0])[:1]
     return jnp.any(first < first).astype(jnp.result_type(result))
-
-
-_REFUSED = {
-    "custom_vmap_call": "may mix the examples of a batch as its author pleases",
-    "rng_uniform": "draws other numbers each time it is evaluated",
-    "stochastic_convert_element_type": "rounds at random",
-    "io_callback": "calls the host, once per evaluation and not once per example",
-    "outside_call": "calls the host, once per evaluation and not once per example",
-}
-
-_MARKS = ("pvary", "pcast", "pbroadcast")
-"""They name a mesh's axes, but no device meets another's values in them."""
-
-
-def refuse_ill_defined(jaxpr: Any) -> None:
-    """Refuse by name what makes per-example gradients ill defined.
-
-    Raises:
-        ValueError: host callbacks with side effects or that see a whole batch,
-            operations whose result is another each time, collectives, or batching rules
-            that may mix examples.
-    """
-    for equation in jaxpr.eqns:
-        name = equation.primitive.name
-        if name not in _MARKS and (axes := _mesh_axes(equation.params)):
-            raise ValueError(
-                f"loss must not mix examples, but it uses {name} over the axis "
-                f"{axes[0]}: batch normalisation and other cross-example layers break "
-                "the bound on what one example contributes; use group or layer "
-                "normalisation"
-            )
-        if name == "pure_callback":
-            way = equation.params.get("vmap_method")
-            if way not in (None, "sequential", "sequential_unrolled"):
-                raise ValueError(
-                    f'loss uses pure_callback with vmap_method="{way}", by which the '
-                    "host sees a whole batch and may mix its examples: use "
-                    '"sequential"'
-                )
-        if name in _REFUSED:
-            raise ValueError(
-                f"loss uses {name}, which {_REFUSED[name]}, so that the gradient of "
-                "one example is not defined: take it out of the loss"
-            )
-        for inner in jex.jaxprs_in_params(equation.params):
-            refuse_ill_defined(getattr(inner, "jaxpr", inner))
-
-
-def _mesh_axes(params: dict[str, Any]) -> list[str]:
-    """Return the names of the axes over which an equation meets other devices."""
-    axes = params.get("axes", params.get("axis_name", ()))
-    axes = axes if isinstance(axes, tuple | list) else (axes,)
-    return [axis for axis in axes if isinstance(axis, str)]
 
 
 def _sort(closed: jex.ClosedJaxpr, leaves: int) -> Program:

@@ -49,7 +49,13 @@ from tanager.clipping.explain import Explanation, explain
 from tanager.clipping.per_example import per_example
 from tanager.clipping.planning import MEMORY, example_of, plan_clipping
 from tanager.clipping.precision import widen
-from tanager.clipping.taps import Program, read_loss, refuse_ill_defined
+from tanager.clipping.refusals import (
+    check_leaves,
+    check_loss,
+    refuse_cross_example_layers,
+    rows_of,
+)
+from tanager.clipping.taps import Program, read_loss
 from tanager.compiling import filter_jit
 
 
@@ -116,7 +122,7 @@ class ClippedGrad:
             ValueError: the loss is not a scalar float function of one example, mixes
                 examples, or the shapes of batch and mask disagree.
         """
-        rows = _rows(batch)
+        rows = rows_of(batch)
         if mask is None:
             mask = jnp.ones(rows, bool)
         mask = jnp.asarray(mask)
@@ -163,7 +169,7 @@ class ClippedGrad:
         if shapes in self._tuned:
             return False
         program = self._program(*self._split(params, batch), batch)
-        sizes = {rows for _, rows in _pieces(_rows(batch), self.memory)}
+        sizes = {rows for _, rows in _pieces(rows_of(batch), self.memory)}
         measured = [
             Timings().measure(program, cells_of(program), rows, report)
             for rows in sorted(sizes)
@@ -185,7 +191,7 @@ class ClippedGrad:
         """
         self.tune(params, batch)
         trainable, fixed = self._split(params, batch)
-        _, rows = _pieces(_rows(batch), self.memory)[0]
+        _, rows = _pieces(rows_of(batch), self.memory)[0]
         if self.strategy == "per_example":
             return Explanation(self.strategy, rows, ())
         program = self._program(trainable, fixed, batch)
@@ -196,9 +202,9 @@ class ClippedGrad:
         trainable, fixed = split(params, self.trainable)
         shapes = _shapes((eqx.filter(params, eqx.is_array), batch))
         if shapes not in self._checked:
-            _refuse_cross_example_layers(params)
-            _check_leaves(trainable)
-            _check_loss(self._loss_of(fixed), trainable, batch)
+            refuse_cross_example_layers(params)
+            check_leaves(trainable)
+            check_loss(self._loss_of(fixed), trainable, example_of(batch))
             self._checked.add(shapes)
         return trainable, fixed
 
@@ -365,58 +371,3 @@ def _join(one: ClippedGradient, other: ClippedGradient) -> ClippedGradient:
 def _shapes(tree: PyTree) -> Any:
     leaves, structure = jax.tree.flatten(tree)
     return structure, tuple((np.shape(x), jnp.result_type(x)) for x in leaves)
-
-
-def _rows(batch: PyTree) -> int:
-    sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(batch)}
-    if len(sizes) != 1 or sizes == {()}:
-        raise ValueError(
-            f"batch must be a pytree of arrays that share one leading axis of rows; "
-            f"found leading axes {sorted(sizes)}"
-        )
-    return sizes.pop()[0]
-
-
-def _check_leaves(trainable: PyTree) -> None:
-    leaves = jax.tree.leaves(trainable)
-    if not leaves:
-        raise ValueError("params must hold at least one floating-point array to train")
-    if any(jnp.issubdtype(leaf.dtype, jnp.complexfloating) for leaf in leaves):
-        raise ValueError(
-            "params must be real: write a complex parameter as two real arrays"
-        )
-
-
-def _check_loss(loss: Callable, trainable: PyTree, batch: PyTree) -> None:
-    try:
-        traced = jax.make_jaxpr(loss, return_shape=True)
-        closed, value = traced(trainable, example_of(batch))
-    except NameError as error:
-        if "unbound axis name" not in str(error):
-            raise
-        raise ValueError(
-            f"loss must not mix examples, but it uses a collective ({error}): batch "
-            "normalisation and other cross-example layers break the bound on what one "
-            "example contributes; use group or layer normalisation"
-        ) from error
-    ok = isinstance(value, jax.ShapeDtypeStruct) and value.shape == ()
-    if not ok or not jnp.issubdtype(value.dtype, jnp.floating):
-        raise ValueError(
-            f"loss (returning {value}) must return one floating-point scalar for one "
-            "example: it is called without a batch axis; average views inside it"
-        )
-    refuse_ill_defined(closed.jaxpr)
-
-
-def _refuse_cross_example_layers(params: PyTree) -> None:
-    def is_module(node):
-        return isinstance(node, eqx.nn.BatchNorm | eqx.nn.SpectralNorm)
-
-    for path, node in jax.tree_util.tree_leaves_with_path(params, is_leaf=is_module):
-        if is_module(node):
-            where = jax.tree_util.keystr(path) or "params"
-            raise ValueError(
-                f"params{where} (={type(node).__name__}) keeps statistics across "
-                "examples, which breaks the bound on what one example contributes: "
-                "use group or layer normalisation"
-            )
