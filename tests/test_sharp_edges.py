@@ -102,12 +102,16 @@ def test_an_optimizer_with_memory_sees_noisy_updates_alone():
 def test_an_exported_model_tells_no_time(tmp_path):
     """How long a run took depends on who was sampled."""
     train(tmp_path / "run")
-    told = json.loads((tmp_path / "run/result.json").read_text())
-    clocks = {"seconds", "examples_per_second", "wait_fraction"}
-    assert clocks <= told.keys()
+    result = tmp_path / "run/result.json"
+    told = json.loads(result.read_text())
+    # Numbers that stand nowhere by chance, as the 0.3 of a fast run does.
+    clocks = {"seconds": 918.2736, "examples_per_second": 5463.7281}
+    clocks["wait_fraction"] = 0.19283746
+    assert clocks.keys() <= told.keys()
+    result.write_text(json.dumps(told | clocks))
     to = tanager.export(tmp_path / "run", tmp_path / "model")
     for path in to.iterdir():
         content = path.read_bytes()
-        for clock in clocks:
+        for clock, value in clocks.items():
             assert clock.encode() not in content, path
-            assert str(told[clock]).encode() not in content, path
+            assert str(value).encode() not in content, path
