@@ -6,11 +6,12 @@
     Σ c_i·g_i, cell by cell                  from kept gradients, or from (x, c·dy)
     back through the prologue                once, not per example
 
-With ``second_pass`` the sums come from a second backward pass of Σ p_i·loss_i, p_i the
-power of two next above c_i (c_i/p_i is multiplied after it), so that nothing but the
+With ``second_pass`` the sums come from a second backward pass, so that nothing but the
 norms has to be kept from the first (ghost clipping), save the gradients of elementwise
 taps and shared parameters, which are formed for their norms anyway. It must repeat the
-first to float32 precision, or norms of the first do not bound its sums.
+first, or norms of the first do not bound its sums. So c_i is multiplied after it, and
+not into the cotangent of the loss: what cancels, rounds, overflows or is not linear in
+a backward pass (a `custom_vjp` that clips it) would leave another gradient.
 
 References:
     Goodfellow 2015, arXiv:1510.01799 (norms from x and dy); Li et al. 2022,
@@ -76,15 +77,10 @@ def clip(
     weights = weights_of(norms, mask, clip_norm)
 
     if second_pass:
-        # Powers of two, by which dy is scaled without rounding: a backward pass in
-        # which terms cancel would leave more of c·dy than of dy, whose norm is known.
-        rest, powers = jnp.frexp(weights.factors)
-        cotangents = jnp.ldexp(jnp.ones_like(rest), powers)
-        cotangents = jnp.where(weights.counted, cotangents, 0).astype(losses.dtype)
-        again = _seen(taps, backward(cotangents), constants)
-        left = weights._replace(factors=rest)
+        # They depend on the norms, or XLA would make one pass of the two.
+        again = _seen(taps, backward(weights.counted.astype(losses.dtype)), constants)
     else:
-        again, left = seen, weights
+        again = seen
     by_anchor: dict[jex.Var, Array] = {}
     by_leaf: dict[int, Array] = {}
     for cell, method, gradients in zip(cells, methods, kept, strict=True):
@@ -92,7 +88,7 @@ def clip(
             anchors, own = cell.total_kept(gradients, weights)
         else:
             (use,) = cell.uses
-            total = cell.total(method.total, again[use.tap], left)
+            total = cell.total(method.total, again[use.tap], weights)
             anchors, own = {use.anchor: total}, {}
         by_leaf.update(own)
         for anchor, total in anchors.items():

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from tanager.clipping import links, standardise
 from tanager.clipping.convolutions import Convolution
@@ -140,7 +140,10 @@ def rule_for(program: Program, use: Use) -> Rule:
     tap = program.taps[use.tap]
     name = tap.equation.primitive.name
     kind: type[Rule] = Rule
-    if jnp.issubdtype(aval(tap.equation.outvars[0]).dtype, jnp.complexfloating):
+    avals = [aval(atom) for atom in (*tap.equation.invars, *tap.equation.outvars)]
+    if any(one.size == 0 for one in avals) or jnp.issubdtype(
+        avals[-1].dtype, jnp.complexfloating
+    ):
         return kind(tap, use)
     if name == "dot_general":
         kind = Dot
@@ -193,6 +196,7 @@ class Single(Cell):
                 for equation in program.prologue
                 if unit.anchors[0] in equation.outvars
             )
+            self._gained = len(unit.leaves) > 1
             shape = aval(unit.anchors[0]).shape
             self._fan_in = aval(unit.anchors[0]).size // shape[-1]
 
@@ -274,7 +278,8 @@ class Single(Cell):
                 chunk, centred, formation.outputs
             )
             scaled = jnp.sum(square * jnp.square(parts.factor * scale)[None], axis=-1)
-            return self._weight_norms(parts, scaled, total * scale, projection)
+            whole = jnp.sum(square, axis=-1) * scale**2
+            return self._weight_norms(parts, scaled, total * scale, projection, whole)
 
         return squared
 
@@ -287,14 +292,16 @@ class Single(Cell):
         wide = accumulation_dtype(aval(self.rule.tap.equation.outvars[0]).dtype)
         return standardise.Statistics(*(part.astype(wide) for part in parts))
 
-    def _weight_norms(self, parts, scaled, total, projection) -> Float[Array, " b"]:
+    def _weight_norms(
+        self, parts, scaled, total, projection, whole
+    ) -> Float[Array, " b"]:
         return standardise.squared_norms(
             self._fan_in,
             parts,
             scaled,
             total,
             projection,
-            gained=len(self.unit.leaves) > 1,
+            whole=whole if self._gained else None,
             floor=_STANDARDISED_FLOOR * self._floor(scaled.dtype),
         )
 
@@ -319,8 +326,29 @@ class Single(Cell):
         )
         total = total * self._scale
         projection = self._projection(rule, seen, parts, dy)
-        squares = self._weight_norms(parts, scaled, total, projection)
+        whole = self._whole(rule, seen, parts, scaled) if self._gained else None
+        squares = self._weight_norms(parts, scaled, total, projection, whole)
         return jnp.where(jnp.isfinite(scaled), squares, jnp.inf)
+
+    def _whole(
+        self,
+        rule: Convolution,
+        seen: Seen,
+        parts: standardise.Statistics,
+        scaled: Float[Array, " b"],
+    ) -> Float[Array, " b"]:
+        """Return ‖G‖² or more, from Σ_o a²‖G‖² where no gain is nearly 0."""
+
+        def known() -> Array:
+            return scaled / jnp.min(jnp.square(parts.factor))
+
+        def anew() -> Array:
+            return rule.terms(seen).astype(scaled.dtype) * self._scale**2
+
+        return jax.lax.cond(self._large_gains(parts), known, anew)
+
+    def _large_gains(self, parts: standardise.Statistics) -> Bool[Array, ""]:
+        return jnp.all(jnp.abs(parts.factor / parts.root) > _SMALLEST_GAIN)
 
     def _projection(
         self,
@@ -346,10 +374,9 @@ class Single(Cell):
 
         if not rule.exact:
             return anew()
-        if len(self.unit.leaves) == 1:
+        if not self._gained:
             return known()
-        gains = jnp.abs(parts.factor / parts.root)
-        return jax.lax.cond(jnp.all(gains > _SMALLEST_GAIN), known, anew)
+        return jax.lax.cond(self._large_gains(parts), known, anew)
 
     def total_kept(
         self, kept: list[Kept], weights: Weights

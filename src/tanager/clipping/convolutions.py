@@ -221,7 +221,8 @@ class Convolution(Bilinear):
         x, dy = self.operands(seen)
         patches = self.patches(x)
         left = product("btgkc,bsgkc->bgts", patches, patches)
-        return gram_squares(left, product("btgf,bsgf->bgts", dy, dy))
+        right = product("btgf,bsgf->bgts", dy, dy)
+        return gram_squares(left, right, (self.inputs * self.offsets, self.outputs))
 
     def gram_by_shifts(self, seen: Seen) -> Float[Array, " b"]:
         """Shifted Gram matrices of pixels, added up over the kernel's offsets."""
@@ -237,7 +238,8 @@ class Convolution(Bilinear):
         ]
         left = sum(parts[1:], parts[0])
         left = left.reshape(rows, self.groups, self.positions, self.positions)
-        return gram_squares(left, product("btgf,bsgf->bgts", dy, dy))
+        right = product("btgf,bsgf->bgts", dy, dy)
+        return gram_squares(left, right, (self.inputs * self.offsets, self.outputs))
 
     def gradients(self) -> dict[str, Formation]:
         """See `Rule.gradients`."""

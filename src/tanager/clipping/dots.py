@@ -89,16 +89,18 @@ class Dot(Bilinear):
     def gram(self, seen: Seen) -> Float[Array, " b"]:
         """Σ_{t,s} <x_t, x_s>·<dy_t, dy_s>, or ‖x‖²·‖dy‖² for one position."""
         x, dy = self.operands(seen)
+        summands = self.inputs, self.outputs
         if self.positions == 1:
             left, right = (self._square_lengths(side) for side in (x, dy))
-            return guarded(jnp.sum(left * right, axis=1), left, right)
+            squares = jnp.sum(left * right, axis=(1, 2))
+            return guarded(squares, left, right, summands)
         left = product("bgtk,bgsk->bgts", x, x)
-        return gram_squares(left, product("bgtn,bgsn->bgts", dy, dy))
+        return gram_squares(left, product("bgtn,bgsn->bgts", dy, dy), summands)
 
-    def _square_lengths(self, side: Float[Array, "b g 1 k"]) -> Float[Array, "b g"]:
+    def _square_lengths(self, side: Float[Array, "b g 1 k"]) -> Float[Array, "b g 1"]:
         # Without axes of length 1, for which XLA would copy the array.
         flat = side.reshape(-1, side.shape[-1])
-        return jnp.sum(jnp.square(widen(flat)), axis=1).reshape(-1, self.groups)
+        return jnp.sum(jnp.square(widen(flat)), axis=1).reshape(-1, self.groups, 1)
 
     def terms(self, seen: Seen) -> Float[Array, " b"]:
         """See `Bilinear.terms`."""

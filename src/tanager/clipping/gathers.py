@@ -64,9 +64,8 @@ class Gather(Bilinear):
         """Σ_{t,s} [i_t = i_s]·<dy_t, dy_s>."""
         indices, _, dy = self.operands(seen)
         same = indices[:, None, :, None] == indices[:, None, None, :]
-        return gram_squares(
-            same.astype(dy.dtype), product("btd,bsd->bts", dy, dy)[:, None]
-        )
+        right = product("btd,bsd->bts", dy, dy)[:, None]
+        return gram_squares(same.astype(dy.dtype), right, (0, dy.shape[-1]))
 
     def terms(self, seen: Seen) -> Float[Array, " b"]:
         """See `Bilinear.terms`."""

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from tanager.clipping.precision import widen
+from tanager.clipping.precision import accumulation_dtype, widen
 
 
 LONGEST_UNROLLED_SCAN = 64
@@ -135,7 +135,8 @@ def evaluate_wide(
     """
     casts = equation.primitive.name == "convert_element_type" and is_float(values[0])
     if casts and jnp.issubdtype(equation.params["new_dtype"], jnp.floating):
-        return [_wide(values[0])]
+        wide = accumulation_dtype(equation.params["new_dtype"])
+        return [jnp.asarray(values[0]).astype(wide)]
     if equation.primitive.name in OPENED:
         inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
         return _evaluate_wide_within(*_open(inner), values, exact=exact)

@@ -1,6 +1,7 @@
 """What `clipped_grad` refuses before work starts, each in one message."""
 
-from collections.abc import Callable
+import numbers
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -19,8 +20,13 @@ _REFUSED = {
     "outside_call": "calls the host, once per evaluation and not once per example",
 }
 
-_MARKS = ("pvary", "pcast", "pbroadcast")
+_MARKS = ("pvary", "pcast")
 """They name a mesh's axes, but no device meets another's values in them."""
+
+_DERIVED = ("custom_jvp_call", "custom_vjp_call", *_MARKS)
+"""Their derivatives are no part of the program, and may mix what it does not."""
+
+_DRAWS = ("random_bits", "random_split", "random_fold_in", "rng_bit_generator")
 
 
 def refuse_ill_defined(jaxpr: Any) -> None:
@@ -28,8 +34,8 @@ def refuse_ill_defined(jaxpr: Any) -> None:
 
     Raises:
         ValueError: host callbacks with side effects or that see a whole batch,
-            operations whose result is another each time, collectives, or batching rules
-            that may mix examples.
+            operations whose result is another each time, collectives, keys of rbg, or
+            batching rules that may mix examples.
     """
     for equation in jaxpr.eqns:
         name = equation.primitive.name
@@ -48,6 +54,12 @@ def refuse_ill_defined(jaxpr: Any) -> None:
                     "host sees a whole batch and may mix its examples: use "
                     '"sequential"'
                 )
+        if name in _DRAWS and _shares_bits(equation):
+            raise ValueError(
+                "loss draws random numbers with a key of the rbg generator, of which "
+                "all rows of a batch are given those of the first: use keys of "
+                'threefry, jax.random.key(seed, impl="threefry2x32")'
+            )
         if name in _REFUSED:
             raise ValueError(
                 f"loss uses {name}, which {_REFUSED[name]}, so that the gradient of "
@@ -61,7 +73,14 @@ def _mesh_axes(params: dict[str, Any]) -> list[str]:
     """Return the names of the axes over which an equation meets other devices."""
     axes = params.get("axes", params.get("axis_name", ()))
     axes = axes if isinstance(axes, tuple | list) else (axes,)
-    return [axis for axis in axes if isinstance(axis, str)]
+    return [x for x in axes if x is not None and not isinstance(x, numbers.Integral)]
+
+
+def _shares_bits(equation: Any) -> bool:
+    """Whether under `vmap` all rows draw from the key of the first, as rbg keys do."""
+    if equation.primitive.name == "rng_bit_generator":
+        return True
+    return any("rbg" in str(atom.aval.dtype) for atom in equation.invars)
 
 
 def rows_of(batch: PyTree) -> int:
@@ -91,6 +110,9 @@ def check_loss(loss: Callable, trainable: PyTree, example: PyTree) -> None:
     try:
         traced = jax.make_jaxpr(loss, return_shape=True)
         closed, value = traced(trainable, example)
+        derived: Any = None
+        if _holds(closed.jaxpr, _DERIVED) and value.shape == ():
+            derived = jax.make_jaxpr(jax.grad(loss))(trainable, example).jaxpr
     except NameError as error:
         if "unbound axis name" not in str(error):
             raise
@@ -106,6 +128,19 @@ def check_loss(loss: Callable, trainable: PyTree, example: PyTree) -> None:
             "example: it is called without a batch axis; average views inside it"
         )
     refuse_ill_defined(closed.jaxpr)
+    if derived is not None:
+        refuse_ill_defined(derived)
+
+
+def _holds(jaxpr: Any, names: Sequence[str]) -> bool:
+    return any(
+        equation.primitive.name in names
+        or any(
+            _holds(getattr(inner, "jaxpr", inner), names)
+            for inner in jex.jaxprs_in_params(equation.params)
+        )
+        for equation in jaxpr.eqns
+    )
 
 
 def refuse_cross_example_layers(params: PyTree) -> None:
@@ -122,3 +157,19 @@ def refuse_cross_example_layers(params: PyTree) -> None:
                 "examples, which breaks the bound on what one example contributes: "
                 "use group or layer normalisation"
             )
+
+
+def refuse_shared_parameters(params: PyTree, batch: PyTree) -> None:
+    """Refuse values that `shard_map` takes to be the same on all devices, or not.
+
+    The gradient of one example would be summed over the devices that share parameters.
+    """
+    leaves = jax.tree.leaves(eqx.filter((params, batch), eqx.is_array))
+    axes = {x for leaf in leaves for x in jax.typeof(leaf).manual_axis_type.varying}
+    if axes:
+        raise ValueError(
+            f"batch or params vary over the mesh axes {sorted(map(str, axes))}, and "
+            "jax.shard_map sums gradients over the devices that share parameters: use "
+            "jax.shard_map(..., check_vma=False), and add up the clipped sums of the "
+            "devices yourself"
+        )

@@ -327,11 +327,17 @@ def floor_of(dtype: Any) -> float:
     return 2.0 ** -(_FLOOR_BITS if dtype == jnp.float32 else 47)
 
 
-def gram_squares(left: Array, right: Array) -> Float[Array, " b"]:
+def gram_squares(
+    left: Array, right: Array, summands: tuple[int, int]
+) -> Float[Array, " b"]:
     """Return Σ_{g,t,s} left·right of Gram matrices `[B, G, T, T]`, as squared norms.
 
-    Guarded against cancellation (`floor_of`), and infinite where either matrix is so
-    large that the product of a large and a small one could be lost to underflow.
+    Guarded against cancellation (`floor_of`), underflow and overflow (`guarded`).
+
+    Args:
+        left: of x.
+        right: of dy.
+        summands: of an entry of `left`, and of `right`.
     """
     dtype = left.dtype
     left_diagonal = jnp.diagonal(left, axis1=-2, axis2=-1)
@@ -340,17 +346,34 @@ def gram_squares(left: Array, right: Array) -> Float[Array, " b"]:
     most = jnp.sum(jnp.square(jnp.sum(lengths, axis=-1)), axis=-1)
     squares = jnp.sum(left * right, axis=(-3, -2, -1))
     squares = jnp.maximum(squares, floor_of(dtype) * most)
-    return guarded(squares, left_diagonal, right_diagonal)
+    return guarded(squares, left_diagonal, right_diagonal, summands)
 
 
-def guarded(squares: Array, left: Array, right: Array) -> Float[Array, " b"]:
-    """Return squared norms, infinite where the terms they come from are too large."""
+def guarded(
+    squares: Array, left: Array, right: Array, summands: tuple[int, int]
+) -> Float[Array, " b"]:
+    """Return squared norms, infinite where the terms they come from are too large.
+
+    What products of small numbers lost to underflow, and others are large enough to
+    make matter, is added: at most 2·tiny for each summand of an entry.
+
+    Args:
+        squares: Σ_{g,t,s} of products of Gram matrices.
+        left: their squared lengths `[B, G, T]`, of x.
+        right: of dy.
+        summands: of each squared length.
+    """
     if squares.dtype != jnp.float32:
         return squares
-    axes = tuple(range(1, left.ndim))
+    axes, positions = (1, 2), left.shape[-1]
     largest = jnp.maximum(jnp.max(left, axis=axes), jnp.max(right, axis=axes))
+    sums = jnp.sum(right, axis=axes), jnp.sum(left, axis=axes)
+    tiny = 2 * positions * float(jnp.finfo(jnp.float32).tiny)
+    lost = sum(
+        tiny * count * total for count, total in zip(summands, sums, strict=True)
+    )
     # `~(<)` and not `>=`, so that NaN is too large as well.
-    return jnp.where(~(largest < _LARGEST), jnp.inf, squares)
+    return jnp.where(~(largest < _LARGEST), jnp.inf, squares + lost)
 
 
 def product(text: str, *arrays: Array, exact: bool = True) -> Array:

@@ -69,6 +69,12 @@ def _tanager_standardise(weight: Array, *rest: Array) -> Array:
 _standardise = jax.jit(_tanager_standardise)
 
 
+_GAIN_FLOOR = 2.0**-22
+"""The square of vᵀG below which, as a part of ‖v‖²‖G‖², it is taken for rounding: that
+of a sum over a few thousand inputs has a square of 2⁻³⁰ of it at most.
+"""
+
+
 class Statistics(NamedTuple):
     """What a weight's standardisation is made of; all but `centred` per output unit.
 
@@ -142,7 +148,7 @@ def squared_norms(
     total: Float[Array, "b o"],
     projection: Float[Array, "b o"],
     *,
-    gained: bool,
+    whole: Float[Array, " b"] | None,
     floor: float,
 ) -> Float[Array, " b"]:
     """Return ‖∂loss/∂W‖² (+ ‖∂loss/∂gain‖²) of each example, ∞ where it overflows.
@@ -153,7 +159,7 @@ def squared_norms(
         scaled_square: Σ_o a²‖G‖².
         total: 1ᵀG.
         projection: vᵀG.
-        gained: whether there is a gain.
+        whole: ‖G‖² or more, where there is a gain: what rounding of vᵀG is part of.
         floor: the result is at least this part of `scaled_square`: below it the
             difference has cancelled to rounding noise.
     """
@@ -163,9 +169,10 @@ def squared_norms(
     weight = jnp.where(
         jnp.isfinite(weight), jnp.maximum(weight, floor * scaled_square), jnp.inf
     )
-    if not gained:
+    if whole is None:
         return weight
-    return weight + jnp.sum(jnp.square(projection * parts.root[None]), axis=-1)
+    gain = jnp.sum(jnp.square(projection * parts.root[None]), axis=-1)
+    return weight + jnp.maximum(gain, _GAIN_FLOOR * whole)
 
 
 def parts_of(values: Sequence[Any]) -> Statistics:

@@ -186,6 +186,7 @@ class Program:
             operands = [_read(values, atom) for atom in equation.invars]
             # Images convolved with kernels that are no parameters: data meets data.
             convolves = equation.primitive.name == "conv_general_dilated"
+            convolves = convolves and is_float(equation.outvars[0])
             if convolves and not constants.keys() & set(equation.invars):
                 results = jaxprs.evaluate_apart(equation, operands)
             else:

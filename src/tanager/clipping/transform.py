@@ -53,6 +53,7 @@ from tanager.clipping.refusals import (
     check_leaves,
     check_loss,
     refuse_cross_example_layers,
+    refuse_shared_parameters,
     rows_of,
 )
 from tanager.clipping.taps import Program, read_loss
@@ -123,6 +124,7 @@ class ClippedGrad:
                 examples, or the shapes of batch and mask disagree.
         """
         rows = rows_of(batch)
+        refuse_shared_parameters(params, batch)
         if mask is None:
             mask = jnp.ones(rows, bool)
         mask = jnp.asarray(mask)
