@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
     """Write to a neighbouring file, force it to the disk, and rename it into place.
@@ -47,6 +49,11 @@ def json_text(content: Any, indent: int | None = None) -> str:
     return json.dumps(_finite(content), indent=indent, allow_nan=False)
 
 
+def as_json(content: Any) -> Any:
+    """Return what a reader of `json_text` gets: NumPy's numbers as Python's."""
+    return json.loads(json_text(content))
+
+
 def write_json(path: Path, content: Any, mode: int = 0o644) -> None:
     """Write a JSON file whole or not at all."""
     write_atomically(path, (json_text(content, indent=2) + "\n").encode(), mode)
@@ -65,6 +72,8 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 
 def _finite(content: Any) -> Any:
     match content:
+        case np.generic():
+            return _finite(content.item())
         case float():
             return content if math.isfinite(content) else None
         case Mapping():

@@ -32,6 +32,28 @@ def test_unknown_optimizers_and_options_are_refused():
         optimizer(recipe(optimizer_options=options), 10)
 
 
+@pytest.mark.parametrize("name", ["lbfgs", "noisy_sgd"])
+def test_optimizers_that_need_the_loss_or_have_noise_of_their_own_are_refused(name):
+    with pytest.raises(
+        ValueError, match=re.escape(f"optimizer (={name!r}) must be one")
+    ):
+        optimizer(recipe(optimizer=name), 10)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:optax")
+def test_every_optimizer_that_is_offered_updates():
+    with pytest.raises(ValueError, match="must be one of") as told:
+        optimizer(recipe(optimizer="none of them"), 10)
+    names = re.split(", |: ", str(told.value).partition("must be one of ")[2])
+    assert {"sgd", "adam", "lamb", "lion"} <= set(names)
+    params = {"w": jnp.ones((3, 2)), "b": jnp.ones(2)}
+    for name in names:
+        made = optimizer(recipe(optimizer=name, optimizer_options={}), 10)
+        with jax.numpy_dtype_promotion("standard"):  # some of optax need it
+            moved, _ = made.update(params, made.init(params), params)
+        assert jax.tree.map(jnp.shape, moved) == jax.tree.map(jnp.shape, params), name
+
+
 def test_constant_is_constant():
     assert rates(5) == [2.0] * 5
 

@@ -94,6 +94,10 @@ MINIMAL: dict = {
         ({"evaluate_every": 0}, "evaluate_every (=0) must be at least 1"),
         ({"checkpoint_seconds": -1.0}, "checkpoint_seconds (=-1.0) must be finite"),
         ({"seed": -1}, "seed (=-1) must be at least 0"),
+        (
+            {"fine_tune": "last-layer", "weights": "w.npz", "unreadable": "skip"},
+            "unreadable (='skip') must be 'error' where features are computed once",
+        ),
     ],
 )
 def test_a_field_out_of_range_is_refused_by_name(fields, message):

@@ -294,7 +294,7 @@ def test_ctrl_c_writes_a_checkpoint_and_the_run_goes_on(tmp_path, seeded):
     ("change", "streams"), [({"device": "another"}, 2), ({"deterministic": False}, 1)]
 )
 def test_steps_that_could_come_out_otherwise_are_not_made_again(
-    tmp_path, monkeypatch, change, streams
+    tmp_path, monkeypatch, caplog, change, streams
 ):
     here = identity.environment
 
@@ -311,7 +311,9 @@ def test_steps_that_could_come_out_otherwise_are_not_made_again(
         )
     assert Ledger.read(tmp_path / "run/ledger.jsonl").steps() == 8
     monkeypatch.setattr(identity, "environment", elsewhere)
-    result = run(tmp_path / "run")
+    with caplog.at_level("WARNING", logger="tanager"):
+        result = run(tmp_path / "run")
+    assert "8 steps after checkpoint 0" in caplog.text  # the model lacks them
     ledger = Ledger.read(tmp_path / "run/ledger.jsonl")
     lines = (tmp_path / "run/ledger.jsonl").read_text().splitlines()
     assert len({json.loads(line)["stream"] for line in lines}) == streams
@@ -338,6 +340,22 @@ def test_after_a_change_of_environment_a_second_death_costs_nothing(
     assert result.epsilon == tanager.epsilon(MECHANISM, 1e-3)
 
 
+def weighing(*classes, back=1.0):
+    """A loss with a constant in a function of its own, and with its own derivative."""
+    weights = np.asarray(classes, np.float32)
+
+    @jax.jit
+    def weight(label):
+        return jnp.asarray(weights)[label]
+
+    @jax.custom_vjp
+    def same_value(x):
+        return x
+
+    same_value.defvjp(lambda x: (x, None), lambda _, dx: (back * dx,))
+    return lambda p, e: same_value(loss(p, e) * weight(e["label"]))
+
+
 CHANGES = {
     "noise": ({"mechanism": Mechanism(0.4, 1.3, 12)}, "mechanism.noise_multiplier was"),
     "steps": (
@@ -348,6 +366,8 @@ CHANGES = {
     "clip": ({"clip_norm": 2.0}, "clip_norm was 1.0 and is 2.0"),
     "learning rate": ({"optimizer": optax.sgd(2.5, momentum=0.5)}, "optimizer"),
     "loss": ({"loss": lambda p, e: 2 * loss(p, e)}, "configuration: loss"),
+    "constant within": ({"loss": weighing(1.0, 1.0, 5.0)}, "configuration: loss"),
+    "derivative": ({"loss": weighing(1.0, 1.0, 1.0, back=5.0)}, "configuration: loss"),
     "data": ({"data": examples(seed=4)}, "configuration: data"),
     "fewer": ({"data": examples(rows=N - 1)}, "examples was 60 and is 59"),
     "start": (
@@ -360,8 +380,12 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_another_configuration_in_the_same_folder_is_refused(dead, name):
+def test_another_configuration_in_the_same_folder_is_refused(dead, tmp_path, name):
     changes, message = CHANGES[name]
+    if name in ("constant within", "derivative"):
+        dead = tmp_path / "weighing"
+        with pytest.raises(Killed):
+            run(dead, loss=weighing(1.0, 1.0, 1.0), evaluate=dies_at_evaluation(2))
     before = contents(dead)
     with pytest.raises(ValueError, match=re.escape(message)):
         run(dead, **changes)
@@ -429,6 +453,27 @@ def test_out_that_is_a_file_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "name", ["config.json", "metrics.jsonl", "model.safetensors", "report.html"]
+)
+def test_a_folder_with_the_work_of_another_program_is_refused(tmp_path, name):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).write_text('{"mine": true}')
+    with pytest.raises(ValueError, match=f"holds a {name} that is no run's"):
+        run(tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [name]
+    assert (tmp_path / "run" / name).read_text() == '{"mine": true}'
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path):
+    described = {"classes": np.int64(3), "mean": np.float32(0.5), "width": np.inf}
+    first = run(tmp_path / "run", seed=5, description=described)
+    kept = json.loads((tmp_path / "run/config.json").read_text())
+    assert (kept["classes"], kept["mean"], kept["width"]) == (3, 0.5, None)
+    again = run(tmp_path / "run", seed=5, description=described)
+    assert same(first.params, again.params)
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"delta": 0.0}, "delta (=0.0) must be strictly between"),
@@ -440,6 +485,7 @@ def test_out_that_is_a_file_is_refused(tmp_path):
         ({"ema_decay": 1.1}, "ema_decay (=1.1)"),
         ({"strategy": "ghosts"}, "strategy (='ghosts')"),
         ({"seed": -1}, "seed (=-1) must be at least 0"),
+        ({"description": {"classes": np.arange(3)}}, "description must be JSON"),
         ({"loss": lambda p, e: p["b"]}, "must return one floating-point scalar"),
         ({"loss": lambda p, e: jax.lax.pmean(loss(p, e), "b")}, "must not mix"),
     ],

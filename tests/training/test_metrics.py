@@ -22,7 +22,9 @@ def events_of(folder):
 
 
 def write(folder, begun, steps):
-    metrics = Metrics(RunFolder(folder), begun)
+    run = RunFolder(folder)
+    run.seed(1)
+    metrics = Metrics(run, begun)
     for step in steps:
         metrics.release({"step": step, "epsilon": step / 10, "test_accuracy": 0.5})
         metrics.keep({"step": step, "loss": 1.0})

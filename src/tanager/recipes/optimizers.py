@@ -11,6 +11,9 @@ from tanager import _validate as validate
 from tanager.recipes.recipe import Recipe
 
 
+_UNFIT = ("lbfgs", "noisy_sgd")
+"""The first looks at the loss, which is private; the other has noise of its own."""
+
 _STEP_FACTOR = 0.1
 DAMPENING = "dampening"
 """An option of SGD here that optax does not have."""
@@ -34,7 +37,7 @@ def optimizer(recipe: Recipe, steps: int) -> optax.GradientTransformation:
         name
         for name, value in vars(optax).items()
         if inspect.isfunction(value)
-        and not name.startswith(("_", "scale_by_"))
+        and not name.startswith(("_", "scale_by_", *_UNFIT))
         and next(iter(inspect.signature(value).parameters), None) == "learning_rate"
     ]
     validate.one_of(sorted(names), optimizer=recipe.optimizer)

@@ -218,6 +218,13 @@ class Recipe:
                 "augmentation",
                 "give fine_tune last-layer and augmentation_multiplicity 0",
             )
+        if self.unreadable == "skip" and self.caches_features:
+            validate.refuse(
+                "unreadable",
+                self.unreadable,
+                "must be 'error' where features are computed once for all images",
+                "take away the images that cannot be read",
+            )
 
     def _check_augmentation(self) -> None:
         names = get_args(AugmentationName)

@@ -305,8 +305,8 @@ def _table(rows: _Fields) -> str:
     return f"<table><tbody>{shown}</tbody></table>"
 
 
-def _count(classes: Sequence[str] | None) -> int | None:
-    return None if classes is None else len(classes)
+def _count(classes: Any) -> Any:
+    return len(classes) if isinstance(classes, list | tuple) else classes
 
 
 def _duration(seconds: float) -> str:

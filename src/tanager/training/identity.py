@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
@@ -112,7 +113,8 @@ def fingerprints(
     if step.augment is not None:
         view = jax.eval_shape(step.augment, key, example)
     parts = {
-        "loss": computation(step.example_loss, params, step.frozen, view),
+        # Its gradient, which may have rules of its own.
+        "loss": computation(jax.grad(step.example_loss), params, step.frozen, view),
         "optimizer": computation(
             step.optimizer.update, gradient, optimizer_state, params
         ),
@@ -198,10 +200,26 @@ def sample(source: Any) -> bytes:
 
 
 def computation(function: Callable, *arguments: Any) -> bytes:
-    """Return the text of what JAX traces of a function, and a digest of constants."""
+    """Return the text of what JAX traces of a function, and a digest of constants.
+
+    Those of the calls within it too, which the text does not show.
+    """
     closed = jax.make_jaxpr(function)(*arguments)
     text = re.sub(r"0x[0-9a-f]+", "", str(closed.jaxpr))
-    return text.encode() + contents(closed.consts)
+    return text.encode() + contents(_constants(closed))
+
+
+def _constants(closed: Any) -> list[Any]:
+    found = list(getattr(closed, "consts", ()))
+    for equation in getattr(closed, "jaxpr", closed).eqns:
+        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr):
+            if _is_jaxpr(value):
+                found += _constants(value)
+    return found
+
+
+def _is_jaxpr(value: Any) -> bool:
+    return isinstance(value, jex.Jaxpr | jex.ClosedJaxpr)
 
 
 def contents(tree: PyTree) -> bytes:

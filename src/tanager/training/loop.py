@@ -15,6 +15,7 @@ import optax
 from jaxtyping import PyTree
 
 from tanager import _validate as validate
+from tanager._files import as_json
 from tanager.clipping.transform import split
 from tanager.data import as_source
 from tanager.data.loader import Unreadable, an_example
@@ -157,6 +158,7 @@ def train(
     hold = can_hold(source, layout)
     trained, fixed = split(params, trainable)
 
+    described = _as_json(description)
     one = an_example(source, unreadable)
     unkeyed = Step(
         loss,
@@ -187,7 +189,7 @@ def train(
     with measuring(progress and chief) as report:
         clipping = agreed_clipping(step, trained, one, physical_batch_size, report)
     config = {
-        **(description or {}),
+        **described,
         "mechanism": dataclasses.asdict(mechanism),
         "examples": len(source),
         "batch_size": round(step.sampler.expected_batch_size, 6),
@@ -207,6 +209,7 @@ def train(
         "frozen_parameters": sum(leaf.size for leaf in jax.tree.leaves(step.frozen)),
         "versions": identity.versions(),
     }
+    config = as_json(config)
     state = step.start(trained)
     if folder is None:
         position = Position(Ledger(), "", 0, state, None)
@@ -293,6 +296,15 @@ def train(
             examples_per_second=rate and rate * step.sampler.expected_batch_size,
             wait_fraction=clock.wait_fraction(),
         )
+
+
+def _as_json(description: Mapping[str, Any] | None) -> dict[str, Any]:
+    try:
+        return as_json(description or {})
+    except TypeError as error:
+        raise ValueError(
+            f"description must be JSON: {error}; give text, numbers, lists and dicts"
+        ) from error
 
 
 def _check_hosts(out: str | Path | None, examples: int) -> None:

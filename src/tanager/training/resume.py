@@ -1,6 +1,7 @@
 """Where a run stands, and how it goes on from there."""
 
 import dataclasses
+import logging
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +17,8 @@ from tanager.training.checkpoint import Checkpoints
 from tanager.training.run_folder import RunFolder
 from tanager.training.state import State
 
+
+_log = logging.getLogger(__name__)
 
 _MARGIN = 20_000_000
 
@@ -120,6 +123,15 @@ def resume(
         for ledger in ledgers:
             ledger.close()
         raise
+    if begun < spent["lost"]:
+        _log.warning(
+            "%d steps after checkpoint %d of run folder %s were charged, and are not "
+            "made again, because they could come out otherwise: devices, physical "
+            "batch size or versions are not those they were begun with",
+            spent["lost"] - begun,
+            begun,
+            folder.path,
+        )
     return Position(
         ledgers[0] if ledgers else None,
         spent["stream"],

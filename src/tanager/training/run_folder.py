@@ -24,6 +24,17 @@ from tanager._files import write_json
 from tanager.seed import Seed
 
 
+_WRITTEN = (
+    "config.json",
+    "metrics.jsonl",
+    "result.json",
+    "report.html",
+    "model.safetensors",
+    "model-ema.safetensors",
+    "checkpoints",
+)
+
+
 class RunFolder:
     """Paths and atomic files of one run.
 
@@ -38,12 +49,24 @@ class RunFolder:
         self.path = Path(path)
         if self.path.exists() and not self.path.is_dir():
             validate.refuse("out", str(path), "must be a folder, not a file")
+        self._refuse_other_things()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self.private.mkdir(mode=0o700, exist_ok=True)
             os.chmod(self.private, 0o700)
         except OSError as error:
             validate.refuse("out", str(path), "cannot be written", str(error))
+
+    def _refuse_other_things(self) -> None:
+        begun = (self.private / "seed.json").exists() or self.ledger.exists()
+        others = [name for name in _WRITTEN if (self.path / name).exists()]
+        if others and not begun:
+            validate.refuse(
+                "out",
+                str(self.path),
+                f"holds a {others[0]} that is no run's, and would be overwritten",
+                "train into another folder",
+            )
 
     @property
     def private(self) -> Path:
