@@ -111,6 +111,15 @@ def test_a_derivative_rule_that_mixes_examples_is_refused(mixing, strategy):
         clipped(loss, jnp.ones((2, 2)), {"x": jnp.ones((2, 2))}, strategy)
 
 
+@pytest.mark.parametrize("result", [lambda y: (y, y), lambda y: y.astype(jnp.int32)])
+def test_what_is_no_scalar_is_refused_whatever_its_derivative(result):
+    def loss(w, example):
+        return result(jnp.sum(jax.nn.relu(example["x"] @ w)))
+
+    with pytest.raises(ValueError, match="must return one floating-point scalar"):
+        clipped_grad(loss, clip_norm=1.0)(jnp.ones((2, 2)), {"x": jnp.ones((2, 2))})
+
+
 @jax.custom_vjp
 def summed_backward(x):
     return x

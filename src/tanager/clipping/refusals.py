@@ -107,12 +107,22 @@ def check_leaves(trainable: PyTree) -> None:
 
 def check_loss(loss: Callable, trainable: PyTree, example: PyTree) -> None:
     """Refuse a loss that is not one number for one example, or that mixes examples."""
+    closed, value = _traced(loss, trainable, example)
+    ok = isinstance(value, jax.ShapeDtypeStruct) and value.shape == ()
+    if not ok or not jnp.issubdtype(value.dtype, jnp.floating):
+        raise ValueError(
+            f"loss (returning {value}) must return one floating-point scalar for one "
+            "example: it is called without a batch axis; average views inside it"
+        )
+    refuse_ill_defined(closed.jaxpr)
+    if _holds(closed.jaxpr, _DERIVED):
+        derived, _ = _traced(jax.grad(loss), trainable, example)
+        refuse_ill_defined(derived.jaxpr)
+
+
+def _traced(function: Callable, *arguments: PyTree) -> tuple[jex.ClosedJaxpr, PyTree]:
     try:
-        traced = jax.make_jaxpr(loss, return_shape=True)
-        closed, value = traced(trainable, example)
-        derived: Any = None
-        if _holds(closed.jaxpr, _DERIVED) and value.shape == ():
-            derived = jax.make_jaxpr(jax.grad(loss))(trainable, example).jaxpr
+        return jax.make_jaxpr(function, return_shape=True)(*arguments)
     except NameError as error:
         if "unbound axis name" not in str(error):
             raise
@@ -121,15 +131,6 @@ def check_loss(loss: Callable, trainable: PyTree, example: PyTree) -> None:
             "normalisation and other cross-example layers break the bound on what one "
             "example contributes; use group or layer normalisation"
         ) from error
-    ok = isinstance(value, jax.ShapeDtypeStruct) and value.shape == ()
-    if not ok or not jnp.issubdtype(value.dtype, jnp.floating):
-        raise ValueError(
-            f"loss (returning {value}) must return one floating-point scalar for one "
-            "example: it is called without a batch axis; average views inside it"
-        )
-    refuse_ill_defined(closed.jaxpr)
-    if derived is not None:
-        refuse_ill_defined(derived)
 
 
 def _holds(jaxpr: Any, names: Sequence[str]) -> bool:
