@@ -3,6 +3,7 @@
 import json
 import re
 
+import numpy as np
 import pytest
 
 from scripts import ROOT, load
@@ -101,6 +102,47 @@ def test_a_goal_is_held_against_the_best_of_the_other_side(tables, seconds, verd
     peer = [line for line in made.splitlines() if "fastest private peer" in line]
     assert f"{0.4 / seconds:.2f}" in peer[0]
     assert verdict in peer[0]
+
+
+@pytest.mark.parametrize("system", ["jax-vmap", "tanager:auto"])
+def test_every_system_is_held_against_one_that_ran(system):
+    conduct = load("benchmarks/peers/conduct.py")
+    rows = {
+        "jax-sgd:options": {"losses": [1.0, 2.0]},
+        system: {"losses": [1.0, 2.0]},
+        "opacus:hooks": {"losses": [1.0, 2.0001]},
+        "opacus:ghost": {"losses": [1.0, 2.1]},
+    }
+    sums = {system: [1.0, 2.0], "opacus:hooks": [1.0, 3.0], "opacus:ghost": [1.0, 2.0]}
+    held = conduct.compare(
+        rows, {name: {"w": np.array(leaf)} for name, leaf in sums.items()}
+    )
+    assert held == {"losses": "jax-sgd:options", "sums": system}
+    assert "another sum: 0.45" in rows["opacus:hooks"]["error"]
+    assert "losses differ" in rows["opacus:ghost"]["error"]
+    assert "error" not in rows[system]
+    assert rows["opacus:ghost"]["sum_difference"] == 0
+
+
+def test_where_nothing_can_be_compared_nothing_is_said_of_it():
+    conduct = load("benchmarks/peers/conduct.py")
+    rows = {"opacus:hooks": {"losses": [1.0]}}
+    sums = {"opacus:hooks": {"w": np.ones(2)}}
+    assert conduct.compare(rows, sums) == {"losses": None, "sums": None}
+    assert rows == {"opacus:hooks": {}}
+
+
+def test_agreement_is_with_vmap_alone(tables):
+    bytes_of_step = {"step_bytes": 2**20}
+    whole = record(row("tanager:auto", [0.2], sum_difference=1e-3, **bytes_of_step))
+    other = row("tanager:auto", [0.2], sum_difference=1e-2, **bytes_of_step)
+    held = {"losses": None, "sums": "jax-privacy"}
+    whole["works"].append(
+        whole["works"][0]
+        | {"physical_batch": 128, "rows": [other], "held_against": held}
+    )
+    made = tables.make(whole)["agreement"]
+    assert cells(made, "**tanager**")[0] == "1e-03"
 
 
 def test_a_page_is_filled_between_its_markers(tables):

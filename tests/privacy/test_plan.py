@@ -8,6 +8,7 @@ import pytest
 from tanager.privacy import accountant, tan
 from tanager.privacy.mechanism import Adjacency, Mechanism
 from tanager.privacy.plan import Plan, default_delta
+from tanager.privacy.shown import upper
 
 
 CIFAR = {"examples": 50_000, "batch_size": 4096, "steps": 2500, "noise_multiplier": 3.0}
@@ -106,7 +107,7 @@ def test_the_privacy_wall_is_warned_about_with_the_way_out():
         spent = accountant.epsilon(moved, 1e-5)
         move = (
             f"batch size {512 * factor} and noise multiplier {0.5 * factor:g} give"
-            f" ε = {spent:.3g} for {cost} the epochs"
+            f" ε = {upper(spent)} for {cost} the epochs"
         )
         assert move in warning
     assert f"ε is {plan.epsilon['pld']:.3g}" in warning

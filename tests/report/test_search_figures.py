@@ -1,5 +1,7 @@
 """The pictures of a search show the numbers they are given, and nothing bent."""
 
+import itertools
+
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -99,6 +101,23 @@ def test_norms_are_marked_private(drawn):
     assert axes.get_title().startswith("PRIVATE")
     shares = [patch.get_data().values.tolist() for patch in axes.patches]
     assert shares == [[25.0, 75.0], [100.0, 0.0]]
+
+
+def test_small_norms_have_labels_that_leave_each_other_room(drawn):
+    edges = [2.0**power for power in range(-12, 8)]
+    counts = [[1] * (len(edges) + 1)]
+    search_figures.plot_norms(edges, counts, (10,), 1.0, "norms.png")
+    (axes,) = drawn[0].axes
+    drawn[0].draw_without_rendering()
+    low, high = axes.get_xlim()
+    labels = [
+        label
+        for label in axes.get_xticklabels()
+        if low <= label.get_position()[0] <= high
+    ]
+    assert {"1/1024", "1/4", "1", "64"} & {label.get_text() for label in labels}
+    ends = [label.get_window_extent() for label in labels]
+    assert all(a.x1 < b.x0 for a, b in itertools.pairwise(ends))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tanager._files import json_text, write_json
 from tanager.commands import flags
 from tanager.commands.targets import held_out, target_of
 from tanager.commands.watching import work_through
-from tanager.report.guarantee import upper
+from tanager.privacy.shown import upper
 
 
 if TYPE_CHECKING:

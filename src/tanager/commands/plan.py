@@ -11,7 +11,7 @@ from tanager.privacy import tan
 from tanager.privacy.accountant import Accountant
 from tanager.privacy.mechanism import Adjacency
 from tanager.privacy.plan import Plan
-from tanager.report.guarantee import upper
+from tanager.privacy.shown import upper
 
 
 if TYPE_CHECKING:

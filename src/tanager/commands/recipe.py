@@ -12,6 +12,7 @@ from tyro.conf import Positional
 
 from tanager import recipes
 from tanager.privacy import accountant
+from tanager.privacy.shown import upper
 from tanager.recipes.published import PublishedRun
 from tanager.recipes.recipe import Recipe, RecipeEntry
 
@@ -138,8 +139,8 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
             accuracy += f" ± {row['accuracy_std']}"
         table.add_row(
             f"{row['epsilon']:g}",
-            f"{row['epsilon_rdp']:.3f}",
-            f"{row['epsilon_pld']:.3f}",
+            upper(row["epsilon_rdp"]),
+            upper(row["epsilon_pld"]),
             f"{row['delta']:g}",
             f"{row['noise_multiplier']:g}",
             str(row["batch_size"]),

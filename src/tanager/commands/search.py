@@ -19,8 +19,8 @@ from tanager._files import json_text, write_json
 from tanager.commands import experiments, flags
 from tanager.commands.targets import held_out, target_of
 from tanager.commands.watching import Watching, work_through
+from tanager.privacy.shown import upper
 from tanager.recipes.recipe import Recipe
-from tanager.report.guarantee import upper
 
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from rich.progress import Progress
 from tanager import _validate as validate
 from tanager import recipes
 from tanager.commands import flags, studies
+from tanager.privacy.shown import upper
 from tanager.recipes.recipe import Recipe
-from tanager.report.guarantee import upper
 
 
 if TYPE_CHECKING:

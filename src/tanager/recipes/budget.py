@@ -20,6 +20,7 @@ from tanager.privacy import accountant
 from tanager.privacy.calibrate import calibrate
 from tanager.privacy.mechanism import Adjacency, Mechanism
 from tanager.privacy.plan import default_delta
+from tanager.privacy.shown import upper
 from tanager.recipes.recipe import Recipe
 
 
@@ -80,7 +81,7 @@ def settle(recipe: Recipe, typed: Collection[str], examples: int) -> Budget:
             validate.refuse(
                 "epsilon",
                 target,
-                f"is less than these settings spend, {epsilon:.4g}",
+                f"is less than these settings spend, {upper(epsilon)}",
                 "leave out one of --epsilon, --noise-multiplier and --steps",
             )
         noise = None

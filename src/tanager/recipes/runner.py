@@ -11,6 +11,7 @@ from tanager import _validate as validate
 from tanager import data
 from tanager.parallel import hosts
 from tanager.privacy.mechanism import LARGE_EPSILON
+from tanager.privacy.shown import upper
 from tanager.recipes import tasks
 from tanager.recipes.budget import Budget, settle
 from tanager.recipes.optimizers import optimizer
@@ -96,7 +97,7 @@ def prepare(
     optimizer(recipe, budget.mechanism.steps)
     if not recipe.non_private and budget.epsilon >= LARGE_EPSILON:
         warnings.warn(
-            f"ε = {budget.epsilon:.4g} protects next to nothing: right for a "
+            f"ε = {upper(budget.epsilon)} protects next to nothing: right for a "
             "simulation on public data, wrong for a model of private data",
             stacklevel=2,
         )

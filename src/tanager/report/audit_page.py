@@ -9,6 +9,7 @@ from typing import Any
 from tanager import _validate as validate
 from tanager._files import write_atomically
 from tanager.privacy.mechanism import Mechanism
+from tanager.privacy.shown import lower, upper
 from tanager.report import audit_figures, page
 from tanager.report.guarantee import number, text
 
@@ -34,14 +35,13 @@ def sentence(found: _Fields) -> str:
         shown = f"{attacker} proves nothing about ε, {confidence}."
     else:
         shown = (
-            f"{attacker} proves, {confidence}, that ε is at least {bound:.3g}: "
-            f"{100 * bound / claimed:.0f} % of the {claimed:.4g} that is claimed."
+            f"{attacker} proves, {confidence}, that ε is at least {lower(bound)}: "
+            f"{100 * bound / claimed:.0f} % of the {upper(claimed)} that is claimed."
         )
     other = found["trade_off_bound"]
     if other not in (bound, 0):
-        shown += (
-            f" If all but the amount of noise is as claimed, ε is at least {other:.3g}."
-        )
+        shown += " If all but the amount of noise is as claimed, ε is at least "
+        shown += f"{lower(other)}."
     return shown
 
 
@@ -98,8 +98,8 @@ def _verdict(found: _Fields) -> str:
 
 def _tiles(found: _Fields) -> str:
     shown = {
-        "claimed ε": f"{found['claimed_epsilon']:.4g}",
-        "ε at least": f"{found['epsilon_lower_bound']:.3g}",
+        "claimed ε": upper(found["claimed_epsilon"]),
+        "ε at least": lower(found["epsilon_lower_bound"]),
         "confidence": f"{100 * found['confidence']:g} %",
         "AUC of the attack": f"{found['auc']:.3f}",
         "advantage": f"{found['advantage']:.3f}",
@@ -132,12 +132,13 @@ def _figures(folder: Path, found: _Fields) -> str:
 
 def _claim(found: _Fields) -> str:
     mechanism = found["mechanism"]
+    claimed = upper(found["claimed_epsilon"])
     shown = {
-        "claimed ε": f"{found['claimed_epsilon']:.4g} at δ = {number(found['delta'])}",
-        "bound by the trade-off curve": _short(found["trade_off_bound"]),
+        "claimed ε": f"{claimed} at δ = {number(found['delta'])}",
+        "bound by the trade-off curve": lower(found["trade_off_bound"]),
         "bound for any mechanism": None
         if found["method"] == "white-box"
-        else _short(found["epsilon_lower_bound"]),
+        else lower(found["epsilon_lower_bound"]),
         "highest bound of as many models": _short(found.get("highest_provable")),
         "highest advantage that the claim allows": f"{found['highest_advantage']:.3f}",
         "models": f"{found['models']:,}",

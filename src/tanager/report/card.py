@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from tanager.privacy.mechanism import LARGE_EPSILON
+from tanager.privacy.shown import upper
 from tanager.report import guarantee
-from tanager.report.guarantee import number, percent, text, upper
+from tanager.report.guarantee import number, percent, text
 
 
 UNKNOWN_LICENCE = "unknown"

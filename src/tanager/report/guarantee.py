@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Mapping
-from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any
+
+from tanager.privacy.shown import upper
 
 
 _Fields = Mapping[str, Any]
@@ -142,14 +143,6 @@ def _shape(shape: float | None) -> str:
 def number(value: float) -> str:
     """Six significant digits."""
     return "∞" if math.isinf(value) else f"{value:.6g}"
-
-
-def upper(epsilon: float | None) -> str:
-    """Four significant digits, rounded up: a guarantee never gets better in print."""
-    if epsilon is None or math.isinf(epsilon):
-        return "∞"
-    up = Context(prec=4, rounding=ROUND_CEILING).create_decimal(Decimal(str(epsilon)))
-    return f"{up.normalize():f}"
 
 
 def percent(share: float | None) -> str:

@@ -14,8 +14,9 @@ from typing import Any
 from tanager import _validate as validate
 from tanager._files import read_json_lines, write_atomically
 from tanager.privacy.mechanism import LARGE_EPSILON
+from tanager.privacy.shown import upper
 from tanager.report import guarantee, page, run_figures
-from tanager.report.guarantee import number, percent, text, upper
+from tanager.report.guarantee import number, percent, text
 
 
 _Fields = Mapping[str, Any]

@@ -15,6 +15,7 @@ from tanager.privacy import accountant, tan
 from tanager.privacy.accountant import Accountant
 from tanager.privacy.mechanism import Adjacency, Mechanism
 from tanager.privacy.plan import Plan
+from tanager.privacy.shown import upper
 from tanager.report.pictures import check_ending, number_axis, save
 
 
@@ -103,7 +104,7 @@ def _draw_wall(axes: "Axes", mechanism: Mechanism, delta: float) -> None:
         markersize=9,
         markeredgecolor="white",
         zorder=5,
-        label=rf"the plan: $\varepsilon$ = {own:.3g} by RDP",
+        label=rf"the plan: $\varepsilon$ = {upper(own)} by RDP",
     )
     flat = tan.epsilon_tan(tan.eta(mechanism), delta)
     axes.axhline(

@@ -213,7 +213,9 @@ def plot_norms(
         verticalalignment="top",
     )
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.xaxis.set_major_formatter(
+        lambda value, _: f"{value:g}" if value >= 1 else f"1/{1 / value:g}"
+    )
     axes.set_xlabel("gradient norm of an example before clipping")
     axes.set_ylabel("examples, %")
     axes.set_title("PRIVATE: computed from the training examples", fontsize=11)

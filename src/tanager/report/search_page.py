@@ -11,6 +11,7 @@ from typing import Any
 
 from tanager import _validate as validate
 from tanager._files import write_atomically
+from tanager.privacy.shown import upper
 from tanager.report import page, search_figures
 from tanager.report.guarantee import number, percent, text
 
@@ -71,7 +72,7 @@ def _privacy(result: _Fields) -> str:
         "<p>Each keeps the noise of the target's update at a smaller batch, which "
         "costs almost all privacy:</p>"
         f"<table><tbody>{rows}<tr><th scope=row>the run it is for</th>"
-        f"<td>ε = {target['epsilon']:.4g} at δ = {number(target['delta'])}</td></tr>"
+        f"<td>ε = {upper(target['epsilon'])} at δ = {number(target['delta'])}</td></tr>"
         "</tbody></table>"
         "<p>The guarantee of the final run therefore holds only if the examples "
         "searched on are public, or if the choice is taken to tell nothing of them, "

@@ -24,7 +24,7 @@ from tanager.parallel.layout import Layout
 from tanager.privacy import accountant
 from tanager.privacy.ledger import Ledger
 from tanager.privacy.mechanism import Mechanism
-from tanager.report.guarantee import upper
+from tanager.privacy.shown import upper
 from tanager.seed import Seed
 from tanager.training import identity
 from tanager.training.agreement import agreed_clipping

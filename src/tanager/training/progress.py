@@ -16,6 +16,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from tanager.privacy.shown import upper
 from tanager.training.state import Accumulator
 
 
@@ -55,11 +56,9 @@ class TrainingProgress:
 
     def step(self, done: int, epsilon: float) -> None:
         """Show that `done` updates were made and at most `epsilon` is spent."""
+        spent = f"ε ≤ {upper(epsilon)}" if math.isfinite(epsilon) else "NOT PRIVATE"
         self._bar.update(
-            self._task,
-            completed=done,
-            description="training",
-            epsilon=f"ε ≤ {epsilon:.3g}" if math.isfinite(epsilon) else "NOT PRIVATE",
+            self._task, completed=done, description="training", epsilon=spent
         )
 
     def say(self, text: str) -> None:

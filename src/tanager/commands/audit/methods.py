@@ -18,10 +18,10 @@ from tanager.audit.replay import FALSE_ALARM, replay
 from tanager.audit.white_box import audit_white_box
 from tanager.data import Dataset, gather, subset
 from tanager.privacy.mechanism import Mechanism
+from tanager.privacy.shown import upper
 from tanager.recipes import runner, tasks
 from tanager.recipes.optimizers import optimizer
 from tanager.recipes.recipe import Recipe
-from tanager.report.guarantee import upper
 from tanager.seed import Seed
 from tanager.training.run_folder import RunFolder
 
