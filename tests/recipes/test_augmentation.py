@@ -71,7 +71,8 @@ def test_views_of_a_part_of_the_image_train_and_vote(tmp_path, images):
 
 def test_a_vote_is_in_the_metrics(tmp_path):
     words = (
-        "--strategy bk --augmentation-multiplicity 0 --crop-padding 1 --test-views 2"
+        "--model linear --strategy bk --augmentation-multiplicity 0 --crop-padding 1 "
+        "--test-views 2"
     )
     out = ["--out", str(tmp_path / "run")]
     assert main(["train", *SHORT, *words.split(), *out]) == 0

@@ -93,7 +93,7 @@ def test_the_head_can_be_kept_or_start_at_nothing(pretrained, tmp_path):
 
 
 def test_low_rank_products_become_part_of_the_convolutions(tmp_path):
-    model = ["--model", "wrn-10-1"]
+    model = ["--model", "wrn-10-1", "--steps", "2", "--batch-size", "40"]
     assert main([*openly(tmp_path / "open"), *model]) == 0
     words = ["--fine-tune", "lora", "--lora-rank", "2", *model]
     assert fine_tune(tmp_path / "open", tmp_path / "run", *words) == 0

@@ -16,6 +16,7 @@ from tanager.recipes import runner
 
 
 SHORT = ["--steps", "6", "--evaluate-every", "3", "--seed", "1"]
+SMALL = [*SHORT, "--model", "linear"]
 
 
 def result_of(folder):
@@ -40,7 +41,7 @@ def test_the_command_alone_trains_the_digits(tmp_path, monkeypatch, capsys):
 
 
 def test_the_same_command_again_changes_nothing(tmp_path):
-    command = ["train", "digits", *SHORT, "--out", str(tmp_path / "run")]
+    command = ["train", "digits", *SMALL, "--out", str(tmp_path / "run")]
     assert main(command) == 0
     model = (tmp_path / "run/model.safetensors").read_bytes()
     assert main(command) == 0
@@ -48,7 +49,7 @@ def test_the_same_command_again_changes_nothing(tmp_path):
 
 
 def test_another_field_in_the_same_folder_is_refused(tmp_path, capsys):
-    command = ["train", "digits", *SHORT, "--out", str(tmp_path / "run")]
+    command = ["train", "digits", *SMALL, "--out", str(tmp_path / "run")]
     assert main(command) == 0
     assert main([*command, "--learning-rate", "9"]) == 2
     assert "learning_rate was 0.5 and is 9.0" in capsys.readouterr().err
@@ -58,7 +59,7 @@ def test_optimizer_and_its_options_come_from_the_command_line(tmp_path):
     out = tmp_path / "run"
     options = ["--optimizer", "adamw", "--optimizer-options", "weight_decay", "0.1"]
     with jax.numpy_dtype_promotion("standard"):  # optax's own arithmetic needs it
-        assert main(["train", *SHORT, *options, "--out", str(out)]) == 0
+        assert main(["train", *SMALL, *options, "--out", str(out)]) == 0
     config = json.loads((out / "config.json").read_text())
     assert config["optimizer"]["name"] == "adamw"
     assert config["optimizer"]["weight_decay"] == 0.1
@@ -67,7 +68,7 @@ def test_optimizer_and_its_options_come_from_the_command_line(tmp_path):
 def test_views_are_cropped_and_flipped(tmp_path):
     words = "--augmentation-multiplicity 2 --crop-padding 1 --flip --batch-size 64"
     out = ["--out", str(tmp_path / "run")]
-    assert main(["train", *SHORT, *words.split(), *out]) == 0
+    assert main(["train", *SMALL, *words.split(), *out]) == 0
     assert result_of(tmp_path / "run")["batch_size"] == 64
 
 
