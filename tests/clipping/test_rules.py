@@ -7,6 +7,7 @@ import pytest
 from jax import lax
 from oracle import cast, check, draw, read
 
+from tanager.clipping import clipped_grad
 from tanager.clipping.convolutions import Convolution
 from tanager.clipping.factors import weights_of
 from tanager.clipping.rules import Seen
@@ -683,3 +684,25 @@ def test_parameters_in_a_complex_transform_of_data():
         return curve(jnp.fft.irfft(mixed * weights[:, 0] / 2, n=4, axis=0))
 
     check(loss, (real, imaginary), x, methods=True)
+
+
+@pytest.mark.parametrize("mode", ["fill", "clip", "promise_in_bounds"])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint16])
+def test_rows_by_numbers_that_count_fewer_than_the_table_has(dtype, mode):
+    dimensions = lax.GatherDimensionNumbers(
+        offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0,)
+    )
+    rows = np.random.default_rng(0).integers(0, 100, (4, 5)).astype(dtype)
+
+    def loss(w, rows):
+        taken = lax.gather(w, rows[:, None], dimensions, (1, 3), mode=mode)
+        return jnp.sum(jnp.tanh(taken))
+
+    (w,) = draw(0, (300, 3))
+    w = jnp.float32(w)
+    # JAX itself takes other gradients of rows by narrow numbers.
+    expected = clipped_grad(loss, clip_norm=0.5)(w, rows.astype(np.int32))
+    for strategy in ("bk", "bk_mixopt", "ghost"):
+        found = clipped_grad(loss, clip_norm=0.5, strategy=strategy)(w, rows)
+        np.testing.assert_allclose(found.norms, expected.norms, rtol=1e-5)
+        np.testing.assert_allclose(found.sum, expected.sum, rtol=1e-5, atol=1e-6)

@@ -321,3 +321,36 @@ def test_parameters_of_float64_in_a_model_of_float32(strategy):
         _, norms = clipped(loss, w, {"x": x}, strategy)
         expected = [jnp.linalg.norm(jax.grad(loss)(w, {"x": row})) for row in x]
         np.testing.assert_allclose(norms, expected, rtol=1e-5)
+
+
+@strategies
+@pytest.mark.parametrize(
+    ("gain", "size", "clip_norm"), [(1e15, 1e-21, 1e-6), (1e18, 1e-21, 1e-3)]
+)
+def test_squares_that_vanish_before_a_large_gain(gain, size, clip_norm, strategy):
+    def loss(params, example):
+        y = lax.conv_general_dilated(
+            example["image"][None],
+            standardise(params["kernel"], params["gain"]),
+            (1, 1),
+            "SAME",
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+        return jnp.sum(y[0] * example["to"])
+
+    kernel, image = map(jnp.float32, draw(0, (3, 3, 4, 3), (1, 12, 12, 4)))
+    params = {"kernel": kernel, "gain": jnp.full(3, gain, jnp.float32)}
+    batch = {"image": image, "to": jnp.full((1, 12, 12, 3), size)}
+    moved, norms = clipped(loss, params, batch, strategy, clip_norm)
+    assert norms[0] > clip_norm
+    assert 0.9 * clip_norm <= moved <= SLACK * clip_norm
+
+
+@strategies
+def test_squares_that_vanish_before_a_scale(strategy):
+    def loss(w, example):
+        return jnp.sum(((w * 2.0**20) @ example["x"]) * example["to"])
+
+    batch = {"x": jnp.ones((1, 20, 64)), "to": jnp.full((1, 20, 64), 1e-19 / 64)}
+    moved, _ = clipped(loss, jnp.zeros((20, 20)), batch, strategy, 1e-12)
+    assert 0 < moved <= SLACK * 1e-12

@@ -778,3 +778,19 @@ def test_of_full_batches_no_copy_with_zeros_in_is_made():
     others, full = (primitives(one.jaxpr) for one in cond.params["branches"])
     assert others.count("select_n") == 2  # x and dy
     assert "select_n" not in full
+
+
+@pytest.mark.parametrize("length", [2, 4, 5, 9])
+def test_an_associative_scan_over_a_learned_decay(length):
+    def loss(params, x):
+        decay = jnp.broadcast_to(params["decay"][None], x.shape)
+
+        def both(one, other):
+            return one[0] * other[0], other[0] * one[1] + other[1]
+
+        return jnp.sum(
+            lax.associative_scan(both, (decay, x * params["gain"][None]))[1] ** 2
+        )
+
+    decay, gain, x = draw(0, (3,), (3,), (4, length, 3))
+    check(loss, {"decay": decay, "gain": gain}, x)

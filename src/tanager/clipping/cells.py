@@ -268,16 +268,22 @@ class Single(Cell):
         """Return the function from gradients `[b, *own]` to their squared norms."""
         scale = formation.scale
         if not self._standardised:
-            return lambda chunk: _squares(chunk) * scale**2
+            # Scaled before they are squared: squares of small numbers vanish.
+            return lambda chunk: _squares(chunk if scale == 1 else chunk * scale)
         parts = self._parts(constants)
         own = jax.ShapeDtypeStruct(formation.own, parts.centred.dtype)
         (centred,) = jax.linear_transpose(formation.home, own)(parts.centred)
+
+        units = {axis % len(formation.own) for axis in formation.outputs}
+        factor = (parts.factor * scale).reshape(
+            [size if axis in units else 1 for axis, size in enumerate(formation.own)]
+        )
 
         def squared(chunk: Array) -> Float[Array, " b"]:
             square, total, projection = standardise.from_gradient(
                 chunk, centred, formation.outputs
             )
-            scaled = jnp.sum(square * jnp.square(parts.factor * scale)[None], axis=-1)
+            scaled = _squares(widen(chunk) * factor[None])
             whole = jnp.sum(square, axis=-1) * scale**2
             return self._weight_norms(parts, scaled, total * scale, projection, whole)
 

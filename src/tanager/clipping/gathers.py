@@ -48,6 +48,8 @@ class Gather(Bilinear):
         (indices,), (dy,) = seen.data, seen.gradients
         rows = dy.shape[0]
         indices = indices.reshape(rows, -1)
+        if indices.dtype.itemsize < 4:  # the table may have more rows than it counts
+            indices = indices.astype(jnp.int32)
         last = self._table[0] - 1
         if self._clip:
             indices = jnp.clip(indices, 0, last)

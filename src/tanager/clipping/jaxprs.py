@@ -5,9 +5,9 @@
     { lambda ; w x. y = jit[jaxpr={ u v. z = dot_general u v }] w x }   becomes
     { lambda ; w x. y = dot_general w x }
 
-Calls that no parameter enters directly (an activation, say) stay closed, and so do
-those whose derivative is not that of their body (`custom_jvp`, `custom_vjp`), which
-are taken as one equation.
+Calls that no parameter enters directly (an activation, say) stay closed unless they
+hold a convolution, which is evaluated apart. Those whose derivative is not that of
+their body (`custom_jvp`, `custom_vjp`) stay closed too, taken as one equation.
 
 Equations are evaluated by `jax.core.eval_jaxpr` on a jaxpr of one equation: binding
 primitives with calls inside is different in JAX 0.10 and 0.11. Only primitives without
@@ -60,6 +60,24 @@ def _dtype(value: Any) -> Any:
     return getattr(value, "aval", value).dtype
 
 
+def convolves(equation: jex.JaxprEqn) -> bool:
+    """Whether an equation is a convolution, or holds one."""
+    return _holds(equation, lambda own: own.primitive.name == "conv_general_dilated")
+
+
+def asks_what_varies(equation: jex.JaxprEqn) -> bool:
+    """Whether an equation holds a derivative's rule with ``symbolic_zeros=True``."""
+    return _holds(equation, lambda own: own.params.get("symbolic_zeros") is True)
+
+
+def _holds(equation: jex.JaxprEqn, test: Callable[[jex.JaxprEqn], bool]) -> bool:
+    return test(equation) or any(
+        _holds(each, test)
+        for inner in jex.jaxprs_in_params(equation.params)
+        for each in getattr(inner, "jaxpr", inner).eqns
+    )
+
+
 def evaluate(equation: jex.JaxprEqn, values: Sequence[Any]) -> list[Any]:
     """Evaluate one equation on the values of its operands, literals included."""
     variables, arguments, seen = [], [], set()
@@ -90,32 +108,43 @@ def evaluate_apart(equation: jex.JaxprEqn, values: Sequence[Any]) -> list[Any]:
     forward or backward, and 0·NaN is NaN. A row that is not finite meets the others as
     zeros, and its results are NaN.
     """
+    moving = [number for number, value in enumerate(values) if is_float(value)]
 
-    def plain(operands: Sequence[Any]) -> list[Any]:
-        return evaluate(equation, operands)
+    def forward(floats, others):
+        good = _all_finite(floats)
 
-    def forward(operands):
-        good = _all_finite(operands)
-        results, pull = jax.vjp(plain, _where(good, operands, 0))
+        def plain(floats: Sequence[Any]) -> list[Any]:
+            operands = dict(enumerate(others)) | dict(zip(moving, floats, strict=True))
+            return evaluate(equation, [operands[n] for n in range(len(values))])
+
+        results, pull = jax.vjp(plain, _where(good, floats, 0))
         return _where(good, results, jnp.nan), (pull, good)
 
     def backward(kept, gradients):
         pull, good = kept
         good = good & _all_finite(gradients)
         (found,) = pull(_where(good, gradients, 0))
-        return (_where(good, found, jnp.nan),)
+        return _where(good, found, jnp.nan), None
 
-    apart = jax.custom_vjp(lambda operands: forward(operands)[0])
+    apart = jax.custom_vjp(lambda floats, others: forward(floats, others)[0])
     apart.defvjp(forward, backward)
-    return apart(list(values))
+    floats = [jnp.asarray(values[number]) for number in moving]
+    others = [None if is_float(value) else value for value in values]
+    return apart(floats, others)
 
 
 def _all_finite(values: Sequence[Array]) -> Array:
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(value)) for value in values]))
+    finite = [jnp.all(jnp.isfinite(value)) for value in values if is_float(value)]
+    return jnp.all(jnp.stack([jnp.array(True), *finite]))
 
 
 def _where(good: Array, values: Sequence[Array], other: float) -> list[Array]:
-    return [jnp.where(good, value, jnp.asarray(other, value.dtype)) for value in values]
+    return [
+        jnp.where(good, value, jnp.asarray(other, value.dtype))
+        if is_float(value)
+        else value
+        for value in values
+    ]
 
 
 def evaluate_wide(
@@ -217,7 +246,8 @@ def _interpret(jaxpr: Any, consts: Sequence[Any], arguments: list, keep: Callabl
         name = equation.primitive.name
         entered = any(origin == Origin.PARAMETER for _, origin in operands)
         mixed = entered and any(origin == Origin.DATA for _, origin in operands)
-        if entered and name in OPENED and not keep(equation):
+        opens = name in OPENED and not keep(equation)
+        if opens and (entered or convolves(equation)):
             inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
             results = _interpret(*_open(inner), operands, keep)
         elif mixed and name == "scan" and _worth_unrolling(equation):

@@ -137,7 +137,7 @@ def _box_link(equation: jex.JaxprEqn, box: tuple[slice, ...]) -> Link:
 
     def back(gradient: Array) -> Array:
         edges = [
-            (s.start, n - s.start - (m - 1) * s.step - 1, s.step - 1)
+            (s.start, n - s.start - max((m - 1) * s.step + 1, 0), s.step - 1)
             for s, n, m in zip(box, shape, gradient.shape, strict=True)
         ]
         return lax.pad(gradient, jnp.zeros((), gradient.dtype), edges)

@@ -26,7 +26,15 @@ _MARKS = ("pvary", "pcast")
 _DERIVED = ("custom_jvp_call", "custom_vjp_call", *_MARKS)
 """Their derivatives are no part of the program, and may mix what it does not."""
 
-_DRAWS = ("random_bits", "random_split", "random_fold_in", "rng_bit_generator")
+_DRAWS = (
+    *("random_bits", "random_gamma", "random_split", "random_fold_in"),
+    "rng_bit_generator",
+)
+
+_OF_THE_BATCH = ("unvmap_any", "unvmap_all", "unvmap_max")
+"""Equinox's: under `vmap`, one answer for all rows."""
+
+_CHOOSING = ("and", "or", "not", "convert_element_type", "nonbatchable")
 
 
 def refuse_ill_defined(jaxpr: Any) -> None:
@@ -46,14 +54,12 @@ def refuse_ill_defined(jaxpr: Any) -> None:
                 "the bound on what one example contributes; use group or layer "
                 "normalisation"
             )
-        if name == "pure_callback":
-            way = equation.params.get("vmap_method")
-            if way not in (None, "sequential", "sequential_unrolled"):
-                raise ValueError(
-                    f'loss uses pure_callback with vmap_method="{way}", by which the '
-                    "host sees a whole batch and may mix its examples: use "
-                    '"sequential"'
-                )
+        way = equation.params.get("vmap_method")
+        if way not in (None, "sequential", "sequential_unrolled"):
+            raise ValueError(
+                f'loss uses {name} with vmap_method="{way}", by which a foreign '
+                'function sees a whole batch and may mix its examples: use "sequential"'
+            )
         if name in _DRAWS and _shares_bits(equation):
             raise ValueError(
                 "loss draws random numbers with a key of the rbg generator, of which "
@@ -115,14 +121,60 @@ def check_loss(loss: Callable, trainable: PyTree, example: PyTree) -> None:
             "example: it is called without a batch axis; average views inside it"
         )
     refuse_ill_defined(closed.jaxpr)
-    if _holds(closed.jaxpr, _DERIVED):
+    _refuse_answers_of_the_batch(closed.jaxpr)
+    if _holds(closed.jaxpr, (*_DERIVED, "while")):
         derived, _ = _traced(jax.grad(loss), trainable, example)
         refuse_ill_defined(derived.jaxpr)
+
+
+def _refuse_answers_of_the_batch(jaxpr: Any, allowed: bool = False) -> None:
+    """Refuse Equinox's `unvmap_any` and its kin, but where no value comes of them.
+
+    In its loops, which go on until all rows have ended (rows that have stay as they
+    are), and where `equinox.error_if` raises.
+    """
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        asks = name in _OF_THE_BATCH and not allowed
+        if asks and not _only_chooses(jaxpr, equation.outvars[0]):
+            raise ValueError(
+                f"loss must not mix examples, but it uses {name} of Equinox, which "
+                "asks all rows of a batch at once: with equinox.error_if, leave "
+                'on_error at "raise"'
+            )
+        for key, value in equation.params.items():
+            for inner in jex.jaxprs_in_params({key: value}):
+                inner = getattr(inner, "jaxpr", inner)
+                raises = equation.params.get("name") == "branched_error_if_impl"
+                raises = raises and _holds(inner, ("pure_callback",))
+                _refuse_answers_of_the_batch(
+                    inner, allowed or raises or key == "cond_jaxpr"
+                )
+
+
+def _only_chooses(jaxpr: Any, answer: Any) -> bool:
+    """Whether nothing is made of an answer but the choice of a branch."""
+    for equation in jaxpr.eqns:
+        places = [n for n, atom in enumerate(equation.invars) if atom is answer]
+        if not places or (equation.primitive.name == "cond" and places == [0]):
+            continue
+        if equation.primitive.name not in _CHOOSING:
+            return False
+        if not _only_chooses(jaxpr, equation.outvars[0]):
+            return False
+    return not any(atom is answer for atom in jaxpr.outvars)
 
 
 def _traced(function: Callable, *arguments: PyTree) -> tuple[jex.ClosedJaxpr, PyTree]:
     try:
         return jax.make_jaxpr(function, return_shape=True)(*arguments)
+    except ValueError as error:
+        if "Reverse-mode differentiation does not work" not in str(error):
+            raise
+        raise ValueError(
+            "loss uses while_loop with parameters inside, which has no gradient in "
+            "reverse mode: use scan, or fori_loop with a fixed number of turns"
+        ) from error
     except NameError as error:
         if "unbound axis name" not in str(error):
             raise

@@ -26,6 +26,7 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, PyTree
 
 from tanager.clipping import jaxprs, standardise
@@ -115,6 +116,16 @@ class Program:
         self._by_equation = {id(tap.equation): tap for tap in self.taps}
 
     @property
+    def needs_definition(self) -> bool:
+        """Whether a derivative in it depends on which operands have one.
+
+        Taps change that: of a tap's operands, parameters alone have a derivative, and
+        in the pass through the body all but them. Such a loss is clipped by `vmap` of
+        its gradient.
+        """
+        return any(jaxprs.asks_what_varies(tap.equation) for tap in self.taps)
+
+    @property
     def parameters(self) -> list[jex.Var]:
         """The variables of the parameter leaves."""
         return self.jaxpr.jaxpr.invars[: self.leaves]
@@ -184,20 +195,26 @@ class Program:
         kept = []
         for equation in self.body:
             operands = [_read(values, atom) for atom in equation.invars]
-            # Images convolved with kernels that are no parameters: data meets data.
-            convolves = equation.primitive.name == "conv_general_dilated"
-            convolves = convolves and is_float(equation.outvars[0])
-            if convolves and not constants.keys() & set(equation.invars):
+            tap = self._by_equation.get(id(equation))
+            if tap is None and _convolves_data(equation, constants):
                 results = jaxprs.evaluate_apart(equation, operands)
             else:
                 results = jaxprs.evaluate(equation, operands)
-            tap = self._by_equation.get(id(equation))
             if tap is not None:
                 kept.append(([operands[n] for n in tap.data], results))
                 shifts = iter(perturbations[tap.number])
                 results = [y + next(shifts) if is_float(y) else y for y in results]
             values.update(zip(equation.outvars, results, strict=True))
         return _read(values, self.jaxpr.jaxpr.outvars[0]), kept
+
+
+def _convolves_data(equation: jex.JaxprEqn, constants: dict[jex.Var, Any]) -> bool:
+    """Whether images may meet kernels that are no parameters: data meets data."""
+    if not jaxprs.convolves(equation) or not any(map(is_float, equation.outvars)):
+        return False
+    if equation.primitive.name == "conv_general_dilated":
+        return not constants.keys() & set(equation.invars)
+    return equation.primitive.name != "while"
 
 
 def _read(values: dict[jex.Var, Any], atom: Any) -> Any:
@@ -246,7 +263,8 @@ def read_loss(loss: Callable, params: PyTree, example: PyTree) -> Program:
 
 def _zero_of_data(example: Sequence[Any], result: Any) -> Array:
     """A zero that counts as data, whatever the example holds."""
-    first = jnp.ravel(example[0])[:1]
+    numbers = [x for x in example if jnp.issubdtype(x.dtype, np.number)]
+    first = jnp.ravel((numbers or example)[0])[:1]
     return jnp.any(first < first).astype(jnp.result_type(result))
 
 
@@ -269,7 +287,10 @@ def _sort(closed: jex.ClosedJaxpr, leaves: int) -> Program:
                 live.update({v: equation for v in equation.outvars if is_float(v)})
             continue
         body.append(equation)
-        if live.keys() & set(atoms) and any(map(is_float, equation.outvars)):
+        # No gradient passes through a while loop, or `check_loss` had refused it.
+        passes = equation.primitive.name != "while"
+        passes = passes and any(map(is_float, equation.outvars))
+        if passes and live.keys() & set(atoms):
             taps.append(_tap(len(taps), equation, origins, live))
     units = _units([use for tap in taps for use in tap.uses], jaxpr.invars, live)
     held = {number for unit in units for number in unit.leaves}
@@ -291,11 +312,6 @@ def _needed(
 
 
 def _tap(number: int, equation: jex.JaxprEqn, origins: dict, live: dict) -> Tap:
-    if equation.primitive.name == "while":
-        raise ValueError(
-            "loss uses while_loop with parameters inside, which has no gradient in "
-            "reverse mode: use scan, or fori_loop with a fixed number of turns"
-        )
     data, uses = [], []
     for position, atom in enumerate(equation.invars):
         if isinstance(atom, jex.Literal) or atom in equation.invars[:position]:

@@ -167,10 +167,12 @@ class ClippedGrad:
         """
         if self.strategy != "auto":
             return False
-        shapes = _shapes((eqx.filter(params, eqx.is_array), batch))
+        shapes = _shapes((params, batch))
         if shapes in self._tuned:
             return False
         program = self._program(*self._split(params, batch), batch)
+        if program is None:
+            return False
         sizes = {rows for _, rows in _pieces(rows_of(batch), self.memory)}
         measured = [
             Timings().measure(program, cells_of(program), rows, report)
@@ -194,15 +196,15 @@ class ClippedGrad:
         self.tune(params, batch)
         trainable, fixed = self._split(params, batch)
         _, rows = _pieces(rows_of(batch), self.memory)[0]
-        if self.strategy == "per_example":
-            return Explanation(self.strategy, rows, ())
         program = self._program(trainable, fixed, batch)
+        if program is None:
+            return Explanation("per_example", rows, ())
         return explain(plan_clipping(program, rows, self.strategy))
 
     def _split(self, params: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
         """Return what is trained and what is not, having checked both."""
         trainable, fixed = split(params, self.trainable)
-        shapes = _shapes((eqx.filter(params, eqx.is_array), batch))
+        shapes = _shapes((params, batch))
         if shapes not in self._checked:
             refuse_cross_example_layers(params)
             check_leaves(trainable)
@@ -215,8 +217,14 @@ class ClippedGrad:
             eqx.combine(trainable, fixed), example
         )
 
-    def _program(self, trainable: PyTree, fixed: PyTree, batch: PyTree) -> Program:
-        return read_loss(self._loss_of(fixed), trainable, example_of(batch))
+    def _program(
+        self, trainable: PyTree, fixed: PyTree, batch: PyTree
+    ) -> Program | None:
+        """Return the loss taken apart; None where it is clipped by its definition."""
+        if self.strategy == "per_example":
+            return None
+        program = read_loss(self._loss_of(fixed), trainable, example_of(batch))
+        return None if program.needs_definition else program
 
     def _clip(
         self, trainable: PyTree, fixed: PyTree, batch: PyTree, mask: Bool[Array, " b"]
@@ -224,9 +232,7 @@ class ClippedGrad:
         if mask.shape[0] == 0:
             zero = jax.tree.map(lambda leaf: widen(jnp.zeros_like(leaf)), trainable)
             return ClippedGradient(zero, jnp.zeros(0), jnp.zeros(0))
-        program: Program | None = None
-        if self.strategy != "per_example":
-            program = self._program(trainable, fixed, batch)
+        program = self._program(trainable, fixed, batch)
         out: ClippedGradient | None = None
         for start, rows in _pieces(mask.shape[0], self.memory):
             if out is None:
@@ -371,5 +377,29 @@ def _join(one: ClippedGradient, other: ClippedGradient) -> ClippedGradient:
 
 
 def _shapes(tree: PyTree) -> Any:
+    """What a trace depends on: shapes, and whatever is no array as it is."""
     leaves, structure = jax.tree.flatten(tree)
-    return structure, tuple((np.shape(x), jnp.result_type(x)) for x in leaves)
+    arrays = jax.Array, np.ndarray, np.generic
+    return structure, tuple(
+        (np.shape(x), jnp.result_type(x)) if isinstance(x, arrays) else _fixed(x)
+        for x in leaves
+    )
+
+
+def _fixed(value: Any) -> Any:
+    try:
+        hash(value)
+    except TypeError:  # one of its kind, and kept: no later object has its number
+        return _Itself(value)
+    return type(value), value
+
+
+class _Itself:
+    def __init__(self, value: Any):
+        self._value = value
+
+    def __hash__(self) -> int:
+        return id(self._value)
+
+    def __eq__(self, other: Any) -> bool:
+        return isinstance(other, _Itself) and other._value is self._value

@@ -1,0 +1,256 @@
+"""No example reaches another: closed calls, answers of a batch, foreign calls, keys.
+
+And what a trace takes for granted: flags beside the arrays, rules that ask which of
+their operands vary, loops that no gradient passes.
+"""
+
+import equinox as eqx
+import equinox.internal as eqxi
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.custom_batching import custom_vmap
+from jax.custom_derivatives import SymbolicZero
+from jax.experimental.buffer_callback import buffer_callback
+from oracle import ALL
+
+from tanager.clipping import clipped_grad
+
+
+DRAW = np.random.default_rng(0)
+ROWS = 6
+strategies = pytest.mark.parametrize("strategy", ALL)
+
+
+def normal(*shape):
+    return jnp.asarray(DRAW.standard_normal(shape), jnp.float32)
+
+
+def clip(loss, params, batch, strategy="bk", mask=None, clip_norm=1.0):
+    return clipped_grad(loss, clip_norm=clip_norm, strategy=strategy)(
+        params, batch, mask
+    )
+
+
+def convolve(image, kernel):
+    return lax.conv_general_dilated(
+        image[None],
+        kernel,
+        (1, 1),
+        "SAME",
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )
+
+
+def in_a_branch(image, kernel):
+    return lax.cond(image[0, 0, 0] > -99, convolve, convolve, image, kernel)
+
+
+@jax.custom_jvp
+def with_a_rule(image, kernel):
+    return convolve(image, kernel)
+
+
+with_a_rule.defjvp(lambda x, dx: jax.jvp(convolve, x, dx))
+
+CLOSED = {
+    "jit": jax.jit(convolve),
+    "remat": jax.checkpoint(convolve),
+    "branch": in_a_branch,
+    "custom_jvp": with_a_rule,
+    "scan": lambda image, kernel: lax.scan(
+        lambda carry, _: (carry + convolve(image, kernel), None),
+        jnp.zeros((1, 6, 6, 2), image.dtype),
+        length=70,
+    )[0],
+}
+
+
+@strategies
+@pytest.mark.parametrize("kind", CLOSED)
+def test_convolutions_of_data_with_data_within_calls(kind, strategy):
+    def loss(w, example):
+        kernel = (w @ example["z"]).reshape(3, 3, 1, 2)
+        return jnp.sum(jnp.tanh(CLOSED[kind](example["image"], kernel)) ** 2)
+
+    w = 0.1 * normal(18, 5)
+    batch = {"z": normal(ROWS, 5), "image": normal(ROWS, 6, 6, 1)}
+    spoilt = batch | {"image": batch["image"].at[0].set(jnp.nan)}
+    mask = jnp.arange(ROWS) != 0
+    clean = clip(loss, w, batch, strategy, mask)
+    expected = clip(loss, w, batch, "per_example", mask)
+    np.testing.assert_allclose(clean.sum, expected.sum, rtol=1e-4, atol=1e-5)
+    for given in (mask, None):
+        out = clip(loss, w, spoilt, strategy, given)
+        np.testing.assert_allclose(out.sum, clean.sum, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("answer", [eqxi.unvmap_any, eqxi.unvmap_all])
+@strategies
+def test_answers_of_the_batch_are_refused(answer, strategy):
+    def loss(w, x):
+        return jnp.sum(w) * jnp.where(answer(x[0] > 100), 1.0, -1.0)
+
+    with pytest.raises(ValueError, match="must not mix examples, but it uses unvmap_a"):
+        clip(loss, jnp.ones(3), normal(ROWS, 3), strategy)
+
+
+def checked(on_error):
+    def loss(w, x):
+        x = eqx.error_if(x, jnp.any(x > 100), "too large", on_error=on_error)
+        return jnp.sum(w * x)
+
+    return loss
+
+
+def test_errors_that_become_nan_of_all_are_refused_and_others_are_not():
+    x = normal(ROWS, 3)
+    with pytest.raises(ValueError, match='leave on_error at "raise"'):
+        clip(checked("nan"), jnp.ones(3), x)
+    found = clip(checked("raise"), jnp.ones(3), x)
+    expected = clip(lambda w, x: jnp.sum(w * x), jnp.ones(3), x)
+    np.testing.assert_allclose(found.sum, expected.sum, rtol=1e-6)
+
+
+def test_loops_of_equinox_that_end_together_are_not_refused():
+    def loss(w, x):
+        def turn(carry):
+            return carry[0] + 1, jnp.tanh(w * carry[1])
+
+        end = eqxi.while_loop(
+            lambda carry: carry[0] < 5, turn, (0, x), max_steps=8, kind="bounded"
+        )
+        return jnp.sum(end[1])
+
+    x = normal(ROWS, 3)
+    found, expected = (
+        clip(loss, jnp.ones(3), x, name) for name in ("bk", "per_example")
+    )
+    np.testing.assert_allclose(found.sum, expected.sum, rtol=1e-5)
+
+
+def test_any_foreign_function_that_sees_the_batch_is_refused():
+    def share(context, out, x):
+        np.asarray(out)[...] = np.asarray(x).mean()
+
+    def loss(w, x):
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        mean = buffer_callback(share, shape, vmap_method="broadcast_all")(x)
+        return jnp.sum(w * mean)
+
+    with pytest.raises(ValueError, match='vmap_method="broadcast_all"'):
+        clip(loss, jnp.ones(3), normal(ROWS, 3))
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda key: jax.random.normal(key, (3,)),
+        lambda key: jax.random.gamma(key, 2.0, (3,)),
+        lambda key: jax.random.dirichlet(key, jnp.ones(3)),
+    ],
+)
+def test_draws_of_all_rows_from_one_rbg_key_are_refused(draw):
+    keys = jax.random.split(jax.random.key(0, impl="unsafe_rbg"), ROWS)
+    with pytest.raises(ValueError, match="rbg generator"):
+        clip(lambda w, key: jnp.sum(w * draw(key)), jnp.ones(3), keys, "per_example")
+
+
+@custom_vmap
+def mix(x):
+    return x
+
+
+@mix.def_vmap
+def _mixed(size, batched, x):
+    return x - jnp.mean(x, 0, keepdims=True), True
+
+
+@pytest.mark.parametrize("flag", [True, "train", (mix,)])
+@strategies
+def test_a_flag_beside_the_arrays_is_checked_anew(flag, strategy):
+    def loss(params, x):
+        x = mix(x) if params["flag"] else x
+        return jnp.sum(jnp.tanh(params["w"] * x))
+
+    grad_fn = clipped_grad(loss, clip_norm=1.0, strategy=strategy)
+    x, w = normal(ROWS, 3), jnp.ones(3)
+    grad_fn({"w": w, "flag": type(flag)()}, x)
+    with pytest.raises(ValueError, match="custom_vmap_call"):
+        grad_fn({"w": w, "flag": flag}, x)
+
+
+@jax.custom_jvp
+def gate(y, w):
+    return y
+
+
+def _gate(values, changes):
+    still = any(type(change) is SymbolicZero for change in changes)
+    return values[0], jnp.zeros_like(values[0]) if still else changes[0]
+
+
+gate.defjvp(_gate, symbolic_zeros=True)
+
+
+@strategies
+def test_rules_that_ask_which_operands_vary(strategy):
+    def loss(w, x):
+        return jnp.sum(gate(jnp.tanh(w * x), w))
+
+    w, x = jnp.ones(3), normal(ROWS, 3)
+    expected = jax.grad(lambda w: sum(loss(w, row) for row in x))(w)
+    grad_fn = clipped_grad(loss, clip_norm=1e3, strategy=strategy)
+    np.testing.assert_allclose(grad_fn(w, x).sum, expected, rtol=1e-5)
+    assert grad_fn.explain(w, x).strategy == "per_example"
+
+
+def test_checkpointed_loops_have_their_gradients():
+    def loss(w, x):
+        def turn(carry, _):
+            return jnp.tanh(w * carry), None
+
+        return eqxi.scan(turn, x, None, length=8, kind="checkpointed")[0].sum()
+
+    w, x = jnp.ones(3), normal(ROWS, 3)
+    expected = jax.grad(lambda w: sum(loss(w, row) for row in x))(w)
+    assert jnp.linalg.norm(expected) > 0.1
+    found = clip(loss, w, x, "bk", clip_norm=1e3)
+    np.testing.assert_allclose(found.sum, expected, rtol=1e-5)
+
+
+@strategies
+def test_while_loops_that_no_gradient_passes(strategy):
+    def loss(w, x):
+        def turn(state):
+            return state[0] + 1, 0.9 * state[1] + w * x
+
+        end = lax.while_loop(lambda state: state[0] < 10, turn, (0, x))[1]
+        return jnp.sum(w * x * lax.stop_gradient(end))
+
+    w, x = jnp.ones(3), normal(ROWS, 3)
+    expected = jax.grad(lambda w: sum(loss(w, row) for row in x))(w)
+    found = clip(loss, w, x, strategy, clip_norm=1e4)
+    np.testing.assert_allclose(found.sum, expected, rtol=1e-4)
+
+
+def test_numbers_of_a_poisson_law_whose_rate_is_learned():
+    keys = jax.random.split(jax.random.key(0), ROWS)
+    batch = {"key": keys, "x": normal(ROWS, 3)}
+
+    def loss(w, example):
+        count = jax.random.poisson(example["key"], jnp.exp(w))
+        return jnp.sum(w * example["x"] * count.astype(jnp.float32))
+
+    w = jnp.ones(3)
+    found, expected = (clip(loss, w, batch, name) for name in ("bk", "per_example"))
+    np.testing.assert_allclose(found.sum, expected.sum, rtol=1e-5)
+
+
+@strategies
+def test_a_loss_of_parameters_alone_beside_keys(strategy):
+    batch = {"a": jax.random.split(jax.random.key(0), ROWS), "x": normal(ROWS, 3)}
+    found = clip(lambda w, _: jnp.sum(w**2), jnp.ones(3), batch, strategy)
+    np.testing.assert_allclose(found.sum, ROWS / np.sqrt(3), rtol=1e-5)
