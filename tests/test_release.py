@@ -1,10 +1,12 @@
 """What is handed out is whole: the archive, the wheel made of it, and its papers."""
 
+import ast
 import re
 import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
@@ -103,3 +105,46 @@ def test_the_environments_of_peers_are_pinned():
     for file in files:
         for line in file.read_text().splitlines():
             assert re.fullmatch(r"[a-z-]+==[\d.]+", line), line
+
+
+OPTIONAL = {"huggingface_hub": "hub", "optuna": "search"}
+BROUGHT = {
+    "absl": "grain",
+    "google": "protobuf, of orbax-checkpoint",
+    "sqlalchemy": "optuna",
+}
+"""What is imported to speak with a library, which brings it."""
+
+DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "dp_accounting": "dp-accounting",
+    "orbax": "orbax-checkpoint",
+    "sklearn": "scikit-learn",
+}
+
+
+def test_what_is_imported_is_what_is_installed_with_it():
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    def names(requirements):
+        return {re.split(r"[<>=!\[ ]", each)[0] for each in requirements}
+
+    extras = {k: names(v) for k, v in declared["optional-dependencies"].items()}
+    needed, optional = set(), set()
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = []
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                modules = [node.module]
+            for module in (each.partition(".")[0] for each in modules):
+                if module in sys.stdlib_module_names or module == "tanager":
+                    continue
+                if extra := OPTIONAL.get(module):
+                    assert module.replace("_", "-") in extras[extra]
+                    optional.add(module)
+                else:
+                    needed.add(DISTRIBUTIONS.get(module, module))
+    assert optional == OPTIONAL.keys()
+    assert needed - BROUGHT.keys() == names(declared["dependencies"])
