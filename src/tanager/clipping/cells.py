@@ -273,18 +273,16 @@ class Single(Cell):
         parts = self._parts(constants)
         own = jax.ShapeDtypeStruct(formation.own, parts.centred.dtype)
         (centred,) = jax.linear_transpose(formation.home, own)(parts.centred)
-
-        units = {axis % len(formation.own) for axis in formation.outputs}
-        factor = (parts.factor * scale).reshape(
-            [size if axis in units else 1 for axis, size in enumerate(formation.own)]
-        )
+        # The same, by the largest factor of all output units.
+        lift = jnp.maximum(jnp.max(jnp.abs(parts.factor * scale)), 1)
+        factor = parts.factor * scale / lift
 
         def squared(chunk: Array) -> Float[Array, " b"]:
             square, total, projection = standardise.from_gradient(
-                chunk, centred, formation.outputs
+                chunk, centred, formation.outputs, lift
             )
-            scaled = _squares(widen(chunk) * factor[None])
-            whole = jnp.sum(square, axis=-1) * scale**2
+            scaled = jnp.sum(square * jnp.square(factor)[None], axis=-1)
+            whole = jnp.sum(square, axis=-1) * jnp.square(scale / lift)
             return self._weight_norms(parts, scaled, total * scale, projection, whole)
 
         return squared

@@ -123,18 +123,20 @@ def from_gradient(
     gradient: Float[Array, "b *own"],
     centred: Float[Array, "*own"],
     outputs: Sequence[int],
+    lift: Float[Array, ""],
 ) -> tuple[Float[Array, "b o"], Float[Array, "b o"], Float[Array, "b o"]]:
-    """Return ‖G‖², 1ᵀG and vᵀG of each example and output unit.
+    """Return ‖lift·G‖², 1ᵀG and vᵀG of each example and output unit.
 
     Args:
         gradient: G, its entries in any order.
         centred: v, in the same order.
         outputs: the axes of `own` along which output units lie.
+        lift: what G is multiplied by before it is squared.
     """
     kept = {axis % centred.ndim for axis in outputs}
     axes = tuple(axis + 1 for axis in range(centred.ndim) if axis not in kept)
     gradient, rows = widen(gradient), gradient.shape[0]
-    sums = (jnp.square(gradient), gradient, gradient * centred[None])
+    sums = (jnp.square(gradient * lift), gradient, gradient * centred[None])
     square, total, projection = (
         jnp.sum(each, axis=axes).reshape(rows, -1) for each in sums
     )
