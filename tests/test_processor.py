@@ -1,5 +1,6 @@
 """Two processors with other instructions are told apart, wherever the system says."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -49,3 +50,11 @@ def test_a_system_that_says_nothing_is_no_error(told):
     told(None)
     assert _processor.instructions() == ()
     assert _processor.name()
+
+
+def test_cores_are_those_that_the_process_may_use(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3, 5}, raising=False)
+    assert _processor.cores() == 2
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert _processor.cores() == 64

@@ -1,10 +1,11 @@
 """Files that are written whole or not at all, and JSON that every reader takes."""
 
+import contextlib
 import json
 import math
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,45 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
         content: all of it.
         mode: permissions, less what the process's umask takes away.
     """
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with _neighbour(path, content, mode) as temporary:
+        os.replace(temporary, path)
+    sync_folder(path.parent)
+
+
+def write_once(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """Write a file whole, unless it is there: of many writers at once, the first.
+
+    Where the file system has no hard links, the last of those that write at once.
+
+    Args:
+        path: the file to write; its folder must exist.
+        content: all of it.
+        mode: permissions, less what the process's umask takes away.
+    """
+    with _neighbour(path, content, mode) as temporary:
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return
+        except OSError:
+            if not path.exists():
+                os.replace(temporary, path)
+    sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def _neighbour(path: Path, content: bytes, mode: int) -> Iterator[Path]:
+    """Give a file beside `path` that is on the disk, and take it away afterwards."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, mode & ~_umask())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
+        os.chmod(name, mode & ~_umask())
+        yield Path(name)
+    finally:
+        Path(name).unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:
@@ -56,7 +84,12 @@ def as_json(content: Any) -> Any:
 
 def write_json(path: Path, content: Any, mode: int = 0o644) -> None:
     """Write a JSON file whole or not at all."""
-    write_atomically(path, (json_text(content, indent=2) + "\n").encode(), mode)
+    write_atomically(path, _json_file(content), mode)
+
+
+def write_json_once(path: Path, content: Any, mode: int = 0o644) -> None:
+    """Write a JSON file as `write_once` does."""
+    write_once(path, _json_file(content), mode)
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
@@ -68,6 +101,10 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
         return []
     complete = path.read_text(encoding="utf-8").rpartition("\n")[0]
     return [json.loads(line) for line in complete.split("\n") if line]
+
+
+def _json_file(content: Any) -> bytes:
+    return (json_text(content, indent=2) + "\n").encode()
 
 
 def _finite(content: Any) -> Any:

@@ -1,6 +1,7 @@
 """Which processor this is: what is timed or rounded on one may differ on another."""
 
 import functools
+import os
 import platform
 from pathlib import Path
 
@@ -17,6 +18,12 @@ def instructions() -> tuple[str, ...]:
     """Return the sets of vector instructions it has; none where nobody says."""
     told = (_line("flags") or _line("Features")).split()
     return tuple(sorted({flag for flag in told if flag.startswith(_VECTORS)}))
+
+
+def cores() -> int:
+    """Return how many cores this process may use; all of them where nobody says."""
+    usable = getattr(os, "sched_getaffinity", None)
+    return len(usable(0)) if usable else os.cpu_count() or 1
 
 
 @functools.cache

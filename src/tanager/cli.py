@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from tanager import __version__
 from tanager import _validate as validate
 from tanager._heap import keep_freed_memory
+from tanager.training.interrupt import noting
 
 
 _COMMANDS = {
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"tanager {__version__}")
         return 0
     keep_freed_memory()
-    with warnings.catch_warnings():
+    with noting(), warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = _show_warning
         try:
@@ -65,6 +66,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise
             _say(f"error: {error}")
             return 2 if isinstance(error, ValueError) else 1
+        except Exception as error:
+            if os.environ.get("TANAGER_TRACEBACK") or not _lacks_memory(error):
+                raise
+            first = (str(error) or type(error).__name__).splitlines()[0]
+            _say(
+                f"error: there is not memory enough ({first}): give a lower "
+                "--physical-batch-size"
+            )
+            return 1
+
+
+def _lacks_memory(error: Exception) -> bool:
+    # By name: most commands never import JAX.
+    of_jax = type(error).__name__ == "JaxRuntimeError"
+    return isinstance(error, MemoryError) or (
+        of_jax and "RESOURCE_EXHAUSTED" in str(error)
+    )
 
 
 def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:

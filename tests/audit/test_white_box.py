@@ -172,7 +172,7 @@ def test_from_some_of_the_steps_the_whole_mechanism_is_bounded(white_box, found)
     assert part.audit.epsilon < part.epsilon_lower_bound < part.claimed_epsilon
     assert part.epsilon_lower_bound > 0.6 * part.claimed_epsilon
     assert part.noise_multiplier > CLAIMED.noise_multiplier
-    all_of_them = white_box(canaries=100, steps=4000)
+    all_of_them = white_box(canaries=100, steps=CLAIMED.steps)
     np.testing.assert_array_equal(all_of_them.inside, white_box(canaries=100).inside)
     assert found.audit.epsilon == found.epsilon_lower_bound
 
@@ -188,6 +188,7 @@ def test_from_some_of_the_steps_the_whole_mechanism_is_bounded(white_box, found)
         ),
         ({"confidence": 1.0}, "confidence (=1.0)"),
         ({"steps": 0}, "steps (=0) must be at least 1"),
+        ({"steps": 4000}, "steps (=4000) must be at most the mechanism's 40"),
     ],
 )
 def test_bad_input_is_one_message(white_box, changes, message):

@@ -1,11 +1,13 @@
 """`tanager audit` on the digits: what it prints, and that it fails on a violation."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from tanager import noise
 from tanager.cli import main
+from tanager.commands import audit
 
 
 WORDS = ["audit", "digits", "--steps", "40", "--noise-multiplier", "1", "--strategy"]
@@ -118,6 +120,12 @@ def test_a_replay_passes_and_fails(tmp_path, capsys, monkeypatch):
     [
         (["--non-private"], "non_private (=True) claims nothing"),
         (["--audited-examples", "0"], "audited_examples (=0) must be at least 1"),
+        (["--audited-examples", "100000"], "must be at most the 1437 training"),
+        (
+            ["--audited-examples", "1438", "--method", "membership"],
+            "audited_examples (=1438) must be at most the 1437 training examples",
+        ),
+        (["--audited-steps", "999"], "steps (=999) must be at most the mechanism's"),
         (["--canaries", "3"], "canaries (=3) must be at least 20"),
         (["--confidence", "1"], "confidence (=1.0)"),
         (["--method", "one-run", "--canaries", "900"], "canaries (=900) must be at"),
@@ -143,3 +151,25 @@ def test_bad_input_is_refused(tmp_path, words, message, capsys):
     assert main(["audit", "digits", *words, "--out", str(out)]) == 2
     assert message in capsys.readouterr().err
     assert not (out / "audit.json").exists()
+
+
+@pytest.mark.parametrize("name", ["config.json", "ledger.jsonl", "study.json"])
+def test_the_folder_of_a_run_or_a_search_is_refused(tmp_path, capsys, name):
+    for file in (name, "report.html"):
+        (tmp_path / file).write_text("kept")
+    assert main([*WORDS, "--out", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert f"holds the {name} of a run" in told
+    assert "audit into another folder" in told
+    assert {path.name for path in tmp_path.iterdir()} == {name, "report.html"}
+    assert (tmp_path / "report.html").read_text() == "kept"
+
+
+def test_a_path_with_the_signs_of_a_markup_is_a_path(tmp_path, capsys):
+    found = {"sentence": "s", "violated": False, "auc": 0.5, "advantage": 0.1}
+    audit._print({**found, "highest_advantage": 0.2}, Path("[/b]x/report.html"))
+    assert "all of it: [/b]x/report.html" in capsys.readouterr().out
+    content = {"checks": [], "passed": True}
+    (tmp_path / "[/b]x").mkdir(parents=True)
+    audit._replayed(content, tmp_path / "[/b]x", as_json=False)
+    assert "[/b]x/replay.json" in capsys.readouterr().out.replace("\n", "")

@@ -1,9 +1,20 @@
 """The command line: one clear message, and the right exit status."""
 
+import contextlib
+import os
+import signal
+
+import jax
 import pytest
 
 import tanager
 from tanager.cli import main
+from tanager.commands import plan
+from tanager.recipes import runner
+
+
+SHORT = ["train", "digits", "--model", "linear", "--steps", "2", "--strategy", "bk"]
+SHORT += ["--epsilon", "8", "--batch-size", "64", "--out"]
 
 
 def test_version_and_help(capsys):
@@ -23,6 +34,7 @@ def test_version_and_help(capsys):
         (["train", "--epsilon", "-1"], "epsilon (=-1.0) must be positive"),
         (["train", "--delta", "2"], "delta (=2.0) must be"),
         (["train", "--optimizer", "adamm"], "did you mean adam?"),
+        (["train", "--physical-batch-size", "9999999999"], "must be at most 1048576"),
         (["train", "--model", "wrn-16-5x"], "model (='wrn-16-5x')"),
         (["train", "cifar10-wrn-16-4", "--data", "/nowhere"], "/nowhere"),
         (
@@ -53,3 +65,45 @@ def test_recipes_are_listed(capsys):
     for name in ("digits", "cifar10-wrn-16-4", "cifar10-wrn-40-4", "folder"):
         assert name in printed
     assert "79.5" in printed
+
+
+def test_ctrl_c_that_is_swallowed_at_the_start_stops_before_the_first_step(
+    tmp_path, monkeypatch, capsys
+):
+    prepare, handler = runner.prepare, signal.default_int_handler
+
+    def swallow(*arguments, **options):
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        return prepare(*arguments, **options)
+
+    monkeypatch.setattr(runner, "prepare", swallow)
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        assert main([*SHORT, str(tmp_path / "run")]) == 130
+        assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert "stopped: the same command goes on" in capsys.readouterr().err
+    assert (tmp_path / "run/ledger.jsonl").read_text() == ""
+
+
+def test_a_path_with_the_signs_of_a_markup_is_a_path(tmp_path, capsys):
+    out = tmp_path / "[/b]x"
+    assert main([*SHORT, str(out)]) == 0
+    assert "[/b]x/report.html" in capsys.readouterr().out.replace("\n", "")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no room\nmore"), MemoryError()],
+)
+def test_too_little_memory_is_one_message(monkeypatch, capsys, error):
+    def run(words):
+        raise error
+
+    monkeypatch.setattr(plan, "run", run)
+    assert main(["plan"]) == 1
+    told = capsys.readouterr().err
+    assert "give a lower --physical-batch-size" in told
+    assert len(told.splitlines()) == 1

@@ -146,6 +146,10 @@ def test_other_settings_in_the_same_folder_are_refused(study, changes, message, 
         (["--vary", "model=small-cnn,no"], "model (='no') must be one of"),
         (["--storage", "sqlite:////nowhere/x.db"], "cannot be opened"),
         (["--epsilon", "0.001", "--noise-multiplier", "1"], "epsilon (=0.001)"),
+        (
+            ["--private", "--noise-multiplier", "2"],
+            "noise_multiplier (=2.0) must be left out of a private search",
+        ),
     ],
 )
 def test_bad_input_is_refused_before_anything_runs(tmp_path, words, message, capsys):

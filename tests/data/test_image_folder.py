@@ -48,6 +48,19 @@ def test_train_and_test_folders(tmp_path):
     assert calls == [(9, 15), (15, 15)]
 
 
+@pytest.mark.parametrize("halves", [("",), ("train", "test")])
+def test_a_class_whose_name_is_not_text_is_refused(tmp_path, halves):
+    name = os.fsdecode(b"caf\xe9")
+    for half in halves:
+        write_classes(tmp_path / half, 2, ("cat", name))
+    with pytest.raises(
+        ValueError, match="name is not UTF-8: rename the folder"
+    ) as told:
+        load("folder", tmp_path)
+    assert "caf" in str(told.value)
+    str(told.value).encode()
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_held_out_examples_leave_the_test_images_unopened(tmp_path, stream):
     for split in ("train", "test"):

@@ -40,6 +40,24 @@ def test_optimizers_that_need_the_loss_or_have_noise_of_their_own_are_refused(na
         optimizer(recipe(optimizer=name), 10)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"optimizer": "adam", "optimizer_options": {"mu_dtype": 1.0}},
+            "optimizer (='adam') does not work with options {'mu_dtype': 1.0}",
+        ),
+        (
+            {"optimizer": "rprop", "learning_rate_schedule": "cosine"},
+            "does not work with options {} and the cosine learning rate schedule",
+        ),
+    ],
+)
+def test_what_optax_cannot_make_or_update_is_one_message(changes, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        optimizer(recipe(**{"optimizer_options": {}} | changes), 10)
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:optax")
 def test_every_optimizer_that_is_offered_updates():
     with pytest.raises(ValueError, match="must be one of") as told:

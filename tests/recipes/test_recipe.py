@@ -2,6 +2,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import math
 import re
 import subprocess
 import sys
@@ -64,6 +65,14 @@ MINIMAL: dict = {
         (
             {"optimizer_options": {"momentum": "high"}},
             "optimizer_options (='high') must be a number for momentum",
+        ),
+        (
+            {"optimizer_options": {"momentum": math.nan}},
+            "optimizer_options (=nan) must be finite for momentum",
+        ),
+        (
+            {"optimizer_options": {"momentum": math.inf}},
+            "optimizer_options (=inf) must be finite for momentum",
         ),
         ({"ema_decay": -0.1}, "ema_decay (=-0.1) must be finite and not negative"),
         ({"ema_decay": 1.0}, "ema_decay (=1.0) must be below 1: the papers use 0.9999"),

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from safetensors import safe_open
 from scipy import stats
 
 from tanager import recipes
+from tanager.cli import main
 from tanager.privacy.selection import PrivateSearch, Selection
 from tanager.search import private
 from tanager.search.private import PrivateSettings, search_privately
@@ -119,6 +121,7 @@ def test_the_best_run_is_released_under_the_guarantee_of_the_search(
     assert f"{100 * winner.noisy_accuracy:.1f} %" in told
     assert "held-out images are protected as the others are" in told
     assert "PLD" not in told
+    assert "private_search" not in (out / "config.json").read_text()
     # And the same call again changes nothing.
     assert search_privately(out, settings) == winner
 
@@ -132,6 +135,96 @@ def test_the_report_computes_epsilon_again(tmp_path, settings, three_runs, capsy
     exec(recomputation(result), {})
     again = float(capsys.readouterr().out.splitlines()[-1])
     assert again == pytest.approx(settings.epsilon, rel=1e-3)
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory):
+    """A search by the command: its folder, and the words that made it."""
+    out = tmp_path_factory.mktemp("searched") / "search"
+    words = ["search", "digits", "--private", "--trials", "2", "--steps", "4"]
+    words += ["--strategy", "bk", "--vary", "learning-rate=0.5,1", "--model", "linear"]
+    words += ["--out", str(out)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Selection, "draw", lambda self, seed: 3)
+        assert main(words) == 0
+    return out, words
+
+
+@pytest.mark.slow
+def test_a_run_of_a_private_search_claims_nothing_of_its_own(searched, tmp_path):
+    for run in (searched[0] / "private/runs").iterdir():
+        assert json.loads((run / "config.json").read_text())["private_search"] is True
+        assert json.loads((run / "result.json").read_text())["private"] is False
+        with safe_open(run / "model.safetensors", "numpy") as file:
+            assert json.loads(file.metadata()["tanager"])["private"] is False
+        page = (run / "report.html").read_text()
+        assert "one of the runs of a private search" in page
+        assert "Alone these settings spend" in page
+        assert "differentially private under" not in page
+        with pytest.raises(ValueError, match="one of the runs of a private search"):
+            export(run, tmp_path / "exported")
+    assert not (tmp_path / "exported").exists()
+    result = json.loads((searched[0] / "result.json").read_text())
+    assert result["private"] is True
+    assert "private_search" not in result
+
+
+@pytest.mark.slow
+def test_nothing_that_is_printed_tells_the_number_of_runs(
+    searched, tmp_path, monkeypatch, capfd
+):
+    words = [*searched[1][:-1], str(tmp_path / "search")]
+    monkeypatch.setattr(Selection, "draw", lambda self, seed: 2)
+    assert main(words) == 0
+    assert len(list((tmp_path / "search/private/runs").iterdir())) == 2
+    printed = capfd.readouterr()
+    assert len(printed.out.splitlines()) == 3
+    assert "run has ended" not in printed.err
+    assert main(words) == 0
+    # Runs of no number at all say as much.
+    assert capfd.readouterr().err == printed.err
+
+
+@pytest.mark.slow
+def test_no_run_begins_in_the_folder_of_a_search(searched, tmp_path, capsys):
+    out = shutil.copytree(searched[0], tmp_path / "search")
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    words = ["train", "digits", "--model", "linear", "--steps", "4"]
+    assert main([*words, "--out", str(out)]) == 2
+    assert "holds a search" in capsys.readouterr().err
+    assert before == {
+        path: path.read_bytes() for path in out.rglob("*") if path.is_file()
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["ledger.jsonl", "config.json", "result.json", "private/seed.json"]
+)
+def test_a_search_does_not_begin_in_the_folder_of_a_run(tmp_path, settings, name):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("{}")
+    first = name.partition("/")[0]
+    with pytest.raises(ValueError, match=f"holds {first}, which is no search's"):
+        search_privately(tmp_path, settings)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert files == [tmp_path / name]
+
+
+@pytest.mark.parametrize("name", ["ledger.jsonl", "result.json"])
+def test_a_run_beside_a_search_is_not_taken_for_its_best(tmp_path, settings, name):
+    (tmp_path / "private").mkdir()
+    for file in (name, "private/seed.json"):
+        (tmp_path / file).write_text("{}")
+    (tmp_path / "study.json").write_text(json.dumps(settings.to_json()))
+    with pytest.raises(ValueError, match=f"holds {name}, which is no search's"):
+        search_privately(tmp_path, settings)
+
+
+def test_a_search_that_was_killed_as_it_began_goes_on(tmp_path, settings, monkeypatch):
+    (tmp_path / "private").mkdir()
+    monkeypatch.setattr(Selection, "draw", lambda self, seed: 0)
+    with pytest.raises(ValueError, match="drawn is 0"):
+        search_privately(tmp_path, settings)
 
 
 @pytest.mark.slow
@@ -163,12 +256,12 @@ def test_a_run_that_diverges_takes_part_and_has_nothing_right(
     run = private.runner.run
     seen = []
 
-    def diverges(prepared, progress):
+    def diverges(prepared, **options):
         seen.append(prepared)
         if len(seen) == 1:
             private.Path(prepared.recipe.out).mkdir(parents=True)
             raise FloatingPointError
-        return run(prepared, progress)
+        return run(prepared, **options)
 
     monkeypatch.setattr(private.runner, "run", diverges)
     winner = search_privately(tmp_path / "search", settings)

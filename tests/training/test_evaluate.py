@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tanager.data import as_source, subset
 from tanager.training import evaluate as module
 from tanager.training.evaluate import Classification
 
@@ -15,6 +16,7 @@ from tanager.training.evaluate import Classification
 RANDOM = np.random.default_rng(0)
 LOGITS = RANDOM.normal(size=(23, 4)).astype(np.float32)
 LABELS = RANDOM.integers(0, 3, 23).astype(np.int32)
+CLASSES = ("a", "b", "c", "d")
 
 
 def predict(params, example):
@@ -44,10 +46,35 @@ def test_parameters_are_not_baked_in():
     assert evaluate(jnp.float32(1)).loss != evaluate(jnp.float32(2)).loss
 
 
+@pytest.mark.parametrize("source", [as_source, lambda data: subset(data, range(23))])
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (np.where(LABELS == 1, 7, LABELS), "(=7) must be from 0 to 3, to name one of"),
+        (LABELS - 1, "(=-1) must be from 0 to 3, to name one of the 4 classes, a, b"),
+        (LABELS.astype(np.float32), "must be one whole number for each example"),
+        (LABELS[:, None], "must be one whole number for each example"),
+    ],
+)
+def test_labels_that_name_no_class_are_refused(source, labels, message):
+    data = source(as_source({"x": LOGITS, "label": labels}))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Classification(predict, data, CLASSES, 5)(jnp.float32(1))
+
+
+def test_labels_in_memory_are_looked_at_before_training():
+    with pytest.raises(ValueError, match=re.escape("data['label'] (=2)")):
+        Classification(predict, {"x": LOGITS, "label": LABELS}, ("a", "b"))
+
+
+@pytest.mark.parametrize("classes", [CLASSES[:3], (*CLASSES, "e")])
+def test_logits_that_are_not_one_for_each_class_are_refused(classes):
+    evaluate = Classification(predict, {"x": LOGITS, "label": LABELS}, classes)
+    with pytest.raises(ValueError, match=re.escape("must give one logit for each")):
+        evaluate(jnp.float32(1))
+
+
 ### The vote
-
-
-CLASSES = ("a", "b", "c", "d")
 
 
 def shaken(key, example):

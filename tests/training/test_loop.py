@@ -1,13 +1,17 @@
 """A run from start to finish: the guarantee, the folder, stopping and going on."""
 
+import gc
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import stat
 import textwrap
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -18,11 +22,13 @@ import pytest
 
 import tanager
 from forks import Fork
+from tanager import data
 from tanager.privacy.ledger import Ledger
 from tanager.privacy.mechanism import Mechanism
 from tanager.training import identity, run_folder
 from tanager.training.evaluate import Classification
 from tanager.training.loop import train
+from tanager.training.run_folder import RunFolder
 
 
 N, FEATURES, CLASSES = 60, 4, 3
@@ -250,13 +256,21 @@ def test_without_its_checkpoints_it_begins_again_with_the_same_randomness(
     assert again.epsilon == whole.epsilon
 
 
-def test_a_damaged_checkpoint_is_passed_over(tmp_path, seeded):
-    whole, out = seeded
-    shutil.copytree(out, tmp_path / "run")
-    newest = tmp_path / "run/checkpoints/12"
+def empty(newest):
     for path in newest.rglob("*"):
         if path.is_file():
             path.write_bytes(b"")
+
+
+def lose_arrays(newest):
+    shutil.rmtree(newest / "default/ocdbt.process_0/d")
+
+
+@pytest.mark.parametrize("damage", [empty, lose_arrays])
+def test_a_damaged_checkpoint_is_passed_over(tmp_path, seeded, damage):
+    whole, out = seeded
+    shutil.copytree(out, tmp_path / "run")
+    damage(tmp_path / "run/checkpoints/12")
     again = run(tmp_path / "run", seed=5)
     assert same(again.params, whole.params)
 
@@ -288,6 +302,19 @@ def test_ctrl_c_writes_a_checkpoint_and_the_run_goes_on(tmp_path, seeded):
     assert (tmp_path / "run/checkpoints/8").is_dir()
     assert signal.getsignal(signal.SIGINT) is before
     assert same(run(tmp_path / "run", seed=5).params, whole.params)
+
+
+def test_ctrl_c_in_the_last_evaluation_stops_once_everything_is_written(tmp_path):
+    def press(line):
+        if line["step"] == MECHANISM.steps:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "run", seed=5, on_metrics=press)
+    ledger = (tmp_path / "run/ledger.jsonl").read_bytes()
+    assert (tmp_path / "run/report.html").exists()
+    assert run(tmp_path / "run", seed=5).evaluation is not None
+    assert (tmp_path / "run/ledger.jsonl").read_bytes() == ledger
 
 
 @pytest.mark.parametrize(
@@ -392,6 +419,59 @@ def test_another_configuration_in_the_same_folder_is_refused(dead, tmp_path, nam
     assert contents(dead) == before
 
 
+@pytest.mark.parametrize("rows", [1, 1025, 3000])
+def test_any_byte_of_examples_in_memory_tells_them_apart(monkeypatch, rows):
+    monkeypatch.setattr(identity, "_BLOCK", 4096)
+    first = data.ArraySource(examples(rows))
+    part = np.arange(rows)[::-1]
+    for row in {0, rows // 3, rows - 1}:
+        for leaf in ("x", "label"):
+            changed = {name: array.copy() for name, array in first.tree.items()}
+            changed[leaf][row] += 1
+            other = data.ArraySource(changed)
+            assert identity.sample(first) != identity.sample(other)
+            same_part = identity.sample(data.subset(first, part))
+            assert same_part != identity.sample(data.subset(other, part))
+    copied = data.ArraySource(jax.tree.map(np.array, first.tree))
+    assert identity.sample(copied) == identity.sample(first)
+
+
+def test_one_example_that_changed_among_thousands_is_refused(tmp_path):
+    before = examples(3000)
+    after = {name: array.copy() for name, array in before.items()}
+    after["x"][1] *= -1000
+    with pytest.raises(Killed):
+        run(tmp_path / "run", data=before, delta=1e-4, evaluate=dies_at_evaluation(1))
+    with pytest.raises(ValueError, match="configuration: data"):
+        run(tmp_path / "run", data=after, delta=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("jax_threefry_partitionable", False),
+        ("jax_enable_x64", True),
+        ("jax_default_matmul_precision", "highest"),
+        ("jax_disable_jit", True),
+    ],
+)
+def test_settings_of_jax_are_part_of_the_environment(name, value):
+    before, here = getattr(jax.config, name), identity.environment(1, 16, "")
+    try:
+        jax.config.update(name, value)
+        there = identity.environment(1, 16, "")
+    finally:
+        jax.config.update(name, before)
+    assert there != here
+    assert json.loads(json.dumps(there)) == there
+    assert identity.environment(1, 16, "") == here
+
+
+def test_a_setting_of_jax_that_is_gone_is_no_error(monkeypatch):
+    monkeypatch.setattr(identity, "_SETTINGS", ("jax_nothing_of_the_kind",))
+    assert identity.environment(1, 16, "")["jax"] == {"jax_nothing_of_the_kind": "None"}
+
+
 def test_after_a_refusal_the_run_itself_goes_on(dead):
     with pytest.raises(ValueError, match="ema_decay was"):
         run(dead, ema_decay=0.5)
@@ -404,6 +484,31 @@ def test_another_seed_in_the_same_folder_is_refused(tmp_path, first, second):
         run(tmp_path / "run", seed=first, evaluate=dies_at_evaluation(1))
     with pytest.raises(ValueError, match="differs from the seed"):
         run(tmp_path / "run", seed=second)
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_processes_that_begin_at_once_share_a_secret(tmp_path, monkeypatch, links):
+    if not links:
+
+        def link(*paths):
+            raise OSError("Operation not supported")
+
+        monkeypatch.setattr(os, "link", link)
+    drawn, at_once = tanager.Seed.from_os, threading.Barrier(8 if links else 1)
+
+    def from_os():
+        seed = drawn()
+        at_once.wait()  # nobody has written yet
+        return seed
+
+    monkeypatch.setattr(run_folder.Seed, "from_os", from_os)
+    with ThreadPoolExecutor(8 if links else 1) as threads:
+        begun = [threads.submit(RunFolder(tmp_path).seed, None) for _ in range(8)]
+        secrets = {each.result().secret for each in begun}
+    assert len(secrets) == 1
+    (kept,) = (tmp_path / "private").iterdir()
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    assert json.loads(kept.read_text())["secret"] == secrets.pop().hex()
 
 
 @pytest.mark.parametrize(
@@ -480,6 +585,8 @@ def test_numbers_of_numpy_are_numbers(tmp_path):
         ({"delta": 1.5}, "delta (=1.5) must be strictly between"),
         ({"clip_norm": 0.0}, "clip_norm (=0.0) must be positive"),
         ({"physical_batch_size": 0}, "physical_batch_size (=0) must be at least 1"),
+        ({"physical_batch_size": 2**40}, "must be at most 1048576: it is a matter of"),
+        ({"evaluate_every": 0}, "evaluate_every (=0) must be at least 1"),
         ({"augmentation_multiplicity": 4}, "augmentation_multiplicity (=4)"),
         ({"augment": lambda key, e: e}, "augmentation_multiplicity (=0)"),
         ({"ema_decay": 1.1}, "ema_decay (=1.1)"),
@@ -602,3 +709,38 @@ def test_a_checkpoint_that_cannot_be_written_is_one_message(tmp_path, monkeypatc
     checkpoints.close()
     assert restored is not None
     assert restored[0] == 1
+
+
+def test_a_full_disk_is_told_of_without_stacks_of_others(tmp_path, capfd):
+    from tanager.training import checkpoint
+
+    noise = np.random.default_rng(0).normal(size=100_000)
+    state = {str(n): jnp.asarray(noise, jnp.float32) for n in range(20)}
+    checkpoints = checkpoint.Checkpoints(tmp_path / "checkpoints")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, before[1]))
+    try:
+        with pytest.raises(OSError, match="the checkpoint of step 1 cannot be written"):
+            checkpoints.save(1, state)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        checkpoints.close()
+    gc.collect()
+    assert capfd.readouterr().err == ""
+
+
+def test_for_want_of_memory_no_checkpoint_is_deleted(tmp_path, monkeypatch):
+    from tanager.training import checkpoint
+
+    def full(*arguments, **options):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    checkpoints = checkpoint.Checkpoints(tmp_path / "checkpoints")
+    checkpoints.save(1, first_params())
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints._manager, "restore", full)
+        with pytest.raises(jax.errors.JaxRuntimeError):
+            checkpoints.restore(first_params())
+    restored = checkpoints.restore(first_params())
+    checkpoints.close()
+    assert restored is not None and restored[0] == 1

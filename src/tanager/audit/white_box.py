@@ -148,7 +148,11 @@ def audit_white_box(
     run = mechanism
     if steps is not None:
         validate.whole(steps=steps, at_least=1)
-        run = dataclasses.replace(mechanism, steps=min(steps, mechanism.steps))
+        if steps > mechanism.steps:
+            validate.refuse(
+                "steps", steps, f"must be at most the mechanism's {mechanism.steps}"
+            )
+        run = dataclasses.replace(mechanism, steps=steps)
     with contextlib.ExitStack() as held:
         if knows_sample and out is None and seed is None:
             # Only a folder's secret can be known before the run.

@@ -17,10 +17,9 @@ def machine() -> dict[str, Any]:
     `cores` are those this process may use; `cores_installed` all there are.
     """
     device = jax.devices()[0]
-    usable = getattr(os, "sched_getaffinity", None)
     return {
         "cpu": _processor.name(),
-        "cores": len(usable(0)) if usable else os.cpu_count(),
+        "cores": _processor.cores(),
         "cores_installed": os.cpu_count(),
         "platform": platform.platform(),
         "backend": jax.default_backend(),

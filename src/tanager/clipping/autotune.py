@@ -53,7 +53,7 @@ def _identity() -> dict[str, Any]:
         "format": _FORMAT,
         "platform": device.platform,
         "device": device.device_kind,
-        "cores": os.cpu_count(),
+        "cores": _processor.cores(),
         "processor": [_processor.name(), *_processor.instructions()],
         "compiler": compiler_options(),
         "flags": sorted(f for f in flags if not f.startswith("--xla_dump")),

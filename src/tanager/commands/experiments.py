@@ -187,7 +187,7 @@ def norms(words: Sequence[str]) -> int:
         f"a clipping norm to try: {found.suggested_clip_norm():.3g}, the median"
     )
     if options.plot is not None:
-        console.print(f"drawn to {options.plot}", soft_wrap=True)
+        console.print(f"drawn to {options.plot}", soft_wrap=True, markup=False)
     return 0
 
 
@@ -299,4 +299,5 @@ def _print(
             f"{100 * told['accuracy']:.1f} %, between {100 * told['low']:.1f} and "
             f"{100 * told['high']:.1f} % in {100 * told['confidence']:g} of 100 tables"
         )
-    console.print(f"table and picture: {out}/table.json, table.png", soft_wrap=True)
+    where = f"table and picture: {out}/table.json, table.png"
+    console.print(where, soft_wrap=True, markup=False)

@@ -114,7 +114,7 @@ def _print(shown: dict[str, Any]) -> None:
     default = {field.name: field.default for field in dataclasses.fields(Recipe)}
     for name, value in shown["recipe"].items():
         if value is not None and value != default[name] and value != {}:
-            console.print(f"  {name:27}{value}")
+            console.print(f"  {name:27}{value}", markup=False)
     if shown["published"]:
         console.print(_table(shown["published"]))
         for note in dict.fromkeys(row["note"] for row in shown["published"]):

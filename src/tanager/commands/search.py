@@ -106,7 +106,7 @@ def run(arguments: Sequence[str]) -> int:
     recipe, options = flags.parse("search", entry, words, Options)
     validate.whole(trials=options.trials, parallel=options.parallel, at_least=1)
     if options.private:
-        return _search_privately(name, recipe, options)
+        return _search_privately(name, recipe, flags.typed(words), options)
     return _search(name, recipe, flags.typed(words), options)
 
 
@@ -137,12 +137,21 @@ def _search(name: str, recipe: Recipe, typed: set[str], options: Options) -> int
 _SHAPES = {"geometric": 1.0, "logarithmic": 0.0, "poisson": math.inf}
 
 
-def _search_privately(name: str, recipe: Recipe, options: Options) -> int:
+def _search_privately(
+    name: str, recipe: Recipe, typed: set[str], options: Options
+) -> int:
     from tanager.privacy.selection import Selection
     from tanager.search import jobs
     from tanager.search.private import PrivateSettings, search_privately
     from tanager.search.space import Space
 
+    if "noise_multiplier" in typed and recipe.noise_multiplier is not None:
+        validate.refuse(
+            "noise_multiplier",
+            recipe.noise_multiplier,
+            "must be left out of a private search",
+            "it is calibrated for the whole search to keep within epsilon",
+        )
     if not recipe.validation_examples:
         tenth = jobs.training_examples(recipe) // 10
         recipe = dataclasses.replace(recipe, validation_examples=tenth)
@@ -163,7 +172,7 @@ def _search_privately(name: str, recipe: Recipe, options: Options) -> int:
     )
     out = Path(recipe.out or f"runs/{name}-private-search")
     with jobs.compiled_once(), console.status("searching"):
-        winner = search_privately(out, settings, console.print)
+        winner = search_privately(out, settings)
     if options.json:
         print(json_text(winner._asdict(), indent=2))
         return 0

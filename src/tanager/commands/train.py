@@ -75,7 +75,7 @@ def _train(
             lambda done, total: bar.update(task, completed=done, total=total),
         )
     budget, mechanism = prepared.budget, prepared.budget.mechanism
-    console = Console(highlight=False, quiet=not hosts.is_chief())
+    console = Console(highlight=False, markup=False, quiet=not hosts.is_chief())
     console.print(
         f"{name}: {recipe.model} on {len(prepared.dataset.train)} examples of "
         f"{recipe.dataset}"

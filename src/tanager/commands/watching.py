@@ -73,7 +73,7 @@ class Watching:
         left = self._left(done)
         best = f"; best {100 * self._best:.2f} %" if math.isfinite(self._best) else ""
         more = f"; {self._runs - done} to go, {left}" if done < self._runs else ""
-        self.console.print(f"{text}{best}{more}")
+        self.console.print(f"{text}{best}{more}", markup=False)
         self._bar.update(self._task, completed=done, left=left)
 
     def _left(self, done: float) -> str:

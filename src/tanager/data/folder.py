@@ -207,11 +207,27 @@ def common_shape(
 
 def _class_names(folder: Path) -> list[str]:
     with os.scandir(folder) as entries:
-        return sorted(
+        names = sorted(
             entry.name
             for entry in entries
             if not entry.name.startswith(".") and entry.is_dir()
         )
+    for name in names:
+        if not _is_text(name):
+            refuse_file(
+                folder / name,
+                "is a class whose name is not UTF-8",
+                "rename the folder: its name is written into the run's files",
+            )
+    return names
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _class_files(folder: Path) -> Iterator[tuple[str, list[str]]]:

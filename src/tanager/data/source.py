@@ -159,6 +159,13 @@ def as_source(data: Any) -> Source:
     return ArraySource(data)
 
 
+def in_memory(source: Source) -> bool:
+    """Return whether a source is arrays, or a `subset` of such a one."""
+    if isinstance(source, _Subset):
+        return in_memory(source._source)
+    return isinstance(source, ArraySource)
+
+
 def gather(source: Source, indices: np.ndarray) -> Any:
     """Return the examples at `indices`, stacked on a leading axis.
 

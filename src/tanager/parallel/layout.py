@@ -24,6 +24,9 @@ from tanager import _validate as validate
 AXIS = "data"
 """The name of the mesh's one axis."""
 
+_LARGEST = 2**20
+"""Physical batch that is always allowed, however few examples there are."""
+
 
 class Layout:
     """Which device holds what.
@@ -81,12 +84,21 @@ class Layout:
                 return cls(devices=sharding.mesh.size)
         return made
 
-    def check(self, physical_batch_size: int) -> None:
-        """Refuse a physical batch that cannot be cut into equal parts.
+    def check(self, physical_batch_size: int, examples: int = 0) -> None:
+        """Refuse a physical batch that cannot be cut into equal parts, or is absurd.
 
         Raises:
-            ValueError: the number of devices does not divide it.
+            ValueError: the number of devices does not divide it; or it is above both
+                2²⁰ and the number of examples.
         """
+        most = -(-max(examples, _LARGEST) // self.count) * self.count
+        if physical_batch_size > most:
+            validate.refuse(
+                "physical_batch_size",
+                physical_batch_size,
+                f"must be at most {most}",
+                "it is a matter of memory only; 256 is a good beginning",
+            )
         if physical_batch_size % self.count:
             fits = max(physical_batch_size // self.count, 1) * self.count
             validate.refuse(

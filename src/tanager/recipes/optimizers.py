@@ -30,8 +30,8 @@ def optimizer(recipe: Recipe, steps: int) -> optax.GradientTransformation:
         steps: of the run, which a schedule ends with.
 
     Raises:
-        ValueError: optax has no such optimizer, it has no such option, or the warm-up
-            is longer than the run.
+        ValueError: optax has no such optimizer, it has no such option, cannot be made
+            or updated with these, or the warm-up is longer than the run.
     """
     names = [
         name
@@ -49,12 +49,29 @@ def optimizer(recipe: Recipe, steps: int) -> optax.GradientTransformation:
         validate.one_of(options, optimizer_options=name)
     options = dict(recipe.optimizer_options)
     dampening = options.pop(DAMPENING, 0.0)
-    made = make(schedule(recipe, steps), **options)
+    rate = schedule(recipe, steps)
+    try:
+        made = make(rate, **options)
+        jax.eval_shape(lambda: _try(made))
+    except Exception as error:  # optax and Python raise nearly anything
+        validate.refuse(
+            "optimizer",
+            recipe.optimizer,
+            f"does not work with options {options} and the "
+            f"{recipe.learning_rate_schedule} learning rate schedule ({error})",
+            "change them, or take another optimizer",
+        )
     if dampening and options.get("momentum"):
         made = optax.chain(dampened(dampening), made)
     if not recipe.weight_decay:
         return made
     return optax.chain(optax.add_decayed_weights(recipe.weight_decay), made)
+
+
+def _try(made: optax.GradientTransformation) -> PyTree:
+    params = {"w": jnp.ones((3, 2)), "b": jnp.ones(2)}
+    with jax.numpy_dtype_promotion("standard"):  # some of optax need it
+        return made.update(params, made.init(params), params)
 
 
 def dampened(dampening: float) -> optax.GradientTransformation:

@@ -1,6 +1,7 @@
 """A recipe: everything that one training run is made of, as one frozen object."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, Self, get_args
 
@@ -173,6 +174,10 @@ class Recipe:
             if isinstance(value, bool) or not isinstance(value, int | float):
                 validate.refuse(
                     "optimizer_options", value, f"must be a number for {option}"
+                )
+            if not math.isfinite(value):
+                validate.refuse(
+                    "optimizer_options", value, f"must be finite for {option}"
                 )
         validate.not_negative(ema_decay=self.ema_decay)
         if self.ema_decay >= 1:

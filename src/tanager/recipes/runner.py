@@ -1,14 +1,13 @@
 """Run a recipe: from its fields to a trained model in a folder."""
 
 import dataclasses
-import os
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from tanager import _processor, data
 from tanager import _validate as validate
-from tanager import data
 from tanager.parallel import hosts
 from tanager.privacy.mechanism import LARGE_EPSILON
 from tanager.privacy.shown import upper
@@ -199,4 +198,4 @@ def train_options(recipe: Recipe) -> dict[str, Any]:
 def _workers(recipe: Recipe, source: data.Source) -> int:
     if not isinstance(source, data.StreamedSource):
         return 0
-    return len(os.sched_getaffinity(0)) if recipe.workers is None else recipe.workers
+    return _processor.cores() if recipe.workers is None else recipe.workers

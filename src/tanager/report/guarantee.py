@@ -92,6 +92,11 @@ def _on_choices(result: _Fields) -> str:
 
 def reason_against(result: _Fields) -> str:
     """Return why a run that is not private has no guarantee."""
+    if result.get("private_search"):
+        return (
+            "It is one of the runs of a private search, whose guarantee is for the "
+            "best of them alone, in the folder of the search."
+        )
     if result["noise_multiplier"] == 0:
         return "No noise was added (noise multiplier 0)."
     return (

@@ -103,16 +103,17 @@ def _covered(result: _Fields) -> str:
     if result.get("search"):
         return "the final parameters, their average and all numbers on this page"
     return (
-        "the final parameters, their average, every checkpoint and all numbers on this "
-        "page but the training time and speed"
+        "the final parameters, their average, every checkpoint but for its times, and "
+        "all numbers on this page but the training time and speed"
     )
 
 
 def _no_guarantee(config: _Fields, result: _Fields) -> str:
     otherwise = ""
     if result["noise_multiplier"] != 0:
+        where = "Alone" if result.get("private_search") else "With a secret seed"
         otherwise = (
-            f"<p>{guarantee.mechanism(result)} With a secret seed these settings spend "
+            f"<p>{guarantee.mechanism(result)} {where} these settings spend "
             f"ε = {upper(result['epsilon'])} at δ = {number(result['delta'])} "
             f"({escape(result['adjacency'])}, "
             f"{escape(str(result['accountant']).upper())}); this run must not claim "

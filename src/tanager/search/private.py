@@ -18,7 +18,6 @@ References:
 import dataclasses
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +25,7 @@ from safetensors.numpy import load_file, save_file
 
 from tanager import __version__
 from tanager import _validate as validate
-from tanager._files import json_text, write_json
+from tanager._files import as_json, write_json
 from tanager.data import Dataset
 from tanager.privacy.mechanism import Adjacency
 from tanager.privacy.plan import default_delta
@@ -38,6 +37,9 @@ from tanager.search import jobs
 from tanager.search.settings import check_choices
 from tanager.search.space import Space
 from tanager.training.run_folder import RunFolder
+
+
+_ANOTHER = "search into another folder"
 
 
 class Winner(NamedTuple):
@@ -92,7 +94,8 @@ class PrivateSettings:
 
         Args:
             name: of the recipe.
-            recipe: with ε, steps and batch size; δ defaults as for a run.
+            recipe: with ε, steps and batch size; δ defaults as for a run, and its noise
+                multiplier gives way.
             space: what varies.
             selection: the law of the number of runs.
             examples: how many there are to train on, without those held out.
@@ -156,35 +159,24 @@ class PrivateSettings:
         }
 
 
-def search_privately(
-    folder: str | os.PathLike,
-    settings: PrivateSettings,
-    report: Callable[[str], None] = lambda text: None,
-) -> Winner:
+def search_privately(folder: str | os.PathLike, settings: PrivateSettings) -> Winner:
     """Make all runs of a private search, and release the best.
 
     Killed, the same call goes on: the number of runs, their choices and their noise
     were settled by the secret at the beginning. Whoever looks into `private/` and stops
-    when it is good enough has no guarantee.
+    when it is good enough has no guarantee. Nothing is said of a run that ended: lines
+    can be counted, and the number of runs is secret.
 
     Args:
         folder: of the search.
         settings: what to search.
-        report: told that a run ended; never how many there are, or how it went.
 
     Raises:
-        ValueError: the folder holds another search, or the number drawn was 0, which
-            the Poisson law allows: nothing is released then.
+        ValueError: the folder holds another search or a run, or the number drawn was 0,
+            which the Poisson law allows: nothing is released then.
         KeyboardInterrupt: after a checkpoint was written.
     """
-    run_folder = RunFolder(folder)
-    path = run_folder.path / "study.json"
-    content = json.loads(json_text(settings.to_json()))
-    if path.exists() and json.loads(path.read_text()) != content:
-        validate.refuse(
-            "out", str(folder), "holds a search of other settings", "choose another"
-        )
-    write_json(path, content)
+    run_folder = _begin(Path(folder), as_json(settings.to_json()))
     if run_folder.result.exists():
         return _released(run_folder)
     seed = run_folder.seed(None)
@@ -198,7 +190,6 @@ def search_privately(
         score = right * held_out + noise.normal(0.0, settings.search.score_noise)
         if best is None or score > best[0]:
             best = score, number, values
-        report("a run has ended")
     if best is None:
         raise ValueError(
             "the number of runs that was drawn is 0, so nothing is released; another "
@@ -215,6 +206,32 @@ def search_privately(
     return _released(run_folder)
 
 
+def _begin(folder: Path, content: dict[str, Any]) -> RunFolder:
+    """Make the search's folder, or check that it is this search's."""
+    path = folder / "study.json"
+    begun = path.exists()
+    if begun and json.loads(path.read_text()) != content:
+        validate.refuse(
+            "out", str(folder), "holds a search of other settings", "choose another"
+        )
+    others = ["ledger.jsonl"]
+    if not begun:
+        others += ["config.json", "result.json", "private"]
+    for name in others:
+        if _is_there(folder / name):
+            validate.refuse(
+                "out", str(folder), f"holds {name}, which is no search's", _ANOTHER
+            )
+    run_folder = RunFolder(folder, of_search=True)
+    write_json(path, content)
+    return run_folder
+
+
+def _is_there(path: Path) -> bool:
+    # An empty folder is what a search leaves that was killed as it began.
+    return any(path.iterdir()) if path.is_dir() else path.exists()
+
+
 def _right(folder: Path, recipe: Recipe, settings: PrivateSettings) -> float:
     """Return the share of held-out examples that a run has right. Private."""
     result = folder / "result.json"
@@ -229,7 +246,7 @@ def _right(folder: Path, recipe: Recipe, settings: PrivateSettings) -> float:
                 f"{settings.search.run}: the data are not those it was settled on"
             )
         try:
-            runner.run(prepared, progress=False)
+            runner.run(prepared, progress=False, links={"private_search": True})
         except FloatingPointError:
             diverged.touch()
     if diverged.exists():
@@ -238,7 +255,7 @@ def _right(folder: Path, recipe: Recipe, settings: PrivateSettings) -> float:
 
 
 # Of a run's result, what neither the held-out examples nor a clock tells.
-_PUBLIC = ("private", "adjacency", "steps", "batch_size", "sample_rate", "clip_norm")
+_PUBLIC = ("adjacency", "steps", "batch_size", "sample_rate", "clip_norm")
 _PUBLIC += ("noise_multiplier", "examples", "unreadable", "eta", "eta_step")
 _PUBLIC += ("total_noise", "versions")
 
@@ -259,6 +276,7 @@ def _release(
     selection = settings.search.selection
     kept = json.loads((best / "result.json").read_text())
     result = {name: kept[name] for name in _PUBLIC} | {
+        "private": True,
         "epsilon": settings.epsilon,
         "delta": settings.delta,
         "accountant": "rdp",
@@ -277,6 +295,7 @@ def _release(
         save_file(load_file(best / name), folder.path / name, metadata)
     config = json.loads((best / "config.json").read_text())
     config["recipe"]["out"] = None  # It tells how many runs came before.
+    config.pop("private_search", None)
     write_json(folder.config, config)
     write_json(folder.result, result)
     html.write_report(folder.path)
@@ -284,7 +303,14 @@ def _release(
 
 def _released(folder: RunFolder) -> Winner:
     result = json.loads(folder.result.read_text())
-    found = result["search"]
+    found = result.get("search")
+    if found is None:
+        validate.refuse(
+            "out",
+            str(folder.path),
+            "holds result.json, which is no search's",
+            _ANOTHER,
+        )
     return Winner(
         found["values"], found["noisy_accuracy"], result["epsilon"], result["delta"]
     )

@@ -1,8 +1,10 @@
 """Checkpoints of the training state, by orbax: whole or not there at all."""
 
 import contextlib
+import gc
 import logging
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,7 +45,7 @@ class Checkpoints:
         if step in self._manager.all_steps():
             return
         try:
-            with _quiet_orbax():
+            with _quiet():
                 self._manager.save(step, args=ocp.args.StandardSave(_named(state)))
                 self._manager.wait_until_finished()
         except (OSError, ValueError) as error:
@@ -70,10 +72,13 @@ class Checkpoints:
                 _named(template),
             )
             try:
-                named = self._manager.restore(
-                    step, args=ocp.args.StandardRestore(target)
-                )
-            except (OSError, ValueError, KeyError) as error:
+                with _quiet():
+                    named = self._manager.restore(
+                        step, args=ocp.args.StandardRestore(target)
+                    )
+            except (MemoryError, jax.errors.JaxRuntimeError):
+                raise  # it can be read where there is more memory
+            except Exception as error:  # orbax raises nearly anything
                 _log.warning(
                     "checkpoint %s of step %d cannot be read (%s): "
                     "going back to the one before",
@@ -93,15 +98,26 @@ class Checkpoints:
 
 
 @contextlib.contextmanager
-def _quiet_orbax() -> Iterator[None]:
-    """Hush orbax's threads, which log whole stacks of what is raised here anyway."""
-    logger = logging.getLogger("absl")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
+def _quiet() -> Iterator[None]:
+    """Hush orbax's threads, which log whole stacks of what is raised here anyway.
+
+    So do the event loops that they leave behind, when these are collected.
+    """
+    loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
+    levels = [logger.level for logger in loggers]
+    hook = sys.unraisablehook
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
+    sys.unraisablehook = lambda unraisable: None
     try:
         yield
+    except Exception:
+        gc.collect()
+        raise
     finally:
-        logger.setLevel(before)
+        sys.unraisablehook = hook
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _nbytes(state: PyTree) -> int:

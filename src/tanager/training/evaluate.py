@@ -10,16 +10,17 @@ import numpy as np
 import optax
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Bool, Int, PyTree
+from jaxtyping import Array, ArrayLike, Bool, Int, PyTree
 
 from tanager import _validate as validate
 from tanager.compiling import filter_jit
-from tanager.data import as_source, gather
+from tanager.data import ArraySource, as_source, gather
 from tanager.parallel.layout import AXIS, Layout
 from tanager.sampling import pack
 
 
 _VOTE_SEED = 0
+_SHOWN = 10  # classes that a message names
 
 
 class ClassResult(NamedTuple):
@@ -62,7 +63,8 @@ class Classification:
 
     Args:
         predict: ``predict(params, example) -> logits[classes]`` for one example.
-        data: examples with an integer ``example["label"]``.
+        data: examples with an integer ``example["label"]``, from 0 to the number of
+            classes − 1.
         classes: their names, in the order of the labels.
         physical_batch_size: examples, or views of different examples, evaluated at
             once.
@@ -74,7 +76,8 @@ class Classification:
             no secret is needed.
 
     Raises:
-        ValueError: a number is out of range.
+        ValueError: a number is out of range, or a label, where they lie in memory;
+            others are looked at in the call, as are the logits.
 
     References:
         TAN without a burn, section 4.2, "Testing with augmentations" (AugTest): the
@@ -108,6 +111,7 @@ class Classification:
             params: PyTree, batch: Any, mask: Bool[Array, " b"], indices: Array
         ) -> tuple[Array, Array, Array, Array]:
             logits = predict_all(params, batch).astype(jnp.float32)
+            self._require_width(logits.shape[1:])
             labels = batch["label"].astype(jnp.int32)
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
             one_hot = jnp.where(mask[:, None], self._one_hot(labels), 0)
@@ -124,12 +128,18 @@ class Classification:
             )
 
         self._count = count
+        if isinstance(self.data, ArraySource):
+            self._require_labels(self.data.tree["label"])
 
     def __call__(self, params: PyTree) -> Evaluation:
         """Evaluate one set of parameters on all test examples.
 
         Where the parameters lie on several devices, each of them evaluates a part of
         every batch, and on several hosts each reads a part.
+
+        Raises:
+            ValueError: a label is not that of a class, or there are not as many logits
+                as classes.
         """
         layout = Layout.of(params)
         count = self._counting.setdefault(layout.mesh, self._on_every_device(layout))
@@ -139,6 +149,7 @@ class Classification:
         everyone = np.arange(len(self.data))
         for indices, mask in pack(everyone, size):
             batch = gather(self.data, indices[here])
+            self._require_labels(batch["label"])
             rows = indices[here].astype(np.int32)
             counted = jax.device_get(
                 count(params, *layout.rows((batch, mask[here], rows)))
@@ -179,6 +190,35 @@ class Classification:
             return jax.tree.map(lambda number: jnp.sum(number, axis=0), counted)
 
         return count
+
+    def _require_labels(self, labels: ArrayLike) -> None:
+        found, count = np.asarray(labels), len(self.classes)
+        if found.dtype.kind not in "iu" or found.ndim != 1:
+            shown = f"{found.dtype.name}{list(found.shape)}"
+            rule = "must be one whole number for each example"
+            validate.refuse("data['label']", shown, rule, "cast or squeeze it")
+        outside = found[(found < 0) | (found >= count)]
+        if outside.size:
+            validate.refuse(
+                "data['label']",
+                int(outside[0]),
+                f"must be from 0 to {count - 1}, to name one of the {count} classes, "
+                f"{self._some_classes()}",
+                "give all classes, in the order of the labels",
+            )
+
+    def _require_width(self, shape: tuple[int, ...]) -> None:
+        if shape != (len(self.classes),):
+            validate.refuse(
+                "predict",
+                f"logits of shape {list(shape)}",
+                f"must give one logit for each of the {len(self.classes)} classes, "
+                f"{self._some_classes()}",
+            )
+
+    def _some_classes(self) -> str:
+        shown = ", ".join(map(str, self.classes[:_SHOWN]))
+        return f"{shown}, …" if len(self.classes) > _SHOWN else shown
 
     def _tally(
         self,

@@ -64,8 +64,9 @@ def export(
         The path of the folder.
 
     Raises:
-        ValueError: the run is not finished, its weights do not fit its description,
-            the architecture cannot be written in this format, or `to` is in use.
+        ValueError: the run is not finished or is one of a private search's, its weights
+            do not fit its description, the architecture cannot be written in this
+            format, or `to` is in use.
     """
     validate.one_of(WEIGHTS, weights=weights)
     validate.one_of(FORMATS, format=format)
@@ -76,7 +77,15 @@ def export(
         validate.refuse(
             "to", str(to), "is in use", "name a folder that is not there, or empty"
         )
-    config, result = _read(run, "config.json"), _read(run, "result.json")
+    config = _read(run, "config.json")
+    if config.get("private_search"):
+        validate.refuse(
+            "run",
+            str(run),
+            "is one of the runs of a private search, which have no guarantee alone",
+            "export the folder of the search, which holds the best of them",
+        )
+    result = _read(run, "result.json")
     source = run / WEIGHTS[weights]
     model, timm_name = _model(config, source, format)
     card = model_card(

@@ -41,7 +41,7 @@ def cache_features(
     """Compute the features of every example, or read those that are there.
 
     The folder holds a memory-mapped array and says which weights, which function and
-    which data it was made of (their number, and up to 1024 of them). A pass that was
+    which data it was made of (see `tanager.training.identity.sample`). A pass that was
     cut off goes on where it stopped. Features of private examples are as private as
     the examples: the folder can be read by its owner only.
 

@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -22,7 +23,8 @@ from jaxtyping import PyTree
 
 from tanager import _processor
 from tanager._files import write_json
-from tanager.data import UnreadableExample, gather
+from tanager.data import Source, UnreadableExample, gather
+from tanager.data.source import in_memory
 from tanager.parallel import hosts
 from tanager.seed import Seed
 from tanager.training.run_folder import RunFolder
@@ -30,7 +32,14 @@ from tanager.training.step import Step
 
 
 _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
+_SETTINGS = (
+    "jax_default_matmul_precision",
+    "jax_disable_jit",
+    "jax_enable_x64",
+    "jax_threefry_partitionable",
+)
 _SAMPLED_EXAMPLES = 1024
+_BLOCK = 1 << 22  # bytes digested at once
 _MAY_CHANGE = {
     "checkpoint_seconds",
     "clipping",
@@ -78,9 +87,10 @@ def environment(
         "device": device.device_kind,
         "devices": devices,
         "hosts": hosts.count(),
-        "cpus": os.cpu_count(),
+        "cpus": _processor.cores(),
         "processor": [_processor.name(), *_processor.instructions()],
         "xla_flags": flags,
+        "jax": {name: str(getattr(jax.config, name, None)) for name in _SETTINGS},
         "deterministic": device.platform != "gpu" or _DETERMINISTIC in flags,
         "physical_batch_size": physical_batch_size,
         "clipping": clipping,
@@ -183,12 +193,15 @@ def settle(
 def sample(source: Any) -> bytes:
     """Return what tells this source's examples from others'.
 
-    What the source says of itself (`identity`), as those do that read files; or else
-    the number of examples and a digest of 1024 evenly spaced ones that can be read.
+    What the source says of itself (`identity`), as those do that read files; of arrays
+    in memory a digest of every byte; or else the number of examples and a digest of
+    1024 evenly spaced ones that can be read.
     """
     own = getattr(source, "identity", None)
     if own is not None:
         return own()
+    if in_memory(source) and len(source) > _SAMPLED_EXAMPLES:
+        return str(len(source)).encode() + _every_row(source)
     some = np.linspace(0, len(source) - 1, min(len(source), _SAMPLED_EXAMPLES))
     some = some.astype(np.int64)
     while len(some):
@@ -197,6 +210,20 @@ def sample(source: Any) -> bytes:
         except UnreadableExample as error:
             some = some[some != error.index]
     return str(len(source)).encode()
+
+
+def _every_row(source: Source) -> bytes:
+    """Return a digest of all examples of arrays, in blocks by all cores."""
+    row = sum(leaf.nbytes for leaf in jax.tree.leaves(source[0]))
+    size = max(1, _BLOCK // max(1, row))
+
+    def block(start: int) -> bytes:
+        rows = np.arange(start, min(start + size, len(source)))
+        return contents(gather(source, rows))
+
+    with ThreadPoolExecutor(_processor.cores()) as threads:
+        blocks = threads.map(block, range(0, len(source), size))
+        return hashlib.blake2b(b"".join(blocks)).digest()
 
 
 def computation(function: Callable, *arguments: Any) -> bytes:
@@ -230,7 +257,7 @@ def contents(tree: PyTree) -> bytes:
             array = np.asarray(leaf)
             digest.update(jax.tree_util.keystr(path).encode())
             digest.update(f"{array.dtype}{array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).tobytes())
+            digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return digest.digest()
 
 

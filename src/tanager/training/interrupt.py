@@ -1,13 +1,46 @@
 """Stop between two pieces of work when asked to, losing nothing."""
 
+import contextlib
 import signal
 import threading
-from typing import Self
+from collections.abc import Iterator
+from typing import NoReturn, Self
+
+
+_noted = False
+
+
+@contextlib.contextmanager
+def noting() -> Iterator[None]:
+    """Remember inside the `with` block, a command's, that Ctrl-C has arrived.
+
+    It raises `KeyboardInterrupt` as ever; but some code swallows that, JAX's when
+    garbage is collected among it, and then the next `Interrupt` knows. Where Ctrl-C has
+    another handler than Python's, nothing is done.
+    """
+    global _noted
+    own = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not own or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, _remember)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        _noted = False
+
+
+def _remember(number: int, frame: object) -> NoReturn:
+    global _noted
+    _noted = True
+    raise KeyboardInterrupt
 
 
 class Interrupt:
     """True once Ctrl-C or a termination signal has arrived inside its `with` block.
 
+    Ctrl-C that `noting` remembers counts too, and goes on counting after the block.
     The loss of the terminal (SIGHUP) counts, where nobody asked that it should not.
     A second Ctrl-C stops at once; the run can still be resumed. Signals can only be
     taken over in the main thread; elsewhere this never becomes true.
@@ -18,7 +51,7 @@ class Interrupt:
         self._before = {}
 
     def __bool__(self) -> bool:
-        return self._arrived
+        return self._arrived or _noted
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -34,6 +67,6 @@ class Interrupt:
             signal.signal(name, handler)
 
     def _note(self, number: int, frame: object) -> None:
-        if self._arrived:
+        if self:
             raise KeyboardInterrupt
         self._arrived = True

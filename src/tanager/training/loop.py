@@ -136,13 +136,15 @@ def train(
     Raises:
         ValueError: an argument is out of range, the loss cannot be made private, or
             `out` holds another run.
-        KeyboardInterrupt: on Ctrl-C or SIGTERM, after a checkpoint was written.
+        KeyboardInterrupt: on Ctrl-C or SIGTERM, after a checkpoint was written; in the
+            last step, after everything was.
         FloatingPointError: the parameters stopped being finite.
     """
     # 1. Refuse bad input before anything is made or spent.
     source = as_source(data)
     _check(mechanism, delta, clip_norm, len(source), augment, augmentation_multiplicity)
-    every = evaluate_every or max(1, mechanism.steps // 20)
+    twentieth = max(1, mechanism.steps // 20)
+    every = twentieth if evaluate_every is None else evaluate_every
     validate.whole(
         evaluate_every=every, physical_batch_size=physical_batch_size, at_least=1
     )
@@ -153,7 +155,7 @@ def train(
     if ema_decay >= 1:
         validate.refuse("ema_decay", ema_decay, "must be below 1")
     layout = Layout(devices, shard_parameters)
-    layout.check(physical_batch_size)
+    layout.check(physical_batch_size, len(source))
     _check_hosts(out, len(source))
     hold = can_hold(source, layout)
     trained, fixed = split(params, trainable)
@@ -283,7 +285,7 @@ def train(
         rate = clock.steps_per_second()
         evaluations = evaluations or _evaluate(evaluate, step, state)
         params, average = map(finish, layout.whole(step.models(state)))
-        return hand_over(
+        result = hand_over(
             folder,
             position.ledger,
             mechanism,
@@ -296,6 +298,10 @@ def train(
             examples_per_second=rate and rate * step.sampler.expected_batch_size,
             wait_fraction=clock.wait_fraction(),
         )
+        (stop,) = hosts.total(bool(interrupt))
+        if stop:
+            raise hosts.Stopped
+        return result
 
 
 def _as_json(description: Mapping[str, Any] | None) -> dict[str, Any]:

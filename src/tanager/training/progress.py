@@ -63,7 +63,7 @@ class TrainingProgress:
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""
-        self._console.print(text)
+        self._console.print(text, markup=False)
 
 
 @contextlib.contextmanager

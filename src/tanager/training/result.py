@@ -69,6 +69,8 @@ def hand_over(
         assert ledger is not None
         summary = _summary(ledger, mechanism, config, *evaluated)
         summary["private"] = private and mechanism.noise_multiplier > 0
+        if config.get("private_search"):
+            summary |= {"private": False, "private_search": True}
         summary |= {
             "seconds": seconds,
             "examples_per_second": examples_per_second,

@@ -127,7 +127,8 @@ def resume(
         _log.warning(
             "%d steps after checkpoint %d of run folder %s were charged, and are not "
             "made again, because they could come out otherwise: devices, physical "
-            "batch size or versions are not those they were begun with",
+            "batch size, versions or settings of JAX are not those they were begun "
+            "with",
             spent["lost"] - begun,
             begun,
             folder.path,

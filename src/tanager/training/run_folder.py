@@ -20,7 +20,7 @@ import shutil
 from pathlib import Path
 
 from tanager import _validate as validate
-from tanager._files import write_json
+from tanager._files import write_json_once
 from tanager.seed import Seed
 
 
@@ -40,13 +40,15 @@ class RunFolder:
 
     Args:
         path: the folder, created when missing.
+        of_search: it is a private search's, which releases its best as a run does.
 
     Raises:
         ValueError: `path` is a file, cannot be written, or holds other things.
     """
 
-    def __init__(self, path: str | os.PathLike):
+    def __init__(self, path: str | os.PathLike, of_search: bool = False):
         self.path = Path(path)
+        self._of_search = of_search
         if self.path.exists() and not self.path.is_dir():
             validate.refuse("out", str(path), "must be a folder, not a file")
         self._refuse_other_things()
@@ -58,6 +60,13 @@ class RunFolder:
             validate.refuse("out", str(path), "cannot be written", str(error))
 
     def _refuse_other_things(self) -> None:
+        if not self._of_search and (self.path / "study.json").exists():
+            validate.refuse(
+                "out",
+                str(self.path),
+                "holds a search, whose result would be overwritten",
+                "train into another folder",
+            )
         begun = (self.private / "seed.json").exists() or self.ledger.exists()
         others = [name for name in _WRITTEN if (self.path / name).exists()]
         if others and not begun:
@@ -101,19 +110,23 @@ class RunFolder:
                 seed; or the other host's is not there.
         """
         path = self.private / "seed.json"
-        if path.exists():
-            kept = json.loads(path.read_text())
-            seed = Seed(bytes.fromhex(kept["secret"]), kept["private"])
-            changed = given is None and not seed.private
-            if changed or (given is not None and Seed.from_int(given) != seed):
-                validate.refuse(
-                    "seed",
-                    given,
-                    "differs from the seed this run folder was begun with",
-                    f"resume with the same seed, or train into another folder than "
-                    f"{self.path}",
-                )
-            return seed
+        if not path.exists():
+            self._make_seed(path, given, make)
+        # Of processes that begin at once, all read what the first has written.
+        kept = json.loads(path.read_text())
+        seed = Seed(bytes.fromhex(kept["secret"]), kept["private"])
+        changed = given is None and not seed.private
+        if changed or (given is not None and Seed.from_int(given) != seed):
+            validate.refuse(
+                "seed",
+                given,
+                "differs from the seed this run folder was begun with",
+                f"resume with the same seed, or train into another folder than "
+                f"{self.path}",
+            )
+        return seed
+
+    def _make_seed(self, path: Path, given: int | None, make: bool) -> None:
         if not make:
             validate.refuse(
                 "out",
@@ -129,8 +142,7 @@ class RunFolder:
             )
         seed = Seed.from_os() if given is None else Seed.from_int(given)
         kept = {"secret": seed.secret.hex(), "private": seed.private}
-        write_json(path, kept, mode=0o600)
-        return seed
+        write_json_once(path, kept, mode=0o600)
 
     def require_space(self, needed: int) -> None:
         """Refuse to begin when the disk has fewer than `needed` bytes left."""

@@ -1,5 +1,6 @@
 """`tanager audit`: what an attack on the real training code proves about its ε."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ def run(arguments: Sequence[str]) -> int:
     from tanager.training.precision import computing
 
     out = Path(recipe.out or f"runs/{name}-audit")
+    _refuse_a_run(out)
     attack = {
         "white-box": methods.white_box,
         "membership": methods.membership,
@@ -56,8 +58,27 @@ def run(arguments: Sequence[str]) -> int:
     return int(content["violated"])
 
 
+def _refuse_a_run(out: Path) -> None:
+    for name in ("ledger.jsonl", "study.json", "config.json"):
+        if (out / name).exists() and not _is_an_audits(out / name):
+            validate.refuse(
+                "out",
+                str(out),
+                f"holds the {name} of a run or a search, whose report an audit's "
+                "would replace",
+                "audit into another folder",
+            )
+
+
+def _is_an_audits(config: Path) -> bool:
+    try:
+        return "rounds" in json.loads(config.read_text())  # of membership
+    except ValueError:
+        return False
+
+
 def _print(content: dict[str, Any], page: Path) -> None:
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     console.print(content["sentence"])
     if content["violated"]:
         console.print(
@@ -87,5 +108,6 @@ def _replayed(content: dict[str, Any], out: Path, as_json: bool) -> int:
         table.add_row(finding["check"], verdict, finding["told"])
     console = Console(highlight=False)
     console.print(table)
-    console.print(f"all of it: {out / 'replay.json'}", soft_wrap=True)
+    where = f"all of it: {out / 'replay.json'}"
+    console.print(where, soft_wrap=True, markup=False)
     return int(not content["passed"])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from tanager import _validate as validate
@@ -37,7 +38,7 @@ def white_box(
     prepared = _prepared(name, recipe, typed)
     mechanism = prepared.budget.mechanism
     folder = out / "run"
-    _, task = _task(recipe, prepared.dataset, options.audited_examples, folder, options)
+    _, task = _task(recipe, prepared.dataset, typed, folder, options)
     found = audit_white_box(
         task.loss,
         task.model,
@@ -81,7 +82,7 @@ def one_run(
     prepared = _prepared(name, recipe, typed)
     mechanism = prepared.budget.mechanism
     folder = out / "run"
-    _, task = _task(recipe, prepared.dataset, options.audited_examples, folder, options)
+    _, task = _task(recipe, prepared.dataset, typed, folder, options)
     test = prepared.dataset.test
     if options.canaries > len(test):
         validate.refuse(
@@ -127,13 +128,7 @@ def replayed(
     """Train a few steps of the recipe again and again, and check all that was done."""
     prepared = _prepared(name, recipe, typed)
     with tempfile.TemporaryDirectory() as folder:
-        _, task = _task(
-            recipe,
-            prepared.dataset,
-            options.audited_examples,
-            Path(folder),
-            options,
-        )
+        _, task = _task(recipe, prepared.dataset, typed, Path(folder), options)
         of_run = runner.train_options(recipe)
         for name_of_run in ("physical_batch_size", "checkpoint_seconds", "seed"):
             del of_run[name_of_run]
@@ -159,7 +154,7 @@ def membership(
     name: str, recipe: Recipe, options: "Options", typed: Collection[str], out: Path
 ) -> dict[str, Any]:
     """Train many models of the recipe's network under its ε and δ."""
-    del name, typed
+    del name
     if recipe.epsilon is None or recipe.delta is None:
         validate.refuse(
             "epsilon",
@@ -168,7 +163,7 @@ def membership(
             "give epsilon and delta",
         )
     dataset = runner.load(recipe)
-    secret, task = _task(recipe, dataset, options.audited_examples, out, options)
+    secret, task = _task(recipe, dataset, typed, out, options)
     canaries = _canaries(dataset, options.canary_kinds, secret)
     screen = Console(stderr=True, highlight=False)
     with Progress(
@@ -242,11 +237,18 @@ def _prepared(name: str, recipe: Recipe, typed: Collection[str]) -> runner.Prepa
 def _task(
     recipe: Recipe,
     dataset: Dataset,
-    examples: int | None,
+    typed: Collection[str],
     folder: Path,
     options: "Options",
 ) -> tuple[Seed, tasks.Task]:
+    examples = options.audited_examples
     if examples is not None:
+        if "audited_examples" in typed and examples > len(dataset.train):
+            validate.refuse(
+                "audited_examples",
+                examples,
+                f"must be at most the {len(dataset.train)} training examples",
+            )
         rows = np.arange(min(examples, len(dataset.train)))
         dataset = dataclasses.replace(dataset, train=subset(dataset.train, rows))
     secret = RunFolder(folder).seed(recipe.seed)
@@ -318,8 +320,8 @@ def _showing(bars: Progress) -> Callable[[str, int, int, str], None]:
 
     def tell(phase: str, trained: int, models: int, known: str) -> None:
         if shown.get("phase") != (phase, models):
-            shown["bar"] = bars.add_task(phase, known="")
+            shown["bar"] = bars.add_task(escape(phase), known="")
             shown["phase"] = (phase, models)
-        bars.update(shown["bar"], completed=trained, total=models, known=known)
+        bars.update(shown["bar"], completed=trained, total=models, known=escape(known))
 
     return tell
