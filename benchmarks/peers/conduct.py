@@ -80,8 +80,12 @@ _SAME_SUM = 0.02
 # definition; it needs the memory of all gradients, which large batches lack.
 _LOSSES_OF = ("jax-sgd", "jax-sgd:options")
 _SUMS_OF = (
-    *("jax-vmap", "jax-vmap:options"),
-    *("jax-privacy", "jax-privacy:options", "tanager:auto", "tanager:auto:low"),
+    "jax-vmap",
+    "jax-vmap:options",
+    "jax-privacy",
+    "jax-privacy:options",
+    "tanager:auto",
+    "tanager:auto:low",
 )
 
 

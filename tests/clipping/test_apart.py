@@ -17,6 +17,7 @@ from jax.experimental.buffer_callback import buffer_callback
 from oracle import ALL, FAST
 
 from tanager.clipping import clipped_grad
+from tanager.clipping.jaxprs import every_equation
 
 
 DRAW = np.random.default_rng(0)
@@ -61,7 +62,7 @@ CLOSED = {
     "branch": in_a_branch,
     "custom_jvp": with_a_rule,
     "scan": lambda image, kernel: lax.scan(
-        lambda carry, _: (carry + convolve(image, kernel), None),
+        lambda carry, _: (carry + convolve(image, kernel) / 70, None),
         jnp.zeros((1, 6, 6, 2), image.dtype),
         length=70,
     )[0],
@@ -81,10 +82,34 @@ def test_convolutions_of_data_with_data_within_calls(kind, strategy):
     mask = jnp.arange(ROWS) != 0
     clean = clip(loss, w, batch, strategy, mask)
     expected = clip(loss, w, batch, "per_example", mask)
-    np.testing.assert_allclose(clean.sum, expected.sum, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(clean.sum, expected.sum, rtol=1e-5, atol=1e-6)
     for given in (mask, None):
         out = clip(loss, w, spoilt, strategy, given)
-        np.testing.assert_allclose(out.sum, clean.sum, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(out.sum, clean.sum, rtol=1e-5, atol=1e-6)
+
+
+# Of a branch JAX itself gives every row all operands.
+@pytest.mark.parametrize("kind", sorted(CLOSED.keys() - {"branch"}))
+def test_kernels_that_are_the_same_for_all_stay_one_within_calls(kind):
+    kernel = normal(3, 3, 1, 2)
+
+    def loss(w, example):
+        image = CLOSED[kind](example["image"] * w, kernel)
+        return jnp.sum(jnp.tanh(image) ** 2)
+
+    batch = {"image": normal(ROWS, 6, 6, 1)}
+    grad_fn = clipped_grad(loss, clip_norm=1.0, strategy="bk")
+    w = jnp.ones((6, 6, 1))
+    found = jax.jit(grad_fn)(w, batch)
+    expected = clip(loss, w, batch, "per_example")
+    np.testing.assert_allclose(found.sum, expected.sum, rtol=1e-5, atol=1e-6)
+    jaxpr = jax.make_jaxpr(grad_fn)(w, batch).jaxpr
+    made = [
+        equation.params["feature_group_count"] * equation.params["batch_group_count"]
+        for equation in every_equation(jaxpr.eqns)
+        if equation.primitive.name == "conv_general_dilated"
+    ]
+    assert set(made) == {1}
 
 
 @pytest.mark.parametrize("answer", [eqxi.unvmap_any, eqxi.unvmap_all])
@@ -94,6 +119,16 @@ def test_answers_of_the_batch_are_refused(answer, strategy):
         return jnp.sum(w) * jnp.where(answer(x[0] > 100), 1.0, -1.0)
 
     with pytest.raises(ValueError, match="must not mix examples, but it uses unvmap_a"):
+        clip(loss, jnp.ones(3), normal(ROWS, 3), strategy)
+
+
+@strategies
+def test_a_branch_that_the_batch_chooses_is_refused_unless_it_may_do_nothing(strategy):
+    def loss(w, x):
+        sign = lax.cond(eqxi.unvmap_any(x[0] > 100), lambda: 1.0, lambda: -1.0)
+        return jnp.sum(w) * sign
+
+    with pytest.raises(ValueError, match="must not mix examples"):
         clip(loss, jnp.ones(3), normal(ROWS, 3), strategy)
 
 
@@ -182,6 +217,33 @@ def test_a_flag_beside_the_arrays_is_checked_anew(flag, strategy):
         grad_fn({"w": w, "flag": flag}, x)
 
 
+class Switch:
+    def __init__(self, on):
+        self.on = on
+
+    def __eq__(self, other):  # so that Python gives it no hash
+        return self is other
+
+    def __bool__(self):
+        return self.on
+
+
+def test_a_flag_that_has_no_hash_is_checked_at_every_trace():
+    grad_fn = clipped_grad(
+        lambda p, x: jnp.sum(p["w"] * (mix(x) if p["flag"] else x)), clip_norm=1.0
+    )
+    x = normal(ROWS, 3)
+
+    def traced(switch):
+        return jax.jit(lambda w: grad_fn({"w": w, "flag": switch}, x).sum)(jnp.ones(3))
+
+    switch = Switch(False)
+    traced(switch)
+    switch.on = True
+    with pytest.raises(ValueError, match="custom_vmap_call"):
+        traced(switch)
+
+
 @jax.custom_jvp
 def gate(y, w):
     return y
@@ -203,7 +265,7 @@ def test_rules_that_ask_which_operands_vary(strategy):
     w, x = jnp.ones(3), normal(ROWS, 3)
     expected = jax.grad(lambda w: sum(loss(w, row) for row in x))(w)
     grad_fn = clipped_grad(loss, clip_norm=1e3, strategy=strategy)
-    np.testing.assert_allclose(grad_fn(w, x).sum, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(grad_fn(w, x).sum, expected, rtol=1e-5, atol=1e-6)
     assert grad_fn.explain(w, x).strategy == "per_example"
 
 
@@ -218,7 +280,7 @@ def test_checkpointed_loops_have_their_gradients():
     expected = jax.grad(lambda w: sum(loss(w, row) for row in x))(w)
     assert jnp.linalg.norm(expected) > 0.1
     found = clip(loss, w, x, "bk", clip_norm=1e3)
-    np.testing.assert_allclose(found.sum, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found.sum, expected, rtol=1e-5, atol=1e-6)
 
 
 @strategies

@@ -110,7 +110,7 @@ def test_the_privacy_wall_is_warned_about_with_the_way_out():
             f" ε = {upper(spent)} for {cost} the epochs"
         )
         assert move in warning
-    assert f"ε is {plan.epsilon['pld']:.3g}" in warning
+    assert f"ε is {upper(plan.epsilon['pld'])} where" in warning
     assert f"ε_TAN is {plan.epsilon['tan']:.3g}" in warning
 
 

@@ -67,12 +67,8 @@ def test_every_optimizer_that_is_offered_updates():
     params = {"w": jnp.ones((3, 2)), "b": jnp.ones(2)}
     for name in names:
         made = optimizer(recipe(optimizer=name, optimizer_options={}), 10)
-
-        def update(params, made=made):
-            return made.update(params, made.init(params), params)[0]
-
         with jax.numpy_dtype_promotion("standard"):  # some of optax need it
-            moved = jax.eval_shape(update, params)
+            moved, _ = made.update(params, made.init(params), params)
         assert jax.tree.map(jnp.shape, moved) == jax.tree.map(jnp.shape, params), name
 
 

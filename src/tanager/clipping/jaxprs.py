@@ -5,16 +5,16 @@
     { lambda ; w x. y = jit[jaxpr={ u v. z = dot_general u v }] w x }   becomes
     { lambda ; w x. y = dot_general w x }
 
-Calls that no parameter enters directly (an activation, say) stay closed unless they
-hold a convolution, which is evaluated apart. Those whose derivative is not that of
-their body (`custom_jvp`, `custom_vjp`) stay closed too, taken as one equation.
+Calls that no parameter enters directly (an activation, say) stay closed, and so do
+those whose derivative is not that of their body (`custom_jvp`, `custom_vjp`), which
+are taken as one equation.
 
 Equations are evaluated by `jax.core.eval_jaxpr` on a jaxpr of one equation: binding
 primitives with calls inside is different in JAX 0.10 and 0.11. Only primitives without
 are bound directly, where they must be evaluated at another dtype (`evaluate_wide`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -60,21 +60,24 @@ def _dtype(value: Any) -> Any:
     return getattr(value, "aval", value).dtype
 
 
+def every_equation(equations: Iterable[jex.JaxprEqn]) -> Iterator[jex.JaxprEqn]:
+    """Give these equations, and those of the jaxprs within them, at any depth."""
+    for equation in equations:
+        yield equation
+        for inner in jex.jaxprs_in_params(equation.params):
+            yield from every_equation(_open(inner)[0].eqns)
+
+
 def convolves(equation: jex.JaxprEqn) -> bool:
     """Whether an equation is a convolution, or holds one."""
-    return _holds(equation, lambda own: own.primitive.name == "conv_general_dilated")
+    names = (each.primitive.name for each in every_equation([equation]))
+    return "conv_general_dilated" in names
 
 
 def asks_what_varies(equation: jex.JaxprEqn) -> bool:
     """Whether an equation holds a derivative's rule with ``symbolic_zeros=True``."""
-    return _holds(equation, lambda own: own.params.get("symbolic_zeros") is True)
-
-
-def _holds(equation: jex.JaxprEqn, test: Callable[[jex.JaxprEqn], bool]) -> bool:
-    return test(equation) or any(
-        _holds(each, test)
-        for inner in jex.jaxprs_in_params(equation.params)
-        for each in getattr(inner, "jaxpr", inner).eqns
+    return any(
+        e.params.get("symbolic_zeros") is True for e in every_equation([equation])
     )
 
 
@@ -101,14 +104,25 @@ def _debug_info(arguments: int, results: int) -> jex.DebugInfo:
     return jex.DebugInfo("tanager", "one equation", ("",) * arguments, ("",) * results)
 
 
-def evaluate_apart(equation: jex.JaxprEqn, values: Sequence[Any]) -> list[Any]:
+def evaluate_apart(
+    equation: jex.JaxprEqn, values: Sequence[Any], shared: Callable[[Any], bool]
+) -> list[Any]:
     """Evaluate an equation so that under `vmap` no row can spoil the others.
 
     XLA may compute a batch of small convolutions as one large one with zeros between,
     forward or backward, and 0·NaN is NaN. A row that is not finite meets the others as
     zeros, and its results are NaN.
+
+    Args:
+        equation: what to evaluate.
+        values: of its operands.
+        shared: which of its variables are the same for all rows.
     """
-    moving = [number for number, value in enumerate(values) if is_float(value)]
+    moving = [
+        number
+        for number, atom in enumerate(equation.invars)
+        if isinstance(atom, jex.Var) and is_float(atom) and not shared(atom)
+    ]
 
     def forward(floats, others):
         good = _all_finite(floats)
@@ -129,7 +143,7 @@ def evaluate_apart(equation: jex.JaxprEqn, values: Sequence[Any]) -> list[Any]:
     apart = jax.custom_vjp(lambda floats, others: forward(floats, others)[0])
     apart.defvjp(forward, backward)
     floats = [jnp.asarray(values[number]) for number in moving]
-    others = [None if is_float(value) else value for value in values]
+    others = [None if n in moving else value for n, value in enumerate(values)]
     return apart(floats, others)
 
 
@@ -246,8 +260,7 @@ def _interpret(jaxpr: Any, consts: Sequence[Any], arguments: list, keep: Callabl
         name = equation.primitive.name
         entered = any(origin == Origin.PARAMETER for _, origin in operands)
         mixed = entered and any(origin == Origin.DATA for _, origin in operands)
-        opens = name in OPENED and not keep(equation)
-        if opens and (entered or convolves(equation)):
+        if entered and name in OPENED and not keep(equation):
             inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
             results = _interpret(*_open(inner), operands, keep)
         elif mixed and name == "scan" and _worth_unrolling(equation):

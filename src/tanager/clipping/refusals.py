@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from tanager.clipping.jaxprs import every_equation
+
 
 _REFUSED = {
     "custom_vmap_call": "may mix the examples of a batch as its author pleases",
@@ -27,7 +29,10 @@ _DERIVED = ("custom_jvp_call", "custom_vjp_call", *_MARKS)
 """Their derivatives are no part of the program, and may mix what it does not."""
 
 _DRAWS = (
-    *("random_bits", "random_gamma", "random_split", "random_fold_in"),
+    "random_bits",
+    "random_fold_in",
+    "random_gamma",
+    "random_split",
     "rng_bit_generator",
 )
 
@@ -35,6 +40,7 @@ _OF_THE_BATCH = ("unvmap_any", "unvmap_all", "unvmap_max")
 """Equinox's: under `vmap`, one answer for all rows."""
 
 _CHOOSING = ("and", "or", "not", "convert_element_type", "nonbatchable")
+"""What may stand between such an answer and the choice of a branch."""
 
 
 def refuse_ill_defined(jaxpr: Any) -> None:
@@ -153,16 +159,30 @@ def _refuse_answers_of_the_batch(jaxpr: Any, allowed: bool = False) -> None:
 
 
 def _only_chooses(jaxpr: Any, answer: Any) -> bool:
-    """Whether nothing is made of an answer but the choice of a branch."""
+    """Whether an answer only decides if something is done, or all stays as it is.
+
+    As in Equinox's loops, which keep what rows that have ended hold by themselves.
+    """
     for equation in jaxpr.eqns:
         places = [n for n, atom in enumerate(equation.invars) if atom is answer]
-        if not places or (equation.primitive.name == "cond" and places == [0]):
+        if not places or (places == [0] and _may_do_nothing(equation)):
             continue
         if equation.primitive.name not in _CHOOSING:
             return False
         if not _only_chooses(jaxpr, equation.outvars[0]):
             return False
     return not any(atom is answer for atom in jaxpr.outvars)
+
+
+def _may_do_nothing(equation: Any) -> bool:
+    """Whether one of its branches hands on what it was given."""
+    if equation.primitive.name != "cond":
+        return False
+    branches = [branch.jaxpr for branch in equation.params["branches"]]
+    return any(
+        all(any(atom is given for given in branch.invars) for atom in branch.outvars)
+        for branch in branches
+    )
 
 
 def _traced(function: Callable, *arguments: PyTree) -> tuple[jex.ClosedJaxpr, PyTree]:
@@ -186,14 +206,7 @@ def _traced(function: Callable, *arguments: PyTree) -> tuple[jex.ClosedJaxpr, Py
 
 
 def _holds(jaxpr: Any, names: Sequence[str]) -> bool:
-    return any(
-        equation.primitive.name in names
-        or any(
-            _holds(getattr(inner, "jaxpr", inner), names)
-            for inner in jex.jaxprs_in_params(equation.params)
-        )
-        for equation in jaxpr.eqns
-    )
+    return any(each.primitive.name in names for each in every_equation(jaxpr.eqns))
 
 
 def refuse_cross_example_layers(params: PyTree) -> None:

@@ -197,7 +197,9 @@ class Program:
             operands = [_read(values, atom) for atom in equation.invars]
             tap = self._by_equation.get(id(equation))
             if tap is None and _convolves_data(equation, constants):
-                results = jaxprs.evaluate_apart(equation, operands)
+                results = jaxprs.evaluate_apart(
+                    equation, operands, constants.__contains__
+                )
             else:
                 results = jaxprs.evaluate(equation, operands)
             if tap is not None:

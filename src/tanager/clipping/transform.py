@@ -172,6 +172,7 @@ class ClippedGrad:
             return False
         program = self._program(*self._split(params, batch), batch)
         if program is None:
+            self._tuned.add(shapes)
             return False
         sizes = {rows for _, rows in _pieces(rows_of(batch), self.memory)}
         measured = [
@@ -389,17 +390,6 @@ def _shapes(tree: PyTree) -> Any:
 def _fixed(value: Any) -> Any:
     try:
         hash(value)
-    except TypeError:  # one of its kind, and kept: no later object has its number
-        return _Itself(value)
+    except TypeError:  # like nothing that was seen, and so checked anew
+        return object()
     return type(value), value
-
-
-class _Itself:
-    def __init__(self, value: Any):
-        self._value = value
-
-    def __hash__(self) -> int:
-        return id(self._value)
-
-    def __eq__(self, other: Any) -> bool:
-        return isinstance(other, _Itself) and other._value is self._value

@@ -178,5 +178,5 @@ def _cost(result: _Fields) -> str:
 def _large(epsilon: float | None) -> str:
     if epsilon is None:
         return "infinite"
-    shown = float(f"{epsilon:.4g}")
+    shown = float(upper(epsilon))
     return f"{shown:,.0f}" if 1000 <= shown < 1e7 else f"{shown:.4g}"
