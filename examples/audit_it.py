@@ -98,9 +98,9 @@ def noise_times(factor):
     """Plant the bug for the time of a block."""
     init = tanager.GaussianNoise.__init__
 
-    def wrong(self, *arguments, **options):
-        init(self, *arguments, **options)
-        self.standard_deviation *= factor
+    def wrong(self, mechanism, *arguments):
+        sigma = factor * mechanism.noise_multiplier
+        init(self, dataclasses.replace(mechanism, noise_multiplier=sigma), *arguments)
 
     with mock.patch.object(tanager.GaussianNoise, "__init__", wrong):
         yield

@@ -10,12 +10,13 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
 from tanager import sampling
-from tanager.privacy.mechanism import Mechanism
+from tanager.privacy.mechanism import Adjacency, Mechanism
 from tanager.sampling import PoissonSampler, pack
 from tanager.seed import Seed
 
@@ -226,7 +227,7 @@ def test_rate_one_draws_everyone():
         np.testing.assert_array_equal(draws.indices(step), np.arange(1000))
 
 
-@pytest.mark.parametrize("block", [1, 7, 64, 1000])
+@pytest.mark.parametrize("block", [2, 8, 64, 1000])
 def test_block_length_does_not_show(monkeypatch, block):
     expected = sampler(500, 0.3, 2).indices(1)
     monkeypatch.setattr(sampling, "_BLOCK", block)
@@ -237,16 +238,26 @@ def test_block_length_does_not_show(monkeypatch, block):
 def test_threshold_is_the_rate(monkeypatch, rate):
     """Word w is drawn exactly when w < q·2⁶⁴, in exact arithmetic."""
     limit = Fraction(rate) * 2**64
-    first_out = -(-limit.numerator // limit.denominator)
-    words = [w for w in (0, first_out - 1, first_out, 2**64 - 1) if 0 <= w < 2**64]
+    whole = limit.numerator // limit.denominator
+    words = [w for w in (0, whole - 1, whole, whole + 1, 2**64 - 1) if 0 <= w < 2**64]
+    given = np.array(words, np.uint64)
+    monkeypatch.setattr(Seed, "words", lambda *_, **__: given)
+    for further, joins in ((bytes(64), limit > whole), (b"\xff" * 64, False)):
+        monkeypatch.setattr(Seed, "derive", lambda *_, bits=further, **__: bits)
+        drawn = sampler(len(words), rate, 1).indices(0)
+        expected = [
+            i for i, w in enumerate(words) if w < whole or (w == whole and joins)
+        ]
+        assert list(drawn) == expected
 
-    class Words:
-        def random_raw(self, count):
-            return np.array(words[:count], np.uint64)
 
-    monkeypatch.setattr(PoissonSampler, "_words", lambda self, step: Words())
-    drawn = sampler(len(words), rate, 1).indices(0)
-    assert list(drawn) == [i for i, word in enumerate(words) if word < limit]
+def test_what_64_bits_do_not_hold_is_drawn_from_512_more(monkeypatch):
+    """At q = 2⁻⁶⁶ a word of 0 joins with a chance of a fourth."""
+    monkeypatch.setattr(Seed, "words", lambda *_, **__: np.zeros(1, np.uint64))
+    for first, joins in ((0x3F, True), (0x40, False)):
+        bits = bytes([first]) + b"\xff" * 63
+        monkeypatch.setattr(Seed, "derive", lambda *_, bits=bits, **__: bits)
+        assert len(sampler(1, 2.0**-66, 1).indices(0)) == joins
 
 
 def test_dtype_order_and_range():
@@ -265,38 +276,19 @@ def test_random_access_is_deterministic():
         np.testing.assert_array_equal(first.indices(step), forward[step])
 
 
-def philox(counter, key):
-    """Philox-4x64-10 (Salmon et al. 2011, section 4.3) in Python integers."""
-    mask = 2**64 - 1
-    for _ in range(10):
-        left = 0xD2E7470EE14C6C93 * counter[0]
-        right = 0xCA5A826395121157 * counter[2]
-        counter = (
-            (right >> 64) ^ counter[1] ^ key[0],
-            right & mask,
-            (left >> 64) ^ counter[3] ^ key[1],
-            left & mask,
-        )
-        key = (
-            (key[0] + 0x9E3779B97F4A7C15) & mask,
-            (key[1] + 0xBB67AE8584CAA73B) & mask,
-        )
-    return counter
-
-
 @pytest.mark.parametrize(("examples", "rate", "step"), [(40, 0.2, 7), (401, 0.01, 0)])
 def test_stream_is_the_one_documented(examples, rate, step):
     """A resumed run must see the batches it would have seen, whatever the version."""
-    material = Seed.from_int(0).derive("sampling", step, size=48)
-    words = [int.from_bytes(material[i : i + 8], "little") for i in range(0, 48, 8)]
-    position = sum(word << (64 * i) for i, word in enumerate(words[2:]))
-    stream = []
-    while len(stream) < examples:
-        position = (position + 1) % 2**256
-        counter = tuple((position >> (64 * i)) % 2**64 for i in range(4))
-        stream += philox(counter, tuple(words[:2]))
+    key = Seed.from_int(0).derive("sampling", step)
+    cipher = Cipher(algorithms.AES(key), modes.ECB()).encryptor()  # block by block
+    blocks = b"".join(
+        cipher.update(number.to_bytes(16, "big")) for number in range(examples)
+    )
+    stream = [
+        int.from_bytes(blocks[8 * n : 8 * n + 8], "little") for n in range(examples)
+    ]
     limit = Fraction(rate) * 2**64
-    expected = [i for i, word in enumerate(stream[:examples]) if word < limit]
+    expected = [i for i, word in enumerate(stream) if word < limit]
     assert list(sampler(examples, rate, 10).indices(step)) == expected
 
 
@@ -313,7 +305,7 @@ def test_seeds_are_independent():
     assert chi_square_p(same) < FALSE_ALARM
 
 
-def test_each_step_has_its_own_material():
+def test_each_step_has_its_own_key():
     asked = []
 
     class Recording(Seed):
@@ -324,20 +316,8 @@ def test_each_step_has_its_own_material():
     mechanism = Mechanism(sample_rate=0.5, noise_multiplier=1.0, steps=3)
     draws = PoissonSampler(mechanism, 50, Recording(bytes(32)))
     batches = [tuple(draws.indices(step)) for step in range(3)]
-    assert asked == [("sampling", (step,), 48) for step in range(3)]
+    assert asked == [("sampling", (step,), 32) for step in range(3)]
     assert len(set(batches)) == 3
-
-
-def test_every_word_of_the_material_counts(monkeypatch):
-    """Key (2 words) and starting position (4 words) all change the stream."""
-    draws = sampler(200, 0.5, 1)
-    streams = []
-    for word in range(7):
-        material = np.zeros(6, "<u8")
-        material[:word] = 1
-        monkeypatch.setattr(Seed, "derive", lambda *_, m=material, **__: m.tobytes())
-        streams.append(tuple(draws.indices(0)))
-    assert len(set(streams)) == 7
 
 
 def test_neighbours_share_their_batches():
@@ -353,6 +333,15 @@ def test_neighbours_share_their_batches():
 
 def test_expected_batch_size_is_public_and_real():
     assert sampler(1001, 0.25, 1).expected_batch_size == 250.25
+
+
+def test_where_the_size_is_private_another_is_declared():
+    hidden = Mechanism(0.25, 1.0, 1, Adjacency.ADD_OR_REMOVE_ONE)
+    with pytest.raises(ValueError, match="protects the number of examples"):
+        PoissonSampler(hidden, 1001, Seed.from_int(0))
+    for examples in (1001, 1002):
+        draws = PoissonSampler(hidden, examples, Seed.from_int(0), declared=1000)
+        assert draws.expected_batch_size == 250
 
 
 def test_horizon_raises():

@@ -51,7 +51,7 @@ class Listed:
 
 
 def test_a_step_that_cannot_be_charged_is_not_made(monkeypatch, tmp_path):
-    charge, keys, made = tanager.Ledger.charge, tanager.GaussianNoise.keys, []
+    charge, draw, made = tanager.Ledger.charge, tanager.GaussianNoise.draw, []
 
     def full(self, mechanism, step, stream=""):
         if step == 3:
@@ -60,7 +60,7 @@ def test_a_step_that_cannot_be_charged_is_not_made(monkeypatch, tmp_path):
 
     monkeypatch.setattr(tanager.Ledger, "charge", full)
     monkeypatch.setattr(
-        tanager.GaussianNoise, "keys", lambda *of: made.append(of[1]) or keys(*of)
+        tanager.GaussianNoise, "draw", lambda *of: made.append(of[1]) or draw(*of)
     )
     with pytest.raises(OSError, match="No space left"):
         train(tmp_path / "run")

@@ -14,9 +14,10 @@ amplification by subsampling is gone. They grow from the run's secret seed, and 
 reach neither a log nor a report.
 """
 
-import math
+import copy
 from collections.abc import Iterator
-from typing import NamedTuple
+from fractions import Fraction
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -71,35 +72,59 @@ def _pack(indices: np.ndarray, size: int) -> Iterator[PhysicalBatch]:
 
 
 class PoissonSampler:
-    """The logical batches of a run, each to be had without those before it.
+    """The logical batches of a run; each can be drawn without those before it.
 
-    Example i is in the batch of a step when the i-th word of that step's stream falls
-    below q·2⁶⁴. So who else is in the data has no bearing on whether i is drawn: two
-    data sets that differ by a last example give, under one seed, batches that differ by
-    at most that example.
+    Example i is in the batch of a step when the i-th 64-bit word of that step's stream
+    falls below q·2⁶⁴. So who else is in the data has no bearing on whether i is drawn,
+    nor on the rows of those before i: two data sets of which one lacks the last
+    example, or has nothing in the place of some example, give batches that differ in
+    one row.
 
-    The words are 64 bits wide: the probability is q itself for q ≥ 2⁻¹² and less than
-    2⁻⁶⁴ above it otherwise. They come from Philox-4x64 (Salmon et al. 2011), keyed for
-    each step with 128 bits and started at a position of 256 bits, both derived from the
-    seed. NumPy promises the same words from this generator in every version, so a
-    resumed run sees the same batches. Philox passes statistical tests but is not a
-    cipher; the seed itself is protected by the keyed hash behind `Seed.derive`.
+    The probability is q exactly: a word that equals the whole part of q·2⁶⁴ is decided
+    by 512 further bits. The words come from AES-256 in counter mode, with a key of its
+    own for each step (`Seed.words`), the same in every version.
 
     Attributes:
         mechanism: its sample rate is q, its steps are the horizon.
         examples: N, how many examples the data set has.
-        expected_batch_size: q·N, the public number that an update is divided by.
+        declared: the public size that updates are divided by, times q.
+        expected_batch_size: q·declared, public.
+
+    Args:
+        mechanism: as above.
+        examples: N; private under add-or-remove-one.
+        seed: the run's secret.
+        declared: a size chosen without looking at the data; N where N is public, which
+            it is not under add-or-remove-one.
 
     Raises:
-        ValueError: `examples` is not a whole number of at least 1.
+        ValueError: `examples` is not a whole number of at least 1, or the size must be
+            declared and is not.
     """
 
-    def __init__(self, mechanism: Mechanism, examples: int, seed: Seed):
+    def __init__(
+        self,
+        mechanism: Mechanism,
+        examples: int,
+        seed: Seed,
+        declared: int | None = None,
+    ):
         validate.whole(examples=examples, at_least=1)
+        if declared is None:
+            mechanism.require_public_size()
+            declared = examples
+        validate.whole(declared=declared, at_least=1)
         self.mechanism = mechanism
         self.examples = int(examples)
-        self.expected_batch_size = mechanism.sample_rate * self.examples
+        self.declared = int(declared)
+        self.expected_batch_size = mechanism.sample_rate * self.declared
         self._seed = seed
+
+    def with_seed(self, seed: Seed) -> Self:
+        """Return the same with another secret."""
+        other = copy.copy(self)
+        other._seed = seed
+        return other
 
     def indices(self, step: int) -> np.ndarray:
         """Return the logical batch of a step. Secret, and so is its length.
@@ -123,16 +148,17 @@ class PoissonSampler:
                 f"must be below the mechanism's {steps} steps",
                 "more steps cost more privacy: plan a mechanism that has them",
             )
-        words = self._words(step)
-        rate = self.mechanism.sample_rate
-        largest = np.uint64(math.ceil(math.ldexp(rate, 64)) - 1)
-        drawn = [
-            start
-            + np.flatnonzero(
-                words.random_raw(min(_BLOCK, self.examples - start)) <= largest
-            )
-            for start in range(0, self.examples, _BLOCK)
-        ]
+        if self.mechanism.sample_rate == 1:
+            return np.arange(self.examples, dtype=np.int64)
+        below, rest = divmod(Fraction(self.mechanism.sample_rate) * 2**64, 1)
+        drawn = []
+        for start in range(0, self.examples, _BLOCK):
+            size = min(_BLOCK, self.examples - start)
+            words = self._seed.words(size, "sampling", step, start=start)
+            joins = words < np.uint64(below)
+            for place in np.flatnonzero(words == np.uint64(below)):
+                joins[place] = self._joins(step, start + int(place), rest)
+            drawn.append(start + np.flatnonzero(joins))
         return np.concatenate(drawn).astype(np.int64, copy=False)
 
     def batches(self, step: int, physical_batch_size: int) -> Iterator[PhysicalBatch]:
@@ -143,7 +169,7 @@ class PoissonSampler:
         """
         return pack(self.indices(step), physical_batch_size)
 
-    def _words(self, step: int) -> np.random.Philox:
-        material = self._seed.derive("sampling", step, size=48)
-        key, counter = np.split(np.frombuffer(material, "<u8"), [2])
-        return np.random.Philox(key=key, counter=counter)
+    def _joins(self, step: int, index: int, chance: Fraction) -> bool:
+        """Decide with a probability that 64 bits do not hold."""
+        bits = self._seed.derive("sampling bits", step, index, size=64)
+        return int.from_bytes(bits) < chance * 2**512

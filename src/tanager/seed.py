@@ -13,6 +13,7 @@ import secrets
 from typing import Self
 
 import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from tanager import _validate as validate
 
@@ -62,6 +63,32 @@ class Seed:
             name.encode(), digest_size=size, key=self.secret, person=b"tanager-derive"
         )
         return digest.digest()
+
+    def words(
+        self, count: int, purpose: str, *position: int, start: int = 0
+    ) -> np.ndarray:
+        """Return secret uniform words, by AES-256 in counter mode.
+
+        Batches and noise are made of them: whoever sees any number of words can
+        predict no other.
+
+        Args:
+            count: how many.
+            purpose: what they are for; the cipher's key is derived from it.
+            position: whole numbers, such as the step.
+            start: how many words of this stream to leave out, an even number.
+
+        Returns:
+            uint64[count], the same in every version and on every machine.
+        """
+        assert start % 2 == 0
+        key = self.derive(purpose, *position)
+        counter = (start // 2).to_bytes(16, "big")
+        cipher = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
+        words = np.empty(count + 2, "<u8")  # with room for a block, as it wants
+        zeros = bytes(8 * count)
+        cipher.update_into(zeros, memoryview(words).cast("B"))
+        return words[:count].astype(np.uint64, copy=False)
 
     def generator(self, purpose: str, *position: int) -> np.random.Generator:
         """Return a generator of random numbers for this purpose and position.

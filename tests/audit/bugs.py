@@ -15,7 +15,7 @@ import optax
 
 from tanager import noise, sampling
 from tanager.clipping import transform
-from tanager.keys import derive_keys
+from tanager.grid import Whole
 from tanager.seed import Seed
 from tanager.training import step
 
@@ -24,29 +24,40 @@ from tanager.training import step
 
 
 def no_noise(patch):
-    patch.setattr(noise.GaussianNoise, "add", lambda self, total, keys: total)
+    def none(self, step):
+        return jax.tree.map(np.zeros_like, draw(self, step))
+
+    draw = noise.GaussianNoise.draw
+    patch.setattr(noise.GaussianNoise, "draw", none)
 
 
-def half_the_noise(patch):
+def times_the_noise(patch, factor):
     made = noise.GaussianNoise.__init__
 
-    def init(self, *arguments, **options):
-        made(self, *arguments, **options)
-        self.standard_deviation /= 2
+    def init(self, mechanism, *arguments):
+        sigma = factor * mechanism.noise_multiplier
+        mechanism = dataclasses.replace(mechanism, noise_multiplier=sigma)
+        made(self, mechanism, *arguments)
 
     patch.setattr(noise.GaussianNoise, "__init__", init)
 
 
+def half_the_noise(patch):
+    times_the_noise(patch, 0.5)
+
+
 def one_leaf_without_noise(patch):
     """The last one: in a white-box audit, that of the canaries."""
-    add = noise.GaussianNoise.add
+    draw = noise.GaussianNoise.draw
 
-    def but_the_last(self, total, keys):
-        leaves, structure = jax.tree.flatten(total)
-        noisy = jax.tree.leaves(add(self, total, keys))
-        return jax.tree.unflatten(structure, [*noisy[:-1], leaves[-1]])
+    def but_the_last(self, step):
+        def limb(tree):
+            *first, last = jax.tree.leaves(tree)
+            return jax.tree.structure(tree).unflatten([*first, np.zeros_like(last)])
 
-    patch.setattr(noise.GaussianNoise, "add", but_the_last)
+        return Whole(*map(limb, draw(self, step)))
+
+    patch.setattr(noise.GaussianNoise, "draw", but_the_last)
 
 
 def noise_of_physical_batches_wrongly_scaled(patch):
@@ -56,39 +67,46 @@ def noise_of_physical_batches_wrongly_scaled(patch):
     def noisy(self, params, frozen, before, batch, mask, indices, key):
         after = accumulate(self, params, frozen, before, batch, mask, indices, key)
         own = jax.random.fold_in(key, indices[0])
-        leaves, structure = jax.tree.flatten(after.sum)
+        leaves, structure = jax.tree.flatten(after.sum.high)
         each = [
-            leaf
-            + self.noise.standard_deviation
+            self.noise.standard_deviation
             / 4
             * jax.random.normal(jax.random.fold_in(own, number), leaf.shape)
             for number, leaf in enumerate(leaves)
         ]
-        return after._replace(sum=jax.tree.unflatten(structure, each))
+        grid = self.noise.grid
+        own = grid.round(jax.tree.unflatten(structure, each))
+        return after._replace(sum=grid.plus(after.sum, own))
 
     patch.setattr(step.Step, "_accumulate_here", noisy)
     no_noise(patch)
 
 
 def the_same_noise_in_every_step(patch):
-    keys = noise.GaussianNoise.keys
-    patch.setattr(noise.GaussianNoise, "keys", lambda self, _: keys(self, 0))
+    draw = noise.GaussianNoise.draw
+    patch.setattr(noise.GaussianNoise, "draw", lambda self, _: draw(self, 0))
 
 
 def noise_of_the_step_counter_only(patch):
-    def keys(self, number):
-        return derive_keys(Seed.from_int(0), "noise", number, count=self.draws)
+    draw = noise.GaussianNoise.draw
 
-    patch.setattr(noise.GaussianNoise, "keys", keys)
+    def of_a_known_secret(self, step):
+        return draw(self.with_seed(Seed.from_int(0)), step)
+
+    patch.setattr(noise.GaussianNoise, "draw", of_a_known_secret)
 
 
 def the_same_noise_in_every_leaf(patch):
-    add = noise.GaussianNoise._add
+    draw = noise.GaussianNoise.draw
 
-    def of_one_key(self, leaves, keys, numbers):
-        return add(self, leaves, keys, [0] * len(numbers))
+    def again(self, step):
+        def limb(tree):
+            largest = max(jax.tree.leaves(tree), key=np.size).ravel()
+            return jax.tree.map(lambda leaf: np.resize(largest, leaf.shape), tree)
 
-    patch.setattr(noise.GaussianNoise, "_add", of_one_key)
+        return Whole(*map(limb, draw(self, step)))
+
+    patch.setattr(noise.GaussianNoise, "draw", again)
 
 
 ### Clipping

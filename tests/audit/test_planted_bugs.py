@@ -5,12 +5,12 @@ runs; with a bug it does so at every seed tried here. The checks of a replay fai
 without cause in one of 10⁶ at the most, those of sums and of parameters never.
 """
 
+import bugs
 import jax
 import jax.numpy as jnp
 import pytest
 from bugs import BUGS
 
-from tanager import noise
 from tanager.audit import canaries
 from tanager.audit.replay import replay
 from tanager.privacy.mechanism import Mechanism
@@ -88,14 +88,8 @@ def test_without_a_bug_nothing_is_found(white_box):
 
 
 def test_more_noise_than_claimed_is_no_violation(white_box, monkeypatch):
-    made = noise.GaussianNoise.__init__
-
-    def init(self, *arguments, **options):
-        made(self, *arguments, **options)
-        self.standard_deviation *= 4
-
     with monkeypatch.context() as patch:
-        patch.setattr(noise.GaussianNoise, "__init__", init)
+        bugs.times_the_noise(patch, 4)
         found = white_box()
     assert not found.violated
     assert found.epsilon_lower_bound < found.claimed_epsilon / 4

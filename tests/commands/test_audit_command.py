@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 
 from tanager import noise
@@ -43,13 +45,12 @@ def test_an_audit_tells_its_bound_and_goes_on(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_violation_is_said_and_is_the_exit_status(tmp_path, capsys, monkeypatch):
-    made = noise.GaussianNoise.__init__
+    draw = noise.GaussianNoise.draw
 
-    def init(self, *arguments, **options):
-        made(self, *arguments, **options)
-        self.standard_deviation /= 2
+    def half(self, step):
+        return jax.tree.map(lambda limb: limb // 2, draw(self, step))
 
-    monkeypatch.setattr(noise.GaussianNoise, "__init__", init)
+    monkeypatch.setattr(noise.GaussianNoise, "draw", half)
     assert main([*WORDS, "--knows-sample", "--out", str(tmp_path / "audit")]) == 1
     printed = capsys.readouterr().out
     assert "VIOLATED: a bound is above the claim" in printed
@@ -110,7 +111,12 @@ def test_a_replay_passes_and_fails(tmp_path, capsys, monkeypatch):
     assert found["passed"]
     assert len(found["checks"]) == 12
     assert json.loads((tmp_path / "replay.json").read_text()) == found
-    monkeypatch.setattr(noise.GaussianNoise, "add", lambda self, total, keys: total)
+    draw = noise.GaussianNoise.draw
+    monkeypatch.setattr(
+        noise.GaussianNoise,
+        "draw",
+        lambda *given: jax.tree.map(np.zeros_like, draw(*given)),
+    )
     assert main(words) == 1
     assert "FAILED" in capsys.readouterr().out
 

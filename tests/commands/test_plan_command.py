@@ -47,7 +47,7 @@ def test_the_table_says_what_is_a_guarantee(capsys):
     assert line("RDP").startswith("RDP 7.099 a guarantee, looser")
     assert line("GDP-CLT").endswith("approximation, never a guarantee")
     assert line("TAN").endswith("approximation, never a guarantee")
-    assert line("adjacency") == "adjacency add-or-remove-one"
+    assert line("adjacency") == "adjacency zero-out"
     assert line("signal to noise η") == "signal to noise η 0.9654"
     assert line("η of one step") == "η of one step 0.01931"
     assert line("total noise Σ") == "total noise Σ = 1/η 1.036"

@@ -153,14 +153,16 @@ class EveryDeviceItsOwnNoise(Layout):
         total = super().met(tree, like)
         keys = jax.random.split(jax.random.key(5), self.count)
         return jax.tree.map(
-            lambda leaf: leaf + sum(jax.random.normal(k, leaf.shape) for k in keys),
+            lambda leaf: (
+                leaf + sum(jax.random.randint(k, leaf.shape, -99, 99) for k in keys)
+            ),
             total,
         )
 
 
 class MeanOfDevices(Layout):
     def met(self, tree, like):
-        return jax.tree.map(lambda leaf: leaf / self.count, super().met(tree, like))
+        return jax.tree.map(lambda leaf: leaf // self.count, super().met(tree, like))
 
 
 class OneDeviceOnly(Layout):
@@ -172,6 +174,7 @@ class OneDeviceOnly(Layout):
 def step_of(layout, mechanism=MECHANISM):
     return Step(
         loss,
+        params(),
         jax.tree.map(lambda leaf: None, params()),
         optax.sgd(RATE),
         mechanism,
@@ -195,7 +198,7 @@ def one_update(layout, physical=16, number=0):
         rows = gather(source, indices), mask, indices.astype(np.int32)
         batch, mask, indices = layout.rows(rows)
         total = step.accumulate(state.params, total, batch, mask, indices, key)
-    return step.apply(state, total, step.noise.keys(number), np.int32(number))
+    return step.apply(state, total, step.draw(number), np.int32(number))[:2]
 
 
 def lemma(layout):
@@ -210,8 +213,7 @@ def lemma(layout):
             one = {**one, "x": one["x"].astype(np.float64)}
             gradient = flat(jax.grad(loss)(wide, one))
             total += gradient * min(1, C / np.linalg.norm(gradient)) / C
-    zero = jax.tree.map(jnp.zeros_like, params())
-    noise = flat(step.noise.add(zero, step.noise.keys(0))) / C
+    noise = flat(step.noise(step.noise.grid.zeros(params()), 0)) / C
     expected = flat(params()) - RATE * (total + noise) / (MECHANISM.sample_rate * N)
     state, counts = one_update(layout)
     assert int(counts.examples) == len(indices)
@@ -248,6 +250,7 @@ def wide_memory(strategy, shard=True):
 
     step = Step(
         loss,
+        wide,
         jax.tree.map(lambda leaf: None, wide),
         optax.sgd(RATE),
         MECHANISM,
@@ -278,6 +281,32 @@ def wide_memory(strategy, shard=True):
     }
 
 
+def bits(layout, each=4, backwards=False):
+    """The parameters after one update, as bytes, whatever lies between."""
+    step, source = step_of(layout), ArraySource(examples())
+    state = step.start(params())
+    total, key = step.zero(state.params), step.augmentation_key(0)
+    parts = list(step.sampler.batches(0, each * layout.count))
+    for indices, mask in reversed(parts) if backwards else parts:
+        rows = gather(source, indices), mask, indices.astype(np.int32)
+        total = step.accumulate(state.params, total, *layout.rows(rows), key)
+    state, counts, checksum = step.apply(state, total, step.draw(0), np.int32(0))
+    del counts
+    return flat(state.params).tobytes().hex(), np.asarray(checksum).tolist()
+
+
+def the_same_bits():
+    """As many different results as there are, over devices, shares and orders."""
+    layouts = [Layout(n, share) for n in (1, 2, 3, 4, 8) for share in (False, True)]
+    made = [bits(layout, backwards=way) for layout in layouts for way in (False, True)]
+    return {
+        "tried": len(made),
+        "results": len({parameters for parameters, _ in made}),
+        "checksums": len({tuple(checksum) for _, checksum in made}),
+        "of_other_rows": bits(Layout(2), each=3)[1] != made[0][1],
+    }
+
+
 def replicas_agree(tree):
     for leaf in jax.tree.leaves(tree):
         seen = {}
@@ -303,6 +332,7 @@ def main(folder):
     found = {
         "parameters": parameters,
         "equality": equality(),
+        "bits": the_same_bits(),
         "planted": planted,
         "unplanted": apart(one_update(Layout(4))[0].params, reference),
         "lemma": {n: lemma(Layout(n)) for n in (1, 4, 8)},

@@ -332,11 +332,20 @@ def test_replace_one_costs_about_twice():
     assert 2 < ratio < 2.4
 
 
+@pytest.mark.parametrize("how", list(Accountant))
+def test_an_example_that_contributes_zero_costs_as_one_that_is_not_there(how):
+    spent = {
+        accountant.epsilon(dataclasses.replace(SMALL, adjacency=each), 1e-5, how)
+        for each in (Adjacency.ZERO_OUT, Adjacency.ADD_OR_REMOVE_ONE)
+    }
+    assert len(spent) == 1
+
+
 def test_rdp_refuses_replace_one_by_name():
     replaced = dataclasses.replace(CIFAR, adjacency=REPLACE)
     message = (
         "adjacency (='replace-one') has no RDP bound under Poisson sampling: use"
-        " accountant 'pld', or adjacency 'add-or-remove-one'"
+        " accountant 'pld', or adjacency 'zero-out'"
     )
     with pytest.raises(ValueError, match=re.escape(message)):
         accountant.epsilon(replaced, 1e-5, "rdp")

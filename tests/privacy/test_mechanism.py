@@ -7,9 +7,9 @@ import pytest
 from tanager.privacy.mechanism import Adjacency, Mechanism
 
 
-def test_the_adjacency_is_explicit_and_adds_or_removes_by_default():
+def test_the_adjacency_is_explicit_and_zeroes_out_by_default():
     mechanism = Mechanism(0.1, 1.0, 10)
-    assert mechanism.adjacency is Adjacency.ADD_OR_REMOVE_ONE
+    assert mechanism.adjacency is Adjacency.ZERO_OUT
     replaced = Mechanism(0.1, 1.0, 10, "replace-one")  # pyright: ignore[reportArgumentType]
     assert replaced.adjacency is Adjacency.REPLACE_ONE
     assert str(replaced.adjacency) == "replace-one"
@@ -45,11 +45,23 @@ def test_the_ends_of_the_ranges_are_allowed(fields):
         ({"steps": 2.0}, "steps (=2.0) must be a whole number"),
         (
             {"adjacency": "replace"},
-            "adjacency (='replace') must be one of add-or-remove-one, replace-one: did"
-            " you mean replace-one?",
+            "adjacency (='replace') must be one of zero-out, add-or-remove-one, "
+            "replace-one: did you mean replace-one?",
         ),
     ],
 )
 def test_fields_out_of_range_are_refused(change, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         dataclasses.replace(Mechanism(0.1, 1.0, 10), **change)
+
+
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+def test_only_a_public_size_may_be_divided_by(adjacency):
+    mechanism = Mechanism(0.1, 1.0, 10, adjacency)
+    assert adjacency.signals == (2 if adjacency is Adjacency.REPLACE_ONE else 1)
+    if adjacency.size_is_public:
+        mechanism.require_public_size()
+        return
+    assert adjacency is Adjacency.ADD_OR_REMOVE_ONE
+    with pytest.raises(ValueError, match="protects the number of examples"):
+        mechanism.require_public_size()

@@ -44,7 +44,7 @@ def test_every_number_is_of_the_same_mechanism():
     assert record["total_noise"] == pytest.approx(1 / tan.eta(mechanism))
     assert record["sample_rate"] == 0.01
     assert record["epochs"] == pytest.approx(3.0)
-    assert record["adjacency"] == "add-or-remove-one"
+    assert record["adjacency"] == "zero-out"
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,7 @@ def step_once(text, folder):
     mechanism = settle(recipe, (), len(task.train)).mechanism
     step = Step(
         task.loss,
+        trained,
         fixed,
         runner.optimizer(recipe, mechanism.steps),
         mechanism,
@@ -121,7 +122,7 @@ def step_once(text, folder):
         step.augmentation_key(0),
     )
     with jax.numpy_dtype_promotion("standard"):  # optax's own Adam needs it
-        state, counts = apply(state, total, step.noise.keys(0), jnp.int32(0))
+        state, counts, _ = apply(state, total, step.draw(0), jnp.int32(0))
     whole = task.finish(eqx.combine(state.params, fixed))
     return before, jax.device_get(state.params), whole, int(counts.dropped)
 

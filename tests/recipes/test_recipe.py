@@ -41,7 +41,7 @@ MINIMAL: dict = {
         ),
         (
             {"adjacency": "replace"},
-            "adjacency (='replace') must be one of add-or-remove-one, replace-one: did "
+            "adjacency (='replace') must be one of zero-out, add-or-remove-one, replace-one: did "
             "you mean replace-one?",
         ),
         ({"epsilon": 0.0}, "epsilon (=0.0) must be positive and finite"),

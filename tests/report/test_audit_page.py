@@ -22,7 +22,7 @@ def found():
             "sample_rate": 0.64,
             "noise_multiplier": 1.9,
             "steps": 50,
-            "adjacency": "add-or-remove-one",
+            "adjacency": "zero-out",
         },
         "epsilon_lower_bound": 2.0,
         "trade_off_bound": 5.0,

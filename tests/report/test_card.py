@@ -17,7 +17,7 @@ RESULT = {
     "epsilon": 2.99999,
     "epsilon_rdp": 3.4,
     "delta": 1e-5,
-    "adjacency": "add-or-remove-one",
+    "adjacency": "zero-out",
     "accountant": "pld",
     "sample_rate": 0.02,
     "noise_multiplier": 1.5,
@@ -98,8 +98,7 @@ def test_the_head_is_what_the_hub_reads():
 def test_every_part_of_the_guarantee_is_there():
     text = card()
     for part in (
-        "**This model is (ε = 3, δ = 1e-05)-differentially private under "
-        "add-or-remove-one.**",
+        "**This model is (ε = 3, δ = 1e-05)-differentially private under zero-out.**",
         "by RDP, as papers report it: 3.4",
         "| unit of privacy | one example, which is one image |",
         "| accountant | PLD |",

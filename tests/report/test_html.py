@@ -52,7 +52,7 @@ def spent(mechanism, delta, by):
     return accountant.epsilon(mechanism, delta, by)
 
 
-def run_files(*, seed=None, noise=1.7, adjacency="add-or-remove-one", classes=None):
+def run_files(*, seed=None, noise=1.7, adjacency="zero-out", classes=None):
     """A digits run as the trainer would leave it, as config, result and metrics."""
     classes = classes or [str(digit) for digit in range(10)]
     mechanism = Mechanism(256 / 1437, noise, 200, Adjacency(adjacency))
@@ -159,7 +159,7 @@ def test_guarantee_is_one_sentence_with_its_assumptions(tmp_path):
     words = Page(report(tmp_path, config, result, metrics)).words
     shown = math.ceil(1000 * result["epsilon"]) / 1000
     assert f"This model is (ε = {shown:g}, δ = 0.0001) -differentially private" in words
-    assert "under add-or-remove-one" in words
+    assert "under zero-out" in words
     assert "by dp_accounting 0.6.0" in words
     assert "adding or removing one example" in words
     assert "NOT PRIVATE" not in words
@@ -365,7 +365,7 @@ def test_unfinished_run_is_refused(tmp_path, name):
         write_report(folder)
 
 
-@pytest.mark.parametrize("adjacency", ["add-or-remove-one", "replace-one"])
+@pytest.mark.parametrize("adjacency", ["zero-out", "add-or-remove-one", "replace-one"])
 def test_verification_code_gives_the_epsilon_of_the_page(tmp_path, adjacency):
     config, result, metrics = run_files(adjacency=adjacency)
     text = report(tmp_path, config, result, metrics)

@@ -110,8 +110,8 @@ def test_png_and_svg(tmp_path):
     ("batch_size", "sigma", "adjacency"),
     [
         (1000, 0.05, "replace-one"),
-        (1, 40.0, "add-or-remove-one"),
-        (1000, 40.0, "add-or-remove-one"),
+        (1, 40.0, "zero-out"),
+        (1000, 40.0, "zero-out"),
     ],
 )
 def test_odd_plans_can_be_drawn(batch_size, sigma, adjacency, tmp_path):

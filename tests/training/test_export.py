@@ -61,7 +61,7 @@ def finished_run(folder, model, config):
         "private": True,
         "epsilon": 3.0,
         "delta": 1e-5,
-        "adjacency": "add-or-remove-one",
+        "adjacency": "zero-out",
         "accountant": "pld",
         "sample_rate": 0.1,
         "noise_multiplier": 2.0,

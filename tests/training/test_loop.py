@@ -168,7 +168,7 @@ def test_the_folder_holds_everything(first_complete):
     summary = json.loads((out / "result.json").read_text())
     assert summary["epsilon"] == result.epsilon
     assert summary["accountant"] == "pld"
-    assert summary["adjacency"] == "add-or-remove-one"
+    assert summary["adjacency"] == "zero-out"
     assert summary["private"] is True
     assert result.evaluation is not None
     assert result.evaluation_ema is not None

@@ -41,6 +41,7 @@ def params():
 def step_of(kind=Step, loss=loss, mechanism=MECHANISM, augment=None, multiplicity=0):
     return kind(
         loss,
+        params(),
         {"w": None, "b": None},
         optax.sgd(RATE),
         mechanism,
@@ -67,8 +68,7 @@ def accumulated(step, number, physical=8, state=None):
 def after(step, number, physical=8):
     state = step.start(params())
     total = accumulated(step, number, physical)
-    keys = step.noise.keys(number)
-    return step.apply(state, total, keys, jnp.int32(number))[0]
+    return step.apply(state, total, step.draw(number), jnp.int32(number))[0]
 
 
 def flat(tree):
@@ -88,8 +88,7 @@ def clipped_gradients(indices):
 def equation_3(step, number):
     """b and w after one update, from the definition."""
     gradients, _ = clipped_gradients(step.sampler.indices(number))
-    zero = jax.tree.map(jnp.zeros_like, params())
-    noise = flat(step.noise.add(zero, step.noise.keys(number))) / C
+    noise = flat(step.noise(step.noise.grid.zeros(params()), number)) / C
     mean = (gradients.sum(0) + noise) / (MECHANISM.sample_rate * EXAMPLES)
     return flat(params()) - RATE * mean
 
@@ -104,12 +103,9 @@ def test_the_update_is_equation_3():
 
 
 class DividesByTheDrawnBatch(Step):
-    def _apply(self, state, total, keys, step):
-        drawn = len(self.sampler.indices(1))
-        wrong = self.sampler.expected_batch_size / drawn
-        return super()._apply(
-            state, jax.tree.map(lambda leaf: leaf * wrong, total), keys, step
-        )
+    def _apply(self, state, total, drawn, step):
+        self.sampler.expected_batch_size = len(self.sampler.indices(2))
+        return super()._apply(state, total, drawn, step)
 
 
 class CountsPadding(Step):
@@ -119,9 +115,8 @@ class CountsPadding(Step):
 
 
 class ForgetsTheNoise(Step):
-    def _apply(self, state, total, keys, step):
-        self.noise.standard_deviation = 0.0
-        return super()._apply(state, total, keys, step)
+    def draw(self, step):
+        return jax.tree.map(np.zeros_like, super().draw(step))
 
 
 @pytest.mark.parametrize(
@@ -129,9 +124,9 @@ class ForgetsTheNoise(Step):
 )
 def test_a_planted_bug_breaks_equation_3(planted):
     step = step_of(planted)
-    assert len(step.sampler.indices(1)) != step.sampler.expected_batch_size
-    expected = equation_3(step_of(), 1)
-    assert np.max(np.abs(flat(after(step, 1).params) - expected)) > 1e-3
+    assert len(step.sampler.indices(2)) != step.sampler.expected_batch_size
+    expected = equation_3(step_of(), 2)
+    assert np.max(np.abs(flat(after(step, 2).params) - expected)) > 1e-3
 
 
 @pytest.mark.parametrize("physical", [1, 3, 5, 64])
@@ -144,7 +139,7 @@ def test_the_physical_batch_size_changes_nothing(physical):
         flat(after(step, 2, physical).params),
         flat(after(step, 2, 8).params),
         rtol=1e-5,
-        atol=1e-6,
+        atol=5e-6,  # each physical batch is rounded to the grid
     )
 
 
@@ -153,8 +148,7 @@ def test_an_empty_batch_is_a_noise_only_step():
     step = step_of(mechanism=rare)
     assert len(step.sampler.indices(0)) == 0
     moved = flat(after(step, 0).params) - flat(params())
-    zero = jax.tree.map(jnp.zeros_like, params())
-    noise = flat(step.noise.add(zero, step.noise.keys(0)))
+    noise = flat(step.noise(step.noise.grid.zeros(params()), 0))
     np.testing.assert_allclose(moved, -RATE * noise / (C * 1e-6 * EXAMPLES), rtol=1e-4)
 
 

@@ -126,6 +126,7 @@ def audit_one_run(
         params,
         _joined(source, candidates, np.flatnonzero(included)),
         mechanism,
+        declared_examples=len(source) + len(candidates) // 2,
         delta=min(delta, 0.5 / (len(source) + len(candidates))),
         out=out,
         seed=seed,

@@ -257,12 +257,12 @@ def require_joining(mechanism: Mechanism) -> None:
     Raises:
         ValueError: it adds no noise, or its neighbours differ otherwise.
     """
-    if mechanism.adjacency is not Adjacency.ADD_OR_REMOVE_ONE:
+    if mechanism.adjacency is Adjacency.REPLACE_ONE:
         validate.refuse(
             "adjacency",
-            mechanism.adjacency,
+            str(mechanism.adjacency),
             "is not what joining canaries test",
-            f"audit under {Adjacency.ADD_OR_REMOVE_ONE}",
+            f"audit under {Adjacency.ZERO_OUT}",
         )
     require_noise(mechanism)
 

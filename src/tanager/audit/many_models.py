@@ -21,6 +21,7 @@ from tanager.audit.batching import over_models
 from tanager.clipping.transform import split
 from tanager.compiling import jit
 from tanager.data import as_source, gather
+from tanager.grid import Whole
 from tanager.keys import from_words, key_words
 from tanager.privacy.mechanism import Mechanism
 from tanager.sampling import PoissonSampler
@@ -76,6 +77,7 @@ class ManyModels:
         self._size = len(source)
         self.step = Step(
             loss,
+            self.params,
             fixed,
             optax.inject_hyperparams(of_rate)(learning_rate=1.0),
             mechanism,
@@ -86,6 +88,7 @@ class ManyModels:
             augment=augment,
             multiplicity=augmentation_multiplicity,
             ema_decay=0.0,
+            declared=examples,
         )
         one = jax.tree.map(lambda leaf: leaf[:1], self._data)
         self.step.check(self.params, one, 1)
@@ -117,7 +120,13 @@ class ManyModels:
             The trained models, every trained leaf with a leading axis of M; see
             `losses`.
         """
-        samplers = [PoissonSampler(self.mechanism, self._size, s) for s in secrets]
+        of_everyone = PoissonSampler(
+            self.mechanism, self._size, secrets[0], self.step.sampler.declared
+        )
+        samplers = [of_everyone.with_seed(secret) for secret in secrets]
+        whole = self.step.noise
+        assert whole is not None
+        noises = [whole.with_seed(secret) for secret in secrets]
         state = self._start(learning_rates)
         for step in range(self.mechanism.steps):
             drawn = [
@@ -126,17 +135,14 @@ class ManyModels:
                     left_out, (each.indices(step) for each in samplers), strict=True
                 )
             ]
-            noise = [
-                key_words(secret, "noise", step, count=self.step.noise.draws)
-                for secret in secrets
-            ]
+            noise = [own.draw(step) for own in noises]
             views = [key_words(secret, "augmentation", step)[0] for secret in secrets]
             state = self._update(
                 state,
                 self._data,
                 *self._batches(drawn),
                 np.stack(views),
-                np.stack(noise),
+                jax.tree.map(lambda *each: np.stack(each), *noise),
                 np.int32(step),
             )
         return state.params
@@ -192,15 +198,15 @@ class ManyModels:
         mask: Array,
         indices: Array,
         views: Array,
-        noise: Array,
+        noise: Whole,
         step: Array,
     ) -> State:
-        def update(state: State, mask: Array, rows: Array, view: Array, noise: Array):
+        def update(state: State, mask: Array, rows: Array, view: Array, noise: Whole):
             batch = data
             if not self._all_rows:
                 batch = jax.tree.map(lambda leaf: leaf[rows], data)
-            keys = from_words(view), from_words(noise)
-            return self.step.update(state, batch, mask, rows, *keys, step)
+            key = from_words(view)
+            return self.step.update(state, batch, mask, rows, key, noise, step)
 
         axes = (0, 0, None if self._all_rows else 0, 0, 0)
         return over_models(update, axes)(state, mask, indices, views, noise)

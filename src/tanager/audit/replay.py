@@ -192,6 +192,7 @@ def _record(
             params,
             source,
             run,
+            declared_examples=len(source),
             delta=0.5 / len(source),
             optimizer=optax.GradientTransformation(
                 init,
@@ -401,7 +402,7 @@ def _sums_by_definition(
 ) -> list[np.ndarray]:
     """Return Σᵢ clip_C(gᵢ)/C of each step, of the examples that were to be sampled."""
     secret = Seed.from_int(_SECRET)
-    sampler = PoissonSampler(run, len(source), secret)
+    sampler = PoissonSampler(run, len(source), secret, len(source))
     trained, fixed = split(params, of_model["trainable"])
     augment = of_model["augment"]
 

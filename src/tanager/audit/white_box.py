@@ -164,7 +164,8 @@ def audit_white_box(
             attack = _HiddenSample(run, delta, confidence, canaries, secret)
         source = joined(as_source(data), attack.joining)
         expected = run.sample_rate * len(source)
-        hear = attack.prepare(PoissonSampler(run, len(source), secret), canaries)
+        sampler = PoissonSampler(run, len(source), secret, len(source))
+        hear = attack.prepare(sampler, canaries)
         joint = with_canaries(loss, clip_norm)
         both = Canaries(params, jnp.zeros((attack.rows, canaries), jnp.float32))
         trained = trained_with(trainable, params)
@@ -174,6 +175,7 @@ def audit_white_box(
             both,
             source,
             run,
+            declared_examples=len(source),
             delta=min(delta, 0.5 / len(source)),  # told in its own report alone
             clip_norm=clip_norm,
             optimizer=listening(optimizer or optax.set_to_zero(), expected, hear),

@@ -150,11 +150,11 @@ def update(workload: Workload) -> Program:
     step = workload.step(next(iter(STRATEGIES)))
 
     def start(params, batch):
-        return step.start(params), (step.zero(params), step.noise.keys(0))
+        return step.start(params), (step.zero(params), step.draw(0))
 
     def function(state, inputs, mask):
-        accumulator, keys = inputs
-        return step.apply(state, accumulator, keys, jnp.int32(0))[0]
+        accumulator, drawn = inputs
+        return step.apply(state, accumulator, drawn, jnp.int32(0))[0]
 
     return Program("update", start, function)
 

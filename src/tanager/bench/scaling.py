@@ -91,8 +91,8 @@ class LogicalStep:
         batch, mask, indices = self._rows
         for _ in range(self._chunks):
             total = step.accumulate(state.params, total, batch, mask, indices, key)
-        keys = step.noise.keys(number)
-        self._state, counts = step.apply(state, total, keys, np.int32(number))
+        drawn = step.draw(number)
+        self._state, counts, _ = step.apply(state, total, drawn, np.int32(number))
         jax.block_until_ready((self._state, counts))
         self._done += 1
 

@@ -117,6 +117,7 @@ class Workload:
         private = strategy != SGD
         return Step(
             _loss,
+            self.param_shapes,
             jax.tree.map(lambda leaf: None, self.param_shapes),
             self.optimizer,
             Mechanism(0.01, noise_multiplier=1.0 if private else 0.0, steps=_STEPS),

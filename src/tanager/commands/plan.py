@@ -45,8 +45,8 @@ class Arguments:
     """δ. Default: the largest power of ten below 1/N."""
 
     adjacency: Annotated[
-        str, tyro.conf.arg(metavar="{add-or-remove-one,replace-one}")
-    ] = str(Adjacency.ADD_OR_REMOVE_ONE)
+        str, tyro.conf.arg(metavar="{zero-out,add-or-remove-one,replace-one}")
+    ] = str(Adjacency.ZERO_OUT)
     """Which data sets count as neighbours."""
 
     json: bool = False

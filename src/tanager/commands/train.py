@@ -77,7 +77,8 @@ def _train(
     budget, mechanism = prepared.budget, prepared.budget.mechanism
     console = Console(highlight=False, markup=False, quiet=not hosts.is_chief())
     console.print(
-        f"{name}: {recipe.model} on {len(prepared.dataset.train)} examples of "
+        f"{name}: {recipe.model} on "
+        f"{recipe.public_size(len(prepared.dataset.train))} examples of "
         f"{recipe.dataset}"
     )
     if recipe.non_private:

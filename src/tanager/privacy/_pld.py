@@ -132,7 +132,7 @@ def _step(
     """The distribution of one step; kept, as most of the time goes into it."""
     from dp_accounting.pld import privacy_loss_distribution
 
-    if q < 1 and adjacency is Adjacency.ADD_OR_REMOVE_ONE:
+    if q < 1 and adjacency is not Adjacency.REPLACE_ONE:
         removed, added = (
             _connected(q, sigma, interval, removes) for removes in (True, False)
         )
@@ -255,7 +255,9 @@ def lost_to_rounding(parts: Sequence[Part]) -> float:
 def relation(adjacency: Adjacency) -> "NeighboringRelation":
     from dp_accounting import NeighboringRelation
 
+    # An example that contributes zero moves the sum as one that is not there.
     return {
+        Adjacency.ZERO_OUT: NeighboringRelation.ADD_OR_REMOVE_ONE,
         Adjacency.ADD_OR_REMOVE_ONE: NeighboringRelation.ADD_OR_REMOVE_ONE,
         Adjacency.REPLACE_ONE: NeighboringRelation.REPLACE_ONE,
     }[adjacency]

@@ -41,8 +41,8 @@ class Accountant(enum.StrEnum):
     """How to compute ε.
 
     Attributes:
-        PLD: privacy loss distribution, tight, for either adjacency. A guarantee.
-        RDP: Rényi divergence, as published; add-or-remove-one only. A guarantee.
+        PLD: privacy loss distribution, tight, for every adjacency. A guarantee.
+        RDP: Rényi divergence, as published; not for replace-one. A guarantee.
         GDP_CLT: Gaussian DP by a central limit theorem. An approximation, 0.1 to 1.2 %
             below the tight value at the papers' settings.
         TAN: η² + 2η√log(1/δ). An approximation, good where σ ≥ 2.
@@ -131,7 +131,9 @@ def epsilon(
         case Accountant.GDP_CLT:
             return epsilon_gaussian(gdp_clt_mu(mechanism), delta)
         case Accountant.TAN:
-            return tan.epsilon_tan(_signals(mechanism) * tan.eta(mechanism), delta)
+            return tan.epsilon_tan(
+                mechanism.adjacency.signals * tan.eta(mechanism), delta
+            )
 
 
 def delta(mechanism: Mechanism, epsilon: float, steps: int | None = None) -> float:
@@ -195,7 +197,8 @@ def rdp(mechanism: Mechanism, orders: Sequence[float]) -> np.ndarray:
 def rdp_of_event(event: "DpEvent", orders: Sequence[float]) -> np.ndarray:
     """Return the Rényi divergence of any event `dp_accounting` knows, float64[orders].
 
-    For add-or-remove-one; an order at which it does not converge gets infinity.
+    For add-or-remove-one, and zero-out, which has the same; an order at which it does
+    not converge gets infinity.
 
     Raises:
         dp_accounting.UnsupportedEventError: RDP says nothing of such an event.
@@ -211,8 +214,8 @@ def rdp_of_event(event: "DpEvent", orders: Sequence[float]) -> np.ndarray:
 def gdp_clt_mu(mechanism: Mechanism) -> float:
     """Return the μ of Gaussian DP that the central limit theorem gives.
 
-    μ = q √(T (e^{1/σ²} − 1)) for add-or-remove-one (Bu et al. 2020). The same limit
-    for replace-one gives 2q √(T sinh(1/σ²)).
+    μ = q √(T (e^{1/σ²} − 1)) for add-or-remove-one and zero-out (Bu et al. 2020). The
+    same limit for replace-one gives 2q √(T sinh(1/σ²)).
     """
     if mechanism.noise_multiplier == 0:
         return math.inf
@@ -222,7 +225,7 @@ def gdp_clt_mu(mechanism: Mechanism) -> float:
         root = math.sqrt(math.sinh(exponent) if replace_one else math.expm1(exponent))
     except OverflowError:
         return math.inf
-    signals = _signals(mechanism)
+    signals = mechanism.adjacency.signals
     return signals * mechanism.sample_rate * math.sqrt(mechanism.steps) * root
 
 
@@ -235,11 +238,6 @@ def parts_of(mechanism: Mechanism) -> tuple[_pld.Part, ...]:
             int(mechanism.steps),
         ),
     )
-
-
-def _signals(mechanism: Mechanism) -> int:
-    """How many clipping norms the sums of two neighbours can lie apart."""
-    return 2 if mechanism.adjacency is Adjacency.REPLACE_ONE else 1
 
 
 def _parts(event: "DpEvent") -> list[_pld.Part] | None:
@@ -314,9 +312,8 @@ def _epsilon_without_grid(
     """
     with np.errstate(all="ignore"):
         mu = np.sqrt(sum(part.steps * np.float64(part[1]) ** -2.0 for part in parts))
-    signals = 2 if adjacency is Adjacency.REPLACE_ONE else 1
-    bounds = [epsilon_gaussian(signals * float(mu), delta)]
-    if adjacency is Adjacency.ADD_OR_REMOVE_ONE:
+    bounds = [epsilon_gaussian(adjacency.signals * float(mu), delta)]
+    if adjacency is not Adjacency.REPLACE_ONE:
         bounds.append(_epsilon_rdp(parts, delta, adjacency))
     return min(bounds)
 
@@ -359,12 +356,12 @@ def _errors_only(record: logging.LogRecord) -> bool:
 def _rdp(
     parts: Sequence[_pld.Part], orders: Sequence[float], adjacency: Adjacency
 ) -> np.ndarray:
-    if adjacency is not Adjacency.ADD_OR_REMOVE_ONE:
+    if adjacency is Adjacency.REPLACE_ONE:
         validate.refuse(
             "adjacency",
             str(adjacency),
             "has no RDP bound under Poisson sampling",
-            "use accountant 'pld', or adjacency 'add-or-remove-one'",
+            "use accountant 'pld', or adjacency 'zero-out'",
         )
     with np.errstate(all="ignore"):
         divergences = sum(

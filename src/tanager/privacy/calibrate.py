@@ -52,7 +52,7 @@ def calibrate(
     noise_multiplier: float | None = None,
     steps: int | None = None,
     accountant: str = Accountant.PLD,
-    adjacency: Adjacency | str = Adjacency.ADD_OR_REMOVE_ONE,
+    adjacency: Adjacency | str = Adjacency.ZERO_OUT,
 ) -> Mechanism:
     """Complete a mechanism so that it spends at most ε at δ.
 
@@ -163,7 +163,7 @@ def _cheap_epsilon(mechanism: Mechanism, delta: float) -> float:
     if mechanism.adjacency is Adjacency.REPLACE_ONE:
         mechanism = dataclasses.replace(
             mechanism,
-            adjacency=Adjacency.ADD_OR_REMOVE_ONE,
+            adjacency=Adjacency.ZERO_OUT,
             noise_multiplier=mechanism.noise_multiplier / 2,
         )
     divergences = accountants.rdp(mechanism, _COARSE_ORDERS)

@@ -17,12 +17,31 @@ LARGE_EPSILON = 20.0
 class Adjacency(enum.StrEnum):
     """Which data sets count as neighbours: what the guarantee protects.
 
-    ADD_OR_REMOVE_ONE: one has exactly one example more than the other.
-    REPLACE_ONE: the same size, one example exchanged (ε is about twice as large).
+    ZERO_OUT: in one of them an example is replaced by nothing: its place stays, it is
+        sampled like the others, and contributes zero. The number of places N is public.
+        What an example says is hidden, that there is a place for it is not.
+    ADD_OR_REMOVE_ONE: one has exactly one example more than the other, so N is private,
+        and updates are divided by a declared size. The same ε as under zero-out.
+    REPLACE_ONE: one example is exchanged for another; N is public. ε is about twice as
+        large.
+
+    References:
+        Kairouz et al. 2021, arXiv:2103.00039, section 2 (zero-out).
     """
 
+    ZERO_OUT = "zero-out"
     ADD_OR_REMOVE_ONE = "add-or-remove-one"
     REPLACE_ONE = "replace-one"
+
+    @property
+    def signals(self) -> int:
+        """How far neighbours' sums are apart, in units of the clipping norm: 1 or 2."""
+        return 2 if self is Adjacency.REPLACE_ONE else 1
+
+    @property
+    def size_is_public(self) -> bool:
+        """Whether neighbours have one size, so that it may be published."""
+        return self is not Adjacency.ADD_OR_REMOVE_ONE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +52,7 @@ class Mechanism:
     probability `sample_rate` (q); each contributes a vector of norm at most the
     clipping norm C to a sum; N(0, (σC)²) noise is added to every coordinate, where σ
     is the `noise_multiplier`. The noise multiplier is relative to C, the most that one
-    example contributes, under either adjacency.
+    example contributes, under every adjacency.
 
     Attributes:
         sample_rate: q = expected batch size / number of examples, in (0, 1].
@@ -52,7 +71,7 @@ class Mechanism:
     sample_rate: float
     noise_multiplier: float
     steps: int
-    adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE
+    adjacency: Adjacency = Adjacency.ZERO_OUT
 
     def __post_init__(self):
         validate.fraction(
@@ -63,3 +82,19 @@ class Mechanism:
         validate.whole(steps=self.steps, at_least=1)
         validate.one_of([*Adjacency], adjacency=self.adjacency)
         object.__setattr__(self, "adjacency", Adjacency(self.adjacency))
+
+    def require_public_size(self) -> None:
+        """Refuse to take the number of examples for a public constant if it is private.
+
+        Raises:
+            ValueError: the adjacency is add-or-remove-one.
+        """
+        if not self.adjacency.size_is_public:
+            validate.refuse(
+                "adjacency",
+                str(self.adjacency),
+                "protects the number of examples, which updates must then not be "
+                "divided by",
+                "declare a size that was chosen without looking at the data, or use "
+                "zero-out, where the number is public",
+            )

@@ -58,7 +58,7 @@ class Plan:
         noise_multiplier: float | None = None,
         epsilon: float | None = None,
         delta: float | None = None,
-        adjacency: Adjacency | str = Adjacency.ADD_OR_REMOVE_ONE,
+        adjacency: Adjacency | str = Adjacency.ZERO_OUT,
     ) -> Self:
         """Plan a run, solving for the one of four parameters that is left out.
 

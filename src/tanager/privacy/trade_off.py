@@ -15,7 +15,7 @@ import numpy as np
 from scipy import stats
 
 from tanager.privacy import _pld, accountant
-from tanager.privacy.mechanism import Adjacency, Mechanism
+from tanager.privacy.mechanism import Mechanism
 
 
 _LINES = 400
@@ -40,7 +40,7 @@ class TradeOff:
         if mechanism.noise_multiplier == 0:
             self._mu = math.inf
         elif mechanism.sample_rate == 1:
-            signals = 2 if mechanism.adjacency is Adjacency.REPLACE_ONE else 1
+            signals = mechanism.adjacency.signals
             self._mu = signals * math.sqrt(mechanism.steps) / mechanism.noise_multiplier
         else:
             self._epsilons, self._deltas = _tangents(mechanism, coarseness)

@@ -45,11 +45,12 @@ def settle(recipe: Recipe, typed: Collection[str], examples: int) -> Budget:
     Args:
         recipe: with every typed field in place.
         typed: names of the fields a person set, which always stand.
-        examples: N.
+        examples: how many there are; see `Recipe.public_size`.
 
     Raises:
         ValueError: the fields cannot be met together.
     """
+    examples = recipe.public_size(examples)
     if recipe.batch_size > examples:
         validate.refuse(
             "batch_size",

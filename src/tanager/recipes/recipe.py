@@ -7,11 +7,12 @@ from typing import Any, Literal, Self, get_args
 
 from tanager import _validate as validate
 from tanager.data.loader import Unreadable
+from tanager.privacy.mechanism import Adjacency
 from tanager.recipes.published import PublishedRun
 
 
 NormalisationOrder = Literal["pre-activation", "post-activation"]
-AdjacencyName = Literal["add-or-remove-one", "replace-one"]
+AdjacencyName = Literal["zero-out", "add-or-remove-one", "replace-one"]
 FineTuning = Literal["all", "last-layer", "biases-and-norms", "film", "lora"]
 Head = Literal["load", "fresh", "zero"]
 Schedule = Literal["constant", "step", "cosine"]
@@ -54,6 +55,8 @@ class Recipe:
         noise_multiplier: σ, noise per coordinate in units of the clipping norm.
         steps: number of updates T.
         adjacency: which data sets are neighbours, so what the guarantee protects.
+        declared_examples: the public size N, where it is not that of the data. Needed
+            under add-or-remove-one, which protects how many examples there are.
         clip_norm: largest norm C of one example's gradient.
         optimizer: name of any optax optimizer.
         optimizer_options: its options besides the learning rate, such as momentum.
@@ -119,7 +122,8 @@ class Recipe:
     batch_size: int
     noise_multiplier: float | None = None
     steps: int | None = None
-    adjacency: AdjacencyName = "add-or-remove-one"
+    adjacency: AdjacencyName = "zero-out"
+    declared_examples: int | None = None
     clip_norm: float = 1.0
     optimizer: str = "sgd"
     optimizer_options: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -197,6 +201,8 @@ class Recipe:
         validate.whole(validation_examples=self.validation_examples, at_least=0)
         if self.train_examples is not None:
             validate.whole(train_examples=self.train_examples, at_least=1)
+        if self.declared_examples is not None:
+            validate.whole(declared_examples=self.declared_examples, at_least=1)
         self._check_augmentation()
         validate.not_negative(checkpoint_seconds=self.checkpoint_seconds)
         validate.one_of(get_args(PrecisionName), precision=self.precision)
@@ -207,6 +213,28 @@ class Recipe:
             validate.whole(workers=self.workers, at_least=0)
         if self.seed is not None:
             validate.whole(seed=self.seed, at_least=0)
+
+    def public_size(self, examples: int) -> int:
+        """Return N, which q, the divisor of updates and δ are computed from.
+
+        Args:
+            examples: how many training examples there are.
+
+        Raises:
+            ValueError: that number is private, and no other is declared.
+        """
+        if self.declared_examples is not None:
+            return self.declared_examples
+        if self.adjacency == Adjacency.ADD_OR_REMOVE_ONE and not self.non_private:
+            validate.refuse(
+                "declared_examples",
+                None,
+                "must be given under add-or-remove-one, where the number of examples "
+                "is private",
+                "give --declared-examples, a round number chosen without counting; or "
+                "leave out --adjacency: under zero-out the number is public",
+            )
+        return examples
 
     @property
     def caches_features(self) -> bool:

@@ -139,6 +139,7 @@ def _run(
         task.train,
         mechanism,
         delta=prepared.budget.delta,
+        declared_examples=recipe.public_size(len(task.train)),
         optimizer=optimizer(recipe, mechanism.steps),
         out=out,
         augment=task.augment,

@@ -10,9 +10,16 @@ from tanager.privacy.shown import upper
 _Fields = Mapping[str, Any]
 
 _PROTECTS = {
-    "add-or-remove-one": "adding or removing one example",
-    "replace-one": "replacing one example by another",
+    "zero-out": "one example, which in one of them is replaced by nothing: what it "
+    "says is protected, and the number of examples is public",
+    "add-or-remove-one": "one example, which only one of them has: that it was there "
+    "is protected, and so is the number of examples",
+    "replace-one": "one example, exchanged for another: what it says is protected, and "
+    "the number of examples is public",
 }
+
+_RELATIONS = {"replace-one": "REPLACE_ONE"}
+"""By adjacency, as dp_accounting names it; the others have the same ε."""
 
 
 def claim(result: _Fields) -> str:
@@ -55,13 +62,14 @@ def assumptions(result: _Fields) -> list[str]:
         *([skipped] if result.get("unreadable") == "skip" else []),
         "One image is one example. Who is in the data with several images is protected "
         "for each of them, not for all together.",
-        f"Neighbouring data sets differ by {_PROTECTS.get(adjacency, adjacency)}.",
+        f"Neighbouring data sets differ in {_PROTECTS.get(adjacency, adjacency)}.",
         f"{_on_other_images(result)} The initial parameters owe nothing to the private "
         "data.",
         _on_choices(result),
         "The secret seed, and all of the folder private/, stay secret.",
-        "The pseudo-random numbers are as good as random, and real numbers stand for "
-        "floating-point ones: rounding is not modelled.",
+        "The pseudo-random numbers (AES-256) are as good as random. Rounding is part "
+        "of the guarantee: sums and noise are whole numbers on a public grid, and the "
+        "noise covers the rounding before it.",
     ]
 
 
@@ -107,7 +115,7 @@ def reason_against(result: _Fields) -> str:
 
 def recomputation(result: _Fields) -> str:
     """Return a program that computes ε again from the mechanism, without tanager."""
-    relation = str(result["adjacency"]).replace("-", "_").upper()
+    relation = _RELATIONS.get(result["adjacency"], "ADD_OR_REMOVE_ONE")
     if search := result.get("search"):
         return "\n".join(
             [

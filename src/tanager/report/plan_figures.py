@@ -60,9 +60,7 @@ def plot(plan: Plan, path: str | pathlib.Path) -> None:
         noise_multiplier=plan.noise_multiplier,
         remedy="without noise there is nothing to draw",
     )
-    mechanism = dataclasses.replace(
-        plan.mechanism, adjacency=Adjacency.ADD_OR_REMOVE_ONE
-    )
+    mechanism = dataclasses.replace(plan.mechanism, adjacency=Adjacency.ZERO_OUT)
     figure = Figure(figsize=(11.5, 4.4), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
@@ -73,7 +71,7 @@ def plot(plan: Plan, path: str | pathlib.Path) -> None:
         rf" $\sigma$ = {plan.noise_multiplier:.3g}, $\delta$ = {plan.delta:g}"
     )
     if plan.adjacency is Adjacency.REPLACE_ONE:
-        about += " (drawn for add-or-remove-one)"
+        about += " (drawn for zero-out)"
     figure.suptitle(about, fontsize=11)
     save(figure, path)
 

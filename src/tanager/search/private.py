@@ -112,12 +112,12 @@ class PrivateSettings:
                 "the budget is that of the whole search",
             )
         validate.whole(validation_examples=recipe.validation_examples, at_least=1)
-        if recipe.adjacency != Adjacency.ADD_OR_REMOVE_ONE:
+        if recipe.adjacency == Adjacency.REPLACE_ONE:
             validate.refuse(
                 "adjacency",
                 recipe.adjacency,
                 "has no bound for searches",
-                f"use {Adjacency.ADD_OR_REMOVE_ONE}",
+                f"use {Adjacency.ZERO_OUT}",
             )
         if recipe.seed is not None:
             validate.refuse(

@@ -47,6 +47,7 @@ def train(
     mechanism: Mechanism,
     *,
     delta: float,
+    declared_examples: int | None = None,
     optimizer: optax.GradientTransformation,
     clip_norm: float | None = 1.0,
     out: str | Path | None = None,
@@ -87,7 +88,11 @@ def train(
         mechanism: sample rate, noise multiplier and steps, from
             `tanager.calibrate` for instance; the sampler, the noise and the
             accountant all use it.
-        delta: the δ of the guarantee, below 1/len(data).
+        delta: the δ of the guarantee, below 1/N.
+        declared_examples: the size N that updates are divided by, times the sample
+            rate, and that is published; None for len(data). Under add-or-remove-one
+            len(data) is private, and a size must be given that was chosen without
+            looking at it.
         optimizer: optax transformation; it is given the noisy sum of gradients clipped
             to norm 1, divided by the expected batch size (equation 3 of the Unlocking
             paper), so the learning rate does not depend on `clip_norm`.
@@ -142,7 +147,8 @@ def train(
     """
     # 1. Refuse bad input before anything is made or spent.
     source = as_source(data)
-    _check(mechanism, delta, clip_norm, len(source), augment, augmentation_multiplicity)
+    declared = _public_size(mechanism, declared_examples, len(source))
+    _check(mechanism, delta, clip_norm, declared, augment, augmentation_multiplicity)
     twentieth = max(1, mechanism.steps // 20)
     every = twentieth if evaluate_every is None else evaluate_every
     validate.whole(
@@ -155,7 +161,7 @@ def train(
     if ema_decay >= 1:
         validate.refuse("ema_decay", ema_decay, "must be below 1")
     layout = Layout(devices, shard_parameters)
-    layout.check(physical_batch_size, len(source))
+    layout.check(physical_batch_size, declared)
     _check_hosts(out, len(source))
     hold = can_hold(source, layout)
     trained, fixed = split(params, trainable)
@@ -164,6 +170,7 @@ def train(
     one = an_example(source, unreadable)
     unkeyed = Step(
         loss,
+        trained,
         fixed,
         optimizer,
         mechanism,
@@ -177,6 +184,7 @@ def train(
         ema_decay=ema_decay,
         layout=layout,
         in_memory=hold,
+        declared=declared,
     )
     unkeyed.check(trained, one, physical_batch_size)
 
@@ -193,7 +201,7 @@ def train(
     config = {
         **described,
         "mechanism": dataclasses.asdict(mechanism),
-        "examples": len(source),
+        "examples": declared,
         "batch_size": round(step.sampler.expected_batch_size, 6),
         "clip_norm": clip_norm,
         "delta": delta,
@@ -257,8 +265,8 @@ def train(
                         step.accumulate(state.params, total, *part.rows, key)
                     )
                     skipped += part.unreadable
-                keys = step.noise.keys(number)
-                state, counts = step.apply(state, total, keys, np.int32(number))
+                drawn = step.draw(number)
+                state, counts, _ = step.apply(state, total, drawn, np.int32(number))
                 done = number + 1
                 due = chief and position.save_is_due(checkpoint_seconds)
                 stop = bool(interrupt) and not alone
@@ -324,9 +332,17 @@ def _check_hosts(out: str | Path | None, examples: int) -> None:
         validate.refuse(
             "hosts",
             hosts.count(),
-            f"must be at most the {examples} examples",
+            "must be at most the number of examples",
             "train on fewer hosts",
         )
+
+
+def _public_size(mechanism: Mechanism, declared: int | None, examples: int) -> int:
+    if declared is None:
+        mechanism.require_public_size()
+        return examples
+    validate.whole(declared_examples=declared, at_least=1)
+    return declared
 
 
 def _check(

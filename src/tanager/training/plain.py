@@ -9,8 +9,33 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, PyTree
 
 from tanager.clipping import ClippedGradient, Explanation
-from tanager.clipping.precision import widen
+from tanager.clipping.precision import accumulation_dtype, widen
 from tanager.clipping.transform import split
+
+
+class PlainSums:
+    """What `tanager.grid.Grid` is to private sums, in floats: these have no bound."""
+
+    def shapes(self, params: PyTree) -> PyTree:
+        """Return the shapes and dtypes of a sum."""
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(
+                leaf.shape, accumulation_dtype(leaf.dtype)
+            ),
+            params,
+        )
+
+    def round(self, sums: PyTree) -> PyTree:
+        """Return the sums as they are."""
+        return sums
+
+    def plus(self, one: PyTree, other: PyTree) -> PyTree:
+        """Return the sum of two sums."""
+        return jax.tree.map(jnp.add, one, other)
+
+    def carried(self, sums: PyTree) -> PyTree:
+        """Return the sums as they are."""
+        return sums
 
 
 class PlainGrad:

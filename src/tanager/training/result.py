@@ -114,7 +114,7 @@ def _summary(
 ) -> dict[str, Any]:
     delta = config["delta"]
     spent = dataclasses.replace(mechanism, steps=ledger.steps())
-    rdp = mechanism.adjacency is Adjacency.ADD_OR_REMOVE_ONE
+    rdp = mechanism.adjacency is not Adjacency.REPLACE_ONE
     return {
         "epsilon": ledger.epsilon(delta),
         "delta": delta,

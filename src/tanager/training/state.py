@@ -7,7 +7,6 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from tanager.clipping.precision import accumulation_dtype
 from tanager.parallel.layout import AXIS, Layout
 from tanager.training import norms
 
@@ -51,7 +50,7 @@ class Accumulator(NamedTuple):
     counts are arrays of n. How the gradients lie is `Layout.handed_over`.
 
     Attributes:
-        sum: Σ clip_C(gᵢ), pytree like `State.params`.
+        sum: Σ clip_C(gᵢ) as a `Grid` adds it up, or `PlainSums`.
         counts: of the examples.
     """
 
@@ -59,16 +58,15 @@ class Accumulator(NamedTuple):
     counts: Counts
 
 
-def empty(params: PyTree, layout: Layout) -> Accumulator:
-    """Return the accumulator of a logical batch of which nothing was added yet.
+def empty(sums: PyTree, layout: Layout) -> Accumulator:
+    """Return the accumulator of a logical batch to which nothing was added yet.
 
     Args:
-        params: the trained leaves, or their shapes.
+        sums: the shapes of its sum.
         layout: how they lie.
     """
     total = jax.tree.map(
-        lambda leaf: jnp.zeros(leaf.shape, accumulation_dtype(leaf.dtype)),
-        layout.kept(params),
+        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), layout.kept(sums)
     )
     none = jnp.zeros(layout.count, jnp.int32)
     losses = jnp.zeros(layout.count, jnp.float32)
@@ -76,12 +74,10 @@ def empty(params: PyTree, layout: Layout) -> Accumulator:
     return Accumulator(total, Counts(losses, none, none, none, bins))
 
 
-def specs(params: PyTree, layout: Layout) -> Accumulator:
+def specs(sums: PyTree, layout: Layout) -> Accumulator:
     """Return how an accumulator lies on the devices: arguments as of `empty`."""
     each: Any = PartitionSpec(AXIS)
-    return Accumulator(
-        layout.kept_specs(params), Counts(*(each,) * len(Counts._fields))
-    )
+    return Accumulator(layout.kept_specs(sums), Counts(*(each,) * len(Counts._fields)))
 
 
 def count(

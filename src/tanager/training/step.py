@@ -7,6 +7,7 @@ its own rows; they meet in the update, once a logical batch, where noise is adde
 
 import copy
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -17,13 +18,14 @@ import numpy as np
 import optax
 from jax.sharding import PartitionSpec
 from jax.stages import Lowered
-from jaxtyping import Array, ArrayLike, Bool, Int, Key, PyTree
+from jaxtyping import Array, ArrayLike, Bool, Int, Key, PyTree, UInt32
 
 from tanager import _validate as validate
 from tanager.clipping import ClippedGrad, Explanation, clipped_grad
 from tanager.clipping.precision import accumulation_dtype
 from tanager.compiling import jit
 from tanager.data import augment as augmentation
+from tanager.grid import Grid, Whole, checksum
 from tanager.keys import derive_keys
 from tanager.noise import GaussianNoise
 from tanager.parallel.layout import AXIS, Layout
@@ -31,7 +33,7 @@ from tanager.privacy.mechanism import Mechanism
 from tanager.sampling import PoissonSampler
 from tanager.seed import Seed
 from tanager.training import ema
-from tanager.training.plain import PlainGrad
+from tanager.training.plain import PlainGrad, PlainSums
 from tanager.training.state import Accumulator, Counts, State, count, empty, specs
 
 
@@ -43,14 +45,20 @@ class Step:
     The sum is divided by the public expected batch size q·N, never by the size drawn.
     One mechanism feeds the sampler (`sampler`) and the noise (`noise`).
 
+    Sums are added up and released on a grid (`tanager.grid`), but for those of training
+    without privacy.
+
     Args:
         loss: ``loss(model, example) -> scalar``, for one example and one view.
+        params: the trained leaves, or their shapes.
         fixed: the leaves of the model that are not trained, None in place of those that
             are. Arrays among them are arguments of the compiled functions: a constant
             would be kept twice, and folded for minutes.
         optimizer: optax transformation, given the gradient in braces above over q·N.
         mechanism: q, σ and the number of steps.
         examples: N.
+        declared: the public size that updates are divided by, times q; see
+            `PoissonSampler`.
         seed: the run's secret.
         clip_norm: C; None for gradients as they are, which is not private and takes a
             mechanism without noise.
@@ -71,6 +79,7 @@ class Step:
     def __init__(
         self,
         loss: Callable,
+        params: PyTree,
         fixed: PyTree,
         optimizer: optax.GradientTransformation,
         mechanism: Mechanism,
@@ -85,6 +94,7 @@ class Step:
         ema_decay: float,
         layout: Layout | None = None,
         in_memory: bool = False,
+        declared: int | None = None,
     ):
         def mean_over_views(model: PyTree, views: Any) -> Array:
             return jnp.mean(jax.vmap(lambda view: loss(model, view))(views))
@@ -117,21 +127,24 @@ class Step:
                 trainable=trainable,
             )
         # Without clipping there is no sensitivity, and no noise to fit to it.
-        self._unit = 1.0 if clip_norm is None else self.grad_fn.sensitivity
+        self._unit = 1.0 if clip_norm is None else clip_norm
         self.optimizer = optimizer
         self.augment = augment
         self.multiplicity = multiplicity
         self.ema_decay = ema_decay
-        self._drawn_from(mechanism, examples, seed)
+        self._seed = seed
+        self.sampler = PoissonSampler(mechanism, examples, seed, declared)
+        self.noise: GaussianNoise | None = None
+        self._sums: Grid | PlainSums = PlainSums()
+        if clip_norm is not None:
+            sensitivity = self.grad_fn.sensitivity
+            self.noise = GaussianNoise(mechanism, sensitivity, seed, params)
+            self._sums = self.noise.grid
+            expected = self.sampler.expected_batch_size
+            self._sums.require_room(expected + 10 * math.sqrt(expected), sensitivity)
         self.trace_anew()
         self._update_jitted = jit(self._update, donate_argnums=0)
         self._zero_jitted: Callable[[], Accumulator] | None = None
-
-    def _drawn_from(self, mechanism: Mechanism, examples: int, seed: Seed) -> None:
-        self._seed = seed
-        self.sampler = PoissonSampler(mechanism, examples, seed)
-        shares = self.layout.shard_parameters
-        self.noise = GaussianNoise(mechanism, self._unit, seed, apart=shares)
 
     def with_seed(self, seed: Seed) -> Self:
         """Return this step with another secret; what was traced is not traced again.
@@ -139,7 +152,9 @@ class Step:
         The compiled functions are given keys, and know of no secret.
         """
         other = copy.copy(self)
-        other._drawn_from(self.sampler.mechanism, self.sampler.examples, seed)
+        other._seed = seed
+        other.sampler = self.sampler.with_seed(seed)
+        other.noise = self.noise and self.noise.with_seed(seed)
         return other
 
     def trace_anew(self) -> None:
@@ -167,7 +182,7 @@ class Step:
         arrays = (
             params,
             self.frozen,
-            jax.eval_shape(lambda: empty(params, self.layout)),
+            jax.eval_shape(lambda: empty(self._sums.shapes(params), self.layout)),
             rows,
             jax.ShapeDtypeStruct((physical_batch_size,), jnp.bool_),
             jax.ShapeDtypeStruct((physical_batch_size,), jnp.int32),
@@ -246,12 +261,10 @@ class Step:
     def zero(self, params: PyTree) -> Accumulator:
         """Return the accumulator of an empty logical batch."""
         if self._zero_jitted is None:
-            shapes = jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params
-            )
+            sums = self._sums.shapes(params)
             self._zero_jitted = jax.jit(
-                functools.partial(empty, shapes, self.layout),
-                out_shardings=self.layout.on_mesh(specs(shapes, self.layout)),
+                functools.partial(empty, sums, self.layout),
+                out_shardings=self.layout.on_mesh(specs(sums, self.layout)),
             )
         return self._zero_jitted()
 
@@ -309,7 +322,7 @@ class Step:
         key: Key[Array, ""],
     ) -> Accumulator:
         layout, each = self.layout, PartitionSpec(AXIS)
-        sums = specs(params, layout)
+        sums = specs(self._sums.shapes(params), layout)
 
         def on_one_device(shares: PyTree, *rest: Any) -> Accumulator:
             whole = layout.gathered(shares, (params, frozen))
@@ -345,34 +358,36 @@ class Step:
         model = eqx.combine(params, frozen, self._static)
         out = self.grad_fn(model, self.views(batch, indices, key), mask)
         counts = count(out.norms, out.losses, mask, self.grad_fn.clip_norm)
-        return jax.tree.map(
-            jnp.add,
-            accumulator,
-            Accumulator(
-                self.layout.handed_over(out.sum),
-                Counts(*(count[None] for count in counts)),
-            ),
+        rounded = self.layout.handed_over(self._sums.round(out.sum))
+        return Accumulator(
+            self._sums.plus(accumulator.sum, rounded),
+            jax.tree.map(lambda x, new: x + new[None], accumulator.counts, counts),
         )
+
+    def draw(self, step: int) -> Whole | None:
+        """Draw the noise of a step, placed like the sums; None without privacy."""
+        return self.noise and self.layout.parameters(self.noise.draw(step))
 
     def apply(
         self,
         state: State,
         accumulator: Accumulator,
-        keys: Key[Array, " draws"],
+        drawn: Whole | None,
         step: Int[ArrayLike, ""],
-    ) -> tuple[State, Counts]:
+    ) -> tuple[State, Counts, UInt32[Array, "4"]]:
         """Make the update of a logical batch; compiled once.
 
         Args:
             state: before; its memory is used again.
             accumulator: of all the physical batches.
-            keys: of the step's noise.
+            drawn: the step's noise, from `draw`.
             step: its number, from 0.
 
         Returns:
-            The state after, and the counts of all devices together.
+            The state after, the counts of all devices together, and a checksum of the
+            sum before noise.
         """
-        return self._update_jitted(state, accumulator, keys, step)
+        return self._update_jitted(state, accumulator, drawn, step)
 
     def update(
         self,
@@ -381,7 +396,7 @@ class Step:
         mask: Bool[Array, " b"],
         indices: Int[Array, " b"],
         key: Key[Array, ""],
-        keys: Key[Array, " draws"],
+        drawn: Whole,
         step: Int[Array, ""],
     ) -> State:
         """Return the state after an update from one physical batch, on one device.
@@ -389,11 +404,10 @@ class Step:
         Pure, for `jax.vmap` over runs; arguments as of `accumulate` and `apply`.
         """
         params, rows = state.params, (batch, mask, indices, key)
-        sums = self._accumulate_here(
-            params, self.frozen, empty(params, self.layout), *rows
-        )
-        total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), sums.sum)
-        return self._apply(state, total, keys, step)
+        none = empty(self._sums.shapes(params), self.layout)
+        sums = self._accumulate_here(params, self.frozen, none, *rows)
+        total = jax.tree.map(lambda leaf: leaf[0], sums.sum)
+        return self._apply(state, total, drawn, step)
 
     def lowered(
         self,
@@ -407,36 +421,37 @@ class Step:
         Once compiled, they are not compiled again when the two are called.
         """
         total = self.zero(state.params)
-        key, keys = self.augmentation_key(0), self.noise.keys(0)
+        key, drawn = self.augmentation_key(0), self.draw(0)
         accumulate = self._accumulate_jitted.lower(
             state.params, self._placed(), total, batch, mask, indices, key
         )
-        return accumulate, self._update_jitted.lower(state, total, keys, np.int32(0))
+        return accumulate, self._update_jitted.lower(state, total, drawn, np.int32(0))
 
     def _update(
         self,
         state: State,
         accumulator: Accumulator,
-        keys: Key[Array, " draws"],
+        drawn: Whole | None,
         step: Int[Array, ""],
-    ) -> tuple[State, Counts]:
-        total = self.layout.met(accumulator.sum, state.params)
-        state = self.layout.laid(self._apply(state, total, keys, step))
+    ) -> tuple[State, Counts, UInt32[Array, "4"]]:
+        like = self._sums.shapes(state.params)
+        total = self._sums.carried(self.layout.met(accumulator.sum, like))
+        made = checksum(total) if isinstance(total, Whole) else jnp.zeros(4, jnp.uint32)
+        state = self.layout.laid(self._apply(state, total, drawn, step))
         counts = jax.tree.map(functools.partial(jnp.sum, axis=0), accumulator.counts)
-        return state, counts
+        return state, counts, made
 
     def _apply(
         self,
         state: State,
         total: PyTree,
-        keys: Key[Array, " draws"],
+        drawn: Whole | None,
         step: Int[Array, ""],
     ) -> State:
         scale = 1 / (self._unit * self.sampler.expected_batch_size)
+        noisy = total if self.noise is None else self.noise.add(total, drawn)
         gradient = jax.tree.map(
-            lambda leaf, param: (leaf * scale).astype(param.dtype),
-            self.noise.add(total, keys),
-            state.params,
+            lambda leaf, param: (leaf * scale).astype(param.dtype), noisy, state.params
         )
         updates, optimizer_state = self.optimizer.update(
             gradient, state.optimizer_state, state.params

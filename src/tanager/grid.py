@@ -1,0 +1,203 @@
+"""Sums of clipped gradients in whole numbers: nothing is lost, whatever the order.
+
+Sums of physical batches are rounded to a public grid and added as whole numbers, so
+that a logical batch has one sum, however many physical batches, devices and hosts made
+it up, and in whatever order. Added in float32, one example of norm 0.97 C could move it
+by 9 C, where sums sit at a power of two and every later addition rounds the other way.
+
+A whole number is held in two int32 (JAX has no int64 by default): high·2¹⁶ + low, with
+low from −2¹⁵ to 2¹⁵ − 1. That is 48 bits, which no sum of 2³⁴/√d examples exceeds.
+"""
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PyTree, UInt32
+
+from tanager import _validate as validate
+from tanager.clipping.precision import accumulation_dtype
+
+
+_FINENESS = 2.0**-12
+"""The most that rounding to the grid moves the sum of a physical batch, as a part of
+the sensitivity."""
+_HALF, _BITS = 2**15, 16
+_LARGEST = 2.0**46
+
+
+class Whole(NamedTuple):
+    """A pytree of whole numbers, high·2¹⁶ + low: units of a grid.
+
+    Attributes:
+        high: pytree of int32 arrays.
+        low: likewise, each from −2¹⁵ to 2¹⁵ − 1.
+    """
+
+    high: PyTree
+    low: PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """The public grid on which a run adds up and releases sums.
+
+    Attributes:
+        spacing: g, a power of two, in the units of the sum.
+        coordinates: d, how many numbers a sum has.
+    """
+
+    spacing: float
+    coordinates: int
+
+    @classmethod
+    def of(cls, sensitivity: float, params: PyTree) -> "Grid":
+        """Return the coarsest grid whose rounding costs at most 2⁻¹² of a sensitivity.
+
+        Args:
+            sensitivity: how far one example moves the sum of a physical batch.
+            params: pytree shaped like the sums, of arrays or shapes.
+        """
+        validate.positive(sensitivity=sensitivity)
+        coordinates = sum(math.prod(np.shape(x)) for x in jax.tree.leaves(params))
+        most = _FINENESS * sensitivity / math.sqrt(max(coordinates, 1))
+        return cls(2.0 ** math.floor(math.log2(most)), coordinates)
+
+    @property
+    def rounding(self) -> float:
+        """How much farther apart two sums can be once both are rounded: g·√d."""
+        return self.spacing * math.sqrt(self.coordinates)
+
+    def require_room(self, examples: float, sensitivity: float) -> None:
+        """Refuse a batch whose sum could be larger than whole numbers are here.
+
+        Args:
+            examples: the most that a logical batch holds.
+            sensitivity: the most that each adds to a coordinate.
+
+        Raises:
+            ValueError: the sum could exceed 2⁴⁶ units.
+        """
+        most = _LARGEST * self.spacing / (sensitivity + self.rounding)
+        if examples > most:
+            validate.refuse(
+                "batch_size",
+                examples,
+                f"must be at most {int(most):,} with {self.coordinates:,} parameters",
+                "sums are added exactly, in 48 bits; take smaller batches, more steps",
+            )
+
+    def shapes(self, params: PyTree) -> Whole:
+        """Return the shapes and dtypes of a sum.
+
+        Args:
+            params: pytree of arrays or shapes.
+        """
+        each = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), jnp.int32), params
+        )
+        return Whole(each, each)
+
+    def zeros(self, params: PyTree) -> Whole:
+        """Return the sum of no examples, shaped like `params`."""
+        return jax.tree.map(
+            lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.shapes(params)
+        )
+
+    def add(self, total: Whole, sums: PyTree) -> Whole:
+        """Add the sums of a physical batch to those of the batches before.
+
+        Args:
+            total: what was added up so far.
+            sums: pytree of float32 (or wider) arrays, as `clipped_grad` returns them.
+        """
+        return self.plus(total, self.round(sums))
+
+    def round(self, sums: PyTree) -> Whole:
+        """Return float sums as whole numbers of grid spacings, each the nearest.
+
+        Raises:
+            ValueError: a leaf is narrower than float32.
+        """
+        for leaf in jax.tree.leaves(sums):
+            _require_wide(leaf)
+
+        def high(leaf: Array) -> Array:
+            return jnp.round(self._units(leaf) * 2.0**-_BITS).astype(jnp.int32)
+
+        def low(leaf: Array, high: Array) -> Array:
+            # Exact: the two are within 2¹⁵ of each other.
+            rest = self._units(leaf) - high.astype(leaf.dtype) * 2.0**_BITS
+            return jnp.round(rest).astype(jnp.int32)
+
+        tops = jax.tree.map(high, sums)
+        return self.carried(Whole(tops, jax.tree.map(low, sums, tops)))
+
+    def _units(self, leaf: Array) -> Array:
+        # A power of two scales exactly. What is too large moves the sum less.
+        units = jnp.nan_to_num(leaf * (1 / self.spacing))
+        return jnp.clip(units, -_LARGEST, _LARGEST)
+
+    def plus(self, one: Whole, other: Whole) -> Whole:
+        """Return the sums of whole numbers."""
+        return self.carried(jax.tree.map(jnp.add, one, other))
+
+    def carried(self, whole: Whole) -> Whole:
+        """Return the same numbers with `low` in its range.
+
+        Args:
+            whole: the sum, limb by limb, of at most 2¹⁵ others.
+        """
+        carry = jax.tree.map(lambda low: (low + _HALF) >> _BITS, whole.low)
+        return Whole(
+            jax.tree.map(jnp.add, whole.high, carry),
+            jax.tree.map(lambda low, carry: low - (carry << _BITS), whole.low, carry),
+        )
+
+    def floats(self, whole: Whole, like: PyTree) -> PyTree:
+        """Return whole numbers as floats in the units of the sum.
+
+        Args:
+            whole: units of the grid.
+            like: pytree of arrays or shapes whose dtypes they get, float32 or wider.
+        """
+
+        def one(high: Array, low: Array, like: Array) -> Array:
+            dtype = accumulation_dtype(like.dtype)
+            units = high.astype(dtype) * 2.0**_BITS + low.astype(dtype)
+            return units * self.spacing
+
+        return jax.tree.map(one, whole.high, whole.low, like)
+
+
+def checksum(whole: Whole) -> UInt32[Array, "4"]:
+    """Return 128 bits that tell whole numbers apart, wherever they lie. Private."""
+    primes = np.array([0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F], np.uint32)
+    total = jnp.zeros(4, jnp.uint32)
+    for number, leaf in enumerate(jax.tree.leaves(whole)):
+        place = jnp.arange(leaf.size, dtype=jnp.uint32) + np.uint32(number << 16)
+        for index, prime in enumerate(primes):
+            mixed = (leaf.reshape(-1).astype(jnp.uint32) + place * prime) * primes[0]
+            mixed = (mixed ^ (mixed >> 15)) * prime
+            mixed = jnp.sum(mixed ^ (mixed >> 13), dtype=jnp.uint32)
+            total = total.at[index].add(mixed)
+    return total
+
+
+def halves(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return int64 numbers below 2⁴⁷ as (high, low), int32."""
+    low = ((numbers + _HALF) & (2 * _HALF - 1)) - _HALF
+    return ((numbers - low) >> _BITS).astype(np.int32), low.astype(np.int32)
+
+
+def _require_wide(leaf: Array) -> None:
+    if jnp.finfo(leaf.dtype).bits < 32:
+        validate.refuse(
+            "total",
+            str(leaf.dtype),
+            "must be float32 or wider",
+            "clipped_grad returns such sums; do not cast them before the noise",
+        )
