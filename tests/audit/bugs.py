@@ -251,8 +251,8 @@ def sampled_at_twice_the_rate(patch):
     """The same as a sample rate that is accounted for at its half."""
     made = sampling.PoissonSampler.__init__
 
-    def init(self, mechanism, examples, seed):
-        made(self, mechanism, examples, seed)
+    def init(self, mechanism, *arguments):
+        made(self, mechanism, *arguments)
         rate = 2 * mechanism.sample_rate
         self.mechanism = dataclasses.replace(mechanism, sample_rate=rate)
 
@@ -302,7 +302,8 @@ def _leaking(patch, change):
 
     def leaky(self, state, total, keys, number):
         after = apply(self, state, total, keys, number)
-        return change(after, jax.tree.map(lambda leaf: leaf / 100, total))
+        floats = self.noise.grid.floats(total, state.params)
+        return change(after, jax.tree.map(lambda leaf: leaf / 100, floats))
 
     patch.setattr(step.Step, "_apply", leaky)
 

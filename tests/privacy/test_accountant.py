@@ -16,7 +16,7 @@ from tanager.privacy.accountant import Accountant
 from tanager.privacy.mechanism import Adjacency, Mechanism
 
 
-ADD, REPLACE = Adjacency
+ADD, REPLACE = Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE
 CIFAR = Mechanism(4096 / 50_000, 3.0, 2500)
 SMALL = Mechanism(0.01, 1.2, 200)
 
@@ -196,7 +196,7 @@ def test_rdp_of_tan_table_5():
 
 @pytest.mark.parametrize("sigma", [0.3, 1.0, 4.0, 1000.0])
 @pytest.mark.parametrize("steps", [1, 37])
-@pytest.mark.parametrize("adjacency", list(Adjacency))
+@pytest.mark.parametrize("adjacency", [ADD, REPLACE])
 def test_without_sampling_it_is_the_gaussian_mechanism(sigma, steps, adjacency):
     signals = 1 if adjacency is ADD else 2
     exact = gaussian_epsilon(signals * math.sqrt(steps) / sigma, 1e-5)
@@ -204,7 +204,7 @@ def test_without_sampling_it_is_the_gaussian_mechanism(sigma, steps, adjacency):
     assert exact * (1 - 1e-9) <= spent <= exact * 1.003
 
 
-@pytest.mark.parametrize("adjacency", list(Adjacency))
+@pytest.mark.parametrize("adjacency", [ADD, REPLACE])
 @pytest.mark.parametrize(
     "step", [(0.3, 0.8), (0.01, 0.5), (0.9, 2.0), (0.5, 10.0)], ids=str
 )
@@ -288,7 +288,7 @@ def test_rdp_of_a_gaussian_is_linear_in_the_order():
     np.testing.assert_allclose(divergences, np.array(orders) * 8 / (2 * 16))
 
 
-@pytest.mark.parametrize("adjacency", list(Adjacency))
+@pytest.mark.parametrize("adjacency", [ADD, REPLACE])
 def test_gdp_clt_is_the_variance_of_the_loss(adjacency):
     # In the limit μ² is T times the variance of the privacy loss under "no signal".
     q, sigma, steps = 1e-3, 0.9, 1000
@@ -370,7 +370,7 @@ def test_delta_inverts_epsilon():
 ### The grid
 
 
-@pytest.mark.parametrize("adjacency", list(Adjacency))
+@pytest.mark.parametrize("adjacency", [ADD, REPLACE])
 def test_ordinary_settings_have_the_ordinary_grid(adjacency):
     part = _pld.Part(4096 / 50_000, 3.0, 1000)
     interval = _pld.value_discretisation_interval([part], adjacency)

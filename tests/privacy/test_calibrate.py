@@ -14,7 +14,7 @@ from tanager.privacy.calibrate import calibrate
 from tanager.privacy.mechanism import Adjacency, Mechanism
 
 
-ADD, REPLACE = Adjacency
+ADD, REPLACE = Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE
 
 # How much further each parameter could be pushed at most: (towards less privacy).
 _FURTHER = {
@@ -103,7 +103,7 @@ def test_published_noise_is_recovered():
 
 
 @pytest.mark.parametrize("name", list(_FURTHER))
-@pytest.mark.parametrize("adjacency", list(Adjacency))
+@pytest.mark.parametrize("adjacency", [ADD, REPLACE])
 def test_a_tiny_noise_multiplier_is_quick(name, adjacency):
     known = {"sample_rate": 128 / 50_000, "noise_multiplier": 0.09375, "steps": 50}
     del known[name]

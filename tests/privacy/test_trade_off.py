@@ -12,7 +12,7 @@ from tanager.privacy.trade_off import TradeOff
 RATES = np.array([0.0, 1e-4, 0.01, 0.1, 0.5, 0.9, 1.0])
 
 
-@pytest.mark.parametrize("adjacency", [*Adjacency])
+@pytest.mark.parametrize("adjacency", [Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE])
 def test_without_sampling_it_is_the_gaussian_curve(adjacency):
     curve = TradeOff(Mechanism(1.0, 4.0, 4, adjacency))
     mu = 1.0 if adjacency is Adjacency.REPLACE_ONE else 0.5
@@ -44,7 +44,7 @@ def test_its_tangents_are_the_deltas():
         assert gap.max() == pytest.approx(delta, rel=0.02)
 
 
-@pytest.mark.parametrize("adjacency", [*Adjacency])
+@pytest.mark.parametrize("adjacency", [Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE])
 @pytest.mark.parametrize(("q", "sigma", "steps"), [(0.1, 0.8, 100), (1.0, 1.0, 5)])
 def test_many_deltas_at_once_are_those_of_dp_accounting(q, sigma, steps, adjacency):
     parts = accountant.parts_of(Mechanism(q, sigma, steps, adjacency))

@@ -41,8 +41,8 @@ MINIMAL: dict = {
         ),
         (
             {"adjacency": "replace"},
-            "adjacency (='replace') must be one of zero-out, add-or-remove-one, replace-one: did "
-            "you mean replace-one?",
+            "adjacency (='replace') must be one of zero-out, add-or-remove-one, "
+            "replace-one: did you mean replace-one?",
         ),
         ({"epsilon": 0.0}, "epsilon (=0.0) must be positive and finite"),
         ({"epsilon": float("inf")}, "epsilon (=inf) must be positive and finite"),

@@ -161,7 +161,7 @@ def test_guarantee_is_one_sentence_with_its_assumptions(tmp_path):
     assert f"This model is (ε = {shown:g}, δ = 0.0001) -differentially private" in words
     assert "under zero-out" in words
     assert "by dp_accounting 0.6.0" in words
-    assert "adding or removing one example" in words
+    assert "replaced by nothing: what it says is protected" in words
     assert "NOT PRIVATE" not in words
     for stated in ("One image is one example", "hyper-parameters", "secret seed"):
         assert stated in words
@@ -294,7 +294,7 @@ def test_replace_one_says_so(tmp_path):
     config, result, metrics = run_files(adjacency="replace-one")
     words = Page(report(tmp_path, config, result, metrics)).words
     assert "differentially private under replace-one" in words
-    assert "replacing one example by another" in words
+    assert "one example, exchanged for another" in words
     assert "none under replace-one" in words
 
 
