@@ -515,9 +515,9 @@ def test_processes_that_begin_at_once_share_a_secret(tmp_path, monkeypatch, link
     ("lost", "message"),
     [
         ("private/seed.json", "its secret seed"),
-        ("config.json", "not both config.json and private/identity.json"),
-        ("private/identity.json", "not both config.json and private/identity.json"),
-        ("ledger.jsonl", "its ledger ends at step 0"),
+        ("config.json", "lost config.json, but its secret seed has been used"),
+        ("private/identity.json", "lost private/identity.json, but its secret seed"),
+        ("ledger.jsonl", "lost ledger.jsonl, but its secret seed has been used"),
     ],
 )
 def test_a_folder_that_lost_a_part_is_refused(complete, lost, message):
@@ -526,13 +526,64 @@ def test_a_folder_that_lost_a_part_is_refused(complete, lost, message):
         run(complete)
 
 
-def test_a_secret_without_its_run_is_not_used_again(complete):
-    """Everything but `private/` was moved out, to be published."""
+@pytest.mark.parametrize("left", [("seed.json",), ("seed.json", "identity.json"), None])
+def test_a_secret_without_its_run_is_not_used_again(complete, left):
+    """The other files were moved out, to be published."""
     for path in complete.iterdir():
         if path.name != "private":
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    with pytest.raises(ValueError, match="the same noise would be used again"):
+    for path in (complete / "private").iterdir():
+        if left is not None and path.name not in left:
+            path.unlink()
+    with pytest.raises(ValueError, match="would add the same noise to other sums"):
         run(complete)
+
+
+def test_a_secret_that_no_step_was_charged_for_is_used(tmp_path, monkeypatch):
+    """A run that was killed as it began goes on in the same folder."""
+
+    def dies(*arguments):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "charge", dies)
+        with pytest.raises(Killed):
+            run(tmp_path / "run")
+    (tmp_path / "run/ledger.jsonl").unlink()
+    assert run(tmp_path / "run").summary["steps"] == 12
+
+
+def charge_elsewhere(mechanism, steps):
+    """Put the ledger of another run in the place of a folder's."""
+
+    def put(path):
+        path.unlink()
+        with Ledger(path) as ledger:
+            for step in range(steps):
+                ledger.charge(mechanism, step, "0123456789abcdef")
+
+    return put
+
+
+def cut(path):
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:5]))
+
+
+@pytest.mark.parametrize(
+    ("put", "message"),
+    [
+        (charge_elsewhere(Mechanism(0.01, 5.0, 12), 12), "a stream of another run"),
+        (charge_elsewhere(MECHANISM, 12), "a stream of another run"),
+        (charge_elsewhere(MECHANISM, 3), "a stream of another run"),
+        (cut, "does not charge step 5, which was made"),
+    ],
+)
+def test_the_ledger_of_another_run_is_refused(complete, put, message):
+    """A run of ε = 8 must not claim 0.5 because the ledger beside it does."""
+    put(complete / "ledger.jsonl")
+    with pytest.raises(ValueError, match=message) as refused:
+        run(complete)
+    assert "from a copy" not in str(refused.value)
 
 
 def test_a_folder_in_use_is_refused(complete):
@@ -563,7 +614,7 @@ def test_out_that_is_a_file_is_refused(tmp_path):
 def test_a_folder_with_the_work_of_another_program_is_refused(tmp_path, name):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / name).write_text('{"mine": true}')
-    with pytest.raises(ValueError, match=f"holds a {name} that is no run's"):
+    with pytest.raises(ValueError, match=f"holds a {name} that tanager did not write"):
         run(tmp_path / "run")
     assert [path.name for path in (tmp_path / "run").iterdir()] == [name]
     assert (tmp_path / "run" / name).read_text() == '{"mine": true}'

@@ -144,21 +144,23 @@ def settle(
     config: Mapping[str, Any],
     prints: Mapping[str, str],
     surroundings: Mapping[str, Any],
-) -> str:
+) -> list[str]:
     """Record what this run is, or check that it is the run of this folder.
 
     Returns:
-        The name of the stream of randomness to charge in the ledger: another one for
-        another configuration or environment.
+        The streams this run may have charged in its ledger: one for each environment it
+        trained in. The last one is for this environment.
 
     Raises:
         ValueError: a setting or a fingerprint differs from the folder's; every one
             that differs is named.
     """
     identity = folder.private / "identity.json"
+    streams: list[str] = []
     now = {"prints": dict(prints), "environment": dict(surroundings)}
     if folder.config.exists() and identity.exists():
         before = json.loads(identity.read_text())
+        streams = before.get("streams", [])
         begun_with = json.loads(folder.config.read_text())
         changes = _differences(begun_with, config)
         # From "error" to "skip" the steps so far are the same: nothing was skipped.
@@ -176,18 +178,14 @@ def settle(
             raise ValueError(
                 f"out (={str(folder.path)!r}) holds a run of another configuration: "
                 + "; ".join(changes)
-                + ": repeat the command it was begun with, or train into another folder"
+                + ": repeat the command that began it, or train into another folder"
             )
-    elif identity.exists() or (folder.ledger.exists() and folder.ledger.stat().st_size):
-        raise ValueError(
-            f"out (={str(folder.path)!r}) holds a run's secret or ledger but not both "
-            f"{folder.config.name} and private/identity.json: the same noise would be "
-            "used again: restore them, or train into another folder"
-        )
+    text = json.dumps([_comparable(config), now], sort_keys=True)
+    stream = seed.fingerprint(text.encode())[:16]
+    streams = [name for name in streams if name != stream] + [stream]
     write_json(folder.config, config)
-    write_json(identity, now, mode=0o600)
-    stream = json.dumps([_comparable(config), now], sort_keys=True)
-    return seed.fingerprint(stream.encode())[:16]
+    write_json(identity, now | {"streams": streams}, mode=0o600)
+    return streams
 
 
 def sample(source: Any) -> bytes:

@@ -33,6 +33,7 @@ class Position:
         begun: the number of the next step.
         state: what the steps before it led to.
         checkpoints: of the run; None without a folder.
+        folder: of the run.
     """
 
     ledger: Ledger | None
@@ -40,12 +41,15 @@ class Position:
     begun: int
     state: State
     checkpoints: Checkpoints | None
+    folder: RunFolder | None = None
     _saved: float = dataclasses.field(default_factory=time.monotonic)
 
     def charge(self, mechanism: Mechanism, step: int) -> None:
         """Charge a step; no other host can finish it before the chief has done so."""
         if self.ledger is not None:
             self.ledger.charge(mechanism, step, self.stream)
+            if self.folder is not None and step == self.begun:
+                self.folder.seed_is_used()
 
     def save(self, done: int, state: State) -> None:
         """Write a checkpoint of the state after `done` steps; all hosts together."""
@@ -85,8 +89,8 @@ def resume(
        stands, and training goes on with the step after them.
 
     Raises:
-        ValueError: the folder is in use, holds another run, or its ledger is behind
-            its checkpoints; or the disk is nearly full; or the hosts hold different
+        ValueError: the folder is in use or holds another run; its ledger is another
+            run's or lacks a step; the disk is nearly full; or the hosts hold different
             data.
     """
     for what, value in prints.items():
@@ -100,10 +104,11 @@ def resume(
         surroundings = identity.environment(
             config["devices"], config["physical_batch_size"], config["clipping"]
         )
-        stream = identity.settle(folder, seed, config, prints, surroundings)
+        streams = identity.settle(folder, seed, config, prints, surroundings)
+        stream = streams[-1]
+        ledgers[0].require(Mechanism(**config["mechanism"]), 0, streams)
         return {
             "stream": stream,
-            "next": ledgers[0].next_step(),
             "lost": ledgers[0].next_step(
                 other_than=stream if surroundings["deterministic"] else None
             ),
@@ -113,12 +118,9 @@ def resume(
         spent = hosts.from_chief(open_ledger)
         checkpoints = Checkpoints(folder.path / "checkpoints")
         begun, state = checkpoints.restore(state) or (0, state)
-        if begun > spent["next"]:
-            raise ValueError(
-                f"run folder {folder.path} has a checkpoint of step {begun} but its "
-                f"ledger ends at step {spent['next']}: restore the ledger from a "
-                "copy, or train into another folder"
-            )
+        hosts.from_chief(
+            lambda: ledgers[0].require(Mechanism(**config["mechanism"]), begun)
+        )
     except BaseException:
         for ledger in ledgers:
             ledger.close()
@@ -139,4 +141,5 @@ def resume(
         max(begun, spent["lost"]),
         state,
         checkpoints,
+        folder,
     )
