@@ -22,6 +22,7 @@ from tanager.models.published import timm_architecture
 from tanager.models.tensors import read_tensors
 from tanager.models.vit import VisionTransformer
 from tanager.report.card import model_card
+from tanager.training.claims import require_agreement
 
 
 WEIGHTS = {"average": "model-ema.safetensors", "last": "model.safetensors"}
@@ -64,9 +65,10 @@ def export(
         The path of the folder.
 
     Raises:
-        ValueError: the run is not finished or is one of a private search's, its weights
-            do not fit its description, the architecture cannot be written in this
-            format, or `to` is in use.
+        ValueError: the run is not finished or is one of a private search's, its result
+            differs from its ledger or configuration, its weights do not fit its
+            description, the architecture cannot be written in this format, or `to` is
+            in use.
     """
     validate.one_of(WEIGHTS, weights=weights)
     validate.one_of(FORMATS, format=format)
@@ -87,6 +89,7 @@ def export(
         )
     result = _read(run, "result.json")
     source = run / WEIGHTS[weights]
+    require_agreement(run, config, result, source)
     model, timm_name = _model(config, source, format)
     card = model_card(
         config,
@@ -112,7 +115,7 @@ def _read(run: Path, name: str) -> Mapping[str, Any]:
             "run",
             str(run),
             "is not finished" if unfinished else "is not the folder of a run",
-            "repeat the command it was begun with"
+            "repeat the command that began it"
             if unfinished
             else f"it has no {name}",
         )
