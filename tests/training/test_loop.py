@@ -467,9 +467,22 @@ def test_settings_of_jax_are_part_of_the_environment(name, value):
     assert identity.environment(1, 16, "") == here
 
 
-def test_a_setting_of_jax_that_is_gone_is_no_error(monkeypatch):
-    monkeypatch.setattr(identity, "_SETTINGS", ("jax_nothing_of_the_kind",))
-    assert identity.environment(1, 16, "")["jax"] == {"jax_nothing_of_the_kind": "None"}
+@pytest.mark.parametrize(
+    "name", ["NPROC", "PJRT_NPROC", "OMP_NUM_THREADS", "XLA_FLAGS", "JAX_NEW", "TF_X"]
+)
+def test_variables_that_can_change_sums_are_part_of_the_environment(monkeypatch, name):
+    here = identity.environment(1, 16, "")
+    monkeypatch.setenv(name, "--xla_cpu_enable_fast_math=false")
+    assert identity.environment(1, 16, "") != here
+
+
+@pytest.mark.parametrize(
+    "name", ["JAX_COMPILATION_CACHE_DIR", "CUDA_VISIBLE_DEVICES", "NVIDIA_API_KEY", "A"]
+)
+def test_variables_that_cannot_are_not(monkeypatch, name):
+    here = identity.environment(1, 16, "")
+    monkeypatch.setenv(name, "1")
+    assert identity.environment(1, 16, "") == here
 
 
 def test_after_a_refusal_the_run_itself_goes_on(dead):

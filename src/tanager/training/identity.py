@@ -29,15 +29,10 @@ from tanager.parallel import hosts
 from tanager.seed import Seed
 from tanager.training.run_folder import RunFolder
 from tanager.training.step import Step
+from tanager.training.variables import jax_settings, variables
 
 
 _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
-_SETTINGS = (
-    "jax_default_matmul_precision",
-    "jax_disable_jit",
-    "jax_enable_x64",
-    "jax_threefry_partitionable",
-)
 _SAMPLED_EXAMPLES = 1024
 _BLOCK = 1 << 22  # bytes digested at once
 _MAY_CHANGE = {
@@ -89,8 +84,8 @@ def environment(
         "hosts": hosts.count(),
         "cpus": _processor.cores(),
         "processor": [_processor.name(), *_processor.instructions()],
-        "xla_flags": flags,
-        "jax": {name: str(getattr(jax.config, name, None)) for name in _SETTINGS},
+        "variables": variables(),
+        "jax": jax_settings(),
         "deterministic": device.platform != "gpu" or _DETERMINISTIC in flags,
         "physical_batch_size": physical_batch_size,
         "clipping": clipping,
