@@ -28,6 +28,7 @@ from tanager.privacy.mechanism import Mechanism
 from tanager.training import identity, run_folder
 from tanager.training.evaluate import Classification
 from tanager.training.loop import train
+from tanager.training.repeats import Repeats
 from tanager.training.run_folder import RunFolder
 
 
@@ -346,6 +347,20 @@ def test_steps_that_could_come_out_otherwise_are_not_made_again(
     assert len({json.loads(line)["stream"] for line in lines}) == streams
     assert ledger.steps() == ledger.next_step() == 12
     assert result.epsilon == tanager.epsilon(MECHANISM, 1e-3)
+
+
+def test_after_a_step_that_gave_other_sums_charged_steps_are_left_out(tmp_path, caplog):
+    with pytest.raises(Killed):
+        run(tmp_path / "run", evaluate=dies_at_evaluation(3), checkpoint_seconds=1e6)
+    identities = json.loads((tmp_path / "run/private/identity.json").read_text())
+    (stream,) = identities["streams"]
+    with Repeats(tmp_path / "run/private/sums.jsonl", stream) as repeats:
+        repeats.check(5, np.zeros(4, np.uint32))
+        repeats.check(5, np.ones(4, np.uint32))
+    result = run(tmp_path / "run")
+    assert Ledger.read(tmp_path / "run/ledger.jsonl").steps() == 12
+    assert result.epsilon == tanager.epsilon(MECHANISM, 1e-3)
+    assert "8 steps after checkpoint 0" in caplog.text
 
 
 def test_after_a_change_of_environment_a_second_death_costs_nothing(

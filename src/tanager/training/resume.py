@@ -1,4 +1,4 @@
-"""Where a run stands, and how it goes on from there."""
+"""Where a run stands, and how it resumes from there."""
 
 import dataclasses
 import logging
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from tanager.parallel import hosts
 from tanager.privacy.ledger import Ledger
@@ -14,6 +15,7 @@ from tanager.privacy.mechanism import Mechanism
 from tanager.seed import Seed
 from tanager.training import identity
 from tanager.training.checkpoint import Checkpoints
+from tanager.training.repeats import Repeats
 from tanager.training.run_folder import RunFolder
 from tanager.training.state import State
 
@@ -34,6 +36,7 @@ class Position:
         state: what the steps before it led to.
         checkpoints: of the run; None without a folder.
         folder: of the run.
+        repeats: checksums of the steps made; None on hosts that are not the chief.
     """
 
     ledger: Ledger | None
@@ -42,6 +45,7 @@ class Position:
     state: State
     checkpoints: Checkpoints | None
     folder: RunFolder | None = None
+    repeats: Repeats | None = None
     _saved: float = dataclasses.field(default_factory=time.monotonic)
 
     def charge(self, mechanism: Mechanism, step: int) -> None:
@@ -50,6 +54,14 @@ class Position:
             self.ledger.charge(mechanism, step, self.stream)
             if self.folder is not None and step == self.begun:
                 self.folder.seed_is_used()
+
+    def is_same(self, step: int, checksum: np.ndarray) -> bool:
+        """Return whether a step, if it was made before, gave the same sums then.
+
+        Call it before anything of the step's update is used; where it returns False,
+        stop the run with `tanager.training.repeats.changed`.
+        """
+        return self.repeats is None or self.repeats.check(step, checksum)
 
     def save(self, done: int, state: State) -> None:
         """Write a checkpoint of the state after `done` steps; all hosts together."""
@@ -63,8 +75,9 @@ class Position:
 
     def close(self) -> None:
         """Let go of the files."""
-        if self.ledger is not None:
-            self.ledger.close()
+        for record in (self.ledger, self.repeats):
+            if record is not None:
+                record.close()
         if self.checkpoints is not None:
             self.checkpoints.close()
 
@@ -84,9 +97,10 @@ def resume(
     3. The newest readable checkpoint gives the state; without one, `state` does.
     4. Steps charged after that checkpoint come again, in the same environment
        bit-identically and at no further charge. In another environment, or on a GPU
-       without ``XLA_FLAGS=--xla_gpu_deterministic_ops=true``, they could come out
-       otherwise than what they were charged for, so they are given up: their charge
-       stands, and training goes on with the step after them.
+       without ``XLA_FLAGS=--xla_gpu_deterministic_ops=true``, or after a step that gave
+       other sums than before, they could differ from what they were charged for. So
+       they are given up: their charge stands, and training resumes with the step after
+       them.
 
     Raises:
         ValueError: the folder is in use or holds another run; its ledger is another
@@ -96,6 +110,7 @@ def resume(
     for what, value in prints.items():
         hosts.require_same(what, value)
     ledgers: list[Ledger] = []
+    sums: list[Repeats] = []
 
     def open_ledger() -> dict[str, Any]:
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
@@ -107,11 +122,11 @@ def resume(
         streams = identity.settle(folder, seed, config, prints, surroundings)
         stream = streams[-1]
         ledgers[0].require(Mechanism(**config["mechanism"]), 0, streams)
+        sums.append(Repeats(folder.private / "sums.jsonl", stream))
+        repeatable = surroundings["deterministic"] and not sums[0].changed
         return {
             "stream": stream,
-            "lost": ledgers[0].next_step(
-                other_than=stream if surroundings["deterministic"] else None
-            ),
+            "lost": ledgers[0].next_step(other_than=stream if repeatable else None),
         }
 
     try:
@@ -122,15 +137,14 @@ def resume(
             lambda: ledgers[0].require(Mechanism(**config["mechanism"]), begun)
         )
     except BaseException:
-        for ledger in ledgers:
-            ledger.close()
+        for record in (*ledgers, *sums):
+            record.close()
         raise
     if begun < spent["lost"]:
         _log.warning(
-            "%d steps after checkpoint %d of run folder %s were charged, and are not "
-            "made again, because they could come out otherwise: devices, physical "
-            "batch size, versions or settings of JAX are not those they were begun "
-            "with",
+            "%d steps after checkpoint %d of run folder %s were charged and are left "
+            "out, because they could differ this time: the machine, the physical batch "
+            "size, the versions or the settings of JAX may have changed",
             spent["lost"] - begun,
             begun,
             folder.path,
@@ -142,4 +156,5 @@ def resume(
         state,
         checkpoints,
         folder,
+        sums[0] if sums else None,
     )
