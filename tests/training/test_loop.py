@@ -636,6 +636,19 @@ def test_out_that_is_a_file_is_refused(tmp_path):
         run(tmp_path / "run")
 
 
+def test_a_path_that_is_not_utf8_is_refused_before_anything_is_spent(
+    tmp_path, monkeypatch
+):
+    """Checkpoints and models could not be written there."""
+    with pytest.raises(ValueError, match=r"run.udcff'\) must be a path that is valid"):
+        run(tmp_path / "run\udcff")
+    os.mkdir(tmp_path / "above\udcff")
+    monkeypatch.chdir(tmp_path / "above\udcff")
+    with pytest.raises(ValueError, match="like the folders above it"):
+        run("run")
+    assert not list((tmp_path / "above\udcff").iterdir())
+
+
 @pytest.mark.parametrize(
     "name", ["config.json", "metrics.jsonl", "model.safetensors", "report.html"]
 )

@@ -14,7 +14,7 @@ import jax
 
 from tanager import _validate as validate
 from tanager import models
-from tanager._files import json_text, sync_folder, write_atomically
+from tanager._files import json_text, sync_folder, write_text
 from tanager._version import __version__
 from tanager.models import weights as files
 from tanager.models.pretrained import table_of
@@ -102,8 +102,8 @@ def export(
     described = _description(config, result, model, weights, format, timm_name)
     with _folder(to) as folder:
         models.save_weights(model, folder / "model.safetensors", format=format)
-        _write(folder / "config.json", json_text(described, indent=2) + "\n")
-        _write(folder / "README.md", card)
+        write_text(folder / "config.json", json_text(described, indent=2) + "\n")
+        write_text(folder / "README.md", card)
     return to
 
 
@@ -240,7 +240,3 @@ def _folder(to: Path) -> Iterator[Path]:
         shutil.rmtree(parts, ignore_errors=True)
         raise
     sync_folder(to.parent)
-
-
-def _write(path: Path, text: str) -> None:
-    write_atomically(path, text.encode())

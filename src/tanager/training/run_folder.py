@@ -43,7 +43,8 @@ class RunFolder:
         of_search: it is a private search's, which releases its best as a run does.
 
     Raises:
-        ValueError: `path` is a file, cannot be written, or holds other things.
+        ValueError: `path` is a file, is not valid UTF-8, cannot be written, or holds
+            other things.
     """
 
     def __init__(self, path: str | os.PathLike, of_search: bool = False):
@@ -51,6 +52,7 @@ class RunFolder:
         self._of_search = of_search
         if self.path.exists() and not self.path.is_dir():
             validate.refuse("out", str(path), "must be a folder, not a file")
+        self._require_utf8()
         self._refuse_other_things()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -58,6 +60,17 @@ class RunFolder:
             os.chmod(self.private, 0o700)
         except OSError as error:
             validate.refuse("out", str(path), "cannot be written", str(error))
+
+    def _require_utf8(self) -> None:
+        try:
+            str(self.path.absolute()).encode()
+        except UnicodeEncodeError:
+            validate.refuse(
+                "out",
+                str(self.path),
+                "must be a path that is valid UTF-8, like the folders above it",
+                "name another folder, or set PYTHONUTF8=1 if it is valid",
+            )
 
     def _refuse_other_things(self) -> None:
         if not self._of_search and (self.path / "study.json").exists():
