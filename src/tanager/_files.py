@@ -27,6 +27,15 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
     sync_folder(path.parent)
 
 
+def write_text(path: Path, text: str) -> None:
+    r"""Write a UTF-8 file whole or not at all.
+
+    What UTF-8 cannot hold, such as a byte of a file name that is no letter, is escaped
+    as ``\udcff``.
+    """
+    write_atomically(path, text.encode(errors="backslashreplace"))
+
+
 def write_once(path: Path, content: bytes, mode: int = 0o644) -> None:
     """Write a file whole, unless it is there: of many writers at once, the first.
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from tanager import __version__
 from tanager import _validate as validate
 from tanager._heap import keep_freed_memory
+from tanager._terminal import escape_unprintable
 from tanager.training.interrupt import noting
 
 
@@ -49,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"tanager {__version__}")
         return 0
     keep_freed_memory()
+    escape_unprintable()
     with noting(), warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = _show_warning

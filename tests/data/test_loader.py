@@ -1,7 +1,12 @@
 """The stream of physical batches is the sampler's, from any place, by any worker."""
 
 import itertools
+import os
 import pickle
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +14,7 @@ from small_sources import Flaky
 
 from tanager.data import ArraySource, UnreadableExample, gather
 from tanager.data.loader import ChunkPlan, an_example, portions
+from tanager.data.unnamed import Unnamed
 from tanager.privacy.mechanism import Mechanism
 from tanager.sampling import PoissonSampler
 from tanager.seed import Seed
@@ -188,6 +194,75 @@ def test_the_first_example_that_can_be_read_gives_the_shapes():
 def test_a_plan_travels_to_a_worker():
     same(pickle.loads(pickle.dumps(plan()))[4], plan()[4])
     assert gather(source(), np.array([3]))["label"].tolist() == [3]
+
+
+READING = """
+import os, sys, time
+import numpy as np
+from tanager.data import ArraySource
+from tanager.data.loader import ChunkPlan, an_example, portions
+from tanager.privacy.mechanism import Mechanism
+from tanager.sampling import PoissonSampler
+from tanager.seed import Seed
+
+if __name__ == "__main__":
+    source = ArraySource({"image": np.ones((500, 64, 64, 3), np.float32)})
+    sampler = PoissonSampler(Mechanism(0.5, 1.0, 1000), 500, Seed.from_int(0))
+    plan = ChunkPlan(source, an_example(source), sampler, 64, np.arange(64), 0)
+    stream = portions(plan, 2)
+    for _ in range(5):
+        assert next(stream).batch["image"].sum() > 0
+    print("reading", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc and /dev/shm")
+def test_killed_it_leaves_no_process_and_no_image_behind(tmp_path):
+    (tmp_path / "reading.py").write_text(READING)
+    process = subprocess.Popen(
+        [sys.executable, tmp_path / "reading.py"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+    )
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == b"reading\n"
+        family = [process.pid, *children(process.pid)]
+        assert len(family) >= 3
+        for member in family:
+            assert "/dev/shm/psm_" not in Path(f"/proc/{member}/maps").read_text()
+    finally:
+        process.kill()
+        process.stdout.close()
+        process.wait()
+    end = time.monotonic() + 30
+    while any(map(alive, family)) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not any(map(alive, family))
+    assert [path.name for path in tmp_path.iterdir()] == ["reading.py"]
+
+
+def children(process):
+    threads = Path(f"/proc/{process}/task").glob("*/children")
+    return [int(child) for thread in threads for child in thread.read_text().split()]
+
+
+def alive(process):
+    try:
+        return "(zombie)" not in Path(f"/proc/{process}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_arrays_travel_in_memory_without_a_name():
+    for size in (0, 10, 100_000):
+        for array in (np.arange(size), np.arange(2 * size).reshape(2, -1).T):
+            sent = pickle.loads(pickle.dumps(Unnamed(array))).open()
+            np.testing.assert_array_equal(sent, array)
+            assert sent.dtype == array.dtype
 
 
 def test_workers_must_be_a_number():

@@ -126,6 +126,20 @@ def test_a_second_writer_is_refused(tmp_path):
         assert ledger.steps() == 10
 
 
+def test_a_ledger_must_be_the_run_s_own_and_whole():
+    ledger = Ledger()
+    for step in range(3):
+        ledger.charge(MECHANISM, step, "a")
+    ledger.require(MECHANISM, 3)
+    ledger.require(MECHANISM, 2, ["a", "b"])
+    with pytest.raises(ValueError, match="does not charge step 3, which was made"):
+        ledger.require(MECHANISM, 4)
+    with pytest.raises(ValueError, match="step 0 to 'a', a stream of another run"):
+        ledger.require(MECHANISM, 3, ["b"])
+    with pytest.raises(ValueError, match="step 0 with sample rate 0.1, noise multip"):
+        ledger.require(Mechanism(0.1, 2.5, 50), 3)
+
+
 def test_steps_outside_the_mechanism_are_refused():
     ledger = Ledger()
     with pytest.raises(ValueError, match=re.escape("step (=50) must be below")):

@@ -1,7 +1,9 @@
 """From a run to a model that can be handed on, and back."""
 
+import dataclasses
 import json
 import re
+import shutil
 import stat
 
 import equinox as eqx
@@ -57,9 +59,20 @@ def vit_run(tmp_path):
 
 def finished_run(folder, model, config):
     folder.mkdir()
+    mechanism = tanager.Mechanism(0.1, 2.0, 10)
+    with tanager.Ledger(folder / "ledger.jsonl") as ledger:
+        for step in range(mechanism.steps):
+            ledger.charge(mechanism, step)
+    config = config | {
+        "mechanism": dataclasses.asdict(mechanism),
+        "clip_norm": 1.0,
+        "delta": 1e-5,
+        "examples": 1000,
+        "batch_size": 100,
+    }
     result = {
         "private": True,
-        "epsilon": 3.0,
+        "epsilon": tanager.epsilon(mechanism, 1e-5),
         "delta": 1e-5,
         "adjacency": "zero-out",
         "accountant": "pld",
@@ -206,7 +219,7 @@ def test_the_command_says_what_it_wrote(vit_run, tmp_path, capsys):
     record = json.loads(capsys.readouterr().out)
     assert sorted(record["files"]) == FILES
     assert record["licence"] == "mit"
-    assert record["guarantee"]["epsilon"] == 3.0
+    assert record["guarantee"]["epsilon"] == pytest.approx(0.7984675)
 
 
 @pytest.mark.parametrize(
@@ -304,3 +317,40 @@ def test_an_architecture_that_timm_cannot_build_by_name_is_refused(
         ValueError, match=r"timm.*has no model that is named vit-tiny-16"
     ):
         export.export(vit_run, tmp_path / "model", format="timm")
+
+
+def another_ledger(run):
+    mechanism = tanager.Mechanism(0.01, 5.0, 4)
+    (run / "ledger.jsonl").unlink()
+    with tanager.Ledger(run / "ledger.jsonl") as ledger:
+        for step in range(mechanism.steps):
+            ledger.charge(mechanism, step)
+
+
+def edit(name, **changes):
+    def change(run):
+        content = json.loads((run / name).read_text())
+        (run / name).write_text(json.dumps(content | changes))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (another_ledger, "this is the ledger of another run"),
+        (lambda run: (run / "ledger.jsonl").unlink(), "has no ledger.jsonl"),
+        (edit("result.json", epsilon=0.5), "claims epsilon = 0.5 in result.json"),
+        (edit("result.json", delta=1e-9), "claims delta = 1e-09 in result.json"),
+        (edit("result.json", private=False), "claims private = False"),
+        (edit("config.json", clip_norm=9.0), "claims clip_norm = 1.0 in result.json"),
+    ],
+)
+def test_a_result_that_differs_from_the_run_s_other_files_is_refused(
+    run, tmp_path, change, message
+):
+    copy = shutil.copytree(run, tmp_path / "run")
+    change(copy)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        tanager.export(copy, tmp_path / "model")
+    assert not (tmp_path / "model").exists()

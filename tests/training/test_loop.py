@@ -28,6 +28,7 @@ from tanager.privacy.mechanism import Mechanism
 from tanager.training import identity, run_folder
 from tanager.training.evaluate import Classification
 from tanager.training.loop import train
+from tanager.training.repeats import Repeats
 from tanager.training.run_folder import RunFolder
 
 
@@ -348,6 +349,20 @@ def test_steps_that_could_come_out_otherwise_are_not_made_again(
     assert result.epsilon == tanager.epsilon(MECHANISM, 1e-3)
 
 
+def test_after_a_step_that_gave_other_sums_charged_steps_are_left_out(tmp_path, caplog):
+    with pytest.raises(Killed):
+        run(tmp_path / "run", evaluate=dies_at_evaluation(3), checkpoint_seconds=1e6)
+    identities = json.loads((tmp_path / "run/private/identity.json").read_text())
+    (stream,) = identities["streams"]
+    with Repeats(tmp_path / "run/private/sums.jsonl", stream) as repeats:
+        repeats.check(5, np.zeros(4, np.uint32))
+        repeats.check(5, np.ones(4, np.uint32))
+    result = run(tmp_path / "run")
+    assert Ledger.read(tmp_path / "run/ledger.jsonl").steps() == 12
+    assert result.epsilon == tanager.epsilon(MECHANISM, 1e-3)
+    assert "8 steps after checkpoint 0" in caplog.text
+
+
 def test_after_a_change_of_environment_a_second_death_costs_nothing(
     tmp_path, monkeypatch
 ):
@@ -456,20 +471,33 @@ def test_one_example_that_changed_among_thousands_is_refused(tmp_path):
     ],
 )
 def test_settings_of_jax_are_part_of_the_environment(name, value):
-    before, here = getattr(jax.config, name), identity.environment(1, 16, "")
+    before, here = getattr(jax.config, name), identity.environment(16, "")
     try:
         jax.config.update(name, value)
-        there = identity.environment(1, 16, "")
+        there = identity.environment(16, "")
     finally:
         jax.config.update(name, before)
     assert there != here
     assert json.loads(json.dumps(there)) == there
-    assert identity.environment(1, 16, "") == here
+    assert identity.environment(16, "") == here
 
 
-def test_a_setting_of_jax_that_is_gone_is_no_error(monkeypatch):
-    monkeypatch.setattr(identity, "_SETTINGS", ("jax_nothing_of_the_kind",))
-    assert identity.environment(1, 16, "")["jax"] == {"jax_nothing_of_the_kind": "None"}
+@pytest.mark.parametrize(
+    "name", ["NPROC", "PJRT_NPROC", "OMP_NUM_THREADS", "XLA_FLAGS", "JAX_NEW", "TF_X"]
+)
+def test_variables_that_can_change_sums_are_part_of_the_environment(monkeypatch, name):
+    here = identity.environment(16, "")
+    monkeypatch.setenv(name, "--xla_cpu_enable_fast_math=false")
+    assert identity.environment(16, "") != here
+
+
+@pytest.mark.parametrize(
+    "name", ["JAX_COMPILATION_CACHE_DIR", "CUDA_VISIBLE_DEVICES", "NVIDIA_API_KEY", "A"]
+)
+def test_variables_that_cannot_are_not(monkeypatch, name):
+    here = identity.environment(16, "")
+    monkeypatch.setenv(name, "1")
+    assert identity.environment(16, "") == here
 
 
 def test_after_a_refusal_the_run_itself_goes_on(dead):
@@ -515,9 +543,9 @@ def test_processes_that_begin_at_once_share_a_secret(tmp_path, monkeypatch, link
     ("lost", "message"),
     [
         ("private/seed.json", "its secret seed"),
-        ("config.json", "not both config.json and private/identity.json"),
-        ("private/identity.json", "not both config.json and private/identity.json"),
-        ("ledger.jsonl", "its ledger ends at step 0"),
+        ("config.json", "lost config.json, but its secret seed has been used"),
+        ("private/identity.json", "lost private/identity.json, but its secret seed"),
+        ("ledger.jsonl", "lost ledger.jsonl, but its secret seed has been used"),
     ],
 )
 def test_a_folder_that_lost_a_part_is_refused(complete, lost, message):
@@ -526,13 +554,64 @@ def test_a_folder_that_lost_a_part_is_refused(complete, lost, message):
         run(complete)
 
 
-def test_a_secret_without_its_run_is_not_used_again(complete):
-    """Everything but `private/` was moved out, to be published."""
+@pytest.mark.parametrize("left", [("seed.json",), ("seed.json", "identity.json"), None])
+def test_a_secret_without_its_run_is_not_used_again(complete, left):
+    """The other files were moved out, to be published."""
     for path in complete.iterdir():
         if path.name != "private":
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    with pytest.raises(ValueError, match="the same noise would be used again"):
+    for path in (complete / "private").iterdir():
+        if left is not None and path.name not in left:
+            path.unlink()
+    with pytest.raises(ValueError, match="would add the same noise to other sums"):
         run(complete)
+
+
+def test_a_secret_that_no_step_was_charged_for_is_used(tmp_path, monkeypatch):
+    """A run that was killed as it began goes on in the same folder."""
+
+    def dies(*arguments):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "charge", dies)
+        with pytest.raises(Killed):
+            run(tmp_path / "run")
+    (tmp_path / "run/ledger.jsonl").unlink()
+    assert run(tmp_path / "run").summary["steps"] == 12
+
+
+def charge_elsewhere(mechanism, steps):
+    """Put the ledger of another run in the place of a folder's."""
+
+    def put(path):
+        path.unlink()
+        with Ledger(path) as ledger:
+            for step in range(steps):
+                ledger.charge(mechanism, step, "0123456789abcdef")
+
+    return put
+
+
+def cut(path):
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:5]))
+
+
+@pytest.mark.parametrize(
+    ("put", "message"),
+    [
+        (charge_elsewhere(Mechanism(0.01, 5.0, 12), 12), "a stream of another run"),
+        (charge_elsewhere(MECHANISM, 12), "a stream of another run"),
+        (charge_elsewhere(MECHANISM, 3), "a stream of another run"),
+        (cut, "does not charge step 5, which was made"),
+    ],
+)
+def test_the_ledger_of_another_run_is_refused(complete, put, message):
+    """A run of ε = 8 must not claim 0.5 because the ledger beside it does."""
+    put(complete / "ledger.jsonl")
+    with pytest.raises(ValueError, match=message) as refused:
+        run(complete)
+    assert "from a copy" not in str(refused.value)
 
 
 def test_a_folder_in_use_is_refused(complete):
@@ -557,13 +636,26 @@ def test_out_that_is_a_file_is_refused(tmp_path):
         run(tmp_path / "run")
 
 
+def test_a_path_that_is_not_utf8_is_refused_before_anything_is_spent(
+    tmp_path, monkeypatch
+):
+    """Checkpoints and models could not be written there."""
+    with pytest.raises(ValueError, match=r"run.udcff'\) must be a path that is valid"):
+        run(tmp_path / "run\udcff")
+    os.mkdir(tmp_path / "above\udcff")
+    monkeypatch.chdir(tmp_path / "above\udcff")
+    with pytest.raises(ValueError, match="like the folders above it"):
+        run("run")
+    assert not list((tmp_path / "above\udcff").iterdir())
+
+
 @pytest.mark.parametrize(
     "name", ["config.json", "metrics.jsonl", "model.safetensors", "report.html"]
 )
 def test_a_folder_with_the_work_of_another_program_is_refused(tmp_path, name):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / name).write_text('{"mine": true}')
-    with pytest.raises(ValueError, match=f"holds a {name} that is no run's"):
+    with pytest.raises(ValueError, match=f"holds a {name} that tanager did not write"):
         run(tmp_path / "run")
     assert [path.name for path in (tmp_path / "run").iterdir()] == [name]
     assert (tmp_path / "run" / name).read_text() == '{"mine": true}'

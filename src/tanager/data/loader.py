@@ -5,13 +5,20 @@ padding is known from the run's seed, so any element can be made alone, by any w
 and a resumed run goes on with the element it had come to.
 """
 
+import multiprocessing
+import os
+import shutil
+import sys
+import threading
 from collections.abc import Generator
+from multiprocessing import util
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from tanager import _validate as validate
 from tanager.data.source import Source, UnreadableExample, gather, map_leaves
+from tanager.data.unnamed import Unnamed
 from tanager.sampling import PhysicalBatch, PoissonSampler, pack
 
 
@@ -174,16 +181,47 @@ def portions(plan: ChunkPlan, workers: int) -> Generator[Portion, None, None]:
     validate.whole(workers=workers, at_least=0)
     ahead = 0 if workers else 2
     options = grain.ReadOptions(num_threads=min(ahead, 1), prefetch_buffer_size=ahead)
-    dataset = grain.MapDataset.source(plan).to_iter_dataset(options)
     if workers:
-        dataset = dataset.mp_prefetch(
-            grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=1)
+        # No files in /dev/shm: they would outlive a process that is killed.
+        pipes = grain.experimental.DatasetOptions(min_shm_size=sys.maxsize)
+        dataset = grain.MapDataset.source(plan).map(_unnamed).to_iter_dataset(options)
+        dataset = grain.experimental.WithOptionsIterDataset(dataset, pipes).mp_prefetch(
+            grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=1),
+            die_with_parent,
         )
+    else:
+        dataset = grain.MapDataset.source(plan).to_iter_dataset(options)
     iterator = iter(dataset)
     try:
-        yield from iterator
+        for portion in iterator:
+            yield _opened(portion) if workers else portion
     finally:
         iterator.close()
+
+
+def _unnamed(portion: Portion) -> Portion:
+    if portion.batch is None:
+        return portion
+    return portion._replace(batch=map_leaves(Unnamed, portion.batch))
+
+
+def _opened(portion: Portion) -> Portion:
+    if portion.batch is None:
+        return portion
+    return portion._replace(batch=map_leaves(lambda sent: sent.open(), portion.batch))
+
+
+def die_with_parent(*_: int) -> None:
+    """End this process, a worker, as soon as the process that started it is gone."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        shutil.rmtree(util.get_temp_dir(), ignore_errors=True)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _nobody(size: int) -> tuple[np.ndarray, np.ndarray]:

@@ -17,8 +17,9 @@ import hashlib
 import json
 import os
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
-from typing import Self
+from typing import NoReturn, Self
 
 from tanager import _validate as validate
 from tanager._files import sync_folder
@@ -105,6 +106,41 @@ class Ledger:
         self._charges[stream, int(step)] = single
         self._hash = digest
 
+    def require(
+        self, mechanism: Mechanism, done: int, streams: Collection[str] | None = None
+    ) -> None:
+        """Check that this is the whole ledger of a run.
+
+        Args:
+            mechanism: of the run.
+            done: how many of its steps were made.
+            streams: every name that the run charged under; None allows any name.
+
+        Raises:
+            ValueError: a charge is of another stream or mechanism, or a step that was
+                made is not charged.
+        """
+        for (stream, step), charged in self._charges.items():
+            if streams is not None and stream not in streams:
+                self._refuse(f"charges step {step} to {stream!r}, a stream of another")
+            if charged != _single(mechanism):
+                self._refuse(
+                    f"charges step {step} with {_settings(charged)}; the run spends "
+                    f"{_settings(mechanism)}: this is the ledger of another"
+                )
+        missing = set(range(done)) - {step for _, step in self._charges}
+        if missing:
+            self._refuse(
+                f"does not charge step {min(missing)}, which was made: it is not the "
+                "whole ledger of this"
+            )
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise ValueError(
+            f"ledger {self.path} {what} run. What this run spent is unknown: train "
+            "into another folder, and count the cost of this run in full"
+        )
+
     def steps(self, stream: str | None = None) -> int:
         """Return how many updates were charged, in one stream or in all."""
         return sum(stream in (None, name) for name, _ in self._charges)
@@ -171,8 +207,8 @@ class Ledger:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ValueError(
-                f"ledger {self.path} is being written by another process: wait for "
-                "that run to end, or use another run folder"
+                f"ledger {self.path} is being written by another process: wait until "
+                "that run ends, or train into another folder"
             ) from error
 
     def _append(self, line: str) -> None:
@@ -210,8 +246,9 @@ class Ledger:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"ledger {self.path}, line {number}, does not follow from the line "
-                "before it: the file was altered or damaged, so what was spent is "
-                "unknown; restore it from a copy or start a new run folder"
+                "before it: the file was changed or damaged. What this run spent is "
+                "unknown: train into another folder, and count the cost of this run "
+                "in full"
             ) from error
         self._hash = digest
 
@@ -219,6 +256,13 @@ class Ledger:
 def _single(mechanism: Mechanism) -> Mechanism:
     return Mechanism(
         mechanism.sample_rate, mechanism.noise_multiplier, 1, mechanism.adjacency
+    )
+
+
+def _settings(one: Mechanism) -> str:
+    return (
+        f"sample rate {one.sample_rate:g}, noise multiplier {one.noise_multiplier:g} "
+        f"({one.adjacency})"
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tanager import _validate as validate
-from tanager._files import write_atomically
+from tanager._files import write_text
 from tanager.privacy.mechanism import Mechanism
 from tanager.privacy.shown import lower, upper
 from tanager.report import audit_figures, page
@@ -77,7 +77,7 @@ def write_report(folder: Path) -> Path:
     title = f"tanager audit report: {found['recipe']}"
     report = folder / "report.html"
     content = page.standalone(title, "\n".join(part for part in parts if part))
-    write_atomically(report, content.encode())
+    write_text(report, content)
     return report
 
 

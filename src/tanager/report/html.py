@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tanager import _validate as validate
-from tanager._files import read_json_lines, write_atomically
+from tanager._files import read_json_lines, write_text
 from tanager.privacy.mechanism import LARGE_EPSILON
 from tanager.privacy.shown import upper
 from tanager.report import guarantee, page, run_figures
@@ -39,7 +39,7 @@ def write_report(run: Path) -> Path:
     config, result = (_read(run, name) for name in ("config.json", "result.json"))
     content = _page(config, result, read_json_lines(run / "metrics.jsonl"))
     report = run / "report.html"
-    write_atomically(report, content.encode())
+    write_text(report, content)
     return report
 
 

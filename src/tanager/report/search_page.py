@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tanager import _validate as validate
-from tanager._files import write_atomically
+from tanager._files import write_text
 from tanager.privacy.shown import upper
 from tanager.report import page, search_figures
 from tanager.report.guarantee import number, percent, text
@@ -54,7 +54,7 @@ def write_report(study: Path) -> Path:
     title = f"tanager search report: {result['recipe']}"
     report = study / "report.html"
     content = page.standalone(title, "\n".join(part for part in parts if part))
-    write_atomically(report, content.encode())
+    write_text(report, content)
     return report
 
 

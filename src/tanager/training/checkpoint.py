@@ -14,6 +14,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jaxtyping import PyTree
 
+from tanager.parallel import hosts
+from tanager.training import digests
+
 
 _log = logging.getLogger(__name__)
 
@@ -22,7 +25,8 @@ class Checkpoints:
     """The checkpoints of one run; the newest two are kept.
 
     A checkpoint is written under a temporary name and renamed when it is complete, so
-    a process that dies while writing leaves the one before it.
+    a process that dies while writing leaves the one before it. A digest of its files
+    is written last; a checkpoint whose files differ from their digest is not used.
 
     Args:
         folder: created when missing.
@@ -48,6 +52,8 @@ class Checkpoints:
             with _quiet():
                 self._manager.save(step, args=ocp.args.StandardSave(_named(state)))
                 self._manager.wait_until_finished()
+            if hosts.is_chief():
+                digests.seal(self.folder / str(step), str(step))
         except (OSError, ValueError) as error:
             full = shutil.disk_usage(self.folder).free < _nbytes(state)
             reason = "the disk is full" if full else str(error)
@@ -58,13 +64,19 @@ class Checkpoints:
             ) from error
 
     def restore(self, template: PyTree) -> tuple[int, PyTree] | None:
-        """Return the newest readable checkpoint as (step, state); None without one.
+        """Return the newest sound checkpoint as (step, state); None without one.
+
+        Every host reads all files, and all hosts pass over what is damaged for one.
 
         Args:
             template: a state of the same structure, shapes and dtypes, that lies on
                 the devices as the restored one will.
         """
         for step in sorted(self._manager.all_steps(), reverse=True):
+            damaged = not digests.is_sound(self.folder / str(step), str(step))
+            if hosts.total(damaged) != (0,):
+                self._pass_over(step, "its files differ from their digest")
+                continue
             target = jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(
                     np.shape(leaf), leaf.dtype, sharding=leaf.sharding
@@ -79,18 +91,21 @@ class Checkpoints:
             except (MemoryError, jax.errors.JaxRuntimeError):
                 raise  # it can be read where there is more memory
             except Exception as error:  # orbax raises nearly anything
-                _log.warning(
-                    "checkpoint %s of step %d cannot be read (%s): "
-                    "going back to the one before",
-                    self.folder,
-                    step,
-                    error,
-                )
-                self._manager.delete(step)
+                self._pass_over(step, str(error))
                 continue
             leaves = [named[name] for name in _named(template)]
             return step, jax.tree.unflatten(jax.tree.structure(template), leaves)
         return None
+
+    def _pass_over(self, step: int, reason: str) -> None:
+        _log.warning(
+            "the checkpoint of step %d in %s is damaged and was deleted (%s): training "
+            "resumes from the checkpoint before it, or from the first step",
+            step,
+            self.folder,
+            reason,
+        )
+        self._manager.delete(step)
 
     def close(self) -> None:
         """Wait for writes under way and let the folder go."""

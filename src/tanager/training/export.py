@@ -14,7 +14,7 @@ import jax
 
 from tanager import _validate as validate
 from tanager import models
-from tanager._files import json_text, sync_folder, write_atomically
+from tanager._files import json_text, sync_folder, write_text
 from tanager._version import __version__
 from tanager.models import weights as files
 from tanager.models.pretrained import table_of
@@ -22,6 +22,7 @@ from tanager.models.published import timm_architecture
 from tanager.models.tensors import read_tensors
 from tanager.models.vit import VisionTransformer
 from tanager.report.card import model_card
+from tanager.training.claims import require_agreement
 
 
 WEIGHTS = {"average": "model-ema.safetensors", "last": "model.safetensors"}
@@ -64,9 +65,10 @@ def export(
         The path of the folder.
 
     Raises:
-        ValueError: the run is not finished or is one of a private search's, its weights
-            do not fit its description, the architecture cannot be written in this
-            format, or `to` is in use.
+        ValueError: the run is not finished or is one of a private search's, its result
+            differs from its ledger or configuration, its weights do not fit its
+            description, the architecture cannot be written in this format, or `to` is
+            in use.
     """
     validate.one_of(WEIGHTS, weights=weights)
     validate.one_of(FORMATS, format=format)
@@ -87,6 +89,7 @@ def export(
         )
     result = _read(run, "result.json")
     source = run / WEIGHTS[weights]
+    require_agreement(run, config, result, source)
     model, timm_name = _model(config, source, format)
     card = model_card(
         config,
@@ -99,8 +102,8 @@ def export(
     described = _description(config, result, model, weights, format, timm_name)
     with _folder(to) as folder:
         models.save_weights(model, folder / "model.safetensors", format=format)
-        _write(folder / "config.json", json_text(described, indent=2) + "\n")
-        _write(folder / "README.md", card)
+        write_text(folder / "config.json", json_text(described, indent=2) + "\n")
+        write_text(folder / "README.md", card)
     return to
 
 
@@ -112,7 +115,7 @@ def _read(run: Path, name: str) -> Mapping[str, Any]:
             "run",
             str(run),
             "is not finished" if unfinished else "is not the folder of a run",
-            "repeat the command it was begun with"
+            "repeat the command that began it"
             if unfinished
             else f"it has no {name}",
         )
@@ -237,7 +240,3 @@ def _folder(to: Path) -> Iterator[Path]:
         shutil.rmtree(parts, ignore_errors=True)
         raise
     sync_folder(to.parent)
-
-
-def _write(path: Path, text: str) -> None:
-    write_atomically(path, text.encode())

@@ -25,19 +25,13 @@ from tanager import _processor
 from tanager._files import write_json
 from tanager.data import Source, UnreadableExample, gather
 from tanager.data.source import in_memory
-from tanager.parallel import hosts
 from tanager.seed import Seed
 from tanager.training.run_folder import RunFolder
 from tanager.training.step import Step
+from tanager.training.variables import jax_settings, variables
 
 
 _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
-_SETTINGS = (
-    "jax_default_matmul_precision",
-    "jax_disable_jit",
-    "jax_enable_x64",
-    "jax_threefry_partitionable",
-)
 _SAMPLED_EXAMPLES = 1024
 _BLOCK = 1 << 22  # bytes digested at once
 _MAY_CHANGE = {
@@ -66,17 +60,15 @@ def versions() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in names}
 
 
-def environment(
-    devices: int, physical_batch_size: int, clipping: str
-) -> dict[str, Any]:
+def environment(rows: int, clipping: str) -> dict[str, Any]:
     """Return what may change between start and resume, at the price of lost steps.
 
     The same steps computed in another environment can differ in the last bits; on a
-    GPU even in the same one, unless XLA is told otherwise.
+    GPU even in the same one, unless XLA is told otherwise. The number of devices and
+    hosts is not part of it: their sums are whole numbers.
 
     Args:
-        devices: how many take part.
-        physical_batch_size: rows computed on at once.
+        rows: that a device computes on at once.
         clipping: fingerprint of the methods that clip, `Explanation.fingerprint`.
     """
     device = jax.devices()[0]
@@ -85,14 +77,12 @@ def environment(
         "versions": versions(),
         "platform": device.platform,
         "device": device.device_kind,
-        "devices": devices,
-        "hosts": hosts.count(),
         "cpus": _processor.cores(),
         "processor": [_processor.name(), *_processor.instructions()],
-        "xla_flags": flags,
-        "jax": {name: str(getattr(jax.config, name, None)) for name in _SETTINGS},
+        "variables": variables(),
+        "jax": jax_settings(),
         "deterministic": device.platform != "gpu" or _DETERMINISTIC in flags,
-        "physical_batch_size": physical_batch_size,
+        "rows": rows,
         "clipping": clipping,
     }
 
@@ -144,21 +134,23 @@ def settle(
     config: Mapping[str, Any],
     prints: Mapping[str, str],
     surroundings: Mapping[str, Any],
-) -> str:
+) -> list[str]:
     """Record what this run is, or check that it is the run of this folder.
 
     Returns:
-        The name of the stream of randomness to charge in the ledger: another one for
-        another configuration or environment.
+        The streams this run may have charged in its ledger: one for each environment it
+        trained in. The last one is for this environment.
 
     Raises:
         ValueError: a setting or a fingerprint differs from the folder's; every one
             that differs is named.
     """
     identity = folder.private / "identity.json"
+    streams: list[str] = []
     now = {"prints": dict(prints), "environment": dict(surroundings)}
     if folder.config.exists() and identity.exists():
         before = json.loads(identity.read_text())
+        streams = before.get("streams", [])
         begun_with = json.loads(folder.config.read_text())
         changes = _differences(begun_with, config)
         # From "error" to "skip" the steps so far are the same: nothing was skipped.
@@ -176,18 +168,14 @@ def settle(
             raise ValueError(
                 f"out (={str(folder.path)!r}) holds a run of another configuration: "
                 + "; ".join(changes)
-                + ": repeat the command it was begun with, or train into another folder"
+                + ": repeat the command that began it, or train into another folder"
             )
-    elif identity.exists() or (folder.ledger.exists() and folder.ledger.stat().st_size):
-        raise ValueError(
-            f"out (={str(folder.path)!r}) holds a run's secret or ledger but not both "
-            f"{folder.config.name} and private/identity.json: the same noise would be "
-            "used again: restore them, or train into another folder"
-        )
+    text = json.dumps([_comparable(config), now], sort_keys=True)
+    stream = seed.fingerprint(text.encode())[:16]
+    streams = [name for name in streams if name != stream] + [stream]
     write_json(folder.config, config)
-    write_json(identity, now, mode=0o600)
-    stream = json.dumps([_comparable(config), now], sort_keys=True)
-    return seed.fingerprint(stream.encode())[:16]
+    write_json(identity, now | {"streams": streams}, mode=0o600)
+    return streams
 
 
 def sample(source: Any) -> bytes:

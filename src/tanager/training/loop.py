@@ -266,7 +266,8 @@ def train(
                     )
                     skipped += part.unreadable
                 drawn = step.draw(number)
-                state, counts, _ = step.apply(state, total, drawn, np.int32(number))
+                state, counts, sums = step.apply(state, total, drawn, np.int32(number))
+                position.require_same(number, sums)
                 done = number + 1
                 due = chief and position.save_is_due(checkpoint_seconds)
                 stop = bool(interrupt) and not alone

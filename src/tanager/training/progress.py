@@ -16,6 +16,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from tanager._terminal import escape_unprintable
 from tanager.privacy.shown import upper
 from tanager.training.state import Accumulator
 
@@ -33,6 +34,7 @@ class TrainingProgress:
     """
 
     def __init__(self, steps: int, begun: int, shown: bool):
+        escape_unprintable()
         self._console = Console(quiet=not shown, highlight=False)
         self._bar = Progress(
             TextColumn("{task.description}"),

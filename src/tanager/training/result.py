@@ -27,7 +27,7 @@ class TrainResult:
     Attributes:
         params: the final parameters, like the `params` given.
         average: their exponential moving average, likewise.
-        epsilon: ε spent, by PLD, from the ledger.
+        epsilon: ε spent, by PLD, for every step in the ledger.
         delta: the δ it holds at.
         evaluation: of the final parameters; None without an evaluator.
         evaluation_ema: of the average; None without an evaluator.
@@ -67,6 +67,7 @@ def hand_over(
 
     def write() -> dict[str, Any]:
         assert ledger is not None
+        ledger.require(mechanism, mechanism.steps)
         summary = _summary(ledger, mechanism, config, *evaluated)
         summary["private"] = private and mechanism.noise_multiplier > 0
         if config.get("private_search"):
@@ -113,10 +114,10 @@ def _summary(
     ema: Evaluation | None,
 ) -> dict[str, Any]:
     delta = config["delta"]
-    spent = dataclasses.replace(mechanism, steps=ledger.steps())
+    spent = dataclasses.replace(mechanism, steps=max(mechanism.steps, ledger.steps()))
     rdp = mechanism.adjacency is not Adjacency.REPLACE_ONE
     return {
-        "epsilon": ledger.epsilon(delta),
+        "epsilon": accountant.epsilon(spent, delta),
         "delta": delta,
         "adjacency": str(mechanism.adjacency),
         "accountant": "pld",
@@ -128,7 +129,7 @@ def _summary(
         "test_loss": raw and raw.loss,
         "test_loss_ema": ema and ema.loss,
         "per_class": raw and ema and _per_class(raw, ema),
-        "steps": ledger.steps(),
+        "steps": spent.steps,
         "batch_size": config["batch_size"],
         "sample_rate": mechanism.sample_rate,
         "noise_multiplier": mechanism.noise_multiplier,

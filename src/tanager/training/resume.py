@@ -1,4 +1,4 @@
-"""Where a run stands, and how it goes on from there."""
+"""Where a run stands, and how it resumes from there."""
 
 import dataclasses
 import logging
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from tanager.parallel import hosts
 from tanager.privacy.ledger import Ledger
@@ -14,6 +15,7 @@ from tanager.privacy.mechanism import Mechanism
 from tanager.seed import Seed
 from tanager.training import identity
 from tanager.training.checkpoint import Checkpoints
+from tanager.training.repeats import Repeats, changed
 from tanager.training.run_folder import RunFolder
 from tanager.training.state import State
 
@@ -33,6 +35,8 @@ class Position:
         begun: the number of the next step.
         state: what the steps before it led to.
         checkpoints: of the run; None without a folder.
+        folder: of the run.
+        repeats: checksums of the steps made; None on hosts that are not the chief.
     """
 
     ledger: Ledger | None
@@ -40,12 +44,32 @@ class Position:
     begun: int
     state: State
     checkpoints: Checkpoints | None
+    folder: RunFolder | None = None
+    repeats: Repeats | None = None
     _saved: float = dataclasses.field(default_factory=time.monotonic)
 
     def charge(self, mechanism: Mechanism, step: int) -> None:
         """Charge a step; no other host can finish it before the chief has done so."""
         if self.ledger is not None:
             self.ledger.charge(mechanism, step, self.stream)
+            if self.folder is not None and step == self.begun:
+                self.folder.seed_is_used()
+
+    def require_same(self, step: int, checksum: jax.Array) -> None:
+        """Stop the run if a step was made before and gave other sums then.
+
+        To be called by all hosts before anything of the step's update is used.
+
+        Raises:
+            Changed: the sums differ.
+        """
+
+        def is_same() -> bool:
+            sums = np.asarray(checksum)
+            return self.repeats is None or self.repeats.check(step, sums)
+
+        if not hosts.from_chief(is_same):
+            raise changed(step)
 
     def save(self, done: int, state: State) -> None:
         """Write a checkpoint of the state after `done` steps; all hosts together."""
@@ -59,8 +83,9 @@ class Position:
 
     def close(self) -> None:
         """Let go of the files."""
-        if self.ledger is not None:
-            self.ledger.close()
+        for record in (self.ledger, self.repeats):
+            if record is not None:
+                record.close()
         if self.checkpoints is not None:
             self.checkpoints.close()
 
@@ -80,55 +105,54 @@ def resume(
     3. The newest readable checkpoint gives the state; without one, `state` does.
     4. Steps charged after that checkpoint come again, in the same environment
        bit-identically and at no further charge. In another environment, or on a GPU
-       without ``XLA_FLAGS=--xla_gpu_deterministic_ops=true``, they could come out
-       otherwise than what they were charged for, so they are given up: their charge
-       stands, and training goes on with the step after them.
+       without ``XLA_FLAGS=--xla_gpu_deterministic_ops=true``, or after a step that gave
+       other sums than before, they could differ from what they were charged for. So
+       they are given up: their charge stands, and training resumes with the step after
+       them.
 
     Raises:
-        ValueError: the folder is in use, holds another run, or its ledger is behind
-            its checkpoints; or the disk is nearly full; or the hosts hold different
+        ValueError: the folder is in use or holds another run; its ledger is another
+            run's or lacks a step; the disk is nearly full; or the hosts hold different
             data.
     """
     for what, value in prints.items():
         hosts.require_same(what, value)
     ledgers: list[Ledger] = []
+    sums: list[Repeats] = []
 
     def open_ledger() -> dict[str, Any]:
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         folder.require_space(4 * size + _MARGIN)
         ledgers.append(Ledger(folder.ledger))
         surroundings = identity.environment(
-            config["devices"], config["physical_batch_size"], config["clipping"]
+            config["physical_batch_size"] // config["devices"], config["clipping"]
         )
-        stream = identity.settle(folder, seed, config, prints, surroundings)
+        streams = identity.settle(folder, seed, config, prints, surroundings)
+        stream = streams[-1]
+        ledgers[0].require(Mechanism(**config["mechanism"]), 0, streams)
+        sums.append(Repeats(folder.private / "sums.jsonl", stream))
+        repeatable = surroundings["deterministic"] and not sums[0].changed
         return {
             "stream": stream,
-            "next": ledgers[0].next_step(),
-            "lost": ledgers[0].next_step(
-                other_than=stream if surroundings["deterministic"] else None
-            ),
+            "lost": ledgers[0].next_step(other_than=stream if repeatable else None),
         }
 
     try:
         spent = hosts.from_chief(open_ledger)
         checkpoints = Checkpoints(folder.path / "checkpoints")
         begun, state = checkpoints.restore(state) or (0, state)
-        if begun > spent["next"]:
-            raise ValueError(
-                f"run folder {folder.path} has a checkpoint of step {begun} but its "
-                f"ledger ends at step {spent['next']}: restore the ledger from a "
-                "copy, or train into another folder"
-            )
+        hosts.from_chief(
+            lambda: ledgers[0].require(Mechanism(**config["mechanism"]), begun)
+        )
     except BaseException:
-        for ledger in ledgers:
-            ledger.close()
+        for record in (*ledgers, *sums):
+            record.close()
         raise
     if begun < spent["lost"]:
         _log.warning(
-            "%d steps after checkpoint %d of run folder %s were charged, and are not "
-            "made again, because they could come out otherwise: devices, physical "
-            "batch size, versions or settings of JAX are not those they were begun "
-            "with",
+            "%d steps after checkpoint %d of run folder %s were charged and are left "
+            "out, because they could differ this time: the machine, the physical batch "
+            "size, the versions or the settings of JAX may have changed",
             spent["lost"] - begun,
             begun,
             folder.path,
@@ -139,4 +163,6 @@ def resume(
         max(begun, spent["lost"]),
         state,
         checkpoints,
+        folder,
+        sums[0] if sums else None,
     )

@@ -20,7 +20,7 @@ import shutil
 from pathlib import Path
 
 from tanager import _validate as validate
-from tanager._files import write_json_once
+from tanager._files import write_json, write_json_once
 from tanager.seed import Seed
 
 
@@ -43,7 +43,8 @@ class RunFolder:
         of_search: it is a private search's, which releases its best as a run does.
 
     Raises:
-        ValueError: `path` is a file, cannot be written, or holds other things.
+        ValueError: `path` is a file, is not valid UTF-8, cannot be written, or holds
+            other things.
     """
 
     def __init__(self, path: str | os.PathLike, of_search: bool = False):
@@ -51,6 +52,7 @@ class RunFolder:
         self._of_search = of_search
         if self.path.exists() and not self.path.is_dir():
             validate.refuse("out", str(path), "must be a folder, not a file")
+        self._require_utf8()
         self._refuse_other_things()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -58,6 +60,17 @@ class RunFolder:
             os.chmod(self.private, 0o700)
         except OSError as error:
             validate.refuse("out", str(path), "cannot be written", str(error))
+
+    def _require_utf8(self) -> None:
+        try:
+            str(self.path.absolute()).encode()
+        except UnicodeEncodeError:
+            validate.refuse(
+                "out",
+                str(self.path),
+                "must be a path that is valid UTF-8, like the folders above it",
+                "name another folder, or set PYTHONUTF8=1 if it is valid",
+            )
 
     def _refuse_other_things(self) -> None:
         if not self._of_search and (self.path / "study.json").exists():
@@ -73,7 +86,7 @@ class RunFolder:
             validate.refuse(
                 "out",
                 str(self.path),
-                f"holds a {others[0]} that is no run's, and would be overwritten",
+                f"holds a {others[0]} that tanager did not write",
                 "train into another folder",
             )
 
@@ -106,14 +119,16 @@ class RunFolder:
             make: False where another host has made it.
 
         Raises:
-            ValueError: the folder was begun with another seed, or has a ledger and no
-                seed; or the other host's is not there.
+            ValueError: the folder was begun with another seed, or it lost a file and
+                the seed was used; or the other host's seed is not there.
         """
-        path = self.private / "seed.json"
+        path = self._seed_file
         if not path.exists():
             self._make_seed(path, given, make)
         # Of processes that begin at once, all read what the first has written.
         kept = json.loads(path.read_text())
+        if kept.get("used", True):
+            self._require_whole()
         seed = Seed(bytes.fromhex(kept["secret"]), kept["private"])
         changed = given is None and not seed.private
         if changed or (given is not None and Seed.from_int(given) != seed):
@@ -126,6 +141,19 @@ class RunFolder:
             )
         return seed
 
+    def seed_is_used(self) -> None:
+        """Record in the seed's file that it has been used, and may not be used again.
+
+        From now on `seed` refuses it in a folder that lost its other files.
+        """
+        kept = json.loads(self._seed_file.read_text())
+        if not kept.get("used", True):
+            write_json(self._seed_file, kept | {"used": True}, mode=0o600)
+
+    @property
+    def _seed_file(self) -> Path:
+        return self.private / "seed.json"
+
     def _make_seed(self, path: Path, given: int | None, make: bool) -> None:
         if not make:
             validate.refuse(
@@ -134,15 +162,26 @@ class RunFolder:
                 "must be on a file system that all hosts share",
                 "this host does not see what host 0 wrote there",
             )
-        if self.ledger.exists() and self.ledger.stat().st_size:
+        if _has_content(self.ledger):
             raise ValueError(
-                f"run folder {self.path} has a ledger but its secret seed "
-                f"({path}) is missing, so the run cannot go on: restore the file, or "
-                "train into another folder"
+                f"run folder {self.path} has a ledger but its secret seed ({path}) is "
+                "missing: this run cannot be resumed; train into another folder"
             )
         seed = Seed.from_os() if given is None else Seed.from_int(given)
-        kept = {"secret": seed.secret.hex(), "private": seed.private}
+        kept = {"secret": seed.secret.hex(), "private": seed.private, "used": False}
         write_json_once(path, kept, mode=0o600)
+
+    def _require_whole(self) -> None:
+        names = ("config.json", "ledger.jsonl", "private/identity.json")
+        if self._of_search:
+            names = ("study.json", "private/runs")
+        lost = [name for name in names if not _has_content(self.path / name)]
+        if lost:
+            raise ValueError(
+                f"run folder {self.path} lost {' and '.join(lost)}, but its secret seed "
+                "has been used. Training here would add the same noise to other sums: "
+                "train into another folder"
+            )
 
     def require_space(self, needed: int) -> None:
         """Refuse to begin when the disk has fewer than `needed` bytes left."""
@@ -155,3 +194,7 @@ class RunFolder:
                 f"{needed / 1e6:.0f} MB",
                 "free some space or choose another folder",
             )
+
+
+def _has_content(path: Path) -> bool:
+    return path.is_dir() or (path.exists() and path.stat().st_size > 0)

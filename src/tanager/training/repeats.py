@@ -1,0 +1,137 @@
+"""Show that a step that is made again after a resume is the same step.
+
+A step made again is charged once only because it gives the same update. Other sums
+under the same noise would reveal their difference. So a checksum of the sums is kept
+from the first time that a step is made, and compared with every later one.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from jaxtyping import UInt32
+
+from tanager._files import sync_folder
+
+
+class Changed(ValueError):
+    """A step that was made again gave other sums; nothing of it may be used."""
+
+
+class Repeats:
+    """The checksums of a run's sums before noise: one for each step and stream.
+
+    The file is private: the checksums are computed from examples without noise.
+
+    Args:
+        path: the file to append to, made with mode 0600 when missing; None keeps the
+            checksums in memory.
+        stream: the ledger's name for this run's randomness and environment.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+
+    def __init__(self, path: Path | None, stream: str):
+        self.path = path
+        self._stream = stream
+        self._known: dict[int, str] = {}
+        self._changed = False
+        self._file = None
+        if path is not None:
+            content = path.read_bytes() if path.exists() else b""
+            complete = content.rfind(b"\n") + 1
+            self._accept(content[:complete])
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            self._file = os.fdopen(descriptor, "ab", buffering=0)
+            # A torn last line is cut off: nothing of its step had been used.
+            self._file.truncate(complete)
+            sync_folder(path.parent)
+
+    @property
+    def changed(self) -> bool:
+        """Whether a step of this stream once gave other sums than before.
+
+        Then no charged step of the stream may be made again.
+        """
+        return self._changed
+
+    def check(self, step: int, checksum: UInt32[np.ndarray, " words"]) -> bool:
+        """Record the checksum of a step, or compare it with the one on record.
+
+        Call it before anything of the step's update is used or written. It returns
+        once the record is on the disk.
+
+        Args:
+            step: the number of the step.
+            checksum: of its sums before noise.
+
+        Returns:
+            Whether the update may be used. False: its sums differ from those of the
+            first time; `changed` stays true from now on.
+        """
+        found = np.asarray(checksum, "<u4").tobytes().hex()
+        before = self._known.get(int(step))
+        entry = {"stream": self._stream, "step": int(step)}
+        if before is None:
+            self._append(entry | {"sums": found})
+            self._known[int(step)] = found
+        elif before != found:
+            self._changed = True
+            self._append(entry | {"changed": True})
+        return before in (None, found)
+
+    def require(self, step: int, checksum: UInt32[np.ndarray, " words"]) -> None:
+        """Check a step as `check` does, and stop the run where the sums differ.
+
+        Raises:
+            Changed: the sums differ from those of the first time.
+        """
+        if not self.check(step, checksum):
+            raise changed(step)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _append(self, entry: dict) -> None:
+        if self._file is None:
+            return
+        line = memoryview(json.dumps(entry).encode() + b"\n")
+        while line:
+            line = line[self._file.write(line) :]
+        os.fsync(self._file.fileno())
+
+    def _accept(self, content: bytes) -> None:
+        for number, line in enumerate(content.split(b"\n")[:-1], 1):
+            try:
+                entry = json.loads(line)
+                if entry["stream"] != self._stream:
+                    continue
+                if entry.get("changed"):
+                    self._changed = True
+                else:
+                    self._known.setdefault(int(entry["step"]), str(entry["sums"]))
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(
+                    f"{self.path}, line {number}, is damaged, so steps of this run "
+                    "cannot be made again: train into another folder"
+                ) from error
+
+
+def changed(step: int) -> Changed:
+    """Return the error that stops a run whose step gave other sums than before."""
+    return Changed(
+        f"step {step} was made before, and its sums differ this time: the machine or "
+        "its settings changed. Nothing of it was used. Repeat the same command: it "
+        "leaves out the steps charged since the last checkpoint"
+    )

@@ -1,0 +1,48 @@
+"""A terminal that lacks the letters does not end a run."""
+
+import io
+import sys
+
+import pytest
+from rich.console import Console
+
+from tanager._files import write_text
+from tanager._terminal import escape_unprintable
+from tanager.training.progress import TrainingProgress
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_letters_that_a_terminal_lacks_are_escaped(monkeypatch, name, errors):
+    stream = io.TextIOWrapper(io.BytesIO(), "ascii", errors)
+    monkeypatch.setattr(sys, name, stream)
+    with pytest.raises(UnicodeEncodeError):
+        Console(file=stream).print("ε = 3")
+    escape_unprintable()
+    Console(file=stream).print("ε = 3")
+    stream.flush()
+    assert stream.buffer.getvalue().endswith(b"\\u03b5 = 3\n")  # pyright: ignore
+
+
+def test_a_run_says_its_epsilon_on_an_ascii_terminal(monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr(sys, "stdout", stream)
+    shown = TrainingProgress(10, 0, True)
+    with shown.showing():
+        shown.step(1, 0.5)
+        shown.say("step 1/10  ε = 0.5")
+    stream.flush()
+    assert b"\\u03b5 = 0.5" in stream.buffer.getvalue()  # pyright: ignore
+
+
+def test_another_handler_is_left_as_it_is(monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), "ascii", "replace")
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    escape_unprintable()
+    assert stream.errors == "replace"
+
+
+def test_a_file_name_that_is_no_utf8_can_stand_in_a_report(tmp_path):
+    write_text(tmp_path / "page", "ε of \udcff")
+    assert (tmp_path / "page").read_text() == "ε of \\udcff"
