@@ -22,6 +22,8 @@ FLOORS = {
     "_files": 0,
     "_heap": 0,
     "_processor": 0,
+    "_reading": 0,
+    "_text": 0,
     "seed": 0,
     "sampling": 0,
     "privacy": 0,

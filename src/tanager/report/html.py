@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tanager import _validate as validate
-from tanager._files import read_json_lines, write_atomically
+from tanager._files import write_atomically
+from tanager._reading import read_json_lines
 from tanager.privacy.mechanism import LARGE_EPSILON
 from tanager.privacy.shown import upper
 from tanager.report import guarantee, page, run_figures

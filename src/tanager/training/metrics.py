@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tanager._files import json_text, read_json_lines, write_atomically
+from tanager._files import json_text, write_atomically
+from tanager._reading import read_json_lines
 from tanager.training.run_folder import RunFolder
 
 

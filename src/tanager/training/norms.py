@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from tanager import _validate as validate
-from tanager._files import read_json_lines
+from tanager._reading import read_json_lines
 
 
 _FINEST, _LOWEST, _HIGHEST = 4, -10, 6  # bins for each power of two, and its ends
