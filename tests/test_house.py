@@ -21,6 +21,7 @@ FLOORS = {
     "_cache": 0,
     "_files": 0,
     "_heap": 0,
+    "_npy": 0,
     "_processor": 0,
     "_reading": 0,
     "_text": 0,

@@ -7,7 +7,7 @@ from tanager._text import clean
     ("text", "shown"),
     [
         ("cat", "cat"),
-        ("Größe, 猫, 👩‍🔬", "Größe, 猫, 👩‍🔬"),
+        ("Größe, 猫, 👩‍🔬, a\u00a0b", "Größe, 猫, 👩‍🔬, a\u00a0b"),
         ("two\nlines\tand\r\nmore", "two lines and  more"),
         ("\x1b[31mred\x1b[0m", "\ufffd[31mred\ufffd[0m"),
         ("\x9b31m and \x7f", "\ufffd31m and \ufffd"),

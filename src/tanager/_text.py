@@ -12,8 +12,8 @@ _UNSAFE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 def clean(text: object) -> str:
     """Return text on one line, without characters that steer a terminal or a page.
 
-    White space becomes a space. Control, escape and direction characters, and halves of
-    characters that no file can hold, become U+FFFD.
+    A line break or a tab becomes a space. Control, escape and direction characters, and
+    halves of characters that no file can hold, become U+FFFD.
 
     Args:
         text: what is shown; anything but a string is turned into one.
@@ -25,7 +25,6 @@ def clean(text: object) -> str:
 
 
 def _safe(character: str) -> str:
-    if character.isspace():
-        return " "
-    unsafe = unicodedata.category(character) in _UNSAFE
-    return "\ufffd" if unsafe and character not in _JOINERS else character
+    if unicodedata.category(character) not in _UNSAFE or character in _JOINERS:
+        return character
+    return " " if character.isspace() else "\ufffd"

@@ -128,9 +128,7 @@ class Calls:
 
 
 RECONSTRUCT = np.empty(0).__reduce__()[0]
-OF_OBJECTS = Calls(
-    np.dtype, ("O", False, True), (3, "|", None, None, None, -1, -1, 63)
-)
+OF_OBJECTS = Calls(np.dtype, ("O", False, True), (3, "|", None, None, None, -1, -1, 63))
 
 
 def pointing(address, dtype=OF_OBJECTS):
@@ -213,5 +211,7 @@ def test_no_file_of_the_package_unpickles():
 
     for file in Path(source).rglob("*.py"):
         words = file.read_text(encoding="utf-8")
-        assert not re.search(r"^\s*(import|from) (c?pickle|dill|marshal)\b", words, re.M)
+        assert not re.search(
+            r"^\s*(import|from) (c?pickle|dill|marshal)\b", words, re.M
+        )
         assert "allow_pickle=True" not in words

@@ -97,8 +97,16 @@ def read_idx(
     return images[..., None], check_labels(label_file, labels, classes)
 
 
-def check_labels(file: Path, labels: np.ndarray, classes: int) -> np.ndarray:
+def check_labels(
+    file: Path, labels: np.ndarray, classes: int, start: int = 0
+) -> np.ndarray:
     """Return `labels` as int32[N], after checking that they are classes.
+
+    Args:
+        file: for the message.
+        labels: what was read.
+        classes: they must be from 0 to `classes` − 1.
+        start: number of the first row.
 
     Raises:
         ValueError: they are not integers, or one is not from 0 to `classes` − 1.
@@ -110,7 +118,7 @@ def check_labels(file: Path, labels: np.ndarray, classes: int) -> np.ndarray:
         row = int(wrong[0])
         refuse_file(
             file,
-            f"row {row} has label {labels[row]}",
+            f"row {start + row} has label {labels[row]}",
             f"labels must be from 0 to {classes - 1}",
         )
     return labels.astype(np.int32)
@@ -118,6 +126,8 @@ def check_labels(file: Path, labels: np.ndarray, classes: int) -> np.ndarray:
 
 def same_count(file: Path, images: int, labels: np.ndarray) -> None:
     """Refuse a file unless it has one row of labels, one for each of `images`."""
+    if not images:
+        refuse_file(file, "has no images", AGAIN)
     if labels.shape != (images,):
         refuse_file(file, f"has labels {list(labels.shape)} for {images} images")
 

@@ -9,6 +9,8 @@ from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
+from tanager import _validate as validate
+from tanager._reading import reason
 from tanager.data.formats import Report, decode_images
 from tanager.data.source import (
     ArraySource,
@@ -57,7 +59,7 @@ class StreamedImages(abc.ABC):
         """Return image and label, or raise whatever goes wrong."""
 
     @abc.abstractmethod
-    def _place(self, index: int) -> tuple[Path, str]:
+    def place(self, index: int) -> tuple[Path, str]:
         """Return an example's file, and words for where it is in it."""
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
@@ -81,12 +83,10 @@ class StreamedImages(abc.ABC):
         return {"image": images, "label": labels}
 
     def _unreadable(self, index: int, error: Exception) -> NoReturn:
-        file, place = self._place(index)
-        raise UnreadableExample(
-            f"path (={str(file)!r}) {place}cannot be read as an image ({error}): "
-            "replace it",
-            index,
-        ) from error
+        file, place = self.place(index)
+        rule = f"{place}cannot be read as an image ({reason(error)})"
+        message = validate.message("path", str(file), rule, "replace it")
+        raise UnreadableExample(message, index) from error
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": {}}
