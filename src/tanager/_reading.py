@@ -147,12 +147,9 @@ def read_json_lines(
             refuse_file(file, f"line {number} must be a JSON object", remedy)
         for name in has:
             if not is_count(content.get(name)):
-                refuse_file(
-                    file,
-                    f"line {number} has {name} {content.get(name)!r:.80}, and must have "
-                    "a whole number from 0",
-                    remedy,
-                )
+                found = f"line {number} has {name} {content.get(name)!r:.80}"
+                rule = f"{found}, and must have a whole number from 0"
+                refuse_file(file, rule, remedy)
         lines.append(content)
     return lines
 

@@ -103,7 +103,7 @@ class ArrayRecordSource(StreamedImages):
             raise ValueError(f"its label is {label}, and must be from 0 to {most}")
         return content, label
 
-    def place(self, index: int) -> tuple[Path, str]:
+    def _place(self, index: int) -> tuple[Path, str]:
         shard, row = locate(index, self._ends)
         return self._files[shard], f"record {row} "
 

@@ -109,7 +109,7 @@ class ArrowSource(StreamedImages):
         image = pictures.decode(content, self.shape, self._exact)
         return image, int(self._labels[index])
 
-    def place(self, index: int) -> tuple[Path, str]:
+    def _place(self, index: int) -> tuple[Path, str]:
         shard, row = locate(index, self._ends)
         return self._origins[shard], f"row {row} "
 

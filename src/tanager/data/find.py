@@ -233,11 +233,10 @@ def _numbers(
         top = int(source.labels.argmax())
         label = int(source.labels[top])
         if label >= len(train):
-            file, place = source.place(top)
-            refuse_file(
-                file,
-                f"{place}has label {label}, and there are {len(train)} training "
-                "examples for the classes up to it",
+            source.refuse(
+                top,
+                f"has label {label}, and there are {len(train)} training examples for "
+                "the classes up to it",
                 "number the classes from 0, without gaps",
             )
     classes = 1 + max(int(source.labels.max()) for source in (train, test))

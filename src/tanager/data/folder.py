@@ -97,7 +97,7 @@ class FolderSource(StreamedImages):
         image = pictures.decode(self.listing.file(index), self.shape)
         return image, int(self.listing.labels[index])
 
-    def place(self, index: int) -> tuple[Path, str]:
+    def _place(self, index: int) -> tuple[Path, str]:
         return Path(self.listing.file(index)), ""
 
 

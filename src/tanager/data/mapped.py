@@ -116,7 +116,7 @@ class MappedSource(StreamedImages):
             image = np.ascontiguousarray(planes.transpose(1, 2, 0))
         return image, int(self._labels[index])
 
-    def place(self, index: int) -> tuple[Path, str]:
+    def _place(self, index: int) -> tuple[Path, str]:
         part, row = locate(index, self._ends)
         return self._origins[part], f"row {row} "
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 
 from tanager import _validate as validate
-from tanager._reading import reason
+from tanager._reading import reason, refuse_file
 from tanager.data.formats import Report, decode_images
 from tanager.data.source import (
     ArraySource,
@@ -59,7 +59,7 @@ class StreamedImages(abc.ABC):
         """Return image and label, or raise whatever goes wrong."""
 
     @abc.abstractmethod
-    def place(self, index: int) -> tuple[Path, str]:
+    def _place(self, index: int) -> tuple[Path, str]:
         """Return an example's file, and words for where it is in it."""
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
@@ -82,8 +82,13 @@ class StreamedImages(abc.ABC):
             images[row], labels[row] = example["image"], example["label"]
         return {"image": images, "label": labels}
 
+    def refuse(self, index: int, rule: str, remedy: str) -> NoReturn:
+        """Raise an error that names an example's file and place in it."""
+        file, place = self._place(index)
+        refuse_file(file, f"{place}{rule}", remedy)
+
     def _unreadable(self, index: int, error: Exception) -> NoReturn:
-        file, place = self.place(index)
+        file, place = self._place(index)
         rule = f"{place}cannot be read as an image ({reason(error)})"
         message = validate.message("path", str(file), rule, "replace it")
         raise UnreadableExample(message, index) from error
