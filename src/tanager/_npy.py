@@ -25,6 +25,10 @@ _ENCRYPTED = 1
 _LARGEST_RATIO = 1100  # Deflate makes of nothing but zeros 1032 times less.
 
 
+class ObjectsError(ValueError):
+    """An array of Python objects: reading it would run a pickle."""
+
+
 class Header(NamedTuple):
     """What an npy file says of its array.
 
@@ -71,11 +75,12 @@ def read_array(stream: IO[bytes], size: int) -> np.ndarray:
     """Return the array of an npy file of `size` bytes.
 
     Raises:
-        ValueError: it is no npy file, has objects, or another size than it tells.
+        ObjectsError: it holds Python objects.
+        ValueError: it is no npy file, or has another size than it tells.
     """
     header = read_header(stream)
     if header.dtype.hasobject:
-        raise ValueError("it holds Python objects, which only a pickle can")
+        raise ObjectsError("it holds Python objects, which only a pickle can")
     if header.nbytes > size:
         raise ValueError(f"it tells of {header.nbytes:,} bytes and has {size:,}")
     content = stream.read(header.nbytes)
@@ -117,6 +122,8 @@ def arrays(archive: zipfile.ZipFile, size: int) -> Iterator[tuple[str, np.ndarra
         try:
             with archive.open(info) as stream:
                 array = read_array(stream, info.file_size)
+        except ObjectsError:
+            raise
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
         yield name.removesuffix(".npy"), array
