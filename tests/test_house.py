@@ -24,6 +24,7 @@ FLOORS = {
     "_npy": 0,
     "_processor": 0,
     "_reading": 0,
+    "_record": 0,
     "_text": 0,
     "seed": 0,
     "sampling": 0,

@@ -20,7 +20,7 @@ AGAIN = "get the file again"
 """The remedy for a file that was damaged on its way."""
 LARGEST_JSON = 1 << 28
 """Bytes of JSON that are read at most: a file of metrics has some hundred per line."""
-_LONGEST_REASON = 300
+_LONGEST_REASON = 1000
 _MOST_DIGITS = 40
 
 

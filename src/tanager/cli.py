@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from tanager import __version__
 from tanager import _validate as validate
 from tanager._heap import keep_freed_memory
+from tanager._text import clean
 from tanager.training.interrupt import noting
 
 
@@ -90,7 +91,8 @@ def _show_warning(message, category, filename, lineno, file=None, line=None) -> 
 
 
 def _say(text: str) -> None:
-    print(f"tanager: {text}", file=sys.stderr)
+    lines = map(clean, text.split("\n"))
+    print("tanager: " + "\n".join(lines), file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from tanager.privacy.mechanism import Adjacency
 from tanager.privacy.shown import upper
 
 
@@ -107,7 +108,7 @@ def reason_against(result: _Fields) -> str:
 
 def recomputation(result: _Fields) -> str:
     """Return a program that computes ε again from the mechanism, without tanager."""
-    relation = str(result["adjacency"]).replace("-", "_").upper()
+    relation = Adjacency(result["adjacency"]).name
     if search := result.get("search"):
         return "\n".join(
             [
@@ -145,8 +146,10 @@ def _shape(shape: float | None) -> str:
     return 'float("inf")' if shape is None else repr(shape)
 
 
-def number(value: float) -> str:
+def number(value: float | None) -> str:
     """Six significant digits."""
+    if value is None:
+        return "none"
     return "∞" if math.isinf(value) else f"{value:.6g}"
 
 

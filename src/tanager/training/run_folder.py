@@ -14,13 +14,14 @@ Nothing outside `private/` depends on the training examples except through noise
 for the seconds that steps took, which tell how many physical batches there were.
 """
 
-import json
 import os
 import shutil
 from pathlib import Path
 
 from tanager import _validate as validate
 from tanager._files import write_json_once
+from tanager._reading import reading
+from tanager._record import read_record
 from tanager.seed import Seed
 
 
@@ -113,8 +114,10 @@ class RunFolder:
         if not path.exists():
             self._make_seed(path, given, make)
         # Of processes that begin at once, all read what the first has written.
-        kept = json.loads(path.read_text())
-        seed = Seed(bytes.fromhex(kept["secret"]), kept["private"])
+        remedy = "restore it from a copy, or train into another folder"
+        kept = read_record(path, {"secret": str, "private": bool}, remedy)
+        with reading(path, "holds no seed", remedy):
+            seed = Seed(bytes.fromhex(kept["secret"]), kept["private"])
         changed = given is None and not seed.private
         if changed or (given is not None and Seed.from_int(given) != seed):
             validate.refuse(
