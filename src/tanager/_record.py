@@ -56,6 +56,8 @@ def read_record(
 ) -> dict[str, Any]:
     """Return the object in a JSON file that has at least the fields of `shape`.
 
+    Fields that may be missing, and are, come as None.
+
     Args:
         file: the file.
         shape: what it must hold; other fields may hold anything.
@@ -78,7 +80,10 @@ def check_record(
     remedy: str = AGAIN,
     argument: str = "path",
 ) -> None:
-    """Refuse what was read from a file unless it has a shape; see `read_record`."""
+    """Refuse what was read from a file unless it has a shape; see `read_record`.
+
+    Fields that may be missing, and are, are set to None.
+    """
     found = _misfit(content, shape, "")
     if found is None:
         return
@@ -103,6 +108,9 @@ def _misfit(value: Any, shape: Any, place: str) -> tuple[str, Any, str] | None:
     if not _is(value, kind):
         return place, value, _WORDS[kind]
     if isinstance(shape, dict):
+        for name, wanted in shape.items():
+            if isinstance(wanted, Maybe):
+                value.setdefault(name)
         parts = [(name, value.get(name, _MISSING), shape[name]) for name in shape]
     elif isinstance(shape, Each):
         parts = [(name, value[name], shape.shape) for name in value]

@@ -84,7 +84,8 @@ def outcome(folder: Path) -> Outcome | None:
     if not path.exists():
         return None
     content = read_record(path, _OUTCOME, _REMEDY)
-    return Outcome(**{name: content[name] for name in _OUTCOME if name in content})
+    found = Outcome(**{name: content[name] for name in _OUTCOME})
+    return found._replace(diverged=bool(found.diverged))
 
 
 @contextlib.contextmanager
