@@ -3,11 +3,11 @@
 import json
 import unicodedata
 
-import mutations
 import numpy as np
 import pytest
 import yaml
 
+import mutations
 from tanager.privacy.ledger import Ledger
 from tanager.privacy.mechanism import Mechanism
 from tanager.report import (

@@ -7,11 +7,11 @@ import zipfile
 
 import equinox as eqx
 import jax
-import mutations
 import numpy as np
 import pytest
 from safetensors import numpy as safetensors
 
+import mutations
 from tanager import models
 from tanager.models import weights
 from tanager.models.tensors import read_tensors
