@@ -101,17 +101,6 @@ def write_json_once(path: Path, content: Any, mode: int = 0o644) -> None:
     write_once(path, _json_file(content), mode)
 
 
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a JSON lines file; none where there is no file.
-
-    A torn last line, which does not end in a line break, is passed over.
-    """
-    if not path.exists():
-        return []
-    complete = path.read_text(encoding="utf-8").rpartition("\n")[0]
-    return [json.loads(line) for line in complete.split("\n") if line]
-
-
 def _json_file(content: Any) -> bytes:
     return (json_text(content, indent=2) + "\n").encode()
 

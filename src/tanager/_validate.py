@@ -13,11 +13,18 @@ import numbers
 from collections.abc import Iterable
 from typing import NoReturn
 
+from tanager._text import clean
+
 
 def refuse(argument: str, value: object, rule: str, remedy: str = "") -> NoReturn:
     """Raise the one `ValueError` that says what is wrong and what to do about it."""
+    raise ValueError(message(argument, value, rule, remedy))
+
+
+def message(argument: str, value: object, rule: str, remedy: str = "") -> str:
+    """Return what `refuse` says, on one line and safe to print."""
     ending = f": {remedy}" if remedy else ""
-    raise ValueError(f"{argument} (={value!r}) {rule}{ending}")
+    return f"{argument} (={value!r}) {clean(rule + ending)}"
 
 
 def _number(name: str, value: object) -> float:

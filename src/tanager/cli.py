@@ -10,6 +10,7 @@ from tanager import __version__
 from tanager import _validate as validate
 from tanager._heap import keep_freed_memory
 from tanager._terminal import escape_unprintable
+from tanager._text import clean
 from tanager.training.interrupt import noting
 
 
@@ -92,7 +93,8 @@ def _show_warning(message, category, filename, lineno, file=None, line=None) -> 
 
 
 def _say(text: str) -> None:
-    print(f"tanager: {text}", file=sys.stderr)
+    lines = map(clean, text.split("\n"))
+    print("tanager: " + "\n".join(lines), file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -49,12 +49,13 @@ def test_train_and_test_folders(tmp_path):
 
 
 @pytest.mark.parametrize("halves", [("",), ("train", "test")])
-def test_a_class_whose_name_is_not_text_is_refused(tmp_path, halves):
-    name = os.fsdecode(b"caf\xe9")
+@pytest.mark.parametrize("name", [b"caf\xe9", b"caf\n# cat", b"caf\x1b[31m"])
+def test_a_class_whose_name_is_not_text_is_refused(tmp_path, halves, name):
+    name = os.fsdecode(name)
     for half in halves:
         write_classes(tmp_path / half, 2, ("cat", name))
     with pytest.raises(
-        ValueError, match="name is not UTF-8: rename the folder"
+        ValueError, match="is not UTF-8, or has control characters: rename"
     ) as told:
         load("folder", tmp_path)
     assert "caf" in str(told.value)

@@ -121,7 +121,7 @@ def test_bad_arrays_are_named(tmp_path, spoil, message):
         (lambda p: (p / "val_data.npz").unlink(), "val_data.npz') has no images"),
         (
             lambda p: np.savez(p / "train_data_batch_7.npz", labels=np.arange(1, 3)),
-            "There is no item named 'data.npy' in the archive",
+            "it has no 'data.npy'",
         ),
         (lambda p: write_imagenet_32(p, labels_from=0), "row 0 has label -1"),
         (

@@ -1,4 +1,6 @@
 import io
+import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -67,11 +69,47 @@ def test_grey_where_one_channel_is_wanted():
     np.testing.assert_array_equal(found[..., 0], np.asarray(RGB.convert("L")))
 
 
-@pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float32])
-def test_more_than_8_bits_are_refused(dtype):
-    deep = Image.fromarray(np.full((8, 8), 40_000, dtype))
+def test_more_than_8_bits_are_refused():
+    deep = Image.fromarray(np.full((8, 8), 40_000, np.uint16))
     with pytest.raises(ValueError, match="more than 8 bits per channel"):
-        decoded(saved(deep, "TIFF"))
+        decoded(saved(deep))
+
+
+POSTSCRIPT = (
+    b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 12 36\n%%EndComments\n"
+    b"12 36 scale showpage\n%%EOF\n"
+)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        POSTSCRIPT,
+        b"",
+        b"GIF89a",
+        *(saved(RGB, kind) for kind in ("TIFF", "BMP", "GIF")),
+    ],
+)
+def test_other_formats_start_no_decoder(tmp_path, content, monkeypatch):
+    """A PostScript file named .png would otherwise be run by Ghostscript."""
+    monkeypatch.setattr(subprocess, "Popen", None)
+    file = tmp_path / "named.png"
+    file.write_bytes(content)
+    for source in (content, file):
+        with pytest.raises(ValueError, match="no PNG or JPEG image: convert it"):
+            decoded(source)
+
+
+def test_an_image_of_too_many_pixels_is_not_decoded(monkeypatch):
+    monkeypatch.setattr(pictures, "LARGEST", 12 * 36 - 1)
+    with pytest.raises(ValueError, match="it has 12 × 36 pixels, and 431 are the"):
+        decoded(saved(RGB))
+
+
+def test_every_image_of_the_package_is_opened_in_one_place():
+    for file in Path(pictures.__file__).parents[1].rglob("*.py"):
+        if file != Path(pictures.__file__):
+            assert "Image.open" not in file.read_text(encoding="utf-8"), file
 
 
 @pytest.mark.parametrize(("mode", "size"), [("L", (12, 36)), ("RGB", (36, 12))])

@@ -89,7 +89,7 @@ PICKLED = pickle.dumps(Bomb())
         ("m.safetensors", b"<!DOCTYPE html><p>log in", "is a web page"),
         ("m.npz", npz(**ARRAYS)[:-30], "is cut short or damaged"),
         ("m.npz", npz(a=np.asarray([{"an": "object"}])), "is a pickle"),
-        ("m.npz", zipped(**{"a.npy": b"no array"}), "has a damaged a"),
+        ("m.npz", zipped(**{"a.npy": b"no array"}), "a.npy: it is not an npy file"),
         ("m.npz", zipped(**{"notes.txt": b""}), "is a zip file with notes.txt"),
         ("m.bin", zipped(**{"archive/data.pkl": PICKLED}), "is a pickle"),
         ("m.pth", b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", "is a pickle"),

@@ -9,6 +9,7 @@ import re
 
 import pytest
 
+from tanager._files import json_text
 from tanager.privacy import accountant, tan
 from tanager.privacy.mechanism import Adjacency, Mechanism
 from tanager.report.html import write_report
@@ -137,9 +138,9 @@ def write_run(folder, config, result, metrics):
     """Write a run's folder, with secrets in private/ that no page may show."""
     private = folder / "private"
     private.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "result.json").write_text(json.dumps(result))
-    lines = "".join(json.dumps(line) + "\n" for line in metrics)
+    (folder / "config.json").write_text(json_text(config))
+    (folder / "result.json").write_text(json_text(result))
+    lines = "".join(json_text(line) + "\n" for line in metrics)
     (folder / "metrics.jsonl").write_text(lines)
     (private / "seed.json").write_text(json.dumps({"secret": MARKER}))
     secret = {"step": 1, "epsilon": 0.5, "test_accuracy": 0.77, "loss": MARKER}

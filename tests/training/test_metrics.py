@@ -4,7 +4,7 @@ import json
 
 from tensorboardX.proto.event_pb2 import Event  # pyright: ignore
 
-from tanager._files import read_json_lines
+from tanager._reading import read_json_lines
 from tanager.training.metrics import Metrics
 from tanager.training.run_folder import RunFolder
 

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tanager._files import json_text, read_json_lines
+from tanager._files import json_text
+from tanager._reading import read_json_lines
 
 
 class Records:

@@ -44,6 +44,7 @@ def run(arguments: Sequence[str]) -> int:
     options = tyro.cli(Arguments, prog="tanager export", args=list(arguments))
 
     # JAX is imported from here on: the command line was fine.
+    from tanager._reading import read_json
     from tanager.training.export import export
 
     folder = export(
@@ -53,7 +54,7 @@ def run(arguments: Sequence[str]) -> int:
         format=options.format,
         licence=options.licence,
     )
-    described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    described = read_json(folder / "config.json")
     guarantee = described["tanager"]["guarantee"]
     files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
     if options.json:

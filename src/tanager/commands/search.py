@@ -1,7 +1,6 @@
 """`tanager search`: hyper-parameters at small batch, and what the large run reaches."""
 
 import dataclasses
-import json
 import math
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from tyro.conf import Positional
 from tanager import _validate as validate
 from tanager import recipes
 from tanager._files import json_text, write_json
+from tanager._record import read_record
 from tanager.commands import experiments, flags
 from tanager.commands.targets import held_out, target_of
 from tanager.commands.watching import Watching, work_through
@@ -190,7 +190,7 @@ def _join(options: WorkerOptions) -> int:
     from tanager.search.study import Study
 
     study = Study(options.study, storage=options.storage)
-    asked = json.loads((study.folder / "asked.json").read_text())["trials"]
+    asked = read_record(study.folder / "asked.json", {"trials": int})["trials"]
     _finish(study, asked, Console(stderr=True, highlight=False))
     return 0
 
@@ -289,7 +289,7 @@ def _tell(study: "Study", done: "TrialResult", shown: Watching) -> None:
 
 
 def _print(result: dict[str, Any], out: Path) -> None:
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     best, prediction = result["best"], result["prediction"]
     console.print(
         f"best of {len(result['trials'])} trials: {100 * best['accuracy']:.2f} % with "
@@ -303,7 +303,7 @@ def _print(result: dict[str, Any], out: Path) -> None:
             f"{100 * prediction['confidence']:g} of 100 such searches"
         )
         for doubt in prediction["doubts"]:
-            console.print(f"do not trust it: {doubt}", style="yellow", markup=False)
+            console.print(f"do not trust it: {doubt}", style="yellow")
     cost = result["cost"]
     console.print(
         f"the search took {100 * cost['share_of_reference']:.3g} % of the operations "

@@ -1,7 +1,6 @@
 """From a finished search to the run it is for, and back."""
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from tanager import _validate as validate
 from tanager import recipes
 from tanager._files import write_json
+from tanager._reading import read_json, reading
 from tanager.recipes.recipe import Recipe, RecipeEntry
+from tanager.report import search_page
 
 
 if TYPE_CHECKING:
@@ -46,12 +47,10 @@ class Found:
 
     def tell(self, result: "TrainResult") -> None:
         """Add what a run obtained to the study, and to its report."""
-        from tanager.report import search_page
-
         if result.evaluation_ema is None:
             return
         path = self.folder / "obtained.json"
-        known = json.loads(path.read_text()) if path.exists() else []
+        known = search_page.read_obtained(self.folder)
         mine = {
             "run": str(result.out),
             "batch_size": round(result.summary["batch_size"]),
@@ -99,16 +98,17 @@ def _read(folder: Path) -> Found:
             "has no result.json",
             "give the folder of a search that has ended",
         )
-    result = json.loads(path.read_text(encoding="utf-8"))
-    if "best" not in result:
+    if "best" not in read_json(path):
         validate.refuse(
             "from_study", str(folder), "is no search", "it seems to be a run"
         )
-    recipe = dataclasses.replace(
-        Recipe.from_json(result["best"]["recipe"]),
-        out=f"{folder}-reference",
-    )
-    entry = dataclasses.replace(
-        recipes.get(result["recipe"]), recipe=recipe, published=(), pretrained_on=""
-    )
+    result = search_page.read_result(folder)
+    with reading(path, "holds no recipe to train"):
+        recipe = dataclasses.replace(
+            Recipe.from_json(result["best"]["recipe"]),
+            out=f"{folder}-reference",
+        )
+        entry = dataclasses.replace(
+            recipes.get(result["recipe"]), recipe=recipe, published=(), pretrained_on=""
+        )
     return Found(folder, result, entry)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from tanager import _cache
+from tanager import _cache, _npy
 from tanager import _files as written
+from tanager._reading import AGAIN, UnreadableFile, reading, refuse_file
 from tanager.data import pictures, tf_example
-from tanager.data.formats import AGAIN, refuse_file
 from tanager.data.streamed import StreamedImages, digest, locate, of_files
 
 
@@ -71,10 +71,11 @@ class ArrayRecordSource(StreamedImages):
         key = digest(b"labels", of_files(self._files), self._ends).hex()[:32]
         file = _cache.private_folder("labels") / f"{key}.npy"
         try:
-            labels = np.load(file)
+            with reading(file), open(file, "rb") as stream:
+                labels = _npy.read_array(stream, file.stat().st_size)
             if labels.dtype == np.int32 and labels.shape == (len(self),):
                 return labels
-        except (OSError, ValueError):
+        except UnreadableFile:
             pass  # Never written, or damaged: read again.
         labels = np.fromiter(map(self._label, range(len(self))), np.int32, len(self))
         content = io.BytesIO()
@@ -126,10 +127,11 @@ class _Reader:
 
 
 def _records(file: Path) -> int:
-    try:
-        count = len(_Reader(file))
-    except Exception as error:  # the library raises plain RuntimeErrors
-        refuse_file(file, f"cannot be read ({error})", AGAIN)
+    with reading(file):
+        count, size = len(_Reader(file)), file.stat().st_size
     if not count:
         refuse_file(file, "has no records, or is truncated", AGAIN)
+    if count > size:
+        rule = f"tells of {count:,} records in {size:,} bytes, so it is damaged"
+        refuse_file(file, rule, AGAIN)
     return count

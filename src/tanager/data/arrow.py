@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from tanager._reading import AGAIN, reading, refuse_file
 from tanager.data import columns, pictures
-from tanager.data.formats import AGAIN, check_labels, refuse_file
+from tanager.data.formats import check_labels
 from tanager.data.streamed import StreamedImages, digest, locate, of_files
 
 
@@ -82,19 +83,21 @@ class ArrowSource(StreamedImages):
         return digest(b"arrow", of_files(self._origins), self._labels, self.shape)
 
     def _labels_of(self, shard: int, label_columns: Sequence[str]) -> np.ndarray:
-        import pyarrow as pa
-
         file = self._origins[shard]
-        try:
+        with reading(file, "is not an Arrow file that can be read"):
             table = _mapped(self._files[shard])
-        except (pa.ArrowException, OSError) as error:
-            refuse_file(file, f"is not an Arrow file that can be read ({error})", AGAIN)
-        image = columns.present(file, table.column_names, self._columns)
-        columns.encoded(file, image, table[image])
-        label = columns.present(file, table.column_names, label_columns)
-        if self.class_names is None:
-            self.class_names = columns.class_names(table.schema, label)
-        return columns.label_values(file, label, table[label])
+            image = columns.present(file, table.column_names, self._columns)
+            label = columns.present(file, table.column_names, label_columns)
+            # Arrow itself believes the lengths and offsets that a file tells.
+            for name in (image, label):
+                table[name].validate()
+            columns.encoded(file, image, table[image]).validate(full=True)
+            if self.class_names is None:
+                self.class_names = columns.class_names(table.schema, label)
+            values = columns.label_values(file, label, table[label])
+        if not len(values):
+            refuse_file(file, "has no rows", AGAIN)
+        return values
 
     def _read(self, index: int) -> tuple[np.ndarray, int]:
         shard, row = locate(index, self._ends)

@@ -11,6 +11,7 @@ from tanager.data import columns, formats, parquet
 from tanager.data.arrow import ArrowSource
 from tanager.data.conversion import open_parquet
 from tanager.data.formats import Arrays, Progress
+from tanager.data.python_batch import read_python_batch
 from tanager.data.shards import find_shards
 
 
@@ -223,7 +224,7 @@ def _from_batches(
         formats.refuse_file(folder / missing[0], "is missing", "get the file")
 
     def read(name: str) -> Arrays:
-        return formats.read_python_batch(
+        return read_python_batch(
             folder / name, spec.batch_label, spec.image_shape, len(spec.classes)
         )
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tanager.data.formats import refuse_file
+from tanager._reading import parse_json, refuse_file
 
 
 IMAGE_COLUMNS = ("img", "image")
@@ -29,9 +29,8 @@ def present(file: Path, names: Sequence[str], wanted: Sequence[str]) -> str:
         if name in names:
             return name
     choices = " or ".join(map(repr, wanted))
-    return refuse_file(
-        file, f"has no column {choices}", f"its columns are {list(names)}"
-    )
+    found = f"its columns are {list(names)!r:.300}"
+    return refuse_file(file, f"has no column {choices}", found)
 
 
 def encoded(file: Path, name: str, column: Any) -> Any:
@@ -40,7 +39,7 @@ def encoded(file: Path, name: str, column: Any) -> Any:
     Args:
         file: for the message.
         name: of the column.
-        column: an array or chunked array.
+        column: an array or chunked array that was validated.
 
     Raises:
         ValueError: it does not hold encoded images.
@@ -52,14 +51,20 @@ def encoded(file: Path, name: str, column: Any) -> Any:
     if not (pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)):
         refuse_file(
             file,
-            f"column {name!r} holds {column.type}",
+            f"column {name!r} holds {column.type!s:.100}",
             "it must hold encoded images, as {bytes, path} or as binary",
         )
     return column
 
 
-def label_values(file: Path, name: str, column: Any) -> np.ndarray:
+def label_values(file: Path, name: str, column: Any, start: int = 0) -> np.ndarray:
     """Return a column of labels, of whatever integer dtype it has.
+
+    Args:
+        file: for the message.
+        name: of the column.
+        column: an array or chunked array that was validated.
+        start: number of its first row.
 
     Raises:
         ValueError: it does not hold integers, or a row has none.
@@ -67,13 +72,12 @@ def label_values(file: Path, name: str, column: Any) -> np.ndarray:
     import pyarrow as pa
 
     if not pa.types.is_integer(column.type):
-        refuse_file(
-            file, f"column {name!r} holds {column.type}", "labels must be integers"
-        )
+        found = f"column {name!r} holds {column.type!s:.100}"
+        refuse_file(file, found, "labels must be integers")
     if column.null_count:
         row = column.is_null().to_pylist().index(True)
-        refuse_file(file, f"row {row} has no label")
-    return column.to_numpy()
+        refuse_file(file, f"row {start + row} has no label")
+    return np.asarray(column)
 
 
 def class_names(schema: Any, label_column: str) -> tuple[str, ...] | None:
@@ -82,11 +86,11 @@ def class_names(schema: Any, label_column: str) -> tuple[str, ...] | None:
     None where it keeps none, or one of them twice.
     """
     try:
-        content = json.loads((schema.metadata or {})[b"huggingface"])
+        content = parse_json((schema.metadata or {})[b"huggingface"])
         names = tuple(content["info"]["features"][label_column]["names"])
-    except (KeyError, TypeError, ValueError):
+        unique = len(set(names)) == len(names) > 0
+    except (KeyError, TypeError, ValueError, RecursionError):
         return None
-    unique = len(set(names)) == len(names) > 0
     return names if unique and all(isinstance(name, str) for name in names) else None
 
 

@@ -14,9 +14,10 @@ from pathlib import Path
 
 from tanager import _cache
 from tanager import _files as written
+from tanager._reading import AGAIN, reading, refuse_file
 from tanager.data import columns
 from tanager.data.arrow import ArrowSource
-from tanager.data.formats import AGAIN, Progress, Report, counter, refuse_file
+from tanager.data.formats import Progress, Report, counter
 from tanager.data.parquet import parquet_rows
 from tanager.data.streamed import digest, of_files
 
@@ -82,32 +83,20 @@ def converted(
         ValueError: a file is corrupt, a column is missing or of another type, or there
             is no room. The message names the file.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
+    with reading(files[0], "cannot be read, or copied to the cache"):
         wanted = [*image_columns, "/", *label_columns]
         key = digest(_FORMAT, of_files(files), wanted).hex()[:32]
         folder = _cache.private_folder("converted", key)
-    except OSError as error:
-        refuse_file(files[0], f"cannot be read, or copied to the cache ({error})")
     made = [folder / f"{file.stem}.arrow" for file in files]
     with open(folder / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for file, copy in zip(files, made, strict=True):
-            try:
-                if copy.exists():
-                    report(pq.read_metadata(file).num_rows)
-                    continue
+            if copy.exists():
+                report(parquet_rows(file))
+                continue
+            room = "make room there, or set TANAGER_CACHE_DIR to another folder"
+            with reading(file, f"cannot be converted in {folder}", room):
                 _convert(file, copy, image_columns, label_columns, report)
-            except pa.ArrowException as error:
-                refuse_file(file, f"is not a parquet file to be read ({error})", AGAIN)
-            except OSError as error:
-                refuse_file(
-                    file,
-                    f"cannot be converted in {folder} ({error})",
-                    "make room there, or set TANAGER_CACHE_DIR to another folder",
-                )
     return made
 
 
@@ -122,22 +111,21 @@ def _convert(
     import pyarrow.parquet as pq
 
     part = copy.with_suffix(".part")
+    with reading(file, "is not a parquet file that can be read"):
+        opened = pq.ParquetFile(file)
     with (
-        pq.ParquetFile(file) as parquet,
+        opened as parquet,
         open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as to,
     ):
         names = parquet.schema_arrow.names
         image = columns.present(file, names, image_columns)
         label = columns.present(file, names, label_columns)
         classes = columns.class_names(parquet.schema_arrow, label)
-        if not parquet.metadata.num_rows:
-            refuse_file(file, "has no rows", AGAIN)
         writer = None
         for group in range(parquet.num_row_groups):
-            try:
+            with reading(file, f"row group {group} cannot be read"):
                 table = parquet.read_row_group(group, columns=[image, label])
-            except (pa.ArrowException, OSError) as error:
-                refuse_file(file, f"row group {group} cannot be read ({error})", AGAIN)
+                table.validate()
             images = columns.encoded(file, image, table[image])
             rows = pa.table({"image": images, "label": table[label]})
             if writer is None:
@@ -147,7 +135,8 @@ def _convert(
             for batch in rows.to_batches(_ROWS):
                 writer.write_batch(batch)
             report(len(rows))
-        assert writer is not None
+        if writer is None:
+            refuse_file(file, "has no rows", AGAIN)
         writer.close()
         to.flush()
         os.fsync(to.fileno())

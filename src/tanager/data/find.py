@@ -16,12 +16,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tanager import _validate as validate
+from tanager._reading import reading, refuse_file
+from tanager._text import clean
 from tanager.data import columns
 from tanager.data.array_record import ArrayRecordSource
 from tanager.data.arrow import ArrowSource
 from tanager.data.conversion import open_parquet
 from tanager.data.folder import FolderSource, find_tests, list_halves
-from tanager.data.formats import Progress, refuse_file
+from tanager.data.formats import Progress, bounded_bytes
 from tanager.data.mapped import find_mapped, has_imagenet_32
 from tanager.data.shards import find_shards
 from tanager.data.streamed import StreamedImages
@@ -33,6 +35,7 @@ WANTED = (
 )
 """In words, the training files that are looked for."""
 _TFDS_CLASSES = "label.labels.txt"
+_LARGEST_CLASSES = 1 << 24  # bytes of that file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +163,7 @@ def _array_record(folder: Path, wanted: Wanted) -> Found | None:
         return None
     classes, names = wanted.classes, ()
     if (folder / _TFDS_CLASSES).is_file():
-        names = tuple((folder / _TFDS_CLASSES).read_text().split())
+        names = _tfds_classes(folder / _TFDS_CLASSES)
         classes = len(names)
     train, test = (
         ArrayRecordSource(files, wanted.shape(), classes=classes) for files in splits
@@ -210,6 +213,31 @@ def _of_columns(folder: Path, train: ArrowSource, test: ArrowSource) -> Found:
     return Found(train, test, train.class_names or _numbers(train, test))
 
 
-def _numbers(*sources: StreamedImages, first: int = 0) -> tuple[str, ...]:
-    classes = 1 + max(int(source.labels.max()) for source in sources)
+def _tfds_classes(file: Path) -> tuple[str, ...]:
+    content = bounded_bytes(file, _LARGEST_CLASSES)
+    with reading(file, "is not a list of class names"):
+        names = tuple(clean(name) for name in content.decode().split())
+    if not names:
+        refuse_file(file, "has no class names", "delete it, and classes are numbers")
+    return names
+
+
+def _numbers(
+    train: StreamedImages, test: StreamedImages, first: int = 0
+) -> tuple[str, ...]:
+    """Return the numbers of the classes: as many as the highest label tells.
+
+    Every class has a training example, so that a label is below their number.
+    """
+    for source in (train, test):
+        top = int(source.labels.argmax())
+        label = int(source.labels[top])
+        if label >= len(train):
+            source.refuse(
+                top,
+                f"has label {label}, and there are {len(train)} training examples for "
+                "the classes up to it",
+                "number the classes from 0, without gaps",
+            )
+    classes = 1 + max(int(source.labels.max()) for source in (train, test))
     return tuple(str(first + number) for number in range(classes))

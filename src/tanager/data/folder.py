@@ -18,8 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
+from tanager._reading import reading, refuse_file
+from tanager._text import clean
 from tanager.data import pictures
-from tanager.data.formats import refuse_file
 from tanager.data.streamed import StreamedImages, digest
 
 
@@ -170,19 +171,17 @@ def common_shape(
         ValueError: images that differ in size, an image that cannot be read or has an
             alpha channel or other mode. The message names the file.
     """
-    from PIL import Image
-
     sizes: dict[tuple[int, int], Path] = {}
     channels = 1
     for listing in listings:
         for index in range(len(listing)):
             file = Path(listing.file(index))
-            try:
-                with Image.open(file) as image:
-                    mode, (width, height) = image.mode, image.size
-                    alpha = "transparency" in image.info
-            except Exception as error:  # Pillow's readers raise nearly anything
-                refuse_file(file, f"cannot be read as an image ({error})", "replace it")
+            with (
+                reading(file, "cannot be read as an image", "replace it"),
+                pictures.opened(file) as image,
+            ):
+                mode, (width, height) = image.mode, image.size
+                alpha = "transparency" in image.info
             if mode not in _GREY + _COLOUR or alpha:
                 refuse_file(
                     file,
@@ -213,21 +212,13 @@ def _class_names(folder: Path) -> list[str]:
             if not entry.name.startswith(".") and entry.is_dir()
         )
     for name in names:
-        if not _is_text(name):
+        if clean(name) != name:
             refuse_file(
                 folder / name,
-                "is a class whose name is not UTF-8",
+                "is a class whose name is not UTF-8, or has control characters",
                 "rename the folder: its name is written into the run's files",
             )
     return names
-
-
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _class_files(folder: Path) -> Iterator[tuple[str, list[str]]]:

@@ -8,16 +8,15 @@ out silently, because the number of examples is part of the privacy guarantee.
 import concurrent.futures
 import gzip
 import math
-import pickle
 import struct
-import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
 
 import numpy as np
 
-from tanager import _validate as validate
+from tanager._reading import AGAIN as AGAIN
+from tanager._reading import reading
+from tanager._reading import refuse_file as refuse_file
 
 
 Arrays = tuple[np.ndarray, np.ndarray]
@@ -25,13 +24,8 @@ Progress = Callable[[int, int], None]
 Report = Callable[[int], None]
 
 _PART = 256  # images per task of the thread pool
-AGAIN = "get the file again"
-"""The remedy for a file that was damaged on its way."""
-
-
-def refuse_file(file: Path, rule: str, remedy: str = "") -> NoReturn:
-    """Raise the one message about a file: which, what is wrong, what to do."""
-    validate.refuse("path", str(file), rule, remedy)
+LARGEST_IDX = 1 << 30
+"""Bytes of an IDX file at most, unpacked: MNIST's largest has 47 million."""
 
 
 def counter(progress: Progress | None, total: int) -> Report:
@@ -77,58 +71,6 @@ def decode_images(
     return images
 
 
-def read_python_batch(
-    file: Path, label_key: str, shape: tuple[int, int, int], classes: int
-) -> Arrays:
-    """Read a "python version" batch file of CIFAR-10 or CIFAR-100.
-
-    The file is a pickle, and a pickle may run any code when it is read. It is read here
-    with nothing but NumPy's arrays and Python's own containers, numbers and strings
-    within reach; a file that asks for anything else is refused.
-
-    Args:
-        file: such as ``data_batch_1``.
-        label_key: such as ``labels`` (CIFAR-10) or ``fine_labels`` (CIFAR-100).
-        shape: (H, W, C); the rows of the file hold C planes of H × W pixels.
-        classes: labels must be from 0 to `classes` − 1.
-
-    Raises:
-        ValueError: the file asks for more than arrays, is corrupt, or does not hold
-            such images and labels.
-    """
-    try:
-        with open(file, "rb") as stream:
-            content = _ArraysOnly(stream, encoding="bytes").load()
-    except Exception as error:  # a corrupt pickle can raise nearly anything
-        refuse_file(file, f"cannot be read as a batch of arrays ({error})", AGAIN)
-    if not isinstance(content, dict):
-        refuse_file(file, "is not a CIFAR batch", "its pickle must hold a dict")
-    keys = {
-        key.decode(errors="replace") if isinstance(key, bytes) else key: value
-        for key, value in content.items()
-    }
-    for name in ("data", label_key):
-        if name not in keys:
-            refuse_file(file, f"has no {name!r}", f"it has {sorted(map(str, keys))}")
-    rows, labels = keys["data"], np.asarray(keys[label_key])
-    height, width, channels = shape
-    if not (
-        isinstance(rows, np.ndarray)
-        and rows.dtype == np.uint8
-        and rows.ndim == 2
-        and rows.shape[1] == math.prod(shape)
-    ):
-        array = isinstance(rows, np.ndarray)
-        found = f"{rows.dtype}{list(rows.shape)}" if array else type(rows).__name__
-        refuse_file(
-            file, f"has images as {found}", f"they must be uint8[N, {math.prod(shape)}]"
-        )
-    planes = rows.reshape(-1, channels, height, width)
-    images = np.ascontiguousarray(planes.transpose(0, 2, 3, 1))
-    same_count(file, len(images), labels)
-    return images, check_labels(file, labels, classes)
-
-
 def read_idx(
     image_file: Path, label_file: Path, shape: tuple[int, int, int], classes: int
 ) -> Arrays:
@@ -155,8 +97,16 @@ def read_idx(
     return images[..., None], check_labels(label_file, labels, classes)
 
 
-def check_labels(file: Path, labels: np.ndarray, classes: int) -> np.ndarray:
+def check_labels(
+    file: Path, labels: np.ndarray, classes: int, start: int = 0
+) -> np.ndarray:
     """Return `labels` as int32[N], after checking that they are classes.
+
+    Args:
+        file: for the message.
+        labels: what was read.
+        classes: they must be from 0 to `classes` − 1.
+        start: number of the first row.
 
     Raises:
         ValueError: they are not integers, or one is not from 0 to `classes` − 1.
@@ -168,7 +118,7 @@ def check_labels(file: Path, labels: np.ndarray, classes: int) -> np.ndarray:
         row = int(wrong[0])
         refuse_file(
             file,
-            f"row {row} has label {labels[row]}",
+            f"row {start + row} has label {labels[row]}",
             f"labels must be from 0 to {classes - 1}",
         )
     return labels.astype(np.int32)
@@ -176,36 +126,32 @@ def check_labels(file: Path, labels: np.ndarray, classes: int) -> np.ndarray:
 
 def same_count(file: Path, images: int, labels: np.ndarray) -> None:
     """Refuse a file unless it has one row of labels, one for each of `images`."""
+    if not images:
+        refuse_file(file, "has no images", AGAIN)
     if labels.shape != (images,):
         refuse_file(file, f"has labels {list(labels.shape)} for {images} images")
 
 
-# What an array of numbers needs, under the names of NumPy 1 and 2.
-_RECONSTRUCT = np.empty(0).__reduce__()[0]
-_ALLOWED = {
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-    ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
-    ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
-}
+def bounded_bytes(file: Path, most: int) -> bytes:
+    """Return the content of a file, plain or compressed (``.gz``).
 
+    Args:
+        file: the file.
+        most: bytes that it may have, unpacked.
 
-class _ArraysOnly(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _ALLOWED:
-            raise pickle.UnpicklingError(
-                f"it asks for {module}.{name}, and only arrays are read"
-            )
-        return _ALLOWED[module, name]
+    Raises:
+        UnreadableFile: it cannot be read, or is larger.
+    """
+    opener = gzip.open if file.suffix == ".gz" else open
+    with reading(file), opener(file, "rb") as stream:
+        content = stream.read(most + 1)
+    if len(content) > most:
+        refuse_file(file, f"has more than {most:,} bytes, unpacked", "get another file")
+    return content
 
 
 def _read_idx_array(file: Path, dimensions: int) -> np.ndarray:
-    try:
-        content = file.read_bytes()
-        if file.suffix == ".gz":
-            content = gzip.decompress(content)
-    except (OSError, EOFError, zlib.error) as error:
-        refuse_file(file, f"cannot be read ({error})", AGAIN)
+    content = bounded_bytes(file, LARGEST_IDX)
     header = 4 + 4 * dimensions
     if content[:4] != bytes([0, 0, 0x08, dimensions]) or len(content) < header:
         refuse_file(

@@ -16,14 +16,14 @@ import shutil
 import struct
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from tanager import _cache
-from tanager.data.formats import AGAIN, check_labels, refuse_file, same_count
+from tanager import _cache, _npy
+from tanager._reading import AGAIN, reading, refuse_file
+from tanager.data.formats import check_labels, same_count
 from tanager.data.streamed import StreamedImages, digest, locate, of_files
 
 
@@ -33,11 +33,7 @@ _BATCHES = tuple(f"train_data_batch_{number}.npz" for number in range(1, 11))
 _VALIDATION = ("val_data.npz",)
 _LOCAL_HEADER = 30  # bytes of it, and where it tells two lengths
 _LENGTHS = slice(26, 30)
-_HEADERS = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}
-_DAMAGE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
+_SPARE = 4096  # bytes of labels more than the images need, to say how many there are
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +80,8 @@ class MappedSource(StreamedImages):
         super().__init__(shape)
         for stored, file in zip(images, origins, strict=True):
             rows = stored.shape[1:]
+            if not math.prod(stored.shape):
+                refuse_file(file, "has no images", AGAIN)
             if stored.dtype != np.uint8 or rows not in (shape, (math.prod(shape),)):
                 found = f"{stored.dtype}{list(stored.shape)}"
                 wanted = ", ".join(map(str, shape))
@@ -192,12 +190,16 @@ def _pair(folder: Path, split: str) -> MappedSource | None:
 def _labels(
     file: Path, member: str | None, count: int, first: int, classes: int
 ) -> np.ndarray:
-    try:
-        with open(file, "rb") as stream:
-            labels = np.load(stream)
-            labels = np.asarray(labels if member is None else labels[member])
-    except _DAMAGE as error:
-        refuse_file(file, f"has no labels that can be read ({error})", AGAIN)
+    most = 8 * count + _SPARE
+    with reading(file, "has no labels that can be read"):
+        if member is None:
+            with open(file, "rb") as stream:
+                labels = _npy.read_array(stream, min(most, file.stat().st_size))
+        else:
+            with zipfile.ZipFile(file) as archive:
+                info = _npy.members(archive, file.stat().st_size)[f"{member}.npy"]
+                with archive.open(info) as stream:
+                    labels = _npy.read_array(stream, min(most, info.file_size))
     same_count(file, count, labels)
     # Wide enough that label 0, where they count from 1, becomes −1 and is refused.
     wide = labels.astype(np.int64) if labels.dtype.kind in "iu" else labels
@@ -206,47 +208,57 @@ def _labels(
 
 def _stored(file: Path, member: str | None = None) -> Stored:
     """Find an array in an npy file, or a member of an npz file."""
-    try:
-        place, start = (file, 0) if member is None else _member(file, f"{member}.npy")
+    with reading(file, "has no images that can be read"):
+        place, start, end = _place(file, member)
         with open(place, "rb") as stream:
             stream.seek(start)
-            version = np.lib.format.read_magic(stream)
-            shape, by_columns, dtype = _HEADERS[version](stream)
+            header = _npy.read_header(stream)
             offset = stream.tell()
-            size = stream.seek(0, os.SEEK_END)
-    except _DAMAGE as error:
-        refuse_file(file, f"has no images that can be read ({error})", AGAIN)
-    if by_columns or dtype.hasobject:
+    if header.by_columns or header.dtype.hasobject:
         refuse_file(
             file,
             "has images in Fortran's order, or as objects",
             "save them with numpy.save(file, numpy.ascontiguousarray(images))",
         )
-    if offset + math.prod(shape) * dtype.itemsize > size:
+    if offset + header.nbytes > end:
         refuse_file(file, "is truncated", AGAIN)
-    return Stored(place, offset, shape, dtype)
+    return Stored(place, offset, header.shape, header.dtype)
 
 
-def _member(file: Path, name: str) -> tuple[Path, int]:
-    """Return the file in which a member lies as it is, and where it begins."""
+def _place(file: Path, member: str | None) -> tuple[Path, int, int]:
+    """Return the file in which an array lies as it is, where it begins and ends."""
+    if member is None:
+        return file, 0, file.stat().st_size
+    name = f"{member}.npy"
     with zipfile.ZipFile(file) as archive:
-        info = archive.getinfo(name)
+        info = _npy.members(archive, file.stat().st_size)[name]
         if info.compress_type != zipfile.ZIP_STORED:
-            return _extracted(file, archive, name), 0
+            copy = _extracted(file, archive, info)
+            return copy, 0, copy.stat().st_size
     with open(file, "rb") as stream:
         stream.seek(info.header_offset)
         # The lengths in the directory at the end of the file can be others.
         lengths = struct.unpack("<HH", stream.read(_LOCAL_HEADER)[_LENGTHS])
-    return file, info.header_offset + _LOCAL_HEADER + sum(lengths)
+    start = info.header_offset + _LOCAL_HEADER + sum(lengths)
+    return file, start, min(start + info.file_size, file.stat().st_size)
 
 
-def _extracted(file: Path, archive: zipfile.ZipFile, name: str) -> Path:
+def _extracted(file: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Path:
+    """Copy a compressed member into the cache, where it was not copied before."""
     folder = _cache.private_folder("extracted")
-    copy = folder / f"{digest(of_files([file]), name.encode()).hex()[:32]}.npy"
+    content = digest(of_files([file]), info.filename.encode())
+    copy = folder / f"{content.hex()[:32]}.npy"
     if not copy.exists():
+        free = shutil.disk_usage(folder).free
+        if info.file_size > free:
+            refuse_file(
+                file,
+                f"needs {info.file_size:,} bytes in {folder}, and {free:,} are free",
+                "make room there, or set TANAGER_CACHE_DIR to another folder",
+            )
         handle, part = tempfile.mkstemp(dir=folder)
         try:
-            with open(handle, "wb") as to, archive.open(name) as content:
+            with open(handle, "wb") as to, archive.open(info) as content:
                 shutil.copyfileobj(content, to, 1 << 20)
                 to.flush()
                 os.fsync(to.fileno())

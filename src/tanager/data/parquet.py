@@ -2,29 +2,31 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from tanager._reading import AGAIN, reading, refuse_file
 from tanager.data import columns, pictures
-from tanager.data.formats import (
-    AGAIN,
-    Arrays,
-    Report,
-    check_labels,
-    decode_images,
-    refuse_file,
-)
+from tanager.data.formats import Arrays, Report, check_labels, decode_images
+
+
+_ROWS = 4096  # decoded at a time
 
 
 def parquet_rows(file: Path) -> int:
     """Return how many rows a parquet file has, from its footer alone."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
-        return pq.read_metadata(file).num_rows
-    except (pa.ArrowException, OSError) as error:
-        refuse_file(file, f"is not a parquet file ({error})", AGAIN)
+    with reading(file, "is not a parquet file"):
+        rows, size = pq.read_metadata(file).num_rows, file.stat().st_size
+    if not rows:
+        refuse_file(file, "has no rows", AGAIN)
+    # An image takes many bytes: a file that repeats one is no data set.
+    if not 0 <= rows <= size:
+        rule = f"tells of {rows:,} rows in {size:,} bytes, so it is damaged"
+        refuse_file(file, rule, AGAIN)
+    return rows
 
 
 def read_parquet(
@@ -50,26 +52,44 @@ def read_parquet(
         ValueError: the file is corrupt, a column is missing or of another type, an
             image cannot be decoded or has another shape, a label is out of range.
     """
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
-        names = pq.read_schema(file).names
-        image_column = columns.present(file, names, image_columns)
-        label_column = columns.present(file, names, label_columns)
-        table = pq.read_table(file, columns=[image_column, label_column])
-    except (pa.ArrowException, OSError) as error:
-        refuse_file(file, f"is not a parquet file that can be read ({error})", AGAIN)
-    values = columns.label_values(file, label_column, table[label_column])
-    labels = check_labels(file, values, classes)
-    encoded = columns.encoded(file, image_column, table[image_column]).to_pylist()
+    with reading(file, "is not a parquet file that can be read"):
+        with pq.ParquetFile(file) as table:
+            names = table.schema_arrow.names
+            image = columns.present(file, names, image_columns)
+            label = columns.present(file, names, label_columns)
+            parts, start = [], 0
+            for rows in table.iter_batches(_ROWS, columns=[image, label]):
+                part = _decoded(file, rows, start, image, label, shape, classes, report)
+                parts.append(part)
+                start += len(rows)
+        images, labels = zip(*parts, strict=True)
+        return np.concatenate(images), np.concatenate(labels)
+
+
+def _decoded(
+    file: Path,
+    rows: Any,
+    start: int,
+    image_column: str,
+    label_column: str,
+    shape: tuple[int, int, int],
+    classes: int,
+    report: Report,
+) -> Arrays:
+    """Return images and labels of a few rows, the first of which is number `start`."""
+    rows.validate()
+    values = columns.label_values(file, label_column, rows[label_column], start)
+    labels = check_labels(file, values, classes, start)
+    column = columns.encoded(file, image_column, rows[image_column])
+    column.validate(full=True)
+    encoded = column.to_pylist()
 
     def decode(row: int) -> np.ndarray:
         if encoded[row] is None:
-            refuse_file(file, f"row {row} {columns.NO_BYTES}")
-        try:
+            refuse_file(file, f"row {start + row} {columns.NO_BYTES}")
+        with reading(file, f"row {start + row}: cannot decode the image"):
             return pictures.decode(encoded[row], shape, exact=True)
-        except Exception as error:  # Pillow's decoders raise nearly anything
-            refuse_file(file, f"row {row}: cannot decode the image ({error})", AGAIN)
 
     return decode_images(len(encoded), decode, shape, report), labels

@@ -1,12 +1,52 @@
 """From the bytes of an encoded image to pixels of one shape."""
 
+import contextlib
 import io
 import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+FORMATS = ("PNG", "JPEG")
+"""What is decoded, by Pillow's names: what data sets have, and no other decoder."""
+LARGEST = 1 << 26
+"""Pixels of an image at most: a few kilobytes can unpack to any number of them."""
 _DEEP = ("I", "F")
+
+
+@contextlib.contextmanager
+def opened(content: bytes | str | os.PathLike[str]) -> "Iterator[Image]":
+    """Open one image: mode and size are known, nothing is decoded.
+
+    Pillow left alone tries every format it knows, and starts Ghostscript for one.
+
+    Args:
+        content: the encoded bytes, or the file that holds them.
+
+    Raises:
+        Exception: it is neither PNG nor JPEG, is too large or damaged, or cannot be
+            read. Pillow raises nearly anything.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    source = io.BytesIO(content) if isinstance(content, bytes) else content
+    try:
+        image = Image.open(source, formats=FORMATS)
+    except UnidentifiedImageError as error:
+        raise ValueError("it is no PNG or JPEG image: convert it to one") from error
+    with image:
+        width, height = image.size
+        if width * height > LARGEST:
+            raise ValueError(
+                f"it has {width} × {height} pixels, and {LARGEST:,} are the most"
+            )
+        yield image
 
 
 def decode(
@@ -14,7 +54,7 @@ def decode(
     shape: tuple[int, int, int],
     exact: bool = False,
 ) -> np.ndarray:
-    """Decode one image: PNG, JPEG or whatever else Pillow reads.
+    """Decode one PNG or JPEG image.
 
     It is told by its content, not its name: ImageNet has a PNG named .JPEG. As
     torchvision does for ImageNet, every picture of 8 bits becomes RGB (grey where C is
@@ -30,15 +70,15 @@ def decode(
         uint8[H, W, C].
 
     Raises:
-        Exception: the image is truncated, damaged, of more than 8 bits per channel, or
-            no image; the file cannot be read. Pillow raises nearly anything.
+        Exception: the image is truncated, damaged, of more than 8 bits per channel, of
+            too many pixels or of another format; the file cannot be read. Pillow raises
+            nearly anything.
     """
     from PIL import Image, ImageOps
 
     height, width, channels = shape
     mode = "L" if channels == 1 else "RGB"
-    source = io.BytesIO(content) if isinstance(content, bytes) else content
-    with Image.open(source) as image:
+    with opened(content) as image:
         if exact and (image.mode, image.size) != (mode, (width, height)):
             raise ValueError(
                 f"it is an {image.mode} image of {image.size[1]} × {image.size[0]}, "

@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from tanager import _validate as validate
+from tanager._reading import UnreadableFile
 
 
 # Object, bytes, text, dates and durations: what no device can hold.
@@ -55,7 +56,7 @@ class StreamedSource(Source, Protocol):
         ...
 
 
-class UnreadableExample(ValueError):
+class UnreadableExample(UnreadableFile):
     """One example that cannot be read or decoded; the others may well be good.
 
     Attributes:

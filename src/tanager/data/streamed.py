@@ -9,6 +9,8 @@ from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
+from tanager import _validate as validate
+from tanager._reading import reason, refuse_file
 from tanager.data.formats import Report, decode_images
 from tanager.data.source import (
     ArraySource,
@@ -80,13 +82,16 @@ class StreamedImages(abc.ABC):
             images[row], labels[row] = example["image"], example["label"]
         return {"image": images, "label": labels}
 
+    def refuse(self, index: int, rule: str, remedy: str) -> NoReturn:
+        """Raise an error that names an example's file and place in it."""
+        file, place = self._place(index)
+        refuse_file(file, f"{place}{rule}", remedy)
+
     def _unreadable(self, index: int, error: Exception) -> NoReturn:
         file, place = self._place(index)
-        raise UnreadableExample(
-            f"path (={str(file)!r}) {place}cannot be read as an image ({error}): "
-            "replace it",
-            index,
-        ) from error
+        rule = f"{place}cannot be read as an image ({reason(error)})"
+        message = validate.message("path", str(file), rule, "replace it")
+        raise UnreadableExample(message, index) from error
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": {}}

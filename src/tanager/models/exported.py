@@ -1,6 +1,5 @@
 """Models that `tanager export` wrote, back from their folder or from the hub."""
 
-import json
 import os
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -11,9 +10,18 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike
 
 from tanager import _validate as validate
+from tanager._reading import read_json, reading, refuse_file
+from tanager._record import Each, Maybe, check_record
 from tanager.data.augment import standardise
 from tanager.models import hub, zoo
 from tanager.models.pretrained import load_weights
+
+
+_ARCHITECTURE = {"name": str, "image_shape": [int], "options": Each(object)}
+_DESCRIBED = {"architecture": _ARCHITECTURE, "classes": [str]}
+_OURS = {"classes": [str], "mean": [float], "std": [float]}
+_OURS |= {"model": _ARCHITECTURE, "resized_from": Maybe([int])}
+_LARGEST_SIDE = 1 << 14
 
 
 class Pretrained(NamedTuple):
@@ -69,7 +77,7 @@ def load_pretrained(source: str | os.PathLike[str]) -> Pretrained:
             file is damaged.
         OSError: a file on the hub is out of reach.
     """
-    config = _config(source)
+    path, config = _config(source)
     ours = config["tanager"]
     architecture = ours["model"]
     if architecture is None:
@@ -78,37 +86,61 @@ def load_pretrained(source: str | os.PathLike[str]) -> Pretrained:
             "holds a model of its author's own code",
             "make that model and load with tanager.models.weights.load(model, file)",
         )
-    try:
-        template = eqx.filter_eval_shape(
-            zoo.create,
-            architecture["name"],
-            classes=len(ours["classes"]),
-            image_shape=tuple(architecture["image_shape"]),
-            key=jax.random.key(0),
-            **architecture["options"],
-        )
-        classes, mean, std = (tuple(ours[key]) for key in ("classes", "mean", "std"))
-    except (KeyError, TypeError) as error:
-        _refuse(source, f"has a damaged config.json ({error!r})", "export it again")
+    check_record(path, ours, _OURS, "export it again", "source")
+    template = template_of(path, architecture, ours["classes"], "source")
     model = load_weights(template, source).model
+    classes, mean, std = (tuple(ours[key]) for key in ("classes", "mean", "std"))
+    for name, numbers in (("mean", mean), ("std", std)):
+        if len(numbers) != architecture["image_shape"][-1]:
+            rule = f"has {name} {numbers}, which must be one number for each channel"
+            refuse_file(path, rule, "export it again", "source")
     return Pretrained(model, classes, mean, std, config)
 
 
-def _config(source: str | os.PathLike[str]) -> dict[str, Any]:
+def template_of(
+    file: Path, architecture: Any, classes: Any, argument: str = "path"
+) -> Any:
+    """Return the shapes of a named model, as a JSON file describes it.
+
+    Args:
+        file: the JSON file, for the message.
+        architecture: its name, ``image_shape`` and ``options``.
+        classes: a list of their names.
+        argument: how a message calls the file.
+
+    Raises:
+        UnreadableFile: there is no such model.
+    """
+    described = {"architecture": architecture, "classes": classes}
+    check_record(file, described, _DESCRIBED, argument=argument)
+    shape = tuple(architecture["image_shape"])
+    if not all(1 <= size <= _LARGEST_SIDE for size in shape):
+        rule = f"has image_shape {shape}, which must be from 1 to {_LARGEST_SIDE}"
+        refuse_file(file, rule, argument=argument)
+    with reading(file, "does not describe a model", argument=argument):
+        return eqx.filter_eval_shape(
+            zoo.create,
+            architecture["name"],
+            classes=len(classes),
+            image_shape=shape,
+            key=jax.random.key(0),
+            **architecture["options"],
+        )
+
+
+def _config(source: str | os.PathLike[str]) -> tuple[Path, dict[str, Any]]:
     if hub.is_hub_name(source):
         path = hub.download(str(source), "config.json")
     else:
         path = Path(source).expanduser() / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+    rule = "has no config.json of `tanager export`"
+    remedy = "for weights of others create the model and use load_weights"
+    if not path.is_file():
+        _refuse(source, rule, remedy)
+    config = read_json(path, remedy, "source")
+    with reading(path, "is no config.json of `tanager export`", remedy, "source"):
         _ = config["tanager"]["model"]
-    except (OSError, ValueError, KeyError, TypeError):
-        _refuse(
-            source,
-            "has no config.json of `tanager export`",
-            "for weights of others create the model and use load_weights",
-        )
-    return config
+    return path, config
 
 
 def _refuse(source: str | os.PathLike[str], rule: str, remedy: str) -> NoReturn:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tanager import _validate as validate
+from tanager._text import clean
 from tanager.models import hub, weights
 from tanager.models.foreign.layouts import SAME, Foreign, Joined, Table
 from tanager.models.foreign.tables import FORMATS, Format
@@ -110,7 +111,7 @@ def load_weights(
         raise ValueError(
             f"weights (={os.fspath(source)!r}), read as {name}, do not fit this "
             f"{type(model).__name__}:\n  "
-            + "\n  ".join(misfits + refusals)
+            + "\n  ".join(map(clean, misfits + refusals))
             + f"\n{_remedy(misfits, table)}"
         )
     loaded = weights.replace_tensors(model, arrays)

@@ -4,16 +4,16 @@ Only arrays are read: safetensors, and NumPy's npz without pickled objects. What
 else carries weights, and whatever did not arrive whole, is refused by name.
 """
 
-import json
+import contextlib
 import os
 import zipfile
-import zlib
 from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
 
-from tanager import _validate as validate
+from tanager import _npy
+from tanager._reading import parse_json, reading, refuse_file
 
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
@@ -38,7 +38,7 @@ def read_tensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     path = Path(path)
     if not path.is_file():
         _refuse(path, "is not a file", "give a .safetensors or .npz file")
-    with open(path, "rb") as file:
+    with _reading(path, "cannot be read"), open(path, "rb") as file:
         start = file.read(256)
     if start.startswith(b"version https://git-lfs"):
         _refuse(
@@ -56,7 +56,11 @@ def read_tensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
 
 
 def _refuse(path: Path, rule: str, remedy: str) -> NoReturn:
-    validate.refuse("weights", os.fspath(path), rule, remedy)
+    refuse_file(path, rule, remedy, argument="weights")
+
+
+def _reading(path: Path, rule: str) -> contextlib.AbstractContextManager[None]:
+    return reading(path, rule, _AGAIN, argument="weights")
 
 
 def _refuse_pickle(path: Path) -> NoReturn:
@@ -85,7 +89,7 @@ def _refuse_other(path: Path, start: bytes) -> NoReturn:
 
 
 def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     size = path.stat().st_size
     with open(path, "rb") as file:
@@ -93,48 +97,36 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
         if header_size > _LARGEST_HEADER:
             _refuse(path, "is not a safetensors file", "its header is impossibly long")
         header = file.read(header_size)
-    try:
-        entries = json.loads(header)
-        ends = (entry["data_offsets"][1] for entry in _arrays(entries).values())
+    if len(header) < header_size:
+        _refuse(path, "is cut short", f"{_AGAIN}, or resume")
+    with _reading(path, "has a damaged header"):
+        entries = parse_json(header)
+        entries.pop("__metadata__", None)
+        ends = (entry["data_offsets"][1] for entry in entries.values())
         whole = 8 + header_size + max(ends, default=0)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError):
-        cut = len(header) < header_size
-        rule = "is cut short" if cut else "has a damaged header"
-        _refuse(path, rule, _AGAIN)
     if size < whole:
         _refuse(path, f"is cut short: {size} of {whole} bytes", f"{_AGAIN}, or resume")
-    try:
-        # Unlike safetensors.numpy.load, safe_open knows bfloat16.
-        with safe_open(path, framework="numpy") as file:
-            return file.get_tensors()
-    except (SafetensorError, TypeError, AttributeError, KeyError) as error:
-        _refuse(path, f"cannot be read as safetensors ({error})", _AGAIN)
-
-
-def _arrays(entries: dict) -> dict:
-    return {name: entries[name] for name in entries if name != "__metadata__"}
+    # Unlike safetensors.numpy.load, safe_open knows bfloat16.
+    with (
+        _reading(path, "cannot be read as safetensors"),
+        safe_open(path, framework="numpy") as file,
+    ):
+        return file.get_tensors()
 
 
 def _read_npz(path: Path) -> dict[str, np.ndarray]:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
+    with (
+        _reading(path, "is cut short or damaged"),
+        zipfile.ZipFile(path) as archive,
+    ):
+        names = archive.namelist()
         if any(name.endswith(".pkl") for name in names):
             _refuse_pickle(path)
         strange = [name for name in names if not name.endswith(".npy")]
         if strange:
-            _refuse(path, f"is a zip file with {strange[0]}", "an npz holds .npy files")
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {}
-            for name in file.files:
-                try:
-                    arrays[name] = file[name]
-                except ValueError as error:
-                    if "allow_pickle" in str(error):
-                        _refuse_pickle(path)
-                    _refuse(path, f"has a damaged {name} ({error})", _AGAIN)
-                if not isinstance(arrays[name], np.ndarray):
-                    _refuse(path, f"has a damaged {name}", _AGAIN)
-            return arrays
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
-        _refuse(path, f"is cut short or damaged ({error})", _AGAIN)
+            rule = f"is a zip file with {strange[0]:.80}"
+            _refuse(path, rule, "an npz holds .npy files")
+        try:
+            return dict(_npy.arrays(archive, path.stat().st_size))
+        except _npy.ObjectsError:
+            _refuse_pickle(path)

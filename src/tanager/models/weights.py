@@ -17,6 +17,8 @@ import numpy as np
 from jaxtyping import Array
 
 from tanager._files import write_atomically
+from tanager._reading import reading
+from tanager._text import clean
 from tanager.models.tensors import read_tensors
 
 
@@ -74,10 +76,17 @@ def save(
 
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
-    """Return the strings saved beside the arrays, without reading the arrays."""
+    """Return the strings saved beside the arrays, without reading the arrays.
+
+    Raises:
+        ValueError: it is no safetensors file.
+    """
     from safetensors import safe_open
 
-    with safe_open(path, framework="numpy") as file:
+    with (
+        reading(path, "cannot be read as safetensors", argument="weights"),
+        safe_open(path, framework="numpy") as file,
+    ):
         return dict(file.metadata() or {})
 
 
@@ -114,8 +123,8 @@ def load(template: Tree, path: str | os.PathLike[str]) -> Tree:
     differences = _differences(named_tensors(template), found)
     if differences:
         raise ValueError(
-            f"{os.fspath(path)} does not fit the template:\n  "
-            + "\n  ".join(differences)
+            f"{clean(os.fspath(path))} does not fit the template:\n  "
+            + "\n  ".join(map(clean, differences))
             + "\nload it into the model it was saved from"
         )
     return replace_tensors(template, found)

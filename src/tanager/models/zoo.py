@@ -185,6 +185,8 @@ def find(name: str) -> ModelEntry:
     sizes = _WIDE_RESNET_NAME.fullmatch(name)
     if name not in ENTRIES and sizes:
         depth, width = map(int, sizes.groups())
+        if depth > 1000 or width > 1000:
+            validate.refuse("model", name, "must have a depth and width up to 1000")
         source = "Zagoruyko and Komodakis 2016, table 1"
         return _wide_resnet(name, depth, width, source)
     remedy = "or any wrn-DEPTH-WIDTH with a depth of 6n + 4"

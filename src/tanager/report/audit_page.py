@@ -1,20 +1,41 @@
 """The report of an audit: one HTML page that stands alone, made of its audit.json."""
 
-import json
 from collections.abc import Mapping
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from tanager import _validate as validate
 from tanager._files import write_text
+from tanager._reading import reading
+from tanager._record import Each, Maybe, read_record
 from tanager.privacy.mechanism import Mechanism
 from tanager.privacy.shown import lower, upper
 from tanager.report import audit_figures, page
 from tanager.report.guarantee import number, text
+from tanager.report.page import escape
 
 
 _Fields = Mapping[str, Any]
+_FOUND = {
+    "recipe": str,
+    "method": str,
+    "violated": bool,
+    "claimed_epsilon": Maybe(float),
+    "delta": float,
+    "epsilon_lower_bound": Maybe(float),
+    "trade_off_bound": Maybe(float),
+    "confidence": float,
+    "models": int,
+    "auc": float,
+    "advantage": float,
+    "highest_advantage": float,
+    "mechanism": {"sample_rate": float, "noise_multiplier": float, "steps": int},
+    "setting": Maybe(Each(object)),
+    "errors": Maybe(Each(int)),
+    "guesses": Maybe(Each(int)),
+    "canaries": Maybe(int),
+    "tried": Maybe([Each(object)]),
+}
 
 
 def sentence(found: _Fields) -> str:
@@ -55,7 +76,7 @@ def write_report(folder: Path) -> Path:
         Path of the page, which is replaced whole.
 
     Raises:
-        ValueError: there is no audit.json.
+        ValueError: there is no audit.json, or it is damaged.
     """
     folder = Path(folder)
     path = folder / "audit.json"
@@ -63,17 +84,18 @@ def write_report(folder: Path) -> Path:
         validate.refuse(
             "audit", str(folder), "has no audit.json", "let the audit end first"
         )
-    found = json.loads(path.read_text(encoding="utf-8"))
-    parts = [
-        "<header><p class=kind>tanager audit report</p>"
-        f"<h1>{escape(found['recipe'])}: {escape(found['method'])}</h1></header>",
-        _verdict(found),
-        _tiles(found),
-        _figures(folder, found),
-        _claim(found),
-        _tried(found),
-        _limits(found),
-    ]
+    found = read_record(path, _FOUND)
+    with reading(path, "is not what an audit leaves"):
+        parts = [
+            "<header><p class=kind>tanager audit report</p>"
+            f"<h1>{escape(found['recipe'])}: {escape(found['method'])}</h1></header>",
+            _verdict(found),
+            _tiles(found),
+            _figures(folder, found),
+            _claim(found),
+            _tried(found),
+            _limits(found),
+        ]
     title = f"tanager audit report: {found['recipe']}"
     report = folder / "report.html"
     content = page.standalone(title, "\n".join(part for part in parts if part))

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from tanager._text import clean
 from tanager.privacy.mechanism import LARGE_EPSILON
 from tanager.privacy.shown import upper
 from tanager.report import guarantee
@@ -46,6 +47,7 @@ def model_card(
         timm_name: of the architecture, where timm has it.
     """
     name = f"{config.get('model') or 'a model'} on {config.get('dataset') or 'data'}"
+    name = clean(name)
     accuracy = result.get(
         "test_accuracy_ema" if weights == "average" else "test_accuracy"
     )
@@ -81,9 +83,9 @@ def _head(
     }
     base = (config.get("weights") or {}).get("weights", "")
     if base.startswith("hf:"):
-        fields["base_model"] = re.split("[@:]", base.removeprefix("hf:"))[0]
+        fields["base_model"] = clean(re.split("[@:]", base.removeprefix("hf:"))[0])
     if accuracy is not None:
-        dataset = str(config.get("dataset") or "data")
+        dataset = clean(config.get("dataset") or "data")
         fields["model-index"] = [
             {
                 "name": name,
@@ -143,7 +145,7 @@ def _guarantee(result: _Fields) -> str:
     return _section(
         "Guarantee",
         f"{text}\n\n{_table(rows)}\n\n{guarantee.mechanism(result)} "
-        f"{guarantee.accounting(result)}\n\n"
+        f"{_plain(guarantee.accounting(result))}\n\n"
         f"What it rests on, and what it does not protect:\n\n{rests}",
     )
 
@@ -315,8 +317,8 @@ def _table(rows: _Fields) -> str:
 
 
 def _plain(text: object) -> str:
-    """Return text that no Markdown hides in, on one line."""
-    one_line = " ".join(str(text).split())
+    """Return text that no Markdown or control character hides in, on one line."""
+    one_line = " ".join(clean(text).split())
     return re.sub(r"([\\`*\[\]<>|#])", r"\\\1", one_line)
 
 

@@ -153,8 +153,10 @@ def _shape(shape: float | None) -> str:
     return 'float("inf")' if shape is None else repr(shape)
 
 
-def number(value: float) -> str:
+def number(value: float | None) -> str:
     """Six significant digits."""
+    if value is None:
+        return "none"
     return "∞" if math.isinf(value) else f"{value:.6g}"
 
 

@@ -4,19 +4,19 @@ It is made of the run's public files (config.json, metrics.jsonl, result.json), 
 `private/`, and refers to nothing outside itself: no script, no font, no link.
 """
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from tanager import _validate as validate
-from tanager._files import read_json_lines, write_text
+from tanager._files import write_text
 from tanager.privacy.mechanism import LARGE_EPSILON
 from tanager.privacy.shown import upper
 from tanager.report import guarantee, page, run_figures
 from tanager.report.guarantee import number, percent, text
+from tanager.report.page import escape
+from tanager.report.run_files import read_config, read_metrics, read_result
 
 
 _Fields = Mapping[str, Any]
@@ -33,26 +33,21 @@ def write_report(run: Path) -> Path:
         Path of the page, ``run/report.html``, which is replaced whole.
 
     Raises:
-        ValueError: the folder holds no finished run.
+        ValueError: the folder holds no finished run, or one of its files is damaged.
     """
     run = Path(run)
-    config, result = (_read(run, name) for name in ("config.json", "result.json"))
-    content = _page(config, result, read_json_lines(run / "metrics.jsonl"))
+    for name in ("config.json", "result.json"):
+        if not (run / name).exists():
+            validate.refuse(
+                "run",
+                str(run),
+                f"has no {name}",
+                "a report is written of the folder of a finished run",
+            )
+    content = _page(read_config(run), read_result(run), read_metrics(run))
     report = run / "report.html"
     write_text(report, content)
     return report
-
-
-def _read(run: Path, name: str) -> _Fields:
-    path = run / name
-    if not path.exists():
-        validate.refuse(
-            "run",
-            str(run),
-            f"has no {name}",
-            "a report is written of the folder of a finished run",
-        )
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _page(config: _Fields, result: _Fields, metrics: Sequence[_Fields]) -> str:
@@ -128,10 +123,11 @@ def _no_guarantee(config: _Fields, result: _Fields) -> str:
 
 
 def _verification(result: _Fields) -> str:
+    program = "\n".join(map(escape, guarantee.recomputation(result).splitlines()))
     return _section(
         "How to verify",
         "<p>Compute ε again from the mechanism, without tanager:</p>"
-        f"<pre id=verify>{escape(guarantee.recomputation(result))}</pre>"
+        f"<pre id=verify>{program}</pre>"
         f"{_ledger(result)}",
     )
 

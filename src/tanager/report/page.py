@@ -1,6 +1,8 @@
 """The frame of a page that stands alone: its head and its style."""
 
-from html import escape
+import html
+
+from tanager._text import clean
 
 
 _STYLE = """
@@ -78,6 +80,11 @@ pre {
 }
 summary { margin-top: .75rem; cursor: pointer; }
 """
+
+
+def escape(text: object) -> str:
+    """Return text as HTML that shows it, without control characters."""
+    return html.escape(clean(text))
 
 
 def standalone(title: str, body: str) -> str:

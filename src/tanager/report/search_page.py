@@ -3,20 +3,56 @@
 It is made of the study's result.json. It says plainly that simulations protect nobody.
 """
 
-import json
 from collections.abc import Mapping
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from tanager import _validate as validate
 from tanager._files import write_text
+from tanager._reading import read_json_of, reading
+from tanager._record import Each, Maybe, check_record, read_record
 from tanager.privacy.shown import upper
 from tanager.report import page, search_figures
 from tanager.report.guarantee import number, percent, text
+from tanager.report.page import escape
 
 
 _Fields = Mapping[str, Any]
+_PREDICTION = {
+    "reference_batch_size": int,
+    "accuracy": float,
+    "low": float,
+    "high": float,
+    "confidence": float,
+    "doubts": [str],
+}
+_TRIAL = {
+    "number": int,
+    "values": Each(object),
+    "state": str,
+    "steps": int,
+    "accuracy": float,
+}
+_RESULT = {
+    "recipe": str,
+    "target": {"epsilon": float, "delta": float, "steps": int},
+    "best": {
+        "trial": int,
+        "values": Each(object),
+        "accuracy": float,
+        "batch_size": int,
+    },
+    "prediction": Maybe(_PREDICTION),
+    "law": Maybe({"runs": [object]}),
+    "bands": [object],
+    "trials": [_TRIAL],
+    "cost": {"trials_share": float, "winner_share": float, "seconds": float},
+    "privacy": {
+        "simulations_epsilon": Each(Maybe(float)),
+        "held_out_examples": int,
+    },
+}
+_OBTAINED = {"run": str, "batch_size": int, "accuracy": float, "on": str}
 
 
 def write_report(study: Path) -> Path:
@@ -30,7 +66,7 @@ def write_report(study: Path) -> Path:
         Path of the page, which is replaced whole.
 
     Raises:
-        ValueError: the study is not finished.
+        ValueError: the study is not finished, or one of its files is damaged.
     """
     study = Path(study)
     path = study / "result.json"
@@ -38,24 +74,46 @@ def write_report(study: Path) -> Path:
         validate.refuse(
             "study", str(study), "has no result.json", "let the search end first"
         )
-    result = json.loads(path.read_text(encoding="utf-8"))
-    obtained = []
-    if (study / "obtained.json").exists():
-        obtained = json.loads((study / "obtained.json").read_text(encoding="utf-8"))
-    parts = [
-        "<header><p class=kind>tanager search report</p>"
-        f"<h1>{escape(result['recipe'])}</h1></header>",
-        _privacy(result),
-        _prediction(study, result, obtained),
-        _best(result),
-        _trials(result),
-        _cost(result),
-    ]
+    result = read_result(study)
+    obtained = read_obtained(study)
+    with reading(path, "is not what a search leaves"):
+        parts = [
+            "<header><p class=kind>tanager search report</p>"
+            f"<h1>{escape(result['recipe'])}</h1></header>",
+            _privacy(result),
+            _prediction(study, result, obtained),
+            _best(result),
+            _trials(result),
+            _cost(result),
+        ]
     title = f"tanager search report: {result['recipe']}"
     report = study / "report.html"
     content = page.standalone(title, "\n".join(part for part in parts if part))
     write_text(report, content)
     return report
+
+
+def read_result(study: Path) -> dict[str, Any]:
+    """Return result.json of a finished study.
+
+    Raises:
+        UnreadableFile: it is damaged; the message names it.
+    """
+    return read_record(study / "result.json", _RESULT)
+
+
+def read_obtained(study: Path) -> list[dict[str, Any]]:
+    """Return what runs obtained that were started from a study; nothing without any.
+
+    Raises:
+        UnreadableFile: obtained.json is damaged; the message names it.
+    """
+    path = study / "obtained.json"
+    if not path.exists():
+        return []
+    obtained = read_json_of(path, list)
+    check_record(path, obtained, [_OBTAINED])
+    return obtained
 
 
 def _privacy(result: _Fields) -> str:

@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import fcntl
 import functools
-import json
 import shutil
 import time
 import warnings
@@ -21,6 +20,7 @@ import jax
 
 from tanager._cache import private_folder
 from tanager._files import write_json
+from tanager._record import Maybe, read_record
 from tanager.data import Dataset
 from tanager.recipes import cost, runner, tasks
 from tanager.recipes.recipe import Recipe
@@ -30,6 +30,15 @@ Watch = Callable[[Mapping[str, Any]], None]
 """Told of each evaluation: the line of metrics.jsonl."""
 
 POLL_SECONDS = 1.0
+_OUTCOME = {
+    "accuracy": float,
+    "accuracy_last": float,
+    "epsilon": Maybe(float),
+    "flops": float,
+    "seconds": float,
+    "diverged": Maybe(bool),
+}
+_REMEDY = "delete the folder of that run, and it is made again"
 _KEPT = ("config.json", "ledger.jsonl", "metrics.jsonl", "result.json", "outcome.json")
 
 
@@ -74,7 +83,9 @@ def outcome(folder: Path) -> Outcome | None:
     path = folder / "outcome.json"
     if not path.exists():
         return None
-    return Outcome(**json.loads(path.read_text()))
+    content = read_record(path, _OUTCOME, _REMEDY)
+    found = Outcome(**{name: content[name] for name in _OUTCOME})
+    return found._replace(diverged=bool(found.diverged))
 
 
 @contextlib.contextmanager
@@ -186,7 +197,8 @@ def work(
 
 def parameters(job: Job) -> int:
     """Return how many parameters a run trains; it has begun."""
-    return json.loads((job.folder / "config.json").read_text())["parameters"]
+    config = read_record(job.folder / "config.json", {"parameters": int}, _REMEDY)
+    return config["parameters"]
 
 
 def flops(recipe: Recipe, steps: int) -> float:

@@ -21,12 +21,15 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from tanager import __version__
 from tanager import _validate as validate
 from tanager._files import as_json, write_json
+from tanager._reading import read_json
+from tanager._record import Each, Maybe, read_record
 from tanager.data import Dataset
+from tanager.models.tensors import read_tensors
 from tanager.privacy.mechanism import Adjacency
 from tanager.privacy.plan import default_delta
 from tanager.privacy.selection import PrivateSearch, Selection
@@ -40,6 +43,8 @@ from tanager.training.run_folder import RunFolder
 
 
 _ANOTHER = "search into another folder"
+_FOUND = {"values": Each(object), "noisy_accuracy": float}
+_RELEASED = {"epsilon": float, "delta": float, "search": Maybe(_FOUND)}
 
 
 class Winner(NamedTuple):
@@ -210,7 +215,7 @@ def _begin(folder: Path, content: dict[str, Any]) -> RunFolder:
     """Make the search's folder, or check that it is this search's."""
     path = folder / "study.json"
     begun = path.exists()
-    if begun and json.loads(path.read_text()) != content:
+    if begun and read_json(path, _ANOTHER) != content:
         validate.refuse(
             "out", str(folder), "holds a search of other settings", "choose another"
         )
@@ -251,7 +256,7 @@ def _right(folder: Path, recipe: Recipe, settings: PrivateSettings) -> float:
             diverged.touch()
     if diverged.exists():
         return 0.0
-    return json.loads(result.read_text())["test_accuracy_ema"]
+    return read_record(result, {"test_accuracy_ema": float})["test_accuracy_ema"]
 
 
 # Of a run's result, what neither the held-out examples nor a clock tells.
@@ -274,7 +279,7 @@ def _release(
             "search lower learning rates"
         )
     selection = settings.search.selection
-    kept = json.loads((best / "result.json").read_text())
+    kept = read_record(best / "result.json", dict.fromkeys(_PUBLIC, object))
     result = {name: kept[name] for name in _PUBLIC} | {
         "private": True,
         "epsilon": settings.epsilon,
@@ -292,8 +297,8 @@ def _release(
     names = ("epsilon", "delta", "adjacency", "accountant", "private", "steps")
     metadata = {"tanager": json.dumps({name: result[name] for name in names})}
     for name in ("model.safetensors", "model-ema.safetensors"):
-        save_file(load_file(best / name), folder.path / name, metadata)
-    config = json.loads((best / "config.json").read_text())
+        save_file(read_tensors(best / name), folder.path / name, metadata)
+    config = read_record(best / "config.json", {"recipe": Each(object)})
     config["recipe"]["out"] = None  # It tells how many runs came before.
     config.pop("private_search", None)
     write_json(folder.config, config)
@@ -302,7 +307,7 @@ def _release(
 
 
 def _released(folder: RunFolder) -> Winner:
-    result = json.loads(folder.result.read_text())
+    result = read_record(folder.result, _RELEASED)
     found = result.get("search")
     if found is None:
         validate.refuse(

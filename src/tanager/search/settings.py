@@ -1,7 +1,6 @@
 """What a study searches: the same for all its workers, and for ever."""
 
 import dataclasses
-import json
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +8,9 @@ from typing import Any, Self
 
 from tanager import __version__
 from tanager import _validate as validate
-from tanager._files import write_json
+from tanager._files import as_json, write_json
+from tanager._reading import reading
+from tanager._record import Each, Maybe, read_record
 from tanager.data import Dataset
 from tanager.recipes import tasks
 from tanager.recipes.optimizers import optimizer
@@ -21,6 +22,20 @@ from tanager.search.space import Between, Space
 
 SAMPLERS = ("tpe", "random", "grid")
 PRUNERS = ("median", "halving", "none")
+_STUDY = {
+    "tanager": str,
+    "id": str,
+    "storage": Maybe(str),
+    "recipe": Each(object),
+    "examples": int,
+    "space": Each(object),
+    "batch_sizes": [int],
+    "validation_examples": int,
+    "repeats": int,
+    "sampler": str,
+    "pruner": str,
+    "seed": Maybe(int),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,8 +179,8 @@ def agreed(folder: Path, settings: Settings | None, elsewhere: str | None) -> Se
         own = {"id": secrets.token_hex(8), "storage": settings.storage}
         write_json(path, {**settings.to_json(), **own})
         return settings
-    content = json.loads(path.read_text())
-    storage = content.pop("storage")
+    content = read_record(path, _STUDY, "begin another study")
+    storage = content.pop("storage", None)
     content.pop("id")
     if content["tanager"] != __version__:
         validate.refuse(
@@ -175,9 +190,10 @@ def agreed(folder: Path, settings: Settings | None, elsewhere: str | None) -> Se
             "go on with that version, or begin another study",
         )
     if settings is not None:
-        _require_same(content, json.loads(json.dumps(settings.to_json())), folder)
+        _require_same(content, as_json(settings.to_json()), folder)
         storage = settings.storage or storage
-    return Settings.from_json(content, elsewhere or storage)
+    with reading(path, "holds no settings of a search", "begin another study"):
+        return Settings.from_json(content, elsewhere or storage)
 
 
 def _require_same(was: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
@@ -188,12 +204,12 @@ def _require_same(was: Mapping[str, Any], now: Mapping[str, Any], folder: Path) 
                     _refuse_change(
                         field, was[name][field], now[name].get(field), folder
                     )
-        elif was[name] != now[name]:
-            _refuse_change(name, was[name], now[name], folder)
+        elif was[name] != now.get(name):
+            _refuse_change(name, was[name], now.get(name), folder)
 
 
 def _refuse_change(name: str, was: Any, now: Any, folder: Path) -> None:
     raise ValueError(
-        f"study {folder} cannot go on: {name} was {was} and is {now}: search with the "
-        "same settings, or into another folder"
+        f"study {folder} cannot go on: {name} was {was!r:.80} and is {now!r:.80}: "
+        "search with the same settings, or into another folder"
     )

@@ -13,7 +13,6 @@ released.
 
 import contextlib
 import dataclasses
-import json
 import os
 import time
 import warnings
@@ -22,6 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tanager._files import write_json
+from tanager._reading import reading
+from tanager._record import Each, read_record
 from tanager.recipes.recipe import Recipe
 from tanager.search import jobs
 from tanager.search.jobs import Job, Outcome
@@ -32,6 +33,18 @@ from tanager.search.storage import answering, open_storage
 if TYPE_CHECKING:
     from optuna import Study as OptunaStudy
     from optuna import Trial
+
+
+_DONE = {
+    "number": int,
+    "values": Each(object),
+    "state": str,
+    "accuracy": float,
+    "steps": int,
+    "seconds": float,
+    "flops": float,
+}
+_REMEDY = "delete the folder of that trial, and it is made again"
 
 
 class TrialResult(NamedTuple):
@@ -255,15 +268,15 @@ class Study:
                 # It had not chosen yet.
                 self._optuna.ask()
                 continue
-            values = json.loads((folder / "trial.json").read_text())["values"]
+            values = _values(folder)
             state, value = TrialState.RUNNING, None
             if (folder / "done.json").exists():
                 done = _trial_result(folder)
                 pruned = done.state == "pruned"
                 state = TrialState.PRUNED if pruned else TrialState.COMPLETE
                 value = None if pruned else done.accuracy
-            self._optuna.add_trial(
-                create_trial(
+            with reading(folder / "trial.json", "is of another search", _REMEDY):
+                told = create_trial(
                     state=state,
                     value=value,
                     params=values,
@@ -271,7 +284,7 @@ class Study:
                         name: space.values[name].distribution() for name in values
                     },
                 )
-            )
+            self._optuna.add_trial(told)
 
 
 def _first_rung(settings: Settings) -> int:
@@ -279,7 +292,14 @@ def _first_rung(settings: Settings) -> int:
 
 
 def _trial_result(folder: Path) -> TrialResult:
-    return TrialResult(**json.loads((folder / "done.json").read_text()))
+    content = read_record(folder / "done.json", _DONE, _REMEDY)
+    return TrialResult(**{name: content[name] for name in _DONE})
+
+
+def _values(folder: Path) -> dict[str, Any]:
+    return read_record(folder / "trial.json", {"values": Each(object)}, _REMEDY)[
+        "values"
+    ]
 
 
 def _grid_sampler(seed: int | None) -> Any:
@@ -312,7 +332,7 @@ def _optuna_study(storage: Any, folder: Path, settings: Settings) -> "OptunaStud
         pruner = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=third)
     elif settings.pruner == "halving":
         pruner = optuna.pruners.SuccessiveHalvingPruner(_first_rung(settings))
-    own = json.loads((folder / "study.json").read_text())["id"]
+    own = read_record(folder / "study.json", {"id": str})["id"]
     return optuna.create_study(
         study_name=f"tanager-{own}",
         storage=storage,

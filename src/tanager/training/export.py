@@ -1,7 +1,6 @@
 """A finished run as a model to hand on: weights, description, model card."""
 
 import contextlib
-import json
 import os
 import shutil
 import tempfile
@@ -9,19 +8,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import equinox as eqx
-import jax
-
 from tanager import _validate as validate
 from tanager import models
 from tanager._files import json_text, sync_folder, write_text
 from tanager._version import __version__
 from tanager.models import weights as files
+from tanager.models.exported import template_of
 from tanager.models.pretrained import table_of
 from tanager.models.published import timm_architecture
 from tanager.models.tensors import read_tensors
 from tanager.models.vit import VisionTransformer
 from tanager.report.card import model_card
+from tanager.report.run_files import read_config, read_result
 from tanager.training.claims import require_agreement
 
 
@@ -65,10 +63,10 @@ def export(
         The path of the folder.
 
     Raises:
-        ValueError: the run is not finished or is one of a private search's, its result
-            differs from its ledger or configuration, its weights do not fit its
-            description, the architecture cannot be written in this format, or `to` is
-            in use.
+        ValueError: the run is not finished or is one of a private search's, one of its
+            files is damaged, its result differs from its ledger or configuration, its
+            weights do not fit its description, the architecture cannot be written in
+            this format, or `to` is in use.
     """
     validate.one_of(WEIGHTS, weights=weights)
     validate.one_of(FORMATS, format=format)
@@ -79,7 +77,8 @@ def export(
         validate.refuse(
             "to", str(to), "is in use", "name a folder that is not there, or empty"
         )
-    config = _read(run, "config.json")
+    _require(run, "config.json")
+    config = read_config(run)
     if config.get("private_search"):
         validate.refuse(
             "run",
@@ -87,7 +86,8 @@ def export(
             "is one of the runs of a private search, which have no guarantee alone",
             "export the folder of the search, which holds the best of them",
         )
-    result = _read(run, "result.json")
+    _require(run, "result.json")
+    result = read_result(run)
     source = run / WEIGHTS[weights]
     require_agreement(run, config, result, source)
     model, timm_name = _model(config, source, format)
@@ -107,7 +107,7 @@ def export(
     return to
 
 
-def _read(run: Path, name: str) -> Mapping[str, Any]:
+def _require(run: Path, name: str) -> None:
     path = run / name
     if not path.is_file():
         unfinished = (run / "config.json").is_file()
@@ -115,11 +115,8 @@ def _read(run: Path, name: str) -> Mapping[str, Any]:
             "run",
             str(run),
             "is not finished" if unfinished else "is not the folder of a run",
-            "repeat the command that began it"
-            if unfinished
-            else f"it has no {name}",
+            "repeat the command that began it" if unfinished else f"it has no {name}",
         )
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _model(
@@ -136,14 +133,8 @@ def _model(
                 "export it as tanager",
             )
         return read_tensors(source), None
-    template = eqx.filter_eval_shape(
-        models.create,
-        architecture["name"],
-        classes=len(config["classes"]),
-        image_shape=tuple(architecture["image_shape"]),
-        key=jax.random.key(0),
-        **architecture["options"],
-    )
+    file = source.parent / "config.json"
+    template = template_of(file, architecture, config.get("classes"))
     if format not in models.formats(template):
         validate.refuse(
             "format",

@@ -4,22 +4,25 @@ Without augmentation every step would push the same images through the same froz
 layers. Here they go through once, into a file that later runs read instead.
 """
 
-import json
 import os
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
+from numpy.typing import DTypeLike
 
+from tanager import _npy
 from tanager import _validate as validate
 from tanager._files import write_json
+from tanager._reading import reading, refuse_file
+from tanager._record import read_record
 from tanager.compiling import jit
 from tanager.data import ArraySource, as_source, gather
 from tanager.sampling import pack
@@ -78,8 +81,8 @@ def cache_features(
         "shape": [examples, width],
     }
     done = _begin(place, made_of)
-    values = np.lib.format.open_memmap(place / "features.npy", mode="r+")
-    labels = np.lib.format.open_memmap(place / "labels.npy", mode="r+")
+    values = _opened(place / "features.npy", (examples, width), np.float32, "r+")
+    labels = _opened(place / "labels.npy", (examples,), np.int32, "r+")
     compute = jit(jax.vmap(of_example, (None, 0)))
     saved = time.monotonic()
     progress(done, examples)
@@ -98,8 +101,8 @@ def cache_features(
             saved = time.monotonic()
     return ArraySource(
         {
-            "features": np.load(place / "features.npy", mmap_mode="r"),
-            "label": np.load(place / "labels.npy"),
+            "features": _opened(place / "features.npy", values.shape, np.float32, "r"),
+            "label": np.array(labels),
         }
     )
 
@@ -108,7 +111,7 @@ def _begin(place: Path, made_of: dict[str, Any]) -> int:
     """Make the files, or check whose they are; return how many examples are done."""
     record = place / "features.json"
     if record.exists():
-        found = json.loads(record.read_text())
+        found = read_record(record, {"done": int}, "delete the folder")
         differ = [name for name in made_of if found.get(name) != made_of[name]]
         if differ:
             validate.refuse(
@@ -117,6 +120,9 @@ def _begin(place: Path, made_of: dict[str, Any]) -> int:
                 f"holds features of another {', '.join(differ)}",
                 "delete the folder, or name another one",
             )
+        if found["done"] > made_of["shape"][0]:
+            rule = f"tells of {found['done']} examples, and there are fewer"
+            refuse_file(record, rule, "delete the folder")
         return found["done"]
     examples, width = made_of["shape"]
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -136,3 +142,14 @@ def _begin(place: Path, made_of: dict[str, Any]) -> int:
         np.lib.format.open_memmap(place / name, "w+", dtype, shape).flush()
     write_json(record, {**made_of, "done": 0})
     return 0
+
+
+def _opened(
+    file: Path, shape: tuple[int, ...], dtype: DTypeLike, mode: Literal["r", "r+"]
+) -> np.memmap:
+    """Map an array of ours, which must have this shape and dtype."""
+    with reading(file, remedy="delete the folder"), open(file, "rb") as stream:
+        header = _npy.read_header(stream)
+        if header != (shape, False, np.dtype(dtype)):
+            raise ValueError(f"it holds {header.dtype}{list(header.shape)}")
+        return np.memmap(file, dtype, mode, stream.tell(), shape)

@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tanager._files import json_text, read_json_lines, write_atomically
+from tanager._files import json_text, write_atomically
+from tanager._reading import read_json_lines
 from tanager.training.run_folder import RunFolder
 
 
@@ -90,7 +91,8 @@ class _Board:
 
 
 def _keep_until(path: Path, step: int, mode: int) -> list[dict[str, Any]]:
-    kept = [line for line in read_json_lines(path) if line["step"] <= step]
+    lines = read_json_lines(path, ("step",))
+    kept = [line for line in lines if line["step"] <= step]
     content = "".join(json.dumps(line) + "\n" for line in kept)
     write_atomically(path, content.encode(), mode)
     return kept

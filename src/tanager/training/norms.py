@@ -8,7 +8,6 @@ References:
 """
 
 import dataclasses
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from tanager import _validate as validate
-from tanager._files import read_json_lines
+from tanager._reading import is_count, read_json_lines, reading
+from tanager._record import Maybe, read_record
 
 
 _FINEST, _LOWEST, _HIGHEST = 4, -10, 6  # bins for each power of two, and its ends
@@ -75,7 +75,8 @@ class Norms:
             ValueError: the folder has no such record, or the run did not clip.
         """
         run = Path(run)
-        lines = read_json_lines(run / "private/metrics.jsonl")
+        file = run / "private/metrics.jsonl"
+        lines = read_json_lines(file, ("step",))
         lines = [line for line in lines if line.get("norms")]
         validate.whole(parts=parts, at_least=1)
         if not lines or not (run / "config.json").exists():
@@ -86,16 +87,16 @@ class Norms:
                 "give the folder of a run, with its private/metrics.jsonl",
             )
         pieces = np.array_split(np.arange(len(lines)), min(parts, len(lines)))
-        clip_norm = json.loads((run / "config.json").read_text())["clip_norm"]
+        config = read_record(run / "config.json", {"clip_norm": Maybe(float)})
+        clip_norm = config.get("clip_norm")
         if clip_norm is None:
             validate.refuse(
                 "run", str(run), "was not clipped, so no norms were computed"
             )
-        return cls(
-            tuple(lines[piece[-1]]["step"] for piece in pieces),
-            np.stack([_sum([lines[i] for i in piece]) for piece in pieces]),
-            clip_norm,
-        )
+        with reading(file, "does not hold counts of norms"):
+            counts = [_sum([lines[i] for i in piece]) for piece in pieces]
+        steps = tuple(lines[piece[-1]]["step"] for piece in pieces)
+        return cls(steps, np.stack(counts), clip_norm)
 
     def quantile(self, share: float) -> float:
         """Return the norm that a share of all examples stays below, to a fifth.
@@ -125,4 +126,8 @@ class Norms:
 
 
 def _sum(lines: Sequence[Mapping[str, Any]]) -> np.ndarray:
-    return np.asarray([line["norms"] for line in lines], np.int64).sum(axis=0)
+    counts = [line["norms"] for line in lines]
+    for line in counts:
+        if len(line) != BINS or not all(map(is_count, line)):
+            raise ValueError(f"a line must have {BINS} whole numbers from 0")
+    return np.asarray(counts, np.int64).sum(axis=0)

@@ -14,13 +14,14 @@ Nothing outside `private/` depends on the training examples except through noise
 for the seconds that steps took, which tell how many physical batches there were.
 """
 
-import json
 import os
 import shutil
 from pathlib import Path
 
 from tanager import _validate as validate
 from tanager._files import write_json, write_json_once
+from tanager._reading import reading
+from tanager._record import Maybe, read_record
 from tanager.seed import Seed
 
 
@@ -126,10 +127,13 @@ class RunFolder:
         if not path.exists():
             self._make_seed(path, given, make)
         # Of processes that begin at once, all read what the first has written.
-        kept = json.loads(path.read_text())
-        if kept.get("used", True):
+        remedy = "train into another folder"
+        shape = {"secret": str, "private": bool, "used": Maybe(bool)}
+        kept = read_record(path, shape, remedy)
+        if kept["used"] is not False:
             self._require_whole()
-        seed = Seed(bytes.fromhex(kept["secret"]), kept["private"])
+        with reading(path, "holds no seed", remedy):
+            seed = Seed(bytes.fromhex(kept["secret"]), kept["private"])
         changed = given is None and not seed.private
         if changed or (given is not None and Seed.from_int(given) != seed):
             validate.refuse(
@@ -178,8 +182,8 @@ class RunFolder:
         lost = [name for name in names if not _has_content(self.path / name)]
         if lost:
             raise ValueError(
-                f"run folder {self.path} lost {' and '.join(lost)}, but its secret seed "
-                "has been used. Training here would add the same noise to other sums: "
+                f"run folder {self.path} lost {' and '.join(lost)}, but its secret "
+                "seed has been used. Training here would add the same noise to other sums: "
                 "train into another folder"
             )
 

@@ -1,6 +1,5 @@
 """`tanager audit`: what an attack on the real training code proves about its ε."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from rich.table import Table
 from tanager import _validate as validate
 from tanager import recipes
 from tanager._files import json_text, write_json
+from tanager._reading import read_json
 from tanager.commands import flags
 from tanager.commands.audit.options import Options
 
@@ -72,7 +72,7 @@ def _refuse_a_run(out: Path) -> None:
 
 def _is_an_audits(config: Path) -> bool:
     try:
-        return "rounds" in json.loads(config.read_text())  # of membership
+        return "rounds" in read_json(config)  # of membership
     except ValueError:
         return False
 

@@ -1,0 +1,113 @@
+"""The public files of a finished run, read and checked before anything is made of them.
+
+A page, a model card or an export takes them as they are read here.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from tanager import _validate as validate
+from tanager._reading import read_json_lines, reading
+from tanager._record import Each, Maybe, check_record, read_record
+from tanager.privacy.mechanism import Mechanism
+
+
+_NUMBER = Maybe(float)
+_ORIGIN = {"weights": str, "sha256": str, "changes": [str]}
+_PREDICTION = {"accuracy": float, "low": float, "high": float, "confidence": float}
+_CONFIG = {
+    "classes": Maybe([str]),
+    "architecture": Maybe({"name": str, "image_shape": [int], "options": Each(object)}),
+    "preprocessing": Maybe({"mean": [float], "std": [float]}),
+    "resized_from": Maybe([int]),
+    "parameters": Maybe(int),
+    "physical_batch_size": Maybe(int),
+    "weights": Maybe(_ORIGIN),
+    "recipe": Maybe(Each(object)),
+    "private_search": Maybe(bool),
+    "study": Maybe({"path": str, "trial": int, "prediction": Maybe(_PREDICTION)}),
+}
+_CLASS = {"class": str, "examples": int, "accuracy": _NUMBER, "accuracy_ema": _NUMBER}
+_SEARCH = {
+    "mean": float,
+    "shape": _NUMBER,
+    "noisy_accuracy": float,
+    "score_noise": float,
+    "held_out_examples": int,
+    "values": Maybe(Each(object)),
+}
+_RESULT = {
+    "private": bool,
+    "private_search": Maybe(bool),
+    "epsilon": _NUMBER,
+    "epsilon_rdp": _NUMBER,
+    "delta": float,
+    "adjacency": str,
+    "accountant": str,
+    "sample_rate": float,
+    "noise_multiplier": float,
+    "clip_norm": _NUMBER,
+    "steps": int,
+    "examples": int,
+    "batch_size": float,
+    "unreadable": Maybe(str),
+    "test_accuracy": _NUMBER,
+    "test_accuracy_ema": _NUMBER,
+    "test_accuracy_vote_ema": _NUMBER,
+    "per_class": Maybe([_CLASS]),
+    "versions": Maybe(Each(str)),
+    "seconds": _NUMBER,
+    "examples_per_second": _NUMBER,
+    "eta": _NUMBER,
+    "eta_step": _NUMBER,
+    "total_noise": _NUMBER,
+    "search": Maybe(_SEARCH),
+}
+_LINE = {"test_accuracy": _NUMBER, "test_accuracy_ema": _NUMBER, "epsilon": _NUMBER}
+_REMEDY = "restore it from a copy of the run's folder"
+
+
+def read_config(run: Path) -> dict[str, Any]:
+    """Return config.json of a run.
+
+    Raises:
+        UnreadableFile: it is damaged; the message names it.
+    """
+    return read_record(run / "config.json", _CONFIG, _REMEDY)
+
+
+def read_result(run: Path) -> dict[str, Any]:
+    """Return result.json of a finished run.
+
+    Raises:
+        UnreadableFile: it is damaged, or claims what cannot be; the message names it.
+    """
+    file = run / "result.json"
+    result = read_record(file, _RESULT, _REMEDY)
+    with reading(file, "claims what cannot be", _REMEDY):
+        Mechanism(
+            result["sample_rate"],
+            result["noise_multiplier"],
+            result["steps"],
+            result["adjacency"],
+        )
+        validate.probability(delta=result["delta"])
+        validate.one_of(("pld", "rdp"), accountant=result["accountant"])
+        if result["private"]:
+            validate.positive(noise_multiplier=result["noise_multiplier"])
+            validate.not_negative(epsilon=result["epsilon"])
+            validate.clipping_norm(result["clip_norm"])
+    return result
+
+
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """Return the lines of metrics.jsonl of a run; none where there is no file.
+
+    Raises:
+        UnreadableFile: a line is not one of metrics; the message counts it from 1.
+    """
+    file = run / "metrics.jsonl"
+    lines = read_json_lines(file, ("step",))
+    for line in lines:
+        check_record(file, line, _LINE, f"delete the line of step {line['step']}")
+    return lines
