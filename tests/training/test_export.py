@@ -271,7 +271,7 @@ def test_an_export_is_there_whole_or_not_at_all(vit_run, tmp_path, monkeypatch):
     def full(*words):
         raise OSError("disk full")
 
-    monkeypatch.setattr(export, "_write", full)
+    monkeypatch.setattr(export, "write_text", full)
     with pytest.raises(OSError, match="disk full"):
         export.export(vit_run, tmp_path / "model")
     assert [path.name for path in tmp_path.iterdir()] == ["vit-run"]

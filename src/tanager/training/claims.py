@@ -32,7 +32,7 @@ def require_agreement(
     Raises:
         ValueError: two files differ, or the ledger is missing or another run's.
     """
-    if "search" in result:
+    if result.get("search"):
         study = json.loads((run / "study.json").read_text(encoding="utf-8"))
         expected = {name: study[name] for name in ("epsilon", "delta")}
         _compare(run, "study.json", expected, result)

@@ -14,6 +14,7 @@ Nothing outside `private/` depends on the training examples except through noise
 for the seconds that steps took, which tell how many physical batches there were.
 """
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -183,8 +184,8 @@ class RunFolder:
         if lost:
             raise ValueError(
                 f"run folder {self.path} lost {' and '.join(lost)}, but its secret "
-                "seed has been used. Training here would add the same noise to other sums: "
-                "train into another folder"
+                "seed has been used. Training here would add the same noise to other "
+                "sums: train into another folder"
             )
 
     def require_space(self, needed: int) -> None:
