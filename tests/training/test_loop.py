@@ -662,10 +662,10 @@ def test_a_folder_with_the_work_of_another_program_is_refused(tmp_path, name):
 
 
 def test_numbers_of_numpy_are_numbers(tmp_path):
-    described = {"classes": np.int64(3), "mean": np.float32(0.5), "width": np.inf}
+    described = {"levels": np.int64(3), "mean": np.float32(0.5), "width": np.inf}
     first = run(tmp_path / "run", seed=5, description=described)
     kept = json.loads((tmp_path / "run/config.json").read_text())
-    assert (kept["classes"], kept["mean"], kept["width"]) == (3, 0.5, None)
+    assert (kept["levels"], kept["mean"], kept["width"]) == (3, 0.5, None)
     again = run(tmp_path / "run", seed=5, description=described)
     assert same(first.params, again.params)
 
@@ -684,7 +684,8 @@ def test_numbers_of_numpy_are_numbers(tmp_path):
         ({"ema_decay": 1.1}, "ema_decay (=1.1)"),
         ({"strategy": "ghosts"}, "strategy (='ghosts')"),
         ({"seed": -1}, "seed (=-1) must be at least 0"),
-        ({"description": {"classes": np.arange(3)}}, "description must be JSON"),
+        ({"description": {"levels": np.arange(3)}}, "description must be JSON"),
+        ({"description": {"classes": 3}}, "has classes 3, which must be a list"),
         ({"loss": lambda p, e: p["b"]}, "must return one floating-point scalar"),
         ({"loss": lambda p, e: jax.lax.pmean(loss(p, e), "b")}, "must not mix"),
     ],

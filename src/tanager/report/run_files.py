@@ -3,6 +3,7 @@
 A page, a model card or an export takes them as they are read here.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,16 @@ def read_config(run: Path) -> dict[str, Any]:
         UnreadableFile: it is damaged; the message names it.
     """
     return read_record(run / "config.json", _CONFIG, _REMEDY)
+
+
+def check_description(description: Mapping[str, Any]) -> None:
+    """Refuse a description that a page could not be made of, once it is in config.json.
+
+    Raises:
+        ValueError: a field is of another kind than the report needs; it is named.
+    """
+    remedy = "give it another name, or the kind that the report shows"
+    check_record("config.json", {**description}, _CONFIG, remedy, "description")
 
 
 def read_result(run: Path) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from typing import Any, NoReturn
 from safetensors import safe_open
 
 from tanager import _validate as validate
+from tanager._reading import reading
+from tanager._record import Maybe, check_record, read_record
 from tanager.privacy import accountant
 from tanager.privacy.ledger import Ledger
 from tanager.privacy.mechanism import Mechanism
@@ -16,6 +18,19 @@ from tanager.privacy.mechanism import Mechanism
 
 _SETTINGS = ("clip_norm", "delta", "examples", "batch_size")
 _TOLERANCE = 1e-3  # of ε, for another version of the accountant
+_CONFIG = {
+    "mechanism": {
+        "sample_rate": float,
+        "noise_multiplier": float,
+        "steps": int,
+        "adjacency": str,
+    },
+    "clip_norm": Maybe(float),
+    "delta": float,
+    "examples": int,
+    "batch_size": float,
+}
+_REMEDY = "repeat the command that began the run, which writes it again"
 
 
 def require_agreement(
@@ -33,15 +48,17 @@ def require_agreement(
         ValueError: two files differ, or the ledger is missing or another run's.
     """
     if result.get("search"):
-        study = json.loads((run / "study.json").read_text(encoding="utf-8"))
-        expected = {name: study[name] for name in ("epsilon", "delta")}
+        shape = {"epsilon": float, "delta": float}
+        study = read_record(run / "study.json", shape, _REMEDY)
+        expected = {name: study[name] for name in shape}
         _compare(run, "study.json", expected, result)
     else:
         _compare(run, "config.json and ledger.jsonl", _cost(run, config), result)
-    with safe_open(model, "numpy") as file:
-        claimed = (file.metadata() or {}).get("tanager")
-    if claimed is not None:
-        _compare(run, model.name, json.loads(claimed), result)
+    with reading(model, "holds no tensors", _REMEDY):
+        with safe_open(model, "numpy") as file:
+            claimed = (file.metadata() or {}).get("tanager")
+        claims = {} if claimed is None else {**json.loads(claimed)}
+    _compare(run, model.name, claims, result)
 
 
 def _cost(run: Path, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,7 +66,9 @@ def _cost(run: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     path = run / "ledger.jsonl"
     if not path.is_file():
         _differ(run, "has no ledger.jsonl")
-    mechanism = Mechanism(**config["mechanism"])
+    check_record(run / "config.json", config, _CONFIG, _REMEDY)
+    with reading(run / "config.json", "holds no mechanism", _REMEDY):
+        mechanism = Mechanism(**config["mechanism"])
     ledger = Ledger.read(path)
     ledger.require(mechanism, mechanism.steps)
     steps = max(mechanism.steps, ledger.steps())
@@ -66,10 +85,10 @@ def _compare(
     run: Path, file: str, expected: Mapping[str, Any], result: Mapping[str, Any]
 ) -> None:
     for name, value in expected.items():
-        if not _same(name, value, result[name]):
+        if not _same(name, value, result.get(name)):
             _differ(
                 run,
-                f"claims {name} = {result[name]!r} in result.json, but its {file} "
+                f"claims {name} = {result.get(name)!r} in result.json, but its {file} "
                 f"give {value!r}",
             )
 

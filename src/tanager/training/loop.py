@@ -25,6 +25,7 @@ from tanager.privacy import accountant
 from tanager.privacy.ledger import Ledger
 from tanager.privacy.mechanism import Mechanism
 from tanager.privacy.shown import upper
+from tanager.report.run_files import check_description
 from tanager.seed import Seed
 from tanager.training import identity
 from tanager.training.agreement import agreed_clipping
@@ -315,7 +316,9 @@ def train(
 
 def _as_json(description: Mapping[str, Any] | None) -> dict[str, Any]:
     try:
-        return as_json(description or {})
+        described = as_json(description or {})
+        check_description(described)
+        return described
     except TypeError as error:
         raise ValueError(
             f"description must be JSON: {error}; give text, numbers, lists and dicts"
