@@ -108,7 +108,7 @@ def test_batches_that_could_not_be_added_are_refused():
     like = jax.ShapeDtypeStruct((10**9,), jnp.float32)
     grid = Grid.of(1.0, like)
     grid.require_room(2**17, 1.0)
-    message = "must be at most 524,164 with 1,000,000,000 parameters: sums are added"
+    message = "must be at most 262,082 with 1,000,000,000 parameters: sums are added"
     with pytest.raises(ValueError, match=re.escape(message)):
         grid.require_room(10**6, 1.0)
 

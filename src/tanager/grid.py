@@ -75,19 +75,19 @@ class Grid:
         """Refuse a batch whose sum could be larger than whole numbers are here.
 
         Args:
-            examples: the most that a logical batch holds.
+            examples: in an expected batch; it may be twice as large.
             sensitivity: the most that each adds to a coordinate.
 
         Raises:
             ValueError: the sum could exceed 2⁴⁶ units.
         """
         most = _LARGEST * self.spacing / (sensitivity + self.rounding)
-        if examples > most:
+        if 2 * examples > most:
             validate.refuse(
                 "batch_size",
                 examples,
-                f"must be at most {int(most):,} with {self.coordinates:,} parameters",
-                "sums are added exactly, in 48 bits; take smaller batches, more steps",
+                f"must be at most {most / 2:,.0f} with {self.coordinates:,} parameters",
+                "sums are added in 48 bits; take smaller batches and more steps",
             )
 
     def shapes(self, params: PyTree) -> Whole:

@@ -7,7 +7,6 @@ its own rows; they meet in the update, once a logical batch, where noise is adde
 
 import copy
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -115,33 +114,22 @@ class Step:
         trainable = jax.tree.map(
             lambda leaf: leaf is None, fixed, is_leaf=lambda leaf: leaf is None
         )
-        self.grad_fn: ClippedGrad | PlainGrad
-        if clip_norm is None:
-            self.grad_fn = PlainGrad(whole, trainable)
-        else:
-            self.grad_fn = clipped_grad(
-                whole,
-                clip_norm=clip_norm,
-                strategy=strategy,
-                memory=memory,
-                trainable=trainable,
-            )
-        # Without clipping there is no sensitivity, and no noise to fit to it.
-        self._unit = 1.0 if clip_norm is None else clip_norm
         self.optimizer = optimizer
         self.augment = augment
         self.multiplicity = multiplicity
         self.ema_decay = ema_decay
         self._seed = seed
         self.sampler = PoissonSampler(mechanism, examples, seed, declared)
+        self.grad_fn: ClippedGrad | PlainGrad = PlainGrad(whole, trainable)
         self.noise: GaussianNoise | None = None
         self._sums: Grid | PlainSums = PlainSums()
         if clip_norm is not None:
+            options = {"strategy": strategy, "memory": memory, "trainable": trainable}
+            self.grad_fn = clipped_grad(whole, clip_norm=clip_norm, **options)
             sensitivity = self.grad_fn.sensitivity
             self.noise = GaussianNoise(mechanism, sensitivity, seed, params)
             self._sums = self.noise.grid
-            expected = self.sampler.expected_batch_size
-            self._sums.require_room(expected + 10 * math.sqrt(expected), sensitivity)
+            self._sums.require_room(self.sampler.expected_batch_size, sensitivity)
         self.trace_anew()
         self._update_jitted = jit(self._update, donate_argnums=0)
         self._zero_jitted: Callable[[], Accumulator] | None = None
@@ -163,8 +151,6 @@ class Step:
 
     def check(self, params: PyTree, batch: PyTree, physical_batch_size: int) -> None:
         """Trace `accumulate`, so that a loss that cannot be used is refused now.
-
-        The first step does not trace it again, unless `explain` measures first.
 
         Args:
             params: the trained leaves.
@@ -416,10 +402,7 @@ class Step:
         mask: Bool[ArrayLike, " b"],
         indices: Int[ArrayLike, " b"],
     ) -> tuple[Lowered, Lowered]:
-        """Return the programs of `accumulate` and `apply`, to ask them what they do.
-
-        Once compiled, they are not compiled again when the two are called.
-        """
+        """Return the programs of `accumulate` and `apply`, to ask them what they do."""
         total = self.zero(state.params)
         key, drawn = self.augmentation_key(0), self.draw(0)
         accumulate = self._accumulate_jitted.lower(
@@ -448,7 +431,9 @@ class Step:
         drawn: Whole | None,
         step: Int[Array, ""],
     ) -> State:
-        scale = 1 / (self._unit * self.sampler.expected_batch_size)
+        # Sums that are not clipped have no norm to be divided by.
+        unit = 1.0 if self.noise is None else self.grad_fn.clip_norm
+        scale = 1 / (unit * self.sampler.expected_batch_size)
         noisy = total if self.noise is None else self.noise.add(total, drawn)
         gradient = jax.tree.map(
             lambda leaf, param: (leaf * scale).astype(param.dtype), noisy, state.params
