@@ -136,7 +136,7 @@ def test_a_ledger_must_be_the_run_s_own_and_whole():
         ledger.require(MECHANISM, 4)
     with pytest.raises(ValueError, match="step 0 to 'a', a stream of another run"):
         ledger.require(MECHANISM, 3, ["b"])
-    with pytest.raises(ValueError, match="step 0 with sample rate 0.1, noise multip"):
+    with pytest.raises(ValueError, match=r"step 0 with sample rate 0.1, noise multip"):
         ledger.require(Mechanism(0.1, 2.5, 50), 3)
 
 

@@ -131,14 +131,13 @@ def test_evaluate_must_return_an_evaluation(tmp_path):
 
 
 def test_a_complete_run_does_not_evaluate_once_more(tmp_path):
-    run(tmp_path / "run")
+    evaluation = run(tmp_path / "run").evaluation
     calls = []
 
     def counted(params):
         calls.append(params)
-        return run.evaluation
+        return evaluation
 
-    run.evaluation = run(tmp_path / "run").evaluation
     run(tmp_path / "run", evaluate=counted)
     assert len(calls) == 2
 

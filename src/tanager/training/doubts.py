@@ -1,4 +1,4 @@
-"""Signs that a run learns nothing from its examples. Private, as they depend on them."""
+"""Signs that a run learns nothing. Private: they depend on the examples."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -30,7 +30,7 @@ class Doubts:
             )
         if usable and self._flat == usable:
             return (
-                f"All {usable} gradients so far had a norm below 0.001: the loss hardly "
-                "depends on the trained parameters.\n"
+                f"All {usable} gradients so far had a norm below 0.001: the loss "
+                "hardly depends on the trained parameters.\n"
             )
         return ""

@@ -115,9 +115,7 @@ def _read(run: Path, name: str) -> Mapping[str, Any]:
             "run",
             str(run),
             "is not finished" if unfinished else "is not the folder of a run",
-            "repeat the command that began it"
-            if unfinished
-            else f"it has no {name}",
+            "repeat the command that began it" if unfinished else f"it has no {name}",
         )
     return json.loads(path.read_text(encoding="utf-8"))
 

@@ -179,9 +179,9 @@ class RunFolder:
         lost = [name for name in names if not _has_content(self.path / name)]
         if lost:
             raise ValueError(
-                f"run folder {self.path} lost {' and '.join(lost)}, but its secret seed "
-                "has been used. Training here would add the same noise to other sums: "
-                "train into another folder"
+                f"run folder {self.path} lost {' and '.join(lost)}, but its secret "
+                "seed has been used. Training here would add the same noise to other "
+                "sums: train into another folder"
             )
 
     def require_space(self, needed: int) -> None:
