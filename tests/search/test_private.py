@@ -186,6 +186,63 @@ def test_nothing_that_is_printed_tells_the_number_of_runs(
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("always::UserWarning")
+def test_neither_output_nor_times_nor_caches_tell_the_number_of_runs(
+    tmp_path, monkeypatch, capfd
+):
+    """Nor does a second start of a search that was stopped, or one of its errors."""
+    right, cache = private._right, tmp_path / "caches"
+    monkeypatch.setenv("TANAGER_CACHE_DIR", str(cache))
+    words = ["search", "digits", "--private", "--trials", "2", "--steps", "2"]
+    words += ["--strategy", "bk", "--vary", "learning-rate=0.5,1", "--model", "linear"]
+    # Each run warns of so large an ε and δ.
+    words += ["--epsilon", "40", "--delta", "0.01"]
+    seen = []
+    for number in (2, 3):
+        made = []
+
+        def stopped(folder, *arguments, made=made):
+            made.append(folder)
+            if len(made) == 2:
+                raise KeyboardInterrupt
+            return right(folder, *arguments)
+
+        out = tmp_path / str(number)
+        monkeypatch.setattr(Selection, "draw", lambda self, seed, n=number: n)
+        monkeypatch.setattr(private, "_right", stopped)
+        assert main([*words, "--out", str(out)]) == 130
+        assert main([*words, "--out", str(out)]) == 0
+        assert main([*words, "--out", str(out)]) == 0
+        assert len(list((out / "private/runs").iterdir())) == number
+        seen.append(capfd.readouterr().err)
+        times = {path.stat().st_mtime_ns for path in (*out.iterdir(), out)}
+        assert len(times) == 1
+        assert "warning" in (out / "private/output.txt").read_text()
+    assert seen[0] == seen[1]
+    assert not cache.exists() or not list(cache.rglob("*clipping*"))
+
+
+def test_an_error_of_a_run_does_not_tell_its_number(tmp_path, settings, monkeypatch):
+    def full(prepared, **options):
+        raise OSError(f"the disk of {prepared.recipe.out}/checkpoints is full")
+
+    monkeypatch.setattr(private.runner, "run", full)
+    with pytest.raises(OSError, match=r"private/runs/checkpoints is full$"):
+        search_privately(tmp_path / "search", settings)
+
+
+def test_the_secret_of_a_search_that_lost_its_runs_is_not_used_again(
+    tmp_path, settings, monkeypatch
+):
+    monkeypatch.setattr(Selection, "draw", lambda self, seed: 0)
+    with pytest.raises(ValueError, match="drawn is 0"):
+        search_privately(tmp_path / "search", settings)
+    (tmp_path / "search/private/runs").rmdir()
+    with pytest.raises(ValueError, match="lost private/runs, but its secret seed"):
+        search_privately(tmp_path / "search", settings)
+
+
+@pytest.mark.slow
 def test_no_run_begins_in_the_folder_of_a_search(searched, tmp_path, capsys):
     out = shutil.copytree(searched[0], tmp_path / "search")
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}

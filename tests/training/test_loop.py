@@ -81,12 +81,12 @@ class Killed(Exception):
 
 
 def dies_at_evaluation(count):
-    """An evaluator that dies at its n-th call, so after some steps and checkpoints."""
+    """An evaluator that dies at its n-th call after the one before the first step."""
     calls = []
 
     def evaluate(params):
         calls.append(1)
-        if len(calls) == count:
+        if len(calls) == count + 1:
             raise Killed
         return Classification(predict, examples(30, 1), ("a", "b", "c"))(params)
 
@@ -294,7 +294,7 @@ def test_ctrl_c_writes_a_checkpoint_and_the_run_goes_on(tmp_path, seeded):
 
     def evaluate(params):
         calls.append(1)
-        if len(calls) == 3:
+        if len(calls) == 4:
             os.kill(os.getpid(), signal.SIGINT)
         return Classification(predict, examples(30, 1), ("a", "b", "c"))(params)
 

@@ -21,7 +21,7 @@ def test_a_new_step_is_recorded_and_the_same_sums_pass(tmp_path):
     before = (tmp_path / "sums.jsonl").read_bytes()
     with Repeats(tmp_path / "sums.jsonl", "a") as repeats:
         assert repeats.check(0, checksum(1))
-        assert repeats.check(np.int64(1), checksum(1))
+        assert repeats.check(1, checksum(1))
         assert not repeats.changed
     assert (tmp_path / "sums.jsonl").read_bytes() == before
     assert stat.S_IMODE((tmp_path / "sums.jsonl").stat().st_mode) == 0o600

@@ -171,8 +171,7 @@ def _search_privately(
         "or searching again, has another guarantee or none"
     )
     out = Path(recipe.out or f"runs/{name}-private-search")
-    with jobs.compiled_once(), console.status("searching"):
-        winner = search_privately(out, settings)
+    winner = search_privately(out, settings)
     if options.json:
         print(json_text(winner._asdict(), indent=2))
         return 0

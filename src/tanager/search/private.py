@@ -18,6 +18,7 @@ References:
 import dataclasses
 import json
 import os
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,13 +31,15 @@ from tanager._reading import read_json
 from tanager._record import Each, Maybe, read_record
 from tanager.data import Dataset
 from tanager.models.tensors import read_tensors
-from tanager.privacy.mechanism import Adjacency
+from tanager.privacy.mechanism import LARGE_EPSILON, Adjacency
 from tanager.privacy.plan import default_delta
 from tanager.privacy.selection import PrivateSearch, Selection
+from tanager.privacy.shown import upper
 from tanager.recipes import runner
 from tanager.recipes.recipe import Recipe
 from tanager.report import html
 from tanager.search import jobs
+from tanager.search.hidden import hidden, same_times
 from tanager.search.settings import check_choices
 from tanager.search.space import Space
 from tanager.training.run_folder import RunFolder
@@ -128,6 +131,10 @@ class PrivateSettings:
             validate.refuse(
                 "seed", recipe.seed, "makes a search NOT private", "leave it out"
             )
+        if recipe.epsilon >= LARGE_EPSILON:
+            warnings.warn(
+                f"ε = {upper(recipe.epsilon)} protects next to nothing", stacklevel=2
+            )
         delta = recipe.delta or default_delta(examples)
         search = PrivateSearch.calibrate(
             selection,
@@ -167,10 +174,13 @@ class PrivateSettings:
 def search_privately(folder: str | os.PathLike, settings: PrivateSettings) -> Winner:
     """Make all runs of a private search, and release the best.
 
-    Killed, the same call goes on: the number of runs, their choices and their noise
-    were settled by the secret at the beginning. Whoever looks into `private/` and stops
-    when it is good enough has no guarantee. Nothing is said of a run that ended: lines
-    can be counted, and the number of runs is secret.
+    The same call resumes a search that was killed: the secret fixes the number of runs,
+    their choices and their noise at the beginning. Whoever looks into `private/` and
+    stops when it is good enough has no guarantee.
+
+    The number of runs is secret, so nothing is printed while they are made, and all
+    files outside `private/` get the time at which the search began. How long the call
+    takes still tells the number to whoever watches it.
 
     Args:
         folder: of the search.
@@ -182,15 +192,26 @@ def search_privately(folder: str | os.PathLike, settings: PrivateSettings) -> Wi
         KeyboardInterrupt: after a checkpoint was written.
     """
     run_folder = _begin(Path(folder), as_json(settings.to_json()))
-    if run_folder.result.exists():
+    try:
+        if not run_folder.result.exists():
+            _search(run_folder, settings)
         return _released(run_folder)
+    finally:
+        same_times(run_folder.path, run_folder.path / "study.json")
+
+
+def _search(run_folder: RunFolder, settings: PrivateSettings) -> None:
     seed = run_folder.seed(None)
+    runs = run_folder.private / "runs"
+    runs.mkdir(exist_ok=True)
+    run_folder.seed_is_used()
     held_out = settings.recipe.validation_examples
     best: tuple[float, int, dict[str, Any]] | None = None
     for number in range(settings.search.selection.draw(seed)):
         values = settings.space.draw(seed.generator("choices", number))
         recipe = settings.space.recipe(settings.recipe, values)
-        right = _right(run_folder.private / "runs" / f"{number:04d}", recipe, settings)
+        with hidden(run_folder.private):
+            right = _right(runs / f"{number:04d}", recipe, settings)
         noise = seed.generator("score", number)
         score = right * held_out + noise.normal(0.0, settings.search.score_noise)
         if best is None or score > best[0]:
@@ -201,14 +222,8 @@ def search_privately(folder: str | os.PathLike, settings: PrivateSettings) -> Wi
             "search spends another budget: geometric laws make at least one run"
         )
     score, number, values = best
-    _release(
-        run_folder,
-        run_folder.private / "runs" / f"{number:04d}",
-        settings,
-        values,
-        score / held_out,
-    )
-    return _released(run_folder)
+    best_run = runs / f"{number:04d}"
+    _release(run_folder, best_run, settings, values, score / held_out)
 
 
 def _begin(folder: Path, content: dict[str, Any]) -> RunFolder:
@@ -228,7 +243,8 @@ def _begin(folder: Path, content: dict[str, Any]) -> RunFolder:
                 "out", str(folder), f"holds {name}, which is no search's", _ANOTHER
             )
     run_folder = RunFolder(folder, of_search=True)
-    write_json(path, content)
+    if not begun:
+        write_json(path, content)
     return run_folder
 
 
@@ -254,6 +270,10 @@ def _right(folder: Path, recipe: Recipe, settings: PrivateSettings) -> float:
             runner.run(prepared, progress=False, links={"private_search": True})
         except FloatingPointError:
             diverged.touch()
+        except (ValueError, OSError) as error:
+            kind = ValueError if isinstance(error, ValueError) else OSError
+            # The name of the folder tells how many runs came before.
+            raise kind(str(error).replace(str(folder), str(folder.parent))) from None
     if diverged.exists():
         return 0.0
     return read_record(result, {"test_accuracy_ema": float})["test_accuracy_ema"]

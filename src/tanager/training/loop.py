@@ -27,7 +27,7 @@ from tanager.privacy.mechanism import Mechanism
 from tanager.privacy.shown import upper
 from tanager.report.run_files import check_description
 from tanager.seed import Seed
-from tanager.training import identity
+from tanager.training import beginning, identity
 from tanager.training.agreement import agreed_clipping
 from tanager.training.evaluate import Evaluation
 from tanager.training.feed import can_hold, feed
@@ -129,7 +129,8 @@ def train(
         finish: from the trained model to the model that is handed over, such as
             `tanager.models.merge`. It must not look at private data.
         evaluate: function of parameters, such as `tanager.Classification`; called
-            with the parameters and with their average.
+            with the parameters and with their average. It is called once more before
+            the first step, so that one that fails costs no privacy.
         evaluate_every: steps between evaluations; a twentieth of the run by default.
         on_metrics: called on every host with each line of metrics.jsonl once it is
             written: the step, ε so far, seconds, and what was evaluated. After a resume
@@ -166,6 +167,7 @@ def train(
     _check_hosts(out, len(source))
     hold = can_hold(source, layout)
     trained, fixed = split(params, trainable)
+    beginning.check(trained, fixed, optimizer, mechanism.sample_rate * len(source))
 
     described = _as_json(description)
     one = an_example(source, unreadable)
@@ -250,6 +252,8 @@ def train(
             unreadable=unreadable,
         ) as fed,
     ):
+        if begun < mechanism.steps:
+            beginning.try_out(step.models(state)[0], evaluate, finish)
         with shown.showing(), Interrupt() as interrupt:
             for number in range(begun, mechanism.steps):
                 if interrupt and alone:

@@ -10,6 +10,7 @@ from typing import Any
 
 from tanager._files import json_text, write_atomically
 from tanager._reading import read_json_lines
+from tanager.training.doubts import Doubts
 from tanager.training.run_folder import RunFolder
 
 
@@ -25,12 +26,15 @@ class Metrics:
     def __init__(self, folder: RunFolder | None, step: int):
         self.released: list[dict[str, Any]] = []
         self._public = self._private = self._board = None
+        self._doubts = Doubts()
         if folder is None:
             return
         public = folder.path / "metrics.jsonl"
         private = folder.private / "metrics.jsonl"
         self.released = _keep_until(public, step, 0o644)
-        _keep_until(private, step, 0o600)
+        for line in _keep_until(private, step, 0o600):
+            self._doubts.add(line)
+        self._warnings = folder.private / "warnings.txt"
         self._public = public.open("a", buffering=1)
         self._private = private.open("a", buffering=1)
         self._board = _Board(folder.path / "tensorboard", step)
@@ -46,9 +50,13 @@ class Metrics:
         """Record numbers that must not leave the run's private folder."""
         if self._private is not None:
             self._private.write(json_text(line) + "\n")
+            self._doubts.add(line)
 
     def close(self) -> None:
-        """Close all files."""
+        """Close all files; write what gives reason to doubt the run, in private."""
+        if self._private is not None:
+            text = self._doubts.text()
+            write_atomically(self._warnings, text.encode(), 0o600)
         for file in (self._public, self._private, self._board):
             if file is not None:
                 file.close()

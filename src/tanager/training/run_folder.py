@@ -59,7 +59,8 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self.private.mkdir(mode=0o700, exist_ok=True)
-            os.chmod(self.private, 0o700)
+            if self.private.stat().st_mode & 0o777 != 0o700:
+                os.chmod(self.private, 0o700)
         except OSError as error:
             validate.refuse("out", str(path), "cannot be written", str(error))
 

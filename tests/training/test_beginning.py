@@ -1,0 +1,177 @@
+"""What cannot work is refused before the first charge, in one plain message."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import optax.contrib
+import pytest
+from test_loop import first_params, loss, run
+
+from tanager.privacy.mechanism import Mechanism
+from tanager.training.beginning import check_optimizer, check_parameters
+from tanager.training.doubts import Doubts
+
+
+def with_a(number):
+    params = first_params()
+    return params | {"w": params["w"].at[1, 2].set(number)}
+
+
+def aggregate():
+    return optax.contrib.differentially_private_aggregate(1.0, 1.0, 0)
+
+
+class HasTx:
+    tx = optax.sgd(0.1)
+
+
+needs_value = "needs 'value' besides the gradient, which the private examples give"
+
+REFUSED = {
+    "not called": (optax.sgd, "optimizer (='sgd') must be an optax transformation: ca"),
+    "none": (None, "optimizer (='NoneType') must be an optax transformation: give one"),
+    "of flax": (HasTx(), "must be an optax transformation: give its `tx`"),
+    "lbfgs": (optax.lbfgs(), "needs 'value', 'grad', and 'value_fn' besides the grad"),
+    "polyak": (optax.polyak_sgd(), needs_value),
+    "plateau": (optax.contrib.reduce_on_plateau(), needs_value),
+    "lookahead": (optax.lookahead(optax.sgd(0.1), 5, 0.5), "fails on these parameters"),
+    "labels": (
+        optax.multi_transform({"a": optax.sgd(0.1)}, {"w": "a"}),
+        "fails on these parameters (ValueError: ",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_optimizer_that_cannot_work_is_refused(name, tmp_path):
+    optimizer, message = REFUSED[name]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        run(tmp_path / "run", optimizer=optimizer)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda: optax.contrib.dpsgd(0.1, 1.0, 1.0, 0),
+        aggregate,
+        lambda: optax.masked(aggregate(), {"w": True}),
+    ],
+)
+def test_an_optimizer_that_privatises_is_refused(optimizer):
+    with pytest.raises(ValueError, match="tanager already clips and adds noise"):
+        check_optimizer(optimizer(), {"w": jnp.zeros((3, 2))})
+
+
+@pytest.mark.parametrize(
+    ("update", "what"),
+    [
+        (lambda g, s, p=None: ({"w": jnp.zeros((3, 2))}, s), "the parameters"),
+        (lambda g, s, p=None: (g, jnp.zeros(5)), "its own state"),
+        (lambda g, s, p=None: (g, s.astype(jnp.int32)), "its own state"),
+    ],
+)
+def test_an_optimizer_that_changes_shapes_is_refused(update, what):
+    optimizer = optax.GradientTransformation(lambda params: jnp.zeros(4), update)
+    with pytest.raises(ValueError, match=f"changes the shapes or types of {what}"):
+        check_optimizer(optimizer, {"w": jnp.zeros((1, 2))})
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        optax.sgd(optax.linear_schedule(1.0, 0.0, 5), momentum=0.9),
+        optax.adamw(0.1),
+        optax.MultiSteps(optax.sgd(0.1), 2),
+        optax.inject_hyperparams(optax.sgd)(learning_rate=0.1),
+        optax.chain(optax.clip_by_global_norm(1.0), optax.lamb(0.1)),
+        optax.contrib.schedule_free_sgd(),
+    ],
+)
+def test_an_optimizer_that_works_passes(optimizer):
+    with jax.numpy_dtype_promotion("standard"):  # some of optax need it
+        check_optimizer(optimizer, first_params())
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_initial_parameters_must_be_finite(number, tmp_path):
+    message = rf"params\['w'\] \(={number}\) must be finite"
+    with pytest.raises(ValueError, match=message):
+        run(tmp_path / "run", params=with_a(number))
+    assert not (tmp_path / "run").exists()
+
+
+def test_fixed_parameters_may_be_infinite_but_not_nan():
+    check_parameters(first_params(), with_a(-np.inf) | {"depth": 3})
+    with pytest.raises(ValueError, match=r"params\['w'\] \(=nan\) must be finite"):
+        check_parameters(first_params(), with_a(np.nan))
+
+
+@pytest.mark.parametrize("name", ["evaluate", "finish"])
+def test_a_function_that_fails_does_so_before_the_first_charge(tmp_path, name):
+    def fails(params):
+        raise ZeroDivisionError("no test examples")
+
+    message = f"{name} fails before the next step (ZeroDivisionError: no test examples)"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        run(tmp_path / "run", **{name: fails})
+    assert (tmp_path / "run/ledger.jsonl").read_bytes() == b""
+    assert run(tmp_path / "run").summary["steps"] == 12
+
+
+def test_evaluate_must_return_an_evaluation(tmp_path):
+    with pytest.raises(ValueError, match=r"\(='float'\) must return an Evaluation"):
+        run(tmp_path / "run", evaluate=lambda params: 0.5)
+    assert (tmp_path / "run/ledger.jsonl").read_bytes() == b""
+
+
+def test_a_complete_run_does_not_evaluate_once_more(tmp_path):
+    evaluation = run(tmp_path / "run").evaluation
+    calls = []
+
+    def counted(params):
+        calls.append(params)
+        return evaluation
+
+    run(tmp_path / "run", evaluate=counted)
+    assert len(calls) == 2
+
+
+def test_a_batch_of_less_than_one_example_is_warned_of():
+    with pytest.warns(UserWarning, match=r"batch size is 0.6, below one example"):
+        run(mechanism=Mechanism(0.01, 1.2, 3))
+
+
+@pytest.mark.parametrize(
+    ("broken", "doubt"),
+    [
+        (lambda p, e: loss(p, e) * jnp.inf, "were dropped"),
+        (lambda p, e: 0.0 * jnp.sum(p["w"]), "had a norm below 0.001"),
+        (loss, ""),
+    ],
+)
+def test_a_run_that_learns_nothing_says_so_in_private_alone(
+    tmp_path, capfd, broken, doubt
+):
+    """What depends on the examples is never printed."""
+    run(tmp_path / "run", loss=broken, progress=True)
+    text = (tmp_path / "run/private/warnings.txt").read_text()
+    assert doubt in text
+    assert bool(text) == bool(doubt)
+    printed = capfd.readouterr()
+    assert "dropped" not in printed.out + printed.err
+    assert printed.err == ""
+
+
+def test_doubts_go_with_the_first_usable_example():
+    doubts = Doubts()
+    assert doubts.text() == ""
+    doubts.add({"examples": 4, "dropped": 4, "norms": [0, 0]})
+    assert "All 4 examples" in doubts.text()
+    doubts.add({"examples": 1, "dropped": 0, "norms": [0, 1]})
+    assert doubts.text() == ""
