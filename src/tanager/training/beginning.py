@@ -2,7 +2,8 @@
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 import equinox as eqx
@@ -13,6 +14,10 @@ import optax
 from jaxtyping import PyTree
 
 from tanager import _validate as validate
+from tanager._files import as_json
+from tanager.parallel import hosts
+from tanager.privacy.mechanism import Mechanism
+from tanager.report.run_files import check_description
 from tanager.training.evaluate import Evaluation
 
 
@@ -201,3 +206,100 @@ def _shapes_of(name: str, function: Callable, *arguments: PyTree) -> Any:
 
 def _refuse(name: str, what: str) -> NoReturn:
     validate.refuse("optimizer", name, what, "use another, such as optax.sgd or adam")
+
+
+def as_description(description: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return a description as config.json will hold it.
+
+    Raises:
+        ValueError: it is not JSON, or the report could not show it.
+    """
+    try:
+        described = as_json(description or {})
+        check_description(described)
+        return described
+    except TypeError as error:
+        raise ValueError(
+            f"description must be JSON: {error}; give text, numbers, lists and dicts"
+        ) from error
+
+
+def check_hosts(out: str | Path | None, examples: int) -> None:
+    """Refuse several hosts that share no folder, or are more than the examples."""
+    if hosts.count() == 1:
+        return
+    if out is None:
+        validate.refuse(
+            "out", out, "must be given on several hosts", "it holds what they share"
+        )
+    if examples < hosts.count():
+        validate.refuse(
+            "hosts",
+            hosts.count(),
+            "must be at most the number of examples",
+            "train on fewer hosts",
+        )
+
+
+def public_size(mechanism: Mechanism, declared: int | None, examples: int) -> int:
+    """Return the size that updates are divided by, times the sample rate.
+
+    Args:
+        mechanism: whose adjacency says whether the number of examples is public.
+        declared: a size that was chosen without looking at the data, or None.
+        examples: how many there are.
+
+    Raises:
+        ValueError: that number is private, and no other is declared.
+    """
+    if declared is None:
+        mechanism.require_public_size()
+        return examples
+    validate.whole(declared_examples=declared, at_least=1)
+    return declared
+
+
+def check_views(augment: Callable | None, multiplicity: int) -> None:
+    """Refuse views without an augmentation, and an augmentation without views."""
+    validate.whole(augmentation_multiplicity=multiplicity, at_least=0)
+    if (augment is None) != (multiplicity == 0):
+        validate.refuse(
+            "augmentation_multiplicity",
+            multiplicity,
+            "must be at least 1 with `augment` and 0 without",
+        )
+
+
+def check_guarantee(
+    mechanism: Mechanism, delta: float, clip_norm: float | None, examples: int
+) -> None:
+    """Refuse a guarantee that cannot be given, and warn of one that says little.
+
+    Args:
+        mechanism: of the run.
+        delta: its δ.
+        clip_norm: C, or None.
+        examples: the public size.
+    """
+    validate.probability(delta=delta)
+    if delta >= 1 / examples:
+        warnings.warn(
+            f"delta (={delta:g}) is at least 1/{examples}: a mechanism that publishes "
+            "one whole example would satisfy it; choose a smaller one",
+            stacklevel=3,
+        )
+    if clip_norm is None and mechanism.noise_multiplier > 0:
+        validate.refuse(
+            "clip_norm",
+            clip_norm,
+            f"must be a number with noise of multiplier {mechanism.noise_multiplier:g}",
+            "noise only protects clipped gradients; the papers use 1.0",
+        )
+    if clip_norm is None:
+        warnings.warn(
+            "this run is NOT PRIVATE: gradients are neither clipped nor noised, and "
+            "the model may tell of every image it saw; train on public data only",
+            stacklevel=3,
+        )
+    elif mechanism.noise_multiplier == 0:
+        warnings.warn("noise_multiplier is 0: this run is not private", stacklevel=3)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -25,7 +24,6 @@ from tanager.privacy import accountant
 from tanager.privacy.ledger import Ledger
 from tanager.privacy.mechanism import Mechanism
 from tanager.privacy.shown import upper
-from tanager.report.run_files import check_description
 from tanager.seed import Seed
 from tanager.training import beginning, identity
 from tanager.training.agreement import agreed_clipping
@@ -149,8 +147,9 @@ def train(
     """
     # 1. Refuse bad input before anything is made or spent.
     source = as_source(data)
-    declared = _public_size(mechanism, declared_examples, len(source))
-    _check(mechanism, delta, clip_norm, declared, augment, augmentation_multiplicity)
+    declared = beginning.public_size(mechanism, declared_examples, len(source))
+    beginning.check_guarantee(mechanism, delta, clip_norm, declared)
+    beginning.check_views(augment, augmentation_multiplicity)
     twentieth = max(1, mechanism.steps // 20)
     every = twentieth if evaluate_every is None else evaluate_every
     validate.whole(
@@ -164,12 +163,12 @@ def train(
         validate.refuse("ema_decay", ema_decay, "must be below 1")
     layout = Layout(devices, shard_parameters)
     layout.check(physical_batch_size, declared)
-    _check_hosts(out, len(source))
+    beginning.check_hosts(out, len(source))
     hold = can_hold(source, layout)
     trained, fixed = split(params, trainable)
-    beginning.check(trained, fixed, optimizer, mechanism.sample_rate * len(source))
+    beginning.check(trained, fixed, optimizer, mechanism.sample_rate * declared)
 
-    described = _as_json(description)
+    described = beginning.as_description(description)
     one = an_example(source, unreadable)
     unkeyed = Step(
         loss,
@@ -316,80 +315,6 @@ def train(
         if stop:
             raise hosts.Stopped
         return result
-
-
-def _as_json(description: Mapping[str, Any] | None) -> dict[str, Any]:
-    try:
-        described = as_json(description or {})
-        check_description(described)
-        return described
-    except TypeError as error:
-        raise ValueError(
-            f"description must be JSON: {error}; give text, numbers, lists and dicts"
-        ) from error
-
-
-def _check_hosts(out: str | Path | None, examples: int) -> None:
-    if hosts.count() == 1:
-        return
-    if out is None:
-        validate.refuse(
-            "out", out, "must be given on several hosts", "it holds what they share"
-        )
-    if examples < hosts.count():
-        validate.refuse(
-            "hosts",
-            hosts.count(),
-            "must be at most the number of examples",
-            "train on fewer hosts",
-        )
-
-
-def _public_size(mechanism: Mechanism, declared: int | None, examples: int) -> int:
-    if declared is None:
-        mechanism.require_public_size()
-        return examples
-    validate.whole(declared_examples=declared, at_least=1)
-    return declared
-
-
-def _check(
-    mechanism: Mechanism,
-    delta: float,
-    clip_norm: float | None,
-    examples: int,
-    augment: Callable | None,
-    multiplicity: int,
-) -> None:
-    validate.probability(delta=delta)
-    if delta >= 1 / examples:
-        warnings.warn(
-            f"delta (={delta:g}) is at least 1/{examples}: a mechanism that publishes "
-            "one whole example would satisfy it; choose a smaller one",
-            stacklevel=3,
-        )
-    validate.whole(augmentation_multiplicity=multiplicity, at_least=0)
-    if (augment is None) != (multiplicity == 0):
-        validate.refuse(
-            "augmentation_multiplicity",
-            multiplicity,
-            "must be at least 1 with `augment` and 0 without",
-        )
-    if clip_norm is None and mechanism.noise_multiplier > 0:
-        validate.refuse(
-            "clip_norm",
-            clip_norm,
-            f"must be a number with noise of multiplier {mechanism.noise_multiplier:g}",
-            "noise only protects clipped gradients; the papers use 1.0",
-        )
-    if clip_norm is None:
-        warnings.warn(
-            "this run is NOT PRIVATE: gradients are neither clipped nor noised, and "
-            "the model may tell of every image it saw; train on public data only",
-            stacklevel=3,
-        )
-    elif mechanism.noise_multiplier == 0:
-        warnings.warn("noise_multiplier is 0: this run is not private", stacklevel=3)
 
 
 def _secret(seed: int | None) -> Seed:
