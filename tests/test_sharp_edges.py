@@ -67,6 +67,7 @@ def test_a_step_that_cannot_be_charged_is_not_made(monkeypatch, tmp_path):
     assert made == [0, 1, 2]
 
 
+@pytest.mark.filterwarnings("ignore:the expected batch size is")
 def test_a_run_of_empty_batches_is_noise_alone(tmp_path):
     rare = {"mechanism": tanager.Mechanism(1e-9, 1.0, 3), "seed": 1}
     held, streamed = train(tmp_path / "run", **rare), train(data=Listed(), **rare)

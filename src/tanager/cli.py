@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return command.run(words[1:])
         except KeyboardInterrupt:
             resumes = words[0] in ("train", "search", "audit")
-            more = ": the same command goes on where this one left off"
+            more = ": run the same command again to resume"
             _say(f"stopped{more if resumes else ''}")
             return 130
         except (ValueError, OSError, FloatingPointError) as error:

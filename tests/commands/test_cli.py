@@ -84,7 +84,7 @@ def test_ctrl_c_that_is_swallowed_at_the_start_stops_before_the_first_step(
         assert signal.getsignal(signal.SIGINT) is handler
     finally:
         signal.signal(signal.SIGINT, before)
-    assert "stopped: the same command goes on" in capsys.readouterr().err
+    assert "stopped: run the same command again" in capsys.readouterr().err
     assert (tmp_path / "run/ledger.jsonl").read_text() == ""
 
 

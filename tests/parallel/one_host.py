@@ -68,9 +68,9 @@ def main(settings):
 
     def evaluate(params):
         calls.append(1)
-        if settings.get("victim") == me and len(calls) == 3:
+        if settings.get("victim") == me and len(calls) == 4:
             os.kill(os.getpid(), getattr(signal, settings["signal"]))
-        if settings.get("fails") == me and len(calls) == 3:
+        if settings.get("fails") == me and len(calls) == 4:
             raise ValueError("the disk of this host is on fire")
         return test(params)
 

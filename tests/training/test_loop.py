@@ -614,6 +614,18 @@ def test_the_ledger_of_another_run_is_refused(complete, put, message):
     assert "from a copy" not in str(refused.value)
 
 
+def test_an_older_copy_of_the_ledger_is_refused(complete):
+    """Without checkpoints, checksums still tell how many steps were made."""
+    shutil.rmtree(complete / "checkpoints")
+    identities = json.loads((complete / "private/identity.json").read_text())
+    with Repeats(complete / "private/sums.jsonl", *identities["streams"]) as repeats:
+        for step in range(12):
+            repeats.check(step, np.zeros(4, np.uint32))
+    cut(complete / "ledger.jsonl")
+    with pytest.raises(ValueError, match="does not charge step 5, which was made"):
+        run(complete)
+
+
 def test_a_folder_in_use_is_refused(complete):
     with (
         Ledger(complete / "ledger.jsonl"),

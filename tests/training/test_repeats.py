@@ -46,6 +46,13 @@ def test_other_sums_are_found_and_stay_found(tmp_path, word, on_disk):
             assert not repeats.check(5, other)
 
 
+def test_it_counts_the_steps_of_all_streams(tmp_path):
+    for stream, step in (("a", 3), ("b", 1)):
+        with Repeats(tmp_path / "sums.jsonl", stream) as repeats:
+            assert repeats.check(step, checksum(1))
+            assert repeats.made == 4
+
+
 def test_another_stream_has_sums_of_its_own(tmp_path):
     with Repeats(tmp_path / "sums.jsonl", "a") as repeats:
         assert repeats.check(0, checksum(1))

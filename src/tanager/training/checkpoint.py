@@ -43,8 +43,8 @@ class Checkpoints:
         """Write the state after `step` updates; returns when it is on the disk.
 
         Raises:
-            OSError: it could not be written, for want of space for instance; the
-                checkpoint before it stands.
+            OSError: it could not be written, because the disk is full for instance. The
+                checkpoint before it is kept.
         """
         if step in self._manager.all_steps():
             return
@@ -58,9 +58,9 @@ class Checkpoints:
             full = shutil.disk_usage(self.folder).free < _nbytes(state)
             reason = "the disk is full" if full else str(error)
             raise OSError(
-                f"the checkpoint of step {step} cannot be written to {self.folder}: "
-                f"{reason}; mend that, and the same run goes on from the checkpoint "
-                "before"
+                f"the checkpoint of step {step} cannot be written to {self.folder} "
+                f"({reason}): free the disk, and run the same command again, which "
+                "resumes from the checkpoint before"
             ) from error
 
     def restore(self, template: PyTree) -> tuple[int, PyTree] | None:

@@ -39,6 +39,7 @@ class Repeats:
         self._stream = stream
         self._known: dict[int, str] = {}
         self._changed = False
+        self._made = 0
         self._file = None
         if path is not None:
             content = path.read_bytes() if path.exists() else b""
@@ -57,6 +58,11 @@ class Repeats:
         Then no charged step of the stream may be made again.
         """
         return self._changed
+
+    @property
+    def made(self) -> int:
+        """The number after the highest step on record, in any stream."""
+        return self._made
 
     def check(self, step: int, checksum: UInt32[np.ndarray, " words"]) -> bool:
         """Record the checksum of a step, or compare it with the one on record.
@@ -77,6 +83,7 @@ class Repeats:
         entry = {"stream": self._stream, "step": int(step)}
         if before is None:
             self._append(entry | {"sums": found})
+            self._made = max(self._made, int(step) + 1)
             self._known[int(step)] = found
         elif before != found:
             self._changed = True
@@ -115,6 +122,7 @@ class Repeats:
         for number, line in enumerate(content.split(b"\n")[:-1], 1):
             try:
                 entry = json.loads(line)
+                self._made = max(self._made, entry["step"] + 1)
                 if entry["stream"] != self._stream:
                     continue
                 if entry.get("changed"):

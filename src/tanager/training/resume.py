@@ -99,10 +99,11 @@ def resume(
 ) -> Position:
     """Open a run's folder and return where it stands.
 
-    1. The ledger is opened first: it locks the folder against a second process. The
-       chief alone holds it.
+    1. The ledger is opened first: it locks the folder against a second process. Only
+       the chief holds it. Its charges must be of this run's streams and mechanism.
     2. The configuration must be the folder's, the same on every host.
-    3. The newest readable checkpoint gives the state; without one, `state` does.
+    3. The newest sound checkpoint gives the state; without one, `state` does. The
+       ledger must charge every step before it, and every step with a checksum.
     4. Steps charged after that checkpoint come again, in the same environment
        bit-identically and at no further charge. In another environment, or on a GPU
        without ``XLA_FLAGS=--xla_gpu_deterministic_ops=true``, or after a step that gave
@@ -142,7 +143,9 @@ def resume(
         checkpoints = Checkpoints(folder.path / "checkpoints")
         begun, state = checkpoints.restore(state) or (0, state)
         hosts.from_chief(
-            lambda: ledgers[0].require(Mechanism(**config["mechanism"]), begun)
+            lambda: ledgers[0].require(
+                Mechanism(**config["mechanism"]), max(begun, sums[0].made)
+            )
         )
     except BaseException:
         for record in (*ledgers, *sums):

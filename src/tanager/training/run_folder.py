@@ -10,8 +10,8 @@
     report.html            all of it on one page
     private/               mode 0700: the secret seed, training losses, batch sizes
 
-Nothing outside `private/` depends on the training examples except through noise; but
-for the seconds that steps took, which tell how many physical batches there were.
+Everything outside `private/` depends on the training examples through noise only,
+except timings: they tell how many physical batches a step took.
 """
 
 import json
@@ -80,7 +80,7 @@ class RunFolder:
             validate.refuse(
                 "out",
                 str(self.path),
-                "holds a search, whose result would be overwritten",
+                "holds a search; its result would be overwritten",
                 "train into another folder",
             )
         begun = (self.private / "seed.json").exists() or self.ledger.exists()
@@ -142,8 +142,7 @@ class RunFolder:
                 "seed",
                 given,
                 "differs from the seed this run folder was begun with",
-                f"resume with the same seed, or train into another folder than "
-                f"{self.path}",
+                f"give that seed to resume {self.path}, or train into another folder",
             )
         return seed
 
@@ -198,7 +197,7 @@ class RunFolder:
                 str(self.path),
                 f"is on a disk with {free / 1e6:.0f} MB left, but the run needs about "
                 f"{needed / 1e6:.0f} MB",
-                "free some space or choose another folder",
+                "free some space, or train into a folder on another disk",
             )
 
 
