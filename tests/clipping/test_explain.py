@@ -77,12 +77,14 @@ def test_gram_and_gradient_norms_are_told_apart():
 def test_the_text_is_a_table_with_one_line_for_each_row():
     params, x = problem()
     table = clipped_grad(loss, clip_norm=1.0, strategy="bk").explain(params, x)
-    head, titles, *lines = str(table).splitlines()
+    head, titles, *lines, last = str(table).splitlines()
+    assert last == str(table.float_error)
     assert head == "strategy bk, physical batch of 6"
     assert titles.split() == [
         "taps",
         "equation",
         "norm",
+        "η",
         "sum",
         "GFLOP",
         "MiB",
@@ -107,7 +109,7 @@ def test_taps_that_are_alike_share_a_line():
     table = clipped_grad(deep, clip_norm=1.0, strategy="bk").explain(
         params, jnp.ones((4, 3), jnp.float32)
     )
-    head, _, *lines = str(table).splitlines()
+    head, _, *lines, _ = str(table).splitlines()
     assert len(table.taps) == 5
     assert head.endswith("figures are of one tap")
     assert len(lines) == 1

@@ -56,6 +56,12 @@ class Plan:
         results = (aval(v) for tap in self.program.taps for v in float_results(tap))
         return all(y.dtype == accumulation_dtype(y.dtype) for y in results)
 
+    @property
+    def sum_steps(self) -> float:
+        """D of the parameter whose sum rounds most (`rounding.row_steps`)."""
+        pairs = zip(self.cells, self.methods, strict=True)
+        return max((cell.sum_steps(m, self.rows) for cell, m in pairs), default=0.0)
+
 
 def plan_clipping(program: Program, rows: int, strategy: str) -> Plan:
     """Choose a method for each cell.
