@@ -17,10 +17,20 @@ from tanager.clipping.kept import Kept, kept_steps, weighted_sum
 from tanager.clipping.rules import Seen
 from tanager.clipping.single import (
     KEPT as KEPT,
+)
+from tanager.clipping.single import (
     Cell as Cell,
+)
+from tanager.clipping.single import (
     Method as Method,
+)
+from tanager.clipping.single import (
     Remembered as Remembered,
+)
+from tanager.clipping.single import (
     Single as Single,
+)
+from tanager.clipping.single import (
     rule_for,
 )
 from tanager.clipping.standardised import Standardised

@@ -6,7 +6,7 @@
 | mixed_ghost | Gram where 2T² ≤ K·N, else gradients | a second backward pass |
 | bk | Gram wherever there is one | formed again from (x, dy) of the one backward pass |
 | bk_mixed | Gram where 2T² ≤ K·N, else gradients | formed again |
-| bk_mixopt | Gram where 2T² ≤ K·N, else gradients | from the gradients, or formed again |
+| bk_mixopt | Gram where 2T² ≤ K·N, else gradients | gradients, or formed again |
 | auto | what is fastest within the memory | what is fastest within the memory |
 
 `auto` takes no Gram matrix whose rounding would raise ordinary norms by more than 1 %.

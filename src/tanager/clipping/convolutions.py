@@ -9,7 +9,6 @@ a kernel of k offsets it costs a k-th of the multiplications.
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -346,8 +345,8 @@ class Convolution(Bilinear):
         x, dy = self.operands(seen)
         left = self._over_patches(jnp.sum(jnp.square(widen(x)), axis=-1))
         right = jnp.sum(jnp.square(widen(dy)), axis=-1)
-        swapped = (jnp.swapaxes(side, 1, 2) for side in (left, right))
-        return terms_of(*swapped, self._summands)
+        left, right = jnp.swapaxes(left, 1, 2), jnp.swapaxes(right, 1, 2)
+        return terms_of(left, right, self._summands)
 
     def totals(self) -> tuple[str, ...]:
         """See `Rule.totals`; none where batch groups are used."""

@@ -61,7 +61,7 @@ def candidates(cell: Cell) -> list[Method]:
     totals = cell.totals()
     methods = [Method(norm, total) for norm in cell.grams() for total in totals]
     for norm in cell.gradients():
-        again = [total for total in totals if total == norm or total == DIRECT]
+        again = [total for total in totals if total in (norm, DIRECT)]
         methods += [Method(norm, total) for total in (KEPT, *again)]
     return methods
 

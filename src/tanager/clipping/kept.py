@@ -89,9 +89,7 @@ def _in_blocks(chunk: Array, weights: Weights, start: int) -> Array:
     return tree([pairwise(sum(parts[1:], parts[0]), 0), *rest])
 
 
-def formed_sum(
-    formation: Formation, seen: Seen, weights: Weights, group: int
-) -> Array:
+def formed_sum(formation: Formation, seen: Seen, weights: Weights, group: int) -> Array:
     """Return Σ_i c_i·g_i at the anchor from gradients that are formed and dropped.
 
     Each is formed as for its norm, and c multiplies it afterwards: what rounds in one

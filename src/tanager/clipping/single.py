@@ -5,7 +5,7 @@ included (`tanager.clipping.rounding`):
 
 | norm | sum | added to the norm |
 |---|---|---|
-| of gradients | of the same gradients | the rounding of the norm itself, relative to it |
+| of gradients | of the same gradients | the relative rounding of the norm itself |
 | of gradients | formed again | 2γ(T)·A: the two formations differ by no more |
 | Gram | formed again | η·A² to its square, γ(T)·A to the norm |
 

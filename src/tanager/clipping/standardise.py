@@ -206,6 +206,4 @@ def parts_of(values: Sequence[Any]) -> Statistics:
     centred -= pairwise(centred, 0)[None] / fan_in
     variance = pairwise(jnp.square(centred), 0) / fan_in
     own = gain[0] if gain else None
-    return _from_centred(
-        centred.reshape(weight.shape), variance, own, jnp.asarray(eps)
-    )
+    return _from_centred(centred.reshape(weight.shape), variance, own, jnp.asarray(eps))

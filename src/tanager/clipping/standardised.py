@@ -169,8 +169,9 @@ class Standardised(Single):
         return standardise.Statistics(*(part.astype(wide) for part in parts))
 
     def _gram_error(self, rule: Convolution, dtype: Any) -> float:
-        summands = rule.offsets * rule.inputs + rule.positions
-        return gamma(4 * (summands + 6) + self._statistics, dtype)
+        sums = rule.offsets + rule.inputs + rule.positions
+        projections = rule.offsets * rule.inputs + rule.positions
+        return gamma(2 * (sums + projections + 12) + self._statistics, dtype)
 
     def _from_outputs(
         self, gram: Callable, seen: Seen, parts: standardise.Statistics

@@ -68,7 +68,7 @@ class ClippedGradient(NamedTuple):
     Attributes:
         sum: pytree like `params` (None where a leaf is not a float array): the sum of
             clipped gradients, float32 or wider. Private until noise is added.
-        norms: float32[B] (or wider), norms before clipping, rounded up (see the module);
+        norms: float32[B] (or wider), norms before clipping, rounded up;
             0 in masked rows. Private.
         losses: float32[B] (or wider); 0 in masked rows. Private.
     """
@@ -274,7 +274,7 @@ class ClippedGrad:
                 zero = jnp.minimum(jnp.sum(out.norms >= 0, dtype=jnp.int32), 0)
                 piece = _take((batch, mask), start + zero, rows)
                 out = out._replace(sum=_apart(zero, out.sum))
-            more = self._clip_piece(plans[rows], trainable, fixed, *piece, target)
+            more = self._clip_piece(plans[rows], trainable, fixed, target, *piece)
             out = more if out is None else _join(out, more)
         assert out is not None
         return out
@@ -284,9 +284,9 @@ class ClippedGrad:
         plan: Plan | None,
         trainable: PyTree,
         fixed: PyTree,
+        target: float,
         batch: PyTree,
         mask: Bool[Array, " b"],
-        target: float,
     ) -> ClippedGradient:
         if plan is None:
             total, norms, losses = per_example(
