@@ -84,6 +84,8 @@ def squares(chunk: Float[Array, "b *own"]) -> Float[Array, " b"]:
     less than 4096³ numbers.
     """
     total = jnp.square(widen(chunk))
+    if chunk.size == 0:
+        return jnp.zeros(chunk.shape[0], total.dtype)
     steps = 2
     for axes in _stages(chunk.shape):
         while len(axes) == 1 and total.shape[axes[0]] > _LONGEST:
