@@ -112,7 +112,7 @@ def _ways(loss, strategies, methods, clip_norm) -> Callable:
         if not methods:
             return results
         program, own = read(loss, params, batch)
-        for number, choice in enumerate(each_method(own)):
+        for choice in each_method(own):
             total, norms, losses = book_keeping.clip(
                 program,
                 own,
@@ -121,7 +121,6 @@ def _ways(loss, strategies, methods, clip_norm) -> Callable:
                 batch,
                 mask,
                 clip_norm,
-                second_pass=number == 0,
             )
             kept = jnp.where(mask, norms, 0), jnp.where(mask, losses, 0)
             results[str([str(method) for method in choice])] = total, *kept

@@ -259,7 +259,7 @@ def test_norms_are_between_the_exact_one_and_what_is_stated(name):
     x = np.float32(generator.standard_normal((6, *data)))
     x[3:] += 100  # and with a mean, so that terms add up instead of cancelling
     dy = np.float32(generator.standard_normal(jax.vmap(apply, (None, 0))(w, x).shape))
-    program, (cell,) = read(lambda w, x: jnp.sum(apply(w, x)), w, x)
+    _, (cell,) = read(lambda w, x: jnp.sum(apply(w, x)), w, x)
     with jax.enable_x64(True):
         one = jax.grad(lambda w, x, dy: jnp.sum(apply(w, x) * dy))
         wide = (jnp.float64(side) for side in (x, dy))

@@ -8,12 +8,10 @@
 Gradients formed once more are those of (x, dy), and c multiplies them afterwards: what
 rounds in them is bounded example by example, and their norms count it.
 
-With ``second_pass`` the sums come from a second backward pass, so that nothing but the
-norms has to be kept from the first (ghost clipping), save the gradients of elementwise
-taps and shared parameters, which are formed for their norms anyway. It must repeat the
-first, or norms of the first do not bound its sums. So c_i is multiplied after it, and
-not into the cotangent of the loss: what cancels, rounds, overflows or is not linear in
-a backward pass (a `custom_vjp` that clips it) would leave another gradient.
+There is one backward pass: a second one for the sum (ghost clipping) might round
+otherwise than the first, and the norms of the first would not bound it. c_i is not
+multiplied into the cotangent of the loss either: what cancels, rounds, overflows or is
+not linear in a backward pass would leave another gradient.
 
 References:
     Goodfellow 2015, arXiv:1510.01799 (norms from x and dy); Li et al. 2022,
@@ -45,8 +43,6 @@ def clip(
     batch: PyTree,
     mask: Bool[Array, " b"],
     clip_norm: float,
-    *,
-    second_pass: bool,
 ) -> tuple[PyTree, Float[Array, " b"], Float[Array, " b"]]:
     """Return the sum of clipped gradients, their norms before clipping, the losses.
 
@@ -58,7 +54,6 @@ def clip(
         batch: pytree of arrays with leading axis ``b``.
         mask: which rows are examples; the others contribute exact zeros.
         clip_norm: the clipping norm C (`Plan.target`).
-        second_pass: whether sums are made by a second backward pass.
     """
     leaves, tree = jax.tree.flatten(params)
     constants = program.evaluate_prologue(leaves)
@@ -77,14 +72,9 @@ def clip(
     norms = norms_of(squares, mask.shape[0])
     weights = weights_of(norms, mask, clip_norm)
 
-    if second_pass:
-        # They depend on the norms, or XLA would make one pass of the two.
-        again = _seen(taps, backward(weights.counted.astype(losses.dtype)), constants)
-    else:
-        again = seen
     by_leaf: dict[int, Array] = {}
     for cell, method, remembered in zip(cells, methods, held, strict=True):
-        sums = cell.total(method.total, _at(cell, again), remembered, weights)
+        sums = cell.total(method.total, _at(cell, seen), remembered, weights)
         for leaf, total in sums.items():
             before = by_leaf.get(leaf)
             by_leaf[leaf] = total if before is None else before + total

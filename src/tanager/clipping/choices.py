@@ -2,12 +2,14 @@
 
 | strategy | norms | sums |
 |---|---|---|
-| ghost | Gram wherever there is one | a second backward pass |
-| mixed_ghost | Gram where 2T² ≤ K·N, else gradients | a second backward pass |
-| bk | Gram wherever there is one | formed again from (x, dy) of the one backward pass |
-| bk_mixed | Gram where 2T² ≤ K·N, else gradients | formed again |
+| ghost, bk | Gram wherever there is one | formed again from (x, dy) |
+| mixed_ghost, bk_mixed | Gram where 2T² ≤ K·N, else gradients | formed again |
 | bk_mixopt | Gram where 2T² ≤ K·N, else gradients | gradients, or formed again |
 | auto | what is fastest within the memory | what is fastest within the memory |
+
+Ghost clipping as published runs a second backward pass for the sum. Nothing makes XLA
+round in it as in the first, whose norms then bound another gradient, and it was not
+seen to take less memory: here the ghost strategies are those of book-keeping.
 
 `auto` takes no Gram matrix whose rounding would raise ordinary norms by more than 1 %.
 
@@ -25,15 +27,13 @@ from tanager.clipping.cells import KEPT, Cell, Method
 STRATEGIES = {
     "auto": "per tap, the fastest method known for this device within the memory",
     "per_example": "vmap of grad: every gradient is formed whole",
-    "ghost": "norms by Gram matrices, then a second backward pass",
-    "mixed_ghost": "norms by Gram matrices or gradients, then a second backward pass",
-    "bk": "norms by Gram matrices, one backward pass",
-    "bk_mixed": "norms by Gram matrices or gradients, one backward pass",
+    "ghost": "norms by Gram matrices; gradients are formed again for the sum",
+    "mixed_ghost": "norms by Gram matrices or gradients, which are formed again",
+    "bk": "the same as ghost: one backward pass",
+    "bk_mixed": "the same as mixed_ghost: one backward pass",
     "bk_mixopt": "the same, but gradients once formed are kept for the sum",
 }
 """The clipping strategies; all compute the same sum."""
-
-SECOND_PASS = ("ghost", "mixed_ghost")
 
 _MOST_EXCESS = 0.01
 """How much too large a norm `auto` accepts from a Gram matrix."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tanager.clipping import cost
-from tanager.clipping.cells import KEPT, Cell, Joint, Method
+from tanager.clipping.cells import Cell, Joint, Method
 from tanager.clipping.jaxprs import aval
 from tanager.clipping.rounding import FloatError
 
@@ -146,7 +146,7 @@ def _row(plan: "Plan", cell: Cell, method: Method) -> TapRow:
         equation=cell.rule.describe(),
         leaves=cell.unit.leaves,
         norm=method.norm if method.norm in cell.grams() else f"{method.norm} gradients",
-        total=_total(plan, method),
+        total=method.total,
         why=_reason(plan, cell, method),
         flops=sum(rule.work(plan.rows).flops for rule in cell.rules),
         bytes=expected.bytes,
@@ -154,10 +154,6 @@ def _row(plan: "Plan", cell: Cell, method: Method) -> TapRow:
         expected_seconds=expected.seconds,
         excess=cell.excess(method),
     )
-
-
-def _total(plan: "Plan", method: Method) -> str:
-    return "second pass" if plan.second_pass and method.total != KEPT else method.total
 
 
 def _reason(plan: "Plan", cell: Cell, method: Method) -> str:

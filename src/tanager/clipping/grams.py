@@ -1,8 +1,8 @@
 """Squared norms from Gram matrices, as upper bounds.
 
 ‖Σ_t x_t·dy_tᵀ‖² = Σ_{t,s} <x_t, x_s>·<dy_t, dy_s> is a difference of large numbers
-where positions cancel. What rounding can take from it is η·A² at most, A = Σ_t ‖x_t‖·‖dy_t‖
-and η of the order of (K + N)·u for K inputs and N outputs, and that much is added.
+where positions cancel. Rounding can take η·A² from it at most, and that much is added:
+A = Σ_t ‖x_t‖·‖dy_t‖, and η is of the order of (K + N)·u for K inputs and N outputs.
 """
 
 from typing import Any, NamedTuple

@@ -301,7 +301,6 @@ class ClippedGrad:
                 batch,
                 mask,
                 target,
-                second_pass=plan.second_pass,
             )
         return ClippedGradient(
             total, jnp.where(mask, norms, 0), jnp.where(mask, widen(losses), 0)
