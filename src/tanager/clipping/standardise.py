@@ -24,7 +24,7 @@ from jaxtyping import Array, Float
 
 from tanager.clipping.jaxprs import aval
 from tanager.clipping.precision import accumulation_dtype, widen
-from tanager.clipping.rounding import CANCELLATION, pairwise
+from tanager.clipping.rounding import CANCELLATION, sum_of_runs
 
 
 def standardise(
@@ -180,11 +180,11 @@ def cancellation(dtype: Any) -> float:
 def pull_back(
     fan_in: int, parts: Statistics, gradient: Float[Array, "*fan_in o"]
 ) -> Float[Array, "*fan_in o"]:
-    """Return ∂loss/∂W from G, wrong by (2⌈log₂n⌉ + 12)·u·‖a∘G‖ at most."""
+    """Return ∂loss/∂W from G, wrong by 2·`run_steps` + 12 roundings of a∘G."""
     flat = widen(gradient).reshape(fan_in, -1)
     centred = parts.centred.reshape(fan_in, -1)
-    mean = pairwise(flat, 0)[None] / fan_in
-    projection = (pairwise(flat * centred, 0) * jnp.square(parts.root))[None]
+    mean = sum_of_runs(flat)[None] / fan_in
+    projection = (sum_of_runs(flat * centred) * jnp.square(parts.root))[None]
     back = parts.factor[None] * (flat - mean - centred * projection)
     return back.reshape(gradient.shape)
 
@@ -203,7 +203,7 @@ def parts_of(values: Sequence[Any]) -> Statistics:
     for _ in range(2):
         centred -= jnp.mean(centred, axis=axes, keepdims=True)
     centred = centred.reshape(fan_in, -1)
-    centred -= pairwise(centred, 0)[None] / fan_in
-    variance = pairwise(jnp.square(centred), 0) / fan_in
+    centred -= sum_of_runs(centred)[None] / fan_in
+    variance = sum_of_runs(jnp.square(centred)) / fan_in
     own = gain[0] if gain else None
     return _from_centred(centred.reshape(weight.shape), variance, own, jnp.asarray(eps))

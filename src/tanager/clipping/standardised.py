@@ -26,7 +26,7 @@ from tanager.clipping.grams import Gram
 from tanager.clipping.jaxprs import aval
 from tanager.clipping.kept import Kept, weighted_sum
 from tanager.clipping.precision import accumulation_dtype, widen
-from tanager.clipping.rounding import gamma, levels
+from tanager.clipping.rounding import gamma, run_steps
 from tanager.clipping.rules import Formation, Seen, product
 from tanager.clipping.single import Method, Remembered, Single, form
 from tanager.clipping.taps import Program, Unit, Use
@@ -73,7 +73,7 @@ class Standardised(Single):
         """See `Cell`."""
         steps = super().sum_steps(method, rows)
         wide = accumulation_dtype(aval(self.unit.anchors[0]).dtype)
-        back = 2 * levels(self._fan_in) + 12
+        back = 2 * run_steps(self._fan_in) + 12
         return (steps + back + 2) * standardise.cancellation(wide)
 
     def excess(self, method: Method) -> float:
@@ -152,7 +152,7 @@ class Standardised(Single):
         """Roundings of the formula that do not come from sums over examples' data."""
         outputs = aval(self.unit.anchors[0]).shape[-1]
         fixed = 40 + 4 * len(self.uses[0].links)
-        return fixed + 3 * (levels(self._fan_in) + outputs)
+        return fixed + 3 * (run_steps(self._fan_in) + outputs)
 
     def _dtype(self, value: Array) -> Any:
         """Return the coarser of two: statistics are no more precise than the weight."""
