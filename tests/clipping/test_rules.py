@@ -257,7 +257,7 @@ def test_both_gram_methods_of_a_convolution_are_tried():
             offered.setdefault(method, []).append(name)
     assert set(offered) == {
         *("gram", "shifted gram", "patch gram"),
-        *("vmap", "patches", "crossed", "batched"),
+        *("vmap", "patches", "crossed"),
     }
     assert all(len(names) >= 2 for names in offered.values())
 
@@ -285,8 +285,8 @@ def test_norms_whose_gradients_are_dropped_group_by_group(name, monkeypatch):
             @jax.jit
             def squared(w, x, dy, method=method):
                 seen = [Seen([x], [dy], [dy], program.evaluate_prologue([w]))]
-                squares, kept = cell.squares(method, seen, [w], keep=False)
-                assert kept is None
+                squares, held = cell.squares(method, seen, [w], keep=False)
+                assert held.gradients is None
                 return squares
 
             expected = np.sum(np.square(wanted), axis=1)
@@ -311,12 +311,12 @@ def test_kept_gradients_are_added_up_before_they_are_brought_to_the_kernel(
     program, (cell,) = read(lambda w, x: curve(apply(w, x)), w, x)
     dy = jax.vmap(apply, (None, 0))(w, x)
     seen = [Seen([x], [dy], [dy], program.evaluate_prologue([w]))]
-    squares, kept = cell.squares(method, seen, [w], keep=True)
-    assert kept is not None
-    assert len(kept[0].chunks) == 3
+    squares, held = cell.squares(method, seen, [w], keep=True)
+    assert held.gradients is not None
+    assert len(held.gradients[0].chunks) == 3
     weights = weights_of(jnp.sqrt(squares), jnp.ones(5, bool), 1.0)
     assert not brought
-    cell.total_kept(kept, weights)
+    cell.total("kept", seen, held, weights)
     assert brought == [w.size]
 
 

@@ -17,7 +17,7 @@ from tanager.clipping import clipped_grad
 from tanager.clipping.standardise import standardise
 
 
-SLACK = 1.03
+SLACK = 1.001
 strategies = pytest.mark.parametrize("strategy", ALL)
 
 
@@ -192,7 +192,7 @@ def test_keys_of_which_a_batch_uses_the_first_are_refused(kind):
     if kind == "threefry2x32":
         one = jax.grad(loss)(w, jax.tree.map(lambda leaf: leaf[2], batch))
         norms = clipped_grad(loss, clip_norm=1.0)(w, batch).norms
-        np.testing.assert_allclose(norms[2], jnp.linalg.norm(one), rtol=1e-6)
+        np.testing.assert_allclose(norms[2], jnp.linalg.norm(one), rtol=2e-6)
     else:
         with pytest.raises(ValueError, match="keys of threefry"):
             clipped_grad(loss, clip_norm=1.0)(w, batch)

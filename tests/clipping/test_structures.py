@@ -494,7 +494,8 @@ def test_norms_of_bfloat16_products_are_taken_in_float32(positions):
     exact = np.linalg.norm(numbers[0].T @ dy)
     for strategy in ALL[1:]:  # vmap(grad) rounds the gradient itself to bfloat16.
         out = clipped_grad(loss, clip_norm=1.0, strategy=strategy)(w, x)
-        np.testing.assert_allclose(out.norms, [exact], rtol=1e-6, err_msg=strategy)
+        norm = float(out.norms[0])  # rounded up
+        assert exact * (1 - 1e-6) <= norm <= exact * (1 + 2e-5), strategy
 
 
 def test_mixed_precision_of_parameters():
@@ -680,20 +681,10 @@ def test_per_example_weight_gradients_would_be_found():
     assert per_example_weights() <= sizes(traced("per_example"))
 
 
-PASSES = {
-    "ghost": 2,
-    "mixed_ghost": 2,
-    "bk": 1,
-    "bk_mixed": 1,
-    "bk_mixopt": 1,
-    "auto": 1,
-}
-
-
-@pytest.mark.parametrize("strategy", PASSES)
-def test_how_many_backward_passes_there_are(strategy):
+@pytest.mark.parametrize("strategy", ALL[1:])
+def test_there_is_one_backward_pass(strategy):
     # The activation's own backward rule is the one place that has an atan2.
-    assert primitives(traced(strategy)).count("atan2") == PASSES[strategy]
+    assert primitives(traced(strategy)).count("atan2") == 1
 
 
 def live(jaxpr):
@@ -710,8 +701,7 @@ def live(jaxpr):
 
 
 def test_book_keeping_has_the_convolutions_of_a_plain_gradient():
-    # One forward, one for the sum of clipped kernel gradients; the image is no
-    # parameter, and the norm is taken from Gram matrices, which are products.
+    # One forward; the image is no parameter, and norms and sums are products.
     params, x = network_problem()
 
     def plain(params, x):
@@ -723,7 +713,7 @@ def test_book_keeping_has_the_convolutions_of_a_plain_gradient():
         live(jaxpr).count("conv_general_dilated")
         for jaxpr in (jax.make_jaxpr(plain)(params, x).jaxpr, traced("bk"))
     ]
-    assert count == [2, 2]
+    assert count == [2, 1]
 
 
 def test_the_message_of_a_refusal_names_the_remedy():
@@ -763,12 +753,12 @@ def test_norms_and_sums_of_different_products_are_exact_on_every_device(
         if not any(e is one for one in forward)
     )
     if not rounded:
-        # Forward, two Gram matrices, the sum of full batches, the sum of others.
-        assert len(products) == 5
+        # Forward, two Gram matrices, gradients for the sum.
+        assert len(products) == 4
 
 
 def test_of_full_batches_no_copy_with_zeros_in_is_made():
-    w, x = cast(draw(7, (3, 4), (2, 64, 3)), "float32")
+    w, x = cast(draw(7, (3, 4), (2, 3)), "float32")
 
     def loss(w, x):
         return jnp.sum(jnp.tanh(x @ w))

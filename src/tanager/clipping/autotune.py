@@ -26,7 +26,7 @@ from tanager import _processor
 from tanager._cache import cache_folder
 from tanager._version import __version__
 from tanager.clipping import cost
-from tanager.clipping.cells import KEPT, Cell, Method
+from tanager.clipping.cells import KEPT, Cell, Method, Remembered
 from tanager.clipping.factors import weights_of
 from tanager.clipping.jaxprs import aval, is_float
 from tanager.clipping.rules import Seen
@@ -42,7 +42,7 @@ _LEAST_SECONDS, _ENOUGH_SECONDS = 0.1, 0.5
 _LEAST_RUNS, _FEWEST_RUNS = 5, 2
 _LONG_SECONDS = 0.02
 _FEW_ROWS = 32
-_FORMAT = 3
+_FORMAT = 4
 
 
 def _identity() -> dict[str, Any]:
@@ -257,13 +257,12 @@ class _Bench:
             full = jnp.ones(self._rows, bool)
             if kind == "total":
                 weights = weights_of(jnp.ones(self._rows), full, 1.0)
-                return cell.total(name, at[0], weights)
-            squares, gradients = cell.squares(name, at, leaves, keep=kind == "kept")
-            if gradients is None:
-                return squares
+                return cell.total(name, at, Remembered(), weights)
+            squares, held = cell.squares(name, at, leaves, keep=kind == "kept")
+            if held.gradients is None:
+                return squares, held.gain and held.gain.chunks
             weights = weights_of(jnp.sqrt(squares), full, 1.0)
-            by_anchor, by_leaf = cell.total_kept(gradients, weights)
-            return squares, [*by_anchor.values(), *by_leaf.values()]
+            return squares, cell.total(KEPT, at, held, weights)
 
         # Compiled ahead of time and run on arrays that exist, this leaves an outer
         # trace alone.

@@ -3,15 +3,15 @@
     forward, backward to the perturbations   (x, dy) at every tap, for every example
     squared norms, cell by cell              ‖g_i‖²
     c_i = min(1, C/‖g_i‖)
-    Σ c_i·g_i, cell by cell                  from kept gradients, or from (x, c·dy)
-    back through the prologue                once, not per example
+    Σ c_i·g_i, cell by cell                  of gradients kept, or formed once more
 
-With ``second_pass`` the sums come from a second backward pass, so that nothing but the
-norms has to be kept from the first (ghost clipping), save the gradients of elementwise
-taps and shared parameters, which are formed for their norms anyway. It must repeat the
-first, or norms of the first do not bound its sums. So c_i is multiplied after it, and
-not into the cotangent of the loss: what cancels, rounds, overflows or is not linear in
-a backward pass (a `custom_vjp` that clips it) would leave another gradient.
+Gradients formed once more are those of (x, dy), and c multiplies them afterwards: what
+rounds in them is bounded example by example, and their norms count it.
+
+There is one backward pass: a second one for the sum (ghost clipping) might round
+otherwise than the first, and the norms of the first would not bound it. c_i is not
+multiplied into the cotangent of the loss either: what cancels, rounds, overflows or is
+not linear in a backward pass would leave another gradient.
 
 References:
     Goodfellow 2015, arXiv:1510.01799 (norms from x and dy); Li et al. 2022,
@@ -27,10 +27,9 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
-from tanager.clipping.cells import KEPT, Cell, Method
+from tanager.clipping.cells import KEPT, Cell, Method, Remembered
 from tanager.clipping.factors import norms_of, weights_of
 from tanager.clipping.jaxprs import aval
-from tanager.clipping.kept import Kept
 from tanager.clipping.precision import accumulation_dtype, widen
 from tanager.clipping.rules import Seen
 from tanager.clipping.taps import Program, float_results
@@ -44,8 +43,6 @@ def clip(
     batch: PyTree,
     mask: Bool[Array, " b"],
     clip_norm: float,
-    *,
-    second_pass: bool,
 ) -> tuple[PyTree, Float[Array, " b"], Float[Array, " b"]]:
     """Return the sum of clipped gradients, their norms before clipping, the losses.
 
@@ -56,8 +53,7 @@ def clip(
         params: pytree of float arrays.
         batch: pytree of arrays with leading axis ``b``.
         mask: which rows are examples; the others contribute exact zeros.
-        clip_norm: the clipping norm C.
-        second_pass: whether sums are made by a second backward pass.
+        clip_norm: the clipping norm C (`Plan.target`).
     """
     leaves, tree = jax.tree.flatten(params)
     constants = program.evaluate_prologue(leaves)
@@ -65,36 +61,23 @@ def clip(
     seen = _seen(taps, backward(jnp.ones_like(losses)), constants)
 
     squares: list[Array] = []
-    kept: list[list[Kept] | None] = []
+    held: list[Remembered] = []
     for cell, method in zip(cells, methods, strict=True):
         keep = method.total == KEPT
-        square, gradients = cell.squares(
+        square, remembered = cell.squares(
             method.norm, _at(cell, seen), leaves, keep=keep
         )
         squares.append(square)
-        kept.append(gradients)
+        held.append(remembered)
     norms = norms_of(squares, mask.shape[0])
     weights = weights_of(norms, mask, clip_norm)
 
-    if second_pass:
-        # They depend on the norms, or XLA would make one pass of the two.
-        again = _seen(taps, backward(weights.counted.astype(losses.dtype)), constants)
-    else:
-        again = seen
-    by_anchor: dict[jex.Var, Array] = {}
     by_leaf: dict[int, Array] = {}
-    for cell, method, gradients in zip(cells, methods, kept, strict=True):
-        if gradients is not None:
-            anchors, own = cell.total_kept(gradients, weights)
-        else:
-            (use,) = cell.uses
-            total = cell.total(method.total, again[use.tap], weights)
-            anchors, own = {use.anchor: total}, {}
-        by_leaf.update(own)
-        for anchor, total in anchors.items():
-            before = by_anchor.get(anchor)
-            by_anchor[anchor] = total if before is None else before + total
-    _pull_back(program, leaves, by_anchor, by_leaf)
+    for cell, method, remembered in zip(cells, methods, held, strict=True):
+        sums = cell.total(method.total, _at(cell, seen), remembered, weights)
+        for leaf, total in sums.items():
+            before = by_leaf.get(leaf)
+            by_leaf[leaf] = total if before is None else before + total
     totals = [
         widen(by_leaf[number]) if number in by_leaf else _zeros(leaf)
         for number, leaf in enumerate(leaves)
@@ -139,21 +122,3 @@ def _at(cell: Cell, seen: Sequence[Seen]) -> list[Seen]:
 
 def _zeros(leaf: Array) -> Array:
     return jnp.zeros(leaf.shape, accumulation_dtype(leaf.dtype))
-
-
-def _pull_back(
-    program: Program,
-    leaves: Sequence[Array],
-    by_anchor: dict[jex.Var, Array],
-    by_leaf: dict[int, Array],
-) -> None:
-    """Add to `by_leaf` what the anchors' gradients are at the leaves."""
-    for unit in program.units:
-        gradients = [by_anchor[a] for a in unit.anchors if a in by_anchor]
-        if not gradients:
-            continue
-        if unit.kind == "leaf":
-            by_leaf[unit.leaves[0]] = gradients[0]
-        else:
-            pulled = program.pull_back(unit, leaves, gradients)
-            by_leaf.update(zip(unit.leaves, pulled, strict=True))

@@ -9,8 +9,6 @@ a kernel of k offsets it costs a k-th of the multiplications.
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,16 +17,10 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from tanager.clipping import jaxprs, links
+from tanager.clipping.grams import Gram, gram_excess, gram_of, terms_of
 from tanager.clipping.jaxprs import aval
 from tanager.clipping.precision import accumulation_dtype, widen
-from tanager.clipping.rules import (
-    Bilinear,
-    Formation,
-    Seen,
-    Work,
-    gram_squares,
-    product,
-)
+from tanager.clipping.rules import Bilinear, Formation, Seen, Work, product
 from tanager.clipping.taps import Tap, Use
 
 
@@ -105,7 +97,7 @@ class Convolution(Bilinear):
         shape = [1] * dy.ndim
         shape[axis] = self.outputs
         scaled = widen(dy) * scale.reshape(shape)
-        return replace(seen, gradients=[scaled])
+        return seen.with_gradients([scaled])
 
     def patch_sums(
         self, seen: Seen
@@ -203,7 +195,7 @@ class Convolution(Bilinear):
             size *= shape[axis] + (shape[axis] - 1) * spread + low + high
         return size
 
-    def grams(self) -> dict[str, Callable[[Seen], Float[Array, " b"]]]:
+    def grams(self) -> dict[str, Callable[[Seen], Gram]]:
         """See `Rule.grams`; none where batch groups are used."""
         if self.batch_groups > 1:
             return {}
@@ -216,15 +208,15 @@ class Convolution(Bilinear):
             return {"gram": self.gram_by_patches}
         return methods
 
-    def gram_by_patches(self, seen: Seen) -> Float[Array, " b"]:
+    def gram_by_patches(self, seen: Seen) -> Gram:
         """Gram matrices of patches, formed one beside the other."""
         x, dy = self.operands(seen)
         patches = self.patches(x)
         left = product("btgkc,bsgkc->bgts", patches, patches)
         right = product("btgf,bsgf->bgts", dy, dy)
-        return gram_squares(left, right, (self.inputs * self.offsets, self.outputs))
+        return gram_of(left, right, self._summands, self.excess("patch gram"))
 
-    def gram_by_shifts(self, seen: Seen) -> Float[Array, " b"]:
+    def gram_by_shifts(self, seen: Seen) -> Gram:
         """Shifted Gram matrices of pixels, added up over the kernel's offsets."""
         x, dy = self.operands(seen)
         rows, images, *pixels = x.shape[:-2]
@@ -239,7 +231,20 @@ class Convolution(Bilinear):
         left = sum(parts[1:], parts[0])
         left = left.reshape(rows, self.groups, self.positions, self.positions)
         right = product("btgf,bsgf->bgts", dy, dy)
-        return gram_squares(left, right, (self.inputs * self.offsets, self.outputs))
+        return gram_of(left, right, self._summands, self.excess("shifted gram"))
+
+    @property
+    def _summands(self) -> tuple[int, int]:
+        """K and N: what an entry of either Gram matrix is a sum of."""
+        return self.inputs * self.offsets, self.outputs // self.groups
+
+    def excess(self, method: str) -> float:
+        """See `Bilinear.excess`."""
+        inputs, outputs = self._summands
+        if method == "shifted gram":  # over channels first, then over offsets
+            inputs = self.inputs + self.offsets
+        wide = accumulation_dtype(aval(self.tap.equation.outvars[0]).dtype)
+        return gram_excess((self.groups, self.positions), (inputs, outputs), wide)
 
     def gradients(self) -> dict[str, Formation]:
         """See `Rule.gradients`."""
@@ -340,22 +345,16 @@ class Convolution(Bilinear):
         x, dy = self.operands(seen)
         left = self._over_patches(jnp.sum(jnp.square(widen(x)), axis=-1))
         right = jnp.sum(jnp.square(widen(dy)), axis=-1)
-        lengths = jnp.sqrt(left) * jnp.sqrt(right)
-        return jnp.sum(jnp.square(jnp.sum(lengths, axis=1)), axis=1)
+        left, right = jnp.swapaxes(left, 1, 2), jnp.swapaxes(right, 1, 2)
+        return terms_of(left, right, self._summands)
 
-    def totals(self) -> dict[str, Callable[[Seen], Array]]:
+    def totals(self) -> tuple[str, ...]:
         """See `Rule.totals`; none where batch groups are used."""
         if self.batch_groups > 1:
-            return {}
-        return {"batched": self.total_batched}
-
-    def total_batched(self, seen: Seen) -> Array:
-        """The weight gradient of one convolution over all examples."""
-        place: Any = self.tap.equation.invars[1]
-        kernel = widen(jnp.asarray(seen.constants[place]))
-        values, pull = jax.vjp(lambda kernel: self.apply(seen, kernel), kernel)
-        gradient = pull(seen.gradients[0].astype(values.dtype))[0]
-        return links.back(self.use.links, gradient)
+            return ()
+        formed = tuple(name for name in self.gradients() if name != "vmap")
+        # Of a convolution on an accelerator it is not known how it is computed.
+        return formed or (("vmap",) if jax.default_backend() == "cpu" else ())
 
     def work(self, rows: int) -> Work:
         """See `Rule.work`."""

@@ -12,7 +12,7 @@ import jax
 from tanager.clipping.cells import KEPT, Cell, Method
 from tanager.clipping.convolutions import Convolution
 from tanager.clipping.jaxprs import aval
-from tanager.clipping.rules import Rule, Work
+from tanager.clipping.rules import DIRECT, Rule, Work
 
 
 class Cost(NamedTuple):
@@ -32,7 +32,6 @@ class _Device(NamedTuple):
     bandwidth: float  # bytes per second
     launch: float  # seconds per kernel
     gradients: dict[str, float]  # time of a gradient method, relative to `flops`
-    batched: float  # a sum's
     gram: float
 
 
@@ -41,7 +40,6 @@ _CPU = _Device(
     bandwidth=1e10,
     launch=2e-6,
     gradients={"vmap": 20.0, "crossed": 1.3, "patches": 1.7},
-    batched=1.4,
     gram=2.0,
 )
 _ACCELERATOR = _Device(
@@ -49,10 +47,9 @@ _ACCELERATOR = _Device(
     bandwidth=2e12,
     launch=5e-6,
     gradients={"vmap": 3.0, "crossed": 1.5, "patches": 1.5},
-    batched=1.0,
     gram=3.0,
 )
-_DOT = {"vmap": 1.2, "batched": 1.5, "transposed": 1.6}
+_DOT = {"vmap": 1.2, "batched": 1.5}
 
 
 def _device() -> _Device:
@@ -61,10 +58,11 @@ def _device() -> _Device:
 
 def candidates(cell: Cell) -> list[Method]:
     """Return every way to clip a cell that is worth considering."""
-    totals = tuple(cell.totals())
+    totals = cell.totals()
     methods = [Method(norm, total) for norm in cell.grams() for total in totals]
     for norm in cell.gradients():
-        methods += [Method(norm, total) for total in (KEPT, *totals)]
+        again = [total for total in totals if total in (norm, DIRECT)]
+        methods += [Method(norm, total) for total in (KEPT, *again)]
     return methods
 
 
@@ -129,5 +127,7 @@ def _total_seconds(rule: Rule, method: str, rows: int, device: _Device) -> float
     work = rule.work(rows)
     if rule.name in ("general", "gather"):
         return 4.0 * rows * work.results / device.bandwidth
-    factor = device.batched if work.pixels else _DOT[method]
-    return work.flops * factor / device.flops
+    if method == DIRECT:
+        return work.flops * _DOT[method] / device.flops
+    added = 4.0 * rows * work.weights / device.bandwidth
+    return _norm_seconds(rule, method, rows, device) + added

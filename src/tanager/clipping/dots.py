@@ -9,23 +9,16 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from tanager.clipping import links
+from tanager.clipping import links, rounding
+from tanager.clipping.grams import Gram, gram_excess, gram_of, guarded, terms_of
 from tanager.clipping.jaxprs import aval
-from tanager.clipping.precision import widen
-from tanager.clipping.rules import (
-    Bilinear,
-    Formation,
-    Seen,
-    Work,
-    gram_squares,
-    guarded,
-    product,
-)
+from tanager.clipping.precision import accumulation_dtype, widen
+from tanager.clipping.rounding import PRODUCT_ROWS, gamma
+from tanager.clipping.rules import Bilinear, Formation, Seen, Work, product
 from tanager.clipping.taps import Tap, Use
 
 
@@ -82,33 +75,42 @@ class Dot(Bilinear):
         gradient = jnp.transpose(gradient.reshape(shape), list(np.argsort(order)))
         return links.back(self.use.links, gradient)
 
-    def grams(self) -> dict[str, Callable[[Seen], Float[Array, " b"]]]:
+    def grams(self) -> dict[str, Callable[[Seen], Gram]]:
         """See `Rule.grams`."""
         return {"gram": self.gram}
 
-    def gram(self, seen: Seen) -> Float[Array, " b"]:
+    def gram(self, seen: Seen) -> Gram:
         """Σ_{t,s} <x_t, x_s>·<dy_t, dy_s>, or ‖x‖²·‖dy‖² for one position."""
         x, dy = self.operands(seen)
         summands = self.inputs, self.outputs
         if self.positions == 1:
             left, right = (self._square_lengths(side) for side in (x, dy))
-            squares = jnp.sum(left * right, axis=(1, 2))
-            return guarded(squares, left, right, summands)
+            squares = jnp.sum(left * right, axis=(1, 2)) * (1 + self.excess("gram"))
+            return Gram(guarded(squares, left, right, summands), squares)
         left = product("bgtk,bgsk->bgts", x, x)
-        return gram_squares(left, product("bgtn,bgsn->bgts", dy, dy), summands)
+        right = product("bgtn,bgsn->bgts", dy, dy)
+        return gram_of(left, right, summands, self.excess("gram"))
+
+    def excess(self, method: str) -> float:
+        """See `Bilinear.excess`."""
+        del method
+        wide = accumulation_dtype(aval(self.tap.equation.outvars[0]).dtype)
+        if self.positions == 1:
+            return gamma(self.groups + 4, wide)
+        summands = self.inputs, self.outputs
+        return gram_excess((self.groups, self.positions), summands, wide)
 
     def _square_lengths(self, side: Float[Array, "b g 1 k"]) -> Float[Array, "b g 1"]:
         # Without axes of length 1, for which XLA would copy the array.
         flat = side.reshape(-1, side.shape[-1])
-        return jnp.sum(jnp.square(widen(flat)), axis=1).reshape(-1, self.groups, 1)
+        return rounding.squares(flat).reshape(-1, self.groups, 1)
 
     def terms(self, seen: Seen) -> Float[Array, " b"]:
         """See `Bilinear.terms`."""
         left, right = (
             jnp.sum(jnp.square(widen(side)), axis=-1) for side in self.operands(seen)
         )
-        lengths = jnp.sqrt(left) * jnp.sqrt(right)
-        return jnp.sum(jnp.square(jnp.sum(lengths, axis=2)), axis=1)
+        return terms_of(left, right, (self.inputs, self.outputs))
 
     def gradients(self) -> dict[str, Formation]:
         """See `Rule.gradients`."""
@@ -121,31 +123,29 @@ class Dot(Bilinear):
         x, dy = self.operands(seen)
         return product("bgtk,bgtn->bgkn", x, dy, exact=seen.exact)
 
-    def totals(self) -> dict[str, Callable[[Seen], Array]]:
+    def totals(self) -> tuple[str, ...]:
         """See `Rule.totals`."""
-        if self.groups > 1:
-            return {"batched": self.total_in_groups}
-        return {"batched": self.total, "transposed": self.total_transposed}
+        return () if self.positions == 1 else ("vmap",)
 
-    def total_in_groups(self, seen: Seen) -> Array:
-        """One product for each batched contraction."""
-        x, dy = self.operands(seen)
-        return self._at_anchor(product("bgtk,bgtn->gkn", x, dy, exact=seen.exact))
+    def direct(self) -> Callable[[Seen], Array] | None:
+        """See `Bilinear.direct`: where an example's gradient is one outer product."""
+        return self.total if self.positions == 1 else None
 
     def total(self, seen: Seen) -> Array:
-        """One product over all positions of all examples."""
-        x, dy = self._flat(seen)
-        return self._at_anchor(product("mk,mn->kn", x, dy, exact=seen.exact)[None])
-
-    def total_transposed(self, seen: Seen) -> Array:
-        """The same with x transposed in memory first, which some devices prefer."""
-        x, dy = self._flat(seen)
-        x = jax.lax.optimization_barrier(x.T)
-        return self._at_anchor(product("km,mn->kn", x, dy, exact=seen.exact)[None])
-
-    def _flat(self, seen: Seen) -> tuple[Array, Array]:
+        """One product over some of the rows at a time."""
         x, dy = self.operands(seen)
-        return x.reshape(-1, self.inputs), dy.reshape(-1, self.outputs)
+        x, dy = x[:, :, 0], dy[:, :, 0]
+        starts = range(0, x.shape[0], PRODUCT_ROWS)
+        text = "bgk,bgn->gkn"
+        if self.groups == 1:
+            x, dy, text = x[:, 0], dy[:, 0], "bk,bn->kn"
+        parts = [
+            product(text, x[n : n + PRODUCT_ROWS], dy[n : n + PRODUCT_ROWS], exact=True)
+            for n in starts
+        ]
+        return self._at_anchor(
+            rounding.tree(parts).reshape(self.groups, self.inputs, self.outputs)
+        )
 
     def work(self, rows: int) -> Work:
         """See `Rule.work`."""

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tanager.clipping import cost
-from tanager.clipping.cells import KEPT, Cell, Joint, Method
+from tanager.clipping.cells import Cell, Joint, Method
 from tanager.clipping.jaxprs import aval
+from tanager.clipping.rounding import FloatError
 
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ class TapRow:
         bytes: held between norms and sums, for the physical batch.
         seconds: measured, or None.
         expected_seconds: by the cost model.
+        excess: η: rounding adds η·A² to the squared norm, A = Σ_t ‖x_t‖·‖dy_t‖; 0 where
+            the norm is of a gradient that was formed.
     """
 
     tap: int
@@ -42,6 +45,7 @@ class TapRow:
     bytes: float
     seconds: float | None
     expected_seconds: float
+    excess: float
 
 
 @dataclass(frozen=True)
@@ -52,11 +56,13 @@ class Explanation:
         strategy: the clipping strategy.
         rows: the physical batch size.
         taps: one row for each cell; none under ``per_example``, which has no taps.
+        float_error: what rounding has to do with the sensitivity.
     """
 
     strategy: str
     rows: int
     taps: Sequence[TapRow]
+    float_error: FloatError
 
     @property
     def fingerprint(self) -> str:
@@ -69,20 +75,22 @@ class Explanation:
         return {
             "strategy": self.strategy,
             "physical_batch_size": self.rows,
+            "float_error": dataclasses.asdict(self.float_error),
             "taps": [dataclasses.asdict(row) for row in self.taps],
         }
 
     def __str__(self) -> str:
         head = f"strategy {self.strategy}, physical batch of {self.rows}"
         if not self.taps:
-            return f"{head}: every gradient is formed whole, there are no taps"
-        titles = ["taps", "equation", "norm", "sum", "GFLOP", "MiB", "ms", "why"]
+            head += ": every gradient is formed whole, there are no taps"
+            return f"{head}\n{self.float_error}"
+        titles = ["taps", "equation", "norm", "η", "sum", "GFLOP", "MiB", "ms", "why"]
         alike: dict[tuple[str, ...], list[int]] = {}
         for row in self.taps:
             alike.setdefault(tuple(_line(row)), []).append(row.tap)
         lines = [titles, *([_numbers(taps), *line] for line, taps in alike.items())]
         widths = [max(len(line[n]) for line in lines) for n in range(len(titles))]
-        right = {4, 5, 6}
+        right = {3, 5, 6, 7}
         text = [
             head + ("" if len(lines) > len(self.taps) else "; figures are of one tap")
         ]
@@ -93,6 +101,7 @@ class Explanation:
                     for n, (cell, width) in enumerate(zip(line, widths, strict=True))
                 ).rstrip()
             )
+        text.append(str(self.float_error))
         return "\n".join(text)
 
 
@@ -105,6 +114,7 @@ def _line(row: TapRow) -> list[str]:
     return [
         row.equation,
         row.norm,
+        f"{row.excess:.0e}" if row.excess else "0",
         row.total,
         f"{row.flops / 1e9:.3f}",
         f"{row.bytes / 2**20:.2f}",
@@ -119,13 +129,13 @@ def _numbers(taps: Sequence[int]) -> str:
     return f"{taps[0]}, {taps[1]}, … {taps[-1]} ({len(taps)})"
 
 
-def explain(plan: "Plan") -> Explanation:
+def explain(plan: "Plan", error: FloatError) -> Explanation:
     """Return the table of a plan."""
     rows = [
         _row(plan, cell, method)
         for cell, method in zip(plan.cells, plan.methods, strict=True)
     ]
-    return Explanation(plan.strategy, plan.rows, tuple(rows))
+    return Explanation(plan.strategy, plan.rows, tuple(rows), error)
 
 
 def _row(plan: "Plan", cell: Cell, method: Method) -> TapRow:
@@ -136,17 +146,14 @@ def _row(plan: "Plan", cell: Cell, method: Method) -> TapRow:
         equation=cell.rule.describe(),
         leaves=cell.unit.leaves,
         norm=method.norm if method.norm in cell.grams() else f"{method.norm} gradients",
-        total=_total(plan, method),
+        total=method.total,
         why=_reason(plan, cell, method),
         flops=sum(rule.work(plan.rows).flops for rule in cell.rules),
         bytes=expected.bytes,
         seconds=known,
         expected_seconds=expected.seconds,
+        excess=cell.excess(method),
     )
-
-
-def _total(plan: "Plan", method: Method) -> str:
-    return "second pass" if plan.second_pass and method.total != KEPT else method.total
 
 
 def _reason(plan: "Plan", cell: Cell, method: Method) -> str:

@@ -6,12 +6,14 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from tanager.clipping.rounding import gamma
+
 
 class Weights(NamedTuple):
     """What each example counts for in the sum.
 
     Attributes:
-        factors: c_i = min(1, C/‖g_i‖).
+        factors: c_i = min(1, C/‖g_i‖), with ‖g_i‖ bounded from above.
         counted: examples that are no padding and have a finite norm.
         finite: whether the norms of all rows are finite, padding included.
     """
@@ -32,11 +34,15 @@ def weights_of(
 
 
 def norms_of(squares: Sequence[Float[Array, " b"]], rows: int) -> Float[Array, " b"]:
-    """Return the root of a sum of squared norms, as wide as the widest of them."""
+    """Return the root of a sum of squared norms, as wide as the widest of them.
+
+    Rounded up: of upper bounds it is one.
+    """
     dtypes = [square.dtype for square in squares] or [jnp.dtype(jnp.float32)]
     widest = max(dtypes, key=lambda dtype: dtype.itemsize)
     zero = jnp.zeros(rows, widest)
-    return jnp.sqrt(sum((square.astype(widest) for square in squares), zero))
+    norms = jnp.sqrt(sum((square.astype(widest) for square in squares), zero))
+    return norms * (1 + gamma(len(squares) / 2 + 2, widest))
 
 
 def by_row(values: Array, like: Array) -> Array:

@@ -5,13 +5,16 @@ from collections.abc import Callable
 
 import jax.extend.core as jex
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from tanager.clipping import links
+from tanager.clipping.grams import Gram, gram_excess, gram_of, terms_of
 from tanager.clipping.jaxprs import aval
-from tanager.clipping.precision import widen
-from tanager.clipping.rules import Bilinear, Seen, Work, gram_squares, product
+from tanager.clipping.precision import accumulation_dtype, widen
+from tanager.clipping.rounding import PRODUCT_ROWS, tree
+from tanager.clipping.rules import Bilinear, Seen, Work, product
 
 
 def takes_rows(equation: jex.JaxprEqn) -> bool:
@@ -39,6 +42,9 @@ class Gather(Bilinear):
         rank = len(aval(equation.outvars[0]).shape)
         where = tuple(axis for axis in range(rank) if axis not in offsets)
         self._order = (*where, *offsets)
+        width = math.prod(self._table[1:])
+        self.positions = aval(equation.outvars[0]).size // max(width, 1)
+        self._width = width
         self._clip = equation.params["mode"] == lax.GatherScatterMode.CLIP
 
     def operands(
@@ -58,39 +64,62 @@ class Gather(Bilinear):
         dy = widen(dy.reshape(rows, indices.shape[1], -1))
         return indices, inside, jnp.where(inside[..., None], dy, 0)
 
-    def grams(self) -> dict[str, Callable[[Seen], Float[Array, " b"]]]:
+    def grams(self) -> dict[str, Callable[[Seen], Gram]]:
         """See `Rule.grams`."""
         return {"gram": self.gram}
 
-    def gram(self, seen: Seen) -> Float[Array, " b"]:
+    def gram(self, seen: Seen) -> Gram:
         """Σ_{t,s} [i_t = i_s]·<dy_t, dy_s>."""
         indices, _, dy = self.operands(seen)
-        same = indices[:, None, :, None] == indices[:, None, None, :]
+        same = _equal(indices)[:, None].astype(dy.dtype)
         right = product("btd,bsd->bts", dy, dy)[:, None]
-        return gram_squares(same.astype(dy.dtype), right, (0, dy.shape[-1]))
+        return gram_of(same, right, (0, self._width), self.excess("gram"))
+
+    def excess(self, method: str) -> float:
+        """See `Bilinear.excess`."""
+        del method
+        wide = accumulation_dtype(aval(self.tap.equation.outvars[0]).dtype)
+        return gram_excess((1, self.positions), (0, self._width), wide)
 
     def terms(self, seen: Seen) -> Float[Array, " b"]:
         """See `Bilinear.terms`."""
         _, _, dy = self.operands(seen)
-        lengths = jnp.sqrt(jnp.sum(jnp.square(dy), axis=-1))
-        return jnp.square(jnp.sum(lengths, axis=-1))
+        right = jnp.sum(jnp.square(dy), axis=-1)[:, None]
+        return terms_of(jnp.ones_like(right), right, (0, self._width))
 
-    def totals(self) -> dict[str, Callable[[Seen], Array]]:
-        """See `Rule.totals`."""
-        return {"batched": self.total}
+    def direct(self) -> Callable[[Seen], Array] | None:
+        """See `Bilinear.direct`."""
+        return self.total
 
     def total(self, seen: Seen) -> Array:
-        """One scatter of all examples' rows."""
+        """Scatter some of the examples at a time.
+
+        Each first adds up what it has for one row of the table, or its own rounding
+        would grow with what others have there.
+        """
         indices, inside, dy = self.operands(seen)
+        same = _equal(indices)
+        earlier = np.tri(self.positions, k=-1, dtype=bool)[None]
+        first = ~jnp.any(same & earlier, axis=-1)
+        own = product("bts,bsd->btd", same.astype(dy.dtype), dy)
+        own = jnp.where(first[..., None], own, 0)
         # Outside the table dy is 0 already; row 0 takes it.
-        indices = jnp.where(inside, indices, 0).reshape(-1)
-        flat = jnp.zeros((self._table[0], dy.shape[-1]), dy.dtype)
-        flat = flat.at[indices].add(dy.reshape(-1, dy.shape[-1]))
-        return links.back(self.use.links, flat.reshape(self._table))
+        indices = jnp.where(inside, indices, 0)
+        empty = jnp.zeros((self._table[0], self._width), dy.dtype)
+        parts = []
+        for start in range(0, own.shape[0], PRODUCT_ROWS):
+            rows = slice(start, start + PRODUCT_ROWS)
+            where = indices[rows].reshape(-1)
+            parts.append(empty.at[where].add(own[rows].reshape(-1, self._width)))
+        return links.back(self.use.links, tree(parts).reshape(self._table))
 
     def work(self, rows: int) -> Work:
         """See `Rule.work`."""
-        width = math.prod(self._table[1:])
-        positions = aval(self.tap.equation.outvars[0]).size // max(width, 1)
-        results = positions * width
-        return Work(rows, 1, positions, self._table[0], width, positions, results)
+        positions, width = self.positions, self._width
+        return Work(
+            rows, 1, positions, self._table[0], width, positions, positions * width
+        )
+
+
+def _equal(indices: Int[Array, "b t"]) -> Bool[Array, "b t s"]:
+    return indices[:, :, None] == indices[:, None, :]

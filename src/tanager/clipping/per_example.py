@@ -10,8 +10,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
-from tanager.clipping.factors import by_row, norms_of, weights_of
+from tanager.clipping import links
+from tanager.clipping.factors import norms_of, weights_of
+from tanager.clipping.kept import Kept, weighted_sum
 from tanager.clipping.precision import widen
+from tanager.clipping.rounding import squares
 
 
 def per_example(
@@ -45,11 +48,10 @@ def per_example(
         lambda: found,
         apart,
     )
-    factors, counted, _ = weights_of(norms, mask, clip_norm)
+    weights = weights_of(norms, mask, clip_norm)
 
     def clipped_sum(leaf: Array) -> Array:
-        scaled = leaf * by_row(factors.astype(leaf.dtype), leaf)
-        return jnp.sum(jnp.where(by_row(counted, leaf), scaled, 0), axis=0)
+        return weighted_sum(Kept([leaf], links.same), weights)
 
     return jax.tree.map(clipped_sum, gradients), norms, losses
 
@@ -58,6 +60,5 @@ def _with_norms(
     losses: Array, gradients: PyTree, rows: int
 ) -> tuple[Array, PyTree, Float[Array, " b"]]:
     gradients = jax.tree.map(widen, gradients)
-    leaves = jax.tree.leaves(gradients)
-    squares = [jnp.sum(jnp.square(leaf.reshape(rows, -1)), axis=1) for leaf in leaves]
-    return losses, gradients, norms_of(squares, rows)
+    found = [squares(leaf) for leaf in jax.tree.leaves(gradients)]
+    return losses, gradients, norms_of(found, rows)

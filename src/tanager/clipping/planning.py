@@ -12,8 +12,7 @@ from tanager.clipping import choices
 from tanager.clipping.autotune import Timings
 from tanager.clipping.cells import Cell, Method, cells_of
 from tanager.clipping.jaxprs import aval
-from tanager.clipping.precision import accumulation_dtype, products_are_exact
-from tanager.clipping.taps import Program, float_results
+from tanager.clipping.taps import Program
 
 
 MEMORY = {"default": 1, "low": 2}
@@ -45,16 +44,10 @@ class Plan:
     timings: Timings
 
     @property
-    def second_pass(self) -> bool:
-        """Whether sums come from a second backward pass.
-
-        Not in bfloat16, nor on a device that rounds the operands of products: it would
-        round otherwise than the first pass, whose norms then would not bound it.
-        """
-        if self.strategy not in choices.SECOND_PASS or not products_are_exact():
-            return False
-        results = (aval(v) for tap in self.program.taps for v in float_results(tap))
-        return all(y.dtype == accumulation_dtype(y.dtype) for y in results)
+    def sum_steps(self) -> float:
+        """D of the parameter whose sum rounds most (`rounding.row_steps`)."""
+        pairs = zip(self.cells, self.methods, strict=True)
+        return max((cell.sum_steps(m, self.rows) for cell, m in pairs), default=0.0)
 
 
 def plan_clipping(program: Program, rows: int, strategy: str) -> Plan:

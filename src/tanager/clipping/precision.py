@@ -1,8 +1,5 @@
 """The precision of norms, sums and losses, whatever the precision of the model."""
 
-from typing import Any
-
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, DTypeLike
 
@@ -17,10 +14,3 @@ def accumulation_dtype(dtype: DTypeLike) -> jnp.dtype:
 def widen(leaf: Array) -> Array:
     """Return `leaf` in its accumulation dtype."""
     return leaf.astype(accumulation_dtype(leaf.dtype))
-
-
-def products_are_exact() -> bool:
-    """Whether float32 products are in float32: not by default on GPU and TPU."""
-    config: Any = jax.config
-    wanted = config.jax_default_matmul_precision
-    return jax.default_backend() == "cpu" or wanted in ("highest", "float32")

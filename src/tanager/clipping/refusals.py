@@ -19,6 +19,7 @@ _REFUSED = {
     "rng_uniform": "draws other numbers each time it is evaluated",
     "stochastic_convert_element_type": "rounds at random",
     "io_callback": "calls the host, once per evaluation and not once per example",
+    "pure_callback": "calls the host, which may remember earlier examples",
     "outside_call": "calls the host, once per evaluation and not once per example",
 }
 
@@ -43,13 +44,21 @@ _CHOOSING = ("and", "or", "not", "convert_element_type", "nonbatchable")
 """What may stand between such an answer and the choice of a branch."""
 
 
-def refuse_ill_defined(jaxpr: Any) -> None:
+_ERROR_IF = "branched_error_if_impl"
+"""The call in which Equinox raises an error, by a callback."""
+
+
+def refuse_ill_defined(jaxpr: Any, raises: bool = False) -> None:
     """Refuse by name what makes per-example gradients ill defined.
 
+    Args:
+        jaxpr: of the loss, or of its gradient.
+        raises: whether it is where Equinox raises an error.
+
     Raises:
-        ValueError: host callbacks with side effects or that see a whole batch,
-            operations whose result is another each time, collectives, keys of rbg, or
-            batching rules that may mix examples.
+        ValueError: calls of the host other than to raise an error, operations whose
+            result is another each time, collectives, keys of rbg, or batching rules
+            that may mix examples.
     """
     for equation in jaxpr.eqns:
         name = equation.primitive.name
@@ -72,13 +81,28 @@ def refuse_ill_defined(jaxpr: Any) -> None:
                 "all rows of a batch are given those of the first: use keys of "
                 'threefry, jax.random.key(seed, impl="threefry2x32")'
             )
-        if name in _REFUSED:
+        if name in _REFUSED and not (raises and name == "pure_callback"):
             raise ValueError(
                 f"loss uses {name}, which {_REFUSED[name]}, so that the gradient of "
                 "one example is not defined: take it out of the loss"
             )
+        inside = raises or equation.params.get("name") == _ERROR_IF
         for inner in jex.jaxprs_in_params(equation.params):
-            refuse_ill_defined(getattr(inner, "jaxpr", inner))
+            refuse_ill_defined(getattr(inner, "jaxpr", inner), inside)
+
+
+def _refuse_references(jaxpr: Any) -> None:
+    """Refuse mutable references that were made outside the loss.
+
+    What one example writes, the next one reads.
+    """
+    for variable in (*jaxpr.constvars, *jaxpr.invars):
+        if "Ref" in type(variable.aval).__name__:
+            raise ValueError(
+                f"loss uses a mutable reference ({variable.aval}) made outside it, "
+                "which carries values from one example to the next: pass the value as "
+                "a constant, or make the reference inside the loss"
+            )
 
 
 def _mesh_axes(params: dict[str, Any]) -> list[str]:
@@ -126,10 +150,12 @@ def check_loss(loss: Callable, trainable: PyTree, example: PyTree) -> None:
             f"loss (returning {value}) must return one floating-point scalar for one "
             "example: it is called without a batch axis; average views inside it"
         )
+    _refuse_references(closed.jaxpr)
     refuse_ill_defined(closed.jaxpr)
     _refuse_answers_of_the_batch(closed.jaxpr)
     if _holds(closed.jaxpr, (*_DERIVED, "while")):
         derived, _ = _traced(jax.grad(loss), trainable, example)
+        _refuse_references(derived.jaxpr)
         refuse_ill_defined(derived.jaxpr)
 
 
@@ -151,7 +177,7 @@ def _refuse_answers_of_the_batch(jaxpr: Any, allowed: bool = False) -> None:
         for key, value in equation.params.items():
             for inner in jex.jaxprs_in_params({key: value}):
                 inner = getattr(inner, "jaxpr", inner)
-                raises = equation.params.get("name") == "branched_error_if_impl"
+                raises = equation.params.get("name") == _ERROR_IF
                 raises = raises and _holds(inner, ("pure_callback",))
                 _refuse_answers_of_the_batch(
                     inner, allowed or raises or key == "cond_jaxpr"

@@ -5,7 +5,7 @@ A rule offers up to three kinds of method, each under one or more names:
 - gram: squared norms of per-example gradients without forming them;
 - gradient: the per-example gradients, for `group` examples at a time, with entries in
   an order of the method's own: their sum alone is brought to the anchor's;
-- total: Σ_i c_i·g_i without forming any g_i.
+- total: Σ_i c_i·g_i from (x, dy), for rules that know how its rounding is bounded.
 
 `Rule` is right for every equation, linear in the parameter or not: it offers gradients
 alone, by `vmap` of the equation's own `vjp`. The rules for products, convolutions and
@@ -27,9 +27,14 @@ from jaxtyping import Array, Bool, Float
 
 from tanager.clipping import jaxprs, links
 from tanager.clipping.factors import by_row
+from tanager.clipping.grams import Gram
 from tanager.clipping.jaxprs import aval
 from tanager.clipping.precision import accumulation_dtype, widen
 from tanager.clipping.taps import Tap, Use, float_results
+
+
+DIRECT = "batched"
+"""Name of the one way to make a sum without forming gradients (`Bilinear.direct`)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +85,10 @@ class Seen:
         """Return the same, for exact products."""
         return replace(self, exact=True)
 
+    def with_gradients(self, gradients: Sequence[Array]) -> "Seen":
+        """Return the same with another dy."""
+        return replace(self, gradients=gradients)
+
     def scaled(self, factors: Float[Array, " b"]) -> "Seen":
         """Return x and factor·dy.
 
@@ -121,7 +130,7 @@ def in_turn(
             gradients, previous = jax.lax.optimization_barrier(
                 (list(at.gradients), previous)
             )
-            at = replace(at, gradients=gradients)
+            at = at.with_gradients(gradients)
         previous = function(at)
         yield previous
 
@@ -207,7 +216,7 @@ class Rule:
         self.tap = tap
         self.use = use
 
-    def grams(self) -> dict[str, Callable[[Seen], Float[Array, " b"]]]:
+    def grams(self) -> dict[str, Callable[[Seen], Gram]]:
         """Return methods for squared norms at the operand; none in general."""
         return {}
 
@@ -221,9 +230,12 @@ class Rule:
         del method
         return rows
 
-    def totals(self) -> dict[str, Callable[[Seen], Array]]:
-        """Return methods for the sum over examples at the anchor, dy being scaled."""
-        return {}
+    def totals(self) -> tuple[str, ...]:
+        """Return the gradient methods by which a sum can be formed again.
+
+        Only where `Bilinear.terms` bounds what two formations differ by.
+        """
+        return ()
 
     def gradients_by_vmap(self, seen: Seen) -> Array:
         """By autodiff of the equation."""
@@ -302,78 +314,34 @@ def _short(shaped: Any) -> str:
 
 
 class Bilinear(Rule, abc.ABC):
-    """A tap linear in x and in the parameter: sums can be told from (x, dy) alone."""
+    """A tap linear in x and in the parameter: sums can be told from (x, dy) alone.
 
-    @abc.abstractmethod
-    def totals(self) -> dict[str, Callable[[Seen], Array]]:
-        """See `Rule.totals`."""
+    Attributes:
+        positions: T, over which an example's gradient is a sum.
+    """
+
+    positions: int
 
     @abc.abstractmethod
     def terms(self, seen: Seen) -> Float[Array, " b"]:
-        """Return (Σ_t ‖x_t‖·‖dy_t‖)²: no squared norm is larger."""
+        """Return `Gram.terms`."""
 
+    @abc.abstractmethod
+    def excess(self, method: str) -> float:
+        """Return η: a Gram method adds η·A² to a squared norm."""
 
-_FLOOR_BITS = 18
-_LARGEST = 2.0**66
+    def direct(self) -> Callable[[Seen], Array] | None:
+        """Return a way to Σ g_i at the anchor in one, dy being scaled and cleaned.
 
+        For rules whose rounding of an example's gradient is 2u of it. The steps are
+        `rounding.product_steps`.
+        """
+        return None
 
-def floor_of(dtype: Any) -> float:
-    """Return the part of its terms below which a sum of squares is taken for noise.
-
-    A squared norm found as a difference of large numbers is wrong by rounding of those
-    numbers. Below 2⁻¹⁸ of them (2⁻⁴⁷ in float64) it is replaced by that bound, so that
-    a norm is never underestimated by more than about 2 %, however the terms cancel.
-    """
-    return 2.0 ** -(_FLOOR_BITS if dtype == jnp.float32 else 47)
-
-
-def gram_squares(
-    left: Array, right: Array, summands: tuple[int, int]
-) -> Float[Array, " b"]:
-    """Return Σ_{g,t,s} left·right of Gram matrices `[B, G, T, T]`, as squared norms.
-
-    Guarded against cancellation (`floor_of`), underflow and overflow (`guarded`).
-
-    Args:
-        left: of x.
-        right: of dy.
-        summands: of an entry of `left`, and of `right`.
-    """
-    dtype = left.dtype
-    left_diagonal = jnp.diagonal(left, axis1=-2, axis2=-1)
-    right_diagonal = jnp.diagonal(right, axis1=-2, axis2=-1)
-    lengths = jnp.sqrt(left_diagonal) * jnp.sqrt(right_diagonal)
-    most = jnp.sum(jnp.square(jnp.sum(lengths, axis=-1)), axis=-1)
-    squares = jnp.sum(left * right, axis=(-3, -2, -1))
-    squares = jnp.maximum(squares, floor_of(dtype) * most)
-    return guarded(squares, left_diagonal, right_diagonal, summands)
-
-
-def guarded(
-    squares: Array, left: Array, right: Array, summands: tuple[int, int]
-) -> Float[Array, " b"]:
-    """Return squared norms, infinite where the terms they come from are too large.
-
-    What products of small numbers lost to underflow, and others are large enough to
-    make matter, is added: at most 2·tiny for each summand of an entry.
-
-    Args:
-        squares: Σ_{g,t,s} of products of Gram matrices.
-        left: their squared lengths `[B, G, T]`, of x.
-        right: of dy.
-        summands: of each squared length.
-    """
-    if squares.dtype != jnp.float32:
-        return squares
-    axes, positions = (1, 2), left.shape[-1]
-    largest = jnp.maximum(jnp.max(left, axis=axes), jnp.max(right, axis=axes))
-    sums = jnp.sum(right, axis=axes), jnp.sum(left, axis=axes)
-    tiny = 2 * positions * float(jnp.finfo(jnp.float32).tiny)
-    lost = sum(
-        tiny * count * total for count, total in zip(summands, sums, strict=True)
-    )
-    # `~(<)` and not `>=`, so that NaN is too large as well.
-    return jnp.where(~(largest < _LARGEST), jnp.inf, squares + lost)
+    @property
+    def forming(self) -> int:
+        """Roundings that a term of an example's gradient passes through."""
+        return self.positions + 2
 
 
 def product(text: str, *arrays: Array, exact: bool = True) -> Array:

@@ -24,6 +24,7 @@ from jaxtyping import Array, Float
 
 from tanager.clipping.jaxprs import aval
 from tanager.clipping.precision import accumulation_dtype, widen
+from tanager.clipping.rounding import CANCELLATION, sum_of_runs
 
 
 def standardise(
@@ -69,12 +70,6 @@ def _tanager_standardise(weight: Array, *rest: Array) -> Array:
 _standardise = jax.jit(_tanager_standardise)
 
 
-_GAIN_FLOOR = 2.0**-22
-"""The square of vᵀG below which, as a part of ‖v‖²‖G‖², it is taken for rounding: that
-of a sum over a few thousand inputs has a square of 2⁻³⁰ of it at most.
-"""
-
-
 class Statistics(NamedTuple):
     """What a weight's standardisation is made of; all but `centred` per output unit.
 
@@ -94,13 +89,18 @@ class Statistics(NamedTuple):
 def statistics(weight: Array, gain: Array | None = None, *, eps: Array) -> Statistics:
     """Return the parts of a standardisation, in float32 or wider."""
     axes = tuple(range(weight.ndim - 1))
-    fan_in = math.prod(weight.shape[:-1])
     wide = weight.astype(accumulation_dtype(weight.dtype))
     centred = wide - jnp.mean(wide, axis=axes, keepdims=True)
-    variance = jnp.mean(jnp.square(centred), axis=axes)
-    shifted = variance + eps.astype(wide.dtype)
+    return _from_centred(centred, jnp.mean(jnp.square(centred), axis=axes), gain, eps)
+
+
+def _from_centred(
+    centred: Array, variance: Array, gain: Array | None, eps: Array
+) -> Statistics:
+    fan_in = math.prod(centred.shape[:-1])
+    shifted = variance + eps.astype(centred.dtype)
     root = lax.rsqrt(fan_in * shifted)
-    factor = root if gain is None else root * gain.astype(wide.dtype)
+    factor = root if gain is None else root * gain.astype(centred.dtype)
     curb = (2 - variance / shifted) / (fan_in * shifted)
     return Statistics(centred, root, factor, curb)
 
@@ -149,11 +149,9 @@ def squared_norms(
     scaled_square: Float[Array, " b"],
     total: Float[Array, "b o"],
     projection: Float[Array, "b o"],
-    *,
-    whole: Float[Array, " b"] | None,
-    floor: float,
+    error: Float[Array, " b"],
 ) -> Float[Array, " b"]:
-    """Return ‖∂loss/∂W‖² (+ ‖∂loss/∂gain‖²) of each example, ∞ where it overflows.
+    """Return ‖∂loss/∂W‖² of each example, or more; ∞ where it overflows.
 
     Args:
         fan_in: n.
@@ -161,23 +159,51 @@ def squared_norms(
         scaled_square: Σ_o a²‖G‖².
         total: 1ᵀG.
         projection: vᵀG.
-        whole: ‖G‖² or more, where there is a gain: what rounding of vᵀG is part of.
-        floor: the result is at least this part of `scaled_square`: below it the
-            difference has cancelled to rounding noise.
+        error: what rounding may have taken from the result.
     """
     less = jnp.square(total) / fan_in + jnp.square(projection) * parts.curb[None]
     weight = scaled_square - jnp.sum(less * jnp.square(parts.factor)[None], axis=-1)
+    least = scaled_square / cancellation(weight.dtype) ** 2
     # What is taken away may overflow alone, and infinity less infinity is small.
-    weight = jnp.where(
-        jnp.isfinite(weight), jnp.maximum(weight, floor * scaled_square), jnp.inf
+    return jnp.where(
+        jnp.isfinite(weight),
+        jnp.maximum(jnp.maximum(weight, 0) + error, least),
+        jnp.inf,
     )
-    if whole is None:
-        return weight
-    gain = jnp.sum(jnp.square(projection * parts.root[None]), axis=-1)
-    return weight + jnp.maximum(gain, _GAIN_FLOOR * whole)
+
+
+def cancellation(dtype: Any) -> float:
+    """Return κ: a norm counts as ‖a∘G‖/κ at least (`rounding.CANCELLATION`)."""
+    return CANCELLATION if jnp.finfo(dtype).bits == 32 else 2.0**13
+
+
+def pull_back(
+    fan_in: int, parts: Statistics, gradient: Float[Array, "*fan_in o"]
+) -> Float[Array, "*fan_in o"]:
+    """Return ∂loss/∂W from G, wrong by 2·`run_steps` + 12 roundings of a∘G."""
+    flat = widen(gradient).reshape(fan_in, -1)
+    centred = parts.centred.reshape(fan_in, -1)
+    mean = sum_of_runs(flat)[None] / fan_in
+    projection = (sum_of_runs(flat * centred) * jnp.square(parts.root))[None]
+    back = parts.factor[None] * (flat - mean - centred * projection)
+    return back.reshape(gradient.shape)
 
 
 def parts_of(values: Sequence[Any]) -> Statistics:
-    """Return the statistics from the values of a recognised equation's operands."""
+    """Return the statistics from the values of a recognised equation's operands.
+
+    More precise than those of the model, whose mean may leave a little of itself in the
+    centred weights: a gradient that cancels in one of the two would not in the other.
+    """
     weight, *gain, eps = values
-    return statistics(weight, *gain, eps=jnp.asarray(eps))
+    weight = widen(weight)
+    axes = tuple(range(weight.ndim - 1))
+    fan_in = math.prod(weight.shape[:-1])
+    centred = weight
+    for _ in range(2):
+        centred -= jnp.mean(centred, axis=axes, keepdims=True)
+    centred = centred.reshape(fan_in, -1)
+    centred -= sum_of_runs(centred)[None] / fan_in
+    variance = sum_of_runs(jnp.square(centred)) / fan_in
+    own = gain[0] if gain else None
+    return _from_centred(centred.reshape(weight.shape), variance, own, jnp.asarray(eps))

@@ -368,6 +368,7 @@ def _kind(anchors: tuple[jex.Var, ...], leaves: set[jex.Var], live: dict) -> str
         return "leaf"
     given = [a for a in equation.invars if not isinstance(a, jex.Literal)]
     direct = set(given) == leaves and len(given) == len(equation.invars) - 1
+    direct = direct and len(given) == len(leaves)
     return "standardised" if standardise.recognised(equation) and direct else "general"
 
 

@@ -8,16 +8,19 @@ What the returned function promises, whatever the strategy:
 1. `out.sum` is Σᵢ maskᵢ · clip_C(gᵢ) with clip_C(g) = min(1, C/‖g‖₂)·g, a sum and
    never a mean, where gᵢ is the gradient of ``loss(params, example_i)`` over all
    trainable leaves together.
-2. Adding or removing one example moves the sum by at most C in the 2-norm, up to
-   float32 rounding; replacing one by at most 2C. Rounding is a relative 1e-6 per term
-   as a rule, and at most 3 % of C for an example made so that the terms of its gradient
-   cancel (`tanager.clipping.rules.floor_of`): such an example may also be clipped a
-   little more than its norm asks for.
+2. Masking one row of a physical batch, all others staying as and where they are, moves
+   `out.sum` by at most `sensitivity` = (1 + 2⁻¹¹)·C in the 2-norm. That is of the
+   numbers returned, rounding included, for any example and any other rows. Norms are
+   upper bounds for it (`tanager.clipping.rounding`), so that examples whose terms
+   cancel are clipped a little more than their gradient asks for.
 3. Rows with ``mask = False`` contribute exact zeros, even where they are NaN.
 4. An example whose gradient has a NaN, an infinity, or a norm that overflows
    float32 contributes exact zeros. Where norms come from Gram matrices, so does one
    whose activations or their gradients at a tap are beyond 2³³, whose products float32
-   could lose (`tanager.clipping.rules.guarded`).
+   could lose (`tanager.clipping.grams.guarded`).
+   Other rows keep their numbers, except that under ``per_example``, and at taps that
+   hold a call (`cond`, `scan`), all rows are then evaluated one by one, which may round
+   otherwise.
 5. Norms and sums are float32 or wider whatever the precision of the loss.
 
 | clip_norm | gradient norm | contribution |
@@ -46,9 +49,10 @@ from tanager.clipping.autotune import Timings
 from tanager.clipping.cells import cells_of
 from tanager.clipping.choices import STRATEGIES
 from tanager.clipping.explain import Explanation, explain
+from tanager.clipping.kept import kept_steps
 from tanager.clipping.per_example import per_example
-from tanager.clipping.planning import MEMORY, example_of, plan_clipping
-from tanager.clipping.precision import widen
+from tanager.clipping.planning import MEMORY, Plan, example_of, plan_clipping
+from tanager.clipping.precision import accumulation_dtype, widen
 from tanager.clipping.refusals import (
     check_leaves,
     check_loss,
@@ -56,6 +60,7 @@ from tanager.clipping.refusals import (
     refuse_shared_parameters,
     rows_of,
 )
+from tanager.clipping.rounding import ALLOWANCE, FloatError, float_error
 from tanager.clipping.taps import Program, read_loss
 from tanager.compiling import filter_jit
 
@@ -66,7 +71,8 @@ class ClippedGradient(NamedTuple):
     Attributes:
         sum: pytree like `params` (None where a leaf is not a float array): the sum of
             clipped gradients, float32 or wider. Private until noise is added.
-        norms: float32[B] (or wider), norms before clipping; 0 in masked rows. Private.
+        norms: float32[B] (or wider), norms before clipping, rounded up;
+            0 in masked rows. Private.
         losses: float32[B] (or wider); 0 in masked rows. Private.
     """
 
@@ -105,8 +111,8 @@ class ClippedGrad:
 
     @property
     def sensitivity(self) -> float:
-        """C: how far one example, added or removed, moves `sum` in the 2-norm."""
-        return self.clip_norm
+        """How far masking one row moves `sum` in the 2-norm, rounding included."""
+        return self.clip_norm * (1 + ALLOWANCE)
 
     def __call__(
         self, params: PyTree, batch: PyTree, mask: ArrayLike | None = None
@@ -196,11 +202,13 @@ class ClippedGrad:
         """
         self.tune(params, batch)
         trainable, fixed = self._split(params, batch)
-        _, rows = _pieces(rows_of(batch), self.memory)[0]
         program = self._program(trainable, fixed, batch)
-        if program is None:
-            return Explanation("per_example", rows, ())
-        return explain(plan_clipping(program, rows, self.strategy))
+        plans = self._plans(program, rows_of(batch))
+        error = self._float_error(plans, trainable, rows_of(batch))
+        rows, plan = next(iter(plans.items()))
+        if plan is None:
+            return Explanation("per_example", rows, (), error)
+        return explain(plan, error)
 
     def _split(self, params: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
         """Return what is trained and what is not, having checked both."""
@@ -227,6 +235,28 @@ class ClippedGrad:
         program = read_loss(self._loss_of(fixed), trainable, example_of(batch))
         return None if program.needs_definition else program
 
+    def _plans(self, program: Program | None, rows: int) -> dict[int, Plan | None]:
+        """Return a plan for each size of piece; None where there is no program."""
+        sizes = dict.fromkeys(size for _, size in _pieces(rows, self.memory))
+        return {
+            size: program and plan_clipping(program, size, self.strategy)
+            for size in sizes
+        }
+
+    def _float_error(
+        self, plans: dict[int, Plan | None], trainable: PyTree, rows: int
+    ) -> FloatError:
+        leaves = jax.tree.leaves(trainable)
+        dtypes = [accumulation_dtype(leaf.dtype) for leaf in leaves]
+        coarsest = max(dtypes, key=lambda dtype: float(jnp.finfo(dtype).eps))
+        steps = max(
+            kept_steps(size, size) if plan is None else plan.sum_steps
+            for size, plan in plans.items()
+        )
+        joined = len(_pieces(rows, self.memory)) - 1
+        numbers = sum(leaf.size for leaf in leaves)
+        return float_error(steps + joined, rows, self.clip_norm, numbers, coarsest)
+
     def _clip(
         self, trainable: PyTree, fixed: PyTree, batch: PyTree, mask: Bool[Array, " b"]
     ) -> ClippedGradient:
@@ -234,6 +264,9 @@ class ClippedGrad:
             zero = jax.tree.map(lambda leaf: widen(jnp.zeros_like(leaf)), trainable)
             return ClippedGradient(zero, jnp.zeros(0), jnp.zeros(0))
         program = self._program(trainable, fixed, batch)
+        plans = self._plans(program, mask.shape[0])
+        error = self._float_error(plans, trainable, mask.shape[0])
+        target = self.clip_norm * error.target
         out: ClippedGradient | None = None
         for start, rows in _pieces(mask.shape[0], self.memory):
             if out is None:
@@ -244,25 +277,25 @@ class ClippedGrad:
                 zero = jnp.minimum(jnp.sum(out.norms >= 0, dtype=jnp.int32), 0)
                 piece = _take((batch, mask), start + zero, rows)
                 out = out._replace(sum=_apart(zero, out.sum))
-            more = self._clip_piece(program, trainable, fixed, *piece)
+            more = self._clip_piece(plans[rows], trainable, fixed, target, *piece)
             out = more if out is None else _join(out, more)
         assert out is not None
         return out
 
     def _clip_piece(
         self,
-        program: Program | None,
+        plan: Plan | None,
         trainable: PyTree,
         fixed: PyTree,
+        target: float,
         batch: PyTree,
         mask: Bool[Array, " b"],
     ) -> ClippedGradient:
-        if program is None:
+        if plan is None:
             total, norms, losses = per_example(
-                self._loss_of(fixed), trainable, batch, mask, self.clip_norm
+                self._loss_of(fixed), trainable, batch, mask, target
             )
         else:
-            plan = plan_clipping(program, mask.shape[0], self.strategy)
             total, norms, losses = book_keeping.clip(
                 plan.program,
                 plan.cells,
@@ -270,8 +303,7 @@ class ClippedGrad:
                 trainable,
                 batch,
                 mask,
-                self.clip_norm,
-                second_pass=plan.second_pass,
+                target,
             )
         return ClippedGradient(
             total, jnp.where(mask, norms, 0), jnp.where(mask, widen(losses), 0)

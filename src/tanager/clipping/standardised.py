@@ -1,0 +1,246 @@
+"""One use of a standardised weight: norms by formula, the sum pulled back once.
+
+The sum is made of G_i = ∂loss_i/∂Ŵ and carried back to the weight at the end, by a
+linear map P that takes away G's mean and its projection on the weight. So rounding is
+relative to W = ‖a∘G_i‖ and not to ‖P(G_i)‖, and an example's norm counts as at least
+W/κ (`rounding.CANCELLATION`). Beside that the norm has the error of the formula, all of
+whose parts are at most W², added: η·W², or η·A² where sums come from the layer's own
+input and output.
+
+A gain's gradient vᵀG_i·root can be far smaller than G_i: its per-example values, one
+for each output unit, are kept from the norm and added up themselves.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from tanager.clipping import links, rounding, standardise
+from tanager.clipping.convolutions import Convolution
+from tanager.clipping.factors import Weights
+from tanager.clipping.grams import Gram
+from tanager.clipping.jaxprs import aval
+from tanager.clipping.kept import Kept, weighted_sum
+from tanager.clipping.precision import accumulation_dtype, widen
+from tanager.clipping.rounding import gamma, run_steps
+from tanager.clipping.rules import Formation, Seen, product
+from tanager.clipping.single import Method, Remembered, Single, form
+from tanager.clipping.taps import Program, Unit, Use
+
+
+_SMALLEST_GAIN = 2.0**-10
+"""Outputs are not divided by a gain that is smaller; it may be 0."""
+
+
+class Standardised(Single):
+    """One use of a standardised weight, with or without a gain."""
+
+    def __init__(self, program: Program, unit: Unit, use: Use):
+        super().__init__(program, unit, use)
+        self._equation = next(
+            equation
+            for equation in program.prologue
+            if unit.anchors[0] in equation.outvars
+        )
+        self._gained = len(unit.leaves) > 1
+        shape = aval(unit.anchors[0]).shape
+        self._fan_in = aval(unit.anchors[0]).size // shape[-1]
+
+    @property
+    def plain(self) -> bool:
+        """See `Single`."""
+        rule = self.rule
+        return (
+            super().plain
+            and isinstance(rule, Convolution)
+            and rule.outputs_last
+            and links.entrywise(rule.use.links)
+        )
+
+    def grams(self) -> tuple[str, ...]:
+        """See `Cell`.
+
+        None on an accelerator: they use results of convolutions, and it is not known
+        how those are computed.
+        """
+        return super().grams() if jax.default_backend() == "cpu" else ()
+
+    def sum_steps(self, method: Method, rows: int) -> float:
+        """See `Cell`."""
+        steps = super().sum_steps(method, rows)
+        wide = accumulation_dtype(aval(self.unit.anchors[0]).dtype)
+        back = 2 * run_steps(self._fan_in) + 12
+        return (steps + back + 2) * standardise.cancellation(wide)
+
+    def excess(self, method: Method) -> float:
+        """See `Cell`."""
+        rule = self.rule
+        if method.norm not in self.grams():
+            return 0.0
+        assert isinstance(rule, Convolution)
+        return rule.excess(method.norm) + self._gram_error(rule, jnp.float32)
+
+    def squares(
+        self, method: str, seen: Sequence[Seen], leaves: Sequence[Array], *, keep: bool
+    ) -> tuple[Float[Array, " b"], Remembered]:
+        """See `Cell`."""
+        gram, whole = self.rule.grams().get(method), seen[0]
+        parts = self._parts(whole.constants)
+        if gram is not None:
+            found, projection = self._from_outputs(gram, whole, parts)
+            squares = self.again(found, 1)
+            return self._with_gain(squares, projection, parts, None)
+        formation = self.formation(method)
+        norms = self._from_gradients(formation, parts)
+        each, kept = form(self.rule, method, formation, whole, norms, keep=keep)
+        squares, projection = (jnp.concatenate(own) for own in zip(*each, strict=True))
+        if kept is None:
+            squares = self.again(Gram(squares, self._terms(whole)), 2)
+        return self._with_gain(squares, projection, parts, kept)
+
+    def _with_gain(
+        self,
+        squares: Float[Array, " b"],
+        projection: Float[Array, "b o"],
+        parts: standardise.Statistics,
+        kept: Kept | None,
+    ) -> tuple[Float[Array, " b"], Remembered]:
+        gradients = None if kept is None else [kept]
+        if not self._gained:
+            return squares, Remembered(gradients)
+        own = projection * parts.root[None]
+        squares = squares + rounding.squares(own)
+        return squares, Remembered(gradients, Kept([own], links.same))
+
+    def _terms(self, seen: Seen) -> Float[Array, " b"]:
+        rule = self.rule
+        assert isinstance(rule, Convolution)
+        factor = self._parts(seen.constants).factor * self.scale
+        return rule.terms(rule.scaled_outputs(seen, factor))
+
+    def _from_gradients(
+        self, formation: Formation, parts: standardise.Statistics
+    ) -> Callable[[Array], tuple[Float[Array, " b"], Float[Array, "b o"]]]:
+        """Return the function from gradients to squared norms and projections."""
+        scale = formation.scale
+        own = jax.ShapeDtypeStruct(formation.own, parts.centred.dtype)
+        (centred,) = jax.linear_transpose(formation.home, own)(parts.centred)
+        # v in the order of the gradient: `home` scales by `scale`, up to its sign.
+        # Squares are of G times the largest factor, or those of small numbers vanish.
+        lift = jnp.maximum(jnp.max(jnp.abs(parts.factor * scale)), 1)
+        factor = parts.factor * scale / lift
+
+        def norms(chunk: Array) -> tuple[Array, Array]:
+            square, total, projection = standardise.from_gradient(
+                chunk, centred, formation.outputs, lift
+            )
+            scaled = jnp.sum(square * jnp.square(factor)[None], axis=-1)
+            error = gamma(5 * self._fan_in + self._statistics, self._dtype(scaled))
+            squares = standardise.squared_norms(
+                self._fan_in, parts, scaled, total * scale, projection, scaled * error
+            )
+            return squares, projection
+
+        return norms
+
+    @property
+    def _statistics(self) -> int:
+        """Roundings of the formula that do not come from sums over examples' data."""
+        outputs = aval(self.unit.anchors[0]).shape[-1]
+        fixed = 40 + 4 * len(self.uses[0].links)
+        return fixed + 3 * (run_steps(self._fan_in) + outputs)
+
+    def _dtype(self, value: Array) -> Any:
+        """Return the coarser of two: statistics are no more precise than the weight."""
+        weight = accumulation_dtype(aval(self._equation.invars[0]).dtype)
+        return max(weight, value.dtype, key=lambda dtype: float(jnp.finfo(dtype).eps))
+
+    def _parts(self, constants: dict) -> standardise.Statistics:
+        values = [
+            atom.val if isinstance(atom, jex.Literal) else constants[atom]
+            for atom in self._equation.invars
+        ]
+        parts = standardise.parts_of(values)
+        wide = accumulation_dtype(aval(self.rule.tap.equation.outvars[0]).dtype)
+        return standardise.Statistics(*(part.astype(wide) for part in parts))
+
+    def _gram_error(self, rule: Convolution, dtype: Any) -> float:
+        sums = rule.offsets + rule.inputs + rule.positions
+        projections = rule.offsets * rule.inputs + rule.positions
+        return gamma(2 * (sums + projections + 12) + self._statistics, dtype)
+
+    def _from_outputs(
+        self, gram: Callable, seen: Seen, parts: standardise.Statistics
+    ) -> tuple[Gram, Float[Array, "b o"]]:
+        """Return norms, and projections, from the convolution's own input and output.
+
+        The kernel is the standardised weight times the links' scale, up to its sign,
+        which the squares do not see.
+        """
+        rule = self.rule
+        assert isinstance(rule, Convolution)
+        dy = rule.by_position(widen(seen.gradients[0]))
+        scaled: Gram = gram(rule.scaled_outputs(seen, parts.factor * self.scale))
+        total = product("btg,btgf->bgf", *rule.patch_sums(seen)).reshape(
+            dy.shape[0], -1
+        )
+        total = total * self.scale
+        projection = self._projection(rule, seen, parts, dy)
+        error = self._gram_error(rule, self._dtype(scaled.squares)) * scaled.terms
+        squares = standardise.squared_norms(
+            self._fan_in, parts, scaled.squares, total, projection, error
+        )
+        squares = jnp.where(jnp.isfinite(scaled.squares), squares, jnp.inf)
+        return Gram(squares, scaled.terms), projection
+
+    def _projection(
+        self,
+        rule: Convolution,
+        seen: Seen,
+        parts: standardise.Statistics,
+        dy: Float[Array, "b t o"],
+    ) -> Float[Array, "b o"]:
+        """Return vᵀG = Σ_t <p_t, v>·dy_t times the links' scale, with its sign.
+
+        <p_t, v> is the output itself, over a and the scale of the kernel.
+        But not where the model rounds its outputs, as in bfloat16: a gradient along v
+        is what standardisation takes away, and the rounding would pass for the rest.
+        """
+
+        def anew() -> Array:
+            outputs = rule.by_position(rule.apply(seen.exactly(), parts.centred))
+            # Links of numbers and negations: they scale whatever they are given.
+            return links.back(self.uses[0].links, jnp.sum(outputs * dy, axis=1))
+
+        def known() -> Array:
+            outputs = rule.by_position(seen.results[0])
+            return jnp.sum(outputs * dy, axis=1) / parts.factor[None]
+
+        if not rule.exact:
+            return anew()
+        if not self._gained:
+            return known()
+        return jax.lax.cond(self._large_gains(parts), known, anew)
+
+    def _large_gains(self, parts: standardise.Statistics) -> Bool[Array, ""]:
+        return jnp.all(jnp.abs(parts.factor / parts.root) > _SMALLEST_GAIN)
+
+    def total(
+        self, method: str, seen: Sequence[Seen], held: Remembered, weights: Weights
+    ) -> dict[int, Array]:
+        """See `Cell`."""
+        total = self.total_at_anchor(method, seen[0], held, weights)
+        parts = self._parts(seen[0].constants)
+        back = standardise.pull_back(self._fan_in, parts, total)
+        numbers = [self.program.parameters.index(v) for v in self._leaves()]
+        sums = {numbers[0]: back}
+        if held.gain is not None:
+            sums[numbers[1]] = weighted_sum(held.gain, weights)
+        return sums
+
+    def _leaves(self) -> list[jex.Var]:
+        return [v for v in self._equation.invars if not isinstance(v, jex.Literal)]

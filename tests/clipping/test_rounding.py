@@ -1,0 +1,276 @@
+"""Float arithmetic attacked: searches for rounding that goes one way.
+
+Random numbers round both ways and hide what a bound must hold for. Here all entries are
+equal, so that every addition rounds alike, positions cancel, and a hill climb looks for
+the sizes where what is left is largest against the norm.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from oracle import ALL, read
+
+from tanager.clipping import clipped_grad, rounding
+from tanager.clipping.cells import Method
+from tanager.clipping.rules import Seen
+from tanager.clipping.standardise import standardise
+
+
+C = 1e-3
+LIMIT = 1.001 * C
+CANDIDATES, ROUNDS = 12, 3
+strategies = pytest.mark.parametrize("strategy", ALL)
+
+
+@pytest.mark.parametrize(
+    "shape", [(2**22,), (2**22 + 1,), (3, 1000, 700), (1, 9, 64, 128), (5,), (1, 1)]
+)
+@pytest.mark.parametrize("value", [1.1, 0.7, 1.9999999])
+def test_squares_of_equal_numbers(shape, value):
+    found = jax.jit(rounding.squares)(jnp.full((2, *shape), value, jnp.float32))
+    exact = np.float64(np.float32(value)) ** 2 * np.prod(shape, dtype=np.float64)
+    found = np.asarray(found, np.float64)
+    assert np.all(found >= exact)
+    assert np.all(found <= exact * (1 + 1e-3))
+
+
+def test_reductions_that_follow_each_other_stay_apart():
+    compiled = jax.jit(rounding.squares).lower(jnp.ones((2, 64, 64, 64))).compile()
+    assert compiled.as_text().count(" reduce(") >= 2
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 13, 100])
+def test_sums_by_halves_and_by_a_tree(count):
+    values = jnp.arange(3.0 * count).reshape(count, 3)
+    expected = np.sum(values, axis=0)
+    np.testing.assert_array_equal(rounding.pairwise(values, 0), expected)
+    np.testing.assert_array_equal(rounding.tree(list(values)), expected)
+    assert 2 ** rounding.levels(count) >= count > 2 ** (rounding.levels(count) - 1)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 16, 17, 33, 64, 128, 200])
+def test_steps_bound_the_partial_sums(rows):
+    """Against the sizes that partial sums of unit vectors have, counted one by one."""
+
+    def in_order(sizes):
+        return sum(np.cumsum(sizes)[1:])
+
+    blocks = [min(16, rows - start) for start in range(0, rows, 16)]
+    total = sum(in_order([1] * size) for size in blocks)
+    while len(blocks) > 1:
+        merged = [sum(blocks[n : n + 2]) for n in range(0, len(blocks), 2)]
+        total += sum(m for n, m in enumerate(merged) if 2 * n + 1 < len(blocks))
+        blocks = merged
+    assert rows + total <= rounding.row_steps(rows) * rows
+
+
+def product(w, e):
+    return jnp.vdot(e["x"] @ w, e["dy"])
+
+
+def narrow(w, e):
+    y = e["x"].astype(jnp.bfloat16) @ w.astype(jnp.bfloat16)
+    return jnp.vdot(y.astype(jnp.float32), e["dy"])
+
+
+def convolution(w, e):
+    y = lax.conv_general_dilated(
+        e["x"][None],
+        w,
+        (1,),
+        "VALID",
+        dimension_numbers=("NWC", "WIO", "NWC"),
+    )[0]
+    return jnp.vdot(y, e["dy"])
+
+
+def standardised(params, e):
+    return convolution(standardise(params["w"], params.get("gain")), e)
+
+
+def table(w, e):
+    return jnp.vdot(w[e["rows"]], e["dy"])
+
+
+def scaled(w, e):
+    return jnp.vdot(e["x"] * w[None], e["dy"])
+
+
+T = 8
+SLOPE = 1 + 0.1 * np.arange(3 * 256).reshape(3, 256, 1) % 1.7
+LOSSES = {
+    "product of 768": (product, np.zeros((768, 8)), (T, 768)),
+    "product of 4096": (product, np.zeros((4096, 8)), (T, 4096)),
+    "many positions": (product, np.zeros((64, 8)), (256, 64)),
+    "bfloat16": (narrow, np.zeros((2048, 8)), (T, 2048)),
+    "convolution": (convolution, np.zeros((3, 512, 8)), (T + 2, 512)),
+    "standardised": (
+        standardised,
+        {"w": np.repeat(SLOPE, 4, 2)},
+        (T + 2, 256),
+    ),
+    "standardised with a gain": (
+        standardised,
+        {"w": np.repeat(SLOPE, 4, 2), "gain": np.full(4, 1e-3)},
+        (T + 2, 256),
+    ),
+    "table": (table, np.zeros((3, 2048)), (T, 1)),
+    "scale": (scaled, np.zeros((4096,)), (T, 4096)),
+}
+
+
+def draw_examples(name, sizes, ratios):
+    """Examples whose first positions hold c and the others -c·(1 + ratio)."""
+    loss, _, shape = LOSSES[name]
+    positions = shape[0]
+    half = positions // 2
+    other = -(sizes * (1 + ratios))
+    first = np.arange(positions) < half
+    line = np.where(first[None], sizes[:, None], other[:, None]).astype(np.float32)
+    if name == "bfloat16":
+        line = np.asarray(jnp.asarray(line, jnp.bfloat16), np.float32)
+    x = np.broadcast_to(line[..., None], (len(sizes), *shape))
+    outputs = {"table": (positions, 2048), "scale": shape}.get(
+        name, (positions - 2 if loss in (convolution, standardised) else positions, 8)
+    )
+    if loss is standardised:
+        outputs = (positions - 2, 4)
+    dy = np.ones((len(sizes), *outputs), np.float32)
+    if name in ("table", "scale"):
+        dy, x = dy * line[..., None], np.ones_like(x)
+    rows = np.ones((len(sizes), positions), np.int32)
+    return {"x": jnp.asarray(x), "dy": jnp.asarray(dy), "rows": jnp.asarray(rows)}
+
+
+@functools.cache
+def every_strategy(name):
+    loss, params, _ = LOSSES[name]
+    params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), params)
+
+    def alone(example):
+        row = jax.tree.map(lambda leaf: leaf[None], example)
+        return {
+            strategy: clipped_grad(loss, clip_norm=C, strategy=strategy)(params, row)
+            for strategy in ALL
+        }
+
+    return jax.jit(lambda batch: lax.map(alone, batch))
+
+
+def lengths(tree, rows):
+    leaves = [
+        np.asarray(x, np.float64).reshape(rows, -1) for x in jax.tree.leaves(tree)
+    ]
+    return np.sqrt(sum(np.sum(leaf**2, axis=1) for leaf in leaves))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_no_bias_lets_an_example_contribute_more(name):
+    generator = np.random.default_rng(1)
+    found = every_strategy(name)
+    sizes = generator.uniform(1, 2, CANDIDATES)
+    ratios = 10 ** generator.uniform(-3.5, -1.0, CANDIDATES)
+    best = {}
+    for _ in range(ROUNDS):
+        out = found(draw_examples(name, sizes, ratios))
+        worst = np.zeros(CANDIDATES)
+        for strategy, got in out.items():
+            own = lengths(got.sum, CANDIDATES)
+            best[strategy] = max(best.get(strategy, 0), own.max() / C)
+            # The climb is on how much the norm is too small.
+            norms = np.asarray(got.norms, np.float64).reshape(-1)
+            own = own / np.minimum(C, np.where(norms > 0, norms, C))
+            worst = np.maximum(worst, own)
+        kept = np.argsort(worst)[-4:]
+        pick = generator.choice(kept, CANDIDATES)
+        sizes = sizes[pick] * (1 + 1e-4 * generator.standard_normal(CANDIDATES))
+        ratios = ratios[pick] * (1 + 1e-2 * generator.standard_normal(CANDIDATES))
+    print(name, best)
+    assert max(best.values()) <= LIMIT / C, best
+    assert min(best.values()) > 0.01, best
+
+
+ADDED = {
+    "kept": (lambda w, e: jnp.sum(w * e), "bk"),
+    "products": (lambda w, e: jnp.sum(e @ w), "bk"),
+    "per_example": (lambda w, e: jnp.sum(w * e), "per_example"),
+    "halves": (lambda w, e: jnp.sum(w * e), "bk"),
+}
+
+
+@pytest.mark.parametrize("rows", [16, 96])
+@pytest.mark.parametrize("name", ADDED)
+def test_masking_a_row_moves_the_sum_within_the_sensitivity(name, rows):
+    """The others are alike, so that every addition to the sum rounds the same way."""
+    loss, strategy = ADDED[name]
+    memory = "low" if name == "halves" else "default"
+    w = jnp.zeros((64, 1) if name == "products" else 64)
+    grad_fn = clipped_grad(loss, clip_norm=1.0, strategy=strategy, memory=memory)
+    clip = jax.jit(lambda batch, mask: grad_fn(w, batch, mask).sum)
+    generator = np.random.default_rng(2)
+    full = jnp.ones(rows, bool)
+    place, most, step = 0.1, 0.0, 0.5
+    for _ in range(60):
+        trial = np.float32(place * (1 + step * generator.standard_normal()))
+        row = int(generator.integers(rows))
+        batch = jnp.full((rows, 64), trial).at[row].set(1.0)  # clipped
+        one, other = clip(batch, full), clip(batch, full.at[row].set(False))
+        moved = np.linalg.norm(np.float64(one) - np.float64(other))
+        if moved > most:
+            most, place, step = moved, float(trial), 0.8 * step
+    print(name, rows, most)
+    assert 0.9 <= most <= grad_fn.sensitivity
+    error = grad_fn.explain(w, jnp.ones((rows, 64))).float_error
+    assert most <= error.target * (1 + error.sum)
+
+
+@pytest.mark.parametrize("rows", [2, 64, 128, 1024])
+@strategies
+def test_what_is_stated_keeps_within_the_sensitivity(strategy, rows):
+    def loss(w, e):
+        return jnp.sum(jnp.tanh(e @ w["a"] + w["b"][None]))
+
+    w = {"a": jnp.ones((4, 3)), "b": jnp.ones(3)}
+    grad_fn = clipped_grad(loss, clip_norm=0.5, strategy=strategy)
+    error = grad_fn.explain(w, jnp.ones((rows, 5, 4))).float_error
+    assert error.rows == rows
+    assert error.target <= 1
+    assert error.target * (1 + error.sum) <= 1 + rounding.ALLOWANCE + 1e-12
+    assert error.allowance == grad_fn.sensitivity / 0.5 - 1
+    assert (error.target < 1) == (error.sum > error.allowance)
+
+
+SHAPES = {
+    "product": (lambda w, x: x @ w, (64, 5), (7, 64)),
+    "one position": (lambda w, x: x @ w, (64, 5), (64,)),
+    "batched": (lambda w, x: jnp.einsum("gti,gio->gto", x, w), (3, 64, 5), (3, 7, 64)),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_norms_are_between_the_exact_one_and_what_is_stated(name):
+    apply, weight, data = SHAPES[name]
+    generator = np.random.default_rng(3)
+    w = jnp.zeros(weight)
+    x = np.float32(generator.standard_normal((6, *data)))
+    x[3:] += 100  # and with a mean, so that terms add up instead of cancelling
+    dy = np.float32(generator.standard_normal(jax.vmap(apply, (None, 0))(w, x).shape))
+    _, (cell,) = read(lambda w, x: jnp.sum(apply(w, x)), w, x)
+    with jax.enable_x64(True):
+        one = jax.grad(lambda w, x, dy: jnp.sum(apply(w, x) * dy))
+        wide = (jnp.float64(side) for side in (x, dy))
+        exact = jax.vmap(one, (None, 0, 0))(jnp.zeros(weight, jnp.float64), *wide)
+        exact = lengths(exact, 6) ** 2
+    seen = [Seen([jnp.asarray(x)], [jnp.asarray(dy)], [jnp.asarray(dy)], {})]
+    for method in (*cell.grams(), *cell.gradients()):
+        squares, _ = cell.squares(method, seen, [w], keep=False)
+        terms = np.float64(cell.rule.terms(seen[0]))
+        squares = np.float64(squares)
+        assert np.all(squares >= exact), method
+        assert np.all(terms >= exact), method
+        excess = cell.excess(Method(method, cell.totals()[0])) + 2e-5
+        assert np.all(squares <= exact * (1 + 2e-5) + excess * terms), method
