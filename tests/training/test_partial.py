@@ -93,6 +93,7 @@ def test_frozen_arrays_are_arguments_and_not_constants():
     trained, fixed = eqx.partition(params(), HEAD)
     step = Step(
         loss,
+        trained,
         fixed,
         optax.sgd(1.0),
         MECHANISM,

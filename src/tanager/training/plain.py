@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, PyTree
 
 from tanager.clipping import ClippedGradient, Explanation
 from tanager.clipping.precision import accumulation_dtype, widen
+from tanager.clipping.rounding import FloatError
 from tanager.clipping.transform import split
 
 
@@ -89,4 +90,4 @@ class PlainGrad:
     def explain(self, params: PyTree, batch: PyTree) -> Explanation:
         """Return a table without taps."""
         rows = jax.tree.leaves(batch)[0].shape[0]
-        return Explanation("none", rows, ())
+        return Explanation("none", rows, (), FloatError(rows, 0.0, 0.0, 0.0, 1.0))
