@@ -114,6 +114,7 @@ def trace(recipe, folder):
     trained, fixed = eqx.partition(task.model, lambda leaf: hasattr(leaf, "dtype"))
     step = Step(
         task.loss,
+        trained,
         fixed,
         runner.optimizer(recipe, 1000),
         Mechanism(0.5, 0.0 if recipe.non_private else 1.0, 1),

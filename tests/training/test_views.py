@@ -18,6 +18,7 @@ def seen(seed, number, indices, views=4, images=IMAGES):
     crop = CropFlip(crop_padding=3)
     step = Step(
         lambda params, example: jnp.sum(params),
+        jnp.zeros(1),
         None,
         optax.sgd(0.1),
         Mechanism(sample_rate=0.3, noise_multiplier=0.8, steps=30),
