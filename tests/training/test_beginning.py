@@ -28,7 +28,7 @@ class HasTx:
     tx = optax.sgd(0.1)
 
 
-needs_value = "needs 'value' besides the gradient, which the private examples give"
+needs_value = "needs 'value' besides the gradient, which would reveal private examples"
 
 REFUSED = {
     "not called": (optax.sgd, "optimizer (='sgd') must be an optax transformation: ca"),

@@ -197,8 +197,8 @@ def _shapes_of(name: str, function: Callable, *arguments: PyTree) -> Any:
         if isinstance(error, TypeError) and needed:
             _refuse(
                 name,
-                f"needs {needed} besides the gradient, which the private examples "
-                "give: it would have no guarantee",
+                f"needs {needed} besides the gradient, which would reveal private "
+                "examples",
             )
         first = (str(error) or "no message").splitlines()[0]
         _refuse(name, f"fails on these parameters ({type(error).__name__}: {first})")
