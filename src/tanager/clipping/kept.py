@@ -141,10 +141,5 @@ def _after(before: Array, dy: Array, start: int, rows: int) -> Array:
     return jax.lax.dynamic_slice_in_dim(dy, start + zero, rows)
 
 
-def formed_steps(rows: int) -> float:
-    """Return the steps of `formed_sum`."""
-    return row_steps(rows)
-
-
 def _power_of_two(most: int) -> int:
     return 1 << (max(most, 1).bit_length() - 1)
