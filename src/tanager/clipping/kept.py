@@ -13,7 +13,7 @@ from jaxtyping import Array
 
 from tanager.clipping.factors import Weights, by_row
 from tanager.clipping.rounding import BLOCK, levels, pairwise, row_steps, tree
-from tanager.clipping.rules import Formation, Seen, in_turn
+from tanager.clipping.rules import Formation, Seen
 
 
 class Kept(NamedTuple):
@@ -109,10 +109,15 @@ def formed_sum(formation: Formation, seen: Seen, weights: Weights, group: int) -
     group = _power_of_two(min(group, BLOCK))
     blocks: list[tuple[int, Array]] = []  # how many blocks each is the sum of
     block: Array | None = None
-    for start, formed in zip(
-        range(0, seen.rows, group), in_turn(seen, group, formation.form), strict=True
-    ):
-        part = _in_order(list(formed), weights._replace(factors=factors), start)
+    for start in range(0, seen.rows, group):
+        at = seen.part(start, group)
+        if block is not None or blocks:
+            before = blocks[-1][1] if block is None else block
+            at = at.with_gradients(
+                [_after(before, dy, start, at.rows) for dy in gradients]
+            )
+        formed = list(formation.form(at))
+        part = _in_order(formed, weights._replace(factors=factors), start)
         block = part if block is None else block + part
         if (start + group) % BLOCK == 0 or start + group >= seen.rows:
             blocks.append((1, block))
@@ -126,9 +131,14 @@ def formed_sum(formation: Formation, seen: Seen, weights: Weights, group: int) -
     return formation.home(total)
 
 
-def formed_steps(rows: int) -> float:
-    """Return the steps of `formed_sum`."""
-    return row_steps(rows)
+def _after(before: Array, dy: Array, start: int, rows: int) -> Array:
+    """Return some rows of dy, which are not to be had before another value is.
+
+    Where they start depends on it: XLA on CPU drops barriers before it orders
+    operations, and would hold all gradients until it adds them up in one loop.
+    """
+    zero = jnp.minimum(jnp.sum(before.reshape(-1)[:2] >= 0, dtype=jnp.int32), 0)
+    return jax.lax.dynamic_slice_in_dim(dy, start + zero, rows)
 
 
 def _power_of_two(most: int) -> int:
