@@ -4,8 +4,8 @@ Inside `jax.shard_map` each device computes on its own rows, and nothing here ap
 Elsewhere (an outer `jax.jit`, arrays placed with `jax.device_put`) XLA's partitioner
 splits the program. It computes wrong values for a convolution whose groups are the
 examples of a split batch: the kernel gradients of `jax.vmap(jax.grad(loss))`
-(jax-ml/jax issue 32157). So every grouped convolution is computed there by a batched
-product of patches, which XLA splits correctly.
+(jax-ml/jax issue 32157). So such convolutions are computed there by a batched product
+of patches, which XLA splits correctly. Where no split is possible they stay.
 """
 
 from collections.abc import Callable, Iterable
@@ -74,37 +74,44 @@ def safe_to_split(function: Callable) -> Callable:
             return function(*eqx.combine(jax.tree.unflatten(structure, leaves), others))
 
         closed, shapes = jax.make_jaxpr(flat, return_shape=True)(*leaves)
-        jaxpr = _without_groups(closed.jaxpr)
+        jaxpr = _safe(closed.jaxpr)
         results = jax.core.eval_jaxpr(jaxpr, closed.consts, *leaves)
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
     return safe
 
 
-def _without_groups(jaxpr: jex.Jaxpr) -> jex.Jaxpr:
-    """Return a jaxpr with no grouped convolution, at any depth."""
+def _safe(jaxpr: jex.Jaxpr) -> jex.Jaxpr:
+    """Return a jaxpr without convolutions that XLA splits wrongly, at any depth."""
     return jaxpr.replace(eqns=[_equation(equation) for equation in jaxpr.eqns])
 
 
 def _equation(equation: jex.JaxprEqn) -> jex.JaxprEqn:
-    if _grouped(equation):
+    if _unsafe(equation):
         return _by_products(equation)
-    if not any(map(_grouped, every_equation([equation]))):
+    if not any(map(_unsafe, every_equation([equation]))):
         return equation
     params = {key: _param(value) for key, value in equation.params.items()}
     return equation.replace(params=params)
 
 
-def _grouped(equation: jex.JaxprEqn) -> bool:
-    counts = ("feature_group_count", "batch_group_count")
-    return any(equation.params.get(name, 1) > 1 for name in counts)
+def _unsafe(equation: jex.JaxprEqn) -> bool:
+    """Whether a convolution has groups, or those of an outer `vmap` would harm it.
+
+    XLA is wrong where a kernel has one input feature: one image, in a kernel gradient.
+    """
+    if equation.primitive.name != "conv_general_dilated":
+        return False
+    params, kernel = equation.params, equation.invars[1].aval
+    groups = params["feature_group_count"] * params["batch_group_count"]
+    return groups > 1 or kernel.shape[params["dimension_numbers"].rhs_spec[1]] == 1
 
 
 def _param(value: Any) -> Any:
     if isinstance(value, jex.Jaxpr):
-        return _without_groups(value)
+        return _safe(value)
     if isinstance(value, jex.ClosedJaxpr):
-        return value.replace(jaxpr=_without_groups(value.jaxpr))
+        return value.replace(jaxpr=_safe(value.jaxpr))
     if any(jex.jaxprs_in_params({"": value})):
         parts = [_param(part) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
@@ -112,7 +119,7 @@ def _param(value: Any) -> Any:
 
 
 def _by_products(equation: jex.JaxprEqn) -> jex.JaxprEqn:
-    """Return one call in place of a grouped convolution."""
+    """Return one call in place of a convolution."""
     operands = [
         jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)
         for atom in equation.invars
