@@ -50,6 +50,7 @@ from tanager.clipping.cells import cells_of
 from tanager.clipping.choices import STRATEGIES
 from tanager.clipping.explain import Explanation, explain
 from tanager.clipping.kept import kept_steps
+from tanager.clipping.layouts import may_be_split, refuse_explicit, safe_to_split
 from tanager.clipping.per_example import per_example
 from tanager.clipping.planning import MEMORY, Plan, example_of, plan_clipping
 from tanager.clipping.precision import accumulation_dtype, widen
@@ -105,7 +106,7 @@ class ClippedGrad:
         self.clip_norm = clip_norm
         self.strategy = strategy
         self.memory = memory
-        self._compiled: Callable | None = None
+        self._compiled: dict[bool, Callable] = {}
         self._checked: set[Any] = set()
         self._tuned: set[Any] = set()
 
@@ -127,10 +128,12 @@ class ClippedGrad:
 
         Raises:
             ValueError: the loss is not a scalar float function of one example, mixes
-                examples, or the shapes of batch and mask disagree.
+                examples, the shapes of batch and mask disagree, or arrays are split
+                over a mesh with axes of type Explicit.
         """
         rows = rows_of(batch)
         refuse_shared_parameters(params, batch)
+        refuse_explicit(params, batch)
         if mask is None:
             mask = jnp.ones(rows, bool)
         mask = jnp.asarray(mask)
@@ -141,12 +144,13 @@ class ClippedGrad:
             )
         trainable, fixed = self._split(params, batch)
         leaves = jax.tree.leaves((params, batch, mask))
+        split = may_be_split(leaves)
+        clip = safe_to_split(self._clip) if split else self._clip
         if any(isinstance(leaf, Tracer) for leaf in leaves):
-            return self._clip(trainable, fixed, batch, mask)
+            return clip(trainable, fixed, batch, mask)
         self.tune(params, batch)
-        if self._compiled is None:
-            self._compiled = filter_jit(self._clip)
-        return self._compiled(trainable, fixed, batch, mask)
+        compiled = self._compiled.setdefault(split, filter_jit(clip))
+        return compiled(trainable, fixed, batch, mask)
 
     def tune(
         self,

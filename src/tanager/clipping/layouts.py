@@ -1,0 +1,209 @@
+"""Clipping of arrays that XLA splits over several devices by itself.
+
+Inside `jax.shard_map` each device computes on its own rows, and nothing here applies.
+Elsewhere (an outer `jax.jit`, arrays placed with `jax.device_put`) XLA's partitioner
+splits the program. It computes wrong values for a convolution whose groups are the
+examples of a split batch: the kernel gradients of `jax.vmap(jax.grad(loss))`
+(jax-ml/jax issue 32157). So such convolutions are computed there by a batched product
+of patches, which XLA splits correctly. Where no split is possible they stay.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.core
+import jax.extend.backend
+import jax.extend.core as jex
+import jax.numpy as jnp
+from jax import lax
+from jax.core import Tracer
+from jax.sharding import AxisType
+from jaxtyping import Array, PyTree
+
+from tanager.clipping.jaxprs import every_equation
+
+
+def may_be_split(leaves: Iterable[Any]) -> bool:
+    """Whether XLA may split a computation with these arrays over several devices.
+
+    An outer `jax.jit` does not show where its arrays are: then it may, if the process
+    has several devices.
+    """
+    held = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
+    if not any(isinstance(leaf, Tracer) for leaf in held):
+        return any(len(leaf.sharding.device_set) > 1 for leaf in held)
+    types = jax.sharding.get_abstract_mesh().axis_types
+    if types and all(kind == AxisType.Manual for kind in types):
+        return False
+    clients = jax.extend.backend.backends().values()
+    return any(client.device_count() > 1 for client in clients)
+
+
+def refuse_explicit(params: PyTree, batch: PyTree) -> None:
+    """Refuse arrays whose type names a mesh axis.
+
+    Raises:
+        ValueError: an array is split over an axis of type `AxisType.Explicit`.
+    """
+    for leaf in jax.tree.leaves(eqx.filter((params, batch), eqx.is_array)):
+        spec = jax.typeof(leaf).sharding.spec
+        if any(part is not None for part in spec):
+            raise ValueError(
+                f"batch or params hold an array split as {spec} over a mesh with axes "
+                "of type Explicit, which clipped_grad does not support: make the mesh "
+                "with axis_types=(jax.sharding.AxisType.Auto,), or call clipped_grad "
+                "inside jax.shard_map(..., check_vma=False) and add up the clipped "
+                "sums with jax.lax.psum"
+            )
+
+
+def safe_to_split(function: Callable) -> Callable:
+    """Return a function that XLA splits correctly over devices.
+
+    Args:
+        function: of pytrees; not to be differentiated afterwards.
+    """
+
+    def safe(*arguments: PyTree) -> PyTree:
+        arrays, others = eqx.partition(arguments, eqx.is_array)
+        leaves, structure = jax.tree.flatten(arrays)
+
+        def flat(*leaves: Array) -> PyTree:
+            return function(*eqx.combine(jax.tree.unflatten(structure, leaves), others))
+
+        closed, shapes = jax.make_jaxpr(flat, return_shape=True)(*leaves)
+        jaxpr = _safe(closed.jaxpr)
+        results = jax.core.eval_jaxpr(jaxpr, closed.consts, *leaves)
+        return jax.tree.unflatten(jax.tree.structure(shapes), results)
+
+    return safe
+
+
+def _safe(jaxpr: jex.Jaxpr) -> jex.Jaxpr:
+    """Return a jaxpr without convolutions that XLA splits wrongly, at any depth."""
+    return jaxpr.replace(eqns=[_equation(equation) for equation in jaxpr.eqns])
+
+
+def _equation(equation: jex.JaxprEqn) -> jex.JaxprEqn:
+    if _unsafe(equation):
+        return _by_products(equation)
+    if not any(map(_unsafe, every_equation([equation]))):
+        return equation
+    params = {key: _param(value) for key, value in equation.params.items()}
+    return equation.replace(params=params)
+
+
+def _unsafe(equation: jex.JaxprEqn) -> bool:
+    """Whether a convolution has groups, or those of an outer `vmap` would harm it.
+
+    XLA is wrong where a kernel has one input feature: one image, in a kernel gradient.
+    """
+    if equation.primitive.name != "conv_general_dilated":
+        return False
+    params, kernel = equation.params, equation.invars[1].aval
+    groups = params["feature_group_count"] * params["batch_group_count"]
+    return groups > 1 or kernel.shape[params["dimension_numbers"].rhs_spec[1]] == 1
+
+
+def _param(value: Any) -> Any:
+    if isinstance(value, jex.Jaxpr):
+        return _safe(value)
+    if isinstance(value, jex.ClosedJaxpr):
+        return value.replace(jaxpr=_safe(value.jaxpr))
+    if any(jex.jaxprs_in_params({"": value})):
+        parts = [_param(part) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value
+
+
+def _by_products(equation: jex.JaxprEqn) -> jex.JaxprEqn:
+    """Return one call in place of a convolution."""
+    operands = [
+        jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)
+        for atom in equation.invars
+    ]
+
+    def convolve(x: Array, kernel: Array) -> Array:
+        return convolution_by_products(x, kernel, **equation.params)
+
+    (call,) = jax.make_jaxpr(jax.jit(convolve))(*operands).eqns
+    return call.replace(invars=equation.invars, outvars=equation.outvars)
+
+
+def convolution_by_products(
+    x: Array,
+    kernel: Array,
+    *,
+    window_strides: tuple[int, ...],
+    padding: tuple[tuple[int, int], ...],
+    lhs_dilation: tuple[int, ...],
+    rhs_dilation: tuple[int, ...],
+    dimension_numbers: lax.ConvDimensionNumbers,
+    feature_group_count: int,
+    batch_group_count: int,
+    precision: Any,
+    preferred_element_type: Any,
+    out_sharding: Any = None,
+) -> Array:
+    """Compute `lax.conv_general_dilated` with one gather per axis and one product.
+
+    Args:
+        x: of any layout.
+        kernel: of any layout.
+        window_strides: this and the others as of `lax.conv_general_dilated`.
+        padding: zeros before and after each spatial axis.
+        lhs_dilation: spacing of the pixels.
+        rhs_dilation: spacing of the kernel.
+        dimension_numbers: the layouts of x, kernel and result.
+        feature_group_count: groups of features.
+        batch_group_count: groups of images.
+        precision: of the product.
+        preferred_element_type: of the result.
+        out_sharding: ignored.
+    """
+    del out_sharding
+    numbers = dimension_numbers
+    x, kernel = (
+        jnp.transpose(x, numbers.lhs_spec),
+        jnp.transpose(kernel, numbers.rhs_spec),
+    )
+    zero = jnp.zeros((), x.dtype)
+    spatial = [(*ends, n - 1) for ends, n in zip(padding, lhs_dilation, strict=True)]
+    x = lax.pad(x, zero, [(0, 0, 0), (0, 0, 0), *spatial])
+    # Axes of x become (images, features, *(position, offset) of each spatial axis).
+    count = len(window_strides)
+    extents = []
+    for axis in reversed(range(count)):
+        size, width = x.shape[2 + axis], kernel.shape[2 + axis]
+        stride, spread = window_strides[axis], rhs_dilation[axis]
+        extent = (size - (width - 1) * spread - 1) // stride + 1
+        extents.insert(0, extent)
+        starts, offsets = jnp.arange(extent) * stride, jnp.arange(width) * spread
+        places = starts[:, None] + offsets[None, :]
+        x = jnp.take(x, places, axis=2 + axis, mode="clip")
+    groups = max(feature_group_count, batch_group_count)
+    images, features = x.shape[:2]
+    if batch_group_count > 1:
+        images //= groups
+        x = x.reshape(groups, images, features, *x.shape[2:])
+    else:
+        x = x.reshape(images, groups, features // groups, *x.shape[2:])
+        x = jnp.moveaxis(x, 1, 0)
+    kernel = kernel.reshape(groups, -1, *kernel.shape[1:])
+    found = lax.dot_general(
+        x,
+        kernel,
+        (
+            ((2, *range(4, 4 + 2 * count, 2)), (2, *range(3, 3 + count))),
+            ((0,), (0,)),
+        ),
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+    )
+    # [groups, images, *positions, outputs of a group]
+    found = jnp.moveaxis(found, (0, -1), (1, 2))
+    found = found.reshape(images, -1, *extents)
+    inverse = sorted(range(2 + count), key=numbers.out_spec.__getitem__)
+    return jnp.transpose(found, inverse)

@@ -1,0 +1,243 @@
+"""Clips arrays that XLA splits over N devices, and prints errors as JSON.
+
+Run by `test_split_arrays`, as the number of virtual devices is fixed when JAX starts:
+`python on_split_arrays.py N`. With the word `unguarded`, as if `clipped_grad` did not
+know of several devices.
+"""
+
+import json
+import os
+import sys
+
+
+os.environ["XLA_FLAGS"] = (
+    f"{os.environ.get('XLA_FLAGS', '')} "
+    f"--xla_force_host_platform_device_count={sys.argv[1]}"
+)
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from tanager import clipped_grad
+from tanager.clipping import transform
+from tanager.clipping.autotune import Timings
+from tanager.clipping.choices import STRATEGIES
+from tanager.clipping.standardise import standardise
+
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+Timings.measure = lambda *arguments, **options: False
+DEVICES = int(sys.argv[1])
+GUARDED = "unguarded" not in sys.argv
+if not GUARDED:
+    transform.may_be_split = lambda leaves: False
+
+ROWS, WIDTH, CLASSES, C = 2 * DEVICES, 2 * DEVICES, 5, 0.4
+MESH = Mesh(np.array(jax.devices()), ("d",))
+ORDER = ("NHWC", "HWIO", "NHWC")
+
+
+def convolve(image, kernel, stride=1, groups=1):
+    return lax.conv_general_dilated(
+        image[None],
+        kernel,
+        (stride, stride),
+        "SAME",
+        dimension_numbers=ORDER,
+        feature_group_count=groups,
+    )[0]
+
+
+def normalised(h, scale):
+    """Group normalisation with two groups."""
+    parts = h.reshape(*h.shape[:2], 2, -1)
+    mean = jnp.mean(parts, (0, 1, 3), keepdims=True)
+    spread = jnp.mean(jnp.square(parts - mean), (0, 1, 3), keepdims=True)
+    parts = (parts - mean) * lax.rsqrt(spread + 1e-3)
+    return parts.reshape(h.shape) * scale[None, None]
+
+
+@jax.custom_vjp
+def opaque(image, kernel):
+    """A convolution that tanager cannot look into."""
+    return jnp.tanh(convolve(image, kernel))
+
+
+def _forward(image, kernel):
+    value, pull = jax.vjp(lambda x, w: jnp.tanh(convolve(x, w)), image, kernel)
+    return value, pull
+
+
+opaque.defvjp(_forward, lambda pull, gradient: pull(gradient))
+
+
+def loss(params, example):
+    """Convolutions of all kinds, normalisations, a product, an embedding."""
+    h = jnp.tanh(convolve(example["image"], params["stem"]))
+    h = normalised(h, params["scale"])
+    h = jnp.tanh(convolve(h, params["groups"], groups=2))
+    h = convolve(h, standardise(params["kernel"], params["gain"]), 2)
+    h = jnp.mean(h + opaque(h, params["opaque"]), (0, 1))
+    h = h + jnp.mean(params["table"][example["words"]], 0)
+    return -jax.nn.log_softmax(h @ params["head"])[example["label"]]
+
+
+def drawn():
+    draw = np.random.default_rng(DEVICES)
+
+    def normal(*shape, scale=1.0):
+        return (scale * draw.normal(size=shape)).astype(np.float32)
+
+    params = {
+        "stem": normal(3, 3, 1, WIDTH),
+        "scale": normal(WIDTH),
+        "groups": normal(3, 3, WIDTH // 2, WIDTH),
+        "kernel": normal(3, 3, WIDTH, WIDTH),
+        "gain": normal(WIDTH),
+        "opaque": normal(3, 3, WIDTH, WIDTH, scale=0.3),
+        "table": normal(4 * DEVICES, WIDTH),
+        "head": normal(WIDTH, CLASSES),
+    }
+    # Gradients from far below C to far above it.
+    size = np.geomspace(0.01, 30, ROWS).astype(np.float32)[:, None, None, None]
+    batch = {
+        "image": size * normal(ROWS, 6, 6, 1),
+        "words": draw.integers(0, 4 * DEVICES, (ROWS, 3)),
+        "label": draw.integers(0, CLASSES, ROWS),
+    }
+    return jax.tree.map(jnp.asarray, (params, batch))
+
+
+PARAMS, BATCH = drawn()
+
+
+def expected():
+    """Return gradients `[rows, ...]` and losses in float64, on one device."""
+    with jax.enable_x64(True):
+
+        def wide(leaf):
+            leaf = np.asarray(leaf)
+            return leaf.astype(np.float64) if leaf.dtype.kind == "f" else leaf
+
+        params, batch = jax.tree.map(wide, (PARAMS, BATCH))
+        every = jax.jit(jax.vmap(jax.value_and_grad(loss), (None, 0)))
+        losses, found = jax.tree.map(np.asarray, every(params, batch))
+    return jax.tree.leaves(found), losses
+
+
+FOUND, LOSSES = expected()
+NORMS = np.sqrt(sum(np.sum(g.reshape(ROWS, -1) ** 2, 1) for g in FOUND))
+
+
+def errors(got, mask):
+    """Return how far sums (in C), norms and losses are from what they must be."""
+    total, norms, losses = got
+    factors = np.minimum(1, C / NORMS) * mask
+    right = [np.tensordot(factors, g, axes=1) for g in FOUND]
+    return {
+        "sum": distance(total, right) / C,
+        "norms": float(np.max(np.abs(norms - NORMS * mask) / NORMS)),
+        "losses": float(np.max(np.abs(losses - LOSSES * mask) / (1 + LOSSES))),
+    }
+
+
+def distance(one, other):
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return float(np.sqrt(sum(np.sum((np.asarray(a) - b) ** 2) for a, b in pairs)))
+
+
+def spec(leaf):
+    """How a parameter is split, as FSDP does: along its longest axis that divides."""
+    fits = [axis for axis, size in enumerate(leaf.shape) if size % DEVICES == 0]
+    axis = max(fits, key=lambda axis: leaf.shape[axis], default=None)
+    return P() if axis is None else P(*[None] * axis, "d")
+
+
+SHARES = jax.tree.map(lambda leaf: NamedSharding(MESH, spec(leaf)), PARAMS)
+BY_ROWS = NamedSharding(MESH, P("d"))
+WHOLE = NamedSharding(MESH, P())
+
+
+def every_strategy(*arguments):
+    return {
+        name: tuple(clipped_grad(loss, clip_norm=C, strategy=name)(*arguments))
+        for name in STRATEGIES
+    }
+
+
+def placed(params, batch, mask):
+    """Arrays that lie in shares already, given to `clipped_grad` itself."""
+    rows = jax.device_put((batch, mask), BY_ROWS)
+    return every_strategy(jax.device_put(params, SHARES), *rows)
+
+
+@jax.jit
+def rows_constrained(params, batch, mask):
+    """The layout is asked for within an outer jit, which does not show it."""
+    batch, mask = lax.with_sharding_constraint((batch, mask), BY_ROWS)
+    return every_strategy(params, batch, mask)
+
+
+@jax.jit
+def shares_constrained(params, batch, mask):
+    params = lax.with_sharding_constraint(params, SHARES)
+    within = {"image": NamedSharding(MESH, P(None, "d")), "words": BY_ROWS}
+    batch = lax.with_sharding_constraint(batch, within | {"label": WHOLE})
+    return every_strategy(params, batch, mask)
+
+
+def by_pmap(params, batch, mask):
+    """Each device its own rows; their sums are added on the host."""
+    parts = jax.tree.map(lambda x: x.reshape(DEVICES, 2, *x.shape[1:]), (batch, mask))
+    found = jax.pmap(every_strategy, in_axes=(None, 0, 0))(params, *parts)
+    return {
+        name: (jax.tree.map(lambda x: x.sum(0), total), norms.ravel(), losses.ravel())
+        for name, (total, norms, losses) in found.items()
+    }
+
+
+def refused():
+    """What is said of axes that are part of an array's type."""
+    mesh = jax.make_mesh(
+        (DEVICES,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,)
+    )
+    with jax.set_mesh(mesh):
+        rows = jax.device_put(BATCH, NamedSharding(mesh, P("d")))
+        try:
+            clipped_grad(loss, clip_norm=C)(PARAMS, rows)
+        except ValueError as error:
+            return str(error)
+    return "nothing"
+
+
+PATHS = {
+    2: [placed, by_pmap],
+    3: [rows_constrained],
+    4: [shares_constrained],
+}
+
+
+def main():
+    everyone, one_less = np.ones(ROWS, bool), np.ones(ROWS, bool)
+    one_less[ROWS // 2] = False
+    found = {"refused": refused() if GUARDED else ""}
+    for path in PATHS[DEVICES]:
+        whole = path(PARAMS, BATCH, jnp.asarray(everyone))
+        less = path(PARAMS, BATCH, jnp.asarray(one_less))
+        found[path.__name__] = {
+            name: errors(whole[name], everyone)
+            | {"masked": errors(less[name], one_less)["sum"]}
+            | {"moved": distance(whole[name][0], jax.tree.leaves(less[name][0])) / C}
+            for name in STRATEGIES
+        }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Arrays that XLA splits over devices by itself: right, or refused by name."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tanager.clipping.choices import STRATEGIES
+
+
+def found(tmp_path, devices, *words):
+    script = Path(__file__).parent / "on_split_arrays.py"
+    done = subprocess.run(
+        [sys.executable, script, str(devices), *words],
+        env={**os.environ, "TANAGER_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [2, 3, 4])
+def test_no_strategy_is_wrong_on_split_arrays(tmp_path, devices):
+    """Sums, norms and losses against float64 on one device, in units of C."""
+    paths = found(tmp_path, devices)
+    assert "axes of type Explicit" in paths.pop("refused")
+    assert len(paths) == (2 if devices == 2 else 1)
+    for path, strategies in paths.items():
+        assert strategies.keys() == STRATEGIES.keys()
+        for strategy, error in strategies.items():
+            where = path, strategy, error
+            assert error["sum"] < 1e-3 and error["masked"] < 1e-3, where
+            assert error["norms"] < 1e-3 and error["losses"] < 1e-5, where
+            assert 0 < error["moved"] <= 1.001, where
+
+
+@pytest.mark.slow
+def test_planted_xla_splits_convolutions_of_examples_wrongly(tmp_path):
+    """Without the guard, as XLA's partitioner has it (jax-ml/jax issue 32157)."""
+    strategies = found(tmp_path, 3, "unguarded")["rows_constrained"]
+    assert max(error["sum"] for error in strategies.values()) > 1
