@@ -117,7 +117,8 @@ class Step:
                 trainable=trainable,
             )
         # Without clipping there is no sensitivity, and no noise to fit to it.
-        self._unit = 1.0 if clip_norm is None else self.grad_fn.sensitivity
+        self._sensitivity = 1.0 if clip_norm is None else self.grad_fn.sensitivity
+        self._unit = 1.0 if clip_norm is None else clip_norm
         self.optimizer = optimizer
         self.augment = augment
         self.multiplicity = multiplicity
@@ -131,7 +132,7 @@ class Step:
         self._seed = seed
         self.sampler = PoissonSampler(mechanism, examples, seed)
         shares = self.layout.shard_parameters
-        self.noise = GaussianNoise(mechanism, self._unit, seed, apart=shares)
+        self.noise = GaussianNoise(mechanism, self._sensitivity, seed, apart=shares)
 
     def with_seed(self, seed: Seed) -> Self:
         """Return this step with another secret; what was traced is not traced again.
