@@ -174,7 +174,14 @@ def every_strategy(*arguments):
 def placed(params, batch, mask):
     """Arrays that lie in shares already, given to `clipped_grad` itself."""
     rows = jax.device_put((batch, mask), BY_ROWS)
-    return every_strategy(jax.device_put(params, SHARES), *rows)
+    shares = jax.device_put(params, SHARES)
+    # One program after the other: those of virtual devices wait for each other.
+    return {
+        name: jax.block_until_ready(
+            tuple(clipped_grad(loss, clip_norm=C, strategy=name)(shares, *rows))
+        )
+        for name in STRATEGIES
+    }
 
 
 @jax.jit

@@ -15,7 +15,8 @@ def found(tmp_path, devices, *words):
     script = Path(__file__).parent / "on_split_arrays.py"
     done = subprocess.run(
         [sys.executable, script, str(devices), *words],
-        env={**os.environ, "TANAGER_CACHE_DIR": str(tmp_path)},
+        # Threads for all virtual devices: one that waits for another holds its own.
+        env={**os.environ, "TANAGER_CACHE_DIR": str(tmp_path), "NPROC": "16"},
         capture_output=True,
         text=True,
     )
