@@ -1,6 +1,7 @@
 """Exact Gaussian noise: the law on whole numbers, to the last bit."""
 
 import math
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -23,6 +24,11 @@ def refuse(place, taken):
     raise AssertionError(f"{taken} words decide every draw here")
 
 
+def whole_of(number) -> int:
+    floor: Any = mpmath.floor(number)
+    return int(floor)
+
+
 def exact_tail(bound):
     with mpmath.workprec(400):
         return mpmath.erfc(mpmath.mpf(bound) / mpmath.sqrt(2)) / 2
@@ -36,7 +42,9 @@ def of_definition(word, scale):
             lambda x: mpmath.erfc(x / mpmath.sqrt(2)) / 2 - tail,
             -special.ndtri(float(tail)),
         )
-        return (1 - 2 * (int(word) & 1)) * int(mpmath.nint(size * mpmath.mpf(scale)))
+        return (1 - 2 * (int(word) & 1)) * whole_of(
+            size * mpmath.mpf(scale) + mpmath.mpf("0.5")
+        )
 
 
 @pytest.mark.parametrize("scale", [0.3, 7.0, 2.0**20, 2.0**33])
@@ -130,7 +138,7 @@ def test_bits_that_are_not_drawn_yet_decide_at_a_boundary(scale, whole):
             )
             - tail
         )
-        next_bits = int(mpmath.floor(mpmath.ldexp(place, 64)))
+        next_bits = whole_of(mpmath.ldexp(place, 64))
     for offset, expected in ((-1, whole + 1), (1, whole)):
         asked = []
 
@@ -149,7 +157,7 @@ def test_bits_are_asked_for_until_they_decide():
         place = mpmath.ldexp(
             exact_tail((whole + mpmath.mpf("0.5")) / mpmath.mpf(scale)), 192
         ) - (tail << 128)
-        bits = int(mpmath.floor(place))
+        bits = whole_of(place)
     given = [bits >> 64, (bits & (2**64 - 1)) + 1]
     word = np.array([tail << 1], np.uint64)
     found = rounded_normals(word, scale, lambda place, taken: given[taken - 1])

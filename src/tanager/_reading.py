@@ -175,8 +175,9 @@ def parse_json(text: bytes) -> Any:
 
 def is_count(value: object) -> bool:
     """Return whether a value of a file is a whole number that can count something."""
-    is_whole = isinstance(value, int) and not isinstance(value, bool)
-    return is_whole and 0 <= value < 1 << 53
+    if isinstance(value, bool) or not isinstance(value, int):
+        return False
+    return 0 <= value < 1 << 53
 
 
 def _bounded(file: str | os.PathLike[str], remedy: str, argument: str) -> bytes:

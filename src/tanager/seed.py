@@ -85,10 +85,8 @@ class Seed:
         key = self.derive(purpose, *position)
         counter = (start // 2).to_bytes(16, "big")
         cipher = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
-        words = np.empty(count + 2, "<u8")  # with room for a block, as it wants
-        zeros = bytes(8 * count)
-        cipher.update_into(zeros, memoryview(words).cast("B"))
-        return words[:count].astype(np.uint64, copy=False)
+        stream = cipher.update(bytes(8 * count))
+        return np.frombuffer(stream, "<u8").astype(np.uint64, copy=False)
 
     def generator(self, purpose: str, *position: int) -> np.random.Generator:
         """Return a generator of random numbers for this purpose and position.

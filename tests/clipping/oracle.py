@@ -92,7 +92,7 @@ def raised(loss: Callable, params: Any, batch: Any) -> dict[str, float]:
     """Return by how much each way of clipping may raise a norm on purpose."""
     own = read(loss, params, batch)[1]
     grams = max([0.0, *(c.excess(Method(n, "")) for c in own for n in c.grams())])
-    ways = dict.fromkeys(ALL, SPREAD * grams / 2)
+    ways: dict[str, float] = dict.fromkeys(ALL, SPREAD * grams / 2)
     for choice in each_method(own):
         excess = max(c.excess(m) for c, m in zip(own, choice, strict=True))
         ways[str([str(method) for method in choice])] = SPREAD * excess / 2

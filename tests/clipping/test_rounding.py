@@ -16,7 +16,7 @@ from oracle import ALL, read
 
 from tanager.clipping import clipped_grad, rounding
 from tanager.clipping.cells import Method
-from tanager.clipping.rules import Seen
+from tanager.clipping.rules import Bilinear, Seen
 from tanager.clipping.standardise import standardise
 
 
@@ -40,7 +40,7 @@ def test_squares_of_equal_numbers(shape, value):
 
 def test_reductions_that_follow_each_other_stay_apart():
     compiled = jax.jit(rounding.squares).lower(jnp.ones((2, 64, 64, 64))).compile()
-    assert compiled.as_text().count(" reduce(") >= 2
+    assert (compiled.as_text() or "").count(" reduce(") >= 2
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 13, 100])
@@ -256,7 +256,7 @@ def test_norms_are_between_the_exact_one_and_what_is_stated(name):
     apply, weight, data = SHAPES[name]
     generator = np.random.default_rng(3)
     w = jnp.zeros(weight)
-    x = np.float32(generator.standard_normal((6, *data)))
+    x = generator.standard_normal((6, *data), np.float32)
     x[3:] += 100  # and with a mean, so that terms add up instead of cancelling
     dy = np.float32(generator.standard_normal(jax.vmap(apply, (None, 0))(w, x).shape))
     _, (cell,) = read(lambda w, x: jnp.sum(apply(w, x)), w, x)
@@ -268,6 +268,7 @@ def test_norms_are_between_the_exact_one_and_what_is_stated(name):
     seen = [Seen([jnp.asarray(x)], [jnp.asarray(dy)], [jnp.asarray(dy)], {})]
     for method in (*cell.grams(), *cell.gradients()):
         squares, _ = cell.squares(method, seen, [w], keep=False)
+        assert isinstance(cell.rule, Bilinear)
         terms = np.float64(cell.rule.terms(seen[0]))
         squares = np.float64(squares)
         assert np.all(squares >= exact), method

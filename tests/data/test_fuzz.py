@@ -2,6 +2,7 @@
 
 import gzip
 import struct
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -74,7 +75,8 @@ def test_idx(tmp_path, which, ending):
         file.write_bytes(gzip.compress(content) if ending else content)
 
     def read():
-        return read_idx(*files, (8, 8, 1), 3)
+        images, labels = files
+        return read_idx(images, labels, (8, 8, 1), 3)
 
     # What is wrong between the two is said of the labels.
     name = files[which].name
@@ -137,12 +139,18 @@ def test_images_that_claim_many_pixels(size):
     fuzzed.end()
 
 
+def mapped_of(folder):
+    found = find_mapped(folder, ("test",))
+    assert found is not None
+    return found[0]
+
+
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_npz(tmp_path, save):
     small.make_npz(tmp_path, save=save)
     fuzz(
         tmp_path / "train.npz",
-        lambda: examples_of(find_mapped(tmp_path, ("test",))[0]),
+        lambda: examples_of(mapped_of(tmp_path)),
     )
 
 
@@ -154,7 +162,7 @@ def test_npy(tmp_path, which):
     fuzzed, of_labels = mutations.Fuzz(file.name), mutations.Fuzz(other.name)
 
     def read():
-        return examples_of(find_mapped(tmp_path, ("test",))[0])
+        return examples_of(mapped_of(tmp_path))
 
     for content in mutations.of_bytes(good, CASES):
         file.write_bytes(content)
@@ -244,7 +252,7 @@ def test_names_of_classes_in_a_schema(tmp_path):
     for text in mutations.of_json(NAMES, CASES):
         rows = small.table(ENCODED, LABELS, {b"huggingface": text})
         small.write_arrow(file, rows)
-        source = fuzzed(ArrowSource, [file], SHAPE)
+        source: Any = fuzzed(ArrowSource, [file], SHAPE)
         for name in (source and source.class_names) or ():
             assert name == name.replace("\x1b", "").encode().decode()
 

@@ -3,6 +3,7 @@
 import pickle
 import re
 import struct
+from typing import Any
 
 import numpy as np
 import pytest
@@ -131,7 +132,7 @@ RECONSTRUCT = np.empty(0).__reduce__()[0]
 OF_OBJECTS = Calls(np.dtype, ("O", False, True), (3, "|", None, None, None, -1, -1, 63))
 
 
-def pointing(address, dtype=OF_OBJECTS):
+def pointing(address, dtype: Any = OF_OBJECTS):
     """An array of pointers, which NumPy would follow: /work's pickle_min.py."""
     state = (1, (1,), dtype, False, struct.pack("<Q", address))
     return Calls(RECONSTRUCT, (np.ndarray, (0,), b"b"), state)

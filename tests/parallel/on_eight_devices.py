@@ -213,7 +213,9 @@ def lemma(layout):
             one = {**one, "x": one["x"].astype(np.float64)}
             gradient = flat(jax.grad(loss)(wide, one))
             total += gradient * min(1, C / np.linalg.norm(gradient)) / C
-    noise = flat(step.noise(step.noise.grid.zeros(params()), 0)) / C
+    hide = step.noise
+    assert hide is not None
+    noise = flat(hide(hide.grid.zeros(params()), 0)) / C
     expected = flat(params()) - RATE * (total + noise) / (MECHANISM.sample_rate * N)
     state, counts = one_update(layout)
     assert int(counts.examples) == len(indices)
@@ -289,7 +291,8 @@ def bits(layout, each=4, backwards=False):
     parts = list(step.sampler.batches(0, each * layout.count))
     for indices, mask in reversed(parts) if backwards else parts:
         rows = gather(source, indices), mask, indices.astype(np.int32)
-        total = step.accumulate(state.params, total, *layout.rows(rows), key)
+        batch, mask, indices = layout.rows(rows)
+        total = step.accumulate(state.params, total, batch, mask, indices, key)
     state, counts, checksum = step.apply(state, total, step.draw(0), np.int32(0))
     del counts
     return flat(state.params).tobytes().hex(), np.asarray(checksum).tolist()

@@ -8,6 +8,7 @@ know of several devices.
 import json
 import os
 import sys
+from typing import Any
 
 
 os.environ["XLA_FLAGS"] = (
@@ -233,7 +234,7 @@ PATHS = {
 def main():
     everyone, one_less = np.ones(ROWS, bool), np.ones(ROWS, bool)
     one_less[ROWS // 2] = False
-    found = {"refused": refused() if GUARDED else ""}
+    found: dict[str, Any] = {"refused": refused() if GUARDED else ""}
     for path in PATHS[DEVICES]:
         whole = path(PARAMS, BATCH, jnp.asarray(everyone))
         less = path(PARAMS, BATCH, jnp.asarray(one_less))

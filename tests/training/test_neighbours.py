@@ -78,10 +78,10 @@ def assert_equal(one, other):
 def test_a_run_and_its_neighbour_differ_in_the_example_alone():
     """Batches, divisor and noise agree to the bit; sums by at most the sensitivity."""
     one, other = step_of(40), step_of(41)
-    assert one.noise.standard_deviation == other.noise.standard_deviation
+    noise, noise_of_other = one.noise, other.noise
+    assert noise is not None and noise_of_other is not None
+    assert noise.standard_deviation == noise_of_other.standard_deviation
     assert one.sampler.expected_batch_size == other.sampler.expected_batch_size == 12
-    noise = one.noise
-    assert noise is not None
     most = (one.grad_fn.sensitivity + noise.grid.rounding) / noise.grid.spacing
     met = 0
     for number in range(HIDDEN_SIZE.steps):

@@ -85,10 +85,15 @@ def clipped_gradients(indices):
     return gradients * np.minimum(1, C / norms)[:, None] / C, norms
 
 
+def noise_of(step, number):
+    assert step.noise is not None
+    return flat(step.noise(step.noise.grid.zeros(params()), number))
+
+
 def equation_3(step, number):
     """b and w after one update, from the definition."""
     gradients, _ = clipped_gradients(step.sampler.indices(number))
-    noise = flat(step.noise(step.noise.grid.zeros(params()), number)) / C
+    noise = noise_of(step, number) / C
     mean = (gradients.sum(0) + noise) / (MECHANISM.sample_rate * EXAMPLES)
     return flat(params()) - RATE * mean
 
@@ -148,7 +153,7 @@ def test_an_empty_batch_is_a_noise_only_step():
     step = step_of(mechanism=rare)
     assert len(step.sampler.indices(0)) == 0
     moved = flat(after(step, 0).params) - flat(params())
-    noise = flat(step.noise(step.noise.grid.zeros(params()), 0))
+    noise = noise_of(step, 0)
     np.testing.assert_allclose(moved, -RATE * noise / (C * 1e-6 * EXAMPLES), rtol=1e-4)
 
 

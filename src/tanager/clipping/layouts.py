@@ -22,7 +22,7 @@ from jax.core import Tracer
 from jax.sharding import AxisType
 from jaxtyping import Array, PyTree
 
-from tanager.clipping.jaxprs import every_equation
+from tanager.clipping.jaxprs import aval, every_equation
 
 
 def may_be_split(leaves: Iterable[Any]) -> bool:
@@ -102,7 +102,7 @@ def _unsafe(equation: jex.JaxprEqn) -> bool:
     """
     if equation.primitive.name != "conv_general_dilated":
         return False
-    params, kernel = equation.params, equation.invars[1].aval
+    params, kernel = equation.params, aval(equation.invars[1])
     groups = params["feature_group_count"] * params["batch_group_count"]
     return groups > 1 or kernel.shape[params["dimension_numbers"].rhs_spec[1]] == 1
 
@@ -121,7 +121,7 @@ def _param(value: Any) -> Any:
 def _by_products(equation: jex.JaxprEqn) -> jex.JaxprEqn:
     """Return one call in place of a convolution."""
     operands = [
-        jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)
+        jax.ShapeDtypeStruct(aval(atom).shape, aval(atom).dtype)
         for atom in equation.invars
     ]
 

@@ -3,7 +3,7 @@
 It is made of the study's result.json. It says plainly that simulations protect nobody.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +141,7 @@ def _privacy(result: _Fields) -> str:
     )
 
 
-def _prediction(study: Path, result: _Fields, obtained: list[_Fields]) -> str:
+def _prediction(study: Path, result: _Fields, obtained: Sequence[_Fields]) -> str:
     prediction = result["prediction"]
     if prediction is None:
         return (

@@ -431,10 +431,11 @@ class Step:
         drawn: Whole | None,
         step: Int[Array, ""],
     ) -> State:
-        # Sums that are not clipped have no norm to be divided by.
-        unit = 1.0 if self.noise is None else self.grad_fn.clip_norm
+        unit, noisy = 1.0, total  # of sums that are not clipped
+        if self.noise is not None:
+            assert drawn is not None
+            unit, noisy = self.grad_fn.clip_norm, self.noise.add(total, drawn)
         scale = 1 / (unit * self.sampler.expected_batch_size)
-        noisy = total if self.noise is None else self.noise.add(total, drawn)
         gradient = jax.tree.map(
             lambda leaf, param: (leaf * scale).astype(param.dtype), noisy, state.params
         )
