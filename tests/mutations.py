@@ -69,9 +69,8 @@ def of_json(content, count, seed=0):
     for _ in range(count):
         match rng.randrange(8):
             case 0:
-                yield next(
-                    iter([*of_bytes(text.encode(), 1, rng.randrange(1 << 30))][1:])
-                )
+                own = rng.randrange(1 << 30)
+                yield list(of_bytes(text.encode(), 1, own))[1]
             case 1:
                 raw = rng.choice(RAW)
                 changed = json.dumps(_replaced(rng, content, "?here?"))

@@ -115,13 +115,8 @@ def test_ndtri_is_as_precise_as_is_said():
 def boundary(scale, whole):
     """The 63 bits of the word whose tail probability is just beyond whole + 1/2."""
     with mpmath.workprec(400):
-        return int(
-            mpmath.floor(
-                mpmath.ldexp(
-                    exact_tail((whole + mpmath.mpf("0.5")) / mpmath.mpf(scale)), 64
-                )
-            )
-        )
+        bound = exact_tail((whole + mpmath.mpf("0.5")) / mpmath.mpf(scale))
+        return whole_of(mpmath.ldexp(bound, 64))
 
 
 @pytest.mark.parametrize("scale", [0.7, 3.0, 2.0**22])
