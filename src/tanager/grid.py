@@ -16,6 +16,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, PyTree, UInt32
 
 from tanager import _validate as validate
@@ -178,9 +179,13 @@ def checksum(whole: Whole) -> UInt32[Array, "4"]:
     primes = np.array([0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F], np.uint32)
     total = jnp.zeros(4, jnp.uint32)
     for number, leaf in enumerate(jax.tree.leaves(whole)):
-        place = jnp.arange(leaf.size, dtype=jnp.uint32) + np.uint32(number << 16)
+        # Not as one row of numbers, for which devices would have to gather the leaf.
+        place = jnp.full(leaf.shape, number << 16, jnp.uint32)
+        for axis, stride in enumerate(np.cumprod([1, *leaf.shape[:0:-1]])[::-1]):
+            along = lax.broadcasted_iota(jnp.uint32, leaf.shape, axis)
+            place = place + along * np.uint32(stride % 2**32)
         for index, prime in enumerate(primes):
-            mixed = (leaf.reshape(-1).astype(jnp.uint32) + place * prime) * primes[0]
+            mixed = (leaf.astype(jnp.uint32) + place * prime) * primes[0]
             mixed = (mixed ^ (mixed >> 15)) * prime
             mixed = jnp.sum(mixed ^ (mixed >> 13), dtype=jnp.uint32)
             total = total.at[index].add(mixed)

@@ -88,7 +88,7 @@ def main(settings):
             delta=1e-3,
             optimizer=optax.sgd(2.0, momentum=0.5),
             out=settings["out"],
-            physical_batch_size=16,
+            physical_batch_size=16 * settings["hosts"],  # 8 rows on each device
             unreadable="skip" if settings.get("bad") else "error",
             shard_parameters=settings.get("shard", False),
             evaluate=evaluate,
