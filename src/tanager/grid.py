@@ -181,8 +181,9 @@ def checksum(whole: Whole) -> UInt32[Array, "4"]:
     for number, leaf in enumerate(jax.tree.leaves(whole)):
         # Not as one row of numbers, for which devices would have to gather the leaf.
         place = jnp.full(leaf.shape, number << 16, jnp.uint32)
-        for axis, stride in enumerate(np.cumprod([1, *leaf.shape[:0:-1]])[::-1]):
+        for axis in range(leaf.ndim):
             along = lax.broadcasted_iota(jnp.uint32, leaf.shape, axis)
+            stride = math.prod(leaf.shape[axis + 1 :])
             place = place + along * np.uint32(stride % 2**32)
         for index, prime in enumerate(primes):
             mixed = (leaf.astype(jnp.uint32) + place * prime) * primes[0]
