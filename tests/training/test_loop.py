@@ -32,6 +32,12 @@ from tanager.training.repeats import Repeats
 from tanager.training.run_folder import RunFolder
 
 
+# Event loops that orbax leaves behind say so whenever they are collected.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+
+
 N, FEATURES, CLASSES = 60, 4, 3
 MECHANISM = Mechanism(sample_rate=0.4, noise_multiplier=1.2, steps=12)
 

@@ -109,7 +109,9 @@ class Checkpoints:
 
     def close(self) -> None:
         """Wait for writes under way and let the folder go."""
-        self._manager.close()
+        with _quiet():
+            self._manager.close()
+            gc.collect()  # the event loops that orbax leaves behind
 
 
 @contextlib.contextmanager
