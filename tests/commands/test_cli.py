@@ -5,7 +5,9 @@ import os
 import signal
 
 import jax
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import tanager
 from tanager.cli import main
@@ -50,6 +52,19 @@ def test_bad_input_gives_one_message(capsys, tmp_path, monkeypatch, words, messa
     assert error.startswith("tanager: error: ")
     assert message in error
     assert "Traceback" not in error
+
+
+def test_what_is_printed_of_a_file_steers_no_terminal(capsys, tmp_path):
+    (tmp_path / "config.json").write_text('{"\\u001b[2J\\u202e": 1')
+    save_file({"\x1b[31mred\nred": np.zeros(1)}, tmp_path / "m.safetensors")
+    for words in (
+        ["export", str(tmp_path), "--to", str(tmp_path / "\x1b[2J")],
+        [*SHORT, str(tmp_path / "run"), "--weights", str(tmp_path / "m.safetensors")],
+    ):
+        assert main(words) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("tanager: error: ")
+        assert error.replace("\n", "").isprintable()
 
 
 def test_an_unknown_field_is_refused_with_the_nearest(capsys):

@@ -12,6 +12,7 @@ from small_sources import ENCODED, IMAGES, LABELS, SHAPE
 from test_python_batch import cifar10
 
 import mutations
+from tanager._text import clean
 from tanager.data import UnreadableExample, find, pictures
 from tanager.data.array_record import ArrayRecordSource
 from tanager.data.arrow import ArrowSource
@@ -252,9 +253,8 @@ def test_names_of_classes_in_a_schema(tmp_path):
     for text in mutations.of_json(NAMES, CASES):
         rows = small.table(ENCODED, LABELS, {b"huggingface": text})
         small.write_arrow(file, rows)
-        source: Any = fuzzed(ArrowSource, [file], SHAPE)
-        for name in (source and source.class_names) or ():
-            assert name == name.replace("\x1b", "").encode().decode()
+        if source := fuzzed(ArrowSource, [file], SHAPE):
+            assert all(clean(name) == name for name in source.class_names or ())
 
 
 def test_names_of_classes_beside_array_records(tmp_path):
@@ -269,7 +269,7 @@ def test_names_of_classes_beside_array_records(tmp_path):
         file.write_bytes(content)
         found = fuzzed(find.find_files, tmp_path, wanted)
         for name in found.classes if found else ():
-            assert name.isprintable()
+            assert clean(name) == name
 
 
 @pytest.mark.parametrize("label", [2**31 - 2, 10])

@@ -2,11 +2,14 @@
 
 import json
 
+import optuna
+
 import mutations
 from tanager.commands import studies
 from tanager.search import jobs
 from tanager.search.jobs import Outcome
 from tanager.search.settings import agreed
+from tanager.search.storage import open_storage
 from tanager.search.study import TrialResult, _trial_result, _values
 
 
@@ -59,4 +62,20 @@ def test_studies_that_are_trained_from(tmp_path, settings):
     for text in mutations.of_json(result, 400):
         (tmp_path / "result.json").write_bytes(text)
         fuzzed(studies._read, tmp_path)
+    fuzzed.end()
+
+
+def test_journals(tmp_path):
+    file = tmp_path / "journal.log"
+    study = optuna.create_study(storage=open_storage(None, tmp_path))
+    study.add_trial(optuna.create_trial(value=0.5))
+    good = file.read_bytes()
+    fuzzed = mutations.Fuzz(file.name)
+    for content in mutations.of_bytes(good, 400):
+        file.write_bytes(content)
+        fuzzed(open_storage, None, tmp_path)
+    first = json.loads(good.split(b"\n")[0])
+    for text in mutations.of_json(first, 400):
+        file.write_bytes(text + b"\n" + good)
+        fuzzed(open_storage, None, tmp_path)
     fuzzed.end()

@@ -49,7 +49,7 @@ def test_a_lock_that_another_process_keeps_is_named(tmp_path):
 def test_a_damaged_journal_is_named(tmp_path):
     study_in(tmp_path)
     (tmp_path / "journal.log").write_text("no json\nno json\n")
-    with pytest.raises(ValueError, match=r"storage .* cannot be read: .*move it away"):
+    with pytest.raises(ValueError, match=r"storage .* cannot be read .*: move it away"):
         open_storage(None, tmp_path)
 
 

@@ -38,7 +38,7 @@ from tanager.audit.bounds import (
     models_needed,
 )
 from tanager.audit.many_models import ManyModels
-from tanager.audit.phases import FEWEST, Phases, Setting, Trainer, Tried
+from tanager.audit.phases import FEWEST, SCORE, Phases, Setting, Trainer, Tried
 from tanager.audit.records import Records
 from tanager.data import as_source, gather
 from tanager.data.source import Source
@@ -207,7 +207,8 @@ def audit_membership(
         identity.settle(folder, secret, config, prints, surroundings)
     else:
         secret = Seed.from_os() if seed is None else Seed.from_int(seed)
-    records = Records(None if folder is None else folder.path / "scores.jsonl")
+    scores = None if folder is None else folder.path / "scores.jsonl"
+    records = Records(scores, SCORE)
     attack = Phases(trainer, secret, records, on_models or _tell_nobody)
 
     # Phase I, then phase II: other models, by other secrets.

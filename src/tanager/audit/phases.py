@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import stats
 
+from tanager._record import Maybe
 from tanager.audit.many_models import ManyModels
 from tanager.audit.records import Records
 from tanager.seed import Seed
@@ -136,6 +137,10 @@ class Trainer:
     def _key(self, index: int) -> tuple[float, int]:
         setting = self.settings[index]
         return setting.clip_norm, setting.steps
+
+
+SCORE = {"phase": int, "setting": int, "model": int, "score": Maybe(float)}
+"""What a line of the record of scores holds."""
 
 
 class Phases:

@@ -7,6 +7,7 @@ from typing import Any
 
 from tanager._files import json_text
 from tanager._reading import read_json_lines
+from tanager._record import check_record
 
 
 class Records:
@@ -14,17 +15,23 @@ class Records:
 
     Args:
         path: the file; what it holds is read, but for a torn last line, which goes.
+        shape: what every line must hold, see `tanager._record`.
 
     Attributes:
         lines: all of them, in order.
+
+    Raises:
+        ValueError: the file holds other lines; the message names it.
     """
 
-    def __init__(self, path: Path | None):
+    def __init__(self, path: Path | None, shape: Mapping[str, Any]):
         self._path = path
         self.lines: list[dict[str, Any]] = []
         if path is None or not path.exists():
             return
-        self.lines = read_json_lines(path)
+        remedy = "delete it, and its models are trained again"
+        self.lines = read_json_lines(path, remedy=remedy)
+        check_record(path, self.lines, [shape], remedy)
         whole = path.read_bytes()
         whole_lines = whole.rfind(b"\n") + 1
         if whole_lines < len(whole):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tanager import _validate as validate
+from tanager._reading import reading
 
 
 if TYPE_CHECKING:
@@ -113,7 +114,11 @@ def _journal(path: Path) -> "BaseStorage":
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
-    try:
+    remedy = (
+        "move it away, and the study is put together again from the folders of its "
+        "trials"
+    )
+    with reading(path, "cannot be read", remedy, "storage"):
         lock = Lock(path)
         lock.acquire()  # mends what a killed process left
         lock.release()
@@ -122,14 +127,6 @@ def _journal(path: Path) -> "BaseStorage":
             lock_obj=lock,  # pyright: ignore[reportArgumentType]
         )
         return JournalStorage(backend)
-    except (OSError, ValueError) as error:
-        validate.refuse(
-            "storage",
-            str(path),
-            "cannot be read",
-            f"{_first_line(error)}; move it away, and the study is put together again "
-            "from the folders of its trials",
-        )
 
 
 class Lock:
