@@ -11,7 +11,6 @@ from scipy import integrate, stats
 
 from tanager.audit.membership import audit_membership
 from tanager.audit.phases import Setting, total_variation
-from tanager.audit.records import Records
 
 
 FAR = {"far": (np.full(5, 4, np.float32), np.float32(-40))}
@@ -172,15 +171,3 @@ def test_how_many_models_it_takes_is_said_and_true(membership):
         membership(**ONE, models=20, confidence=0.999)
     needed = int(str(refused.value).rsplit(" ", 1)[1])
     assert membership(**ONE, models=needed, confidence=0.999).highest_provable >= 6
-
-
-def test_records_survive_a_torn_line(tmp_path):
-    path = tmp_path / "lines.jsonl"
-    Records(path).add([{"a": 1}, {"a": 2}])
-    path.write_bytes(path.read_bytes() + b'{"a"')
-    records = Records(path)
-    assert records.lines == [{"a": 1}, {"a": 2}]
-    records.add([{"a": 3}])
-    assert Records(path).lines == [{"a": 1}, {"a": 2}, {"a": 3}]
-    assert Records(tmp_path / "none").lines == []
-    Records(None).add([{"a": 1}])

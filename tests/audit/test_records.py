@@ -19,6 +19,8 @@ def test_a_torn_last_line_goes(tmp_path):
     path.write_bytes(whole + b'{"phase": 0, "se')
     assert [line["model"] for line in Records(path, SCORE).lines] == [2, 3]
     assert path.read_bytes() == whole
+    assert Records(tmp_path / "none", SCORE).lines == []
+    Records(None, SCORE).add([LINE])
 
 
 @pytest.mark.parametrize("before", [b"", json.dumps(LINE).encode() + b"\n"])

@@ -2,7 +2,6 @@
 
 import gzip
 import struct
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
