@@ -25,6 +25,14 @@ from jaxtyping import Array, PyTree
 from tanager.clipping.jaxprs import aval, every_equation
 
 
+def traced(leaves: Iterable[Any]) -> bool:
+    """Whether a computation with these arrays is part of an outer `jax.jit` or `vmap`.
+
+    An outer `jax.jit` traces a computation even where all its arrays have values.
+    """
+    return any(isinstance(leaf, Tracer) for leaf in (*leaves, jnp.zeros(())))
+
+
 def may_be_split(leaves: Iterable[Any]) -> bool:
     """Whether XLA may split a computation with these arrays over several devices.
 
@@ -32,7 +40,7 @@ def may_be_split(leaves: Iterable[Any]) -> bool:
     has several devices.
     """
     held = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
-    if not any(isinstance(leaf, Tracer) for leaf in held):
+    if not traced(held):
         return any(len(leaf.sharding.device_set) > 1 for leaf in held)
     types = jax.sharding.get_abstract_mesh().axis_types
     if types and all(kind == AxisType.Manual for kind in types):

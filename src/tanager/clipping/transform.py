@@ -40,7 +40,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Bool, Float, PyTree
 
 from tanager import _validate as validate
@@ -50,7 +49,12 @@ from tanager.clipping.cells import cells_of
 from tanager.clipping.choices import STRATEGIES
 from tanager.clipping.explain import Explanation, explain
 from tanager.clipping.kept import kept_steps
-from tanager.clipping.layouts import may_be_split, refuse_explicit, safe_to_split
+from tanager.clipping.layouts import (
+    may_be_split,
+    refuse_explicit,
+    safe_to_split,
+    traced,
+)
 from tanager.clipping.per_example import per_example
 from tanager.clipping.planning import MEMORY, Plan, example_of, plan_clipping
 from tanager.clipping.precision import accumulation_dtype, widen
@@ -146,7 +150,7 @@ class ClippedGrad:
         leaves = jax.tree.leaves((params, batch, mask))
         split = may_be_split(leaves)
         clip = safe_to_split(self._clip) if split else self._clip
-        if any(isinstance(leaf, Tracer) for leaf in leaves):
+        if traced(leaves):
             return clip(trainable, fixed, batch, mask)
         self.tune(params, batch)
         compiled = self._compiled.setdefault(split, filter_jit(clip))
