@@ -203,11 +203,33 @@ def shares_constrained(params, batch, mask):
 def by_pmap(params, batch, mask):
     """Each device its own rows; their sums are added on the host."""
     parts = jax.tree.map(lambda x: x.reshape(DEVICES, 2, *x.shape[1:]), (batch, mask))
-    found = jax.pmap(every_strategy, in_axes=(None, 0, 0))(params, *parts)
+    return added(jax.pmap(every_strategy, in_axes=(None, 0, 0))(params, *parts))
+
+
+def by_run(params, batch, mask):
+    """As many runs as rows, each with parameters of its own and one row."""
+    runs = jax.tree.map(lambda x: jnp.stack([x] * ROWS), params)
+    parts = jax.tree.map(lambda x: x[:, None], (batch, mask))
+    runs, parts = jax.device_put((runs, parts), BY_ROWS)
+    return added(jax.jit(jax.vmap(every_strategy))(runs, *parts))
+
+
+def added(found):
     return {
         name: (jax.tree.map(lambda x: x.sum(0), total), norms.ravel(), losses.ravel())
         for name, (total, norms, losses) in found.items()
     }
+
+
+def results_asked_for(params, batch, mask):
+    """No argument is traced; only the results say how they are split."""
+
+    def clip(one):
+        del one
+        return every_strategy(params, batch, mask)
+
+    shardings = dict.fromkeys(STRATEGIES, (WHOLE, BY_ROWS, BY_ROWS))
+    return jax.jit(clip, out_shardings=shardings)(1.0)
 
 
 def refused():
@@ -226,8 +248,8 @@ def refused():
 
 PATHS = {
     2: [placed, by_pmap],
-    3: [rows_constrained],
-    4: [shares_constrained],
+    3: [rows_constrained, by_run],
+    4: [shares_constrained, results_asked_for],
 }
 
 
