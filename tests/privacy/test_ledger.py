@@ -10,8 +10,9 @@ import time
 
 import pytest
 
+import mutations
 from tanager.privacy import accountant
-from tanager.privacy.ledger import Ledger
+from tanager.privacy.ledger import Ledger, _digest
 from tanager.privacy.mechanism import Adjacency, Mechanism
 
 
@@ -116,6 +117,50 @@ def test_an_altered_ledger_is_refused(tmp_path, spoil):
     path.write_text("\n".join(spoil(path.read_text().splitlines())) + "\n")
     with pytest.raises(ValueError, match="does not follow from the line before"):
         Ledger(path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"step": "1"},
+        {"step": None},
+        {"step": -5},
+        {"step": 1e308},
+        {"step": True},
+        {"stream": 7},
+        {"stream": ["a"]},
+        {"noise_multiplier": 10**400},
+        {"noise_multiplier": "2"},
+        {"noise_multiplier": True},
+        {"sample_rate": 1.5},
+        {"adjacency": 3},
+        {"noise_multiplier": 9.0, "step": 0},
+    ],
+    ids=str,
+)
+def test_a_line_must_be_a_charge_whatever_its_hash(tmp_path, changes):
+    """Anyone can compute the hash; the last of these would lower what was spent."""
+    path = charged(tmp_path / "ledger.jsonl", steps=1)
+    first = json.loads(path.read_text())
+    entry = {name: first[name] for name in first if name != "hash"} | changes
+    entry["hash"] = _digest(first["hash"], entry)
+    with path.open("a") as file:
+        file.write(json.dumps(entry) + "\n")
+    with pytest.raises(ValueError, match=r"ledger\.jsonl, line 2, does not follow"):
+        Ledger.read(path)
+
+
+def test_damaged_ledgers(tmp_path):
+    path = charged(tmp_path / "ledger.jsonl")
+    good = path.read_bytes()
+    fuzzed = mutations.Fuzz(path.name)
+    for content in mutations.of_bytes(good, 300):
+        path.write_bytes(content)
+        fuzzed(Ledger.read, path)
+    for text in mutations.of_json(json.loads(good.splitlines()[0]), 300):
+        path.write_bytes(text + b"\n" + good)
+        fuzzed(Ledger.read, path)
+    fuzzed.end()
 
 
 def test_a_second_writer_is_refused(tmp_path):

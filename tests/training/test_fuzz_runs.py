@@ -11,9 +11,13 @@ from test_export import finished_run
 import mutations
 import tanager
 from tanager import models
+from tanager.seed import Seed
+from tanager.training import identity
 from tanager.training.features import _begin, _opened
 from tanager.training.metrics import _keep_until
 from tanager.training.norms import BINS, Norms
+from tanager.training.repeats import Repeats
+from tanager.training.result import _speeds_before
 from tanager.training.run_folder import RunFolder
 
 
@@ -133,4 +137,45 @@ def test_features(tmp_path):
     for changed in mutations.of_bytes(content, 400):
         array.write_bytes(changed)
         fuzzed(_opened, array, (10, 4), np.float32, "r")
+    fuzzed.end()
+
+
+@pytest.mark.parametrize("name", ["config.json", "identity.json"])
+def test_identities(tmp_path, name):
+    folder, seed = RunFolder(tmp_path / "run"), Seed.from_int(3)
+    config = {"model": "linear", "unreadable": "error", "sizes": [1, 2]}
+    prints, around = {"loss": "ab"}, {"versions": {"jax": "1"}, "cores": 2}
+    asked = folder, seed, config, prints, around
+    identity.settle(*asked)
+    file = folder.config if name == "config.json" else folder.private / name
+    good = json.loads(file.read_text())
+    fuzzed = mutations.Fuzz(str(folder.path))
+    for text in mutations.of_json(good, 400):
+        file.write_bytes(text)
+        fuzzed(identity.settle, *asked)
+        file.unlink()
+        identity.settle(*asked)
+    fuzzed.end()
+
+
+def test_checksums_of_steps(tmp_path):
+    with Repeats(tmp_path / "sums.jsonl", "a") as made:
+        for step in range(3):
+            made.check(step, np.arange(4, dtype=np.uint32))
+    file = made.path
+    good = file.read_bytes()
+    fuzzed = mutations.Fuzz(file.name)
+    for text in mutations.of_json(json.loads(good.splitlines()[0]), 400):
+        file.write_bytes(text + b"\n" + good)
+        fuzzed(lambda: Repeats(file, "a").close())
+    fuzzed.end()
+
+
+def test_speeds_of_a_complete_run(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    good = {"seconds": 3.0, "examples_per_second": 9.5, "wait_fraction": 0.0}
+    fuzzed = mutations.Fuzz(folder.result.name)
+    for text in mutations.of_json(good, 400):
+        folder.result.write_bytes(text)
+        fuzzed(_speeds_before, folder)
     fuzzed.end()

@@ -128,7 +128,15 @@ class Timings:
     def _read(self) -> dict[str, float]:
         try:
             return self._fitting(json.loads(self.path.read_text()))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            OverflowError,
+            RecursionError,
+        ):
             return {}
 
     def _write(self) -> None:

@@ -23,6 +23,7 @@ from typing import NoReturn, Self
 
 from tanager import _validate as validate
 from tanager._files import sync_folder
+from tanager._reading import is_count, parse_json
 from tanager.privacy.mechanism import Adjacency, Mechanism
 
 
@@ -232,18 +233,26 @@ class Ledger:
 
     def _accept(self, line: bytes, number: int) -> None:
         try:
-            entry = json.loads(line)
+            entry = parse_json(line)
             digest = entry.pop("hash")
             if digest != _digest(self._hash, entry):
                 raise ValueError("hash")
-            single = Mechanism(
-                entry["sample_rate"],
-                entry["noise_multiplier"],
-                1,
-                Adjacency(entry["adjacency"]),
-            )
-            self._charges[entry["stream"], entry["step"]] = single
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            where = entry["stream"], entry["step"]
+            if not isinstance(where[0], str) or not is_count(where[1]):
+                raise ValueError("stream or step")
+            adjacency = Adjacency(entry["adjacency"])
+            rate, noise = entry["sample_rate"], entry["noise_multiplier"]
+            single = Mechanism(rate, noise, 1, adjacency)
+            if self._charges.setdefault(where, single) != single:
+                raise ValueError("charged twice")
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            OverflowError,
+            RecursionError,
+        ) as error:
             raise ValueError(
                 f"ledger {self.path}, line {number}, does not follow from the line "
                 "before it: the file was changed or damaged. What this run spent is "

@@ -29,7 +29,7 @@ def is_sound(folder: Path, label: str) -> bool:
     try:
         sealed = json.loads((folder / _NAME).read_bytes())
         return sealed == {"label": label, "blake2b": _digest(folder)}
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
 
 

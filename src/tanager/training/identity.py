@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -23,6 +24,8 @@ from jaxtyping import PyTree
 
 from tanager import _processor
 from tanager._files import write_json
+from tanager._reading import reading
+from tanager._record import Each, Maybe, check_record
 from tanager.data import Source, UnreadableExample, gather
 from tanager.data.source import in_memory
 from tanager.seed import Seed
@@ -51,6 +54,13 @@ _MAY_CHANGE = {
     "unreadable",
     "versions",
     "workers",
+}
+
+
+_IDENTITY = {
+    "prints": Each(str),
+    "environment": {"versions": Each(str)},
+    "streams": Maybe([str]),
 }
 
 
@@ -149,9 +159,9 @@ def settle(
     streams: list[str] = []
     now = {"prints": dict(prints), "environment": dict(surroundings)}
     if folder.config.exists() and identity.exists():
-        before = json.loads(identity.read_text())
-        streams = before.get("streams", [])
-        begun_with = json.loads(folder.config.read_text())
+        before = _kept(identity, _IDENTITY)
+        streams = before["streams"] or []
+        begun_with = _kept(folder.config, {"unreadable": str})
         changes = _differences(begun_with, config)
         # From "error" to "skip" the steps so far are the same: nothing was skipped.
         if begun_with.get("unreadable") == "skip" != config["unreadable"]:
@@ -176,6 +186,15 @@ def settle(
     write_json(folder.config, config)
     write_json(identity, now | {"streams": streams}, mode=0o600)
     return streams
+
+
+def _kept(file: Path, shape: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a file of a run holds, to the letter, since it is compared."""
+    remedy = "this run cannot be resumed; train into another folder"
+    with reading(file, "is damaged", remedy):
+        content = json.loads(file.read_bytes())
+    check_record(file, content, shape, remedy)
+    return content
 
 
 def sample(source: Any) -> bytes:

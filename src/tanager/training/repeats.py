@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import UInt32
 
 from tanager._files import sync_folder
+from tanager._reading import is_count, parse_json
 
 
 class Changed(ValueError):
@@ -121,15 +122,17 @@ class Repeats:
     def _accept(self, content: bytes) -> None:
         for number, line in enumerate(content.split(b"\n")[:-1], 1):
             try:
-                entry = json.loads(line)
+                entry = parse_json(line)
+                if not is_count(entry["step"]):
+                    raise ValueError("step")
                 self._made = max(self._made, entry["step"] + 1)
                 if entry["stream"] != self._stream:
                     continue
                 if entry.get("changed"):
                     self._changed = True
                 else:
-                    self._known.setdefault(int(entry["step"]), str(entry["sums"]))
-            except (ValueError, KeyError, TypeError) as error:
+                    self._known.setdefault(entry["step"], str(entry["sums"]))
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise ValueError(
                     f"{self.path}, line {number}, is damaged, so steps of this run "
                     "cannot be made again: train into another folder"

@@ -1,7 +1,6 @@
 """What a complete run hands over: the guarantee, the models, the report."""
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 from jaxtyping import PyTree
 
 from tanager._files import write_json
+from tanager._record import Maybe, read_record
 from tanager.models import weights
 from tanager.parallel import hosts
 from tanager.privacy import accountant, tan
@@ -18,6 +18,9 @@ from tanager.report import html
 from tanager.training import identity
 from tanager.training.evaluate import Evaluation
 from tanager.training.run_folder import RunFolder
+
+
+_SPEEDS = ("seconds", "examples_per_second", "wait_fraction")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,11 +102,9 @@ def _speeds_before(folder: RunFolder | None) -> dict[str, Any]:
     """Return what a complete run said of its speed; this time there were no steps."""
     if folder is None or not folder.result.exists():
         return {}
-    before = json.loads(folder.result.read_text())
-    return {
-        name: before[name]
-        for name in ("seconds", "examples_per_second", "wait_fraction")
-    }
+    shape = dict.fromkeys(_SPEEDS, Maybe(float))
+    before = read_record(folder.result, shape, "delete it and repeat the command")
+    return {name: before[name] for name in _SPEEDS}
 
 
 def _summary(
