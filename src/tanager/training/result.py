@@ -1,6 +1,7 @@
 """What a complete run hands over: the guarantee, the models, the report."""
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
