@@ -159,10 +159,10 @@ def test_identities(tmp_path, name):
 
 
 def test_checksums_of_steps(tmp_path):
-    with Repeats(tmp_path / "sums.jsonl", "a") as made:
+    file = tmp_path / "sums.jsonl"
+    with Repeats(file, "a") as made:
         for step in range(3):
             made.check(step, np.arange(4, dtype=np.uint32))
-    file = made.path
     good = file.read_bytes()
     fuzzed = mutations.Fuzz(file.name)
     for text in mutations.of_json(json.loads(good.splitlines()[0]), 400):

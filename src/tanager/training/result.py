@@ -103,7 +103,7 @@ def _speeds_before(folder: RunFolder | None) -> dict[str, Any]:
     """Return what a complete run said of its speed; this time there were no steps."""
     if folder is None or not folder.result.exists():
         return {}
-    shape = dict.fromkeys(_SPEEDS, Maybe(float))
+    shape: dict[str, Maybe] = {name: Maybe(float) for name in _SPEEDS}
     before = read_record(folder.result, shape, "delete it and repeat the command")
     return {name: before[name] for name in _SPEEDS}
 
