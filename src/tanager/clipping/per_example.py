@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 from tanager.clipping import links
 from tanager.clipping.factors import norms_of, weights_of
 from tanager.clipping.kept import Kept, weighted_sum
+from tanager.clipping.layouts import safe_to_split
 from tanager.clipping.precision import widen
 from tanager.clipping.rounding import squares
 
@@ -29,25 +30,13 @@ def per_example(
         mask: which rows are examples; the others contribute exact zeros.
         clip_norm: the clipping norm C.
     """
-    rows = mask.shape[0]
-    value_and_grad = jax.value_and_grad(loss)
-
-    def together() -> tuple[Array, PyTree, Array]:
-        losses, gradients = jax.vmap(value_and_grad, (None, 0))(params, batch)
-        return _with_norms(losses, gradients, rows)
-
-    def apart() -> tuple[Array, PyTree, Array]:
-        found = jax.lax.map(lambda example: value_and_grad(params, example), batch)
-        return _with_norms(found[0], found[1], rows)
-
-    found = together()
-    # XLA may compute a batch of small convolutions as one large one with zeros between,
-    # and 0·NaN is NaN: with such a row, every example is computed for itself.
-    losses, gradients, norms = jax.lax.cond(
-        jnp.all(jnp.isfinite(found[2])),
-        lambda: found,
-        apart,
-    )
+    # XLA may compute a batch of convolutions as one with zeros between, and 0·NaN is NaN.
+    # A product keeps rows apart; a branch for such rows would round all others anew.
+    every = safe_to_split(jax.vmap(jax.value_and_grad(loss), (None, 0)))
+    losses, gradients = every(params, batch)
+    gradients = jax.tree.map(widen, gradients)
+    found = [squares(leaf) for leaf in jax.tree.leaves(gradients)]
+    norms = norms_of(found, mask.shape[0])
     weights = weights_of(norms, mask, clip_norm)
 
     def clipped_sum(leaf: Array) -> Array:
@@ -55,10 +44,3 @@ def per_example(
 
     return jax.tree.map(clipped_sum, gradients), norms, losses
 
-
-def _with_norms(
-    losses: Array, gradients: PyTree, rows: int
-) -> tuple[Array, PyTree, Float[Array, " b"]]:
-    gradients = jax.tree.map(widen, gradients)
-    found = [squares(leaf) for leaf in jax.tree.leaves(gradients)]
-    return losses, gradients, norms_of(found, rows)

@@ -29,6 +29,7 @@ from tanager.clipping import jaxprs, links
 from tanager.clipping.factors import by_row
 from tanager.clipping.grams import Gram
 from tanager.clipping.jaxprs import aval
+from tanager.clipping.layouts import safe_to_split
 from tanager.clipping.precision import accumulation_dtype, widen
 from tanager.clipping.taps import Tap, Use, float_results
 
@@ -251,14 +252,10 @@ class Rule:
             clean = seen.cleaned(finite)
             gradients = jax.vmap(one)(clean.data, clean.gradients)
             return jnp.where(by_row(finite, gradients), gradients, jnp.nan)
-        gradients = jax.vmap(one)(seen.data, seen.gradients)
+        every = jax.vmap(one)
         if any(jex.jaxprs_in_params(equation.params)):
-            gradients = jax.lax.cond(
-                jnp.all(jnp.isfinite(gradients)),
-                lambda: gradients,
-                lambda: jax.lax.map(lambda at: one(*at), (seen.data, seen.gradients)),
-            )
-        return gradients
+            every = safe_to_split(every)
+        return every(seen.data, seen.gradients)
 
     def transpose(self, data: Any, gradients: Any, seen: Seen) -> Array:
         """Return one example's gradient at the anchor, by autodiff of the equation.

@@ -18,9 +18,7 @@ What the returned function promises, whatever the strategy:
    float32 contributes exact zeros. Where norms come from Gram matrices, so does one
    whose activations or their gradients at a tap are beyond 2³³, whose products float32
    could lose (`tanager.clipping.grams.guarded`).
-   Other rows keep their numbers, except that under ``per_example``, and at taps that
-   hold a call (`cond`, `scan`), all rows are then evaluated one by one, which may round
-   otherwise.
+   Other rows keep their numbers.
 5. Norms and sums are float32 or wider whatever the precision of the loss.
 
 | clip_norm | gradient norm | contribution |
