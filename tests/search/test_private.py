@@ -14,7 +14,12 @@ from tanager import recipes
 from tanager.cli import main
 from tanager.privacy.selection import PrivateSearch, Selection
 from tanager.search import private
-from tanager.search.private import PrivateSettings, search_privately
+from tanager.search.private import (
+    _SCORE_GRID,
+    PrivateSettings,
+    noisy_count,
+    search_privately,
+)
 from tanager.search.space import Space
 from tanager.seed import Seed
 from tanager.training.export import export
@@ -82,8 +87,8 @@ def test_the_best_run_is_released_under_the_guarantee_of_the_search(
     scores = []
     for number, run in enumerate(runs):
         right = json.loads((run / "result.json").read_text())["test_accuracy_ema"]
-        noise = seed.generator("score", number)
-        scores.append(right + noise.normal(0, settings.search.score_noise) / HELD_OUT)
+        count = round(right * HELD_OUT)
+        scores.append(noisy_count(count, settings.search, seed, number) / HELD_OUT)
     assert winner.noisy_accuracy == pytest.approx(max(scores))
     best = runs[int(np.argmax(scores))]
     config = json.loads((best / "config.json").read_text())
@@ -361,12 +366,20 @@ def test_scores_are_noised_by_what_the_search_says(settings):
     """KS test over 3000 draws; false-alarm rate 1e-6."""
     scale = settings.search.score_noise
     drawn = [
-        Seed.from_int(1).generator("score", number).normal(0, scale)
+        noisy_count(0, settings.search, Seed.from_int(1), number)
         for number in range(3000)
     ]
     assert stats.kstest(np.divide(drawn, scale), "norm").pvalue > 1e-6
     assert scale > 0.5
     assert isinstance(settings.search, PrivateSearch)
+
+
+def test_which_scores_are_possible_does_not_depend_on_the_count(settings):
+    """With float noise, 3 % of the scores of 0 right were possible of no other count."""
+    for count in (0, 1, 7):
+        for number in range(500):
+            score = noisy_count(count, settings.search, Seed.from_int(2), number)
+            assert (score / _SCORE_GRID).is_integer()
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,14 @@ def test_fixed_parameters_may_be_infinite_but_not_nan():
         check_parameters(first_params(), with_a(np.nan))
 
 
+@pytest.mark.parametrize("name", ["jax_debug_nans", "jax_debug_infs"])
+def test_settings_by_which_an_example_stops_a_run_are_refused(name, tmp_path):
+    setting = jax.debug_nans if name == "jax_debug_nans" else jax.debug_infs
+    with setting(True), pytest.raises(ValueError, match=f"{name} .*must be off"):
+        run(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("name", ["evaluate", "finish"])
 def test_a_function_that_fails_does_so_before_the_first_charge(tmp_path, name):
     def fails(params):

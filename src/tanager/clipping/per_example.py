@@ -7,7 +7,6 @@ number of parameters. It is the oracle every other strategy is tested against.
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
 from tanager.clipping import links
@@ -43,4 +42,3 @@ def per_example(
         return weighted_sum(Kept([leaf], links.same), weights)
 
     return jax.tree.map(clipped_sum, gradients), norms, losses
-

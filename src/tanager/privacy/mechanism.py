@@ -21,7 +21,8 @@ class Adjacency(enum.StrEnum):
         sampled like the others, and contributes zero. The number of places N is public.
         What an example says is hidden, that there is a place for it is not.
     ADD_OR_REMOVE_ONE: one has exactly one example more than the other, so N is private,
-        and updates are divided by a declared size. The same ε as under zero-out.
+        and updates are divided by a declared size. The others keep their places: the
+        example more is the last one. The same ε as under zero-out, which holds too.
     REPLACE_ONE: one example is exchanged for another; N is public. ε is about twice as
         large.
 

@@ -12,8 +12,9 @@ _Fields = Mapping[str, Any]
 _PROTECTS = {
     "zero-out": "one example, which in one of them is replaced by nothing: what it "
     "says is protected, and the number of examples is public",
-    "add-or-remove-one": "one example, which only one of them has: that it was there "
-    "is protected, and so is the number of examples",
+    "add-or-remove-one": "one example, which only one of them has, while the others "
+    "keep their places: that it was there is protected, and so is the number of "
+    "examples",
     "replace-one": "one example, exchanged for another: what it says is protected, and "
     "the number of examples is public",
 }

@@ -30,6 +30,7 @@ from tanager._files import as_json, write_json
 from tanager._reading import read_json
 from tanager._record import Each, Maybe, read_record
 from tanager.data import Dataset
+from tanager.gaussian import rounded_normals
 from tanager.models.tensors import read_tensors
 from tanager.privacy.mechanism import LARGE_EPSILON, Adjacency
 from tanager.privacy.plan import default_delta
@@ -42,10 +43,13 @@ from tanager.search import jobs
 from tanager.search.hidden import hidden, same_times
 from tanager.search.settings import check_choices
 from tanager.search.space import Space
+from tanager.seed import Seed
 from tanager.training.run_folder import RunFolder
 
 
 _ANOTHER = "search into another folder"
+_SCORE_GRID = 2.0**-10
+"""Scores are whole numbers of this."""
 _FOUND = {"values": Each(object), "noisy_accuracy": float}
 _RELEASED = {"epsilon": float, "delta": float, "search": Maybe(_FOUND)}
 
@@ -212,8 +216,7 @@ def _search(run_folder: RunFolder, settings: PrivateSettings) -> None:
         recipe = settings.space.recipe(settings.recipe, values)
         with hidden(run_folder.private):
             right = _right(runs / f"{number:04d}", recipe, settings)
-        noise = seed.generator("score", number)
-        score = right * held_out + noise.normal(0.0, settings.search.score_noise)
+        score = noisy_count(round(right * held_out), settings.search, seed, number)
         if best is None or score > best[0]:
             best = score, number, values
     if best is None:
@@ -224,6 +227,28 @@ def _search(run_folder: RunFolder, settings: PrivateSettings) -> None:
     score, number, values = best
     best_run = runs / f"{number:04d}"
     _release(run_folder, best_run, settings, values, score / held_out)
+
+
+def noisy_count(right: int, search: PrivateSearch, seed: Seed, number: int) -> float:
+    """Return how many held-out examples a run has right, with noise.
+
+    On a grid, as sums of gradients are: which values are possible does not depend on
+    the count.
+
+    Args:
+        right: the count. Private.
+        search: how much noise.
+        seed: of the search.
+        number: of the run.
+    """
+    # Rounded up, so that it is no less than the product in real numbers.
+    scale = search.score_noise / _SCORE_GRID * (1 + 2.0**-50)
+
+    def more(_: int, taken: int) -> int:
+        return int.from_bytes(seed.derive("score bits", number, taken, size=8))
+
+    (drawn,) = rounded_normals(seed.words(1, "score", number), scale, more)
+    return (right / _SCORE_GRID + int(drawn)) * _SCORE_GRID
 
 
 def _begin(folder: Path, content: dict[str, Any]) -> RunFolder:

@@ -35,9 +35,27 @@ def check(
         optimizer: what was given as an optax transformation.
         expected_batch: the expected batch size.
     """
+    check_settings()
     check_parameters(trained, fixed)
     check_optimizer(optimizer, trained)
     check_batch(expected_batch)
+
+
+def check_settings() -> None:
+    """Refuse settings of JAX by which one example can stop a run.
+
+    Raises:
+        ValueError: JAX raises an error where it meets a NaN or an infinity.
+    """
+    for name in ("jax_debug_nans", "jax_debug_infs"):
+        if getattr(jax.config, name):
+            validate.refuse(
+                name,
+                True,
+                "must be off: the run would stop at an example whose gradient is not "
+                "finite, and tell by it that this example was sampled",
+                f"leave out {name.upper()}; such an example counts for nothing",
+            )
 
 
 def try_out(
