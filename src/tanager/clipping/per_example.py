@@ -29,7 +29,7 @@ def per_example(
         mask: which rows are examples; the others contribute exact zeros.
         clip_norm: the clipping norm C.
     """
-    # XLA may compute a batch of convolutions as one with zeros between, and 0·NaN is NaN.
+    # XLA may compute a batch of convolutions as one with zeros between: 0·NaN is NaN.
     # A product keeps rows apart; a branch for such rows would round all others anew.
     every = safe_to_split(jax.vmap(jax.value_and_grad(loss), (None, 0)))
     losses, gradients = every(params, batch)
