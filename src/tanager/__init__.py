@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from tanager.training.evaluate import Evaluation as Evaluation
     from tanager.training.export import export as export
     from tanager.training.loop import train as train
+    from tanager.training.problem import DPSGD as DPSGD
+    from tanager.training.problem import Problem as Problem
+    from tanager.training.problem import Runtime as Runtime
     from tanager.training.result import TrainResult as TrainResult
 
 _HOMES = {
@@ -39,6 +42,7 @@ _HOMES = {
     "Classification": "training.evaluate",
     "ClippedGrad": "clipping.transform",
     "ClippedGradient": "clipping.transform",
+    "DPSGD": "training.problem",
     "Evaluation": "training.evaluate",
     "Explanation": "clipping.explain",
     "GaussianNoise": "noise",
@@ -47,6 +51,8 @@ _HOMES = {
     "PhysicalBatch": "sampling",
     "Plan": "privacy.plan",
     "PoissonSampler": "sampling",
+    "Problem": "training.problem",
+    "Runtime": "training.problem",
     "Seed": "seed",
     "TrainResult": "training.result",
     "calibrate": "privacy.calibrate",
@@ -59,6 +65,7 @@ _HOMES = {
 _MODULES = {"data": "data", "models": "models", "tan": "privacy.tan"}
 
 __all__ = [
+    "DPSGD",
     "Adjacency",
     "ClassResult",
     "Classification",
@@ -72,6 +79,8 @@ __all__ = [
     "PhysicalBatch",
     "Plan",
     "PoissonSampler",
+    "Problem",
+    "Runtime",
     "Seed",
     "TrainResult",
     "__version__",

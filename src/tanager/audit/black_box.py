@@ -27,9 +27,9 @@ from tanager.compiling import filter_jit
 from tanager.data import as_source, gather
 from tanager.data.source import ArraySource, Source
 from tanager.privacy import accountant
-from tanager.privacy.mechanism import Mechanism
 from tanager.seed import Seed
 from tanager.training.loop import train
+from tanager.training.problem import DPSGD, Problem, Runtime
 from tanager.training.run_folder import RunFolder
 
 
@@ -76,39 +76,34 @@ class OneRun:
 
 
 def audit_one_run(
-    loss: Callable[[Any, Any], Array],
-    params: PyTree,
-    data: Any,
+    problem: Problem,
+    algorithm: DPSGD,
     canaries: Any,
-    mechanism: Mechanism,
+    runtime: Runtime | None = None,
     *,
-    delta: float,
     confidence: float = 0.95,
     guessed: float = GUESSED,
     out: str | Path | None = None,
     seed: int | None = None,
-    **options: Any,
 ) -> OneRun:
     """Train once on data that canaries joined by coin, and guess the coins.
 
     Args:
-        loss: as of `tanager.train`, for one example.
-        params: as there.
-        data: as there.
-        canaries: m examples like those of `data`, stacked or a source.
-        mechanism: what is claimed, under add-or-remove-one.
-        delta: of the claimed ε and of the bounds.
+        problem: as of `tanager.train`.
+        algorithm: as of `tanager.train`: what is claimed, under add-or-remove-one.
+        canaries: m examples like those of the data, stacked or a source.
+        runtime: as of `tanager.train`.
         confidence: of each bound.
         guessed: share of the canaries that are guessed about, half of them in.
-        out: folder of the audited run; the same call goes on where it was killed.
+        out: folder of the audited run; the same call resumes it.
         seed: None draws it from the operating system; a number repeats the audit.
-        **options: of `tanager.train`, such as `optimizer` and `clip_norm`.
 
     Raises:
         ValueError: an argument is out of range, or nothing could be proven: δ is too
             large for so many canaries, or the guesses are too few.
     """
-    source, candidates = as_source(data), as_source(canaries)
+    mechanism, delta = algorithm.mechanism, algorithm.delta
+    source, candidates = problem.source(), as_source(canaries)
     validate.whole(canaries=len(candidates), at_least=20)
     validate.fraction(guessed=guessed)
     require_joining(mechanism)
@@ -121,20 +116,16 @@ def audit_one_run(
     else:
         secret = RunFolder(out).seed(seed)
     included = secret.generator("canaries").random(len(candidates)) < 0.5
-    result = train(
-        loss,
-        params,
-        _joined(source, candidates, np.flatnonzero(included)),
-        mechanism,
+    data = _joined(source, candidates, np.flatnonzero(included))
+    audited = dataclasses.replace(
+        algorithm,
         declared_examples=len(source) + len(candidates) // 2,
         delta=min(delta, 0.5 / (len(source) + len(candidates))),
-        out=out,
-        seed=seed,
-        progress=options.pop("progress", False),
-        **options,
     )
-    finish = options.get("finish", lambda model: model)
-    before = _losses(loss, finish(params), candidates)
+    of_both = dataclasses.replace(problem, data=data)
+    result = train(of_both, audited, runtime, out=out, seed=seed)
+    loss, first = problem.loss, problem.finish(problem.params)
+    before = _losses(loss, first, candidates)
     after = _losses(loss, result.params, candidates)
     scores = np.clip(np.nan_to_num(before - after, nan=-_WORST), -_WORST, _WORST)
     guesses = guess(scores, included, made)

@@ -16,85 +16,66 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, PyTree
 
-from tanager import _validate as validate
 from tanager.audit.batching import over_models
-from tanager.clipping.transform import split
 from tanager.compiling import jit
-from tanager.data import as_source, gather
+from tanager.data import gather
 from tanager.grid import Whole
 from tanager.keys import from_words, key_words
-from tanager.privacy.mechanism import Mechanism
 from tanager.sampling import PoissonSampler
 from tanager.seed import Seed
+from tanager.training.problem import DPSGD, Problem, Runtime
 from tanager.training.state import State
 from tanager.training.step import Step
+
+
+def with_rates(
+    optimizer: Callable[..., optax.GradientTransformation],
+) -> optax.GradientTransformation:
+    """Return an optimizer whose learning rate every model can have its own of.
+
+    Args:
+        optimizer: from ``learning_rate`` to an optax transformation.
+    """
+
+    def of_rate(learning_rate: Any) -> optax.GradientTransformation:
+        return optimizer(learning_rate=learning_rate)
+
+    return optax.inject_hyperparams(of_rate)(learning_rate=1.0)
 
 
 class ManyModels:
     """Trains models of one mechanism, as many at a time as are asked for.
 
     Args:
-        loss: ``loss(params, example) -> scalar`` for one example.
-        params: first parameters of every model.
-        data: the N + Z examples that a model's data may hold, in memory.
-        mechanism: of every model.
-        examples: N, what the public expected batch size q·N is of.
-        clip_norm: C.
-        optimizer: from ``learning_rate`` to an optax transformation.
-        augment: as of `tanager.train`.
-        augmentation_multiplicity: as there.
-        trainable: as there.
-        strategy: as there.
+        problem: of every model, from the same first parameters. Its data are the
+            N + Z examples that a model's data may hold, in memory.
+        algorithm: of every model; `optimizer` from `with_rates`, and
+            `declared_examples` the N that the public expected batch size q·N is of.
+        strategy: as of `tanager.clipped_grad`.
 
     Raises:
         ValueError: an argument is out of range, or the loss cannot be made private.
     """
 
-    def __init__(
-        self,
-        loss: Callable[[Any, Any], Array],
-        params: PyTree,
-        data: Any,
-        mechanism: Mechanism,
-        *,
-        examples: int,
-        clip_norm: float,
-        optimizer: Callable[..., optax.GradientTransformation] = optax.sgd,
-        augment: Callable[[jax.Array, Any], Any] | None = None,
-        augmentation_multiplicity: int = 0,
-        trainable: PyTree | Callable[[Any], bool] | None = None,
-        strategy: str = "auto",
-    ):
-        def of_rate(learning_rate: Any) -> optax.GradientTransformation:
-            return optimizer(learning_rate=learning_rate)
-
-        source = as_source(data)
+    def __init__(self, problem: Problem, algorithm: DPSGD, strategy: str = "auto"):
+        source = problem.source()
         rows = np.arange(len(source))
-        validate.whole(examples=examples, at_least=1)
-        self.mechanism = mechanism
-        self.params, fixed = split(params, trainable)
+        self.mechanism = algorithm.mechanism
         self._data = jax.tree.map(jnp.asarray, gather(source, rows))
         self._size = len(source)
         self.step = Step(
-            loss,
-            self.params,
-            fixed,
-            optax.inject_hyperparams(of_rate)(learning_rate=1.0),
-            mechanism,
-            examples,
+            problem,
+            algorithm,
+            Runtime(strategy=strategy),
             Seed.from_os(),  # every model has its own instead
-            clip_norm=clip_norm,
-            strategy=strategy,
-            augment=augment,
-            multiplicity=augmentation_multiplicity,
-            ema_decay=0.0,
-            declared=examples,
+            examples=algorithm.public_size(len(source)),
         )
+        self.params = self.step.params
         one = jax.tree.map(lambda leaf: leaf[:1], self._data)
         self.step.check(self.params, one, 1)
         # As many rows as a batch has, but for once in 10⁹ steps; or all examples, which
         # need not be gathered and are the same for all models.
-        rate = mechanism.sample_rate
+        rate = self.mechanism.sample_rate
         likely = self._size * rate
         likely += 6 * math.sqrt(self._size * rate * (1 - rate)) + 1
         self._all_rows = 2 * likely >= self._size

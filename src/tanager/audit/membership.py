@@ -25,7 +25,6 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from jaxtyping import Array, PyTree
 
 from tanager import _validate as validate
 from tanager.audit.bounds import (
@@ -37,16 +36,17 @@ from tanager.audit.bounds import (
     audit_scores,
     models_needed,
 )
-from tanager.audit.many_models import ManyModels
+from tanager.audit.many_models import ManyModels, with_rates
 from tanager.audit.phases import FEWEST, SCORE, Phases, Setting, Trainer, Tried
 from tanager.audit.records import Records
-from tanager.data import as_source, gather
+from tanager.data import gather
 from tanager.data.source import Source
 from tanager.privacy import accountant
 from tanager.privacy.calibrate import calibrate
 from tanager.privacy.mechanism import Mechanism
 from tanager.seed import Seed
 from tanager.training import identity
+from tanager.training.problem import DPSGD, Problem
 from tanager.training.run_folder import RunFolder
 
 
@@ -96,25 +96,40 @@ class Membership:
         return max(self.audit.epsilon, self.trade_off_bound) > self.claimed_epsilon
 
 
+@dataclasses.dataclass(frozen=True)
+class Attack:
+    """State a budget, and all that an attacker within it can choose from.
+
+    Attributes:
+        epsilon: of the guarantee that is audited.
+        delta: of the guarantee and of the bounds.
+        batch_size: expected, q·N.
+        steps: numbers of steps to choose from (Table 8: 50, 100).
+        learning_rates: to choose from (Table 8: 0.1, 0.5, 1).
+        clip_norms: to choose from (Table 8: 0.1, 1, 10).
+        optimizer: from ``learning_rate`` to an optax transformation.
+        augmentation_multiplicity: K views averaged before clipping.
+        confidence: of each bound.
+    """
+
+    epsilon: float
+    delta: float
+    batch_size: float = 64
+    steps: Sequence[int] = (50, 100)
+    learning_rates: Sequence[float] = (0.1, 0.5, 1.0)
+    clip_norms: Sequence[float] = (0.1, 1.0, 10.0)
+    optimizer: Callable[..., optax.GradientTransformation] = optax.sgd
+    augmentation_multiplicity: int = 0
+    confidence: float = 0.999
+
+
 def audit_membership(
-    loss: Callable[[Any, Any], Array],
-    params: PyTree,
-    data: Any,
+    problem: Problem,
+    attack: Attack,
     canaries: Mapping[str, Any],
     *,
-    epsilon: float,
-    delta: float,
-    batch_size: float = 64,
-    steps: Sequence[int] = (50, 100),
-    learning_rates: Sequence[float] = (0.1, 0.5, 1.0),
-    clip_norms: Sequence[float] = (0.1, 1.0, 10.0),
     models: int = 1000,
     sweep_models: int | None = None,
-    confidence: float = 0.999,
-    optimizer: Callable[..., optax.GradientTransformation] = optax.sgd,
-    augment: Callable[[jax.Array, Any], Any] | None = None,
-    augmentation_multiplicity: int = 0,
-    trainable: PyTree | Callable[[Any], bool] | None = None,
     strategy: str = "auto",
     models_at_once: int = 16,
     out: str | Path | None = None,
@@ -124,69 +139,57 @@ def audit_membership(
     """Train models with a canary and without, and bound ε by how they differ.
 
     Args:
-        loss: as of `tanager.train`, for one example.
-        params: first parameters of every model.
-        data: D, the N examples that all models have; few, so that one more counts.
+        problem: as of `tanager.train`. Its data are D, the N examples that all models
+            have; few, so that one more counts.
+        attack: the budget, and what to choose from.
         canaries: by name, the examples z to choose from, each like one of D.
-        epsilon: of the guarantee that is audited.
-        delta: of the guarantee and of the bounds.
-        batch_size: expected, q·N.
-        steps: numbers of steps to choose from (Table 8: 50, 100).
-        learning_rates: to choose from (Table 8: 0.1, 0.5, 1).
-        clip_norms: to choose from (Table 8: 0.1, 1, 10).
         models: trained by phase II, half of them with z (the paper: a million).
         sweep_models: trained by phase I; None for half as many. With one setting there
             is no phase I.
-        confidence: of each bound.
-        optimizer: from ``learning_rate`` to an optax transformation.
-        augment: as of `tanager.train`.
-        augmentation_multiplicity: as there.
-        trainable: as there.
-        strategy: as there.
+        strategy: as of `tanager.clipped_grad`.
         models_at_once: in one program.
-        out: folder; the same call goes on where it was killed.
+        out: folder; the same call resumes the audit.
         seed: None draws it from the operating system; a number repeats the audit.
-        on_models: told of the phase, the models trained, how many it will be, and what
-            is known so far.
+        on_models: called with the phase, the models trained, how many it will be, and
+            what is known so far.
 
     Raises:
         ValueError: an argument is out of range, so many models can prove nothing, the
             canaries are not like the data, or `out` holds an audit of something else.
     """
-    source = as_source(data)
+    source = problem.source()
+    epsilon, delta = attack.epsilon, attack.delta
     validate.whole(models=models, at_least=20)
     validate.whole(models_at_once=models_at_once, at_least=2)
     models += models % 2
-    rate = _sample_rate(batch_size, len(source))
-    settings = _settings(learning_rates, clip_norms, steps, canaries)
-    estimator = Estimator(delta, confidence)
+    rate = _sample_rate(attack.batch_size, len(source))
+    settings = _settings(attack, canaries)
+    estimator = Estimator(delta, attack.confidence)
     highest = _highest_provable(estimator, models, epsilon)
     if sweep_models is None:
         sweep_models = models // 2
     rounds = _rounds(len(settings), sweep_models)
     mechanisms = {
         count: calibrate(epsilon=epsilon, delta=delta, sample_rate=rate, steps=count)
-        for count in dict.fromkeys(steps)
+        for count in dict.fromkeys(attack.steps)
     }
     both = _with_canaries(source, canaries)
-    trainer = Trainer(
-        lambda setting: ManyModels(
-            loss,
-            params,
-            both,
+    with_both = dataclasses.replace(problem, data=both)
+
+    def many_models(setting: Setting) -> ManyModels:
+        algorithm = DPSGD(
             mechanisms[setting.steps],
-            examples=len(source),
+            with_rates(attack.optimizer),
+            delta=delta,
             clip_norm=setting.clip_norm,
-            optimizer=optimizer,
-            augment=augment,
-            augmentation_multiplicity=augmentation_multiplicity,
-            trainable=trainable,
-            strategy=strategy,
-        ),
-        settings,
-        list(canaries),
-        len(source),
-        models_at_once,
+            augmentation_multiplicity=attack.augmentation_multiplicity,
+            ema_decay=0.0,
+            declared_examples=len(source),
+        )
+        return ManyModels(with_both, algorithm, strategy)
+
+    trainer = Trainer(
+        many_models, settings, list(canaries), len(source), models_at_once
     )
     folder = None if out is None else RunFolder(out)
     if folder is not None:
@@ -194,10 +197,10 @@ def audit_membership(
         config = {
             "epsilon": epsilon,
             "delta": delta,
-            "batch_size": batch_size,
+            "batch_size": attack.batch_size,
             "settings": [list(setting) for setting in settings],
             "rounds": [list(each) for each in rounds],
-            "augmentation_multiplicity": augmentation_multiplicity,
+            "augmentation_multiplicity": attack.augmentation_multiplicity,
         }
         prints = {
             name: secret.fingerprint(content)
@@ -209,10 +212,10 @@ def audit_membership(
         secret = Seed.from_os() if seed is None else Seed.from_int(seed)
     scores = None if folder is None else folder.path / "scores.jsonl"
     records = Records(scores, SCORE)
-    attack = Phases(trainer, secret, records, on_models or _tell_nobody)
+    phases = Phases(trainer, secret, records, on_models or _tell_nobody)
 
     # Phase I, then phase II: other models, by other secrets.
-    tried = attack.choose(rounds)
+    tried = phases.choose(rounds)
     best = settings.index(tried[0].setting) if tried else 0
     mechanism = mechanisms[settings[best].steps]
 
@@ -222,12 +225,12 @@ def audit_membership(
         found = audit_scores(scores[0], scores[1], estimator)
         return f"ε ≥ {found.epsilon:.3f}, AUC {found.auc:.3f}"
 
-    inside, outside = attack.scores(1, {best: models}, so_far)[best]
-    whole = SubsampledEstimator(delta, confidence, mechanism)
+    inside, outside = phases.scores(1, {best: models}, so_far)[best]
+    whole = SubsampledEstimator(delta, attack.confidence, mechanism)
     return Membership(
         accountant.epsilon(mechanism, delta),
         delta,
-        confidence,
+        attack.confidence,
         mechanism,
         settings[best],
         tuple(tried),
@@ -243,12 +246,9 @@ def _tell_nobody(phase: str, trained: int, models: int, known: str) -> None:
     del phase, trained, models, known
 
 
-def _settings(
-    learning_rates: Sequence[float],
-    clip_norms: Sequence[float],
-    steps: Sequence[int],
-    canaries: Mapping[str, Any],
-) -> list[Setting]:
+def _settings(attack: Attack, canaries: Mapping[str, Any]) -> list[Setting]:
+    learning_rates, clip_norms = attack.learning_rates, attack.clip_norms
+    steps = attack.steps
     for name, values in (
         ("learning_rates", learning_rates),
         ("clip_norms", clip_norms),

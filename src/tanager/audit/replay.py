@@ -13,7 +13,7 @@ import dataclasses
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -27,13 +27,13 @@ from scipy import stats
 from tanager import _validate as validate
 from tanager.audit.bounds import require_noise
 from tanager.clipping.transform import split
-from tanager.data import as_source, gather
 from tanager.data import augment as augmentation
+from tanager.data import gather
 from tanager.keys import derive_keys
-from tanager.privacy.mechanism import Mechanism
 from tanager.sampling import PoissonSampler
 from tanager.seed import Seed
 from tanager.training.loop import train
+from tanager.training.problem import DPSGD, Problem, Runtime
 from tanager.training.result import TrainResult
 
 
@@ -58,37 +58,21 @@ class Finding(NamedTuple):
 
 
 def replay(
-    loss: Callable[[Any, Any], Array],
-    params: PyTree,
-    data: Any,
-    mechanism: Mechanism,
+    problem: Problem,
+    algorithm: DPSGD,
+    runtime: Runtime | None = None,
     *,
-    clip_norm: float = 1.0,
-    optimizer: optax.GradientTransformation | None = None,
-    augment: Callable[[jax.Array, Any], Any] | None = None,
-    augmentation_multiplicity: int = 0,
-    trainable: PyTree | Callable[[Any], bool] | None = None,
-    ema_decay: float = 0.9,
     steps: int = 8,
-    physical_batch_size: int = 4,
-    **options: Any,
 ) -> tuple[Finding, ...]:
     """Train a few steps several times, and check all that was done.
 
     Args:
-        loss: as of `tanager.train`, for one example.
-        params: as there; float32.
-        data: as there, of few examples: each is looked at alone.
-        mechanism: sample rate and noise multiplier.
-        clip_norm: C.
-        optimizer: of the parameters; SGD by default.
-        augment: as of `tanager.train`.
-        augmentation_multiplicity: as there.
-        trainable: as there.
-        ema_decay: as there.
+        problem: as of `tanager.train`; float32 parameters and few examples: each is
+            looked at alone.
+        algorithm: as of `tanager.train`; the mechanism's steps do not count.
+        runtime: as of `tanager.train`; by default physical batches of 4, so small that
+            a logical batch has several.
         steps: of each run.
-        physical_batch_size: so small that a logical batch has several.
-        **options: of `tanager.train`, such as `strategy`.
 
     Returns:
         What each check found; all of them are made.
@@ -96,49 +80,48 @@ def replay(
     Raises:
         ValueError: an argument is out of range.
     """
-    source = as_source(data)
+    source = problem.source()
     validate.whole(steps=steps, at_least=4)
-    require_noise(mechanism)
-    options |= {
-        "clip_norm": clip_norm,
-        "physical_batch_size": physical_batch_size,
-        "progress": False,
-        "ema_decay": ema_decay,
-    }
-    of_model = {
-        "augment": augment,
-        "augmentation_multiplicity": augmentation_multiplicity,
-        "trainable": trainable,
-    }
-    run = dataclasses.replace(mechanism, steps=steps)
-    quiet = dataclasses.replace(run, noise_multiplier=0.0)
-
-    def recorded(run: Mechanism, seed: int, optimizer: Any = None) -> "_Recorded":
-        whole = {**options, **of_model}
-        return _record(loss, params, source, run, seed, optimizer, whole)
-
-    exact = recorded(quiet, _SECRET)
-    noisy = recorded(run, _SECRET, optimizer or optax.sgd(0.1))
-    still = recorded(run, _SECRET)
-    other = recorded(run, _OTHER)
-    other_exact = recorded(quiet, _OTHER)
-    expected = run.sample_rate * len(source)
-    seen = [flat * expected for flat in exact.flat()]
-    sums = _sums_by_definition(loss, params, source, quiet, clip_norm, of_model)
-    noise = [
-        [expected * (with_it - without) for with_it, without in zip(*pair, strict=True)]
-        for pair in zip(still.leaves(), exact.leaves(), strict=True)
-    ]
-    others = [
-        [expected * (with_it - without) for with_it, without in zip(*pair, strict=True)]
-        for pair in zip(other.leaves(), other_exact.leaves(), strict=True)
-    ]
-    return (
-        *_check_sampling(run, len(source), options),
-        _check_sums(seen, sums),
-        *_check_noise(noise, others, run.noise_multiplier),
-        *_check_after(noisy, params, optimizer or optax.sgd(0.1), trainable, ema_decay),
+    require_noise(algorithm.mechanism)
+    runtime = runtime or Runtime(physical_batch_size=4)
+    runtime = dataclasses.replace(runtime, progress=False)
+    still = dataclasses.replace(
+        algorithm,
+        mechanism=dataclasses.replace(algorithm.mechanism, steps=steps),
+        optimizer=optax.set_to_zero(),
+        declared_examples=len(source),
+        delta=0.5 / len(source),
     )
+    run = still.mechanism
+    exact = _without_noise(still)
+    moving = dataclasses.replace(still, optimizer=algorithm.optimizer)
+
+    def recorded(algorithm: DPSGD, seed: int) -> "_Recorded":
+        return _record(problem, algorithm, runtime, seed)
+
+    summed, noised = recorded(exact, _SECRET), recorded(still, _SECRET)
+    moved = recorded(moving, _SECRET)
+    other, other_summed = recorded(still, _OTHER), recorded(exact, _OTHER)
+    expected = run.sample_rate * len(source)
+    seen = [flat * expected for flat in summed.flat()]
+    noise, others = (
+        [
+            [expected * (a - b) for a, b in zip(*pair, strict=True)]
+            for pair in zip(one.leaves(), without.leaves(), strict=True)
+        ]
+        for one, without in ((noised, summed), (other, other_summed))
+    )
+    return (
+        *_check_sampling(exact, len(source), runtime),
+        _check_sums(seen, _sums_by_definition(problem, exact)),
+        *_check_noise(noise, others, run.noise_multiplier),
+        *_check_after(moved, problem, moving),
+    )
+
+
+def _without_noise(algorithm: DPSGD) -> DPSGD:
+    quiet = dataclasses.replace(algorithm.mechanism, noise_multiplier=0.0)
+    return dataclasses.replace(algorithm, mechanism=quiet)
 
 
 ### Recording
@@ -161,17 +144,11 @@ class _Recorded(NamedTuple):
 
 
 def _record(
-    loss: Callable,
-    params: PyTree,
-    source: Any,
-    run: Mechanism,
-    seed: int,
-    optimizer: optax.GradientTransformation | None,
-    options: dict[str, Any],
+    problem: Problem, algorithm: DPSGD, runtime: Runtime, seed: int
 ) -> _Recorded:
-    """Train, and keep what the optimizer was given; without one nothing moves."""
+    """Train, and keep what the optimizer was given."""
     gradients: dict[int, PyTree] = {}
-    inner = optimizer or optax.set_to_zero()
+    inner = algorithm.optimizer
 
     def keep(step: np.ndarray, gradient: PyTree) -> None:
         gradients[int(step)] = jax.tree.map(np.asarray, gradient)
@@ -185,21 +162,17 @@ def _record(
         updates, own = inner.update(gradient, own, params)
         return updates, (step + 1, own)
 
+    keeping = optax.GradientTransformation(
+        init,
+        update,  # pyright: ignore[reportArgumentType]
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that no noise protects nobody
         result = train(
-            loss,
-            params,
-            source,
-            run,
-            declared_examples=len(source),
-            delta=0.5 / len(source),
-            optimizer=optax.GradientTransformation(
-                init,
-                update,  # pyright: ignore[reportArgumentType]
-            ),
+            problem,
+            dataclasses.replace(algorithm, optimizer=keeping),
+            runtime,
             seed=seed,
-            **options,
         )
     jax.block_until_ready(result.params)
     jax.effects_barrier()
@@ -210,23 +183,27 @@ def _record(
 
 
 def _check_sampling(
-    run: Mechanism, examples: int, options: dict[str, Any]
+    algorithm: DPSGD, examples: int, runtime: Runtime
 ) -> Iterator[Finding]:
     """Every example a coordinate of its own: what is read there is who was sampled."""
-    count = max(examples, 64)
+    run, count = algorithm.mechanism, max(examples, 64)
     steps = max(run.steps, 2 * math.ceil(100 / (run.sample_rate * count)), 16)
-    run = dataclasses.replace(run, noise_multiplier=0.0, steps=steps + steps % 2)
-    units = as_source((np.eye(count, dtype=np.float32),))
-    clip_norm = options["clip_norm"]
-    recorded = _record(
-        lambda w, example: 10 * clip_norm * jnp.dot(w, example[0]),
-        jnp.zeros(count),
-        units,
-        run,
-        _SECRET,
-        None,
-        options,
+    run = dataclasses.replace(run, steps=steps + steps % 2)
+    units = dataclasses.replace(
+        algorithm,
+        mechanism=run,
+        augmentation_multiplicity=0,
+        declared_examples=count,
+        delta=0.5 / count,
     )
+    clip_norm = algorithm.clip_norm
+    assert clip_norm is not None
+
+    def loss(w: Array, example: Any) -> Array:
+        return 10 * clip_norm * jnp.dot(w, example[0])
+
+    each = Problem(loss, jnp.zeros(count), (np.eye(count, dtype=np.float32),))
+    recorded = _record(each, units, runtime, _SECRET)
     read = run.sample_rate * count * np.stack(recorded.flat())
     whole = np.abs(read - np.round(read)).max() < _CLOSE
     once = whole and np.isin(np.round(read), (0, 1)).all()
@@ -318,14 +295,11 @@ def _check_noise(
 
 
 def _check_after(
-    recorded: _Recorded,
-    params: PyTree,
-    optimizer: optax.GradientTransformation,
-    trainable: PyTree | Callable[[Any], bool] | None,
-    decay: float,
+    recorded: _Recorded, problem: Problem, algorithm: DPSGD
 ) -> Iterator[Finding]:
     """Parameters and average follow from the noisy updates, and from nothing else."""
-    trained, _ = split(params, trainable)
+    optimizer, decay = algorithm.optimizer, algorithm.ema_decay
+    trained, _ = problem.split()
     average, state = trained, optimizer.init(trained)
     for step, gradient in enumerate(recorded.gradients):
         gradient = jax.tree.unflatten(
@@ -341,7 +315,7 @@ def _check_after(
         ("parameters", trained, recorded.result.params),
         ("average of parameters", average, recorded.result.average),
     ):
-        found, _ = split(whole, trainable)
+        found, _ = split(whole, problem.trainable)
         apart = max(
             float(np.abs(np.asarray(one, np.float64) - np.asarray(other)).max())
             for one, other in zip(
@@ -392,27 +366,22 @@ def _uncorrelated(
 ### The definition, slowly
 
 
-def _sums_by_definition(
-    loss: Callable,
-    params: PyTree,
-    source: Any,
-    run: Mechanism,
-    clip_norm: float,
-    of_model: dict[str, Any],
-) -> list[np.ndarray]:
+def _sums_by_definition(problem: Problem, algorithm: DPSGD) -> list[np.ndarray]:
     """Return Σᵢ clip_C(gᵢ)/C of each step, of the examples that were to be sampled."""
+    source, run = problem.source(), algorithm.mechanism
+    clip_norm = algorithm.clip_norm
+    assert clip_norm is not None
     secret = Seed.from_int(_SECRET)
     sampler = PoissonSampler(run, len(source), secret, len(source))
-    trained, fixed = split(params, of_model["trainable"])
-    augment = of_model["augment"]
+    trained, fixed = problem.split()
+    loss, augment = problem.loss, problem.augment
 
     def mean_loss(trained: PyTree, example: Any, key: jax.Array) -> Array:
         model = eqx.combine(trained, fixed)
         if augment is None:
             return loss(model, example)
-        views = augmentation.views(
-            augment, key, example, of_model["augmentation_multiplicity"]
-        )
+        multiplicity = algorithm.augmentation_multiplicity
+        views = augmentation.views(augment, key, example, multiplicity)
         return jnp.mean(jax.vmap(lambda view: loss(model, view))(views))
 
     gradient = jax.jit(jax.grad(mean_loss))

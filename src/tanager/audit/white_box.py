@@ -25,13 +25,10 @@ import math
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from tanager import _validate as validate
 from tanager.audit.bounds import (
@@ -51,12 +48,12 @@ from tanager.audit.canaries import (
     trained_with,
     with_canaries,
 )
-from tanager.data import as_source
 from tanager.privacy import accountant
 from tanager.privacy.mechanism import Mechanism
 from tanager.sampling import PoissonSampler
 from tanager.seed import Seed
 from tanager.training.loop import train
+from tanager.training.problem import DPSGD, Problem, Runtime
 from tanager.training.run_folder import RunFolder
 
 
@@ -96,55 +93,45 @@ class WhiteBox:
 
 
 def audit_white_box(
-    loss: Callable[[Any, Any], Array],
-    params: PyTree,
-    data: Any,
-    mechanism: Mechanism,
+    problem: Problem,
+    algorithm: DPSGD,
+    runtime: Runtime | None = None,
     *,
-    delta: float,
-    optimizer: optax.GradientTransformation | None = None,
-    clip_norm: float = 1.0,
     canaries: int = 1000,
     confidence: float = 0.95,
-    augment: Callable[[jax.Array, Any], Any] | None = None,
-    trainable: PyTree | Callable[[Any], bool] | None = None,
     knows_sample: bool = False,
     steps: int | None = None,
     out: str | Path | None = None,
     seed: int | None = None,
-    **options: Any,
 ) -> WhiteBox:
     """Train once with canaries, and bound ε from what the optimizer saw.
 
-    The bound is about the mechanism that is run, of which sample rate, noise and steps
-    are those given; data can be a part of the real ones, and the fewer the quicker.
+    The bound is about the mechanism that is run: its sample rate, noise and steps are
+    those given. The data can be a part of the real ones; fewer examples are quicker.
 
     Args:
-        loss: as of `tanager.train`, for one example.
-        params: as there.
-        data: as there.
-        mechanism: what is claimed, under add-or-remove-one.
-        delta: of the claimed ε and of the bound.
-        optimizer: what trains the model meanwhile; None leaves it as it is.
-        clip_norm: C.
+        problem: as of `tanager.train`; canaries go through `augment` as well.
+        algorithm: as of `tanager.train`: what is claimed, under add-or-remove-one.
+        runtime: as of `tanager.train`.
         canaries: m; about half of them join the data, or all with `knows_sample`.
         confidence: of the bound.
-        augment: as of `tanager.train`; canaries go through it as well.
-        trainable: as of `tanager.train`, of `params`.
         knows_sample: the attacker knows who was sampled in each step; q must be below
-            1, and steps so many that a canary is sampled in some of them.
+            1, and there must be enough steps for canaries to be sampled.
         steps: to run, at most the mechanism's, which are run by default. From fewer,
             what they prove of the noise is put into the whole mechanism.
-        out: folder of the audited run; the same call goes on where it was killed.
+        out: folder of the audited run; the same call resumes it.
         seed: None draws it from the operating system; a number repeats the audit.
-        **options: of `tanager.train`, such as `physical_batch_size` or `strategy`.
 
     Raises:
         ValueError: an argument is out of range.
         RuntimeError: no canary could be heard.
     """
+    mechanism, delta = algorithm.mechanism, algorithm.delta
+    clip_norm = algorithm.clip_norm
     validate.whole(canaries=canaries, at_least=20)
     require_joining(mechanism)
+    if clip_norm is None:
+        validate.refuse("clip_norm", None, "must be a number", "the papers use 1.0")
     run = mechanism
     if steps is not None:
         validate.whole(steps=steps, at_least=1)
@@ -162,30 +149,32 @@ def audit_white_box(
             attack = _KnownSample(run, delta, confidence, canaries)
         else:
             attack = _HiddenSample(run, delta, confidence, canaries, secret)
-        source = joined(as_source(data), attack.joining)
+        source = joined(problem.source(), attack.joining)
         expected = run.sample_rate * len(source)
         sampler = PoissonSampler(run, len(source), secret, len(source))
         hear = attack.prepare(sampler, canaries)
-        joint = with_canaries(loss, clip_norm)
-        both = Canaries(params, jnp.zeros((attack.rows, canaries), jnp.float32))
-        trained = trained_with(trainable, params)
+        joint = with_canaries(problem.loss, clip_norm)
+        scores = jnp.zeros((attack.rows, canaries), jnp.float32)
+        both = Canaries(problem.params, scores)
+        trained = trained_with(problem.trainable, problem.params)
         require_heard(joint, both, trained, source[0], clip_norm)
-        result = train(
+        augment = problem.augment
+        audited = Problem(
             joint,
             both,
             source,
-            run,
-            declared_examples=len(source),
-            delta=min(delta, 0.5 / len(source)),  # told in its own report alone
-            clip_norm=clip_norm,
-            optimizer=listening(optimizer or optax.set_to_zero(), expected, hear),
             augment=None if augment is None else augmenting(augment),
             trainable=trained,
-            out=out,
-            seed=seed,
-            progress=options.pop("progress", False),
-            **options,
+            unreadable=problem.unreadable,
         )
+        listener = dataclasses.replace(
+            algorithm,
+            mechanism=run,
+            optimizer=listening(algorithm.optimizer, expected, hear),
+            declared_examples=len(source),
+            delta=min(delta, 0.5 / len(source)),  # told in its own report alone
+        )
+        result = train(audited, listener, runtime, out=out, seed=seed)
     inside, outside = attack.scores(np.asarray(result.params.scores, np.float64))
     audit = audit_scores(inside, outside, attack.estimator)
     noise_multiplier = attack.noise_multiplier(audit.errors)

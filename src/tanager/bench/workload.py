@@ -18,6 +18,7 @@ from tanager.parallel.layout import Layout
 from tanager.privacy.mechanism import Mechanism
 from tanager.seed import Seed
 from tanager.training import precision as precisions
+from tanager.training.problem import DPSGD, Problem, Runtime
 from tanager.training.step import Step
 
 
@@ -115,21 +116,20 @@ class Workload:
             ValueError: there is no such strategy or memory.
         """
         private = strategy != SGD
-        return Step(
-            _loss,
-            self.param_shapes,
-            jax.tree.map(lambda leaf: None, self.param_shapes),
-            self.optimizer,
+        problem = Problem(_loss, self.param_shapes, None)
+        if self.views > 1:
+            problem = dataclasses.replace(problem, loss=self.loss)
+        algorithm = DPSGD(
             Mechanism(0.01, noise_multiplier=1.0 if private else 0.0, steps=_STEPS),
-            _EXAMPLES,
-            Seed.from_int(_SEED),
+            self.optimizer,
+            delta=1 / _EXAMPLES,
             clip_norm=self.clip_norm if private else None,
-            strategy=strategy,
-            memory=memory,
-            augment=None,
-            multiplicity=0 if self.views == 1 else self.views,
             ema_decay=0.999,
-            layout=layout,
+        )
+        runtime = Runtime(strategy=strategy if private else "auto", memory=memory)
+        seed = Seed.from_int(_SEED)
+        return Step(
+            problem, algorithm, runtime, seed, examples=_EXAMPLES, layout=layout
         )
 
     @property

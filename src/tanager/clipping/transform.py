@@ -361,13 +361,13 @@ def split(
     """Return the leaves that are trained and the others, None in each other's place.
 
     Args:
-        params: pytree of arrays, or an Equinox module.
+        params: pytree of arrays or their shapes, or an Equinox module.
         trainable: as of `clipped_grad`.
 
     Raises:
         ValueError: `trainable` does not fit `params`.
     """
-    numbers, others = eqx.partition(params, eqx.is_inexact_array)
+    numbers, others = eqx.partition(params, _is_float)
     if trainable is None:
         return numbers, others
     try:
@@ -378,6 +378,12 @@ def split(
             f"structure of params or of a part of it: {error}"
         ) from error
     return trained, eqx.combine(frozen, others)
+
+
+def _is_float(leaf: Any) -> bool:
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return jnp.issubdtype(leaf.dtype, jnp.inexact)
+    return eqx.is_inexact_array(leaf)
 
 
 def _pieces(rows: int, memory: str) -> list[tuple[int, int]]:

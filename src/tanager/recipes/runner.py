@@ -18,6 +18,7 @@ from tanager.recipes.recipe import Recipe
 from tanager.training.evaluate import Classification
 from tanager.training.loop import train
 from tanager.training.precision import computing
+from tanager.training.problem import DPSGD, Runtime
 from tanager.training.result import TrainResult
 from tanager.training.run_folder import RunFolder
 
@@ -132,20 +133,16 @@ def _run(
     folder = hosts.chief_first(lambda: RunFolder(out))
     secret = hosts.chief_first(lambda: folder.seed(recipe.seed, make=hosts.is_chief()))
     task = tasks.make(recipe, dataset, secret, Path(out), progress)
-    mechanism = prepared.budget.mechanism
     return train(
-        task.loss,
-        task.model,
-        task.train,
-        mechanism,
-        delta=prepared.budget.delta,
-        declared_examples=recipe.public_size(len(task.train)),
-        optimizer=optimizer(recipe, mechanism.steps),
+        task.problem,
+        algorithm(prepared, len(task.problem.data)),
+        dataclasses.replace(
+            runtime(recipe),
+            workers=_workers(recipe, task.problem.data),
+            progress=progress,
+        ),
         out=out,
-        augment=task.augment,
-        workers=_workers(recipe, task.train),
-        trainable=task.trainable,
-        finish=task.finish,
+        seed=recipe.seed,
         evaluate=Classification(
             task.predict,
             task.test,
@@ -175,25 +172,40 @@ def _run(
             },
             **links,
         },
-        progress=progress,
-        **train_options(recipe),
     )
 
 
-def train_options(recipe: Recipe) -> dict[str, Any]:
-    """Return the options of `tanager.train` that are fields of a recipe."""
-    return {
-        "clip_norm": None if recipe.non_private else recipe.clip_norm,
-        "seed": recipe.seed,
-        "augmentation_multiplicity": recipe.augmentation_multiplicity,
-        "ema_decay": recipe.ema_decay,
-        "physical_batch_size": recipe.physical_batch_size,
-        "strategy": recipe.strategy,
-        "devices": recipe.devices,
-        "shard_parameters": recipe.shard_parameters,
-        "unreadable": recipe.unreadable,
-        "checkpoint_seconds": recipe.checkpoint_seconds,
-    }
+def algorithm(prepared: Prepared, examples: int) -> DPSGD:
+    """Return how a recipe trains.
+
+    Args:
+        prepared: what `prepare` returned.
+        examples: how many there are.
+
+    Raises:
+        ValueError: a field is out of range.
+    """
+    recipe, budget = prepared.recipe, prepared.budget
+    return DPSGD(
+        budget.mechanism,
+        optimizer(recipe, budget.mechanism.steps),
+        delta=budget.delta,
+        clip_norm=None if recipe.non_private else recipe.clip_norm,
+        augmentation_multiplicity=recipe.augmentation_multiplicity,
+        ema_decay=recipe.ema_decay,
+        declared_examples=recipe.public_size(examples),
+    )
+
+
+def runtime(recipe: Recipe) -> Runtime:
+    """Return the fields of a recipe that only change how fast it trains."""
+    return Runtime(
+        physical_batch_size=recipe.physical_batch_size,
+        strategy=recipe.strategy,
+        devices=recipe.devices,
+        shard_parameters=recipe.shard_parameters,
+        checkpoint_seconds=recipe.checkpoint_seconds,
+    )
 
 
 def _workers(recipe: Recipe, source: data.Source) -> int:

@@ -27,38 +27,37 @@ from tanager.recipes.recipe import Recipe
 from tanager.seed import Seed
 from tanager.training.features import cache_features
 from tanager.training.precision import image_dtype
+from tanager.training.problem import Problem
 
 
 class Task(NamedTuple):
-    """What `tanager.train` is given.
+    """What a recipe trains, and what it is evaluated on.
 
     Attributes:
-        model: its first parameters.
+        problem: what `tanager.train` is given.
         predict: ``predict(model, example) -> logits``.
-        train: the private examples.
         test: examples to evaluate on.
-        augment: ``augment(key, example) -> example``, or None.
-        augment_test: likewise, for a vote of views of test images.
-        trainable: which leaves are trained, None for all.
-        finish: from the trained model to the whole one.
+        augment_test: ``augment(key, example) -> example``, for a vote of views of test
+            images, or None.
         origin: where its pretrained weights come from, as JSON; None for none.
     """
 
-    model: PyTree
+    problem: Problem
     predict: Callable[[Any, Any], jax.Array]
-    train: Source
     test: Source
-    augment: Callable[[jax.Array, Any], Any] | None
     augment_test: Callable[[jax.Array, Any], Any] | None
-    trainable: PyTree | None
-    finish: Callable[[PyTree], PyTree]
     origin: dict[str, Any] | None
 
-    def loss(self, model: PyTree, example: Any) -> jax.Array:
-        """Return the cross-entropy of one example, in nats."""
+
+def _cross_entropy(predict: Callable[[Any, Any], jax.Array]) -> Callable:
+    """Return the loss of one example, in nats."""
+
+    def loss(model: PyTree, example: Any) -> jax.Array:
         return optax.softmax_cross_entropy_with_integer_labels(
-            self.predict(model, example), example["label"].astype(jnp.int32)
+            predict(model, example), example["label"].astype(jnp.int32)
         )
+
+    return loss
 
 
 def make(
@@ -112,17 +111,20 @@ def make(
     def augment(key: jax.Array, example: Any) -> Any:
         return {**example, "image": augmented(key, example["image"])}
 
-    return Task(
+    def predict(model: Any, example: Any) -> jax.Array:
+        return model(pixels(example)).astype(jnp.float32)
+
+    problem = Problem(
+        _cross_entropy(predict),
         model,
-        lambda model, example: model(pixels(example)).astype(jnp.float32),
         dataset.train,
-        dataset.test,
-        augment if recipe.augmentation_multiplicity else None,
-        augment if recipe.test_views else None,
-        None if recipe.fine_tune == "all" else marks,
-        merge,
-        origin,
+        augment=augment if recipe.augmentation_multiplicity else None,
+        trainable=None if recipe.fine_tune == "all" else marks,
+        finish=merge,
+        unreadable=recipe.unreadable,
     )
+    views = augment if recipe.test_views else None
+    return Task(problem, predict, dataset.test, views, origin)
 
 
 def model_options(recipe: Recipe) -> dict[str, Any]:
@@ -200,17 +202,18 @@ def _on_features(
                 progress=report,
             )
 
-    return Task(
+    def predict(head: Any, example: Any) -> jax.Array:
+        return head(example["features"])
+
+    problem = Problem(
+        _cross_entropy(predict),
         model.head,
-        lambda head, example: head(example["features"]),
         hosts.chief_first(lambda: cached("training", dataset.train)),
-        hosts.chief_first(lambda: cached("test", dataset.test)),
-        None,
-        None,
-        None,
-        lambda head: eqx.tree_at(lambda model: model.head, model, head),
-        origin,
+        finish=lambda head: eqx.tree_at(lambda model: model.head, model, head),
+        unreadable=recipe.unreadable,
     )
+    test = hosts.chief_first(lambda: cached("test", dataset.test))
+    return Task(problem, predict, test, None, origin)
 
 
 @contextlib.contextmanager

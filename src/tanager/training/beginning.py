@@ -16,9 +16,9 @@ from jaxtyping import PyTree
 from tanager import _validate as validate
 from tanager._files import as_json
 from tanager.parallel import hosts
-from tanager.privacy.mechanism import Mechanism
 from tanager.report.run_files import check_description
 from tanager.training.evaluate import Evaluation
+from tanager.training.problem import DPSGD, Problem
 
 
 _AGGREGATE = "DifferentiallyPrivateAggregateState"
@@ -259,28 +259,10 @@ def check_hosts(out: str | Path | None, examples: int) -> None:
         )
 
 
-def public_size(mechanism: Mechanism, declared: int | None, examples: int) -> int:
-    """Return the size that updates are divided by, times the sample rate.
-
-    Args:
-        mechanism: whose adjacency says whether the number of examples is public.
-        declared: a size that was chosen without looking at the data, or None.
-        examples: how many there are.
-
-    Raises:
-        ValueError: that number is private, and no other is declared.
-    """
-    if declared is None:
-        mechanism.require_public_size()
-        return examples
-    validate.whole(declared_examples=declared, at_least=1)
-    return declared
-
-
-def check_views(augment: Callable | None, multiplicity: int) -> None:
+def check_views(problem: Problem, algorithm: DPSGD) -> None:
     """Refuse views without an augmentation, and an augmentation without views."""
-    validate.whole(augmentation_multiplicity=multiplicity, at_least=0)
-    if (augment is None) != (multiplicity == 0):
+    multiplicity = algorithm.augmentation_multiplicity
+    if (problem.augment is None) != (multiplicity == 0):
         validate.refuse(
             "augmentation_multiplicity",
             multiplicity,
@@ -288,36 +270,32 @@ def check_views(augment: Callable | None, multiplicity: int) -> None:
         )
 
 
-def check_guarantee(
-    mechanism: Mechanism, delta: float, clip_norm: float | None, examples: int
-) -> None:
+def check_guarantee(algorithm: DPSGD, examples: int) -> None:
     """Refuse a guarantee that cannot be given, and warn of one that says little.
 
     Args:
-        mechanism: of the run.
-        delta: its δ.
-        clip_norm: C, or None.
+        algorithm: of the run.
         examples: the public size.
     """
-    validate.probability(delta=delta)
+    delta, noise = algorithm.delta, algorithm.mechanism.noise_multiplier
     if delta >= 1 / examples:
         warnings.warn(
             f"delta (={delta:g}) is at least 1/{examples}: a mechanism that publishes "
             "one whole example would satisfy it; choose a smaller one",
             stacklevel=3,
         )
-    if clip_norm is None and mechanism.noise_multiplier > 0:
+    if algorithm.clip_norm is None and noise > 0:
         validate.refuse(
             "clip_norm",
-            clip_norm,
-            f"must be a number with noise of multiplier {mechanism.noise_multiplier:g}",
+            None,
+            f"must be a number with noise of multiplier {noise:g}",
             "noise only protects clipped gradients; the papers use 1.0",
         )
-    if clip_norm is None:
+    if algorithm.clip_norm is None:
         warnings.warn(
             "this run is NOT PRIVATE: gradients are neither clipped nor noised, and "
             "the model may tell of every image it saw; train on public data only",
             stacklevel=3,
         )
-    elif mechanism.noise_multiplier == 0:
+    elif noise == 0:
         warnings.warn("noise_multiplier is 0: this run is not private", stacklevel=3)

@@ -6,6 +6,7 @@ readable settings are compared one by one, and what cannot be read (the loss, th
 optimizer, the data, the first parameters) by fingerprints keyed with the run's secret.
 """
 
+import dataclasses
 import hashlib
 import importlib.metadata
 import json
@@ -29,6 +30,7 @@ from tanager._record import Each, Maybe, check_record
 from tanager.data import Source, UnreadableExample, gather
 from tanager.data.source import in_memory
 from tanager.seed import Seed
+from tanager.training.problem import Runtime
 from tanager.training.run_folder import RunFolder
 from tanager.training.step import Step
 from tanager.training.variables import jax_settings, variables
@@ -37,23 +39,16 @@ from tanager.training.variables import jax_settings, variables
 _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 _SAMPLED_EXAMPLES = 1024
 _BLOCK = 1 << 22  # bytes digested at once
-_MAY_CHANGE = {
-    "checkpoint_seconds",
+_MAY_CHANGE = {field.name for field in dataclasses.fields(Runtime)} | {
     "clipping",
     "data",
-    "devices",
     "evaluate_every",
     "hosts",
-    "memory",
     "out",
-    "physical_batch_size",
-    "shard_parameters",
-    "strategy",
     "stream",
     "test_views",
     "unreadable",
     "versions",
-    "workers",
 }
 
 
@@ -97,9 +92,7 @@ def environment(rows: int, clipping: str) -> dict[str, Any]:
     }
 
 
-def fingerprints(
-    seed: Seed, step: Step, params: PyTree, fixed: PyTree, source: Any, one: Any
-) -> dict[str, str]:
+def fingerprints(seed: Seed, step: Step, source: Any, one: Any) -> dict[str, str]:
     """Return keyed fingerprints of all that has no readable form.
 
     The loss, the augmentation and the optimizer are told apart by the computation JAX
@@ -108,14 +101,13 @@ def fingerprints(
     Args:
         seed: the run's secret.
         step: what is computed.
-        params: the first parameters.
-        fixed: what is not trained.
         source: the examples.
         one: any one of them, on a leading axis of 1.
     """
     example = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), one
     )
+    params = step.params
     gradient = jax.tree.map(jnp.zeros_like, params)
     optimizer_state = step.optimizer.init(params)
     key = jax.random.wrap_key_data(jnp.zeros(2, jnp.uint32), impl="threefry2x32")
@@ -132,7 +124,7 @@ def fingerprints(
         if step.augment is None
         else computation(step.augment, key, example),
         "initial parameters": contents((params, optimizer_state)),
-        "fixed parameters": contents(fixed),
+        "fixed parameters": contents(step.fixed),
         "data": sample(source),
     }
     return {name: seed.fingerprint(content) for name, content in parts.items()}

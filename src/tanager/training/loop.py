@@ -1,25 +1,20 @@
 """Private training from start to finish, one story read from top to bottom."""
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jaxtyping import PyTree
 
 from tanager import _validate as validate
 from tanager._files import as_json
-from tanager.clipping.transform import split
-from tanager.data import as_source
-from tanager.data.loader import Unreadable, an_example
+from tanager.data.loader import an_example
 from tanager.parallel import hosts
-from tanager.parallel.layout import Layout
 from tanager.privacy import accountant
 from tanager.privacy.ledger import Ledger
 from tanager.privacy.mechanism import Mechanism
@@ -31,6 +26,7 @@ from tanager.training.evaluate import Evaluation
 from tanager.training.feed import can_hold, feed
 from tanager.training.interrupt import Interrupt
 from tanager.training.metrics import Metrics
+from tanager.training.problem import DPSGD, Problem, Runtime
 from tanager.training.progress import Clock, TrainingProgress, measuring
 from tanager.training.result import TrainResult, hand_over
 from tanager.training.resume import Position, resume
@@ -40,92 +36,31 @@ from tanager.training.step import Step
 
 
 def train(
-    loss: Callable[[Any, Any], jax.Array],
-    params: PyTree,
-    data: Any,
-    mechanism: Mechanism,
+    problem: Problem,
+    algorithm: DPSGD,
+    runtime: Runtime | None = None,
     *,
-    delta: float,
-    declared_examples: int | None = None,
-    optimizer: optax.GradientTransformation,
-    clip_norm: float | None = 1.0,
     out: str | Path | None = None,
     seed: int | None = None,
-    augment: Callable[[jax.Array, Any], Any] | None = None,
-    augmentation_multiplicity: int = 0,
-    ema_decay: float = 0.9999,
-    physical_batch_size: int = 256,
-    strategy: str = "auto",
-    memory: str = "default",
-    devices: int | None = None,
-    shard_parameters: bool = False,
-    workers: int = 0,
-    unreadable: Unreadable = "error",
-    trainable: PyTree | Callable[[Any], bool] | None = None,
-    finish: Callable[[PyTree], PyTree] = lambda model: model,
     evaluate: Callable[[PyTree], Evaluation] | None = None,
     evaluate_every: int | None = None,
     on_metrics: Callable[[Mapping[str, Any]], None] | None = None,
-    checkpoint_seconds: float = 30.0,
     description: Mapping[str, Any] | None = None,
-    progress: bool = True,
 ) -> TrainResult:
-    """Train any JAX loss with DP-SGD under the guarantee of `mechanism`.
+    """Train any JAX loss with DP-SGD under the guarantee of a mechanism.
 
     With `out`, the run is a folder (see `tanager.training.run_folder`): killed at any
-    moment, the same call goes on and ends with bit-identical parameters on the same
-    machine and versions. Where that cannot be had (see `tanager.training.resume`),
-    steps charged but not yet checkpointed are lost instead of spent twice.
+    moment, the same call resumes it and ends with bit-identical parameters on the same
+    machine and versions. In another environment (see `tanager.training.resume`), steps
+    that were charged but not yet checkpointed are lost instead of spent twice.
 
     Args:
-        loss: ``loss(params, example) -> scalar`` for ONE example.
-        params: initial parameters: a pytree of arrays or an Equinox module; its float
-            leaves are trained, or those that `trainable` names. They must not depend on
-            the private data.
-        data: the private examples: a pytree of arrays with one leading axis, or
-            anything with ``len(data)`` and ``data[index] -> example``.
-        mechanism: sample rate, noise multiplier and steps, from
-            `tanager.calibrate` for instance; the sampler, the noise and the
-            accountant all use it.
-        delta: the δ of the guarantee, below 1/N.
-        declared_examples: the size N that updates are divided by, times the sample
-            rate, and that is published; None for len(data). Under add-or-remove-one
-            len(data) is private, and a size must be given that was chosen without
-            looking at it.
-        optimizer: optax transformation; it is given the noisy sum of gradients clipped
-            to norm 1, divided by the expected batch size (equation 3 of the Unlocking
-            paper), so the learning rate does not depend on `clip_norm`.
-        clip_norm: C; None trains WITHOUT privacy, on gradients as they are, and takes a
-            mechanism with noise multiplier 0. It is for pretraining on public data.
+        problem: what is learned, from whose examples.
+        algorithm: how, under which guarantee.
+        runtime: how fast; None for `Runtime()`.
         out: the run's folder; None trains without files, and without resuming.
         seed: None draws the secret from the operating system; a number makes the run
             reproducible by anyone and therefore NOT private.
-        augment: ``augment(key, example) -> example``, one random view.
-        augmentation_multiplicity: K views averaged before clipping (equation 4); 0
-            for no augmentation.
-        ema_decay: of the parameter average, below 1, with warm-up (appendix C.3); at 0
-            the average is the parameters.
-        physical_batch_size: examples computed on at once, by all devices together;
-            never changes the result but for the order of sums.
-        strategy: how `tanager.clipped_grad` clips. ``"auto"`` measures this device
-            first where that pays, once for each model and physical batch size.
-        memory: ``"low"`` clips for less memory, see `tanager.clipped_grad`.
-        devices: how many devices to train on, None for all. Each computes on an equal
-            part of every physical batch. On several hosts (`tanager.parallel.hosts`)
-            every one of them makes this same call.
-        shard_parameters: cut the parameters, their average, the optimizer's state and
-            the sums into shares, one for each device.
-        workers: processes that read and decode examples ahead of the devices, where
-            the data are not held in memory; 0 for a thread of this one. A program that
-            starts processes must be importable: put the call under
-            ``if __name__ == "__main__":``.
-        unreadable: what to do about an example that cannot be read
-            (`tanager.data.UnreadableExample`): ``"error"`` stops the run; ``"skip"``
-            has it contribute zero, as if its gradient were.
-        trainable: which float leaves are trained, see `tanager.clipped_grad`; the
-            others stay as they are and cost no gradient, noise or optimizer memory.
-        finish: from the trained model to the model that is handed over, such as
-            `tanager.models.merge`. It must not look at private data.
         evaluate: function of parameters, such as `tanager.Classification`; called
             with the parameters and with their average. It is called once more before
             the first step, so that one that fails costs no privacy.
@@ -133,10 +68,8 @@ def train(
         on_metrics: called on every host with each line of metrics.jsonl once it is
             written: the step, ε so far, seconds, and what was evaluated. After a resume
             lines can come again. What it raises ends the run.
-        checkpoint_seconds: least time between checkpoints.
         description: names and settings to put on record in config.json, as JSON; a
             change of them on resume is refused.
-        progress: show a progress bar.
 
     Raises:
         ValueError: an argument is out of range, the loss cannot be made private, or
@@ -146,49 +79,33 @@ def train(
         FloatingPointError: the parameters stopped being finite.
     """
     # 1. Refuse bad input before anything is made or spent.
-    source = as_source(data)
-    declared = beginning.public_size(mechanism, declared_examples, len(source))
-    beginning.check_guarantee(mechanism, delta, clip_norm, declared)
-    beginning.check_views(augment, augmentation_multiplicity)
+    runtime = runtime or Runtime()
+    mechanism, delta = algorithm.mechanism, algorithm.delta
+    source = problem.source()
+    public = algorithm.public_size(len(source))
+    beginning.check_guarantee(algorithm, public)
+    beginning.check_views(problem, algorithm)
     twentieth = max(1, mechanism.steps // 20)
     every = twentieth if evaluate_every is None else evaluate_every
-    validate.whole(
-        evaluate_every=every, physical_batch_size=physical_batch_size, at_least=1
-    )
-    validate.whole(workers=workers, at_least=0)
-    validate.one_of(get_args(Unreadable), unreadable=unreadable)
-    validate.not_negative(checkpoint_seconds=checkpoint_seconds)
-    validate.not_negative(ema_decay=ema_decay)
-    if ema_decay >= 1:
-        validate.refuse("ema_decay", ema_decay, "must be below 1")
-    layout = Layout(devices, shard_parameters)
-    layout.check(physical_batch_size, declared)
+    validate.whole(evaluate_every=every, at_least=1)
+    layout, size = runtime.layout(), runtime.physical_batch_size
+    layout.check(size, public)
     beginning.check_hosts(out, len(source))
     hold = can_hold(source, layout)
-    trained, fixed = split(params, trainable)
-    beginning.check(trained, fixed, optimizer, mechanism.sample_rate * declared)
-
+    trained, fixed = problem.split()
+    beginning.check(trained, fixed, algorithm.optimizer, mechanism.sample_rate * public)
     described = beginning.as_description(description)
-    one = an_example(source, unreadable)
+    one = an_example(source, problem.unreadable)
     unkeyed = Step(
-        loss,
-        trained,
-        fixed,
-        optimizer,
-        mechanism,
-        len(source),
+        problem,
+        algorithm,
+        runtime,
         Seed.from_os(),
-        clip_norm=clip_norm,
-        strategy=strategy,
-        memory=memory,
-        augment=augment,
-        multiplicity=augmentation_multiplicity,
-        ema_decay=ema_decay,
+        examples=len(source),
         layout=layout,
         in_memory=hold,
-        declared=declared,
     )
-    unkeyed.check(trained, one, physical_batch_size)
+    unkeyed.check(trained, one, size)
 
     # 2. The run's folder, its secret, and where it stands: the newest checkpoint, else
     #    the beginning.
@@ -198,24 +115,15 @@ def train(
     if folder is not None:
         secret = hosts.chief_first(lambda: folder.seed(seed, make=chief))
     step = unkeyed.with_seed(secret)
-    with measuring(progress and chief) as report:
-        clipping = agreed_clipping(step, trained, one, physical_batch_size, report)
+    with measuring(runtime.progress and chief) as report:
+        clipping = agreed_clipping(step, trained, one, size, report)
     config = {
         **described,
-        "mechanism": dataclasses.asdict(mechanism),
-        "examples": declared,
-        "batch_size": round(step.sampler.expected_batch_size, 6),
-        "clip_norm": clip_norm,
-        "delta": delta,
-        "augmentation_multiplicity": augmentation_multiplicity,
-        "ema_decay": ema_decay,
-        "physical_batch_size": physical_batch_size,
+        **algorithm.as_json(public),
+        **runtime.as_json(),
         "devices": layout.count,
         "hosts": hosts.count(),
-        "shard_parameters": layout.shard_parameters,
-        "unreadable": unreadable,
-        "strategy": strategy,
-        "memory": memory,
+        "unreadable": problem.unreadable,
         "clipping": clipping.fingerprint,
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(trained)),
         "frozen_parameters": sum(leaf.size for leaf in jax.tree.leaves(step.frozen)),
@@ -226,11 +134,11 @@ def train(
     if folder is None:
         position = Position(Ledger(), "", 0, state, None)
     else:
-        prints = identity.fingerprints(secret, step, trained, fixed, source, one)
+        prints = identity.fingerprints(secret, step, source, one)
         position = resume(folder, secret, config, prints, state)
     begun, state = position.begun, position.state
     metrics = Metrics(folder if chief else None, begun)
-    shown = TrainingProgress(mechanism.steps, begun, progress and chief)
+    shown = TrainingProgress(mechanism.steps, begun, runtime.progress and chief)
     clock = Clock(metrics.released)
     bound = _epsilon_ahead(mechanism, delta, begun, every)
     evaluations = None
@@ -243,16 +151,16 @@ def train(
             source,
             one,
             step.sampler,
-            physical_batch_size,
+            size,
             layout,
             hold=hold,
             begun=begun,
-            workers=workers,
-            unreadable=unreadable,
+            workers=runtime.workers,
+            unreadable=problem.unreadable,
         ) as fed,
     ):
         if begun < mechanism.steps:
-            beginning.try_out(step.models(state)[0], evaluate, finish)
+            beginning.try_out(step.models(state)[0], evaluate, problem.finish)
         with shown.showing(), Interrupt() as interrupt:
             for number in range(begun, mechanism.steps):
                 if interrupt and alone:
@@ -273,7 +181,7 @@ def train(
                 state, counts, sums = step.apply(state, total, drawn, np.int32(number))
                 position.require_same(number, sums)
                 done = number + 1
-                due = chief and position.save_is_due(checkpoint_seconds)
+                due = chief and position.save_is_due(runtime.checkpoint_seconds)
                 stop = bool(interrupt) and not alone
                 skipped, due, stop = hosts.total(skipped, due, stop)
                 metrics.keep(_private_line(done, jax.device_get(counts), skipped))
@@ -297,7 +205,7 @@ def train(
         # 4. Hand over: the guarantee from the ledger, the models, the report.
         rate = clock.steps_per_second()
         evaluations = evaluations or _evaluate(evaluate, step, state)
-        params, average = map(finish, layout.whole(step.models(state)))
+        params, average = map(problem.finish, layout.whole(step.models(state)))
         result = hand_over(
             folder,
             position.ledger,
@@ -307,9 +215,11 @@ def train(
             average,
             evaluations,
             private=secret.private,
-            seconds=clock.seconds(),
-            examples_per_second=rate and rate * step.sampler.expected_batch_size,
-            wait_fraction=clock.wait_fraction(),
+            speed={
+                "seconds": clock.seconds(),
+                "examples_per_second": rate and rate * step.sampler.expected_batch_size,
+                "wait_fraction": clock.wait_fraction(),
+            },
         )
         (stop,) = hosts.total(bool(interrupt))
         if stop:

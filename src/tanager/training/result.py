@@ -59,9 +59,7 @@ def hand_over(
     evaluations: tuple[Evaluation, Evaluation] | None,
     *,
     private: bool,
-    seconds: float,
-    examples_per_second: float | None,
-    wait_fraction: float | None,
+    speed: Mapping[str, float | None],
 ) -> TrainResult:
     """Compute the guarantee from the ledger and write the run's final files.
 
@@ -76,11 +74,8 @@ def hand_over(
         summary["private"] = private and mechanism.noise_multiplier > 0
         if config.get("private_search"):
             summary |= {"private": False, "private_search": True}
-        summary |= {
-            "seconds": seconds,
-            "examples_per_second": examples_per_second,
-            "wait_fraction": wait_fraction,
-        } | ({} if examples_per_second else _speeds_before(folder))
+        made = speed["examples_per_second"] is not None
+        summary |= dict(speed) | ({} if made else _speeds_before(folder))
         if folder is not None:
             _write(folder, summary, params, average)
         return summary

@@ -28,11 +28,11 @@ from tanager.grid import Grid, Whole, checksum
 from tanager.keys import derive_keys
 from tanager.noise import GaussianNoise
 from tanager.parallel.layout import AXIS, Layout
-from tanager.privacy.mechanism import Mechanism
 from tanager.sampling import PoissonSampler
 from tanager.seed import Seed
 from tanager.training import ema
 from tanager.training.plain import PlainGrad, PlainSums
+from tanager.training.problem import DPSGD, Problem, Runtime
 from tanager.training.state import Accumulator, Counts, State, count, empty, specs
 
 
@@ -48,86 +48,79 @@ class Step:
     without privacy.
 
     Args:
-        loss: ``loss(model, example) -> scalar``, for one example and one view.
-        params: the trained leaves, or their shapes.
-        fixed: the leaves of the model that are not trained, None in place of those that
-            are. Arrays among them are arguments of the compiled functions: a constant
+        problem: what is learned; `params` may be shapes, `data` is not looked at. Arrays
+            that are not trained are arguments of the compiled functions: a constant
             would be kept twice, and folded for minutes.
-        optimizer: optax transformation, given the gradient in braces above over q·N.
-        mechanism: q, σ and the number of steps.
-        examples: N.
-        declared: the public size that updates are divided by, times q; see
-            `PoissonSampler`.
+        algorithm: how; clip_norm None takes gradients as they are.
+        runtime: how to clip.
         seed: the run's secret.
-        clip_norm: C; None for gradients as they are, which is not private and takes a
-            mechanism without noise.
-        strategy: clipping strategy.
-        memory: of the clipping, see `clipped_grad`.
-        augment: ``augment(key, example) -> example``, or None for the example itself.
-        multiplicity: K views of each example, averaged before clipping (equation 4);
-            0 exactly when `augment` is None.
-        ema_decay: of the parameter average.
+        examples: how many there are.
         layout: which device holds what; None for one device.
         in_memory: the batches given to `accumulate` are all the examples there are,
             on every device, and the rows of a physical batch are taken from them there.
 
     Attributes:
+        params: the leaves that are trained.
+        fixed: the others.
         frozen: the arrays that are not trained.
+
+    Raises:
+        ValueError: a field of the problem, algorithm or runtime is out of range.
     """
 
     def __init__(
         self,
-        loss: Callable,
-        params: PyTree,
-        fixed: PyTree,
-        optimizer: optax.GradientTransformation,
-        mechanism: Mechanism,
-        examples: int,
+        problem: Problem,
+        algorithm: DPSGD,
+        runtime: Runtime,
         seed: Seed,
         *,
-        clip_norm: float | None,
-        strategy: str,
-        memory: str = "default",
-        augment: Callable | None,
-        multiplicity: int,
-        ema_decay: float,
+        examples: int,
         layout: Layout | None = None,
         in_memory: bool = False,
-        declared: int | None = None,
     ):
+        loss, self.multiplicity = problem.loss, algorithm.augmentation_multiplicity
+
         def mean_over_views(model: PyTree, views: Any) -> Array:
             return jnp.mean(jax.vmap(lambda view: loss(model, view))(views))
 
         self.layout = layout or Layout(devices=1)
-        if self.layout.shard_parameters and strategy == "per_example":
+        if self.layout.shard_parameters and runtime.strategy == "per_example":
             validate.refuse(
                 "strategy",
-                strategy,
+                runtime.strategy,
                 "must not form whole gradients where parameters are cut into shares",
                 "give auto, or any other",
             )
         self.in_memory = in_memory
         self._loss = loss
-        self.frozen, self._static = eqx.partition(fixed, eqx.is_array)
+        self.params, self.fixed = problem.split()
+        self.frozen, self._static = eqx.partition(self.fixed, eqx.is_array)
         self._frozen_placed: PyTree = None
-        whole = loss if multiplicity == 0 else mean_over_views
+        whole = loss if self.multiplicity == 0 else mean_over_views
         trainable = jax.tree.map(
-            lambda leaf: leaf is None, fixed, is_leaf=lambda leaf: leaf is None
+            lambda leaf: leaf is None, self.fixed, is_leaf=lambda leaf: leaf is None
         )
-        self.optimizer = optimizer
-        self.augment = augment
-        self.multiplicity = multiplicity
-        self.ema_decay = ema_decay
+        self.optimizer = algorithm.optimizer
+        self.augment = problem.augment
+        self.ema_decay = algorithm.ema_decay
         self._seed = seed
+        mechanism, clip_norm = algorithm.mechanism, algorithm.clip_norm
+        declared = algorithm.public_size(examples)
         self.sampler = PoissonSampler(mechanism, examples, seed, declared)
         self.grad_fn: ClippedGrad | PlainGrad = PlainGrad(whole, trainable)
         self.noise: GaussianNoise | None = None
         self._sums: Grid | PlainSums = PlainSums()
         if clip_norm is not None:
-            options = {"strategy": strategy, "memory": memory, "trainable": trainable}
-            self.grad_fn = clipped_grad(whole, clip_norm=clip_norm, **options)
+            self.grad_fn = clipped_grad(
+                whole,
+                clip_norm=clip_norm,
+                strategy=runtime.strategy,
+                memory=runtime.memory,
+                trainable=trainable,
+            )
             sensitivity = self.grad_fn.sensitivity
-            self.noise = GaussianNoise(mechanism, sensitivity, seed, params)
+            self.noise = GaussianNoise(mechanism, sensitivity, seed, self.params)
             self._sums = self.noise.grid
             self._sums.require_room(self.sampler.expected_batch_size, sensitivity)
         self.trace_anew()

@@ -14,16 +14,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from tanager import _validate as validate
 from tanager.audit.black_box import audit_one_run
 from tanager.audit.bounds import highest_advantage
-from tanager.audit.membership import audit_membership
+from tanager.audit.membership import Attack, audit_membership
 from tanager.audit.replay import FALSE_ALARM, replay
 from tanager.audit.white_box import audit_white_box
 from tanager.data import Dataset, gather, subset
 from tanager.privacy.mechanism import Mechanism
 from tanager.privacy.shown import upper
 from tanager.recipes import runner, tasks
-from tanager.recipes.optimizers import optimizer
 from tanager.recipes.recipe import Recipe
 from tanager.seed import Seed
+from tanager.training.problem import Runtime
 from tanager.training.run_folder import RunFolder
 
 
@@ -40,21 +40,15 @@ def white_box(
     folder = out / "run"
     _, task = _task(recipe, prepared.dataset, typed, folder, options)
     found = audit_white_box(
-        task.loss,
-        task.model,
-        task.train,
-        mechanism,
-        delta=prepared.budget.delta,
-        optimizer=optimizer(recipe, mechanism.steps),
+        task.problem,
+        runner.algorithm(prepared, len(task.problem.data)),
+        _runtime(recipe, options),
         canaries=options.canaries,
         confidence=_confidence(options),
-        augment=task.augment,
-        trainable=task.trainable,
         knows_sample=options.knows_sample,
         steps=options.audited_steps,
         out=folder,
-        progress=not options.json,
-        **runner.train_options(recipe),
+        seed=recipe.seed,
     )
     return {
         **_claim(mechanism, found.claimed_epsilon, found.delta),
@@ -92,20 +86,14 @@ def one_run(
         )
     chosen = gather(test, np.arange(options.canaries))
     found = audit_one_run(
-        task.loss,
-        task.model,
-        task.train,
+        task.problem,
+        runner.algorithm(prepared, len(task.problem.data)),
         _mislabelled(chosen, len(prepared.dataset.classes)),
-        mechanism,
-        delta=prepared.budget.delta,
+        _runtime(recipe, options),
         confidence=_confidence(options),
         guessed=options.guessed,
-        optimizer=optimizer(recipe, mechanism.steps),
-        augment=task.augment,
-        trainable=task.trainable,
         out=folder,
-        progress=not options.json,
-        **runner.train_options(recipe),
+        seed=recipe.seed,
     )
     return {
         **_claim(mechanism, found.claimed_epsilon, found.delta),
@@ -129,18 +117,10 @@ def replayed(
     prepared = _prepared(name, recipe, typed)
     with tempfile.TemporaryDirectory() as folder:
         _, task = _task(recipe, prepared.dataset, typed, Path(folder), options)
-        of_run = runner.train_options(recipe)
-        for name_of_run in ("physical_batch_size", "checkpoint_seconds", "seed"):
-            del of_run[name_of_run]
         findings = replay(
-            task.loss,
-            task.model,
-            task.train,
-            prepared.budget.mechanism,
-            optimizer=optimizer(recipe, prepared.budget.mechanism.steps),
-            augment=task.augment,
-            trainable=task.trainable,
-            **of_run,
+            task.problem,
+            runner.algorithm(prepared, len(task.problem.data)),
+            dataclasses.replace(runner.runtime(recipe), physical_batch_size=4),
         )
     out.mkdir(parents=True, exist_ok=True)
     return {
@@ -176,22 +156,20 @@ def membership(
         disable=options.json,
     ) as bars:
         found = audit_membership(
-            task.loss,
-            task.model,
-            task.train,
+            task.problem,
+            Attack(
+                recipe.epsilon,
+                recipe.delta,
+                batch_size=options.audited_batch_size,
+                steps=options.update_counts,
+                learning_rates=options.learning_rates,
+                clip_norms=options.clip_norms,
+                augmentation_multiplicity=recipe.augmentation_multiplicity,
+                confidence=_confidence(options),
+            ),
             canaries,
-            epsilon=recipe.epsilon,
-            delta=recipe.delta,
-            batch_size=options.audited_batch_size,
-            steps=options.update_counts,
-            learning_rates=options.learning_rates,
-            clip_norms=options.clip_norms,
             models=options.models,
             sweep_models=options.sweep_models,
-            confidence=_confidence(options),
-            augment=task.augment,
-            augmentation_multiplicity=recipe.augmentation_multiplicity,
-            trainable=task.trainable,
             strategy=recipe.strategy,
             models_at_once=options.models_at_once,
             out=out,
@@ -253,6 +231,10 @@ def _task(
         dataset = dataclasses.replace(dataset, train=subset(dataset.train, rows))
     secret = RunFolder(folder).seed(recipe.seed)
     return secret, tasks.make(recipe, dataset, secret, folder, not options.json)
+
+
+def _runtime(recipe: Recipe, options: "Options") -> Runtime:
+    return dataclasses.replace(runner.runtime(recipe), progress=not options.json)
 
 
 def _confidence(options: "Options") -> float:

@@ -1,0 +1,214 @@
+"""What every private run is made of: a problem, an algorithm and a runtime.
+
+    problem = Problem(loss, params, data)
+    algorithm = DPSGD(mechanism, delta=1e-5, optimizer=optax.sgd(4.0))
+    train(problem, algorithm, Runtime(physical_batch_size=64), out="runs/mine")
+
+A problem says what is learned and from whom. An algorithm says how, and under which
+guarantee. A runtime says how fast: nothing in it changes what is computed, except the
+order in which floats are added within a physical batch.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, get_args
+
+import jax
+import optax
+from jaxtyping import PyTree
+
+from tanager import _validate as validate
+from tanager.clipping.transform import split
+from tanager.data import Source, as_source
+from tanager.data.loader import Unreadable
+from tanager.parallel.layout import Layout
+from tanager.privacy.mechanism import Mechanism
+
+
+def _as_it_is(model: PyTree) -> PyTree:
+    return model
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Problem:
+    """State what is learned, and from whose examples.
+
+    Attributes:
+        loss: ``loss(params, example) -> scalar`` for ONE example.
+        params: initial parameters: a pytree of arrays or an Equinox module; its float
+            leaves are trained, or those that `trainable` names. They must not depend on
+            the private data.
+        data: the private examples: a pytree of arrays with one leading axis, or
+            anything with ``len(data)`` and ``data[index] -> example``.
+        augment: ``augment(key, example) -> example``, one random view; None for the
+            example itself.
+        trainable: which float leaves are trained, see `tanager.clipped_grad`; the
+            others stay as they are and cost no gradient, noise or optimizer memory.
+        finish: from the trained model to the model that is handed over, such as
+            `tanager.models.merge`. It must not look at private data.
+        unreadable: what to do about an example that cannot be read
+            (`tanager.data.UnreadableExample`): ``"error"`` stops the run; ``"skip"``
+            counts its gradient as zero.
+
+    Raises:
+        ValueError: `unreadable` is another word.
+    """
+
+    loss: Callable[[Any, Any], jax.Array]
+    params: PyTree
+    data: Any
+    augment: Callable[[jax.Array, Any], Any] | None = None
+    trainable: PyTree | Callable[[Any], bool] | None = None
+    finish: Callable[[PyTree], PyTree] = _as_it_is
+    unreadable: Unreadable = "error"
+
+    def __post_init__(self):
+        validate.one_of(get_args(Unreadable), unreadable=self.unreadable)
+
+    def source(self) -> Source:
+        """Return the examples with random access.
+
+        Raises:
+            ValueError: `data` is neither a source nor arrays with one leading axis.
+        """
+        return as_source(self.data)
+
+    def split(self) -> tuple[PyTree, PyTree]:
+        """Return the leaves that are trained and the others, None in their places.
+
+        Raises:
+            ValueError: `trainable` does not fit `params`.
+        """
+        return split(self.params, self.trainable)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DPSGD:
+    """State how a problem is learned, and under which guarantee.
+
+    Attributes:
+        mechanism: sample rate, noise multiplier and steps, from `tanager.calibrate` for
+            instance; the sampler, the noise and the accountant all use it.
+        optimizer: optax transformation; it is given the noisy sum of gradients clipped
+            to norm 1, divided by the expected batch size (equation 3 of the Unlocking
+            paper), so the learning rate does not depend on `clip_norm`.
+        delta: the δ of the guarantee, below 1/N.
+        clip_norm: C; None trains WITHOUT privacy, on gradients as they are, and takes a
+            mechanism with noise multiplier 0. Use it to pretrain on public data.
+        augmentation_multiplicity: K views averaged before clipping (equation 4); 0
+            without augmentation.
+        ema_decay: of the parameter average, below 1, with warm-up (appendix C.3); at 0
+            the average is the parameters.
+        declared_examples: the size N that updates are divided by, times the sample
+            rate, and that is published; None for len(data). Under add-or-remove-one
+            len(data) is private, and a size must be given that was chosen without
+            looking at it.
+
+    Raises:
+        ValueError: a field is out of range.
+    """
+
+    mechanism: Mechanism
+    optimizer: optax.GradientTransformation
+    _: dataclasses.KW_ONLY
+    delta: float
+    clip_norm: float | None = 1.0
+    augmentation_multiplicity: int = 0
+    ema_decay: float = 0.9999
+    declared_examples: int | None = None
+
+    def __post_init__(self):
+        validate.probability(delta=self.delta)
+        if self.clip_norm is not None:
+            validate.clipping_norm(self.clip_norm)
+        validate.whole(
+            augmentation_multiplicity=self.augmentation_multiplicity, at_least=0
+        )
+        validate.not_negative(ema_decay=self.ema_decay)
+        if self.ema_decay >= 1:
+            validate.refuse("ema_decay", self.ema_decay, "must be below 1")
+
+    def public_size(self, examples: int) -> int:
+        """Return the size that updates are divided by, times the sample rate.
+
+        Args:
+            examples: how many there are.
+
+        Raises:
+            ValueError: that number is private, and no other is declared.
+        """
+        if self.declared_examples is None:
+            self.mechanism.require_public_size()
+            return examples
+        validate.whole(declared_examples=self.declared_examples, at_least=1)
+        return self.declared_examples
+
+    def as_json(self, public_size: int) -> dict[str, Any]:
+        """Return what config.json records.
+
+        Args:
+            public_size: from the method of that name.
+        """
+        return {
+            "mechanism": dataclasses.asdict(self.mechanism),
+            "examples": public_size,
+            "batch_size": round(self.mechanism.sample_rate * public_size, 6),
+            "clip_norm": self.clip_norm,
+            "delta": self.delta,
+            "augmentation_multiplicity": self.augmentation_multiplicity,
+            "ema_decay": self.ema_decay,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Runtime:
+    """State how fast a run computes, never what.
+
+    Attributes:
+        physical_batch_size: examples computed on at once, by all devices together.
+        strategy: how `tanager.clipped_grad` clips. ``"auto"`` measures this device
+            first where that pays, once for each model and physical batch size.
+        memory: ``"low"`` clips for less memory, see `tanager.clipped_grad`.
+        devices: how many devices to train on, None for all. Each computes on an equal
+            part of every physical batch. On several hosts (`tanager.parallel.hosts`)
+            every one of them makes the same call.
+        shard_parameters: cut the parameters, their average, the optimizer's state and
+            the sums into shares, one for each device.
+        workers: processes that read and decode examples ahead of the devices, where
+            the data are not held in memory; 0 for a thread of this one. A program that
+            starts processes must be importable: put the call under
+            ``if __name__ == "__main__":``.
+        checkpoint_seconds: least time between checkpoints.
+        progress: show a progress bar.
+
+    Raises:
+        ValueError: a number is out of range.
+    """
+
+    physical_batch_size: int = 256
+    strategy: str = "auto"
+    memory: str = "default"
+    devices: int | None = None
+    shard_parameters: bool = False
+    workers: int = 0
+    checkpoint_seconds: float = 30.0
+    progress: bool = True
+
+    def __post_init__(self):
+        validate.whole(physical_batch_size=self.physical_batch_size, at_least=1)
+        validate.whole(workers=self.workers, at_least=0)
+        validate.not_negative(checkpoint_seconds=self.checkpoint_seconds)
+
+    def layout(self) -> Layout:
+        """Return which device holds what.
+
+        Raises:
+            ValueError: there are fewer devices.
+        """
+        return Layout(self.devices, self.shard_parameters)
+
+    def as_json(self) -> Mapping[str, Any]:
+        """Return what config.json records; a resumed run may change all of it."""
+        record = dataclasses.asdict(self)
+        del record["progress"]
+        return record
