@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 from tanager import Mechanism, Seed
-from tanager.audit.many_models import ManyModels
+from tanager.audit.many_models import ManyModels, with_rates
 from tanager.models.lenet import LeNet
 from tanager.models.mlp import MLP
 
@@ -33,10 +33,12 @@ def seconds(model, shape: tuple[int, ...], arguments: argparse.Namespace) -> flo
     rng = np.random.default_rng(0)
     images = rng.normal(size=(EXAMPLES, *shape)).astype(np.float32)
     labels = rng.integers(0, 10, EXAMPLES).astype(np.int32)
-    mechanism = Mechanism(64 / EXAMPLES, 1.0, arguments.steps)
-    many = ManyModels(
-        loss, model, (images, labels), mechanism, examples=EXAMPLES, clip_norm=1.0
+    algorithm = DPSGD(
+        Mechanism(64 / EXAMPLES, 1.0, arguments.steps),
+        with_rates(optax.sgd),
+        delta=1e-3,
     )
+    many = ManyModels(Problem(loss, model, (images, labels)), algorithm)
     count = arguments.models
     secrets = [Seed.from_int(number) for number in range(count)]
     given = secrets, np.full(count, 0.5), np.zeros((count, EXAMPLES), bool)

@@ -69,11 +69,13 @@ print(f"claimed: ε = {tanager.epsilon(claimed, DELTA):.2f} at δ = {DELTA:g}")
 
 
 # %%
+problem = tanager.Problem(loss, model, digits.train)
+algorithm = tanager.DPSGD(claimed, optax.set_to_zero(), delta=DELTA)
+
+
 def audit(seed=1):
     """Attack one run of `tanager.train`."""
-    return audit_white_box(
-        loss, model, digits.train, claimed, delta=DELTA, canaries=3000, seed=seed
-    )
+    return audit_white_box(problem, algorithm, canaries=3000, seed=seed)
 
 
 right = audit()
@@ -181,6 +183,6 @@ figure.savefig(OUT / "bounds.png", dpi=150)
 
 # %%
 with noise_times(0.5):
-    findings = replay(loss, model, digits.train, claimed)
+    findings = replay(problem, algorithm)
 for finding in findings:
     print(f"{'ok    ' if finding.passed else 'FAILED'} {finding.check}")

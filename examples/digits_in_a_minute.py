@@ -91,14 +91,9 @@ print(mechanism)
 
 # %%
 result = tanager.train(
-    loss,
-    model,
-    digits.train,
-    mechanism,
-    delta=1e-4,
-    optimizer=optax.sgd(0.5),
-    ema_decay=0.95,
-    physical_batch_size=128,
+    tanager.Problem(loss, model, digits.train),
+    tanager.DPSGD(mechanism, optax.sgd(0.5), delta=1e-4, ema_decay=0.95),
+    tanager.Runtime(physical_batch_size=128),
     evaluate=tanager.Classification(predict, digits.test, digits.classes),
     evaluate_every=10,
     out=OUT / "run",

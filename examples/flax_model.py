@@ -158,16 +158,16 @@ figure.savefig(OUT / "norms.png", dpi=150)
 
 # %%
 result = tanager.train(
-    loss,
-    params,
-    digits.train,
-    tanager.calibrate(
-        epsilon=3.0, delta=1e-4, sample_rate=512 / len(digits.train), steps=60
+    tanager.Problem(loss, params, digits.train),
+    tanager.DPSGD(
+        tanager.calibrate(
+            epsilon=3.0, delta=1e-4, sample_rate=512 / len(digits.train), steps=60
+        ),
+        optax.sgd(1.0),
+        delta=1e-4,
+        ema_decay=0.9,
     ),
-    delta=1e-4,
-    optimizer=optax.sgd(1.0),
-    ema_decay=0.9,
-    physical_batch_size=128,
+    tanager.Runtime(physical_batch_size=128),
     evaluate=tanager.Classification(predict, digits.test, digits.classes),
     evaluate_every=10,
     out=OUT / "run",

@@ -163,15 +163,15 @@ def loss(model, example):
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="this run is NOT PRIVATE")
     pretrained = tanager.train(
-        loss,
-        Network(len(PUBLIC), key=jax.random.key(0)),
-        public,
-        tanager.Mechanism(64 / 4000, noise_multiplier=0.0, steps=300),
-        delta=DELTA,
-        clip_norm=None,
-        optimizer=optax.sgd(0.1, momentum=0.9),
-        ema_decay=0.98,
-        physical_batch_size=64,
+        tanager.Problem(loss, Network(len(PUBLIC), key=jax.random.key(0)), public),
+        tanager.DPSGD(
+            tanager.Mechanism(64 / 4000, noise_multiplier=0.0, steps=300),
+            optax.sgd(0.1, momentum=0.9),
+            delta=DELTA,
+            clip_norm=None,
+            ema_decay=0.98,
+        ),
+        tanager.Runtime(physical_batch_size=64),
         evaluate=tanager.Classification(predict, public_test, PUBLIC),
         evaluate_every=100,
         out=OUT / "pretraining",
@@ -223,19 +223,22 @@ def loss_from_features(head, example):
 def train_last_layer(epsilon):
     """Train the last layer within a budget."""
     return tanager.train(
-        loss_from_features,
-        zero,
-        cached,
-        tanager.calibrate(epsilon=epsilon, delta=DELTA, sample_rate=0.5, steps=40),
-        delta=DELTA,
-        optimizer=optax.sgd(2.0),
-        ema_decay=0.9,
-        physical_batch_size=512,
+        tanager.Problem(
+            loss_from_features,
+            zero,
+            cached,
+            finish=lambda head: eqx.tree_at(lambda model: model.head, network, head),
+        ),
+        tanager.DPSGD(
+            tanager.calibrate(epsilon=epsilon, delta=DELTA, sample_rate=0.5, steps=40),
+            optax.sgd(2.0),
+            delta=DELTA,
+            ema_decay=0.9,
+        ),
+        tanager.Runtime(physical_batch_size=512, progress=False),
         evaluate=tanager.Classification(predict_from_features, tested, SENSITIVE),
         evaluate_every=40,
-        finish=lambda head: eqx.tree_at(lambda model: model.head, network, head),
         out=OUT / f"last-layer-{epsilon:g}",
-        progress=False,
     )
 
 
@@ -256,18 +259,17 @@ fresh = Network(len(SENSITIVE), key=jax.random.key(0))
 def train_from_scratch(epsilon):
     """Train the whole network within a budget."""
     return tanager.train(
-        loss,
-        fresh,
-        sensitive,
-        tanager.calibrate(epsilon=epsilon, delta=DELTA, sample_rate=0.5, steps=40),
-        delta=DELTA,
-        optimizer=optax.sgd(0.5),
-        ema_decay=0.9,
-        physical_batch_size=128,
+        tanager.Problem(loss, fresh, sensitive),
+        tanager.DPSGD(
+            tanager.calibrate(epsilon=epsilon, delta=DELTA, sample_rate=0.5, steps=40),
+            optax.sgd(0.5),
+            delta=DELTA,
+            ema_decay=0.9,
+        ),
+        tanager.Runtime(physical_batch_size=128, progress=False),
         evaluate=tanager.Classification(predict, sensitive_test, SENSITIVE),
         evaluate_every=40,
         out=OUT / f"from-scratch-{epsilon:g}",
-        progress=False,
     )
 
 

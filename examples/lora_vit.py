@@ -106,15 +106,15 @@ def transformer(classes):
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="this run is NOT PRIVATE")
     pretrained = tanager.train(
-        loss,
-        transformer(20),
-        turned_train,
-        tanager.Mechanism(64 / 2880, noise_multiplier=0.0, steps=300),
-        delta=DELTA,
-        clip_norm=None,
-        optimizer=optax.adam(3e-3),
-        ema_decay=0.98,
-        physical_batch_size=64,
+        tanager.Problem(loss, transformer(20), turned_train),
+        tanager.DPSGD(
+            tanager.Mechanism(64 / 2880, noise_multiplier=0.0, steps=300),
+            optax.adam(3e-3),
+            delta=DELTA,
+            clip_norm=None,
+            ema_decay=0.98,
+        ),
+        tanager.Runtime(physical_batch_size=64),
         evaluate=tanager.Classification(predict, turned_test, turned_classes),
         evaluate_every=100,
         out=OUT / "pretraining",
@@ -165,20 +165,14 @@ def train(way):
     """Train in one of the four ways."""
     model, trained = start(way)
     return tanager.train(
-        loss,
-        model,
-        sensitive.train,
-        mechanism,
-        delta=DELTA,
-        optimizer=optax.sgd(1.0),
-        ema_decay=0.9,
-        physical_batch_size=128,
-        trainable=trained,
-        finish=models.merge,
+        tanager.Problem(
+            loss, model, sensitive.train, trainable=trained, finish=models.merge
+        ),
+        tanager.DPSGD(mechanism, optax.sgd(1.0), delta=DELTA, ema_decay=0.9),
+        tanager.Runtime(physical_batch_size=128, progress=False),
         evaluate=tanager.Classification(predict, sensitive.test, sensitive.classes),
         evaluate_every=40,
         out=OUT / way.replace(" ", "-"),
-        progress=False,
     )
 
 

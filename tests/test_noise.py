@@ -289,15 +289,8 @@ def test_a_published_first_step_tells_nothing(digits):
     """noise_lattice.py's level B: the parameters after one step of SGD."""
     data, params, loss = digits
     mechanism = Mechanism(1.0, 20.0, 1)
-    result = tanager.train(
-        loss,
-        params,
-        data,
-        mechanism,
-        delta=1e-5,
-        optimizer=tanager_sgd(),
-        progress=False,
-    )
+    problem = tanager.Problem(loss, params, data)
+    result = tanager.train(problem, tanager.DPSGD(mechanism, tanager_sgd(), delta=1e-5))
     grid = Grid.of(tanager.clipped_grad(loss, clip_norm=1.0).sensitivity, params)
     lattice = np.asarray(result.params["w"], np.float64) * len(data["y"]) / grid.spacing
     # The float of a whole number over N: undone to its last bits, whole again.

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+import parts
 import tanager
 from tanager.audit.replay import replay
 
@@ -37,7 +38,7 @@ def train(out=None, **changes):
         "out": out,
         "progress": False,
     }
-    return tanager.train(**settings | changes)
+    return parts.train(**settings | changes)
 
 
 class Listed:
@@ -88,13 +89,11 @@ def test_a_loop_of_ones_own_that_begins_again_with_another_secret_spends_again()
 
 
 def test_an_optimizer_with_memory_sees_noisy_updates_alone():
+    optimizer = optax.sgd(0.1, momentum=0.9, nesterov=True)
     found = replay(
-        lambda params, example: loss(params, {"x": example[0], "y": example[1]}),
-        jnp.zeros(3),
-        (data()["x"], data()["y"]),
-        MECHANISM,
-        optimizer=optax.sgd(0.1, momentum=0.9, nesterov=True),
-        strategy="per_example",
+        tanager.Problem(loss, jnp.zeros(3), data()),
+        tanager.DPSGD(MECHANISM, optimizer, delta=1e-3),
+        tanager.Runtime(physical_batch_size=4, strategy="per_example"),
     )
     assert {finding.check for finding in found if not finding.passed} == set()
     assert len(found) > 8

@@ -1,7 +1,9 @@
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+from parts import parts
 from tanager.audit.white_box import audit_white_box
 from tanager.privacy.mechanism import Mechanism
 
@@ -29,8 +31,9 @@ def white_box(regression):
     def audit(mechanism=CLAIMED, canaries=600, data=regression, **options):
         params = {"w": jnp.zeros(5), "b": jnp.zeros(())}
         options = {"seed": 1, "physical_batch_size": 32, "strategy": "bk"} | options
-        return audit_white_box(
-            loss, params, data, mechanism, delta=1e-3, canaries=canaries, **options
-        )
+        own = {"loss": loss, "params": params, "data": data, "mechanism": mechanism}
+        still = {"optimizer": optax.set_to_zero()}
+        problem, algorithm, runtime, rest = parts(still | own | options)
+        return audit_white_box(problem, algorithm, runtime, canaries=canaries, **rest)
 
     return audit

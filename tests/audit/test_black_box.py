@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 
+from parts import parts
 from tanager.audit.black_box import audit_one_run
 from tanager.privacy.mechanism import Adjacency, Mechanism
 
@@ -33,10 +34,10 @@ def one_run(examples):
     def audit(data=examples[0], canaries=examples[1], mechanism=CLAIMED, **options):
         options = {"seed": 1, "strategy": "bk", "physical_batch_size": 32} | options
         options = {"optimizer": optax.sgd(0.5), "guessed": 0.3} | options
-        options = {"delta": 1e-4, "confidence": 0.95, "clip_norm": 1.0} | options
-        return audit_one_run(
-            loss, jnp.zeros(WIDTH), data, canaries, mechanism, **options
-        )
+        options = {"delta": 1e-4, "confidence": 0.95} | options
+        options |= {"loss": loss, "params": jnp.zeros(WIDTH), "mechanism": mechanism}
+        problem, algorithm, runtime, rest = parts({"data": data} | options)
+        return audit_one_run(problem, algorithm, canaries, runtime, **rest)
 
     return audit
 

@@ -7,9 +7,9 @@ import numpy as np
 import optax
 import pytest
 
-import tanager
+from parts import parts, train
 from tanager.audit.batching import over_models
-from tanager.audit.many_models import ManyModels
+from tanager.audit.many_models import ManyModels, with_rates
 from tanager.models.layers import Conv, Linear
 from tanager.privacy.mechanism import Mechanism
 from tanager.seed import Seed
@@ -45,19 +45,25 @@ def small():
     return Small(jax.random.key(0))
 
 
+def side_by_side(model, data, mechanism, **options):
+    settings = {"loss": loss, "params": model, "data": data, "mechanism": mechanism}
+    own = {"clip_norm": 0.5, "declared_examples": 24, "ema_decay": 0.0}
+    rated = {"optimizer": with_rates(optax.sgd)}
+    problem, algorithm, _, _ = parts(settings | own | rated | options)
+    return ManyModels(problem, algorithm)
+
+
 def trained_alone(model, data, mechanism, seed, learning_rate, **options):
-    result = tanager.train(
-        loss,
-        model,
-        data,
-        mechanism,
-        delta=1e-3,
+    result = train(
+        loss=loss,
+        params=model,
+        data=data,
+        mechanism=mechanism,
         clip_norm=0.5,
         optimizer=optax.sgd(learning_rate),
         ema_decay=0.0,
         physical_batch_size=8,
         seed=seed,
-        progress=False,
         **options,
     )
     return jax.tree.leaves(eqx.filter(result.params, eqx.is_inexact_array))
@@ -75,9 +81,7 @@ def noisy(key, example):
 )
 def test_each_is_the_model_that_train_makes(small, images, rate, options):
     mechanism = Mechanism(rate, 0.5, 4)
-    many = ManyModels(
-        loss, small, images, mechanism, examples=24, clip_norm=0.5, **options
-    )
+    many = side_by_side(small, images, mechanism, **options)
     rates = np.array([0.5, 1.0])
     secrets = [Seed.from_int(number) for number in (1, 2)]
     params = many.train(secrets, rates, np.zeros((2, 24), bool))
@@ -90,7 +94,7 @@ def test_each_is_the_model_that_train_makes(small, images, rate, options):
 def test_an_example_left_out_changes_nothing_but_its_own_part(small, images):
     """Sampling, noise and the divisor stay: without noise, the last example's alone."""
     with_it = Mechanism(1.0, 0.0, 1)
-    many = ManyModels(loss, small, images, with_it, examples=23, clip_norm=0.5)
+    many = side_by_side(small, images, with_it, declared_examples=23)
     left_out = np.zeros((2, 24), bool)
     left_out[1, -1] = True
     params = many.train([Seed.from_int(1)] * 2, np.ones(2), left_out)
@@ -100,9 +104,7 @@ def test_an_example_left_out_changes_nothing_but_its_own_part(small, images):
 
 
 def test_losses_are_those_of_each_model(small, images):
-    many = ManyModels(
-        loss, small, images, Mechanism(0.5, 1.0, 1), examples=24, clip_norm=1.0
-    )
+    many = side_by_side(small, images, Mechanism(0.5, 1.0, 1))
     params = many.train(
         [Seed.from_int(1), Seed.from_int(2)], np.ones(2), np.zeros((2, 24), bool)
     )
@@ -148,9 +150,9 @@ def test_mapping_over_models_is_vmap():
 def test_bad_input_is_refused(small, images):
     mechanism = Mechanism(0.5, 1.0, 1)
     with pytest.raises(ValueError, match=r"examples \(=0\) must be at least 1"):
-        ManyModels(loss, small, images, mechanism, examples=0, clip_norm=1.0)
+        side_by_side(small, images, mechanism, declared_examples=0)
     with pytest.raises(ValueError, match="clip_norm"):
-        ManyModels(loss, small, images, mechanism, examples=24, clip_norm=-1.0)
+        side_by_side(small, images, mechanism, clip_norm=-1.0)
     with pytest.raises(TypeError, match=r"\(36,\) and \(64,\)"):
         fewer = (images[0][:, :5, :5], images[1])
-        ManyModels(loss, small, fewer, mechanism, examples=24, clip_norm=1.0)
+        side_by_side(small, fewer, mechanism)

@@ -1,5 +1,6 @@
 """Membership inference: bounds below the truth, that go on where they were killed."""
 
+import dataclasses
 import json
 
 import bugs
@@ -9,8 +10,9 @@ import optax
 import pytest
 from scipy import integrate, stats
 
-from tanager.audit.membership import audit_membership
+from tanager.audit.membership import Attack, audit_membership
 from tanager.audit.phases import Setting, total_variation
+from tanager.training.problem import Problem
 
 
 FAR = {"far": (np.full(5, 4, np.float32), np.float32(-40))}
@@ -31,8 +33,10 @@ def membership(regression):
     def audit(canaries=FAR, data=regression, **options):
         options = {"models": 400, "batch_size": 30, "epsilon": 6.0, "seed": 1} | options
         options = {"confidence": 0.95, "models_at_once": 50, "strategy": "bk"} | options
-        params = {"w": jnp.zeros(5)}
-        return audit_membership(loss, params, data, canaries, delta=0.01, **options)
+        fields = {field.name for field in dataclasses.fields(Attack)} & options.keys()
+        attack = Attack(delta=0.01, **{name: options.pop(name) for name in fields})
+        problem = Problem(loss, {"w": jnp.zeros(5)}, data)
+        return audit_membership(problem, attack, canaries, **options)
 
     return audit
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 from bugs import BUGS
 
+from parts import parts
 from tanager.audit import canaries
 from tanager.audit.replay import replay
 from tanager.privacy.mechanism import Mechanism
@@ -37,7 +38,10 @@ def replayed(regression):
         def with_two(params, example):
             return loss({"w": params["w"], "b": params["b"].sum()}, example)
 
-        found = replay(with_two, params, regression, REPLAYED, **quick | options)
+        own = {"loss": with_two, "params": params, "data": regression}
+        made = parts({"mechanism": REPLAYED} | own | quick | options)
+        problem, algorithm, runtime, rest = made
+        found = replay(problem, algorithm, runtime, **rest)
         return {finding.check for finding in found if not finding.passed}
 
     return checks

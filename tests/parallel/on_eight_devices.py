@@ -17,19 +17,21 @@ os.environ["XLA_FLAGS"] = (
 )
 os.environ["JAX_PLATFORMS"] = "cpu"
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
+from parts import step as make_step
+from parts import train
 from tanager.bench.collectives import exchanged
 from tanager.data import ArraySource, gather
 from tanager.parallel.layout import Layout
 from tanager.privacy.mechanism import Mechanism
 from tanager.seed import Seed
 from tanager.training.evaluate import Classification
-from tanager.training.loop import train
-from tanager.training.step import Step
 
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -94,10 +96,10 @@ def trained(devices, physical, shard=False, **changes):
         "progress": False,
     }
     return train(
-        loss,
-        params(),
-        examples(),
-        MECHANISM,
+        loss=loss,
+        params=params(),
+        data=examples(),
+        mechanism=MECHANISM,
         devices=devices,
         physical_batch_size=physical,
         shard_parameters=shard,
@@ -172,18 +174,15 @@ class OneDeviceOnly(Layout):
 
 
 def step_of(layout, mechanism=MECHANISM):
-    return Step(
-        loss,
-        params(),
-        jax.tree.map(lambda leaf: None, params()),
-        optax.sgd(RATE),
-        mechanism,
-        N,
-        Seed.from_int(3),
+    return make_step(
+        loss=loss,
+        params=params(),
+        optimizer=optax.sgd(RATE),
+        mechanism=mechanism,
+        examples=N,
+        seed=Seed.from_int(3),
         clip_norm=C,
         strategy="bk_mixopt",
-        augment=None,
-        multiplicity=0,
         ema_decay=0.9,
         layout=layout,
     )
@@ -250,18 +249,15 @@ def wide_memory(strategy, shard=True):
     def loss(params, example):
         return jnp.sum(jnp.tanh(example["x"] @ params["up"]) @ params["down"])
 
-    step = Step(
-        loss,
-        wide,
-        jax.tree.map(lambda leaf: None, wide),
-        optax.sgd(RATE),
-        MECHANISM,
-        N,
-        Seed.from_int(3),
+    step = make_step(
+        loss=loss,
+        params=wide,
+        optimizer=optax.sgd(RATE),
+        mechanism=MECHANISM,
+        examples=N,
+        seed=Seed.from_int(3),
         clip_norm=C,
         strategy=strategy,
-        augment=None,
-        multiplicity=0,
         ema_decay=0.9,
         layout=Layout(8, shard_parameters=shard),
     )

@@ -13,16 +13,18 @@ os.environ["XLA_FLAGS"] = (
 )
 os.environ["JAX_PLATFORMS"] = "cpu"
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
+from parts import train
 from tanager.data import UnreadableExample
 from tanager.parallel import hosts
 from tanager.privacy.mechanism import Mechanism
 from tanager.training.evaluate import Classification
-from tanager.training.loop import train
 
 
 FEATURES, CLASSES, STEPS = 8, 4, 12
@@ -80,12 +82,12 @@ def main(settings):
     with warnings.catch_warnings():
         # δ of the test with one example.
         warnings.filterwarnings("ignore", message="delta")
+        rows = Rows(data, settings.get("bad", ()))
         result = train(
-            loss,
-            params,
-            data if settings.get("held", True) else Rows(data, settings.get("bad", ())),
-            Mechanism(settings.get("sample_rate", 0.4), 1.2, STEPS),
-            delta=1e-3,
+            loss=loss,
+            params=params,
+            data=data if settings.get("held", True) else rows,
+            mechanism=Mechanism(settings.get("sample_rate", 0.4), 1.2, STEPS),
             optimizer=optax.sgd(2.0, momentum=0.5),
             out=settings["out"],
             physical_batch_size=16 * settings["hosts"],  # 8 rows on each device
@@ -94,7 +96,6 @@ def main(settings):
             evaluate=evaluate,
             evaluate_every=4,
             checkpoint_seconds=0.0,
-            progress=False,
             seed=3,
         )
     flat = [np.ravel(leaf) for leaf in jax.tree.leaves(result.params)]

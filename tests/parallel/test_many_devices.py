@@ -7,14 +7,12 @@ import sys
 from pathlib import Path
 
 import jax.numpy as jnp
-import optax
 import pytest
 
+from parts import step
 from tanager.parallel.layout import Layout
 from tanager.privacy.mechanism import Mechanism
-from tanager.seed import Seed
 from tanager.training.norms import BINS
-from tanager.training.step import Step
 
 
 # Sums over other parts of a batch round differently: 20 steps, each to the grid.
@@ -115,19 +113,12 @@ def test_in_shares_no_device_holds_gradients_of_examples_for_the_whole_model(
 
 def test_in_shares_the_strategy_that_forms_all_gradients_is_refused():
     with pytest.raises(ValueError, match=r"strategy .*per_example.* shares"):
-        Step(
-            lambda params, example: params["w"] @ example,
-            {"w": jnp.zeros(3)},
-            {"w": None},
-            optax.sgd(0.1),
-            Mechanism(0.1, 1.0, 3),
-            10,
-            Seed.from_int(0),
-            clip_norm=1.0,
+        step(
+            loss=lambda params, example: params["w"] @ example,
+            params={"w": jnp.zeros(3)},
+            mechanism=Mechanism(0.1, 1.0, 3),
+            examples=10,
             strategy="per_example",
-            augment=None,
-            multiplicity=0,
-            ema_decay=0.9,
             layout=Layout(2, shard_parameters=True),
         )
 

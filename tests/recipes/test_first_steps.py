@@ -18,7 +18,6 @@ import small_recipes
 from small_recipes import CLASSES, shrunk
 
 from tanager import models, recipes
-from tanager.clipping.transform import split
 from tanager.data import gather
 from tanager.models import bit, nf_resnet, nfnet, zoo
 from tanager.models.vit import Variant
@@ -90,22 +89,16 @@ def step_once(text, folder):
             recipe, weights=str(folder / "weights.safetensors")
         )
     task = tasks.make(recipe, dataset, SEED, folder, False)
-    trained, fixed = split(task.model, task.trainable)
-    mechanism = settle(recipe, (), len(task.train)).mechanism
+    train, count = task.problem.data, len(task.problem.data)
+    prepared = runner.Prepared("", recipe, dataset, settle(recipe, (), count))
     step = Step(
-        task.loss,
-        trained,
-        fixed,
-        runner.optimizer(recipe, mechanism.steps),
-        mechanism,
-        len(task.train),
+        task.problem,
+        runner.algorithm(prepared, count),
+        runner.runtime(recipe),
         SEED,
-        clip_norm=None if recipe.non_private else recipe.clip_norm,
-        strategy=recipe.strategy,
-        augment=task.augment,
-        multiplicity=recipe.augmentation_multiplicity,
-        ema_decay=recipe.ema_decay,
+        examples=count,
     )
+    trained, fixed = step.params, step.fixed
     before = jax.device_get(trained)
     state = step.start(trained)
     rows = np.arange(ROWS, dtype=np.int32)
@@ -116,14 +109,14 @@ def step_once(text, folder):
         state.params,
         step.frozen,
         step.zero(state.params),
-        gather(task.train, rows),
+        gather(train, rows),
         np.ones(ROWS, bool),
         rows,
         step.augmentation_key(0),
     )
     with jax.numpy_dtype_promotion("standard"):  # optax's own Adam needs it
         state, counts, _ = apply(state, total, step.draw(0), jnp.int32(0))
-    whole = task.finish(eqx.combine(state.params, fixed))
+    whole = task.problem.finish(eqx.combine(state.params, fixed))
     return before, jax.device_get(state.params), whole, int(counts.dropped)
 
 

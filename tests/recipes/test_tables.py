@@ -21,6 +21,7 @@ from tanager.privacy.mechanism import Mechanism
 from tanager.recipes import published, runner, tasks
 from tanager.recipes.budget import settle
 from tanager.seed import Seed
+from tanager.training.problem import DPSGD
 from tanager.training.step import Step
 
 
@@ -111,21 +112,21 @@ def trace(recipe, folder):
         return
     recipe = dataclasses.replace(recipe, fine_tune="all")
     task = tasks.make(recipe, dataset, Seed.from_int(0), folder, False)
-    trained, fixed = eqx.partition(task.model, lambda leaf: hasattr(leaf, "dtype"))
-    step = Step(
-        task.loss,
-        trained,
-        fixed,
-        runner.optimizer(recipe, 1000),
+    algorithm = DPSGD(
         Mechanism(0.5, 0.0 if recipe.non_private else 1.0, 1),
-        len(dataset.train),
-        Seed.from_int(0),
+        runner.optimizer(recipe, 1000),
+        delta=1e-5,
         clip_norm=None if recipe.non_private else recipe.clip_norm,
-        strategy=recipe.strategy,
-        augment=task.augment,
-        multiplicity=recipe.augmentation_multiplicity,
-        ema_decay=recipe.ema_decay,
+        augmentation_multiplicity=recipe.augmentation_multiplicity,
     )
+    step = Step(
+        task.problem,
+        algorithm,
+        runner.runtime(recipe),
+        Seed.from_int(0),
+        examples=len(dataset.train),
+    )
+    trained = step.params
     batch = gather(dataset.train, np.arange(1))
     shapes = jax.eval_shape(
         step._accumulate,

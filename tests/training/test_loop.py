@@ -22,12 +22,12 @@ import pytest
 
 import tanager
 from forks import Fork
+from parts import train
 from tanager import data
 from tanager.privacy.ledger import Ledger
 from tanager.privacy.mechanism import Mechanism
 from tanager.training import identity, run_folder
 from tanager.training.evaluate import Classification
-from tanager.training.loop import train
 from tanager.training.repeats import Repeats
 from tanager.training.run_folder import RunFolder
 

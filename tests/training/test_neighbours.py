@@ -9,11 +9,10 @@ import optax
 import pytest
 from scipy import stats
 
-import tanager
+from parts import step, train
 from tanager.data import ArraySource, gather
 from tanager.privacy.mechanism import Adjacency, Mechanism
 from tanager.seed import Seed
-from tanager.training.step import Step
 
 
 C, ROWS, FEATURES = 0.5, 8, 6
@@ -35,20 +34,14 @@ def examples(count):
 
 
 def step_of(count):
-    return Step(
-        loss,
-        params(),
-        {"w": None, "b": None},
-        optax.sgd(0.1),
-        HIDDEN_SIZE,
-        count,
-        Seed.from_int(4),
+    return step(
+        loss=loss,
+        params=params(),
+        mechanism=HIDDEN_SIZE,
+        examples=count,
+        seed=Seed.from_int(4),
         clip_norm=C,
-        strategy="bk",
-        augment=None,
-        multiplicity=0,
-        ema_decay=0.9,
-        declared=40,
+        declared_examples=40,
     )
 
 
@@ -106,17 +99,15 @@ def nothing(params, example):
 
 def scale_of_noise(examples, declared, seed, mechanism):
     """What a run on a loss without gradient publishes: a million numbers of noise."""
-    result = tanager.train(
-        nothing,
-        jnp.zeros(1_000_000),
-        np.zeros(examples, np.float32),
-        mechanism,
-        delta=1e-3,
+    result = train(
+        loss=nothing,
+        params=jnp.zeros(1_000_000),
+        data=np.zeros(examples, np.float32),
+        mechanism=mechanism,
         declared_examples=declared,
         optimizer=optax.sgd(1.0),
         ema_decay=0.0,
         seed=seed,
-        progress=False,
     )
     return np.asarray(result.params, np.float64)
 
@@ -157,16 +148,14 @@ def test_a_private_size_must_be_declared():
 
 def test_what_is_published_has_the_declared_size_alone(tmp_path):
     draw = np.random.default_rng(0)
-    tanager.train(
-        lambda w, x: (w - x) ** 2,
-        jnp.zeros(()),
-        draw.normal(size=1237).astype(np.float32),
-        Mechanism(0.1, 1.0, 3, Adjacency.ADD_OR_REMOVE_ONE),
+    train(
+        loss=lambda w, x: (w - x) ** 2,
+        params=jnp.zeros(()),
+        data=draw.normal(size=1237).astype(np.float32),
+        mechanism=Mechanism(0.1, 1.0, 3, Adjacency.ADD_OR_REMOVE_ONE),
         delta=1e-5,
         declared_examples=1000,
-        optimizer=optax.sgd(0.1),
         out=tmp_path / "run",
-        progress=False,
     )
     public = [
         path

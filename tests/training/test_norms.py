@@ -5,11 +5,10 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
+from parts import train
 from tanager.privacy.mechanism import Mechanism
-from tanager.training.loop import train
 from tanager.training.norms import BINS, Norms, edges, histogram
 
 
@@ -37,15 +36,12 @@ def loss(params, example):
 
 def trained(loss, x, out, steps, **more):
     train(
-        loss,
-        {"w": jnp.zeros(4)},
-        {"x": x},
-        Mechanism(0.5, 1.0, steps),
-        delta=1e-3,
-        optimizer=optax.sgd(0.1),
+        loss=loss,
+        params={"w": jnp.zeros(4)},
+        data={"x": x},
+        mechanism=Mechanism(0.5, 1.0, steps),
         out=out,
         physical_batch_size=8,
-        progress=False,
         **more,
     )
     return out

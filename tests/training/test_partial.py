@@ -10,10 +10,8 @@ import numpy as np
 import optax
 import pytest
 
+from parts import step, train
 from tanager.privacy.mechanism import Mechanism
-from tanager.seed import Seed
-from tanager.training.loop import train
-from tanager.training.step import Step
 
 
 N, FEATURES, CLASSES = 60, 6, 3
@@ -59,7 +57,7 @@ def run(mechanism=MECHANISM, **changes):
         "progress": False,
         "trainable": HEAD,
     }
-    return train(loss, params(), **settings | changes)
+    return train(loss=loss, params=params(), **settings | changes)
 
 
 def test_what_is_frozen_stays_and_what_is_not_moves():
@@ -76,34 +74,21 @@ def test_a_frozen_body_is_the_same_as_a_loss_around_it():
         return loss({**start, "head": head}, example)
 
     alone = train(
-        of_head,
-        start["head"],
-        examples(),
-        MECHANISM,
-        delta=1e-3,
+        loss=of_head,
+        params=start["head"],
+        data=examples(),
+        mechanism=MECHANISM,
         optimizer=optax.sgd(0.5),
         seed=1,
         physical_batch_size=16,
-        progress=False,
     )
     np.testing.assert_allclose(whole.params["head"], alone.params, rtol=1e-5)
 
 
 def test_frozen_arrays_are_arguments_and_not_constants():
-    trained, fixed = eqx.partition(params(), HEAD)
-    step = Step(
-        loss,
-        trained,
-        fixed,
-        optax.sgd(1.0),
-        MECHANISM,
-        N,
-        Seed.from_int(0),
-        clip_norm=1.0,
-        strategy="bk",
-        augment=None,
-        multiplicity=0,
-        ema_decay=0.9,
+    trained, _ = eqx.partition(params(), HEAD)
+    made = step(
+        loss=loss, params=params(), mechanism=MECHANISM, examples=N, trainable=HEAD
     )
     batch = jax.tree.map(lambda leaf: leaf[:4], examples())
 
@@ -118,7 +103,7 @@ def test_frozen_arrays_are_arguments_and_not_constants():
             step.augmentation_key(0),
         )
 
-    sizes = [np.size(constant) for constant in accumulate(step).consts]
+    sizes = [np.size(constant) for constant in accumulate(made).consts]
     assert max(sizes, default=0) < params()["body"].size
 
 

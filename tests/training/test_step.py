@@ -7,6 +7,7 @@ import optax
 import pytest
 from scipy import stats
 
+from parts import step as make_step
 from tanager.data import ArraySource, gather
 from tanager.privacy.mechanism import Mechanism
 from tanager.seed import Seed
@@ -39,18 +40,18 @@ def params():
 
 
 def step_of(kind=Step, loss=loss, mechanism=MECHANISM, augment=None, multiplicity=0):
-    return kind(
-        loss,
-        params(),
-        {"w": None, "b": None},
-        optax.sgd(RATE),
-        mechanism,
-        EXAMPLES,
-        Seed.from_int(1),
+    return make_step(
+        kind,
+        loss=loss,
+        params=params(),
+        optimizer=optax.sgd(RATE),
+        mechanism=mechanism,
+        examples=EXAMPLES,
+        seed=Seed.from_int(1),
         clip_norm=C,
         strategy="per_example",
         augment=augment,
-        multiplicity=multiplicity,
+        augmentation_multiplicity=multiplicity,
         ema_decay=0.99,
     )
 

@@ -2,12 +2,11 @@
 
 import jax.numpy as jnp
 import numpy as np
-import optax
 
+from parts import step
 from tanager.data.augment import CropFlip
 from tanager.privacy.mechanism import Mechanism
 from tanager.seed import Seed
-from tanager.training.step import Step
 
 
 IMAGES = np.random.default_rng(1).integers(0, 256, (40, 9, 9, 3), np.uint8)
@@ -16,24 +15,19 @@ IMAGES = np.random.default_rng(1).integers(0, 256, (40, 9, 9, 3), np.uint8)
 def seen(seed, number, indices, views=4, images=IMAGES):
     """Pixels as a step sees them that was made for this call, as after a resume."""
     crop = CropFlip(crop_padding=3)
-    step = Step(
-        lambda params, example: jnp.sum(params),
-        jnp.zeros(1),
-        None,
-        optax.sgd(0.1),
-        Mechanism(sample_rate=0.3, noise_multiplier=0.8, steps=30),
-        len(IMAGES),
-        Seed.from_int(seed),
-        clip_norm=1.0,
-        strategy="bk",
+    made = step(
+        loss=lambda params, example: jnp.sum(params),
+        params=jnp.zeros(1),
+        mechanism=Mechanism(sample_rate=0.3, noise_multiplier=0.8, steps=30),
+        examples=len(IMAGES),
+        seed=Seed.from_int(seed),
         augment=lambda key, example: {"image": crop(key, example["image"])},
-        multiplicity=views,
-        ema_decay=0.99,
+        augmentation_multiplicity=views,
     )
     rows = np.array(indices, np.int32)
     batch = {"image": jnp.asarray(images[rows])}
-    key = step.augmentation_key(number)
-    return np.asarray(step.views(batch, jnp.asarray(rows), key)["image"])
+    key = made.augmentation_key(number)
+    return np.asarray(made.views(batch, jnp.asarray(rows), key)["image"])
 
 
 def test_a_resumed_run_sees_the_same_pixels():

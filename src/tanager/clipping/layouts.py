@@ -8,7 +8,7 @@ examples of a split batch: the kernel gradients of `jax.vmap(jax.grad(loss))`
 of patches, which XLA splits correctly. Where no split is possible they stay.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import equinox as eqx
@@ -134,66 +134,47 @@ def _by_products(equation: jex.JaxprEqn) -> jex.JaxprEqn:
     ]
 
     def convolve(x: Array, kernel: Array) -> Array:
-        return convolution_by_products(x, kernel, **equation.params)
+        return convolution_by_products(x, kernel, equation.params)
 
     (call,) = jax.make_jaxpr(jax.jit(convolve))(*operands).eqns
     return call.replace(invars=equation.invars, outvars=equation.outvars)
 
 
-def convolution_by_products(
-    x: Array,
-    kernel: Array,
-    *,
-    window_strides: tuple[int, ...],
-    padding: tuple[tuple[int, int], ...],
-    lhs_dilation: tuple[int, ...],
-    rhs_dilation: tuple[int, ...],
-    dimension_numbers: lax.ConvDimensionNumbers,
-    feature_group_count: int,
-    batch_group_count: int,
-    precision: Any,
-    preferred_element_type: Any,
-    out_sharding: Any = None,
-) -> Array:
+def convolution_by_products(x: Array, kernel: Array, asked: Mapping[str, Any]) -> Array:
     """Compute `lax.conv_general_dilated` with one gather per axis and one product.
 
     Args:
         x: of any layout.
         kernel: of any layout.
-        window_strides: this and the others as of `lax.conv_general_dilated`.
-        padding: zeros before and after each spatial axis.
-        lhs_dilation: spacing of the pixels.
-        rhs_dilation: spacing of the kernel.
-        dimension_numbers: the layouts of x, kernel and result.
-        feature_group_count: groups of features.
-        batch_group_count: groups of images.
-        precision: of the product.
-        preferred_element_type: of the result.
-        out_sharding: ignored.
+        asked: all other parameters of the primitive.
     """
-    del out_sharding
-    numbers = dimension_numbers
+    numbers: lax.ConvDimensionNumbers = asked["dimension_numbers"]
+    strides, dilation = asked["window_strides"], asked["rhs_dilation"]
+    groups, batch_groups = asked["feature_group_count"], asked["batch_group_count"]
     x, kernel = (
         jnp.transpose(x, numbers.lhs_spec),
         jnp.transpose(kernel, numbers.rhs_spec),
     )
     zero = jnp.zeros((), x.dtype)
-    spatial = [(*ends, n - 1) for ends, n in zip(padding, lhs_dilation, strict=True)]
+    spatial = [
+        (*ends, n - 1)
+        for ends, n in zip(asked["padding"], asked["lhs_dilation"], strict=True)
+    ]
     x = lax.pad(x, zero, [(0, 0, 0), (0, 0, 0), *spatial])
     # Axes of x become (images, features, *(position, offset) of each spatial axis).
-    count = len(window_strides)
+    count = len(strides)
     extents = []
     for axis in reversed(range(count)):
         size, width = x.shape[2 + axis], kernel.shape[2 + axis]
-        stride, spread = window_strides[axis], rhs_dilation[axis]
+        stride, spread = strides[axis], dilation[axis]
         extent = (size - (width - 1) * spread - 1) // stride + 1
         extents.insert(0, extent)
         starts, offsets = jnp.arange(extent) * stride, jnp.arange(width) * spread
         places = starts[:, None] + offsets[None, :]
         x = jnp.take(x, places, axis=2 + axis, mode="clip")
-    groups = max(feature_group_count, batch_group_count)
+    groups = max(groups, batch_groups)
     images, features = x.shape[:2]
-    if batch_group_count > 1:
+    if batch_groups > 1:
         images //= groups
         x = x.reshape(groups, images, features, *x.shape[2:])
     else:
@@ -207,8 +188,8 @@ def convolution_by_products(
             ((2, *range(4, 4 + 2 * count, 2)), (2, *range(3, 3 + count))),
             ((0,), (0,)),
         ),
-        precision=precision,
-        preferred_element_type=preferred_element_type,
+        precision=asked["precision"],
+        preferred_element_type=asked["preferred_element_type"],
     )
     # [groups, images, *positions, outputs of a group]
     found = jnp.moveaxis(found, (0, -1), (1, 2))

@@ -48,7 +48,7 @@ class Step:
     without privacy.
 
     Args:
-        problem: what is learned; `params` may be shapes, `data` is not looked at. Arrays
+        problem: what is learned; `params` may be shapes, `data` is not used. Arrays
             that are not trained are arguments of the compiled functions: a constant
             would be kept twice, and folded for minutes.
         algorithm: how; clip_norm None takes gradients as they are.
