@@ -375,7 +375,7 @@ def test_scores_are_noised_by_what_the_search_says(settings):
 
 
 def test_which_scores_are_possible_does_not_depend_on_the_count(settings):
-    """With float noise, 3 % of the scores of 0 right were possible of no other count."""
+    """In floats 3 % of the scores of 0 right were possible of no other count."""
     for count in (0, 1, 7):
         for number in range(500):
             score = noisy_count(count, settings.search, Seed.from_int(2), number)
