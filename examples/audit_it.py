@@ -70,7 +70,7 @@ print(f"claimed: ε = {tanager.epsilon(claimed, DELTA):.2f} at δ = {DELTA:g}")
 
 # %%
 problem = tanager.Problem(loss, model, digits.train)
-algorithm = tanager.DPSGD(claimed, optax.set_to_zero(), delta=DELTA)
+algorithm = tanager.DPSGD(claimed, optax.sgd(0.1), delta=DELTA)
 
 
 def audit(seed=1):

@@ -27,6 +27,7 @@ from tanager import _processor
 from tanager._files import write_json
 from tanager._reading import reading
 from tanager._record import Each, Maybe, check_record
+from tanager._version import __version__
 from tanager.data import Source, UnreadableExample, gather
 from tanager.data.source import in_memory
 from tanager.seed import Seed
@@ -61,8 +62,9 @@ _IDENTITY = {
 
 def versions() -> dict[str, str]:
     """Return the versions of the packages a run's numbers depend on."""
-    names = ("tanager", "jax", "jaxlib", "numpy", "optax", "equinox", "dp-accounting")
-    return {name: importlib.metadata.version(name) for name in names}
+    names = ("jax", "jaxlib", "numpy", "optax", "equinox", "dp-accounting")
+    others = {name: importlib.metadata.version(name) for name in names}
+    return {"tanager": __version__, **others}
 
 
 def environment(rows: int, clipping: str) -> dict[str, Any]:
