@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise
             first = (str(error) or type(error).__name__).splitlines()[0]
             _say(
-                f"error: there is not memory enough ({first}): give a lower "
+                f"error: not enough memory ({first}): give a lower "
                 "--physical-batch-size"
             )
             return 1

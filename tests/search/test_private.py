@@ -266,7 +266,7 @@ def test_a_search_does_not_begin_in_the_folder_of_a_run(tmp_path, settings, name
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("{}")
     first = name.partition("/")[0]
-    with pytest.raises(ValueError, match=f"holds {first}, which is no search's"):
+    with pytest.raises(ValueError, match=f"holds {first}, which no search wrote"):
         search_privately(tmp_path, settings)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert files == [tmp_path / name]
@@ -278,7 +278,7 @@ def test_a_run_beside_a_search_is_not_taken_for_its_best(tmp_path, settings, nam
     for file in (name, "private/seed.json"):
         (tmp_path / file).write_text("{}")
     (tmp_path / "study.json").write_text(json.dumps(settings.to_json()))
-    refused = f"holds {name}, which is no search's|{name}.* has no epsilon"
+    refused = f"holds {name}, which no search wrote|{name}.* has no epsilon"
     with pytest.raises(ValueError, match=refused):
         search_privately(tmp_path, settings)
 

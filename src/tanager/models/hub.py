@@ -80,8 +80,8 @@ def download(name: str, file: str = "model.safetensors") -> Path:
     Raises:
         ValueError: the name has another form, huggingface_hub is not installed, or the
             hub has no such file, or not for everyone.
-        OSError: the hub cannot be reached and no copy is there, or the download broke
-            off; the same call goes on with it.
+        OSError: the hub is unreachable and its cache has no copy, or the download was
+            interrupted; the same call resumes it.
     """
     wanted = parse(name, file)
     try:
@@ -116,15 +116,15 @@ def download(name: str, file: str = "model.safetensors") -> Path:
         )
     except errors.LocalEntryNotFoundError as error:
         raise OSError(
-            f"{name} cannot be had: the hub cannot be reached (or HF_HUB_OFFLINE is "
-            f"set) and no copy is in its cache: {_by_hand(wanted)}"
+            f"cannot download {name}: the hub is unreachable (or HF_HUB_OFFLINE is "
+            f"set) and its cache has no copy: {_by_hand(wanted)}"
         ) from error
     except Exception as error:
         if not _is_network_trouble(error):
             raise
         raise OSError(
-            f"the download of {name} broke off ({type(error).__name__}: {error}): "
-            f"the same again goes on where it stopped; or {_by_hand(wanted)}"
+            f"the download of {name} was interrupted ({type(error).__name__}: {error}): "
+            f"run the command again to resume it; or {_by_hand(wanted)}"
         ) from error
     return Path(path)
 

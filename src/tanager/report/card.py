@@ -196,7 +196,7 @@ def _accuracy(result: _Fields, weights: str, accuracy: float | None) -> str:
             "of the parameters, with noise that protects the examples: "
             f"**{percent(search['noisy_accuracy'])}**. The noise has a standard "
             f"deviation of {number(search['score_noise'])} examples, and the best of "
-            "several is rather too high than too low."
+            "several is biased upwards."
         )
     if accuracy is None:
         return "It was not measured: there was no test set."

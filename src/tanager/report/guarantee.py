@@ -61,11 +61,10 @@ def assumptions(result: _Fields) -> list[str]:
     )
     return [
         *([skipped] if result.get("unreadable") == "skip" else []),
-        "One image is one example. Who is in the data with several images is protected "
-        "for each of them, not for all together.",
+        "The guarantee is per image. A person with several images is protected less.",
         f"Neighbouring data sets differ in {_PROTECTS.get(adjacency, adjacency)}.",
-        f"{_on_other_images(result)} The initial parameters owe nothing to the private "
-        "data.",
+        f"{_on_other_images(result)} The initial parameters do not depend on the "
+        "private data.",
         _on_choices(result),
         "The secret seed, and all of the folder private/, stay secret.",
         "The pseudo-random numbers (AES-256) are as good as random. Rounding is part "
@@ -94,8 +93,8 @@ def _on_choices(result: _Fields) -> str:
             "its end and once; how long it took is not released."
         )
     return (
-        "The hyper-parameters were chosen without looking at the private data, or that "
-        "look is not counted here."
+        "Tuning hyper-parameters on the private data is not counted: they were chosen "
+        "without it, or ε is larger."
     )
 
 

@@ -265,7 +265,7 @@ def _begin(folder: Path, content: dict[str, Any]) -> RunFolder:
     for name in others:
         if _is_there(folder / name):
             validate.refuse(
-                "out", str(folder), f"holds {name}, which is no search's", _ANOTHER
+                "out", str(folder), f"holds {name}, which no search wrote", _ANOTHER
             )
     run_folder = RunFolder(folder, of_search=True)
     if not begun:
@@ -358,7 +358,7 @@ def _released(folder: RunFolder) -> Winner:
         validate.refuse(
             "out",
             str(folder.path),
-            "holds result.json, which is no search's",
+            "holds result.json, which no search wrote",
             _ANOTHER,
         )
     return Winner(
