@@ -123,8 +123,8 @@ def download(name: str, file: str = "model.safetensors") -> Path:
         if not _is_network_trouble(error):
             raise
         raise OSError(
-            f"the download of {name} was interrupted ({type(error).__name__}: {error}): "
-            f"run the command again to resume it; or {_by_hand(wanted)}"
+            f"the download of {name} was interrupted ({type(error).__name__}: {error})"
+            f": run the command again to resume it; or {_by_hand(wanted)}"
         ) from error
     return Path(path)
 

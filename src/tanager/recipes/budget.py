@@ -4,7 +4,7 @@ Noise multiplier σ, steps T and ε cannot all be free. Which of them gives way:
 
 | typed | kept | solved or computed |
 |---|---|---|
-| nothing | the recipe's σ and T | ε; if it exceeds the recipe's, σ is raised until it does not |
+| nothing | the recipe's σ and T | ε; above the recipe's, σ is raised |
 | steps, or batch size | T and ε | σ |
 | noise multiplier | σ and T | ε |
 | noise multiplier and ε | σ and ε | T |
