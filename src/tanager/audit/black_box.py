@@ -92,7 +92,7 @@ def audit_one_run(
         problem: as of `tanager.train`.
         algorithm: as of `tanager.train`: what is claimed, under add-or-remove-one.
         canaries: m examples like those of the data, stacked or a source.
-        runtime: as of `tanager.train`.
+        runtime: as of `tanager.train`; by default without a progress bar.
         confidence: of each bound.
         guessed: share of the canaries that are guessed about, half of them in.
         out: folder of the audited run; the same call resumes it.
@@ -123,6 +123,7 @@ def audit_one_run(
         delta=min(delta, 0.5 / (len(source) + len(candidates))),
     )
     of_both = dataclasses.replace(problem, data=data)
+    runtime = runtime or Runtime(progress=False)
     result = train(of_both, audited, runtime, out=out, seed=seed)
     loss, first = problem.loss, problem.finish(problem.params)
     before = _losses(loss, first, candidates)

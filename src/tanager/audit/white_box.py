@@ -112,7 +112,7 @@ def audit_white_box(
     Args:
         problem: as of `tanager.train`; canaries go through `augment` as well.
         algorithm: as of `tanager.train`: what is claimed, under add-or-remove-one.
-        runtime: as of `tanager.train`.
+        runtime: as of `tanager.train`; by default without a progress bar.
         canaries: m; about half of them join the data, or all with `knows_sample`.
         confidence: of the bound.
         knows_sample: the attacker knows who was sampled in each step; q must be below
@@ -174,6 +174,7 @@ def audit_white_box(
             declared_examples=len(source),
             delta=min(delta, 0.5 / len(source)),  # told in its own report alone
         )
+        runtime = runtime or Runtime(progress=False)
         result = train(audited, listener, runtime, out=out, seed=seed)
     inside, outside = attack.scores(np.asarray(result.params.scores, np.float64))
     audit = audit_scores(inside, outside, attack.estimator)

@@ -155,7 +155,7 @@ def settle(
     if folder.config.exists() and identity.exists():
         before = _kept(identity, _IDENTITY)
         streams = before["streams"] or []
-        begun_with = _kept(folder.config, {"unreadable": str})
+        begun_with = _kept(folder.config, {"unreadable": Maybe(str)})
         changes = _differences(begun_with, config)
         # From "error" to "skip" the steps so far are the same: nothing was skipped.
         if begun_with.get("unreadable") == "skip" != config["unreadable"]:
