@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 from tanager.data import as_source
+from tanager.noise import GaussianNoise
 from tanager.privacy import accountant
 from tanager.privacy.mechanism import Adjacency, Mechanism
 
@@ -86,20 +87,24 @@ def test_examples_that_are_read_one_by_one_are_joined_too(white_box, regression)
     assert len(as_source(OneByOne())) == 60
 
 
-def test_a_killed_audit_goes_on(white_box, tmp_path):
+def test_a_killed_audit_goes_on(white_box, tmp_path, monkeypatch):
     class Killed(Exception):
         pass
 
-    def kill(line):
-        if line["step"] == 20:
-            raise Killed
+    draw = GaussianNoise.draw
 
-    whole = white_box(canaries=100, out=tmp_path / "whole")
-    options = {"evaluate_every": 10, "checkpoint_seconds": 0.0}
-    with pytest.raises(Killed):
-        white_box(canaries=100, out=tmp_path / "run", on_metrics=kill, **options)
+    def kill(noise, step):
+        if step == 19:
+            raise Killed
+        return draw(noise, step)
+
+    options = {"canaries": 100, "checkpoint_seconds": 0.0}
+    whole = white_box(**options, out=tmp_path / "whole")
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(GaussianNoise, "draw", kill)
+        white_box(**options, out=tmp_path / "run")
     begun = (tmp_path / "run/ledger.jsonl").read_text().splitlines()
-    found = white_box(canaries=100, out=tmp_path / "run", **options)
+    found = white_box(**options, out=tmp_path / "run")
     np.testing.assert_array_equal(found.inside, whole.inside)
     ledger = (tmp_path / "run/ledger.jsonl").read_text().splitlines()
     assert ledger[: len(begun)] == begun
