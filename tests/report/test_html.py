@@ -164,7 +164,7 @@ def test_guarantee_is_one_sentence_with_its_assumptions(tmp_path):
     assert "by dp_accounting 0.6.0" in words
     assert "replaced by nothing: what it says is protected" in words
     assert "NOT PRIVATE" not in words
-    for stated in ("One image is one example", "hyper-parameters", "secret seed"):
+    for stated in ("The guarantee is per image", "hyper-parameters", "secret seed"):
         assert stated in words
 
 
