@@ -20,6 +20,9 @@ AGAIN = "get the file again"
 """The remedy for a file that was damaged on its way."""
 LARGEST_JSON = 1 << 28
 """Bytes of JSON that are read at most: a file of metrics has some hundred per line."""
+_OTHER_KINDS = (KeyError, TypeError, AttributeError)
+MALFORMED = (ValueError, OverflowError, RecursionError, *_OTHER_KINDS)
+"""Errors of code that reads JSON whose content is not what was written."""
 _LONGEST_REASON = 1000
 _MOST_DIGITS = 40
 

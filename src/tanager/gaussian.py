@@ -64,6 +64,16 @@ def rounded_normals(words: np.ndarray, scale: float, more: MoreBits) -> np.ndarr
     return sign * whole.astype(np.int64)
 
 
+def scale_of(deviation: float, spacing: float) -> float:
+    """Return the scale s of noise with a standard deviation, on a grid; rounded up.
+
+    Args:
+        deviation: in the units of the sum.
+        spacing: of the grid, a power of two.
+    """
+    return deviation / spacing * (1 + 2.0**-50)
+
+
 class _Tail:
     """A tail probability U in (value, value + 1)·2⁻ⁿ, which more bits make narrower."""
 

@@ -25,7 +25,7 @@ from jaxtyping import PyTree
 
 from tanager import _processor
 from tanager import _validate as validate
-from tanager.gaussian import LARGEST_SCALE, rounded_normals
+from tanager.gaussian import LARGEST_SCALE, rounded_normals, scale_of
 from tanager.grid import Grid, Whole, halves
 from tanager.privacy.mechanism import Mechanism
 from tanager.seed import Seed
@@ -63,8 +63,7 @@ class GaussianNoise:
         self.standard_deviation = mechanism.noise_multiplier * (
             sensitivity + self.grid.rounding
         )
-        # Rounded up, so that it is no less than the product in real numbers.
-        self._scale = self.standard_deviation / self.grid.spacing * (1 + 2.0**-50)
+        self._scale = scale_of(self.standard_deviation, self.grid.spacing)
         if self._scale > LARGEST_SCALE:
             most = LARGEST_SCALE / self._scale * mechanism.noise_multiplier
             validate.refuse(

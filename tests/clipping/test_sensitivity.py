@@ -167,7 +167,7 @@ with_a_rule.defvjp(
 
 @strategies
 @pytest.mark.parametrize("loss", [logistic, with_a_rule])
-def test_a_row_that_is_not_finite_rounds_no_other_row_anew(loss, strategy):
+def test_a_row_that_is_not_finite_changes_no_other_row(loss, strategy):
     """63 examples whose product cancels: rounded otherwise, each would move by C."""
     draw = np.random.default_rng(0)
     w = draw.normal(size=512).astype(np.float32)

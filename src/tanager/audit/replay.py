@@ -83,6 +83,7 @@ def replay(
     source = problem.source()
     validate.whole(steps=steps, at_least=4)
     require_noise(algorithm.mechanism)
+    algorithm.require_clip_norm()
     runtime = runtime or Runtime(physical_batch_size=4)
     runtime = dataclasses.replace(runtime, progress=False)
     still = dataclasses.replace(
@@ -196,8 +197,7 @@ def _check_sampling(
         declared_examples=count,
         delta=0.5 / count,
     )
-    clip_norm = algorithm.clip_norm
-    assert clip_norm is not None
+    clip_norm = algorithm.require_clip_norm()
 
     def loss(w: Array, example: Any) -> Array:
         return 10 * clip_norm * jnp.dot(w, example[0])
@@ -369,8 +369,7 @@ def _uncorrelated(
 def _sums_by_definition(problem: Problem, algorithm: DPSGD) -> list[np.ndarray]:
     """Return Σᵢ clip_C(gᵢ)/C of each step, of the examples that were to be sampled."""
     source, run = problem.source(), algorithm.mechanism
-    clip_norm = algorithm.clip_norm
-    assert clip_norm is not None
+    clip_norm = algorithm.require_clip_norm()
     secret = Seed.from_int(_SECRET)
     sampler = PoissonSampler(run, len(source), secret, len(source))
     trained, fixed = problem.split()

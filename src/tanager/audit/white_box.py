@@ -127,11 +127,9 @@ def audit_white_box(
         RuntimeError: no canary could be heard.
     """
     mechanism, delta = algorithm.mechanism, algorithm.delta
-    clip_norm = algorithm.clip_norm
+    clip_norm = algorithm.require_clip_norm()
     validate.whole(canaries=canaries, at_least=20)
     require_joining(mechanism)
-    if clip_norm is None:
-        validate.refuse("clip_norm", None, "must be a number", "the papers use 1.0")
     run = mechanism
     if steps is not None:
         validate.whole(steps=steps, at_least=1)

@@ -24,6 +24,7 @@ from jaxtyping import Array
 from tanager import _files as files
 from tanager import _processor
 from tanager._cache import cache_folder
+from tanager._reading import MALFORMED
 from tanager._version import __version__
 from tanager.clipping import cost
 from tanager.clipping.cells import KEPT, Cell, Method, Remembered
@@ -128,15 +129,7 @@ class Timings:
     def _read(self) -> dict[str, float]:
         try:
             return self._fitting(json.loads(self.path.read_text()))
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            OverflowError,
-            RecursionError,
-        ):
+        except (OSError, *MALFORMED):
             return {}
 
     def _write(self) -> None:

@@ -30,7 +30,8 @@ def per_example(
         clip_norm: the clipping norm C.
     """
     # XLA may compute a batch of convolutions as one with zeros between: 0·NaN is NaN.
-    # A product keeps rows apart; a branch for such rows would round all others anew.
+    # Products keep rows apart. A second way to compute only such batches would round
+    # the other rows differently, and so tell that the row was there.
     every = safe_to_split(jax.vmap(jax.value_and_grad(loss), (None, 0)))
     losses, gradients = every(params, batch)
     gradients = jax.tree.map(widen, gradients)

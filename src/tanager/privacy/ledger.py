@@ -23,7 +23,7 @@ from typing import NoReturn, Self
 
 from tanager import _validate as validate
 from tanager._files import sync_folder
-from tanager._reading import is_count, parse_json
+from tanager._reading import MALFORMED, is_count, parse_json
 from tanager.privacy.mechanism import Adjacency, Mechanism
 
 
@@ -245,14 +245,7 @@ class Ledger:
             single = Mechanism(rate, noise, 1, adjacency)
             if self._charges.setdefault(where, single) != single:
                 raise ValueError("charged twice")
-        except (
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            OverflowError,
-            RecursionError,
-        ) as error:
+        except MALFORMED as error:
             raise ValueError(
                 f"ledger {self.path}, line {number}, does not follow from the line "
                 "before it: the file was changed or damaged. What this run spent is "

@@ -30,7 +30,7 @@ from tanager._files import as_json, write_json
 from tanager._reading import read_json
 from tanager._record import Each, Maybe, read_record
 from tanager.data import Dataset
-from tanager.gaussian import rounded_normals
+from tanager.gaussian import rounded_normals, scale_of
 from tanager.models.tensors import read_tensors
 from tanager.privacy.mechanism import LARGE_EPSILON, Adjacency
 from tanager.privacy.plan import default_delta
@@ -241,8 +241,7 @@ def noisy_count(right: int, search: PrivateSearch, seed: Seed, number: int) -> f
         seed: of the search.
         number: of the run.
     """
-    # Rounded up, so that it is no less than the product in real numbers.
-    scale = search.score_noise / _SCORE_GRID * (1 + 2.0**-50)
+    scale = scale_of(search.score_noise, _SCORE_GRID)
 
     def more(_: int, taken: int) -> int:
         return int.from_bytes(seed.derive("score bits", number, taken, size=8))

@@ -35,7 +35,6 @@ def check(
         optimizer: what was given as an optax transformation.
         expected_batch: the expected batch size.
     """
-    check_settings()
     check_parameters(trained, fixed)
     check_optimizer(optimizer, trained)
     check_batch(expected_batch)
@@ -297,5 +296,7 @@ def check_guarantee(algorithm: DPSGD, examples: int) -> None:
             "the model may tell of every image it saw; train on public data only",
             stacklevel=3,
         )
-    elif noise == 0:
+        return
+    check_settings()
+    if noise == 0:
         warnings.warn("noise_multiplier is 0: this run is not private", stacklevel=3)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tanager import _processor
 from tanager._files import write_json
+from tanager._reading import MALFORMED
 
 
 _NAME = "digest.json"
@@ -29,7 +30,7 @@ def is_sound(folder: Path, label: str) -> bool:
     try:
         sealed = json.loads((folder / _NAME).read_bytes())
         return sealed == {"label": label, "blake2b": _digest(folder)}
-    except (OSError, ValueError, RecursionError):
+    except (OSError, *MALFORMED):
         return False
 
 

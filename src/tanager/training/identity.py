@@ -153,9 +153,9 @@ def settle(
     streams: list[str] = []
     now = {"prints": dict(prints), "environment": dict(surroundings)}
     if folder.config.exists() and identity.exists():
-        before = _kept(identity, _IDENTITY)
+        before = _recorded(identity, _IDENTITY)
         streams = before["streams"] or []
-        begun_with = _kept(folder.config, {"unreadable": Maybe(str)})
+        begun_with = _recorded(folder.config, {"unreadable": Maybe(str)})
         changes = _differences(begun_with, config)
         # From "error" to "skip" the steps so far are the same: nothing was skipped.
         if begun_with.get("unreadable") == "skip" != config["unreadable"]:
@@ -182,7 +182,7 @@ def settle(
     return streams
 
 
-def _kept(file: Path, shape: Mapping[str, Any]) -> dict[str, Any]:
+def _recorded(file: Path, shape: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a file of a run holds, to the letter, since it is compared."""
     remedy = "this run cannot be resumed; train into another folder"
     with reading(file, "is damaged", remedy):

@@ -128,6 +128,16 @@ class DPSGD:
         if self.ema_decay >= 1:
             validate.refuse("ema_decay", self.ema_decay, "must be below 1")
 
+    def require_clip_norm(self) -> float:
+        """Return C.
+
+        Raises:
+            ValueError: nothing is clipped.
+        """
+        if self.clip_norm is None:
+            validate.refuse("clip_norm", None, "must be a number", "the papers use 1.0")
+        return self.clip_norm
+
     def public_size(self, examples: int) -> int:
         """Return the size that updates are divided by, times the sample rate.
 

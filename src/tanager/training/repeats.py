@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import UInt32
 
 from tanager._files import sync_folder
-from tanager._reading import is_count, parse_json
+from tanager._reading import MALFORMED, is_count, parse_json
 
 
 class Changed(ValueError):
@@ -132,7 +132,7 @@ class Repeats:
                     self._changed = True
                 else:
                     self._known.setdefault(entry["step"], str(entry["sums"]))
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
+            except MALFORMED as error:
                 raise ValueError(
                     f"{self.path}, line {number}, is damaged, so steps of this run "
                     "cannot be made again: train into another folder"
