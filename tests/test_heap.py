@@ -44,14 +44,15 @@ x = jnp.ones((2048, 4096))
 work = jax.jit(lambda x: jnp.sum(jnp.cumsum(jnp.cumsum(x, 0), 1)[::2]))
 for _ in range(3):
     work(x).block_until_ready()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(3):
+for _ in range(7):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     work(x).block_until_ready()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
 def faults_of_jax(keep, flags):
+    """Return how many pages each of seven calls maps, the fewest first."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM.replace("KEEP", keep)],
         env=os.environ | {"XLA_FLAGS": flags},
@@ -59,20 +60,21 @@ def faults_of_jax(keep, flags):
         capture_output=True,
         text=True,
     )
-    return int(done.stdout)
+    return sorted(map(int, done.stdout.split()))
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
 def test_programs_of_jax_find_their_memory_again():
     # Temporary memory of 66 MiB, more than glibc keeps for other threads; a page is
-    # 4 KiB or 2 MiB.
+    # 4 KiB or 2 MiB. A call maps them all or none, but on a busy machine the heap grows
+    # once more now and then (in 3 of 50 processes): so the median call counts.
     keep, two = "keep_freed_memory()", "--xla_force_host_platform_device_count=2"
-    assert faults_of_jax("", "") >= 3 * 33
-    assert faults_of_jax(keep, "") < 33
+    assert faults_of_jax("", "")[0] >= 33
+    assert faults_of_jax(keep, "")[3] < 11
     # Devices of one CPU would wait for each other: they are left as they are.
-    assert faults_of_jax(keep, two) >= 3 * 33
+    assert faults_of_jax(keep, two)[0] >= 33
     late = "import jax; import tanager.compiling; keep_freed_memory()"
-    assert faults_of_jax(late, "") < 33
+    assert faults_of_jax(late, "")[3] < 11
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
