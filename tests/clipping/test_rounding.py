@@ -102,6 +102,7 @@ def scaled(w, e):
 
 T = 8
 SLOPE = 1 + 0.1 * np.arange(3 * 256).reshape(3, 256, 1) % 1.7
+ALONG = np.linspace(-1, 1, 256)
 LOSSES = {
     "product of 768": (product, np.zeros((768, 8)), (T, 768)),
     "product of 4096": (product, np.zeros((4096, 8)), (T, 4096)),
@@ -116,6 +117,11 @@ LOSSES = {
     "standardised with a gain": (
         standardised,
         {"w": np.repeat(SLOPE, 4, 2), "gain": np.full(4, 1e-3)},
+        (T + 2, 256),
+    ),
+    "standardised, along the weight": (
+        standardised,
+        {"w": np.broadcast_to(5 + ALONG[:, None], (3, 256, 4))},
         (T + 2, 256),
     ),
     "table": (table, np.zeros((3, 2048)), (T, 1)),
@@ -139,6 +145,8 @@ def draw_examples(name, sizes, ratios):
     )
     if loss is standardised:
         outputs = (positions - 2, 4)
+    if name == "standardised, along the weight":
+        x = np.float32(x * ALONG)
     dy = np.ones((len(sizes), *outputs), np.float32)
     if name in ("table", "scale"):
         dy, x = dy * line[..., None], np.ones_like(x)

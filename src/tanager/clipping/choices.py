@@ -82,7 +82,7 @@ def _gram_pays(cell: Cell, rows: int) -> bool:
     return 2 * work.positions**2 <= work.inputs * work.outputs
 
 
-def _precise(cell: Cell) -> list[Method]:
+def precise(cell: Cell) -> list[Method]:
     """Return the methods whose norms are not much too large for ordinary examples.
 
     Where the T terms of a gradient are as good as independent, A² = T·‖g‖².
@@ -102,7 +102,7 @@ def _within(
 ) -> list[Method]:
     """Take the fastest everywhere, then give up as little time as the memory needs."""
     costs = [
-        {method: estimate(cell, method) for method in _precise(cell)} for cell in cells
+        {method: estimate(cell, method) for method in precise(cell)} for cell in cells
     ]
     chosen = [min(options, key=lambda m, o=options: o[m].seconds) for options in costs]
     while True:

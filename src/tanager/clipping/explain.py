@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tanager.clipping import cost
 from tanager.clipping.cells import Cell, Joint, Method
+from tanager.clipping.choices import precise
 from tanager.clipping.jaxprs import aval
 from tanager.clipping.rounding import FloatError
 
@@ -174,6 +175,8 @@ def _reason(plan: "Plan", cell: Cell, method: Method) -> str:
     how = "measured" if known else "expected"
     if best == method:
         return f"{how} fastest of {len(options)}"
+    if best not in precise(cell):
+        return f"{best} would be faster ({how}), but raises norms too much"
     return f"to hold less memory than {best} ({how})"
 
 

@@ -149,20 +149,26 @@ def squared_norms(
     scaled_square: Float[Array, " b"],
     total: Float[Array, "b o"],
     projection: Float[Array, "b o"],
-    error: Float[Array, " b"],
+    relative: float,
+    slip: Float[Array, " b"] | float = 0.0,
 ) -> Float[Array, " b"]:
     """Return ‖∂loss/∂W‖² of each example, or more; ∞ where it overflows.
 
     Args:
         fan_in: n.
         parts: of the weight.
-        scaled_square: Σ_o a²‖G‖².
+        scaled_square: Σ_o a²‖G‖², or more.
         total: 1ᵀG.
         projection: vᵀG.
-        error: what rounding may have taken from the result.
+        relative: what rounding may have taken, of the square and of what it is
+            lessened by.
+        slip: how far (a·1ᵀG/√n, a·vᵀG/‖v‖) may be wrong beside that, as one vector. Of
+            its square S² that is 2·S·slip + slip².
     """
     less = jnp.square(total) / fan_in + jnp.square(projection) * parts.curb[None]
-    weight = scaled_square - jnp.sum(less * jnp.square(parts.factor)[None], axis=-1)
+    taken = jnp.sum(less * jnp.square(parts.factor)[None], axis=-1)
+    weight = scaled_square - taken
+    error = relative * (scaled_square + taken) + slip * (2 * jnp.sqrt(taken) + slip)
     least = scaled_square / cancellation(weight.dtype) ** 2
     # What is taken away may overflow alone, and infinity less infinity is small.
     return jnp.where(

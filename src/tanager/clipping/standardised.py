@@ -82,7 +82,8 @@ class Standardised(Single):
         if method.norm not in self.grams():
             return 0.0
         assert isinstance(rule, Convolution)
-        return rule.excess(method.norm) + self._gram_error(rule, jnp.float32)
+        slip = self._slip(rule, jnp.float32)
+        return rule.excess(method.norm) + gamma(self._statistics, jnp.float32) + slip**2
 
     def squares(
         self, method: str, seen: Sequence[Seen], leaves: Sequence[Array], *, keep: bool
@@ -139,9 +140,9 @@ class Standardised(Single):
                 chunk, centred, formation.outputs, lift
             )
             scaled = jnp.sum(square * jnp.square(factor)[None], axis=-1)
-            error = gamma(5 * self._fan_in + self._statistics, self._dtype(scaled))
+            relative = gamma(5 * self._fan_in + self._statistics, self._dtype(scaled))
             squares = standardise.squared_norms(
-                self._fan_in, parts, scaled, total * scale, projection, scaled * error
+                self._fan_in, parts, scaled, total * scale, projection, relative
             )
             return squares, projection
 
@@ -168,10 +169,13 @@ class Standardised(Single):
         wide = accumulation_dtype(aval(self.rule.tap.equation.outvars[0]).dtype)
         return standardise.Statistics(*(part.astype(wide) for part in parts))
 
-    def _gram_error(self, rule: Convolution, dtype: Any) -> float:
-        sums = rule.offsets + rule.inputs + rule.positions
-        projections = rule.offsets * rule.inputs + rule.positions
-        return gamma(2 * (sums + projections + 12) + self._statistics, dtype)
+    def _slip(self, rule: Convolution, dtype: Any) -> float:
+        """Return how far 1ᵀG and vᵀG are wrong, relative to A, as one vector.
+
+        |1ᵀp_t| <= √n·‖p_t‖ and |vᵀp_t| <= ‖v‖·‖p_t‖, so that each is wrong by γ·A.
+        """
+        steps = rule.offsets * rule.inputs + rule.positions + 16
+        return 1.5 * gamma(steps + 4 * len(self.uses[0].links), dtype)
 
     def _from_outputs(
         self, gram: Callable, seen: Seen, parts: standardise.Statistics
@@ -189,13 +193,28 @@ class Standardised(Single):
             dy.shape[0], -1
         )
         total = total * self.scale
-        projection = self._projection(rule, seen, parts, dy)
-        error = self._gram_error(rule, self._dtype(scaled.squares)) * scaled.terms
+        projection, drift = self._projection(rule, seen, parts, dy)
+        dtype = self._dtype(scaled.squares)
+        slip = self._slip(rule, dtype) + drift
         squares = standardise.squared_norms(
-            self._fan_in, parts, scaled.squares, total, projection, error
+            self._fan_in,
+            parts,
+            scaled.squares,
+            total,
+            projection,
+            gamma(self._statistics, dtype),
+            slip * jnp.sqrt(scaled.terms),
         )
         squares = jnp.where(jnp.isfinite(scaled.squares), squares, jnp.inf)
         return Gram(squares, scaled.terms), projection
+
+    def _drift(self, seen: Seen, parts: standardise.Statistics) -> Float[Array, ""]:
+        """Return how far the model's own Ŵ/a is from v, as `_slip`."""
+        own = widen(seen.constants[self.unit.anchors[0]]).reshape(self._fan_in, -1)
+        centred = parts.centred.reshape(self._fan_in, -1)
+        apart = own / parts.factor[None] - centred
+        squares = jnp.sum(jnp.square(apart), axis=0) * parts.curb
+        return jnp.sqrt(jnp.max(squares))
 
     def _projection(
         self,
@@ -203,28 +222,30 @@ class Standardised(Single):
         seen: Seen,
         parts: standardise.Statistics,
         dy: Float[Array, "b t o"],
-    ) -> Float[Array, "b o"]:
-        """Return vᵀG = Σ_t <p_t, v>·dy_t times the links' scale, with its sign.
+    ) -> tuple[Float[Array, "b o"], Float[Array, ""]]:
+        """Return vᵀG = Σ_t <p_t, v>·dy_t times the links' scale, and `_drift`.
 
         <p_t, v> is the output itself, over a and the scale of the kernel.
         But not where the model rounds its outputs, as in bfloat16: a gradient along v
         is what standardisation takes away, and the rounding would pass for the rest.
         """
 
-        def anew() -> Array:
+        def again() -> tuple[Array, Array]:
             outputs = rule.by_position(rule.apply(seen.exactly(), parts.centred))
             # Links of numbers and negations: they scale whatever they are given.
-            return links.back(self.uses[0].links, jnp.sum(outputs * dy, axis=1))
+            found = links.back(self.uses[0].links, jnp.sum(outputs * dy, axis=1))
+            return found, jnp.zeros((), found.dtype)
 
-        def known() -> Array:
+        def known() -> tuple[Array, Array]:
             outputs = rule.by_position(seen.results[0])
-            return jnp.sum(outputs * dy, axis=1) / parts.factor[None]
+            found = jnp.sum(outputs * dy, axis=1) / parts.factor[None]
+            return found, self._drift(seen, parts).astype(found.dtype)
 
         if not rule.exact:
-            return anew()
+            return again()
         if not self._gained:
             return known()
-        return jax.lax.cond(self._large_gains(parts), known, anew)
+        return jax.lax.cond(self._large_gains(parts), known, again)
 
     def _large_gains(self, parts: standardise.Statistics) -> Bool[Array, ""]:
         return jnp.all(jnp.abs(parts.factor / parts.root) > _SMALLEST_GAIN)
