@@ -6,7 +6,7 @@ Without measuring how to clip, which takes time. Started by `Fork.computing`.
 import runpy
 import sys
 
-from tanager.clipping.autotune import Timings
+from tanager.clipping.planning.autotune import Timings
 
 
 Timings.measure = lambda *arguments, **options: False

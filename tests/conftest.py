@@ -34,7 +34,7 @@ os.environ["TANAGER_CACHE_DIR"] = str(
 import jax
 import pytest
 
-from tanager.clipping.autotune import Timings
+from tanager.clipping.planning.autotune import Timings
 
 
 # Tracing makes many objects that live on; to look through all of them as often as

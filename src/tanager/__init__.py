@@ -10,7 +10,7 @@ from tanager._version import __version__ as __version__
 
 
 if TYPE_CHECKING:
-    from tanager.clipping.explain import Explanation as Explanation
+    from tanager.clipping.planning.explain import Explanation as Explanation
     from tanager.clipping.transform import ClippedGrad as ClippedGrad
     from tanager.clipping.transform import ClippedGradient as ClippedGradient
     from tanager.clipping.transform import clipped_grad as clipped_grad

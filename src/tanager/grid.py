@@ -20,7 +20,7 @@ from jax import lax
 from jaxtyping import Array, PyTree, UInt32
 
 from tanager import _validate as validate
-from tanager.clipping.precision import accumulation_dtype
+from tanager.clipping.analysis.dtypes import accumulation_dtype
 
 
 _FINENESS = 2.0**-12

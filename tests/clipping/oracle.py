@@ -12,9 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tanager.clipping import book_keeping, cells, clipped_grad, taps
-from tanager.clipping.cells import KEPT, Cell, Method
-from tanager.clipping.taps import Program
+from tanager.clipping import book_keeping, clipped_grad
+from tanager.clipping.analysis import taps
+from tanager.clipping.analysis.taps import Program
+from tanager.clipping.planning import plan
+from tanager.clipping.rules.groups import KEPT, Cell, Method
 
 
 ALL = ("per_example", "ghost", "mixed_ghost", "bk", "bk_mixed", "bk_mixopt", "auto")
@@ -85,7 +87,7 @@ def read(loss: Callable, params: Any, batch: Any) -> tuple[Program, list[Cell]]:
     params, batch = jax.tree.map(jnp.asarray, (params, batch))
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
     program = taps.read_loss(loss, params, example)
-    return program, cells.cells_of(program)
+    return program, plan.cells_of(program)
 
 
 def raised(loss: Callable, params: Any, batch: Any) -> dict[str, float]:

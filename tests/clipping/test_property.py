@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 from oracle import check
 
-from tanager.clipping.standardise import standardise
+from tanager.clipping.analysis.standardise import standardise
 
 
 class Builder:

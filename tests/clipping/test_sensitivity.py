@@ -1,7 +1,7 @@
 """Adversarial examples: no one example moves the sum by more than its share.
 
 The bound is C for adding, masking or spoiling an example and 2C for replacing one,
-times 1.001: `tanager.clipping.rounding` allows for half of that.
+times 1.001: `tanager.clipping.analysis.rounding` allows for half of that.
 """
 
 import functools
@@ -14,7 +14,7 @@ from jax import lax
 from oracle import ALL, cast, draw
 
 from tanager.clipping import clipped_grad
-from tanager.clipping.standardise import standardise
+from tanager.clipping.analysis.standardise import standardise
 
 
 C = 0.5

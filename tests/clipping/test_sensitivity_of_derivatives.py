@@ -14,7 +14,7 @@ from jax.custom_batching import custom_vmap
 from oracle import ALL, draw
 
 from tanager.clipping import clipped_grad
-from tanager.clipping.standardise import standardise
+from tanager.clipping.analysis.standardise import standardise
 
 
 SLACK = 1.001

@@ -14,7 +14,7 @@ from jax import lax
 from oracle import ALL, draw
 
 from tanager.clipping import clipped_grad
-from tanager.clipping.standardise import standardise
+from tanager.clipping.analysis.standardise import standardise
 
 
 C = 0.5

@@ -25,10 +25,11 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tanager import clipped_grad
-from tanager.clipping import per_example, rules, transform
-from tanager.clipping.autotune import Timings
-from tanager.clipping.choices import STRATEGIES
-from tanager.clipping.standardise import standardise
+from tanager.clipping import per_example, transform
+from tanager.clipping.analysis.standardise import standardise
+from tanager.clipping.planning.autotune import Timings
+from tanager.clipping.planning.choices import STRATEGIES
+from tanager.clipping.rules import base
 
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -38,7 +39,7 @@ DEVICES = int(sys.argv[1])
 GUARDED = "unguarded" not in sys.argv
 if not GUARDED:
     transform.may_be_split = lambda leaves: False
-    per_example.safe_to_split = rules.safe_to_split = lambda function: function
+    per_example.safe_to_split = base.safe_to_split = lambda function: function
 
 ROWS, WIDTH, CLASSES, C = 2 * DEVICES, 2 * DEVICES, 5, 0.4
 MESH = Mesh(np.array(jax.devices()), ("d",))

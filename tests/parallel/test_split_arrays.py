@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tanager.clipping.choices import STRATEGIES
+from tanager.clipping.planning.choices import STRATEGIES
 
 
 def found(tmp_path, devices, *words):

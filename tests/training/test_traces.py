@@ -5,7 +5,7 @@ import pytest
 from test_feed import Rows
 from test_loop import run
 
-from tanager.clipping.autotune import Timings
+from tanager.clipping.planning.autotune import Timings
 from tanager.training.step import Step
 
 

@@ -14,7 +14,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from tanager.clipping import jaxprs
+from tanager.clipping.analysis import jaxprs
 
 
 class _Each(NamedTuple):

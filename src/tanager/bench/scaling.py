@@ -24,7 +24,7 @@ from tanager.bench.collectives import exchanged
 from tanager.bench.machine import machine
 from tanager.bench.timing import Measurement, describe, in_turns
 from tanager.bench.workload import Workload
-from tanager.clipping.precision import accumulation_dtype
+from tanager.clipping.analysis.dtypes import accumulation_dtype
 from tanager.parallel.layout import Layout
 
 

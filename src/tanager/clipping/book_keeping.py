@@ -27,12 +27,12 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
-from tanager.clipping.cells import KEPT, Cell, Method, Remembered
-from tanager.clipping.factors import norms_of, weights_of
-from tanager.clipping.jaxprs import aval
-from tanager.clipping.precision import accumulation_dtype, widen
-from tanager.clipping.rules import Seen
-from tanager.clipping.taps import Program, float_results
+from tanager.clipping.analysis.dtypes import accumulation_dtype, widen
+from tanager.clipping.analysis.jaxprs import aval
+from tanager.clipping.analysis.taps import Program, float_results
+from tanager.clipping.rules.base import Seen
+from tanager.clipping.rules.factors import norms_of, weights_of
+from tanager.clipping.rules.groups import KEPT, Cell, Method, Remembered
 
 
 def clip(

@@ -9,12 +9,12 @@ from typing import Any
 import jax
 from jaxtyping import Array, Bool, Float, PyTree
 
-from tanager.clipping import links
-from tanager.clipping.factors import norms_of, weights_of
-from tanager.clipping.kept import Kept, weighted_sum
-from tanager.clipping.layouts import safe_to_split
-from tanager.clipping.precision import widen
-from tanager.clipping.rounding import squares
+from tanager.clipping.analysis import links
+from tanager.clipping.analysis.dtypes import widen
+from tanager.clipping.analysis.layouts import safe_to_split
+from tanager.clipping.analysis.rounding import squares
+from tanager.clipping.rules.factors import norms_of, weights_of
+from tanager.clipping.rules.retained import Kept, weighted_sum
 
 
 def per_example(

@@ -11,13 +11,13 @@ What the returned function promises, whatever the strategy:
 2. Masking one row of a physical batch, all others staying as and where they are, moves
    `out.sum` by at most `sensitivity` = (1 + 2⁻¹¹)·C in the 2-norm. That is of the
    numbers returned, rounding included, for any example and any other rows. Norms are
-   upper bounds for it (`tanager.clipping.rounding`), so that examples whose terms
+   upper bounds for it (`analysis.rounding`), so that examples whose terms
    cancel are clipped a little more than their gradient asks for.
 3. Rows with ``mask = False`` contribute exact zeros, even where they are NaN.
 4. An example whose gradient has a NaN, an infinity, or a norm that overflows
    float32 contributes exact zeros. Where norms come from Gram matrices, so does one
    whose activations or their gradients at a tap are beyond 2³³, whose products float32
-   could lose (`tanager.clipping.grams.guarded`).
+   could lose (`rules.grams.guarded`).
    Other rows keep their numbers.
 5. Norms and sums are float32 or wider whatever the precision of the loss.
 
@@ -42,29 +42,34 @@ from jaxtyping import Array, ArrayLike, Bool, Float, PyTree
 
 from tanager import _validate as validate
 from tanager.clipping import book_keeping
-from tanager.clipping.autotune import Timings
-from tanager.clipping.cells import cells_of
-from tanager.clipping.choices import STRATEGIES
-from tanager.clipping.explain import Explanation, explain
-from tanager.clipping.kept import kept_steps
-from tanager.clipping.layouts import (
+from tanager.clipping.analysis.dtypes import accumulation_dtype, widen
+from tanager.clipping.analysis.layouts import (
     may_be_split,
     refuse_explicit,
     safe_to_split,
     traced,
 )
-from tanager.clipping.per_example import per_example
-from tanager.clipping.planning import MEMORY, Plan, example_of, plan_clipping
-from tanager.clipping.precision import accumulation_dtype, widen
-from tanager.clipping.refusals import (
+from tanager.clipping.analysis.refusals import (
     check_leaves,
     check_loss,
     refuse_cross_example_layers,
     refuse_shared_parameters,
     rows_of,
 )
-from tanager.clipping.rounding import ALLOWANCE, FloatError, float_error
-from tanager.clipping.taps import Program, read_loss
+from tanager.clipping.analysis.rounding import ALLOWANCE, FloatError, float_error
+from tanager.clipping.analysis.taps import Program, read_loss
+from tanager.clipping.per_example import per_example
+from tanager.clipping.planning.autotune import Timings
+from tanager.clipping.planning.choices import STRATEGIES
+from tanager.clipping.planning.explain import Explanation, explain
+from tanager.clipping.planning.plan import (
+    MEMORY,
+    Plan,
+    cells_of,
+    example_of,
+    plan_clipping,
+)
+from tanager.clipping.rules.retained import kept_steps
 from tanager.compiling import filter_jit
 
 
@@ -162,7 +167,7 @@ class ClippedGrad:
     ) -> bool:
         """Under ``"auto"``, measure what is not known yet for shapes like these.
 
-        What is found is remembered on disk (`tanager.clipping.autotune`) and serves
+        What is found is remembered on disk (`planning.autotune`) and serves
         later traces, those of an outer `jax.jit` included, which cannot measure. A
         call outside `jax.jit` does this by itself.
 

@@ -8,7 +8,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from tanager.clipping.jaxprs import aval
+from tanager.clipping.analysis.jaxprs import aval
 
 
 def count_parameters(model: Any) -> int:

@@ -23,8 +23,8 @@ from jax import lax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from tanager import _validate as validate
-from tanager.clipping.precision import accumulation_dtype
-from tanager.clipping.standardise import standardise
+from tanager.clipping.analysis.dtypes import accumulation_dtype
+from tanager.clipping.analysis.standardise import standardise
 from tanager.models.windows import Padding, check_padding, edges
 
 

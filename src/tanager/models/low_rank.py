@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from tanager import _validate as validate
-from tanager.clipping.standardise import standardise
+from tanager.clipping.analysis.standardise import standardise
 from tanager.models import layers
 
 

@@ -19,7 +19,7 @@ from jax import lax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from tanager import _validate as validate
-from tanager.clipping.precision import accumulation_dtype
+from tanager.clipping.analysis.dtypes import accumulation_dtype
 from tanager.models import layers
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from jaxtyping import PyTree
 
 from tanager.clipping import Explanation
-from tanager.clipping.autotune import Timings
+from tanager.clipping.planning.autotune import Timings
 from tanager.parallel import hosts
 from tanager.training.step import Step
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, PyTree
 
 from tanager.clipping import ClippedGradient, Explanation
-from tanager.clipping.precision import accumulation_dtype, widen
-from tanager.clipping.rounding import FloatError
+from tanager.clipping.analysis.dtypes import accumulation_dtype, widen
+from tanager.clipping.analysis.rounding import FloatError
 from tanager.clipping.transform import split
 
 

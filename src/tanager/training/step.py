@@ -21,7 +21,7 @@ from jaxtyping import Array, ArrayLike, Bool, Int, Key, PyTree, UInt32
 
 from tanager import _validate as validate
 from tanager.clipping import ClippedGrad, Explanation, clipped_grad
-from tanager.clipping.precision import accumulation_dtype
+from tanager.clipping.analysis.dtypes import accumulation_dtype
 from tanager.compiling import jit
 from tanager.data import augment as augmentation
 from tanager.grid import Grid, Whole, checksum

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from tanager.clipping.rounding import gamma, levels, pairwise
+from tanager.clipping.analysis.rounding import gamma, levels, pairwise
 
 
 class Gram(NamedTuple):

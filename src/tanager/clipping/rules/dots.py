@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from tanager.clipping import links, rounding
-from tanager.clipping.grams import Gram, gram_excess, gram_of, guarded, terms_of
-from tanager.clipping.jaxprs import aval
-from tanager.clipping.precision import accumulation_dtype, widen
-from tanager.clipping.rounding import PRODUCT_ROWS, gamma
-from tanager.clipping.rules import Bilinear, Formation, Seen, Work, product
-from tanager.clipping.taps import Tap, Use
+from tanager.clipping.analysis import links, rounding
+from tanager.clipping.analysis.dtypes import accumulation_dtype, widen
+from tanager.clipping.analysis.jaxprs import aval
+from tanager.clipping.analysis.rounding import PRODUCT_ROWS, gamma
+from tanager.clipping.analysis.taps import Tap, Use
+from tanager.clipping.rules.base import Bilinear, Formation, Seen, Work, product
+from tanager.clipping.rules.grams import Gram, gram_excess, gram_of, guarded, terms_of
 
 
 class _Axes(NamedTuple):

@@ -14,10 +14,11 @@ import pytest
 from jax import lax
 from oracle import ALL, read
 
-from tanager.clipping import clipped_grad, rounding
-from tanager.clipping.cells import Method
-from tanager.clipping.rules import Bilinear, Seen
-from tanager.clipping.standardise import standardise
+from tanager.clipping import clipped_grad
+from tanager.clipping.analysis import rounding
+from tanager.clipping.analysis.standardise import standardise
+from tanager.clipping.rules.base import Bilinear, Seen
+from tanager.clipping.rules.groups import Method
 
 
 C = 1e-3

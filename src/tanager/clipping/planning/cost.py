@@ -2,17 +2,17 @@
 
 The figures are rough and only their order matters. Those of a CPU were fitted to
 measurements on two cores with AVX-512 (docs/performance.md); those of an accelerator
-are guesses, never measured. Where it counts, `tanager.clipping.autotune` measures.
+are guesses, never measured. Where it counts, `planning.autotune` measures.
 """
 
 from typing import NamedTuple
 
 import jax
 
-from tanager.clipping.cells import KEPT, Cell, Method
-from tanager.clipping.convolutions import Convolution
-from tanager.clipping.jaxprs import aval
-from tanager.clipping.rules import DIRECT, Rule, Work
+from tanager.clipping.analysis.jaxprs import aval
+from tanager.clipping.rules.base import DIRECT, Rule, Work
+from tanager.clipping.rules.convolutions import Convolution
+from tanager.clipping.rules.groups import KEPT, Cell, Method
 
 
 class Cost(NamedTuple):

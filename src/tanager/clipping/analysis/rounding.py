@@ -3,7 +3,7 @@
 u is half the distance from 1 to the next number: 2⁻²⁴ in float32. A sum of products
 of which each passes through at most n roundings is wrong by γ(n)·Σ|terms| at most,
 γ(n) = n·u/(1 − n·u), in whatever order it is added, with fused multiply-adds or
-without. `gamma` is that number, and "steps" everywhere in `tanager.clipping` is n.
+without. `gamma` is that number, and "steps" everywhere in clipping is n.
 
 Two promises follow from it:
 
@@ -37,7 +37,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from tanager.clipping.precision import widen
+from tanager.clipping.analysis.dtypes import widen
 
 
 ALLOWANCE = 2.0**-11

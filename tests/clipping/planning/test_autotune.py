@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import pytest
 from oracle import draw, read
 
-from tanager.clipping import autotune, choices, clipped_grad, cost
-from tanager.clipping.autotune import Timings
+from tanager.clipping import clipped_grad
+from tanager.clipping.planning import autotune, choices, cost
+from tanager.clipping.planning.autotune import Timings
 
 
 pytestmark = pytest.mark.measures

@@ -22,7 +22,7 @@ from jax.core import Tracer
 from jax.sharding import AxisType
 from jaxtyping import Array, PyTree
 
-from tanager.clipping.jaxprs import aval, every_equation
+from tanager.clipping.analysis.jaxprs import aval, every_equation
 
 
 def traced(leaves: Iterable[Any]) -> bool:

@@ -17,7 +17,7 @@ from jax.experimental.buffer_callback import buffer_callback
 from oracle import ALL, FAST
 
 from tanager.clipping import clipped_grad
-from tanager.clipping.jaxprs import every_equation
+from tanager.clipping.analysis.jaxprs import every_equation
 
 
 DRAW = np.random.default_rng(0)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from tanager.clipping.jaxprs import every_equation
+from tanager.clipping.analysis.jaxprs import every_equation
 
 
 _REFUSED = {

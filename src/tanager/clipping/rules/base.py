@@ -25,13 +25,13 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from tanager.clipping import jaxprs, links
-from tanager.clipping.factors import by_row
-from tanager.clipping.grams import Gram
-from tanager.clipping.jaxprs import aval
-from tanager.clipping.layouts import safe_to_split
-from tanager.clipping.precision import accumulation_dtype, widen
-from tanager.clipping.taps import Tap, Use, float_results
+from tanager.clipping.analysis import jaxprs, links
+from tanager.clipping.analysis.dtypes import accumulation_dtype, widen
+from tanager.clipping.analysis.jaxprs import aval
+from tanager.clipping.analysis.layouts import safe_to_split
+from tanager.clipping.analysis.taps import Tap, Use, float_results
+from tanager.clipping.rules.factors import by_row
+from tanager.clipping.rules.grams import Gram
 
 
 DIRECT = "batched"

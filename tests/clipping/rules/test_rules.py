@@ -8,10 +8,10 @@ from jax import lax
 from oracle import cast, check, draw, read
 
 from tanager.clipping import clipped_grad
-from tanager.clipping.convolutions import Convolution
-from tanager.clipping.factors import weights_of
-from tanager.clipping.rules import Seen
-from tanager.clipping.standardise import standardise
+from tanager.clipping.analysis.standardise import standardise
+from tanager.clipping.rules.base import Seen
+from tanager.clipping.rules.convolutions import Convolution
+from tanager.clipping.rules.factors import weights_of
 
 
 ROWS = 3

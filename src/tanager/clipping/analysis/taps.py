@@ -13,7 +13,7 @@ One backward pass with respect to zero perturbations of every y gives dy = ∂lo
 each example and computes no weight gradient. From (x, dy) each strategy finds the norm
 of an example's gradient and the sum of clipped gradients.
 
-A use of w is followed back through its links (`tanager.clipping.links`) to its anchor:
+A use of w is followed back through its links (`links`) to its anchor:
 a leaf of the parameters, or the first value that is not a leaf moved, cast and scaled.
 Leaves that share an anchor, and the anchors they share, form a unit. The squared norm
 of an example's gradient is the sum over units; within one there may be cross terms.
@@ -29,11 +29,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from tanager.clipping import jaxprs, standardise
-from tanager.clipping.jaxprs import Origin, is_float
-from tanager.clipping.links import Link, link
-from tanager.clipping.precision import widen
-from tanager.clipping.refusals import refuse_ill_defined
+from tanager.clipping.analysis import jaxprs, standardise
+from tanager.clipping.analysis.dtypes import widen
+from tanager.clipping.analysis.jaxprs import Origin, is_float
+from tanager.clipping.analysis.links import Link, link
+from tanager.clipping.analysis.refusals import refuse_ill_defined
 
 
 @dataclass(frozen=True, eq=False)

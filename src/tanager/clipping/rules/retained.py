@@ -1,7 +1,7 @@
 """Weighted sums of per-example gradients, kept from the norms or formed again.
 
 Gradients are added in blocks of 16 rows, one after the other, and the blocks by a tree:
-`tanager.clipping.rounding` bounds what that rounds.
+`analysis.rounding` bounds what that rounds.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from tanager.clipping.factors import Weights, by_row
-from tanager.clipping.rounding import BLOCK, levels, pairwise, row_steps, tree
-from tanager.clipping.rules import Formation, Seen
+from tanager.clipping.analysis.rounding import BLOCK, levels, pairwise, row_steps, tree
+from tanager.clipping.rules.base import Formation, Seen
+from tanager.clipping.rules.factors import Weights, by_row
 
 
 class Kept(NamedTuple):

@@ -20,8 +20,8 @@ Rodriguez Beltran et al., section 2.2, for the names).
 
 from collections.abc import Callable, Sequence
 
-from tanager.clipping import cost
-from tanager.clipping.cells import KEPT, Cell, Method
+from tanager.clipping.planning import cost
+from tanager.clipping.rules.groups import KEPT, Cell, Method
 
 
 STRATEGIES = {

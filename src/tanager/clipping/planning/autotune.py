@@ -26,12 +26,12 @@ from tanager import _processor
 from tanager._cache import cache_folder
 from tanager._reading import MALFORMED
 from tanager._version import __version__
-from tanager.clipping import cost
-from tanager.clipping.cells import KEPT, Cell, Method, Remembered
-from tanager.clipping.factors import weights_of
-from tanager.clipping.jaxprs import aval, is_float
-from tanager.clipping.rules import Seen
-from tanager.clipping.taps import Program, float_results
+from tanager.clipping.analysis.jaxprs import aval, is_float
+from tanager.clipping.analysis.taps import Program, float_results
+from tanager.clipping.planning import cost
+from tanager.clipping.rules.base import Seen
+from tanager.clipping.rules.factors import weights_of
+from tanager.clipping.rules.groups import KEPT, Cell, Method, Remembered
 from tanager.compiling import compiler_options, jit
 
 

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tanager.clipping import cost
-from tanager.clipping.cells import Cell, Joint, Method
-from tanager.clipping.choices import precise
-from tanager.clipping.jaxprs import aval
-from tanager.clipping.rounding import FloatError
+from tanager.clipping.analysis.jaxprs import aval
+from tanager.clipping.analysis.rounding import FloatError
+from tanager.clipping.planning import cost
+from tanager.clipping.planning.choices import precise
+from tanager.clipping.rules.groups import Cell, Joint, Method
 
 
 if TYPE_CHECKING:
-    from tanager.clipping.planning import Plan
+    from tanager.clipping.planning.plan import Plan
 
 
 @dataclass(frozen=True)

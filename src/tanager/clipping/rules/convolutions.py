@@ -16,12 +16,12 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from tanager.clipping import jaxprs, links
-from tanager.clipping.grams import Gram, gram_excess, gram_of, terms_of
-from tanager.clipping.jaxprs import aval
-from tanager.clipping.precision import accumulation_dtype, widen
-from tanager.clipping.rules import Bilinear, Formation, Seen, Work, product
-from tanager.clipping.taps import Tap, Use
+from tanager.clipping.analysis import jaxprs, links
+from tanager.clipping.analysis.dtypes import accumulation_dtype, widen
+from tanager.clipping.analysis.jaxprs import aval
+from tanager.clipping.analysis.taps import Tap, Use
+from tanager.clipping.rules.base import Bilinear, Formation, Seen, Work, product
+from tanager.clipping.rules.grams import Gram, gram_excess, gram_of, terms_of
 
 
 _MOST_OFFSETS = 128

@@ -19,17 +19,17 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from tanager.clipping import links, rounding, standardise
-from tanager.clipping.convolutions import Convolution
-from tanager.clipping.factors import Weights
-from tanager.clipping.grams import Gram
-from tanager.clipping.jaxprs import aval
-from tanager.clipping.kept import Kept, weighted_sum
-from tanager.clipping.precision import accumulation_dtype, widen
-from tanager.clipping.rounding import gamma, run_steps
-from tanager.clipping.rules import Formation, Seen, product
-from tanager.clipping.single import Method, Remembered, Single, form
-from tanager.clipping.taps import Program, Unit, Use
+from tanager.clipping.analysis import links, rounding, standardise
+from tanager.clipping.analysis.dtypes import accumulation_dtype, widen
+from tanager.clipping.analysis.jaxprs import aval
+from tanager.clipping.analysis.rounding import gamma, run_steps
+from tanager.clipping.analysis.taps import Program, Unit, Use
+from tanager.clipping.rules.base import Formation, Seen, product
+from tanager.clipping.rules.convolutions import Convolution
+from tanager.clipping.rules.factors import Weights
+from tanager.clipping.rules.grams import Gram
+from tanager.clipping.rules.groups import Method, Remembered, Single, form
+from tanager.clipping.rules.retained import Kept, weighted_sum
 
 
 _SMALLEST_GAIN = 2.0**-10

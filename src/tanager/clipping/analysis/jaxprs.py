@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from tanager.clipping.precision import accumulation_dtype, widen
+from tanager.clipping.analysis.dtypes import accumulation_dtype, widen
 
 
 LONGEST_UNROLLED_SCAN = 64

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from tanager.clipping.rounding import gamma
+from tanager.clipping.analysis.rounding import gamma
 
 
 class Weights(NamedTuple):

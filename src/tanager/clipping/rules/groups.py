@@ -1,7 +1,12 @@
-"""One use of a parameter: its norms, and its part of the sum.
+"""Cells: the parts of a gradient whose squared norms add up, and how each is clipped.
+
+A cell is one use of a parameter where nothing else touches the same entries (`Single`,
+`standardised.Standardised`), or all uses of parameters that are tied, reused or made of
+one another (`Joint`), where the gradients of all uses must be added before a norm is
+taken.
 
 Every squared norm is an upper bound of what the example adds to the sum, rounding
-included (`tanager.clipping.rounding`):
+included (`analysis.rounding`):
 
 | norm | sum | added to the norm |
 |---|---|---|
@@ -17,20 +22,21 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from tanager.clipping import links, rounding
-from tanager.clipping.convolutions import Convolution
-from tanager.clipping.dots import Dot
-from tanager.clipping.factors import Weights
-from tanager.clipping.gathers import Gather, takes_rows
-from tanager.clipping.grams import Gram
-from tanager.clipping.jaxprs import aval
-from tanager.clipping.kept import Kept, formed_sum, kept_steps, weighted_sum
-from tanager.clipping.rounding import gamma, product_steps, row_steps
-from tanager.clipping.rules import DIRECT, Bilinear, Formation, Rule, Seen, in_turn
-from tanager.clipping.taps import Program, Unit, Use
+from tanager.clipping.analysis import links, rounding
+from tanager.clipping.analysis.jaxprs import aval
+from tanager.clipping.analysis.rounding import gamma, product_steps, row_steps
+from tanager.clipping.analysis.taps import Program, Unit, Use
+from tanager.clipping.rules.base import DIRECT, Bilinear, Formation, Rule, Seen, in_turn
+from tanager.clipping.rules.convolutions import Convolution
+from tanager.clipping.rules.dots import Dot
+from tanager.clipping.rules.factors import Weights
+from tanager.clipping.rules.gathers import Gather, takes_rows
+from tanager.clipping.rules.grams import Gram
+from tanager.clipping.rules.retained import Kept, formed_sum, kept_steps, weighted_sum
 
 
 KEPT = "kept"
@@ -301,3 +307,58 @@ def _direct(rule: Bilinear, seen: Seen, weights: Weights) -> Array:
     if not isinstance(rule, Dot):
         return clean()
     return jax.lax.cond(jnp.all(weights.counted), plain, clean)
+
+
+class Joint(Cell):
+    """All uses of parameters that share entries: cross terms are included."""
+
+    def __init__(self, program: Program, unit: Unit):
+        self.unit = unit
+        self.uses = unit.uses
+        self.rules = [rule_for(program, use) for use in unit.uses]
+        self.program = program
+
+    def grams(self) -> tuple[str, ...]:
+        """None: norms of sums need the sums."""
+        return ()
+
+    def gradients(self) -> tuple[str, ...]:
+        """See `Cell`."""
+        return ("vmap",)
+
+    def sum_steps(self, method: Method, rows: int) -> float:
+        """See `Cell`."""
+        del method
+        return kept_steps(rows, rows)
+
+    def squares(
+        self, method: str, seen: Sequence[Seen], leaves: Sequence[Array], *, keep: bool
+    ) -> tuple[Float[Array, " b"], Remembered]:
+        """See `Cell`."""
+        anchors: dict[jex.Var, Array] = {}
+        for rule, at in zip(self.rules, seen, strict=True):
+            gradient = rule.gradients()[method].at_anchor().form(at)
+            anchor = rule.use.anchor
+            held = anchors.get(anchor)
+            anchors[anchor] = gradient if held is None else held + gradient
+        ordered = [anchors[anchor] for anchor in self.unit.anchors]
+        if self.unit.kind != "leaf":
+
+            def back(gradients):
+                return self.program.pull_back(self.unit, leaves, gradients)
+
+            ordered = jax.vmap(back)(ordered)
+        squares = [rounding.squares(gradient) for gradient in ordered]
+        total = sum(squares[1:], squares[0])
+        total = total * (1 + rounding.gamma(len(squares), total.dtype))
+        kept = [Kept([gradient], links.same) for gradient in ordered]
+        return total, Remembered(kept if keep else None)
+
+    def total(
+        self, method: str, seen: Sequence[Seen], held: Remembered, weights: Weights
+    ) -> dict[int, Array]:
+        """See `Cell`."""
+        del method, seen
+        assert held.gradients is not None
+        totals = [weighted_sum(gradients, weights) for gradients in held.gradients]
+        return dict(zip(self.unit.leaves, totals, strict=True))

@@ -13,9 +13,9 @@ from jax.experimental import io_callback
 from oracle import ALL, cast, check, clip, draw, gradients, read
 
 from tanager.clipping import clipped_grad
-from tanager.clipping.cells import Joint, Single
-from tanager.clipping.jaxprs import LONGEST_UNROLLED_SCAN
-from tanager.clipping.precision import widen
+from tanager.clipping.analysis.dtypes import widen
+from tanager.clipping.analysis.jaxprs import LONGEST_UNROLLED_SCAN
+from tanager.clipping.rules.groups import Joint, Single
 
 
 ROWS = 3

@@ -9,12 +9,12 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from tanager.clipping import links
-from tanager.clipping.grams import Gram, gram_excess, gram_of, terms_of
-from tanager.clipping.jaxprs import aval
-from tanager.clipping.precision import accumulation_dtype, widen
-from tanager.clipping.rounding import PRODUCT_ROWS, tree
-from tanager.clipping.rules import Bilinear, Seen, Work, product
+from tanager.clipping.analysis import links
+from tanager.clipping.analysis.dtypes import accumulation_dtype, widen
+from tanager.clipping.analysis.jaxprs import aval
+from tanager.clipping.analysis.rounding import PRODUCT_ROWS, tree
+from tanager.clipping.rules.base import Bilinear, Seen, Work, product
+from tanager.clipping.rules.grams import Gram, gram_excess, gram_of, terms_of
 
 
 def takes_rows(equation: jex.JaxprEqn) -> bool:

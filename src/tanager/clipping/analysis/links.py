@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from tanager.clipping.jaxprs import aval
+from tanager.clipping.analysis.jaxprs import aval
 
 
 class Link(NamedTuple):

@@ -22,9 +22,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from tanager.clipping.jaxprs import aval
-from tanager.clipping.precision import accumulation_dtype, widen
-from tanager.clipping.rounding import CANCELLATION, sum_of_runs
+from tanager.clipping.analysis.dtypes import accumulation_dtype, widen
+from tanager.clipping.analysis.jaxprs import aval
+from tanager.clipping.analysis.rounding import CANCELLATION, sum_of_runs
 
 
 def standardise(

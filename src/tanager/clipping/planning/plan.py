@@ -8,11 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from tanager.clipping import choices
-from tanager.clipping.autotune import Timings
-from tanager.clipping.cells import Cell, Method, cells_of
-from tanager.clipping.jaxprs import aval
-from tanager.clipping.taps import Program
+from tanager.clipping.analysis import links
+from tanager.clipping.analysis.jaxprs import aval
+from tanager.clipping.analysis.taps import Program, Use
+from tanager.clipping.planning import choices
+from tanager.clipping.planning.autotune import Timings
+from tanager.clipping.rules.groups import Cell, Joint, Method, Single
+from tanager.clipping.rules.standardised import Standardised
 
 
 MEMORY = {"default": 1, "low": 2}
@@ -67,6 +69,28 @@ def plan_clipping(program: Program, rows: int, strategy: str) -> Plan:
         estimate=lambda cell, method: timings.estimate(cell, method, rows),
     )
     return Plan(program, cells, methods, strategy, rows, timings)
+
+
+def cells_of(program: Program) -> list[Cell]:
+    """Split a program's units into cells."""
+    cells: list[Cell] = []
+    for unit in program.units:
+        # Parts of a standardised weight are not apart: they share its mean and size.
+        if unit.kind == "standardised" and len(unit.uses) == 1:
+            cells.append(Standardised(program, unit, unit.uses[0]))
+        elif unit.kind == "leaf" and _separable(unit.uses):
+            cells.extend(Single(program, unit, use) for use in unit.uses)
+        else:
+            cells.append(Joint(program, unit))
+    return cells
+
+
+def _separable(uses: Sequence[Use]) -> bool:
+    return all(
+        links.disjoint(one.links, other.links)
+        for number, one in enumerate(uses)
+        for other in uses[:number]
+    )
 
 
 def example_of(batch: PyTree) -> PyTree:

@@ -1,0 +1,1 @@
+"""Which method clips each part of a loss, what it costs, and why."""

@@ -1,0 +1,1 @@
+"""What can be done at each tap: norms, per-example gradients, clipped sums."""
