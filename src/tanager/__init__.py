@@ -44,7 +44,7 @@ _HOMES = {
     "ClippedGradient": "clipping.transform",
     "DPSGD": "training.problem",
     "Evaluation": "training.evaluate",
-    "Explanation": "clipping.explain",
+    "Explanation": "clipping.planning.explain",
     "GaussianNoise": "noise",
     "Ledger": "privacy.ledger",
     "Mechanism": "privacy.mechanism",

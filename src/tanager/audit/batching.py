@@ -7,11 +7,11 @@ kernel both belong to a model is written out for each. What belongs to no model 
 patch of an image that all of them see) is computed once.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 
 from tanager.clipping.analysis import jaxprs
@@ -58,7 +58,8 @@ def over_models(
             _Each(leaf) if each else leaf
             for leaf, each in zip(leaves, axes, strict=True)
         ]
-        found = _evaluate(closed.jaxpr, closed.consts, values, models)
+        rule = functools.partial(_equation, models)
+        found = jaxprs.interpret(closed.jaxpr, closed.consts, values, rule)
         return jax.tree.unflatten(
             jax.tree.structure(results), [_all(value, models) for value in found]
         )
@@ -72,31 +73,14 @@ def _all(value: Any, models: int) -> Any:
     return jnp.broadcast_to(value, (models, *jnp.shape(value)))
 
 
-def _evaluate(
-    jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any], models: int
-) -> list[Any]:
-    values = dict(
-        zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *arguments), strict=True)
-    )
-
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, jex.Literal) else values[atom]
-
-    for equation in jaxpr.eqns:
-        found = _equation(equation, [read(atom) for atom in equation.invars], models)
-        values.update(zip(equation.outvars, found, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
-
-
-def _equation(equation: Any, values: list[Any], models: int) -> list[Any]:
+def _equation(models: int, equation: Any, values: list[Any]) -> list[Any]:
     each = [isinstance(value, _Each) for value in values]
     if not any(each):
         return jaxprs.evaluate(equation, values)
     name = equation.primitive.name
     if name in jaxprs.OPENED:
-        inner = equation.params["jaxpr"]
-        constants = getattr(inner, "consts", ())
-        return _evaluate(getattr(inner, "jaxpr", inner), constants, values, models)
+        rule = functools.partial(_equation, models)
+        return jaxprs.interpret(*jaxprs.body_of(equation), values, rule)
     if name == "conv_general_dilated" and all(each):
         written = [
             jaxprs.evaluate(equation, [value.value[model] for value in values])

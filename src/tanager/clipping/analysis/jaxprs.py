@@ -14,9 +14,10 @@ primitives with calls inside is different in JAX 0.10 and 0.11. Only primitives 
 are bound directly, where they must be evaluated at another dtype (`evaluate_wide`).
 """
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.core
@@ -33,6 +34,9 @@ LONGEST_UNROLLED_SCAN = 64
 
 OPENED = {"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "remat"}
 """Calls whose derivative is that of their body."""
+
+Evaluation = Callable[[jex.JaxprEqn, list[Any]], Sequence[Any]]
+"""From an equation and the values of its operands to the values of its results."""
 
 
 class Origin(IntEnum):
@@ -65,7 +69,7 @@ def every_equation(equations: Iterable[jex.JaxprEqn]) -> Iterator[jex.JaxprEqn]:
     for equation in equations:
         yield equation
         for inner in jex.jaxprs_in_params(equation.params):
-            yield from every_equation(_open(inner)[0].eqns)
+            yield from every_equation(getattr(inner, "jaxpr", inner).eqns)
 
 
 def convolves(equation: jex.JaxprEqn) -> bool:
@@ -79,6 +83,52 @@ def asks_what_varies(equation: jex.JaxprEqn) -> bool:
     return any(
         e.params.get("symbolic_zeros") is True for e in every_equation([equation])
     )
+
+
+def body_of(call: jex.JaxprEqn) -> tuple[Any, Sequence[Any]]:
+    """Return the jaxpr of a call or a scan, and its constants."""
+    jaxpr = call.params.get("jaxpr", call.params.get("call_jaxpr"))
+    return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
+
+
+def interpret(
+    jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any], rule: Evaluation
+) -> list[Any]:
+    """Return the results of a jaxpr whose equations a rule evaluates one by one.
+
+    Args:
+        jaxpr: not closed.
+        consts: values of its `constvars`.
+        arguments: values of its `invars`.
+        rule: from an equation and the values of its operands to its results. Values
+            may be of any kind; those of literals are the literals' own.
+    """
+    variables = (*jaxpr.constvars, *jaxpr.invars)
+    values = dict(zip(variables, (*consts, *arguments), strict=True))
+    values = walk(jaxpr.eqns, values, rule)
+    return [read(values, atom) for atom in jaxpr.outvars]
+
+
+def walk(
+    equations: Iterable[jex.JaxprEqn], values: dict[jex.Var, Any], rule: Evaluation
+) -> dict[jex.Var, Any]:
+    """Evaluate equations one by one; return the values of all variables.
+
+    Args:
+        equations: in order.
+        values: of the variables they start from.
+        rule: as of `interpret`.
+    """
+    values = dict(values)
+    for equation in equations:
+        results = rule(equation, [read(values, atom) for atom in equation.invars])
+        values.update(zip(equation.outvars, results, strict=True))
+    return values
+
+
+def read(values: dict[jex.Var, Any], atom: Any) -> Any:
+    """Return the value of a variable or a literal."""
+    return atom.val if isinstance(atom, jex.Literal) else values[atom]
 
 
 def evaluate(equation: jex.JaxprEqn, values: Sequence[Any]) -> list[Any]:
@@ -181,8 +231,8 @@ def evaluate_wide(
         wide = accumulation_dtype(equation.params["new_dtype"])
         return [jnp.asarray(values[0]).astype(wide)]
     if equation.primitive.name in OPENED:
-        inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
-        return _evaluate_wide_within(*_open(inner), values, exact=exact)
+        within = functools.partial(evaluate_wide, exact=exact)
+        return [_wide(x) for x in interpret(*body_of(equation), values, within)]
     if any(jex.jaxprs_in_params(equation.params)):
         cast = [
             jnp.asarray(value, _dtype(atom)) if is_float(atom) else value
@@ -200,23 +250,22 @@ def evaluate_wide(
     return [_wide(result) for result in results]
 
 
-def _evaluate_wide_within(
-    jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any], *, exact: bool
-) -> list[Any]:
-    values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
-    values.update(zip(jaxpr.invars, arguments, strict=True))
-
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, jex.Literal) else values[atom]
-
-    for equation in jaxpr.eqns:
-        results = evaluate_wide(equation, list(map(read, equation.invars)), exact=exact)
-        values.update(zip(equation.outvars, results, strict=True))
-    return [_wide(read(atom)) for atom in jaxpr.outvars]
-
-
 def _wide(value: Any) -> Any:
     return widen(jnp.asarray(value)) if is_float(jnp.asarray(value)) else value
+
+
+class _Marked(NamedTuple):
+    """A value and what it depends on; values without a mark are constants."""
+
+    value: Any
+    origin: Origin
+
+
+def _marked(values: Iterable[Any]) -> list[_Marked]:
+    return [
+        value if isinstance(value, _Marked) else _Marked(value, Origin.CONSTANT)
+        for value in values
+    ]
 
 
 def open_calls(
@@ -230,10 +279,22 @@ def open_calls(
         keep: equations to leave closed all the same.
     """
 
+    def rule(equation: jex.JaxprEqn, operands: list[Any]) -> list[Any]:
+        operands, name = _marked(operands), equation.primitive.name
+        found = {origin for _, origin in operands}
+        if Origin.PARAMETER in found and name in OPENED and not keep(equation):
+            return interpret(*body_of(equation), operands, rule)
+        mixed = {Origin.PARAMETER, Origin.DATA} <= found
+        if mixed and name == "scan" and _worth_unrolling(equation):
+            return _unroll(equation, operands, rule)
+        results = evaluate(equation, [value for value, _ in operands])
+        origin = max(found, default=Origin.CONSTANT)
+        return [_Marked(result, origin) for result in results]
+
     def opened(*values):
-        marked = list(zip(values, origins, strict=True))
-        results = _interpret(closed.jaxpr, closed.consts, marked, keep)
-        return [value for value, _ in results]
+        marked = list(map(_Marked, values, origins))
+        results = interpret(closed.jaxpr, closed.consts, marked, rule)
+        return [value for value, _ in _marked(results)]
 
     held: list[Any] = list(closed.in_avals)
     avals = [
@@ -243,45 +304,11 @@ def open_calls(
     return jax.make_jaxpr(opened)(*avals)
 
 
-def _interpret(jaxpr: Any, consts: Sequence[Any], arguments: list, keep: Callable):
-    """Evaluate a jaxpr on (value, origin) pairs, opening calls on the way."""
-    pairs: dict[Any, tuple[Any, Origin]] = {}
-
-    def read(atom: Any) -> tuple[Any, Origin]:
-        if isinstance(atom, jex.Literal):
-            return atom.val, Origin.CONSTANT
-        return pairs[atom]
-
-    for variable, value in zip(jaxpr.constvars, consts, strict=True):
-        pairs[variable] = (value, Origin.CONSTANT)
-    pairs.update(zip(jaxpr.invars, arguments, strict=True))
-    for equation in jaxpr.eqns:
-        operands = [read(atom) for atom in equation.invars]
-        name = equation.primitive.name
-        entered = any(origin == Origin.PARAMETER for _, origin in operands)
-        mixed = entered and any(origin == Origin.DATA for _, origin in operands)
-        if entered and name in OPENED and not keep(equation):
-            inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
-            results = _interpret(*_open(inner), operands, keep)
-        elif mixed and name == "scan" and _worth_unrolling(equation):
-            results = _unroll(equation, operands, keep)
-        else:
-            origin = max((origin for _, origin in operands), default=Origin.CONSTANT)
-            values = evaluate(equation, [value for value, _ in operands])
-            results = [(value, origin) for value in values]
-        pairs.update(zip(equation.outvars, results, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
-
-
-def _open(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
-    return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
-
-
 def _worth_unrolling(equation: jex.JaxprEqn) -> bool:
     return 0 < equation.params["length"] <= LONGEST_UNROLLED_SCAN
 
 
-def _unroll(equation: jex.JaxprEqn, operands: list, keep: Callable) -> list:
+def _unroll(equation: jex.JaxprEqn, operands: list[_Marked], rule: Evaluation) -> list:
     """Evaluate a scan step by step; a slice of stacked parameters is a parameter."""
     params = equation.params
     if "num_consts" in params:
@@ -291,17 +318,22 @@ def _unroll(equation: jex.JaxprEqn, operands: list, keep: Callable) -> list:
         sizes = tuple(len(list(part)) for part in parts[:2])
     consts, carry = operands[: sizes[0]], operands[sizes[0] : sum(sizes)]
     stacked = operands[sum(sizes) :]
-    length = params["length"]
-    steps = range(length)
-    jaxpr, closed_over = _open(params["jaxpr"])
+    steps = range(params["length"])
     outputs: dict[int, list] = {}
     for step in reversed(steps) if params["reverse"] else steps:
-        slices = [(lax.index_in_dim(x, step, keepdims=False), o) for x, o in stacked]
-        results = _interpret(jaxpr, closed_over, [*consts, *carry, *slices], keep)
+        slices = [
+            _Marked(lax.index_in_dim(x, step, keepdims=False), origin)
+            for x, origin in stacked
+        ]
+        results = interpret(*body_of(equation), [*consts, *carry, *slices], rule)
+        results = _marked(results)
         carry, outputs[step] = results[: len(carry)], results[len(carry) :]
-    collected = []
-    for number in range(len(equation.outvars) - len(carry)):
-        column = [outputs[step][number] for step in steps]
-        origin = max(origin for _, origin in column)
-        collected.append((jnp.stack([value for value, _ in column]), origin))
+    columns = zip(*(outputs[step] for step in steps), strict=True)
+    collected = [
+        _Marked(
+            jnp.stack([value for value, _ in column]),
+            max(origin for _, origin in column),
+        )
+        for column in columns
+    ]
     return [*carry, *collected]

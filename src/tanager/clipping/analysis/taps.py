@@ -138,16 +138,11 @@ class Program:
         self,
         equations: Sequence[jex.JaxprEqn],
         leaves: Sequence[Array],
-        evaluate: Callable,
+        rule: jaxprs.Evaluation,
     ) -> dict[jex.Var, Any]:
-        values = dict(zip(self.parameters, leaves, strict=True))
-        values.update(zip(self.jaxpr.jaxpr.constvars, self.jaxpr.consts, strict=True))
-        for equation in equations:
-            operands = [_read(values, atom) for atom in equation.invars]
-            values.update(
-                zip(equation.outvars, evaluate(equation, operands), strict=True)
-            )
-        return values
+        variables = (*self.jaxpr.jaxpr.constvars, *self.parameters)
+        values = dict(zip(variables, (*self.jaxpr.consts, *leaves), strict=True))
+        return jaxprs.walk(equations, values, rule)
 
     def anchors_of(self, unit: Unit, leaves: Sequence[Array]) -> list[Array]:
         """Return a unit's anchors from all leaves, in float32 or wider throughout."""
@@ -190,24 +185,24 @@ class Program:
             perturbations: one array for each float result of each tap, added to it.
             example: leaves of the example.
         """
-        values = dict(constants)
-        values.update(zip(self.jaxpr.jaxpr.invars[self.leaves :], example, strict=True))
-        kept = []
-        for equation in self.body:
-            operands = [_read(values, atom) for atom in equation.invars]
+        met = []
+
+        def rule(equation: jex.JaxprEqn, operands: list[Any]) -> list[Any]:
             tap = self._by_equation.get(id(equation))
             if tap is None and _convolves_data(equation, constants):
-                results = jaxprs.evaluate_apart(
-                    equation, operands, constants.__contains__
-                )
-            else:
-                results = jaxprs.evaluate(equation, operands)
-            if tap is not None:
-                kept.append(([operands[n] for n in tap.data], results))
-                shifts = iter(perturbations[tap.number])
-                results = [y + next(shifts) if is_float(y) else y for y in results]
-            values.update(zip(equation.outvars, results, strict=True))
-        return _read(values, self.jaxpr.jaxpr.outvars[0]), kept
+                shared = constants.__contains__
+                return jaxprs.evaluate_apart(equation, operands, shared)
+            results = jaxprs.evaluate(equation, operands)
+            if tap is None:
+                return results
+            met.append(([operands[n] for n in tap.data], results))
+            shifts = iter(perturbations[tap.number])
+            return [y + next(shifts) if is_float(y) else y for y in results]
+
+        inputs = self.jaxpr.jaxpr.invars[self.leaves :]
+        values = constants | dict(zip(inputs, example, strict=True))
+        values = jaxprs.walk(self.body, values, rule)
+        return jaxprs.read(values, self.jaxpr.jaxpr.outvars[0]), met
 
 
 def _convolves_data(equation: jex.JaxprEqn, constants: dict[jex.Var, Any]) -> bool:
@@ -217,10 +212,6 @@ def _convolves_data(equation: jex.JaxprEqn, constants: dict[jex.Var, Any]) -> bo
     if equation.primitive.name == "conv_general_dilated":
         return not constants.keys() & set(equation.invars)
     return equation.primitive.name != "while"
-
-
-def _read(values: dict[jex.Var, Any], atom: Any) -> Any:
-    return atom.val if isinstance(atom, jex.Literal) else values[atom]
 
 
 def float_results(tap: Tap) -> list[jex.Var]:
