@@ -26,12 +26,14 @@ class Hub(http.server.ThreadingHTTPServer):
     Attributes:
         files: content by path in the repository ``ours/small``.
         ranges: the Range header of each, None where there was none.
-        limit: place in a file at which the line goes dead.
+        limit: place in a file at which the connection breaks.
+        breaks: how many times it breaks; None for every time.
     """
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.files, self.ranges, self.limit = {}, [], None
+        self.breaks = None
 
     @property
     def url(self):
@@ -78,7 +80,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send_header("Content-Range", f"bytes {start}-{whole - 1}/{whole}")
         self.end_headers()
         if with_body:
-            self.wfile.write(content[start : self.hub.limit])
+            breaks = self.hub.breaks is None or len(self.hub.ranges) <= self.hub.breaks
+            self.wfile.write(content[start : self.hub.limit if breaks else None])
         return None
 
     def _refuse(self, status, code):
@@ -142,30 +145,30 @@ def test_without_the_network_the_cache_serves(server, content):
     assert path.read_bytes() == content
 
 
-def test_an_interrupted_download_goes_on_where_it_stopped(server, content, tmp_path):
+def test_a_broken_connection_is_resumed_where_it_stopped(server, content):
     server.files["model.safetensors"] = content
     half = len(content) // 2000 * 1000
-    server.limit = half + 10
-    with pytest.raises(OSError, match="was interrupted") as broken:
-        hub.download(NAME)
-    assert "run the command again to resume it" in str(broken.value)
-    assert "model.safetensors by hand" in str(broken.value)
-    (partial,) = (tmp_path / "cache").rglob("*.incomplete")
-    assert partial.read_bytes() == content[:half]
-
-    server.limit, server.ranges = None, []
+    server.limit, server.breaks = half + 10, 1
     assert hub.download(NAME).read_bytes() == content
-    assert server.ranges == [f"bytes={half}-"]
-    assert not partial.exists()
+    assert server.ranges == [None, f"bytes={half}-"]
 
 
-def test_a_download_that_arrives_otherwise_is_thrown_away(server, content, tmp_path):
+def test_an_interrupted_download_says_what_to_do(server, content, tmp_path):
     server.files["model.safetensors"] = content
-    blobs = tmp_path / "cache/models--ours--small/blobs"
-    blobs.mkdir(parents=True)
-    digest = hashlib.sha256(content).hexdigest()
-    (blobs / f"{digest}.tanager.incomplete").write_bytes(b"of something else")
-    with pytest.raises(OSError, match="it did not arrive as it was sent"):
+    server.limit = 10
+    with pytest.raises(OSError, match="the download was interrupted") as broken:
+        hub.download(NAME)
+    assert "; run the command again, or download https://" in str(broken.value)
+    assert not [*(tmp_path / "cache").rglob("*.safetensors")]
+    server.limit = None
+    assert hub.download(NAME).read_bytes() == content
+
+
+def test_a_file_with_another_digest_is_deleted(server, content):
+    server.files["model.safetensors"] = content
+    path = hub.download(NAME)
+    path.resolve().write_bytes(b"something else")
+    with pytest.raises(OSError, match=r"is damaged .* was deleted; run the command"):
         hub.download(NAME)
     assert hub.download(NAME).read_bytes() == content
     assert len(server.ranges) == 2
@@ -174,9 +177,9 @@ def test_a_download_that_arrives_otherwise_is_thrown_away(server, content, tmp_p
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("hf:ours/other", "is not on the hub: mind the spelling"),
+        ("hf:ours/other", "is not on the Hub: check the spelling"),
         ("hf:ours/gated", "is not open to everyone: ask for access"),
-        (f"{NAME}@old", "has no revision old: leave @REVISION away"),
+        (f"{NAME}@old", "has no revision old: leave out @REVISION"),
         (f"{NAME}:pytorch_model.bin", "has no file pytorch_model.bin: name another"),
     ],
 )
@@ -188,7 +191,7 @@ def test_what_the_hub_does_not_give_is_refused_by_name(server, name, message):
 def test_no_network_and_no_copy_gives_one_message(server):
     server.shutdown()
     server.server_close()
-    with pytest.raises(OSError, match="the hub is unreachable") as refused:
+    with pytest.raises(OSError, match="the Hub is unreachable") as refused:
         hub.download(f"{NAME}@v2")
     assert (
         "download https://huggingface.co/ours/small/resolve/v2/model.safetensors by "
