@@ -144,7 +144,6 @@ def test_other_settings_in_the_same_folder_are_refused(study, changes, message, 
         (["--simulation-batch-sizes", "1024"], "at most the target's batch size, 512"),
         (["--vary", "learning"], "did you mean learning_rate?"),
         (["--vary", "model=small-cnn,no"], "model (='no') must be one of"),
-        (["--storage", "sqlite:////nowhere/x.db"], "cannot be opened"),
         (["--epsilon", "0.001", "--noise-multiplier", "1"], "epsilon (=0.001)"),
         (
             ["--private", "--noise-multiplier", "2"],

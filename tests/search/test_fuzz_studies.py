@@ -2,15 +2,12 @@
 
 import json
 
-import optuna
-
 import mutations
 from tanager.commands import studies
 from tanager.search import jobs
 from tanager.search.jobs import Outcome
 from tanager.search.settings import agreed
-from tanager.search.storage import open_storage
-from tanager.search.study import TrialResult, _trial_result, _values
+from tanager.search.study import TrialResult, _read_trial, _trial_result
 
 
 def fuzz(file, good, read, *arguments, cases=400):
@@ -25,9 +22,9 @@ def fuzz(file, good, read, *arguments, cases=400):
 
 def test_what_is_searched(tmp_path, settings):
     folder = tmp_path / "study"
-    agreed(folder, settings, None)
+    agreed(folder, settings)
     file = folder / "study.json"
-    found = fuzz(file, json.loads(file.read_text()), agreed, folder, None, None)
+    found = fuzz(file, json.loads(file.read_text()), agreed, folder, None)
     assert found == settings
 
 
@@ -35,8 +32,8 @@ def test_trials(tmp_path):
     done = TrialResult(0, {"learning_rate": 1.0}, "complete", 0.5, 12, 2.0, 1e6)
     assert fuzz(tmp_path / "done.json", done._asdict(), _trial_result, tmp_path) == done
     trial = {"number": 0, "values": {"learning_rate": 1.0}}
-    values = fuzz(tmp_path / "trial.json", trial, _values, tmp_path)
-    assert values == trial["values"]
+    trial |= {"accuracies": {"4": 0.5}, "rungs": {"completed_rung_0": 0.5}}
+    assert fuzz(tmp_path / "trial.json", trial, _read_trial, tmp_path) == trial
 
 
 def test_outcomes(tmp_path):
@@ -62,20 +59,4 @@ def test_studies_that_are_trained_from(tmp_path, settings):
     for text in mutations.of_json(result, 400):
         (tmp_path / "result.json").write_bytes(text)
         fuzzed(studies._read, tmp_path)
-    fuzzed.end()
-
-
-def test_journals(tmp_path):
-    file = tmp_path / "journal.log"
-    study = optuna.create_study(storage=open_storage(None, tmp_path))
-    study.add_trial(optuna.create_trial(value=0.5))
-    good = file.read_bytes()
-    fuzzed = mutations.Fuzz(file.name)
-    for content in mutations.of_bytes(good, 400):
-        file.write_bytes(content)
-        fuzzed(open_storage, None, tmp_path)
-    first = json.loads(good.split(b"\n")[0])
-    for text in mutations.of_json(first, 400):
-        file.write_bytes(text + b"\n" + good)
-        fuzzed(open_storage, None, tmp_path)
     fuzzed.end()

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -82,21 +83,35 @@ def test_killed_again_and_again_a_study_ends_with_all_its_trials(
     assert [each.number for each in results] == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_trial_that_ended_but_was_not_told_of_is_told_of(
-    tmp_path, settings, monkeypatch, fake
+def test_a_trial_that_was_killed_before_it_chose_is_chosen_for(
+    tmp_path, settings, fake
 ):
     study = Study(tmp_path / "study", settings)
+    (tmp_path / "study/trials/0000").mkdir(parents=True)
+    (tmp_path / "study/trials/0000/trial.lock").touch()
+    study.work(2)
+    assert [each.number for each in study.results()] == [0, 1]
 
-    def die(trial, result):
-        raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(study, "_tell", die)
-        with pytest.raises(KeyboardInterrupt):
+def test_a_deleted_trial_is_run_again_with_the_same_choices(tmp_path, settings, fake):
+    study = Study(tmp_path / "study", dataclasses.replace(settings, sampler="random"))
+    study.work(3)
+    before = study.results()
+    shutil.rmtree(tmp_path / "study/trials/0001")
+    study.work(3)
+    assert study.results() == before
+    assert len(fake.made) == 4
+
+
+def test_a_trial_of_another_search_is_refused(tmp_path, settings, fake):
+    study = Study(tmp_path / "study", settings)
+    study.work(1)
+    path = tmp_path / "study/trials/0000/trial.json"
+    trial = json.loads(path.read_text())
+    for values in ({"learning_rate": 3.0}, {"momentum": 0.5}):
+        path.write_text(json.dumps(trial | {"values": values}))
+        with pytest.raises(ValueError, match=r"another search .*: delete the folder"):
             study.work(2)
-    assert len(fake.made) == 1
-    Study(tmp_path / "study", settings).work(2)
-    assert len(fake.made) == 2
 
 
 def test_a_trial_below_the_median_ends_early_and_a_diverged_one_is_worth_nothing(
@@ -163,45 +178,6 @@ def test_a_study_that_was_moved_goes_on_where_it_is(tmp_path, settings, fake):
     Study(two, settings_in(two)).work(3)
     assert len(fake.made) == 3
     assert not one.exists()
-
-
-def test_a_data_base_that_goes_away_is_one_message_and_nothing_is_lost(
-    tmp_path, settings, monkeypatch, fake
-):
-    base, away = tmp_path / "study.db", tmp_path / "away.db"
-    kept = dataclasses.replace(settings, storage=f"sqlite:///{base}")
-    study = Study(tmp_path / "study", kept)
-    study.work(2)
-
-    class Unplugs(Fake):
-        def __call__(self, job, watch=None):
-            base.rename(away)
-            base.write_bytes(b"no data base" * 100)
-            return super().__call__(job, watch)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(jobs, "make", Unplugs())
-        with pytest.raises(
-            ValueError, match=r"study\.db'\) stopped answering.*nothing is lost"
-        ):
-            study.work(3)
-    away.rename(base)
-    Study(tmp_path / "study", kept).work(4)
-    assert [each.number for each in study.results()] == [0, 1, 2, 3]
-
-
-def test_a_lost_journal_is_put_together_from_the_folders(tmp_path, settings, fake):
-    study = Study(tmp_path / "study", settings)
-    study.work(4)
-    (tmp_path / "study/journal.log").unlink()
-    again = Study(tmp_path / "study", settings)
-    again.work(5)
-    assert len(fake.made) == 5
-    assert [each.number for each in again.results()] == [0, 1, 2, 3, 4]
-    known = again._optuna.get_trials()
-    assert [trial.params for trial in known[:4]] == [
-        each.values for each in again.results()[:4]
-    ]
 
 
 def test_the_winner_runs_at_every_batch_size(tmp_path, settings, fake):
@@ -292,7 +268,7 @@ def test_another_study_in_the_same_folder_is_refused(
     tmp_path, settings, changes, message
 ):
     Study(tmp_path / "study", settings)
-    with pytest.raises(ValueError, match=f"cannot go on: {message}"):
+    with pytest.raises(ValueError, match=f"cannot be resumed: {message}"):
         Study(tmp_path / "study", dataclasses.replace(settings, **changes))
 
 
@@ -305,7 +281,7 @@ def test_a_study_of_another_recipe_or_version_is_refused(tmp_path, settings):
     path = tmp_path / "study/study.json"
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"tanager": "0.0.1"}))
-    with pytest.raises(ValueError, match=r"was begun by tanager 0\.0\.1"):
+    with pytest.raises(ValueError, match=r"was started by tanager 0\.0\.1"):
         Study(tmp_path / "study", settings)
 
 

@@ -54,10 +54,6 @@ class Options:
     """Which trials end early: those below the median, all but the best quarter at a
     sixteenth and a quarter of the steps (halving), or none."""
 
-    storage: str | None = None
-    """URL of a data base that keeps the study, such as postgresql://user@host/name. By
-    default a journal in the study's folder."""
-
     parallel: int = 1
     """Processes of this machine that make trials."""
 
@@ -79,9 +75,6 @@ class WorkerOptions:
 
     study: Positional[str]
     """The study's folder, on a file system that all workers share."""
-
-    storage: str | None = None
-    """URL of its data base, where this host calls it otherwise."""
 
 
 _EXPERIMENTS = {
@@ -111,8 +104,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _search(name: str, recipe: Recipe, typed: set[str], options: Options) -> int:
-    from tanager.search.storage import require_optuna
-    from tanager.search.study import Study
+    from tanager.search.study import Study, require_optuna
 
     require_optuna()
     console = Console(stderr=True, highlight=False)
@@ -188,7 +180,7 @@ def _search_privately(
 def _join(options: WorkerOptions) -> int:
     from tanager.search.study import Study
 
-    study = Study(options.study, storage=options.storage)
+    study = Study(options.study)
     asked = read_record(study.folder / "asked.json", {"trials": int})["trials"]
     _finish(study, asked, Console(stderr=True, highlight=False))
     return 0
@@ -211,7 +203,6 @@ def _settings(
         options.repeats,
         options.sampler,
         options.pruner,
-        options.storage,
         recipe.seed,
     )
     compared = dataclasses.replace(

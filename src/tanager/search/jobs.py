@@ -7,7 +7,6 @@ system takes back when that process dies; whoever comes next goes on where it wa
 
 import contextlib
 import dataclasses
-import fcntl
 import functools
 import shutil
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+from filelock import FileLock, Timeout
 
 from tanager._cache import private_folder
 from tanager._files import write_json
@@ -90,12 +90,15 @@ def outcome(folder: Path) -> Outcome | None:
 
 @contextlib.contextmanager
 def claimed(path: Path) -> Iterator[bool]:
-    """Tell whether a lock is ours for the time of the block, or another process's."""
+    """Try to hold a lock during the block, and tell whether it is ours.
+
+    The operating system takes the lock back when the process that holds it dies.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
+    with contextlib.ExitStack() as held:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            held.enter_context(FileLock(path, blocking=False, fallback_to_soft=False))
+        except Timeout:
             yield False
             return
         yield True

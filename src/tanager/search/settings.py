@@ -1,7 +1,6 @@
 """What a study searches: the same for all its workers, and for ever."""
 
 import dataclasses
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -22,10 +21,9 @@ from tanager.search.space import Between, Space
 
 SAMPLERS = ("tpe", "random", "grid")
 PRUNERS = ("median", "halving", "none")
+_ANOTHER = "start another study"
 _STUDY = {
     "tanager": str,
-    "id": str,
-    "storage": Maybe(str),
     "recipe": Each(object),
     "examples": int,
     "space": Each(object),
@@ -56,7 +54,6 @@ class Settings:
             the steps are done. "halving" lets the best quarter go on at a sixteenth and
             at a quarter of the steps (asynchronous successive halving, Li et al. 2020,
             Algorithm 1, without resuming).
-        storage: URL of a data base; None for a journal file in the folder.
         seed: of the sampler; None for one of the operating system's.
 
     Raises:
@@ -70,7 +67,6 @@ class Settings:
     repeats: int = 2
     sampler: str = "tpe"
     pruner: str = "median"
-    storage: str | None = None
     seed: int | None = None
 
     def __post_init__(self):
@@ -111,7 +107,7 @@ class Settings:
         check_choices(self.space, start, self.target.steps, dataset)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what identifies the study; folder and storage are but its places."""
+        """Return what identifies the study, wherever its folder is."""
         recipe = {"name": self.target.name, **self.target.recipe.to_json()}
         return {
             "tanager": __version__,
@@ -128,7 +124,7 @@ class Settings:
         }
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any], storage: str | None) -> Self:
+    def from_json(cls, content: Mapping[str, Any]) -> Self:
         """Make settings of what `to_json` returned."""
         recipe = dict(content["recipe"])
         name = recipe.pop("name")
@@ -141,7 +137,6 @@ class Settings:
             content["repeats"],
             content["sampler"],
             content["pruner"],
-            storage,
             content["seed"],
         )
 
@@ -163,8 +158,8 @@ def check_choices(space: Space, start: Recipe, steps: int, dataset: Dataset) -> 
             jobs.flops_of(recipe, dataset)
 
 
-def agreed(folder: Path, settings: Settings | None, elsewhere: str | None) -> Settings:
-    """Return the settings of the folder, which must be those asked for."""
+def agreed(folder: Path, settings: Settings | None) -> Settings:
+    """Return the settings in the folder, which must be those asked for."""
     path = folder / "study.json"
     if not path.exists():
         if settings is None:
@@ -173,27 +168,26 @@ def agreed(folder: Path, settings: Settings | None, elsewhere: str | None) -> Se
             )
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             validate.refuse(
-                "out", str(folder), "is not empty, and holds no study", "choose another"
+                "out",
+                str(folder),
+                "is not empty, and holds no study",
+                "choose another folder",
             )
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        own = {"id": secrets.token_hex(8), "storage": settings.storage}
-        write_json(path, {**settings.to_json(), **own})
+        write_json(path, settings.to_json())
         return settings
-    content = read_record(path, _STUDY, "begin another study")
-    storage = content.pop("storage", None)
-    content.pop("id")
+    content = read_record(path, _STUDY, _ANOTHER)
     if content["tanager"] != __version__:
         validate.refuse(
             "study",
             str(folder),
-            f"was begun by tanager {content['tanager']}, and this is {__version__}",
-            "go on with that version, or begin another study",
+            f"was started by tanager {content['tanager']}, and this is {__version__}",
+            f"resume it with that version, or {_ANOTHER}",
         )
     if settings is not None:
         _require_same(content, as_json(settings.to_json()), folder)
-        storage = settings.storage or storage
-    with reading(path, "holds no settings of a search", "begin another study"):
-        return Settings.from_json(content, elsewhere or storage)
+    with reading(path, "does not hold the settings of a search", _ANOTHER):
+        return Settings.from_json(content)
 
 
 def _require_same(was: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
@@ -210,6 +204,6 @@ def _require_same(was: Mapping[str, Any], now: Mapping[str, Any], folder: Path) 
 
 def _refuse_change(name: str, was: Any, now: Any, folder: Path) -> None:
     raise ValueError(
-        f"study {folder} cannot go on: {name} was {was!r:.80} and is {now!r:.80}: "
+        f"study {folder} cannot be resumed: {name} was {was!r:.80} and is {now!r:.80}: "
         "search with the same settings, or into another folder"
     )

@@ -1,14 +1,14 @@
-"""A study: trials at small batch, found by Optuna, that survive any worker.
+"""A study: trials at small batch, chosen by Optuna, that survive any worker.
 
     study.json        what is searched: target, space, batch sizes, held-out examples
-    journal.log       what Optuna knows (or a data base, see `storage`)
-    trials/0007/      a trial: trial.json (its choices), a run folder, outcome.json
+    trials/0007/      a trial: trial.json (its choices and the accuracies that pruning
+                      looked at), a run folder, done.json
     winner/b0032-1/   the best choices again, at every simulation batch size
     result.json, report.html, scaling.svg, scaling.png
 
-The folders are the truth and Optuna's storage is its memory: where that is lost, it is
-put together again from them. Nothing here is private: a study's folder is not to be
-released.
+The folders are all that is stored: a worker reads Optuna's study from them whenever it
+chooses a trial or decides whether to prune one. A study's folder has no privacy
+guarantee: do not release it.
 """
 
 import contextlib
@@ -16,9 +16,12 @@ import dataclasses
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from filelock import FileLock
 
 from tanager._files import write_json
 from tanager._reading import reading
@@ -27,14 +30,16 @@ from tanager.recipes.recipe import Recipe
 from tanager.search import jobs
 from tanager.search.jobs import Job, Outcome
 from tanager.search.settings import Settings, agreed
-from tanager.search.storage import answering, open_storage
 
 
 if TYPE_CHECKING:
     from optuna import Study as OptunaStudy
-    from optuna import Trial
+    from optuna.pruners import BasePruner
+    from optuna.samplers import BaseSampler
+    from optuna.trial import FrozenTrial
 
 
+_TRIAL = {"values": Each(object), "accuracies": Each(float), "rungs": Each(float)}
 _DONE = {
     "number": int,
     "values": Each(object),
@@ -44,7 +49,7 @@ _DONE = {
     "seconds": float,
     "flops": float,
 }
-_REMEDY = "delete the folder of that trial, and it is made again"
+_REMEDY = "delete the folder of that trial, and it is run again"
 
 
 class TrialResult(NamedTuple):
@@ -52,12 +57,12 @@ class TrialResult(NamedTuple):
 
     Attributes:
         number: from 0.
-        values: that it chose, by name.
+        values: its choices, by name.
         state: "complete", "pruned" or "diverged".
-        accuracy: of the average of parameters on the held-out examples, where it ended.
-        steps: it made.
-        seconds: it took.
-        flops: of its matrix products and convolutions, expected.
+        accuracy: of the parameter average on the held-out examples, at its last step.
+        steps: how many it made.
+        seconds: how long it took.
+        flops: expected, of its matrix products and convolutions.
     """
 
     number: int
@@ -69,32 +74,41 @@ class TrialResult(NamedTuple):
     flops: float
 
 
+class _Pruned(Exception):
+    """Ends the run of a trial that is worse than the others."""
+
+
+def require_optuna() -> None:
+    """Check that Optuna is installed.
+
+    Raises:
+        ValueError: it is not; the message says how to install it.
+    """
+    try:
+        import optuna
+    except ModuleNotFoundError:
+        raise ValueError(
+            "a search needs Optuna, which is not installed: pip install 'optuna>=5,<6'"
+        ) from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
 class Study:
     """A study in its folder; any number of processes can work on it at once.
 
     Args:
-        folder: made when missing, mode 0700.
-        settings: what to search; None for what the folder says.
-        storage: URL of its data base, where that is called otherwise here.
+        folder: created if missing, with mode 0700.
+        settings: what to search; None reads it from the folder.
 
     Raises:
-        ValueError: the folder has a study of other settings or of another version of
-            tanager, or none where `settings` are missing; its storage cannot be opened.
+        ValueError: Optuna is not installed; the folder has a study with other settings
+            or of another version of tanager; or it has none and `settings` is None.
     """
 
-    def __init__(
-        self,
-        folder: str | os.PathLike,
-        settings: Settings | None = None,
-        storage: str | None = None,
-    ):
+    def __init__(self, folder: str | os.PathLike, settings: Settings | None = None):
+        require_optuna()
         self.folder = Path(folder)
-        self.settings = agreed(self.folder, settings, storage)
-        opened = open_storage(self.settings.storage, self.folder)
-        with self._alone():
-            self._optuna = _optuna_study(opened, self.folder, self.settings)
-            if not self._optuna.get_trials(deepcopy=False):
-                self._put_together_again()
+        self.settings = agreed(self.folder, settings)
 
     def work(
         self,
@@ -102,33 +116,29 @@ class Study:
         report: Callable[[TrialResult], None] = lambda result: None,
         watch: Callable[[int, Mapping[str, Any]], None] = lambda number, line: None,
     ) -> None:
-        """Make trials until there are so many, with whoever else works on the study.
+        """Run trials until the study has enough, together with its other workers.
 
-        A trial whose process died is gone on with first. Returns when as many trials
-        as asked for are complete, pruned or diverged.
+        Abandoned trials are resumed first. Returns when all trials are complete, pruned
+        or diverged.
 
         Args:
             trials: of the whole study; of a grid at most as many as it has points.
-            report: told of each trial that this process finished.
-            watch: told of each evaluation: the trial, and its line of metrics.jsonl.
+            report: called with each trial that this process finished.
+            watch: called at each evaluation with the number of the trial and its line
+                of metrics.jsonl.
 
         Raises:
-            ValueError: the storage stopped answering; the same call goes on.
-            KeyboardInterrupt: after a checkpoint was written; likewise.
+            KeyboardInterrupt: after a checkpoint was written; the same call resumes.
         """
         if self.settings.sampler == "grid":
             trials = min(trials, int(self.settings.space.size))
         while True:
-            with (
-                answering(self.settings.storage),
-                contextlib.ExitStack() as held,
-            ):
-                with self._alone():
-                    trial = self._next(trials, held)
-                if trial is not None:
-                    report(self._make(trial, watch))
+            with contextlib.ExitStack() as held:
+                number = self._next(trials, held)
+                if number is not None:
+                    report(self._run(number, watch))
                     continue
-            if len(self.results()) >= trials:
+            if all(self._is_done(number) for number in range(trials)):
                 return
             time.sleep(jobs.POLL_SECONDS)
 
@@ -147,7 +157,7 @@ class Study:
         return max(complete, key=lambda each: each.accuracy, default=None)
 
     def confirmations(self, values: Mapping[str, Any]) -> list[Job]:
-        """Return the runs of some choices at every batch size, `repeats` times."""
+        """Return `repeats` runs with some choices at every batch size."""
         settings = self.settings
         return [
             Job(
@@ -165,126 +175,128 @@ class Study:
         )
         return self.settings.space.recipe(simulated, values)
 
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Keep other workers from choosing trials for the time of the block."""
-        while True:
-            with jobs.claimed(self.folder / "study.lock") as mine:
-                if mine:
-                    yield
-                    return
-            time.sleep(0.05)
-
-    def _next(self, trials: int, held: contextlib.ExitStack) -> "Trial | None":
-        """Return a trial left behind, else a new one; None if nothing is left to do."""
-        from optuna.trial import Trial, TrialState
-
-        known = self._optuna.get_trials(deepcopy=False)
-        for frozen in known:
-            if frozen.state == TrialState.RUNNING and held.enter_context(
-                jobs.claimed(self._trial_folder(frozen.number) / "trial.lock")
-            ):
-                return Trial(self._optuna, frozen._trial_id)
-        if sum(frozen.state != TrialState.FAIL for frozen in known) >= trials:
-            return None
-        trial = self._optuna.ask()
-        held.enter_context(
-            jobs.claimed(self._trial_folder(trial.number) / "trial.lock")
-        )
-        return trial
-
     def _trial_folder(self, number: int) -> Path:
         return self.folder / "trials" / f"{number:04d}"
 
-    def _make(
-        self, trial: "Trial", tell: Callable[[int, Mapping[str, Any]], None]
-    ) -> TrialResult:
-        from optuna import TrialPruned
+    def _is_done(self, number: int) -> bool:
+        return (self._trial_folder(number) / "done.json").exists()
 
-        settings, folder = self.settings, self._trial_folder(trial.number)
-        if (folder / "done.json").exists():  # and was killed before it told so
-            return self._tell(trial, _trial_result(folder))
+    def _next(self, trials: int, held: contextlib.ExitStack) -> int | None:
+        """Lock and return the first trial that nobody runs; None if there is none."""
+        with FileLock(self.folder / "study.lock"):
+            for number in range(trials):
+                lock = self._trial_folder(number) / "trial.lock"
+                if (
+                    not self._is_done(number)
+                    and held.enter_context(jobs.claimed(lock))
+                    and not self._is_done(number)
+                ):
+                    if not lock.with_name("trial.json").exists():
+                        self._choose(number)
+                    return number
+        return None
+
+    def _choose(self, number: int) -> None:
+        """Let Optuna choose the values of a new trial."""
+        settings = self.settings
+        trial = self._optuna(number).ask()
         values = settings.space.suggest(trial, settings.target.recipe)
-        recipe = self._recipe(settings.batch_sizes[0], values)
+        content = {"number": number, "values": values, "accuracies": {}, "rungs": {}}
+        write_json(self._trial_folder(number) / "trial.json", content)
+
+    def _run(
+        self, number: int, tell: Callable[[int, Mapping[str, Any]], None]
+    ) -> TrialResult:
+        settings, folder = self.settings, self._trial_folder(number)
+        steps = settings.target.steps
+        trial = _read_trial(folder)
+        recipe = self._recipe(settings.batch_sizes[0], trial["values"])
         if settings.pruner == "halving":
             every = _first_rung(settings)
             recipe = dataclasses.replace(recipe, evaluate_every=every)
-        write_json(folder / "trial.json", {"number": trial.number, "values": values})
-        seen = {"step": 0, "accuracy": 0.0, "seconds": 0.0}
-        known = self._optuna.get_trials(deepcopy=False)[trial.number]
-        reported = set(known.intermediate_values)
+        seen = {"step": 0, "test_accuracy_ema": 0.0, "seconds": 0.0}
 
         def watch(line: Mapping[str, Any]) -> None:
-            seen.update(
-                step=line["step"],
-                accuracy=line["test_accuracy_ema"],
-                seconds=line["seconds"],
-            )
-            tell(trial.number, line)
-            if line["step"] not in reported:
-                trial.report(line["test_accuracy_ema"], line["step"])
-            if line["step"] < settings.target.steps and trial.should_prune():
-                raise TrialPruned
+            seen.update({name: line[name] for name in seen})
+            tell(number, line)
+            trial["accuracies"].setdefault(str(seen["step"]), seen["test_accuracy_ema"])
+            prune = seen["step"] < steps and self._is_worse(number, trial)
+            write_json(folder / "trial.json", trial)
+            if prune:
+                raise _Pruned
 
         try:
             job = Job(folder / "run", recipe, settings.target.name)
             found = jobs.make(job, watch)
-        except TrialPruned:
+        except _Pruned:
             state = "pruned"
-            found = Outcome(seen["accuracy"], 0.0, None, 0.0, seen["seconds"])
+            found = Outcome(seen["test_accuracy_ema"], 0.0, None, 0.0, seen["seconds"])
         else:
             state = "diverged" if found.diverged else "complete"
-            seen["step"] = seen["step"] if found.diverged else settings.target.steps
-        flops = jobs.flops(recipe, settings.target.steps)
+        made = steps if state == "complete" else int(seen["step"])
         result = TrialResult(
-            trial.number,
-            values,
+            number,
+            trial["values"],
             state,
             found.accuracy,
-            seen["step"],
+            made,
             found.seconds,
-            flops * seen["step"] / settings.target.steps,
+            jobs.flops(recipe, made),
         )
         write_json(folder / "done.json", result._asdict())
         jobs.keep(folder / "run", found)
-        return self._tell(trial, result)
-
-    def _tell(self, trial: "Trial", result: TrialResult) -> TrialResult:
-        from optuna.trial import TrialState
-
-        pruned = result.state == "pruned"
-        told = TrialState.PRUNED if pruned else TrialState.COMPLETE
-        self._optuna.tell(trial, None if pruned else result.accuracy, state=told)
         return result
 
-    def _put_together_again(self) -> None:
-        """Tell an empty storage of the trials whose folders are there."""
+    def _is_worse(self, number: int, trial: dict[str, Any]) -> bool:
+        """Return whether to prune a trial; its rungs of halving are updated."""
+        study = self._optuna(number)
+        study.add_trial(self._frozen(self._trial_folder(number), trial))
+        worse = study.pruner.prune(study, study.get_trials(deepcopy=False)[-1])
+        trial["rungs"] = study.get_trials(deepcopy=False)[-1].system_attrs
+        return worse
+
+    def _optuna(self, number: int) -> "OptunaStudy":
+        """Return Optuna's study of all trials but one, in memory."""
+        import optuna
+
+        settings, seed = self.settings, None
+        if settings.seed is not None:
+            words = np.random.SeedSequence([settings.seed, number])
+            seed = int(words.generate_state(1)[0])
+        study = optuna.create_study(
+            sampler=_sampler(settings.sampler, seed),
+            pruner=_pruner(settings),
+            direction="maximize",
+        )
+        for path in sorted((self.folder / "trials").glob("[0-9]*/trial.json")):
+            if path.parent != self._trial_folder(number):
+                trial = _read_trial(path.parent)
+                study.add_trial(self._frozen(path.parent, trial))
+        return study
+
+    def _frozen(self, folder: Path, trial: Mapping[str, Any]) -> "FrozenTrial":
+        """Return a trial as Optuna knows it."""
         from optuna.trial import TrialState, create_trial
 
-        space = self.settings.space
-        folders = sorted((self.folder / "trials").glob("[0-9]*"))
-        for folder in folders:
-            if not (folder / "trial.json").exists():
-                # It had not chosen yet.
-                self._optuna.ask()
-                continue
-            values = _values(folder)
-            state, value = TrialState.RUNNING, None
-            if (folder / "done.json").exists():
-                done = _trial_result(folder)
-                pruned = done.state == "pruned"
-                state = TrialState.PRUNED if pruned else TrialState.COMPLETE
-                value = None if pruned else done.accuracy
-            with reading(folder / "trial.json", "is of another search", _REMEDY):
-                told = create_trial(
-                    state=state,
-                    value=value,
-                    params=values,
-                    distributions={
-                        name: space.values[name].distribution() for name in values
-                    },
-                )
-            self._optuna.add_trial(told)
+        state, value = TrialState.RUNNING, None
+        if (folder / "done.json").exists():
+            done = _trial_result(folder)
+            state = TrialState.PRUNED
+            if done.state != "pruned":
+                state, value = TrialState.COMPLETE, done.accuracy
+        space, values = self.settings.space.values, trial["values"]
+        with reading(folder / "trial.json", "belongs to another search", _REMEDY):
+            return create_trial(
+                state=state,
+                value=value,
+                params=values,
+                distributions={name: space[name].distribution() for name in values},
+                intermediate_values={
+                    int(step): accuracy
+                    for step, accuracy in trial["accuracies"].items()
+                },
+                system_attrs=dict(trial["rungs"]),
+            )
 
 
 def _first_rung(settings: Settings) -> int:
@@ -296,48 +308,28 @@ def _trial_result(folder: Path) -> TrialResult:
     return TrialResult(**{name: content[name] for name in _DONE})
 
 
-def _values(folder: Path) -> dict[str, Any]:
-    return read_record(folder / "trial.json", {"values": Each(object)}, _REMEDY)[
-        "values"
-    ]
+def _read_trial(folder: Path) -> dict[str, Any]:
+    return read_record(folder / "trial.json", _TRIAL, _REMEDY)
 
 
-def _grid_sampler(seed: int | None) -> Any:
-    """Return a sampler of every point once, in an order drawn by chance."""
-    import optuna
+def _sampler(name: str, seed: int | None) -> "BaseSampler":
+    from optuna import exceptions, samplers
 
-    class Grid(optuna.samplers.BruteForceSampler):
-        def after_trial(self, study: Any, trial: Any, state: Any, values: Any) -> None:
-            # After the last point it tries to stop a loop of Optuna's, which there
-            # is none of here.
-            with contextlib.suppress(RuntimeError):
-                super().after_trial(study, trial, state, values)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return Grid(seed=seed)
+    if name == "grid":  # every point once, in random order
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", exceptions.ExperimentalWarning)
+            return samplers.BruteForceSampler(seed=seed)
+    if name == "random":
+        return samplers.RandomSampler(seed=seed)
+    return samplers.TPESampler(seed=seed)
 
 
-def _optuna_study(storage: Any, folder: Path, settings: Settings) -> "OptunaStudy":
-    import optuna
+def _pruner(settings: Settings) -> "BasePruner":
+    from optuna import pruners
 
-    sampler = {
-        "tpe": lambda: optuna.samplers.TPESampler(seed=settings.seed),
-        "random": lambda: optuna.samplers.RandomSampler(seed=settings.seed),
-        "grid": lambda: _grid_sampler(settings.seed),
-    }[settings.sampler]()
-    pruner = optuna.pruners.NopPruner()
     if settings.pruner == "median":
         third = settings.target.steps // 3
-        pruner = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=third)
-    elif settings.pruner == "halving":
-        pruner = optuna.pruners.SuccessiveHalvingPruner(_first_rung(settings))
-    own = read_record(folder / "study.json", {"id": str})["id"]
-    return optuna.create_study(
-        study_name=f"tanager-{own}",
-        storage=storage,
-        sampler=sampler,
-        pruner=pruner,
-        direction="maximize",
-        load_if_exists=True,
-    )
+        return pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=third)
+    if settings.pruner == "halving":
+        return pruners.SuccessiveHalvingPruner(_first_rung(settings))
+    return pruners.NopPruner()
