@@ -1,4 +1,4 @@
-"""Which of σ, T and ε gives way when fields are typed over a recipe."""
+"""Which of σ, T and ε is solved for, from the command line to the mechanism."""
 
 import dataclasses
 import re
@@ -6,9 +6,10 @@ import re
 import pytest
 
 from tanager import recipes
+from tanager.commands import flags
 from tanager.privacy import accountant
 from tanager.privacy.mechanism import Mechanism
-from tanager.recipes.budget import settle
+from tanager.recipes.budget import solve_budget
 
 
 DIGITS = recipes.get("digits").recipe
@@ -16,29 +17,86 @@ CIFAR = recipes.get("cifar10-wrn-16-4").recipe
 N = 50_000
 
 
-def typed_over(recipe, examples, **fields):
-    changed = dataclasses.replace(recipe, **fields)
-    budget = settle(changed, set(fields), examples)
+@dataclasses.dataclass(frozen=True)
+class NoOptions:
+    pass
+
+
+def parsed(name, *words):
+    recipe, _ = flags.parse("train", recipes.get(name), words, NoOptions)
+    return recipe
+
+
+@pytest.mark.parametrize(
+    ("words", "solved"),
+    [
+        ("", None),
+        ("--epsilon 2", None),
+        ("--steps 500", "noise_multiplier"),
+        ("--batch_size=1024", "noise_multiplier"),
+        ("--steps 500 --epsilon 2", "noise_multiplier"),
+        ("--noise-multiplier 1", "epsilon"),
+        ("--noise-multiplier 1 --steps 500", "epsilon"),
+        ("--noise-multiplier 1 --epsilon 2", "steps"),
+        ("--noise-multiplier 1 --epsilon 2 --steps 500", "nothing"),
+        ("--noise-multiplier None --steps 500", "noise_multiplier"),
+        ("--non-private", None),
+    ],
+)
+def test_the_command_line_decides_what_is_solved_for(words, solved):
+    assert parsed("cifar10-wrn-16-4", *words.split()).solve_for == solved
+
+
+@pytest.mark.parametrize(
+    ("words", "solved"),
+    [
+        ("--noise-multiplier 1", "epsilon"),
+        ("--steps 50", "noise_multiplier"),
+        ("--noise-multiplier 4 --epsilon 2", "steps"),
+    ],
+)
+def test_the_number_that_is_solved_for_follows_from_the_others(words, solved):
+    recipe = parsed("digits", *words.split())
+    one = solve_budget(recipe, 1437)
+    if solved == "epsilon":
+        other = dataclasses.replace(recipe, epsilon=0.1)
+    elif solved == "steps":
+        other = dataclasses.replace(recipe, steps=1)
+    else:
+        other = dataclasses.replace(recipe, noise_multiplier=100.0)
+    assert solve_budget(other, 1437) == one
+
+
+def test_nothing_else_than_these_is_solved_for():
+    message = "solve_for (='batch_size') must be one of epsilon, noise_multiplier"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        dataclasses.replace(DIGITS, solve_for="batch_size")
+
+
+def budget_of(name, examples, **fields):
+    words = [f"--{field}={value}" for field, value in fields.items()]
+    changed = parsed(name, *words)
+    budget = solve_budget(changed, examples)
     assert budget.epsilon == accountant.epsilon(budget.mechanism, budget.delta)
     assert budget.mechanism.sample_rate == changed.batch_size / examples
     return budget.mechanism, budget.epsilon
 
 
 def test_the_recipe_alone_spends_at_most_its_epsilon():
-    mechanism, epsilon = typed_over(DIGITS, 1437)
+    mechanism, epsilon = budget_of("digits", 1437)
     assert mechanism.steps == DIGITS.steps
     assert 0.99 * 3 < epsilon <= 3
 
 
 def test_published_noise_and_steps_are_taken_as_they_are():
-    mechanism, epsilon = typed_over(CIFAR, N)
+    mechanism, epsilon = budget_of("cifar10-wrn-16-4", N)
     assert mechanism == Mechanism(4096 / N, 3.0, 2468)
     assert 6 < epsilon < 8
 
 
 def test_on_fewer_examples_the_noise_is_raised_to_keep_the_budget():
     assert accountant.epsilon(Mechanism(4096 / 40_000, 3.0, 2468), 1e-5) > 8
-    mechanism, epsilon = typed_over(CIFAR, 40_000)
+    mechanism, epsilon = budget_of("cifar10-wrn-16-4", 40_000)
     assert mechanism.noise_multiplier > 3
     assert mechanism.steps == 2468
     assert 7.9 < epsilon <= 8
@@ -46,20 +104,22 @@ def test_on_fewer_examples_the_noise_is_raised_to_keep_the_budget():
 
 @pytest.mark.parametrize("fields", [{"steps": 500}, {"batch_size": 1024}])
 def test_typed_steps_or_batch_size_solve_for_the_noise(fields):
-    mechanism, epsilon = typed_over(CIFAR, N, **fields)
+    mechanism, epsilon = budget_of("cifar10-wrn-16-4", N, **fields)
     assert mechanism.steps == fields.get("steps", 2468)
     assert mechanism.noise_multiplier != 3
     assert 7.9 < epsilon <= 8
 
 
 def test_a_typed_noise_multiplier_gives_the_epsilon_it_gives():
-    mechanism, epsilon = typed_over(CIFAR, N, noise_multiplier=1.0)
+    mechanism, epsilon = budget_of("cifar10-wrn-16-4", N, noise_multiplier=1.0)
     assert mechanism == Mechanism(4096 / N, 1.0, 2468)
     assert epsilon > 8
 
 
 def test_typed_noise_and_epsilon_solve_for_the_steps():
-    mechanism, epsilon = typed_over(CIFAR, N, noise_multiplier=4.0, epsilon=2.0)
+    mechanism, epsilon = budget_of(
+        "cifar10-wrn-16-4", N, noise_multiplier=4.0, epsilon=2.0
+    )
     assert mechanism.noise_multiplier == 4
     assert epsilon <= 2
     more = dataclasses.replace(mechanism, steps=mechanism.steps + 1)
@@ -67,8 +127,8 @@ def test_typed_noise_and_epsilon_solve_for_the_steps():
 
 
 def test_typed_noise_and_steps_stand():
-    mechanism, epsilon = typed_over(
-        CIFAR, N, noise_multiplier=0.5, steps=20, batch_size=128
+    mechanism, epsilon = budget_of(
+        "cifar10-wrn-16-4", N, noise_multiplier=0.5, steps=20, batch_size=128
     )
     assert mechanism == Mechanism(128 / N, 0.5, 20)
     assert epsilon > 0
@@ -76,21 +136,21 @@ def test_typed_noise_and_steps_stand():
 
 def test_typed_noise_and_steps_above_a_typed_epsilon_are_refused():
     with pytest.raises(ValueError, match=re.escape("epsilon (=1.0) is less than")):
-        typed_over(CIFAR, N, noise_multiplier=1.0, steps=1000, epsilon=1.0)
+        budget_of("cifar10-wrn-16-4", N, noise_multiplier=1.0, steps=1000, epsilon=1.0)
 
 
 def test_without_a_delta_it_is_the_power_of_ten_below_one_over_n():
     bare = dataclasses.replace(DIGITS, delta=None)
-    assert settle(bare, (), 1437).delta == 1e-4
-    assert settle(bare, (), 50_000).delta == 1e-5
+    assert solve_budget(bare, 1437).delta == 1e-4
+    assert solve_budget(bare, 50_000).delta == 1e-5
 
 
 def test_a_batch_larger_than_the_data_is_refused():
     with pytest.raises(ValueError, match=re.escape("batch_size (=512) must be at mo")):
-        settle(DIGITS, (), 500)
+        solve_budget(DIGITS, 500)
 
 
 def test_replace_one_costs_more_noise():
-    one, _ = typed_over(DIGITS, 1437)
-    two, _ = typed_over(DIGITS, 1437, adjacency="replace-one")
+    one, _ = budget_of("digits", 1437)
+    two, _ = budget_of("digits", 1437, adjacency="replace-one")
     assert two.noise_multiplier > 1.5 * one.noise_multiplier

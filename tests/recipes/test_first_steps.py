@@ -22,7 +22,7 @@ from tanager.data import gather
 from tanager.models import bit, nf_resnet, nfnet, zoo
 from tanager.models.vit import Variant
 from tanager.recipes import runner, tasks
-from tanager.recipes.budget import settle
+from tanager.recipes.budget import solve_budget
 from tanager.seed import Seed
 from tanager.training.step import Step
 
@@ -90,7 +90,7 @@ def step_once(text, folder):
         )
     task = tasks.make(recipe, dataset, SEED, folder, False)
     train, count = task.problem.data, len(task.problem.data)
-    prepared = runner.Prepared("", recipe, dataset, settle(recipe, (), count))
+    prepared = runner.Prepared("", recipe, dataset, solve_budget(recipe, count))
     step = Step(
         task.problem,
         runner.algorithm(prepared, count),

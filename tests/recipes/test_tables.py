@@ -19,7 +19,7 @@ from tanager.models import pretrained
 from tanager.privacy import accountant
 from tanager.privacy.mechanism import Mechanism
 from tanager.recipes import published, runner, tasks
-from tanager.recipes.budget import settle
+from tanager.recipes.budget import solve_budget
 from tanager.seed import Seed
 from tanager.training.problem import DPSGD
 from tanager.training.step import Step
@@ -60,7 +60,7 @@ def test_a_recipe_is_the_row_of_its_table_at_every_budget(entry):
 @pytest.mark.parametrize("entry", PUBLISHED, ids=name)
 def test_what_it_spends_is_the_published_budget_by_rdp_and_less_by_pld(entry):
     row = entry.published[-1]
-    budget = settle(entry.recipe, (), row.examples)
+    budget = solve_budget(entry.recipe, row.examples)
     assert budget.epsilon < row.epsilon
     rdp = accountant.epsilon(budget.mechanism, row.delta, "rdp")
     assert rdp == pytest.approx(row.epsilon, rel=0.02)
@@ -68,7 +68,7 @@ def test_what_it_spends_is_the_published_budget_by_rdp_and_less_by_pld(entry):
 
 def test_the_efficiency_papers_budget_is_four_steps_at_half_the_data():
     entry = recipes.get("cifar100-vit-base-16")
-    budget = settle(entry.recipe, (), 50_000)
+    budget = solve_budget(entry.recipe, 50_000)
     assert budget.mechanism.sample_rate == 0.5
     assert budget.mechanism.steps == 4
     assert accountant.epsilon(budget.mechanism, 2.04e-5) == pytest.approx(8, rel=1e-3)

@@ -207,7 +207,7 @@ def _run(
     recipe, options = flags.parse(
         f"search {word}", recipes.get(name), words, options_of
     )
-    target = target_of(name, recipe, flags.typed(words))
+    target = target_of(name, recipe)
     out = Path(recipe.out or f"runs/{name}-{word}")
     batch_size = options.simulation_batch_size or min(
         max(32, recipe.batch_size // 64), recipe.batch_size

@@ -2,12 +2,13 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, TypeVar, get_type_hints
 
 import tyro
 
-from tanager.recipes.recipe import Recipe, RecipeEntry
+from tanager import _validate as validate
+from tanager.recipes.recipe import Recipe, RecipeEntry, Solved
 
 
 Options = TypeVar("Options")
@@ -25,19 +26,48 @@ def parse(
         options: a frozen dataclass of defaults with other names than the recipe's.
 
     Raises:
-        ValueError: a value is out of range.
+        ValueError: a value is out of range, or a field does not apply.
     """
-    recipe, own = _parse(command, entry, entry.recipe, words, options)
-    if "epsilon" in typed(words) and recipe.epsilon is not None:
-        start = entry.at_epsilon(recipe.epsilon)
-        recipe, own = _parse(command, entry, start, words, options)
-    return recipe, own
+    values = _parse(command, entry, entry.recipe, words, options)
+    flags = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
+    typed = {flag.replace("-", "_") for flag in flags}
+    given = {name for name in typed if values.get(name) is not None}
+    if "epsilon" in given:
+        start = entry.at_epsilon(values["epsilon"])
+        values = _parse(command, entry, start, words, options)
+    own = {field.name: values.pop(field.name) for field in _fields(options)}
+    if values["non_private"]:
+        # The recipe's own budget gives way; one that a person typed is refused.
+        values |= dict.fromkeys({"epsilon", "noise_multiplier"} - given)
+    else:
+        values["solve_for"] = _solved(given)
+    recipe = Recipe(**values)
+    _refuse_unused(recipe, given)
+    return recipe, options(**own)
 
 
-def typed(words: Sequence[str]) -> set[str]:
-    """Return the names of the fields and options that a person typed."""
-    given = (word for word in words if word.startswith("--"))
-    return {flag[2:].partition("=")[0].replace("-", "_") for flag in given}
+def _solved(given: Collection[str]) -> Solved | None:
+    """Return what is solved for where these fields were given."""
+    if "noise_multiplier" in given:
+        if "epsilon" in given:
+            return "nothing" if "steps" in given else "steps"
+        return "epsilon"
+    return "noise_multiplier" if {"steps", "batch_size"} & set(given) else None
+
+
+def _refuse_unused(recipe: Recipe, given: Collection[str]) -> None:
+    for name in sorted({"crop_padding", "flip"} & set(given)):
+        from tanager.data.augment import KINDS
+
+        kind = KINDS[recipe.augmentation]
+        value = getattr(recipe, name)
+        if value and name not in {field.name for field in _fields(kind)}:
+            validate.refuse(
+                name,
+                value,
+                f"does not apply to augmentation {recipe.augmentation}",
+                "leave it out",
+            )
 
 
 def _parse(
@@ -45,36 +75,34 @@ def _parse(
     entry: RecipeEntry,
     default: Recipe,
     words: Sequence[str],
-    options: type[Options],
-) -> tuple[Recipe, Options]:
+    options: type,
+) -> dict[str, Any]:
     both = _with_fields(options)
-    fields = tyro.cli(
-        both,
-        prog=f"tanager {command} {entry.name}",
-        description=entry.summary,
-        default=both(**default.to_json()),
-        args=list(words),
+    shown = default.to_json()
+    del shown["solve_for"]
+    return vars(
+        tyro.cli(
+            both,
+            prog=f"tanager {command} {entry.name}",
+            description=entry.summary,
+            default=both(**shown),
+            args=list(words),
+        )
     )
-    values = dict(vars(fields))
-    names = [field.name for field in dataclasses.fields(options)]  # pyright: ignore
-    own = {name: values.pop(name) for name in names}
-    if values["non_private"]:
-        # The recipe's own budget gives way; one that a person typed is refused.
-        given = typed(words)
-        values |= {
-            name: None for name in ("epsilon", "noise_multiplier") if name not in given
-        }
-    return Recipe(**values), options(**own)
+
+
+def _fields(kind: Any) -> tuple[dataclasses.Field, ...]:
+    return dataclasses.fields(kind)
 
 
 @functools.cache
 def _with_fields(options: type) -> Any:
     """Make a `Recipe` that takes any values: what is wrong is said by `Recipe`."""
     types = get_type_hints(Recipe)
-    fields = [(field.name, types[field.name]) for field in dataclasses.fields(Recipe)]
+    names = [field.name for field in _fields(Recipe) if field.name != "solve_for"]
     return dataclasses.make_dataclass(
         "Recipe",
-        fields,
+        [(name, types[name]) for name in names],
         bases=(options,),
         frozen=True,
         kw_only=True,

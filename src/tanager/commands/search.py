@@ -99,16 +99,16 @@ def run(arguments: Sequence[str]) -> int:
     recipe, options = flags.parse("search", entry, words, Options)
     validate.whole(trials=options.trials, parallel=options.parallel, at_least=1)
     if options.private:
-        return _search_privately(name, recipe, flags.typed(words), options)
-    return _search(name, recipe, flags.typed(words), options)
+        return _search_privately(name, recipe, options)
+    return _search(name, recipe, options)
 
 
-def _search(name: str, recipe: Recipe, typed: set[str], options: Options) -> int:
+def _search(name: str, recipe: Recipe, options: Options) -> int:
     from tanager.search.study import Study, require_optuna
 
     require_optuna()
     console = Console(stderr=True, highlight=False)
-    settings = _settings(name, recipe, typed, options)
+    settings = _settings(name, recipe, options)
     out = Path(recipe.out or f"runs/{name}-search")
     study = Study(out, settings)
     write_json(out / "asked.json", {"trials": options.trials})
@@ -129,15 +129,13 @@ def _search(name: str, recipe: Recipe, typed: set[str], options: Options) -> int
 _SHAPES = {"geometric": 1.0, "logarithmic": 0.0, "poisson": math.inf}
 
 
-def _search_privately(
-    name: str, recipe: Recipe, typed: set[str], options: Options
-) -> int:
+def _search_privately(name: str, recipe: Recipe, options: Options) -> int:
     from tanager.privacy.selection import Selection
     from tanager.search import jobs
     from tanager.search.private import PrivateSettings, search_privately
     from tanager.search.space import Space
 
-    if "noise_multiplier" in typed and recipe.noise_multiplier is not None:
+    if recipe.solve_for not in (None, "noise_multiplier"):
         validate.refuse(
             "noise_multiplier",
             recipe.noise_multiplier,
@@ -186,14 +184,12 @@ def _join(options: WorkerOptions) -> int:
     return 0
 
 
-def _settings(
-    name: str, recipe: Recipe, typed: set[str], options: Options
-) -> "Settings":
+def _settings(name: str, recipe: Recipe, options: Options) -> "Settings":
     from tanager.search import jobs
     from tanager.search.settings import Settings
     from tanager.search.space import Space
 
-    target = target_of(name, recipe, typed)
+    target = target_of(name, recipe)
     space = Space.parse(options.vary) if options.vary else Space.default(recipe)
     settings = Settings(
         target,

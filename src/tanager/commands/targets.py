@@ -1,4 +1,4 @@
-"""The run that simulations stand for, as a recipe and the words typed ask for it."""
+"""The run that simulations stand for."""
 
 import dataclasses
 from typing import TYPE_CHECKING
@@ -10,21 +10,17 @@ if TYPE_CHECKING:
     from tanager.search.simulation import Target
 
 
-def target_of(name: str, recipe: Recipe, typed: set[str]) -> "Target":
-    """Return the run that simulations stand for.
+def target_of(name: str, recipe: Recipe) -> "Target":
+    """Return the run that simulations of a recipe stand for.
 
-    Where a person asks for held-out examples, they are those of the simulations: the
-    run itself trains on all.
+    It trains on all examples: the simulations alone hold some out.
     """
     from tanager.search import jobs
     from tanager.search.simulation import Target
 
     examples = jobs.training_examples(recipe)
-    if "validation_examples" in typed:
-        recipe = dataclasses.replace(recipe, validation_examples=0)
-    elif recipe.train_examples is None:
-        examples -= recipe.validation_examples
-    return Target.settle(name, recipe, examples, typed)
+    recipe = dataclasses.replace(recipe, validation_examples=0)
+    return Target.settle(name, recipe, examples)
 
 
 def held_out(recipe: Recipe, target: "Target") -> int:

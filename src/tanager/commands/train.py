@@ -33,7 +33,6 @@ def run(arguments: Sequence[str]) -> int:
     else:
         name = words.pop(0) if words and not words[0].startswith("-") else DEFAULT
         entry = recipes.get(name)
-    typed = flags.typed(words)
     recipe, options = flags.parse("train", entry, words, Options)
 
     if entry.pretrained_on and recipe.weights is None:
@@ -48,16 +47,14 @@ def run(arguments: Sequence[str]) -> int:
     from tanager.parallel import hosts
 
     if not options.distributed:
-        return _train(name, recipe, typed, found)
+        return _train(name, recipe, found)
     with hosts.together(
         options.coordinator, options.hosts, options.host, timeout=options.timeout
     ):
-        return _train(name, recipe, typed, found)
+        return _train(name, recipe, found)
 
 
-def _train(
-    name: str, recipe: Recipe, typed: set[str], found: studies.Found | None
-) -> int:
+def _train(name: str, recipe: Recipe, found: studies.Found | None) -> int:
     from tanager.parallel import hosts
     from tanager.recipes import runner
 
@@ -71,7 +68,6 @@ def _train(
         prepared = runner.prepare(
             name,
             recipe,
-            typed,
             lambda done, total: bar.update(task, completed=done, total=total),
         )
     budget, mechanism = prepared.budget, prepared.budget.mechanism

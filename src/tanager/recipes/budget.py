@@ -1,19 +1,19 @@
-"""From a recipe and what was typed over it to the mechanism that will run.
+"""From a recipe to the mechanism that will run.
 
-Noise multiplier σ, steps T and ε cannot all be free. Which of them gives way:
+Noise multiplier σ, steps T and ε cannot all be chosen. `Recipe.solve_for` says which of
+them follows from the others:
 
-| typed | kept | solved or computed |
+| solve_for | given | solved or computed |
 |---|---|---|
-| nothing | the recipe's σ and T | ε; above the recipe's, σ is raised |
-| steps, or batch size | T and ε | σ |
-| noise multiplier | σ and T | ε |
-| noise multiplier and ε | σ and ε | T |
-| noise multiplier and steps | σ and T | ε, refused above a typed ε |
+| None | σ and T | ε; if it exceeds the recipe's, σ is raised |
+| noise_multiplier | T and ε | σ |
+| epsilon | σ and T | ε |
+| steps | σ and ε | T |
+| nothing | σ, T and ε | refused if σ and T spend more than ε |
 """
 
 import dataclasses
 import math
-from collections.abc import Collection
 
 from tanager import _validate as validate
 from tanager.privacy import accountant
@@ -39,13 +39,8 @@ class Budget:
     delta: float
 
 
-def settle(recipe: Recipe, typed: Collection[str], examples: int) -> Budget:
-    """Return the budget of a recipe on a training set of N `examples`.
-
-    Args:
-        recipe: with every typed field in place.
-        typed: names of the fields a person set, which always stand.
-        examples: how many there are; see `Recipe.public_size`.
+def solve_budget(recipe: Recipe, examples: int) -> Budget:
+    """Solve a recipe's budget on a training set of N `examples`.
 
     Raises:
         ValueError: the fields cannot be met together.
@@ -65,20 +60,15 @@ def settle(recipe: Recipe, typed: Collection[str], examples: int) -> Budget:
         assert recipe.steps is not None
         mechanism = Mechanism(rate, 0.0, recipe.steps, adjacency)
         return Budget(mechanism, math.inf, delta)
-    noise, steps = recipe.noise_multiplier, recipe.steps
-    typed_noise = "noise_multiplier" in typed
-    if typed_noise and "epsilon" in typed and "steps" not in typed:
-        steps = None
-    elif not typed_noise and ("steps" in typed or "batch_size" in typed):
-        noise = None
+    solve, target = recipe.solve_for, recipe.epsilon
+    noise = None if solve == "noise_multiplier" else recipe.noise_multiplier
+    steps = None if solve == "steps" else recipe.steps
     if noise is not None and steps is not None:
         mechanism = Mechanism(rate, noise, steps, adjacency)
         epsilon = accountant.epsilon(mechanism, delta)
-        target = recipe.epsilon
-        fits = target is None or epsilon <= target
-        if fits or (typed_noise and "epsilon" not in typed):
+        if solve == "epsilon" or target is None or epsilon <= target:
             return Budget(mechanism, epsilon, delta)
-        if typed_noise:
+        if solve == "nothing":
             validate.refuse(
                 "epsilon",
                 target,
@@ -86,14 +76,14 @@ def settle(recipe: Recipe, typed: Collection[str], examples: int) -> Budget:
                 "leave out one of --epsilon, --noise-multiplier and --steps",
             )
         noise = None
-    if recipe.epsilon is None or (noise is None and steps is None):
+    if target is None or (noise is None and steps is None):
         raise ValueError(
             "two of epsilon, noise_multiplier and steps must be given: the third is "
-            f"solved for; found epsilon={recipe.epsilon}, noise_multiplier={noise}, "
+            f"solved for; found epsilon={target}, noise_multiplier={noise}, "
             f"steps={steps}"
         )
     mechanism = calibrate(
-        epsilon=recipe.epsilon,
+        epsilon=target,
         delta=delta,
         sample_rate=rate,
         noise_multiplier=noise,

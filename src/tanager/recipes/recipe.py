@@ -17,6 +17,7 @@ FineTuning = Literal["all", "last-layer", "biases-and-norms", "film", "lora"]
 Head = Literal["load", "fresh", "zero"]
 Schedule = Literal["constant", "step", "cosine"]
 PrecisionName = Literal["float32", "tf32", "bfloat16"]
+Solved = Literal["epsilon", "noise_multiplier", "steps", "nothing"]
 AugmentationName = Literal["none", "crop-flip", "rrc", "tan", "simclr", "inception"]
 
 
@@ -24,8 +25,8 @@ AugmentationName = Literal["none", "crop-flip", "rrc", "tan", "simclr", "incepti
 class Recipe:
     """One training run. Field names are the flags of `tanager train`.
 
-    Of epsilon, noise_multiplier and steps two are given and the third is solved for;
-    where all three are, the run spends what noise and steps cost, at most epsilon.
+    Of epsilon, noise_multiplier and steps at least two are given, and `solve_for` says
+    which number follows from the others (see `tanager.recipes.budget`).
 
     Attributes:
         dataset: name of the data set.
@@ -54,6 +55,9 @@ class Recipe:
         batch_size: expected size B of a Poisson batch; q = B/N.
         noise_multiplier: σ, noise per coordinate in units of the clipping norm.
         steps: number of updates T.
+        solve_for: the number that is solved for, whatever its field says. None solves
+            for the missing one; with none missing, for epsilon, and if that exceeds the
+            recipe's, noise_multiplier is raised. nothing refuses that instead.
         adjacency: which data sets are neighbours, so what the guarantee protects.
         declared_examples: the public size N, where it is not that of the data. Needed
             under add-or-remove-one, which protects how many examples there are.
@@ -122,6 +126,7 @@ class Recipe:
     batch_size: int
     noise_multiplier: float | None = None
     steps: int | None = None
+    solve_for: Solved | None = None
     adjacency: AdjacencyName = "zero-out"
     declared_examples: int | None = None
     clip_norm: float = 1.0
@@ -295,6 +300,8 @@ class Recipe:
             validate.not_negative(noise_multiplier=self.noise_multiplier)
         if self.steps is not None:
             validate.whole(steps=self.steps, at_least=1)
+        if self.solve_for is not None:
+            validate.one_of(get_args(Solved), solve_for=self.solve_for)
         if [self.epsilon, self.noise_multiplier, self.steps].count(None) > 1:
             raise ValueError(
                 "two of epsilon, noise_multiplier and steps must be given: the third "

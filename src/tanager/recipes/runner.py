@@ -2,7 +2,7 @@
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from tanager.parallel import hosts
 from tanager.privacy.mechanism import LARGE_EPSILON
 from tanager.privacy.shown import upper
 from tanager.recipes import tasks
-from tanager.recipes.budget import Budget, settle
+from tanager.recipes.budget import Budget, solve_budget
 from tanager.recipes.optimizers import optimizer
 from tanager.recipes.recipe import Recipe
 from tanager.training.evaluate import Classification
@@ -25,7 +25,7 @@ from tanager.training.run_folder import RunFolder
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """A recipe whose input was checked and whose budget is settled.
+    """A recipe whose input was checked and whose budget is solved.
 
     Attributes:
         name: of the recipe.
@@ -67,16 +67,14 @@ def load(
 def prepare(
     name: str,
     recipe: Recipe,
-    typed: Collection[str] = (),
     progress: Callable[[int, int], None] | None = None,
     dataset: data.Dataset | None = None,
 ) -> Prepared:
-    """Load the data and settle the budget; nothing is spent or written yet.
+    """Load the data and solve the budget; nothing is spent or written yet.
 
     Args:
         name: of the recipe.
-        recipe: with every typed field in place.
-        typed: names of the fields a person set (see `tanager.recipes.budget`).
+        recipe: its fields.
         progress: called with (decoded, all) while images are decoded.
         dataset: what `load` returned for this recipe, if it was loaded before.
 
@@ -85,7 +83,7 @@ def prepare(
     """
     if dataset is None:
         dataset = load(recipe, progress)
-    tasks.augmentation(recipe, dataset.image_shape, typed)
+    tasks.augmentation(recipe, dataset.image_shape)
     if recipe.fine_tune != "all" and recipe.weights is None:
         validate.refuse(
             "fine_tune",
@@ -93,7 +91,7 @@ def prepare(
             "must be all where nothing was pretrained",
             "give weights to start from",
         )
-    budget = settle(recipe, typed, len(dataset.train))
+    budget = solve_budget(recipe, len(dataset.train))
     optimizer(recipe, budget.mechanism.steps)
     if not recipe.non_private and budget.epsilon >= LARGE_EPSILON:
         warnings.warn(

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,6 @@ from jaxtyping import PyTree
 from rich.console import Console
 from rich.progress import Progress
 
-from tanager import _validate as validate
 from tanager import models
 from tanager.data import RESIZED, Dataset, Source
 from tanager.data.augment import KINDS, Augmentation, standardise
@@ -150,33 +149,16 @@ def seen_shape(recipe: Recipe, dataset: Dataset) -> tuple[int, int, int]:
     return recipe.image_size, recipe.image_size, shape[-1]
 
 
-def augmentation(
-    recipe: Recipe, image_shape: tuple[int, ...], typed: Collection[str] = ()
-) -> Augmentation:
+def augmentation(recipe: Recipe, image_shape: tuple[int, ...]) -> Augmentation:
     """Return the augmentation a recipe names, for images of a shape [H, W, C].
 
-    Args:
-        recipe: with every typed field in place.
-        image_shape: of the data set's images.
-        typed: names of the fields a person set.
-
     Raises:
-        ValueError: it cannot be used on such images, or a field was typed that is not
-            one of this augmentation's.
+        ValueError: it cannot be used on such images.
     """
     kind = KINDS[recipe.augmentation]
     fields = {field.name for field in dataclasses.fields(kind)}
-    options: dict[str, Any] = {"crop_padding": recipe.crop_padding, "flip": recipe.flip}
-    for name in sorted(options.keys() - fields):
-        value = options.pop(name)
-        if value and name in typed:
-            validate.refuse(
-                name,
-                value,
-                f"does not apply to augmentation {recipe.augmentation}",
-                "leave it out",
-            )
-    made = kind(crop_size=recipe.crop_size, **options)
+    own = fields & {"crop_size", "crop_padding", "flip"}
+    made = kind(**{name: getattr(recipe, name) for name in own})
     made.check(image_shape)
     return made
 

@@ -150,6 +150,7 @@ class PrivateSettings:
         recipe = dataclasses.replace(
             recipe,
             epsilon=None,
+            solve_for=None,
             delta=delta,
             noise_multiplier=search.run.noise_multiplier,
             # Accuracies on held-out examples are private: one at the end is enough.

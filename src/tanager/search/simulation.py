@@ -10,13 +10,12 @@ References:
 
 import dataclasses
 import math
-from collections.abc import Collection
 from typing import Any
 
 from tanager import _validate as validate
 from tanager.privacy import accountant, tan
 from tanager.privacy.mechanism import Mechanism
-from tanager.recipes.budget import settle
+from tanager.recipes.budget import solve_budget
 from tanager.recipes.recipe import Recipe
 
 
@@ -39,9 +38,7 @@ class Target:
     epsilon: float
 
     @classmethod
-    def settle(
-        cls, name: str, recipe: Recipe, examples: int, typed: Collection[str] = ()
-    ) -> "Target":
+    def settle(cls, name: str, recipe: Recipe, examples: int) -> "Target":
         """Settle the budget of a recipe on a number of training examples.
 
         Raises:
@@ -54,7 +51,7 @@ class Target:
                 "has no noise, so there is nothing for TAN to keep",
                 "search for a private recipe",
             )
-        budget = settle(recipe, typed, examples)
+        budget = solve_budget(recipe, examples)
         mechanism = budget.mechanism
         if mechanism.noise_multiplier == 0:
             validate.refuse(
@@ -66,6 +63,7 @@ class Target:
             steps=mechanism.steps,
             delta=budget.delta,
             epsilon=None,
+            solve_for=None,
         )
         return cls(name, recipe, examples, mechanism, budget.epsilon)
 

@@ -24,7 +24,6 @@ def run(arguments: Sequence[str]) -> int:
     words = list(arguments)
     name = words.pop(0) if words and not words[0].startswith("-") else "digits"
     recipe, options = flags.parse("audit", recipes.get(name), words, Options)
-    options = options.settled()
     if recipe.non_private:
         validate.refuse(
             "non_private", True, "claims nothing that could be audited", "leave it out"
@@ -44,7 +43,7 @@ def run(arguments: Sequence[str]) -> int:
         "replay": methods.replayed,
     }[options.method]
     with computing(recipe.precision):
-        found = attack(name, recipe, options, flags.typed(words), out)
+        found = attack(name, recipe, options, out)
     content = {"recipe": name, "method": options.method, **found}
     if options.method == "replay":
         return _replayed(content, out, options.json)

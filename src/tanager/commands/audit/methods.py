@@ -31,14 +31,18 @@ if TYPE_CHECKING:
     from tanager.commands.audit.options import Options
 
 
+_EXAMPLES = {"white-box": 256, "membership": 100, "replay": 24}
+"""How many examples an audit trains on by default; all in one run."""
+
+
 def white_box(
-    name: str, recipe: Recipe, options: "Options", typed: Collection[str], out: Path
+    name: str, recipe: Recipe, options: "Options", out: Path
 ) -> dict[str, Any]:
     """Put gradient canaries into a run of the recipe, and look at every update."""
-    prepared = _prepared(name, recipe, typed)
+    prepared = _prepared(name, recipe)
     mechanism = prepared.budget.mechanism
     folder = out / "run"
-    _, task = _task(recipe, prepared.dataset, typed, folder, options)
+    _, task = _task(recipe, prepared.dataset, folder, options)
     found = audit_white_box(
         task.problem,
         runner.algorithm(prepared, len(task.problem.data)),
@@ -69,14 +73,12 @@ def white_box(
     }
 
 
-def one_run(
-    name: str, recipe: Recipe, options: "Options", typed: Collection[str], out: Path
-) -> dict[str, Any]:
+def one_run(name: str, recipe: Recipe, options: "Options", out: Path) -> dict[str, Any]:
     """Let mislabelled test images join a run of the recipe, and look at its model."""
-    prepared = _prepared(name, recipe, typed)
+    prepared = _prepared(name, recipe)
     mechanism = prepared.budget.mechanism
     folder = out / "run"
-    _, task = _task(recipe, prepared.dataset, typed, folder, options)
+    _, task = _task(recipe, prepared.dataset, folder, options)
     test = prepared.dataset.test
     if options.canaries > len(test):
         validate.refuse(
@@ -111,12 +113,12 @@ def one_run(
 
 
 def replayed(
-    name: str, recipe: Recipe, options: "Options", typed: Collection[str], out: Path
+    name: str, recipe: Recipe, options: "Options", out: Path
 ) -> dict[str, Any]:
     """Train a few steps of the recipe again and again, and check all that was done."""
-    prepared = _prepared(name, recipe, typed)
+    prepared = _prepared(name, recipe)
     with tempfile.TemporaryDirectory() as folder:
-        _, task = _task(recipe, prepared.dataset, typed, Path(folder), options)
+        _, task = _task(recipe, prepared.dataset, Path(folder), options)
         findings = replay(
             task.problem,
             runner.algorithm(prepared, len(task.problem.data)),
@@ -131,7 +133,7 @@ def replayed(
 
 
 def membership(
-    name: str, recipe: Recipe, options: "Options", typed: Collection[str], out: Path
+    name: str, recipe: Recipe, options: "Options", out: Path
 ) -> dict[str, Any]:
     """Train many models of the recipe's network under its ε and δ."""
     del name
@@ -143,7 +145,7 @@ def membership(
             "give epsilon and delta",
         )
     dataset = runner.load(recipe)
-    secret, task = _task(recipe, dataset, typed, out, options)
+    secret, task = _task(recipe, dataset, out, options)
     canaries = _canaries(dataset, options.canary_kinds, secret)
     screen = Console(stderr=True, highlight=False)
     with Progress(
@@ -201,8 +203,8 @@ def membership(
     }
 
 
-def _prepared(name: str, recipe: Recipe, typed: Collection[str]) -> runner.Prepared:
-    prepared = runner.prepare(name, recipe, typed)
+def _prepared(name: str, recipe: Recipe) -> runner.Prepared:
+    prepared = runner.prepare(name, recipe)
     mechanism = prepared.budget.mechanism
     Console(stderr=True, highlight=False).print(
         f"{name}: claimed is ε = {upper(prepared.budget.epsilon)} at δ = "
@@ -215,19 +217,20 @@ def _prepared(name: str, recipe: Recipe, typed: Collection[str]) -> runner.Prepa
 def _task(
     recipe: Recipe,
     dataset: Dataset,
-    typed: Collection[str],
     folder: Path,
     options: "Options",
 ) -> tuple[Seed, tasks.Task]:
-    examples = options.audited_examples
-    if examples is not None:
-        if "audited_examples" in typed and examples > len(dataset.train):
-            validate.refuse(
-                "audited_examples",
-                examples,
-                f"must be at most the {len(dataset.train)} training examples",
-            )
-        rows = np.arange(min(examples, len(dataset.train)))
+    whole, examples = len(dataset.train), options.audited_examples
+    if examples is None:
+        examples = min(_EXAMPLES.get(options.method, whole), whole)
+    elif examples > whole:
+        validate.refuse(
+            "audited_examples",
+            examples,
+            f"must be at most the {whole} training examples",
+        )
+    if examples < whole:
+        rows = np.arange(examples)
         dataset = dataclasses.replace(dataset, train=subset(dataset.train, rows))
     secret = RunFolder(folder).seed(recipe.seed)
     return secret, tasks.make(recipe, dataset, secret, folder, not options.json)
@@ -238,8 +241,9 @@ def _runtime(recipe: Recipe, options: "Options") -> Runtime:
 
 
 def _confidence(options: "Options") -> float:
-    assert options.confidence is not None
-    return options.confidence
+    if options.confidence is not None:
+        return options.confidence
+    return 0.999 if options.method == "membership" else 0.95
 
 
 def _claim(mechanism: Mechanism, epsilon: float, delta: float) -> dict[str, Any]:

@@ -70,23 +70,6 @@ class Options:
     json: bool = False
     """Print one JSON object and nothing else."""
 
-    def settled(self) -> "Options":
-        """Return the options with what depends on the method put in.
-
-        Raises:
-            ValueError: an option is out of range.
-        """
-        confidence, examples = {
-            "white-box": (0.95, 256),
-            "membership": (0.999, 100),
-            "one-run": (0.95, None),
-            "replay": (0.95, 24),
-        }[self.method]
-        if self.confidence is not None:
-            confidence = self.confidence
+    def __post_init__(self):
         if self.audited_examples is not None:
             validate.whole(audited_examples=self.audited_examples, at_least=1)
-            examples = self.audited_examples
-        return dataclasses.replace(
-            self, confidence=confidence, audited_examples=examples
-        )
