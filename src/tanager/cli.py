@@ -1,4 +1,4 @@
-"""The `tanager` command: one word for each thing people come for."""
+"""The `tanager` command and its subcommands."""
 
 import importlib
 import os
@@ -15,14 +15,14 @@ from tanager.training.interrupt import noting
 
 
 _COMMANDS = {
-    "plan": "plan a privacy budget: noise, steps, batch size or ε from the others",
-    "train": "train a model privately, from a recipe; resumes where it was stopped",
-    "search": "find hyper-parameters at small batch; predict what the run will reach",
-    "audit": "attack the training code; bound from below the ε that it really spends",
-    "export": "write a finished run's model, with its model card, to hand on",
-    "recipe": "show a recipe: settings, published results, ε computed anew, cost",
+    "plan": "plan a privacy budget: solve for noise, steps, batch size or ε",
+    "train": "train a model privately, from a recipe; a stopped run is resumed",
+    "search": "search hyper-parameters at small batch size; predict the full run",
+    "audit": "attack the training code; bound the ε that it spends from below",
+    "export": "write a finished run's model and model card into a folder",
+    "recipe": "show a recipe: settings, published results, ε recomputed, cost",
     "models": "list the models: parameters, FLOPs, public weights, source",
-    "bench": "measure what privacy costs: seconds, memory, scaling, each tap",
+    "bench": "measure the cost of privacy: seconds, memory, scaling, each tap",
 }
 
 _USAGE = "\n".join(
@@ -31,8 +31,8 @@ _USAGE = "\n".join(
         "",
         *(f"  {name:<7}{summary}" for name, summary in _COMMANDS.items()),
         "",
-        "tanager COMMAND --help explains the options of a command.",
-        "Set TANAGER_TRACEBACK=1 to see where an error comes from.",
+        "tanager COMMAND --help explains its options.",
+        "Set TANAGER_TRACEBACK=1 to print the traceback of an error.",
     ]
 )
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import tyro
 from rich.console import Console
 from rich.table import Table
 from tyro.conf import Positional
@@ -26,16 +25,16 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What an experiment does with a recipe."""
+    """Simulate a table of runs."""
 
     simulation_batch_size: int | None = None
-    """Batch size that stands for the recipe's. Default: a 64th of it, from 32 on."""
+    """Simulated batch size. Default: 1/64 of the recipe's, at least 32."""
 
     repeats: int = 1
     """Runs of each setting."""
 
     json: bool = False
-    """Print one JSON object and nothing else."""
+    """Print one JSON object only."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,19 +42,18 @@ class PrivacyOptions(Options):
     """Vary steps and batch size at a constant total amount of noise."""
 
     try_steps: tuple[int, ...] = ()
-    """Numbers of steps. Default: a quarter, half, once and twice the recipe's."""
+    """Numbers of steps. Default: 1/4, 1/2, 1 and 2 times the recipe's."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataOptions(Options):
-    """Vary how many training examples there are."""
+    """Vary the number of training examples."""
 
     try_examples: tuple[int, ...] = ()
-    """Numbers of training examples. Default: a quarter, half and all but those held
-    out."""
+    """Numbers of examples. Default: 1/4, 1/2 and all that are not held out."""
 
     predict_examples: int | None = None
-    """How many examples to predict for. Default: twice those that are there."""
+    """Number of examples to predict for. Default: twice the data's."""
 
     repeats: int = 2
     """Runs of each setting."""
@@ -69,7 +67,7 @@ class AblationOptions(Options):
     """Names with their values, as for `tanager search`."""
 
     along: str | None = None
-    """The name on the horizontal axis of the picture. Default: the last."""
+    """Name on the horizontal axis of the plot. Default: the last."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,16 +78,16 @@ class NormsArguments:
     """
 
     run: Positional[str]
-    """The run's folder, with its private/."""
+    """Folder of the run, with its private/."""
 
     parts: int = 4
-    """In how many parts of equal numbers of steps."""
+    """Number of equal parts of the steps."""
 
     plot: Path | None = None
-    """Draw histograms, as a PNG or SVG file."""
+    """Draw histograms as a PNG or SVG file."""
 
     json: bool = False
-    """Print one JSON object and nothing else."""
+    """Print one JSON object only."""
 
 
 def privacy(words: Sequence[str]) -> int:
@@ -145,7 +143,7 @@ def norms(words: Sequence[str]) -> int:
     from tanager.report import pictures, search_figures
     from tanager.training.norms import Norms, edges
 
-    options = tyro.cli(NormsArguments, prog="tanager search norms", args=list(words))
+    options = flags.read(NormsArguments, "search norms", words)
     if options.plot is not None:
         pictures.check_ending(options.plot)
     found = Norms.read(options.run, options.parts)

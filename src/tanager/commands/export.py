@@ -8,31 +8,33 @@ from typing import Annotated
 
 import tyro
 
+from tanager.commands import flags
+
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
     """Write a finished run's model into a folder: weights, config.json, model card.
 
-    Only the run's public files are read: nothing of its private/, no seed, no path.
+    Only the run's public files are read: no private/, no seed, no path.
     """
 
     run: tyro.conf.Positional[pathlib.Path]
     """Folder of a finished run."""
 
     to: pathlib.Path
-    """Folder to make; it must not be there, or be empty."""
+    """Folder to create; it must be missing or empty."""
 
     format: Annotated[str, tyro.conf.arg(metavar="{tanager,timm}")] = "tanager"
-    """Names and layouts of the tensors. tanager loads both."""
+    """Names and layouts of the tensors; tanager loads both."""
 
     weights: Annotated[str, tyro.conf.arg(metavar="{average,last}")] = "average"
-    """The average of the parameters, or the parameters after the last update."""
+    """Average of the parameters, or the parameters after the last update."""
 
     licence: str | None = None
-    """Licence of the model, such as apache-2.0. Default: said to be unknown."""
+    """Licence of the model, such as apache-2.0. Default: stated as unknown."""
 
     json: bool = False
-    """Print one JSON object and nothing else."""
+    """Print one JSON object only."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -41,7 +43,7 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         ValueError: the run cannot be exported, see `tanager.export`.
     """
-    options = tyro.cli(Arguments, prog="tanager export", args=list(arguments))
+    options = flags.read(Arguments, "export", arguments)
 
     # JAX is imported from here on: the command line was fine.
     from tanager._reading import read_json

@@ -2,8 +2,10 @@
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Collection, Sequence
-from typing import Any, TypeVar, get_type_hints
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import tyro
 
@@ -77,35 +79,82 @@ def _parse(
     words: Sequence[str],
     options: type,
 ) -> dict[str, Any]:
-    both = _with_fields(options)
+    both = described(options, Recipe)
+    purpose = inspect.getdoc(options).partition("\n\nRaises:")[0]  # pyright: ignore
     shown = default.to_json()
     del shown["solve_for"]
     return vars(
         tyro.cli(
             both,
             prog=f"tanager {command} {entry.name}",
-            description=entry.summary,
+            description=f"{purpose}\n\nRecipe {entry.name}: {entry.summary}",
             default=both(**shown),
             args=list(words),
         )
     )
 
 
-def _fields(kind: Any) -> tuple[dataclasses.Field, ...]:
-    return dataclasses.fields(kind)
+def read(options: type[Options], command: str, words: Sequence[str]) -> Options:
+    """Read the options of a command that takes no recipe.
+
+    Args:
+        options: a dataclass.
+        command: the words before the options, `tanager` not among them.
+        words: after these.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+    kind = described(options)
+    found = tyro.cli(kind, prog=f"tanager {command}", args=list(words))
+    return options(**vars(found))
 
 
 @functools.cache
-def _with_fields(options: type) -> Any:
-    """Make a `Recipe` that takes any values: what is wrong is said by `Recipe`."""
-    types = get_type_hints(Recipe)
-    names = [field.name for field in _fields(Recipe) if field.name != "solve_for"]
+def described(*kinds: type) -> Any:
+    """Join dataclasses into one for tyro, with short help and without checks.
+
+    Help names the default of an option where there is one. The classes themselves say
+    what is wrong with a value.
+    """
+    fields = []
+    for kind in kinds:
+        hints = get_type_hints(kind, include_extras=True)
+        for each in _fields(kind):
+            if each.name != "solve_for":
+                hint = hints[each.name]
+                shown = Annotated[hint, _short(hint, kind)]
+                if hint is bool and kind is not Recipe:
+                    shown = tyro.conf.FlagCreatePairsOff[shown]
+                default = dataclasses.field(
+                    default=each.default, default_factory=each.default_factory
+                )
+                fields.append((each.name, shown, default))
     return dataclasses.make_dataclass(
-        "Recipe",
-        [(name, types[name]) for name in names],
-        bases=(options,),
+        kinds[0].__name__,
+        fields,
+        bases=kinds[:1],
         frozen=True,
         kw_only=True,
-        # What is wrong with the options is said by them, when the rest is known.
-        namespace={"__doc__": Recipe.__doc__, "__post_init__": lambda self: None},
+        namespace={
+            "__doc__": inspect.getdoc(kinds[-1]),
+            "__post_init__": lambda self: None,
+        },
     )
+
+
+def _short(hint: Any, kind: type) -> Any:
+    # tyro itself would say {None}|INT.
+    optional = {int: "INT", float: "FLOAT", str: "TEXT", bool: "{True,False}"}
+    optional |= {Path: "PATH", tuple[str, ...]: "TEXT [TEXT ...]"}
+    metavar = {each | None: text for each, text in optional.items()}.get(hint)
+    word = "recipe" if kind is Recipe else "default"
+
+    def default(text: str) -> str:
+        return "" if text in ("", "None", "False") else f"({word}: {text})"
+
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint=default)
+
+
+def _fields(kind: Any) -> tuple[dataclasses.Field, ...]:
+    return dataclasses.fields(kind)

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tyro
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
+
+from tanager.commands import flags
 
 
 if TYPE_CHECKING:
@@ -21,16 +22,16 @@ if TYPE_CHECKING:
 class Arguments:
     """List the models: parameters, FLOPs, public weights, source.
 
-    Nothing is allocated or downloaded: each model is traced on shapes alone.
+    Models are traced on shapes: nothing is allocated or downloaded.
     """
 
     json: bool = False
-    """Print one JSON object and nothing else."""
+    """Print one JSON object only."""
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command; `arguments` are the words after `tanager models`."""
-    options = tyro.cli(Arguments, prog="tanager models", args=list(arguments))
+    options = flags.read(Arguments, "models", arguments)
     screen = Console(stderr=True)
     started = time.perf_counter()
     rows = []

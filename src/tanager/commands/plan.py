@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from tanager.commands import flags
 from tanager.privacy import tan
 from tanager.privacy.accountant import Accountant
 from tanager.privacy.mechanism import Adjacency
@@ -22,27 +23,27 @@ if TYPE_CHECKING:
 class Arguments:
     """Plan the privacy budget of a run.
 
-    Give all but one of batch size, steps, noise multiplier and epsilon; the missing
-    one is solved for.
+    Give three of batch size, steps, noise multiplier and epsilon. The fourth is solved
+    for.
     """
 
     examples: int
-    """Number of training examples, N."""
+    """Number of training examples N."""
 
     batch_size: int | None = None
-    """Expected batch size, B."""
+    """Expected batch size B, in examples."""
 
     steps: int | None = None
-    """Number of updates, S."""
+    """Number of updates S."""
 
     noise_multiplier: float | None = None
-    """Noise multiplier, σ: noise standard deviation over clipping norm."""
+    """σ: standard deviation of the noise divided by the clipping norm."""
 
     epsilon: float | None = None
-    """Privacy budget, ε."""
+    """Privacy budget ε."""
 
     delta: float | None = None
-    """δ. Default: the largest power of ten below 1/N."""
+    """Failure probability δ. Default: the largest power of ten below 1/N."""
 
     adjacency: Annotated[
         str, tyro.conf.arg(metavar="{zero-out,add-or-remove-one,replace-one}")
@@ -50,10 +51,10 @@ class Arguments:
     """Which data sets count as neighbours."""
 
     json: bool = False
-    """Print one JSON object and nothing else."""
+    """Print one JSON object only."""
 
     plot: pathlib.Path | None = None
-    """Draw the plan against the privacy wall, as a PNG or SVG file."""
+    """Draw the plan and the privacy wall as a PNG or SVG file."""
 
 
 _LABELS = {
@@ -70,11 +71,7 @@ def run(arguments: list[str]) -> int:
     Raises:
         ValueError: the arguments do not make a plan.
     """
-    options = tyro.cli(
-        Arguments,
-        prog="tanager plan",
-        args=arguments,
-    )
+    options = flags.read(Arguments, "plan", arguments)
     plan = Plan.solve(
         examples=options.examples,
         batch_size=options.batch_size,

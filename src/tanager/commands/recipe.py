@@ -5,12 +5,12 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import tyro
 from rich.console import Console
 from rich.table import Table
 from tyro.conf import Positional
 
 from tanager import recipes
+from tanager.commands import flags
 from tanager.privacy import accountant
 from tanager.privacy.shown import upper
 from tanager.recipes.published import PublishedRun
@@ -28,17 +28,17 @@ _KNOWN = {
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Show a recipe: source, settings, published results, ε computed anew, cost."""
+    """Show a recipe: source, settings, published results, ε recomputed, cost."""
 
     name: Positional[str]
-    """Of the recipe, as `tanager train --list` prints it."""
+    """Name of the recipe; `tanager train --list` prints them all."""
     json: bool = False
-    """Print one JSON object and nothing else."""
+    """Print one JSON object only."""
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command; `arguments` are the words after `tanager recipe`."""
-    options = tyro.cli(Arguments, prog="tanager recipe", args=list(arguments))
+    options = flags.read(Arguments, "recipe", arguments)
     entry = recipes.get(options.name)
     with Console(stderr=True).status("computing ε"):
         shown = _shown(entry)

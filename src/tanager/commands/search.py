@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import tyro
 from rich.console import Console
 from tyro.conf import Positional
 
@@ -30,19 +29,24 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a search does with a recipe."""
+    """Search hyper-parameters at small batch size; predict what the full run reaches.
+
+    Trials run at the smallest of --simulation-batch-sizes, the winner at all of them.
+    By default --vary is learning-rate, ema-decay, momentum and dampening, and the
+    augmentation and its multiplicity if the recipe augments.
+
+    With --private, runs use the recipe's own batch size, epsilon is the budget of the
+    whole search, --trials the expected number of runs, and --vary is drawn evenly.
+    """
 
     trials: int = 20
-    """How many trials there are in the whole study."""
+    """Number of trials in the whole study."""
 
     simulation_batch_sizes: tuple[int, ...] = ()
-    """Batch sizes to simulate at: trials at the smallest, the winner at all of them.
-    By default a 128th, a 64th and a 32nd of the recipe's, from 32 on."""
+    """Simulated batch sizes. Default: 1/128, 1/64 and 1/32 of B, at least 32."""
 
     vary: tuple[str, ...] = ()
-    """What is searched: learning-rate=1,2,4, learning-rate=0.5..8, or a name alone for
-    the TAN paper's grid. By default learning-rate, ema-decay, momentum and dampening,
-    and the augmentation and its multiplicity where the recipe augments."""
+    """What to search: NAME=1,2,4, NAME=0.5..8, or NAME for the TAN paper's grid."""
 
     repeats: int = 2
     """Runs of the winner at each simulation batch size."""
@@ -51,30 +55,27 @@ class Options:
     """How choices are made: tpe, random or grid."""
 
     pruner: str = "median"
-    """Which trials end early: those below the median, all but the best quarter at a
-    sixteenth and a quarter of the steps (halving), or none."""
+    """Which trials stop early: below the median, halving (keep 1/4), or none."""
 
     parallel: int = 1
-    """Processes of this machine that make trials."""
+    """Number of processes on this machine that run trials."""
 
     private: bool = False
-    """Search privately: train at the recipe's own batch size, a secret random number of
-    times, and release the best alone. The recipe's epsilon is then that of the whole
-    search, trials the expected number of runs, and vary is drawn from evenly."""
+    """Search privately: a secret number of runs; only the best is released."""
 
     law: Literal["geometric", "logarithmic", "poisson"] = "geometric"
-    """Of the number of runs of a private search. Poisson's can be 0."""
+    """Distribution of the number of private runs (poisson can give 0)."""
 
     json: bool = False
-    """Print one JSON object and nothing else."""
+    """Print one JSON object only."""
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkerOptions:
-    """Join a study that another process began, and make trials until it is done."""
+    """Join a study that another process started; run trials until it is done."""
 
     study: Positional[str]
-    """The study's folder, on a file system that all workers share."""
+    """Folder of the study, on a file system that all workers share."""
 
 
 _EXPERIMENTS = {
@@ -89,9 +90,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run the command; `arguments` are the words after `tanager search`."""
     words = list(arguments)
     if words[:1] == ["worker"]:
-        return _join(
-            tyro.cli(WorkerOptions, prog="tanager search worker", args=words[1:])
-        )
+        return _join(flags.read(WorkerOptions, "search worker", words[1:]))
     if words and words[0] in _EXPERIMENTS:
         return _EXPERIMENTS[words[0]](words[1:])
     name = words.pop(0) if words and not words[0].startswith("-") else "digits"

@@ -96,31 +96,32 @@ def _train(name: str, recipe: Recipe, found: studies.Found | None) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a run has besides its recipe: a study, and the other hosts of several.
+    """Train a model privately, from a recipe. A run that was stopped is resumed.
+
+    Under Slurm, Open MPI, Kubernetes and on Cloud TPUs, --distributed is enough to find
+    the other hosts. Elsewhere give --coordinator, --hosts and --host, too.
 
     Raises:
-        ValueError: something is said of other hosts, but not `--distributed`.
+        ValueError: an option needs --distributed, or the timeout is not positive.
     """
 
     from_study: str | None = None
-    """Folder of a finished search: run what it is for, with its best choices. Instead
-    of the name of a recipe."""
+    """Folder of a finished search: run its recipe with the best choices."""
 
     distributed: bool = False
-    """Train together with other hosts, on each of which this same command is started.
-    Under Slurm, Open MPI, Kubernetes and on Cloud TPUs this word is enough."""
+    """Train on several hosts; start this same command on each of them."""
 
     coordinator: str | None = None
-    """ADDRESS:PORT of host 0, with that port and the next one free there."""
+    """ADDRESS:PORT of host 0; this port and the next must be free there."""
 
     hosts: int | None = None
-    """How many hosts there are."""
+    """Number of hosts."""
 
     host: int | None = None
-    """The number of this host, from 0."""
+    """Number of this host, from 0."""
 
     timeout: float = 300.0
-    """Seconds to wait for the other hosts to come."""
+    """Seconds to wait for the other hosts."""
 
     def __post_init__(self):
         for name in ("coordinator", "hosts", "host"):

@@ -29,79 +29,78 @@ class Recipe:
     which number follows from the others (see `tanager.recipes.budget`).
 
     Attributes:
-        dataset: name of the data set.
-        data: folder or file with the data; None for data sets that come with tanager.
-        classes: train and test on these classes alone; None for all.
-        image_size: resize all images to this many pixels each way; None leaves them as
-            they are. A folder's as they are read, others as the model sees them.
-        model: name of the model.
-        implementation: whose code the model must be that of, such as tan or timm; None
-            for ours.
-        normalisation_order: pre-activation is norm, ReLU, convolution; post-activation
-            is ReLU, norm, convolution.
+        dataset: name of the data set; folder for your own images.
+        data: folder or file with the data. Default: the data that tanager brings.
+        classes: train and test on these classes only. Default: all.
+        image_size: resize images to this many pixels per side. Default: as they are.
+            Images of a folder are resized when read, others before the model.
+        model: name of the model, see `tanager models`.
+        implementation: whose code the model follows, such as tan or timm. Default:
+            tanager's.
+        normalisation_order: norm, ReLU, convolution (pre-activation) or ReLU, norm,
+            convolution (post-activation).
         weight_standardisation: standardise the weights of every convolution.
-        weights: pretrained weights to start from: a file, a folder, or a name on the
-            hub, ``hf:OWNER/NAME``; None starts from random weights.
-        head: what the last layer starts from where there are weights: loaded with
-            them, fresh, or zero.
-        fine_tune: what is trained: all layers, the last one, biases and norms, one
-            scale and shift for each channel (film), or low-rank products (lora).
+        weights: pretrained weights: a file, a folder, or hf:OWNER/NAME. Default:
+            random weights.
+        head: start the last layer from the given weights (load), at random (fresh), or
+            at zero.
+        fine_tune: what to train: all layers, the last one, biases and norms, a scale
+            and shift per channel (film), or low-rank products (lora).
         lora_rank: rank of the low-rank products.
-        features: folder of the last layer's cached input, for fine_tune last-layer
-            without augmentation; None keeps it in the run's private folder.
+        features: folder that caches the last layer's input, for fine_tune last-layer
+            without augmentation. Default: in the run's private folder.
         non_private: train WITHOUT privacy, on public data: no clipping, no noise.
-        epsilon: the privacy budget ε.
-        delta: the δ of the guarantee; None for the largest power of ten below 1/N.
-        batch_size: expected size B of a Poisson batch; q = B/N.
-        noise_multiplier: σ, noise per coordinate in units of the clipping norm.
-        steps: number of updates T.
+        epsilon: privacy budget ε.
+        delta: failure probability δ. Default: the largest power of ten below 1/N.
+        batch_size: expected batch size B, in examples; the sample rate is q = B/N.
+        noise_multiplier: σ: standard deviation of the noise divided by the clipping
+            norm; solved for if not given.
+        steps: number of updates T; solved for if not given.
         solve_for: the number that is solved for, whatever its field says. None solves
             for the missing one; with none missing, for epsilon, and if that exceeds the
             recipe's, noise_multiplier is raised. nothing refuses that instead.
-        adjacency: which data sets are neighbours, so what the guarantee protects.
-        declared_examples: the public size N, where it is not that of the data. Needed
-            under add-or-remove-one, which protects how many examples there are.
-        clip_norm: largest norm C of one example's gradient.
-        optimizer: name of any optax optimizer.
-        optimizer_options: its options besides the learning rate, such as momentum.
-        learning_rate: for the gradient sum divided by C and by B.
-        learning_rate_schedule: constant as in the papers; step, a tenth after half of
-            the steps and again after three quarters; or cosine, down to 0.
+        adjacency: which data sets count as neighbours, and so what is protected.
+        declared_examples: public number of examples N, if it differs from the data's.
+            Required under add-or-remove-one, which protects the true number.
+        clip_norm: clipping norm C: largest gradient norm of one example.
+        optimizer: name of an optax optimizer, such as sgd or adamw.
+        optimizer_options: its options besides the learning rate, such as momentum 0.9.
+        learning_rate: learning rate, for the gradient sum divided by C and by B.
+        learning_rate_schedule: constant; step: a tenth after half of the steps, again
+            after three quarters; or cosine, down to 0.
         warmup_steps: updates in which the learning rate rises from 0.
-        weight_decay: times the parameters, added to the gradient; 0 in the papers' DP.
-        ema_decay: of the average of the parameters, below 1; 0 for no average.
+        weight_decay: this times the parameters is added to the gradient; 0 in the
+            papers' DP runs.
+        ema_decay: decay per update of the parameter average, below 1; 0 for no average.
         augmentation: how images are varied at random, see `tanager.data.augment`.
         augmentation_multiplicity: augmented views K of each image, averaged before
-            clipping; 0 trains on the images themselves, whatever augmentation says.
-        crop_padding: of crop-flip and tan: pixels mirrored onto each edge before a
-            random crop; 0 for none. The papers use 4 on CIFAR and 20 on ImageNet.
-        flip: flip at random, left to right.
-        crop_size: pixels each way of what the model sees of an image; None for all.
-        test_views: views of each test image that vote on its class, besides the usual
-            accuracy; 0 for no vote.
-        validation_examples: training images held back; they are then not trained on.
-        train_examples: train on only so many of the others; None for all.
-        physical_batch_size: images computed on at once, by all devices together; a
-            matter of memory only.
-        strategy: how gradients are clipped; a matter of speed and memory only.
-        precision: of the model's products and convolutions. float32; tf32, which
-            rounds their operands to 10 bits of mantissa on GPUs that can and is float32
-            elsewhere; or bfloat16, in which the model computes as a whole. Clipping
-            sums and noise are float32 always.
-        devices: how many devices to train on; None for all there are.
-        shard_parameters: cut parameters and optimizer state into shares, one for each
-            device, for models that are too large for one.
-        stream: read images as they are needed, True, or all of them first, False; None
-            streams what would take more than 4 GiB.
-        workers: processes that read and decode streamed images; None for one for each
-            processor.
-        unreadable: what to do about an image that cannot be read: stop with an error,
-            or skip it, which has it contribute zero.
+            clipping; 0 for no augmentation.
+        crop_padding: for crop-flip and tan: pixels mirrored onto each edge before a
+            random crop. The papers use 4 on CIFAR, 20 on ImageNet.
+        flip: flip images at random, left to right.
+        crop_size: pixels per side of the crop that the model sees. Default: all.
+        test_views: views of each test image that vote on its class; 0 for no vote.
+        validation_examples: number of training images held out for validation.
+        train_examples: train on this many of the other images. Default: all.
+        physical_batch_size: images computed on at once, by all devices together; lower
+            it if memory is short.
+        strategy: how gradients are clipped; changes speed and memory only.
+        precision: arithmetic of the model: float32; tf32, which rounds products to 10
+            bits of mantissa on GPUs that can; or bfloat16. Clipping, sums and noise are
+            always float32.
+        devices: number of devices to train on. Default: all.
+        shard_parameters: split parameters and optimizer state over the devices, for
+            models that are too large for one.
+        stream: True reads images when they are needed, False all of them first.
+            Default: stream more than 4 GiB.
+        workers: processes that decode streamed images. Default: one per processor.
+        unreadable: what an unreadable image does: stop with an error, or contribute
+            zero (skip).
         evaluate_every: updates between evaluations.
-        checkpoint_seconds: least time between checkpoints.
-        seed: None draws a secret from the operating system; a number makes the run
-            repeatable by anyone and so NOT private.
-        out: folder of the run.
+        checkpoint_seconds: least number of seconds between checkpoints.
+        seed: a number makes the run repeatable by anyone, so NOT private. Default: a
+            secret from the operating system.
+        out: folder of the run. Default: a folder in runs/.
 
     Raises:
         ValueError: a field is out of range.

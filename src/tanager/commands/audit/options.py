@@ -8,45 +8,46 @@ from tanager import _validate as validate
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What an audit does with a recipe."""
+    """Attack the real training code, and bound the ε that it spends from below.
+
+    white-box puts gradient canaries into a run and sees every update. membership trains
+    many models, half of them with a canary. one-run adds many canary examples and sees
+    the trained model alone. replay attacks nothing: it runs a few steps with known
+    secrets and compares them with the definition of DP-SGD.
+
+    Raises:
+        ValueError: audited_examples is not a positive integer.
+    """
 
     method: Literal["white-box", "membership", "one-run", "replay"] = "white-box"
-    """The attack. white-box: gradient canaries in a run whose every update is seen;
-    membership: many models, half of which have a canary in their data; one-run: many
-    examples as canaries, and the trained model alone. replay is none: a few steps again
-    with known secrets, compared with the definition of DP-SGD."""
+    """What to do; see above."""
 
     confidence: float | None = None
-    """That a bound is below the true ε; 0.999 for membership and else 0.95 by
-    default."""
+    """Probability that the bound holds. Default: 0.95; membership: 0.999."""
 
     audited_examples: int | None = None
-    """How many of the training examples are trained on: by default 256 of a white-box
-    audit, 100 of membership, 24 of a replay, and all of one-run."""
+    """Examples. Default: white-box 256, membership 100, replay 24; else all."""
 
     canaries: int = 2000
-    """white-box, one-run: how many; about half of them join the data."""
+    """white-box, one-run: number of canaries; about half join the data."""
 
     knows_sample: bool = False
-    """white-box: the attacker also knows who was sampled: tells much from few steps,
-    and takes it as claimed that sampling is Poisson."""
+    """white-box: the attacker knows who is sampled; trusts it to be Poisson."""
 
     audited_steps: int | None = None
-    """white-box: steps to run; all of them by default. What fewer prove of the noise is
-    put into the whole run."""
+    """white-box: steps to run, standing for the whole run. Default: all."""
 
     guessed: float = 0.1
-    """one-run: share of the canaries that are guessed about."""
+    """one-run: share of the canaries to guess about."""
 
     models: int = 1000
-    """membership: how many to train for the bound, half of them with the canary."""
+    """membership: models to train for the bound, half with the canary."""
 
     sweep_models: int | None = None
-    """membership: how many to train before, to choose the setting; by default half as
-    many."""
+    """membership: models to train first, to choose settings. Default: half."""
 
     audited_batch_size: float = 64
-    """membership: expected batch size. The noise follows from the recipe's ε and δ."""
+    """membership: expected batch size; ε and δ then give the noise."""
 
     update_counts: tuple[int, ...] = (50, 100)
     """membership: numbers of steps to choose from."""
@@ -62,13 +63,13 @@ class Options:
         "noise",
         "mislabelled",
     )
-    """membership: canaries to choose from."""
+    """membership: kinds of canary to choose from."""
 
     models_at_once: int = 16
-    """membership: models in one program."""
+    """membership: models trained in one program."""
 
     json: bool = False
-    """Print one JSON object and nothing else."""
+    """Print one JSON object only."""
 
     def __post_init__(self):
         if self.audited_examples is not None:

@@ -4,11 +4,12 @@ import datetime
 import json
 import shlex
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import tyro
 from rich.console import Console
 
+from tanager.commands import flags
 from tanager.commands.bench.explain import Explain
 from tanager.commands.bench.measured import STOPPED
 from tanager.commands.bench.memory import Memory
@@ -16,12 +17,7 @@ from tanager.commands.bench.scaling import Scaling
 from tanager.commands.bench.step import Step
 
 
-_Command = (
-    Annotated[Step, tyro.conf.subcommand("step")]
-    | Annotated[Memory, tyro.conf.subcommand("memory")]
-    | Annotated[Scaling, tyro.conf.subcommand("scaling")]
-    | Annotated[Explain, tyro.conf.subcommand("explain")]
-)
+_COMMANDS = {"step": Step, "memory": Memory, "scaling": Scaling, "explain": Explain}
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -34,8 +30,8 @@ def run(arguments: Sequence[str]) -> int:
         ValueError: an unknown model or strategy, or a number out of range.
     """
     words = list(arguments)
-    options = tyro.cli(
-        _Command,  # pyright: ignore[reportArgumentType]
+    options = tyro.extras.subcommand_cli_from_dict(
+        {name: flags.described(kind) for name, kind in _COMMANDS.items()},
         prog="tanager bench",
         description="Measure what privacy costs on this machine.",
         args=words,

@@ -9,13 +9,13 @@ from tanager.commands.bench.measured import Measured, Outcome
 
 @dataclasses.dataclass(frozen=True)
 class Explain(Measured):
-    """Print which parameters meet data where, and how each such tap is clipped."""
+    """Print where parameters meet data, and how each such tap is clipped."""
 
     physical_batch: int = 32
     """Rows of the physical batch."""
 
     strategy: str = "auto"
-    """The clipping strategy."""
+    """Clipping strategy."""
 
     def measure(self, report: Callable[[str], None]) -> Outcome:
         """Measure; `report` is told what is being done."""

@@ -45,16 +45,16 @@ class Measured(abc.ABC):
     """Number of classes."""
 
     image_size: int | None = None
-    """Side of the square images. Default: the model's own, see tanager models."""
+    """Pixels per side of the images. Default: the model's own."""
 
     channels: int | None = None
     """Channels of the images. Default: the model's own."""
 
     features: int | None = None
-    """Length of a feature vector in place of images, for mlp and linear."""
+    """For mlp and linear: length of a feature vector, instead of images."""
 
     views: int = 1
-    """K augmented views of each example, averaged before clipping."""
+    """Augmented views K of each example, averaged before clipping."""
 
     precision: Annotated[str, tyro.conf.arg(metavar="{float32,tf32,bfloat16}")] = (
         "float32"
@@ -62,10 +62,10 @@ class Measured(abc.ABC):
     """Precision of the forward and backward pass."""
 
     clip_norm: float = 1.0
-    """Clipping norm, C."""
+    """Clipping norm C."""
 
     json: bool = False
-    """Print one JSON object and nothing else."""
+    """Print one JSON object only."""
 
     @abc.abstractmethod
     def measure(self, report: Callable[[str], None]) -> Outcome:

@@ -13,13 +13,13 @@ _GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Memory(Measured):
-    """Find the largest physical batch that fits: compiled on a CPU, tried elsewhere."""
+    """Find the largest physical batch that fits: compiled on a CPU, run elsewhere."""
 
     strategies: tuple[str, ...] = ()
-    """sgd and clipping strategies. Default: all there are."""
+    """sgd and clipping strategies. Default: all."""
 
     limit_gib: float | None = None
-    """Memory limit in GiB. Default, on an accelerator: all there is."""
+    """Memory limit in GiB; needed on a CPU. Default: the device's memory."""
 
     def measure(self, report: Callable[[str], None]) -> Outcome:
         """Measure; `report` is told what is being done."""

@@ -27,41 +27,42 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Scaling(Measured):
-    """Time whole logical steps on 1, 2, 4, … devices; predict more hosts.
+    """Time logical steps on 1, 2, 4, … devices; predict more hosts.
 
-    Weak scaling: each device has --physical-batch rows of each physical batch, however
-    many devices there are. A logical step is --chunks physical batches and one update.
+    Scaling is weak: each device has --physical-batch rows of each physical batch. A
+    logical step is --chunks physical batches and one update.
+
+    --simulate takes hosts=, devices= (per host), bandwidth= (GB/s of each host's link),
+    local_bandwidth= (GB/s of each device's link), latency= (seconds) and logical_batch=
+    (divided among all devices), such as hosts=20,devices=4,bandwidth=12.5.
     """
 
     physical_batch: int = 32
     """Rows of each physical batch on each device."""
 
     chunks: int = 4
-    """Physical batches of a logical batch."""
+    """Physical batches in a logical batch."""
 
     devices: tuple[int, ...] = ()
-    """Numbers of devices. Default: 1, 2, 4, … and all there are."""
+    """Numbers of devices. Default: 1, 2, 4, … and all."""
 
     strategies: tuple[str, ...] = ("sgd", "auto")
-    """Clipping strategies; sgd for training without privacy."""
+    """Clipping strategies; sgd is training without privacy."""
 
     repeats: int = 5
     """Rounds of timing."""
 
     simulate: Annotated[str | None, tyro.conf.arg(metavar="hosts=…,bandwidth=…")] = None
-    """Predict 1, 2, 4, … hosts: hosts=20,devices=4,bandwidth=12.5 (devices per host;
-    GB/s of each host's link). Also local_bandwidth= (GB/s of each device's link),
-    latency= (seconds), logical_batch= (divided among all devices)."""
+    """Predict 1, 2, 4, … hosts; see above."""
 
     step_seconds: tuple[float, ...] = ()
-    """Seconds of a logical step on one device, one number for each of --strategies:
-    predict from these and measure nothing."""
+    """Seconds per logical step on one device, one for each of --strategies."""
 
     parameter_bytes: int | None = None
-    """Bytes all-reduced once for each logical batch. Default: the model's."""
+    """Bytes in one all-reduce of the gradient. Default: the model's."""
 
     plot: pathlib.Path | None = None
-    """Draw throughput against devices, as a PNG or SVG file."""
+    """Draw throughput against devices as a PNG or SVG file."""
 
     def measure(self, report: Callable[[str], None]) -> Outcome:
         """Measure, predict and draw; `report` is told what is being done."""

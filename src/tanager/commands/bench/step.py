@@ -20,25 +20,25 @@ from tanager.commands.bench.tables import (
 class Step(Measured):
     """Time plain SGD and private training, strategies in turns.
 
-    A row is one physical batch: for sgd gradient and update; for a strategy the
-    clipped gradients added to an accumulator, as the noisy update comes once for each
-    logical batch and has a line of its own.
+    A row is one physical batch. For sgd it is the gradient and the update. For a
+    strategy it is the clipped gradients added to an accumulator. The noisy update comes
+    once per logical batch and has its own line.
     """
 
     physical_batch: int = 32
     """Rows of the physical batch."""
 
     examples: int | None = None
-    """How many of them are examples, and not padding. Default: all."""
+    """How many rows are examples; the others are padding. Default: all."""
 
     strategies: tuple[str, ...] = ()
-    """sgd and clipping strategies. Default: all there are."""
+    """sgd and clipping strategies. Default: all."""
 
     repeats: int = 10
     """Rounds of timing."""
 
     breakdown: bool = False
-    """Add the shares of forward, backward, clipping, and optimizer step."""
+    """Also time forward, backward, clipping and the optimizer step."""
 
     def measure(self, report: Callable[[str], None]) -> Outcome:
         """Measure; `report` is told what is being done."""
