@@ -37,7 +37,7 @@ from tanager.bench.timing import bench_step
 from tanager.bench.workload import Workload
 from tanager.models.counts import count_flops
 from tanager.models.wide_resnet import WideResNet
-from tanager.report.pictures import number_axis, save
+from tanager.report.figures import number_axis, save
 
 
 AXES: dict[str, tuple[int, ...]] = {

@@ -6,7 +6,7 @@ from typing import Any
 import reading
 from reading import MODELS, NAMES
 
-from tanager.report.pictures import number_axis, save
+from tanager.report.figures import number_axis, save
 
 
 _COLOURS = {

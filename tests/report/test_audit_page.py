@@ -57,8 +57,8 @@ def written(tmp_path, found):
 def test_it_says_what_was_found_in_plain_words(found):
     assert sentence(found) == (
         "An attacker who trains 1,200 models, half of them with one more example, "
-        "proves, with confidence 0.999, that ε is at least 2: 25 % of the 8 that is "
-        "claimed. If all but the amount of noise is as claimed, ε is at least 5."
+        "proves, with confidence 0.999, that ε is at least 2: 25 % of the claimed "
+        "8. If only the amount of noise can differ from the claim, ε is at least 5."
     )
     nothing = found | {"epsilon_lower_bound": 0.0, "trade_off_bound": 0.0}
     assert sentence(nothing | {"method": "one-run"}) == (
@@ -74,9 +74,9 @@ def test_the_page_stands_alone(tmp_path, found):
     page = written(tmp_path, found)
     assert "digits &lt;&amp;&gt;" in page
     assert "Nothing here contradicts the claim" in page
-    assert page.count("<svg") == 3
+    assert page.count('<svg role="img" aria-label="') == 3
     for outside in ("http://", "https://", "<script", "<img"):
-        assert outside not in page.replace("http://www.w3.org/", "")
+        assert outside not in page
 
 
 def test_the_same_audit_gives_the_same_page(tmp_path, found):

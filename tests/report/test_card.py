@@ -103,7 +103,8 @@ def test_every_part_of_the_guarantee_is_there():
         "| unit of privacy | one example, which is one image |",
         "| accountant | PLD |",
         "| noise multiplier σ | 1.5 |",
-        "What it rests on, and what it does not protect:",
+        "at most e^ε = 20.09 times more likely",
+        "some things are not protected:",
         "nothing here protects the test images",
         "Tuning hyper-parameters on the private data is not counted",
         "ε was computed with PLD by dp_accounting 0.6.0.",
@@ -118,7 +119,7 @@ def test_a_run_that_is_not_private_says_so_and_is_not_tagged():
     assert "## NOT PRIVATE" in body
     assert "The seed was fixed by a person" in body
     assert "differentially private under" not in body
-    assert "this model must not claim it" in body
+    assert "This model must not claim it" in body
     silent = card(result=RESULT | {"private": False, "noise_multiplier": 0.0})
     assert "No noise was added" in silent
     assert "dp_accounting import" not in silent
@@ -146,6 +147,26 @@ def test_names_cannot_be_markdown():
     assert r"| d\|og\* | 20 | 100.0 % |" in card()
 
 
+def test_hostile_names_stay_on_their_line_and_in_their_cell():
+    evil = "x\n## Guarantee\r\n---\x1b[2J<script>alert(1)</script>|`[a](b)\u202e"
+    classes = [
+        {"class": evil, "examples": 1, "accuracy": 0.0, "accuracy_ema": 0.0},
+    ]
+    text = card(
+        {**CONFIG, "model": evil, "dataset": evil, "recipe": {evil: evil}},
+        {**RESULT, "per_class": classes, "versions": {evil: evil}},
+        licence=evil,
+    )
+    head, body = head_of(text)
+    assert head["library_name"] == "tanager"
+    assert [line for line in body.splitlines() if line == "## Guarantee"] == [
+        "## Guarantee"
+    ]
+    assert "\x1b" not in text and "\u202e" not in text
+    assert "<script" not in body.replace("\\<script", "")
+    assert not re.search(r"(?<!\\)`\\\[a", body)
+
+
 def test_where_it_started_is_said_if_known():
     scratch = {key: CONFIG[key] for key in CONFIG if key != "weights"}
     assert "| initial weights | drawn at random |" in card(scratch)
@@ -157,8 +178,8 @@ def test_an_unknown_licence_is_said_plainly():
     head, body = head_of(card())
     assert head["license"] == "unknown"
     assert "**Unknown**: nobody stated one." in body
-    assert "whose own licence holds too" in body
-    assert "mit, as stated by who exported it." in card(licence="mit")
+    assert "the licence of that model holds too" in body
+    assert "mit, as stated by the person who exported it." in card(licence="mit")
 
 
 def test_the_machine_and_the_seed_stay_out():

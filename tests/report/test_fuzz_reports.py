@@ -13,9 +13,9 @@ from tanager.privacy.mechanism import Mechanism
 from tanager.report import (
     audit_figures,
     audit_page,
-    html,
     run_figures,
     run_files,
+    run_page,
     search_page,
 )
 from tanager.report.card import model_card
@@ -102,7 +102,7 @@ def run(tmp_path, monkeypatch):
 )
 def test_pages_and_cards_of_runs(run, name, good):
     def read():
-        page = html.write_report(run).read_text(encoding="utf-8")
+        page = run_page.write_report(run).read_text(encoding="utf-8")
         config, result = run_files.read_config(run), run_files.read_result(run)
         card = model_card(
             config, result, weights="average", format="tanager", licence=None
@@ -126,7 +126,7 @@ def test_no_program_is_smuggled_into_a_card(run):
     hostile = RESULT | {"adjacency": "X)\nimport os\nos.system('id')\n#"}
     (run / "result.json").write_text(json.dumps(hostile))
     with pytest.raises(ValueError, match=r"result\.json'\) claims what cannot be"):
-        html.write_report(run)
+        run_page.write_report(run)
 
 
 def test_lines_of_metrics(run, monkeypatch):

@@ -140,12 +140,12 @@ def ablation(words: Sequence[str]) -> int:
 
 def norms(words: Sequence[str]) -> int:
     """Run `tanager search norms RUN`."""
-    from tanager.report import pictures, search_figures
+    from tanager.report import figures, search_figures
     from tanager.training.norms import Norms, edges
 
     options = flags.read(NormsArguments, "search norms", words)
     if options.plot is not None:
-        pictures.check_ending(options.plot)
+        figures.check_ending(options.plot)
     found = Norms.read(options.run, options.parts)
     if options.plot is not None:
         search_figures.plot_norms(

@@ -13,7 +13,7 @@ from tanager.privacy import accountant
 from tanager.privacy.mechanism import Mechanism
 from tanager.privacy.shown import lower
 from tanager.privacy.trade_off import TradeOff
-from tanager.report.pictures import check_ending, one_panel, save
+from tanager.report.figures import check_ending, one_panel, save
 
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from tanager.privacy.accountant import Accountant
 from tanager.privacy.mechanism import Adjacency, Mechanism
 from tanager.privacy.plan import Plan
 from tanager.privacy.shown import upper
-from tanager.report.pictures import check_ending, number_axis, save
+from tanager.report.figures import check_ending, number_axis, save
 
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
-"""Figures of one run, as SVG that lives inside a page.
+"""Figures of one run, as SVG inside a page.
 
-Colours are CSS variables of the page, so one picture serves light, dark and print.
+Colours are CSS variables of the page, so one figure serves light, dark and print.
 """
 
 import io
@@ -8,12 +8,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tanager.report.figures import NO_METADATA, embed
+
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-# Stand-ins that matplotlib takes for colours, and what the page puts in their place.
+# Colours that matplotlib accepts, replaced by the page's variables afterwards.
 _INK, _GRID, _RAW, _AVERAGE, _EPSILON = (f"#01020{digit}" for digit in range(3, 8))
 _CSS = {
     _INK: "var(--ink)",
@@ -31,7 +33,7 @@ def curves(metrics: Sequence[Mapping[str, Any]]) -> str:
         metrics: lines of metrics.jsonl. Without accuracies only ε is drawn.
 
     Returns:
-        An ``<svg>`` element without any reference outside itself; empty where there is
+        An ``<svg>`` element that refers to nothing outside itself; empty if there is
         nothing to draw.
     """
     from matplotlib import rc_context
@@ -73,9 +75,13 @@ def curves(metrics: Sequence[Mapping[str, Any]]) -> str:
             axis.set_ylim(bottom=0)
             axis.set_ylabel("ε spent")
         content = io.StringIO()
-        no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(content, format="svg", transparent=True, metadata=no_metadata)
-    return _embeddable(content.getvalue())
+        figure.savefig(content, format="svg", transparent=True, metadata=NO_METADATA)
+    svg = content.getvalue()
+    for stand_in, variable in _CSS.items():
+        svg = svg.replace(stand_in, variable)
+    shown = [("test accuracy", panels[0]), ("ε spent", panels[1])]
+    names = " and ".join(name for name, is_drawn in shown if is_drawn)
+    return embed(svg, f"{names} against step")
 
 
 def _series(
@@ -104,15 +110,3 @@ def _draw(
     axis.grid(True, linewidth=0.6)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
-
-
-def _embeddable(svg: str) -> str:
-    """Keep the element alone, and hand its colours over to the page."""
-    svg = svg[svg.index("<svg") :].strip()
-    # A page knows both namespaces; without their names nothing in it looks like a link.
-    svg = svg.replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', "", 1)
-    svg = svg.replace(' xmlns="http://www.w3.org/2000/svg"', "", 1)
-    for stand_in, variable in _CSS.items():
-        svg = svg.replace(stand_in, variable)
-    label = 'role="img" aria-label="Test accuracy and ε against step"'
-    return svg.replace("<svg", f"<svg {label}", 1)

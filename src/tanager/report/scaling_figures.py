@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tanager.report.pictures import check_ending, save
+from tanager.report.figures import check_ending, save
 
 
 if TYPE_CHECKING:

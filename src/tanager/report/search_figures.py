@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tanager.report.pictures import check_ending, one_panel, save
+from tanager.report.figures import check_ending, one_panel, save
 
 
 _RUNS, _LAW, _PREDICTED, _OBTAINED = "#386cb0", "#386cb0", "#d62728", "#1b9e77"

@@ -38,7 +38,7 @@ from tanager.privacy.selection import PrivateSearch, Selection
 from tanager.privacy.shown import upper
 from tanager.recipes import runner
 from tanager.recipes.recipe import Recipe
-from tanager.report import html
+from tanager.report import run_page
 from tanager.search import jobs
 from tanager.search.hidden import hidden, same_times
 from tanager.search.settings import check_choices
@@ -348,7 +348,7 @@ def _release(
     config.pop("private_search", None)
     write_json(folder.config, config)
     write_json(folder.result, result)
-    html.write_report(folder.path)
+    run_page.write_report(folder.path)
 
 
 def _released(folder: RunFolder) -> Winner:

@@ -15,7 +15,7 @@ from tanager.parallel import hosts
 from tanager.privacy import accountant, tan
 from tanager.privacy.ledger import Ledger
 from tanager.privacy.mechanism import Adjacency, Mechanism
-from tanager.report import html
+from tanager.report import run_page
 from tanager.training import identity
 from tanager.training.evaluate import Evaluation
 from tanager.training.run_folder import RunFolder
@@ -149,7 +149,7 @@ def _write(
     weights.save(params, folder.path / "model.safetensors", metadata)
     weights.save(average, folder.path / "model-ema.safetensors", metadata)
     write_json(folder.result, summary)
-    html.write_report(folder.path)
+    run_page.write_report(folder.path)
 
 
 def _per_class(raw: Evaluation, ema: Evaluation) -> list[dict[str, Any]]:

@@ -67,11 +67,11 @@ class Scaling(Measured):
     def measure(self, report: Callable[[str], None]) -> Outcome:
         """Measure, predict and draw; `report` is told what is being done."""
         from tanager.bench import scaling
-        from tanager.report import pictures, scaling_figures
+        from tanager.report import figures, scaling_figures
 
         cluster = self._cluster()
         if self.plot is not None:
-            pictures.check_ending(self.plot)
+            figures.check_ending(self.plot)
         workload = self.workload()
         size = self.parameter_bytes or scaling.parameter_bytes(workload)
         if self.step_seconds:

@@ -12,7 +12,8 @@ import pytest
 from tanager._files import json_text
 from tanager.privacy import accountant, tan
 from tanager.privacy.mechanism import Adjacency, Mechanism
-from tanager.report.html import write_report
+from tanager.report import guarantee
+from tanager.report.run_page import write_report
 
 
 MARKER = "tr41ning-l0ss-of-a-private-image"
@@ -162,7 +163,9 @@ def test_guarantee_is_one_sentence_with_its_assumptions(tmp_path):
     assert f"This model is (ε = {shown:g}, δ = 0.0001) -differentially private" in words
     assert "under zero-out" in words
     assert "by dp_accounting 0.6.0" in words
-    assert "replaced by nothing: what it says is protected" in words
+    assert "replaced by nothing. Its content is protected" in words
+    times = guarantee.factor(result["epsilon"])
+    assert f"at most e^ε = {times} times more likely" in words
     assert "NOT PRIVATE" not in words
     for stated in ("The guarantee is per image", "hyper-parameters", "secret seed"):
         assert stated in words
@@ -221,6 +224,27 @@ def test_page_refers_to_nothing_outside_itself(tmp_path):
     assert not re.search(r"https?:|//www|@import|url\((?!#)", text)
     policies = [each for _, each in page.tags if "http-equiv" in each]
     assert policies[0]["content"].startswith("default-src 'none'")
+
+
+def test_the_page_can_be_read_aloud(tmp_path):
+    tags = Page(report(tmp_path, *run_files())).tags
+    assert ("html", {"lang": "en"}) in tags
+    assert [tag for tag, _ in tags if tag in ("h1", "h2", "h3")][:2] == ["h1", "h2"]
+    assert sum(tag == "h1" for tag, _ in tags) == 1
+    for tag, attributes in tags:
+        if tag == "svg":
+            assert attributes["role"] == "img"
+            assert attributes["aria-label"] == "test accuracy and ε spent against step"
+        if tag == "th":
+            assert attributes["scope"] in ("row", "col")
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "shown"),
+    [(0.0, "1"), (3.0, "20.09"), (10.0, "22,030"), (800.0, "infinite")],
+)
+def test_e_to_the_epsilon_is_rounded_up(epsilon, shown):
+    assert guarantee.factor(epsilon) == shown
 
 
 def test_light_dark_and_print(tmp_path):
@@ -295,7 +319,7 @@ def test_replace_one_says_so(tmp_path):
     config, result, metrics = run_files(adjacency="replace-one")
     words = Page(report(tmp_path, config, result, metrics)).words
     assert "differentially private under replace-one" in words
-    assert "one example, exchanged for another" in words
+    assert "another example is in its place" in words
     assert "none under replace-one" in words
 
 

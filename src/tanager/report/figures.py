@@ -1,4 +1,4 @@
-"""Files of pictures: PNG or SVG, by the ending of their name."""
+"""Figures as PNG or SVG files, and as SVG inside a page."""
 
 import pathlib
 from typing import TYPE_CHECKING, Any
@@ -7,9 +7,14 @@ from tanager import _validate as validate
 
 
 if TYPE_CHECKING:
+    from markupsafe import Markup
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
+
+
+NO_METADATA: dict[str, Any] = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+"""Of an SVG: without these it has neither the time in it nor links."""
 
 
 def check_ending(path: str | pathlib.Path) -> None:
@@ -51,8 +56,23 @@ def save(figure: "Figure", path: str | pathlib.Path) -> None:
 
     check_ending(path)
     svg = pathlib.Path(path).suffix.lower() == ".svg"
-    # Without these an SVG has neither the time in it nor links to vocabularies.
-    names = ("Creator", "Date", "Format", "Type")
-    metadata: dict[str, Any] | None = dict.fromkeys(names) if svg else None
+    metadata = NO_METADATA if svg else None
     with rc_context({"svg.hashsalt": "tanager"}):
         figure.savefig(path, dpi=160, metadata=metadata)
+
+
+def embed(svg: str, description: str) -> "Markup":
+    """Return the ``<svg>`` element of a file for a page, without any link.
+
+    Args:
+        svg: content of an SVG file that this package drew.
+        description: what the figure shows, for people who cannot see it.
+    """
+    from markupsafe import Markup
+
+    svg = svg[svg.index("<svg") :].strip()
+    # A page knows both namespaces; without their names nothing in it looks like a link.
+    svg = svg.replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', "", 1)
+    svg = svg.replace(' xmlns="http://www.w3.org/2000/svg"', "", 1)
+    start = Markup('<svg role="img" aria-label="{}"').format(description)
+    return Markup(svg.replace("<svg", start, 1))

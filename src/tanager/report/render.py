@@ -1,0 +1,67 @@
+"""Pages and model cards from the templates beside this file.
+
+Jinja2 escapes values in HTML, and `plain` in Markdown. Both lose control characters.
+"""
+
+import functools
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tanager._text import clean
+from tanager.privacy.shown import lower, upper
+from tanager.report import guarantee
+
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+
+def render(template: str, **fields: Any) -> str:
+    """Fill a template of tanager's with untrusted values.
+
+    Args:
+        template: file name in ``templates/``; the ending, .html or .md, decides how
+            values are escaped.
+        fields: values by the names the template uses. `markupsafe.Markup` is inserted
+            as it is.
+    """
+    return _environment().get_template(template).render(fields)
+
+
+def plain(value: object) -> str:
+    """Return a value on one line, with Markdown's special characters escaped."""
+    one_line = " ".join(clean(value).split())
+    return re.sub(r"([\\`*\[\]<>|#])", r"\\\1", one_line)
+
+
+@functools.cache
+def _environment() -> "Environment":
+    # Imported here: `import tanager` and the command's help must stay quick.
+    import jinja2
+    from markupsafe import Markup
+
+    @jinja2.pass_eval_context
+    def finish(context: Any, value: Any) -> Any:
+        if isinstance(value, Markup):
+            return value
+        return clean(value) if context.autoescape else plain(value)
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=jinja2.select_autoescape(["html"], default=False),
+        undefined=jinja2.StrictUndefined,
+        finalize=finish,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {
+        "epsilon": upper,
+        "bound": lower,
+        "number": guarantee.number,
+        "percent": guarantee.percent,
+        "simulated": guarantee.simulated,
+        "text": guarantee.text,
+    }
+    return environment
