@@ -96,7 +96,8 @@ def test_all_papers_tell_the_same_version():
     cited = (ROOT / "CITATION.cff").read_text()
     assert re.findall(r"^version: (.+)$", cited, flags=re.M) == [tanager.__version__]
     changes = (ROOT / "CHANGELOG.md").read_text()
-    assert f"## [{tanager.__version__}]" in changes or "## [Unreleased]" in changes
+    version = re.escape(tanager.__version__)
+    assert re.search(rf"^## \[{version}\] - \d{{4}}-\d\d-\d\d$", changes, flags=re.M)
 
 
 def test_the_environments_of_peers_are_pinned():
