@@ -1,15 +1,15 @@
-"""A white-box audit of a training as it is, and of one with a planted bug."""
+"""A white-box audit of a correct training, and of one with a planted bug."""
 
 # %% [markdown]
 # # Audit it
 #
-# An ε is a theorem about an algorithm; whether the code is that algorithm, an attack
-# can tell. Here the strongest one there is attacks `tanager.train` as it is, and then
-# with a bug: noise of half the standard deviation that is claimed. A lower bound
-# above the claim is a proof, at a stated confidence, that something is wrong.
+# An ε is a theorem about an algorithm. An attack can show that the code is another
+# algorithm. Here the strongest known attack runs against `tanager.train`, and then
+# against a version with a bug: its noise has half the standard deviation it claims. A
+# lower bound above the claim proves, at a stated confidence, that something is wrong.
 #
-# The audits are seeded, so that they find the same every time on the same machine.
-# Pictures go to `runs/examples/audit_it`; started again, all is done again.
+# The audits are seeded: on one machine they always find the same. Pictures go to
+# `runs/examples/audit_it`. If you start this again, everything is computed again.
 
 # %%
 import contextlib
@@ -31,7 +31,7 @@ from tanager.data.augment import standardise
 OUT = Path("runs/examples/audit_it")
 OUT.mkdir(parents=True, exist_ok=True)
 
-# Each audit compiles the same programs but for the noise.
+# All audits compile the same programs, except the noise.
 jax.config.update("jax_compilation_cache_dir", str(OUT / "programs"))
 
 # %% [markdown]

@@ -7,11 +7,11 @@
 # budget, one call of `tanager.train`. The data come with scikit-learn, so nothing is
 # downloaded.
 #
-# The secret that sampling and noise are drawn from comes from the operating system:
-# the figures below differ from run to run, by about a point of accuracy. Everything
-# is written below `runs/examples/digits_in_a_minute`. Started again, this finds the
-# finished run and does not train a second time (killed half-way, it goes on); delete
-# the folder to train anew.
+# Sampling and noise come from a secret of the operating system. So the figures below
+# differ from run to run, by about a point of accuracy. Everything is written to
+# `runs/examples/digits_in_a_minute`. If you start this again, it finds the finished
+# run and does not train twice. If it was killed, it resumes. To train again, delete
+# the folder.
 
 # %%
 import json
@@ -33,7 +33,7 @@ OUT.mkdir(parents=True, exist_ok=True)
 # ## The data
 #
 # What is protected is one training example: one image with its label. The test images
-# are taken to be public. Their accuracy is told as it is, without noise.
+# are taken to be public. Their accuracy is exact, without noise.
 
 # %%
 digits = tanager.data.load("digits")

@@ -3,14 +3,13 @@
 # %% [markdown]
 # # A Flax model
 #
-# tanager asks for a loss of one example and a pytree of parameters; what they are
-# written with is not its business. Here it is a convolutional network in Flax NNX:
-# its gradients clipped, compared with their definition, explained layer by layer, and
-# then trained.
+# tanager needs a loss of one example and a pytree of parameters, written with any
+# library. Here it is a convolutional network in Flax NNX. Its gradients are clipped,
+# compared with their definition and explained layer by layer. Then it is trained.
 #
-# Needs `pip install flax`. The run is written below `runs/examples/flax_model`;
-# started again, this finds it there and does not train a second time. Delete the
-# folder to train anew. Its secret comes from the operating system: the accuracy
+# Needs `pip install flax`. The run is written to `runs/examples/flax_model`. If you
+# start this again, it finds the run and does not train twice. To train again, delete
+# the folder. The run's secret comes from the operating system, so the accuracy
 # differs from run to run.
 
 # %%
@@ -83,9 +82,9 @@ def loss(params, example):
 # %% [markdown]
 # ## A sum of clipped gradients
 #
-# `clipped_grad` returns a function of parameters and a batch: the sum over the batch
-# of each example's gradient, none of them longer than the clipping norm. With a mask,
-# rows of padding count for nothing.
+# `clipped_grad` returns a function of parameters and a batch. It sums the gradients of
+# the examples, none of them longer than the clipping norm. A mask leaves out rows of
+# padding.
 
 # %%
 rows = tanager.data.gather(digits.train, np.arange(64))
@@ -176,8 +175,8 @@ print(f"ε = {result.epsilon:.2f} at δ = {result.delta:g},", end=" ")
 print(f"test accuracy {100 * result.evaluation_ema.accuracy:.1f} %")
 
 # %% [markdown]
-# What comes out is a pytree like the one that went in. Merged with the graph it is a
-# Flax model again.
+# The result is a pytree like the one that went in. Merged with the graph it is a Flax
+# model again.
 
 # %%
 network = nnx.merge(graph, result.average)

@@ -3,15 +3,15 @@
 # %% [markdown]
 # # A private last layer on features computed once
 #
-# A network learns some shapes in the open, without privacy, from images that anybody
-# may see. Then it is frozen, the features of every sensitive image are computed once,
-# and a new last layer is trained on them with DP-SGD: each update is a small matrix
-# product, and its noise falls on few numbers.
+# A network learns some shapes without privacy, from images that anybody may see. Then
+# it is frozen, and the features of every sensitive image are computed once. A new
+# last layer is trained on them with DP-SGD. Each update is a small matrix product,
+# and its noise falls on few numbers.
 #
-# Everything is written below `runs/examples/last_layer`. Started again, this finds
-# the finished runs and the features there; delete the folder to train anew. The
-# images are drawn from fixed seeds, sampling and noise from a secret of the operating
-# system: accuracies differ from run to run, by several points.
+# Everything is written to `runs/examples/last_layer`. If you start this again, it
+# finds the finished runs and the features. To train again, delete the folder. The
+# images come from fixed seeds, sampling and noise from a secret of the operating
+# system. So accuracies differ from run to run, by several points.
 
 # %%
 import warnings
@@ -79,7 +79,7 @@ def draw(name, random):
 
 
 def examples(names, each, seed):
-    """Draw so many images of each shape."""
+    """Draw `each` images of each shape."""
     random = np.random.default_rng(seed)
     return {
         "image": np.stack([draw(name, random) for name in names for _ in range(each)]),
@@ -201,9 +201,8 @@ print(f"{len(cached)} training examples of {len(cached[0]['features'])} features
 # %% [markdown]
 # ## The last layer, privately
 #
-# `tanager.train` is given the layer alone. It starts from zero; `finish` puts what
-# was trained into the network, so that a whole model for images comes out, and lies
-# in the run's folder.
+# `tanager.train` gets only the layer, which starts from zero. `finish` puts the
+# trained layer into the network. So the run's folder has a whole model for images.
 
 # %%
 zero = jax.tree.map(jnp.zeros_like, models.Linear(32, 3, key=jax.random.key(0)))

@@ -3,19 +3,18 @@
 # %% [markdown]
 # # LoRA on a small vision transformer
 #
-# A vision transformer learns the digits 0 to 4 in the open, without privacy. Then it
-# is fine-tuned with DP-SGD on the digits 5 to 9, of which it has seen none: by its
-# last layer, by LoRA, by all layers; and one is trained from scratch. All four spend
-# the same budget.
+# A vision transformer learns the digits 0 to 4 without privacy. Then it is fine-tuned
+# with DP-SGD on the digits 5 to 9, which it has never seen: its last layer, by LoRA,
+# and all layers. A fourth model is trained from scratch. All four spend the same
+# budget.
 #
 # Noise is added to every trained parameter, and its length grows with the root of
 # their number. LoRA trains two thin matrices beside each linear layer of the blocks:
 # it changes the whole network, and meets the noise of a few parameters.
 #
-# Everything is written below `runs/examples/lora_vit`. Started again, this finds the
-# finished runs there; delete the folder to train anew. Secrets come from the
-# operating system: accuracies differ from run to run, by several points with 179 test
-# images.
+# Everything is written to `runs/examples/lora_vit`. If you start this again, it finds
+# the finished runs. To train again, delete the folder. Secrets come from the operating
+# system. So accuracies differ from run to run, by several points with 179 test images.
 
 # %%
 import warnings

@@ -3,14 +3,14 @@
 # %% [markdown]
 # # Your own images
 #
-# One folder for each class is all that tanager asks of images. This draws such a
-# folder, trains on it with the `tanager` command, exports the model, loads what was
-# exported and asks it about one file.
+# tanager reads images from one folder for each class. This draws such a folder, trains
+# on it with the `tanager` command and exports the model. Then it loads the exported
+# model and classifies one file.
 #
-# The images are drawn from a fixed seed; sampling and noise are not, so accuracies
-# differ from run to run. Everything is written below
-# `runs/examples/own_image_folder`. Started again, this finds images, run and exported
-# model there and makes none of them anew; delete the folder to start over.
+# The images are drawn from a fixed seed. Sampling and noise are not, so accuracies
+# differ from run to run. Everything is written to `runs/examples/own_image_folder`.
+# If you start this again, it finds images, run and exported model there. To start
+# over, delete the folder.
 
 # %%
 import json

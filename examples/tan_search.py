@@ -1,21 +1,20 @@
-"""TAN search in miniature: cheap simulations, a prediction, and the run it is of."""
+"""TAN search in miniature: cheap simulations, a prediction, and the real run."""
 
 # %% [markdown]
 # # A TAN search in miniature
 #
-# A private run that works has large batches and takes long. At a smaller batch, with
-# the noise scaled by the same factor, every update keeps its signal-to-noise ratio,
-# and the run trains much alike at a fraction of the price (Sander et al. 2023, *TAN
-# Without a Burn*). What it loses is the guarantee.
+# A good private run has large batches and takes long. Divide the batch size and the
+# noise by the same factor: every update keeps its signal-to-noise ratio, and the run
+# trains much alike at a fraction of the cost (Sander et al. 2023, *TAN Without a
+# Burn*). It loses the guarantee.
 #
-# Here: four learning rates at batch size 16, the best of them again at 16, 32 and 64,
-# a prediction of what batch size 512 will reach, and the one run that is private.
-# `docs/searching.md` says what this protects, and what not.
+# This tries four learning rates at batch size 16. It repeats the best at 16, 32 and
+# 64, and predicts what batch size 512 will reach. Then it makes that one private run.
+# `docs/searching.md` says what this protects and what it does not.
 #
-# Everything is written below `runs/examples/tan_search`. Killed, it goes on where it
-# was; started again, it finds all runs there and makes none anew. Delete the folder
-# to search anew. Secrets come from the operating system: figures differ from run to
-# run.
+# Everything is written to `runs/examples/tan_search`. If this was killed, the same
+# program resumes. If it had finished, it finds all runs. To search again, delete the
+# folder. Secrets come from the operating system, so figures differ from run to run.
 
 # %%
 import json
@@ -32,13 +31,13 @@ SEARCH, REFERENCE = OUT / "search", OUT / "search-reference"
 # %% [markdown]
 # ## The search
 #
-# The run in question: the embedded digits, 60 updates at batch size 512, ε = 3. 360
-# training images are held out to compare the simulations on; test images are not
-# read.
+# The private run: the embedded digits, 60 updates at batch size 512, ε = 3. The
+# simulations are compared on 360 training images that are held out. Test images are
+# not read.
 #
-# The simulations are not private (what they would spend is printed below), and what
-# is chosen depends on them. On data that are private in earnest that is a common and
-# unproven practice; `tanager search --private` is the proven one.
+# The simulations are not private, and the chosen settings depend on them. The ε they
+# would spend is printed below. On truly private data this is common practice, but no
+# theorem covers it. `tanager search --private` has a proof.
 
 # %%
 words = ["search", "digits", "--steps", "60", "--out", str(SEARCH)]
@@ -48,7 +47,7 @@ words += ["--validation-examples", "360", "--evaluate-every", "20"]
 assert tanager(words) == 0
 
 # %% [markdown]
-# `report.html` in the study's folder has all of it, and `result.json` has it for
+# `report.html` in the study's folder shows the search. `result.json` has the same for
 # programs:
 
 # %%
@@ -60,11 +59,11 @@ for size, epsilon in found["privacy"]["simulations_epsilon"].items():
     print(f"at batch size {size} a simulation spends ε = {epsilon:,.0f}")
 
 # %% [markdown]
-# ## The run it is for
+# ## The private run
 #
-# One run, with the best choices, at the batch size and noise that were settled at the
-# start. It alone is private. It trains on the held-out images too, and is evaluated
-# on the test images.
+# One run, with the best settings, at the batch size and noise fixed at the start. Only
+# this run is private. It trains on the held-out images too, and is evaluated on the
+# test images.
 
 # %%
 assert tanager(["train", "--from-study", str(SEARCH)]) == 0
@@ -73,8 +72,8 @@ assert tanager(["train", "--from-study", str(SEARCH)]) == 0
 # ## Predicted and obtained
 #
 # The dashed line is accuracy against the logarithm of the batch size, fitted to the
-# crosses; the interval is that of one more run, in 95 of 100 such searches. Six
-# simulations of so short a run leave it wide.
+# crosses. The interval should hold one more run, in 95 of 100 such searches. It is
+# wide, because there are only six short simulations.
 
 # %%
 prediction, law = found["prediction"], found["law"]
@@ -117,8 +116,8 @@ for doubt in prediction["doubts"]:
 # %% [markdown]
 # ## What the search cost
 #
-# In the operations of that one run. In earnest the batches are larger, and the shares
-# smaller: a 128th for a trial at batch size 32 for a run at 4096.
+# The unit is the operations of that one run. Real batches are larger and the shares
+# smaller: for a run at 4096, a trial at batch size 32 costs a 128th.
 
 # %%
 cost = found["cost"]
