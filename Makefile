@@ -52,6 +52,7 @@ lint: $(SET_UP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
+	$(BIN)/python tools/plain_words.py
 
 format: $(SET_UP)
 	$(BIN)/ruff format .

@@ -8,7 +8,7 @@ import tanager
 
 
 project = "tanager"
-author = "the tanager maintainers"
+author = "The tanager authors"
 version = release = tanager.__version__
 copyright = author
 
@@ -61,7 +61,7 @@ def _as_markup(app: Sphinx, what: str, name: str, of: object, options, lines):
 
 
 def _is_field(app: Sphinx, what: str, name: str, of: object, skip: bool, options):
-    """The fields of a named tuple are told of with the tuple, not once more each."""
+    """Skip the fields of a named tuple: its own docstring describes them."""
     del app, what, name, options
     doc = getattr(of, "__doc__", None) or ""
     return True if doc.startswith("Alias for field number") else skip
@@ -73,7 +73,7 @@ def _without_tags(app: Sphinx, source_name: str, source: list[str]):
 
 
 def setup(app: Sphinx) -> None:
-    """Let docstrings and pages pass as they are written."""
+    """Connect what turns our docstrings and pages into markup for Sphinx."""
     app.connect("autodoc-process-docstring", _as_markup, priority=100)
     app.connect("autodoc-skip-member", _is_field)
     app.connect("source-read", _without_tags)

@@ -264,7 +264,7 @@ class EngineWorker(TorchWorker):
 
     def clipped_sum(self):
         if self.library == "fastdp":
-            raise NotImplementedError("its sum cannot be had without its noise")
+            raise NotImplementedError("FastDP gives no sum without its noise")
         for parameter in self.module.parameters():
             if hasattr(parameter, "summed_grad"):
                 del parameter.summed_grad

@@ -38,7 +38,7 @@ def gaussian(rng, mu, count):
 
 
 class AnEstimator:
-    """What every estimator keeps to."""
+    """What holds for every estimator."""
 
     @pytest.fixture
     def estimator(self) -> Estimator:

@@ -1,6 +1,6 @@
 """No example reaches another: closed calls, answers of a batch, foreign calls, keys.
 
-And what a trace takes for granted: flags beside the arrays, rules that ask which of
+And what a trace assumes: flags beside the arrays, rules that ask which of
 their operands vary, loops that no gradient passes.
 """
 
