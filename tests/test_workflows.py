@@ -1,0 +1,111 @@
+"""The workflows, forms and container say what the project really has."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+
+ROOT = Path(__file__).parents[1]
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+FORMS = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
+
+
+def steps(path):
+    for job in yaml.safe_load(path.read_text())["jobs"].values():
+        yield from job["steps"]
+
+
+def targets():
+    makefile = (ROOT / "Makefile").read_text()
+    return set(re.findall(r"^([\w-]+):", makefile, flags=re.M))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_names_targets_and_files_that_exist(path):
+    asked = set()
+    for step in steps(path):
+        for line in step.get("run", "").splitlines():
+            asked.update(re.findall(r"^make ([\w-]+)", line))
+        file = step.get("with", {}).get("cache-dependency-path", "pyproject.toml")
+        assert (ROOT / file).exists(), file
+    assert asked <= targets()
+    if path.stem == "ci":
+        assert asked == {"lint", "test", "docs", "dist"}
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_may_only_read_and_uses_pinned_actions(path):
+    workflow = yaml.safe_load(path.read_text())
+    assert workflow["permissions"] == {"contents": "read"}
+    for job in workflow["jobs"].values():
+        assert "permissions" not in job
+        assert job["timeout-minutes"] <= 60
+    for step in steps(path):
+        if action := step.get("uses"):
+            assert re.fullmatch(r"actions/[\w-]+@v\d+\.\d+\.\d+", action), action
+            if "checkout" in action:
+                assert step["with"]["persist-credentials"] is False
+
+
+def test_the_oldest_and_the_newest_jax_and_python_are_tested():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (bounds,) = (d[3:] for d in project["dependencies"] if d.startswith("jax>"))
+    oldest, newest = re.fullmatch(r">=([\d.]+),(<[\d.]+)", bounds).groups()
+    last = "Programming Language :: Python :: "
+    pythons = [c[len(last) :] for c in project["classifiers"] if c.startswith(last)]
+    ci = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
+    matrix = ci["jobs"]["test"]["strategy"]["matrix"]["include"]
+    assert [row["python"] for row in matrix] == pythons
+    assert project["requires-python"] == f">={pythons[0]}"
+    assert matrix[0]["jax"] == f"=={oldest}.0"
+    assert {row["jax"] for row in matrix[1:]} == {newest}
+
+
+@pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
+def test_a_form_has_what_github_asks_of_it(path):
+    form = yaml.safe_load(path.read_text())
+    if path.stem == "config":
+        assert form == {"blank_issues_enabled": False}
+        return
+    assert {"name", "description", "body"} <= form.keys()
+    names = [part["id"] for part in form["body"] if part["type"] != "markdown"]
+    assert len(names) == len({*names}) > 0
+    for part in form["body"]:
+        assert part["type"] in ("markdown", "textarea", "checkboxes")
+        assert part["attributes"].keys() & {"label", "value"}
+    if "bug" in path.stem:
+        assert "SECURITY.md" in path.read_text()
+        assert (ROOT / "SECURITY.md").exists()
+
+
+def test_an_image_is_built_from_the_source_and_never_from_runs():
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    lines = [line for line in ignored if line and not line.startswith("#")]
+    assert lines[0] == "*"
+    allowed = {line[1:] for line in lines if line.startswith("!")}
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    copied = re.findall(r"^COPY (?!--from)(.+) \S+$", dockerfile, flags=re.M)
+    assert allowed == {name for names in copied for name in names.split()}
+    assert all((ROOT / name).exists() for name in allowed)
+    assert re.search(r"^USER (?!root|0)", dockerfile, flags=re.M)
+
+
+def test_no_page_installs_the_other_program_called_tanager():
+    folders = ("docs", "examples", ".github", "src", "launch", "benchmarks")
+    files = [path for name in folders for path in (ROOT / name).rglob("*")]
+    files += [ROOT / "Dockerfile", *ROOT.glob("*.md")]
+    wrong = re.compile(r"pip3? install (?:-\S+ )*[\"']?tanager(?![\w-])")
+    found = [
+        str(path.relative_to(ROOT))
+        for path in files
+        if path.suffix
+        in (".py", ".md", ".ipynb", ".yml", ".yaml", ".sbatch", ".sh", "")
+        and path.is_file()
+        and "_build" not in path.parts
+        and wrong.search(path.read_text(encoding="utf-8"))
+    ]
+    assert found == []
+    assert wrong.search('run pip install "tanager[hub]" first')
