@@ -4,7 +4,7 @@ import pytest
 
 from tanager import recipes
 from tanager.search.settings import Settings
-from tanager.search.simulation import Target
+from tanager.search.simulation import plan_simulation
 from tanager.search.space import Space
 
 
@@ -23,7 +23,7 @@ def target():
         evaluate_every=4,
         seed=1,
     )
-    return Target.settle("digits", recipe, EXAMPLES)
+    return plan_simulation("digits", recipe, EXAMPLES)
 
 
 @pytest.fixture

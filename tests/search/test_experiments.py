@@ -9,7 +9,7 @@ from tanager.search.jobs import Outcome
 @pytest.fixture
 def cells(target, tmp_path):
     return experiments.data_quantity(
-        target, (512, 1024), 1 / 32, tmp_path, repeats=2, validation_examples=140
+        target, (512, 1024), experiments.Simulations(tmp_path, 1 / 32, 140, repeats=2)
     )
 
 
@@ -42,12 +42,10 @@ def test_more_data_are_on_the_line_through_the_table(target, cells):
 def test_one_number_of_examples_is_no_table(target, tmp_path):
     with pytest.raises(ValueError, match=r"try_examples \(=\(512, 512\)\) must be two"):
         experiments.data_quantity(
-            target, (512, 512), 1 / 32, tmp_path, validation_examples=140
+            target, (512, 512), experiments.Simulations(tmp_path, 1 / 32, 140)
         )
 
 
-def test_a_simulation_as_large_as_its_target_is_refused(target, tmp_path):
+def test_a_simulation_as_large_as_its_target_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"factor \(=2"):
-        experiments.data_quantity(
-            target, (600, 1024), 2.0, tmp_path, validation_examples=140
-        )
+        experiments.Simulations(tmp_path, 2.0, 140)

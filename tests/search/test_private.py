@@ -16,7 +16,7 @@ from tanager.privacy.selection import PrivateSearch, Selection
 from tanager.search import private
 from tanager.search.private import (
     _SCORE_GRID,
-    PrivateSettings,
+    calibrate_selection,
     noisy_count,
     search_privately,
 )
@@ -28,7 +28,7 @@ from tanager.training.export import export
 HELD_OUT = 140
 
 
-def settle(selection=Selection(3), **changes):  # noqa: B008
+def settings_of(selection=Selection(3), **changes):  # noqa: B008
     recipe = dataclasses.replace(
         recipes.get("digits").recipe,
         steps=4,
@@ -37,12 +37,12 @@ def settle(selection=Selection(3), **changes):  # noqa: B008
         **changes,
     )
     space = Space.parse(["learning-rate=0.25,0.5,1"])
-    return PrivateSettings.settle("digits", recipe, space, selection, 1437 - HELD_OUT)
+    return calibrate_selection("digits", recipe, space, selection, 1437 - HELD_OUT)
 
 
 @pytest.fixture
 def settings():
-    return settle()
+    return settings_of()
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_each_run_is_calibrated_for_the_whole_search(settings):
     assert settings.epsilon <= 3
     assert settings.search.epsilon(settings.delta) == settings.epsilon
     assert settings.recipe.noise_multiplier == settings.search.run.noise_multiplier
-    alone = settle(Selection(1)).recipe.noise_multiplier
+    alone = settings_of(Selection(1)).recipe.noise_multiplier
     assert alone is not None and settings.recipe.noise_multiplier is not None
     assert settings.recipe.noise_multiplier > alone
     assert settings.delta == 1e-4
@@ -266,7 +266,7 @@ def test_a_search_does_not_begin_in_the_folder_of_a_run(tmp_path, settings, name
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("{}")
     first = name.partition("/")[0]
-    with pytest.raises(ValueError, match=f"holds {first}, which no search wrote"):
+    with pytest.raises(ValueError, match=f"holds {first}, which is not of a search"):
         search_privately(tmp_path, settings)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert files == [tmp_path / name]
@@ -278,7 +278,7 @@ def test_a_run_beside_a_search_is_not_taken_for_its_best(tmp_path, settings, nam
     for file in (name, "private/seed.json"):
         (tmp_path / file).write_text("{}")
     (tmp_path / "study.json").write_text(json.dumps(settings.to_json()))
-    refused = f"holds {name}, which no search wrote|{name}.* has no epsilon"
+    refused = f"holds {name}, which is not of a search|{name}.* has no epsilon"
     with pytest.raises(ValueError, match=refused):
         search_privately(tmp_path, settings)
 
@@ -392,12 +392,12 @@ def test_which_scores_are_possible_does_not_depend_on_the_count(settings):
 )
 def test_what_makes_no_private_search_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        settle(**changes)
+        settings_of(**changes)
 
 
 def test_a_search_of_other_settings_is_refused(tmp_path, settings, monkeypatch):
     monkeypatch.setattr(Selection, "draw", lambda self, seed: 0)
     with pytest.raises(ValueError, match="drawn is 0"):
         search_privately(tmp_path / "search", settings)
-    with pytest.raises(ValueError, match="holds a search of other settings"):
-        search_privately(tmp_path / "search", settle(Selection(4)))
+    with pytest.raises(ValueError, match="holds a search with other settings"):
+        search_privately(tmp_path / "search", settings_of(Selection(4)))

@@ -6,14 +6,14 @@ import pytest
 
 from tanager import recipes
 from tanager.privacy import accountant, tan
-from tanager.search.simulation import Target
+from tanager.search.simulation import plan_simulation
 
 
 @pytest.fixture(scope="module")
 def reference():
     """The TAN paper's reference on CIFAR-10."""
     entry = recipes.get("cifar10-wrn-16-4-tan")
-    return Target.settle(entry.name, entry.recipe, 50_000)
+    return plan_simulation(entry.name, entry.recipe, 50_000)
 
 
 @pytest.mark.parametrize("batch_size", [1, 32, 512, 4096])
@@ -53,7 +53,7 @@ def test_privacy_parameters_are_those_of_table_3(steps, batch_size, rate):
         learning_rate=8.0,
         epsilon=None,
     )
-    start = Target.settle(entry.name, recipe, 1_271_167)
+    start = plan_simulation(entry.name, recipe, 1_271_167)
     other = start.at_steps(steps)
     assert other.recipe.batch_size == batch_size
     assert other.recipe.learning_rate == rate
@@ -108,10 +108,10 @@ def test_runs_without_noise_are_no_target():
     recipe = recipes.get("digits").recipe
     open_run = dataclasses.replace(recipe, non_private=True, epsilon=None, steps=3)
     with pytest.raises(ValueError, match=r"non_private .* has no noise"):
-        Target.settle("digits", open_run, 1437)
+        plan_simulation("digits", open_run, 1437)
     silent = dataclasses.replace(recipe, noise_multiplier=0.0, epsilon=None, steps=3)
     with pytest.raises(ValueError, match=r"noise_multiplier .* must be positive"):
-        Target.settle("digits", silent, 1437)
+        plan_simulation("digits", silent, 1437)
 
 
 def test_an_impossible_budget_is_refused_before_anything_runs():
@@ -119,4 +119,4 @@ def test_an_impossible_budget_is_refused_before_anything_runs():
         recipes.get("digits").recipe, epsilon=0.1, noise_multiplier=0.5, steps=None
     )
     with pytest.raises(ValueError, match=r"epsilon .* leaves no steps to solve for"):
-        Target.settle("digits", recipe, 1437)
+        plan_simulation("digits", recipe, 1437)

@@ -13,7 +13,7 @@ import pytest
 
 from tanager.search import jobs
 from tanager.search.jobs import Job, Outcome
-from tanager.search.simulation import Target
+from tanager.search.simulation import plan_simulation
 from tanager.search.space import Space
 from tanager.search.study import Study, TrialResult
 
@@ -141,7 +141,7 @@ def test_halving_lets_the_best_quarter_go_on(tmp_path, settings, fake):
     recipe = dataclasses.replace(settings.target.recipe, steps=64)
     changed = dataclasses.replace(
         settings,
-        target=Target.settle("digits", recipe, settings.target.examples),
+        target=plan_simulation("digits", recipe, settings.target.examples),
         pruner="halving",
         space=Space.parse(["learning-rate=0.01,0.5,0.6,0.7,0.8,0.9,1"]),
         sampler="random",
@@ -296,8 +296,8 @@ def test_folders_of_other_things_are_refused(tmp_path, settings):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"batch_sizes": ()}, "must be at least one"),
-        ({"batch_sizes": (32, 16)}, "must rise, each once"),
+        ({"batch_sizes": ()}, "must have at least one"),
+        ({"batch_sizes": (32, 16)}, "must be in rising order"),
         ({"batch_sizes": (0, 16)}, "fewer than one example is expected"),
         ({"batch_sizes": (16, 1024)}, "at most the target's batch size, 512"),
         ({"sampler": "grid", "space": Space.parse(["learning-rate=1..2"])}, "a range"),

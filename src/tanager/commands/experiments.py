@@ -19,7 +19,7 @@ from tanager.privacy.shown import upper
 
 
 if TYPE_CHECKING:
-    from tanager.search.experiments import Cell, Row
+    from tanager.search.experiments import Cell, Row, Simulations
     from tanager.search.simulation import Target
 
 
@@ -94,11 +94,13 @@ def privacy(words: Sequence[str]) -> int:
     """Run `tanager search privacy RECIPE`."""
     from tanager.search import experiments
 
-    def cells(target: "Target", options: PrivacyOptions, **rest: Any) -> list["Cell"]:
+    def cells(
+        target: "Target", options: PrivacyOptions, simulations: "Simulations"
+    ) -> list["Cell"]:
         steps = options.try_steps or tuple(
             max(1, round(target.steps * factor)) for factor in (0.25, 0.5, 1, 2)
         )
-        return experiments.privacy_parameters(target, steps, **rest)
+        return experiments.privacy_parameters(target, steps, simulations)
 
     return _run("privacy", words, PrivacyOptions, cells, "steps")
 
@@ -111,11 +113,13 @@ def data(words: Sequence[str]) -> int:
         given = options.predict_examples
         return 2 * target.examples if given is None else given
 
-    def cells(target: "Target", options: DataOptions, **rest: Any) -> list["Cell"]:
+    def cells(
+        target: "Target", options: DataOptions, simulations: "Simulations"
+    ) -> list["Cell"]:
         target.at_examples(wanted(target, options))  # refused now, not at the end
-        there = target.examples - rest["validation_examples"]
+        there = target.examples - simulations.validation_examples
         examples = options.try_examples or (there // 4, there // 2, there)
-        return experiments.data_quantity(target, examples, **rest)
+        return experiments.data_quantity(target, examples, simulations)
 
     def predict(
         target: "Target", options: DataOptions, rows: Sequence["Row"]
@@ -132,8 +136,10 @@ def ablation(words: Sequence[str]) -> int:
     from tanager.search import experiments
     from tanager.search.space import Space
 
-    def cells(target: "Target", options: AblationOptions, **rest: Any) -> list["Cell"]:
-        return experiments.ablation(target, Space.parse(options.vary), **rest)
+    def cells(
+        target: "Target", options: AblationOptions, simulations: "Simulations"
+    ) -> list["Cell"]:
+        return experiments.ablation(target, Space.parse(options.vary), simulations)
 
     return _run("ablation", words, AblationOptions, cells, None)
 
@@ -210,14 +216,13 @@ def _run(
     batch_size = options.simulation_batch_size or min(
         max(32, recipe.batch_size // 64), recipe.batch_size
     )
-    cells = make_cells(
-        target,
-        options,
-        factor=batch_size / recipe.batch_size,
-        folder=out,
-        repeats=options.repeats,
-        validation_examples=held_out(recipe, target),
+    simulations = experiments.Simulations(
+        out,
+        batch_size / recipe.batch_size,
+        held_out(recipe, target),
+        options.repeats,
     )
+    cells = make_cells(target, options, simulations)
     every = [job for cell in cells for job in cell.jobs]
     screen = Console(stderr=True, highlight=False)
     screen.print(

@@ -131,7 +131,7 @@ _SHAPES = {"geometric": 1.0, "logarithmic": 0.0, "poisson": math.inf}
 def _search_privately(name: str, recipe: Recipe, options: Options) -> int:
     from tanager.privacy.selection import Selection
     from tanager.search import jobs
-    from tanager.search.private import PrivateSettings, search_privately
+    from tanager.search.private import calibrate_selection, search_privately
     from tanager.search.space import Space
 
     if recipe.solve_for not in (None, "noise_multiplier"):
@@ -147,9 +147,7 @@ def _search_privately(name: str, recipe: Recipe, options: Options) -> int:
     dataset = jobs.load(recipe)
     selection = Selection(float(options.trials), _SHAPES[options.law])
     space = Space.parse(options.vary) if options.vary else Space.default(recipe)
-    settings = PrivateSettings.settle(
-        name, recipe, space, selection, len(dataset.train)
-    )
+    settings = calibrate_selection(name, recipe, space, selection, len(dataset.train))
     settings.check(dataset)
     console = Console(stderr=True, highlight=False)
     console.print(

@@ -16,11 +16,11 @@ def target_of(name: str, recipe: Recipe) -> "Target":
     It trains on all examples: the simulations alone hold some out.
     """
     from tanager.search import jobs
-    from tanager.search.simulation import Target
+    from tanager.search.simulation import plan_simulation
 
     examples = jobs.training_examples(recipe)
     recipe = dataclasses.replace(recipe, validation_examples=0)
-    return Target.settle(name, recipe, examples)
+    return plan_simulation(name, recipe, examples)
 
 
 def held_out(recipe: Recipe, target: "Target") -> int:

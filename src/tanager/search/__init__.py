@@ -3,8 +3,8 @@
 simulation      the target run, and cheap runs that train like it
 space           what may vary, by name, with the papers' grids
 jobs            runs in folders: killed at any moment, shared by any number of workers
-study           Optuna decides what to try; nothing is lost with a worker
-scaling_law     accuracy against batch size, and how sure the prediction is
+study           trials chosen by Optuna; a killed worker loses nothing
+scaling_law     accuracy against batch size, with an interval
 experiments     tables: privacy parameters, quantity of data, ablations
-private         a search with a guarantee of its own
+private         a search with its own privacy guarantee
 """

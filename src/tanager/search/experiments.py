@@ -1,7 +1,7 @@
 """Tables of simulations: privacy parameters, quantity of data, ablations.
 
-Each is a list of runs in folders (`tanager.search.jobs`), so any of them can be killed,
-gone on with and shared like a study, and a table made of what they came to.
+Each table is a list of runs in folders (`tanager.search.jobs`), so it can be killed,
+resumed and shared between workers like a study.
 
 References:
     Sander, Stock and Sablayrolles 2023, TAN Without a Burn, Table 3 (privacy
@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tanager import _validate as validate
-from tanager.recipes.recipe import Recipe
 from tanager.search.jobs import Job, Outcome
 from tanager.search.scaling_law import Prediction, ScalingLaw
 from tanager.search.simulation import Target
@@ -28,7 +27,7 @@ class Cell(NamedTuple):
     """One setting of a table, and its repeats.
 
     Attributes:
-        title: what is different here, by name.
+        title: what this setting varies, by name.
         target: the run that this setting stands for.
         jobs: its simulations, one for each repeat.
     """
@@ -39,19 +38,19 @@ class Cell(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What a cell came to.
+    """The result of a cell.
 
     Attributes:
         title: of the cell.
         batch_size: of the run that it stands for, B.
-        steps: S.
-        learning_rate: of both.
-        epsilon: of the run that it stands for, by PLD.
+        steps: of that run, S.
+        learning_rate: of that run and of its simulations.
+        epsilon: of that run, by PLD.
         delta: of that ε.
         simulated_batch_size: of the simulations.
         accuracy: mean over the repeats, in [0, 1].
         deviation: their standard deviation; None for a single one.
-        runs: each of them.
+        runs: the accuracy of each repeat.
     """
 
     title: Mapping[str, Any]
@@ -67,14 +66,14 @@ class Row(NamedTuple):
 
 
 class MoreData(NamedTuple):
-    """What more examples than there are would do.
+    """What a run on another number of examples is predicted to reach.
 
     Attributes:
-        examples: so many to train on, N.
-        epsilon: of the run on them, by PLD.
+        examples: how many it trains on, N.
+        epsilon: of that run, by PLD.
         delta: of that ε.
-        prediction: of the simulations' accuracy, by a line through those that were
-            made against log N; its `batch_size` is N.
+        prediction: of a simulation's accuracy, by a line through the table against
+            log N; its `batch_size` is N.
     """
 
     examples: int
@@ -83,94 +82,109 @@ class MoreData(NamedTuple):
     prediction: Prediction
 
 
+@dataclasses.dataclass(frozen=True)
+class Simulations:
+    """How the settings of a table are simulated.
+
+    Attributes:
+        folder: of the table.
+        factor: batch size of a simulation over that of the run it stands for, below 1.
+        validation_examples: training examples held out to compare the simulations.
+        repeats: simulations of each setting.
+
+    Raises:
+        ValueError: a field is out of range.
+    """
+
+    folder: Path
+    factor: float
+    validation_examples: int
+    repeats: int = 1
+
+    def __post_init__(self):
+        validate.whole(repeats=self.repeats, at_least=1)
+        validate.fraction(
+            factor=self.factor, remedy="a simulation is smaller than its target"
+        )
+
+    def cell(self, title: Mapping[str, Any], target: Target, **fields: Any) -> Cell:
+        """Return the cell of a setting; `fields` of its simulations' recipe change."""
+        batch_size = round(target.recipe.batch_size * self.factor)
+        fields = {"validation_examples": self.validation_examples, **fields}
+        recipe = target.simulated(batch_size, **fields)
+        name = "-".join(f"{key}={value}" for key, value in title.items())
+        runs = self.folder / "runs"
+        jobs = tuple(
+            Job(runs / f"{name}-{repeat}", recipe, target.name)
+            for repeat in range(self.repeats)
+        )
+        return Cell(title, target, jobs)
+
+
 def privacy_parameters(
-    target: Target,
-    steps: Sequence[int],
-    factor: float,
-    folder: Path,
-    *,
-    repeats: int = 1,
-    validation_examples: int,
+    target: Target, steps: Sequence[int], simulations: Simulations
 ) -> list[Cell]:
     """Vary S and B at constant η and σ (section 4.3, Table 3).
 
     Args:
-        target: the run to start from; it is a row of the table too.
+        target: the run to start from, which is a row of the table too.
         steps: numbers of steps S to try.
-        factor: B of a simulation over B of what it stands for, below 1.
-        folder: of the runs.
-        repeats: simulations of each.
-        validation_examples: held out to compare them.
+        simulations: how to simulate them.
 
     Raises:
-        ValueError: so few steps would need a batch larger than the data, or a
-            simulation expects less than one example.
+        ValueError: a number of steps is so small that its batch would be larger than
+            the data, or a simulation expects fewer than one example.
     """
-    every = sorted({*steps, target.steps})
-    cells = []
-    for count in every:
-        other = target if count == target.steps else target.at_steps(count)
-        batch_size = _scaled(other, factor)
-        recipe = other.simulated(batch_size, validation_examples=validation_examples)
-        cells.append(_cell({"steps": count}, other, recipe, folder, repeats))
-    return cells
+    return [
+        simulations.cell(
+            {"steps": count},
+            target if count == target.steps else target.at_steps(count),
+        )
+        for count in sorted({*steps, target.steps})
+    ]
 
 
 def data_quantity(
-    target: Target,
-    examples: Sequence[int],
-    factor: float,
-    folder: Path,
-    *,
-    repeats: int = 1,
-    validation_examples: int,
+    target: Target, examples: Sequence[int], simulations: Simulations
 ) -> list[Cell]:
     """Vary N at the same B, σ and S (section 4.4, Tables 5 and 6).
 
-    The gain in accuracy is simulated, on parts of the data that are there; what ε does
-    is computed.
+    The gain in accuracy is simulated on parts of the data; the change of ε is computed.
 
     Args:
         target: the run to start from.
         examples: numbers of training examples N to try.
-        factor: B of a simulation over the target's, below 1.
-        folder: of the runs.
-        repeats: simulations of each.
-        validation_examples: held out to compare them, the same for all.
+        simulations: how to simulate them.
 
     Raises:
-        ValueError: there are not so many examples, or a batch would be larger, or
-            there is but one number of them.
+        ValueError: there is only one number of examples, there are fewer examples than
+            that, or a batch would be larger than the data.
     """
     if len(set(examples)) < 2:
         validate.refuse(
             "try_examples", tuple(examples), "must be two numbers or more", "add one"
         )
-    cells = []
-    for count in sorted(set(examples)):
-        other = target.at_examples(count)
-        recipe = other.simulated(
-            _scaled(other, factor),
-            validation_examples=validation_examples,
-            train_examples=count,
+    return [
+        simulations.cell(
+            {"examples": count}, target.at_examples(count), train_examples=count
         )
-        cells.append(_cell({"examples": count}, other, recipe, folder, repeats))
-    return cells
+        for count in sorted(set(examples))
+    ]
 
 
 def more_data(
     target: Target, rows: Sequence[Row], examples: int, confidence: float = 0.95
 ) -> MoreData:
-    """Predict what more data would do (Tables 5 and 6).
+    """Predict the effect of more data (Tables 5 and 6).
 
     Args:
-        target: the run on the data that are there.
+        target: the run on the data at hand.
         rows: the table of `data_quantity`.
-        examples: how many there would be.
+        examples: the number of examples to predict for.
         confidence: of the interval.
 
     Raises:
-        ValueError: a batch would be larger than so many examples.
+        ValueError: a batch would be larger than the data.
     """
     other = target.at_examples(examples)
     runs = [(row.title["examples"], each) for row in rows for each in row.runs]
@@ -178,47 +192,34 @@ def more_data(
     return MoreData(examples, other.epsilon, other.delta, predicted)
 
 
-def ablation(
-    target: Target,
-    space: Space,
-    factor: float,
-    folder: Path,
-    *,
-    repeats: int = 3,
-    validation_examples: int,
-) -> list[Cell]:
-    """Every combination of some values (Figure 5).
+def ablation(target: Target, space: Space, simulations: Simulations) -> list[Cell]:
+    """Try every combination of some values (Figure 5).
 
     Args:
         target: the run to start from.
-        space: names with their values; ranges have none to combine.
-        factor: B of a simulation over the target's, below 1.
-        folder: of the runs.
-        repeats: simulations of each.
-        validation_examples: held out to compare them.
+        space: names with their values; ranges are refused.
+        simulations: how to simulate the combinations.
 
     Raises:
         ValueError: a range is given, or a combination makes no recipe.
     """
-    names, grids = [], []
+    grids = []
     for name, values in space.values.items():
         if isinstance(values, Between):
             validate.refuse("vary", name, "must have values, not a range", "list them")
-        names.append(name)
         grids.append(values.values)
     cells = []
     for chosen in itertools.product(*grids):
-        title = dict(zip(names, chosen, strict=True))
-        other = dataclasses.replace(target, recipe=space.recipe(target.recipe, title))
-        recipe = other.simulated(
-            _scaled(other, factor), validation_examples=validation_examples
+        title = dict(zip(space.values, chosen, strict=True))
+        recipe = space.recipe(target.recipe, title)
+        cells.append(
+            simulations.cell(title, dataclasses.replace(target, recipe=recipe))
         )
-        cells.append(_cell(title, other, recipe, folder, repeats))
     return cells
 
 
 def table(cells: Sequence[Cell], outcomes: Mapping[Path, Outcome]) -> list[Row]:
-    """Return what each cell came to.
+    """Return the result of each cell.
 
     Args:
         cells: of an experiment.
@@ -243,27 +244,3 @@ def table(cells: Sequence[Cell], outcomes: Mapping[Path, Outcome]) -> list[Row]:
             )
         )
     return rows
-
-
-def _scaled(target: Target, factor: float) -> int:
-    validate.fraction(factor=factor, remedy="a simulation is smaller than its target")
-    return round(target.recipe.batch_size * factor)
-
-
-def _cell(
-    title: Mapping[str, Any],
-    target: Target,
-    recipe: Recipe,
-    folder: Path,
-    repeats: int,
-) -> Cell:
-    validate.whole(repeats=repeats, at_least=1)
-    name = "-".join(f"{key}={value}" for key, value in title.items())
-    return Cell(
-        title,
-        target,
-        tuple(
-            Job(folder / "runs" / f"{name}-{repeat}", recipe, target.name)
-            for repeat in range(repeats)
-        ),
-    )

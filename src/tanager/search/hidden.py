@@ -1,7 +1,7 @@
 """Hide what the runs of a private search print and leave behind.
 
-How many runs there are is secret. Lines on a terminal, programs in a cache, and the
-times of files can be counted or compared, so all of them go into `private/`.
+The number of runs is secret. Lines on a terminal and programs in a cache can be
+counted, so all of them go into `private/`; times of files outside are made equal.
 """
 
 import contextlib

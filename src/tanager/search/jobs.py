@@ -1,8 +1,8 @@
-"""Runs as jobs: each in a folder of its own, done once, by whoever comes first.
+"""Runs as jobs: each in a folder of its own, done once, by the first free worker.
 
 Any number of processes, on any machines that share the folder, can work through the
-same list of jobs. A job belongs to the process that holds its lock, which the operating
-system takes back when that process dies; whoever comes next goes on where it was.
+same list of jobs. A job belongs to the process that holds its lock. The operating
+system takes the lock back when that process dies, and the next worker resumes the run.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from tanager.recipes.recipe import Recipe
 
 
 Watch = Callable[[Mapping[str, Any]], None]
-"""Told of each evaluation: the line of metrics.jsonl."""
+"""Called at each evaluation with its line of metrics.jsonl."""
 
 POLL_SECONDS = 1.0
 _OUTCOME = {
@@ -38,17 +38,23 @@ _OUTCOME = {
     "seconds": float,
     "diverged": Maybe(bool),
 }
-_REMEDY = "delete the folder of that run, and it is made again"
-_KEPT = ("config.json", "ledger.jsonl", "metrics.jsonl", "result.json", "outcome.json")
+_REMEDY = "delete the folder of that run, and it is run again"
+_RECORDS = (
+    "config.json",
+    "ledger.jsonl",
+    "metrics.jsonl",
+    "result.json",
+    "outcome.json",
+)
 
 
 class Job(NamedTuple):
-    """One run to be made.
+    """One run to make.
 
     Attributes:
-        folder: where it is made.
-        recipe: what it is; its folder, and a physical batch that the devices can share
-            evenly, are settled when it is made.
+        folder: of the run.
+        recipe: of the run; its `out` and its physical batch, which the devices share
+            evenly, are set when it starts.
         name: of the recipe.
     """
 
@@ -58,16 +64,15 @@ class Job(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a run came to.
+    """The result of a run.
 
     Attributes:
-        accuracy: of the average of parameters on the held-out examples; 0 where the
-            parameters stopped being finite.
+        accuracy: of the parameter average on the held-out examples; 0 if it diverged.
         accuracy_last: of the last parameters.
-        epsilon: what it spent: for a simulation, huge.
-        flops: of its matrix products and convolutions, expected.
-        seconds: training took, compilation included.
-        diverged: whether the parameters stopped being finite.
+        epsilon: what it spent; for a simulation, huge.
+        flops: expected, of its matrix products and convolutions.
+        seconds: of training, with compilation.
+        diverged: whether parameters became infinite or NaN.
     """
 
     accuracy: float
@@ -79,7 +84,7 @@ class Outcome(NamedTuple):
 
 
 def outcome(folder: Path) -> Outcome | None:
-    """Return what the run of a folder came to; None while it is not complete."""
+    """Return the result of the run in a folder; None while it is not complete."""
     path = folder / "outcome.json"
     if not path.exists():
         return None
@@ -105,14 +110,14 @@ def claimed(path: Path) -> Iterator[bool]:
 
 
 def make(job: Job, watch: Watch | None = None) -> Outcome:
-    """Make a run, or what is left of it, and keep what it came to.
+    """Start or resume a run, and write its result.
 
-    Its model and checkpoints are deleted then: a simulation protects nobody, and nobody
-    is to hand it on by mistake.
+    Its model and checkpoints are deleted at the end: a simulation has no privacy
+    guarantee, so its model must not be released by mistake.
 
     Args:
-        job: whose lock this process holds.
-        watch: told of each evaluation; what it raises ends the run.
+        job: the run; this process holds its lock.
+        watch: called at each evaluation; an exception it raises ends the run.
 
     Raises:
         ValueError: the recipe cannot be run.
@@ -127,8 +132,8 @@ def make(job: Job, watch: Watch | None = None) -> Outcome:
         job.recipe, out=str(job.folder), physical_batch_size=rows
     )
     with warnings.catch_warnings():
-        # That a simulation protects nobody was said at the beginning.
-        warnings.filterwarnings("ignore", message="ε = .* protects next to nothing")
+        # The search has already said that simulations have no privacy guarantee.
+        warnings.filterwarnings("ignore", message="ε = .* protects")
         prepared = runner.prepare(job.name, recipe, dataset=load(recipe))
     expected = flops(recipe, prepared.budget.mechanism.steps)
     started = time.monotonic()
@@ -152,15 +157,14 @@ def make(job: Job, watch: Watch | None = None) -> Outcome:
 
 
 def keep(folder: Path, found: Outcome) -> None:
-    """Write what a run came to, and delete what is not needed any more."""
+    """Write the result of a run, and delete what is no longer needed."""
     write_json(folder / "outcome.json", found._asdict())
     for path in folder.iterdir():
-        if path.name in _KEPT or path.suffix in (".lock", ".json"):
+        if path.name in _RECORDS or path.suffix in (".lock", ".json"):
             continue
         if path.name == "private":
-            # The norms and losses of a simulation are what one wants to look at.
-            for secret in path.glob("seed.json"):
-                secret.unlink()
+            # Norms and losses of a simulation are useful; its seed is not.
+            (path / "seed.json").unlink(missing_ok=True)
         elif path.is_dir():
             shutil.rmtree(path)
         else:
@@ -172,15 +176,15 @@ def work(
     report: Callable[[Job, Outcome], None] = lambda job, outcome: None,
     watch: Callable[[Job, Mapping[str, Any]], None] = lambda job, line: None,
 ) -> list[Outcome]:
-    """Make all runs of a list, together with whoever else works on it.
+    """Make all runs of a list, together with other workers.
 
     Args:
         jobs: in the order in which they are made.
-        report: told of each run that this process finished.
-        watch: told of each evaluation: the run, and its line of metrics.jsonl.
+        report: called with each run that this process finished.
+        watch: called at each evaluation with the run and its line of metrics.jsonl.
 
     Returns:
-        What each came to, in the order of `jobs`.
+        The result of each, in the order of `jobs`.
     """
     while True:
         found: list[Outcome | None] = []
@@ -199,7 +203,7 @@ def work(
 
 
 def parameters(job: Job) -> int:
-    """Return how many parameters a run trains; it has begun."""
+    """Return how many parameters a run that has begun trains."""
     config = read_record(job.folder / "config.json", {"parameters": int}, _REMEDY)
     return config["parameters"]
 
@@ -213,7 +217,7 @@ def flops_of(recipe: Recipe, dataset: Dataset) -> float:
     """Return the expected operations of one step, from shapes alone.
 
     Raises:
-        ValueError: there is no such model, or not for such images.
+        ValueError: the model is unknown, or does not fit the images.
     """
     shape = tasks.seen_shape(recipe, dataset)
     return cost.estimate(recipe, 1, len(dataset.classes), shape).flops
@@ -221,10 +225,10 @@ def flops_of(recipe: Recipe, dataset: Dataset) -> float:
 
 @contextlib.contextmanager
 def compiled_once() -> Iterator[None]:
-    """Keep compiled programs on the disk for the time of the block.
+    """Cache compiled programs on the disk during the block.
 
-    The runs of a study differ in numbers that only the small program of the update
-    contains; the large one, of the gradients, is the same and is compiled once.
+    The runs of a study differ only in numbers of the small update program; the large
+    gradient program is the same and is compiled once.
     """
     if getattr(jax.config, "jax_compilation_cache_dir", None) is not None:
         yield
@@ -238,9 +242,9 @@ def compiled_once() -> Iterator[None]:
 
 
 def training_examples(recipe: Recipe) -> int:
-    """Return how many examples a recipe trains on where it holds none out.
+    """Return how many examples a recipe trains on if it holds none out.
 
-    No test example is read to find out.
+    No test example is read.
     """
     if recipe.train_examples is not None:
         return recipe.train_examples
@@ -262,7 +266,7 @@ _loaded: dict[tuple[Any, ...], Dataset] = {}
 
 
 def load(recipe: Recipe) -> Dataset:
-    """Load the data, once for all runs in a row that use the same."""
+    """Load the data of a recipe; runs in a row with the same data share it."""
     key = tuple(getattr(recipe, name) for name in _OF_DATA)
     if key not in _loaded:
         _loaded.clear()

@@ -1,15 +1,16 @@
 """A search that is private throughout: the best of a secret number of private runs.
 
-    study.json          what is searched, and the law of the number of runs
-    model.safetensors   of the best run; model-ema.safetensors its average
+    study.json          what is searched, and the distribution of the number of runs
+    model.safetensors   of the best run; model-ema.safetensors its parameter average
     result.json, report.html, config.json: the guarantee of the whole search
     private/            mode 0700: the secret, all runs, their exact scores
 
-Hyper-parameters are drawn evenly, without looking at earlier runs. The runs train at
-the target's own batch size. Their scores are numbers of held-out examples, with noise
-that hides each of these as well as a run hides a training example. No run is left out
-of the comparison for how it went: what diverged has no example right. Which examples
-are held out counts as public; neighbours differ by one example on either side.
+Hyper-parameters are drawn uniformly, without looking at earlier runs. The runs train at
+the recipe's own batch size. A score is the number of held-out examples that a run
+classifies correctly, plus noise: it hides a held-out example as well as a run hides a
+training example. All runs are compared; a diverged one has a score of 0 plus noise.
+Which examples are held out is public; neighbours differ by one training or one held-out
+example.
 
 References:
     Papernot and Steinke 2022, arXiv:2110.03620; see `tanager.privacy.selection`.
@@ -49,7 +50,7 @@ from tanager.training.run_folder import RunFolder
 
 _ANOTHER = "search into another folder"
 _SCORE_GRID = 2.0**-10
-"""Scores are whole numbers of this."""
+"""Scores are multiples of this."""
 _FOUND = {"values": Each(object), "noisy_accuracy": float}
 _RELEASED = {"epsilon": float, "delta": float, "search": Maybe(_FOUND)}
 
@@ -59,8 +60,8 @@ class Winner(NamedTuple):
 
     Attributes:
         values: the choices of the best run.
-        noisy_accuracy: its score over the number of held-out examples: with noise, so
-            that it can lie outside [0, 1].
+        noisy_accuracy: its score over the number of held-out examples; with its noise
+            it can be below 0 or above 1.
         epsilon: of the whole search.
         delta: of that ε.
     """
@@ -73,16 +74,16 @@ class Winner(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PrivateSettings:
-    """What a private search searches.
+    """What a private search searches; `calibrate_selection` makes one.
 
     Attributes:
         name: of the recipe.
-        recipe: of each run but for what varies; its noise multiplier is calibrated.
+        recipe: of each run, with the calibrated noise multiplier.
         space: what varies.
         search: what a run and the whole search spend.
-        epsilon: of the whole search, at most.
+        epsilon: of the whole search.
         delta: of that ε.
-        examples: trained on.
+        examples: how many each run trains on.
     """
 
     name: str
@@ -92,71 +93,6 @@ class PrivateSettings:
     epsilon: float
     delta: float
     examples: int
-
-    @classmethod
-    def settle(
-        cls,
-        name: str,
-        recipe: Recipe,
-        space: Space,
-        selection: Selection,
-        examples: int,
-    ) -> "PrivateSettings":
-        """Calibrate the noise of each run so that the whole search keeps within ε.
-
-        Args:
-            name: of the recipe.
-            recipe: with ε, steps and batch size; δ defaults as for a run, and its noise
-                multiplier gives way.
-            space: what varies.
-            selection: the law of the number of runs.
-            examples: how many there are to train on, without those held out.
-
-        Raises:
-            ValueError: ε or the steps are missing, nothing is held out, or no noise is
-                enough.
-        """
-        if recipe.epsilon is None or recipe.steps is None or recipe.non_private:
-            validate.refuse(
-                "epsilon",
-                recipe.epsilon,
-                "and steps must be given: the noise multiplier is calibrated",
-                "the budget is that of the whole search",
-            )
-        validate.whole(validation_examples=recipe.validation_examples, at_least=1)
-        if recipe.adjacency == Adjacency.REPLACE_ONE:
-            validate.refuse(
-                "adjacency",
-                recipe.adjacency,
-                "has no bound for searches",
-                f"use {Adjacency.ZERO_OUT}",
-            )
-        if recipe.seed is not None:
-            validate.refuse(
-                "seed", recipe.seed, "makes a search NOT private", "leave it out"
-            )
-        if recipe.epsilon >= LARGE_EPSILON:
-            warnings.warn(
-                f"ε = {upper(recipe.epsilon)} protects next to nothing", stacklevel=2
-            )
-        delta = recipe.delta or default_delta(examples)
-        search = PrivateSearch.calibrate(
-            selection,
-            epsilon=recipe.epsilon,
-            delta=delta,
-            sample_rate=min(1.0, recipe.batch_size / examples),
-            steps=recipe.steps,
-        )
-        recipe = dataclasses.replace(
-            recipe,
-            epsilon=None,
-            solve_for=None,
-            delta=delta,
-            noise_multiplier=search.run.noise_multiplier,
-            # Accuracies on held-out examples are private: one at the end is enough.
-            evaluate_every=recipe.steps,
-        )
-        return cls(name, recipe, space, search, search.epsilon(delta), delta, examples)
 
     def check(self, dataset: Dataset) -> None:
         """Refuse choices that make no run; see `check_choices`."""
@@ -176,24 +112,85 @@ class PrivateSettings:
         }
 
 
+def calibrate_selection(
+    name: str, recipe: Recipe, space: Space, selection: Selection, examples: int
+) -> PrivateSettings:
+    """Choose the noise of each run so that the whole search spends at most ε.
+
+    Args:
+        name: of the recipe.
+        recipe: with ε of the whole search, steps and batch size; δ defaults as for a
+            run. Its noise multiplier is replaced.
+        space: what varies.
+        selection: distribution of the number of runs.
+        examples: how many each run trains on, without those held out.
+
+    Raises:
+        ValueError: ε or the steps are missing, no examples are held out, or no noise
+            multiplier meets ε.
+    """
+    if recipe.epsilon is None or recipe.steps is None or recipe.non_private:
+        validate.refuse(
+            "epsilon",
+            recipe.epsilon,
+            "and steps must be given: the noise multiplier is calibrated",
+            "epsilon is that of the whole search",
+        )
+    validate.whole(validation_examples=recipe.validation_examples, at_least=1)
+    if recipe.adjacency == Adjacency.REPLACE_ONE:
+        validate.refuse(
+            "adjacency",
+            recipe.adjacency,
+            "has no bound for searches",
+            f"use {Adjacency.ZERO_OUT}",
+        )
+    if recipe.seed is not None:
+        validate.refuse(
+            "seed", recipe.seed, "makes a search NOT private", "leave it out"
+        )
+    if recipe.epsilon >= LARGE_EPSILON:
+        warnings.warn(
+            f"ε = {upper(recipe.epsilon)} protects almost nothing", stacklevel=2
+        )
+    delta = recipe.delta or default_delta(examples)
+    search = PrivateSearch.calibrate(
+        selection,
+        epsilon=recipe.epsilon,
+        delta=delta,
+        sample_rate=min(1.0, recipe.batch_size / examples),
+        steps=recipe.steps,
+    )
+    recipe = dataclasses.replace(
+        recipe,
+        epsilon=None,
+        solve_for=None,
+        delta=delta,
+        noise_multiplier=search.run.noise_multiplier,
+        # Accuracies on held-out examples are private: one at the end is enough.
+        evaluate_every=recipe.steps,
+    )
+    epsilon = search.epsilon(delta)
+    return PrivateSettings(name, recipe, space, search, epsilon, delta, examples)
+
+
 def search_privately(folder: str | os.PathLike, settings: PrivateSettings) -> Winner:
-    """Make all runs of a private search, and release the best.
+    """Run a private search, and release the best of its runs.
 
     The same call resumes a search that was killed: the secret fixes the number of runs,
-    their choices and their noise at the beginning. Whoever looks into `private/` and
-    stops when it is good enough has no guarantee.
+    their choices and their noise from the beginning. There is no guarantee if you look
+    into `private/` and stop when a run is good enough.
 
-    The number of runs is secret, so nothing is printed while they are made, and all
-    files outside `private/` get the time at which the search began. How long the call
-    takes still tells the number to whoever watches it.
+    The number of runs is secret. So nothing is printed during the runs, and all files
+    outside `private/` get the time at which the search began. Anyone who watches how
+    long the call takes can still guess the number.
 
     Args:
         folder: of the search.
         settings: what to search.
 
     Raises:
-        ValueError: the folder holds another search or a run, or the number drawn was 0,
-            which the Poisson law allows: nothing is released then.
+        ValueError: the folder holds another search or a run; or the number of runs is
+            0, which poisson allows, and nothing is released.
         KeyboardInterrupt: after a checkpoint was written.
     """
     run_folder = _begin(Path(folder), as_json(settings.to_json()))
@@ -213,7 +210,8 @@ def _search(run_folder: RunFolder, settings: PrivateSettings) -> None:
     held_out = settings.recipe.validation_examples
     best: tuple[float, int, dict[str, Any]] | None = None
     for number in range(settings.search.selection.draw(seed)):
-        values = settings.space.draw(seed.generator("choices", number))
+        random = seed.generator("choices", number)
+        values = settings.space.draw(random, settings.recipe)
         recipe = settings.space.recipe(settings.recipe, values)
         with hidden(run_folder.private):
             right = _right(runs / f"{number:04d}", recipe, settings)
@@ -223,7 +221,7 @@ def _search(run_folder: RunFolder, settings: PrivateSettings) -> None:
     if best is None:
         raise ValueError(
             "the number of runs that was drawn is 0, so nothing is released; another "
-            "search spends another budget: geometric laws make at least one run"
+            "search spends another budget: geometric makes at least one run"
         )
     score, number, values = best
     best_run = runs / f"{number:04d}"
@@ -231,14 +229,14 @@ def _search(run_folder: RunFolder, settings: PrivateSettings) -> None:
 
 
 def noisy_count(right: int, search: PrivateSearch, seed: Seed, number: int) -> float:
-    """Return how many held-out examples a run has right, with noise.
+    """Add noise to the number of held-out examples that a run classifies correctly.
 
-    On a grid, as sums of gradients are: which values are possible does not depend on
-    the count.
+    The result is on a grid, as sums of gradients are, so that the set of possible
+    values does not depend on the count.
 
     Args:
         right: the count. Private.
-        search: how much noise.
+        search: says how much noise.
         seed: of the search.
         number: of the run.
     """
@@ -252,12 +250,12 @@ def noisy_count(right: int, search: PrivateSearch, seed: Seed, number: int) -> f
 
 
 def _begin(folder: Path, content: dict[str, Any]) -> RunFolder:
-    """Make the search's folder, or check that it is this search's."""
+    """Create the folder of a search, or check that it holds this search."""
     path = folder / "study.json"
     begun = path.exists()
     if begun and read_json(path, _ANOTHER) != content:
         validate.refuse(
-            "out", str(folder), "holds a search of other settings", "choose another"
+            "out", str(folder), "holds a search with other settings", _ANOTHER
         )
     others = ["ledger.jsonl"]
     if not begun:
@@ -265,7 +263,7 @@ def _begin(folder: Path, content: dict[str, Any]) -> RunFolder:
     for name in others:
         if _is_there(folder / name):
             validate.refuse(
-                "out", str(folder), f"holds {name}, which no search wrote", _ANOTHER
+                "out", str(folder), f"holds {name}, which is not of a search", _ANOTHER
             )
     run_folder = RunFolder(folder, of_search=True)
     if not begun:
@@ -274,12 +272,12 @@ def _begin(folder: Path, content: dict[str, Any]) -> RunFolder:
 
 
 def _is_there(path: Path) -> bool:
-    # An empty folder is what a search leaves that was killed as it began.
+    # A search that is killed as it begins leaves empty folders.
     return any(path.iterdir()) if path.is_dir() else path.exists()
 
 
 def _right(folder: Path, recipe: Recipe, settings: PrivateSettings) -> float:
-    """Return the share of held-out examples that a run has right. Private."""
+    """Return the accuracy of a run on the held-out examples. Private."""
     result = folder / "result.json"
     diverged = folder / "diverged"
     if not result.exists() and not diverged.exists():
@@ -289,7 +287,7 @@ def _right(folder: Path, recipe: Recipe, settings: PrivateSettings) -> float:
         if spent != settings.search.run:
             raise ValueError(
                 f"a run would spend {spent} where the search accounts for "
-                f"{settings.search.run}: the data are not those it was settled on"
+                f"{settings.search.run}: the data differ from those it was planned for"
             )
         try:
             runner.run(prepared, progress=False, links={"private_search": True})
@@ -297,14 +295,14 @@ def _right(folder: Path, recipe: Recipe, settings: PrivateSettings) -> float:
             diverged.touch()
         except (ValueError, OSError) as error:
             kind = ValueError if isinstance(error, ValueError) else OSError
-            # The name of the folder tells how many runs came before.
+            # The name of the folder says how many runs came before.
             raise kind(str(error).replace(str(folder), str(folder.parent))) from None
     if diverged.exists():
         return 0.0
     return read_record(result, {"test_accuracy_ema": float})["test_accuracy_ema"]
 
 
-# Of a run's result, what neither the held-out examples nor a clock tells.
+# The part of a run's result that depends neither on held-out examples nor on a clock.
 _PUBLIC = ("adjacency", "steps", "batch_size", "sample_rate", "clip_norm")
 _PUBLIC += ("noise_multiplier", "examples", "unreadable", "eta", "eta_step")
 _PUBLIC += ("total_noise", "versions")
@@ -317,15 +315,15 @@ def _release(
     values: dict[str, Any],
     noisy_accuracy: float,
 ) -> None:
-    """Copy what may be released of the best run, under the guarantee of the search."""
+    """Copy the public part of the best run, under the guarantee of the search."""
     if (best / "diverged").exists():
         raise ValueError(
-            "the best run diverged, so nothing is released: its budget is spent; "
+            "the best run diverged, so nothing is released; the budget is spent: "
             "search lower learning rates"
         )
     selection = settings.search.selection
-    kept = read_record(best / "result.json", dict.fromkeys(_PUBLIC, object))
-    result = {name: kept[name] for name in _PUBLIC} | {
+    of_run = read_record(best / "result.json", dict.fromkeys(_PUBLIC, object))
+    result = {name: of_run[name] for name in _PUBLIC} | {
         "private": True,
         "epsilon": settings.epsilon,
         "delta": settings.delta,
@@ -344,7 +342,7 @@ def _release(
     for name in ("model.safetensors", "model-ema.safetensors"):
         save_file(read_tensors(best / name), folder.path / name, metadata)
     config = read_record(best / "config.json", {"recipe": Each(object)})
-    config["recipe"]["out"] = None  # It tells how many runs came before.
+    config["recipe"]["out"] = None  # It says how many runs came before.
     config.pop("private_search", None)
     write_json(folder.config, config)
     write_json(folder.result, result)
@@ -358,7 +356,7 @@ def _released(folder: RunFolder) -> Winner:
         validate.refuse(
             "out",
             str(folder.path),
-            "holds result.json, which no search wrote",
+            "holds result.json, which is not of a search",
             _ANOTHER,
         )
     return Winner(

@@ -1,8 +1,8 @@
 """The scaling law of TAN: accuracy against batch size, at constant η_step and steps.
 
-At constant signal-to-noise ratio of a step and constant number of steps, accuracy is
-nearly linear in the logarithm of the batch size. A few cheap runs at small batches then
-tell what the expensive one will reach, and how sure that is.
+At a constant signal-to-noise ratio of a step and a constant number of steps, accuracy
+is nearly linear in the logarithm of the batch size. So a few cheap runs at small batch
+sizes predict what the expensive run reaches, with an interval.
 
 References:
     Sander, Stock and Sablayrolles 2023, TAN Without a Burn, section 3.4, figures 1 and
@@ -21,14 +21,13 @@ from tanager import _validate as validate
 
 
 FEWEST_BATCH_SIZES = 3
-"""Batch sizes below which nothing tells whether the law is a line."""
-CURVED = 0.05
-"""False-alarm rate of the test for curvature."""
+"""With fewer batch sizes the law may be curved and nothing shows it."""
+SIGNIFICANT = 0.05
+"""False-alarm rate of the tests for curvature and for a rise."""
 SAMPLED = 0.05
-"""Share of sampling in the variance of an update from which accuracy may rise with B
-for want of it."""
+"""Share of sampling in the variance of an update above which a rise may end."""
 FAR = 256.0
-"""Extrapolation, as a factor of batch size, beyond what the paper shows to hold."""
+"""The largest factor of extrapolation in batch size; the paper shows no larger."""
 
 
 class Run(NamedTuple):
@@ -44,15 +43,15 @@ class Run(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """What one more run is predicted to reach.
+    """The predicted accuracy of one more run.
 
     Attributes:
         batch_size: of that run.
-        accuracy: the most likely one, in [0, 1].
-        low: where the interval begins, in [0, 1].
-        high: where it ends.
-        confidence: how often such an interval holds the outcome of one run, if the law
-            is a line and runs vary normally about it.
+        accuracy: the point on the line, in [0, 1].
+        low: lower end of the interval, in [0, 1].
+        high: upper end.
+        confidence: how often such an interval contains the accuracy of one run, if the
+            law is a line and runs are normally distributed about it.
     """
 
     batch_size: float
@@ -69,10 +68,10 @@ class ScalingLaw:
     Attributes:
         runs: what it was fitted to.
         slope: change of accuracy for each doubling of the batch.
-        mean_log2: of the batch sizes; `mean` is the accuracy there.
+        mean_log2: mean of log2 B; the line passes through `mean` there.
         mean: of the accuracies.
         deviation: standard deviation of a run about the line, with n − 2 degrees of
-            freedom; None where two runs leave nothing to estimate it from.
+            freedom; None for two runs.
         spread: sum of squared distances of log2 B from its mean.
     """
 
@@ -88,8 +87,8 @@ class ScalingLaw:
         """Fit the law.
 
         Args:
-            runs: at two batch sizes or more; several at one batch size are repeats,
-                and tell how much runs vary.
+            runs: at two batch sizes or more. Repeats at one batch size show how much
+                runs vary.
 
         Raises:
             ValueError: fewer than two different batch sizes, or a number is out of
@@ -117,48 +116,43 @@ class ScalingLaw:
         return cls(runs, slope, float(x.mean()), float(y.mean()), deviation, spread)
 
     def at(self, batch_size: float) -> float:
-        """Return the height of the line, which may lie outside [0, 1]."""
+        """Return the accuracy on the line; it can be below 0 or above 1."""
         return self.mean + self.slope * (math.log2(batch_size) - self.mean_log2)
 
     def predict(self, batch_size: float, confidence: float = 0.95) -> Prediction:
         """Predict the accuracy of one run at a batch size.
 
-        The interval is that of one more run, from Student's t: it has the uncertainty
-        of the line and the variation of a run. It is [0, 1] where there is nothing to
-        estimate them from.
+        The interval is that of one more run, by Student's t: it includes the
+        uncertainty of the line and the variation of a run. For two runs it is [0, 1].
 
         Raises:
             ValueError: a number is out of range.
         """
         validate.positive(batch_size=batch_size)
         validate.probability(confidence=confidence)
-        middle = self.at(batch_size)
-        half = self._half(batch_size, confidence, 1.0)
-        return Prediction(
-            batch_size,
-            _share(middle),
-            _share(middle - half),
-            _share(middle + half),
-            confidence,
-        )
+        low, high = self._interval(batch_size, confidence, 1.0)
+        accuracy = _share(self.at(batch_size))
+        return Prediction(batch_size, accuracy, low, high, confidence)
 
     def band(self, batch_size: float, confidence: float = 0.95) -> tuple[float, float]:
         """Return the confidence band of the line itself, without a run's variation."""
-        middle = self.at(batch_size)
-        half = self._half(batch_size, confidence, 0.0)
+        return self._interval(batch_size, confidence, 0.0)
+
+    def _interval(
+        self, batch_size: float, confidence: float, own: float
+    ) -> tuple[float, float]:
+        if self.deviation is None:
+            return 0.0, 1.0
+        middle, count = self.at(batch_size), len(self.runs)
+        away = (math.log2(batch_size) - self.mean_log2) ** 2 / self.spread
+        half = self.deviation * math.sqrt(own + 1 / count + away)
+        half *= float(stats.t.ppf((1 + confidence) / 2, count - 2))
         return _share(middle - half), _share(middle + half)
 
-    def _half(self, batch_size: float, confidence: float, own: float) -> float:
-        if self.deviation is None:
-            return math.inf
-        away = (math.log2(batch_size) - self.mean_log2) ** 2 / self.spread
-        width = self.deviation * math.sqrt(own + 1 / len(self.runs) + away)
-        return width * float(stats.t.ppf((1 + confidence) / 2, len(self.runs) - 2))
-
     def curvature(self) -> float | None:
-        """Return the p-value of a parabola in place of the line (an F test).
+        """Return the p-value of a line against a parabola (an F test).
 
-        None where there are fewer than three batch sizes, or no run to spare.
+        None with fewer than three batch sizes or fewer than four runs.
         """
         x, y = _columns(self.runs)
         freedom = len(x) - 3
@@ -169,14 +163,14 @@ class ScalingLaw:
         left = y - terms @ np.linalg.lstsq(terms, y, rcond=None)[0]
         straight = self.deviation**2 * (len(x) - 2)
         curved = float(np.sum(left**2))
-        if curved <= 1e-24 * len(x):  # exactly a parabola, as in no real run
+        if curved <= 1e-24 * len(x):  # exactly a parabola; real runs are not
             return 1.0 if straight <= 1e-24 * len(x) else 0.0
         return float(stats.f.sf((straight - curved) / (curved / freedom), 1, freedom))
 
     def rises(self) -> float | None:
-        """Return the p-value of a slope of 0 or below (one-sided, Student's t).
+        """Return the p-value of a slope of at most 0 (one-sided, Student's t).
 
-        None where there is nothing to estimate it from.
+        None for two runs, or if all runs are exactly on the line.
         """
         if not self.deviation:
             return None
@@ -186,15 +180,15 @@ class ScalingLaw:
     def without_sampling(
         self, batch_size: float, noise_multiplier: float, parameters: int
     ) -> float:
-        """Predict accuracy as if it changed with the noise of sampling alone.
+        """Predict the accuracy if it depends on the noise of sampling alone.
 
-        A line against log2(1 + `sampling_share`), which ends where the batch is large
-        enough, in place of one against log2 B, which never does.
+        By a line against log2(1 + `sampling_share`), which levels off as B grows, and
+        not against log2 B, which does not.
 
         Args:
-            batch_size: B that is predicted.
-            noise_multiplier: σ of the run that is predicted, at that B.
-            parameters: d, how many parameters are trained.
+            batch_size: B of the predicted run.
+            noise_multiplier: σ of the predicted run.
+            parameters: d, the number of trained parameters.
         """
         scale = noise_multiplier / batch_size
 
@@ -213,59 +207,65 @@ class ScalingLaw:
         noise_multiplier: float | None = None,
         parameters: int | None = None,
     ) -> tuple[str, ...]:
-        """Say why a prediction at a batch size should not be trusted; nothing is good.
+        """Return the reasons not to trust a prediction; an empty tuple is good.
 
         Args:
-            batch_size: B that is predicted.
-            noise_multiplier: σ of the run that is predicted, at that B.
-            parameters: d, how many parameters are trained.
+            batch_size: B of the predicted run.
+            noise_multiplier: σ of the predicted run.
+            parameters: d, the number of trained parameters.
         """
         doubts = []
         sizes = sorted({run.batch_size for run in self.runs})
         if len(sizes) < FEWEST_BATCH_SIZES:
             doubts.append(
-                f"only {len(sizes)} batch sizes: nothing tells whether the law is a "
-                f"line; simulate at {FEWEST_BATCH_SIZES} or more"
+                f"only {len(sizes)} batch sizes: the law may be curved; simulate at "
+                f"{FEWEST_BATCH_SIZES} or more"
             )
         if self.deviation is None or len(self.runs) == len(sizes):
             doubts.append(
-                "no batch size was repeated: how much runs vary is known from their "
-                "distance to the line alone; give --repeats 2 or more"
+                "no batch size was repeated: the variation of runs is estimated from "
+                "their distance to the line alone; give --repeats 2 or more"
             )
         curved = self.curvature()
-        if curved is not None and curved < CURVED:
+        if curved is not None and curved < SIGNIFICANT:
             doubts.append(
-                f"the runs lie on a curve (p = {curved:.2g}), and a line is extended; "
+                f"the runs are on a curve (p = {curved:.2g}), and a line is extended; "
                 "simulate at larger batches"
             )
         if batch_size > FAR * sizes[-1]:
             doubts.append(
                 f"{batch_size:g} is {batch_size / sizes[-1]:.0f} times the largest "
-                "simulated batch, further than the law is known to hold"
+                f"simulated batch; the law is known to hold up to {FAR:g} times"
             )
         if noise_multiplier is not None and parameters is not None:
-            doubts += _too_little_noise(
-                sizes[0], batch_size, noise_multiplier, parameters
-            )
-            doubts += self._will_end(batch_size, noise_multiplier, parameters)
+            doubts += self._sampling_doubts(batch_size, noise_multiplier, parameters)
         return tuple(doubts)
 
-    def _will_end(
+    def _sampling_doubts(
         self, batch_size: float, noise_multiplier: float, parameters: int
     ) -> list[str]:
+        doubts = []
         smallest = min(run.batch_size for run in self.runs)
         simulated = noise_multiplier * smallest / batch_size
         share = sampling_share(simulated, smallest, parameters)
+        if share > 1:
+            doubts.append(
+                f"at batch size {smallest:g} the noise multiplier is {simulated:.3g}, "
+                "and the random drawing of examples may move an update "
+                f"{math.sqrt(share):.2g} times as much as the noise: clipping and "
+                "sampling decide there; leave out the smallest batches"
+            )
         rises = self.rises()
-        if rises is None or rises >= CURVED or share < SAMPLED:
-            return []
-        end = self.without_sampling(batch_size, noise_multiplier, parameters)
-        return [
-            f"accuracy rises with the batch (p = {rises:.2g}), and at batch size "
-            f"{smallest:g} the drawing of examples adds up to {100 * share:.0f} % of "
-            "the noise's variance; if the rise comes of that alone it levels off, at "
-            f"{100 * end:.1f} % here; simulate at larger batches"
-        ]
+        if rises is not None and rises < SIGNIFICANT and share >= SAMPLED:
+            end = self.without_sampling(batch_size, noise_multiplier, parameters)
+            doubts.append(
+                f"accuracy rises with the batch (p = {rises:.2g}), and at batch size "
+                f"{smallest:g} the random drawing of examples adds up to "
+                f"{100 * share:.0f} % of the noise's variance; if the rise comes from "
+                f"that alone it levels off, at {100 * end:.1f} % here; simulate at "
+                "larger batches"
+            )
+        return doubts
 
     def to_json(self) -> dict[str, Any]:
         """Return the law as plain values."""
@@ -281,30 +281,15 @@ class ScalingLaw:
 def sampling_share(
     noise_multiplier: float, batch_size: float, parameters: int
 ) -> float:
-    """Return an upper bound of the variance of sampling over that of the noise.
+    """Return an upper bound on the variance of sampling over that of the noise.
 
-    A sum of B clipped gradients varies with the batch by at most B·C² in squared norm;
-    the noise has σ²·C²·d. At constant σ/B the share grows like 1/B: TAN's simulation
-    keeps the noise of the update, not that of the sample.
+    The random batch adds at most B·C² to the variance of a sum of clipped gradients,
+    the noise σ²·C²·d. At constant σ/B the share grows like 1/B: TAN's simulation keeps
+    the noise of an update, but not the variation of the sample.
     """
     if noise_multiplier == 0:
         return math.inf
     return batch_size / (noise_multiplier**2 * parameters)
-
-
-def _too_little_noise(
-    smallest: float, reference: float, noise_multiplier: float, parameters: int
-) -> list[str]:
-    simulated = noise_multiplier * smallest / reference
-    share = sampling_share(simulated, smallest, parameters)
-    if share <= 1:
-        return []
-    return [
-        f"at batch size {smallest:g} the noise multiplier is {simulated:.3g}, and "
-        f"which examples are drawn may move an update {math.sqrt(share):.2g} times as "
-        "much as the noise: clipping and sampling decide there; leave out the smallest "
-        "batches"
-    ]
 
 
 def _columns(runs: Sequence[Run]) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""What a study searches: the same for all its workers, and for ever."""
+"""What a study searches: the same for all its workers, from its first day."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from tanager.recipes import tasks
 from tanager.recipes.optimizers import optimizer
 from tanager.recipes.recipe import Recipe
 from tanager.search import jobs
-from tanager.search.simulation import Target
+from tanager.search.simulation import Target, plan_simulation
 from tanager.search.space import Between, Space
 
 
@@ -38,23 +38,23 @@ _STUDY = {
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What a study searches; the same for all its workers and for ever.
+    """What a study searches.
 
     Attributes:
-        target: the run one wants in the end.
+        target: the run that the search is for.
         space: what varies.
-        batch_sizes: of the simulations, rising; trials are at the first, the winner
-            runs at all of them.
-        validation_examples: training examples held out of the simulations, on which
-            all of them are compared; the test examples are never read.
-        repeats: runs of the winner at each batch size.
+        batch_sizes: of the simulations, in rising order. Trials run at the first, the
+            best choices at all of them.
+        validation_examples: training examples held out of the simulations, to compare
+            them. Test examples are not read.
+        repeats: runs of the best choices at each batch size.
         sampler: one of `SAMPLERS`.
         pruner: one of `PRUNERS`: "median" ends a trial that at an evaluation is below
             the median of those before it, once there are five of them and a third of
-            the steps are done. "halving" lets the best quarter go on at a sixteenth and
+            the steps are done. "halving" continues the best quarter at a sixteenth and
             at a quarter of the steps (asynchronous successive halving, Li et al. 2020,
             Algorithm 1, without resuming).
-        seed: of the sampler; None for one of the operating system's.
+        seed: of the sampler; None for a random one.
 
     Raises:
         ValueError: a field is out of range, or a choice makes no recipe.
@@ -78,10 +78,10 @@ class Settings:
             at_least=1,
         )
         if not self.batch_sizes:
-            validate.refuse("simulation_batch_sizes", (), "must be at least one")
+            validate.refuse("simulation_batch_sizes", (), "must have at least one")
         if list(self.batch_sizes) != sorted(set(self.batch_sizes)):
             validate.refuse(
-                "simulation_batch_sizes", self.batch_sizes, "must rise, each once"
+                "simulation_batch_sizes", self.batch_sizes, "must be in rising order"
             )
         if self.sampler == "grid" and self.space.size == float("inf"):
             validate.refuse(
@@ -98,16 +98,12 @@ class Settings:
             self.target.simulated(batch_size)
 
     def check(self, dataset: Dataset) -> None:
-        """Refuse choices that make no run, before anything is run.
-
-        Raises:
-            ValueError: as `check_choices`.
-        """
+        """Refuse choices that make no run; see `check_choices`."""
         start = self.target.simulated(self.batch_sizes[0])
         check_choices(self.space, start, self.target.steps, dataset)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what identifies the study, wherever its folder is."""
+        """Return what identifies the study, but not where its folder is."""
         recipe = {"name": self.target.name, **self.target.recipe.to_json()}
         return {
             "tanager": __version__,
@@ -125,10 +121,11 @@ class Settings:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
-        """Make settings of what `to_json` returned."""
+        """Return the settings that `to_json` wrote."""
         recipe = dict(content["recipe"])
         name = recipe.pop("name")
-        target = Target.settle(name, Recipe.from_json(recipe), content["examples"])
+        recipe = Recipe.from_json(recipe)
+        target = plan_simulation(name, recipe, content["examples"])
         return cls(
             target,
             Space.from_json(content["space"]),
@@ -142,12 +139,12 @@ class Settings:
 
 
 def check_choices(space: Space, start: Recipe, steps: int, dataset: Dataset) -> None:
-    """Refuse choices that make no run.
+    """Refuse choices that make no run, before anything is run.
 
-    Each value is put into the recipe alone; the ends of a range stand for it.
+    Each value is tried alone in the recipe; of a range, its two ends.
 
     Raises:
-        ValueError: a model, augmentation, optimizer or option is no good.
+        ValueError: a model, augmentation, optimizer or option is invalid.
     """
     for name, values in space.values.items():
         ends = values if isinstance(values, Between) else values.values
@@ -191,19 +188,11 @@ def agreed(folder: Path, settings: Settings | None) -> Settings:
 
 
 def _require_same(was: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
-    for name in was:
-        if name == "recipe":
-            for field in was[name]:
-                if was[name][field] != now[name].get(field):
-                    _refuse_change(
-                        field, was[name][field], now[name].get(field), folder
-                    )
-        elif was[name] != now.get(name):
-            _refuse_change(name, was[name], now.get(name), folder)
-
-
-def _refuse_change(name: str, was: Any, now: Any, folder: Path) -> None:
-    raise ValueError(
-        f"study {folder} cannot be resumed: {name} was {was!r:.80} and is {now!r:.80}: "
-        "search with the same settings, or into another folder"
-    )
+    for old, new in ((was["recipe"], now["recipe"]), (was, now)):
+        for name in old:
+            if old[name] != new.get(name):
+                raise ValueError(
+                    f"study {folder} cannot be resumed: {name} was {old[name]!r:.80} "
+                    f"and is {new.get(name)!r:.80}: search with the same settings, or "
+                    "into another folder"
+                )

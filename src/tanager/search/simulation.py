@@ -1,8 +1,8 @@
 """Cheap runs that train like an expensive one: TAN's simulation.
 
-At a smaller batch with the noise scaled by the same factor every update keeps its
-signal-to-noise ratio; with the same number of steps and learning rate the run trains
-much alike, at a fraction of the cost and with next to no privacy.
+At a smaller batch, with the noise scaled by the same factor, every update keeps its
+signal-to-noise ratio. With the same number of steps and the same learning rate the run
+trains much alike, at a fraction of the cost and with almost no privacy.
 
 References:
     Sander, Stock and Sablayrolles 2023, TAN Without a Burn, sections 3.4, 4.3 and 4.4.
@@ -21,14 +21,14 @@ from tanager.recipes.recipe import Recipe
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """The run that one wants in the end, with its budget settled.
+    """The run that simulations stand for; `plan_simulation` makes one.
 
     Attributes:
         name: of its recipe.
-        recipe: with noise multiplier, steps and δ in place.
+        recipe: with noise multiplier, steps and δ filled in.
         examples: how many it trains on, N.
         mechanism: what it spends.
-        epsilon: how much that is, by PLD.
+        epsilon: its ε, by PLD.
     """
 
     name: str
@@ -36,36 +36,6 @@ class Target:
     examples: int
     mechanism: Mechanism
     epsilon: float
-
-    @classmethod
-    def settle(cls, name: str, recipe: Recipe, examples: int) -> "Target":
-        """Settle the budget of a recipe on a number of training examples.
-
-        Raises:
-            ValueError: the recipe is not private, or its budget cannot be kept.
-        """
-        if recipe.non_private:
-            validate.refuse(
-                "non_private",
-                True,
-                "has no noise, so there is nothing for TAN to keep",
-                "search for a private recipe",
-            )
-        budget = solve_budget(recipe, examples)
-        mechanism = budget.mechanism
-        if mechanism.noise_multiplier == 0:
-            validate.refuse(
-                "noise_multiplier", 0, "must be positive: TAN keeps the noise of a step"
-            )
-        recipe = dataclasses.replace(
-            recipe,
-            noise_multiplier=mechanism.noise_multiplier,
-            steps=mechanism.steps,
-            delta=budget.delta,
-            epsilon=None,
-            solve_for=None,
-        )
-        return cls(name, recipe, examples, mechanism, budget.epsilon)
 
     @property
     def delta(self) -> float:
@@ -81,12 +51,12 @@ class Target:
     def simulated(self, batch_size: int, **fields: Any) -> Recipe:
         """Return the recipe of a simulation at another batch size.
 
-        σ/B, steps and learning rate are those of the target (section 3.4). Which
-        device computes how many images at once is chosen for the small batch.
+        σ/B, steps and learning rate are those of the target (section 3.4). The physical
+        batch is chosen for the small batch.
 
         Args:
             batch_size: expected examples in a batch, B.
-            fields: of the recipe, to be varied.
+            fields: of the recipe, to change.
 
         Raises:
             ValueError: the batch expects fewer than one example, or is larger than the
@@ -104,20 +74,23 @@ class Target:
                 f"must be at most the {self.examples} training examples",
             )
         factor = batch_size / self.recipe.batch_size
+        # Half of a small batch: few rows stay empty, and few batches are begun.
+        physical = min(self.recipe.physical_batch_size, math.ceil(batch_size / 2))
         return dataclasses.replace(
             self.recipe,
             batch_size=batch_size,
             noise_multiplier=self.mechanism.noise_multiplier * factor,
-            physical_batch_size=_physical(self.recipe, batch_size),
+            physical_batch_size=max(1, physical),
             **fields,
         )
 
     def at_steps(self, steps: int) -> "Target":
         """Return the target with other steps at the same η and σ (section 4.3).
 
-        B goes with 1/√S, and the learning rate inversely with S: the noise of an update
-        falls with B, so that each of fewer can be larger (Table 3: 18K steps, B = 512
-        and rate 32 for 72K, 256 and 8). A decay keeps its share of the run.
+        B is proportional to 1/√S, and the learning rate to 1/S: the noise of an update
+        falls with B, so each of fewer updates can be larger (Table 3: 18K steps, B =
+        512 and rate 32 for 72K, 256 and 8). Warm-up and average keep their share of the
+        run.
 
         Raises:
             ValueError: so few steps would need a batch larger than the data.
@@ -127,23 +100,24 @@ class Target:
         mechanism = dataclasses.replace(
             mechanism, sample_rate=min(1.0, batch_size / self.examples)
         )
+        factor = self.steps / steps
         recipe = dataclasses.replace(
             self.recipe,
             steps=steps,
             batch_size=batch_size,
-            learning_rate=self.recipe.learning_rate * self.steps / steps,
-            warmup_steps=round(self.recipe.warmup_steps * steps / self.steps),
-            ema_decay=_same_horizon(self.recipe.ema_decay, self.steps / steps),
+            learning_rate=self.recipe.learning_rate * factor,
+            warmup_steps=round(self.recipe.warmup_steps / factor),
+            ema_decay=max(0.0, 1 - (1 - self.recipe.ema_decay) * factor),
         )
-        return self._with(recipe, mechanism, self.examples)
+        return _spending(self.name, recipe, self.examples, mechanism)
 
     def at_examples(self, examples: int) -> "Target":
         """Return the target with more or fewer examples at the same B, σ and S (4.4).
 
-        q and δ go with 1/N, and so Nη is kept.
+        q and δ are proportional to 1/N, so Nη is constant.
 
         Raises:
-            ValueError: the batch is larger than so few examples.
+            ValueError: the batch is larger than the data.
         """
         validate.whole(examples=examples, at_least=1)
         if self.recipe.batch_size > examples:
@@ -158,35 +132,55 @@ class Target:
         recipe = dataclasses.replace(
             self.recipe, delta=self.delta * self.examples / examples
         )
-        return self._with(recipe, mechanism, examples)
+        return _spending(self.name, recipe, examples, mechanism)
 
-    def _with(self, recipe: Recipe, mechanism: Mechanism, examples: int) -> "Target":
-        assert recipe.delta is not None
-        spent = accountant.epsilon(mechanism, recipe.delta)
-        return Target(self.name, recipe, examples, mechanism, spent)
-
-    def epsilon_at(self, batch_size: int, examples: int | None = None) -> float:
-        """Return the ε that a simulation would spend, were anyone to claim it.
-
-        Args:
-            batch_size: of the simulation.
-            examples: it trains on; the target's by default.
-        """
-        rate = batch_size / (examples or self.examples)
+    def epsilon_at(self, batch_size: int) -> float:
+        """Return the ε of a simulation at a batch size; it protects almost nothing."""
         factor = batch_size / self.recipe.batch_size
         mechanism = dataclasses.replace(
             self.mechanism,
-            sample_rate=min(1.0, rate),
+            sample_rate=min(1.0, batch_size / self.examples),
             noise_multiplier=self.mechanism.noise_multiplier * factor,
         )
         return accountant.epsilon(mechanism, self.delta)
 
 
-def _physical(recipe: Recipe, batch_size: int) -> int:
-    """Return half a small batch: few rows are left empty, and few batches begun."""
-    return max(1, min(recipe.physical_batch_size, math.ceil(batch_size / 2)))
+def plan_simulation(name: str, recipe: Recipe, examples: int) -> Target:
+    """Return the run that simulations of a recipe stand for.
+
+    Args:
+        name: of the recipe.
+        recipe: of the run.
+        examples: how many it trains on.
+
+    Raises:
+        ValueError: the recipe is not private, or its budget cannot be met.
+    """
+    if recipe.non_private:
+        validate.refuse(
+            "non_private",
+            True,
+            "has no noise, and simulations scale the noise",
+            "search for a private recipe",
+        )
+    budget = solve_budget(recipe, examples)
+    mechanism = budget.mechanism
+    if mechanism.noise_multiplier == 0:
+        validate.refuse(
+            "noise_multiplier", 0, "must be positive: simulations scale the noise"
+        )
+    recipe = dataclasses.replace(
+        recipe,
+        noise_multiplier=mechanism.noise_multiplier,
+        steps=mechanism.steps,
+        delta=budget.delta,
+        epsilon=None,
+        solve_for=None,
+    )
+    return Target(name, recipe, examples, mechanism, budget.epsilon)
 
 
-def _same_horizon(decay: float, factor: float) -> float:
-    """Return the decay that averages over the same share of a run, per step."""
-    return max(0.0, 1 - min(1.0, (1 - decay) * factor))
+def _spending(name: str, recipe: Recipe, examples: int, mechanism: Mechanism) -> Target:
+    assert recipe.delta is not None
+    epsilon = accountant.epsilon(mechanism, recipe.delta)
+    return Target(name, recipe, examples, mechanism, epsilon)

@@ -23,31 +23,47 @@ Value = float | int | str
 
 
 class Choices(NamedTuple):
-    """One of these values."""
+    """One of several values."""
 
     values: tuple[Value, ...]
 
     def distribution(self) -> "BaseDistribution":
-        """Return it as Optuna knows it."""
+        """Return Optuna's form of it."""
         from optuna.distributions import CategoricalDistribution
 
         return CategoricalDistribution(self.values)
+
+    def suggest(self, trial: "BaseTrial", name: str) -> Value:
+        """Let a trial of Optuna's choose a value."""
+        return trial.suggest_categorical(name, self.values)
+
+    def draw(self, random: np.random.Generator) -> Value:
+        """Draw a value, each with the same probability."""
+        return self.values[int(random.integers(len(self.values)))]
 
     def __str__(self) -> str:
         return ", ".join(str(value) for value in self.values)
 
 
 class Between(NamedTuple):
-    """A number between two others, drawn evenly in its logarithm."""
+    """A number between two others, drawn uniformly in its logarithm."""
 
     low: float
     high: float
 
     def distribution(self) -> "BaseDistribution":
-        """Return it as Optuna knows it."""
+        """Return Optuna's form of it."""
         from optuna.distributions import FloatDistribution
 
         return FloatDistribution(self.low, self.high, log=True)
+
+    def suggest(self, trial: "BaseTrial", name: str) -> Value:
+        """Let a trial of Optuna's choose a value."""
+        return trial.suggest_float(name, self.low, self.high, log=True)
+
+    def draw(self, random: np.random.Generator) -> Value:
+        """Draw a value uniformly in its logarithm."""
+        return math.exp(random.uniform(math.log(self.low), math.log(self.high)))
 
     def __str__(self) -> str:
         return f"{self.low:g} to {self.high:g}"
@@ -60,59 +76,36 @@ class _Field(NamedTuple):
     """How a name that can be varied changes a recipe.
 
     Attributes:
-        grid: the paper's.
         parse: from text to a value.
-        put: from a recipe and a value to the changed fields.
+        grid: the paper's values.
+        field: the field of the recipe; the name itself by default.
+        option: whether it is an option of the optimizer.
+        optimizer: whether it applies to "sgd" or to the "others"; None for any.
     """
 
-    grid: tuple[Value, ...]
     parse: Callable[[str], Value]
-    put: Callable[[Recipe, Any], dict[str, Any]]
+    grid: tuple[Value, ...]
+    field: str | None = None
+    option: bool = False
+    optimizer: str | None = None
 
-
-def _plainly(name: str) -> Callable[[Recipe, Any], dict[str, Any]]:
-    return lambda recipe, value: {name: value}
-
-
-def _option(name: str) -> Callable[[Recipe, Any], dict[str, Any]]:
-    return lambda recipe, value: {
-        "optimizer_options": {**recipe.optimizer_options, name: value}
-    }
-
-
-def _with_optimizer(recipe: Recipe, value: str) -> dict[str, Any]:
-    """Another optimizer takes no options of the one before."""
-    kept = recipe.optimizer_options if value == recipe.optimizer else {}
-    return {"optimizer": value, "optimizer_options": kept}
-
-
-_OF_SGD = ("learning_rate", "momentum", "dampening")
-_OF_OTHERS = ("adam_learning_rate",)
 
 # In the order in which they are chosen and put into a recipe: an optimizer before its
 # options.
 FIELDS: dict[str, _Field] = {
-    "model": _Field((), str, _plainly("model")),
-    "normalisation_order": _Field(
-        ("pre-activation", "post-activation"), str, _plainly("normalisation_order")
-    ),
-    "optimizer": _Field(("sgd", "adam", "adamw"), str, _with_optimizer),
-    "learning_rate": _Field(
-        (1.0, 2.0, 4.0, 8.0, 12.0, 16.0), float, _plainly("learning_rate")
-    ),
+    "model": _Field(str, ()),
+    "normalisation_order": _Field(str, ("pre-activation", "post-activation")),
+    "optimizer": _Field(str, ("sgd", "adam", "adamw")),
+    "learning_rate": _Field(float, (1.0, 2.0, 4.0, 8.0, 12.0, 16.0), optimizer="sgd"),
     "adam_learning_rate": _Field(
-        (0.0003, 0.001, 0.003, 0.01), float, _plainly("learning_rate")
+        float, (0.0003, 0.001, 0.003, 0.01), "learning_rate", optimizer="others"
     ),
-    "momentum": _Field((0.0, 0.1, 0.5, 0.9), float, _option("momentum")),
-    "dampening": _Field((0.0, 0.1, 0.5, 0.9), float, _option("dampening")),
-    "ema_decay": _Field(
-        (0.9, 0.99, 0.999, 0.9999, 0.99999), float, _plainly("ema_decay")
-    ),
-    "augmentation": _Field(("rrc", "tan", "simclr"), str, _plainly("augmentation")),
-    "augmentation_multiplicity": _Field(
-        (1, 2, 4, 8, 16), int, _plainly("augmentation_multiplicity")
-    ),
-    "clip_norm": _Field((0.1, 0.5, 1.0, 2.0), float, _plainly("clip_norm")),
+    "momentum": _Field(float, (0.0, 0.1, 0.5, 0.9), option=True, optimizer="sgd"),
+    "dampening": _Field(float, (0.0, 0.1, 0.5, 0.9), option=True, optimizer="sgd"),
+    "ema_decay": _Field(float, (0.9, 0.99, 0.999, 0.9999, 0.99999)),
+    "augmentation": _Field(str, ("rrc", "tan", "simclr")),
+    "augmentation_multiplicity": _Field(int, (1, 2, 4, 8, 16)),
+    "clip_norm": _Field(float, (0.1, 0.5, 1.0, 2.0)),
 }
 """By name: what may be varied."""
 
@@ -140,9 +133,9 @@ class Space:
 
     @classmethod
     def default(cls, recipe: Recipe) -> "Space":
-        """Return the paper's grids of what applies to a recipe.
+        """Return the paper's grids of the names that apply to a recipe.
 
-        Momentum, dampening and decay for SGD; augmentation where the recipe augments.
+        Momentum and dampening for SGD; augmentation if the recipe augments.
         """
         names = ["learning_rate", "ema_decay"]
         if recipe.optimizer == "sgd":
@@ -157,12 +150,12 @@ class Space:
 
     @classmethod
     def parse(cls, words: Sequence[str]) -> "Space":
-        """Read ``learning-rate=1,2,4``, ``learning-rate=0.5..8`` or ``momentum``.
+        """Read words such as ``learning-rate=1,2,4`` or ``learning-rate=0.5..8``.
 
-        A name alone has the paper's grid. Underscores do for hyphens.
+        A name alone takes the paper's grid. Underscores and hyphens are the same.
 
         Raises:
-            ValueError: a word is none of these.
+            ValueError: a word has another form, or a name is given twice.
         """
         values: dict[str, Values] = {}
         for word in words:
@@ -177,52 +170,47 @@ class Space:
         return cls(values)
 
     def recipe(self, start: Recipe, chosen: Mapping[str, Any]) -> Recipe:
-        """Return a recipe with the values that were chosen.
+        """Return a recipe with the chosen values.
 
         Raises:
             ValueError: they make no recipe.
         """
         recipe = start
         for name, field in FIELDS.items():
-            if name in chosen and _applies(name, recipe.optimizer):
-                changes = field.put(recipe, chosen[name])
-                recipe = dataclasses.replace(recipe, **changes)
+            if name not in chosen or not _applies(name, recipe.optimizer):
+                continue
+            changes = {field.field or name: chosen[name]}
+            if field.option:
+                changes = {"optimizer_options": {**recipe.optimizer_options, **changes}}
+            elif name == "optimizer" and chosen[name] != recipe.optimizer:
+                changes["optimizer_options"] = {}
+            recipe = dataclasses.replace(recipe, **changes)
         return recipe
 
     def suggest(self, trial: "BaseTrial", start: Recipe) -> dict[str, Any]:
-        """Let a trial choose a value for each name that applies."""
-        chosen: dict[str, Any] = {}
-        for name in (name for name in FIELDS if name in self.values):
-            if not _applies(name, chosen.get("optimizer", start.optimizer)):
-                continue
-            values = self.values[name]
-            if isinstance(values, Between):
-                chosen[name] = trial.suggest_float(name, *values, log=True)
-            else:
-                chosen[name] = trial.suggest_categorical(name, values.values)
-        return chosen
+        """Let a trial of Optuna's choose a value for each name that applies."""
+        return self._chosen(start, lambda name, values: values.suggest(trial, name))
 
-    def draw(self, random: np.random.Generator) -> dict[str, Any]:
-        """Draw a value for each name, evenly and without looking at anything."""
+    def draw(self, random: np.random.Generator, start: Recipe) -> dict[str, Any]:
+        """Draw a value uniformly for each name that applies."""
+        return self._chosen(start, lambda name, values: values.draw(random))
+
+    def _chosen(
+        self, start: Recipe, choose: Callable[[str, Values], Value]
+    ) -> dict[str, Any]:
         chosen: dict[str, Any] = {}
-        for name in (name for name in FIELDS if name in self.values):
-            values = self.values[name]
-            if isinstance(values, Between):
-                low, high = math.log(values.low), math.log(values.high)
-                chosen[name] = math.exp(random.uniform(low, high))
-            else:
-                chosen[name] = values.values[int(random.integers(len(values.values)))]
+        for name in FIELDS:
+            optimizer = chosen.get("optimizer", start.optimizer)
+            if name in self.values and _applies(name, optimizer):
+                chosen[name] = choose(name, self.values[name])
         return chosen
 
     @property
     def size(self) -> float:
-        """How many settings there are, infinite with a range."""
-        if any(isinstance(values, Between) for values in self.values.values()):
-            return math.inf
+        """The number of combinations; infinite with a range."""
         return math.prod(
-            len(values.values)
+            len(values.values) if isinstance(values, Choices) else math.inf
             for values in self.values.values()
-            if isinstance(values, Choices)
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -236,7 +224,7 @@ class Space:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Space":
-        """Make a space of what `to_json` returned."""
+        """Return the space that `to_json` wrote."""
         return cls(
             {
                 name: Between(*values["between"])
@@ -248,7 +236,8 @@ class Space:
 
 
 def _applies(name: str, optimizer: str) -> bool:
-    return name not in (_OF_OTHERS if optimizer == "sgd" else _OF_SGD)
+    kind = "sgd" if optimizer == "sgd" else "others"
+    return FIELDS[name].optimizer in (None, kind)
 
 
 def _values(name: str, text: str, word: str) -> Values:

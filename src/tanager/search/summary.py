@@ -1,4 +1,4 @@
-"""What a study found: the best choices, the prediction, what it cost and protects."""
+"""The result of a study: best choices, prediction, cost and privacy."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -18,15 +18,15 @@ CONFIDENCE = 0.95
 def summarise(
     study: Study, winner: Sequence[Job], outcomes: Sequence[Outcome]
 ) -> dict[str, Any]:
-    """Put together what a study found, as the content of result.json.
+    """Return the result of a study, as the content of result.json.
 
     Args:
-        study: all of whose trials are done.
+        study: with all trials done.
         winner: the runs of the best choices.
-        outcomes: what each of them came to.
+        outcomes: the result of each of them.
 
     Raises:
-        ValueError: no trial was complete.
+        ValueError: no trial is complete.
     """
     settings = study.settings
     target, results = settings.target, study.results()
