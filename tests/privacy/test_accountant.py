@@ -419,61 +419,47 @@ def test_absurd_settings_still_have_a_finite_bound():
         assert 1e14 < spent < 1e16
 
 
-### Events
+### Several mechanisms
 
 
-def test_an_event_is_spent_like_its_mechanism():
+def test_one_mechanism_is_spent_as_it_is():
     for mechanism in (SMALL, dataclasses.replace(SMALL, adjacency=REPLACE)):
-        event = accountant.dp_event(mechanism)
-        spent = accountant.epsilon_of_event(event, 1e-5, mechanism.adjacency)
+        spent = accountant.composed_epsilon([mechanism], 1e-5)
         assert spent == accountant.epsilon(mechanism, 1e-5)
 
 
-def test_order_and_nesting_of_an_event_do_not_matter():
+def test_order_and_parts_of_a_composition_do_not_matter():
     other = Mechanism(0.05, 2.0, 7)
-    first, second = accountant.dp_event(SMALL), accountant.dp_event(other)
-    half = accountant.dp_event(SMALL, 100)
-    composed = dp_accounting.ComposedDpEvent
-    flat = accountant.epsilon_of_event(composed([first, second]), 1e-5, ADD)
-    nested = composed(
-        [composed([half, second]), dp_accounting.NoOpDpEvent(), composed([half])]
-    )
-    assert accountant.epsilon_of_event(nested, 1e-5, ADD) == flat
-    assert flat > accountant.epsilon(SMALL, 1e-5)
+    half = dataclasses.replace(SMALL, steps=SMALL.steps // 2)
+    rest = dataclasses.replace(SMALL, steps=SMALL.steps - half.steps)
+    whole = accountant.composed_epsilon([SMALL, other], 1e-5)
+    assert accountant.composed_epsilon([half, other, rest], 1e-5) == whole
+    assert accountant.composed_epsilon([other, SMALL], 1e-5) == pytest.approx(whole)
+    assert whole > accountant.epsilon(SMALL, 1e-5)
 
 
 def test_mixed_steps_compose_exactly():
     # Without sampling, 1/σ² adds up.
-    event = dp_accounting.ComposedDpEvent(
-        [
-            dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(6.0), 9),
-            accountant.dp_event(Mechanism(1, 4.0, 4)),
-            accountant.dp_event(Mechanism(1 - 1e-12, 8.0, 16)),
-        ]
-    )
+    mechanisms = [
+        Mechanism(1, 6.0, 9),
+        Mechanism(1, 4.0, 4),
+        Mechanism(1 - 1e-12, 8.0, 16),
+    ]
     exact = gaussian_epsilon(math.sqrt(9 / 36 + 4 / 16 + 16 / 64), 1e-5)
-    spent = accountant.epsilon_of_event(event, 1e-5, "add-or-remove-one")
+    spent = accountant.composed_epsilon(mechanisms, 1e-5)
     assert exact <= spent <= exact * 1.001
 
 
-def test_no_event_spends_nothing_and_no_noise_everything():
-    nothing = accountant.dp_event(SMALL, 0)
-    assert accountant.epsilon_of_event(nothing, 1e-5, ADD) == 0
-    for bad in (
-        dp_accounting.NonPrivateDpEvent(),
-        accountant.dp_event(Mechanism(0.1, 0.0, 3)),
-        dp_accounting.GaussianDpEvent(0.0),
-    ):
-        event = dp_accounting.ComposedDpEvent([accountant.dp_event(SMALL), bad])
-        assert accountant.epsilon_of_event(event, 1e-5, ADD) == math.inf
+def test_no_mechanism_spends_nothing_and_no_noise_everything():
+    assert accountant.composed_epsilon([], 1e-5) == 0
+    silent = Mechanism(0.1, 0.0, 3)
+    assert accountant.composed_epsilon([SMALL, silent], 1e-5) == math.inf
 
 
-def test_an_unknown_event_is_refused_by_name():
-    event = dp_accounting.ComposedDpEvent(
-        [accountant.dp_event(SMALL), dp_accounting.LaplaceDpEvent(1.0)]
-    )
-    with pytest.raises(ValueError, match=re.escape("event (=LaplaceDpEvent) cannot")):
-        accountant.epsilon_of_event(event, 1e-5, ADD)
+def test_different_adjacencies_have_no_common_epsilon():
+    other = dataclasses.replace(SMALL, adjacency=REPLACE)
+    with pytest.raises(ValueError, match=r"adjacency .*must be the same for all"):
+        accountant.composed_epsilon([SMALL, other], 1e-5)
 
 
 def test_orders_that_do_not_converge_are_left_out_in_silence(caplog):

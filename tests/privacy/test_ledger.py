@@ -204,7 +204,7 @@ def test_different_adjacencies_have_no_common_epsilon():
     ledger = Ledger()
     ledger.charge(MECHANISM, 0, "a")
     ledger.charge(Mechanism(0.1, 2.0, 5, Adjacency.REPLACE_ONE), 0, "b")
-    with pytest.raises(ValueError, match="must be the same for every charge"):
+    with pytest.raises(ValueError, match="must be the same for all mechanisms"):
         ledger.epsilon(1e-5)
 
 

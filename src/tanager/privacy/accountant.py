@@ -1,12 +1,12 @@
 """Accountants: what a mechanism spends, as (ε, δ).
 
-Two of them are guarantees. PLD composes the privacy loss distribution numerically, both
-directions (an example added, an example removed), and is tight; RDP composes Rényi
-divergences, lies 5 to 9 % higher, and is what the papers report. GDP-CLT and TAN are
-closed-form approximations that may lie below the truth.
+Two of them are guarantees. PLD composes the privacy loss distribution numerically, in
+both directions (an example added, an example removed), and is tight. RDP composes Rényi
+divergences; it is 5 to 9 % higher, and is what the papers report. GDP-CLT and TAN are
+closed-form approximations that can be below the true ε.
 
-The mathematics is that of `dp_accounting`. What is decided here is which numbers are
-too small for double precision to be trusted with.
+`dp_accounting` does the mathematics. This module decides which numbers are too small
+for double precision.
 
 References:
     Abadi et al. 2016, arXiv:1607.00133 (the mechanism); Doroshenko et al. 2022,
@@ -23,6 +23,7 @@ import functools
 import logging
 import math
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -68,22 +69,13 @@ RDP_ORDERS = (
 )
 
 
-def dp_event(mechanism: Mechanism, steps: int | None = None) -> "DpEvent":
-    """Describe a mechanism to `dp_accounting`.
-
-    Args:
-        mechanism: the mechanism.
-        steps: how many of its steps, at least 0; all of them by default.
-    """
+def dp_event(mechanism: Mechanism) -> "DpEvent":
+    """Return a mechanism as an event of `dp_accounting`."""
     import dp_accounting
 
-    steps = mechanism.steps if steps is None else steps
-    validate.whole(steps=steps, at_least=0)
-    if steps == 0:
-        return dp_accounting.NoOpDpEvent()
     gaussian = dp_accounting.GaussianDpEvent(mechanism.noise_multiplier)
     step = dp_accounting.PoissonSampledDpEvent(mechanism.sample_rate, gaussian)
-    return dp_accounting.SelfComposedDpEvent(step, int(steps))
+    return dp_accounting.SelfComposedDpEvent(step, int(mechanism.steps))
 
 
 def epsilon(
@@ -98,13 +90,13 @@ def epsilon(
     Args:
         mechanism: the mechanism; its adjacency says what ε protects.
         delta: δ, strictly between 0 and 1.
-        accountant: one of `Accountant`; ask `Accountant.is_guarantee`.
+        accountant: one of `Accountant`; see `Accountant.is_guarantee`.
         steps: how many of its steps, at least 0; all of them by default.
-        coarseness: of PLD's grid: at 8 still a guarantee, at most 0.05 % higher in the
-            papers' settings, in a quarter of the time.
+        coarseness: of PLD's grid. At 8, ε is still a guarantee, at most 0.05 % higher
+            in the papers' settings, in a quarter of the time.
 
     Returns:
-        ε ≥ 0, infinite where there is no noise. Never not-a-number.
+        ε ≥ 0; infinite without noise; never NaN.
 
     Raises:
         ValueError: an argument is out of range, or the accountant is RDP and the
@@ -137,14 +129,25 @@ def epsilon(
 
 
 def delta(mechanism: Mechanism, epsilon: float, steps: int | None = None) -> float:
-    """Return the δ that a mechanism spends at a given ε ≥ 0, by PLD: a guarantee."""
+    """Return the δ that a mechanism spends at a given ε ≥ 0, by PLD: a guarantee.
+
+    Args:
+        mechanism: the mechanism.
+        epsilon: ε.
+        steps: how many of its steps, at least 0; all of them by default.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
     validate.not_negative(epsilon=epsilon)
-    event = dp_event(mechanism, steps)
-    parts = _parts(event)
-    if parts is None:
+    if steps is not None:
+        validate.whole(steps=steps, at_least=0)
+        if steps == 0:
+            return 0.0
+        mechanism = dataclasses.replace(mechanism, steps=steps)
+    if mechanism.noise_multiplier == 0:
         return 1.0
-    if not parts:
-        return 0.0
+    parts = parts_of(mechanism)
     with np.errstate(all="ignore"):
         try:
             composed = _pld.compose(parts, mechanism.adjacency)
@@ -156,52 +159,51 @@ def delta(mechanism: Mechanism, epsilon: float, steps: int | None = None) -> flo
     return min(max(spent, 0.0) + _pld.lost_to_rounding(parts), 1.0)
 
 
-def epsilon_of_event(
-    event: "DpEvent", delta: float, adjacency: Adjacency | str
-) -> float:
-    """Return the ε of any composition of (Poisson-subsampled) Gaussians, by PLD.
-
-    This is what a ledger needs, whose entries may differ in sample rate and noise.
+def composed_epsilon(mechanisms: Sequence[Mechanism], delta: float) -> float:
+    """Return the ε of several mechanisms on the same data together, by PLD.
 
     Args:
-        event: no-op, non-private, Gaussian and Poisson-sampled Gaussian events,
-            composed in any order and depth.
+        mechanisms: what was spent; none spends 0.
         delta: δ, strictly between 0 and 1.
-        adjacency: which data sets are neighbours.
 
     Raises:
-        ValueError: δ is out of range, or the event contains another kind.
+        ValueError: δ is out of range, or the adjacencies differ: they have no common ε.
     """
     validate.probability(delta=delta)
-    validate.one_of([*Adjacency], adjacency=adjacency)
-    parts = _parts(event)
-    if parts is None:
-        return math.inf
-    if not parts:
+    adjacencies = sorted({one.adjacency for one in mechanisms})
+    if not adjacencies:
         return 0.0
-    return epsilon_of_parts(tuple(parts), float(delta), Adjacency(adjacency))
+    if len(adjacencies) > 1:
+        validate.refuse("adjacency", adjacencies, "must be the same for all mechanisms")
+    steps: Counter[tuple[float, float]] = Counter()
+    for one in mechanisms:
+        if one.noise_multiplier == 0:
+            return math.inf
+        steps[float(one.sample_rate), float(one.noise_multiplier)] += int(one.steps)
+    parts = tuple(_pld.Part(*key, count) for key, count in steps.items())
+    return epsilon_of_parts(parts, float(delta), adjacencies[0])
 
 
 def rdp(mechanism: Mechanism, orders: Sequence[float]) -> np.ndarray:
     """Return the Rényi divergence at each order, float64[len(orders)].
 
-    For one step this is g_α(σ, q) of the TAN paper. An order at which the computation
-    does not converge gets infinity.
+    For one step this is g_α(σ, q) of the TAN paper. It is infinite at an order at which
+    the computation does not converge.
 
     Raises:
-        ValueError: the adjacency is replace-one, which has no such bound here.
+        ValueError: the adjacency is replace-one, which has no RDP bound here.
     """
     return _rdp(parts_of(mechanism), orders, mechanism.adjacency)
 
 
 def rdp_of_event(event: "DpEvent", orders: Sequence[float]) -> np.ndarray:
-    """Return the Rényi divergence of any event `dp_accounting` knows, float64[orders].
+    """Return the Rényi divergence of an event of `dp_accounting`, float64[len(orders)].
 
-    For add-or-remove-one, and zero-out, which has the same; an order at which it does
-    not converge gets infinity.
+    For add-or-remove-one and zero-out. It is infinite at an order at which the
+    computation does not converge.
 
     Raises:
-        dp_accounting.UnsupportedEventError: RDP says nothing of such an event.
+        dp_accounting.UnsupportedEventError: `dp_accounting` has no RDP of the event.
     """
     from dp_accounting.rdp import RdpAccountant
 
@@ -212,7 +214,7 @@ def rdp_of_event(event: "DpEvent", orders: Sequence[float]) -> np.ndarray:
 
 
 def gdp_clt_mu(mechanism: Mechanism) -> float:
-    """Return the μ of Gaussian DP that the central limit theorem gives.
+    """Return μ of Gaussian DP by the central limit theorem.
 
     μ = q √(T (e^{1/σ²} − 1)) for add-or-remove-one and zero-out (Bu et al. 2020). The
     same limit for replace-one gives 2q √(T sinh(1/σ²)).
@@ -230,51 +232,13 @@ def gdp_clt_mu(mechanism: Mechanism) -> float:
 
 
 def parts_of(mechanism: Mechanism) -> tuple[_pld.Part, ...]:
-    """Return the one part that a mechanism is."""
+    """Return a mechanism as one part for PLD."""
     return (
         _pld.Part(
             float(mechanism.sample_rate),
             float(mechanism.noise_multiplier),
             int(mechanism.steps),
         ),
-    )
-
-
-def _parts(event: "DpEvent") -> list[_pld.Part] | None:
-    """Flatten an event; equal steps are added up. None: there is no privacy at all."""
-    import dp_accounting
-
-    counts: dict[tuple[float, float], int] = {}
-
-    def walk(event: "DpEvent", count: int) -> bool:
-        match event:
-            case dp_accounting.NoOpDpEvent():
-                return True
-            case dp_accounting.NonPrivateDpEvent():
-                return False
-            case dp_accounting.ComposedDpEvent():
-                return all(walk(each, count) for each in event.events)
-            case dp_accounting.SelfComposedDpEvent():
-                return walk(event.event, count * event.count) if event.count else True
-            case dp_accounting.PoissonSampledDpEvent(
-                event=dp_accounting.GaussianDpEvent() as gaussian
-            ):
-                key = (event.sampling_probability, gaussian.noise_multiplier)
-            case dp_accounting.GaussianDpEvent():
-                key = (1.0, event.noise_multiplier)
-            case _:
-                kind = type(event).__name__
-                raise ValueError(
-                    f"event (={kind}) cannot be accounted: only Gaussian and"
-                    " Poisson-sampled Gaussian events, composed, are supported"
-                )
-        if key[0] > 0:
-            counts[key] = counts.get(key, 0) + count
-        return key[0] == 0 or key[1] > 0
-
-    private = walk(event, 1)
-    return (
-        [_pld.Part(*key, count) for key, count in counts.items()] if private else None
     )
 
 
@@ -288,7 +252,7 @@ def epsilon_of_parts(
     adjacency: Adjacency,
     coarseness: float = 1.0,
 ) -> float:
-    """Return ε by PLD, on a grid that is coarser than the best by a factor."""
+    """Return ε by PLD; `coarseness` is a factor on the interval of its grid."""
     trusted = delta - _pld.lost_to_rounding(parts)
     if trusted >= delta / 2:
         with np.errstate(all="ignore"):
@@ -305,10 +269,10 @@ def epsilon_of_parts(
 def _epsilon_without_grid(
     parts: Sequence[_pld.Part], delta: float, adjacency: Adjacency
 ) -> float:
-    """Bound ε where the loss is too wide, or δ too small, for a numerical PLD.
+    """Bound ε if the loss is too wide, or δ too small, for a numerical PLD.
 
-    The better of RDP and of the exact Gaussian mechanism without subsampling, which
-    dominates the subsampled one (the hockey-stick divergence is jointly convex).
+    The smaller of RDP and of the exact ε of the Gaussian mechanism without subsampling,
+    which dominates the subsampled one (the hockey-stick divergence is jointly convex).
     """
     with np.errstate(all="ignore"):
         mu = np.sqrt(sum(part.steps * np.float64(part[1]) ** -2.0 for part in parts))
@@ -319,9 +283,10 @@ def _epsilon_without_grid(
 
 
 def epsilon_gaussian(mu: float, delta: float) -> float:
-    """Return the exact ε of μ-Gaussian DP, infinite where doubles do not reach.
+    """Return the exact ε of μ-Gaussian DP; infinite where doubles overflow.
 
-    That of one Gaussian of σ = 1/μ without sampling (Balle and Wang 2018, theorem 8).
+    It is the ε of one Gaussian of σ = 1/μ without sampling (Balle and Wang 2018,
+    theorem 8).
 
     Args:
         mu: μ, 0 or more.
@@ -340,7 +305,7 @@ def epsilon_gaussian(mu: float, delta: float) -> float:
 
 @contextlib.contextmanager
 def _without_absl_warnings() -> Iterator[None]:
-    """Hush `dp_accounting` about orders that do not converge: it leaves them out."""
+    """Silence `dp_accounting` about orders that do not converge: it skips them."""
     logger = logging.getLogger("absl")
     logger.addFilter(_errors_only)
     try:
@@ -371,7 +336,7 @@ def _rdp(
             ),
             start=np.zeros(len(orders)),
         )
-    # Rounding can make a tiny divergence negative, which must not pass for ε = 0.
+    # Rounding can make a tiny divergence negative, which must not count as ε = 0.
     floor = sys.float_info.epsilon * sum(part.steps for part in parts)
     divergences = np.maximum(divergences, floor)
     return np.where(np.isnan(divergences), math.inf, divergences)
@@ -379,18 +344,13 @@ def _rdp(
 
 @functools.lru_cache(maxsize=128)
 def _rdp_of_a_step(q: float, sigma: float, orders: tuple[float, ...]) -> np.ndarray:
-    """Return the Rényi divergences of one step; every number of steps has them."""
     import dp_accounting
-    from dp_accounting.rdp import RdpAccountant
 
-    accountant = RdpAccountant(list(orders))
     gaussian = dp_accounting.GaussianDpEvent(sigma)
-    with _without_absl_warnings(), np.errstate(all="ignore"):
-        try:
-            accountant.compose(dp_accounting.PoissonSampledDpEvent(q, gaussian))
-        except ArithmeticError:  # σ² underflows
-            return np.full(len(orders), math.inf)
-    return accountant.rdp
+    try:
+        return rdp_of_event(dp_accounting.PoissonSampledDpEvent(q, gaussian), orders)
+    except ArithmeticError:  # σ² underflows
+        return np.full(len(orders), math.inf)
 
 
 def epsilon_from_rdp(

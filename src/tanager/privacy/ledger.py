@@ -1,15 +1,15 @@
 """The ledger: an append-only record of every noisy update that was begun.
 
-A step is charged, and the charge is on the disk, before its update is computed; so
-whatever happens afterwards, the ledger never claims less than was spent. Each line is
-a JSON object that carries a hash of itself and of the line before it:
+A step is charged, and the charge is on the disk, before its update is computed. So the
+ledger never claims less than was spent, whatever happens afterwards. Each line is a
+JSON object with a hash of itself and of the line before it:
 
     {"stream": "9f0c…", "step": 17, "sample_rate": 0.178, "noise_multiplier": 3.1,
      "adjacency": "add-or-remove-one", "hash": "…"}
 
-A *stream* names one source of randomness for one configuration. A step that a resumed
-run computes again in the same stream gives the same output from the same randomness,
-so it counts once; the same step in another stream is a new release and counts again.
+A *stream* names one source of randomness for one configuration. If a resumed run
+computes a step again in the same stream, the output is the same and counts once. The
+same step in another stream is a new release and counts again.
 """
 
 import fcntl
@@ -51,8 +51,8 @@ class Ledger:
                 self._lock()
                 if new:
                     sync_folder(self.path.parent)
-                # A torn last line is cut off: that charge had not been spent, as
-                # spending waits for the whole line to be on the disk.
+                # A torn last line is cut off: its step was not spent, because a step
+                # waits until its whole line is on the disk.
                 self._file.truncate(self._accept_lines(self.path.read_bytes()))
             except BaseException:
                 self.close()
@@ -70,9 +70,9 @@ class Ledger:
         return ledger
 
     def charge(self, mechanism: Mechanism, step: int, stream: str = "") -> None:
-        """Record that `step` is about to be spent; returns once it is on the disk.
+        """Record that `step` is about to be spent, and return once it is on the disk.
 
-        A step charged before in the same stream is not charged again.
+        A step is charged once in a stream.
 
         Raises:
             ValueError: `step` is outside the mechanism's steps, or was charged in this
@@ -110,12 +110,12 @@ class Ledger:
     def require(
         self, mechanism: Mechanism, done: int, streams: Collection[str] | None = None
     ) -> None:
-        """Check that this is the whole ledger of a run.
+        """Check that this is the complete ledger of a run.
 
         Args:
             mechanism: of the run.
-            done: how many of its steps were made.
-            streams: every name that the run charged under; None allows any name.
+            done: how many steps it made.
+            streams: every stream of the run; None allows any.
 
         Raises:
             ValueError: a charge is of another stream or mechanism, or a step that was
@@ -126,14 +126,14 @@ class Ledger:
                 self._refuse(f"charges step {step} to {stream!r}, a stream of another")
             if charged != _single(mechanism):
                 self._refuse(
-                    f"charges step {step} with {_settings(charged)}; the run spends "
-                    f"{_settings(mechanism)}: this is the ledger of another"
+                    f"charges step {step} with {_settings(charged)}, and the run "
+                    f"spends {_settings(mechanism)}: it belongs to another"
                 )
         missing = set(range(done)) - {step for _, step in self._charges}
         if missing:
             self._refuse(
                 f"does not charge step {min(missing)}, which was made: it is not the "
-                "whole ledger of this"
+                "complete ledger of this"
             )
 
     def _refuse(self, what: str) -> NoReturn:
@@ -158,7 +158,7 @@ class Ledger:
     def mechanisms(self) -> list[Mechanism]:
         """Return what was spent: a mechanism for each distinct setting, with its steps.
 
-        The composition of the returned mechanisms is the run so far.
+        Their composition is the run so far.
         """
         counts = Counter(self._charges.values())
         return [
@@ -167,29 +167,14 @@ class Ledger:
         ]
 
     def epsilon(self, delta: float) -> float:
-        """Return ε at `delta` of everything charged, by PLD; 0 when nothing was.
+        """Return ε at `delta` of everything charged, by PLD; 0 for nothing.
 
         Raises:
-            ValueError: the charges are for different adjacencies, which have no common
-                ε.
+            ValueError: the charges have different adjacencies and so no common ε.
         """
-        from dp_accounting import ComposedDpEvent
-
         from tanager.privacy import accountant
 
-        spent = self.mechanisms()
-        if not spent:
-            validate.probability(delta=delta)
-            return 0.0
-        if len(spent) == 1:
-            return accountant.epsilon(spent[0], delta)
-        adjacencies = {one.adjacency for one in spent}
-        if len(adjacencies) > 1:
-            validate.refuse(
-                "adjacency", sorted(adjacencies), "must be the same for every charge"
-            )
-        event = ComposedDpEvent([accountant.dp_event(one) for one in spent])
-        return accountant.epsilon_of_event(event, delta, adjacencies.pop())
+        return accountant.composed_epsilon(self.mechanisms(), delta)
 
     def close(self) -> None:
         """Close the file; charging afterwards is an error."""
@@ -225,7 +210,7 @@ class Ledger:
             raise
 
     def _accept_lines(self, content: bytes) -> int:
-        """Take in every complete line; return the length of the complete lines."""
+        """Read every complete line, and return the bytes that they take."""
         length = content.rfind(b"\n") + 1
         for number, line in enumerate(content[:length].split(b"\n")[:-1], 1):
             self._accept(line, number)

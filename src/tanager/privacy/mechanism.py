@@ -11,18 +11,18 @@ from tanager import _validate as validate
 
 
 LARGE_EPSILON = 20.0
-"""An ε from which on a guarantee is called next to nothing, wherever it is shown."""
+"""An ε from which every message says that the guarantee protects almost nothing."""
 
 
 class Adjacency(enum.StrEnum):
     """Which data sets count as neighbours: what the guarantee protects.
 
-    ZERO_OUT: in one of them an example is replaced by nothing: its place stays, it is
-        sampled like the others, and contributes zero. The number of places N is public.
-        What an example says is hidden, that there is a place for it is not.
-    ADD_OR_REMOVE_ONE: one has exactly one example more than the other, so N is private,
-        and updates are divided by a declared size. The others keep their places: the
-        example more is the last one. The same ε as under zero-out, which holds too.
+    ZERO_OUT: one example is replaced by an empty one: it keeps its place, is sampled
+        like the others, and contributes zero. The number of places N is public. The
+        content of an example is hidden; the number of places is not.
+    ADD_OR_REMOVE_ONE: one data set has exactly one example more, the last one, so N is
+        private and updates are divided by a declared size. ε is the same as under
+        zero-out, which holds too.
     REPLACE_ONE: one example is exchanged for another; N is public. ε is about twice as
         large.
 
@@ -85,7 +85,7 @@ class Mechanism:
         object.__setattr__(self, "adjacency", Adjacency(self.adjacency))
 
     def require_public_size(self) -> None:
-        """Refuse to take the number of examples for a public constant if it is private.
+        """Refuse to use the number of examples as a public constant if it is private.
 
         Raises:
             ValueError: the adjacency is add-or-remove-one.
@@ -94,8 +94,7 @@ class Mechanism:
             validate.refuse(
                 "adjacency",
                 str(self.adjacency),
-                "protects the number of examples, which updates must then not be "
-                "divided by",
+                "protects the number of examples, so updates must not be divided by it",
                 "declare a size that was chosen without looking at the data, or use "
                 "zero-out, where the number is public",
             )

@@ -1,15 +1,14 @@
-"""Private selection: train a secret random number of times, release the best alone.
+"""Private selection: train a secret random number of times, release only the best.
 
-A search that trains privately and releases one winner costs less than the composition
-of its runs, if nobody decides after looking how many runs there are: their number is
-drawn beforehand, from a law under which one more is nearly as likely as one less. The
-runs differ in hyper-parameters drawn without looking at the data, and all spend the
-same mechanism.
+Such a search costs less than the composition of its runs, if nobody decides after
+looking how many runs there are. Their number is drawn at the start, from a distribution
+in which one run more is nearly as likely as one less. The runs differ in
+hyper-parameters drawn without looking at the data, and all spend the same mechanism.
 
-The score that picks the winner tells of the examples it was computed on. Where these
-are as private as the training examples, from which they are kept apart, a little noise
-(`score_noise`) hides each of them as well as a run hides a training example, and
-the guarantee of the whole search holds for both.
+The score that picks the winner depends on the examples it was computed on. If these are
+as private as the training examples, a little noise on the score (`score_noise`) hides
+each of them as well as a run hides a training example. Training and scored examples are
+separate, so the guarantee of the whole search holds for both.
 
 References:
     Papernot and Steinke 2022, Hyperparameter Tuning with Rényi Differential Privacy,
@@ -37,14 +36,14 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """How many runs a search makes: the law of that number, not the number.
+    """Distribution of the number of runs of a search.
 
     Attributes:
-        mean: expected number of runs, at least 1; above 1 for the Poisson law.
-        shape: η of the truncated negative binomial, which is at least 1 always: 1 is
-            the geometric law, 0 the logarithmic one, whose ε grows least with the mean
-            and whose tail is heaviest. Infinity is the Poisson law, whose tail is
-            thinnest and which can be 0: no run at all.
+        mean: expected number of runs, at least 1.
+        shape: η of the truncated negative binomial, which gives at least one run: 1 is
+            geometric; 0 is logarithmic, whose ε grows least with the mean and whose
+            tail is heaviest. Infinity is poisson, whose tail is lightest; poisson can
+            give 0 runs.
 
     Raises:
         ValueError: a field is out of range.
@@ -56,38 +55,26 @@ class Selection:
     def __post_init__(self):
         validate.positive(mean=self.mean)
         if self.mean < 1:
-            validate.refuse("mean", self.mean, "must be at least 1: at least one run")
+            validate.refuse("mean", self.mean, "must be at least 1")
         if self.shape != math.inf:
-            validate.not_negative(
-                shape=self.shape, remedy="infinity is the Poisson law"
-            )
+            validate.not_negative(shape=self.shape, remedy="infinity is poisson")
 
     def event(self, run: "DpEvent") -> "DpEvent":
-        """Describe the whole search to `dp_accounting`, given one of its runs."""
+        """Return the whole search as an event of `dp_accounting`, given one run."""
         from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
         return RepeatAndSelectDpEvent(run, self.mean, self.shape)
 
     def draw(self, seed: Seed) -> int:
-        """Draw how many runs to make; the number is a secret, like the seed.
+        """Draw the number of runs to make; it is secret, like the seed.
 
-        Whoever stops earlier or goes on longer makes another search, without this
-        guarantee.
+        The guarantee holds only for a search of exactly this number of runs.
         """
         word = int.from_bytes(seed.derive("selection", size=8), "little")
-        uniform = (word + 0.5) * 2.0**-64
-        return self._quantile(uniform)
+        return self.at_most((word + 0.5) * 2.0**-64)
 
     def at_most(self, share: float) -> int:
-        """Return the least number of runs that is not exceeded with a probability.
-
-        Raises:
-            ValueError: `share` is not strictly between 0 and 1.
-        """
-        validate.probability(share=share)
-        return self._quantile(share)
-
-    def _quantile(self, share: float) -> int:
+        """Return the quantile of the number of runs at a probability `share`."""
         below, last = 0.0, 0
         for runs, probability in self._probabilities():
             below, last = below + probability, runs
@@ -96,7 +83,7 @@ class Selection:
         return last
 
     def _probabilities(self) -> Iterator[tuple[int, float]]:
-        """Yield each number of runs with its probability, until nothing is left."""
+        """Yield each number of runs with its probability, down to 1e-18."""
         if self.shape == math.inf:
             runs, probability = 0, math.exp(-self.mean)
         elif self.mean == 1:
@@ -125,10 +112,10 @@ class Selection:
         """The success probability γ in (0, 1] of the truncated negative binomial.
 
         Raises:
-            ValueError: this is the Poisson law, which has none.
+            ValueError: this is poisson, which has none.
         """
         if self.shape == math.inf:
-            validate.refuse("shape", self.shape, "has no γ: the law is Poisson's")
+            validate.refuse("shape", self.shape, "has no γ: it is poisson")
         if self.shape == 1 or self.mean == 1:
             return 1 / self.mean
         return math.exp(
@@ -159,14 +146,14 @@ def _mean(logarithm: float, shape: float) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class PrivateSearch:
-    """What a search spends in which each run spends one mechanism.
+    """What a search spends if each of its runs spends the same mechanism.
 
     Attributes:
         run: the mechanism of each run; its adjacency is that of the whole search.
-        selection: the law of the number of runs.
+        selection: distribution of the number of runs.
 
     Raises:
-        ValueError: the adjacency is replace-one, for which no such bound is known here.
+        ValueError: the adjacency is replace-one, which has no bound here.
     """
 
     run: Mechanism
@@ -193,14 +180,13 @@ class PrivateSearch:
 
     @property
     def score_noise(self) -> float:
-        """Standard deviation of the noise on a score, in validation examples.
+        """Standard deviation of the noise on a score, in held-out examples.
 
-        The score is the number of held-out examples that a run's model has right, which
-        one such example changes by at most 1. With this much Gaussian noise its Rényi
-        divergence, α / 2σ², is at most that of a run at every order, so that runs
-        with their scores spend no more than runs without, whichever of the two sets of
-        examples a person is in. About 1/(√2 η), with η of `tan.eta`: an example or two
-        in the papers' settings.
+        The score is the number of held-out examples that a run classifies correctly,
+        which one such example changes by at most 1. With this Gaussian noise its Rényi
+        divergence, α / 2σ², is at most that of a run at every order. So a run with its
+        score spends no more than a run alone, for both sets of examples. It is about
+        1/(√2 η), with η of `tan.eta`: one or two examples in the papers' settings.
         """
         if self.run.noise_multiplier == 0:
             return 0.0
@@ -218,10 +204,10 @@ class PrivateSearch:
         sample_rate: float,
         steps: int,
     ) -> Self:
-        """Find the smallest noise multiplier that keeps the whole search within ε.
+        """Find the smallest noise multiplier for which the whole search meets ε.
 
         Args:
-            selection: the law of the number of runs.
+            selection: distribution of the number of runs.
             epsilon: the budget of the whole search, above 0.
             delta: its δ, strictly between 0 and 1.
             sample_rate: q of each run.
@@ -232,7 +218,7 @@ class PrivateSearch:
             within a relative 1e-3 of the smallest.
 
         Raises:
-            ValueError: an argument is out of range, or no noise is enough.
+            ValueError: an argument is out of range, or no noise multiplier meets ε.
         """
         validate.positive(epsilon=epsilon)
         validate.probability(delta=delta)
@@ -250,9 +236,8 @@ class PrivateSearch:
             validate.refuse(
                 "epsilon",
                 epsilon,
-                f"cannot be kept by a search of {selection.mean:g} runs on average: "
-                f"whatever the noise, it spends at least {least:.3g} at delta = "
-                f"{delta:g}",
+                f"is too small for a search of {selection.mean:g} runs on average: "
+                f"with any noise it spends at least {least:.3g} at delta = {delta:g}",
                 "raise epsilon, or expect fewer runs",
             )
         root = low if beyond(low) <= 0 else _root(beyond, low, high, 5e-4)

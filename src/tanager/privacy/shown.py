@@ -1,4 +1,4 @@
-"""ε as people read it: a guarantee never gets better in print, nor a proof."""
+"""ε as people read it: rounding never makes a guarantee or a proof look better."""
 
 import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal

@@ -3,9 +3,9 @@
 When the noise multiplier σ is at least about 2, the privacy budget depends on the
 sample rate q, σ and the number of steps S only through one number: the individual
 signal-to-noise ratio η, with η² = q²S / (2σ²), or its inverse Σ = 1/η, the total amount
-of noise. So (q, σ, S) can be traded at a constant η: a cheap run at a small batch
-size then tells how the expensive one will train. Everything here is a closed form, and
-none of it is a guarantee: the accountant has the last word.
+of noise. So (q, σ, S) can be traded at a constant η: a cheap run at a small batch size
+shows how the expensive one will train. Everything here is a closed-form approximation
+and not a guarantee; the accountant gives that.
 
 References:
     Sander, Stock and Sablayrolles 2023, TAN Without a Burn, sections 3.1 to 3.4.
@@ -20,11 +20,6 @@ from tanager.privacy.mechanism import Mechanism
 
 PRIVACY_WALL = 2.0
 """Noise multiplier below which ε grows faster than TAN says (section 3.2)."""
-
-_TOO_LARGE = (
-    "no batch is larger than the data set: use more examples, or a smaller step"
-    " along this line"
-)
 
 
 def eta_step(mechanism: Mechanism) -> float:
@@ -52,8 +47,8 @@ def total_noise(mechanism: Mechanism) -> float:
 def epsilon_tan(eta: float, delta: float) -> float:
     """Return ε_TAN = η² + 2η √log(1/δ) (equation 4): an approximation of ε.
 
-    It describes neighbours that differ by one example more or less; where one example
-    is exchanged, the signal is twice as large: pass 2η.
+    It is for neighbours that differ by one example more or less. For replace-one the
+    signal is twice as large: pass 2η.
 
     Raises:
         ValueError: η is negative, or δ is not strictly between 0 and 1.
@@ -78,36 +73,27 @@ def eta_for_epsilon(epsilon: float, delta: float) -> float:
     return epsilon / (math.hypot(root, math.sqrt(epsilon)) + root)
 
 
-def at_batch_size(
-    mechanism: Mechanism,
-    *,
-    factor: float | None = None,
-    sample_rate: float | None = None,
-) -> Mechanism:
+def at_batch_size(mechanism: Mechanism, *, factor: float) -> Mechanism:
     """Change the batch size at the same η_step and steps: σ follows q (3.4).
 
     The update keeps its signal-to-noise ratio, so the run trains much alike; its cost
-    changes by the same factor. Downwards this simulates a large run cheaply (without
-    its guarantee); upwards it leaves the privacy wall.
+    changes by the same factor. A smaller batch simulates a large run cheaply, without
+    its guarantee; a larger one leaves the privacy wall.
 
     Args:
         mechanism: the run to start from.
         factor: multiplies both the sample rate and the noise multiplier.
-        sample_rate: the new q, instead of `factor`.
 
     Raises:
-        ValueError: not exactly one of the two is given, or the new q exceeds 1.
+        ValueError: the factor is not positive, or the new q exceeds 1.
     """
-    if (factor is None) == (sample_rate is None):
-        raise ValueError("give either factor or sample_rate, and not both")
-    if factor is None:
-        assert sample_rate is not None
-        validate.fraction(sample_rate=sample_rate, remedy=_TOO_LARGE)
-        factor = sample_rate / mechanism.sample_rate
-    else:
-        validate.positive(factor=factor)
-        sample_rate = factor * mechanism.sample_rate
-    validate.fraction(sample_rate=sample_rate, remedy=_TOO_LARGE)
+    validate.positive(factor=factor)
+    sample_rate = factor * mechanism.sample_rate
+    validate.fraction(
+        sample_rate=sample_rate,
+        remedy="the batch would be larger than the data: use more examples, or a "
+        "smaller factor",
+    )
     return dataclasses.replace(
         mechanism,
         sample_rate=sample_rate,

@@ -19,18 +19,18 @@ from tanager.privacy.mechanism import Mechanism
 
 
 _LINES = 400
-"""Values of ε whose tangents make the curve."""
+"""Number of values of ε whose tangents make the curve."""
 
 
 class TradeOff:
     """The trade-off curve of the Poisson-subsampled Gaussian, composed.
 
-    Exact where nothing is subsampled; below the exact one otherwise, by the grid of the
-    privacy loss distribution and the finite number of tangents: an attack that beats
-    this curve beats the mechanism.
+    Exact without subsampling. Otherwise slightly below the exact curve, because of the
+    grid of the privacy loss distribution and the finite number of tangents: an attack
+    that beats this curve beats the mechanism.
 
     Args:
-        mechanism: whose.
+        mechanism: the mechanism.
         coarseness: of the grid, see `accountant.epsilon`.
     """
 
@@ -68,7 +68,7 @@ def _tangents(mechanism: Mechanism, coarseness: float) -> tuple[np.ndarray, np.n
             epsilons = np.linspace(0.0, max(highest, 1e-6), _LINES)
             deltas = _pld.deltas(composed, epsilons)
     except (ArithmeticError, ValueError):
-        # No grid is wide enough: nothing is known but that δ is at most 1.
+        # No grid is wide enough, so use δ ≤ 1.
         return np.zeros(1), np.ones(1)
     lost = _pld.lost_to_rounding(parts)
     deltas = np.where(np.isfinite(deltas), np.clip(deltas + lost, 0.0, 1.0), 1.0)
