@@ -7,7 +7,8 @@ from references import draw, parity
 
 from tanager import models
 from tanager.models import bit
-from tanager.models.foreign import bit as names
+from tanager.models.bit import BiT
+from tanager.models.foreign.tables import FORMATS
 
 
 REFERENCES = parity.read("bit")
@@ -16,7 +17,7 @@ REFERENCES = parity.read("bit")
 @pytest.mark.parametrize("name", ["bit-50x1"])
 def test_logits_are_timms(name):
     """Kernels are drawn so small that a wrong eps would show."""
-    assert parity.difference(name, REFERENCES[name], names.timm_names) < 1e-4
+    assert parity.difference(name, REFERENCES[name], FORMATS[BiT]["timm"].names) < 1e-4
 
 
 def _google_to_timm(google):
@@ -40,7 +41,7 @@ def _google_to_timm(google):
 def test_googles_files_give_the_same_model_as_timms():
     """Names and axes (height, width, in, out) as in Google's own `load_from`."""
     reference = REFERENCES["bit-50x1"]
-    expected = parity.drawn("bit-50x1", reference, names.timm_names)
+    expected = parity.drawn("bit-50x1", reference, FORMATS[BiT]["timm"].names)
     tensor = functools.partial(draw.tensor, conv_scale=reference["conv_scale"])
 
     def from_google(name, shape):
@@ -52,10 +53,10 @@ def test_googles_files_give_the_same_model_as_timms():
         return kernel.transpose(2, 3, 1, 0)
 
     shapes = eqx.filter_eval_shape(lambda: expected)
-    table = names.google_names(shapes)
+    table = FORMATS[BiT]["google"].names(shapes)
     assert eqx.tree_equal(parity.fill(shapes, table, from_google), expected)
     units = {1: 3, 2: 4, 3: 6, 4: 3}
-    assert {foreign.name for foreign in table.values()} == {
+    assert {foreign.names[0] for foreign in table.values()} == {
         "resnet/root_block/standardized_conv2d/kernel",
         "resnet/group_norm/gamma",
         "resnet/group_norm/beta",

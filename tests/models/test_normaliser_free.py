@@ -16,8 +16,7 @@ from test_windows import textbook_pool
 
 from tanager import clipped_grad, models
 from tanager.models import nf_resnet, nfnet
-from tanager.models.foreign import nf_resnet as nf_resnet_table
-from tanager.models.foreign import nfnet as nfnet_table
+from tanager.models.foreign.tables import FORMATS
 from tanager.models.normaliser_free import Place
 
 
@@ -45,8 +44,7 @@ def _shapes(build, **options):
 def _timm(module, build, **options):
     """Shapes of a model as timm computes it, and its table."""
     model = _shapes(build, **module.IMPLEMENTATIONS["timm"] | options)
-    table = nf_resnet_table if module is nf_resnet else nfnet_table
-    return model, table.timm_names(model)
+    return model, FORMATS[type(model)]["timm"].names(model)
 
 
 def _name(path):
@@ -63,7 +61,7 @@ def _filled(model, table):
 
     def one(path, leaf):
         foreign = table[_name(path)]
-        theirs = draw.tensor(foreign.name, _their_shape(foreign, leaf))
+        theirs = draw.tensor(foreign.names[0], _their_shape(foreign, leaf))
         return foreign.layout.to_ours(np.float64(theirs))
 
     return jax.tree_util.tree_map_with_path(one, model)
@@ -82,7 +80,7 @@ def test_every_tensor_has_its_place_in_timm(name):
     }
     assert table.keys() == leaves.keys()
     theirs = {
-        foreign.name: _their_shape(foreign, leaves[ours])
+        foreign.names[0]: _their_shape(foreign, leaves[ours])
         for ours, foreign in table.items()
     }
     assert len(theirs) == len(table)
@@ -353,4 +351,4 @@ def test_timms_weights_are_refused_where_they_would_compute_something_else(name)
     options = nf_resnet.IMPLEMENTATIONS[name]
     model = _shapes(BUILDERS["nf-resnet-50"], **options)
     with pytest.raises(ValueError, match="for timm's weights: build the model with"):
-        nf_resnet_table.timm_names(model)
+        FORMATS[type(model)]["timm"].names(model)

@@ -71,7 +71,7 @@ def test_pytorch_formats_say_that_they_are(tmp_path):
 def test_an_npz_file_loads_by_the_same_tables(tmp_path, monkeypatch):
     def google(model):
         names = weights.named_tensors(model)
-        return {ours: Foreign(f"resnet/{ours}", SAME) for ours in names}
+        return {ours: Foreign((f"resnet/{ours}",), SAME) for ours in names}
 
     forms = {models.SmallCNN: {"google": tables.Format(google)}}
     monkeypatch.setattr("tanager.models.pretrained.FORMATS", forms)

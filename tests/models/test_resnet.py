@@ -1,7 +1,8 @@
 import pytest
 from references import parity
 
-from tanager.models.foreign import resnet as names
+from tanager.models.foreign.tables import FORMATS
+from tanager.models.resnet import ResNet
 
 
 REFERENCES = parity.read("resnet")
@@ -10,4 +11,6 @@ REFERENCES = parity.read("resnet")
 @pytest.mark.parametrize("name", REFERENCES)
 def test_logits_are_timms(name):
     """Weights and image drawn by name; the reference was computed in float64."""
-    assert parity.difference(name, REFERENCES[name], names.timm_names) < 5e-6
+    assert (
+        parity.difference(name, REFERENCES[name], FORMATS[ResNet]["timm"].names) < 5e-6
+    )

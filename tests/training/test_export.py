@@ -199,7 +199,7 @@ def test_a_model_of_your_own_code_is_exported_as_its_tensors(tmp_path):
     to = tanager.export(run, tmp_path / "model", weights="last")
     loaded = weights.load(mine, to / "model.safetensors")
     assert eqx.tree_equal(loaded, mine)
-    with pytest.raises(ValueError, match="holds a model of its author's own code"):
+    with pytest.raises(ValueError, match="holds a model that is not one of tanager's"):
         models.load_pretrained(to)
     assert "its author's own code" in (to / "README.md").read_text()
     with pytest.raises(ValueError, match="needs a named architecture"):
@@ -293,7 +293,7 @@ def test_an_export_is_there_whole_or_not_at_all(vit_run, tmp_path, monkeypatch):
             lambda ours: ours["classes"].append("bird"),
             "differs: head.weight is [192, 2]",
         ),
-        (lambda ours: ours.pop("model"), "is no config.json of `tanager export`"),
+        (lambda ours: ours.pop("model"), "is not a config.json of `tanager export`"),
     ],
 )
 def test_a_damaged_description_is_refused(vit_run, tmp_path, change, message):
@@ -341,7 +341,7 @@ def edit(name, **changes):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (another_ledger, "this is the ledger of another run"),
+        (another_ledger, "it belongs to another run"),
         (lambda run: (run / "ledger.jsonl").unlink(), "has no ledger.jsonl"),
         (edit("result.json", epsilon=0.5), "claims epsilon = 0.5 in result.json"),
         (edit("result.json", delta=1e-9), "claims delta = 1e-09 in result.json"),

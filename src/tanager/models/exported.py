@@ -1,4 +1,4 @@
-"""Models that `tanager export` wrote, back from their folder or from the hub."""
+"""Load models that `tanager export` wrote, from a folder or from the Hub."""
 
 import os
 from pathlib import Path
@@ -25,10 +25,10 @@ _LARGEST_SIDE = 1 << 14
 
 
 class Pretrained(NamedTuple):
-    """An exported model, with what is needed to use it.
+    """An exported model with its preprocessing.
 
     Called with one image, uint8 `[H, W, C]`, it returns float32 logits `[classes]`. The
-    image is of the size the model was trained on, or of the size that training resized.
+    image has the size the model was trained on, or that of the data before resizing.
 
     Attributes:
         model: from one standardised image `[H, W, C]` to logits.
@@ -70,12 +70,12 @@ def load_pretrained(source: str | os.PathLike[str]) -> Pretrained:
     """Load a model that `tanager export` wrote, in either of its formats.
 
     Args:
-        source: the folder, or a repository on the hub, ``hf:OWNER/NAME[@REVISION]``.
+        source: the folder, or a repository on the Hub, ``hf:OWNER/NAME[@REVISION]``.
 
     Raises:
-        ValueError: there is no exported model, or one of its author's own code; or a
-            file is damaged.
-        OSError: a file on the hub is out of reach.
+        ValueError: there is no exported model, its architecture is not one of
+            tanager's, or a file is damaged.
+        OSError: a file on the Hub cannot be downloaded.
     """
     path, config = _config(source)
     ours = config["tanager"]
@@ -83,8 +83,8 @@ def load_pretrained(source: str | os.PathLike[str]) -> Pretrained:
     if architecture is None:
         _refuse(
             source,
-            "holds a model of its author's own code",
-            "make that model and load with tanager.models.weights.load(model, file)",
+            "holds a model that is not one of tanager's",
+            "create that model and use tanager.models.weights.load(model, file)",
         )
     check_record(path, ours, _OURS, "export it again", "source")
     template = template_of(path, architecture, ours["classes"], "source")
@@ -138,7 +138,7 @@ def _config(source: str | os.PathLike[str]) -> tuple[Path, dict[str, Any]]:
     if not path.is_file():
         _refuse(source, rule, remedy)
     config = read_json(path, remedy, "source")
-    with reading(path, "is no config.json of `tanager export`", remedy, "source"):
+    with reading(path, "is not a config.json of `tanager export`", remedy, "source"):
         _ = config["tanager"]["model"]
     return path, config
 

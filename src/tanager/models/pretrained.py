@@ -1,8 +1,8 @@
-"""Public weights into a model, and a model's weights into files that others read.
+"""Load public weights into a model, and save a model for other libraries.
 
-`load_weights` takes a file of any library in `foreign.tables`, or of our own, finds out
-by the names in it which one wrote it, and refuses whatever does not fit: nothing is
-left out, made up or stretched without being asked for or put on record.
+`load_weights` takes a file of any library in `foreign.tables`, or of tanager. It finds
+out which one wrote it by the names in it, and refuses a file that does not fit. Every
+tensor that is left out, cast or resized is recorded.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ import numpy as np
 from tanager import _validate as validate
 from tanager._text import clean
 from tanager.models import hub, weights
-from tanager.models.foreign.layouts import SAME, Foreign, Joined, Table
+from tanager.models.foreign.layouts import SAME, Foreign, Table
 from tanager.models.foreign.tables import FORMATS, Format
 from tanager.models.positions import fit_positions
 from tanager.models.tensors import read_tensors
@@ -39,10 +39,9 @@ class Loaded(NamedTuple):
 
     Attributes:
         model: the model.
-        origin: where they come from, for the record, as JSON: ``weights`` (the name on
-            the hub or of the file, without its folder), ``format``, ``sha256`` of the
-            file, ``head``, and ``changes``, one sentence for each thing that is not in
-            the model as it was in the file.
+        origin: where they come from, as JSON: ``weights`` (the name on the Hub or of
+            the file, without its folder), ``format``, ``sha256`` of the file, ``head``,
+            and ``changes``, one sentence for each difference between file and model.
     """
 
     model: Any
@@ -63,29 +62,28 @@ def load_weights(
     Position embeddings for another square grid of patches are resized (see
     `positions.fit_positions`).
 
-    For a head of your own classes say what it starts from. ``"fresh"`` keeps the head
-    the model was created with, Gaussian of variance 1/fan-in: what DeepMind's code for
-    the Unlocking paper does, which itself is silent about it. ``"zero"`` makes all
-    logits 0: Mehta et al. 2022 (arXiv:2205.02973) find near-zero heads best when the
-    last layer is trained privately in few steps.
+    For your own classes, choose how the head starts. ``"fresh"`` keeps the head of the
+    model, Gaussian with variance 1/fan-in, as DeepMind's code for the Unlocking paper
+    does. ``"zero"`` makes all logits 0: Mehta et al. 2022 (arXiv:2205.02973) find
+    near-zero heads best when the last layer is trained privately in few steps.
 
     Args:
-        model: of the architecture of the weights; shapes will do for what is loaded,
-            as `equinox.filter_eval_shape` gives them.
+        model: of the architecture of the weights; what is loaded may be shapes, as
+            `equinox.filter_eval_shape` returns them.
         source: a safetensors file of timm, of Hugging Face transformers or of
             tanager; an npz file of Google's; a folder with a ``model.safetensors``; or
-            a name on the hub, ``hf:timm/vit_base_patch16_224.augreg_in21k``.
-        head: ``"load"`` it too, keep the model's own, ``"fresh"``, or ``"zero"`` it.
+            a name on the Hub, ``hf:timm/vit_base_patch16_224.augreg_in21k``.
+        head: ``"load"`` the head too, keep the model's (``"fresh"``), or set it to 0
+            (``"zero"``).
 
     Returns:
         The model and where its weights come from.
 
     Raises:
-        ValueError: the file cannot be read safely or wholly (see
-            `tensors.read_tensors`), or does not fit: the message names every tensor
-            that is missing, extra, of another shape or dtype, or not finite. The model
-            given is never changed.
-        OSError: a file on the hub is out of reach.
+        ValueError: the file cannot be read (see `tensors.read_tensors`), or does not
+            fit: the message names every tensor that is missing, extra, of another shape
+            or dtype, or not finite.
+        OSError: a file on the Hub cannot be downloaded.
     """
     validate.one_of(HEADS, head=head)
     path = _find(source)
@@ -135,14 +133,14 @@ def save_weights(
     format: str = OWN_FORMAT,
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Save a model's weights under the names and in the layouts of a library.
+    """Save a model's weights with the names and layouts of a library.
 
     Args:
         model: the model.
-        path: the safetensors file to write or replace, whole or not at all.
+        path: the safetensors file to write or replace, atomically.
         format: one of `formats(model)`.
-        metadata: strings kept beside the tensors; none says ``{"format": "pt"}`` in the
-            formats of PyTorch libraries, as they require.
+        metadata: strings saved beside the tensors. By default ``{"format": "pt"}`` in
+            the formats of PyTorch libraries, which require it.
 
     Raises:
         ValueError: the model cannot be written in this format.
@@ -158,14 +156,14 @@ def save_weights(
 
 
 def table_of(model: Any, format: str) -> Table:
-    """Return what each of a model's tensors is in the files of a library.
+    """Return the names and layouts of a model's tensors in the files of a library.
 
     Raises:
         ValueError: the model cannot be written in this format.
     """
     forms = _forms(model)
     validate.one_of(
-        forms, format=format, remedy=f"{type(model).__name__} has no other form"
+        forms, format=format, remedy=f"{type(model).__name__} has no other format"
     )
     return forms[format].names(model)
 
@@ -198,7 +196,7 @@ def _require_head(model: Any) -> None:
             "model",
             type(model).__name__,
             "has a head of shapes without values",
-            "create the model instead of only its shapes",
+            "create the model, not only its shapes",
         )
 
 
@@ -207,7 +205,7 @@ def _require_head(model: Any) -> None:
 
 def _forms(model: Any) -> dict[str, Format]:
     def own(model: Any) -> Table:
-        return {name: Foreign(name, SAME) for name in weights.named_tensors(model)}
+        return {name: Foreign((name,), SAME) for name in weights.named_tensors(model)}
 
     return {OWN_FORMAT: Format(own), **FORMATS.get(type(model), {})}
 
@@ -215,9 +213,9 @@ def _forms(model: Any) -> dict[str, Format]:
 def _recognise(
     model: Any, found: Mapping[str, np.ndarray], source: Any
 ) -> tuple[str, Table, Format, list[str]]:
-    """Return the format whose names the file has most of, its table, and refusals.
+    """Return the format that shares most names with the file, its table, and refusals.
 
-    A table may refuse a model that computes something else from the same weights.
+    A table refuses a model that computes something else from the same weights.
     """
     best, best_share, best_table = OWN_FORMAT, 0.0, {}
     forms, refusals = _forms(model), []
@@ -299,7 +297,7 @@ def _fit(
 
 
 def _unlike(
-    tensor: Foreign | Joined,
+    tensor: Foreign,
     theirs: Mapping[str, np.ndarray],
     leaf: Any,
     resizable: bool,

@@ -1,7 +1,7 @@
-"""Weight files of anyone, opened without trusting them.
+"""Weight files of anyone, read without trusting them.
 
-Only arrays are read: safetensors, and NumPy's npz without pickled objects. Whatever
-else carries weights, and whatever did not arrive whole, is refused by name.
+Only arrays are read: safetensors, and NumPy's npz without pickled objects. Other kinds
+of files, and incomplete ones, are refused by name.
 """
 
 import contextlib
@@ -31,8 +31,8 @@ def read_tensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         NumPy arrays in the dtypes of the file; bfloat16 as `ml_dtypes.bfloat16`.
 
     Raises:
-        ValueError: there is no such file; it is a pickle, which could run any program
-            on being read; it is a Git LFS pointer, is cut short or damaged, or is of
+        ValueError: there is no such file; it is a pickle, which can run any program
+            when it is read; it is a Git LFS pointer, is cut short or damaged, or is of
             another kind.
     """
     path = Path(path)
@@ -66,7 +66,7 @@ def _reading(path: Path, rule: str) -> contextlib.AbstractContextManager[None]:
 def _refuse_pickle(path: Path) -> NoReturn:
     _refuse(
         path,
-        "is a pickle, which can run any program on being read",
+        "is a pickle, which can run any program when it is read",
         "take the model.safetensors of the same model; if there is none, convert the "
         "file where you would run its author's code",
     )
@@ -95,7 +95,7 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
     with open(path, "rb") as file:
         header_size = int.from_bytes(file.read(8), "little")
         if header_size > _LARGEST_HEADER:
-            _refuse(path, "is not a safetensors file", "its header is impossibly long")
+            _refuse(path, "is not a safetensors file", "its header is too long")
         header = file.read(header_size)
     if len(header) < header_size:
         _refuse(path, "is cut short", f"{_AGAIN}, or resume")

@@ -43,11 +43,11 @@ def fill(
         tensor: returns theirs from its name and shape, with their axes.
     """
     assert sorted(table) == sorted(names_of(model))
-    assert len({foreign.name for foreign in table.values()}) == len(table)
+    assert len({foreign.names for foreign in table.values()}) == len(table)
     leaves, tree = jax.tree.flatten(model)
     filled = []
     for name, leaf in zip(names_of(model), leaves, strict=True):
-        theirs, layout = table[name]
+        (theirs,), layout = table[name]
         like = layout.to_theirs(np.broadcast_to(np.float32(0), leaf.shape))
         array = layout.to_ours(tensor(theirs, like.shape))
         assert array.shape == leaf.shape, name

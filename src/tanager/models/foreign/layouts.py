@@ -1,4 +1,4 @@
-"""How the axes (and now and then the scale) of a tensor differ between libraries."""
+"""How the axes (and sometimes the scale) of a tensor differ between libraries."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -19,57 +19,30 @@ class Layout(NamedTuple):
 
 
 class Foreign(NamedTuple):
-    """One tensor of another library that is one of ours.
+    """The tensors of another library that make one of ours.
 
     Attributes:
-        name: of the tensor in their file.
-        layout: of its axes.
-    """
-
-    name: str
-    layout: Layout
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of their tensors."""
-        return (self.name,)
-
-    def to_ours(self, theirs: Sequence[np.ndarray]) -> np.ndarray:
-        """Return our array from theirs, in the order of `names`."""
-        (array,) = theirs
-        return self.layout.to_ours(array)
-
-    def to_theirs(self, ours: np.ndarray) -> list[np.ndarray]:
-        """Return their arrays from ours, in the order of `names`."""
-        return [self.layout.to_theirs(ours)]
-
-
-class Joined(NamedTuple):
-    """Several equally large tensors of another library that are one of ours.
-
-    Attributes:
-        names: of the tensors in their file, in the order they lie in ours.
+        names: in their file. Several are equally large parts along our last axis.
         layout: of the axes of each.
-        axis: of our array, along which they lie.
     """
 
     names: tuple[str, ...]
     layout: Layout
-    axis: int
 
     def to_ours(self, theirs: Sequence[np.ndarray]) -> np.ndarray:
         """Return our array from theirs, in the order of `names`."""
         parts = [self.layout.to_ours(array) for array in theirs]
-        return np.concatenate(parts, axis=self.axis)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
 
     def to_theirs(self, ours: np.ndarray) -> list[np.ndarray]:
         """Return their arrays from ours, in the order of `names`."""
-        parts = np.split(ours, len(self.names), axis=self.axis)
+        count = len(self.names)
+        parts = [ours] if count == 1 else np.split(ours, count, axis=-1)
         return [self.layout.to_theirs(part) for part in parts]
 
 
-Table = Mapping[str, Foreign | Joined]
-"""What each of our tensors is elsewhere; no tensor, ours or theirs, occurs twice."""
+Table = Mapping[str, Foreign]
+"""From the name of our tensor to theirs; no tensor, ours or theirs, occurs twice."""
 
 
 def _permuted(*axes: int) -> Layout:

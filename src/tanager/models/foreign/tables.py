@@ -1,18 +1,50 @@
 """Which libraries' files each architecture can be read from and written to.
 
-A new architecture is one entry of `FORMATS`; loading, exporting and the hub follow.
+A format is a list of rules; each gives our name, theirs, and the layout. A letter in
+braces stands for a number: ``{i}``, and ``{i1}`` for the number plus 1 in their name. A
+new architecture is one entry of `FORMATS`; loading, exporting and the Hub follow.
 """
 
-from collections.abc import Callable, Mapping
+import functools
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from tanager import _validate as validate
 from tanager.models.bit import BiT
-from tanager.models.foreign import bit, nf_resnet, nfnet, resnet, vit
-from tanager.models.foreign.layouts import Table
-from tanager.models.nf_resnet import NFResNet
+from tanager.models.foreign.layouts import (
+    CONV,
+    FIRST_AXIS,
+    FIRST_TWO_AXES,
+    GAIN,
+    LINEAR,
+    POINTWISE,
+    SAME,
+    Foreign,
+    Layout,
+    Table,
+    scaled,
+)
+from tanager.models.nf_resnet import IMPLEMENTATIONS, NFResNet
 from tanager.models.nfnet import NFNet
+from tanager.models.normaliser_free import RELU_GAMMA
 from tanager.models.resnet import ResNet
 from tanager.models.vit import VisionTransformer
+from tanager.models.weights import named_tensors
+
+
+class Rule(NamedTuple):
+    """Their names for some of our tensors.
+
+    Attributes:
+        ours: our name, with letters in braces.
+        theirs: their name; several, joined by ``|``, are parts of ours.
+        layout: of the axes.
+    """
+
+    ours: str
+    theirs: str
+    layout: Layout
 
 
 class Format(NamedTuple):
@@ -20,27 +52,231 @@ class Format(NamedTuple):
 
     Attributes:
         names: from a model to its table.
-        unused: tensors that such files may hold besides, and that no logit depends on.
+        unused: tensors that such files may also hold, and that no logit depends on.
     """
 
     names: Callable[[Any], Table]
     unused: tuple[str, ...] = ()
 
 
+def table(rules: Iterable[Rule], model: Any) -> Table:
+    """Return the table of a model: for each of our tensors, the first rule that fits.
+
+    ``{b}`` is a block of a normaliser-free network, ``{stage}`` and ``{place}`` its
+    place in theirs, where every stage counts its blocks from 0.
+    """
+    found = {}
+    for name in named_tensors(model):
+        for rule in rules:
+            match = _pattern(rule.ours).fullmatch(name)
+            if match is None:
+                continue
+            numbers = {letter: int(text) for letter, text in match.groupdict().items()}
+            numbers |= {f"{letter}1": n + 1 for letter, n in numbers.items()}
+            if "b" in numbers:
+                blocks = model.blocks[: numbers["b"] + 1]
+                starts = [n for n, b in enumerate(blocks) if b.shortcut is not None]
+                numbers |= {
+                    "stage": len(starts) - 1,
+                    "place": numbers["b"] - starts[-1],
+                }
+            names = rule.theirs.format(**numbers).split("|")
+            found[name] = Foreign(tuple(names), rule.layout)
+            break
+    return found
+
+
+@functools.cache
+def _pattern(name: str) -> re.Pattern[str]:
+    return re.compile(re.sub(r"\\{(\w)\\}", r"(?P<\1>\\d+)", re.escape(name)))
+
+
+def _conv(ours: str, theirs: str, gain: Layout = GAIN) -> list[Rule]:
+    return [
+        Rule(f"{ours}.weight", f"{theirs}.weight", CONV),
+        Rule(f"{ours}.gain", f"{theirs}.gain", gain),
+        Rule(f"{ours}.bias", f"{theirs}.bias", SAME),
+    ]
+
+
+def _linear(ours: str, theirs: str, layout: Layout = LINEAR) -> list[Rule]:
+    return [
+        Rule(f"{ours}.weight", f"{theirs}.weight", layout),
+        Rule(f"{ours}.bias", f"{theirs}.bias", SAME),
+    ]
+
+
+def _norm(ours: str, theirs: str, scale: str = "weight", bias="bias") -> list[Rule]:
+    return [
+        Rule(f"{ours}.scale", f"{theirs}.{scale}", SAME),
+        Rule(f"{ours}.bias", f"{theirs}.{bias}", SAME),
+    ]
+
+
+# timm's `VisionTransformer` with a class token, a last norm before the head and no
+# layer scale: ``vit_*_patch*`` of its augreg, orig and deit families.
+_VIT_TIMM = (
+    *_conv("patches", "patch_embed.proj"),
+    Rule("class_token", "cls_token", FIRST_TWO_AXES),
+    Rule("positions", "pos_embed", FIRST_AXIS),
+    *_norm("norm", "norm"),
+    *_linear("head", "head"),
+    *_norm("blocks.{i}.norm1", "blocks.{i}.norm1"),
+    *_linear("blocks.{i}.attention.qkv", "blocks.{i}.attn.qkv"),
+    *_linear("blocks.{i}.attention.projection", "blocks.{i}.attn.proj"),
+    *_norm("blocks.{i}.norm2", "blocks.{i}.norm2"),
+    *_linear("blocks.{i}.expand", "blocks.{i}.mlp.fc1"),
+    *_linear("blocks.{i}.contract", "blocks.{i}.mlp.fc2"),
+)
+
+
+def _vit_huggingface(prefix: str) -> tuple[Rule, ...]:
+    """Return the rules of transformers' `ViTForImageClassification`.
+
+    Its layer norms add 1e-12 to the variance unless configured otherwise, ours 1e-6;
+    `docs/weights.md` says how much that changes the logits.
+
+    Args:
+        prefix: of all names but the head's; empty in files of a bare `ViTModel`.
+    """
+    embeddings, layer = f"{prefix}embeddings", f"{prefix}encoder.layer.{{i}}"
+    parts = [f"{layer}.attention.attention.{p}" for p in ("query", "key", "value")]
+    weight, bias = ("|".join(f"{p}.{k}" for p in parts) for k in ("weight", "bias"))
+    return (
+        *_conv("patches", f"{embeddings}.patch_embeddings.projection"),
+        Rule("class_token", f"{embeddings}.cls_token", FIRST_TWO_AXES),
+        Rule("positions", f"{embeddings}.position_embeddings", FIRST_AXIS),
+        *_norm("norm", f"{prefix}layernorm"),
+        *_linear("head", "classifier"),
+        *_norm("blocks.{i}.norm1", f"{layer}.layernorm_before"),
+        Rule("blocks.{i}.attention.qkv.weight", weight, LINEAR),
+        Rule("blocks.{i}.attention.qkv.bias", bias, SAME),
+        *_linear("blocks.{i}.attention.projection", f"{layer}.attention.output.dense"),
+        *_norm("blocks.{i}.norm2", f"{layer}.layernorm_after"),
+        *_linear("blocks.{i}.expand", f"{layer}.intermediate.dense"),
+        *_linear("blocks.{i}.contract", f"{layer}.output.dense"),
+    )
+
+
+# ResNets with group norm, such as timm's `resnet50_gn`, whose norms are called ``bn``.
+_RESNET_TIMM = (
+    *_conv("stem", "conv1"),
+    *_norm("norm", "bn1"),
+    *_linear("head", "fc"),
+    *_conv("stages.{i}.{j}.convs.{n}", "layer{i1}.{j}.conv{n1}"),
+    *_norm("stages.{i}.{j}.norms.{n}", "layer{i1}.{j}.bn{n1}"),
+    *_conv("stages.{i}.{j}.shortcut", "layer{i1}.{j}.downsample.0"),
+    *_norm("stages.{i}.{j}.shortcut_norm", "layer{i1}.{j}.downsample.1"),
+)
+
+_BIT_TIMM = (
+    *_conv("stem", "stem.conv"),
+    *_norm("norm", "norm"),
+    *_linear("head", "head.fc", POINTWISE),
+    *_conv("stages.{i}.{j}.convs.{n}", "stages.{i}.blocks.{j}.conv{n1}"),
+    *_norm("stages.{i}.{j}.norms.{n}", "stages.{i}.blocks.{j}.norm{n1}"),
+    *_conv("stages.{i}.{j}.shortcut", "stages.{i}.blocks.{j}.downsample.conv"),
+)
+
+# Google's ``BiT-M-R50x1.npz``: `load_from` in github.com/google-research/big_transfer,
+# bit_pytorch/models.py.
+_KERNEL, _NORM = "standardized_conv2d/kernel", ("group_norm/gamma", "group_norm/beta")
+_UNIT = "resnet/block{i1}/unit{j1:02d}"
+_BIT_GOOGLE = (
+    Rule("stem.weight", f"resnet/root_block/{_KERNEL}", SAME),
+    Rule("norm.scale", f"resnet/{_NORM[0]}", SAME),
+    Rule("norm.bias", f"resnet/{_NORM[1]}", SAME),
+    Rule("head.weight", "resnet/head/conv2d/kernel", FIRST_TWO_AXES),
+    Rule("head.bias", "resnet/head/conv2d/bias", SAME),
+    Rule("stages.{i}.{j}.shortcut.weight", f"{_UNIT}/a/proj/{_KERNEL}", SAME),
+    *(
+        rule
+        for n, letter in enumerate("abc")
+        for rule in (
+            Rule(
+                f"stages.{{i}}.{{j}}.convs.{n}.weight",
+                f"{_UNIT}/{letter}/{_KERNEL}",
+                SAME,
+            ),
+            Rule(
+                f"stages.{{i}}.{{j}}.norms.{n}.scale",
+                f"{_UNIT}/{letter}/{_NORM[0]}",
+                SAME,
+            ),
+            Rule(
+                f"stages.{{i}}.{{j}}.norms.{n}.bias",
+                f"{_UNIT}/{letter}/{_NORM[1]}",
+                SAME,
+            ),
+        )
+    ),
+)
+
+_BLOCK = "stages.{stage}.{place}"
+_NORMALISER_FREE_BLOCK = (
+    *_conv("blocks.{b}.conv1", f"{_BLOCK}.conv1"),
+    *_conv("blocks.{b}.conv2", f"{_BLOCK}.conv2"),
+    *_conv("blocks.{b}.conv2b", f"{_BLOCK}.conv2b"),
+    *_conv("blocks.{b}.conv3", f"{_BLOCK}.conv3"),
+    *_conv("blocks.{b}.shortcut", f"{_BLOCK}.downsample.conv"),
+    Rule("blocks.{b}.skip_gain", f"{_BLOCK}.skipinit_gain", SAME),
+)
+
+# timm multiplies by γ in each convolution, we in each activation. The two differ where
+# a convolution follows no activation (the stem, whose gain is γ times theirs) and an
+# activation no convolution (the head, whose weight is theirs divided by γ).
+_NF_RESNET_TIMM = (
+    *_conv("stem", "stem.conv", scaled(GAIN, RELU_GAMMA)),
+    *_NORMALISER_FREE_BLOCK,
+    *_linear("head", "head.fc", scaled(LINEAR, 1 / RELU_GAMMA)),
+)
+
+_NFNET_TIMM = (
+    *_conv("stem.{i}", "stem.conv{i1}"),
+    *_NORMALISER_FREE_BLOCK,
+    *_linear("blocks.{b}.attention.squeeze", f"{_BLOCK}.attn_last.fc1", POINTWISE),
+    *_linear("blocks.{b}.attention.expand", f"{_BLOCK}.attn_last.fc2", POINTWISE),
+    *_conv("last", "final_conv"),
+    *_linear("head", "head.fc"),
+)
+
+
+def _nf_resnet_timm(model: NFResNet) -> Table:
+    """Return the table of a model that computes what timm computes.
+
+    timm's published weights have no skip gain; its ``skipinit=True`` does.
+
+    Raises:
+        ValueError: the model computes something else from the same weights.
+    """
+    for name, value in (IMPLEMENTATIONS["timm"] | {"gamma": RELU_GAMMA}).items():
+        if name != "skip_gain" and getattr(model, name) != value:
+            validate.refuse(
+                name,
+                getattr(model, name),
+                f"must be {value!r} for timm's weights",
+                'build the model with the options of IMPLEMENTATIONS["timm"]',
+            )
+    return table(_NF_RESNET_TIMM, model)
+
+
+def _format(rules: Iterable[Rule], *unused: str) -> Format:
+    return Format(functools.partial(table, rules), unused)
+
+
 FORMATS: Mapping[type, Mapping[str, Format]] = {
     VisionTransformer: {
-        "timm": Format(vit.timm_names),
-        "huggingface": Format(
-            vit.hf_names, ("vit.pooler.dense.weight", "vit.pooler.dense.bias")
+        "timm": _format(_VIT_TIMM),
+        "huggingface": _format(
+            _vit_huggingface("vit."), "vit.pooler.dense.weight", "vit.pooler.dense.bias"
         ),
-        "huggingface-backbone": Format(
-            lambda model: vit.hf_names(model, prefix=""),
-            ("pooler.dense.weight", "pooler.dense.bias"),
+        "huggingface-backbone": _format(
+            _vit_huggingface(""), "pooler.dense.weight", "pooler.dense.bias"
         ),
     },
-    ResNet: {"timm": Format(resnet.timm_names)},
-    NFResNet: {"timm": Format(nf_resnet.timm_names)},
-    NFNet: {"timm": Format(nfnet.timm_names)},
-    BiT: {"timm": Format(bit.timm_names), "google": Format(bit.google_names)},
+    ResNet: {"timm": _format(_RESNET_TIMM)},
+    NFResNet: {"timm": Format(_nf_resnet_timm)},
+    NFNet: {"timm": _format(_NFNET_TIMM)},
+    BiT: {"timm": _format(_BIT_TIMM), "google": _format(_BIT_GOOGLE)},
 }
 """By class of model and by name of the format, besides ``"tanager"``, our own."""
