@@ -11,7 +11,7 @@ from tanager import models
 from tanager.models import layers, vit
 
 
-REFERENCES = parity.read("resnet") | parity.read("bit") | parity.read("vit")
+REFERENCES = parity.read("bit") | parity.read("vit")
 
 
 def test_parameters_are_counted_from_arrays_or_shapes():

@@ -19,8 +19,6 @@ def _loss(model, example):
     ("name", "shape"),
     [
         ("lenet", (28, 28, 1)),
-        ("resnet-18", (32, 32, 3)),
-        ("resnet-50", (32, 32, 3)),
         ("bit-50x1", (32, 32, 3)),
     ],
 )

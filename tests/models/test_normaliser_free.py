@@ -21,7 +21,11 @@ from tanager.models.normaliser_free import Place
 
 
 REFERENCE = json.loads((Path(draw.__file__).parent / "nf.json").read_text())
-BUILDERS = nf_resnet.BUILDERS | nfnet.BUILDERS
+BUILDERS = {
+    name: build
+    for name, build in models.MODELS.items()
+    if name.startswith(("nf-resnet", "nfnet"))
+}
 SHAPE = (64, 64, 3)
 
 

@@ -9,7 +9,7 @@ import pytest
 from references import parity
 
 from tanager import models
-from tanager.models import bit, resnet, zoo
+from tanager.models import bit, zoo
 
 
 CLASSES = 7
@@ -17,12 +17,6 @@ SHAPE = (224, 224, 3)  # a multiple of every patch side
 # Everything small enough to compile here; the published networks are the same code, and
 # the tests of their own files check their shapes.
 TINY = {
-    "tiny resnet": functools.partial(
-        resnet.ResNet, resnet.Variant((1, 1), bottleneck=False)
-    ),
-    "tiny bottlenecks": functools.partial(
-        resnet.ResNet, resnet.Variant((2,), bottleneck=True)
-    ),
     "tiny bit": functools.partial(bit.BiT, bit.Variant((1, 1), 1)),
 }
 CASES = [
@@ -34,8 +28,6 @@ CASES = [
     ("mlp", (8, 9, 2), "pre-activation", True),
     ("linear", (2, 3, 1), "post-activation", False),
     ("lenet", (16, 18, 1), "pre-activation", True),
-    ("tiny resnet", (16, 16, 3), "pre-activation", True),
-    ("tiny bottlenecks", (9, 12, 1), "pre-activation", True),
     ("tiny bit", (16, 11, 3), "pre-activation", True),
 ]
 
@@ -225,10 +217,6 @@ def test_the_small_cnn_normalises_in_the_order_asked_for():
         ({"image_shape": (7, 8, 1)}, "image_height (=7) must be at least 8"),
         ({"image_shape": (8, 7, 1)}, "image_width (=7) must be at least 8"),
         (
-            {"name": "resnet-50", "image_shape": (7, 8, 1)},
-            "image_height (=7) must be at least 8: enlarge the images",
-        ),
-        (
             {"name": "bit-50x1", "image_shape": (8, 7, 1)},
             "image_width (=7) must be at least 8: enlarge the images",
         ),
@@ -255,7 +243,7 @@ def test_every_name_says_what_it_is():
     assert (other.name, other.image_shape) == ("wrn-22-2", (32, 32, 3))
 
 
-@pytest.mark.parametrize("file", ["resnet", "bit", "vit"])
+@pytest.mark.parametrize("file", ["bit", "vit"])
 def test_weights_are_offered_under_names_that_timm_has(file):
     for name, reference in parity.read(file).items():
         prefix = "hf:timm/"

@@ -22,7 +22,6 @@ from tanager.models.pretrained import load_weights as load_weights
 from tanager.models.pretrained import save_weights as save_weights
 from tanager.models.published import PUBLISHED as PUBLISHED
 from tanager.models.published import Published as Published
-from tanager.models.resnet import ResNet as ResNet
 from tanager.models.small_cnn import SmallCNN as SmallCNN
 from tanager.models.tuning import FINE_TUNING as FINE_TUNING
 from tanager.models.tuning import fine_tune as fine_tune

@@ -1,7 +1,7 @@
 """Normaliser-free residual networks (NF-ResNets), called on one image."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import equinox as eqx
@@ -234,16 +234,3 @@ class NFResNet(eqx.Module):
     def __call__(self, image: Array) -> Float[Array, " classes"]:
         """Return the logits of one image, in the image's dtype."""
         return self.head(self.features(image))
-
-
-def _build(
-    depth: int, *, image_shape: tuple[int, int, int], **options: Any
-) -> NFResNet:
-    return NFResNet(DEPTHS[depth], channels_in=image_shape[2], **options)
-
-
-BUILDERS: dict[str, Callable[..., NFResNet]] = {
-    f"nf-resnet-{depth}": functools.partial(_build, depth) for depth in DEPTHS
-}
-"""Builders by name: of ``classes=``, ``image_shape=`` and ``key=``, and of the options
-of `NFResNet`."""

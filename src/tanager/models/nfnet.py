@@ -1,7 +1,7 @@
 """Normaliser-free networks F0 to F6 (NFNets), called on one image."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import equinox as eqx
@@ -241,14 +241,3 @@ class NFNet(eqx.Module):
     def __call__(self, image: Array) -> Float[Array, " classes"]:
         """Return the logits of one image, in the image's dtype."""
         return self.head(self.features(image))
-
-
-def _build(size: int, *, image_shape: tuple[int, int, int], **options: Any) -> NFNet:
-    return NFNet(DEPTHS[size], channels_in=image_shape[2], **options)
-
-
-BUILDERS: dict[str, Callable[..., NFNet]] = {
-    f"nfnet-f{size}": functools.partial(_build, size) for size in DEPTHS
-}
-"""Builders by name: of ``classes=``, ``image_shape=`` and ``key=``, and of the options
-of `NFNet`."""

@@ -73,7 +73,6 @@ PUBLISHED: Mapping[str, tuple[Published, ...]] = {
     ),
     "vit-large-16": _vit("large"),
     "vit-huge-14": (_headless("vit_huge_patch14_224.orig_in21k"),),
-    "resnet-50": (_in1k("resnet50_gn.a1h_in1k", scale=_IMAGENET),),
     "nf-resnet-50": (_in1k("nf_resnet50.ra2_in1k", 256, _IMAGENET),),
     **{
         f"nfnet-f{size}": (_in1k(f"dm_nfnet_f{size}.dm_in1k", pixels, _IMAGENET),)

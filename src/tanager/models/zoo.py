@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from jaxtyping import Array, PRNGKeyArray
 
 from tanager import _validate as validate
-from tanager.models import bit, layers, nf_resnet, nfnet, resnet, vit, wide_resnet
+from tanager.models import bit, layers, nf_resnet, nfnet, vit, wide_resnet
 from tanager.models.lenet import LeNet
 from tanager.models.mlp import MLP
 from tanager.models.small_cnn import SmallCNN
@@ -106,32 +106,26 @@ def _wide_resnet(name: str, depth: int, width: int, source: str) -> ModelEntry:
     )
 
 
-def _resnet(depth: str) -> ModelEntry:
-    build = _any_size(resnet.ResNet, resnet.VARIANTS[depth])
-    source = "He et al. 2016, table 1; Wu and He 2018"
-    return _large(f"resnet-{depth}", build, "convolutional", source)
-
-
 def _bit(size: str) -> ModelEntry:
     build = _any_size(bit.BiT, bit.VARIANTS[size])
     source = "Kolesnikov et al. 2020; Rodriguez Beltran et al. 2024, table 1"
     return _large(f"bit-{size}", build, "convolutional", source)
 
 
-def _nf_resnet(name: str) -> ModelEntry:
+def _nf_resnet(depth: int) -> ModelEntry:
     return _large(
-        name,
-        nf_resnet.BUILDERS[name],
+        f"nf-resnet-{depth}",
+        _any_size(nf_resnet.NFResNet, nf_resnet.DEPTHS[depth]),
         "convolutional",
         "Brock et al. 2021a, section 4; De et al. 2022, section 3.3",
         implementations=nf_resnet.IMPLEMENTATIONS,
     )
 
 
-def _nfnet(name: str) -> ModelEntry:
+def _nfnet(size: int) -> ModelEntry:
     return _large(
-        name,
-        nfnet.BUILDERS[name],
+        f"nfnet-f{size}",
+        _any_size(nfnet.NFNet, nfnet.DEPTHS[size]),
         "convolutional",
         "Brock et al. 2021b, table 1",
         implementations=nfnet.IMPLEMENTATIONS,
@@ -155,11 +149,9 @@ ENTRIES = {
         _wide_resnet("wrn-16-4", 16, 4, "De et al. 2022, table 3"),
         _wide_resnet("wrn-40-4", 40, 4, "De et al. 2022, table 3"),
         _wide_resnet("wrn-28-10", 28, 10, "De et al. 2022, table 5"),
-        _resnet("18"),
-        _resnet("50"),
         *map(_bit, bit.VARIANTS),
-        *map(_nf_resnet, nf_resnet.BUILDERS),
-        *map(_nfnet, nfnet.BUILDERS),
+        *map(_nf_resnet, nf_resnet.DEPTHS),
+        *map(_nfnet, nfnet.DEPTHS),
         _vit("tiny", 16, _DEIT),
         _vit("small", 16, _DEIT),
         _vit("base", 16, _VIT),

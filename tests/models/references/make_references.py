@@ -23,10 +23,6 @@ CLASSES = 10
 
 # name: (timm's name, options, conv_scale, whether to compute logits)
 FILES = {
-    "resnet": {
-        "resnet-18": ("resnet18", {"norm_layer": "groupnorm"}, 1.0, True),
-        "resnet-50": ("resnet50_gn", {}, 1.0, True),
-    },
     "bit": {
         "bit-50x1": ("resnetv2_50x1_bit", {}, 0.01, True),
         "bit-101x1": ("resnetv2_101x1_bit", {}, 0.01, True),

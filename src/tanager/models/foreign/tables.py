@@ -28,7 +28,6 @@ from tanager.models.foreign.layouts import (
 from tanager.models.nf_resnet import IMPLEMENTATIONS, NFResNet
 from tanager.models.nfnet import NFNet
 from tanager.models.normaliser_free import RELU_GAMMA
-from tanager.models.resnet import ResNet
 from tanager.models.vit import VisionTransformer
 from tanager.models.weights import named_tensors
 
@@ -158,17 +157,6 @@ def _vit_huggingface(prefix: str) -> tuple[Rule, ...]:
     )
 
 
-# ResNets with group norm, such as timm's `resnet50_gn`, whose norms are called ``bn``.
-_RESNET_TIMM = (
-    *_conv("stem", "conv1"),
-    *_norm("norm", "bn1"),
-    *_linear("head", "fc"),
-    *_conv("stages.{i}.{j}.convs.{n}", "layer{i1}.{j}.conv{n1}"),
-    *_norm("stages.{i}.{j}.norms.{n}", "layer{i1}.{j}.bn{n1}"),
-    *_conv("stages.{i}.{j}.shortcut", "layer{i1}.{j}.downsample.0"),
-    *_norm("stages.{i}.{j}.shortcut_norm", "layer{i1}.{j}.downsample.1"),
-)
-
 _BIT_TIMM = (
     *_conv("stem", "stem.conv"),
     *_norm("norm", "norm"),
@@ -274,7 +262,6 @@ FORMATS: Mapping[type, Mapping[str, Format]] = {
             _vit_huggingface(""), "pooler.dense.weight", "pooler.dense.bias"
         ),
     },
-    ResNet: {"timm": _format(_RESNET_TIMM)},
     NFResNet: {"timm": Format(_nf_resnet_timm)},
     NFNet: {"timm": _format(_NFNET_TIMM)},
     BiT: {"timm": _format(_BIT_TIMM), "google": _format(_BIT_GOOGLE)},
