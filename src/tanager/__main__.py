@@ -1,4 +1,4 @@
-"""`python -m tanager`: the command, where it is not on the path."""
+"""`python -m tanager`: the same as the command `tanager`."""
 
 import sys
 

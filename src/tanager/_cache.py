@@ -1,4 +1,4 @@
-"""Where tanager keeps on this machine what it can make again."""
+"""The cache folder of this machine: files that tanager can make again."""
 
 import os
 import pathlib
@@ -14,7 +14,7 @@ def cache_folder() -> pathlib.Path:
 
 
 def private_folder(*names: str) -> pathlib.Path:
-    """Return a folder of the cache that its owner alone can read, made if need be.
+    """Return a folder in the cache that only its owner can read; create it if missing.
 
     Raises:
         OSError: it cannot be made.

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and JSON that every reader takes."""
+"""Write files atomically, and JSON that every reader accepts."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
     Args:
         path: the file to write or replace; its folder must exist.
         content: all of it.
-        mode: permissions, less what the process's umask takes away.
+        mode: permissions, before the process's umask.
     """
     with _neighbour(path, content, mode) as temporary:
         os.replace(temporary, path)
@@ -30,21 +30,21 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
 def write_text(path: Path, text: str) -> None:
     r"""Write a UTF-8 file whole or not at all.
 
-    What UTF-8 cannot hold, such as a byte of a file name that is no letter, is escaped
-    as ``\udcff``.
+    A character that UTF-8 cannot encode, such as a stray byte of a file name, is
+    escaped as ``\udcff``.
     """
     write_atomically(path, text.encode(errors="backslashreplace"))
 
 
 def write_once(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Write a file whole, unless it is there: of many writers at once, the first.
+    """Write a file atomically, unless it exists: the first of several writers wins.
 
-    Where the file system has no hard links, the last of those that write at once.
+    On a file system without hard links, the last of several writers wins.
 
     Args:
         path: the file to write; its folder must exist.
         content: all of it.
-        mode: permissions, less what the process's umask takes away.
+        mode: permissions, before the process's umask.
     """
     with _neighbour(path, content, mode) as temporary:
         try:
@@ -59,7 +59,7 @@ def write_once(path: Path, content: bytes, mode: int = 0o644) -> None:
 
 @contextlib.contextmanager
 def _neighbour(path: Path, content: bytes, mode: int) -> Iterator[Path]:
-    """Give a file beside `path` that is on the disk, and take it away afterwards."""
+    """Write a temporary file beside `path` to the disk; delete it afterwards."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -82,17 +82,17 @@ def sync_folder(folder: Path) -> None:
 
 
 def json_text(content: Any, indent: int | None = None) -> str:
-    """Return `content` as valid JSON; numbers that are not finite become null."""
+    """Return `content` as valid JSON; infinity and NaN become null."""
     return json.dumps(_finite(content), indent=indent, allow_nan=False)
 
 
 def as_json(content: Any) -> Any:
-    """Return what a reader of `json_text` gets: NumPy's numbers as Python's."""
+    """Return `content` as a reader of `json_text` sees it: without NumPy numbers."""
     return json.loads(json_text(content))
 
 
 def write_json(path: Path, content: Any, mode: int = 0o644) -> None:
-    """Write a JSON file whole or not at all."""
+    """Write a JSON file atomically."""
     write_atomically(path, _json_file(content), mode)
 
 
@@ -120,7 +120,7 @@ def _finite(content: Any) -> Any:
 
 
 def _umask() -> int:
-    # The only way to read it is to set it.
+    # Reading it requires setting it.
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

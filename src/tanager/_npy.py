@@ -1,7 +1,7 @@
-"""NumPy's npy and npz files, read without trusting what their headers tell.
+"""Read NumPy's npy and npz files without trusting their headers.
 
-NumPy's own reader allocates what a header claims, warns, and may unpickle. Here a file
-of a few bytes stays one of a few bytes.
+NumPy's own reader allocates as much as a header claims, warns, and may unpickle. Here a
+small file needs little memory, whatever its header claims.
 """
 
 import math
@@ -30,12 +30,12 @@ class ObjectsError(ValueError):
 
 
 class Header(NamedTuple):
-    """What an npy file says of its array.
+    """The header of an npy file.
 
     Attributes:
         shape: of the array.
-        by_columns: whether it is stored in Fortran's order.
-        dtype: of its numbers.
+        by_columns: whether it is stored in Fortran order.
+        dtype: of the array.
     """
 
     shape: tuple[int, ...]
@@ -44,7 +44,7 @@ class Header(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the array, as the header tells them."""
+        """Bytes of the array, according to the header."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -52,7 +52,7 @@ def read_header(stream: IO[bytes]) -> Header:
     """Read the header of an npy file; the numbers come next.
 
     Raises:
-        ValueError: it is no npy file, or one of records.
+        ValueError: it is not an npy file, or has structured records.
     """
     start = stream.read(8)
     wide = start[6:7] in (b"\x02", b"\x03")
@@ -64,7 +64,7 @@ def read_header(stream: IO[bytes]) -> Header:
     text = stream.read(length).decode("latin-1")
     found = _HEADER.fullmatch(text)
     if found is None or None in found.groups():
-        raise ValueError(f"it has a header that tells no plain array: {text:.100}")
+        raise ValueError(f"it has a header of no plain array: {text:.100}")
     numbers = re.findall(r"\d+", found["shape"])
     return Header(
         tuple(map(int, numbers)), found["order"] == "True", np.dtype(found["descr"])
@@ -76,13 +76,15 @@ def read_array(stream: IO[bytes], size: int) -> np.ndarray:
 
     Raises:
         ObjectsError: it holds Python objects.
-        ValueError: it is no npy file, or has another size than it tells.
+        ValueError: it is not an npy file, or is smaller than its header says.
     """
     header = read_header(stream)
     if header.dtype.hasobject:
         raise ObjectsError("it holds Python objects, which only a pickle can")
     if header.nbytes > size:
-        raise ValueError(f"it tells of {header.nbytes:,} bytes and has {size:,}")
+        raise ValueError(
+            f"its header says {header.nbytes:,} bytes, and it has {size:,}"
+        )
     content = stream.read(header.nbytes)
     if len(content) < header.nbytes:
         raise ValueError("it is cut short")
@@ -91,7 +93,7 @@ def read_array(stream: IO[bytes], size: int) -> np.ndarray:
 
 
 def members(archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:
-    """Return what an npz file holds by name, after checking that it can be unpacked.
+    """Return the members of an npz file by name, after checking their sizes.
 
     Args:
         archive: the file.

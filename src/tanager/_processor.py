@@ -1,4 +1,4 @@
-"""Which processor this is: what is timed or rounded on one may differ on another."""
+"""The processor of this machine: timings and rounding can differ on another."""
 
 import functools
 import os
@@ -10,18 +10,18 @@ _VECTORS = ("sse", "ssse", "avx", "amx", "fma", "f16c", "asimd", "sve", "bf16", 
 
 
 def name() -> str:
-    """Return the processor's name, as well as the system knows it."""
+    """Return the name of the processor."""
     return _line("model name") or platform.processor() or platform.machine()
 
 
 def instructions() -> tuple[str, ...]:
-    """Return the sets of vector instructions it has; none where nobody says."""
+    """Return its sets of vector instructions; empty if unknown."""
     told = (_line("flags") or _line("Features")).split()
     return tuple(sorted({flag for flag in told if flag.startswith(_VECTORS)}))
 
 
 def cores() -> int:
-    """Return how many cores this process may use; all of them where nobody says."""
+    """Return how many cores this process may use; all of them if unknown."""
     usable = getattr(os, "sched_getaffinity", None)
     return len(usable(0)) if usable else os.cpu_count() or 1
 

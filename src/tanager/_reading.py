@@ -124,9 +124,9 @@ def read_json_of(
 def read_json_lines(
     file: Path, has: tuple[str, ...] = (), remedy: str = "delete that line"
 ) -> list[dict[str, Any]]:
-    """Return the objects of a JSON lines file; none where there is no file.
+    """Return the objects of a JSON lines file; an empty list if it does not exist.
 
-    A torn last line, which does not end in a line break, is passed over.
+    An incomplete last line, without a line break, is ignored.
 
     Args:
         file: the file.

@@ -1,4 +1,4 @@
-"""What a JSON file of tanager's must hold, checked before it is used.
+"""Check that a JSON file of tanager's has the required fields before it is used.
 
 A shape is a type (`str`, `bool`, `int` for a whole number from 0, `float` for any
 number), a dict of shapes by field, ``[shape]`` for a list, `Each` for a dict with any
@@ -18,7 +18,7 @@ class Maybe:
     """A value that may be missing or null.
 
     Attributes:
-        shape: of it where it is there.
+        shape: of a value that is not missing.
     """
 
     shape: Any
@@ -56,12 +56,12 @@ def read_record(
 ) -> dict[str, Any]:
     """Return the object in a JSON file that has at least the fields of `shape`.
 
-    Fields that may be missing, and are, come as None.
+    Optional fields that are missing are returned as None.
 
     Args:
         file: the file.
-        shape: what it must hold; other fields may hold anything.
-        remedy: what to do about one that does not.
+        shape: the required fields; other fields are not checked.
+        remedy: what to do about a file that does not fit.
         argument: how a message calls the file.
 
     Raises:
@@ -80,9 +80,9 @@ def check_record(
     remedy: str = AGAIN,
     argument: str = "path",
 ) -> None:
-    """Refuse what was read from a file unless it has a shape; see `read_record`.
+    """Check that the content of a file has a shape; see `read_record`.
 
-    Fields that may be missing, and are, are set to None.
+    Optional fields that are missing are set to None.
     """
     found = _misfit(content, shape, "")
     if found is None:

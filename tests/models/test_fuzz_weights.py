@@ -75,9 +75,9 @@ def header(shape, descr="<f4"):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (header((2**60,)), "it tells of 4,611,686,018,427,387,904 bytes"),
-        (header("("), "it has a header that tells no plain array"),
-        (header("(" * 5000), "it has a header that tells no plain array"),
+        (header((2**60,)), "its header says 4,611,686,018,427,387,904 bytes"),
+        (header("("), "it has a header of no plain array"),
+        (header("(" * 5000), "it has a header of no plain array"),
         (header((2,), "|O"), "is a pickle"),
         (header((2,), "|S0"), "a.npy: "),
         (header((2,), "f3"), "is cut short or damaged"),

@@ -233,7 +233,7 @@ def test_positions_of_another_grid_are_resized(file, format):
 def test_positions_of_no_square_are_refused(file):
     path = file(vit(shape=(8, 16, 3)))
     with pytest.raises(
-        ValueError, match="differs: pos_embed: 8 patches make no square grid"
+        ValueError, match="differs: pos_embed: 8 patches are not a square grid"
     ):
         models.load_weights(vit(shape=(12, 12, 3)), path)
     # As many patches in another order of rows cannot be told apart: as in timm.

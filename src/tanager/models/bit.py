@@ -126,8 +126,8 @@ class BiT(eqx.Module):
         key: JAX key of the initial weights.
 
     Raises:
-        ValueError: a size is not a whole number of at least 1, or, when called, what
-            is not one floating-point image with `channels_in` channels.
+        ValueError: a size is not a whole number of at least 1, or, when called, the
+            input is not one floating-point image with `channels_in` channels.
 
     References:
         Kolesnikov et al. 2020, arXiv:1912.11370; Qiao et al. 2019, "Weight
@@ -165,7 +165,7 @@ class BiT(eqx.Module):
         self.channels_in = channels_in
 
     def features(self, image: Array) -> Float[Array, " features"]:
-        """Return what the head sees of one image: the mean over all pixels."""
+        """Return the input of the head for one image: the mean over all pixels."""
         layers.check_image(image, self.channels_in)
         image = self.stem(image)
         # Zeros and not −∞: nothing keeps the convolution's outputs above 0.

@@ -12,24 +12,24 @@ from tanager.clipping.analysis.jaxprs import aval
 
 
 def count_parameters(model: Any) -> int:
-    """Return how many numbers a model's arrays hold (shapes alone will do)."""
+    """Return how many numbers the arrays (or shapes) of a model hold."""
     return sum(leaf.size for leaf in jax.tree.leaves(model) if _is_array(leaf))
 
 
 def count_flops(model: Any, image_shape: tuple[int, ...]) -> int:
     """Count the multiplications and additions of one forward pass of one image.
 
-    Those of matrix products and convolutions, two for each term of a sum, padding
-    included; norms, activations and the like are left out, as in published tables.
-    Nothing is computed: the model is traced.
+    Matrix products and convolutions count, with two operations for each term of a sum
+    and with padding; norms and activations do not, as in published tables. The model is
+    traced, not run.
 
     Args:
-        model: one of ours, or any module called on one image; shapes in the place of
-            arrays (`eqx.filter_eval_shape`) will do.
+        model: any module called on one image, with arrays or shapes
+            (`eqx.filter_eval_shape`).
         image_shape: (height, width, channels), or (features,).
 
     Raises:
-        ValueError: the model holds a `while_loop`, whose turns cannot be counted.
+        ValueError: the model has a `while_loop`, whose number of turns is unknown.
     """
     arrays, rest = eqx.partition(model, _is_array)
     image = jax.ShapeDtypeStruct(image_shape, jnp.float32)
@@ -64,7 +64,7 @@ def _equation_flops(equation: jex.JaxprEqn) -> int:
     ]
     if name == "while" and any(inner):
         raise ValueError(
-            "model holds a while_loop over products, whose turns cannot be counted: "
+            "model has a while_loop over products, whose number of turns is unknown: "
             "use scan, or fori_loop with a fixed number of turns"
         )
     if name == "scan":

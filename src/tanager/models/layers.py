@@ -358,7 +358,7 @@ def gelu(values: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
 
 def check_image(image: Array, channels: int) -> None:
-    """Refuse what is not one floating-point image ``[H, W, channels]``.
+    """Require one floating-point image ``[H, W, channels]``.
 
     Raises:
         ValueError: wrong rank, wrong number of channels, or an integer dtype.
@@ -382,12 +382,12 @@ def check_image(image: Array, channels: int) -> None:
 def check_image_shape(
     image: Array, image_shape: tuple[int, int, int], because: str
 ) -> None:
-    """Refuse what is not one floating-point image of exactly this shape.
+    """Require one floating-point image of exactly this shape.
 
     Args:
-        image: what the model was called with.
-        image_shape: the only shape that fits.
-        because: what in the model fits that one size.
+        image: the argument of the model.
+        image_shape: the required shape.
+        because: the part of the model that requires it, with its verb.
 
     Raises:
         ValueError: another shape, or an integer dtype.

@@ -36,8 +36,8 @@ class LeNet(eqx.Module):
         key: JAX key of the initial weights.
 
     Raises:
-        ValueError: an impossible size, or, when called, what is not one floating-point
-            image of `image_shape`.
+        ValueError: an impossible size, or, when called, the input is not one floating-
+            point image of `image_shape`.
 
     References:
         Papernot et al. 2021, "Tempered sigmoid activations for deep learning with
@@ -87,7 +87,7 @@ class LeNet(eqx.Module):
         self.image_shape = image_shape
 
     def features(self, image: Array) -> Float[Array, " features"]:
-        """Return what the head sees of one image: the hidden units."""
+        """Return the input of the head for one image: the hidden units."""
         layers.check_image_shape(image, self.image_shape, "the linear layers fit")
         return jnp.tanh(self.hidden(_convolve(self.convs, image).reshape(-1)))
 

@@ -27,8 +27,8 @@ class MLP(eqx.Module):
         key: JAX key of the initial weights.
 
     Raises:
-        ValueError: a size is not a whole number of at least 1, or, when called, what
-            is not one floating-point array of `image_shape`.
+        ValueError: a size is not a whole number of at least 1, or, when called, the
+            input is not one floating-point array of `image_shape`.
     """
 
     hidden: tuple[layers.Linear, ...]
@@ -56,7 +56,7 @@ class MLP(eqx.Module):
         self.image_shape = tuple(image_shape)
 
     def features(self, image: Array) -> Float[Array, " features"]:
-        """Return what the head sees: the last hidden units, or the input flattened."""
+        """Return the input of the head: the last hidden units, or the flat input."""
         self._check(image)
         values = image.reshape(-1)
         for linear in self.hidden:

@@ -151,7 +151,7 @@ class NFResNet(eqx.Module):
     Raises:
         ValueError: a size is not a whole number of at least 1, not four depths, an
             unknown shortcut or padding, a `gamma` or `eps` that is not positive, or,
-            when called, what is not one floating-point image with `channels_in`
+            when called, the input is not one floating-point image with `channels_in`
             channels.
 
     References:
@@ -223,7 +223,7 @@ class NFResNet(eqx.Module):
         self.eps = eps
 
     def features(self, image: Array) -> Float[Array, " features"]:
-        """Return what the head sees of one image: the mean over all pixels."""
+        """Return the input of the head for one image: the mean over all pixels."""
         layers.check_image(image, self.channels_in)
         image = self.stem(image)
         image = windows.max_pool(image, 3, stride=2, padding=self.padding)

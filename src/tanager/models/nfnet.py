@@ -173,8 +173,8 @@ class NFNet(eqx.Module):
 
     Raises:
         ValueError: a size is not a whole number of at least 1, not four depths, an
-            `eps` that is not positive, or, when called, what is not one floating-point
-            image with `channels_in` channels.
+            `eps` that is not positive, or, when called, the input is not one floating-
+            point image with `channels_in` channels.
 
     References:
         Brock, De, Smith and Simonyan 2021, "High-performance large-scale image
@@ -227,7 +227,7 @@ class NFNet(eqx.Module):
         self.approximate_gelu = approximate_gelu
 
     def features(self, image: Array) -> Float[Array, " features"]:
-        """Return what the head sees of one image: the mean over all pixels."""
+        """Return the input of the head for one image: the mean over all pixels."""
         layers.check_image(image, self.channels_in)
         first, *others = self.stem
         image = first(image)

@@ -1,4 +1,4 @@
-"""Position embeddings learned on one grid of patches, for another."""
+"""Resize position embeddings to another grid of patches."""
 
 import math
 
@@ -11,18 +11,18 @@ from tanager.models.vit import VisionTransformer
 def fit_positions(positions: np.ndarray, model: VisionTransformer) -> np.ndarray:
     """Return position embeddings for the grid of a model.
 
-    Bicubic (Keys's kernel with a = −1/2), widened against aliasing where the grid gets
-    coarser: what timm's `resample_abs_pos_embed` does. The class token's stays.
+    Bicubic (Keys's kernel with a = −1/2), antialiased for a coarser grid, as in timm's
+    `resample_abs_pos_embed`. The embedding of the class token is not changed.
 
     Args:
-        positions: ``[1 + patches, width]`` of a square grid, the class token's first.
-        model: whose image and patch say what grid is wanted.
+        positions: ``[1 + patches, width]`` of a square grid, the class token first.
+        model: its image and patch size give the grid.
 
     Returns:
-        float32 ``[1 + patches, width]``; the same array where as many are wanted.
+        float32 ``[1 + patches, width]``; the same array if the number is the same.
 
     Raises:
-        ValueError: the patches make no square.
+        ValueError: the patches are not a square grid.
 
     References:
         Dosovitskiy et al. 2021, section 3.2: 2D interpolation of the embeddings when
@@ -35,7 +35,7 @@ def fit_positions(positions: np.ndarray, model: VisionTransformer) -> np.ndarray
         return positions
     side = math.isqrt(max(count, 0))
     if side * side != count or not count:
-        raise ValueError(f"{count} patches make no square grid")
+        raise ValueError(f"{count} patches are not a square grid")
     grid = np.float32(positions[1:]).reshape(side, side, -1)
     resized = jax.image.resize(grid, (height, width, grid.shape[-1]), "cubic")
     rows = np.asarray(resized).reshape(height * width, -1)

@@ -1,7 +1,7 @@
-"""Weights that others have published for the named models, and the models' timm names.
+"""Published weights of the named models, and the models' names in timm.
 
-All are of public data: ImageNet-1k (1000 classes of ILSVRC-2012) or ImageNet-21k. What
-is said of them here is what timm 1.0.31 says of them (``timm.get_pretrained_cfg``).
+All are trained on public data: ImageNet-1k (1000 classes of ILSVRC-2012) or
+ImageNet-21k. The facts are those of timm 1.0.31 (``timm.get_pretrained_cfg``).
 """
 
 from collections.abc import Mapping
@@ -13,9 +13,9 @@ class Published(NamedTuple):
 
     Attributes:
         weights: their name, for `load_weights`.
-        classes: of their head; 0 for none.
-        image_size: side of the images they were last trained on, in pixels.
-        mean: per channel, on the 0..1 scale, of what their images were standardised by.
+        classes: of their head; 0 without a head.
+        image_size: side of the images of their last training, in pixels.
+        mean: their images were standardised with it; per channel, on the 0..1 scale.
         std: likewise.
         licence: identifier of their licence on the hub.
     """
@@ -84,13 +84,13 @@ PUBLISHED: Mapping[str, tuple[Published, ...]] = {
     "bit-101x3": _bit("101x3", 448),
     "bit-152x4": _bit("152x4", 480),
 }
-"""By name of the model; the first is the one to start from."""
+"""By name of the model; start from the first."""
 
 _WITHOUT_WEIGHTS = {"nf-resnet-101": "nf_resnet101"}
 
 
 def timm_architecture(name: str) -> str | None:
-    """Return what timm calls the architecture of a named model; None if it has none."""
+    """Return timm's name for the architecture of a model; None if it has none."""
     if name in PUBLISHED:
         repository = PUBLISHED[name][0].weights.partition("/")[2]
         return repository.partition(".")[0]

@@ -48,8 +48,8 @@ class SmallCNN(eqx.Module):
         key: JAX key of the initial weights.
 
     Raises:
-        ValueError: an impossible size, an unknown order, or, when called, what is not
-            one floating-point image of `image_shape`.
+        ValueError: an impossible size, an unknown order, or, when called, the input is
+            not one floating-point image of `image_shape`.
     """
 
     stages: tuple[_Stage, ...]
@@ -87,7 +87,7 @@ class SmallCNN(eqx.Module):
         self.image_shape = image_shape
 
     def features(self, image: Array) -> Float[Array, " features"]:
-        """Return what the head sees of one image: the last stage, flattened."""
+        """Return the input of the head for one image: the last stage, flattened."""
         layers.check_image_shape(image, self.image_shape, "the last layer fits")
         for stage in self.stages:
             image = stage(image)

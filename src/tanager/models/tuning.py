@@ -1,14 +1,14 @@
 """What to train of a pretrained model: everything, the head, or few parameters.
 
-Few trained parameters meet little noise: the noise on a gradient grows with the root of
-their number. Every choice trains the head, which is new.
+Few trained parameters get little noise: the noise on a gradient grows with the square
+root of their number. Every choice trains the head, which is new.
 
 | name | trained besides the head |
 |---|---|
 | `all` | everything |
 | `last-layer` | nothing |
 | `biases-and-norms` | every bias, and the scales and gains of norms and convolutions |
-| `film` | a scale and a shift of each channel: norms', or gains where there are none |
+| `film` | a scale and a shift of each channel: of norms, or of gains without norms |
 | `lora` | two thin matrices beside each linear layer and convolution of the blocks |
 
 `biases-and-norms` is BitFit (Ben Zaken et al. 2022, arXiv:2106.10199; privately: Bu et
@@ -32,7 +32,7 @@ from tanager.models.low_rank import LowRankConv, LowRankLinear, with_low_rank
 
 
 FINE_TUNING = ("all", "last-layer", "biases-and-norms", "film", "lora")
-"""What `fine_tune` takes: which parameters are trained."""
+"""The choices of `fine_tune`."""
 
 _NORM_LEAVES = ("scale", "gain")
 Model = TypeVar("Model", bound=eqx.Module)
@@ -41,12 +41,12 @@ Model = TypeVar("Model", bound=eqx.Module)
 def fine_tune(
     model: Model, what: str, *, key: PRNGKeyArray, rank: int = 8, alpha: float = 16.0
 ) -> tuple[Model, PyTree]:
-    """Return a model ready to be fine-tuned, and which of its leaves are to be trained.
+    """Return a model ready to be fine-tuned, and which of its leaves to train.
 
     Args:
         model: with a linear layer called ``head``.
         what: one of `FINE_TUNING`.
-        key: of the low-rank matrices; nothing else is drawn.
+        key: JAX key of the low-rank matrices.
         rank: r of ``"lora"``, at least 1.
         alpha: α of ``"lora"``: the product counts α/r times.
 

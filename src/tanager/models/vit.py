@@ -212,8 +212,8 @@ class VisionTransformer(eqx.Module):
 
     Raises:
         ValueError: a size is not a whole number of at least 1, heads do not divide the
-            width, a side is not a multiple of the patch, or, when called, what is not
-            one floating-point image of `image_shape`.
+            width, a side is not a multiple of the patch, or, when called, the input is
+            not one floating-point image of `image_shape`.
 
     References:
         Dosovitskiy et al. 2021, arXiv:2010.11929, section 3.1.
@@ -269,7 +269,7 @@ class VisionTransformer(eqx.Module):
         self.image_shape = image_shape
 
     def features(self, image: Array) -> Float[Array, " d"]:
-        """Return what the head sees of one image: the normalised class token."""
+        """Return the input of the head for one image: the normalised class token."""
         layers.check_image_shape(image, self.image_shape, "the position embeddings fit")
         patches = self.patches(image)
         patches = patches.reshape(-1, patches.shape[-1])

@@ -1,8 +1,7 @@
-"""Weights in and out: any pytree of arrays as one safetensors file.
+"""Save and load any pytree of arrays as one safetensors file.
 
-A tensor is named after its place in the tree, joined by dots:
-``blocks.0.conv1.weight``. The file holds arrays and strings only; nothing in it is
-executed on loading.
+A tensor is named by its path in the tree, joined by dots: ``blocks.0.conv1.weight``.
+The file has only arrays and strings; loading it executes nothing.
 """
 
 import os
@@ -59,7 +58,7 @@ def save(
     metadata, equal trees give equal files.
 
     Args:
-        tree: Equinox module, dict, tuple...; leaves that are not arrays are left out.
+        tree: Equinox module, dict, tuple...; only its arrays are saved.
         path: the file to write or replace; its folder must exist.
         metadata: strings kept beside the arrays, see `read_metadata`.
 
@@ -79,7 +78,7 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
     """Return the strings saved beside the arrays, without reading the arrays.
 
     Raises:
-        ValueError: it is no safetensors file.
+        ValueError: it is not a safetensors file.
     """
     from safetensors import safe_open
 
@@ -107,8 +106,8 @@ def load(template: Tree, path: str | os.PathLike[str]) -> Tree:
     """Load a safetensors file into a tree like `template`.
 
     Args:
-        template: tree whose arrays (or `jax.ShapeDtypeStruct`, as `jax.eval_shape`
-            gives) say which tensors are wanted. Everything else in it is kept.
+        template: tree whose arrays (or `jax.ShapeDtypeStruct`, as from
+            `jax.eval_shape`) are replaced; its other leaves stay.
         path: a file written by `save`, or any safetensors file with the same names.
 
     Returns:
@@ -131,7 +130,7 @@ def load(template: Tree, path: str | os.PathLike[str]) -> Tree:
 
 
 def replace_tensors(tree: Tree, arrays: Mapping[str, np.ndarray]) -> Tree:
-    """Return the tree with the arrays that are named; the others stay.
+    """Return the tree with some arrays replaced, by name.
 
     They become JAX arrays, except where the tree has NumPy arrays.
     """

@@ -34,7 +34,7 @@ IMPLEMENTATIONS: dict[str, dict[str, Any]] = {
   text: the order, gains, biases, and a norm of its own before a convolved skip path.
 - ``"tan"``: the TAN paper's (facebookresearch/tan, src/models/wideresnet.py with its
   default orders of 0): the same without weight standardisation.
-- ``"zagoruyko"``: as first published, but for group norm.
+- ``"zagoruyko"``: as first published, with group norm.
 """
 
 _STEM_CHANNELS = 16
@@ -132,7 +132,7 @@ class WideResNet(eqx.Module):
     Raises:
         ValueError: an impossible depth, a size that is not a whole number of at least
             1, groups that do not divide the channels, an unknown order or padding, or,
-            when called, what is not one floating-point image with `channels_in`
+            when called, the input is not one floating-point image with `channels_in`
             channels.
 
     References:
@@ -207,7 +207,7 @@ class WideResNet(eqx.Module):
         self.order = normalisation_order
 
     def features(self, image: Array) -> Float[Array, " features"]:
-        """Return what the head sees of one image: the mean over all pixels."""
+        """Return the input of the head for one image: the mean over all pixels."""
         layers.check_image(image, self.channels_in)
         image = self.stem(image)
         for block in self.blocks:

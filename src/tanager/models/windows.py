@@ -12,19 +12,19 @@ from tanager import _validate as validate
 
 
 Padding = str | int | tuple[tuple[int, int], tuple[int, int]]
-"""What is put around an image: pixels, a number of them for all four sides or
-``((top, bottom), (left, right))``, or a name.
+"""Padding of an image: pixels for all four sides, ``((top, bottom), (left, right))``,
+or a name.
 
-``"VALID"``: nothing. ``"SAME"``: what gives ceil(side/stride) pixels, where it is odd
-one more at the bottom and on the right (TensorFlow, JAX). ``"SYMMETRIC"``:
-(kernel_size − 1)//2 on all four sides, whatever the stride (PyTorch's networks).
+``"VALID"``: none. ``"SAME"``: the result has ceil(side/stride) pixels; an odd pixel is
+added at the bottom and on the right (TensorFlow, JAX). ``"SYMMETRIC"``:
+(kernel_size − 1)//2 on all four sides for every stride (PyTorch's networks).
 """
 
 PADDINGS = ("SAME", "VALID", "SYMMETRIC")
 
 
 def check_padding(padding: Padding) -> None:
-    """Refuse what is no padding.
+    """Check a padding.
 
     Raises:
         ValueError: an unknown name, or a number of pixels below 0.
@@ -61,7 +61,7 @@ def max_pool(
         image: one image.
         window: side of a window in pixels.
         stride: step in pixels, the same both ways.
-        padding: see `Padding`; made of −∞, so that it is never the maximum.
+        padding: see `Padding`; its value is −∞.
 
     Raises:
         ValueError: a size is not a whole number of at least 1, an unknown padding, or
@@ -87,7 +87,7 @@ def max_pool(
 
 
 def halve(image: Float[Array, "h w c"]) -> Float[Array, "h2 w2 c"]:
-    """Return the mean of each 2×2 pixels, at an odd side's end of those there are."""
+    """Return the mean of each 2×2 pixels; at an odd edge, of the pixels there."""
     height, width, channels = image.shape
     rows, columns = -(-height // 2), -(-width // 2)
     image = jnp.pad(image, ((0, height % 2), (0, width % 2), (0, 0)))

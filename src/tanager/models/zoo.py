@@ -24,7 +24,7 @@ _SMALLEST_SIDE = 8
 
 @runtime_checkable
 class Model(Protocol):
-    """What every model is: features of one image, and a linear head on them."""
+    """The interface of every model: features of one image, and a linear head."""
 
     @property
     def head(self) -> layers.Linear:
@@ -32,7 +32,7 @@ class Model(Protocol):
         ...
 
     def features(self, image: Array) -> Array:
-        """Return what the head sees of one image."""
+        """Return the input of the head for one image."""
         ...
 
     def __call__(self, image: Array) -> Array:
@@ -42,20 +42,20 @@ class Model(Protocol):
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """A model that has a name.
+    """A named model.
 
     Attributes:
         name: for `create`.
-        builder: makes it from ``classes``, ``image_shape`` and ``key``.
-        family: ``"convolutional"``, ``"transformer"``, or ``"flat"``: takes feature
-            vectors too.
+        builder: builds it from ``classes``, ``image_shape`` and ``key``.
+        family: ``"convolutional"``, ``"transformer"``, or ``"flat"``, which takes
+            feature vectors too.
         source: paper and table.
-        image_side: of the square images it is usually run on, in pixels.
+        image_side: of its usual square images, in pixels.
         channels: of these images.
-        classes: that it is usually trained to tell apart.
-        implementations: by name, the options that build what others train.
+        classes: their usual number.
+        implementations: by name, the options of other implementations.
         has_norm_options: whether the builder takes ``normalisation_order`` and
-            ``weight_standardisation`` too.
+            ``weight_standardisation``.
     """
 
     name: str
@@ -70,12 +70,12 @@ class ModelEntry:
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """(height, width, channels) of the images it is usually run on."""
+        """(height, width, channels) of its usual images."""
         return (self.image_side, self.image_side, self.channels)
 
 
 def _any_size(make: Callable[..., Model], *arguments: Any) -> Callable[..., Model]:
-    """A builder of a model that takes images of any size, but not the smallest."""
+    """Return a builder of a model for images of at least 8×8 pixels."""
 
     def build(*, image_shape: tuple[int, int, int], **options: Any) -> Model:
         height, width, channels = image_shape
@@ -169,7 +169,7 @@ MODELS = {name: entry.builder for name, entry in ENTRIES.items()}
 
 
 def find(name: str) -> ModelEntry:
-    """Return what is known of a model, be it a ``wrn-DEPTH-WIDTH`` not in `ENTRIES`.
+    """Return the entry of a model; any ``wrn-DEPTH-WIDTH`` has one.
 
     Raises:
         ValueError: unknown name.
@@ -207,14 +207,14 @@ def create(
             transformers. ``"mlp"`` and ``"linear"`` also take a feature vector:
             (features,).
         key: JAX key; the same key gives the same weights.
-        implementation: whose code the model must be that of, such as ``"timm"`` or
-            ``"tan"``; None for ours, see `ModelEntry.implementations`.
+        implementation: ``"timm"`` or ``"tan"``, for example, builds exactly the model
+            of that code; None for ours, see `ModelEntry.implementations`.
         normalisation: ``"group"``. Batch norm is refused.
         normalisation_order: of ``"small-cnn"`` and the Wide-ResNets,
             ``"pre-activation"`` (norm, then ReLU) or ``"post-activation"`` (ReLU, then
-            norm); None for the implementation's. The others have no such choice: this
-            and the next argument say nothing to them.
-        weight_standardisation: whether the convolutions' weights are standardised; None
+            norm); None for the implementation's. Other models ignore this argument and
+            the next.
+        weight_standardisation: whether to standardise the weights of convolutions; None
             for the implementation's choice.
 
     Returns:
@@ -228,8 +228,8 @@ def create(
         validate.refuse(
             "normalisation",
             normalisation,
-            "mixes the examples of a batch, so that one example's influence on the"
-            " gradient has no bound",
+            "mixes the examples of a batch, so the influence of one example on the"
+            " gradient is not bounded",
             "use group",
         )
     validate.one_of(NORMALISATIONS, normalisation=normalisation)

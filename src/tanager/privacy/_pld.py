@@ -1,8 +1,8 @@
-"""The numerical privacy loss distribution: on which grid, and how far to be trusted.
+"""The numerical privacy loss distribution: its grid, and its rounding error.
 
-`dp_accounting` does the composition. Left alone, on a grid of 1e-4, it takes twenty
-seconds where the noise is small, and doubles ε where it is large; so the grid is chosen
-here, from the distribution of the loss of one step.
+`dp_accounting` does the composition. Its default grid of 1e-4 takes twenty seconds for
+small noise, and doubles ε for large noise. So the grid is chosen here, from the
+distribution of the loss of one step.
 
 References:
     Doroshenko et al. 2022, arXiv:2207.04380 (connect the dots).
@@ -45,8 +45,8 @@ def _losses(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield (losses, probabilities) of one step per direction, roughly.
 
-    Good enough to choose a grid with, not to account with. The noise is cut where
-    `dp_accounting` cuts it, ten standard deviations out.
+    Good enough to choose a grid, but not to account. The noise is cut at ten standard
+    deviations, as in `dp_accounting`.
     """
     q, sigma, _ = part
     noise = np.linspace(-10.0, 10.0, 1001)
@@ -76,7 +76,7 @@ def _widest(parts: Sequence[Part], adjacency: Adjacency) -> float:
 
 
 def _reach(losses: np.ndarray, probabilities: np.ndarray, count: int) -> float:
-    """How wide `dp_accounting` will make the composed distribution of the loss.
+    """Return the width that `dp_accounting` gives the composed distribution.
 
     By the Chernoff bounds of its `compute_self_convolve_bounds`, in units of the loss
     rather than of the grid, so that the grid can still be chosen.
@@ -243,7 +243,7 @@ def deltas(composed: "PrivacyLossDistribution", epsilons: np.ndarray) -> np.ndar
 
 
 def lost_to_rounding(parts: Sequence[Part]) -> float:
-    """How much of δ the Fourier transform's rounding can hide, to first order.
+    """Return how much of δ the rounding of the Fourier transform can hide.
 
     The T-th power of a transform has a relative error of T times the machine's. At
     T = 10⁶ the error measured against the exact Gaussian was -1.2e-11, a twentieth of
