@@ -60,7 +60,7 @@ def save(
     Args:
         tree: Equinox module, dict, tuple...; only its arrays are saved.
         path: the file to write or replace; its folder must exist.
-        metadata: strings kept beside the arrays, see `read_metadata`.
+        metadata: strings saved beside the arrays, see `read_metadata`.
 
     Raises:
         ValueError: two arrays share a name (a key holding a dot), or a leaf is a key.

@@ -129,7 +129,7 @@ def value_discretisation_interval(parts: Sequence[Part], adjacency: Adjacency) -
 def _step(
     q: float, sigma: float, interval: float, adjacency: Adjacency
 ) -> "PrivacyLossDistribution":
-    """The distribution of one step; kept, as most of the time goes into it."""
+    """Return the distribution of one step, cached because it takes most of the time."""
     from dp_accounting.pld import privacy_loss_distribution
 
     if q < 1 and adjacency is not Adjacency.REPLACE_ONE:

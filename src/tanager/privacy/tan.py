@@ -60,19 +60,6 @@ def epsilon_tan(eta: float, delta: float) -> float:
     return eta * eta + 2 * eta * math.sqrt(-math.log(delta))
 
 
-def eta_for_epsilon(epsilon: float, delta: float) -> float:
-    """Return the η with `epsilon_tan(η, delta) == epsilon` (equation 4, inverted).
-
-    Raises:
-        ValueError: ε is negative, or δ is not strictly between 0 and 1.
-    """
-    validate.not_negative(epsilon=epsilon)
-    validate.probability(delta=delta)
-    # √(ℓ + ε) − √ℓ with ℓ = log(1/δ), written without the cancellation.
-    root = math.sqrt(-math.log(delta))
-    return epsilon / (math.hypot(root, math.sqrt(epsilon)) + root)
-
-
 def at_batch_size(mechanism: Mechanism, *, factor: float) -> Mechanism:
     """Change the batch size at the same η_step and steps: σ follows q (3.4).
 

@@ -183,7 +183,7 @@ class Study:
 
     def _next(self, trials: int, held: contextlib.ExitStack) -> int | None:
         """Lock and return the first trial that nobody runs; None if there is none."""
-        with FileLock(self.folder / "study.lock"):
+        with FileLock(self.folder / "study.lock", fallback_to_soft=False):
             for number in range(trials):
                 lock = self._trial_folder(number) / "trial.lock"
                 if (
