@@ -175,13 +175,6 @@ def test_an_unknown_name_is_an_attribute_error():
         _ = tanager.nothing  # pyright: ignore[reportAttributeAccessIssue]
 
 
-LONG = {
-    "models/layers.py: __init__ takes 11",
-    "models/wide_resnet.py: __init__ takes 12",
-}
-"""Known exceptions. Shorten them, and add no other."""
-
-
 def test_no_public_function_takes_more_than_ten_arguments():
     long = set()
     for path in MODULES:
@@ -194,4 +187,4 @@ def test_no_public_function_takes_more_than_ten_arguments():
             count = sum(each.arg not in ("self", "cls") for each in given)
             if count > 10:
                 long.add(f"{path.relative_to(SOURCE)}: {node.name} takes {count}")
-    assert long == LONG
+    assert not long

@@ -18,7 +18,7 @@ from tanager import models
 from tanager._heap import keep_freed_memory
 from tanager.compiling import compiler_options
 from tanager.models.mlp import MLP
-from tanager.models.wide_resnet import WideResNet
+from tanager.models.wide_resnet import Convolutions, WideResNet
 
 
 def create(model, classes, shape):
@@ -30,7 +30,7 @@ def create(model, classes, shape):
             16,
             4,
             classes,
-            padding="SYMMETRIC",
+            convolutions=Convolutions(padding="SYMMETRIC"),
             weight_standardisation=standardised,
             key=key,
         )

@@ -230,7 +230,8 @@ def test_norm_statistics_are_float32_for_bfloat16_and_float64_for_float64():
 
 
 def test_unit_variance_is_the_other_form_of_standardisation():
-    conv = layers.StandardisedConv(3, 4, 3, unit_variance=True, key=jax.random.key(0))
+    form = layers.Standardisation(unit_variance=True)
+    conv = layers.StandardisedConv(3, 4, 3, form=form, key=jax.random.key(0))
     image = _normal(0, 6, 5, 3)
     weight = textbook_standardise(conv.weight, conv.eps) * math.sqrt(27)
     np.testing.assert_allclose(np.var(weight, axis=(0, 1, 2)), 1.0, rtol=1e-5)

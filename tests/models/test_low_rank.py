@@ -124,7 +124,7 @@ def test_a_convolution_gets_a_kernel_of_low_rank_in_each_group(groups):
 def test_a_standardised_convolution_stays_one(gain, eps, unit_variance):
     """Whatever its gain was: the sum's own size becomes the gain."""
     conv = layers.StandardisedConv(
-        3, 4, 3, gain=True, eps=eps, unit_variance=unit_variance, key=KEY
+        3, 4, 3, gain=True, form=layers.Standardisation(eps, unit_variance), key=KEY
     )
     conv = eqx.tree_at(lambda it: it.gain, conv, jnp.full(4, gain))
     layer = low_rank.LowRankConv(conv, 2, 4.0, key=KEY)

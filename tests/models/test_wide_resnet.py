@@ -9,6 +9,7 @@ from test_layers import textbook_conv, textbook_group_norm, textbook_standardise
 
 from tanager import models
 from tanager.models import wide_resnet
+from tanager.models.wide_resnet import Convolutions
 
 
 def _images(*shape):
@@ -90,7 +91,7 @@ def _textbook_forward(model, image, order, symmetric):
         weight = np.float64(layer.weight)
         if isinstance(layer, models.StandardisedConv):
             gain = 1.0 if layer.gain is None else layer.gain
-            weight = textbook_standardise(weight, layer.eps, gain)
+            weight = textbook_standardise(weight, layer.form.eps, gain)
         side = (layer.weight.shape[0] // 2,) * 2
         padding = (side, side) if symmetric else "SAME"
         output = textbook_conv(image, weight, layer.stride, padding)
@@ -120,7 +121,7 @@ def _textbook_forward(model, image, order, symmetric):
 OPTIONS = {
     **wide_resnet.IMPLEMENTATIONS,
     "pre-activation": {"normalisation_order": "pre-activation"},
-    "standardised alone": {"gain": False, "bias": False, "padding": "SYMMETRIC"},
+    "standardised alone": {"convolutions": Convolutions(False, False, "SYMMETRIC")},
 }
 
 
@@ -130,7 +131,7 @@ def test_logits_are_the_textbook_networks(name):
     model = _shaken(_tiny(**options))
     image = _images(8, 12, 3)
     order = options.get("normalisation_order", "post-activation")
-    symmetric = options.get("padding") == "SYMMETRIC"
+    symmetric = options.get("convolutions", Convolutions()).padding == "SYMMETRIC"
     expected = _textbook_forward(model, np.float64(image), order, symmetric)
     actual = eqx.filter_jit(model)(image)
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
@@ -268,7 +269,10 @@ def test_vmap_equals_one_image_at_a_time():
         ({"classes": 0}, "classes (=0) must be at least 1"),
         ({"groups": 3}, "groups (=3) must divide the 16 channels"),
         ({"groups": 32}, "groups (=32) must divide the 16 channels: use 16"),
-        ({"padding": "VALID"}, "padding (='VALID') must be one of SAME, SYMMETRIC"),
+        (
+            {"convolutions": Convolutions(padding="VALID")},
+            "padding (='VALID') must be one of SAME, SYMMETRIC",
+        ),
         (
             {"normalisation_order": "pre-activaton"},
             "did you mean pre-activation?",

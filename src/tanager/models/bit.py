@@ -60,8 +60,7 @@ def _conv(
         kernel_size,
         stride=stride,
         padding=(side, side),
-        eps=_EPS,
-        unit_variance=True,
+        form=layers.Standardisation(_EPS, unit_variance=True),
         key=key,
     )
 

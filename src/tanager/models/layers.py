@@ -15,6 +15,7 @@ Initialisation: Gaussian weights of variance 1/fan-in, not truncated (De et al.,
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -153,6 +154,20 @@ class Conv(eqx.Module):
         return self.weight
 
 
+class Standardisation(NamedTuple):
+    """A form of weight standardisation.
+
+    Attributes:
+        eps: added to the weights' variance.
+        unit_variance: whether each output unit's weights have variance 1, as in Qiao et
+            al. 2019, "Weight standardization"; else their squares sum to 1, a factor
+            sqrt(fan-in) less.
+    """
+
+    eps: float = 1e-8
+    unit_variance: bool = False
+
+
 class StandardisedConv(eqx.Module):
     """Convolution of one image with standardised weights, see `standardise`.
 
@@ -167,10 +182,7 @@ class StandardisedConv(eqx.Module):
         stride: step in pixels, the same both ways.
         padding: see `Padding`.
         groups: the outputs of one group of consecutive channels see that group alone.
-        eps: added to the weights' variance.
-        unit_variance: whether each output unit's weights have variance 1, the form of
-            Qiao et al. 2019, "Weight standardization"; else their squares sum to 1, a
-            factor sqrt(fan-in) less.
+        form: how the weights are standardised.
 
     Raises:
         ValueError: a size is not a whole number of at least 1, groups do not divide the
@@ -184,8 +196,7 @@ class StandardisedConv(eqx.Module):
     stride: int = eqx.field(static=True)
     padding: Padding = eqx.field(static=True)
     groups: int = eqx.field(static=True)
-    eps: float = eqx.field(static=True)
-    unit_variance: bool = eqx.field(static=True)
+    form: Standardisation = eqx.field(static=True)
 
     def __init__(
         self,
@@ -198,14 +209,13 @@ class StandardisedConv(eqx.Module):
         groups: int = 1,
         bias: bool = False,
         gain: bool = False,
-        eps: float = 1e-8,
-        unit_variance: bool = False,
+        form: Standardisation = Standardisation(),  # noqa: B008
         key: PRNGKeyArray,
     ):
         _check_convolution(
             channels_in, channels_out, kernel_size, stride, padding, groups
         )
-        validate.positive(eps=eps)
+        validate.positive(eps=form.eps)
         shape = (kernel_size, kernel_size, channels_in // groups, channels_out)
         if math.prod(shape[:-1]) == 1:
             validate.refuse(
@@ -220,8 +230,7 @@ class StandardisedConv(eqx.Module):
         self.stride = stride
         self.padding = padding
         self.groups = groups
-        self.eps = eps
-        self.unit_variance = unit_variance
+        self.form = form
 
     def __call__(self, image: Float[Array, "h w i"]) -> Float[Array, "h2 w2 o"]:
         """Convolve one image with the standardised weights."""
@@ -230,8 +239,8 @@ class StandardisedConv(eqx.Module):
     @property
     def kernel(self) -> Float[Array, "kh kw i o"]:
         """What images are convolved with: the standardised weights."""
-        kernel = standardise(self.weight, self.gain, eps=self.eps)
-        if self.unit_variance:
+        kernel = standardise(self.weight, self.gain, eps=self.form.eps)
+        if self.form.unit_variance:
             kernel = kernel * math.sqrt(math.prod(kernel.shape[:-1]))
         return kernel
 

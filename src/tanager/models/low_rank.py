@@ -116,7 +116,7 @@ class LowRankConv(eqx.Module):
 
     def _down(self) -> Array:
         if isinstance(self.conv, layers.StandardisedConv):
-            return standardise(self.down, eps=self.conv.eps)
+            return standardise(self.down, eps=self.conv.form.eps)
         return self.down
 
     def __call__(self, image: Float[Array, "h w i"]) -> Float[Array, "h2 w2 o"]:
@@ -200,9 +200,9 @@ def _with_kernel(conv: Convolution, kernel: Array) -> Convolution:
     if isinstance(conv, layers.Conv):
         return eqx.tree_at(lambda layer: layer.weight, conv, kernel)
     fan_in = math.prod(kernel.shape[:-1])
-    weight = kernel / math.sqrt(fan_in) if conv.unit_variance else kernel
+    weight = kernel / math.sqrt(fan_in) if conv.form.unit_variance else kernel
     squares = jnp.sum(jnp.square(weight), axis=(0, 1, 2))
-    gain = jnp.sqrt(squares + fan_in * conv.eps)
+    gain = jnp.sqrt(squares + fan_in * conv.form.eps)
     return eqx.tree_at(lambda layer: (layer.weight, layer.gain), conv, (weight, gain))
 
 

@@ -105,6 +105,6 @@ def convolution(
         groups=groups,
         gain=True,
         bias=True,
-        eps=eps,
+        form=layers.Standardisation(eps),
         key=key,
     )

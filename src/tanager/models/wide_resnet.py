@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -16,15 +16,32 @@ from tanager.models import layers
 NORMALISATION_ORDERS = ("pre-activation", "post-activation")
 """Norm before the ReLU (CONV-GN-ReLU), or after it (CONV-ReLU-GN)."""
 
+
+class Convolutions(NamedTuple):
+    """What all convolutions of a network share.
+
+    Attributes:
+        gain: whether standardised ones have a gain.
+        bias: whether they have a bias.
+        padding: ``"SAME"`` or ``"SYMMETRIC"``, see `windows.Padding`.
+    """
+
+    gain: bool = True
+    bias: bool = True
+    padding: str = "SAME"
+
+
 IMPLEMENTATIONS: dict[str, dict[str, Any]] = {
     "unlocking": {},
-    "tan": {"weight_standardisation": False, "padding": "SYMMETRIC"},
+    "tan": {
+        "weight_standardisation": False,
+        "convolutions": Convolutions(padding="SYMMETRIC"),
+    },
     "zagoruyko": {
         "normalisation_order": "pre-activation",
         "weight_standardisation": False,
-        "bias": False,
         "shortcut_norm": False,
-        "padding": "SYMMETRIC",
+        "convolutions": Convolutions(bias=False, padding="SYMMETRIC"),
     },
 }
 """The options of `WideResNet` that build what others train.
@@ -123,10 +140,8 @@ class WideResNet(eqx.Module):
         normalisation_order: see `order`.
         groups: groups of every group norm; must divide 16, hence all widths.
         weight_standardisation: whether every convolution's weights are standardised.
-        gain: whether standardised convolutions have a gain.
-        bias: whether convolutions have a bias.
+        convolutions: what all convolutions share.
         shortcut_norm: whether a convolved skip path has a norm of its own.
-        padding: ``"SAME"`` or ``"SYMMETRIC"``, see `windows.Padding`.
         key: JAX key of the initial weights.
 
     Raises:
@@ -158,10 +173,8 @@ class WideResNet(eqx.Module):
         normalisation_order: str = "post-activation",
         groups: int = 16,
         weight_standardisation: bool = True,
-        gain: bool = True,
-        bias: bool = True,
+        convolutions: Convolutions = Convolutions(),  # noqa: B008
         shortcut_norm: bool = True,
-        padding: str = "SAME",
         key: PRNGKeyArray,
     ):
         validate.whole(
@@ -174,6 +187,7 @@ class WideResNet(eqx.Module):
                 "depth", depth, "must be 6n + 4", f"the nearest are {near}, {near + 6}"
             )
         validate.one_of(NORMALISATION_ORDERS, normalisation_order=normalisation_order)
+        gain, bias, padding = convolutions
         validate.one_of(("SAME", "SYMMETRIC"), padding=padding)
         conv = functools.partial(layers.Conv, bias=bias, padding=padding)
         if weight_standardisation:
