@@ -84,7 +84,7 @@ CURVES = {
 @pytest.mark.parametrize("unknown", calibration._UNKNOWNS, ids=lambda one: one.name)
 def test_the_last_value_within_the_budget_is_found_on_any_curve(unknown, curve):
     for last in (1, 2, 3, 17, 64, 120, 198, 199):
-        found = calibration._best(
+        found = calibration._root(
             unknown, 1.0, 200.0, lambda value, last=last: CURVES[curve](last, value)
         )
         assert CURVES[curve](last, found) <= 0
@@ -146,17 +146,17 @@ def test_millions_of_steps():
     [
         (
             {"sample_rate": 0.1, "noise_multiplier": 0.3},
-            "epsilon (=1.0) leaves no steps to solve for: not even steps = 1 keeps"
-            " within it at delta = 1e-05: raise epsilon or delta, or change the sample"
-            " rate or the noise multiplier",
+            "epsilon (=1.0) is below what any steps spends: steps = 1 spends more at"
+            " delta = 1e-05: raise epsilon or delta, or change the sample rate or the"
+            " noise multiplier",
         ),
         (
             {"sample_rate": 1e-6, "steps": 1},
-            "leaves no noise_multiplier to solve for: even noise_multiplier = 0.001",
+            "is above what any noise_multiplier spends: noise_multiplier = 0.001",
         ),
         (
             {"sample_rate": 1e-9, "noise_multiplier": 1.0},
-            "leaves no steps to solve for: even steps = 1e+09 keeps within it",
+            "is above what any steps spends: steps = 1e+09 spends less",
         ),
         (
             {"sample_rate": 0.1},

@@ -2,8 +2,8 @@
 
 The answer never spends more than the budget, and it is the best one up to a stated
 tolerance. A cheap Rényi bound finds the neighbourhood, a coarse grid of the privacy
-loss comes closer; only then does `dp_accounting`'s root finder work with the accountant
-that was asked for.
+loss comes closer; only then does Brent's method work with the accountant that was asked
+for.
 """
 
 import dataclasses
@@ -126,26 +126,27 @@ def calibrate(
         guess = _better_guess(unknown, guess, coarse_log_ratio)
     within, beyond = _bracket(unknown, guess, log_ratio)
     if within is None:
-        _refuse(unknown, epsilon, delta, "not even", "raise epsilon or delta")
+        _refuse(unknown, epsilon, delta, "below", "raise epsilon or delta")
     if beyond is None:
         if unknown.name == "sample_rate":
             return mechanism(1.0)
-        _refuse(unknown, epsilon, delta, "even", "lower epsilon or delta")
-    return mechanism(_best(unknown, within, beyond, log_ratio))
+        _refuse(unknown, epsilon, delta, "above", "lower epsilon or delta")
+    return mechanism(_root(unknown, within, beyond, log_ratio))
 
 
 def _refuse(
     unknown: _Unknown, epsilon: float, delta: float, how: str, remedy: str
 ) -> NoReturn:
-    end = unknown.most_private if how == "not even" else unknown.least_private
+    end = unknown.most_private if how == "below" else unknown.least_private
     others = " or the ".join(
         other.name.replace("_", " ") for other in _UNKNOWNS if other is not unknown
     )
+    spends = "more" if how == "below" else "less"
     validate.refuse(
         "epsilon",
         epsilon,
-        f"leaves no {unknown.name} to solve for: {how} {unknown.name} = {end:g} keeps"
-        f" within it at delta = {delta:g}",
+        f"is {how} what any {unknown.name} spends: {unknown.name} = {end:g} spends"
+        f" {spends} at delta = {delta:g}",
         f"{remedy}, or change the {others}",
     )
 
@@ -217,51 +218,27 @@ def _bracket(
         here, stride = there, 2 * stride
 
 
-def _best(
-    unknown: _Unknown, within: float, beyond: float, log_ratio: _LogRatio
-) -> float:
-    """Find the last value within the budget, and make sure that it is."""
-    value = _root(unknown, within, beyond, log_ratio)
-    return value if log_ratio(value) <= 0 else within
-
-
 def _root(
     unknown: _Unknown, within: float, beyond: float, log_ratio: _LogRatio
 ) -> float:
-    """Cross the budget by `dp_accounting`, in log space unless in whole numbers."""
-    from dp_accounting import ExplicitBracketInterval, calibrate_dp_mechanism
+    """Find the last value that keeps the budget, between one that does and one beyond.
+
+    In log space, to the tolerance; among whole numbers, exactly.
+    """
+    from scipy.optimize import brentq
 
     whole = unknown.tolerance is None
-    ends = (within, beyond) if whole else (math.log(within), math.log(beyond))
+    start, end = (within, beyond) if whole else (math.log(within), math.log(beyond))
 
     def spent(coordinate: float) -> float:
-        return log_ratio(coordinate if whole else math.exp(coordinate))
+        return log_ratio(round(coordinate) if whole else math.exp(coordinate))
 
-    root = calibrate_dp_mechanism(
-        lambda: _Proxy(spent),  # pyright: ignore[reportArgumentType]
-        lambda coordinate: coordinate,  # pyright: ignore[reportArgumentType]
-        target_epsilon=0.0,
-        target_delta=0.0,
-        bracket_interval=ExplicitBracketInterval(*sorted(ends)),
-        discrete=whole,
-        tol=unknown.tolerance,
-    )
-    return root if whole else math.exp(root)
-
-
-class _Proxy:
-    """What `calibrate_dp_mechanism` asks of an accountant, given a plain function."""
-
-    def __init__(self, spent: Callable[[float], float]):
-        import dp_accounting
-
-        self.ledger = dp_accounting.NoOpDpEvent()
-        self._spent = spent
-
-    def compose(self, coordinate: float) -> "_Proxy":
-        self._coordinate = coordinate
-        return self
-
-    def get_epsilon(self, target_delta: float) -> float:
-        del target_delta
-        return self._spent(self._coordinate)
+    tolerance = unknown.tolerance or 1.0
+    root = brentq(spent, start, end, xtol=tolerance, maxiter=1000)
+    root = round(root) if whole else root
+    inwards = math.copysign(tolerance, start - end)
+    while spent(root) > 0:
+        root += inwards
+    while whole and spent(root - inwards) <= 0:
+        root -= inwards
+    return round(root) if whole else math.exp(root)
