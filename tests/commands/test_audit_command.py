@@ -146,7 +146,7 @@ def test_a_replay_passes_and_fails(tmp_path, capsys, monkeypatch):
         ),
         (
             ["--method", "membership", "--epsilon", "None", "--noise-multiplier", "1"],
-            "epsilon (=None) is the budget in which membership chooses",
+            "epsilon (=None) must be given for membership",
         ),
         (["--adjacency", "replace-one"], "is not what joining canaries test"),
         (["--audited-steps", "2", "--knows-sample"], "steps (=2) are too few"),
@@ -174,7 +174,7 @@ def test_the_folder_of_a_run_or_a_search_is_refused(tmp_path, capsys, name):
 def test_a_path_with_the_signs_of_a_markup_is_a_path(tmp_path, capsys):
     found = {"sentence": "s", "violated": False, "auc": 0.5, "advantage": 0.1}
     audit._print({**found, "highest_advantage": 0.2}, Path("[/b]x/report.html"))
-    assert "all of it: [/b]x/report.html" in capsys.readouterr().out
+    assert "report: [/b]x/report.html" in capsys.readouterr().out
     content = {"checks": [], "passed": True}
     (tmp_path / "[/b]x").mkdir(parents=True)
     audit._replayed(content, tmp_path / "[/b]x", as_json=False)

@@ -64,7 +64,7 @@ def test_the_table_marks_what_was_solved_for_and_warns(capsys):
 
 
 def test_bad_input_is_one_message():
-    with pytest.raises(ValueError, match="too little is given"):
+    with pytest.raises(ValueError, match="give three of batch_size"):
         plan.run(ARGUMENTS)
     with pytest.raises(ValueError, match="did you mean replace-one"):
         plan.run([*ARGUMENTS, "--epsilon", "8", "--adjacency", "replace"])

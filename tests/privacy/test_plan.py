@@ -154,14 +154,13 @@ def test_what_is_infinite_is_null_in_json_and_warned_about(sigma, nulls):
     [
         (
             {"epsilon": 3.0},
-            "too much is given: leave out one of batch_size, steps, noise_multiplier"
-            " and epsilon, to be solved for; all are given",
+            "leave out one of batch_size, steps, noise_multiplier and epsilon, to be"
+            " solved for: all four are given",
         ),
         (
             {"steps": None, "noise_multiplier": None},
-            "too little is given: give all but one of batch_size, steps,"
-            " noise_multiplier and epsilon, the missing one is solved for; missing are"
-            " steps, noise_multiplier, epsilon",
+            "give three of batch_size, steps, noise_multiplier and epsilon, the fourth"
+            " is solved for: steps, noise_multiplier, epsilon are missing",
         ),
         (
             {"batch_size": 50_001},
@@ -177,7 +176,7 @@ def test_what_is_infinite_is_null_in_json_and_warned_about(sigma, nulls):
         ({"steps": None, "epsilon": -1.0}, "epsilon (=-1.0) must be positive"),
         (
             {"examples": 20, "batch_size": None, "epsilon": 0.5, "delta": 1e-6},
-            "epsilon (=0.5) is spent by less than one example a batch",
+            "epsilon (=0.5) is exceeded even with one example a batch",
         ),
     ],
 )

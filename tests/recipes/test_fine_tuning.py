@@ -153,6 +153,6 @@ def test_parts_of_a_random_model_are_not_fine_tuned(tmp_path, capsys):
         str(tmp_path / "r"),
     ]
     assert main(words) == 2
-    told = "fine_tune (='last-layer') must be all where nothing was pretrained"
+    told = "fine_tune (='last-layer') must be all without pretrained weights"
     assert told in capsys.readouterr().err
     assert not (tmp_path / "r").exists()

@@ -83,14 +83,14 @@ MINIMAL: dict = {
         ),
         (
             {"augmentation_multiplicity": 4},
-            "augmentation_multiplicity (=4) must be 0 where there is no augmentation",
+            "augmentation_multiplicity (=4) must be 0 without augmentation",
         ),
         (
             {"augmentation": "none", "augmentation_multiplicity": 4, "flip": True},
-            "augmentation_multiplicity (=4) must be 0 where there is no augmentation: "
+            "augmentation_multiplicity (=4) must be 0 without augmentation: "
             "its views would all be the same: give crop_padding or flip, or another",
         ),
-        ({"test_views": 4}, "test_views (=4) must be 0 where there is no augmentation"),
+        ({"test_views": 4}, "test_views (=4) must be 0 without augmentation"),
         ({"test_views": -1}, "test_views (=-1) must be at least 0"),
         (
             {"augmentation": "simcrl"},
@@ -106,7 +106,7 @@ MINIMAL: dict = {
         ({"seed": -1}, "seed (=-1) must be at least 0"),
         (
             {"fine_tune": "last-layer", "weights": "w.npz", "unreadable": "skip"},
-            "unreadable (='skip') must be 'error' where features are computed once",
+            "unreadable (='skip') must be 'error' when features are cached",
         ),
     ],
 )

@@ -226,7 +226,7 @@ def _run(
     every = [job for cell in cells for job in cell.jobs]
     screen = Console(stderr=True, highlight=False)
     screen.print(
-        f"{len(every)} simulations, which have NO privacy guarantee, of runs at ε = "
+        f"{len(every)} simulations, with NO privacy guarantee, of runs at ε = "
         + ", ".join(upper(cell.target.epsilon) for cell in cells)
     )
     outcomes = work_through(every, screen, lambda job: job.folder.name)

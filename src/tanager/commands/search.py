@@ -139,7 +139,7 @@ def _search_privately(name: str, recipe: Recipe, options: Options) -> int:
             "noise_multiplier",
             recipe.noise_multiplier,
             "must be left out of a private search",
-            "it is calibrated for the whole search to keep within epsilon",
+            "it is solved for, so that the whole search spends at most epsilon",
         )
     if not recipe.validation_examples:
         tenth = jobs.training_examples(recipe) // 10
@@ -249,11 +249,10 @@ def _announce(settings: "Settings", options: Options, console: Console) -> None:
         f"on {target.examples} examples (ε = {upper(target.epsilon)} at δ = "
         f"{target.delta:g}), {options.trials} trials at batch size "
         f"{settings.batch_sizes[0]}; {settings.validation_examples} training examples "
-        "are held out to compare them, test examples are not read"
+        "are held out to compare them; test examples are not read"
     )
     console.print(
-        "the simulations have NO privacy guarantee: search on public data, or with "
-        "--private"
+        "simulations have NO privacy guarantee: search on public data, or use --private"
     )
     for name, values in settings.space.values.items():
         console.print(f"  {name}: {values}")
@@ -286,7 +285,7 @@ def _print(result: dict[str, Any], out: Path) -> None:
             f"{100 * prediction['confidence']:g} of 100 such searches"
         )
         for doubt in prediction["doubts"]:
-            console.print(f"do not trust it: {doubt}", style="yellow")
+            console.print(f"unreliable: {doubt}", style="yellow")
     cost = result["cost"]
     console.print(
         f"the search took {100 * cost['share_of_reference']:.3g} % of the operations "

@@ -65,7 +65,7 @@ class Found:
         """Return predicted against obtained, for people to read."""
         predicted = self.result["prediction"]
         if predicted is None or result.evaluation_ema is None:
-            return f"the search in {self.folder} predicted nothing"
+            return f"the search in {self.folder} made no prediction"
         accuracy, low, high = (
             100 * predicted[name] for name in ("accuracy", "low", "high")
         )
@@ -96,14 +96,14 @@ def _read(folder: Path) -> Found:
             "from_study",
             str(folder),
             "has no result.json",
-            "give the folder of a search that has ended",
+            "give the folder of a finished search",
         )
     if "best" not in read_json(path):
         validate.refuse(
-            "from_study", str(folder), "is no search", "it seems to be a run"
+            "from_study", str(folder), "is a run", "give the folder of a search"
         )
     result = search_page.read_result(folder)
-    with reading(path, "holds no recipe to train"):
+    with reading(path, "has no recipe to train"):
         recipe = dataclasses.replace(
             Recipe.from_json(result["best"]["recipe"]),
             out=f"{folder}-reference",

@@ -39,8 +39,8 @@ def run(arguments: Sequence[str]) -> int:
         validate.refuse(
             "weights",
             None,
-            f"must be given: {name} starts from a model of {entry.pretrained_on}",
-            "a file, a folder, or a name on the hub, hf:OWNER/NAME",
+            f"must be given: {name} needs a model pretrained on {entry.pretrained_on}",
+            "give --weights with a file, a folder, or hf:OWNER/NAME",
         )
 
     # JAX is imported from here on: the command line was fine.

@@ -182,12 +182,9 @@ def _missing(**values: float | None) -> str:
     if missing:
         listed = ", ".join(missing)
         raise ValueError(
-            f"too little is given: give all but one of {names}, the missing one is"
-            f" solved for; missing are {listed}"
+            f"give three of {names}, the fourth is solved for: {listed} are missing"
         )
-    raise ValueError(
-        f"too much is given: leave out one of {names}, to be solved for; all are given"
-    )
+    raise ValueError(f"leave out one of {names}, to be solved for: all four are given")
 
 
 def _whole_batch(
@@ -204,7 +201,7 @@ def _whole_batch(
         validate.refuse(
             "epsilon",
             epsilon,
-            "is spent by less than one example a batch",
+            "is exceeded even with one example a batch",
             "raise epsilon or the noise multiplier, or take fewer steps",
         )
     return batch_size
@@ -244,7 +241,7 @@ def _warnings(
     if mechanism.noise_multiplier == 0:
         warnings.append("without noise there is no privacy: ε is infinite")
     elif infinite:
-        warnings.append(f"ε by {', '.join(infinite)} is beyond any number")
+        warnings.append(f"ε by {', '.join(infinite)} overflows")
     if mechanism.noise_multiplier > 0 and tan.eta(mechanism) >= 2:
         warnings.append(
             f"the signal of one example, η = {tan.eta(mechanism):.3g} times the noise,"

@@ -233,8 +233,8 @@ class Recipe:
             validate.refuse(
                 "declared_examples",
                 None,
-                "must be given under add-or-remove-one, where the number of examples "
-                "is private",
+                "must be given under add-or-remove-one, which protects the number of "
+                "examples",
                 "give --declared-examples, a round number chosen without counting; or "
                 "leave out --adjacency: under zero-out the number is public",
             )
@@ -259,8 +259,8 @@ class Recipe:
             validate.refuse(
                 "unreadable",
                 self.unreadable,
-                "must be 'error' where features are computed once for all images",
-                "take away the images that cannot be read",
+                "must be 'error' when features are cached",
+                "remove the images that cannot be read",
             )
 
     def _check_augmentation(self) -> None:
@@ -278,7 +278,7 @@ class Recipe:
                 validate.refuse(
                     name,
                     number,
-                    "must be 0 where there is no augmentation",
+                    "must be 0 without augmentation",
                     "its views would all be the same: give crop_padding or flip, or "
                     "another augmentation",
                 )
@@ -318,9 +318,7 @@ class Recipe:
                     "leave out non_private for a private run",
                 )
         if self.steps is None:
-            validate.refuse(
-                "steps", None, "must be given where there is no budget to solve it for"
-            )
+            validate.refuse("steps", None, "must be given for a run without a budget")
         validate.whole(steps=self.steps, at_least=1)
 
     def to_json(self) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def prepare(
         validate.refuse(
             "fine_tune",
             recipe.fine_tune,
-            "must be all where nothing was pretrained",
+            "must be all without pretrained weights",
             "give weights to start from",
         )
     budget = solve_budget(recipe, len(dataset.train))

@@ -26,7 +26,7 @@ def run(arguments: Sequence[str]) -> int:
     recipe, options = flags.parse("audit", recipes.get(name), words, Options)
     if recipe.non_private:
         validate.refuse(
-            "non_private", True, "claims nothing that could be audited", "leave it out"
+            "non_private", True, "has no guarantee to audit", "leave it out"
         )
 
     # JAX is imported from here on: the command line was fine.
@@ -63,9 +63,8 @@ def _refuse_a_run(out: Path) -> None:
             validate.refuse(
                 "out",
                 str(out),
-                f"holds the {name} of a run or a search, whose report an audit's "
-                "would replace",
-                "audit into another folder",
+                f"holds a run or a search ({name}), whose report would be overwritten",
+                "choose another folder",
             )
 
 
@@ -81,18 +80,18 @@ def _print(content: dict[str, Any], page: Path) -> None:
     console.print(content["sentence"])
     if content["violated"]:
         console.print(
-            "VIOLATED: a bound is above the claim. Training gives away more than it "
-            "says; or this is one of the few audits that err, as its confidence says: "
-            "repeat it with another seed",
+            "VIOLATED: the lower bound is above the claimed ε. Training leaks more "
+            "than it claims, or this audit is one of the few that err (see its "
+            "confidence): repeat it with another seed",
             style="bold red",
         )
     else:
-        console.print("nothing here contradicts the claim")
+        console.print("nothing contradicts the claimed ε")
     console.print(
         f"AUC {content['auc']:.3f}, advantage {content['advantage']:.3f} where the "
-        f"claim allows {content['highest_advantage']:.3f}"
+        f"claimed ε allows {content['highest_advantage']:.3f}"
     )
-    console.print(f"all of it: {page}", soft_wrap=True)
+    console.print(f"report: {page}", soft_wrap=True)
 
 
 def _replayed(content: dict[str, Any], out: Path, as_json: bool) -> int:
@@ -107,6 +106,6 @@ def _replayed(content: dict[str, Any], out: Path, as_json: bool) -> int:
         table.add_row(finding["check"], verdict, finding["told"])
     console = Console(highlight=False)
     console.print(table)
-    where = f"all of it: {out / 'replay.json'}"
+    where = f"report: {out / 'replay.json'}"
     console.print(where, soft_wrap=True, markup=False)
     return int(not content["passed"])

@@ -141,8 +141,8 @@ def membership(
         validate.refuse(
             "epsilon",
             recipe.epsilon,
-            "is the budget in which membership chooses the rest",
-            "give epsilon and delta",
+            "must be given for membership, and delta too",
+            "the noise of each setting is solved for from them",
         )
     dataset = runner.load(recipe)
     secret, task = _task(recipe, dataset, out, options)
@@ -207,8 +207,8 @@ def _prepared(name: str, recipe: Recipe) -> runner.Prepared:
     prepared = runner.prepare(name, recipe)
     mechanism = prepared.budget.mechanism
     Console(stderr=True, highlight=False).print(
-        f"{name}: claimed is ε = {upper(prepared.budget.epsilon)} at δ = "
-        f"{prepared.budget.delta:g}, by sample rate {mechanism.sample_rate:.4g}, noise "
+        f"{name}: claims ε = {upper(prepared.budget.epsilon)} at δ = "
+        f"{prepared.budget.delta:g}: sample rate {mechanism.sample_rate:.4g}, noise "
         f"multiplier {mechanism.noise_multiplier:.4g} and {mechanism.steps} steps"
     )
     return prepared
