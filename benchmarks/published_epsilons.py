@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 
 from tanager.privacy.accountant import epsilon
 from tanager.privacy.mechanism import Mechanism
-from tanager.recipes.published import PUBLISHED, PublishedRun
+from tanager.recipes.papers import PUBLISHED, PublishedRun
 
 
 TOLERANCE = 0.02

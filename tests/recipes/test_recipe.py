@@ -14,7 +14,7 @@ from tanager import recipes
 from tanager.cli import main
 from tanager.privacy import accountant
 from tanager.privacy.mechanism import Mechanism
-from tanager.recipes import published
+from tanager.recipes import papers
 from tanager.recipes.recipe import Recipe
 
 
@@ -294,7 +294,7 @@ def test_published_rows_of_an_entry_rise_in_epsilon():
     for entry in recipes.RECIPES.values():
         epsilons = [run.epsilon for run in entry.published]
         assert epsilons == sorted(set(epsilons))
-        assert set(entry.published) <= set(published.PUBLISHED)
+        assert set(entry.published) <= set(papers.PUBLISHED)
         if entry.published:
             assert entry.recipe == entry.at_epsilon(epsilons[-1])
 

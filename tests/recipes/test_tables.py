@@ -18,7 +18,7 @@ from tanager.keys import derive_keys
 from tanager.models import pretrained
 from tanager.privacy import accountant
 from tanager.privacy.mechanism import Mechanism
-from tanager.recipes import published, runner, tasks
+from tanager.recipes import papers, runner, tasks
 from tanager.recipes.budget import solve_budget
 from tanager.seed import Seed
 from tanager.training.problem import DPSGD
@@ -36,7 +36,7 @@ def name(entry):
 
 def test_every_published_row_has_a_recipe():
     rows = [row for entry in ENTRIES for row in entry.published]
-    assert sorted(map(repr, rows)) == sorted(map(repr, published.PUBLISHED))
+    assert sorted(map(repr, rows)) == sorted(map(repr, papers.PUBLISHED))
 
 
 @pytest.mark.parametrize("entry", PUBLISHED, ids=name)

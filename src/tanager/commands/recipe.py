@@ -13,7 +13,7 @@ from tanager import recipes
 from tanager.commands import flags
 from tanager.privacy import accountant
 from tanager.privacy.shown import upper
-from tanager.recipes.published import PublishedRun
+from tanager.recipes.papers import PublishedRun
 from tanager.recipes.recipe import Recipe, RecipeEntry
 
 

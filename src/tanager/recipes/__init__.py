@@ -13,8 +13,8 @@ from tanager.recipes import (
     imagenet,
     mnist,
 )
-from tanager.recipes.published import PUBLISHED as PUBLISHED
-from tanager.recipes.published import PublishedRun as PublishedRun
+from tanager.recipes.papers import PUBLISHED as PUBLISHED
+from tanager.recipes.papers import PublishedRun as PublishedRun
 from tanager.recipes.recipe import Recipe as Recipe
 from tanager.recipes.recipe import RecipeEntry as RecipeEntry
 

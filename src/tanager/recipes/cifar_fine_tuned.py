@@ -10,85 +10,42 @@ Shared by the Unlocking paper's: C = 1, constant learning rate, average of param
 
 from typing import Any
 
-from tanager.recipes import published
-from tanager.recipes.published import PublishedRun
-from tanager.recipes.recipe import Recipe, RecipeEntry, published_fields
+from tanager.recipes.cifar10 import CROPS
+from tanager.recipes.recipe import Recipe, RecipeEntry, from_papers
 
 
-_CIFAR_CROPS = {"crop_padding": 4, "flip": True}
-
-
-def _from(
-    name: str,
-    dataset: str,
-    table: int,
-    rows: tuple[PublishedRun, ...],
-    pretrained_on: str,
-    **fields: Any,
+def _fine_tuned(
+    name: str, summary: str, pretraining: str, **fields: Any
 ) -> RecipeEntry:
-    row = rows[-1]
-    recipe = Recipe(
-        dataset=dataset,
-        model=row.model,
-        epsilon=row.epsilon,
-        noise_multiplier=row.noise_multiplier,
-        steps=row.steps,
+    return from_papers(
+        name,
+        f"{summary} of a pretrained {fields.pop('model')}.",
+        pretrained_on=pretraining,
         physical_batch_size=32,
-        **_CIFAR_CROPS,
-        **published_fields(row),
+        **CROPS,
         **fields,
     )
-    return RecipeEntry(
-        name=name,
-        summary=f"{row.task} of a pretrained {row.model}.",
-        source=f"Unlocking, Table {table}",
-        recipe=recipe,
-        published=rows,
-        pretrained_on=pretrained_on,
+
+
+FROM_IMAGENET32 = tuple(
+    _fine_tuned(
+        f"{dataset}-wrn-28-10-{layers}",
+        f"ImageNet-32 → {title}, {layers.replace('-', ' ')}",
+        "ImageNet at 32×32: recipe imagenet32-wrn-28-10-pretraining",
+        model="wrn-28-10",
+        dataset=dataset,
+        fine_tune="last-layer" if layers == "last-layer" else "all",
     )
-
-
-_IMAGENET32 = "ImageNet at 32×32: recipe imagenet32-wrn-28-10-pretraining"
-
-FROM_IMAGENET32 = (
-    _from(
-        "cifar10-wrn-28-10-all-layers",
-        "cifar10",
-        16,
-        published.IMAGENET32_TO_CIFAR10_ALL,
-        _IMAGENET32,
-    ),
-    _from(
-        "cifar10-wrn-28-10-last-layer",
-        "cifar10",
-        17,
-        published.IMAGENET32_TO_CIFAR10_LAST,
-        _IMAGENET32,
-        fine_tune="last-layer",
-    ),
-    _from(
-        "cifar100-wrn-28-10-all-layers",
-        "cifar100",
-        18,
-        published.IMAGENET32_TO_CIFAR100_ALL,
-        _IMAGENET32,
-    ),
-    _from(
-        "cifar100-wrn-28-10-last-layer",
-        "cifar100",
-        19,
-        published.IMAGENET32_TO_CIFAR100_LAST,
-        _IMAGENET32,
-        fine_tune="last-layer",
-    ),
+    for dataset, title in (("cifar10", "CIFAR-10"), ("cifar100", "CIFAR-100"))
+    for layers in ("all-layers", "last-layer")
 )
 
-FROM_CIFAR100 = _from(
+FROM_CIFAR100 = _fine_tuned(
     "cifar10-wrn-40-4-from-cifar100",
-    "cifar10",
-    20,
-    published.CIFAR100_TO_CIFAR10,
+    "CIFAR-100 → CIFAR-10, all layers",
     "CIFAR-100: recipe cifar100-wrn-40-4-pretraining",
+    model="wrn-40-4",
+    dataset="cifar10",
 )
 
 IMAGENET32_PRETRAINING = RecipeEntry(
@@ -107,7 +64,7 @@ IMAGENET32_PRETRAINING = RecipeEntry(
         weight_decay=5e-5,
         augmentation_multiplicity=1,
         evaluate_every=5000,
-        **_CIFAR_CROPS,
+        **CROPS,
     ),
 )
 
@@ -127,31 +84,31 @@ CIFAR100_PRETRAINING = RecipeEntry(
         weight_decay=5e-4,
         augmentation_multiplicity=1,
         evaluate_every=5000,
-        **_CIFAR_CROPS,
+        **CROPS,
     ),
 )
 
 
 def _efficiency(
-    name: str, model: str, weights: str, rate: float, norm: float
+    model: str, weights: str, learning_rate: float, clip_norm: float
 ) -> RecipeEntry:
     return RecipeEntry(
-        name=name,
+        name=f"cifar100-{model}",
         summary=f"CIFAR-100 at 224 pixels, all layers of {model}: four large steps.",
         source="Efficiency, Table A2",
         recipe=Recipe(
             dataset="cifar100",
             image_size=224,
             model=model,
-            weights=weights,
+            weights=f"hf:timm/{weights}",
             head="zero",
             epsilon=8.0,
             delta=2.04e-5,
             batch_size=25_000,
             steps=4,
-            clip_norm=norm,
+            clip_norm=clip_norm,
             optimizer="adam",
-            learning_rate=rate,
+            learning_rate=learning_rate,
             ema_decay=0.0,
             evaluate_every=1,
         ),
@@ -161,19 +118,9 @@ def _efficiency(
 
 EFFICIENCY = (
     _efficiency(
-        "cifar100-vit-base-16",
-        "vit-base-16",
-        "hf:timm/vit_base_patch16_224.augreg2_in21k_ft_in1k",
-        0.0003,
-        4.63,
+        "vit-base-16", "vit_base_patch16_224.augreg2_in21k_ft_in1k", 3e-4, 4.63
     ),
-    _efficiency(
-        "cifar100-bit-50x1",
-        "bit-50x1",
-        "hf:timm/resnetv2_50x1_bit.goog_in21k",
-        0.00098,
-        6.53,
-    ),
+    _efficiency("bit-50x1", "resnetv2_50x1_bit.goog_in21k", 9.8e-4, 6.53),
 )
 """The optimizer is not named by the paper; Adam is that of Tobaben et al. 2023, whose
 hyper-parameters these are. Its accuracies after four steps are not of interest."""

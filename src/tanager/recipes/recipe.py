@@ -8,7 +8,7 @@ from typing import Any, Literal, Self, get_args
 from tanager import _validate as validate
 from tanager.data.loader import Unreadable
 from tanager.privacy.mechanism import Adjacency
-from tanager.recipes.published import PublishedRun
+from tanager.recipes.papers import PublishedRun, rows_of
 
 
 NormalisationOrder = Literal["pre-activation", "post-activation"]
@@ -351,14 +351,9 @@ class Recipe:
 
 
 def published_fields(row: PublishedRun) -> dict[str, Any]:
-    """Return the fields of a recipe that a published run settles, but ε, σ and T."""
-    return {
-        "delta": row.delta,
-        "batch_size": row.batch_size,
-        "clip_norm": row.clip_norm,
-        "learning_rate": row.learning_rate,
-        "augmentation_multiplicity": row.augmentation_multiplicity,
-    }
+    """Return the fields of a recipe that a published run gives."""
+    names = {field.name for field in dataclasses.fields(Recipe)}
+    return {name: value for name, value in vars(row).items() if name in names}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -415,8 +410,32 @@ class RecipeEntry:
         row = below[-1] if below else self.published[0]
         return dataclasses.replace(
             self.recipe,
-            **published_fields(row),
-            epsilon=epsilon,
-            noise_multiplier=row.noise_multiplier,
-            steps=row.steps if row.epsilon == epsilon else None,
+            **published_fields(row)
+            | {
+                "epsilon": epsilon,
+                "steps": row.steps if row.epsilon == epsilon else None,
+            },
         )
+
+
+def from_papers(
+    name: str, summary: str, *, pretrained_on: str = "", **fields: Any
+) -> RecipeEntry:
+    """Return the recipe of published runs, by default that at the largest ε.
+
+    Args:
+        name: of the recipe, as in the tables.
+        summary: one sentence.
+        pretrained_on: see `RecipeEntry`.
+        fields: of the recipe, over those of the table.
+    """
+    rows = rows_of(name)
+    row = rows[-1]
+    return RecipeEntry(
+        name=name,
+        summary=summary,
+        source=f"{row.paper}, Table {row.table}",
+        recipe=Recipe(**published_fields(row) | fields),
+        published=rows,
+        pretrained_on=pretrained_on,
+    )

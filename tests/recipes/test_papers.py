@@ -6,7 +6,7 @@ import pytest
 
 from scripts import load
 from tanager.privacy import accountant
-from tanager.recipes.published import PUBLISHED, TAN, UNLOCKING
+from tanager.recipes.papers import PUBLISHED, TAN, UNLOCKING
 
 
 # The tables of appendix C.5 and of the results, typed a second time, row by row as they
