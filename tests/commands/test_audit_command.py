@@ -53,7 +53,7 @@ def test_a_violation_is_said_and_is_the_exit_status(tmp_path, capsys, monkeypatc
     monkeypatch.setattr(noise.GaussianNoise, "draw", half)
     assert main([*WORDS, "--knows-sample", "--out", str(tmp_path / "audit")]) == 1
     printed = capsys.readouterr().out
-    assert "VIOLATED: a bound is above the claim" in printed
+    assert "VIOLATED: the lower bound is above the claim" in printed
     assert json.loads((tmp_path / "audit/audit.json").read_text())["violated"]
 
 
@@ -124,7 +124,7 @@ def test_a_replay_passes_and_fails(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--non-private"], "non_private (=True) claims nothing"),
+        (["--non-private"], "non_private (=True) has no guarantee"),
         (["--audited-examples", "0"], "audited_examples (=0) must be at least 1"),
         (["--audited-examples", "100000"], "must be at most the 1437 training"),
         (

@@ -20,6 +20,38 @@ PrecisionName = Literal["float32", "tf32", "bfloat16"]
 Solved = Literal["epsilon", "noise_multiplier", "steps", "nothing"]
 AugmentationName = Literal["none", "crop-flip", "rrc", "tan", "simclr", "inception"]
 
+_CHOICES: dict[str, Any] = {
+    "normalisation_order": NormalisationOrder,
+    "head": Head,
+    "fine_tune": FineTuning,
+    "solve_for": Solved,
+    "adjacency": AdjacencyName,
+    "learning_rate_schedule": Schedule,
+    "augmentation": AugmentationName,
+    "precision": PrecisionName,
+    "unreadable": Unreadable,
+}
+_AT_LEAST = {
+    "image_size": 8,
+    "lora_rank": 1,
+    "batch_size": 1,
+    "steps": 1,
+    "declared_examples": 1,
+    "warmup_steps": 0,
+    "augmentation_multiplicity": 0,
+    "crop_padding": 0,
+    "crop_size": 8,
+    "test_views": 0,
+    "validation_examples": 0,
+    "train_examples": 1,
+    "physical_batch_size": 1,
+    "devices": 1,
+    "workers": 0,
+    "evaluate_every": 1,
+    "seed": 0,
+}
+"""The least that a whole number may be."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
@@ -158,65 +190,38 @@ class Recipe:
     out: str | None = None
 
     def __post_init__(self):
-        for name in ("dataset", "model", "optimizer", "strategy"):
-            value = getattr(self, name)
-            if not isinstance(value, str) or not value:
-                validate.refuse(name, value, "must be a name")
-        validate.one_of(
-            get_args(NormalisationOrder), normalisation_order=self.normalisation_order
-        )
-        validate.one_of(get_args(AdjacencyName), adjacency=self.adjacency)
-        validate.one_of(get_args(FineTuning), fine_tune=self.fine_tune)
-        validate.one_of(get_args(Head), head=self.head)
-        validate.one_of(
-            get_args(Schedule), learning_rate_schedule=self.learning_rate_schedule
-        )
-        if self.image_size is not None:
-            validate.whole(image_size=self.image_size, at_least=8)
-        if self.crop_size is not None:
-            validate.whole(crop_size=self.crop_size, at_least=8)
+        for field in dataclasses.fields(self):
+            name, value = field.name, getattr(self, field.name)
+            if value is None and field.default is None:
+                continue
+            if name in ("dataset", "model", "optimizer", "strategy"):
+                if not isinstance(value, str) or not value:
+                    validate.refuse(name, value, "must be a name")
+            elif name in _CHOICES:
+                validate.one_of(get_args(_CHOICES[name]), **{name: value})
+            elif name in _AT_LEAST:
+                validate.whole(**{name: value}, at_least=_AT_LEAST[name], remedy="")
         self._check_budget()
         validate.clipping_norm(self.clip_norm)
         validate.positive(learning_rate=self.learning_rate)
         for option, value in self.optimizer_options.items():
             if isinstance(value, bool) or not isinstance(value, int | float):
-                validate.refuse(
-                    "optimizer_options", value, f"must be a number for {option}"
-                )
+                rule = f"must be a number for {option}"
+                validate.refuse("optimizer_options", value, rule)
             if not math.isfinite(value):
-                validate.refuse(
-                    "optimizer_options", value, f"must be finite for {option}"
-                )
-        validate.not_negative(ema_decay=self.ema_decay)
+                rule = f"must be finite for {option}"
+                validate.refuse("optimizer_options", value, rule)
+        validate.not_negative(
+            ema_decay=self.ema_decay,
+            weight_decay=self.weight_decay,
+            checkpoint_seconds=self.checkpoint_seconds,
+        )
         if self.ema_decay >= 1:
             validate.refuse(
                 "ema_decay", self.ema_decay, "must be below 1", "the papers use 0.9999"
             )
-        validate.whole(
-            batch_size=self.batch_size,
-            physical_batch_size=self.physical_batch_size,
-            evaluate_every=self.evaluate_every,
-            at_least=1,
-        )
-        validate.whole(lora_rank=self.lora_rank, at_least=1)
-        validate.not_negative(weight_decay=self.weight_decay)
         self._check_features()
-        validate.whole(warmup_steps=self.warmup_steps, at_least=0)
-        validate.whole(validation_examples=self.validation_examples, at_least=0)
-        if self.train_examples is not None:
-            validate.whole(train_examples=self.train_examples, at_least=1)
-        if self.declared_examples is not None:
-            validate.whole(declared_examples=self.declared_examples, at_least=1)
-        self._check_augmentation()
-        validate.not_negative(checkpoint_seconds=self.checkpoint_seconds)
-        validate.one_of(get_args(PrecisionName), precision=self.precision)
-        validate.one_of(get_args(Unreadable), unreadable=self.unreadable)
-        if self.devices is not None:
-            validate.whole(devices=self.devices, at_least=1)
-        if self.workers is not None:
-            validate.whole(workers=self.workers, at_least=0)
-        if self.seed is not None:
-            validate.whole(seed=self.seed, at_least=0)
+        self._check_views()
 
     def public_size(self, examples: int) -> int:
         """Return N, which q, the divisor of updates and δ are computed from.
@@ -263,17 +268,11 @@ class Recipe:
                 "remove the images that cannot be read",
             )
 
-    def _check_augmentation(self) -> None:
-        names = get_args(AugmentationName)
-        validate.one_of(names, augmentation=self.augmentation)
-        views = {
-            "augmentation_multiplicity": self.augmentation_multiplicity,
-            "test_views": self.test_views,
-        }
-        validate.whole(**views, crop_padding=self.crop_padding, at_least=0, remedy="")
+    def _check_views(self) -> None:
         moves = self.crop_padding or self.flip or self.crop_size
         same = self.augmentation == "crop-flip" and not moves
-        for name, number in views.items():
+        for name in ("augmentation_multiplicity", "test_views"):
+            number = getattr(self, name)
             if number and (same or self.augmentation == "none"):
                 validate.refuse(
                     name,
@@ -297,10 +296,6 @@ class Recipe:
             )
         if self.noise_multiplier is not None:
             validate.not_negative(noise_multiplier=self.noise_multiplier)
-        if self.steps is not None:
-            validate.whole(steps=self.steps, at_least=1)
-        if self.solve_for is not None:
-            validate.one_of(get_args(Solved), solve_for=self.solve_for)
         if [self.epsilon, self.noise_multiplier, self.steps].count(None) > 1:
             raise ValueError(
                 "two of epsilon, noise_multiplier and steps must be given: the third "
@@ -335,13 +330,8 @@ class Recipe:
         known = {field.name: field for field in dataclasses.fields(cls)}
         for name in fields:
             validate.one_of(known, field=name)
-        required = {
-            name
-            for name, field in known.items()
-            if field.default is dataclasses.MISSING
-            and field.default_factory is dataclasses.MISSING
-        }
-        missing = sorted(required - set(fields))
+        required = ("dataset", "model", "batch_size", "learning_rate")
+        missing = sorted(set(required) - set(fields))
         if missing:
             raise ValueError(f"recipe lacks {', '.join(missing)}: give every field")
         values = dict(fields)

@@ -55,21 +55,15 @@ def white_box(
         seed=recipe.seed,
     )
     return {
-        **_claim(mechanism, found.claimed_epsilon, found.delta),
-        "epsilon_lower_bound": found.epsilon_lower_bound,
+        **_bounds(mechanism, found, found.audit),
         "trade_off_bound": found.epsilon_lower_bound,
-        "confidence": found.confidence,
-        "violated": found.violated,
         "models": 1,
-        "auc": found.audit.auc,
-        "advantage": found.audit.advantage,
         "canaries": options.canaries,
         "knows_sample": options.knows_sample,
         "audited_steps": options.audited_steps,
         "noise_multiplier_not_refuted": found.noise_multiplier,
         "threshold": found.audit.threshold,
         "errors": found.audit.errors._asdict(),
-        "scores": _scores(found.inside, found.outside),
     }
 
 
@@ -98,17 +92,11 @@ def one_run(name: str, recipe: Recipe, options: "Options", out: Path) -> dict[st
         seed=recipe.seed,
     )
     return {
-        **_claim(mechanism, found.claimed_epsilon, found.delta),
-        "epsilon_lower_bound": found.epsilon_lower_bound,
+        **_bounds(mechanism, found, found),
         "trade_off_bound": found.trade_off_bound,
-        "confidence": found.confidence,
-        "violated": found.violated,
         "models": 1,
-        "auc": found.auc,
-        "advantage": found.advantage,
         "canaries": options.canaries,
         "guesses": found.guesses._asdict(),
-        "scores": _scores(found.inside, found.outside),
     }
 
 
@@ -179,15 +167,10 @@ def membership(
             on_models=_showing(bars),
         )
     return {
-        **_claim(found.mechanism, found.claimed_epsilon, found.delta),
-        "epsilon_lower_bound": found.epsilon_lower_bound,
+        **_bounds(found.mechanism, found, found.audit),
         "trade_off_bound": found.trade_off_bound,
         "highest_provable": found.highest_provable,
-        "confidence": found.confidence,
-        "violated": found.violated,
         "models": found.models,
-        "auc": found.audit.auc,
-        "advantage": found.audit.advantage,
         "setting": found.setting._asdict(),
         "tried": [
             {
@@ -199,7 +182,6 @@ def membership(
         ],
         "threshold": found.audit.threshold,
         "errors": found.audit.errors._asdict(),
-        "scores": _scores(found.inside, found.outside),
     }
 
 
@@ -246,17 +228,23 @@ def _confidence(options: "Options") -> float:
     return 0.999 if options.method == "membership" else 0.95
 
 
-def _claim(mechanism: Mechanism, epsilon: float, delta: float) -> dict[str, Any]:
+def _bounds(mechanism: Mechanism, found: Any, attack: Any) -> dict[str, Any]:
+    """Return what every audit says: the claim, the bound on it, and the scores."""
     return {
-        "claimed_epsilon": epsilon,
-        "delta": delta,
-        "highest_advantage": highest_advantage(epsilon, delta),
+        "claimed_epsilon": found.claimed_epsilon,
+        "delta": found.delta,
+        "highest_advantage": highest_advantage(found.claimed_epsilon, found.delta),
         "mechanism": dataclasses.asdict(mechanism),
+        "epsilon_lower_bound": found.epsilon_lower_bound,
+        "confidence": found.confidence,
+        "violated": found.violated,
+        "auc": attack.auc,
+        "advantage": attack.advantage,
+        "scores": {
+            "inside": found.inside.tolist(),
+            "outside": found.outside.tolist(),
+        },
     }
-
-
-def _scores(inside: np.ndarray, outside: np.ndarray) -> dict[str, list[float]]:
-    return {"inside": inside.tolist(), "outside": outside.tolist()}
 
 
 def _canaries(
