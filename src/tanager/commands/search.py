@@ -223,7 +223,7 @@ def _finish(study: "Study", trials: int, console: Console) -> dict[str, Any]:
     steps = study.settings.target.steps
     with jobs.compiled_once():
         shown = Watching(trials, len(study.results()), console)
-        with shown.showing():
+        with shown.bar:
             study.work(
                 trials,
                 lambda done: _tell(study, done, shown),

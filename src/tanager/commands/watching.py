@@ -1,13 +1,11 @@
 """A progress bar over many runs: which one, how far, the best so far, time left."""
 
-import contextlib
 import math
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
 
 if TYPE_CHECKING:
@@ -17,6 +15,9 @@ if TYPE_CHECKING:
 class Watching:
     """Shows a list of runs that are made one after another.
 
+    Attributes:
+        bar: shown while this context is open, on a terminal.
+
     Args:
         runs: how many there are.
         done: how many of them were made before.
@@ -24,44 +25,29 @@ class Watching:
     """
 
     def __init__(self, runs: int, done: int, console: Console):
-        self.console = console
-        self._runs, self._done = runs, done
-        self._begun, self._before = time.monotonic(), done
-        self._best = -math.inf
-        self._bar = Progress(
-            TextColumn("{task.description}"),
+        self._runs, self._done, self._best = runs, done, -math.inf
+        self.bar = Progress(
+            "{task.description}",
             BarColumn(),
-            TextColumn("{task.fields[left]}"),
             TimeElapsedColumn(),
+            TimeRemainingColumn(),
             console=console,
             transient=True,
             disable=not console.is_terminal,
         )
-        self._task = self._bar.add_task(
-            "compiling", total=runs, completed=done, left=""
-        )
-
-    @contextlib.contextmanager
-    def showing(self) -> Iterator[None]:
-        """Show the bar while the block runs."""
-        with self._bar:
-            yield
+        self._task = self.bar.add_task("compiling", total=runs, completed=done)
 
     def line(self, name: str, line: Mapping[str, Any], steps: int) -> None:
         """Show how far a run of so many steps is: a line of its metrics.jsonl."""
-        part = self._done + line["step"] / steps
         text = (
             f"{name}: step {line['step']}/{steps}, "
-            f"{100 * line['test_accuracy_ema']:.1f} %"
+            f"{100 * line['test_accuracy_ema']:.1f} %{self._best_so_far()}"
         )
-        if math.isfinite(self._best):
-            text += f"; best {100 * self._best:.1f} %"
-        self._bar.update(
-            self._task, completed=part, description=text, left=self._left(part)
-        )
+        part = self._done + line["step"] / steps
+        self.bar.update(self._task, completed=part, description=text)
 
     def ended(self, done: int, accuracy: float | None, text: str) -> None:
-        """Print a line for a run that ended, and how long the others will take.
+        """Print a line for a run that ended.
 
         Args:
             done: how many runs have ended now.
@@ -70,20 +56,12 @@ class Watching:
         """
         self._done = done
         self._best = max(self._best, -math.inf if accuracy is None else accuracy)
-        left = self._left(done)
-        best = f"; best {100 * self._best:.2f} %" if math.isfinite(self._best) else ""
-        more = f"; {self._runs - done} to go, {left}" if done < self._runs else ""
-        self.console.print(f"{text}{best}{more}", markup=False)
-        self._bar.update(self._task, completed=done, left=left)
+        more = f"; {self._runs - done} to go" if done < self._runs else ""
+        self.bar.console.print(f"{text}{self._best_so_far()}{more}", markup=False)
+        self.bar.update(self._task, completed=done)
 
-    def _left(self, done: float) -> str:
-        if done <= self._before:
-            return ""
-        rate = (time.monotonic() - self._begun) / (done - self._before)
-        minutes = math.ceil(rate * (self._runs - done) / 60)
-        if minutes < 60:
-            return f"about {minutes} min"
-        return f"about {minutes // 60} h {minutes % 60} min"
+    def _best_so_far(self) -> str:
+        return f"; best {100 * self._best:.2f} %" if math.isfinite(self._best) else ""
 
 
 def work_through(
@@ -102,7 +80,7 @@ def work_through(
         return sum(outcome(job.folder) is not None for job in jobs)
 
     shown = Watching(len(jobs), ended(), console)
-    with compiled_once(), shown.showing():
+    with compiled_once(), shown.bar:
         return work(
             jobs,
             lambda job, found: shown.ended(
