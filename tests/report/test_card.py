@@ -104,7 +104,7 @@ def test_every_part_of_the_guarantee_is_there():
         "| accountant | PLD |",
         "| noise multiplier σ | 1.5 |",
         "at most e^ε = 20.09 times more likely",
-        "some things are not protected:",
+        "What it assumes, and what it does not protect:",
         "nothing here protects the test images",
         "Tuning hyper-parameters on the private data is not counted",
         "ε was computed with PLD by dp_accounting 0.6.0.",

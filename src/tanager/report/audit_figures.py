@@ -1,4 +1,4 @@
-"""Pictures of an audit: bounds below the claim, the attack's ROC, and its scores."""
+"""Figures of an audit: bounds below the claim, the ROC of the attack, its scores."""
 
 import dataclasses
 import functools
@@ -13,7 +13,7 @@ from tanager.privacy import accountant
 from tanager.privacy.mechanism import Mechanism
 from tanager.privacy.shown import lower
 from tanager.privacy.trade_off import TradeOff
-from tanager.report.figures import check_ending, one_panel, save
+from tanager.report.figures import drawing
 
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _POINTS = 17
 def plot(
     name: str, found: Mapping[str, Any], mechanism: Mechanism, path: str | pathlib.Path
 ) -> None:
-    """Draw one picture of an audit as a PNG or SVG file.
+    """Draw one figure of an audit as a PNG or SVG file.
 
     Args:
         name: ``"epsilon"``, ``"roc"`` or ``"scores"``.
@@ -39,19 +39,17 @@ def plot(
     Raises:
         ValueError: the ending is another one.
     """
-    check_ending(path)
-    figure, axes = one_panel()
     draw: dict[str, Callable[[Axes, Mapping[str, Any], Mechanism], None]] = {
         "epsilon": _epsilon,
         "roc": _roc,
         "scores": _scores,
     }
-    draw[name](axes, found, mechanism)
-    axes.grid(True, linewidth=0.5, alpha=0.5)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    save(figure, path)
+    with drawing(path) as (_, (axes,)):
+        draw[name](axes, found, mechanism)
+        axes.grid(True, linewidth=0.5, alpha=0.5)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False)
 
 
 def _epsilon(axes: "Axes", found: Mapping[str, Any], mechanism: Mechanism) -> None:
@@ -64,7 +62,7 @@ def _epsilon(axes: "Axes", found: Mapping[str, Any], mechanism: Mechanism) -> No
     confidence = f"{100 * found['confidence']:g} %"
     shown = [("epsilon_lower_bound", "^", f"proven, with {confidence}")]
     if found["trade_off_bound"] != found["epsilon_lower_bound"]:
-        shown.append(("trade_off_bound", "D", "proven, if only noise is in question"))
+        shown.append(("trade_off_bound", "D", "proven, if only the noise can differ"))
     for key, marker, label in shown:
         bound = found[key]
         axes.plot([delta, delta], [0, bound], color=_BOUND, linewidth=1)
@@ -99,7 +97,7 @@ def _roc(axes: "Axes", found: Mapping[str, Any], mechanism: Mechanism) -> None:
 
 
 def _attacked(found: Mapping[str, Any], mechanism: Mechanism) -> tuple[Mechanism, str]:
-    """Return what of the claim a score is about: a whole run, or one known step."""
+    """Return the part of the claim that scores test: a whole run, or one known step."""
     if found.get("knows_sample"):
         step = Mechanism(1.0, mechanism.noise_multiplier, 1, mechanism.adjacency)
         return step, "limit of one step of the claim"

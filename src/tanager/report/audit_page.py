@@ -12,7 +12,6 @@ from tanager.privacy.mechanism import Mechanism
 from tanager.privacy.shown import lower, upper
 from tanager.report import audit_figures
 from tanager.report.figures import embed
-from tanager.report.guarantee import number
 from tanager.report.render import render
 
 
@@ -30,6 +29,9 @@ _FOUND = {
     "auc": float,
     "advantage": float,
     "highest_advantage": float,
+    "highest_provable": Maybe(float),
+    "noise_multiplier_not_refuted": Maybe(float),
+    "audited_steps": Maybe(int),
     "mechanism": {"sample_rate": float, "noise_multiplier": float, "steps": int},
     "setting": Maybe(Each(object)),
     "errors": Maybe(Each(int)),
@@ -100,15 +102,8 @@ def write_report(folder: Path) -> Path:
             subject=f"{found['recipe']}: {found['method']}",
             found=found,
             sentence=sentence(found),
-            tiles={
-                "claimed ε": upper(found["claimed_epsilon"]),
-                "ε at least": lower(found["epsilon_lower_bound"]),
-                "confidence": f"{100 * found['confidence']:g} %",
-                "AUC of the attack": f"{found['auc']:.3f}",
-                "advantage": f"{found['advantage']:.3f}",
-            },
             figures=_figures(folder, found),
-            numbers=_numbers(found),
+            counts=_counts(found),
             tried_names=_TRIED,
         )
     report = folder / "report.html"
@@ -127,36 +122,7 @@ def _figures(folder: Path, found: _Fields) -> list[tuple[str, str]]:
     return shown
 
 
-def _numbers(found: _Fields) -> dict[str, Any]:
-    mechanism = found["mechanism"]
-    claimed = upper(found["claimed_epsilon"])
-    shown = {
-        "claimed ε": f"{claimed} at δ = {number(found['delta'])}",
-        "bound by the trade-off curve": lower(found["trade_off_bound"]),
-        "bound for any mechanism": None
-        if found["method"] == "white-box"
-        else lower(found["epsilon_lower_bound"]),
-        "highest bound that this many models can prove": _short(
-            found.get("highest_provable")
-        ),
-        "highest advantage that the claim allows": f"{found['highest_advantage']:.3f}",
-        "models": found["models"],
-        "canaries": found["canaries"],
-        "sample rate": _short(mechanism["sample_rate"]),
-        "noise multiplier": _short(mechanism["noise_multiplier"]),
-        "largest noise multiplier that is not refuted": _short(
-            found.get("noise_multiplier_not_refuted")
-        ),
-        "steps": mechanism["steps"],
-        "steps that were run": found.get("audited_steps"),
-        "adjacency": mechanism.get("adjacency"),
-    }
-    for name, count in (found["errors"] or found["guesses"] or {}).items():
-        shown[name.replace("_", " ")] = count
-    for name, value in (found["setting"] or {}).items():
-        shown[name.replace("_", " ") + ", chosen"] = value
-    return {name: value for name, value in shown.items() if value is not None}
-
-
-def _short(value: float | None) -> str | None:
-    return None if value is None else f"{value:.4g}"
+def _counts(found: _Fields) -> dict[str, Any]:
+    shown = dict(found["errors"] or found["guesses"] or {})
+    shown |= {f"{name}, chosen": v for name, v in (found["setting"] or {}).items()}
+    return {name.replace("_", " "): value for name, value in shown.items()}

@@ -11,9 +11,7 @@ from typing import Any
 
 from tanager._text import clean
 from tanager.privacy.mechanism import LARGE_EPSILON
-from tanager.privacy.shown import upper
 from tanager.report import guarantee
-from tanager.report.guarantee import number
 from tanager.report.render import render
 
 
@@ -57,10 +55,10 @@ def model_card(
         "card.md",
         head=_head(config, result, clean(name), licence, accuracy, format),
         name=name,
-        result={"search": None, **result},
+        config=config,
+        result=result,
         guarantee=guarantee,
         large=result["private"] and result["epsilon"] >= LARGE_EPSILON,
-        claimed=_claimed(result) if result["private"] else {},
         architecture=architecture,
         image_shape=(architecture or {}).get("image_shape"),
         format=format,
@@ -70,8 +68,13 @@ def model_card(
         classes=classes,
         key=key,
         worst=min(measured, key=lambda each: each[key], default=None),
-        training=_training(config, result, weights),
-        data=_data(config, result),
+        exported=_WEIGHTS[weights],
+        initial=_initial(config),
+        recipe={
+            f"recipe: {name}": "a path, left out" if _has_path(value) else value
+            for name, value in (config.get("recipe") or {}).items()
+            if name not in _OF_THIS_MACHINE
+        },
         licence=licence,
         base=(config.get("weights") or {}).get("weights"),
     )
@@ -118,75 +121,12 @@ def _head(
     }
 
 
-def _claimed(result: _Fields) -> dict[str, Any]:
-    rdp = result.get("epsilon_rdp")
-    beside = f"by RDP, as papers report it: {'none' if rdp is None else upper(rdp)}"
-    if result.get("search"):
-        beside = "of the whole search"
-    return {
-        "ε": f"{upper(result['epsilon'])} ({beside})",
-        "δ": number(result["delta"]),
-        "adjacency": result["adjacency"],
-        "unit of privacy": "one example, which is one image",
-        "accountant": str(result["accountant"]).upper(),
-        "mechanism": "DP-SGD: Poisson subsampling, clipping, Gaussian noise",
-        "sample rate q": number(result["sample_rate"]),
-        "noise multiplier σ": number(result["noise_multiplier"]),
-        "clipping norm C": number(result["clip_norm"]),
-        "updates": result["steps"],
-    }
-
-
-def _training(config: _Fields, result: _Fields, weights: str) -> dict[str, Any]:
-    recipe = config.get("recipe") or {}
-    return _known(
-        {
-            "model": config.get("model"),
-            "parameters trained": config.get("parameters"),
-            "weights exported": _WEIGHTS[weights],
-            "initial weights": _initial(config),
-            "optimizer": config.get("optimizer"),
-            "updates": result["steps"],
-            "expected batch size": result["batch_size"],
-            **{
-                f"recipe: {name}": "a path, left out" if _has_path(value) else value
-                for name, value in recipe.items()
-                if name not in _OF_THIS_MACHINE
-            },
-            **(result.get("versions") or {}),
-        }
-    )
-
-
 def _initial(config: _Fields) -> str | None:
     origin = config.get("weights")
     if not origin:
         return "drawn at random" if config.get("architecture") else None
     text = f"{origin['weights']} (sha256 {origin['sha256']})"
     return "; ".join([text, *origin["changes"]])
-
-
-def _data(config: _Fields, result: _Fields) -> dict[str, Any]:
-    classes = config.get("classes") or ()
-    scale = config.get("preprocessing") or {}
-    shape = (config.get("architecture") or {}).get("image_shape")
-    before = config.get("resized_from")
-    return _known(
-        {
-            "data set": config.get("dataset"),
-            "training examples": result["examples"],
-            "classes": [str(name) for name in classes] or None,
-            "image (height, width, channels)": shape,
-            "resized from": before if before != shape else None,
-            "pixels": "(image / 255 − mean) / std" if scale else None,
-            "mean": scale.get("mean"),
-            "std": scale.get("std"),
-        }
-    )
-
-
-def _known(rows: _Fields) -> dict[str, Any]:
-    return {name: value for name, value in rows.items() if value is not None}
 
 
 def _has_path(value: Any) -> bool:

@@ -1,6 +1,8 @@
 """Figures as PNG or SVG files, and as SVG inside a page."""
 
+import contextlib
 import pathlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from tanager import _validate as validate
@@ -27,14 +29,34 @@ def check_ending(path: str | pathlib.Path) -> None:
         validate.refuse("plot", str(path), "must end in .png or .svg")
 
 
-def one_panel() -> tuple["Figure", "Axes"]:
-    """Return a new figure of one panel, drawn without a screen."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+@contextlib.contextmanager
+def drawing(
+    path: str | pathlib.Path, columns: int = 1, size: tuple[float, float] = (7.2, 4.4)
+) -> Iterator[tuple["Figure", list["Axes"]]]:
+    """Give a new figure and its panels to draw on, then write it; no screen is used.
+
+    Args:
+        path: where to write; the ending, .png or .svg, chooses the format.
+        columns: number of panels.
+        size: (width, height) in inches.
+
+    Raises:
+        ValueError: the name ends neither in .png nor in .svg.
+    """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.2, 4.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, figure.subplots()
+    check_ending(path)
+    figure = Figure(figsize=size, layout="constrained")
+    yield figure, list(figure.subplots(1, columns, squeeze=False)[0])
+    save(figure, path)
+
+
+def finish(axes: "Axes", title: str) -> None:
+    """Add a title, a light grid and a legend."""
+    axes.set_title(title, fontsize=11)
+    axes.grid(alpha=0.25)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=9, framealpha=0.9, edgecolor="none")
 
 
 def number_axis(axis: "Axis") -> None:

@@ -176,6 +176,15 @@ def percent(share: float | None) -> str:
     return f"{100 * share:.1f} %"
 
 
+def duration(seconds: float) -> str:
+    """Return a time in hours and minutes, or minutes and seconds."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
+
+
 def text(value: Any) -> str:
     """Return a value of a table as people read it."""
     match value:

@@ -1,6 +1,6 @@
-"""Pictures of a plan: where it stands before the privacy wall.
+"""Figure of a plan: how far it is from the privacy wall.
 
-The two panels redraw figures 2 and 3 of TAN Without a Burn for the plan at hand.
+The two panels are figures 2 and 3 of TAN Without a Burn, for this plan.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from tanager.privacy.accountant import Accountant
 from tanager.privacy.mechanism import Adjacency, Mechanism
 from tanager.privacy.plan import Plan
 from tanager.privacy.shown import upper
-from tanager.report.figures import check_ending, number_axis, save
+from tanager.report.figures import check_ending, drawing, number_axis
 
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 _RATIO_NOISE_MULTIPLIERS = (0.5, 0.7, 1.0, 2.0, 4.0)
 _ORDERS = tuple(range(2, 33))
-# Of those that the plan's own ε is taken over, so that the plan is on its curve; all
-# of the small ones, which little noise wants.
+# A part of the orders that the plan's ε is the minimum over, so that the plan is on its
+# curve; all small orders, which matter for little noise.
 _FEWER_ORDERS = (
     *accountant.RDP_ORDERS[:20],
     *accountant.RDP_ORDERS[20:100:8],
@@ -42,8 +42,7 @@ def plot(plan: Plan, path: str | pathlib.Path) -> None:
     Left, figure 2 of the paper: ε by RDP against the noise multiplier at the plan's η,
     for a few numbers of steps; the plan is a point on its own curve. Right, figure 3:
     the Rényi divergence g_α(σ, q) of one step over its approximation α η_step², at the
-    plan's η_step. For add-or-remove-one, which the RDP curves are about; a replace-one
-    plan is drawn as its add-or-remove-one counterpart and the title says so.
+    plan's η_step. A replace-one plan is drawn for zero-out, and the title says so.
 
     Args:
         plan: the plan; it must have noise.
@@ -52,28 +51,22 @@ def plot(plan: Plan, path: str | pathlib.Path) -> None:
     Raises:
         ValueError: the ending is another one, or the plan has no noise.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     check_ending(path)
     validate.positive(
         noise_multiplier=plan.noise_multiplier,
         remedy="without noise there is nothing to draw",
     )
     mechanism = dataclasses.replace(plan.mechanism, adjacency=Adjacency.ZERO_OUT)
-    figure = Figure(figsize=(11.5, 4.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2)
-    _draw_wall(left, mechanism, plan.delta)
-    _draw_ratios(right, mechanism)
     about = (
         rf"$N$ = {plan.examples:,}, $B$ = {plan.batch_size:,}, $S$ = {plan.steps:,},"
         rf" $\sigma$ = {plan.noise_multiplier:.3g}, $\delta$ = {plan.delta:g}"
     )
     if plan.adjacency is Adjacency.REPLACE_ONE:
         about += " (drawn for zero-out)"
-    figure.suptitle(about, fontsize=11)
-    save(figure, path)
+    with drawing(path, columns=2, size=(11.5, 4.4)) as (figure, (left, right)):
+        _draw_wall(left, mechanism, plan.delta)
+        _draw_ratios(right, mechanism)
+        figure.suptitle(about, fontsize=11)
 
 
 def _draw_wall(axes: "Axes", mechanism: Mechanism, delta: float) -> None:

@@ -57,10 +57,12 @@ def _environment() -> "Environment":
         keep_trailing_newline=True,
     )
     environment.filters |= {
+        "duration": guarantee.duration,
         "epsilon": upper,
         "bound": lower,
         "number": guarantee.number,
         "percent": guarantee.percent,
+        "short": lambda value: None if value is None else f"{value:.4g}",
         "simulated": guarantee.simulated,
         "text": guarantee.text,
     }

@@ -1,4 +1,4 @@
-"""A picture of scaling: throughput against devices, measured and predicted.
+"""Figure of scaling: throughput against devices, measured and predicted.
 
 After figures 7 and A.5 of the efficiency paper.
 """
@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tanager.report.figures import check_ending, save
+from tanager.report.figures import check_ending, drawing
 
 
 if TYPE_CHECKING:
@@ -46,9 +46,6 @@ def plot(
     Raises:
         ValueError: the ending is another one.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     check_ending(path)
     seen, ahead = _by_strategy(measured), _by_strategy(predicted)
     names = list(dict.fromkeys([*seen, *ahead]))
@@ -63,26 +60,23 @@ def plot(
         for row in predicted
     }
     ones |= {name: points[1] for name, points in seen.items() if 1 in points}
-    figure = Figure(figsize=(8.2, 4.8), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    for number, name in enumerate(names):
-        _draw(
-            axes,
-            _COLOURS[number % len(_COLOURS)],
-            name,
-            seen.get(name, {}),
-            ahead.get(name, {}),
-            ones.get(name),
-            parallel.get(name),
-        )
     everything = [points for found in (seen, ahead) for points in found.values()]
     counts = {count for points in everything for count in points}
-    _dress(axes, sorted(counts | {1} if ones else counts))
-    axes.set_title(title, fontsize=11)
-    fitted = any(parallel.get(name) is not None for name in seen)
-    _explain(axes, bool(seen), fitted, bool(ahead))
-    save(figure, path)
+    with drawing(path, size=(8.2, 4.8)) as (_, (axes,)):
+        for number, name in enumerate(names):
+            _draw(
+                axes,
+                _COLOURS[number % len(_COLOURS)],
+                name,
+                seen.get(name, {}),
+                ahead.get(name, {}),
+                ones.get(name),
+                parallel.get(name),
+            )
+        _dress(axes, sorted(counts | {1} if ones else counts))
+        axes.set_title(title, fontsize=11)
+        fitted = any(parallel.get(name) is not None for name in seen)
+        _explain(axes, bool(seen), fitted, bool(ahead))
     return True
 
 
@@ -165,7 +159,7 @@ def _apart(counts: list[int]) -> list[int]:
 
 
 def _explain(axes: "Axes", seen: bool, fitted: bool, ahead: bool) -> None:
-    """Legends: colours are strategies, and how a line or point is drawn says what."""
+    """Add the legend: colours are strategies; line and marker say what is drawn."""
     from matplotlib.lines import Line2D
 
     grey: dict[str, Any] = {"color": "0.3"}

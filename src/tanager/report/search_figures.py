@@ -1,13 +1,13 @@
-"""Pictures of a search: the scaling law, and grids of simulations.
+"""Figures of a search: the scaling law, and grids of simulations.
 
-The scaling law is drawn as figures 1 and 4 of TAN Without a Burn.
+The scaling law is drawn as in figures 1 and 4 of TAN Without a Burn.
 """
 
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tanager.report.figures import check_ending, one_panel, save
+from tanager.report.figures import drawing, finish
 
 
 _RUNS, _LAW, _PREDICTED, _OBTAINED = "#386cb0", "#386cb0", "#d62728", "#1b9e77"
@@ -38,65 +38,52 @@ def plot_law(
     Raises:
         ValueError: the ending is another one.
     """
-    check_ending(path)
-    figure, axes = one_panel()
-    sizes, heights, lows, highs = zip(*bands, strict=True)
+    sizes, *rest = zip(*bands, strict=True)
+    heights, lows, highs = (_percent(each) for each in rest)
     confidence = f"{100 * prediction['confidence']:g} %"
-    axes.fill_between(
-        sizes,
-        [100 * low for low in lows],
-        [100 * high for high in highs],
-        color=_LAW,
-        alpha=0.15,
-        linewidth=0,
-        label=f"{confidence} band of the line",
-    )
-    axes.plot(
-        sizes,
-        [100 * height for height in heights],
-        color=_LAW,
-        linestyle="--",
-        linewidth=1.2,
-    )
-    axes.plot(
-        [run["batch_size"] for run in law["runs"]],
-        [100 * run["accuracy"] for run in law["runs"]],
-        "x",
-        color=_RUNS,
-        markersize=7,
-        label="simulations",
-    )
+    simulated = [run["batch_size"] for run in law["runs"]]
     reference = prediction["reference_batch_size"]
-    accuracy, low, high = (100 * prediction[n] for n in ("accuracy", "low", "high"))
-    axes.errorbar(
-        [reference],
-        [accuracy],
-        yerr=[[accuracy - low], [high - accuracy]],
-        fmt="o",
-        color=_PREDICTED,
-        capsize=4,
-        label=f"predicted, with the {confidence} interval of one run",
-    )
-    if obtained:
-        axes.plot(
-            [size for size, _ in obtained],
-            [100 * reached for _, reached in obtained],
-            "*",
-            color=_OBTAINED,
-            markersize=13,
-            markeredgecolor="white",
-            label="obtained",
+    accuracy, low, high = _percent(prediction[name] for name in _INTERVAL)
+    every = sorted({*simulated, reference})
+    with drawing(path) as (_, (axes,)):
+        band = f"{confidence} band of the line"
+        axes.fill_between(
+            sizes, lows, highs, color=_LAW, alpha=0.15, linewidth=0, label=band
         )
-    every = sorted({run["batch_size"] for run in law["runs"]} | {reference})
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(every, [f"{size:g}" for size in every])
-    axes.minorticks_off()
-    axes.set_xlabel(r"batch size $B$, at constant $\sigma/B$ and steps")
-    axes.set_ylabel("accuracy on held-out examples, %")
-    axes.set_title(title, fontsize=11)
-    axes.grid(alpha=0.25)
-    axes.legend(fontsize=9, framealpha=0.9, edgecolor="none")
-    save(figure, path)
+        axes.plot(sizes, heights, color=_LAW, linestyle="--", linewidth=1.2)
+        axes.plot(
+            simulated,
+            _percent(run["accuracy"] for run in law["runs"]),
+            "x",
+            color=_RUNS,
+            markersize=7,
+            label="simulations",
+        )
+        axes.errorbar(
+            [reference],
+            [accuracy],
+            yerr=[[accuracy - low], [high - accuracy]],
+            fmt="o",
+            color=_PREDICTED,
+            capsize=4,
+            label=f"predicted, with the {confidence} interval of one run",
+        )
+        if obtained:
+            axes.plot(
+                [size for size, _ in obtained],
+                _percent(reached for _, reached in obtained),
+                "*",
+                color=_OBTAINED,
+                markersize=13,
+                markeredgecolor="white",
+                label="obtained",
+            )
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(every, [f"{size:g}" for size in every])
+        axes.minorticks_off()
+        axes.set_xlabel(r"batch size $B$, at constant $\sigma/B$ and steps")
+        axes.set_ylabel("accuracy on held-out examples, %")
+        finish(axes, title)
 
 
 def plot_grid(
@@ -122,52 +109,45 @@ def plot_grid(
     Raises:
         ValueError: the ending is another one.
     """
-    check_ending(path)
     lines: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         others = {name: v for name, v in row["title"].items() if name != along}
         label = ", ".join(f"{name} {value}" for name, value in others.items())
         lines.setdefault(label, []).append(row)
-    figure, axes = one_panel()
     places = list(dict.fromkeys(row["title"][along] for row in rows))
-    repeats = max(len(row["runs"]) for row in rows)
-    for number, (label, cells) in enumerate(lines.items()):
-        axes.errorbar(
-            # A little apart, so that bars do not hide each other.
-            [places.index(cell["title"][along]) + 0.05 * number for cell in cells],
-            [100 * cell["accuracy"] for cell in cells],
-            yerr=[200 * (cell["deviation"] or 0.0) for cell in cells],
-            fmt="o-",
-            capsize=4,
-            color=_COLOURS[number % len(_COLOURS)],
-            label=label or None,
-        )
     names = [str(place) for place in places]
-    if predicted is not None:
-        told = {name: 100 * predicted["prediction"][name] for name in _INTERVAL}
-        axes.errorbar(
-            [len(places)],
-            [told["accuracy"]],
-            yerr=[
-                [told["accuracy"] - told["low"]],
-                [told["high"] - told["accuracy"]],
-            ],
-            fmt="o",
-            markerfacecolor="white",
-            capsize=4,
-            color=_COLOURS[0],
-        )
-        confidence = 100 * predicted["prediction"]["confidence"]
-        names.append(f"{predicted['examples']}\npredicted, {confidence:g} %")
-    axes.set_xticks(range(len(names)), names)
-    axes.set_xlabel(along.replace("_", " "))
-    axes.set_ylabel("accuracy on held-out examples, %")
+    repeats = max(len(row["runs"]) for row in rows)
     about = f"mean of {repeats} runs, bars of two standard deviations"
-    axes.set_title(f"{title}\n{about if repeats > 1 else 'one run each'}", fontsize=11)
-    axes.grid(alpha=0.25)
-    if any(lines):
-        axes.legend(fontsize=9, framealpha=0.9, edgecolor="none")
-    save(figure, path)
+    with drawing(path) as (_, (axes,)):
+        for number, (label, cells) in enumerate(lines.items()):
+            axes.errorbar(
+                # A little apart, so that bars do not hide each other.
+                [places.index(cell["title"][along]) + 0.05 * number for cell in cells],
+                _percent(cell["accuracy"] for cell in cells),
+                yerr=[200 * (cell["deviation"] or 0.0) for cell in cells],
+                fmt="o-",
+                capsize=4,
+                color=_COLOURS[number % len(_COLOURS)],
+                label=label or None,
+            )
+        if predicted is not None:
+            prediction = predicted["prediction"]
+            accuracy, low, high = _percent(prediction[name] for name in _INTERVAL)
+            axes.errorbar(
+                [len(places)],
+                [accuracy],
+                yerr=[[accuracy - low], [high - accuracy]],
+                fmt="o",
+                markerfacecolor="white",
+                capsize=4,
+                color=_COLOURS[0],
+            )
+            confidence = 100 * prediction["confidence"]
+            names.append(f"{predicted['examples']}\npredicted, {confidence:g} %")
+        axes.set_xticks(range(len(names)), names)
+        axes.set_xlabel(along.replace("_", " "))
+        axes.set_ylabel("accuracy on held-out examples, %")
+        finish(axes, f"{title}\n{about if repeats > 1 else 'one run each'}")
 
 
 def plot_norms(
@@ -189,36 +169,36 @@ def plot_norms(
     Raises:
         ValueError: the ending is another one.
     """
-    check_ending(path)
-    figure, axes = one_panel()
     used = [i for i in range(len(counts[0])) if any(part[i] for part in counts)]
     first, last = max(min(used) - 1, 0), min(max(used) + 1, len(edges) - 1)
     begun = 1
-    for number, (part, step) in enumerate(zip(counts, steps, strict=True)):
-        total = sum(part)
-        axes.stairs(
-            [100 * count / total for count in part[first + 1 : last + 1]],
-            edges[first : last + 1],
-            color=_COLOURS[number % len(_COLOURS)],
-            linewidth=1.8,
-            label=f"steps {begun:,} to {step:,}",
+    with drawing(path) as (_, (axes,)):
+        for number, (part, step) in enumerate(zip(counts, steps, strict=True)):
+            total = sum(part)
+            axes.stairs(
+                [100 * count / total for count in part[first + 1 : last + 1]],
+                edges[first : last + 1],
+                color=_COLOURS[number % len(_COLOURS)],
+                linewidth=1.8,
+                label=f"steps {begun:,} to {step:,}",
+            )
+            begun = step + 1
+        axes.axvline(clip_norm, color="black", linestyle="--", linewidth=1)
+        axes.text(
+            clip_norm,
+            0.98,
+            f" C = {clip_norm:g}",
+            transform=axes.get_xaxis_transform(),
+            verticalalignment="top",
         )
-        begun = step + 1
-    axes.axvline(clip_norm, color="black", linestyle="--", linewidth=1)
-    axes.text(
-        clip_norm,
-        0.98,
-        f" C = {clip_norm:g}",
-        transform=axes.get_xaxis_transform(),
-        verticalalignment="top",
-    )
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(
-        lambda value, _: f"{value:g}" if value >= 1 else f"1/{1 / value:g}"
-    )
-    axes.set_xlabel("gradient norm of an example before clipping")
-    axes.set_ylabel("examples, %")
-    axes.set_title("PRIVATE: computed from the training examples", fontsize=11)
-    axes.grid(alpha=0.25)
-    axes.legend(fontsize=9, framealpha=0.9, edgecolor="none")
-    save(figure, path)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(
+            lambda value, _: f"{value:g}" if value >= 1 else f"1/{1 / value:g}"
+        )
+        axes.set_xlabel("gradient norm of an example before clipping")
+        axes.set_ylabel("examples, %")
+        finish(axes, "PRIVATE: computed from the training examples")
+
+
+def _percent(shares: Iterable[float]) -> list[float]:
+    return [100 * share for share in shares]
