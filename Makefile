@@ -34,7 +34,7 @@ PEERS := benchmarks/peers
 PEERS_OUT ?= runs/peers.json
 
 bench-peers: $(SET_UP) .venv-opacus/.set-up .venv-jax-privacy/.set-up
-	$(BIN)/python $(PEERS)/conduct.py --out $(PEERS_OUT)
+	$(BIN)/python $(PEERS)/run.py --out $(PEERS_OUT)
 	$(BIN)/python $(PEERS)/tables.py $(PEERS_OUT)
 
 .venv-opacus/.set-up: $(PEERS)/environments/opacus.txt

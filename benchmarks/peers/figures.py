@@ -1,10 +1,10 @@
-"""Pictures of what `conduct.py` measured."""
+"""Figures of what `run.py` measured."""
 
 from pathlib import Path
 from typing import Any
 
-import reading
-from reading import MODELS, NAMES
+import records
+from records import MODELS, NAMES
 
 from tanager.report.figures import number_axis, save
 
@@ -24,7 +24,7 @@ _COLOURS = {
 def draw(record: dict[str, Any], folder: Path) -> None:
     """Draw bars of examples per second, and lines where batches of a model vary."""
     folder.mkdir(parents=True, exist_ok=True)
-    _draw_bars(reading.columns(record["works"]), folder / "peers.svg")
+    _draw_bars(records.columns(record["works"]), folder / "peers.svg")
     for model in dict.fromkeys(work["model"] for work in record["works"]):
         works = [work for work in record["works"] if work["model"] == model]
         if len(works) > 1:
@@ -35,7 +35,7 @@ def draw(record: dict[str, Any], folder: Path) -> None:
 def _draw_bars(works: list[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot
 
-    systems = reading.systems(works)[::-1]
+    systems = records.systems(works)[::-1]
     columns = min(len(works), 3)
     count = -(-len(works) // columns)
     size = (1.8 + 2.2 * columns, 0.6 + 3 * count)
@@ -45,12 +45,12 @@ def _draw_bars(works: list[dict[str, Any]], path: Path) -> None:
     for axes in panels.flat[len(works) :]:
         axes.set_axis_off()
     for axes, work in zip(panels.flat, works, strict=False):
-        best = max(rate for name in systems if (rate := reading.rate(work, name)))
+        best = max(rate for name in systems if (rate := records.rate(work, name)))
         for place, name in enumerate(systems):
-            rate = reading.rate(work, name)
+            rate = records.rate(work, name)
             axes.barh(place, rate or 0, color=_COLOURS[name.split(":")[0]])
             tried = name in (row["system"] for row in work["rows"])
-            told = reading.number(rate) if rate or not tried else "failed"
+            told = records.number(rate) if rate or not tried else "failed"
             axes.annotate(
                 told,
                 (rate or 0, place),
@@ -81,16 +81,16 @@ def _draw_lines(works: list[dict[str, Any]], path: Path) -> None:
     figure, (left, right) = pyplot.subplots(
         1, 2, figsize=(11, 3.6), layout="constrained"
     )
-    for system in reading.systems(works):
+    for system in records.systems(works):
         found = [
             (
                 work["physical_batch"],
-                reading.rate(work, system),
+                records.rate(work, system),
                 row["step_bytes"] / 2**20,
             )
             for work in works
             for row in work["rows"]
-            if row["system"] == system and not reading.failed(row)
+            if row["system"] == system and not records.failed(row)
         ]
         if not found:
             continue

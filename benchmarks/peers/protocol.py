@@ -1,4 +1,4 @@
-"""How the conductor and its workers speak: one JSON object a line.
+"""How the runner and its workers speak: one JSON object a line.
 
 A worker is a process of its own, in an environment of its own, with one system (a
 library and a way to use it) on one piece of work. It imports nothing of another.
@@ -97,7 +97,7 @@ class Worker(abc.ABC):
 
 
 def serve(make: Any) -> None:
-    """Answer the conductor until it has no more to say.
+    """Answer the runner until it has no more to say.
 
     What is freed is kept, in all alike: Opacus gains most by it.
 
@@ -182,7 +182,7 @@ def _sum(worker: Worker, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _train(worker: Worker, asked: dict[str, Any]) -> dict[str, Any]:
-    """Train on the examples that the conductor sampled; only the noise is one's own."""
+    """Train on the examples that the runner sampled; only the noise is one's own."""
     worker.configure(asked)
     with np.load(asked["samples"]) as samples:
         for step in range(asked["steps"]):

@@ -1,4 +1,4 @@
-"""What a record of `conduct.py` says, for tables and pictures."""
+"""What a record of `run.py` says, for tables and figures."""
 
 import math
 from typing import Any

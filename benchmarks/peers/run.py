@@ -1,7 +1,7 @@
 """Time private training side by side: tanager, Opacus, JAX-Privacy, vmap and plain SGD.
 
     make bench-peers
-    python benchmarks/peers/conduct.py --work wrn-16-4:32 mlp:64 --rounds 5
+    python benchmarks/peers/run.py --work wrn-16-4:32 mlp:64 --rounds 5
 
 Every system is a process of its own in an environment of its own (`make` lays them in
 .venv-NAME) and is given the same parameters, examples and physical batch. All get ready
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from stage import Failed, Stage, say
+from workers import Failed, Workers, say
 
 
 SYSTEMS = (
@@ -94,32 +94,32 @@ def measure(spec: str, folder: Path, options) -> dict[str, Any]:
     model, _, rows = spec.partition(":")
     work = lay_out(model, int(rows), int(rows), folder)
     systems = [name for name in options.systems if suits(name, model, int(rows))]
-    stage = Stage(tuple(systems), work, options)
+    workers = Workers(tuple(systems), work, options)
     times: dict[str, list[float]] = {name: [] for name in systems}
     for number in range(options.rounds):
         say(f"{spec}: round {number + 1} of {options.rounds}")
-        for name, answer in stage.each("step").items():
+        for name, answer in workers.each("step").items():
             times[name].append(answer["seconds"])
     sums = {}
-    for name in list(stage.ready):
+    for name in list(workers.ready):
         if not name.startswith(("torch-sgd", "jax-sgd")):
             path = folder / "sum.npz"
             try:
-                stage.ready[name].ask("sum", to=str(path))
+                workers.ready[name].ask("sum", to=str(path))
                 with np.load(path) as found:
                     sums[name] = dict(found)
             except Failed as failure:
-                stage.rows[name]["sum_error"] = str(failure)
-    stage.end()
-    for name, row in stage.rows.items():
+                workers.rows[name]["sum_error"] = str(failure)
+    workers.end()
+    for name, row in workers.rows.items():
         row |= {"system": name, "seconds": times[name]}
-    references = compare(stage.rows, sums)
+    references = compare(workers.rows, sums)
     return {
         "work": spec,
         "model": model,
         "physical_batch": int(rows),
         "held_against": references,
-        "rows": list(stage.rows.values()),
+        "rows": list(workers.rows.values()),
     }
 
 
@@ -204,13 +204,13 @@ def poisson(spec: str, folder: Path, options) -> dict[str, Any]:
     systems = tuple(
         name for name in options.systems if not name.endswith((":nhwc", ":8"))
     )
-    stage = Stage(systems, work, options)
+    workers = Workers(systems, work, options)
     say(f"{spec}: {_POISSON_STEPS} logical batches of {min(sizes)} to {max(sizes)}")
     settings = {"expected_batch": expected, "noise_multiplier": 1.0}
-    answers = stage.each("poisson", sizes=sizes, learning_rate=0.1, **settings)
-    stage.end()
+    answers = workers.each("poisson", sizes=sizes, learning_rate=0.1, **settings)
+    workers.end()
     found = []
-    for name, row in stage.rows.items():
+    for name, row in workers.rows.items():
         row.pop("losses", None)
         found.append({"system": name, **row, **answers.get(name, {})})
     return {"work": spec, "sizes": sizes, "rows": found}
@@ -258,16 +258,16 @@ def training(folder: Path, options) -> dict[str, Any]:
     rows: dict[str, dict[str, Any]] = {name: {"system": name} for name in private}
     ends = {}
     for noise in (0.0, _TRAIN["noise_multiplier"]):
-        stage = Stage(private, work, options)
-        for name in list(stage.ready):
+        workers = Workers(private, work, options)
+        for name in list(workers.ready):
             to = folder / f"end-{name}.npz"
             paths = {"samples": folder / "samples.npz", "test": folder / "test.npz"}
             asked = _TRAIN | {"noise_multiplier": noise, "to": str(to)}
             asked |= {key: str(path) for key, path in paths.items()}
             try:
-                accuracy = stage.ready[name].ask("train", **asked)["accuracy"]
+                accuracy = workers.ready[name].ask("train", **asked)["accuracy"]
             except Failed as failure:
-                stage.fail(name, failure)
+                workers.fail(name, failure)
                 continue
             if noise:
                 rows[name]["accuracy"] = accuracy
@@ -275,10 +275,10 @@ def training(folder: Path, options) -> dict[str, Any]:
                 with np.load(to) as found:
                     ends[name] = dict(found)
                 rows[name]["accuracy_without_noise"] = accuracy
-        for name, row in stage.rows.items():
+        for name, row in workers.rows.items():
             if "error" in row:
                 rows[name]["error"] = row["error"]
-        stage.end()
+        workers.end()
     for name, end in ends.items():
         if "jax-vmap" in ends:
             rows[name]["parameter_difference"] = relative(end, ends["jax-vmap"])
@@ -294,9 +294,9 @@ def largest(model: str, folder: Path, options) -> dict[str, Any]:
 
         def fits(count: int, system: str = system) -> bool:
             work = lay_out(model, count, count, folder)
-            stage = Stage((system,), work, options)
-            error = stage.rows[system].get("error")
-            stage.end()
+            workers = Workers((system,), work, options)
+            error = workers.rows[system].get("error")
+            workers.end()
             if error and "memory" not in error.lower() and "EXHAUSTED" not in error:
                 raise Failed(error)
             return not error

@@ -1,6 +1,6 @@
-r"""Make tables and pictures of docs/benchmarks.md of what `conduct.py` measured.
+r"""Make tables and figures of docs/benchmarks.md of what `run.py` measured.
 
-    python benchmarks/peers/tables.py runs/peers.json --pictures docs/images \
+    python benchmarks/peers/tables.py runs/peers.json --figures docs/images \
         --write docs/benchmarks.md README.md
 
 Prints the tables; with --write puts them into pages between their markers,
@@ -13,20 +13,20 @@ import re
 from pathlib import Path
 from typing import Any
 
+import figures
 import numpy as np
-import pictures
-import reading
-from reading import MODELS, NAMES, PUBLIC
+import records
+from records import MODELS, NAMES, PUBLIC
 
 
 def main() -> None:
-    """Print the tables, write them into a page, draw the pictures."""
+    """Print the tables, write them into a page, draw the figures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("record", type=Path)
     parser.add_argument("--write", type=Path, nargs="+", metavar="PAGE")
-    parser.add_argument("--pictures", type=Path, metavar="FOLDER")
+    parser.add_argument("--figures", type=Path, metavar="FOLDER")
     options = parser.parse_args()
     record = json.loads(options.record.read_text())
     tables = make(record)
@@ -35,8 +35,8 @@ def main() -> None:
     if not options.write:
         for name, table in tables.items():
             print(f"\n{name}\n\n{table}")
-    if options.pictures:
-        pictures.draw(record, options.pictures)
+    if options.figures:
+        figures.draw(record, options.figures)
 
 
 def make(record: dict[str, Any]) -> dict[str, str]:
@@ -103,20 +103,20 @@ def _machine(record: dict[str, Any]) -> str:
 def _throughput(works: list[dict[str, Any]]) -> str:
     batches = [work["physical_batch"] for work in works]
     rows = []
-    for system in reading.systems(works):
+    for system in records.systems(works):
         cells = []
         for work in works:
             found = [row for row in work["rows"] if row["system"] == system]
             row = found[0] if found else None
             if row is None:
                 cells.append("")
-            elif reading.failed(row):
+            elif records.failed(row):
                 cells.append("failed")
             else:
                 rate = work["physical_batch"] / float(np.median(row["seconds"]))
                 own = _own_sgd(work, system)
                 ratio = "" if own in (None, rate) else f" ({own / rate:.2f})"
-                cells.append(reading.number(rate) + ratio)
+                cells.append(records.number(rate) + ratio)
         rows.append([NAMES[system], *cells])
     return _table(["examples/s", *(f"batch {batch}" for batch in batches)], rows)
 
@@ -126,15 +126,15 @@ def _own_sgd(work: dict[str, Any], system: str) -> float | None:
 
     Of JAX, with the options of the system, if that was measured.
     """
-    if reading.is_torch(system):
-        return reading.rate(work, "torch-sgd")
+    if records.is_torch(system):
+        return records.rate(work, "torch-sgd")
     if system.startswith("tanager") or system.endswith(":options"):
-        return reading.rate(work, "jax-sgd:options") or reading.rate(work, "jax-sgd")
-    return reading.rate(work, "jax-sgd")
+        return records.rate(work, "jax-sgd:options") or records.rate(work, "jax-sgd")
+    return records.rate(work, "jax-sgd")
 
 
 def _summary(works: list[dict[str, Any]]) -> str:
-    columns = reading.columns(works)
+    columns = records.columns(works)
     heading = ["examples/s"]
     for work in columns:
         model = MODELS[work["model"]].split(",")[0]
@@ -142,9 +142,9 @@ def _summary(works: list[dict[str, Any]]) -> str:
     rows = [
         [
             NAMES[system],
-            *(reading.number(reading.rate(work, system)) for work in columns),
+            *(records.number(records.rate(work, system)) for work in columns),
         ]
-        for system in reading.systems(columns)
+        for system in records.systems(columns)
     ]
     return _table(heading, rows)
 
@@ -152,14 +152,14 @@ def _summary(works: list[dict[str, Any]]) -> str:
 def _memory(works: list[dict[str, Any]]) -> str:
     """Return MiB of a step and in all by batch, and seconds of the first step."""
     batches = [work["physical_batch"] for work in works]
-    (usual,) = reading.columns(works)
+    (usual,) = records.columns(works)
     rows = []
-    for system in reading.systems(works):
+    for system in records.systems(works):
         found = {
             work["physical_batch"]: row
             for work in works
             for row in work["rows"]
-            if row["system"] == system and not reading.failed(row)
+            if row["system"] == system and not records.failed(row)
         }
         if not found:
             continue
@@ -169,7 +169,7 @@ def _memory(works: list[dict[str, Any]]) -> str:
             line.append(_fitting(found))
         row = found.get(usual["physical_batch"], {})
         line.append(_mebibytes(row.get("peak_bytes")))
-        rows.append([*line, reading.number(row.get("first_step_seconds"))])
+        rows.append([*line, records.number(row.get("first_step_seconds"))])
     heading = ["", *(f"a step, batch {batch}" for batch in batches)]
     if len(batches) > 1:
         heading.append("batch in 2 GiB")
@@ -178,7 +178,7 @@ def _memory(works: list[dict[str, Any]]) -> str:
 
 
 def _mebibytes(count: int | None) -> str:
-    return reading.number(None if count is None else count / 2**20)
+    return records.number(None if count is None else count / 2**20)
 
 
 def _fitting(found: dict[int, dict[str, Any]]) -> str:
@@ -187,7 +187,7 @@ def _fitting(found: dict[int, dict[str, Any]]) -> str:
     if len(peaks) < 2:
         return "–"
     slope, base = np.polyfit(list(peaks), list(peaks.values()), 1)
-    return reading.number((2**31 - base) / slope) if slope > 0 else "any"
+    return records.number((2**31 - base) / slope) if slope > 0 else "any"
 
 
 def _errors(works: list[dict[str, Any]]) -> str:
@@ -202,7 +202,7 @@ def _errors(works: list[dict[str, Any]]) -> str:
 
 def _agreement(works: list[dict[str, Any]]) -> str:
     rows = []
-    for system in reading.systems(works):
+    for system in records.systems(works):
         if system.startswith(PUBLIC) or system == "jax-vmap":
             continue
         cells = []
@@ -229,7 +229,7 @@ def _poisson(found: dict[str, Any]) -> str:
     examples = sum(found["sizes"])
     rows = []
     for row in sorted(found["rows"], key=lambda row: list(NAMES).index(row["system"])):
-        if reading.failed(row):
+        if records.failed(row):
             rows.append([NAMES[row["system"]], "failed", "", "", ""])
             continue
         seconds = np.array(row["seconds"])
@@ -237,8 +237,8 @@ def _poisson(found: dict[str, Any]) -> str:
         rows.append(
             [
                 NAMES[row["system"]],
-                reading.number(examples / seconds.sum()),
-                reading.number(1 / settled),
+                records.number(examples / seconds.sum()),
+                records.number(1 / settled),
                 str(row["compilations"]),
                 str(row["recompilations"]),
             ]
@@ -310,7 +310,7 @@ def _goals(record: dict[str, Any]) -> str:
                 [
                     MODELS[model].split(",")[0],
                     f"tanager / {than}",
-                    f"{reading.number(ours[0])} / {reading.number(other[0])}",
+                    f"{records.number(ours[0])} / {records.number(other[0])}",
                     f"{reached:.2f}",
                     f"≥\u00a0{goal:.2f}",
                     "met" if reached >= goal else "**missed**",
@@ -326,7 +326,7 @@ def _best(works: list[dict[str, Any]], wanted: Any) -> tuple[float, str] | None:
         for work in works
         for row in work["rows"]
         if wanted(row["system"])
-        and (rate := reading.rate(work, row["system"])) is not None
+        and (rate := records.rate(work, row["system"])) is not None
     ]
     return max(rates) if rates else None
 

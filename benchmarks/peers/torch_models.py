@@ -1,7 +1,7 @@
 """tanager's models, written in PyTorch: the same parameters, the same function.
 
 Modules have the names of tanager's, so that parameters go from one to the other; the
-conductor checks that the losses agree. What Opacus clips by hooks must be a module that
+runner checks that the losses agree. What Opacus clips by hooks must be a module that
 holds its own parameters, so the class token and the positions are modules.
 """
 

@@ -93,7 +93,7 @@ class Process:
             self._process.wait()
 
 
-class Stage:
+class Workers:
     """The systems on one piece of work: those that are ready, and those that failed."""
 
     def __init__(self, systems: tuple[str, ...], work: dict[str, Any], options):

@@ -106,7 +106,7 @@ def test_a_goal_is_held_against_the_best_of_the_other_side(tables, seconds, verd
 
 @pytest.mark.parametrize("system", ["jax-vmap", "tanager:auto"])
 def test_every_system_is_held_against_one_that_ran(system):
-    conduct = load("benchmarks/peers/conduct.py")
+    run = load("benchmarks/peers/run.py")
     rows = {
         "jax-sgd:options": {"losses": [1.0, 2.0]},
         system: {"losses": [1.0, 2.0]},
@@ -114,7 +114,7 @@ def test_every_system_is_held_against_one_that_ran(system):
         "opacus:ghost": {"losses": [1.0, 2.1]},
     }
     sums = {system: [1.0, 2.0], "opacus:hooks": [1.0, 3.0], "opacus:ghost": [1.0, 2.0]}
-    held = conduct.compare(
+    held = run.compare(
         rows, {name: {"w": np.array(leaf)} for name, leaf in sums.items()}
     )
     assert held == {"losses": "jax-sgd:options", "sums": system}
@@ -125,10 +125,10 @@ def test_every_system_is_held_against_one_that_ran(system):
 
 
 def test_where_nothing_can_be_compared_nothing_is_said_of_it():
-    conduct = load("benchmarks/peers/conduct.py")
+    run = load("benchmarks/peers/run.py")
     rows = {"opacus:hooks": {"losses": [1.0]}}
     sums = {"opacus:hooks": {"w": np.ones(2)}}
-    assert conduct.compare(rows, sums) == {"losses": None, "sums": None}
+    assert run.compare(rows, sums) == {"losses": None, "sums": None}
     assert rows == {"opacus:hooks": {}}
 
 
