@@ -11,7 +11,7 @@ import pytest
 from scipy import integrate, stats
 
 from tanager.audit.membership import Attack, audit_membership
-from tanager.audit.phases import Setting, total_variation
+from tanager.audit.membership_trainer import Setting, total_variation
 from tanager.training.problem import Problem
 
 

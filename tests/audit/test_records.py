@@ -5,7 +5,7 @@ import json
 import pytest
 
 import mutations
-from tanager.audit.phases import SCORE
+from tanager.audit.membership_trainer import SCORE
 from tanager.audit.records import Records
 
 

@@ -37,7 +37,14 @@ from tanager.audit.bounds import (
     models_needed,
 )
 from tanager.audit.many_models import ManyModels, with_rates
-from tanager.audit.phases import FEWEST, SCORE, Phases, Setting, Trainer, Tried
+from tanager.audit.membership_trainer import (
+    FEWEST,
+    SCORE,
+    Phases,
+    Setting,
+    Trainer,
+    Tried,
+)
 from tanager.audit.records import Records
 from tanager.data import gather
 from tanager.data.source import Source

@@ -49,12 +49,12 @@ class Finding(NamedTuple):
     Attributes:
         check: its name.
         passed: whether what was seen is as the definition says.
-        told: what was seen.
+        detail: what was seen.
     """
 
     check: str
     passed: bool
-    told: str
+    detail: str
 
 
 def replay(
@@ -329,8 +329,8 @@ def _check_after(
         )
 
 
-def _likely(check: str, chance: float, told: str) -> Finding:
-    return Finding(check, bool(chance >= FALSE_ALARM), f"{told} (p = {chance:.2g})")
+def _likely(check: str, chance: float, detail: str) -> Finding:
+    return Finding(check, bool(chance >= FALSE_ALARM), f"{detail} (p = {chance:.2g})")
 
 
 def _binomial(happened: np.ndarray, rate: float) -> float:

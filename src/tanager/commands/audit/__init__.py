@@ -103,7 +103,7 @@ def _replayed(content: dict[str, Any], out: Path, as_json: bool) -> int:
     for finding in content["checks"]:
         passed = finding["passed"]
         verdict = "[green]passed[/]" if passed else "[bold red]FAILED[/]"
-        table.add_row(finding["check"], verdict, finding["told"])
+        table.add_row(finding["check"], verdict, finding["detail"])
     console = Console(highlight=False)
     console.print(table)
     where = f"report: {out / 'replay.json'}"
