@@ -3,7 +3,7 @@
     python benchmarks/many_models.py [--models 16] [--steps 20] [--rounds 3]
 
 LeNet on 28×28 images and an MLP of 32 hidden units on 8×8 ones, 101 random examples,
-expected batch 64; told for 100 updates. Compiling is not counted.
+expected batch 64; printed for 100 updates. Compiling is not counted.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from tanager import Mechanism, Seed
 from tanager.audit.many_models import ManyModels, with_rates
 from tanager.models.lenet import LeNet
 from tanager.models.mlp import MLP
+from tanager.training.problem import DPSGD, Problem
 
 
 EXAMPLES = 101
