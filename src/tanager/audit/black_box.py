@@ -1,9 +1,9 @@
 """A black-box audit from one run: examples as canaries, and a look at the final model.
 
 The run is a real one of `tanager.train`. Each canary, an example such as a mislabelled
-image, joins the data by a fair coin; the attacker sees the trained model alone and
-guesses the coins of those canaries whose loss fell most, or least. What it proves is
-what a stranger with the model could: far less than who sees the updates.
+image, joins the data by a fair coin. The attacker sees only the trained model. It
+guesses the coins of the canaries whose loss fell most or least. It proves what a
+stranger with the model could prove: far less than an attacker who sees the updates.
 
 References:
     Steinke, Nasr and Jagielski 2023, Privacy Auditing with One (1) Training Run.
@@ -21,58 +21,40 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from tanager import _validate as validate
-from tanager.audit.bounds import advantage, auc, require_joining
+from tanager.audit.bounds import AuditResult, advantage, auc, require_joining
+from tanager.audit.canaries import Rows, appended, secret_of
 from tanager.audit.one_run import Guesses, guess, one_run, one_run_trade_off
 from tanager.compiling import filter_jit
 from tanager.data import as_source, gather
 from tanager.data.source import ArraySource, Source
 from tanager.privacy import accountant
-from tanager.seed import Seed
 from tanager.training.loop import train
 from tanager.training.problem import DPSGD, Problem, Runtime
 from tanager.training.run_folder import RunFolder
 
 
 GUESSED = 0.1
-"""Share of the canaries that are guessed about: settled before there is a score."""
+"""Share of the canaries that are guessed about: chosen before there is a score."""
 _BATCH = 256
 _WORST = 1e30
 
 
-@dataclasses.dataclass(frozen=True)
-class OneRun:
-    """What one run with many canaries gave away.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OneRun(AuditResult):
+    """What one run with many canaries gave away; scores are the fall of the loss.
+
+    `epsilon_lower_bound` holds for any mechanism (Steinke et al.); `trade_off_bound` is
+    that of Mahloujifar et al.
 
     Attributes:
-        claimed_epsilon: of the mechanism, by PLD.
-        delta: of that ε and of the bounds.
-        confidence: of each bound.
         guesses: made and right.
-        inside: float64[n] scores, the fall of the loss, of canaries in the data.
-        outside: float64[m − n] scores of the others.
-        epsilon_lower_bound: that holds for any mechanism (Steinke et al.).
-        trade_off_bound: by the trade-off curve of the mechanism, about its noise alone
-            (Mahloujifar et al.).
         auc: of the scores.
-        advantage: of the best threshold, told and not proven.
+        advantage: of the best threshold; not a proven bound.
     """
 
-    claimed_epsilon: float
-    delta: float
-    confidence: float
     guesses: Guesses
-    inside: np.ndarray
-    outside: np.ndarray
-    epsilon_lower_bound: float
-    trade_off_bound: float
     auc: float
     advantage: float
-
-    @property
-    def violated(self) -> bool:
-        """Whether a bound is above what is claimed."""
-        highest = max(self.epsilon_lower_bound, self.trade_off_bound)
-        return highest > self.claimed_epsilon
 
 
 def audit_one_run(
@@ -111,10 +93,7 @@ def audit_one_run(
     # Refused before the run: guesses that could prove nothing.
     perfect = Guesses(len(candidates), made, made)
     one_run(perfect, delta=delta, confidence=confidence)
-    if out is None:
-        secret = Seed.from_os() if seed is None else Seed.from_int(seed)
-    else:
-        secret = RunFolder(out).seed(seed)
+    secret = secret_of(None if out is None else RunFolder(out), seed)
     included = secret.generator("canaries").random(len(candidates)) < 0.5
     data = _joined(source, candidates, np.flatnonzero(included))
     audited = dataclasses.replace(
@@ -131,51 +110,36 @@ def audit_one_run(
     scores = np.clip(np.nan_to_num(before - after, nan=-_WORST), -_WORST, _WORST)
     guesses = guess(scores, included, made)
     inside, outside = scores[included], scores[~included]
+    proven = {"delta": delta, "confidence": confidence}
     return OneRun(
-        accountant.epsilon(mechanism, delta),
-        delta,
-        confidence,
-        guesses,
-        inside,
-        outside,
-        one_run(guesses, delta=delta, confidence=confidence),
-        one_run_trade_off(guesses, mechanism, delta=delta, confidence=confidence),
-        auc(inside, outside),
-        advantage(inside, outside),
+        claimed_epsilon=accountant.epsilon(mechanism, delta),
+        **proven,
+        inside=inside,
+        outside=outside,
+        epsilon_lower_bound=one_run(guesses, **proven),
+        trade_off_bound=one_run_trade_off(guesses, mechanism, **proven),
+        guesses=guesses,
+        auc=auc(inside, outside),
+        advantage=advantage(inside, outside),
     )
 
 
-def _joined(source: Source, canaries: Source, chosen: np.ndarray) -> Any:
-    own = gather(canaries, chosen) if len(chosen) else None
-    if own is None:
+def _joined(source: Source, canaries: Source, chosen: np.ndarray) -> Source:
+    if not len(chosen):
         return source
+    own = gather(canaries, chosen)
     one = jax.tree.map(np.shape, source[0])
     given = jax.tree.map(lambda leaf: leaf.shape[1:], own)
     if one != given:
         validate.refuse("canaries", given, f"must be like an example: {one}")
     if isinstance(source, ArraySource):
-        return jax.tree.map(
-            lambda leaf, more: np.concatenate([leaf, more.astype(leaf.dtype)]),
-            source.tree,
-            own,
-        )
-    return _Both(source, own, len(chosen))
+        return appended(source.tree, own)
 
+    def read(index: int) -> Any:
+        row = index - len(source)
+        return source[index] if row < 0 else jax.tree.map(lambda leaf: leaf[row], own)
 
-class _Both:
-    """Examples that are read when they are asked for, then canaries."""
-
-    def __init__(self, source: Source, canaries: Any, count: int):
-        self._source, self._canaries, self._count = source, canaries, count
-
-    def __len__(self) -> int:
-        return len(self._source) + self._count
-
-    def __getitem__(self, index: int) -> Any:
-        own = index - len(self._source)
-        if own < 0:
-            return self._source[index]
-        return jax.tree.map(lambda leaf: leaf[own], self._canaries)
+    return Rows(read, len(source) + len(chosen))
 
 
 def _losses(
@@ -184,9 +148,8 @@ def _losses(
     of_all = filter_jit(
         lambda params, batch: jax.vmap(lambda example: loss(params, example))(batch),
     )
-    starts = range(0, len(examples), _BATCH)
     parts = []
-    for start in starts:
+    for start in range(0, len(examples), _BATCH):
         rows = np.arange(start, min(start + _BATCH, len(examples)))
         # One shape for all of them: the last is filled up with its last example.
         filled = np.concatenate([rows, np.repeat(rows[-1:], _BATCH - len(rows))])

@@ -1,9 +1,9 @@
 """Lower bounds on ε from the errors of an attack.
 
-An attack scores canaries: a high score says that it was in the data. Its errors,
-counted on scores that its threshold was not chosen on, bound ε from below with a stated
-confidence: were the true ε smaller, so few errors would come once in 1/(1 − confidence)
-audits. Scores of no use, or the wrong way round, prove an ε of 0.
+An attack scores canaries: a high score says that the canary was in the data. Its errors
+are counted on other scores than those its threshold was chosen on, and bound ε from
+below with a stated confidence: if the true ε were smaller, one in 1/(1 − confidence)
+audits would have so few errors. Useless or reversed scores prove an ε of 0.
 
 References:
     Tramèr et al. 2022, Debugging Differential Privacy, section 3 (`Estimator`).
@@ -84,11 +84,7 @@ class Estimator:
         validate.probability(confidence=self.confidence)
 
     def bound(self, errors: Errors) -> float:
-        """Return the lower bound on ε, at least 0.
-
-        Raises:
-            ValueError: the counts cannot be.
-        """
+        """Return the lower bound on ε, at least 0."""
         positive, negative = self.highest_rates(errors)
         if positive + negative >= 1:
             return 0.0
@@ -100,7 +96,7 @@ class Estimator:
         Each at half of 1 − confidence, so that both hold at once.
 
         Raises:
-            ValueError: the counts cannot be.
+            ValueError: a count is out of range.
         """
         errors.check()
         each = (1 - self.confidence) / 2
@@ -161,11 +157,7 @@ class SubsampledEstimator(GaussianEstimator):
     claimed: Mechanism
 
     def noise_multiplier(self, errors: Errors) -> float:
-        """Return the largest noise multiplier that is not refuted; ∞ where all stand.
-
-        Raises:
-            ValueError: the counts cannot be.
-        """
+        """Return the largest noise multiplier that is not refuted, or ∞."""
         positive, negative = self.highest_rates(errors)
         if positive + negative >= 1:
             return math.inf
@@ -177,11 +169,7 @@ class SubsampledEstimator(GaussianEstimator):
         return largest_refuted(refuted, self.claimed.noise_multiplier or 1.0)
 
     def bound(self, errors: Errors) -> float:
-        """Return the ε of that noise multiplier; 0 if none is refuted.
-
-        Raises:
-            ValueError: the counts cannot be.
-        """
+        """Return the ε of that noise multiplier; 0 if none is refuted."""
         return self.epsilon_at(self.noise_multiplier(errors))
 
     def epsilon_at(self, noise_multiplier: float) -> float:
@@ -267,6 +255,35 @@ def require_joining(mechanism: Mechanism) -> None:
     require_noise(mechanism)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AuditResult:
+    """What an audit found.
+
+    Attributes:
+        claimed_epsilon: of the mechanism, by PLD.
+        delta: of that ε and of the bounds.
+        confidence: that a bound is below the true ε.
+        inside: float64[n] scores of canaries (or models) with the canary in the data.
+        outside: float64[m] scores of the others.
+        epsilon_lower_bound: that the attack proves.
+        trade_off_bound: by the trade-off curve of the mechanism, about its noise alone.
+    """
+
+    claimed_epsilon: float
+    delta: float
+    confidence: float
+    inside: np.ndarray
+    outside: np.ndarray
+    epsilon_lower_bound: float
+    trade_off_bound: float
+
+    @property
+    def violated(self) -> bool:
+        """Whether a bound is above what is claimed."""
+        highest = max(self.epsilon_lower_bound, self.trade_off_bound)
+        return highest > self.claimed_epsilon
+
+
 ### From scores
 
 
@@ -278,7 +295,7 @@ class Audit(NamedTuple):
         threshold: scores from here on were called in.
         errors: at that threshold, on scores that it was not chosen on.
         auc: area under the receiver operating curve of the same scores.
-        advantage: 1 − FPR − FNR, the largest of any threshold: told, not proven.
+        advantage: 1 − FPR − FNR, the largest of any threshold; not a proven bound.
     """
 
     epsilon: float

@@ -1,9 +1,8 @@
-"""Gradient canaries: examples that lie on a coordinate of their own, and on no other.
+"""Gradient canaries: examples whose gradient has one coordinate of its own.
 
-They ride on a real run of `tanager.train`: beside the model it trains a vector, and a
-canary's gradient is longer than the clipping norm and lies on one coordinate of that
-vector. So nothing but noise hides it, and nothing but noise is on its coordinate
-while it is not sampled.
+They take part in a real run of `tanager.train`. Beside the model it trains a vector; a
+canary's gradient is longer than the clipping norm and has one coordinate of that
+vector. Only noise hides it, and only noise is there while it is not sampled.
 
 References:
     Nasr et al. 2023, Tight Auditing of Differentially Private Machine Learning,
@@ -23,6 +22,8 @@ from jaxtyping import Array, PyTree
 from tanager.clipping.transform import split
 from tanager.data import Source
 from tanager.data.source import ArraySource
+from tanager.seed import Seed
+from tanager.training.run_folder import RunFolder
 
 
 _LONG = 16.0
@@ -34,8 +35,8 @@ class Canaries(NamedTuple):
 
     Attributes:
         model: the audited model.
-        scores: float32, where the attacker keeps what was heard. Canary k lies on its
-            k-th coordinate.
+        scores: float32, where the attacker writes what it sees. Canary k has the k-th
+            coordinate.
     """
 
     model: PyTree
@@ -129,11 +130,11 @@ def listening(
         gradient: Canaries, state: PyTree, params: Canaries | None = None
     ) -> tuple[Canaries, PyTree]:
         step, inner = state
-        told = hear(step, gradient.scores * examples)
+        heard = hear(step, gradient.scores * examples)
         own = None if params is None else params.model
         updates, inner = optimizer.update(gradient.model, inner, own)
-        told = told.astype(gradient.scores.dtype)
-        return Canaries(updates, told), (step + 1, inner)
+        heard = heard.astype(gradient.scores.dtype)
+        return Canaries(updates, heard), (step + 1, inner)
 
     return optax.GradientTransformation(
         init,
@@ -141,36 +142,50 @@ def listening(
     )
 
 
-def joined(source: Source, numbers: np.ndarray) -> "_Joined | ArraySource":
+def secret_of(folder: RunFolder | None, seed: int | None) -> Seed:
+    """Return an audit's secret: its folder's, or one that is kept nowhere."""
+    if folder is not None:
+        return folder.seed(seed)
+    return Seed.from_os() if seed is None else Seed.from_int(seed)
+
+
+def numbered(source: Source, numbers: np.ndarray) -> Source:
     """Return examples and canaries as one source: (example, −1) or (any, number)."""
-    if not isinstance(source, ArraySource):
-        return _Joined(source, numbers)
-    rows = np.zeros(len(numbers), np.int64)
-    own = np.full(len(source), -1, np.int32)
+    numbers = numbers.astype(np.int32)
+    if isinstance(source, ArraySource):
+        none = np.full(len(source), -1, np.int32)
+        rows = np.zeros(len(numbers), np.int64)
+        return appended((source.tree, none), (source.gather(rows), numbers))
+
+    def read(index: int) -> tuple[Any, np.ndarray]:
+        own = index - len(source)
+        if own < 0:
+            return source[index], np.array(-1, np.int32)
+        # A canary comes with the first example, which contributes nothing to it.
+        return source[0], numbers[own]
+
+    return Rows(read, len(source) + len(numbers))
+
+
+def appended(examples: PyTree, more: PyTree) -> ArraySource:
+    """Return arrays of examples and more of them, in the dtypes of the first."""
     return ArraySource(
-        (
-            jax.tree.map(
-                lambda leaf: np.concatenate([leaf, np.asarray(leaf)[rows]]), source.tree
-            ),
-            np.concatenate([own, numbers.astype(np.int32)]),
+        jax.tree.map(
+            lambda leaf, other: np.concatenate([leaf, other.astype(leaf.dtype)]),
+            examples,
+            more,
         )
     )
 
 
-class _Joined:
-    """Examples that are read when they are asked for, then canaries.
+class Rows:
+    """A source that a function reads, one example at a time."""
 
-    A canary travels with the first example, which contributes nothing to it.
-    """
-
-    def __init__(self, source: Source, numbers: np.ndarray):
-        self._source, self._numbers = source, numbers
+    def __init__(self, read: Callable[[int], Any], count: int):
+        self._read, self._count = read, count
 
     def __len__(self) -> int:
-        return len(self._source) + len(self._numbers)
+        return self._count
 
-    def __getitem__(self, index: int) -> tuple[Any, np.ndarray]:
-        own = index - len(self._source)
-        if own < 0:
-            return self._source[index], np.array(-1, np.int32)
-        return self._source[0], np.array(self._numbers[own], np.int32)
+    def __getitem__(self, index: int) -> Any:
+        return self._read(index)

@@ -1,9 +1,9 @@
 """Many private models, trained side by side in one program.
 
-Each has its own secret, and so its own batches and noise; what is compiled is the step
-of `tanager.train`, mapped over models. All start from the same parameters and see the
-same examples, but for those that a model's data lack: an example more or less changes
-no other's sampling, and the updates are divided by the same public number.
+The program is the step of `tanager.train`, mapped over models. Each model has its own
+secret, so its own batches and noise. All start from the same parameters and share the
+examples, except those that are left out for a model. Leaving one out changes neither
+the sampling of the others nor the number that updates are divided by.
 """
 
 import math
@@ -31,7 +31,7 @@ from tanager.training.step import Step
 def with_rates(
     optimizer: Callable[..., optax.GradientTransformation],
 ) -> optax.GradientTransformation:
-    """Return an optimizer whose learning rate every model can have its own of.
+    """Return an optimizer for which every model can have its own learning rate.
 
     Args:
         optimizer: from ``learning_rate`` to an optax transformation.
@@ -44,7 +44,7 @@ def with_rates(
 
 
 class ManyModels:
-    """Trains models of one mechanism, as many at a time as are asked for.
+    """Trains models of one mechanism, many at a time.
 
     Args:
         problem: of every model, from the same first parameters. Its data are the
@@ -52,6 +52,10 @@ class ManyModels:
         algorithm: of every model; `optimizer` from `with_rates`, and
             `declared_examples` the N that the public expected batch size q·N is of.
         strategy: as of `tanager.clipped_grad`.
+
+    Attributes:
+        size: N + Z.
+        step: what is mapped over models.
 
     Raises:
         ValueError: an argument is out of range, or the loss cannot be made private.
@@ -62,7 +66,7 @@ class ManyModels:
         rows = np.arange(len(source))
         self.mechanism = algorithm.mechanism
         self._data = jax.tree.map(jnp.asarray, gather(source, rows))
-        self._size = len(source)
+        self.size = len(source)
         self.step = Step(
             problem,
             algorithm,
@@ -73,13 +77,13 @@ class ManyModels:
         self.params = self.step.params
         one = jax.tree.map(lambda leaf: leaf[:1], self._data)
         self.step.check(self.params, one, 1)
-        # As many rows as a batch has, but for once in 10⁹ steps; or all examples, which
-        # need not be gathered and are the same for all models.
+        # Enough rows for a batch, except once in 10⁹ steps; or all examples, which are
+        # not gathered and are the same for all models.
         rate = self.mechanism.sample_rate
-        likely = self._size * rate
-        likely += 6 * math.sqrt(self._size * rate * (1 - rate)) + 1
-        self._all_rows = 2 * likely >= self._size
-        self._rows = self._size if self._all_rows else math.ceil(likely)
+        likely = self.size * rate
+        likely += 6 * math.sqrt(self.size * rate * (1 - rate)) + 1
+        self._all_rows = 2 * likely >= self.size
+        self._rows = self.size if self._all_rows else math.ceil(likely)
         self.step.explain(self.params, one, self._rows)
         self._update = jit(self._mapped, donate_argnums=0)
         self._losses = jit(over_models(self._losses_of_one, (0, None)))
@@ -102,7 +106,7 @@ class ManyModels:
             `losses`.
         """
         of_everyone = PoissonSampler(
-            self.mechanism, self._size, secrets[0], self.step.sampler.declared
+            self.mechanism, self.size, secrets[0], self.step.sampler.declared
         )
         samplers = [of_everyone.with_seed(secret) for secret in secrets]
         whole = self.step.noise
@@ -161,10 +165,10 @@ class ManyModels:
     def _batches(self, drawn: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Return mask [m, rows] and indices, [m, rows] or [rows] for all of them."""
         if self._all_rows:
-            mask = np.zeros((len(drawn), self._size), bool)
+            mask = np.zeros((len(drawn), self.size), bool)
             for own, indices in zip(mask, drawn, strict=True):
                 own[indices] = True
-            return mask, np.arange(self._size, dtype=np.int32)
+            return mask, np.arange(self.size, dtype=np.int32)
         self._rows = max(self._rows, *map(len, drawn))
         mask = np.arange(self._rows) < np.array([[len(each)] for each in drawn])
         rows = np.zeros(mask.shape, np.int32)

@@ -1,14 +1,13 @@
 """Membership inference on many models: was the canary in the data?
 
-Appendix A.2 of the Unlocking paper. The privacy budget is given; all else is the
-attacker's to choose. Phase I trains some models in many settings, with a canary z and
-without, and keeps the setting that tells the two apart best. Phase II trains many
-models in that setting, all from the same first parameters, and bounds ε by the errors
-of a threshold on the loss of z, chosen on models of its own.
+Appendix A.2 of the Unlocking paper. The privacy budget is given; the attacker chooses
+everything else. Phase I trains some models in many settings, with a canary z and
+without, and keeps the setting in which the two differ most. Phase II trains many models
+in that setting, all from the same first parameters, and bounds ε by the errors of a
+threshold on the loss of z, chosen on other models.
 
-Phase I halves: after each round, the better half of the settings gets as many models
-again, all rounds together what was asked for. What it saw decides on the setting and
-on nothing else, so that the bound stays valid.
+After each round of phase I, the better half of the settings gets more models. Phase I
+decides only on the setting, so the bound stays valid.
 
 References:
     De et al. 2022, Unlocking High-Accuracy Differentially Private Image Classification
@@ -16,6 +15,7 @@ References:
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -30,77 +30,57 @@ from tanager import _validate as validate
 from tanager.audit.bounds import (
     RESERVED,
     Audit,
+    AuditResult,
     Errors,
     Estimator,
     SubsampledEstimator,
     audit_scores,
     models_needed,
 )
+from tanager.audit.canaries import secret_of
 from tanager.audit.many_models import ManyModels, with_rates
 from tanager.audit.membership_trainer import (
     FEWEST,
     SCORE,
-    Phases,
+    MembershipTrainer,
     Setting,
-    Trainer,
     Tried,
 )
 from tanager.audit.records import Records
-from tanager.data import gather
+from tanager.data import as_source, gather
 from tanager.data.source import Source
 from tanager.privacy import accountant
 from tanager.privacy.calibrate import calibrate
 from tanager.privacy.mechanism import Mechanism
-from tanager.seed import Seed
 from tanager.training import identity
 from tanager.training.problem import DPSGD, Problem
 from tanager.training.run_folder import RunFolder
 
 
-@dataclasses.dataclass(frozen=True)
-class Membership:
-    """What membership inference found.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Membership(AuditResult):
+    """What membership inference found; scores are −loss of z of models of phase II.
+
+    `epsilon_lower_bound` holds for any mechanism, as in Table 9.
 
     Attributes:
-        claimed_epsilon: of the mechanism, by PLD.
-        delta: of that ε and of the bounds.
-        confidence: of each bound.
         mechanism: of the setting.
         setting: that phase I chose.
         tried: all of phase I, the best first.
-        inside: float64[n] scores, −loss of z, of models with z in their data.
-        outside: float64[n] scores of models without.
-        audit: errors of the threshold, and the bound that holds for any mechanism.
-        trade_off_bound: ε of the mechanism with the most noise that those errors allow.
-        highest_provable: bound of as many models, had the attack never erred.
+        audit: errors of the threshold, and the bound that they prove.
+        highest_provable: the bound of an attack on as many models without any error.
     """
 
-    claimed_epsilon: float
-    delta: float
-    confidence: float
     mechanism: Mechanism
     setting: Setting
     tried: tuple[Tried, ...]
-    inside: np.ndarray
-    outside: np.ndarray
     audit: Audit
-    trade_off_bound: float
     highest_provable: float
-
-    @property
-    def epsilon_lower_bound(self) -> float:
-        """The bound that holds for any mechanism, as in Table 9."""
-        return self.audit.epsilon
 
     @property
     def models(self) -> int:
         """How many models phase II trained."""
         return len(self.inside) + len(self.outside)
-
-    @property
-    def violated(self) -> bool:
-        """Whether a bound is above what is claimed."""
-        return max(self.audit.epsilon, self.trade_off_bound) > self.claimed_epsilon
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,24 +163,22 @@ def audit_membership(
     both = _with_canaries(source, canaries)
     with_both = dataclasses.replace(problem, data=both)
 
-    def many_models(setting: Setting) -> ManyModels:
+    @functools.lru_cache(maxsize=1)
+    def program(clip_norm: float, steps: int) -> ManyModels:
         algorithm = DPSGD(
-            mechanisms[setting.steps],
+            mechanisms[steps],
             with_rates(attack.optimizer),
             delta=delta,
-            clip_norm=setting.clip_norm,
+            clip_norm=clip_norm,
             augmentation_multiplicity=attack.augmentation_multiplicity,
             ema_decay=0.0,
             declared_examples=len(source),
         )
         return ManyModels(with_both, algorithm, strategy)
 
-    trainer = Trainer(
-        many_models, settings, list(canaries), len(source), models_at_once
-    )
     folder = None if out is None else RunFolder(out)
+    secret = secret_of(folder, seed)
     if folder is not None:
-        secret = folder.seed(seed)
         config = {
             "epsilon": epsilon,
             "delta": delta,
@@ -209,20 +187,24 @@ def audit_membership(
             "rounds": [list(each) for each in rounds],
             "augmentation_multiplicity": attack.augmentation_multiplicity,
         }
-        prints = {
-            name: secret.fingerprint(content)
-            for name, content in trainer.contents(both).items()
-        }
+        step = program(settings[0].clip_norm, settings[0].steps).step
+        one = jax.tree.map(lambda leaf: leaf[:1], both)
+        prints = identity.fingerprints(secret, step, as_source(both), one)
         surroundings = {"versions": identity.versions()}
         identity.settle(folder, secret, config, prints, surroundings)
-    else:
-        secret = Seed.from_os() if seed is None else Seed.from_int(seed)
     scores = None if folder is None else folder.path / "scores.jsonl"
-    records = Records(scores, SCORE)
-    phases = Phases(trainer, secret, records, on_models or _tell_nobody)
+    trainer = MembershipTrainer(
+        program,
+        settings,
+        list(canaries),
+        secret,
+        Records(scores, SCORE),
+        models_at_once,
+        on_models or (lambda *seen: None),
+    )
 
     # Phase I, then phase II: other models, by other secrets.
-    tried = phases.choose(rounds)
+    tried = trainer.choose(rounds)
     best = settings.index(tried[0].setting) if tried else 0
     mechanism = mechanisms[settings[best].steps]
 
@@ -232,25 +214,23 @@ def audit_membership(
         found = audit_scores(scores[0], scores[1], estimator)
         return f"ε ≥ {found.epsilon:.3f}, AUC {found.auc:.3f}"
 
-    inside, outside = phases.scores(1, {best: models}, so_far)[best]
+    inside, outside = trainer.scores(1, {best: models}, so_far)[best]
     whole = SubsampledEstimator(delta, attack.confidence, mechanism)
+    audit = audit_scores(inside, outside, estimator)
     return Membership(
-        accountant.epsilon(mechanism, delta),
-        delta,
-        attack.confidence,
-        mechanism,
-        settings[best],
-        tuple(tried),
-        inside,
-        outside,
-        audit_scores(inside, outside, estimator),
-        audit_scores(inside, outside, whole).epsilon,
-        highest,
+        claimed_epsilon=accountant.epsilon(mechanism, delta),
+        delta=delta,
+        confidence=attack.confidence,
+        inside=inside,
+        outside=outside,
+        epsilon_lower_bound=audit.epsilon,
+        trade_off_bound=audit_scores(inside, outside, whole).epsilon,
+        mechanism=mechanism,
+        setting=settings[best],
+        tried=tuple(tried),
+        audit=audit,
+        highest_provable=highest,
     )
-
-
-def _tell_nobody(phase: str, trained: int, models: int, known: str) -> None:
-    del phase, trained, models, known
 
 
 def _settings(attack: Attack, canaries: Mapping[str, Any]) -> list[Setting]:

@@ -1,12 +1,10 @@
-"""The two phases of membership inference, of which every score is put on record."""
+"""The two phases of membership inference: every score is put on record."""
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from scipy import stats
 
@@ -14,7 +12,6 @@ from tanager._record import Maybe
 from tanager.audit.many_models import ManyModels
 from tanager.audit.records import Records
 from tanager.seed import Seed
-from tanager.training import identity
 
 
 FEWEST = 4
@@ -52,110 +49,38 @@ class Tried(NamedTuple):
     total_variation: float
 
 
-class Trainer:
-    """Trains models of several settings, those of one program together."""
-
-    def __init__(
-        self,
-        make: Callable[[Setting], ManyModels],
-        settings: Sequence[Setting],
-        canaries: Sequence[str],
-        examples: int,
-        at_once: int,
-    ):
-        self.settings = settings
-        self._make, self._canaries, self._examples = make, canaries, examples
-        self._at_once = at_once
-        self._program: tuple[Any, ManyModels | None] = (None, None)
-
-    def contents(self, data: Any) -> dict[str, bytes]:
-        """Return what must not change from start to resume."""
-        many = self._many(self.settings[0])
-        one = jax.tree.map(lambda leaf: leaf[0], data)
-        traced = identity.computation(
-            many.step.example_loss, many.params, many.step.frozen, one
-        )
-        augment, optimizer = many.step.augment, many.step.optimizer
-        if augment is not None:
-            traced += identity.computation(augment, jax.random.key(0), one)
-        gradient = jax.tree.map(jnp.zeros_like, many.params)
-        return {
-            "loss": traced,
-            "optimizer": identity.computation(
-                optimizer.update, gradient, optimizer.init(many.params), many.params
-            ),
-            "initial parameters": identity.contents((many.params, many.step.frozen)),
-            "data": identity.contents(data),
-        }
-
-    def scores(
-        self, jobs: Sequence[tuple[int, int]], secrets: Callable[[int, int], Seed]
-    ) -> Iterator[list[tuple[int, int, float]]]:
-        """Yield (setting, number, score), some at a time, of jobs (setting, number).
-
-        Even numbers have z in their data.
-        """
-        for _, group in itertools.groupby(
-            sorted(jobs, key=lambda job: (self._key(job[0]), job)),
-            key=lambda job: self._key(job[0]),
-        ):
-            group = list(group)
-            for start in range(0, len(group), self._at_once):
-                part = group[start : start + self._at_once]
-                # Filled up: another number of models would be another program.
-                filled = part + part[-1:] * (self._at_once - len(part))
-                found = self._train(filled, [secrets(*job) for job in filled])
-                yield [
-                    (*job, float(score))
-                    for job, score in zip(part, found, strict=False)
-                ]
-
-    def _train(
-        self, jobs: Sequence[tuple[int, int]], secrets: Sequence[Seed]
-    ) -> np.ndarray:
-        settings = [self.settings[index] for index, _ in jobs]
-        many = self._many(settings[0])
-        own = np.array([self._canaries.index(each.canary) for each in settings])
-        left_out = np.zeros((len(jobs), self._examples + len(self._canaries)), bool)
-        left_out[:, self._examples :] = True
-        for row, (_, number) in enumerate(jobs):
-            left_out[row, self._examples + own[row]] = number % 2 == 1
-        rates = np.array([each.learning_rate for each in settings])
-        params = many.train(secrets, rates, left_out)
-        losses = many.losses(params, many.rows(self._examples))
-        losses = losses[np.arange(len(jobs)), own]
-        return -np.nan_to_num(losses, nan=_WORST, posinf=_WORST, neginf=-_WORST)
-
-    def _many(self, setting: Setting) -> ManyModels:
-        key = (setting.clip_norm, setting.steps)
-        if self._program[0] != key:
-            self._program = None, None  # its memory goes first
-            self._program = key, self._make(setting)
-        assert self._program[1] is not None
-        return self._program[1]
-
-    def _key(self, index: int) -> tuple[float, int]:
-        setting = self.settings[index]
-        return setting.clip_norm, setting.steps
-
-
 SCORE = {"phase": int, "setting": int, "model": int, "score": Maybe(float)}
 """What a line of the record of scores holds."""
 
 
-class Phases:
-    """Trains what a phase asks for and is not on record."""
+class MembershipTrainer:
+    """Trains the models that a phase asks for and that are not on record.
+
+    Args:
+        program: returns what trains the models of a clipping norm and number of steps.
+        settings: to choose from; the record has their numbers.
+        canaries: names of the last examples of a program's data.
+        secret: of the audit; every model's is derived from it.
+        records: of scores.
+        models_at_once: in one program.
+        report: called with the phase, the models trained, how many it will be, and what
+            is known so far.
+    """
 
     def __init__(
         self,
-        trainer: Trainer,
+        program: Callable[[float, int], ManyModels],
+        settings: Sequence[Setting],
+        canaries: Sequence[str],
         secret: Seed,
         records: Records,
-        tell: Callable[[str, int, int, str], None],
+        models_at_once: int,
+        report: Callable[[str, int, int, str], None],
     ):
-        self._trainer, self._secret = trainer, secret
-        self._records, self._tell = records, tell
-        self._known = {
+        self._program, self._settings, self._canaries = program, settings, canaries
+        self._secret, self._records = secret, records
+        self._at_once, self._report = models_at_once, report
+        self._scores = {
             (line["phase"], line["setting"], line["model"]): line["score"]
             for line in records.lines
         }
@@ -167,13 +92,13 @@ class Phases:
             rounds: of each, how many settings are left and how many models they have by
                 then.
         """
-        best = list(range(len(self._trainer.settings)))
+        best = list(range(len(self._settings)))
         seen: dict[int, Tried] = {}
         for left, models in rounds:
             best = best[:left]
-            scores = self.scores(0, dict.fromkeys(best, models), lambda _: "")
+            scores = self.scores(0, dict.fromkeys(best, models))
             for index in best:
-                setting = self._trainer.settings[index]
+                setting = self._settings[index]
                 seen[index] = Tried(setting, models, total_variation(*scores[index]))
             best.sort(key=lambda index: -seen[index].total_variation)
         ranked = sorted(seen.values(), key=lambda tried: -tried.total_variation)
@@ -183,51 +108,82 @@ class Phases:
         self,
         phase: int,
         wanted: Mapping[int, int],
-        so_far: Callable[[Sequence[np.ndarray]], str],
+        so_far: Callable[[Sequence[np.ndarray]], str] = lambda scores: "",
     ) -> dict[int, list[np.ndarray]]:
-        """Return the scores of settings, with z and without, training what lacks."""
+        """Return the scores of settings, with z and without, training missing models.
+
+        Even numbers have z in their data.
+
+        Args:
+            phase: 0 or 1.
+            wanted: how many models, by number of a setting.
+            so_far: what is reported about the scores of a setting.
+        """
         jobs = [
             (setting, number)
             for setting, models in wanted.items()
             for number in range(models)
         ]
-        missing = [job for job in jobs if (phase, *job) not in self._known]
+        missing = [job for job in jobs if (phase, *job) not in self._scores]
+        missing.sort(key=lambda job: (self._key(job), job))
         done = len(jobs) - len(missing)
         name = "phase I" if phase == 0 else "phase II"
-        self._tell(name, done, len(jobs), "")
-        for part in self._trainer.scores(
-            missing, lambda *job: self._secret_of(phase, *job)
-        ):
-            self._records.add(
-                {"phase": phase, "setting": setting, "model": number, "score": score}
-                for setting, number, score in part
-            )
-            self._known |= {(phase, *job): score for *job, score in part}
-            done += len(part)
-            known = self._of(phase, part[0][0], wanted[part[0][0]])
-            self._tell(name, done, len(jobs), so_far(known))
+        self._report(name, done, len(jobs), "")
+        for _, group in itertools.groupby(missing, key=self._key):
+            group = list(group)
+            for start in range(0, len(group), self._at_once):
+                part = group[start : start + self._at_once]
+                self._train(phase, part)
+                done += len(part)
+                setting = part[0][0]
+                known = so_far(self._of(phase, setting, wanted[setting]))
+                self._report(name, done, len(jobs), known)
         return {
             setting: self._of(phase, setting, models)
             for setting, models in wanted.items()
         }
 
-    def _of(self, phase: int, setting: int, models: int) -> list[np.ndarray]:
-        return [
-            np.array(
-                [
-                    self._known[phase, setting, number]
-                    for number in range(side, models, 2)
-                    if (phase, setting, number) in self._known
-                ]
-            )
-            for side in (0, 1)
-        ]
+    def _key(self, job: tuple[int, int]) -> tuple[float, int]:
+        setting = self._settings[job[0]]
+        return setting.clip_norm, setting.steps
 
-    def _secret_of(self, phase: int, setting: int, number: int) -> Seed:
-        return Seed(
-            self._secret.derive("audited model", phase, setting, number),
-            self._secret.private,
-        )
+    def _train(self, phase: int, part: Sequence[tuple[int, int]]) -> None:
+        """Train models of one program, and put their scores on record."""
+        # Filled up: another number of models would be another program.
+        jobs = [*part, *part[-1:] * (self._at_once - len(part))]
+        settings = [self._settings[index] for index, _ in jobs]
+        many = self._program(*self._key(jobs[0]))
+        own = np.array([self._canaries.index(each.canary) for each in settings])
+        examples = many.size - len(self._canaries)
+        left_out = np.zeros((len(jobs), many.size), bool)
+        left_out[:, examples:] = True
+        for row, (_, number) in enumerate(jobs):
+            left_out[row, examples + own[row]] = number % 2 == 1
+        secrets = [
+            Seed(
+                self._secret.derive("audited model", phase, *job), self._secret.private
+            )
+            for job in jobs
+        ]
+        rates = np.array([each.learning_rate for each in settings])
+        params = many.train(secrets, rates, left_out)
+        losses = many.losses(params, many.rows(examples))[np.arange(len(jobs)), own]
+        losses = np.nan_to_num(losses, nan=_WORST, posinf=_WORST, neginf=-_WORST)
+        lines = [
+            {"phase": phase, "setting": setting, "model": number, "score": -float(loss)}
+            for (setting, number), loss in zip(part, losses, strict=False)
+        ]
+        self._records.add(lines)
+        self._scores |= {
+            (phase, *job): o["score"] for job, o in zip(part, lines, strict=True)
+        }
+
+    def _of(self, phase: int, setting: int, models: int) -> list[np.ndarray]:
+        keys = [(phase, setting, number) for number in range(models)]
+        return [
+            np.array([self._scores[key] for key in side if key in self._scores])
+            for side in (keys[::2], keys[1::2])
+        ]
 
 
 def total_variation(inside: np.ndarray, outside: np.ndarray) -> float:

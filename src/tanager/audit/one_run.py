@@ -1,18 +1,16 @@
 """Lower bounds on ε from one run with many canaries, each in with probability one half.
 
-The attacker guesses for some canaries whether they were in, and for the others says
-nothing. How many guesses are made must be settled without looking at the scores:
-`choose_guesses` does it from what is claimed.
+The attacker guesses for some canaries whether they were in the data. The number of
+guesses must be chosen before looking at the scores.
 
 References:
     Steinke, Nasr and Jagielski 2023, Privacy Auditing with One (1) Training Run,
     theorem 5.2 (`one_run`).
     Mahloujifar, Melis and Chaudhuri 2024, Auditing f-Differential Privacy in One Run,
-    arXiv:2410.22235 (`one_run_gaussian`, `one_run_trade_off`).
+    arXiv:2410.22235 (`one_run_trade_off`).
 """
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -21,7 +19,6 @@ from scipy import special, stats
 
 from tanager import _validate as validate
 from tanager.audit.bounds import SubsampledEstimator, largest_refuted
-from tanager.privacy import accountant
 from tanager.privacy.mechanism import Mechanism
 from tanager.privacy.trade_off import TradeOff
 
@@ -121,33 +118,6 @@ def one_run(guesses: Guesses, *, delta: float, confidence: float) -> float:
     return _largest(lambda epsilon: p_value(guesses, epsilon, delta) <= significance)
 
 
-def one_run_gaussian(guesses: Guesses, *, delta: float, confidence: float) -> float:
-    """Return a lower bound on ε, if the mechanism is Gaussian.
-
-    Tighter than `one_run`: it uses all of the trade-off curve.
-
-    Args:
-        guesses: how many were made, and right.
-        delta: δ in (0, 1).
-        confidence: that the bound is below the true ε.
-
-    Raises:
-        ValueError: an argument is out of range.
-    """
-    guesses.check()
-    validate.probability(delta=delta, confidence=confidence)
-
-    def refuted(mu: float) -> bool:
-        return _refuted(
-            guesses,
-            1 - confidence,
-            lambda mass: float(special.ndtr(special.ndtri(min(mass, 1.0)) - mu)),
-        )
-
-    mu = _largest(refuted)
-    return 0.0 if mu == 0 else accountant.epsilon(Mechanism(1.0, 1 / mu, 1), delta)
-
-
 def one_run_trade_off(
     guesses: Guesses, claimed: Mechanism, *, delta: float, confidence: float
 ) -> float:
@@ -203,49 +173,6 @@ def _refuted(
         if mass + above > made / m:
             return True
     return False
-
-
-def choose_guesses(canaries: int, mu: float, *, delta: float, confidence: float) -> int:
-    """Return how many guesses to make, from what is claimed alone.
-
-    Those that would prove most, by `one_run`, if scores were N(μ, 1) inside and N(0, 1)
-    outside.
-
-    Args:
-        canaries: m.
-        mu: signal-to-noise ratio of a canary under the claimed noise.
-        delta: δ of the bound.
-        confidence: of the bound.
-
-    Raises:
-        ValueError: an argument is out of range.
-    """
-    validate.whole(canaries=canaries, at_least=1)
-    validate.positive(mu=mu)
-    significance = 1 - confidence
-
-    def proven(made: int) -> float:
-        # The score above which lie made/2 of all canaries.
-        cut = _upper_quantile(made / 2 / canaries, mu)
-        inside, outside = stats.norm.sf(cut - mu), stats.norm.sf(cut)
-        right = min(math.floor(made * float(inside / (inside + outside))), made)
-        expected = Guesses(canaries, made, right)
-        return _largest(lambda each: p_value(expected, each, delta) <= significance)
-
-    tried = {*np.geomspace(1, canaries, 40).round().astype(int).tolist()}
-    return max(sorted(tried), key=proven)
-
-
-def _upper_quantile(share: float, mu: float) -> float:
-    """Where so many of an even mixture of N(0, 1) and N(μ, 1) lie above."""
-    from scipy.optimize import brentq
-
-    def too_many(place: float) -> float:
-        return float(stats.norm.sf(place) + stats.norm.sf(place - mu)) / 2 - share
-
-    found = brentq(too_many, -40.0, mu + 40.0)
-    assert isinstance(found, float)
-    return found
 
 
 def _largest(holds: Callable[[float], bool]) -> float:

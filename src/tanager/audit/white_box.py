@@ -1,17 +1,15 @@
 """A white-box audit: gradient canaries in a real run of `tanager.train`.
 
-The run is the one that users make: its sampler, its clipping, its noise. Beside the
-model it trains a vector with a coordinate for each canary; a canary is an example whose
-gradient lies on its own coordinate and nowhere else, longer than the clipping norm.
-Half of them, by fair coins, are in the data. The attacker sees what the optimizer sees:
-the noisy gradient of every update, and from a canary's coordinate of it the likelihood
-ratio of the two worlds, in the data or not. That is the best test there is, and the
-coordinates of many canaries are as good as as many runs.
+The run uses the sampler, clipping and noise of every run. Beside the model it trains a
+vector with one coordinate for each canary. A canary is an example whose gradient has
+only that coordinate and is longer than the clipping norm. Half of the canaries, by fair
+coins, are in the data. The attacker sees what the optimizer sees: the noisy gradient of
+every update. From a canary's coordinate it computes the likelihood ratio of the two
+cases, in the data or not. No test is better, and each canary counts like a run.
 
-An attacker who also knows who was sampled tells much from few steps: all canaries are
-in the data, and each step in which one was sampled is to be told from those in which it
-was not. That is a test of clipping and noise; that sampling is Poisson it takes as
-claimed.
+An attacker who also knows who was sampled needs few steps. All canaries are in the
+data, and steps in which one was sampled are compared with steps in which it was not.
+That tests clipping and noise; it assumes that sampling is Poisson.
 
 References:
     Nasr et al. 2023, Tight Auditing of Differentially Private Machine Learning,
@@ -33,6 +31,7 @@ from jaxtyping import Array
 from tanager import _validate as validate
 from tanager.audit.bounds import (
     Audit,
+    AuditResult,
     Errors,
     GaussianEstimator,
     SubsampledEstimator,
@@ -42,9 +41,10 @@ from tanager.audit.bounds import (
 from tanager.audit.canaries import (
     Canaries,
     augmenting,
-    joined,
     listening,
+    numbered,
     require_heard,
+    secret_of,
     trained_with,
     with_canaries,
 )
@@ -62,34 +62,18 @@ _MOST_KEPT = 64
 """Steps of a canary whose every one counts."""
 
 
-@dataclasses.dataclass(frozen=True)
-class WhiteBox:
-    """What a white-box audit found.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WhiteBox(AuditResult):
+    """What a white-box audit found; its bounds hold if noise is Gaussian.
 
     Attributes:
-        claimed_epsilon: of the mechanism, by PLD.
-        delta: of that ε and of the bound.
-        confidence: that the bound is below the true ε, if noise is Gaussian.
-        inside: float64[n] scores of canaries that were in the data, in random order.
-        outside: float64[m − n] scores of those that were not.
         audit: the errors, and the bound that they prove for the steps that were run.
-        noise_multiplier: the largest that is not refuted.
-        epsilon_lower_bound: ε of the claimed mechanism with that noise.
+        noise_multiplier: the largest that is not refuted; `epsilon_lower_bound` is ε of
+            the claimed mechanism with that noise.
     """
 
-    claimed_epsilon: float
-    delta: float
-    confidence: float
-    inside: np.ndarray
-    outside: np.ndarray
     audit: Audit
     noise_multiplier: float
-    epsilon_lower_bound: float
-
-    @property
-    def violated(self) -> bool:
-        """Whether the bound is above what is claimed."""
-        return self.epsilon_lower_bound > self.claimed_epsilon
 
 
 def audit_white_box(
@@ -106,8 +90,8 @@ def audit_white_box(
 ) -> WhiteBox:
     """Train once with canaries, and bound ε from what the optimizer saw.
 
-    The bound is about the mechanism that is run: its sample rate, noise and steps are
-    those given. The data can be a part of the real ones; fewer examples are quicker.
+    The bound is about the mechanism that is run, with the given sample rate, noise and
+    steps. The data can be a part of the real data; fewer examples are quicker.
 
     Args:
         problem: as of `tanager.train`; canaries go through `augment` as well.
@@ -142,12 +126,12 @@ def audit_white_box(
         if knows_sample and out is None and seed is None:
             # Only a folder's secret can be known before the run.
             out = held.enter_context(tempfile.TemporaryDirectory())
-        secret = _secret(out, seed)
+        secret = secret_of(None if out is None else RunFolder(out), seed)
         if knows_sample:
             attack = _KnownSample(run, delta, confidence, canaries)
         else:
             attack = _HiddenSample(run, delta, confidence, canaries, secret)
-        source = joined(problem.source(), attack.joining)
+        source = numbered(problem.source(), attack.joining)
         expected = run.sample_rate * len(source)
         sampler = PoissonSampler(run, len(source), secret, len(source))
         hear = attack.prepare(sampler, canaries)
@@ -170,7 +154,7 @@ def audit_white_box(
             mechanism=run,
             optimizer=listening(algorithm.optimizer, expected, hear),
             declared_examples=len(source),
-            delta=min(delta, 0.5 / len(source)),  # told in its own report alone
+            delta=min(delta, 0.5 / len(source)),  # shown only in its own report
         )
         runtime = runtime or Runtime(progress=False)
         result = train(audited, listener, runtime, out=out, seed=seed)
@@ -178,15 +162,17 @@ def audit_white_box(
     audit = audit_scores(inside, outside, attack.estimator)
     noise_multiplier = attack.noise_multiplier(audit.errors)
     whole = SubsampledEstimator(delta, confidence, mechanism)
+    bound = whole.epsilon_at(noise_multiplier)
     return WhiteBox(
-        accountant.epsilon(mechanism, delta),
-        delta,
-        confidence,
-        inside,
-        outside,
-        audit,
-        noise_multiplier,
-        whole.epsilon_at(noise_multiplier),
+        claimed_epsilon=accountant.epsilon(mechanism, delta),
+        delta=delta,
+        confidence=confidence,
+        inside=inside,
+        outside=outside,
+        epsilon_lower_bound=bound,
+        trade_off_bound=bound,
+        audit=audit,
+        noise_multiplier=noise_multiplier,
     )
 
 
@@ -277,9 +263,3 @@ class _KnownSample:
     def noise_multiplier(self, errors: Errors) -> float:
         mu = self.estimator.mu(errors)
         return 1 / mu if mu else math.inf
-
-
-def _secret(out: str | Path | None, seed: int | None) -> Seed:
-    if out is not None:
-        return RunFolder(out).seed(seed)
-    return Seed.from_os() if seed is None else Seed.from_int(seed)
