@@ -8,7 +8,7 @@ import pytest
 from tanager.privacy import accountant, tan
 from tanager.privacy.mechanism import Adjacency, Mechanism
 from tanager.privacy.plan import Plan, default_delta
-from tanager.privacy.shown import upper
+from tanager.privacy.shown import format_epsilon
 
 
 CIFAR = {"examples": 50_000, "batch_size": 4096, "steps": 2500, "noise_multiplier": 3.0}
@@ -107,10 +107,10 @@ def test_the_privacy_wall_is_warned_about_with_the_way_out():
         spent = accountant.epsilon(moved, 1e-5)
         move = (
             f"batch size {512 * factor} and noise multiplier {0.5 * factor:g} give"
-            f" ε = {upper(spent)} for {cost} the epochs"
+            f" ε = {format_epsilon(spent)} for {cost} the epochs"
         )
         assert move in warning
-    assert f"ε is {upper(plan.epsilon['pld'])} where" in warning
+    assert f"ε is {format_epsilon(plan.epsilon['pld'])} where" in warning
     assert f"ε_TAN is {plan.epsilon['tan']:.3g}" in warning
 
 

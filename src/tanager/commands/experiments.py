@@ -15,7 +15,7 @@ from tanager._files import json_text, write_json
 from tanager.commands import flags
 from tanager.commands.targets import held_out, target_of
 from tanager.commands.watching import work_through
-from tanager.privacy.shown import upper
+from tanager.privacy.shown import format_epsilon
 
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ def _run(
     screen = Console(stderr=True, highlight=False)
     screen.print(
         f"{len(every)} simulations, with NO privacy guarantee, of runs at ε = "
-        + ", ".join(upper(cell.target.epsilon) for cell in cells)
+        + ", ".join(format_epsilon(cell.target.epsilon) for cell in cells)
     )
     outcomes = work_through(every, screen, lambda job: job.folder.name)
     found = {job.folder: each for job, each in zip(every, outcomes, strict=True)}
@@ -282,7 +282,7 @@ def _print(
             *(str(row["title"][name]) for name in names),
             f"{row['batch_size']}",
             f"{row['learning_rate']:g}",
-            upper(row["epsilon"]),
+            format_epsilon(row["epsilon"]),
             f"{row['delta']:.3g}",
             f"{row['simulated_batch_size']}",
             f"{100 * row['accuracy']:.2f} %{spread}" + (" ←" if row is best else ""),
@@ -291,14 +291,15 @@ def _print(
     if word == "privacy":
         console.print(
             f"best: --steps {best['steps']} --batch-size {best['batch_size']} "
-            f"--learning-rate {best['learning_rate']:g}, ε = {upper(best['epsilon'])} "
-            f"at δ = {best['delta']:g} by PLD"
+            f"--learning-rate {best['learning_rate']:g}, "
+            f"ε = {format_epsilon(best['epsilon'])} at δ = {best['delta']:g} by PLD"
         )
     if more is not None:
         told = more["prediction"]
         console.print(
-            f"with {more['examples']} examples: ε = {upper(more['epsilon'])} at δ = "
-            f"{more['delta']:.3g}, and a simulation is predicted to reach "
+            f"with {more['examples']} examples: "
+            f"ε = {format_epsilon(more['epsilon'])} at δ = {more['delta']:.3g}, "
+            "and a simulation is predicted to reach "
             f"{100 * told['accuracy']:.1f} %, between {100 * told['low']:.1f} and "
             f"{100 * told['high']:.1f} % in {100 * told['confidence']:g} of 100 tables"
         )

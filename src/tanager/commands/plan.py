@@ -12,7 +12,7 @@ from tanager.privacy import tan
 from tanager.privacy.accountant import Accountant
 from tanager.privacy.mechanism import Adjacency
 from tanager.privacy.plan import Plan
-from tanager.privacy.shown import upper
+from tanager.privacy.shown import format_epsilon
 
 
 if TYPE_CHECKING:
@@ -127,7 +127,9 @@ def _print_table(plan: Plan, console: "Console") -> None:
             meaning += solved.get("epsilon", "")
         if spent is None:
             meaning = f"not defined for {plan.adjacency}"
-        epsilons.add_row(label, "—" if spent is None else upper(spent), meaning)
+        epsilons.add_row(
+            label, "—" if spent is None else format_epsilon(spent), meaning
+        )
     console.print(epsilons)
     for warning in plan.warnings:
         console.print()

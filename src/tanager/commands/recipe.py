@@ -12,7 +12,7 @@ from tyro.conf import Positional
 from tanager import recipes
 from tanager.commands import flags
 from tanager.privacy import accountant
-from tanager.privacy.shown import upper
+from tanager.privacy.shown import format_epsilon
 from tanager.recipes.papers import PublishedRun
 from tanager.recipes.recipe import Recipe, RecipeEntry
 
@@ -139,8 +139,8 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
             accuracy += f" ± {row['accuracy_std']}"
         table.add_row(
             f"{row['epsilon']:g}",
-            upper(row["epsilon_rdp"]),
-            upper(row["epsilon_pld"]),
+            format_epsilon(row["epsilon_rdp"]),
+            format_epsilon(row["epsilon_pld"]),
             f"{row['delta']:g}",
             f"{row['noise_multiplier']:g}",
             str(row["batch_size"]),

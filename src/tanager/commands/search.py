@@ -18,7 +18,7 @@ from tanager._record import read_record
 from tanager.commands import experiments, flags
 from tanager.commands.targets import held_out, target_of
 from tanager.commands.watching import Watching, work_through
-from tanager.privacy.shown import upper
+from tanager.privacy.shown import format_epsilon
 from tanager.recipes.recipe import Recipe
 
 
@@ -154,8 +154,8 @@ def _search_privately(name: str, recipe: Recipe, options: Options) -> int:
         f"{name}: a secret number of runs, {options.trials} on average, at most "
         f"{selection.at_most(0.99)} in 99 of 100 searches; each with noise multiplier "
         f"{settings.search.run.noise_multiplier:.4g}, all of them together at ε = "
-        f"{upper(settings.epsilon)}, δ = {settings.delta:g} (RDP). Stopping earlier, "
-        "or searching again, has another guarantee or none"
+        f"{format_epsilon(settings.epsilon)}, δ = {settings.delta:g} (RDP). Stopping "
+        "earlier, or searching again, has another guarantee or none"
     )
     out = Path(recipe.out or f"runs/{name}-private-search")
     winner = search_privately(out, settings)
@@ -165,8 +165,8 @@ def _search_privately(name: str, recipe: Recipe, options: Options) -> int:
     chosen = ", ".join(f"{key} {value}" for key, value in winner.values.items())
     Console(highlight=False).print(
         f"best: {100 * winner.noisy_accuracy:.1f} % of the held-out examples, with "
-        f"noise, by {chosen}\nε = {upper(winner.epsilon)} at δ = {winner.delta:g} for "
-        f"the whole search\nreport: {out}/report.html",
+        f"noise, by {chosen}\nε = {format_epsilon(winner.epsilon)} at "
+        f"δ = {winner.delta:g} for the whole search\nreport: {out}/report.html",
         soft_wrap=True,
     )
     return 0
@@ -246,7 +246,7 @@ def _announce(settings: "Settings", options: Options, console: Console) -> None:
     console.print(
         f"{target.name}: for a run of batch size {target.recipe.batch_size}, noise "
         f"multiplier {target.mechanism.noise_multiplier:.4g} and {target.steps} steps "
-        f"on {target.examples} examples (ε = {upper(target.epsilon)} at δ = "
+        f"on {target.examples} examples (ε = {format_epsilon(target.epsilon)} at δ = "
         f"{target.delta:g}), {options.trials} trials at batch size "
         f"{settings.batch_sizes[0]}; {settings.validation_examples} training examples "
         "are held out to compare them; test examples are not read"

@@ -10,7 +10,7 @@ from rich.progress import Progress
 from tanager import _validate as validate
 from tanager import recipes
 from tanager.commands import flags, studies
-from tanager.privacy.shown import upper
+from tanager.privacy.shown import format_epsilon
 from tanager.recipes.recipe import Recipe
 
 
@@ -81,7 +81,7 @@ def _train(name: str, recipe: Recipe, found: studies.Found | None) -> int:
         console.print(f"NOT PRIVATE: no clipping, no noise; {mechanism.steps} steps")
     else:
         console.print(
-            f"budget: ε = {upper(budget.epsilon)} at δ = {budget.delta:g} "
+            f"budget: ε = {format_epsilon(budget.epsilon)} at δ = {budget.delta:g} "
             f"({mechanism.adjacency}, PLD): noise multiplier "
             f"{mechanism.noise_multiplier:.4g}, expected batch {recipe.batch_size}, "
             f"{mechanism.steps} steps"
@@ -134,7 +134,9 @@ class Options:
 
 def _conclusion(result: "TrainResult") -> str:
     kind = "" if result.summary["private"] else "NOT PRIVATE (see the report): "
-    text = f"{kind}ε = {upper(result.epsilon)} at δ = {result.delta:g} was spent"
+    text = (
+        f"{kind}ε = {format_epsilon(result.epsilon)} at δ = {result.delta:g} was spent"
+    )
     if result.evaluation is not None and result.evaluation_ema is not None:
         text += (
             f"; test accuracy {100 * result.evaluation.accuracy:.2f} %, "

@@ -14,7 +14,7 @@ from tanager.privacy import accountant, tan
 from tanager.privacy.accountant import Accountant
 from tanager.privacy.calibrate import calibrate
 from tanager.privacy.mechanism import Adjacency, Mechanism
-from tanager.privacy.shown import upper
+from tanager.privacy.shown import format_epsilon
 
 
 _OVERCHARGED = 1.05
@@ -268,8 +268,8 @@ def _wall(
     sigma = mechanism.noise_multiplier
     text = (
         f"privacy wall: with a noise multiplier of {sigma:.4g}, below"
-        f" {tan.PRIVACY_WALL:g}, ε is {upper(spent[Accountant.PLD])} where ε_TAN is"
-        f" {spent[Accountant.TAN]:.3g}"
+        f" {tan.PRIVACY_WALL:g}, ε is {format_epsilon(spent[Accountant.PLD])} where"
+        f" ε_TAN is {spent[Accountant.TAN]:.3g}"
     )
     doublings = max(1, math.ceil(math.log2(tan.PRIVACY_WALL / sigma)))
     moves = []
@@ -287,6 +287,6 @@ def _wall(
         cost = "twice" if factor == 2 else f"{factor} times"
         moves.append(
             f"batch size {larger} and noise multiplier {factor * sigma:.4g} give"
-            f" ε = {upper(after)} for {cost} the epochs"
+            f" ε = {format_epsilon(after)} for {cost} the epochs"
         )
     return f"{text}; at the same steps and η, {'; '.join(moves)}"

@@ -4,12 +4,12 @@ import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
 
-def upper(epsilon: float | None) -> str:
+def format_epsilon(epsilon: float | None) -> str:
     """Four significant digits, rounded up: of what is claimed or spent."""
     return _rounded(epsilon, ROUND_CEILING)
 
 
-def lower(bound: float | None) -> str:
+def format_bound(bound: float | None) -> str:
     """Four significant digits, rounded down: of what an attack proves."""
     return _rounded(bound, ROUND_FLOOR)
 

@@ -20,7 +20,7 @@ from tanager.privacy import accountant
 from tanager.privacy.calibrate import calibrate
 from tanager.privacy.mechanism import Adjacency, Mechanism
 from tanager.privacy.plan import default_delta
-from tanager.privacy.shown import upper
+from tanager.privacy.shown import format_epsilon
 from tanager.recipes.recipe import Recipe
 
 
@@ -72,7 +72,7 @@ def solve_budget(recipe: Recipe, examples: int) -> Budget:
             validate.refuse(
                 "epsilon",
                 target,
-                f"is less than these settings spend, {upper(epsilon)}",
+                f"is less than these settings spend, {format_epsilon(epsilon)}",
                 "leave out one of --epsilon, --noise-multiplier and --steps",
             )
         noise = None

@@ -10,7 +10,7 @@ from tanager import _processor, data
 from tanager import _validate as validate
 from tanager.parallel import hosts
 from tanager.privacy.mechanism import LARGE_EPSILON
-from tanager.privacy.shown import upper
+from tanager.privacy.shown import format_epsilon
 from tanager.recipes import tasks
 from tanager.recipes.budget import Budget, solve_budget
 from tanager.recipes.optimizers import optimizer
@@ -95,8 +95,8 @@ def prepare(
     optimizer(recipe, budget.mechanism.steps)
     if not recipe.non_private and budget.epsilon >= LARGE_EPSILON:
         warnings.warn(
-            f"ε = {upper(budget.epsilon)} protects next to nothing: right for a "
-            "simulation on public data, wrong for a model of private data",
+            f"ε = {format_epsilon(budget.epsilon)} protects next to nothing: right for "
+            "a simulation on public data, wrong for a model of private data",
             stacklevel=2,
         )
     return Prepared(name, recipe, dataset, budget)

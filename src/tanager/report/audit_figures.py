@@ -11,7 +11,7 @@ import numpy as np
 
 from tanager.privacy import accountant
 from tanager.privacy.mechanism import Mechanism
-from tanager.privacy.shown import lower
+from tanager.privacy.shown import format_bound
 from tanager.privacy.trade_off import TradeOff
 from tanager.report.figures import drawing
 
@@ -66,7 +66,7 @@ def _epsilon(axes: "Axes", found: Mapping[str, Any], mechanism: Mechanism) -> No
     for key, marker, label in shown:
         bound = found[key]
         axes.plot([delta, delta], [0, bound], color=_BOUND, linewidth=1)
-        label = f"{label}: {lower(bound)}"
+        label = f"{label}: {format_bound(bound)}"
         axes.plot([delta], [bound], marker, color=_BOUND, markersize=8, label=label)
     axes.set_xscale("log")
     axes.set_ylim(bottom=0)

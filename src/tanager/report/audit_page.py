@@ -9,7 +9,7 @@ from tanager._files import write_text
 from tanager._reading import reading
 from tanager._record import Each, Maybe, read_record
 from tanager.privacy.mechanism import Mechanism
-from tanager.privacy.shown import lower, upper
+from tanager.privacy.shown import format_bound, format_epsilon
 from tanager.report import audit_figures
 from tanager.report.figures import embed
 from tanager.report.render import render
@@ -66,13 +66,14 @@ def sentence(found: _Fields) -> str:
         shown = f"{attacker} proves nothing about ε, {confidence}."
     else:
         shown = (
-            f"{attacker} proves, {confidence}, that ε is at least {lower(bound)}: "
-            f"{100 * bound / claimed:.0f} % of the claimed {upper(claimed)}."
+            f"{attacker} proves, {confidence}, that ε is at least "
+            f"{format_bound(bound)}: {100 * bound / claimed:.0f} % of the claimed "
+            f"{format_epsilon(claimed)}."
         )
     other = found["trade_off_bound"]
     if other not in (bound, 0):
         shown += " If only the amount of noise can differ from the claim, ε is at least"
-        shown += f" {lower(other)}."
+        shown += f" {format_bound(other)}."
     return shown
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from tanager.privacy.shown import upper
+from tanager.privacy.shown import format_epsilon
 
 
 _Fields = Mapping[str, Any]
@@ -22,7 +22,7 @@ _PROTECTS = {
 
 def claim(result: _Fields) -> str:
     """Return the guarantee as numbers: (ε = 3, δ = 1e-05)."""
-    return f"(ε = {upper(result['epsilon'])}, δ = {number(result['delta'])})"
+    return f"(ε = {format_epsilon(result['epsilon'])}, δ = {number(result['delta'])})"
 
 
 def meaning(result: _Fields) -> str:
@@ -156,7 +156,7 @@ def simulated(value: float | None) -> str:
     """Return a value rounded up, short where it is huge, as a simulation's ε can be."""
     if value is None:
         return "infinite"
-    shown = upper(value)
+    shown = format_epsilon(value)
     if value < 1000:
         return shown
     return f"{int(shown):,}" if value < 1e7 else f"{float(shown):.4g}"

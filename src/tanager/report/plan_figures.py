@@ -15,7 +15,7 @@ from tanager.privacy import accountant, tan
 from tanager.privacy.accountant import Accountant
 from tanager.privacy.mechanism import Adjacency, Mechanism
 from tanager.privacy.plan import Plan
-from tanager.privacy.shown import upper
+from tanager.privacy.shown import format_epsilon
 from tanager.report.figures import check_ending, drawing, number_axis
 
 
@@ -95,7 +95,7 @@ def _draw_wall(axes: "Axes", mechanism: Mechanism, delta: float) -> None:
         markersize=9,
         markeredgecolor="white",
         zorder=5,
-        label=rf"the plan: $\varepsilon$ = {upper(own)} by RDP",
+        label=rf"the plan: $\varepsilon$ = {format_epsilon(own)} by RDP",
     )
     flat = tan.epsilon_tan(tan.eta(mechanism), delta)
     axes.axhline(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tanager._text import clean
-from tanager.privacy.shown import lower, upper
+from tanager.privacy.shown import format_bound, format_epsilon
 from tanager.report import guarantee
 
 
@@ -58,8 +58,8 @@ def _environment() -> "Environment":
     )
     environment.filters |= {
         "duration": guarantee.duration,
-        "epsilon": upper,
-        "bound": lower,
+        "epsilon": format_epsilon,
+        "bound": format_bound,
         "number": guarantee.number,
         "percent": guarantee.percent,
         "short": lambda value: None if value is None else f"{value:.4g}",

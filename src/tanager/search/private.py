@@ -36,7 +36,7 @@ from tanager.models.tensors import read_tensors
 from tanager.privacy.mechanism import LARGE_EPSILON, Adjacency
 from tanager.privacy.plan import default_delta
 from tanager.privacy.selection import PrivateSearch, Selection
-from tanager.privacy.shown import upper
+from tanager.privacy.shown import format_epsilon
 from tanager.recipes import runner
 from tanager.recipes.recipe import Recipe
 from tanager.report import run_page
@@ -150,7 +150,8 @@ def calibrate_selection(
         )
     if recipe.epsilon >= LARGE_EPSILON:
         warnings.warn(
-            f"ε = {upper(recipe.epsilon)} protects almost nothing", stacklevel=2
+            f"ε = {format_epsilon(recipe.epsilon)} protects almost nothing",
+            stacklevel=2,
         )
     delta = recipe.delta or default_delta(examples)
     search = PrivateSearch.calibrate(

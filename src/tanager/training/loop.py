@@ -18,7 +18,7 @@ from tanager.parallel import hosts
 from tanager.privacy import accountant
 from tanager.privacy.ledger import Ledger
 from tanager.privacy.mechanism import Mechanism
-from tanager.privacy.shown import upper
+from tanager.privacy.shown import format_epsilon
 from tanager.seed import Seed
 from tanager.training import beginning, identity
 from tanager.training.agreement import agreed_clipping
@@ -293,7 +293,7 @@ def _scalars(evaluations: tuple[Evaluation, Evaluation] | None) -> dict[str, flo
 
 
 def _sentence(line: dict[str, Any], steps: int) -> str:
-    spent = f"ε = {upper(line['epsilon'])}"
+    spent = f"ε = {format_epsilon(line['epsilon'])}"
     if math.isinf(line["epsilon"]):
         spent = "NOT PRIVATE"
     text = f"step {line['step']}/{steps}  {spent}"

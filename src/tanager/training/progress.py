@@ -17,7 +17,7 @@ from rich.progress import (
 )
 
 from tanager._terminal import escape_unprintable
-from tanager.privacy.shown import upper
+from tanager.privacy.shown import format_epsilon
 from tanager.training.state import Accumulator
 
 
@@ -58,7 +58,11 @@ class TrainingProgress:
 
     def step(self, done: int, epsilon: float) -> None:
         """Show that `done` updates were made and at most `epsilon` is spent."""
-        spent = f"ε ≤ {upper(epsilon)}" if math.isfinite(epsilon) else "NOT PRIVATE"
+        spent = (
+            f"ε ≤ {format_epsilon(epsilon)}"
+            if math.isfinite(epsilon)
+            else "NOT PRIVATE"
+        )
         self._bar.update(
             self._task, completed=done, description="training", epsilon=spent
         )

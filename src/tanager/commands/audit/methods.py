@@ -19,7 +19,7 @@ from tanager.audit.replay import FALSE_ALARM, replay
 from tanager.audit.white_box import audit_white_box
 from tanager.data import Dataset, gather, subset
 from tanager.privacy.mechanism import Mechanism
-from tanager.privacy.shown import upper
+from tanager.privacy.shown import format_epsilon
 from tanager.recipes import runner, tasks
 from tanager.recipes.recipe import Recipe
 from tanager.seed import Seed
@@ -189,7 +189,7 @@ def _prepared(name: str, recipe: Recipe) -> runner.Prepared:
     prepared = runner.prepare(name, recipe)
     mechanism = prepared.budget.mechanism
     Console(stderr=True, highlight=False).print(
-        f"{name}: claims ε = {upper(prepared.budget.epsilon)} at δ = "
+        f"{name}: claims ε = {format_epsilon(prepared.budget.epsilon)} at δ = "
         f"{prepared.budget.delta:g}: sample rate {mechanism.sample_rate:.4g}, noise "
         f"multiplier {mechanism.noise_multiplier:.4g} and {mechanism.steps} steps"
     )
