@@ -1,27 +1,26 @@
 """How throughput grows with devices: Amdahl's law, and a model of communication.
 
-The model: a logical step on n devices takes the time one of them needs to compute its
-examples, and then one all-reduce of the sum of gradients. Nothing overlaps, as the
-devices meet once for each logical batch, after its last physical batch. Hosts form a
-ring; the devices of a host form a ring of their own, which is free unless its
-bandwidth is given. Waiting for the slowest device and for data is not in the model.
+The model: a logical step on n devices takes the time one device needs for its examples,
+then one all-reduce of the sum of gradients. Nothing overlaps, because devices exchange
+once per logical batch, after its last physical batch. Hosts form a ring. The devices of
+a host form another ring, which costs nothing unless its bandwidth is given. The model
+leaves out waiting for the slowest device and for data.
 
-Held against the efficiency paper (ViT-Base, 20 hosts of 4 V100, section 7 and figures 7
-and A.5), with nothing fitted but the one number said:
+Compared with the efficiency paper (ViT-Base, 20 hosts of 4 V100, section 7 and figures
+7 and A.5), with one number fitted:
 
-- From 53.3 % of ideal without privacy at 80 devices follows one effective
-  communication time: 0.876 of a non-private step.
-- Table 2 has private steps take 3.21 times as long (909.42 ms to 283.16 ms, on an
-  A100). With that the model predicts 78.6 % of ideal for private training; measured
-  were 69.2 %. The gap is 9.4 points, and 5.6 to 9.1 with the ratios of 2.6 to 3.17 of
-  section 4.1 for ViTs of all sizes. The text names no ratio for ViT-Base on a V100.
-  Only a ratio of 1.97 would give 69.2 %: private training lost time to more than the
-  all-reduce that both have in common.
-- The order of the two, and that both stay near ideal within a host, are as measured.
-  With the paper's logical batch, Amdahl's law fitted to the model's curves has
-  p = 99.1 % without privacy (paper: 98.9 %) and 99.7 % with it (paper: 99.5 %).
+- 53.3 % of ideal without privacy at 80 devices gives one effective communication time:
+  0.876 of a non-private step.
+- In table 2 private steps take 3.21 times as long (909.42 ms and 283.16 ms, on an
+  A100). The model then predicts 78.6 % of ideal for private training; 69.2 % was
+  measured, a gap of 9.4 points (5.6 to 9.1 with the ratios of 2.6 to 3.17 of section
+  4.1). Only a ratio of 1.97 would give 69.2 %: private training lost time to more than
+  the all-reduce. The text gives no ratio for ViT-Base on a V100.
+- The order of the two, and that both stay near ideal in a host, are as measured. With
+  the paper's logical batch, Amdahl's law fitted to the model's curves has p = 99.1 %
+  without privacy (paper: 98.9 %) and 99.7 % with it (paper: 99.5 %).
 - Amdahl's law at the paper's p gives 53.5 % and 71.7 % at 80 devices: 0.2 and 2.5
-  points from the shares measured. The latter is more than rounding p to 0.1 % explains.
+  points from the measured shares. Rounding p to 0.1 % explains less than the latter.
 """
 
 import dataclasses
@@ -39,12 +38,11 @@ class Cluster:
         hosts: how many there are.
         devices: of each host.
         bandwidth: of a host's link to other hosts, each way, in GB/s (10⁹ bytes).
-        local_bandwidth: of a device's link within its host, likewise; None for
-            communication within a host that takes no time.
-        latency: seconds each all-reduce between hosts takes whatever its size.
-        logical_batch: examples of a logical batch, divided among all devices; None
-            where each device keeps its number of examples, whatever the number of
-            devices.
+        local_bandwidth: of a device's link in its host, likewise; None if
+            communication in a host takes no time.
+        latency: seconds that each all-reduce between hosts takes, whatever its size.
+        logical_batch: examples of a logical batch, divided among all devices; None if
+            each device has the same number of examples, however many there are.
 
     Raises:
         ValueError: a number is out of range.
@@ -120,7 +118,7 @@ def ring_seconds(members: int, size: float, bandwidth: float) -> float:
 
 
 def communicating_seconds(cluster: Cluster, hosts: int, size: float) -> float:
-    """Return the seconds in which devices exchange what they do in a logical step.
+    """Return the seconds of communication in a logical step.
 
     Args:
         cluster: the links.
@@ -133,21 +131,6 @@ def communicating_seconds(cluster: Cluster, hosts: int, size: float) -> float:
     if hosts > 1:
         seconds += ring_seconds(hosts, size, cluster.bandwidth) + cluster.latency
     return seconds
-
-
-def share_of_ideal(computing: float, communicating: float) -> float:
-    """Return the throughput over that of the same devices if exchange took no time."""
-    return computing / (computing + communicating)
-
-
-def communicating_of_share(share: float, computing: float) -> float:
-    """Return the seconds of communication behind a share: see `share_of_ideal`.
-
-    Raises:
-        ValueError: `share` is not above 0 and at most 1.
-    """
-    validate.fraction(share=share)
-    return computing * (1 / share - 1)
 
 
 def predict(
@@ -185,20 +168,10 @@ def predict(
                 "computing_seconds": computing,
                 "communicating_seconds": communicating,
                 "examples_per_second": together / (computing + communicating),
-                "share_of_ideal": share_of_ideal(computing, communicating),
+                "share_of_ideal": computing / (computing + communicating),
             }
         )
     return rows
-
-
-def amdahl_speedup(parallel: float, devices: float) -> float:
-    """Return Amdahl's S(n) = 1 / ((1 − p) + p/n).
-
-    Args:
-        parallel: p.
-        devices: n.
-    """
-    return 1 / ((1 - parallel) + parallel / devices)
 
 
 def amdahl_fit(speedups: Mapping[int, float]) -> float | None:
@@ -210,8 +183,8 @@ def amdahl_fit(speedups: Mapping[int, float]) -> float | None:
         speedups: throughput over that of one device, by number of devices n.
 
     Returns:
-        p, which is below 0 where several devices are slower than one, and above 1
-        where they are faster than the ideal; None where no n is above 1.
+        p: below 0 if several devices are slower than one, above 1 if they are faster
+        than ideal; None if no n is above 1.
     """
     several = {n: speedup for n, speedup in speedups.items() if n > 1}
     if not several:

@@ -1,14 +1,12 @@
 """The largest physical batch that fits a memory limit, strategy by strategy.
 
-On a CPU nothing is run: a program is compiled for the shapes alone, and XLA's memory
-analysis says what a call would need. On an accelerator the batch is tried: what does
-not fit raises RESOURCE_EXHAUSTED, and an explicit limit is held against the analysis
-before. Counted is one physical batch: parameters, batch, sums of gradients, and
-temporary memory; not the optimizer's state of private training, nor later batches on
-their way to the device.
+On a CPU nothing is run: a program is compiled for the shapes, and XLA's memory analysis
+says what a call needs. On an accelerator the batch is run: RESOURCE_EXHAUSTED means
+that it does not fit; an explicit limit is compared with the analysis before. One
+physical batch is counted: parameters, batch, sums of gradients and temporary memory,
+but neither the optimizer's state of private training nor batches still being copied.
 """
 
-import functools
 import gc
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +16,7 @@ from jaxtyping import PyTree
 
 from tanager import _validate as validate
 from tanager.bench import programs
+from tanager.bench.timing import describe
 from tanager.bench.workload import Workload
 
 
@@ -31,9 +30,9 @@ Fits = Callable[[str, int], bool]
 def largest(fits: Callable[[int], bool], ceiling: int = CEILING, start: int = 1) -> int:
     """Return the largest n of at most `ceiling` for which ``fits(n)``, or 0.
 
-    Goes from `start` in strides that double until it knows both a number that fits and
-    one that does not, then halves the interval. It is exact wherever what fits, fits
-    for all less; from an n that fits while n + 1 does not, it asks about these two.
+    Strides from `start` double until a number that fits and one that does not are
+    known; then the interval is halved. The result is exact if all smaller numbers than
+    one that fits also fit.
 
     Raises:
         ValueError: `ceiling` or `start` is not a whole number of at least 1.
@@ -89,11 +88,9 @@ def bench_memory(
     names = list(dict.fromkeys(strategies))
     if limit_bytes is not None:
         validate.positive(limit_bytes=limit_bytes)
-    predicted: Callable[[str], int] | None = None
+    limit = limit_bytes if fits is None else None
     if fits is None:
         fits = _trial(workload, limit_bytes)
-        if limit_bytes is not None:
-            predicted = functools.partial(_predicted, workload, limit_bytes)
     found: dict[str, int] = {}
     errors = dict.fromkeys(names, "stopped before it was found")
     stopped = False
@@ -105,13 +102,11 @@ def bench_memory(
                 return fits(name, rows)
 
             try:
-                start = 1
-                if predicted is not None:
-                    report(f"{name}: looking where to begin")
-                    start = predicted(name)
+                report(f"{name}: looking where to begin")
+                start = 1 if limit is None else _predicted(workload, limit, name)
                 found[name] = largest(fits_aloud, ceiling, start)
             except Exception as error:
-                errors[name] = f"{type(error).__name__}: {error}"
+                errors[name] = describe(error)
     except KeyboardInterrupt:
         stopped = True
     sgd = found.get(programs.SGD)

@@ -62,7 +62,7 @@ class Program:
     ) -> tuple[float, int | None]:
         """Lower and compile; return the seconds, and XLA's temporary memory in bytes.
 
-        The memory is None on a device whose compiler does not tell.
+        The memory is None if the device's compiler does not report it.
         """
         started = clock()
         compiled = self._jitted.lower(self._carried, self._inputs, mask).compile()
@@ -108,7 +108,8 @@ def sgd(workload: Workload) -> Program:
     """One step of plain SGD: gradient of the mean loss, and the update."""
 
     def start(params, batch):
-        return (_copy(params), workload.optimizer.init(params)), batch
+        copied = jax.tree.map(jnp.array, params)
+        return (copied, workload.optimizer.init(params)), batch
 
     def function(carried, batch, mask):
         params, optimizer_state = carried
@@ -124,8 +125,8 @@ def sgd(workload: Workload) -> Program:
 def clipped(workload: Workload, strategy: str) -> Program:
     """One physical batch of private training: clipped gradients, added up.
 
-    The very function of `tanager.training.step.Step`, donated accumulator included.
-    Given real arrays, ``"auto"`` measures what it does not know of this device yet.
+    It calls `tanager.training.step.Step`, with a donated accumulator. Given real
+    arrays, ``"auto"`` measures what it does not know about this device yet.
     """
     name, _, memory = strategy.partition(":")
     step = workload.step(name, memory or "default")
@@ -191,10 +192,6 @@ def _mean_loss(
     losses = jax.vmap(workload.loss, (None, 0))(params, batch)
     count = jnp.maximum(jnp.sum(mask, dtype=losses.dtype), 1)
     return jnp.sum(jnp.where(mask, losses, 0)) / count
-
-
-def _copy(tree: PyTree) -> PyTree:
-    return jax.tree.map(jnp.array, tree)
 
 
 def masks(rows: int, examples: int) -> tuple[list[Array], list[Array]]:

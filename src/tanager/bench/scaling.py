@@ -1,13 +1,12 @@
 """Throughput of whole logical steps on 1…n devices: what adding devices brings.
 
-A logical step is what `tanager train` does between two updates: an accumulator of
-zeros, some physical batches added to it, and one update (with noise, if private), by
-the compiled functions of training itself. The batches lie on the devices beforehand.
+A logical step is what `tanager train` does between two updates, by the compiled
+functions of training: an accumulator of zeros, some physical batches added to it, and
+one update (with noise, if private). The batches are on the devices beforehand.
 
-Scaling is weak: each device has the same number of rows of each physical batch,
-however many devices there are. Ideal is the throughput of one device times their
-number. Programs take turns as in `tanager.bench.timing`; all of them are held in
-memory at once.
+Scaling is weak: each device has the same number of rows of each physical batch. Ideal
+is the throughput of one device times their number. Programs take turns as in
+`tanager.bench.timing`; all are in memory at once.
 """
 
 import dataclasses

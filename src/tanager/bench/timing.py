@@ -1,8 +1,8 @@
 """Seconds, memory and compilations of a step of training, strategy by strategy.
 
-Everything is compiled and warmed up first. Then the programs take turns: SGD, the
-first strategy, the second, ..., SGD again, so that a slow minute of the machine slows
-all of them. Medians and interquartile ranges are of seconds per physical batch.
+All programs are compiled and warmed up first. Then they take turns, so that a slow
+minute of the machine slows all of them. Medians and interquartile ranges are of seconds
+per physical batch.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ class Measurement:
 
     Attributes:
         compile_seconds: to lower and compile it.
-        temp_bytes: XLA's temporary memory; None where the compiler does not tell.
+        temp_bytes: XLA's temporary memory; None if the compiler does not report it.
         seconds: of each timed call.
         traces: how often JAX traced it, warm-up and timing together.
         error: why there is nothing more, or None.
@@ -85,22 +85,21 @@ def bench_step(
 
     A row has `strategy`, `seconds` (median), `seconds_spread`, `examples_per_second`,
     `ratio_to_sgd` (of medians; None without SGD), `temp_bytes`, `compile_seconds`,
-    `traces`, `error`, and with `breakdown` that. SGD's seconds hold its update; those
-    of a strategy do not, since the noisy update comes once for each logical batch:
-    see `StepBench.update`.
+    `traces`, `error` and, if asked for, `breakdown`. SGD's seconds include its update;
+    those of a strategy do not, since the noisy update comes once per logical batch: see
+    `StepBench.update`.
 
     The breakdown has the four sections of the efficiency paper's table 2, in seconds
-    and as shares of their sum, found by timing prefixes of the step as programs of
-    their own, interleaved with the rest:
+    and as shares of their sum, from the times of other programs that take turns too:
 
-    - forward: the mean loss alone;
+    - forward: the mean loss;
     - backward: the gradient of the mean loss, minus forward;
-    - clip_and_accumulate: the clipped sum, minus that plain gradient. So all that
-      privacy adds to the backward pass is here, which the paper counts as backward;
+    - clip_and_accumulate: the clipped sum, minus that plain gradient. The paper counts
+      what privacy adds to the backward pass as backward; here it is in this section;
     - optimizer_step: the noisy update, as if each physical batch had one; for SGD,
       the whole step minus the plain gradient.
 
-    A section that costs less than the timing's noise can come out below 0.
+    A section that costs less than the timing's noise can be below 0.
 
     Args:
         workload: model and data.
