@@ -1,12 +1,12 @@
-"""Replays: the same training again, one thing changed, against what the law says.
+"""Replays: a few real training steps, compared with the definition of DP-SGD.
 
-Real runs of `tanager.train` are made with secrets that are known here, and what their
-optimizer was given is compared with the definition of DP-SGD: who was sampled, what was
-clipped, what noise was added, and that nothing else went into the parameters. It finds
-at once what an attack needs thousands of canaries for; but only the bugs it looks for.
+Runs of `tanager.train` with known secrets show what their optimizer received: who was
+sampled, what was clipped, what noise was added, and that nothing else changed the
+parameters. A replay finds at once what an attack needs thousands of canaries for, but
+only the bugs it looks for.
 
-A check of random things fails without cause once in 10⁶ replays or less often; the
-others never do.
+A check of random numbers fails without cause at most once in 10⁶ replays; the others
+never do.
 """
 
 import dataclasses
@@ -48,8 +48,8 @@ class Finding(NamedTuple):
 
     Attributes:
         check: its name.
-        passed: whether what was seen is as the definition says.
-        detail: what was seen.
+        passed: whether the run agrees with the definition.
+        detail: what was measured.
     """
 
     check: str
@@ -64,18 +64,18 @@ def replay(
     *,
     steps: int = 8,
 ) -> tuple[Finding, ...]:
-    """Train a few steps several times, and check all that was done.
+    """Train a few steps several times, and check every part of them.
 
     Args:
-        problem: as of `tanager.train`; float32 parameters and few examples: each is
-            looked at alone.
-        algorithm: as of `tanager.train`; the mechanism's steps do not count.
-        runtime: as of `tanager.train`; by default physical batches of 4, so small that
-            a logical batch has several.
+        problem: as for `tanager.train`; float32 parameters and few examples, because
+            each is computed alone.
+        algorithm: as for `tanager.train`; the mechanism's steps are ignored.
+        runtime: as for `tanager.train`; by default physical batches of 4, so that a
+            logical batch has several.
         steps: of each run.
 
     Returns:
-        What each check found; all of them are made.
+        What each check found.
 
     Raises:
         ValueError: an argument is out of range.
@@ -186,7 +186,7 @@ def _record(
 def _check_sampling(
     algorithm: DPSGD, examples: int, runtime: Runtime
 ) -> Iterator[Finding]:
-    """Every example a coordinate of its own: what is read there is who was sampled."""
+    """Give every example its own coordinate, and read there who was sampled."""
     run, count = algorithm.mechanism, max(examples, 64)
     steps = max(run.steps, 2 * math.ceil(100 / (run.sample_rate * count)), 16)
     run = dataclasses.replace(run, steps=steps + steps % 2)
@@ -210,13 +210,13 @@ def _check_sampling(
     yield Finding(
         "sampled once or not at all",
         bool(once),
-        f"an example counts {read.min():.4g} to {read.max():.4g} times, times C",
+        f"an example counts {read.min():.4g} to {read.max():.4g} times C",
     )
     sampled = read > 0.5
     yield _likely(
         "sample rate",
         _binomial(sampled, run.sample_rate),
-        f"{sampled.mean():.4g} where {run.sample_rate:.4g} is claimed",
+        f"{sampled.mean():.4g}; claimed is {run.sample_rate:.4g}",
     )
     if run.sample_rate == 1:
         return
@@ -231,13 +231,13 @@ def _check_sampling(
     yield _likely(
         "steps are independent",
         _binomial(both, run.sample_rate**2),
-        f"{both.mean():.4g} of the examples are in two batches running, where "
-        f"{run.sample_rate**2:.4g} are to be expected",
+        f"{both.mean():.4g} of the examples are in two consecutive batches; "
+        f"{run.sample_rate**2:.4g} is expected",
     )
 
 
 def _check_sums(seen: Sequence[np.ndarray], sums: Sequence[np.ndarray]) -> Finding:
-    """Each update is the sum of its examples' gradients, each clipped."""
+    """Check that each update is the sum of its examples' clipped gradients."""
     apart = max(
         float(np.linalg.norm(one - other))
         for one, other in zip(seen, sums, strict=True)
@@ -246,7 +246,7 @@ def _check_sums(seen: Sequence[np.ndarray], sums: Sequence[np.ndarray]) -> Findi
     return Finding(
         "sums of clipped gradients",
         apart <= _CLOSE * largest,
-        f"at most {apart:.2g}·C from the definition, of {largest:.3g}·C",
+        f"differs from the definition by at most {apart:.2g}·C, of {largest:.3g}·C",
     )
 
 
@@ -255,7 +255,7 @@ def _check_noise(
     others: list[list[np.ndarray]],
     noise_multiplier: float,
 ) -> Iterator[Finding]:
-    """Noise is Gaussian, of the claimed deviation in every leaf, and never the same."""
+    """Check that noise is Gaussian, as large as claimed, and always new."""
     leaves = [
         np.concatenate([step[number].ravel() for step in noise]) / noise_multiplier
         for number in range(len(noise[0]))
@@ -268,7 +268,7 @@ def _check_noise(
     yield _likely(
         "noise of every leaf",
         min(1.0, min(chances) * len(chances)),
-        f"{min(deviations):.4g} to {max(deviations):.4g} times what is claimed",
+        f"{min(deviations):.4g} to {max(deviations):.4g} times the claimed deviation",
     )
     together = np.concatenate(leaves)
     against_normal: Any = stats.kstest(together, "norm")
@@ -297,7 +297,7 @@ def _check_noise(
 def _check_after(
     recorded: _Recorded, problem: Problem, algorithm: DPSGD
 ) -> Iterator[Finding]:
-    """Parameters and average follow from the noisy updates, and from nothing else."""
+    """Check that parameters and average follow from the noisy updates alone."""
     optimizer, decay = algorithm.optimizer, algorithm.ema_decay
     trained, _ = problem.split()
     average, state = trained, optimizer.init(trained)
@@ -325,7 +325,7 @@ def _check_after(
         yield Finding(
             f"{name} are made of noisy updates alone",
             apart <= _CLOSE,
-            f"at most {apart:.2g} from what those give",
+            f"differ from what those give by at most {apart:.2g}",
         )
 
 
@@ -339,7 +339,7 @@ def _binomial(happened: np.ndarray, rate: float) -> float:
 
 
 def _chi_squared(total: float, count: int) -> float:
-    """Return how likely the sum of so many squared normals is, two-sided."""
+    """Return the two-sided p-value of a sum of squared standard normals."""
     low, high = stats.chi2.cdf(total, count), stats.chi2.sf(total, count)
     return min(1.0, 2 * float(min(low, high)))
 
@@ -347,7 +347,7 @@ def _chi_squared(total: float, count: int) -> float:
 def _uncorrelated(
     check: str, pairs: Sequence[tuple[np.ndarray, np.ndarray]]
 ) -> Finding:
-    """Whether normal arrays of pairs have nothing to do with each other.
+    """Check that the normal arrays of each pair are independent.
 
     By Chernoff's bound: ln E exp(s·X·Y) = −ln(1 − s²)/2 for standard normal X and Y.
     """
@@ -367,7 +367,7 @@ def _uncorrelated(
 
 
 def _sums_by_definition(problem: Problem, algorithm: DPSGD) -> list[np.ndarray]:
-    """Return Σᵢ clip_C(gᵢ)/C of each step, of the examples that were to be sampled."""
+    """Return Σᵢ clip_C(gᵢ)/C of each step over the examples that must be sampled."""
     source, run = problem.source(), algorithm.mechanism
     clip_norm = algorithm.require_clip_norm()
     secret = Seed.from_int(_SECRET)
