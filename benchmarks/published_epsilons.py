@@ -1,6 +1,6 @@
-"""Compute the ε of every published run anew, and say where it differs and why.
+"""Compute the ε of every published run again, and say where it differs and why.
 
-    python benchmarks/published_epsilons.py [--json | --markdown]
+    python benchmarks/published_epsilons.py [--json]
 
 For each row: ε as published, by RDP (what the papers used) and by PLD (tight), and a
 verdict. A row matches when RDP is within 2 % of the published ε. Where it takes another
@@ -93,7 +93,7 @@ _HEADINGS = (
 
 
 def cells(checked: Check) -> tuple[str, ...]:
-    """Return one row of the table for people."""
+    """Return one row of the table."""
     run = checked.run
     return (
         f"{run.paper} {run.table}",
@@ -115,19 +115,6 @@ def as_markdown(checks: Iterable[Check]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
-def as_text(checks: Iterable[Check]) -> str:
-    """Return a table with columns of equal width, notes below their rows."""
-    rows = [_HEADINGS, *map(cells, checks)]
-    widths = [max(len(row[column]) for row in rows) for column in range(8)]
-    lines = []
-    for row in rows:
-        shown = [text.ljust(width) for text, width in zip(row, widths, strict=False)]
-        lines.append("  ".join([*shown, row[8]]))
-        if row[9] and row is not _HEADINGS:
-            lines.append(f"    {row[9]}")
-    return "\n".join(lines)
-
-
 def as_json(checks: Iterable[Check]) -> str:
     """Return a JSON list with every hyper-parameter and every number."""
     computed = ("rdp", "pld", "stated", "rounding", "ratio", "verdict")
@@ -142,13 +129,9 @@ def as_json(checks: Iterable[Check]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_const", const=as_json, dest="form")
-    form.add_argument(
-        "--markdown", action="store_const", const=as_markdown, dest="form"
-    )
-    chosen = parser.parse_args(arguments).form or as_text
-    print(chosen([Check(run) for run in PUBLISHED]))
+    parser.add_argument("--json", action="store_true")
+    form = as_json if parser.parse_args(arguments).json else as_markdown
+    print(form([Check(run) for run in PUBLISHED]))
 
 
 if __name__ == "__main__":
