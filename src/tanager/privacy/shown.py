@@ -1,16 +1,16 @@
-"""ε as people read it: rounding never makes a guarantee or a proof look better."""
+"""ε as text: rounding makes neither a guarantee nor a proof look better."""
 
 import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
 
 def format_epsilon(epsilon: float | None) -> str:
-    """Four significant digits, rounded up: of what is claimed or spent."""
+    """Return ε with four significant digits, rounded up: what is claimed or spent."""
     return _rounded(epsilon, ROUND_CEILING)
 
 
 def format_bound(bound: float | None) -> str:
-    """Four significant digits, rounded down: of what an attack proves."""
+    """Return a bound with four significant digits, rounded down: what is proven."""
     return _rounded(bound, ROUND_FLOOR)
 
 
