@@ -93,7 +93,7 @@ def test_without_noise_it_says_so(one_run, monkeypatch):
         ({"mechanism": Mechanism(0.2, 0.0, 4)}, r"noise_multiplier \(=0\) claims"),
         (
             {"mechanism": Mechanism(0.2, 1.0, 4, Adjacency.REPLACE_ONE)},
-            "is not what joining canaries test",
+            "cannot be tested by canaries that join the data",
         ),
         ({"canaries": (np.eye(3, 4), np.ones(3))}, r"canaries \(=3\)"),
         (

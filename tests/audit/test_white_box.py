@@ -188,7 +188,7 @@ def test_from_some_of_the_steps_the_whole_mechanism_is_bounded(white_box, found)
         ({"mechanism": Mechanism(0.1, 0.0, 4)}, "noise_multiplier (=0) claims nothing"),
         (
             {"mechanism": Mechanism(0.1, 1.0, 4, Adjacency.REPLACE_ONE)},
-            "is not what joining canaries test",
+            "cannot be tested by canaries that join the data",
         ),
         ({"confidence": 1.0}, "confidence (=1.0)"),
         ({"steps": 0}, "steps (=0) must be at least 1"),

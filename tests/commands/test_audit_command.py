@@ -148,7 +148,7 @@ def test_a_replay_passes_and_fails(tmp_path, capsys, monkeypatch):
             ["--method", "membership", "--epsilon", "None", "--noise-multiplier", "1"],
             "epsilon (=None) must be given for membership",
         ),
-        (["--adjacency", "replace-one"], "is not what joining canaries test"),
+        (["--adjacency", "replace-one"], "cannot be tested by canaries"),
         (["--audited-steps", "2", "--knows-sample"], "steps (=2) are too few"),
     ],
 )

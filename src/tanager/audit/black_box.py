@@ -71,10 +71,10 @@ def audit_one_run(
     """Train once on data that canaries joined by coin, and guess the coins.
 
     Args:
-        problem: as of `tanager.train`.
-        algorithm: as of `tanager.train`: what is claimed, under add-or-remove-one.
+        problem: see `tanager.train`.
+        algorithm: see `tanager.train`: what is claimed, under add-or-remove-one.
         canaries: m examples like those of the data, stacked or a source.
-        runtime: as of `tanager.train`; by default without a progress bar.
+        runtime: see `tanager.train`; by default without a progress bar.
         confidence: of each bound.
         guessed: share of the canaries that are guessed about, half of them in.
         out: folder of the audited run; the same call resumes it.

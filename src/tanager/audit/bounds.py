@@ -249,7 +249,7 @@ def require_joining(mechanism: Mechanism) -> None:
         validate.refuse(
             "adjacency",
             str(mechanism.adjacency),
-            "is not what joining canaries test",
+            "cannot be tested by canaries that join the data",
             f"audit under {Adjacency.ZERO_OUT}",
         )
     require_noise(mechanism)
@@ -330,7 +330,7 @@ def audit_scores(
             validate.refuse(name, scores.shape, "must be one score for each, not nan")
         first = math.ceil(reserved * len(scores))
         if not 1 <= first < len(scores):
-            validate.refuse(name, len(scores), "scores are too few to reserve some")
+            validate.refuse(name, len(scores), "scores are too few to reserve a part")
         parts.append((scores[:first], scores[first:]))
     (chosen_in, rest_in), (chosen_out, rest_out) = parts
     threshold = choose_threshold(

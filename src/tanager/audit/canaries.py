@@ -75,7 +75,7 @@ def require_heard(
     example: tuple[Any, Any],
     clip_norm: float,
 ) -> None:
-    """Refuse canaries whose gradient nothing is trained by: nobody would hear them.
+    """Refuse canaries whose gradient would not show in the updates.
 
     Args:
         loss: of an example that may be a canary.
@@ -95,8 +95,8 @@ def require_heard(
     own = gradient.scores
     if own is None or not jnp.abs(own[0, 0]) > clip_norm:
         raise RuntimeError(
-            "no canary can be heard: their coordinates are not trained, or a canary's "
-            "gradient is shorter than the clipping norm; this audit would say nothing"
+            "no canary shows in the updates: its coordinate is not trained, or its "
+            "gradient is shorter than the clipping norm; this audit can prove nothing"
         )
 
 

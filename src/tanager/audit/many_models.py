@@ -51,7 +51,7 @@ class ManyModels:
             N + Z examples that a model's data may hold, in memory.
         algorithm: of every model; `optimizer` from `with_rates`, and
             `declared_examples` the N that the public expected batch size q·N is of.
-        strategy: as of `tanager.clipped_grad`.
+        strategy: see `tanager.clipped_grad`.
 
     Attributes:
         size: N + Z.

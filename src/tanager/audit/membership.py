@@ -126,14 +126,14 @@ def audit_membership(
     """Train models with a canary and without, and bound ε by how they differ.
 
     Args:
-        problem: as of `tanager.train`. Its data are D, the N examples that all models
+        problem: see `tanager.train`. Its data are D, the N examples that all models
             have; few, so that one more counts.
         attack: the budget, and what to choose from.
         canaries: by name, the examples z to choose from, each like one of D.
         models: trained by phase II, half of them with z (the paper: a million).
         sweep_models: trained by phase I; None for half as many. With one setting there
             is no phase I.
-        strategy: as of `tanager.clipped_grad`.
+        strategy: see `tanager.clipped_grad`.
         models_at_once: in one program.
         out: folder; the same call resumes the audit.
         seed: None draws it from the operating system; a number repeats the audit.
@@ -287,7 +287,7 @@ def _highest_provable(estimator: Estimator, models: int, epsilon: float) -> floa
             "models",
             models,
             f"prove nothing at δ = {estimator.delta:g} with confidence "
-            f"{estimator.confidence:g}, were no guess wrong",
+            f"{estimator.confidence:g}, even if no guess were wrong",
             f"the ε of {epsilon:g} takes at least "
             f"{2 * math.ceil(needed / (1 - RESERVED)) + 2}",
         )

@@ -112,7 +112,7 @@ def one_run(guesses: Guesses, *, delta: float, confidence: float) -> float:
             "made",
             guesses.made,
             f"guesses about {guesses.canaries} canaries prove nothing at δ = {delta:g} "
-            f"with confidence {confidence:g}, were all of them right",
+            f"with confidence {confidence:g}, even if all of them were right",
             "use a smaller δ, other numbers of both, or less confidence",
         )
     return _largest(lambda epsilon: p_value(guesses, epsilon, delta) <= significance)

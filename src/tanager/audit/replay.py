@@ -67,10 +67,10 @@ def replay(
     """Train a few steps several times, and check every part of them.
 
     Args:
-        problem: as for `tanager.train`; float32 parameters and few examples, because
+        problem: see `tanager.train`; float32 parameters and few examples, because
             each is computed alone.
-        algorithm: as for `tanager.train`; the mechanism's steps are ignored.
-        runtime: as for `tanager.train`; by default physical batches of 4, so that a
+        algorithm: see `tanager.train`; the mechanism's steps are ignored.
+        runtime: see `tanager.train`; by default physical batches of 4, so that a
             logical batch has several.
         steps: of each run.
 

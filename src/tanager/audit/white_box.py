@@ -94,9 +94,9 @@ def audit_white_box(
     steps. The data can be a part of the real data; fewer examples are quicker.
 
     Args:
-        problem: as of `tanager.train`; canaries go through `augment` as well.
-        algorithm: as of `tanager.train`: what is claimed, under add-or-remove-one.
-        runtime: as of `tanager.train`; by default without a progress bar.
+        problem: see `tanager.train`; canaries go through `augment` as well.
+        algorithm: see `tanager.train`: what is claimed, under add-or-remove-one.
+        runtime: see `tanager.train`; by default without a progress bar.
         canaries: m; about half of them join the data, or all with `knows_sample`.
         confidence: of the bound.
         knows_sample: the attacker knows who was sampled in each step; q must be below
