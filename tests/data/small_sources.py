@@ -3,22 +3,17 @@
 Imported by spawned processes too: no JAX here.
 """
 
-import importlib
 import io
 import sys
-import zipfile
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from PIL import Image
 
 from tanager.data import UnreadableExample, gather
-from tanager.data.array_record import ArrayRecordSource
-from tanager.data.arrow import ArrowSource
-from tanager.data.conversion import open_parquet
 from tanager.data.folder import FolderSource, list_halves
-from tanager.data.mapped import find_mapped
+from tanager.data.mapped import MappedSource
+from tanager.data.tables import TableSource
 
 
 COUNT, SHAPE = 10, (8, 8, 3)
@@ -34,30 +29,6 @@ def png(pixels, kind="PNG", mode=None):
 
 
 ENCODED = tuple(png(image) for image in IMAGES)
-
-
-def varint(number):
-    out = bytearray()
-    while number > 127:
-        out.append(number & 127 | 128)
-        number >>= 7
-    return bytes([*out, number])
-
-
-def field(number, content):
-    return varint(number << 3 | 2) + varint(len(content)) + content
-
-
-def tf_record(label, image, label_name=b"label", image_name=b"image"):
-    """A tf.train.Example by hand, as protocol buffers are defined to be encoded."""
-    features = {
-        b"file_name": field(1, field(1, b"x.JPEG")),
-        b"ratio": field(2, field(1, b"\0\0\0\0")),
-        image_name: field(1, field(1, image)),
-        label_name: field(3, field(1, varint(label))),
-    }
-    entries = [field(1, name) + field(2, one) for name, one in features.items()]
-    return field(1, b"".join(field(1, entry) for entry in entries))
 
 
 def halves(contents, labels):
@@ -77,14 +48,6 @@ def write_arrow(file, rows, stream=True, batch=2):
         writer.write_table(rows, batch)
 
 
-def write_array_record(file, records):
-    module = importlib.import_module("array_record.python.array_record_module")
-    writer = module.ArrayRecordWriter(str(file), "group_size:1")
-    for record in records:
-        writer.write(record)
-    writer.close()
-
-
 def write_class_folders(path, contents, labels=LABELS):
     for number, (content, label) in enumerate(zip(contents, labels, strict=True)):
         file = path / f"n{label:02}" / f"{number}.JPEG"
@@ -101,18 +64,6 @@ def open_folder(path):
     return FolderSource(list_halves(path)[0], SHAPE)
 
 
-def make_parquet(path, contents):
-    for part, rows in enumerate(halves(contents, LABELS)):
-        file = path / f"train-0000{part}-of-00002.parquet"
-        pq.write_table(table(*rows), file, row_group_size=2)
-
-
-def open_converted(path):
-    files = sorted(path.glob("*.parquet"))
-    (source,) = open_parquet([files], SHAPE, ("label",), None, True, None)
-    return source
-
-
 def make_arrow(path, contents):
     for part, rows in enumerate(halves(contents, LABELS)):
         file = path / f"x-train-0000{part}-of-00002.arrow"
@@ -120,17 +71,7 @@ def make_arrow(path, contents):
 
 
 def open_arrow(path):
-    return ArrowSource(sorted(path.glob("*.arrow")), SHAPE)
-
-
-def make_array_record(path, contents):
-    for part, (images, labels) in enumerate(halves(contents, LABELS)):
-        records = map(tf_record, labels.tolist(), images)
-        write_array_record(path / f"x-train.array_record-0000{part}-of-00002", records)
-
-
-def open_array_record(path):
-    return ArrayRecordSource(sorted(path.glob("*array_record*")), SHAPE)
+    return TableSource(sorted(path.glob("*.arrow")), SHAPE)
 
 
 def make_npy(path, images=IMAGES):
@@ -139,51 +80,32 @@ def make_npy(path, images=IMAGES):
         np.save(path / f"{split}_labels.npy", LABELS)
 
 
-def make_npz(path, images=IMAGES, save=np.savez):
-    for split in ("train", "test"):
-        save(path / f"{split}.npz", images=images, labels=LABELS)
-
-
-def open_mapped(path):
-    found = find_mapped(path, ("test",))
-    assert found is not None
-    return found[0]
+def open_npy(path):
+    return MappedSource(path / "train_images.npy", path / "train_labels.npy")
 
 
 ENCODED_FORMATS = {
     "folder": (make_folder, open_folder),
-    "parquet": (make_parquet, open_converted),
     "arrow": (make_arrow, open_arrow),
-    "array record": (make_array_record, open_array_record),
 }
-MAPPED_FORMATS = {
-    "npy": (make_npy, open_mapped),
-    "npz": (make_npz, open_mapped),
-}
+ALL_FORMATS = {**ENCODED_FORMATS, "npy": (make_npy, open_npy)}
 
 
 def write_made(name, path, contents=None):
     """Write a format's files, of `contents` instead of the pictures if given."""
     path.mkdir(exist_ok=True, parents=True)
-    if name in ENCODED_FORMATS:
-        ENCODED_FORMATS[name][0](path, ENCODED if contents is None else contents)
-    else:
-        MAPPED_FORMATS[name][0](path, IMAGES if contents is None else contents)
+    if contents is None:
+        contents = ENCODED if name in ENCODED_FORMATS else IMAGES
+    ALL_FORMATS[name][0](path, contents)
 
 
 def open_made(name, path):
-    return (ENCODED_FORMATS | MAPPED_FORMATS)[name][1](path)
+    return ALL_FORMATS[name][1](path)
 
 
 def read_elsewhere(source):
     """All examples, and whether the process that read them has imported JAX."""
     return gather(source, np.arange(len(source))), "jax" in sys.modules
-
-
-def zip_of(file, members, compression=zipfile.ZIP_STORED):
-    with zipfile.ZipFile(file, "w", compression) as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
 
 
 class Flaky:

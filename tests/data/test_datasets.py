@@ -84,7 +84,7 @@ def test_validation_examples_leave_the_test_set_alone(digits):
     [
         ({"name": "cifar"}, "name (='cifar') must be one of digits, cifar10, cifar"),
         ({"name": "mnits"}, "did you mean mnist?"),
-        ({"name": "mnist"}, "path (=None) is needed for mnist: a folder of train.par"),
+        ({"name": "mnist"}, "path (=None) is needed for mnist: a folder of train/<"),
         ({"name": "mnist", "path": "no/such"}, "path (='no/such') is not a folder"),
         ({"name": "folder", "path": "no/such"}, "train/<class>/*.png"),
         ({"name": "digits", "classes": ("7", "x")}, "classes (='x') must be one of 0,"),
@@ -108,19 +108,11 @@ def test_bad_arguments(arguments, message):
         load(**arguments)
 
 
-@pytest.mark.parametrize(
-    ("name", "files"),
-    [
-        ("cifar10", ["train.parquet", "data_batch_5", "test_batch"]),
-        ("cifar100", ["train.parquet", "train, test"]),
-        ("mnist", ["train.parquet", "t10k-labels-idx1-ubyte (or .gz)"]),
-    ],
-)
-def test_missing_files_are_named(tmp_path, name, files):
+def test_missing_files_are_named(tmp_path):
     for path in (tmp_path, tmp_path / "none"):
         with pytest.raises(ValueError, match=re.escape(str(path))) as caught:
-            load(name, path)
-        assert all(file in str(caught.value) for file in files)
+            load("cifar10", path)
+        assert "train-*.parquet" in str(caught.value)
 
 
 @pytest.mark.parametrize(

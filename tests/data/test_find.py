@@ -15,10 +15,11 @@ from tanager.data import (
     IMAGENET_STD,
     ArraySource,
     StreamedSource,
-    datasets,
+    find,
     gather,
     load,
 )
+from tanager.data.find import find_shards
 
 
 HUGGING_FACE = {
@@ -62,87 +63,75 @@ def arrow(path):
     return ("ant", "bee", "cow")
 
 
-def array_record(path):
-    records = list(map(small.tf_record, LABELS.tolist(), ENCODED))
-    for split in ("train", "validation"):
-        file = f"imagenet2012-{split}.array_record-00000-of-00001"
-        small.write_array_record(path / file, records)
-    return tuple(map(str, range(1000)))
-
-
-def named_array_record(path):
-    array_record(path)
-    (path / "label.labels.txt").write_text("n1\nn2\nn3\n")
-    return ("n1", "n2", "n3")
-
-
-def npz(path):
-    small.make_npz(path)
+def npy(path):
+    small.make_npy(path)
     return ("0", "1", "2")
 
 
-FORMATS = (
-    class_folders,
-    parquet,
-    named_parquet,
-    arrow,
-    array_record,
-    named_array_record,
-    npz,
+FORMATS = (class_folders, parquet, named_parquet, arrow, npy)
+STREAMED = (class_folders, arrow, npy)
+written, streamed = (
+    pytest.mark.parametrize("write", formats, ids=lambda write: write.__name__)
+    for formats in (FORMATS, STREAMED)
 )
-written = pytest.mark.parametrize("write", FORMATS, ids=lambda write: write.__name__)
 
 
 @written
 @pytest.mark.parametrize("name", ["imagenet", "places365"])
 def test_the_format_is_found_by_looking(tmp_path, write, name):
     classes = write(tmp_path)
-    if name == "places365" and len(classes) == 1000:
-        classes = classes[:365]
-    dataset = load(name, tmp_path, image_size=8, stream=True)
+    dataset = load(name, tmp_path, image_size=8)
     assert dataset.classes == classes
     assert (dataset.mean, dataset.std) == (IMAGENET_MEAN, IMAGENET_STD)
     assert dataset.image_shape == (8, 8, 3)
     for source in (dataset.train, dataset.test):
-        assert isinstance(source, StreamedSource)
         batch = everything(source)
         np.testing.assert_array_equal(batch["image"], IMAGES)
         np.testing.assert_array_equal(batch["label"], LABELS)
 
 
-@pytest.mark.parametrize("write", [parquet, named_array_record, npz])
+@pytest.mark.parametrize("write", [parquet, arrow, npy])
 def test_folder_takes_files_of_ones_own(tmp_path, write):
     write(tmp_path)
     where = tmp_path / "data" if write is parquet else tmp_path
-    for file in where.glob("test-*"):
-        file.unlink()  # Its labels are −1.
-    dataset = load("folder", where, image_size=8, stream=True)
+    if write is parquet:
+        (where / "test-00000-of-00001.parquet").unlink()  # Its labels are −1.
+    dataset = load("folder", where, image_size=8)
     np.testing.assert_array_equal(everything(dataset.train)["image"], IMAGES)
     assert dataset.mean == (0.5,) * 3
 
 
-@written
+@streamed
 def test_into_memory_where_it_fits(tmp_path, write, monkeypatch):
     write(tmp_path)
-    if write is array_record:
-        (tmp_path / "label.labels.txt").write_text("a b c")
     for stream in (None, False):
         dataset = load("imagenet", tmp_path, image_size=8, stream=stream)
         assert isinstance(dataset.train, ArraySource)
         np.testing.assert_array_equal(everything(dataset.test)["image"], IMAGES)
-    monkeypatch.setattr(datasets, "LARGEST_IN_MEMORY", 2 * IMAGES.nbytes - 1)
-    streamed = load("imagenet", tmp_path, image_size=8)
-    assert isinstance(streamed.train, StreamedSource)
-    monkeypatch.setattr(datasets, "LARGEST_IN_MEMORY", 2 * IMAGES.nbytes)
+    monkeypatch.setattr(find, "LARGEST_IN_MEMORY", 2 * IMAGES.nbytes - 1)
+    dataset = load("imagenet", tmp_path, image_size=8)
+    assert isinstance(dataset.train, StreamedSource)
+    monkeypatch.setattr(find, "LARGEST_IN_MEMORY", 2 * IMAGES.nbytes)
     dataset = load("imagenet", tmp_path, image_size=8)
     assert isinstance(dataset.train, ArraySource)
 
 
-@written
+@pytest.mark.parametrize(
+    ("stream", "most"), [(True, 1 << 32), (None, 2 * IMAGES.nbytes - 1), (None, 5000)]
+)
+def test_parquet_is_read_as_a_whole_or_refused(tmp_path, monkeypatch, stream, most):
+    parquet(tmp_path)
+    assert 2 * IMAGES.nbytes < 5000 < 2 * sum(map(len, ENCODED))
+    monkeypatch.setattr(find, "LARGEST_IN_MEMORY", most)
+    with pytest.raises(ValueError, match="20 images in parquet, which cannot be read"):
+        load("imagenet", tmp_path, image_size=8, stream=stream)
+    dataset = load("imagenet", tmp_path, image_size=8, stream=False)
+    np.testing.assert_array_equal(everything(dataset.train)["image"], IMAGES)
+
+
+@streamed
 def test_options_are_those_of_data_in_memory(tmp_path, write):
     classes = write(tmp_path)
-    if write is array_record:
-        (tmp_path / "label.labels.txt").write_text("0 1 2")
     options = {
         "classes": (classes[2], classes[0]),
         "validation_examples": 2,
@@ -188,38 +177,16 @@ def test_a_folder_streams_what_it_would_hold_in_memory(tmp_path, split):
 
 def test_a_large_folder_is_not_opened_file_by_file(tmp_path, monkeypatch):
     small.write_class_folders(tmp_path, [b"not an image"] * 10)
-    monkeypatch.setattr(datasets, "LARGEST_IN_MEMORY", 100)
+    monkeypatch.setattr(find, "LARGEST_IN_MEMORY", 100)
     assert len(load("folder", tmp_path, image_size=8).train) == 7
 
 
 def test_a_large_folder_of_one_size_needs_no_image_size(tmp_path, monkeypatch):
     small.write_class_folders(tmp_path, ENCODED)
-    monkeypatch.setattr(datasets, "LARGEST_IN_MEMORY", 100)
+    monkeypatch.setattr(find, "LARGEST_IN_MEMORY", 100)
     dataset = load("folder", tmp_path)
     assert isinstance(dataset.train, StreamedSource)
     assert dataset.image_shape == (8, 8, 3)
-
-
-def write_benchmark(path, images):
-    labels = np.arange(len(images)) % 10
-    for split in ("train", "test"):
-        rows = small.table([small.png(image) for image in images], labels)
-        pq.write_table(rows, path / f"{split}.parquet")
-
-
-@pytest.mark.parametrize(
-    ("name", "shape"), [("cifar10", (32, 32, 3)), ("mnist", (28, 28))]
-)
-def test_benchmarks_stream_their_parquet(tmp_path, name, shape):
-    images = np.random.default_rng(0).integers(0, 256, (20, *shape), np.uint8)
-    write_benchmark(tmp_path, images)
-    memory, streamed = (load(name, tmp_path, stream=stream) for stream in (None, True))
-    assert isinstance(streamed.train, StreamedSource)
-    assert (memory.mean, memory.image_shape) == (streamed.mean, streamed.image_shape)
-    for half in ("train", "test"):
-        one, two = (everything(getattr(each, half)) for each in (memory, streamed))
-        np.testing.assert_array_equal(one["image"], two["image"])
-        np.testing.assert_array_equal(one["label"], two["label"])
 
 
 def other_names(path):
@@ -236,7 +203,13 @@ def no_validation(path):
 
 def missing_class(path):
     for split in ("train", "val"):
-        np.savez(path / f"{split}.npz", images=IMAGES, labels=LABELS * 2)
+        np.save(path / f"{split}_images.npy", IMAGES)
+        np.save(path / f"{split}_labels.npy", LABELS * 2)
+
+
+def no_test_arrays(path):
+    npy(path)
+    (path / "test_images.npy").unlink()
 
 
 @pytest.mark.parametrize(
@@ -255,21 +228,26 @@ def missing_class(path):
         ),
         (
             {"name": "imagenet", "image_size": 7},
-            npz,
-            "whose images are 8 × 8: leave it out",
+            npy,
+            "has images of (8, 8, 3), and not of (7, 7, 3): decoded images are not",
         ),
         (
             {"name": "digits", "stream": True, "path": None},
             None,
             "stream (='True') does",
         ),
-        ({"name": "cifar10", "stream": True}, None, "has no parquet files of cifar10"),
+        ({"name": "cifar10"}, None, "has no files of cifar10, nor has a folder in it"),
+        (
+            {"name": "folder"},
+            no_test_arrays,
+            "no images to test on: add test_images.npy or val_images.npy",
+        ),
         (
             {"name": "imagenet"},
             None,
             "has no files of imagenet, nor has a folder in it",
         ),
-        ({"name": "imagenet-32", "path": "no/such"}, None, "train_data_batch_1.npz"),
+        ({"name": "imagenet-32", "path": "no/such"}, None, "train_images.npy"),
         ({"name": "imagenet", "image_size": 8}, other_names, "other names of classes"),
         (
             {"name": "imagenet", "image_size": 8},
@@ -290,16 +268,43 @@ def test_bad_arguments_and_folders(tmp_path, arguments, write, message):
         load(**{"path": tmp_path, **arguments})
 
 
-def test_imagenet_32_by_name(tmp_path):
-    rows = np.zeros((100, 3072), np.uint8)
-    for batch in range(10):
-        labels = 1 + 100 * batch + np.arange(100)
-        np.savez(
-            tmp_path / f"train_data_batch_{batch + 1}.npz", data=rows, labels=labels
-        )
-    np.savez(tmp_path / "val_data.npz", data=rows[:2], labels=np.array([1, 1000]))
-    dataset = load("imagenet-32", tmp_path, stream=True)
-    assert dataset.classes[0] == "1"
-    assert dataset.classes[-1] == "1000"
-    assert dataset.image_shape == (32, 32, 3)
-    assert dataset.test[1]["label"] == 999
+def touch(path, *names):
+    for name in names:
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).touch()
+
+
+@pytest.mark.parametrize(
+    ("ending", "names"),
+    [
+        ("parquet", ["train.parquet"]),
+        ("parquet", ["train-00000-of-00002.parquet", "train-00001-of-00002.parquet"]),
+        ("parquet", ["train/0000.parquet", "train/0001.parquet"]),
+        ("arrow", ["imagenet-1k-train-00000-of-00001.arrow"]),
+        ("arrow", ["train/data-00000-of-00001.arrow"]),
+    ],
+)
+def test_files_of_a_split(tmp_path, ending, names):
+    touch(tmp_path, *names, "README.md", "test.parquet", "restrain.parquet")
+    found = find_shards(tmp_path, "train", ending)
+    assert [str(file.relative_to(tmp_path)) for file in found] == names
+    assert find_shards(tmp_path, "validation", ending) == []
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_missing_parts(tmp_path, missing):
+    for part in {0, 1, 2} - {missing}:
+        touch(tmp_path, f"x-train-{part:05}-of-00003.arrow")
+    message = re.escape("has 2 of the 3 parts of train-*.arrow: get the missing parts")
+    with pytest.raises(ValueError, match=message):
+        find_shards(tmp_path, "train", "arrow")
+
+
+@pytest.mark.parametrize(
+    "other",
+    ["train.parquet", "train-00000-of-00002.parquet", "x-train-00000-of-00001.parquet"],
+)
+def test_two_sets_of_files(tmp_path, other):
+    touch(tmp_path, "train-00000-of-00001.parquet", other)
+    with pytest.raises(ValueError, match="has more than one set of train files, such"):
+        find_shards(tmp_path, "train", "parquet")

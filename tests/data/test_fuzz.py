@@ -1,6 +1,5 @@
 """Damaged files of data: read, or refused by one message that names the file."""
 
-import gzip
 import struct
 
 import numpy as np
@@ -8,27 +7,16 @@ import pyarrow.parquet as pq
 import pytest
 import small_sources as small
 from small_sources import ENCODED, IMAGES, LABELS, SHAPE
-from test_python_batch import cifar10
 
 import mutations
 from tanager._text import clean
-from tanager.data import UnreadableExample, find, pictures
-from tanager.data.array_record import ArrayRecordSource
-from tanager.data.arrow import ArrowSource
-from tanager.data.conversion import open_parquet
+from tanager.data import UnreadableExample, decoding, find
 from tanager.data.folder import FolderSource, common_shape, list_halves
-from tanager.data.formats import read_idx
-from tanager.data.mapped import find_mapped
-from tanager.data.parquet import parquet_rows, read_parquet
-from tanager.data.python_batch import read_python_batch
+from tanager.data.streamed import into_memory
+from tanager.data.tables import TableSource
 
 
 CASES = 250
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("TANAGER_CACHE_DIR", str(tmp_path / "cache"))
 
 
 def examples_of(source):
@@ -52,53 +40,6 @@ def fuzz(file, read, cases=CASES, good=None):
     fuzzed.end()
     file.write_bytes(good)
     read()
-
-
-def test_python_batches(tmp_path):
-    file = tmp_path / "data_batch_1"
-    file.write_bytes(cifar10())
-    fuzz(file, lambda: read_python_batch(file, "labels", (2, 2, 3), 10**6), 1000)
-
-
-def idx(array):
-    sizes = struct.pack(f">{array.ndim}I", *array.shape)
-    return bytes([0, 0, 8, array.ndim]) + sizes + array.astype(np.uint8).tobytes()
-
-
-@pytest.mark.parametrize("which", [0, 1])
-@pytest.mark.parametrize("ending", ["", ".gz"])
-def test_idx(tmp_path, which, ending):
-    files = [tmp_path / f"{name}{ending}" for name in ("images", "labels")]
-    arrays = (IMAGES[..., 0], LABELS)
-    for file, array in zip(files, arrays, strict=True):
-        content = idx(array)
-        file.write_bytes(gzip.compress(content) if ending else content)
-
-    def read():
-        images, labels = files
-        return read_idx(images, labels, (8, 8, 1), 3)
-
-    # What is wrong between the two is said of the labels.
-    name = files[which].name
-    fuzzed = mutations.Fuzz("labels" if which else "images")
-    good = files[which].read_bytes()
-    for content in mutations.of_bytes(good, CASES):
-        files[which].write_bytes(content)
-        try:
-            fuzzed(read)
-        except AssertionError:
-            if "for" not in name and not which:
-                mutations.Fuzz("labels")(read)
-            else:
-                raise
-    fuzzed.end()
-
-
-def test_a_header_of_idx_that_claims_more_than_memory(tmp_path):
-    file = tmp_path / "images"
-    file.write_bytes(bytes([0, 0, 8, 3]) + struct.pack(">3I", *[2**32 - 1] * 3))
-    with pytest.raises(ValueError, match="truncated or damaged"):
-        read_idx(file, file, (8, 8, 1), 3)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
@@ -132,26 +73,11 @@ def bomb(width, height):
 def test_images_that_claim_many_pixels(size):
     fuzzed = mutations.Fuzz("")
     try:
-        pictures.decode(bomb(*size), SHAPE)
+        decoding.decode_image(bomb(*size), SHAPE)
     except Exception as error:
         assert not isinstance(error, MemoryError)
     fuzzed.refused = 1
     fuzzed.end()
-
-
-def mapped_of(folder):
-    found = find_mapped(folder, ("test",))
-    assert found is not None
-    return found[0]
-
-
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_npz(tmp_path, save):
-    small.make_npz(tmp_path, save=save)
-    fuzz(
-        tmp_path / "train.npz",
-        lambda: examples_of(mapped_of(tmp_path)),
-    )
 
 
 @pytest.mark.parametrize("which", ["images", "labels"])
@@ -162,7 +88,7 @@ def test_npy(tmp_path, which):
     fuzzed, of_labels = mutations.Fuzz(file.name), mutations.Fuzz(other.name)
 
     def read():
-        return examples_of(mapped_of(tmp_path))
+        return examples_of(small.open_npy(tmp_path))
 
     for content in mutations.of_bytes(good, CASES):
         file.write_bytes(content)
@@ -188,59 +114,39 @@ def test_npy(tmp_path, which):
         "__import__('os').system('true')",
     ],
 )
-@pytest.mark.parametrize("packed", [False, True])
-def test_headers_of_npy_that_attack(tmp_path, header, packed):
+def test_headers_of_npy_that_attack(tmp_path, header):
     small.make_npy(tmp_path)
     text = header.encode()
     content = b"\x93NUMPY\x02\0" + struct.pack("<I", len(text)) + text
-    if packed:
-        for name in tmp_path.glob("train_*"):
-            name.unlink()
-        small.zip_of(tmp_path / "train.npz", {"images.npy": content, "labels.npy": b""})
-    else:
-        (tmp_path / "train_images.npy").write_bytes(content)
-    with pytest.raises(ValueError, match=r"train(_images)?\.np[yz]'\) "):
-        find_mapped(tmp_path, ("test",))
+    (tmp_path / "train_images.npy").write_bytes(content)
+    with pytest.raises(ValueError, match=r"train_images\.npy'\) "):
+        small.open_npy(tmp_path)
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_arrow(tmp_path, stream):
     file = tmp_path / "x.arrow"
     small.write_arrow(file, small.table(ENCODED, LABELS), stream)
-    fuzz(file, lambda: examples_of(ArrowSource([file], SHAPE)), 600)
+    fuzz(file, lambda: examples_of(TableSource([file], SHAPE)), 600)
 
 
-@pytest.mark.parametrize("converted", [True, False])
-def test_parquet(tmp_path, converted):
+def test_parquet(tmp_path):
     file = tmp_path / "x.parquet"
     pq.write_table(small.table(ENCODED, LABELS), file, row_group_size=3)
 
     def read():
-        if converted:
-            (source,) = open_parquet([[file]], SHAPE, ("label",), 3, True, None)
-            return examples_of(source)
-        parquet_rows(file)
-        return read_parquet(file, ("image",), ("label",), SHAPE, 3, lambda more: None)
+        return into_memory(TableSource([file], SHAPE, classes=3), lambda more: None)
 
-    fuzz(file, read)
+    fuzz(file, read, 500)
 
 
-def test_array_records(tmp_path):
-    file = tmp_path / "x.array_record"
-    small.write_array_record(file, map(small.tf_record, LABELS.tolist(), ENCODED))
-    fuzz(file, lambda: examples_of(ArrayRecordSource([file], SHAPE)))
-
-
-def test_examples_of_tensorflow(tmp_path):
-    good = small.tf_record(1, ENCODED[0])
-    records = list(mutations.of_bytes(good, 500))[1:]
-    file = tmp_path / "x.array_record"
-    small.write_array_record(file, [record for record in records if record])
-    source = ArrayRecordSource([file], SHAPE)
-    fuzzed = mutations.Fuzz(file.name)
-    for index in range(len(source)):
-        fuzzed(source.__getitem__, index)
-    fuzzed.end()
+def test_parquet_that_unpacks_to_many_bytes(tmp_path):
+    file = tmp_path / "x.parquet"
+    content = np.random.default_rng(0).bytes(20_000)
+    pq.write_table(small.table([content] * 1000, [0] * 1000), file)
+    assert 1000 < file.stat().st_size < 100_000
+    with pytest.raises(ValueError, match="unpacks to over 100 times its size"):
+        TableSource([file], SHAPE)
 
 
 NAMES = {"info": {"features": {"label": {"names": ["a", "b", "c"], "_type": "x"}}}}
@@ -252,36 +158,16 @@ def test_names_of_classes_in_a_schema(tmp_path):
     for text in mutations.of_json(NAMES, CASES):
         rows = small.table(ENCODED, LABELS, {b"huggingface": text})
         small.write_arrow(file, rows)
-        if source := fuzzed(ArrowSource, [file], SHAPE):
+        if source := fuzzed(TableSource, [file], SHAPE):
             assert all(clean(name) == name for name in source.class_names or ())
 
 
-def test_names_of_classes_beside_array_records(tmp_path):
-    for split in ("train", "val"):
-        records = map(small.tf_record, LABELS.tolist(), ENCODED)
-        small.write_array_record(tmp_path / f"x-{split}.array_record", records)
-    file = tmp_path / "label.labels.txt"
-    file.write_bytes(b"cat\ndog\nemu\n")
-    wanted = find.Wanted(("val",), 8)
-    fuzzed = mutations.Fuzz(file.name)
-    for content in mutations.of_bytes(file.read_bytes(), CASES):
-        file.write_bytes(content)
-        found = fuzzed(find.find_files, tmp_path, wanted)
-        for name in found.classes if found else ():
-            assert clean(name) == name
-
-
 @pytest.mark.parametrize("label", [2**31 - 2, 10])
-@pytest.mark.parametrize("make", [small.make_npz, small.make_npy])
-def test_a_label_that_would_make_two_billion_classes(
-    tmp_path, label, make, monkeypatch
-):
+def test_a_label_that_would_make_two_billion_classes(tmp_path, label):
+    small.make_npy(tmp_path)
     labels = LABELS.copy()
     labels[4] = label
-    monkeypatch.setattr(small, "LABELS", labels)
-    make(tmp_path)
-    wanted = find.Wanted(("test",), None)
-    message = rf"row 4 has label {label}, and there are 10 training examples"
-    with pytest.raises(ValueError, match=message) as refused:
-        find.find_files(tmp_path, wanted)
-    assert "train" in str(refused.value)
+    np.save(tmp_path / "train_labels.npy", labels)
+    message = rf"has label {label} and only 10 training examples"
+    with pytest.raises(ValueError, match=message):
+        find.find_files(tmp_path, find.Wanted(("test",), None))

@@ -51,7 +51,3 @@ def test_real_files(name, train, test, per_class):
         found_mean, found_std = moments(pixels[..., channel])
         assert abs(found_mean - mean) < 1e-4
         assert abs(found_std - std) < 1e-4
-    some = np.random.default_rng(0).integers(0, train, 500)
-    streamed = gather(load(name, SHARED / name, stream=True).train, some)
-    np.testing.assert_array_equal(streamed["image"], pixels[some])
-    np.testing.assert_array_equal(streamed["label"], arrays["label"][some])

@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 import small_sources as small
-from small_sources import ENCODED, ENCODED_FORMATS, IMAGES, LABELS, MAPPED_FORMATS
+from small_sources import ALL_FORMATS, ENCODED, ENCODED_FORMATS, IMAGES, LABELS
 
 from tanager.data import (
     ArraySource,
@@ -16,6 +16,7 @@ from tanager.data import (
     StreamedSource,
     UnreadableExample,
     gather,
+    streamed,
     subset,
 )
 from tanager.data.streamed import Relabelled, into_memory
@@ -23,7 +24,7 @@ from tanager.data.streamed import Relabelled, into_memory
 
 BAD = 7
 encoded_formats = pytest.mark.parametrize("name", ENCODED_FORMATS)
-all_formats = pytest.mark.parametrize("name", [*ENCODED_FORMATS, *MAPPED_FORMATS])
+all_formats = pytest.mark.parametrize("name", ALL_FORMATS)
 
 
 @pytest.fixture(scope="module")
@@ -126,8 +127,8 @@ def test_one_unreadable_example_is_named_and_the_others_are_read(
     tmp_path, name, elsewhere
 ):
     source = spoilt(name, tmp_path)
-    place = {"folder": "n01/7.JPEG')", "array record": "-00002') record 1"}
-    wanted = place.get(name, "') row 1") + " cannot be read as an image (image file is"
+    place = "n01/7.JPEG')" if name == "folder" else "') row 1"
+    wanted = place + " cannot be read as an image (image file is"
     with pytest.raises(UnreadableExample) as caught:
         source[BAD]
     assert wanted in str(caught.value)
@@ -148,11 +149,9 @@ def test_one_unreadable_example_is_named_and_the_others_are_read(
 
 
 @all_formats
-def test_files_that_went_are_unreadable_examples(tmp_path, name, own_cache):
-    source = made(name, tmp_path)
-    for folder in (tmp_path, own_cache):
-        shutil.rmtree(folder)
-        folder.mkdir()
+def test_files_that_went_are_unreadable_examples(tmp_path, name):
+    source = made(name, tmp_path / "here")
+    shutil.rmtree(tmp_path / "here")
     with pytest.raises(UnreadableExample, match="cannot be read as an image"):
         source[0]
     if name == "folder":
@@ -179,13 +178,24 @@ def test_threads_share_a_source(tmp_path, name):
 
 
 @all_formats
-def test_into_memory(tmp_path, name):
+def test_no_reader_writes_a_copy(tmp_path, name, own_cache):
+    source = made(name, tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    gather(source, np.arange(small.COUNT))
+    into_memory(source, lambda more: None)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert not list(own_cache.rglob("*"))
+
+
+@all_formats
+def test_into_memory(tmp_path, name, monkeypatch):
+    monkeypatch.setattr(streamed, "_PART", 3)
     done = []
     source = into_memory(made(name, tmp_path), done.append)
     assert isinstance(source, ArraySource)
     np.testing.assert_array_equal(source.tree["image"], IMAGES)
     np.testing.assert_array_equal(source.tree["label"], LABELS)
-    assert sum(done) == small.COUNT
+    assert done == [3, 3, 3, 1]
 
 
 def test_running_out_of_memory_is_not_the_examples_fault(tmp_path, monkeypatch):
@@ -193,6 +203,6 @@ def test_running_out_of_memory_is_not_the_examples_fault(tmp_path, monkeypatch):
         raise MemoryError
 
     source = made("folder", tmp_path)
-    monkeypatch.setattr("tanager.data.pictures.decode", full)
+    monkeypatch.setattr("tanager.data.folder.decode_image", full)
     with pytest.raises(MemoryError):
         source[0]

@@ -1,8 +1,7 @@
 """Data sets by name: where the files are, what they must hold, how they are split."""
 
 import dataclasses
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,40 +12,28 @@ from tanager.data.benchmarks import (
     DIGITS,
     IMAGENET_MEAN,
     IMAGENET_STD,
-    SPLITS,
-    read_benchmark,
-    stream_benchmark,
-    wanted_files,
 )
-from tanager.data.find import (
-    WANTED,
-    Found,
-    Wanted,
-    find_files,
-    find_images,
-    needed_size,
-)
+from tanager.data.find import LARGEST_IN_MEMORY as LARGEST_IN_MEMORY
+from tanager.data.find import WANTED, Found, Wanted, find_files, find_images, streams
 from tanager.data.folder import TESTS, FolderSource, common_shape, list_folder
-from tanager.data.formats import Arrays, Progress, counter
 from tanager.data.source import ArraySource, Source, subset
-from tanager.data.streamed import Relabelled, StreamedImages, into_memory
+from tanager.data.streamed import Relabelled, Report, StreamedImages, into_memory
 
 
+Progress = Callable[[int, int], None]
 _HALF = (0.5,) * 3
 _HELD_OUT = ("val", "validation", "test")  # What is named test often has no labels.
-# Names of the test split, number of classes where no file tells, mean and std.
+# Names of the test split, mean and std.
 _PICTURES = {
-    "folder": (TESTS, None, _HALF, _HALF),
-    "imagenet": (_HELD_OUT, 1000, IMAGENET_MEAN, IMAGENET_STD),
-    "imagenet-32": (_HELD_OUT, 1000, IMAGENET_MEAN, IMAGENET_STD),
-    "places365": (_HELD_OUT, 365, IMAGENET_MEAN, IMAGENET_STD),
+    "folder": (TESTS, _HALF, _HALF),
+    "imagenet": (_HELD_OUT, IMAGENET_MEAN, IMAGENET_STD),
+    "imagenet-32": (_HELD_OUT, IMAGENET_MEAN, IMAGENET_STD),
+    "places365": (_HELD_OUT, IMAGENET_MEAN, IMAGENET_STD),
 }
 DATASETS = ("digits", *BENCHMARKS, *_PICTURES)
 """The names that `load` takes."""
 RESIZED = tuple(_PICTURES)
 """Data sets whose images are resized as they are read."""
-LARGEST_IN_MEMORY = 4 << 30
-"""Bytes of decoded images above which `load` streams, unless it is told."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,27 +93,25 @@ def load(
     ===========  ==================================================================
     digits       scikit-learn's 1797 digits of 8 × 8 pixels; needs no path. Their grey
                  values v = 0..16 become round(255 v / 16), and round(16 x / 255) gives
-                 v back. Split 1437 / 360, stratified, always the same.
-    cifar10      parquet as on the Hugging Face Hub (``train.parquet``, or
-                 ``train-00000-of-00001.parquet``), or ``cifar-10-batches-py``.
-    cifar100     the same, or ``cifar-100-python``; the 100 fine labels.
-    mnist        parquet, or the four IDX files, plain or ``.gz``.
+                 v back. Split 1437 / 360, stratified, always the same
+    cifar10      files in any of the formats of `tanager.data.find`, such as the
+                 ``train.parquet`` of the Hugging Face Hub
+    cifar100     the same; the 100 fine labels
+    mnist        the same
     folder       one folder of png or jpg images per class: see `tanager.data.folder`;
-                 or files of your own in any of the formats of `tanager.data.find`.
-    imagenet     ``train/<class>/*`` and ``val/<class>/*``, or any of those formats.
-    places365    the same.
-    imagenet-32  ``train_data_batch_1.npz`` … ``_10.npz`` and ``val_data.npz``, or any
-                 of those formats. Its classes are its numbers, 1 to 1000.
+                 or files of your own in any of those formats
+    imagenet     ``train/<class>/*`` and ``val/<class>/*``, or any of those formats
+    imagenet-32  the same, of 32 × 32 pixels
+    places365    the same
     ===========  ==================================================================
 
-    Pictures of any mode become RGB, see `tanager.data.pictures`. Only the class folders
-    of a ``folder`` that goes into memory are looked through first: if all is grey it
-    stays grey, and CMYK and transparency are refused.
+    Pictures of any mode become RGB, see `tanager.data.decoding`. The class folders of a
+    ``folder`` that goes into memory are the exception, and are looked through first: if
+    all images are grey they stay grey, and CMYK and transparency are refused.
 
     Args:
         name: one of `DATASETS`.
-        path: the folder with the files, or the folder above it. Which format they have
-            is found out by looking.
+        path: the folder with the files, or the folder above it. The format is detected.
         classes: keep the examples of these classes alone, label k being the k-th of
             them; None keeps all.
         validation_examples: hold this many examples out of the training examples, by a
@@ -137,14 +122,12 @@ def load(
             same permutation; None keeps all.
         image_size: resize all images to this many pixels each way: the shorter side is
             scaled, the middle is kept. For ``folder`` and those below it alone. Needed,
-            but where images are decoded already (npy, npz), and for class folders of
+            except for images that are decoded already (npy), and for class folders of
             images of one size, which are then all opened first.
-        stream: True reads and decodes images when they are asked for, which needs
-            class folders, or files that find a single row: parquet is converted to
-            such files once, in tanager's cache. False decodes all of them now. None
-            streams where they would take more than `LARGEST_IN_MEMORY`.
-        progress: called with the images decoded, or converted, so far and their total,
-            if there is need to.
+        stream: True reads and decodes images as they are needed, which class folders,
+            Arrow and npy files allow. False decodes all of them now. None streams if
+            they would take more than `LARGEST_IN_MEMORY`.
+        progress: called with the number of images decoded so far and their total.
 
     Raises:
         ValueError: an argument is wrong, files are missing, or a file does not hold
@@ -158,7 +141,6 @@ def load(
             validate.refuse(
                 "image_size", image_size, f"does not apply to {name}", "leave it out"
             )
-    tested = not validation_examples
     if name == "digits":
         for argument, value in (("path", path), ("stream", stream)):
             if value:
@@ -169,22 +151,18 @@ def load(
                     "they come with scikit-learn: leave it out",
                 )
         dataset = _digits()
-    elif name in BENCHMARKS:
-        dataset = _benchmark(name, _existing(name, path), stream, tested, progress)
     else:
-        where = _existing(name, path)
-        dataset = _pictures(name, where, image_size, stream, tested, progress)
+        where, tested = _existing(name, path), not validation_examples
+        dataset = _found(name, where, image_size, stream, tested, progress)
     dataset = _with_classes(dataset, classes)
     dataset = _with_validation(dataset, validation_examples)
     return _with_fewer(dataset, train_examples)
 
 
 def _existing(name: str, path: str | Path | None) -> Path:
-    inside = "train/<class>/*.png, test/<class>/*.png; <class>/*.png (or .jpg)"
-    if name in BENCHMARKS:
-        inside = wanted_files(name)
-    elif name != "folder":
-        inside = WANTED
+    inside = WANTED
+    if name == "folder":
+        inside = "train/<class>/*.png, test/<class>/*.png; <class>/*.png (or .jpg)"
     if path is None:
         validate.refuse("path", None, f"is needed for {name}", f"a folder of {inside}")
     folder = Path(path).expanduser()
@@ -204,15 +182,15 @@ def _digits() -> Dataset:
     labels = labels.astype(np.int32)
     return _dataset(
         "digits",
-        _in_memory((images[train], labels[train])),
-        _in_memory((images[test], labels[test])),
+        ArraySource({"image": images[train], "label": labels[train]}),
+        ArraySource({"image": images[test], "label": labels[test]}),
         DIGITS,
         (0.5,),
         (0.5,),
     )
 
 
-def _pictures(
+def _found(
     name: str,
     path: Path,
     image_size: int | None,
@@ -220,63 +198,59 @@ def _pictures(
     tested: bool,
     progress: Progress | None,
 ) -> Dataset:
-    tests, classes, mean, std = _PICTURES[name]
-    wanted = Wanted(tests, image_size, classes, progress)
+    if spec := BENCHMARKS.get(name):
+        mean, std = spec.mean, spec.std
+        wanted = Wanted(
+            ("test",),
+            spec.image_shape,
+            stream,
+            tested,
+            spec.classes,
+            spec.label_columns,
+            exact=True,
+        )
+    else:
+        tests, mean, std = _PICTURES[name]
+        shape = None if image_size is None else (image_size, image_size, 3)
+        wanted = Wanted(tests, shape, stream, tested)
     if name == "folder":
-        found = find_files(path, wanted) or _folder(path, image_size, stream, tested)
+        found = find_files(path, wanted) or _folder(path, wanted)
     else:
         found = find_images(name, path, wanted)
-    train, test = found.train, found.test
-    examples = len(train) + len(test) if tested else len(train)
-    if not _streams(stream, examples, train.shape):
-        report = counter(progress, examples)
-        train = into_memory(train, report)
-        test = into_memory(test, report) if tested else train
-    if found.train.shape[-1] != 3:
-        mean = std = (0.5,) * found.train.shape[-1]
-    return _dataset(name, train, test, found.classes, mean, std)
+    channels = found.train.shape[-1]
+    if len(mean) != channels:
+        mean = std = (0.5,) * channels
+    # Held-out examples take the place of a test split that is not read.
+    images = [found.train, found.test] if tested else [found.train]
+    total = sum(map(len, images))
+    if not streams(stream, total, found.train.shape):
+        report = _counter(progress, total)
+        images = [into_memory(each, report) for each in images]
+    return _dataset(name, images[0], images[-1], found.classes, mean, std)
 
 
-def _folder(
-    path: Path, image_size: int | None, stream: bool | None, tested: bool
-) -> Found:
+def _folder(path: Path, wanted: Wanted) -> Found:
     train, test = list_folder(path)
-    read = (train, test) if tested else (train,)
-    shape = None if image_size is None else (image_size, image_size, 3)
-    if stream or (shape and _streams(stream, sum(map(len, read)), shape)):
-        size = needed_size(image_size)
-        shape = (size, size, 3)
+    halves = (train, test) if wanted.tested else (train,)
+    examples, shape = sum(map(len, halves)), wanted.shape
+    if wanted.stream or (shape and streams(wanted.stream, examples, shape)):
+        shape = wanted.needed_shape()
     else:
-        shape = common_shape(read, image_size)
+        shape = common_shape(halves, None if shape is None else shape[0])
     return Found(FolderSource(train, shape), FolderSource(test, shape), train.classes)
 
 
-def _streams(stream: bool | None, examples: int, shape: tuple[int, ...]) -> bool:
-    if stream is None:
-        return examples * math.prod(shape) > LARGEST_IN_MEMORY
-    return stream
+def _counter(progress: Progress | None, total: int) -> Report:
+    """Return a report of images done that tells `progress` their sum and the total."""
+    done = 0
 
+    def report(more: int) -> None:
+        nonlocal done
+        done += more
+        if progress is not None:
+            progress(done, total)
 
-def _benchmark(
-    name: str,
-    path: Path,
-    stream: bool | None,
-    tested: bool,
-    progress: Progress | None,
-) -> Dataset:
-    spec = BENCHMARKS[name]
-    splits = SPLITS if tested else SPLITS[:1]
-    if stream:
-        found = stream_benchmark(name, path, progress, splits)
-    else:
-        found = [*map(_in_memory, read_benchmark(name, path, progress, splits))]
-    # Held-out examples take the place of a test split that is not read.
-    return _dataset(name, found[0], found[-1], spec.classes, spec.mean, spec.std)
-
-
-def _in_memory(arrays: Arrays) -> ArraySource:
-    images, labels = arrays
-    return ArraySource({"image": images, "label": labels})
+    return report
 
 
 def _dataset(
@@ -287,18 +261,12 @@ def _dataset(
     mean: tuple[float, ...],
     std: tuple[float, ...],
 ) -> Dataset:
-    if isinstance(train, ArraySource) or train.tells_labels:
-        for label in np.setdiff1d(np.arange(len(classes)), _labels(train)):
-            validate.refuse(
-                "class",
-                classes[label],
-                f"of {name} has no training example",
-                "add some",
-            )
-    if isinstance(train, ArraySource):
-        shape = train.tree["image"].shape[1:]
-    else:
-        shape = train.shape
+    for label in np.setdiff1d(np.arange(len(classes)), _labels(train)):
+        validate.refuse(
+            "class", classes[label], f"of {name} has no training example", "add some"
+        )
+    in_memory = isinstance(train, ArraySource)
+    shape = train.tree["image"].shape[1:] if in_memory else train.shape
     return Dataset(name, train, test, classes, shape, mean, std)
 
 

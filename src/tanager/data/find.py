@@ -1,41 +1,40 @@
-"""Finding images in a folder: in which format they are, and opening them.
+"""Find the images in a folder, whatever their format, and open them.
 
-Nothing is decoded yet. Looked for, in this order:
+Looked for in this order; nothing is decoded yet:
 
-=============  ===============================================================
+=============  =====================================================================
 class folders  ``train/<class>/*`` and ``val/<class>/*``
-parquet        ``train-*.parquet``: converted once, see `tanager.data.conversion`
-Arrow          ``*-train-*.arrow``, as `datasets` caches it
-ArrayRecord    ``*-train.array_record-*``, as TFDS writes it
-npy, npz       see `tanager.data.mapped`
-=============  ===============================================================
+parquet        ``train-*.parquet``, as on the Hugging Face Hub
+Arrow          ``*-train-*.arrow``, as `datasets` stores it
+npy            ``train_images.npy``, uint8[N, H, W, C], and ``train_labels.npy``
+=============  =====================================================================
+
+All but parquet can be read one image at a time. docs/scale.md shows how to convert
+other formats.
 """
 
 import dataclasses
+import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from tanager import _validate as validate
-from tanager._reading import reading, refuse_file
-from tanager._text import clean
-from tanager.data import columns
-from tanager.data.array_record import ArrayRecordSource
-from tanager.data.arrow import ArrowSource
-from tanager.data.conversion import open_parquet
+from tanager._reading import refuse_file
 from tanager.data.folder import FolderSource, find_tests, list_halves
-from tanager.data.formats import Progress, bounded_bytes
-from tanager.data.mapped import find_mapped, has_imagenet_32
-from tanager.data.shards import find_shards
+from tanager.data.mapped import MappedSource
 from tanager.data.streamed import StreamedImages
+from tanager.data.tables import LABEL_COLUMNS, TableSource, parquet_rows
 
 
 WANTED = (
     "train/<class>/* and val/<class>/*, train-*.parquet, *-train-*.arrow, "
-    "*-train.array_record-*, train.npz, train_images.npy, train_data_batch_1.npz"
+    "train_images.npy"
 )
-"""In words, the training files that are looked for."""
-_TFDS_CLASSES = "label.labels.txt"
-_LARGEST_CLASSES = 1 << 24  # bytes of that file
+"""The training files that are looked for, in words."""
+LARGEST_IN_MEMORY = 4 << 30
+"""Most bytes of decoded images that `load` takes into memory by default."""
+_NUMBERS = re.compile(r"-(\d{5})-of-(\d{5})")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,9 +43,9 @@ class Found:
 
     Attributes:
         train: the training images.
-        test: the others.
-        classes: names of the classes: of their folders, or as the files tell them;
-            where they tell but numbers, the numbers.
+        test: the test images; the training images again if no others were wanted.
+        classes: names of the classes: of their folders, or as a file tells them, or
+            else their numbers.
     """
 
     train: StreamedImages
@@ -60,50 +59,52 @@ class Wanted:
 
     Attributes:
         tests: names the test split may have; the first that is there is taken.
-        image_size: pixels each way to decode to; None only where images are decoded
-            already.
-        classes: how many classes there are, where no file tells; None to read it from
-            the labels.
-        progress: called with the images converted so far and their total.
+        shape: (H, W, C) to decode to; None only where images are decoded already.
+        stream: as `datasets.load`.
+        tested: False where files with test images need not be there.
+        classes: names of the classes, if they are known.
+        label_columns: names that the label column of a table may have.
+        exact: refuse images of another shape instead of resizing them.
     """
 
     tests: Sequence[str]
-    image_size: int | None
-    classes: int | None = None
-    progress: Progress | None = None
+    shape: tuple[int, int, int] | None
+    stream: bool | None = None
+    tested: bool = True
+    classes: tuple[str, ...] = ()
+    label_columns: tuple[str, ...] = LABEL_COLUMNS
+    exact: bool = False
 
-    def shape(self) -> tuple[int, int, int]:
-        """Return (H, W, 3).
+    def needed_shape(self) -> tuple[int, int, int]:
+        """Return `shape`.
 
         Raises:
-            ValueError: no size is given.
+            ValueError: it is None.
         """
-        return needed_size(self.image_size), needed_size(self.image_size), 3
+        if self.shape is None:
+            validate.refuse(
+                "image_size",
+                None,
+                "is needed for images that are decoded as they are used",
+                "give the pixels each way that all are resized to, such as 256",
+            )
+        return self.shape
 
 
-def needed_size(image_size: int | None) -> int:
-    """Return `image_size`, which must be given.
-
-    Raises:
-        ValueError: it is None.
-    """
-    if image_size is None:
-        validate.refuse(
-            "image_size",
-            None,
-            "is needed for images that are decoded when they are asked for",
-            "give the pixels each way that all are resized to, such as 256",
-        )
-    return image_size
+def streams(stream: bool | None, examples: int, shape: tuple[int, ...]) -> bool:
+    """Return whether to read images as they are needed: by size if `stream` is None."""
+    if stream is None:
+        return examples * math.prod(shape) > LARGEST_IN_MEMORY
+    return stream
 
 
 def find_files(folder: Path, wanted: Wanted) -> Found | None:
     """Open the files of a folder that hold many images each; None if there are none.
 
     Raises:
-        ValueError: a file is missing or damaged, or `image_size` is.
+        ValueError: a file is missing or damaged, or no shape is given.
     """
-    for read in (_parquet, _arrow, _array_record, _mapped):
+    for read in (_parquet, _arrow, _npy):
         if found := read(folder, wanted):
             return found
     return None
@@ -113,27 +114,74 @@ def find_images(name: str, path: Path, wanted: Wanted) -> Found:
     """Open the images of a folder, or of the folders in it, whatever their format.
 
     Args:
-        name: of the data set, for the message.
+        name: of the data set: a folder with it in its name is looked through first.
         path: the folder with the files, or the folder above it.
         wanted: what is looked for.
 
     Raises:
         ValueError: nothing was found; or as `find_files`, and `folder.list_halves`.
     """
-    below = sorted(entry for entry in path.iterdir() if entry.is_dir())
+    below = [entry for entry in path.iterdir() if entry.is_dir()]
+    below.sort(key=lambda entry: (name not in entry.name, entry))
     for folder in (path, *below):
-        found = _class_folders(folder, wanted) or find_files(folder, wanted)
-        if found:
+        found = None if wanted.exact else _class_folders(folder, wanted)
+        if found := found or find_files(folder, wanted):
             return found
     return refuse_file(
         path, f"has no files of {name}, nor has a folder in it", f"looked for {WANTED}"
     )
 
 
+def find_shards(folder: Path, split: str, ending: str) -> list[Path]:
+    """Return the files of a split, in order; none if there are none.
+
+    They are ``SPLIT.ENDING`` or ``SPLIT-00000-of-00008.ENDING`` and so on, with or
+    without a prefix (``NAME-SPLIT.ENDING``); or else all files ``*.ENDING`` in a folder
+    named SPLIT.
+
+    Raises:
+        ValueError: numbered parts are missing, or more than one set of files fits.
+    """
+    wanted = f"{split}.{ending}"
+    found: dict[str, list[Path]] = {}
+    for file in sorted(folder.iterdir()):
+        name = _NUMBERS.sub("", file.name)
+        if name == wanted or name.endswith(f"-{wanted}"):
+            found.setdefault(_set_of(file), []).append(file)
+    if not found and (folder / split).is_dir():
+        folder /= split
+        for file in sorted(folder.glob(f"*.{ending}")):
+            key = _set_of(file) if _NUMBERS.search(file.name) else ""
+            found.setdefault(key, []).append(file)
+    if len(found) > 1:
+        first, second = list(found.values())[:2]
+        refuse_file(
+            folder,
+            f"has more than one set of {split} files, such as {first[0].name} and "
+            f"{second[0].name}",
+            "leave only one of them there",
+        )
+    files = next(iter(found.values()), [])
+    numbers = [match for file in files if (match := _NUMBERS.search(file.name))]
+    if numbers:
+        parts = int(numbers[0][2])
+        if [int(match[1]) for match in numbers] != list(range(parts)):
+            refuse_file(
+                folder,
+                f"has {len(numbers)} of the {parts} parts of {split}-*.{ending}",
+                "get the missing parts",
+            )
+    return files
+
+
+def _set_of(file: Path) -> str:
+    return _NUMBERS.sub(lambda match: f"-of-{match[2]}", file.name)
+
+
 def _class_folders(folder: Path, wanted: Wanted) -> Found | None:
     if find_tests(folder, ("train",)) is None:
         return None
-    shape = wanted.shape()
+    shape = wanted.needed_shape()
     train, test = list_halves(folder, wanted.tests)
     return Found(FolderSource(train, shape), FolderSource(test, shape), train.classes)
 
@@ -142,61 +190,74 @@ def _parquet(folder: Path, wanted: Wanted) -> Found | None:
     splits = _splits(folder, wanted, "parquet")
     if splits is None:
         return None
-    labels = columns.LABEL_COLUMNS
-    train, test = open_parquet(
-        splits, wanted.shape(), labels, None, False, wanted.progress
-    )
-    return _of_columns(folder, train, test)
+    rows = sum(parquet_rows(file) for split in splits for file in split)
+    size = sum(file.stat().st_size for split in splits for file in split)
+    large = wanted.stream is None and size > LARGEST_IN_MEMORY
+    if large or streams(wanted.stream, rows, wanted.needed_shape()):
+        refuse_file(
+            folder,
+            f"holds {rows:,} images in parquet, which cannot be read one by one",
+            "convert the files to Arrow as docs/scale.md shows, or take all images "
+            "into memory with stream=False (--stream False)",
+        )
+    return _tables(folder, wanted, splits)
 
 
 def _arrow(folder: Path, wanted: Wanted) -> Found | None:
     splits = _splits(folder, wanted, "arrow")
-    if splits is None:
+    return _tables(folder, wanted, splits) if splits else None
+
+
+def _tables(folder: Path, wanted: Wanted, splits: Sequence[list[Path]]) -> Found:
+    sources = [
+        TableSource(
+            files,
+            wanted.needed_shape(),
+            label_columns=wanted.label_columns,
+            classes=len(wanted.classes) or None,
+            exact=wanted.exact,
+        )
+        for files in splits
+    ]
+    names = sources[0].class_names
+    if sources[-1].class_names != names:
+        refuse_file(folder, "has training and test files with other names of classes")
+    return _found(folder, wanted, sources, names or ())
+
+
+def _npy(folder: Path, wanted: Wanted) -> Found | None:
+    if not (folder / "train_images.npy").is_file():
         return None
-    train, test = (ArrowSource(files, wanted.shape()) for files in splits)
-    return _of_columns(folder, train, test)
-
-
-def _array_record(folder: Path, wanted: Wanted) -> Found | None:
-    splits = _splits(folder, wanted, "array_record")
-    if splits is None:
-        return None
-    classes, names = wanted.classes, ()
-    if (folder / _TFDS_CLASSES).is_file():
-        names = _tfds_classes(folder / _TFDS_CLASSES)
-        classes = len(names)
-    train, test = (
-        ArrayRecordSource(files, wanted.shape(), classes=classes) for files in splits
-    )
-    if classes is None:
-        names = _numbers(train, test)
-    return Found(train, test, names or tuple(map(str, range(classes or 0))))
-
-
-def _mapped(folder: Path, wanted: Wanted) -> Found | None:
-    found = find_mapped(folder, wanted.tests)
-    if found is None:
-        return None
-    train, test = found
-    height, width, _ = train.shape
-    if test.shape != train.shape:
+    names = [n for n in wanted.tests if (folder / f"{n}_images.npy").is_file()]
+    if wanted.tested and not names:
         refuse_file(
-            folder, f"has images of {train.shape} to train on and {test.shape} to test"
+            folder,
+            "has train_images.npy, but no images to test on",
+            f"add {' or '.join(f'{name}_images.npy' for name in wanted.tests)}",
         )
-    if wanted.image_size is not None and (height, width) != (wanted.image_size,) * 2:
-        validate.refuse(
-            "image_size",
-            wanted.image_size,
-            f"does not apply to {folder}, whose images are {height} × {width}",
-            "leave it out",
-        )
-    return Found(train, test, _numbers(train, test, first=int(has_imagenet_32(folder))))
+    sources = []
+    for name in ("train", *names[: wanted.tested]):
+        files = (folder / f"{name}_{kind}.npy" for kind in ("images", "labels"))
+        source = MappedSource(*files, classes=len(wanted.classes) or None)
+        shape = sources[0].shape if sources else wanted.shape
+        axes = 3 if sources or wanted.exact else 2
+        if shape is not None and source.shape[:axes] != shape[:axes]:
+            refuse_file(
+                folder / f"{name}_images.npy",
+                f"has images of {source.shape}, and not of {shape}",
+                "decoded images are not resized: leave out image_size",
+            )
+        sources.append(source)
+    return _found(folder, wanted, sources)
 
 
 def _splits(folder: Path, wanted: Wanted, ending: str) -> list[list[Path]] | None:
+    """Return the training files and, if they are wanted, the test files."""
     train = find_shards(folder, "train", ending)
     if not train:
         return None
+    if not wanted.tested:
+        return [train]
     for name in wanted.tests:
         if test := find_shards(folder, name, ending):
             return [train, test]
@@ -207,37 +268,18 @@ def _splits(folder: Path, wanted: Wanted, ending: str) -> list[list[Path]] | Non
     )
 
 
-def _of_columns(folder: Path, train: ArrowSource, test: ArrowSource) -> Found:
-    if train.class_names != test.class_names:
-        refuse_file(folder, "has training and test files with other names of classes")
-    return Found(train, test, train.class_names or _numbers(train, test))
-
-
-def _tfds_classes(file: Path) -> tuple[str, ...]:
-    content = bounded_bytes(file, _LARGEST_CLASSES)
-    with reading(file, "is not a list of class names"):
-        names = tuple(clean(name) for name in content.decode().split())
-    if not names:
-        refuse_file(file, "has no class names", "delete it, and classes are numbers")
-    return names
-
-
-def _numbers(
-    train: StreamedImages, test: StreamedImages, first: int = 0
-) -> tuple[str, ...]:
-    """Return the numbers of the classes: as many as the highest label tells.
-
-    Every class has a training example, so that a label is below their number.
-    """
-    for source in (train, test):
-        top = int(source.labels.argmax())
-        label = int(source.labels[top])
-        if label >= len(train):
-            source.refuse(
-                top,
-                f"has label {label}, and there are {len(train)} training examples for "
-                "the classes up to it",
-                "number the classes from 0, without gaps",
-            )
-    classes = 1 + max(int(source.labels.max()) for source in (train, test))
-    return tuple(str(first + number) for number in range(classes))
+def _found(
+    folder: Path,
+    wanted: Wanted,
+    sources: Sequence[StreamedImages],
+    names: tuple[str, ...] = (),
+) -> Found:
+    classes = wanted.classes or names
+    if not classes:
+        # Every class has a training example, so that a label is below their number.
+        label = max(int(source.labels.max()) for source in sources)
+        if label >= len(sources[0]):
+            found = f"has label {label} and only {len(sources[0])} training examples"
+            refuse_file(folder, found, "number the classes from 0, without gaps")
+        classes = tuple(map(str, range(label + 1)))
+    return Found(sources[0], sources[-1], classes)

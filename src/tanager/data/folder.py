@@ -20,7 +20,7 @@ import numpy as np
 
 from tanager._reading import reading, refuse_file
 from tanager._text import clean
-from tanager.data import pictures
+from tanager.data.decoding import decode_image, open_image
 from tanager.data.streamed import StreamedImages, digest
 
 
@@ -63,14 +63,11 @@ class Listing:
 
 
 class FolderSource(StreamedImages):
-    """The images of a listing, decoded on access as `tanager.data.pictures` says."""
+    """The images of a listing, decoded on access as `tanager.data.decoding` says."""
 
     def __init__(self, listing: Listing, shape: tuple[int, int, int]):
         super().__init__(shape)
         self.listing = listing
-
-    def __len__(self) -> int:
-        return len(self.listing)
 
     @property
     def labels(self) -> np.ndarray:
@@ -93,9 +90,8 @@ class FolderSource(StreamedImages):
         except OSError:
             return -1
 
-    def _read(self, index: int) -> tuple[np.ndarray, int]:
-        image = pictures.decode(self.listing.file(index), self.shape)
-        return image, int(self.listing.labels[index])
+    def _read(self, index: int) -> np.ndarray:
+        return decode_image(self.listing.file(index), self.shape)
 
     def _place(self, index: int) -> tuple[Path, str]:
         return Path(self.listing.file(index)), ""
@@ -178,7 +174,7 @@ def common_shape(
             file = Path(listing.file(index))
             with (
                 reading(file, "cannot be read as an image", "replace it"),
-                pictures.opened(file) as image,
+                open_image(file) as image,
             ):
                 mode, (width, height) = image.mode, image.size
                 alpha = "transparency" in image.info

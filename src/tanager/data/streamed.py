@@ -1,17 +1,17 @@
 """What all sources that decode on access have in common."""
 
 import abc
+import concurrent.futures
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any
 
 import numpy as np
 
 from tanager import _validate as validate
-from tanager._reading import reason, refuse_file
-from tanager.data.formats import Report, decode_images
+from tanager._reading import AGAIN, reason, refuse_file
 from tanager.data.source import (
     ArraySource,
     UnreadableExample,
@@ -20,7 +20,9 @@ from tanager.data.source import (
 )
 
 
+Report = Callable[[int], None]
 _ENDS = 1 << 16  # bytes of a file's beginning and end that identify it
+_PART = 256  # images per task of the thread pool
 
 
 class StreamedImages(abc.ABC):
@@ -33,17 +35,11 @@ class StreamedImages(abc.ABC):
 
     Attributes:
         shape: (H, W, C) of every image.
-        tells_labels: whether `labels` costs little; else it reads every example.
     """
-
-    tells_labels: ClassVar[bool] = True
 
     def __init__(self, shape: tuple[int, int, int]):
         self.shape = shape
         self._opened: dict[Any, Any] = {}
-
-    @abc.abstractmethod
-    def __len__(self) -> int: ...
 
     @property
     @abc.abstractmethod
@@ -55,43 +51,44 @@ class StreamedImages(abc.ABC):
         """See `tanager.data.StreamedSource`."""
 
     @abc.abstractmethod
-    def _read(self, index: int) -> tuple[np.ndarray, int]:
-        """Return image and label, or raise whatever goes wrong."""
+    def _read(self, index: int) -> np.ndarray:
+        """Return an image, or raise whatever goes wrong."""
 
     @abc.abstractmethod
     def _place(self, index: int) -> tuple[Path, str]:
         """Return an example's file, and words for where it is in it."""
 
+    def __len__(self) -> int:
+        return len(self.labels)
+
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        return {"image": self.image(index), "label": self.labels[index, ...]}
+
+    def image(self, index: int) -> np.ndarray:
+        """Return one image, uint8[H, W, C].
+
+        Raises:
+            UnreadableExample: it cannot be read or decoded; the message names its file
+                and row.
+        """
         check_index(index, len(self))
         try:
-            image, label = self._read(index)
+            return self._read(index)
         except MemoryError:
             raise
         except Exception as error:  # Pillow's decoders raise nearly anything
-            self._unreadable(index, error)
-        return {"image": image, "label": np.asarray(label, np.int32)}
+            file, place = self._place(index)
+            rule = f"{place}cannot be read as an image ({reason(error)})"
+            message = validate.message("path", str(file), rule, "replace it")
+            raise UnreadableExample(message, index) from error
 
     def gather(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Return the examples at `indices`, stacked, each read in turn."""
         chosen = whole_indices(indices, len(self))
         images = np.empty((len(chosen), *self.shape), np.uint8)
-        labels = np.empty(len(chosen), np.int32)
         for row, index in enumerate(chosen):
-            example = self[int(index)]
-            images[row], labels[row] = example["image"], example["label"]
-        return {"image": images, "label": labels}
-
-    def refuse(self, index: int, rule: str, remedy: str) -> NoReturn:
-        """Raise an error that names an example's file and place in it."""
-        file, place = self._place(index)
-        refuse_file(file, f"{place}{rule}", remedy)
-
-    def _unreadable(self, index: int, error: Exception) -> NoReturn:
-        file, place = self._place(index)
-        rule = f"{place}cannot be read as an image ({reason(error)})"
-        message = validate.message("path", str(file), rule, "replace it")
-        raise UnreadableExample(message, index) from error
+            images[row] = self.image(int(index))
+        return {"image": images, "label": self.labels[chosen]}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": {}}
@@ -136,18 +133,53 @@ class Relabelled:
 def into_memory(source: StreamedImages, report: Report) -> ArraySource:
     """Decode all of a source, in a pool of threads.
 
+    Args:
+        source: the images.
+        report: called with the number of images done since the last call, from the
+            calling thread.
+
     Raises:
         UnreadableExample: an example cannot be read.
     """
-    labels = np.empty(len(source), np.int32)
+    images = np.empty((len(source), *source.shape), np.uint8)
 
-    def image(index: int) -> np.ndarray:
-        example = source[index]
-        labels[index] = example["label"]
-        return example["image"]
+    def decode_part(start: int) -> int:
+        stop = min(start + _PART, len(source))
+        for index in range(start, stop):
+            images[index] = source.image(index)
+        return stop - start
 
-    images = decode_images(len(source), image, source.shape, report)
-    return ArraySource({"image": images, "label": labels})
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        for done in pool.map(decode_part, range(0, len(source), _PART)):
+            report(done)
+    return ArraySource({"image": images, "label": np.array(source.labels)})
+
+
+def check_labels(
+    file: Path, labels: np.ndarray, classes: int | None = None
+) -> np.ndarray:
+    """Return `labels` as int32[N], after checking that they are classes.
+
+    Args:
+        file: for the message.
+        labels: what was read.
+        classes: they must be from 0 to `classes` − 1; None to accept any from 0.
+
+    Raises:
+        ValueError: there are none, or one is not an integer in this range.
+    """
+    if not len(labels):
+        refuse_file(file, "has no rows", AGAIN)
+    if labels.dtype.kind not in "iu":
+        refuse_file(file, f"has labels of {labels.dtype}", "labels must be integers")
+    most = np.iinfo(np.int32).max if classes is None else classes - 1
+    wrong = np.flatnonzero((labels < 0) | (labels > most))
+    if wrong.size:
+        row = int(wrong[0])
+        refuse_file(
+            file, f"row {row} has label {labels[row]}", f"it must be from 0 to {most}"
+        )
+    return labels.astype(np.int32)
 
 
 def locate(index: int, ends: np.ndarray) -> tuple[int, int]:
@@ -176,7 +208,7 @@ def digest(*parts: bytes | np.ndarray | Iterable[object]) -> bytes:
 def of_files(files: Iterable[Path]) -> bytes:
     """Return a digest of the files' names, sizes, beginnings and ends.
 
-    The end of a parquet, Arrow or ArrayRecord file tells where all its parts are.
+    The end of a parquet or Arrow file tells where all its parts are.
 
     Raises:
         OSError: a file cannot be read.

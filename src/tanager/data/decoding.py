@@ -1,4 +1,4 @@
-"""From the bytes of an encoded image to pixels of one shape."""
+"""Decode an encoded image to pixels of one shape. No other file opens images."""
 
 import contextlib
 import io
@@ -14,24 +14,25 @@ if TYPE_CHECKING:
 
 
 FORMATS = ("PNG", "JPEG")
-"""What is decoded, by Pillow's names: what data sets have, and no other decoder."""
+"""The formats that are decoded, by Pillow's names."""
 LARGEST = 1 << 26
-"""Pixels of an image at most: a few kilobytes can unpack to any number of them."""
+"""Most pixels of an image: a few kilobytes can unpack to any number of them."""
 _DEEP = ("I", "F")
 
 
 @contextlib.contextmanager
-def opened(content: bytes | str | os.PathLike[str]) -> "Iterator[Image]":
-    """Open one image: mode and size are known, nothing is decoded.
+def open_image(content: bytes | str | os.PathLike[str]) -> "Iterator[Image]":
+    """Open one image: its mode and size are known, nothing is decoded.
 
-    Pillow left alone tries every format it knows, and starts Ghostscript for one.
+    Without a list of formats Pillow tries every format it knows, and starts
+    Ghostscript for one of them.
 
     Args:
         content: the encoded bytes, or the file that holds them.
 
     Raises:
-        Exception: it is neither PNG nor JPEG, is too large or damaged, or cannot be
-            read. Pillow raises nearly anything.
+        Exception: the image is neither PNG nor JPEG, is too large or damaged, or cannot
+            be read. Pillow raises nearly anything.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -39,32 +40,32 @@ def opened(content: bytes | str | os.PathLike[str]) -> "Iterator[Image]":
     try:
         image = Image.open(source, formats=FORMATS)
     except UnidentifiedImageError as error:
-        raise ValueError("it is no PNG or JPEG image: convert it to one") from error
+        raise ValueError("it is not a PNG or JPEG image: convert it to one") from error
     with image:
         width, height = image.size
         if width * height > LARGEST:
             raise ValueError(
-                f"it has {width} × {height} pixels, and {LARGEST:,} are the most"
+                f"it has {width} × {height} pixels; at most {LARGEST:,} are decoded"
             )
         yield image
 
 
-def decode(
+def decode_image(
     content: bytes | str | os.PathLike[str],
     shape: tuple[int, int, int],
     exact: bool = False,
 ) -> np.ndarray:
     """Decode one PNG or JPEG image.
 
-    It is told by its content, not its name: ImageNet has a PNG named .JPEG. As
+    The content decides the format, not the name: ImageNet has a PNG named .JPEG. As
     torchvision does for ImageNet, every picture of 8 bits becomes RGB (grey where C is
     1): grey is repeated, CMYK and palettes are converted, and transparency is dropped,
-    which shows the colours that lay beneath it. Orientation told in EXIF is ignored.
+    which shows the colours beneath it. The orientation in EXIF is ignored.
 
     Args:
         content: the encoded bytes, or the file that holds them.
         shape: (H, W, C) to decode to: the shorter side is scaled, the middle is kept.
-        exact: refuse an image that does not have this size and number of channels.
+        exact: refuse an image of another size or number of channels.
 
     Returns:
         uint8[H, W, C].
@@ -78,7 +79,7 @@ def decode(
 
     height, width, channels = shape
     mode = "L" if channels == 1 else "RGB"
-    with opened(content) as image:
+    with open_image(content) as image:
         if exact and (image.mode, image.size) != (mode, (width, height)):
             raise ValueError(
                 f"it is an {image.mode} image of {image.size[1]} × {image.size[0]}, "

@@ -1,0 +1,224 @@
+"""Parquet and Arrow files of encoded images, as the Hugging Face Hub has them.
+
+Images are PNG or JPEG, as binary or as a struct with a field ``bytes``; labels are
+integers. Arrow files are memory-mapped, in the file format or in the stream format of
+the cache of `datasets`; compressed buffers, which neither has by default, are taken
+into memory. Parquet files are taken into memory, still encoded, because reading one of
+their images costs a whole row group.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tanager._reading import AGAIN, parse_json, reading, refuse_file
+from tanager.data.decoding import decode_image
+from tanager.data.streamed import (
+    StreamedImages,
+    check_labels,
+    digest,
+    locate,
+    of_files,
+)
+
+
+IMAGE_COLUMNS = ("img", "image")
+LABEL_COLUMNS = ("label",)
+_FILE_FORMAT = b"ARROW1"
+_ROWS = 256  # of a parquet file, read at a time
+_LARGEST_RATIO = 100  # Encoded images hardly get smaller; a file may repeat some.
+
+
+class TableSource(StreamedImages):
+    """The rows of parquet or Arrow files, in the files' order.
+
+    Args:
+        files: the files.
+        shape: (H, W, C) to decode to.
+        label_columns: names that the label column may have.
+        classes: number of classes; None where the files tell, or to accept any label.
+        exact: refuse images of another shape instead of resizing them.
+
+    Attributes:
+        class_names: names of the classes if a file has them, else None.
+
+    Raises:
+        ValueError: a file is damaged, lacks a column or has one of another type, or a
+            label is missing or out of range.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[Path],
+        shape: tuple[int, int, int],
+        *,
+        label_columns: Sequence[str] = LABEL_COLUMNS,
+        classes: int | None = None,
+        exact: bool = False,
+    ):
+        super().__init__(shape)
+        self._files = tuple(files)
+        self._label_columns = tuple(label_columns)
+        self._exact = exact
+        self.class_names: tuple[str, ...] | None = None
+        labels = [self._labels_of(part) for part in range(len(files))]
+        self._ends = np.cumsum([len(part) for part in labels])
+        classes = classes or len(self.class_names or ()) or None
+        checked = [
+            check_labels(file, part, classes)
+            for file, part in zip(files, labels, strict=True)
+        ]
+        self._labels = np.concatenate(checked)
+
+    @property
+    def labels(self) -> np.ndarray:
+        """See `StreamedImages.labels`."""
+        return self._labels
+
+    def identity(self) -> bytes:
+        """Return a digest of the files' names, sizes, ends, and of the labels."""
+        return digest(b"table", of_files(self._files), self._labels, self.shape)
+
+    def _labels_of(self, part: int) -> np.ndarray:
+        file = self._files[part]
+        kind = "a parquet" if _is_parquet(file) else "an Arrow"
+        with reading(file, f"is not {kind} file that can be read"):
+            table = _table(file, self._label_columns)
+            # Arrow itself believes the lengths and offsets in a file.
+            table.validate()
+            images = _encoded(file, table)
+            images.validate(full=True)
+            if _is_parquet(file):
+                self._opened[part] = _Images(images)
+            if self.class_names is None:
+                self.class_names = _class_names(table)
+            return _label_values(file, table)
+
+    def _read(self, index: int) -> np.ndarray:
+        part, row = locate(index, self._ends)
+        if part not in self._opened:
+            table = _table(self._files[part], self._label_columns)
+            self._opened[part] = _Images(_encoded(self._files[part], table))
+        content = self._opened[part][row]
+        if content is None:
+            raise ValueError("it has no image bytes: it may only hold a path")
+        return decode_image(content, self.shape, self._exact)
+
+    def _place(self, index: int) -> tuple[Path, str]:
+        part, row = locate(index, self._ends)
+        return self._files[part], f"row {row} "
+
+
+def parquet_rows(file: Path) -> int:
+    """Return the number of rows of a parquet file, from its footer alone."""
+    import pyarrow.parquet as pq
+
+    with reading(file, "is not a parquet file that can be read"):
+        rows, size = pq.read_metadata(file).num_rows, file.stat().st_size
+    # An image takes many bytes, so there are fewer rows than bytes.
+    if not 0 <= rows <= size:
+        rule = f"claims {rows:,} rows in {size:,} bytes, so it is damaged"
+        refuse_file(file, rule, AGAIN)
+    return rows
+
+
+class _Images:
+    """The encoded images of one file, each copied out when it is asked for."""
+
+    def __init__(self, column: Any):
+        self._chunks = column.chunks
+        self._ends = np.cumsum([len(chunk) for chunk in self._chunks])
+
+    def __getitem__(self, row: int) -> bytes | None:
+        chunk, position = locate(row, self._ends)
+        return self._chunks[chunk][position].as_py()
+
+
+def _is_parquet(file: Path) -> bool:
+    return file.suffix == ".parquet"
+
+
+def _table(file: Path, label_columns: Sequence[str]) -> Any:
+    """Return two columns, images and labels."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not _is_parquet(file):
+        source = pa.memory_map(str(file))
+        with_footer = source.read(len(_FILE_FORMAT)) == _FILE_FORMAT
+        source.seek(0)
+        open_ = pa.ipc.open_file if with_footer else pa.ipc.open_stream
+        table = open_(source).read_all()
+        return table.select(_columns(file, table.column_names, label_columns))
+    if not parquet_rows(file):
+        refuse_file(file, "has no rows", AGAIN)
+    batches, room = [], _LARGEST_RATIO * file.stat().st_size
+    with pq.ParquetFile(file) as parquet:
+        schema = parquet.schema_arrow
+        wanted = _columns(file, schema.names, label_columns)
+        for batch in parquet.iter_batches(_ROWS, columns=wanted):
+            batch.validate()
+            batches.append(batch)
+            room -= batch.nbytes
+            if room < 0:
+                refuse_file(file, "unpacks to over 100 times its size", AGAIN)
+    table = pa.Table.from_batches(batches).select(wanted)
+    return table.replace_schema_metadata(schema.metadata)
+
+
+def _columns(
+    file: Path, names: Sequence[str], label_columns: Sequence[str]
+) -> list[str]:
+    """Return the names of the image and of the label column."""
+    found = []
+    for wanted in (IMAGE_COLUMNS, label_columns):
+        name = next((name for name in wanted if name in names), None)
+        if name is None:
+            choices = " or ".join(map(repr, wanted))
+            rule = f"its columns are {list(names)!r:.300}"
+            refuse_file(file, f"has no column {choices}", rule)
+        found.append(name)
+    return found
+
+
+def _encoded(file: Path, table: Any) -> Any:
+    """Return the column of the images' bytes, null where there are none."""
+    import pyarrow as pa
+
+    name, column = table.column_names[0], table.column(0)
+    if pa.types.is_struct(column.type) and "bytes" in column.type.names:
+        column = column.flatten()[column.type.get_field_index("bytes")]
+    if not (pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)):
+        refuse_file(
+            file,
+            f"column {name!r} holds {column.type!s:.100}",
+            "it must hold encoded images, as {bytes, path} or as binary",
+        )
+    return column
+
+
+def _label_values(file: Path, table: Any) -> np.ndarray:
+    import pyarrow as pa
+
+    name, column = table.column_names[1], table.column(1)
+    if not pa.types.is_integer(column.type):
+        found = f"column {name!r} holds {column.type!s:.100}"
+        refuse_file(file, found, "labels must be integers")
+    if column.null_count:
+        row = column.is_null().to_pylist().index(True)
+        refuse_file(file, f"row {row} has no label")
+    return np.asarray(column)
+
+
+def _class_names(table: Any) -> tuple[str, ...] | None:
+    """Return the names of the labels that `datasets` writes into a schema, if any."""
+    try:
+        content = parse_json((table.schema.metadata or {})[b"huggingface"])
+        features = content["info"]["features"]
+        names = tuple(features[table.column_names[1]]["names"])
+        unique = len(set(names)) == len(names) > 0
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return None
+    return names if unique and all(isinstance(name, str) for name in names) else None
