@@ -107,9 +107,9 @@ def test_views_have_the_dtype_of_the_image_and_one_size(kind, dtype):
     augment = KINDS[kind](crop_size=32)
     image = photograph(dtype=dtype)
     assert augment.size(image.shape) == (32, 32)
-    plain = jax.eval_shape(augment.plain, image)
+    view = jax.eval_shape(augment.eval_view, image)
     produced = jax.eval_shape(augment, jax.random.key(0), image)
-    assert (plain.shape, plain.dtype) == ((32, 32, 3), dtype)
+    assert (view.shape, view.dtype) == ((32, 32, 3), dtype)
     assert (produced.shape, produced.dtype) == ((32, 32, 3), dtype)
 
 
@@ -153,15 +153,15 @@ def test_a_view_is_the_same_whatever_the_batch_and_their_number():
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_evaluated_is_of_the_image_or_a_view_as_it_is(kind):
     image = photograph()
-    plain = jax.jit(KINDS[kind](crop_size=32).plain)
+    eval_view = jax.jit(KINDS[kind](crop_size=32).eval_view)
     if kind == "crop-flip":
         resized = jax.jit(lambda image: resample.resize(image, (32, 32)))(image)
-        np.testing.assert_array_equal(plain(image), resized)
+        np.testing.assert_array_equal(eval_view(image), resized)
     else:
-        np.testing.assert_array_equal(plain(image), image[4:36, 6:38])
-    np.testing.assert_array_equal(plain(plain(image)), plain(image))
+        np.testing.assert_array_equal(eval_view(image), image[4:36, 6:38])
+    np.testing.assert_array_equal(eval_view(eval_view(image)), eval_view(image))
     whole = KINDS[kind]()
-    np.testing.assert_array_equal(whole.plain(image), image)
+    np.testing.assert_array_equal(whole.eval_view(image), image)
     assert whole.size(image.shape) == (40, 44)
 
 

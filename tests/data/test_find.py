@@ -123,7 +123,7 @@ def test_parquet_is_read_as_a_whole_or_refused(tmp_path, monkeypatch, stream, mo
     parquet(tmp_path)
     assert 2 * IMAGES.nbytes < 5000 < 2 * sum(map(len, ENCODED))
     monkeypatch.setattr(find, "LARGEST_IN_MEMORY", most)
-    with pytest.raises(ValueError, match="20 images in parquet, which cannot be read"):
+    with pytest.raises(ValueError, match="20 images in parquet files, which cannot"):
         load("imagenet", tmp_path, image_size=8, stream=stream)
     dataset = load("imagenet", tmp_path, image_size=8, stream=False)
     np.testing.assert_array_equal(everything(dataset.train)["image"], IMAGES)

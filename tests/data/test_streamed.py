@@ -19,7 +19,7 @@ from tanager.data import (
     streamed,
     subset,
 )
-from tanager.data.streamed import Relabelled, into_memory
+from tanager.data.streamed import into_memory
 
 
 BAD = 7
@@ -78,7 +78,7 @@ def test_gather_stacks_the_examples(tmp_path, name, indices):
 def test_spawned_processes_read_it_without_jax(tmp_path, name, elsewhere):
     source = made(name, tmp_path)
     assert source[2]["label"] == 0  # Its files are open here.
-    view = subset(Relabelled(source, np.array([5, 6, 7], np.int32)), [9, 4])
+    view = subset(source.relabelled(LABELS + 5), [9, 4])
     batch, jax = elsewhere.submit(small.read_elsewhere, view).result()
     np.testing.assert_array_equal(batch["image"], IMAGES[[9, 4]])
     np.testing.assert_array_equal(batch["label"], [7, 6])
@@ -103,7 +103,7 @@ def test_identity_is_of_what_is_listed(tmp_path, name):
 
     view = subset(source, [1, 2])
     assert isinstance(view, StreamedSource)
-    turned, other = subset(source, [2, 1]), Relabelled(source, LABELS[:3])
+    turned, other = subset(source, [2, 1]), source.relabelled(LABELS + 1)
     assert isinstance(turned, StreamedSource)
     assert len({before, *(one.identity() for one in (view, turned, other))}) == 4
 

@@ -138,7 +138,9 @@ class Augmentation(abc.ABC):
     ) -> Shaped[Array, "h w c"]:
         """Return one view of `image`."""
 
-    def plain(self, image: Shaped[Array, "height width c"]) -> Shaped[Array, "h w c"]:
+    def eval_view(
+        self, image: Shaped[Array, "height width c"]
+    ) -> Shaped[Array, "h w c"]:
         """Return what is evaluated of `image`, of a view's size; a view, as it is."""
         return crops.middle(image, self.size(image.shape))
 
@@ -188,7 +190,7 @@ class Unchanged(Augmentation):
         self, key: PRNGKeyArray, image: Shaped[Array, "height width c"]
     ) -> Shaped[Array, "h w c"]:
         """Return the middle of `image`, whatever the key."""
-        return self.plain(image)
+        return self.eval_view(image)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -225,7 +227,9 @@ class CropFlip(Augmentation):
             image = crops.random_crop(crop_key, image, self.crop_padding, size)
         return crops.random_flip(flip_key, image) if self.flip else image
 
-    def plain(self, image: Shaped[Array, "height width c"]) -> Shaped[Array, "h w c"]:
+    def eval_view(
+        self, image: Shaped[Array, "height width c"]
+    ) -> Shaped[Array, "h w c"]:
         """Return the whole image, resized to a view's size; a view, as it is."""
         size = self.size(image.shape)
         return image if size == image.shape[:2] else resample.resize(image, size)
@@ -321,7 +325,7 @@ class Tan(Augmentation):
         """Return one view of `image`."""
         self.check(image.shape)
         crop_key, flip_key, jitter_key = jax.random.split(key, 3)
-        view = crops.random_crop(crop_key, self.plain(image), self.crop_padding)
+        view = crops.random_crop(crop_key, self.eval_view(image), self.crop_padding)
         if self.flip:
             view = crops.random_flip(flip_key, view)
         planes = self.jitter(jitter_key, colour.planes(view))

@@ -17,7 +17,7 @@ from tanager.data.find import LARGEST_IN_MEMORY as LARGEST_IN_MEMORY
 from tanager.data.find import WANTED, Found, Wanted, find_files, find_images, streams
 from tanager.data.folder import TESTS, FolderSource, common_shape, list_folder
 from tanager.data.source import ArraySource, Source, subset
-from tanager.data.streamed import Relabelled, Report, StreamedImages, into_memory
+from tanager.data.streamed import Report, StreamedImages, into_memory
 
 
 Progress = Callable[[int, int], None]
@@ -88,7 +88,7 @@ def load(
     stream: bool | None = None,
     progress: Progress | None = None,
 ) -> Dataset:
-    """Load a data set into memory, or open it to be decoded as it is used.
+    """Load a data set into memory, or open it and decode images as they are used.
 
     ===========  ==================================================================
     digits       scikit-learn's 1797 digits of 8 × 8 pixels; needs no path. Their grey
@@ -176,7 +176,7 @@ def _digits() -> Dataset:
 
     pixels, labels = load_digits(return_X_y=True)
     images = np.rint(pixels * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
-    # Every fifth of the examples in order of class, in random order within a class.
+    # Every fifth of the examples, sorted by class, in random order in each class.
     test = np.sort(np.lexsort((_public_words(len(labels)), labels))[::5])
     train = np.setdiff1d(np.arange(len(labels)), test)
     labels = labels.astype(np.int32)
@@ -241,7 +241,7 @@ def _folder(path: Path, wanted: Wanted) -> Found:
 
 
 def _counter(progress: Progress | None, total: int) -> Report:
-    """Return a report of images done that tells `progress` their sum and the total."""
+    """Return a function that adds up images done and reports them to `progress`."""
     done = 0
 
     def report(more: int) -> None:
@@ -265,8 +265,10 @@ def _dataset(
         validate.refuse(
             "class", classes[label], f"of {name} has no training example", "add some"
         )
-    in_memory = isinstance(train, ArraySource)
-    shape = train.tree["image"].shape[1:] if in_memory else train.shape
+    if isinstance(train, ArraySource):
+        shape = train.tree["image"].shape[1:]
+    else:
+        shape = train.shape
     return Dataset(name, train, test, classes, shape, mean, std)
 
 
@@ -287,16 +289,20 @@ def _with_classes(dataset: Dataset, classes: Sequence[str] | None) -> Dataset:
     numbers = np.full(len(dataset.classes), -1, np.int32)
     numbers[[dataset.classes.index(name) for name in names]] = np.arange(len(names))
 
-    def chosen(source: Source) -> Source:
+    def of_classes(source: Source) -> Source:
         assert isinstance(source, ArraySource | StreamedImages)
         labels = numbers[_labels(source)]
-        kept = np.flatnonzero(labels >= 0)
+        chosen = np.flatnonzero(labels >= 0)
         if isinstance(source, StreamedImages):
-            return subset(Relabelled(source, numbers), kept)
-        return ArraySource({"image": source.tree["image"][kept], "label": labels[kept]})
+            return subset(source.relabelled(labels), chosen)
+        images = source.tree["image"][chosen]
+        return ArraySource({"image": images, "label": labels[chosen]})
 
     return dataclasses.replace(
-        dataset, train=chosen(dataset.train), test=chosen(dataset.test), classes=names
+        dataset,
+        train=of_classes(dataset.train),
+        test=of_classes(dataset.test),
+        classes=names,
     )
 
 
@@ -311,9 +317,9 @@ def _with_validation(dataset: Dataset, examples: int) -> Dataset:
             f"must be fewer than the {available} training examples",
         )
     order = np.argsort(_public_words(available))
-    held, kept = np.sort(order[:examples]), np.sort(order[examples:])
+    held, rest = np.sort(order[:examples]), np.sort(order[examples:])
     return dataclasses.replace(
-        dataset, train=subset(dataset.train, kept), test=subset(dataset.train, held)
+        dataset, train=subset(dataset.train, rest), test=subset(dataset.train, held)
     )
 
 
@@ -328,10 +334,10 @@ def _with_fewer(dataset: Dataset, examples: int | None) -> Dataset:
             examples,
             f"must be at most the {available} training examples",
         )
-    kept = np.sort(np.argsort(_public_words(available))[:examples])
-    return dataclasses.replace(dataset, train=subset(dataset.train, kept))
+    chosen = np.sort(np.argsort(_public_words(available))[:examples])
+    return dataclasses.replace(dataset, train=subset(dataset.train, chosen))
 
 
 def _public_words(count: int) -> np.ndarray:
-    """The same random words for everyone, for ever: splits are public."""
+    """Return fixed public random words, as splits are public."""
     return np.random.Philox(key=0).random_raw(count)

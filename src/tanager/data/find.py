@@ -44,8 +44,8 @@ class Found:
     Attributes:
         train: the training images.
         test: the test images; the training images again if no others were wanted.
-        classes: names of the classes: of their folders, or as a file tells them, or
-            else their numbers.
+        classes: names of the classes, from their folders or from a file, or else their
+            numbers.
     """
 
     train: StreamedImages
@@ -99,7 +99,7 @@ def streams(stream: bool | None, examples: int, shape: tuple[int, ...]) -> bool:
 
 
 def find_files(folder: Path, wanted: Wanted) -> Found | None:
-    """Open the files of a folder that hold many images each; None if there are none.
+    """Open a folder's files of many images each; None if there are none.
 
     Raises:
         ValueError: a file is missing or damaged, or no shape is given.
@@ -133,7 +133,7 @@ def find_images(name: str, path: Path, wanted: Wanted) -> Found:
 
 
 def find_shards(folder: Path, split: str, ending: str) -> list[Path]:
-    """Return the files of a split, in order; none if there are none.
+    """Return the files of a split, in order; an empty list if there are none.
 
     They are ``SPLIT.ENDING`` or ``SPLIT-00000-of-00008.ENDING`` and so on, with or
     without a prefix (``NAME-SPLIT.ENDING``); or else all files ``*.ENDING`` in a folder
@@ -196,7 +196,7 @@ def _parquet(folder: Path, wanted: Wanted) -> Found | None:
     if large or streams(wanted.stream, rows, wanted.needed_shape()):
         refuse_file(
             folder,
-            f"holds {rows:,} images in parquet, which cannot be read one by one",
+            f"has {rows:,} images in parquet files, which cannot be read one by one",
             "convert the files to Arrow as docs/scale.md shows, or take all images "
             "into memory with stream=False (--stream False)",
         )

@@ -1,13 +1,12 @@
 """A folder of images: one sub-folder per class.
 
 Either ``train/<class>/*`` with ``test/<class>/*`` (or ``val``, or ``validation``), or
-``<class>/*`` alone, which is split here: within each class the files are put in order
-of a hash of their relative path, and every fifth is a test example. The split depends
-on nothing but the paths. It counts as public, and the guarantee is about the training
-examples that it leaves. A new file can move another one across the split: where that
-matters, make the two folders.
+``<class>/*`` alone, which is split here: the files of each class are sorted by a hash
+of their relative path, and every fifth is a test example. The split depends on the
+paths alone. It counts as public, and the guarantee covers the training examples. A new
+file can move another one across the split; to avoid that, make the two folders.
 
-Files are taken by their ending: png, jpg, jpeg, in small letters or large.
+Files are chosen by their ending: png, jpg or jpeg, in lower or upper case.
 """
 
 import dataclasses
@@ -34,9 +33,9 @@ TESTS = ("test", "val", "validation")
 
 @dataclasses.dataclass(frozen=True)
 class Listing:
-    """The files of one split, in order of class and name; nothing has been opened.
+    """The files of one split, in order of class and name; none has been opened.
 
-    All names lie in one string of bytes, since a million paths would take a gigabyte.
+    All names are in one string of bytes, as a million paths would take a gigabyte.
 
     Attributes:
         root: the folder of the class folders.
@@ -66,23 +65,15 @@ class FolderSource(StreamedImages):
     """The images of a listing, decoded on access as `tanager.data.decoding` says."""
 
     def __init__(self, listing: Listing, shape: tuple[int, int, int]):
-        super().__init__(shape)
+        super().__init__(shape, listing.labels)
         self.listing = listing
 
-    @property
-    def labels(self) -> np.ndarray:
-        """See `StreamedImages.labels`."""
-        return self.listing.labels
-
-    def identity(self) -> bytes:
-        """Return a digest of names, sizes and labels; asks for the size of each file.
-
-        A file that is no longer there counts as one of size −1.
-        """
+    def _files(self) -> bytes:
+        # A file that is no longer there has size −1.
         sizes = np.fromiter(map(self._size, range(len(self))), np.int64, len(self))
         listing = self.listing
         parts = (listing.names, listing.ends, listing.labels, sizes)
-        return digest(b"folder", listing.classes, self.shape, *parts)
+        return digest(listing.classes, *parts)
 
     def _size(self, index: int) -> int:
         try:
@@ -129,7 +120,7 @@ def list_halves(path: Path, tests: Sequence[str] = TESTS) -> tuple[Listing, List
 
 
 def list_folder(path: Path) -> tuple[Listing, Listing]:
-    """List the training and test files of a folder, split here or as it is.
+    """List the training and test files of a folder; split it if it is not.
 
     Raises:
         ValueError: as `list_halves`, or a class is too small to be split.

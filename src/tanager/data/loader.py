@@ -1,8 +1,8 @@
 """Physical batches read ahead of the devices, in worker processes.
 
-One element of the grain pipeline is one physical batch: who is in it and who is
-padding is known from the run's seed, so any element can be made alone, by any worker,
-and a resumed run goes on with the element it had come to.
+One element of the grain pipeline is one physical batch. The run's seed decides who is
+in it and which rows are padding, so any worker can make any element alone, and a
+resumed run continues with the next element.
 """
 
 import multiprocessing
@@ -83,10 +83,7 @@ class ChunkPlan:
         self._drawn: tuple[int, np.ndarray] = (-1, np.empty(0, np.int64))
 
     def __len__(self) -> int:
-        """Return a number that there are no more elements than: the true one is secret.
-
-        It would also take a pass over all steps to know.
-        """
+        """Return an upper bound of the number of elements, which is secret itself."""
         most = max(1, -(-self._sampler.examples // self._size))
         return (self._sampler.mechanism.steps - self._begun) * most
 
@@ -164,8 +161,7 @@ def portions(plan: ChunkPlan, workers: int) -> Generator[Portion, None, None]:
 
     Args:
         plan: from its first element on.
-        workers: processes that read and decode; 0 for one thread of this process,
-            which asks nothing of the source but an index at a time.
+        workers: processes that read and decode; 0 for one thread of this process.
 
     Raises:
         ValueError: `workers` is not a whole number of at least 0.

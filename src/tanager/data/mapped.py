@@ -6,7 +6,7 @@ import numpy as np
 
 from tanager import _npy
 from tanager._reading import AGAIN, reading, refuse_file
-from tanager.data.streamed import StreamedImages, check_labels, digest, of_files
+from tanager.data.streamed import StreamedImages, check_labels, of_files
 
 
 _SPARE = 4096  # bytes of labels beyond the images', so that a message can count them
@@ -28,8 +28,6 @@ class MappedSource(StreamedImages):
     def __init__(self, file: Path, label_file: Path, classes: int | None = None):
         with reading(file, "has no images that can be read"):
             images = _mapped(file)
-        super().__init__(images.shape[1:])
-        self._file = file
         with (
             reading(label_file, "has no labels that can be read"),
             open(label_file, "rb") as stream,
@@ -39,16 +37,12 @@ class MappedSource(StreamedImages):
         if labels.shape != (len(images),):
             found = f"has labels {list(labels.shape)} for {len(images)} images"
             refuse_file(label_file, found)
-        self._labels = check_labels(label_file, labels, classes)
+        labels = check_labels(label_file, labels, classes)
+        super().__init__(images.shape[1:], labels)
+        self._file = file
 
-    @property
-    def labels(self) -> np.ndarray:
-        """See `StreamedImages.labels`."""
-        return self._labels
-
-    def identity(self) -> bytes:
-        """Return a digest of the file's name, size, ends, and of the labels."""
-        return digest(b"mapped", of_files([self._file]), self._labels, self.shape)
+    def _files(self) -> bytes:
+        return of_files([self._file])
 
     def _read(self, index: int) -> np.ndarray:
         if 0 not in self._opened:

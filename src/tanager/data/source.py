@@ -1,9 +1,9 @@
 """Sources: random access to examples, one at a time or many at once.
 
 An example is a pytree of NumPy arrays, such as ``{"image": uint8[H, W, C], "label":
-int32[]}``. A source has a length, and an example for each index; that is all that
-training asks of data. One index is one example is one unit of privacy: a person whose
-data appear under two indices has twice the influence that the guarantee is about.
+int32[]}``. A source has a length, and an example for each index; training needs nothing
+more. One index is one example and one unit of privacy: a person with images under two
+indices is protected less.
 """
 
 import hashlib
@@ -40,24 +40,24 @@ class Source(Protocol):
 
 @runtime_checkable
 class StreamedSource(Source, Protocol):
-    """A source whose examples are read and decoded when they are asked for.
+    """A source that reads and decodes its examples when they are asked for.
 
-    It can be pickled into another process, where it opens its files anew. One example
-    that cannot be read is an `UnreadableExample`.
+    It can be pickled into another process, which opens the files itself. An example
+    that cannot be read raises `UnreadableExample`.
     """
 
     def identity(self) -> bytes:
-        """Return a digest of what it lists: 32 bytes, the same wherever the files lie.
+        """Return a digest of the listed files and labels, 32 bytes.
 
-        It costs no decoding, and notices files that came, went, were renamed or
-        changed in size, and labels that changed. Other bytes within a file of the same
-        size it need not notice.
+        It does not depend on the folder. It changes when files come, go, are renamed or
+        change in size, and when labels change. Nothing is decoded, so other changes in
+        a file may go unnoticed.
         """
         ...
 
 
 class UnreadableExample(UnreadableFile):
-    """One example that cannot be read or decoded; the others may well be good.
+    """One example that cannot be read or decoded; the others may be good.
 
     Attributes:
         index: of the example, in the source that was asked.
@@ -139,7 +139,7 @@ def as_source(data: Any) -> Source:
     """Return `data` as a source.
 
     Args:
-        data: a `Source`, returned as it is; or a pytree (dict, tuple, list, nested) of
+        data: a `Source`, which is returned; or a pytree (dict, tuple, list, nested) of
             NumPy or JAX arrays, one row of each per example.
 
     Raises:
@@ -161,7 +161,7 @@ def as_source(data: Any) -> Source:
 
 
 def in_memory(source: Source) -> bool:
-    """Return whether a source is arrays, or a `subset` of such a one."""
+    """Return whether a source, or what it is a `subset` of, is an `ArraySource`."""
     if isinstance(source, _Subset):
         return in_memory(source._source)
     return isinstance(source, ArraySource)
@@ -200,8 +200,7 @@ def subset(source: Source, indices: np.ndarray | Sequence[int]) -> Source:
     """Return a view of `source` with only the examples at `indices`, in that order.
 
     Raises:
-        ValueError: no indices, an index out of range, or one that appears twice: an
-            example that is there twice is no longer one unit of privacy.
+        ValueError: there are no indices, or one is out of range or appears twice.
     """
     chosen = whole_indices(indices, len(source))
     if not len(chosen):
@@ -212,7 +211,7 @@ def subset(source: Source, indices: np.ndarray | Sequence[int]) -> Source:
             "indices",
             int(values[counts.argmax()]),
             "appears more than once",
-            "an example may be in the data once, or the guarantee is not for it",
+            "an example that is in the data twice is protected less: list it once",
         )
     if isinstance(source, StreamedSource):
         return _StreamedSubset(source, chosen)
@@ -220,7 +219,7 @@ def subset(source: Source, indices: np.ndarray | Sequence[int]) -> Source:
 
 
 def check_index(index: int, length: int) -> None:
-    """Raise `IndexError` outside 0 … length − 1; nothing is read from the other end."""
+    """Raise `IndexError` outside 0 … length − 1; negative indices are refused too."""
     # IndexError, not ValueError: it is how Python's iteration finds the end.
     if not 0 <= index < length:
         raise IndexError(f"index (={index}) must be from 0 to {length - 1}")

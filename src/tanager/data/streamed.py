@@ -2,11 +2,12 @@
 
 import abc
 import concurrent.futures
+import copy
 import hashlib
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -28,27 +29,24 @@ _PART = 256  # images per task of the thread pool
 class StreamedImages(abc.ABC):
     """Labelled images that are read and decoded when they are asked for.
 
-    An example is ``{"image": uint8[H, W, C], "label": int32[]}``. Files are opened by
-    the process that reads them, at the first example it reads: a source can be pickled
-    into any number of processes, and several threads can read it. In memory it holds
-    its listing: names, labels and the like, a few dozen bytes for each example.
+    An example is ``{"image": uint8[H, W, C], "label": int32[]}``. A process opens the
+    files when it reads its first example, so that a source can be pickled into any
+    number of processes. Several threads can read it. It holds names and labels in
+    memory, a few dozen bytes for each example.
 
     Attributes:
         shape: (H, W, C) of every image.
+        labels: int32[N]; not to be written to.
     """
 
-    def __init__(self, shape: tuple[int, int, int]):
+    def __init__(self, shape: tuple[int, int, int], labels: np.ndarray):
         self.shape = shape
+        self.labels = labels
         self._opened: dict[Any, Any] = {}
 
-    @property
     @abc.abstractmethod
-    def labels(self) -> np.ndarray:
-        """All labels, int32[N], without decoding an image; not to be written to."""
-
-    @abc.abstractmethod
-    def identity(self) -> bytes:
-        """See `tanager.data.StreamedSource`."""
+    def _files(self) -> bytes:
+        """Return a digest of the files, which does not depend on the folder."""
 
     @abc.abstractmethod
     def _read(self, index: int) -> np.ndarray:
@@ -90,44 +88,19 @@ class StreamedImages(abc.ABC):
             images[row] = self.image(int(index))
         return {"image": images, "label": self.labels[chosen]}
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": {}}
-
-
-class Relabelled:
-    """The examples of a source, under other labels.
-
-    Args:
-        source: the examples.
-        numbers: int32[classes], the new label for each of the source's.
-    """
-
-    def __init__(self, source: StreamedImages, numbers: np.ndarray):
-        self._source = source
-        self._numbers = numbers
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        return self._renamed(self._source[index])
-
-    def gather(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the examples at `indices`, stacked."""
-        return self._renamed(self._source.gather(indices))
-
-    @property
-    def labels(self) -> np.ndarray:
-        """The new labels, int32[N]."""
-        return self._numbers[self._source.labels]
-
     def identity(self) -> bytes:
         """See `tanager.data.StreamedSource`."""
-        return digest(b"relabelled", self._source.identity(), self._numbers)
+        kind = type(self).__name__.encode()
+        return digest(kind, self._files(), self.labels, self.shape)
 
-    def _renamed(self, examples: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        labels = np.asarray(self._numbers[examples["label"]])
-        return {"image": examples["image"], "label": labels}
+    def relabelled(self, labels: np.ndarray) -> Self:
+        """Return a source of the same images with other labels, int32[N]."""
+        other = copy.copy(self)
+        other.labels = labels
+        return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": {}}
 
 
 def into_memory(source: StreamedImages, report: Report) -> ArraySource:
@@ -182,19 +155,8 @@ def check_labels(
     return labels.astype(np.int32)
 
 
-def locate(index: int, ends: np.ndarray) -> tuple[int, int]:
-    """Return the part that an index falls into, and its position there.
-
-    Args:
-        index: over all parts, one after another.
-        ends: int64[parts], the index after the last of each.
-    """
-    part = int(np.searchsorted(ends, index, "right"))
-    return part, index - int(ends[part - 1] if part else 0)
-
-
 def digest(*parts: bytes | np.ndarray | Iterable[object]) -> bytes:
-    """Return 32 bytes that tell these parts from all others."""
+    """Return a hash of the parts, 32 bytes."""
     total = hashlib.blake2b(digest_size=32)
     for part in parts:
         if isinstance(part, np.ndarray):
@@ -208,7 +170,7 @@ def digest(*parts: bytes | np.ndarray | Iterable[object]) -> bytes:
 def of_files(files: Iterable[Path]) -> bytes:
     """Return a digest of the files' names, sizes, beginnings and ends.
 
-    The end of a parquet or Arrow file tells where all its parts are.
+    The end of a parquet or Arrow file lists where its parts begin.
 
     Raises:
         OSError: a file cannot be read.

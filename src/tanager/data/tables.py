@@ -15,13 +15,7 @@ import numpy as np
 
 from tanager._reading import AGAIN, parse_json, reading, refuse_file
 from tanager.data.decoding import decode_image
-from tanager.data.streamed import (
-    StreamedImages,
-    check_labels,
-    digest,
-    locate,
-    of_files,
-)
+from tanager.data.streamed import StreamedImages, check_labels, of_files
 
 
 IMAGE_COLUMNS = ("img", "image")
@@ -38,7 +32,7 @@ class TableSource(StreamedImages):
         files: the files.
         shape: (H, W, C) to decode to.
         label_columns: names that the label column may have.
-        classes: number of classes; None where the files tell, or to accept any label.
+        classes: number of classes; None to take it from the files, or else any label.
         exact: refuse images of another shape instead of resizing them.
 
     Attributes:
@@ -58,8 +52,8 @@ class TableSource(StreamedImages):
         classes: int | None = None,
         exact: bool = False,
     ):
-        super().__init__(shape)
-        self._files = tuple(files)
+        super().__init__(shape, np.empty(0, np.int32))
+        self._parts = tuple(files)
         self._label_columns = tuple(label_columns)
         self._exact = exact
         self.class_names: tuple[str, ...] | None = None
@@ -70,19 +64,13 @@ class TableSource(StreamedImages):
             check_labels(file, part, classes)
             for file, part in zip(files, labels, strict=True)
         ]
-        self._labels = np.concatenate(checked)
+        self.labels = np.concatenate(checked)
 
-    @property
-    def labels(self) -> np.ndarray:
-        """See `StreamedImages.labels`."""
-        return self._labels
-
-    def identity(self) -> bytes:
-        """Return a digest of the files' names, sizes, ends, and of the labels."""
-        return digest(b"table", of_files(self._files), self._labels, self.shape)
+    def _files(self) -> bytes:
+        return of_files(self._parts)
 
     def _labels_of(self, part: int) -> np.ndarray:
-        file = self._files[part]
+        file = self._parts[part]
         kind = "a parquet" if _is_parquet(file) else "an Arrow"
         with reading(file, f"is not {kind} file that can be read"):
             table = _table(file, self._label_columns)
@@ -97,18 +85,18 @@ class TableSource(StreamedImages):
             return _label_values(file, table)
 
     def _read(self, index: int) -> np.ndarray:
-        part, row = locate(index, self._ends)
+        part, row = _locate(index, self._ends)
         if part not in self._opened:
-            table = _table(self._files[part], self._label_columns)
-            self._opened[part] = _Images(_encoded(self._files[part], table))
+            table = _table(self._parts[part], self._label_columns)
+            self._opened[part] = _Images(_encoded(self._parts[part], table))
         content = self._opened[part][row]
         if content is None:
             raise ValueError("it has no image bytes: it may only hold a path")
         return decode_image(content, self.shape, self._exact)
 
     def _place(self, index: int) -> tuple[Path, str]:
-        part, row = locate(index, self._ends)
-        return self._files[part], f"row {row} "
+        part, row = _locate(index, self._ends)
+        return self._parts[part], f"row {row} "
 
 
 def parquet_rows(file: Path) -> int:
@@ -132,7 +120,7 @@ class _Images:
         self._ends = np.cumsum([len(chunk) for chunk in self._chunks])
 
     def __getitem__(self, row: int) -> bytes | None:
-        chunk, position = locate(row, self._ends)
+        chunk, position = _locate(row, self._ends)
         return self._chunks[chunk][position].as_py()
 
 
@@ -184,7 +172,7 @@ def _columns(
 
 
 def _encoded(file: Path, table: Any) -> Any:
-    """Return the column of the images' bytes, null where there are none."""
+    """Return the column of the images' bytes; a row without an image is null."""
     import pyarrow as pa
 
     name, column = table.column_names[0], table.column(0)
@@ -222,3 +210,14 @@ def _class_names(table: Any) -> tuple[str, ...] | None:
     except (KeyError, TypeError, ValueError, RecursionError):
         return None
     return names if unique and all(isinstance(name, str) for name in names) else None
+
+
+def _locate(index: int, ends: np.ndarray) -> tuple[int, int]:
+    """Return the part that an index falls into, and its position in that part.
+
+    Args:
+        index: over all parts, one after another.
+        ends: int64[parts], the index after the last of each.
+    """
+    part = int(np.searchsorted(ends, index, "right"))
+    return part, index - int(ends[part - 1] if part else 0)

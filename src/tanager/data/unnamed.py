@@ -62,8 +62,8 @@ class _Arrived:
             descriptor = self._handle.detach()
         except (OSError, EOFError) as error:
             raise RuntimeError(
-                "a process that reads examples ended unexpectedly: it may have been "
-                "killed, for want of memory for instance; run the same command again"
+                "a process that reads examples ended unexpectedly, maybe for lack of "
+                "memory: run the same command again, with fewer workers"
             ) from error
         try:
             memory = mmap.mmap(descriptor, 0)

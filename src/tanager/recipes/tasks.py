@@ -92,7 +92,7 @@ def make(
     seen = seen_shape(recipe, dataset)
 
     def pixels(example: Any) -> jax.Array:
-        image = augmented.plain(example["image"])
+        image = augmented.eval_view(example["image"])
         image = standardise(image, dataset.mean, dataset.std)
         if image.shape != seen:
             image = jax.image.resize(image, seen, "cubic")
