@@ -35,7 +35,7 @@ TESTS = ("test", "val", "validation")
 class Listing:
     """The files of one split, in order of class and name; none has been opened.
 
-    All names are in one string of bytes, as a million paths would take a gigabyte.
+    All names are in one string of bytes: a million paths would take 200 MiB.
 
     Attributes:
         root: the folder of the class folders.
