@@ -1,7 +1,7 @@
 """What clipped gradients must be, found the slow way in float64.
 
 `check` puts one loss through many strategies, and optionally through every method of
-every cell, in one compiled program, and compares sums, norms and losses with explicit
+every group, in one compiled program, and compares sums, norms and losses with explicit
 per-example gradients. Masked rows are NaN throughout.
 """
 
@@ -16,7 +16,7 @@ from tanager.clipping import book_keeping, clipped_grad
 from tanager.clipping.analysis import taps
 from tanager.clipping.analysis.taps import Program
 from tanager.clipping.planning import plan
-from tanager.clipping.rules.groups import KEPT, Cell, Method
+from tanager.clipping.rules.groups import RETAINED, Method, NormGroup
 
 
 ALL = ("per_example", "ghost", "mixed_ghost", "bk", "bk_mixed", "bk_mixopt", "auto")
@@ -67,14 +67,16 @@ def clip(
     return Clipped(total, norms * mask, np.asarray(losses) * mask), clip_norm
 
 
-def each_method(all_cells: Sequence[Cell]) -> list[list[Method]]:
-    """Return choices of methods that together use every method of every cell."""
+def each_method(all_cells: Sequence[NormGroup]) -> list[list[Method]]:
+    """Return choices of methods that together use every method of every group."""
     options = []
-    for cell in all_cells:
-        totals = tuple(cell.totals()) or (KEPT,)
-        first = cell.gradients()[0]
-        pairs = [Method(n, totals[i % len(totals)]) for i, n in enumerate(cell.grams())]
-        pairs += [Method(norm, KEPT) for norm in cell.gradients()]
+    for group in all_cells:
+        totals = tuple(group.totals()) or (RETAINED,)
+        first = group.gradients()[0]
+        pairs = [
+            Method(n, totals[i % len(totals)]) for i, n in enumerate(group.grams())
+        ]
+        pairs += [Method(norm, RETAINED) for norm in group.gradients()]
         covered = {method.total for method in pairs}
         pairs += [Method(first, total) for total in totals if total not in covered]
         options.append(pairs)
@@ -82,12 +84,12 @@ def each_method(all_cells: Sequence[Cell]) -> list[list[Method]]:
     return [[own[n % len(own)] for own in options] for n in range(most)]
 
 
-def read(loss: Callable, params: Any, batch: Any) -> tuple[Program, list[Cell]]:
-    """Return the program of a loss and its cells."""
+def read(loss: Callable, params: Any, batch: Any) -> tuple[Program, list[NormGroup]]:
+    """Return the program of a loss and its groups."""
     params, batch = jax.tree.map(jnp.asarray, (params, batch))
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
     program = taps.read_loss(loss, params, example)
-    return program, plan.cells_of(program)
+    return program, plan.norm_groups(program)
 
 
 def raised(loss: Callable, params: Any, batch: Any) -> dict[str, float]:
@@ -172,7 +174,7 @@ def check(
         mask: all but the second row by default.
         strategies: to try; ghost clipping and book-keeping by default, or none where
             each method is tried.
-        methods: whether to try every method of every cell too.
+        methods: whether to try every method of every group too.
         dtypes: to compute in; the oracle computes in float64.
     """
     rows = jax.tree.leaves(batch)[0].shape[0]

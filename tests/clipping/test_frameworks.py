@@ -38,8 +38,8 @@ def cross_entropy(logits, label):
 
 
 def fast_taps(loss, params, batch):
-    """Names of the rules of all cells that have a Gram norm."""
-    return [cell.rule.name for cell in read(loss, params, batch)[1] if cell.grams()]
+    """Names of the rules of all groups that have a Gram norm."""
+    return [group.rule.name for group in read(loss, params, batch)[1] if group.grams()]
 
 
 def test_flax_nnx():

@@ -46,6 +46,6 @@ def test_no_tap_is_left_to_a_slow_rule(name, shape):
     for row in table.taps:
         if leaves[row.leaves[0]].ndim > 1:
             assert row.norm.endswith("gram")
-            assert row.total != "kept"
+            assert row.total != "retained"
         else:
             assert row.why == "elementwise: the gradient is small"

@@ -1,9 +1,9 @@
 """Clipping with one backward pass: keep (x, dy) at every tap, take norms, add up.
 
     forward, backward to the perturbations   (x, dy) at every tap, for every example
-    squared norms, cell by cell              ‖g_i‖²
+    squared norms, group by group              ‖g_i‖²
     c_i = min(1, C/‖g_i‖)
-    Σ c_i·g_i, cell by cell                  of gradients kept, or formed once more
+    Σ c_i·g_i, group by group                  of gradients kept, or formed once more
 
 Gradients formed once more are those of (x, dy), and c multiplies them afterwards: what
 rounds in them is bounded example by example, and their norms count it.
@@ -19,7 +19,7 @@ References:
     2023, arXiv:2210.00038 (book-keeping).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -27,17 +27,17 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
-from tanager.clipping.analysis.dtypes import accumulation_dtype, widen
+from tanager.clipping.analysis.dtypes import widen
 from tanager.clipping.analysis.jaxprs import aval
 from tanager.clipping.analysis.taps import Program, float_results
-from tanager.clipping.rules.base import Seen
-from tanager.clipping.rules.factors import norms_of, weights_of
-from tanager.clipping.rules.groups import KEPT, Cell, Method, Remembered
+from tanager.clipping.rules.base import TapValues
+from tanager.clipping.rules.factors import clip_factors, norms_of
+from tanager.clipping.rules.groups import RETAINED, Method, NormGroup
 
 
 def clip(
     program: Program,
-    cells: Sequence[Cell],
+    groups: Sequence[NormGroup],
     methods: Sequence[Method],
     params: PyTree,
     batch: PyTree,
@@ -48,8 +48,8 @@ def clip(
 
     Args:
         program: the loss taken apart.
-        cells: of the program.
-        methods: one for each cell.
+        groups: of the program.
+        methods: one for each group.
         params: pytree of float arrays.
         batch: pytree of arrays with leading axis ``b``.
         mask: which rows are examples; the others contribute exact zeros.
@@ -57,41 +57,31 @@ def clip(
     """
     leaves, tree = jax.tree.flatten(params)
     constants = program.evaluate_prologue(leaves)
-    losses, taps, backward = _forward(program, constants, jax.tree.leaves(batch))
-    seen = _seen(taps, backward(jnp.ones_like(losses)), constants)
+    losses, seen = _tap_values(program, constants, jax.tree.leaves(batch))
+    own = [[seen[use.tap] for use in group.uses] for group in groups]
 
-    squares: list[Array] = []
-    held: list[Remembered] = []
-    for cell, method in zip(cells, methods, strict=True):
-        keep = method.total == KEPT
-        square, remembered = cell.squares(
-            method.norm, _at(cell, seen), leaves, keep=keep
-        )
-        squares.append(square)
-        held.append(remembered)
-    norms = norms_of(squares, mask.shape[0])
-    weights = weights_of(norms, mask, clip_norm)
+    found = [
+        group.squares(method.norm, at, leaves, retain=method.total == RETAINED)
+        for group, method, at in zip(groups, methods, own, strict=True)
+    ]
+    norms = norms_of([squares for squares, _ in found], mask.shape[0])
+    factors = clip_factors(norms, mask, clip_norm)
 
-    by_leaf: dict[int, Array] = {}
-    for cell, method, remembered in zip(cells, methods, held, strict=True):
-        sums = cell.total(method.total, _at(cell, seen), remembered, weights)
-        for leaf, total in sums.items():
-            before = by_leaf.get(leaf)
-            by_leaf[leaf] = total if before is None else before + total
-    totals = [
-        widen(by_leaf[number]) if number in by_leaf else _zeros(leaf)
+    totals: dict[int, Array] = {}
+    for group, method, at, (_, held) in zip(groups, methods, own, found, strict=True):
+        for leaf, total in group.total(method.total, at, held, factors).items():
+            totals[leaf] = totals[leaf] + total if leaf in totals else total
+    sums = [
+        widen(totals[number]) if number in totals else jnp.zeros_like(widen(leaf))
         for number, leaf in enumerate(leaves)
     ]
-    return jax.tree.unflatten(tree, totals), norms, losses
+    return jax.tree.unflatten(tree, sums), norms, losses
 
 
-def _forward(
+def _tap_values(
     program: Program, constants: dict[jex.Var, Any], batch: Sequence[Array]
-) -> tuple[Array, list, Callable[[Array], list]]:
-    """Run all examples forward; return losses, (x, y) of each tap, and the pull-back.
-
-    The pull-back takes one cotangent for each loss and gives dy of each tap.
-    """
+) -> tuple[Array, list[TapValues]]:
+    """Run forward and backward; return losses and (x, y, dy) of all taps."""
     zeros = [
         [jnp.zeros(aval(v).shape, aval(v).dtype) for v in float_results(tap)]
         for tap in program.taps
@@ -105,20 +95,9 @@ def _forward(
         return jax.vmap(one)(perturbations, batch)
 
     many = jax.tree.map(lambda zero: jnp.broadcast_to(zero, (rows, *zero.shape)), zeros)
-    losses, pull, taps = jax.vjp(every, many, has_aux=True)
-    return losses, taps, lambda cotangents: pull(cotangents)[0]
-
-
-def _seen(taps: list, gradients: list, constants: dict[jex.Var, Any]) -> list[Seen]:
-    return [
-        Seen(data, results, own, constants)
-        for (data, results), own in zip(taps, gradients, strict=True)
+    losses, pull, met = jax.vjp(every, many, has_aux=True)
+    (gradients,) = pull(jnp.ones_like(losses))
+    return losses, [
+        TapValues(data, results, own, constants)
+        for (data, results), own in zip(met, gradients, strict=True)
     ]
-
-
-def _at(cell: Cell, seen: Sequence[Seen]) -> list[Seen]:
-    return [seen[use.tap] for use in cell.uses]
-
-
-def _zeros(leaf: Array) -> Array:
-    return jnp.zeros(leaf.shape, accumulation_dtype(leaf.dtype))

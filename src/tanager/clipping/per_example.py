@@ -13,8 +13,8 @@ from tanager.clipping.analysis import links
 from tanager.clipping.analysis.dtypes import widen
 from tanager.clipping.analysis.layouts import safe_to_split
 from tanager.clipping.analysis.rounding import squares
-from tanager.clipping.rules.factors import norms_of, weights_of
-from tanager.clipping.rules.retained import Kept, weighted_sum
+from tanager.clipping.rules.factors import clip_factors, norms_of
+from tanager.clipping.rules.retained import RetainedGradients, weighted_sum
 
 
 def per_example(
@@ -37,9 +37,9 @@ def per_example(
     gradients = jax.tree.map(widen, gradients)
     found = [squares(leaf) for leaf in jax.tree.leaves(gradients)]
     norms = norms_of(found, mask.shape[0])
-    weights = weights_of(norms, mask, clip_norm)
+    factors = clip_factors(norms, mask, clip_norm)
 
     def clipped_sum(leaf: Array) -> Array:
-        return weighted_sum(Kept([leaf], links.same), weights)
+        return weighted_sum(RetainedGradients([leaf], links.same), factors)
 
     return jax.tree.map(clipped_sum, gradients), norms, losses

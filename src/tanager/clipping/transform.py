@@ -65,11 +65,11 @@ from tanager.clipping.planning.explain import Explanation, explain
 from tanager.clipping.planning.plan import (
     MEMORY,
     Plan,
-    cells_of,
     example_of,
+    norm_groups,
     plan_clipping,
 )
-from tanager.clipping.rules.retained import kept_steps
+from tanager.clipping.rules.retained import retained_steps
 from tanager.compiling import filter_jit
 
 
@@ -193,7 +193,7 @@ class ClippedGrad:
             return False
         sizes = {rows for _, rows in _pieces(rows_of(batch), self.memory)}
         measured = [
-            Timings().measure(program, cells_of(program), rows, report)
+            Timings().measure(program, norm_groups(program), rows, report)
             for rows in sorted(sizes)
         ]
         self._tuned.add(shapes)
@@ -261,7 +261,7 @@ class ClippedGrad:
         dtypes = [accumulation_dtype(leaf.dtype) for leaf in leaves]
         coarsest = max(dtypes, key=lambda dtype: float(jnp.finfo(dtype).eps))
         steps = max(
-            kept_steps(size, size) if plan is None else plan.sum_steps
+            retained_steps(size, size) if plan is None else plan.sum_steps
             for size, plan in plans.items()
         )
         joined = len(_pieces(rows, self.memory)) - 1
@@ -309,7 +309,7 @@ class ClippedGrad:
         else:
             total, norms, losses = book_keeping.clip(
                 plan.program,
-                plan.cells,
+                plan.groups,
                 plan.methods,
                 trainable,
                 batch,

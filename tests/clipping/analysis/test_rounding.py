@@ -17,7 +17,7 @@ from oracle import ALL, read
 from tanager.clipping import clipped_grad
 from tanager.clipping.analysis import rounding
 from tanager.clipping.analysis.standardise import standardise
-from tanager.clipping.rules.base import Bilinear, Seen
+from tanager.clipping.rules.base import Bilinear, TapValues
 from tanager.clipping.rules.groups import Method
 
 
@@ -204,7 +204,7 @@ def test_no_bias_lets_an_example_contribute_more(name):
 
 
 ADDED = {
-    "kept": (lambda w, e: jnp.sum(w * e), "bk"),
+    "retained": (lambda w, e: jnp.sum(w * e), "bk"),
     "products": (lambda w, e: jnp.sum(e @ w), "bk"),
     "per_example": (lambda w, e: jnp.sum(w * e), "per_example"),
     "halves": (lambda w, e: jnp.sum(w * e), "bk"),
@@ -268,19 +268,19 @@ def test_norms_are_between_the_exact_one_and_what_is_stated(name):
     x = generator.standard_normal((6, *data), np.float32)
     x[3:] += 100  # and with a mean, so that terms add up instead of cancelling
     dy = np.float32(generator.standard_normal(jax.vmap(apply, (None, 0))(w, x).shape))
-    _, (cell,) = read(lambda w, x: jnp.sum(apply(w, x)), w, x)
+    _, (group,) = read(lambda w, x: jnp.sum(apply(w, x)), w, x)
     with jax.enable_x64(True):
         one = jax.grad(lambda w, x, dy: jnp.sum(apply(w, x) * dy))
         wide = (jnp.float64(side) for side in (x, dy))
         exact = jax.vmap(one, (None, 0, 0))(jnp.zeros(weight, jnp.float64), *wide)
         exact = lengths(exact, 6) ** 2
-    seen = [Seen([jnp.asarray(x)], [jnp.asarray(dy)], [jnp.asarray(dy)], {})]
-    for method in (*cell.grams(), *cell.gradients()):
-        squares, _ = cell.squares(method, seen, [w], keep=False)
-        assert isinstance(cell.rule, Bilinear)
-        terms = np.float64(cell.rule.terms(seen[0]))
+    seen = [TapValues([jnp.asarray(x)], [jnp.asarray(dy)], [jnp.asarray(dy)], {})]
+    for method in (*group.grams(), *group.gradients()):
+        squares, _ = group.squares(method, seen, [w], retain=False)
+        assert isinstance(group.rule, Bilinear)
+        terms = np.float64(group.rule.terms(seen[0]))
         squares = np.float64(squares)
         assert np.all(squares >= exact), method
         assert np.all(terms >= exact), method
-        excess = cell.excess(Method(method, cell.totals()[0])) + 2e-5
+        excess = group.excess(Method(method, group.totals()[0])) + 2e-5
         assert np.all(squares <= exact * (1 + 2e-5) + excess * terms), method

@@ -27,7 +27,7 @@ def curve(y):
 
 
 def kinds(loss, params, batch):
-    return [type(cell) for cell in read(loss, params, batch)[1]]
+    return [type(group) for group in read(loss, params, batch)[1]]
 
 
 # Shared parameters
@@ -87,8 +87,8 @@ def test_disjoint_parts_of_a_matrix_stay_apart(parts):
         return curve(attention @ (value[0] if value else x))
 
     found = read(loss, w, x)[1]
-    assert {type(cell) for cell in found} == {Single}
-    assert all(cell.grams() for cell in found)
+    assert {type(group) for group in found} == {Single}
+    assert all(group.grams() for group in found)
     check(loss, w, x, methods=True)
 
 
@@ -274,8 +274,8 @@ def test_a_scan_over_stacked_layers_is_unrolled(reverse):
 
     params = {"w": w, "b": b}
     found = read(loss, params, x)[1]
-    assert [type(cell) for cell in found] == [Single] * 6
-    assert sum(bool(cell.grams()) for cell in found) >= 3
+    assert [type(group) for group in found] == [Single] * 6
+    assert sum(bool(group.grams()) for group in found) >= 3
     check(loss, params, x, methods=True)
 
 
@@ -384,7 +384,10 @@ def test_views_inside_one_example():
 
     params = {"w": w, "b": b, "v": v}
     found = read(loss, params, x)[1]
-    assert [cell.rule.name for cell in found if cell.grams()] == ["convolution", "dot"]
+    assert [group.rule.name for group in found if group.grams()] == [
+        "convolution",
+        "dot",
+    ]
     check(loss, params, x, strategies=("ghost", "bk", "auto"), dtypes=("float32",))
     check(loss, params, x, methods=True)
 

@@ -28,9 +28,9 @@ def problem():
     return jnp.asarray(w, jnp.float32), jnp.asarray(x, jnp.float32)
 
 
-def only_cell():
-    (cell,) = read(loss, *problem())[1]
-    return cell
+def only_group():
+    (group,) = read(loss, *problem())[1]
+    return group
 
 
 class FakeBench:
@@ -39,7 +39,7 @@ class FakeBench:
     seconds_of: ClassVar[dict[str, float]] = {}
     asked: ClassVar[list[str]] = []
 
-    def __init__(self, program, cell, rows):
+    def __init__(self, program, group, rows):
         pass
 
     def seconds(self, part):
@@ -57,38 +57,38 @@ def bench(monkeypatch):
 
 
 def measured():
-    program, cells = read(loss, *problem())
+    program, groups = read(loss, *problem())
     timings = Timings()
-    timings.measure(program, cells, ROWS)
+    timings.measure(program, groups, ROWS)
     return timings
 
 
 def chosen(timings, most_bytes=1e9):
-    cell = only_cell()
+    group = only_group()
     (method,) = choices.choose(
         "auto",
-        [cell],
+        [group],
         ROWS,
         most_bytes=most_bytes,
-        estimate=lambda cell, method: timings.estimate(cell, method, ROWS),
+        estimate=lambda group, method: timings.estimate(group, method, ROWS),
     )
     return method
 
 
 def all_parts():
-    methods = cost.candidates(only_cell())
+    methods = cost.candidates(only_group())
     return {part for method in methods for part in autotune._parts(method)}
 
 
 def test_measurements_overrule_the_cost_model(bench):
     static = chosen(Timings())
-    for winner in cost.candidates(only_cell()):
+    for winner in cost.candidates(only_group()):
         timings = Timings()
         timings.path.unlink(missing_ok=True)
         bench.seconds_of = dict.fromkeys(all_parts(), 1.0)
         bench.seconds_of.update(dict.fromkeys(autotune._parts(winner), 1e-6))
         assert chosen(measured()) == winner
-    assert any(m != static for m in cost.candidates(only_cell()))
+    assert any(m != static for m in cost.candidates(only_group()))
 
 
 def test_measurements_are_remembered_by_the_next_instance(bench):
@@ -98,46 +98,46 @@ def test_measurements_are_remembered_by_the_next_instance(bench):
     bench.asked.clear()
     again = measured()
     assert not bench.asked
-    cell = only_cell()
-    for method in cost.candidates(cell):
-        known = again.known(cell, method, ROWS)
+    group = only_group()
+    for method in cost.candidates(group):
+        known = again.known(group, method, ROWS)
         assert known is not None
-        assert known == first.known(cell, method, ROWS)
-        assert known == again.estimate(cell, method, ROWS).seconds
+        assert known == first.known(group, method, ROWS)
+        assert known == again.estimate(group, method, ROWS).seconds
         assert known == sum(bench.seconds_of[p] for p in autotune._parts(method))
 
 
 def test_measurements_hold_for_one_batch_size_only(bench):
     timings = measured()
-    cell = only_cell()
-    (method, *_) = cost.candidates(cell)
-    assert timings.known(cell, method, ROWS) is not None
-    assert timings.known(cell, method, ROWS + 1) is None
-    expected = cost.estimate(cell, method, ROWS + 1)
-    assert timings.estimate(cell, method, ROWS + 1) == expected
+    group = only_group()
+    (method, *_) = cost.candidates(group)
+    assert timings.known(group, method, ROWS) is not None
+    assert timings.known(group, method, ROWS + 1) is None
+    expected = cost.estimate(group, method, ROWS + 1)
+    assert timings.estimate(group, method, ROWS + 1) == expected
 
 
 def test_long_work_is_measured_with_fewer_examples(bench, monkeypatch):
     """And the times of many are those of few, as many times as there are more."""
-    cell, asked = only_cell(), []
-    assert autotune.measured_rows(cell, 1000) == 1000
+    group, asked = only_group(), []
+    assert autotune.measured_rows(group, 1000) == 1000
     monkeypatch.setattr(autotune, "_LONG_SECONDS", 0.0)
     monkeypatch.setattr(
-        FakeBench, "__init__", lambda self, program, cell, rows: asked.append(rows)
+        FakeBench, "__init__", lambda self, program, group, rows: asked.append(rows)
     )
-    assert [autotune.measured_rows(cell, rows) for rows in (4, 32, 33, 128, 200)] == [
+    assert [autotune.measured_rows(group, rows) for rows in (4, 32, 33, 128, 200)] == [
         *(4, 32, 17, 32, 25)
     ]
-    program, cells = read(loss, *problem())
+    program, groups = read(loss, *problem())
     bench.seconds_of = {part: 1.0 + n for n, part in enumerate(sorted(all_parts()))}
     timings = Timings()
-    timings.measure(program, cells, 128)
-    timings.measure(program, cells, 64)
+    timings.measure(program, groups, 128)
+    timings.measure(program, groups, 64)
     assert asked == [32]
-    for method in cost.candidates(cell):
-        few, many = (timings.known(cell, method, rows) for rows in (32, 128))
+    for method in cost.candidates(group):
+        few, many = (timings.known(group, method, rows) for rows in (32, 128))
         assert few is not None
-        assert many == 4 * few == timings.estimate(cell, method, 128).seconds
+        assert many == 4 * few == timings.estimate(group, method, 128).seconds
 
 
 @pytest.mark.parametrize(
@@ -151,19 +151,19 @@ def test_the_longer_a_run_the_fewer_there_are(monkeypatch, takes, runs):
         ticks.append(None)
         return next(clock)
 
-    program, (cell,) = read(loss, *problem())
-    bench = autotune._Bench(program, cell, ROWS)
+    program, (group,) = read(loss, *problem())
+    bench = autotune._Bench(program, group, ROWS)
     # Not the clock of all: others look at it too.
     monkeypatch.setattr(autotune, "time", types.SimpleNamespace(perf_counter=tick))
-    part = autotune._parts(cost.candidates(cell)[0])[0]
+    part = autotune._parts(cost.candidates(group)[0])[0]
     assert bench.seconds(part) == takes
     assert len(ticks) == 2 * runs
 
 
 def test_the_faster_method_is_given_up_for_memory(bench):
     costs = {
-        method: cost.estimate(only_cell(), method, ROWS).bytes
-        for method in cost.candidates(only_cell())
+        method: cost.estimate(only_group(), method, ROWS).bytes
+        for method in cost.candidates(only_group())
     }
     greedy = max(costs, key=lambda method: costs[method])
     least = min(costs.values())
@@ -221,10 +221,10 @@ def test_a_damaged_or_foreign_file_is_ignored_and_made_anew(name, bench):
     assert held["seconds"]
     path.write_text(DAMAGE[name](held))
     fresh = Timings()
-    cell = only_cell()
-    for method in cost.candidates(cell):
-        assert fresh.known(cell, method, ROWS) is None
-        assert fresh.estimate(cell, method, ROWS) == cost.estimate(cell, method, ROWS)
+    group = only_group()
+    for method in cost.candidates(group):
+        assert fresh.known(group, method, ROWS) is None
+        assert fresh.estimate(group, method, ROWS) == cost.estimate(group, method, ROWS)
     measured()
     assert json.loads(path.read_text()) == held
 
@@ -232,7 +232,7 @@ def test_a_damaged_or_foreign_file_is_ignored_and_made_anew(name, bench):
 def test_a_file_that_is_not_text_is_ignored(bench):
     path = measured().path
     path.write_bytes(b"\xff\xfe\x80")
-    assert Timings().known(only_cell(), chosen(Timings()), ROWS) is None
+    assert Timings().known(only_group(), chosen(Timings()), ROWS) is None
 
 
 def test_a_folder_that_cannot_be_made_costs_time_alone(bench, tmp_path, monkeypatch):
@@ -240,7 +240,7 @@ def test_a_folder_that_cannot_be_made_costs_time_alone(bench, tmp_path, monkeypa
     blocked.write_text("in the way")
     monkeypatch.setenv("TANAGER_CACHE_DIR", str(blocked / "inside"))
     timings = measured()
-    assert timings.known(only_cell(), chosen(timings), ROWS) is not None
+    assert timings.known(only_group(), chosen(timings), ROWS) is not None
     assert not timings.path.exists()
 
 
@@ -250,19 +250,19 @@ def test_a_folder_that_cannot_be_written_costs_time_alone(bench, tmp_path, monke
     folder.mkdir(mode=0o500)
     monkeypatch.setenv("TANAGER_CACHE_DIR", str(folder))
     timings = measured()
-    assert timings.known(only_cell(), chosen(timings), ROWS) is not None
+    assert timings.known(only_group(), chosen(timings), ROWS) is not None
     assert not list(folder.iterdir())
 
 
 def test_two_processes_writing_keep_both_measurements(bench):
     one, other = Timings(), Timings()
-    program, cells = read(loss, *problem())
-    one.measure(program, cells, ROWS)
-    other.measure(program, cells, ROWS + 1)
+    program, groups = read(loss, *problem())
+    one.measure(program, groups, ROWS)
+    other.measure(program, groups, ROWS + 1)
     both = Timings()
-    (method, *_) = cost.candidates(cells[0])
-    assert both.known(cells[0], method, ROWS) is not None
-    assert both.known(cells[0], method, ROWS + 1) is not None
+    (method, *_) = cost.candidates(groups[0])
+    assert both.known(groups[0], method, ROWS) is not None
+    assert both.known(groups[0], method, ROWS + 1) is not None
 
 
 def test_the_folder_is_the_users_cache(monkeypatch, tmp_path):

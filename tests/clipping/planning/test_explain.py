@@ -53,9 +53,9 @@ def test_the_table_has_a_row_for_each_cell(strategy):
     assert all(row.expected_seconds > 0 and row.bytes > 0 for row in table.taps)
     assert all(row.seconds is None or row.seconds > 0 for row in table.taps)
     # Elementwise taps and shared parameters keep the gradients their norms came from.
-    assert rows[0,].total == rows[3,].total == "kept"
+    assert rows[0,].total == rows[3,].total == "retained"
     if strategy == "ghost":
-        assert rows[2,].total != "kept" and rows[1,].total == "batched"
+        assert rows[2,].total != "retained" and rows[1,].total == "batched"
 
 
 def test_gram_and_gradient_norms_are_told_apart():

@@ -9,9 +9,9 @@ from oracle import cast, check, draw, read
 
 from tanager.clipping import clipped_grad
 from tanager.clipping.analysis.standardise import standardise
-from tanager.clipping.rules.base import Seen
+from tanager.clipping.rules.base import TapValues
 from tanager.clipping.rules.convolutions import Convolution
-from tanager.clipping.rules.factors import weights_of
+from tanager.clipping.rules.factors import clip_factors
 
 
 ROWS = 3
@@ -24,8 +24,8 @@ def curve(y):
 
 
 def only_cell(loss, params, batch):
-    (cell,) = read(loss, params, batch)[1]
-    return cell
+    (group,) = read(loss, params, batch)[1]
+    return group
 
 
 def einsum(text):
@@ -76,8 +76,8 @@ PRODUCTS = {
 def test_products(name):
     apply, weight, data = PRODUCTS[name]
     w, x = draw(0, weight, (ROWS, *data))
-    cell = only_cell(lambda w, x: curve(apply(w, x)), w, x)
-    assert (cell.rule.name, cell.grams()) == ("dot", ("gram",))
+    group = only_cell(lambda w, x: curve(apply(w, x)), w, x)
+    assert (group.rule.name, group.grams()) == ("dot", ("gram",))
     check(lambda w, x: curve(apply(w, x)), w, x, methods=True, dtypes=BOTH)
 
 
@@ -236,9 +236,9 @@ def convolution(name, rows=ROWS):
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_convolutions(name):
     apply, w, x = convolution(name)
-    cell = only_cell(lambda w, x: curve(apply(w, x)), w, x)
-    assert cell.rule.name == "convolution"
-    assert bool(cell.grams()) == (name != "batch groups")
+    group = only_cell(lambda w, x: curve(apply(w, x)), w, x)
+    assert group.rule.name == "convolution"
+    assert bool(group.grams()) == (name != "batch groups")
     check(lambda w, x: curve(apply(w, x)), w, x, methods=True)
 
 
@@ -252,8 +252,8 @@ def test_both_gram_methods_of_a_convolution_are_tried():
     offered = {}
     for name in CONVOLUTIONS:
         apply, w, x = convolution(name)
-        cell = only_cell(lambda w, x, apply=apply: curve(apply(w, x)), w, x)
-        for method in (*cell.grams(), *cell.gradients(), *cell.totals()):
+        group = only_cell(lambda w, x, apply=apply: curve(apply(w, x)), w, x)
+        for method in (*group.grams(), *group.gradients(), *group.totals()):
             offered.setdefault(method, []).append(name)
     assert set(offered) == {
         *("gram", "shifted gram", "patch gram"),
@@ -276,16 +276,16 @@ def test_norms_whose_gradients_are_dropped_group_by_group(name, monkeypatch):
     with jax.enable_x64(True):
         w, x = jnp.asarray(w), jnp.asarray(x)
         dy = jnp.asarray(draw(2, jax.vmap(apply, (None, 0))(w, x).shape)[0])
-        program, (cell,) = read(lambda w, x: curve(apply(w, x)), w, x)
+        program, (group,) = read(lambda w, x: curve(apply(w, x)), w, x)
         one = jax.grad(lambda w, x, dy: jnp.sum(apply(w, x) * dy))
         wanted = jax.jit(jax.vmap(one, (None, 0, 0)))(w, x, dy).reshape(5, -1)
-        assert {"patches", "crossed"} <= set(cell.gradients())
-        for method in cell.gradients():
+        assert {"patches", "crossed"} <= set(group.gradients())
+        for method in group.gradients():
 
             @jax.jit
             def squared(w, x, dy, method=method):
-                seen = [Seen([x], [dy], [dy], program.evaluate_prologue([w]))]
-                squares, held = cell.squares(method, seen, [w], keep=False)
+                seen = [TapValues([x], [dy], [dy], program.evaluate_prologue([w]))]
+                squares, held = group.squares(method, seen, [w], retain=False)
                 assert held.gradients is None
                 return squares
 
@@ -308,15 +308,15 @@ def test_kept_gradients_are_added_up_before_they_are_brought_to_the_kernel(
     monkeypatch.setattr(Convolution, "group", lambda self, method, rows: 2)
     apply, w, x = convolution("same", rows=5)
     w, x = jnp.asarray(w, jnp.float32), jnp.asarray(x, jnp.float32)
-    program, (cell,) = read(lambda w, x: curve(apply(w, x)), w, x)
+    program, (group,) = read(lambda w, x: curve(apply(w, x)), w, x)
     dy = jax.vmap(apply, (None, 0))(w, x)
-    seen = [Seen([x], [dy], [dy], program.evaluate_prologue([w]))]
-    squares, held = cell.squares(method, seen, [w], keep=True)
+    seen = [TapValues([x], [dy], [dy], program.evaluate_prologue([w]))]
+    squares, held = group.squares(method, seen, [w], retain=True)
     assert held.gradients is not None
     assert len(held.gradients[0].chunks) == 3
-    weights = weights_of(jnp.sqrt(squares), jnp.ones(5, bool), 1.0)
+    weights = clip_factors(jnp.sqrt(squares), jnp.ones(5, bool), 1.0)
     assert not brought
-    cell.total("kept", seen, held, weights)
+    group.total("retained", seen, held, weights)
     assert brought == [w.size]
 
 
@@ -330,12 +330,12 @@ def test_groups_keep_copies_in_the_cache_and_programs_short():
     assert isinstance(rule, Convolution)
     copied = {name: rule.copied(name) for name in rule.gradients()}
     assert copied == {"vmap": 0, "patches": 9 * 2**16, "crossed": 6 * 2**16}
-    assert rule.group("vmap", 16) == 16
-    assert rule.group("patches", 16) * 4 * copied["patches"] <= 4e6
-    assert rule.group("crossed", 16) == 1
+    assert rule.chunk("vmap", 16) == 16
+    assert rule.chunk("patches", 16) * 4 * copied["patches"] <= 4e6
+    assert rule.chunk("crossed", 16) == 1
     for name in ("patches", "crossed"):
         for rows in (1, 63, 64, 65, 1000):
-            assert -(-rows // rule.group(name, rows)) <= 64
+            assert -(-rows // rule.chunk(name, rows)) <= 64
 
 
 def test_large_patches_side_by_side_are_formed_without_a_slice_for_each_pixel():
@@ -359,8 +359,8 @@ def test_crossed_products_want_a_first_axis_of_stride_one():
     offered = []
     for name in CONVOLUTIONS:
         apply, w, x = convolution(name)
-        cell = only_cell(lambda w, x, apply=apply: curve(apply(w, x)), w, x)
-        if "crossed" in cell.gradients():
+        group = only_cell(lambda w, x, apply=apply: curve(apply(w, x)), w, x)
+        if "crossed" in group.gradients():
             offered.append(name)
     assert {"same", "groups", "several images"} <= set(offered)
     assert not {"pointwise", "patch embedding", "batch groups"} & set(offered)
@@ -523,9 +523,9 @@ def test_standardised_convolutions(name, gained):
         kernel = standardise(params["w"], params.get("gain"), eps=0.05)
         return curve(2.0 * apply(kernel, x))
 
-    cell = only_cell(loss, params, x)
-    assert cell.unit.kind == "standardised"
-    assert bool(cell.grams()) == has_gram
+    group = only_cell(loss, params, x)
+    assert group.unit.kind == "standardised"
+    assert bool(group.grams()) == has_gram
     check(loss, params, x, methods=True)
 
 
@@ -575,9 +575,9 @@ def test_a_standardised_kernel_times_a_number(gained):
         kernel = standardise(params["w"], params.get("gain"), eps=0.05)
         return curve(apply(-1.7 * kernel, x))
 
-    cell = only_cell(loss, params, x)
-    assert cell.unit.kind == "standardised"
-    assert cell.grams() and cell.totals()
+    group = only_cell(loss, params, x)
+    assert group.unit.kind == "standardised"
+    assert group.grams() and group.totals()
     check(loss, params, x, methods=True)
 
 

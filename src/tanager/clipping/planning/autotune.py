@@ -29,9 +29,9 @@ from tanager._version import __version__
 from tanager.clipping.analysis.jaxprs import aval, is_float
 from tanager.clipping.analysis.taps import Program, float_results
 from tanager.clipping.planning import cost
-from tanager.clipping.rules.base import Seen
-from tanager.clipping.rules.factors import weights_of
-from tanager.clipping.rules.groups import KEPT, Cell, Method, Remembered
+from tanager.clipping.rules.base import TapValues
+from tanager.clipping.rules.factors import clip_factors
+from tanager.clipping.rules.groups import RETAINED, Held, Method, NormGroup
 from tanager.compiling import compiler_options, jit
 
 
@@ -64,29 +64,29 @@ def _identity() -> dict[str, Any]:
     }
 
 
-def measured_rows(cell: Cell, rows: int) -> int:
-    """Return how many examples a cell is measured with: fewer where all would be long.
+def measured_rows(group: NormGroup, rows: int) -> int:
+    """Return how many examples a group is measured with: fewer where all would be long.
 
     The time of long work grows with the examples, whatever the method: 32 of them tell
     which is fastest for 128, in a quarter of the time.
     """
-    while rows > _FEW_ROWS and _least(cell, rows) > _LONG_SECONDS:
+    while rows > _FEW_ROWS and _least(group, rows) > _LONG_SECONDS:
         rows = -(-rows // 2)
     return rows
 
 
-def _least(cell: Cell, rows: int) -> float:
-    methods = cost.candidates(cell)
-    return min(cost.estimate(cell, method, rows).seconds for method in methods)
+def _least(group: NormGroup, rows: int) -> float:
+    methods = cost.candidates(group)
+    return min(cost.estimate(group, method, rows).seconds for method in methods)
 
 
-def _signature(cell: Cell, rows: int) -> str:
-    """Text that two cells share exactly when they cost the same."""
-    parts: list[Any] = [type(cell).__name__, cell.unit.kind, rows]
+def _signature(group: NormGroup, rows: int) -> str:
+    """Text that two groups share exactly when they cost the same."""
+    parts: list[Any] = [type(group).__name__, group.unit.kind, rows]
     config: Any = jax.config
     parts.append(config.jax_default_matmul_precision)
-    for use in cell.uses:
-        equation = cell.program.taps[use.tap].equation
+    for use in group.uses:
+        equation = group.program.taps[use.tap].equation
         parts += [equation.primitive.name, use.position, len(use.links)]
         parts += [(aval(atom).shape, str(aval(atom).dtype)) for atom in equation.invars]
         parts += sorted((key, str(value)) for key, value in equation.params.items())
@@ -94,9 +94,9 @@ def _signature(cell: Cell, rows: int) -> str:
 
 
 class Timings:
-    """Seconds by cell and part of a method, read from and written to one file.
+    """Seconds by group and part of a method, read from and written to one file.
 
-    Parts are ``norm:NAME`` (norms, gradients dropped), ``kept:NAME`` (norms and the
+    Parts are ``norm:NAME`` (norms, gradients dropped), ``retained:NAME`` (norms and the
     sum from kept gradients) and ``total:NAME``.
     """
 
@@ -144,14 +144,14 @@ class Timings:
         except OSError:
             return  # Nothing but time is lost.
 
-    def estimate(self, cell: Cell, method: Method, rows: int) -> cost.Cost:
-        """Return the measured cost; where nothing of the cell is known, the expected.
+    def estimate(self, group: NormGroup, method: Method, rows: int) -> cost.Cost:
+        """Return the measured cost; where nothing of the group is known, the expected.
 
-        Methods that were left out when the cell was measured take for ever.
+        Methods that were left out when the group was measured take for ever.
         """
-        expected = cost.estimate(cell, method, rows)
-        few = measured_rows(cell, rows)
-        signature = _signature(cell, few)
+        expected = cost.estimate(group, method, rows)
+        few = measured_rows(group, rows)
+        signature = _signature(group, few)
         if not self._measured(signature):
             return expected
         parts = _parts(method)
@@ -161,10 +161,10 @@ class Timings:
     def _measured(self, signature: str) -> bool:
         return any(key.startswith(signature) for key in self._seconds)
 
-    def known(self, cell: Cell, method: Method, rows: int) -> float | None:
+    def known(self, group: NormGroup, method: Method, rows: int) -> float | None:
         """Return measured seconds, or None."""
-        few = measured_rows(cell, rows)
-        signature = _signature(cell, few)
+        few = measured_rows(group, rows)
+        signature = _signature(group, few)
         parts = [self._seconds.get(f"{signature}:{part}") for part in _parts(method)]
         if None in parts:
             return None
@@ -173,15 +173,15 @@ class Timings:
     def measure(
         self,
         program: Program,
-        cells: Sequence[Cell],
+        groups: Sequence[NormGroup],
         rows: int,
         report: Callable[[str], None] = lambda _: None,
     ) -> bool:
-        """Time the methods worth trying of every cell not measured before.
+        """Time the methods worth trying of every group not measured before.
 
         Args:
-            program: whose cells these are.
-            cells: cells of the same shapes are measured once.
+            program: whose groups these are.
+            groups: groups of the same shapes are measured once.
             rows: B.
             report: told what is being measured.
 
@@ -189,28 +189,28 @@ class Timings:
             Whether there was one.
         """
         measured = False
-        waiting: dict[str, Cell] = {}
-        for cell in cells:
-            signature = _signature(cell, measured_rows(cell, rows))
-            if not self._measured(signature) and len(cost.candidates(cell)) > 1:
-                waiting.setdefault(signature, cell)
-        for signature, cell in waiting.items():
-            few = measured_rows(cell, rows)
-            methods = _worth_trying(cell, few)
+        waiting: dict[str, NormGroup] = {}
+        for group in groups:
+            signature = _signature(group, measured_rows(group, rows))
+            if not self._measured(signature) and len(cost.candidates(group)) > 1:
+                waiting.setdefault(signature, group)
+        for signature, group in waiting.items():
+            few = measured_rows(group, rows)
+            methods = _worth_trying(group, few)
             if not methods:
                 continue
             measured = True
-            bench = _Bench(program, cell, few)
+            bench = _Bench(program, group, few)
             for part in _distinct(_parts(method) for method in methods):
-                report(f"{cell.rule.describe()}: {part}")
+                report(f"{group.rule.describe()}: {part}")
                 self._seconds[f"{signature}:{part}"] = bench.seconds(part)
             self._write()
         return measured
 
 
 def _parts(method: Method) -> tuple[str, ...]:
-    if method.total == KEPT:
-        return (f"kept:{method.norm}",)
+    if method.total == RETAINED:
+        return (f"retained:{method.norm}",)
     return f"norm:{method.norm}", f"total:{method.total}"
 
 
@@ -218,10 +218,10 @@ def _distinct(groups: Iterable[Sequence[str]]) -> list[str]:
     return list(dict.fromkeys(part for group in groups for part in group))
 
 
-def _worth_trying(cell: Cell, rows: int) -> list[Method]:
+def _worth_trying(group: NormGroup, rows: int) -> list[Method]:
     expected = {
-        method: cost.estimate(cell, method, rows).seconds
-        for method in cost.candidates(cell)
+        method: cost.estimate(group, method, rows).seconds
+        for method in cost.candidates(group)
     }
     least = min(expected.values())
     if least < WORTH_MEASURING:
@@ -230,14 +230,14 @@ def _worth_trying(cell: Cell, rows: int) -> list[Method]:
 
 
 class _Bench:
-    """One cell with random x, dy and parameters, to be timed."""
+    """One group with random x, dy and parameters, to be timed."""
 
-    def __init__(self, program: Program, cell: Cell, rows: int):
+    def __init__(self, program: Program, group: NormGroup, rows: int):
         draw = np.random.default_rng(0)
-        self._program, self._cell, self._rows = program, cell, rows
+        self._program, self._cell, self._rows = program, group, rows
         self._leaves = [_random(draw, aval(v)) for v in program.parameters]
         self._constants = program.evaluate_prologue(self._leaves)
-        self._seen = [self._random_seen(draw, use.tap) for use in cell.uses]
+        self._seen = [self._random_seen(draw, use.tap) for use in group.uses]
 
     def _random_seen(self, draw: np.random.Generator, number: int) -> tuple:
         tap = self._program.taps[number]
@@ -251,19 +251,19 @@ class _Bench:
     def seconds(self, part: str) -> float:
         """Return the median seconds of one part of a method."""
         kind, name = part.split(":", 1)
-        cell, leaves, constants = self._cell, self._leaves, self._constants
+        group, leaves, constants = self._cell, self._leaves, self._constants
 
         def work(seen):
-            at = [Seen(data, y, dy, constants) for data, y, dy in seen]
+            at = [TapValues(data, y, dy, constants) for data, y, dy in seen]
             full = jnp.ones(self._rows, bool)
             if kind == "total":
-                weights = weights_of(jnp.ones(self._rows), full, 1.0)
-                return cell.total(name, at, Remembered(), weights)
-            squares, held = cell.squares(name, at, leaves, keep=kind == "kept")
+                factors = clip_factors(jnp.ones(self._rows), full, 1.0)
+                return group.total(name, at, Held(), factors)
+            squares, held = group.squares(name, at, leaves, retain=kind == "retained")
             if held.gradients is None:
                 return squares, held.gain and held.gain.chunks
-            weights = weights_of(jnp.sqrt(squares), full, 1.0)
-            return squares, cell.total(KEPT, at, held, weights)
+            factors = clip_factors(jnp.sqrt(squares), full, 1.0)
+            return squares, group.total(RETAINED, at, held, factors)
 
         # Compiled ahead of time and run on arrays that exist, this leaves an outer
         # trace alone.

@@ -1,4 +1,4 @@
-"""Which method clips each cell, under each strategy.
+"""Which method clips each group, under each strategy.
 
 | strategy | norms | sums |
 |---|---|---|
@@ -21,7 +21,7 @@ Rodriguez Beltran et al., section 2.2, for the names).
 from collections.abc import Callable, Sequence
 
 from tanager.clipping.planning import cost
-from tanager.clipping.rules.groups import KEPT, Cell, Method
+from tanager.clipping.rules.groups import RETAINED, Method, NormGroup
 
 
 STRATEGIES = {
@@ -38,71 +38,72 @@ STRATEGIES = {
 _MOST_EXCESS = 0.01
 """How much too large a norm `auto` accepts from a Gram matrix."""
 
-Estimate = Callable[[Cell, Method], cost.Cost]
+Estimate = Callable[[NormGroup, Method], cost.Cost]
 
 
 def choose(
     strategy: str,
-    cells: Sequence[Cell],
+    groups: Sequence[NormGroup],
     rows: int,
     *,
     most_bytes: float,
     estimate: Estimate,
 ) -> list[Method]:
-    """Return one method for each cell.
+    """Return one method for each group.
 
     Args:
         strategy: one of `STRATEGIES` but `per_example`.
-        cells: of a program.
+        groups: of a program.
         rows: B, the physical batch size.
         most_bytes: what `auto` may hold between norms and sums.
         estimate: what a method is expected (or known) to cost.
     """
     if strategy == "auto":
-        return _within(cells, rows, most_bytes, estimate)
-    return [_by_rule(strategy, cell, rows, estimate) for cell in cells]
+        return _within(groups, rows, most_bytes, estimate)
+    return [_by_rule(strategy, group, rows, estimate) for group in groups]
 
 
-def _by_rule(strategy: str, cell: Cell, rows: int, estimate: Estimate) -> Method:
+def _by_rule(strategy: str, group: NormGroup, rows: int, estimate: Estimate) -> Method:
     def cheapest(methods: Sequence[Method]) -> Method:
-        return min(methods, key=lambda method: estimate(cell, method).seconds)
+        return min(methods, key=lambda method: estimate(group, method).seconds)
 
-    options = cost.candidates(cell)
-    grams = [m for m in options if m.norm in cell.grams()]
-    formed = [m for m in options if m.norm not in cell.grams()]
-    again = [m for m in formed if m.total != KEPT]
-    kept = [m for m in formed if m.total == KEPT]
-    if grams and (strategy in ("ghost", "bk") or _gram_pays(cell, rows)):
+    options = cost.candidates(group)
+    grams = [m for m in options if m.norm in group.grams()]
+    formed = [m for m in options if m.norm not in group.grams()]
+    again = [m for m in formed if m.total != RETAINED]
+    kept = [m for m in formed if m.total == RETAINED]
+    if grams and (strategy in ("ghost", "bk") or _gram_pays(group, rows)):
         return cheapest(grams)
     return cheapest(kept if strategy == "bk_mixopt" or not again else again)
 
 
-def _gram_pays(cell: Cell, rows: int) -> bool:
-    work = cell.rule.work(rows)
+def _gram_pays(group: NormGroup, rows: int) -> bool:
+    work = group.rule.work(rows)
     return 2 * work.positions**2 <= work.inputs * work.outputs
 
 
-def precise(cell: Cell) -> list[Method]:
+def precise(group: NormGroup) -> list[Method]:
     """Return the methods whose norms are not much too large for ordinary examples.
 
     Where the T terms of a gradient are as good as independent, A² = T·‖g‖².
     """
-    options = cost.candidates(cell)
-    positions = cell.rule.work(1).positions
+    options = cost.candidates(group)
+    positions = group.rule.work(1).positions
     return [
         method
         for method in options
-        if method.norm not in cell.grams()
-        or cell.excess(method) * positions <= 2 * _MOST_EXCESS
+        if method.norm not in group.grams()
+        or group.excess(method) * positions <= 2 * _MOST_EXCESS
     ] or options
 
 
 def _within(
-    cells: Sequence[Cell], rows: int, most_bytes: float, estimate: Estimate
+    groups: Sequence[NormGroup], rows: int, most_bytes: float, estimate: Estimate
 ) -> list[Method]:
     """Take the fastest everywhere, then give up as little time as the memory needs."""
     costs = [
-        {method: estimate(cell, method) for method in precise(cell)} for cell in cells
+        {method: estimate(group, method) for method in precise(group)}
+        for group in groups
     ]
     chosen = [min(options, key=lambda m, o=options: o[m].seconds) for options in costs]
     while True:

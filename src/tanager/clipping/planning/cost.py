@@ -12,11 +12,11 @@ import jax
 from tanager.clipping.analysis.jaxprs import aval
 from tanager.clipping.rules.base import DIRECT, Rule, Work
 from tanager.clipping.rules.convolutions import Convolution
-from tanager.clipping.rules.groups import KEPT, Cell, Method
+from tanager.clipping.rules.groups import RETAINED, Method, NormGroup
 
 
 class Cost(NamedTuple):
-    """What clipping a cell by some method takes.
+    """What clipping a group by some method takes.
 
     Attributes:
         seconds: for one physical batch.
@@ -56,25 +56,27 @@ def _device() -> _Device:
     return _CPU if jax.default_backend() == "cpu" else _ACCELERATOR
 
 
-def candidates(cell: Cell) -> list[Method]:
-    """Return every way to clip a cell that is worth considering."""
-    totals = cell.totals()
-    methods = [Method(norm, total) for norm in cell.grams() for total in totals]
-    for norm in cell.gradients():
+def candidates(group: NormGroup) -> list[Method]:
+    """Return every way to clip a group that is worth considering."""
+    totals = group.totals()
+    methods = [Method(norm, total) for norm in group.grams() for total in totals]
+    for norm in group.gradients():
         again = [total for total in totals if total in (norm, DIRECT)]
-        methods += [Method(norm, total) for total in (KEPT, *again)]
+        methods += [Method(norm, total) for total in (RETAINED, *again)]
     return methods
 
 
-def estimate(cell: Cell, method: Method, rows: int) -> Cost:
-    """Return the expected cost of clipping a cell by a method."""
+def estimate(group: NormGroup, method: Method, rows: int) -> Cost:
+    """Return the expected cost of clipping a group by a method."""
     device = _device()
-    seconds = sum(_norm_seconds(rule, method.norm, rows, device) for rule in cell.rules)
-    weights = 4.0 * rows * sum(aval(anchor).size for anchor in cell.unit.anchors)
-    held = sum(_held(rule, rows) for rule in cell.rules)
-    if method.total != KEPT:
+    seconds = sum(
+        _norm_seconds(rule, method.norm, rows, device) for rule in group.rules
+    )
+    weights = 4.0 * rows * sum(aval(anchor).size for anchor in group.unit.anchors)
+    held = sum(_held(rule, rows) for rule in group.rules)
+    if method.total != RETAINED:
         seconds += sum(
-            _total_seconds(rule, method.total, rows, device) for rule in cell.rules
+            _total_seconds(rule, method.total, rows, device) for rule in group.rules
         )
         return Cost(seconds, held)
     return Cost(seconds + weights / device.bandwidth, weights)
@@ -98,11 +100,11 @@ def _norm_seconds(rule: Rule, method: str, rows: int, device: _Device) -> float:
     moved = 4.0 * rows * work.weights
     if isinstance(rule, Convolution):
         moved += 8.0 * rows * rule.copied(method)
-    groups = -(-rows // rule.group(method, rows))
+    chunks = -(-rows // rule.chunk(method, rows))
     return (
         work.flops * factor / device.flops
         + moved / device.bandwidth
-        + groups * work.offsets * device.launch
+        + chunks * work.offsets * device.launch
     )
 
 

@@ -10,7 +10,7 @@ from tanager.clipping.analysis.jaxprs import aval
 from tanager.clipping.analysis.rounding import FloatError
 from tanager.clipping.planning import cost
 from tanager.clipping.planning.choices import precise
-from tanager.clipping.rules.groups import Cell, Joint, Method
+from tanager.clipping.rules.groups import Joint, Method, NormGroup
 
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TapRow:
-    """One cell of the table.
+    """One norm group of the table.
 
     Attributes:
         tap: number of the (first) tap, in the order of the loss.
@@ -56,7 +56,7 @@ class Explanation:
     Attributes:
         strategy: the clipping strategy.
         rows: the physical batch size.
-        taps: one row for each cell; none under ``per_example``, which has no taps.
+        taps: a row for each norm group; none under ``per_example``.
         float_error: what rounding has to do with the sensitivity.
     """
 
@@ -133,52 +133,54 @@ def _numbers(taps: Sequence[int]) -> str:
 def explain(plan: "Plan", error: FloatError) -> Explanation:
     """Return the table of a plan."""
     rows = [
-        _row(plan, cell, method)
-        for cell, method in zip(plan.cells, plan.methods, strict=True)
+        _row(plan, group, method)
+        for group, method in zip(plan.groups, plan.methods, strict=True)
     ]
     return Explanation(plan.strategy, plan.rows, tuple(rows), error)
 
 
-def _row(plan: "Plan", cell: Cell, method: Method) -> TapRow:
-    expected = cost.estimate(cell, method, plan.rows)
-    known = plan.timings.known(cell, method, plan.rows)
+def _row(plan: "Plan", group: NormGroup, method: Method) -> TapRow:
+    expected = cost.estimate(group, method, plan.rows)
+    known = plan.timings.known(group, method, plan.rows)
     return TapRow(
-        tap=cell.uses[0].tap,
-        equation=cell.rule.describe(),
-        leaves=cell.unit.leaves,
-        norm=method.norm if method.norm in cell.grams() else f"{method.norm} gradients",
+        tap=group.uses[0].tap,
+        equation=group.rule.describe(),
+        leaves=group.unit.leaves,
+        norm=method.norm
+        if method.norm in group.grams()
+        else f"{method.norm} gradients",
         total=method.total,
-        why=_reason(plan, cell, method),
-        flops=sum(rule.work(plan.rows).flops for rule in cell.rules),
+        why=_reason(plan, group, method),
+        flops=sum(rule.work(plan.rows).flops for rule in group.rules),
         bytes=expected.bytes,
         seconds=known,
         expected_seconds=expected.seconds,
-        excess=cell.excess(method),
+        excess=group.excess(method),
     )
 
 
-def _reason(plan: "Plan", cell: Cell, method: Method) -> str:
-    options = cost.candidates(cell)
-    if isinstance(cell, Joint):
+def _reason(plan: "Plan", group: NormGroup, method: Method) -> str:
+    options = cost.candidates(group)
+    if isinstance(group, Joint):
         return "shared parameters: gradients added before the norm"
-    if len(options) == 1 or cell.rule.name == "general":
-        return "elementwise: the gradient is small" if _small(cell) else "no fast rule"
+    if len(options) == 1 or group.rule.name == "general":
+        return "elementwise: the gradient is small" if _small(group) else "no fast rule"
     if plan.strategy != "auto":
-        work = cell.rule.work(plan.rows)
+        work = group.rule.work(plan.rows)
         left, right = 2 * work.positions**2, work.inputs * work.outputs
         if plan.strategy in ("ghost", "bk"):
             return "Gram wherever there is one"
         return f"2T² = {left} {'≤' if left <= right else '>'} K·N = {right}"
-    seconds = {m: plan.timings.estimate(cell, m, plan.rows).seconds for m in options}
+    seconds = {m: plan.timings.estimate(group, m, plan.rows).seconds for m in options}
     best = min(seconds, key=lambda m: seconds[m])
-    known = plan.timings.known(cell, method, plan.rows) is not None
+    known = plan.timings.known(group, method, plan.rows) is not None
     how = "measured" if known else "expected"
     if best == method:
         return f"{how} fastest of {len(options)}"
-    if best not in precise(cell):
+    if best not in precise(group):
         return f"{best} would be faster ({how}), but raises norms too much"
     return f"to hold less memory than {best} ({how})"
 
 
-def _small(cell: Cell) -> bool:
-    return aval(cell.unit.anchors[0]).size <= 4 * cell.rule.work(1).results
+def _small(group: NormGroup) -> bool:
+    return aval(group.unit.anchors[0]).size <= 4 * group.rule.work(1).results

@@ -13,7 +13,7 @@ from tanager.clipping.analysis.jaxprs import aval
 from tanager.clipping.analysis.taps import Program, Use
 from tanager.clipping.planning import choices
 from tanager.clipping.planning.autotune import Timings
-from tanager.clipping.rules.groups import Cell, Joint, Method, Single
+from tanager.clipping.rules.groups import Joint, Method, NormGroup, Single
 from tanager.clipping.rules.standardised import Standardised
 
 
@@ -31,15 +31,15 @@ class Plan:
 
     Attributes:
         program: the loss taken apart.
-        cells: of the program.
-        methods: one for each cell.
+        groups: of the program.
+        methods: one for each group.
         strategy: the name.
         rows: B.
         timings: what is known of this device.
     """
 
     program: Program
-    cells: Sequence[Cell]
+    groups: Sequence[NormGroup]
     methods: Sequence[Method]
     strategy: str
     rows: int
@@ -48,41 +48,41 @@ class Plan:
     @property
     def sum_steps(self) -> float:
         """D of the parameter whose sum rounds most (`rounding.row_steps`)."""
-        pairs = zip(self.cells, self.methods, strict=True)
-        return max((cell.sum_steps(m, self.rows) for cell, m in pairs), default=0.0)
+        pairs = zip(self.groups, self.methods, strict=True)
+        return max((group.sum_steps(m, self.rows) for group, m in pairs), default=0.0)
 
 
 def plan_clipping(program: Program, rows: int, strategy: str) -> Plan:
-    """Choose a method for each cell.
+    """Choose a method for each group.
 
     Args:
         program: the loss taken apart.
         rows: B.
         strategy: one of `choices.STRATEGIES` but `per_example`.
     """
-    cells, timings = cells_of(program), Timings()
+    groups, timings = norm_groups(program), Timings()
     methods = choices.choose(
         strategy,
-        cells,
+        groups,
         rows,
         most_bytes=_HELD * rows * _activations(program),
-        estimate=lambda cell, method: timings.estimate(cell, method, rows),
+        estimate=lambda group, method: timings.estimate(group, method, rows),
     )
-    return Plan(program, cells, methods, strategy, rows, timings)
+    return Plan(program, groups, methods, strategy, rows, timings)
 
 
-def cells_of(program: Program) -> list[Cell]:
-    """Split a program's units into cells."""
-    cells: list[Cell] = []
+def norm_groups(program: Program) -> list[NormGroup]:
+    """Split a program's units into groups."""
+    groups: list[NormGroup] = []
     for unit in program.units:
         # Parts of a standardised weight are not apart: they share its mean and size.
         if unit.kind == "standardised" and len(unit.uses) == 1:
-            cells.append(Standardised(program, unit, unit.uses[0]))
+            groups.append(Standardised(program, unit, unit.uses[0]))
         elif unit.kind == "leaf" and _separable(unit.uses):
-            cells.extend(Single(program, unit, use) for use in unit.uses)
+            groups.extend(Single(program, unit, use) for use in unit.uses)
         else:
-            cells.append(Joint(program, unit))
-    return cells
+            groups.append(Joint(program, unit))
+    return groups
 
 
 def _separable(uses: Sequence[Use]) -> bool:

@@ -3,7 +3,7 @@
 A rule offers up to three kinds of method, each under one or more names:
 
 - gram: squared norms of per-example gradients without forming them;
-- gradient: the per-example gradients, for `group` examples at a time, with entries in
+- gradient: the per-example gradients, for `chunk` examples at a time, with entries in
   an order of the method's own: their sum alone is brought to the anchor's;
 - total: Σ_i c_i·g_i from (x, dy), for rules that know how its rounding is bounded.
 
@@ -16,7 +16,7 @@ Everything a rule returns is float32, or float64 where the loss is.
 
 import abc
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -35,11 +35,11 @@ from tanager.clipping.rules.grams import Gram
 
 
 DIRECT = "batched"
-"""Name of the one way to make a sum without forming gradients (`Bilinear.direct`)."""
+"""Name of the sum that forms no gradients (`Bilinear.direct`)."""
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class TapValues:
     """What one backward pass leaves at a tap, leading axis B everywhere.
 
     Attributes:
@@ -72,7 +72,7 @@ class Seen:
         ]
         return functools.reduce(jnp.logical_and, rows)
 
-    def part(self, start: int, rows: int) -> "Seen":
+    def part(self, start: int, rows: int) -> "TapValues":
         """Return some of the examples, in order."""
         part = slice(start, start + rows)
         return replace(
@@ -82,15 +82,15 @@ class Seen:
             gradients=[dy[part] for dy in self.gradients],
         )
 
-    def exactly(self) -> "Seen":
+    def exactly(self) -> "TapValues":
         """Return the same, for exact products."""
         return replace(self, exact=True)
 
-    def with_gradients(self, gradients: Sequence[Array]) -> "Seen":
+    def with_gradients(self, gradients: Sequence[Array]) -> "TapValues":
         """Return the same with another dy."""
         return replace(self, gradients=gradients)
 
-    def scaled(self, factors: Float[Array, " b"]) -> "Seen":
+    def scaled(self, factors: Float[Array, " b"]) -> "TapValues":
         """Return x and factor·dy.
 
         factor·dy is float32 or wider: rounded to bfloat16, positions that cancel in dy
@@ -103,7 +103,7 @@ class Seen:
 
         return replace(self, gradients=[scale(dy) for dy in self.gradients])
 
-    def cleaned(self, counted: Bool[Array, " b"]) -> "Seen":
+    def cleaned(self, counted: Bool[Array, " b"]) -> "TapValues":
         """Return x and dy with exact zeros in rows that do not count."""
 
         def clean(value: Array) -> Array:
@@ -116,26 +116,6 @@ class Seen:
         )
 
 
-def in_turn(
-    seen: Seen, rows: int, function: Callable[[Seen], Array]
-) -> Iterator[Array]:
-    """Yield ``function(examples)`` of one group of examples after the other.
-
-    Each group waits for the previous result, so that what a result was made of need not
-    be held for all examples at once.
-    """
-    previous: Array | None = None
-    for start in range(0, seen.rows, rows):
-        at = seen.part(start, rows)
-        if previous is not None:
-            gradients, previous = jax.lax.optimization_barrier(
-                (list(at.gradients), previous)
-            )
-            at = at.with_gradients(gradients)
-        previous = function(at)
-        yield previous
-
-
 class Formation(NamedTuple):
     """A way to form per-example gradients, in an order of entries that costs nothing.
 
@@ -144,14 +124,14 @@ class Formation(NamedTuple):
 
     Attributes:
         form: from (x, dy) of some examples to gradients `[b, *own]`.
-        home: linear, from one gradient `[*own]` to the anchor.
+        to_param: linear, from one gradient `[*own]` to the anchor.
         own: shape of one gradient.
-        scale: ‖home(g)‖ = scale·‖g‖ for every g; NaN if there is no such number.
+        scale: ‖to_param(g)‖ = scale·‖g‖ for every g; NaN if there is no such number.
         outputs: the axes of `own` along which output units lie.
     """
 
-    form: Callable[[Seen], Array]
-    home: Callable[[Array], Array]
+    form: Callable[[TapValues], Array]
+    to_param: Callable[[Array], Array]
     own: tuple[int, ...]
     scale: float = 1.0
     outputs: tuple[int, ...] = (-1,)
@@ -159,11 +139,11 @@ class Formation(NamedTuple):
     def at_anchor(self) -> "Formation":
         """Return the same with each gradient brought to the anchor."""
 
-        def form(seen: Seen) -> Array:
-            return jax.vmap(self.home)(self.form(seen))
+        def form(seen: TapValues) -> Array:
+            return jax.vmap(self.to_param)(self.form(seen))
 
         own = jax.ShapeDtypeStruct(self.own, jnp.float32)
-        return Formation(form, links.same, jax.eval_shape(self.home, own).shape)
+        return Formation(form, links.same, jax.eval_shape(self.to_param, own).shape)
 
 
 @dataclass(frozen=True)
@@ -217,7 +197,7 @@ class Rule:
         self.tap = tap
         self.use = use
 
-    def grams(self) -> dict[str, Callable[[Seen], Gram]]:
+    def grams(self) -> dict[str, Callable[[TapValues], Gram]]:
         """Return methods for squared norms at the operand; none in general."""
         return {}
 
@@ -226,19 +206,20 @@ class Rule:
         own = aval(self.use.anchor).shape
         return {"vmap": Formation(self.gradients_by_vmap, links.same, own)}
 
-    def group(self, method: str, rows: int) -> int:
+    def chunk(self, method: str, rows: int) -> int:
         """Return how many examples a gradient method should be given at a time."""
         del method
         return rows
 
     def totals(self) -> tuple[str, ...]:
-        """Return the gradient methods by which a sum can be formed again.
+        """Return how a sum can be made from (x, dy): `DIRECT`, or gradient methods.
 
-        Only where `Bilinear.terms` bounds what two formations differ by.
+        Gradients are formed again only where `Bilinear.terms` bounds what two
+        formations differ by.
         """
         return ()
 
-    def gradients_by_vmap(self, seen: Seen) -> Array:
+    def gradients_by_vmap(self, seen: TapValues) -> Array:
         """By autodiff of the equation."""
 
         def one(data, gradients):
@@ -257,7 +238,7 @@ class Rule:
             every = safe_to_split(every)
         return every(seen.data, seen.gradients)
 
-    def transpose(self, data: Any, gradients: Any, seen: Seen) -> Array:
+    def transpose(self, data: Any, gradients: Any, seen: TapValues) -> Array:
         """Return one example's gradient at the anchor, by autodiff of the equation.
 
         Args:
@@ -320,20 +301,20 @@ class Bilinear(Rule, abc.ABC):
     positions: int
 
     @abc.abstractmethod
-    def terms(self, seen: Seen) -> Float[Array, " b"]:
+    def terms(self, seen: TapValues) -> Float[Array, " b"]:
         """Return `Gram.terms`."""
 
     @abc.abstractmethod
     def excess(self, method: str) -> float:
         """Return η: a Gram method adds η·A² to a squared norm."""
 
-    def direct(self) -> Callable[[Seen], Array] | None:
-        """Return a way to Σ g_i at the anchor in one, dy being scaled and cleaned.
+    def direct(self, seen: TapValues) -> Array:
+        """Return Σ g_i at the anchor in one, dy being scaled and cleaned.
 
-        For rules whose rounding of an example's gradient is 2u of it. The steps are
-        `rounding.product_steps`.
+        For rules with `DIRECT` among their totals: the rounding of an example's
+        gradient is 2u of it. The steps are `rounding.product_steps`.
         """
-        return None
+        raise NotImplementedError
 
     @property
     def forming(self) -> int:

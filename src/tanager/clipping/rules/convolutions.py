@@ -20,7 +20,7 @@ from tanager.clipping.analysis import jaxprs, links
 from tanager.clipping.analysis.dtypes import accumulation_dtype, widen
 from tanager.clipping.analysis.jaxprs import aval
 from tanager.clipping.analysis.taps import Tap, Use
-from tanager.clipping.rules.base import Bilinear, Formation, Seen, Work, product
+from tanager.clipping.rules.base import Bilinear, Formation, TapValues, Work, product
 from tanager.clipping.rules.grams import Gram, gram_excess, gram_of, terms_of
 
 
@@ -51,7 +51,6 @@ class Convolution(Bilinear):
         # Kernel axes as (offsets..., inputs of a group, outputs).
         self._kernel_order = (*numbers.rhs_spec[2:], *numbers.rhs_spec[1::-1])
         self.groups = params["feature_group_count"]
-        self.batch_groups = params["batch_group_count"]
         self.kernel = tuple(kernel[axis] for axis in numbers.rhs_spec[2:])
         self.inputs = kernel[numbers.rhs_spec[1]]
         self.outputs = kernel[numbers.rhs_spec[0]]
@@ -70,13 +69,13 @@ class Convolution(Bilinear):
         # The kernel's last axis is the outputs: a scale per output scales dy.
         self.outputs_last = numbers.rhs_spec[0] == len(kernel) - 1
 
-    def operands(self, seen: Seen) -> tuple[Array, Array]:
+    def operands(self, seen: TapValues) -> tuple[Array, Array]:
         """Return padded x `[B, N, *pixels, G, C]` and dy `[B, T, G, F]`."""
         x, dy = self._image(seen, self._padding), seen.gradients[0]
         shape = (dy.shape[0], self.positions, self.groups, -1)
         return x, self.by_position(dy).reshape(shape)
 
-    def _image(self, seen: Seen, padding: Sequence[tuple[int, int, int]]) -> Array:
+    def _image(self, seen: TapValues, padding: Sequence[tuple[int, int, int]]) -> Array:
         """Return x `[B, N, *pixels, G, C]`, padded along the spatial axes."""
         x = seen.data[0]
         x = jnp.transpose(x, (0, *(axis + 1 for axis in self._image_order)))
@@ -90,7 +89,7 @@ class Convolution(Bilinear):
         result = jnp.transpose(result, order)
         return result.reshape(result.shape[0], self.positions, self.outputs)
 
-    def scaled_outputs(self, seen: Seen, scale: Float[Array, " o"]) -> Seen:
+    def scaled_outputs(self, seen: TapValues, scale: Float[Array, " o"]) -> TapValues:
         """Return what was seen with dy scaled by one number per output."""
         (dy,) = seen.gradients
         axis = self._result_order[-1] + 1
@@ -100,7 +99,7 @@ class Convolution(Bilinear):
         return seen.with_gradients([scaled])
 
     def patch_sums(
-        self, seen: Seen
+        self, seen: TapValues
     ) -> tuple[Float[Array, "b t g"], Float[Array, "b t g f"]]:
         """Return the sum of each patch, and dy."""
         x, dy = self.operands(seen)
@@ -113,7 +112,7 @@ class Convolution(Bilinear):
         total = sum(parts[1:], parts[0])
         return total.reshape(pixels.shape[0], self.positions, self.groups)
 
-    def apply(self, seen: Seen, kernel: Array) -> Array:
+    def apply(self, seen: TapValues, kernel: Array) -> Array:
         """Return the equation's result for all examples with another kernel."""
 
         def one(x):
@@ -195,20 +194,18 @@ class Convolution(Bilinear):
             size *= shape[axis] + (shape[axis] - 1) * spread + low + high
         return size
 
-    def grams(self) -> dict[str, Callable[[Seen], Gram]]:
-        """See `Rule.grams`; none where batch groups are used."""
-        if self.batch_groups > 1:
-            return {}
+    def grams(self) -> dict[str, Callable[[TapValues], Gram]]:
+        """See `Rule.grams`."""
+        if self.offsets == 1:
+            return {"gram": self.gram_by_patches}
         methods = {}
         if self._pixels() ** 2 <= 4 * self.offsets * self.positions**2:
             methods["shifted gram"] = self.gram_by_shifts
         if self._few_slices() or not methods:
             methods["patch gram"] = self.gram_by_patches
-        if self.offsets == 1:
-            return {"gram": self.gram_by_patches}
         return methods
 
-    def gram_by_patches(self, seen: Seen) -> Gram:
+    def gram_by_patches(self, seen: TapValues) -> Gram:
         """Gram matrices of patches, formed one beside the other."""
         x, dy = self.operands(seen)
         patches = self.patches(x)
@@ -216,7 +213,7 @@ class Convolution(Bilinear):
         right = product("btgf,bsgf->bgts", dy, dy)
         return gram_of(left, right, self._summands, self.excess("patch gram"))
 
-    def gram_by_shifts(self, seen: Seen) -> Gram:
+    def gram_by_shifts(self, seen: TapValues) -> Gram:
         """Shifted Gram matrices of pixels, added up over the kernel's offsets."""
         x, dy = self.operands(seen)
         rows, images, *pixels = x.shape[:-2]
@@ -249,7 +246,7 @@ class Convolution(Bilinear):
     def gradients(self) -> dict[str, Formation]:
         """See `Rule.gradients`."""
         methods = super().gradients()
-        if self.batch_groups > 1 or not self._few_slices():
+        if not self._few_slices():
             return methods
         scale = links.scale(self.use.links)
         inputs, groups = self.inputs, self.groups
@@ -274,8 +271,8 @@ class Convolution(Bilinear):
         """Whether along the first axis every row of the image is a position."""
         return self._strides[0] == 1 and self._padding[0][2] == 0
 
-    def group(self, method: str, rows: int) -> int:
-        """See `Rule.group`: what is copied should stay in a CPU's cache."""
+    def chunk(self, method: str, rows: int) -> int:
+        """See `Rule.chunk`: what is copied should stay in a CPU's cache."""
         copied = self.copied(method)
         if copied == 0 or jax.default_backend() != "cpu":
             return rows
@@ -296,13 +293,13 @@ class Convolution(Bilinear):
             )
         return 0
 
-    def gradients_by_patches(self, seen: Seen) -> Float[Array, "b g k c f"]:
+    def gradients_by_patches(self, seen: TapValues) -> Float[Array, "b g k c f"]:
         """One batched product of patches."""
         x, dy = self.operands(seen)
         patches = self.patches(x)
         return product("btgkc,btgf->bgkcf", patches, dy, exact=seen.exact)
 
-    def gradients_crossed(self, seen: Seen) -> Float[Array, "b g o c k f"]:
+    def gradients_crossed(self, seen: TapValues) -> Float[Array, "b g o c k f"]:
         """One product of x, shifted along all axes but the first, and dy, along that.
 
         For a kernel of k×k these are k copies of x and k of dy, where patches take k²
@@ -340,7 +337,7 @@ class Convolution(Bilinear):
         gradient = jnp.transpose(gradient, order)
         return links.back(self.use.links, gradient)
 
-    def terms(self, seen: Seen) -> Float[Array, " b"]:
+    def terms(self, seen: TapValues) -> Float[Array, " b"]:
         """See `Bilinear.terms`."""
         x, dy = self.operands(seen)
         left = self._over_patches(jnp.sum(jnp.square(widen(x)), axis=-1))
@@ -349,9 +346,7 @@ class Convolution(Bilinear):
         return terms_of(left, right, self._summands)
 
     def totals(self) -> tuple[str, ...]:
-        """See `Rule.totals`; none where batch groups are used."""
-        if self.batch_groups > 1:
-            return ()
+        """See `Rule.totals`."""
         formed = tuple(name for name in self.gradients() if name != "vmap")
         # Of a convolution on an accelerator it is not known how it is computed.
         return formed or (("vmap",) if jax.default_backend() == "cpu" else ())

@@ -18,7 +18,14 @@ from tanager.clipping.analysis.dtypes import accumulation_dtype, widen
 from tanager.clipping.analysis.jaxprs import aval
 from tanager.clipping.analysis.rounding import PRODUCT_ROWS, gamma
 from tanager.clipping.analysis.taps import Tap, Use
-from tanager.clipping.rules.base import Bilinear, Formation, Seen, Work, product
+from tanager.clipping.rules.base import (
+    DIRECT,
+    Bilinear,
+    Formation,
+    TapValues,
+    Work,
+    product,
+)
 from tanager.clipping.rules.grams import Gram, gram_excess, gram_of, guarded, terms_of
 
 
@@ -57,7 +64,7 @@ class Dot(Bilinear):
         self.inputs = math.prod(x_shape[axis] for axis in self._x.contracted)
         self.outputs = math.prod(self._w_shape[axis] for axis in self._w.free)
 
-    def operands(self, seen: Seen) -> tuple[Array, Array]:
+    def operands(self, seen: TapValues) -> tuple[Array, Array]:
         """Return x `[B, G, T, K]` and dy `[B, G, T, N]`."""
         (x,), (dy,) = seen.data, seen.gradients
         order = (*self._x.batch, *self._x.free, *self._x.contracted)
@@ -75,11 +82,11 @@ class Dot(Bilinear):
         gradient = jnp.transpose(gradient.reshape(shape), list(np.argsort(order)))
         return links.back(self.use.links, gradient)
 
-    def grams(self) -> dict[str, Callable[[Seen], Gram]]:
+    def grams(self) -> dict[str, Callable[[TapValues], Gram]]:
         """See `Rule.grams`."""
         return {"gram": self.gram}
 
-    def gram(self, seen: Seen) -> Gram:
+    def gram(self, seen: TapValues) -> Gram:
         """Σ_{t,s} <x_t, x_s>·<dy_t, dy_s>, or ‖x‖²·‖dy‖² for one position."""
         x, dy = self.operands(seen)
         summands = self.inputs, self.outputs
@@ -105,7 +112,7 @@ class Dot(Bilinear):
         flat = side.reshape(-1, side.shape[-1])
         return rounding.squares(flat).reshape(-1, self.groups, 1)
 
-    def terms(self, seen: Seen) -> Float[Array, " b"]:
+    def terms(self, seen: TapValues) -> Float[Array, " b"]:
         """See `Bilinear.terms`."""
         left, right = (
             jnp.sum(jnp.square(widen(side)), axis=-1) for side in self.operands(seen)
@@ -118,20 +125,16 @@ class Dot(Bilinear):
         scale = links.scale(self.use.links)
         return {"vmap": Formation(self.gradients_by_vmap, self._at_anchor, own, scale)}
 
-    def gradients_by_vmap(self, seen: Seen) -> Float[Array, "b g k n"]:
+    def gradients_by_vmap(self, seen: TapValues) -> Float[Array, "b g k n"]:
         """One batched product."""
         x, dy = self.operands(seen)
         return product("bgtk,bgtn->bgkn", x, dy, exact=seen.exact)
 
     def totals(self) -> tuple[str, ...]:
-        """See `Rule.totals`."""
-        return () if self.positions == 1 else ("vmap",)
+        """See `Rule.totals`: directly where a gradient is one outer product."""
+        return (DIRECT,) if self.positions == 1 else ("vmap",)
 
-    def direct(self) -> Callable[[Seen], Array] | None:
-        """See `Bilinear.direct`: where an example's gradient is one outer product."""
-        return self.total if self.positions == 1 else None
-
-    def total(self, seen: Seen) -> Array:
+    def direct(self, seen: TapValues) -> Array:
         """One product over some of the rows at a time."""
         x, dy = self.operands(seen)
         x, dy = x[:, :, 0], dy[:, :, 0]

@@ -9,35 +9,29 @@ from jaxtyping import Array, Bool, Float
 from tanager.clipping.analysis.rounding import gamma
 
 
-class Weights(NamedTuple):
+class ClipFactors(NamedTuple):
     """What each example counts for in the sum.
 
     Attributes:
-        factors: c_i = min(1, C/‖g_i‖), with ‖g_i‖ bounded from above.
+        values: c_i = min(1, C/‖g_i‖), with ‖g_i‖ bounded from above.
         counted: examples that are no padding and have a finite norm.
-        finite: whether the norms of all rows are finite, padding included.
     """
 
-    factors: Float[Array, " b"]
+    values: Float[Array, " b"]
     counted: Bool[Array, " b"]
-    finite: Bool[Array, ""]
 
 
-def weights_of(
+def clip_factors(
     norms: Float[Array, " b"], mask: Bool[Array, " b"], clip_norm: float
-) -> Weights:
+) -> ClipFactors:
     """Return what examples with these gradient norms count for."""
-    finite = jnp.isfinite(norms)
     # A zero norm gives the factor 1; `where` and not a product, since 0·NaN is NaN.
-    factors = jnp.minimum(1.0, clip_norm / jnp.where(norms > 0, norms, clip_norm))
-    return Weights(factors, mask & finite, jnp.all(finite))
+    values = jnp.minimum(1.0, clip_norm / jnp.where(norms > 0, norms, clip_norm))
+    return ClipFactors(values, mask & jnp.isfinite(norms))
 
 
 def norms_of(squares: Sequence[Float[Array, " b"]], rows: int) -> Float[Array, " b"]:
-    """Return the root of a sum of squared norms, as wide as the widest of them.
-
-    Rounded up: of upper bounds it is one.
-    """
+    """Return the root of a sum of squared norms, rounded up, in the widest dtype."""
     dtypes = [square.dtype for square in squares] or [jnp.dtype(jnp.float32)]
     widest = max(dtypes, key=lambda dtype: dtype.itemsize)
     zero = jnp.zeros(rows, widest)

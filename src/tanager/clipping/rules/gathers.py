@@ -13,7 +13,7 @@ from tanager.clipping.analysis import links
 from tanager.clipping.analysis.dtypes import accumulation_dtype, widen
 from tanager.clipping.analysis.jaxprs import aval
 from tanager.clipping.analysis.rounding import PRODUCT_ROWS, tree
-from tanager.clipping.rules.base import Bilinear, Seen, Work, product
+from tanager.clipping.rules.base import DIRECT, Bilinear, TapValues, Work, product
 from tanager.clipping.rules.grams import Gram, gram_excess, gram_of, terms_of
 
 
@@ -48,7 +48,7 @@ class Gather(Bilinear):
         self._clip = equation.params["mode"] == lax.GatherScatterMode.CLIP
 
     def operands(
-        self, seen: Seen
+        self, seen: TapValues
     ) -> tuple[Int[Array, "b t"], Bool[Array, "b t"], Float[Array, "b t d"]]:
         """Return row numbers, which of them are in the table, and dy."""
         (indices,), (dy,) = seen.data, seen.gradients
@@ -64,11 +64,11 @@ class Gather(Bilinear):
         dy = widen(dy.reshape(rows, indices.shape[1], -1))
         return indices, inside, jnp.where(inside[..., None], dy, 0)
 
-    def grams(self) -> dict[str, Callable[[Seen], Gram]]:
+    def grams(self) -> dict[str, Callable[[TapValues], Gram]]:
         """See `Rule.grams`."""
         return {"gram": self.gram}
 
-    def gram(self, seen: Seen) -> Gram:
+    def gram(self, seen: TapValues) -> Gram:
         """Σ_{t,s} [i_t = i_s]·<dy_t, dy_s>."""
         indices, _, dy = self.operands(seen)
         same = _equal(indices)[:, None].astype(dy.dtype)
@@ -81,17 +81,17 @@ class Gather(Bilinear):
         wide = accumulation_dtype(aval(self.tap.equation.outvars[0]).dtype)
         return gram_excess((1, self.positions), (0, self._width), wide)
 
-    def terms(self, seen: Seen) -> Float[Array, " b"]:
+    def terms(self, seen: TapValues) -> Float[Array, " b"]:
         """See `Bilinear.terms`."""
         _, _, dy = self.operands(seen)
         right = jnp.sum(jnp.square(dy), axis=-1)[:, None]
         return terms_of(jnp.ones_like(right), right, (0, self._width))
 
-    def direct(self) -> Callable[[Seen], Array] | None:
-        """See `Bilinear.direct`."""
-        return self.total
+    def totals(self) -> tuple[str, ...]:
+        """See `Rule.totals`."""
+        return (DIRECT,)
 
-    def total(self, seen: Seen) -> Array:
+    def direct(self, seen: TapValues) -> Array:
         """Scatter some of the examples at a time.
 
         Each first adds up what it has for one row of the table, or its own rounding

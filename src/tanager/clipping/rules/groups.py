@@ -1,9 +1,8 @@
-"""Cells: the parts of a gradient whose squared norms add up, and how each is clipped.
+"""Norm groups: the parts of a gradient whose squared norms add up.
 
-A cell is one use of a parameter where nothing else touches the same entries (`Single`,
-`standardised.Standardised`), or all uses of parameters that are tied, reused or made of
-one another (`Joint`), where the gradients of all uses must be added before a norm is
-taken.
+A norm group is one use of a parameter where nothing else touches the same entries
+(`Single`, `standardised.Standardised`), or all uses of parameters that are tied, reused
+or made of one another (`Joint`): their gradients are added before a norm is taken.
 
 Every squared norm is an upper bound of what the example adds to the sum, rounding
 included (`analysis.rounding`):
@@ -30,30 +29,35 @@ from tanager.clipping.analysis import links, rounding
 from tanager.clipping.analysis.jaxprs import aval
 from tanager.clipping.analysis.rounding import gamma, product_steps, row_steps
 from tanager.clipping.analysis.taps import Program, Unit, Use
-from tanager.clipping.rules.base import DIRECT, Bilinear, Formation, Rule, Seen, in_turn
+from tanager.clipping.rules.base import DIRECT, Bilinear, Formation, Rule, TapValues
 from tanager.clipping.rules.convolutions import Convolution
 from tanager.clipping.rules.dots import Dot
-from tanager.clipping.rules.factors import Weights
+from tanager.clipping.rules.factors import ClipFactors
 from tanager.clipping.rules.gathers import Gather, takes_rows
 from tanager.clipping.rules.grams import Gram
-from tanager.clipping.rules.retained import Kept, formed_sum, kept_steps, weighted_sum
+from tanager.clipping.rules.retained import (
+    RetainedGradients,
+    form,
+    formed_sum,
+    retained_steps,
+    weighted_sum,
+)
 
 
-KEPT = "kept"
-"""Name of the total made of the gradients the norm was taken from."""
+RETAINED = "retained"
+"""Name of the sum of the gradients that the norm was taken from."""
 
 _LARGEST_SCALE = 2.0**20
-"""Squares of gradients that a link scales by more could vanish before they are scaled;
-and where it scales by less than one part in so many, the square of the scale could.
+"""Links outside 1/this to this would make squares vanish, of gradients or of the scale.
 """
 
 
 class Method(NamedTuple):
-    """How a cell is clipped.
+    """How a norm group is clipped.
 
     Attributes:
-        norm: the rule's gram or gradient method that norms come from.
-        total: ``"kept"``, the gradient method by which the sum's gradients are formed
+        norm: the rule's Gram or gradient method that norms come from.
+        total: `RETAINED`, the gradient method by which the sum's gradients are formed
             again, or `DIRECT`.
     """
 
@@ -64,7 +68,7 @@ class Method(NamedTuple):
         return f"{self.norm}, {self.total}"
 
 
-class Remembered(NamedTuple):
+class Held(NamedTuple):
     """What is held between norms and sums.
 
     Attributes:
@@ -72,11 +76,11 @@ class Remembered(NamedTuple):
         gain: those of a standardised weight's gain.
     """
 
-    gradients: list[Kept] | None = None
-    gain: Kept | None = None
+    gradients: list[RetainedGradients] | None = None
+    gain: RetainedGradients | None = None
 
 
-class Cell(abc.ABC):
+class NormGroup(abc.ABC):
     """What strategies choose methods for.
 
     Attributes:
@@ -86,46 +90,52 @@ class Cell(abc.ABC):
         rules: one for each use.
     """
 
-    program: Program
-    unit: Unit
-    uses: tuple[Use, ...]
-    rules: Sequence[Rule]
+    def __init__(self, program: Program, unit: Unit, uses: Sequence[Use]):
+        self.program = program
+        self.unit = unit
+        self.uses = uses
+        self.rules = [rule_for(program, use) for use in uses]
 
     @property
     def rule(self) -> Rule:
         """The rule of the first use."""
         return self.rules[0]
 
-    @abc.abstractmethod
     def grams(self) -> tuple[str, ...]:
-        """Names of the norm methods that form no gradient."""
+        """Return the names of the norm methods that form no gradient."""
+        return ()
 
     @abc.abstractmethod
     def gradients(self) -> tuple[str, ...]:
-        """Names of the norm methods that form per-example gradients."""
+        """Return the names of the norm methods that form per-example gradients."""
 
     def totals(self) -> tuple[str, ...]:
-        """Names of the methods for sums other than of kept gradients."""
+        """Return the names of the methods for sums other than `RETAINED`."""
         return ()
 
     @abc.abstractmethod
     def squares(
-        self, method: str, seen: Sequence[Seen], leaves: Sequence[Array], *, keep: bool
-    ) -> tuple[Float[Array, " b"], Remembered]:
+        self,
+        method: str,
+        seen: Sequence[TapValues],
+        leaves: Sequence[Array],
+        *,
+        retain: bool,
+    ) -> tuple[Float[Array, " b"], Held]:
         """Return squared norms, and what is held for the sum.
 
         Args:
             method: one of `grams` or `gradients`.
-            seen: of each use.
+            seen: the tap's values, for each use.
             leaves: of the parameters.
-            keep: whether gradients are kept.
+            retain: whether gradients are held for the sum.
         """
 
     @abc.abstractmethod
     def total(
-        self, method: str, seen: Sequence[Seen], held: Remembered, weights: Weights
+        self, method: str, seen: Sequence[TapValues], held: Held, factors: ClipFactors
     ) -> dict[int, Array]:
-        """Return Σ c_i·g_i by number of the leaf, by ``"kept"`` or one of `totals`.
+        """Return Σ c_i·g_i by number of the leaf, by `RETAINED` or one of `totals`.
 
         Rows that do not count contribute exact zeros.
         """
@@ -143,30 +153,28 @@ class Cell(abc.ABC):
 def rule_for(program: Program, use: Use) -> Rule:
     """Return the rule for one use of a parameter."""
     tap = program.taps[use.tap]
-    name = tap.equation.primitive.name
-    kind: type[Rule] = Rule
-    avals = [aval(atom) for atom in (*tap.equation.invars, *tap.equation.outvars)]
+    equation = tap.equation
+    name = equation.primitive.name
+    avals = [aval(atom) for atom in (*equation.invars, *equation.outvars)]
     if any(one.size == 0 for one in avals) or jnp.issubdtype(
         avals[-1].dtype, jnp.complexfloating
     ):
-        return kind(tap, use)
+        return Rule(tap, use)
     if name == "dot_general":
-        kind = Dot
-    elif name == "conv_general_dilated" and use.position == 1:
-        kind = Convolution
-    elif name == "gather" and use.position == 0 and takes_rows(tap.equation):
-        kind = Gather
-    return kind(tap, use)
+        return Dot(tap, use)
+    grouped = equation.params.get("batch_group_count", 1) > 1
+    if name == "conv_general_dilated" and use.position == 1 and not grouped:
+        return Convolution(tap, use)
+    if name == "gather" and use.position == 0 and takes_rows(equation):
+        return Gather(tap, use)
+    return Rule(tap, use)
 
 
-class Single(Cell):
+class Single(NormGroup):
     """One use of a parameter whose entries are used nowhere else."""
 
     def __init__(self, program: Program, unit: Unit, use: Use):
-        self.unit = unit
-        self.uses = (use,)
-        self.rules = [rule_for(program, use)]
-        self.program = program
+        super().__init__(program, unit, (use,))
         self.scale = links.scale(use.links)
 
     @property
@@ -175,52 +183,58 @@ class Single(Cell):
         return 1 / _LARGEST_SCALE <= self.scale <= _LARGEST_SCALE  # nor NaN
 
     def grams(self) -> tuple[str, ...]:
-        """See `Cell`."""
-        return tuple(self.rule.grams()) if self.plain and self.totals() else ()
+        """See `NormGroup`."""
+        return tuple(self.rule.grams()) if self.totals() else ()
 
     def gradients(self) -> tuple[str, ...]:
-        """See `Cell`."""
+        """See `NormGroup`."""
         return tuple(self.rule.gradients())
 
     def totals(self) -> tuple[str, ...]:
-        """See `Cell`."""
-        rule = self.rule
-        if not self.plain or not isinstance(rule, Bilinear):
-            return ()
-        return (*([DIRECT] if rule.direct() else []), *rule.totals())
+        """See `NormGroup`."""
+        return self.rule.totals() if self.plain else ()
 
     def sum_steps(self, method: Method, rows: int) -> float:
-        """See `Cell`."""
-        rule = self.rule
+        """See `NormGroup`."""
         carried = len(self.uses[0].links) + 1
-        if method.total == KEPT:
-            group = rule.group(method.norm, rows)
-            return kept_steps(rows, group) + carried
+        if method.total == RETAINED:
+            chunk = self.rule.chunk(method.norm, rows)
+            return retained_steps(rows, chunk) + carried
         if method.total == DIRECT:
             return product_steps(rows) + carried
         return row_steps(rows) + carried
 
     def excess(self, method: Method) -> float:
-        """See `Cell`."""
-        rule = self.rule
+        """See `NormGroup`."""
         gram = method.norm in self.grams()
-        return rule.excess(method.norm) if gram and isinstance(rule, Bilinear) else 0.0
+        return self.bilinear.excess(method.norm) if gram else 0.0
 
     def squares(
-        self, method: str, seen: Sequence[Seen], leaves: Sequence[Array], *, keep: bool
-    ) -> tuple[Float[Array, " b"], Remembered]:
-        """See `Cell`."""
+        self,
+        method: str,
+        seen: Sequence[TapValues],
+        leaves: Sequence[Array],
+        *,
+        retain: bool,
+    ) -> tuple[Float[Array, " b"], Held]:
+        """See `NormGroup`."""
         gram = self.rule.grams().get(method)
         if gram is not None:
-            return self.again(gram(seen[0]), 1) * self.scale**2, Remembered()
-        formation, whole = self.formation(method), seen[0]
+            return self.formed_again(gram(seen[0]), 1) * self.scale**2, Held()
+        formation, chunk = self.formation(method), self.rule.chunk(method, seen[0].rows)
         norms = self._norms(formation.scale)
-        found, kept = form(self.rule, method, formation, whole, norms, keep=keep)
+        found, retained = form(formation, seen[0], chunk, norms, retain=retain)
         squares = jnp.concatenate(found)
-        if kept is None:
-            terms = self._terms(whole) * self.scale**2
-            return self.again(Gram(squares, terms), 2), Remembered()
-        return squares, Remembered([kept])
+        if retained is None:
+            terms = self.bilinear.terms(seen[0]) * self.scale**2
+            return self.formed_again(Gram(squares, terms), 2), Held()
+        return squares, Held([retained])
+
+    @property
+    def bilinear(self) -> Bilinear:
+        """The rule, where sums can be formed again."""
+        assert isinstance(self.rule, Bilinear)
+        return self.rule
 
     def _norms(self, scale: float) -> Callable[[Array], Float[Array, " b"]]:
         if scale == 1:
@@ -239,108 +253,82 @@ class Single(Cell):
         formation = self.rule.gradients()[method]
         return formation if self.plain else formation.at_anchor()
 
-    def again(self, gram: Gram, times: int) -> Float[Array, " b"]:
+    def formed_again(self, gram: Gram, times: int) -> Float[Array, " b"]:
         """Return squared norms of gradients that are formed after the norm is known.
 
         Args:
             gram: the norms as far as known.
             times: how many formations may have rounded.
         """
-        rule = self.rule
-        assert isinstance(rule, Bilinear)
-        each = gamma(rule.forming, gram.squares.dtype, product=True)
+        each = gamma(self.bilinear.forming, gram.squares.dtype, product=True)
         more = times * each * jnp.sqrt(gram.terms.astype(gram.squares.dtype))
         return jnp.square(jnp.sqrt(gram.squares) + more)
 
-    def _terms(self, seen: Seen) -> Float[Array, " b"]:
-        assert isinstance(self.rule, Bilinear)
-        return self.rule.terms(seen)
-
     def total(
-        self, method: str, seen: Sequence[Seen], held: Remembered, weights: Weights
+        self, method: str, seen: Sequence[TapValues], held: Held, factors: ClipFactors
     ) -> dict[int, Array]:
-        """See `Cell`."""
+        """See `NormGroup`."""
         (leaf,) = self.unit.leaves
-        return {leaf: self.total_at_anchor(method, seen[0], held, weights)}
+        return {leaf: self.total_at_anchor(method, seen[0], held, factors)}
 
     def total_at_anchor(
-        self, method: str, seen: Seen, held: Remembered, weights: Weights
+        self, method: str, seen: TapValues, held: Held, factors: ClipFactors
     ) -> Array:
         """Return Σ c_i·g_i at the anchor of the one use."""
-        if method == KEPT:
+        if method == RETAINED:
             assert held.gradients is not None
-            return weighted_sum(held.gradients[0], weights)
-        rule = self.rule
-        assert isinstance(rule, Bilinear)
+            return weighted_sum(held.gradients[0], factors)
         if method == DIRECT:
-            return _direct(rule, seen.exactly(), weights)
-        group = rule.group(method, seen.rows)
-        return formed_sum(rule.gradients()[method], seen.exactly(), weights, group)
+            return _direct(self.bilinear, seen.exactly(), factors)
+        formation = self.rule.gradients()[method]
+        chunk = self.rule.chunk(method, seen.rows)
+        return formed_sum(formation, seen.exactly(), factors, chunk)
 
 
-def form(rule, method, formation, whole, norms, *, keep):
-    """Form gradients group by group; return what `norms` finds, and them if kept."""
-    group = rule.group(method, whole.rows)
-    if keep:
-        starts = range(0, whole.rows, group)
-        chunks = [formation.form(whole.part(start, group)) for start in starts]
-        return [norms(chunk) for chunk in chunks], Kept(chunks, formation.home)
-
-    def dropped(at: Seen):
-        return norms(formation.form(at))
-
-    return list(in_turn(whole.exactly(), group, dropped)), None
-
-
-def _direct(rule: Bilinear, seen: Seen, weights: Weights) -> Array:
-    total = rule.direct()
-    assert total is not None
-
+def _direct(rule: Bilinear, seen: TapValues, factors: ClipFactors) -> Array:
     def plain() -> Array:
-        return total(seen.scaled(weights.factors))
+        return rule.direct(seen.scaled(factors.values))
 
     def clean() -> Array:
-        return total(seen.scaled(weights.factors).cleaned(weights.counted))
+        return rule.direct(seen.scaled(factors.values).cleaned(factors.counted))
 
     # 0·NaN is NaN; but most batches are full, and a product can be spared the copy of
     # x. A scatter first adds up within an example, which must not change with others.
     if not isinstance(rule, Dot):
         return clean()
-    return jax.lax.cond(jnp.all(weights.counted), plain, clean)
+    return jax.lax.cond(jnp.all(factors.counted), plain, clean)
 
 
-class Joint(Cell):
+class Joint(NormGroup):
     """All uses of parameters that share entries: cross terms are included."""
 
     def __init__(self, program: Program, unit: Unit):
-        self.unit = unit
-        self.uses = unit.uses
-        self.rules = [rule_for(program, use) for use in unit.uses]
-        self.program = program
-
-    def grams(self) -> tuple[str, ...]:
-        """None: norms of sums need the sums."""
-        return ()
+        super().__init__(program, unit, unit.uses)
 
     def gradients(self) -> tuple[str, ...]:
-        """See `Cell`."""
+        """See `NormGroup`."""
         return ("vmap",)
 
     def sum_steps(self, method: Method, rows: int) -> float:
-        """See `Cell`."""
+        """See `NormGroup`."""
         del method
-        return kept_steps(rows, rows)
+        return retained_steps(rows, rows)
 
     def squares(
-        self, method: str, seen: Sequence[Seen], leaves: Sequence[Array], *, keep: bool
-    ) -> tuple[Float[Array, " b"], Remembered]:
-        """See `Cell`."""
+        self,
+        method: str,
+        seen: Sequence[TapValues],
+        leaves: Sequence[Array],
+        *,
+        retain: bool,
+    ) -> tuple[Float[Array, " b"], Held]:
+        """See `NormGroup`."""
         anchors: dict[jex.Var, Array] = {}
         for rule, at in zip(self.rules, seen, strict=True):
             gradient = rule.gradients()[method].at_anchor().form(at)
             anchor = rule.use.anchor
-            held = anchors.get(anchor)
-            anchors[anchor] = gradient if held is None else held + gradient
+            before = anchors.get(anchor)
+            anchors[anchor] = gradient if before is None else before + gradient
         ordered = [anchors[anchor] for anchor in self.unit.anchors]
         if self.unit.kind != "leaf":
 
@@ -351,14 +339,14 @@ class Joint(Cell):
         squares = [rounding.squares(gradient) for gradient in ordered]
         total = sum(squares[1:], squares[0])
         total = total * (1 + rounding.gamma(len(squares), total.dtype))
-        kept = [Kept([gradient], links.same) for gradient in ordered]
-        return total, Remembered(kept if keep else None)
+        retained = [RetainedGradients([each], links.same) for each in ordered]
+        return total, Held(retained if retain else None)
 
     def total(
-        self, method: str, seen: Sequence[Seen], held: Remembered, weights: Weights
+        self, method: str, seen: Sequence[TapValues], held: Held, factors: ClipFactors
     ) -> dict[int, Array]:
-        """See `Cell`."""
+        """See `NormGroup`."""
         del method, seen
         assert held.gradients is not None
-        totals = [weighted_sum(gradients, weights) for gradients in held.gradients]
+        totals = [weighted_sum(gradients, factors) for gradients in held.gradients]
         return dict(zip(self.unit.leaves, totals, strict=True))

@@ -1,95 +1,135 @@
-"""Weighted sums of per-example gradients, kept from the norms or formed again.
+"""Per-example gradients: formed for norms, retained or dropped, and summed.
 
-Gradients are added in blocks of 16 rows, one after the other, and the blocks by a tree:
-`analysis.rounding` bounds what that rounds.
+A clipped sum is of gradients retained since their norms were taken, or of gradients
+formed again. They are added in blocks of 16 rows, one after the other, and the blocks
+by a tree: `analysis.rounding` bounds what that rounds.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from tanager.clipping.analysis.rounding import BLOCK, levels, pairwise, row_steps, tree
-from tanager.clipping.rules.base import Formation, Seen
-from tanager.clipping.rules.factors import Weights, by_row
+from tanager.clipping.rules.base import Formation, TapValues
+from tanager.clipping.rules.factors import ClipFactors, by_row
 
 
-class Kept(NamedTuple):
+class RetainedGradients(NamedTuple):
     """Per-example gradients that together hold every example in order.
 
     Attributes:
         chunks: `[b, *own]` each.
-        home: of their `Formation`.
+        to_param: of their `Formation`.
     """
 
     chunks: Sequence[Array]
-    home: Callable[[Array], Array]
+    to_param: Callable[[Array], Array]
 
 
-def weighted_sum(kept: Kept, weights: Weights) -> Array:
+def form(
+    formation: Formation,
+    seen: TapValues,
+    chunk: int,
+    norms: Callable[[Array], Any],
+    *,
+    retain: bool,
+) -> tuple[list, RetainedGradients | None]:
+    """Form gradients chunk by chunk; return what `norms` finds, and them if retained.
+
+    Args:
+        formation: how.
+        seen: (x, dy).
+        chunk: how many gradients are formed at a time.
+        norms: what is wanted of a chunk of gradients.
+        retain: whether the gradients are held for the sum.
+    """
+    starts = range(0, seen.rows, chunk)
+    if retain:
+        chunks = [formation.form(seen.part(start, chunk)) for start in starts]
+        return [norms(gradients) for gradients in chunks], RetainedGradients(
+            chunks, formation.to_param
+        )
+    seen, found = seen.exactly(), []
+    for start in starts:
+        at = seen.part(start, chunk)
+        if found:
+            # Each chunk waits for the one before: gradients of all need not be held.
+            gradients, found[-1] = jax.lax.optimization_barrier(
+                (list(at.gradients), found[-1])
+            )
+            at = at.with_gradients(gradients)
+        found.append(norms(formation.form(at)))
+    return found, None
+
+
+def weighted_sum(retained: RetainedGradients, factors: ClipFactors) -> Array:
     """Return Σ_i c_i·g_i at the anchor, exact zeros for rows not counted."""
-    if max(chunk.shape[0] for chunk in kept.chunks) <= BLOCK:
-        every = [gradient for chunk in kept.chunks for gradient in chunk]
+    chunks = retained.chunks
+    if max(chunk.shape[0] for chunk in chunks) <= BLOCK:
+        every = [gradient for chunk in chunks for gradient in chunk]
         starts = range(0, len(every), BLOCK)
-        blocks = [_in_order(every[n : n + BLOCK], weights, n) for n in starts]
-        return kept.home(tree(blocks))
-    parts, start = [], 0
-    for chunk in kept.chunks:
-        parts.append(_in_blocks(chunk, weights, start))
-        start += chunk.shape[0]
-    return kept.home(tree(parts))
+        parts = [_in_order(every[n : n + BLOCK], factors, n) for n in starts]
+    else:
+        parts, start = [], 0
+        for chunk in chunks:
+            parts.append(_in_blocks(chunk, factors, start))
+            start += chunk.shape[0]
+    return retained.to_param(tree(parts))
 
 
-def kept_steps(rows: int, group: int) -> float:
+def retained_steps(rows: int, chunk: int) -> float:
     """Return the steps of `weighted_sum` (`rounding.row_steps`).
 
     Args:
         rows: R.
-        group: how many rows a chunk holds.
+        chunk: how many rows a chunk holds.
     """
-    if group <= BLOCK:
+    if chunk <= BLOCK:
         return row_steps(rows)
-    return row_steps(min(group, rows)) + 1 + levels(-(-rows // group))
+    return row_steps(min(chunk, rows)) + 1 + levels(-(-rows // chunk))
 
 
-def _in_order(gradients: Sequence[Array], weights: Weights, start: int) -> Array:
+def _in_order(gradients: Sequence[Array], factors: ClipFactors, start: int) -> Array:
     own = slice(start, start + len(gradients))
-    return _add(tuple(gradients), weights.factors[own], weights.counted[own])
+    return _add(tuple(gradients), factors.values[own], factors.counted[own])
 
 
 @jax.jit  # traced once for gradients of one shape
-def _add(gradients: tuple[Array, ...], factors: Array, counted: Array) -> Array:
+def _add(gradients: tuple[Array, ...], values: Array, counted: Array) -> Array:
     # `where` and not a product with 0, since 0·NaN is NaN.
     parts = [
-        jnp.where(row, gradient * factor.astype(gradient.dtype), 0)
-        for gradient, factor, row in zip(gradients, factors, counted, strict=True)
+        jnp.where(row, gradient * value.astype(gradient.dtype), 0)
+        for gradient, value, row in zip(gradients, values, counted, strict=True)
     ]
     return sum(parts[1:], parts[0])
 
 
-def _in_blocks(chunk: Array, weights: Weights, start: int) -> Array:
+def _in_blocks(chunk: Array, factors: ClipFactors, start: int) -> Array:
     """Add the rows of one array: the j-th of all blocks at once."""
     rows = chunk.shape[0]
     blocks = rows // BLOCK
     last = blocks * BLOCK
-    rest = [_in_order(list(chunk[last:]), weights, start + last)] if last < rows else []
+    rest = [_in_order(list(chunk[last:]), factors, start + last)] if last < rows else []
     if not blocks:
         return rest[0]
     own = slice(start, start + last)
-    factors = weights.factors[own].reshape(blocks, BLOCK).astype(chunk.dtype)
-    counted = weights.counted[own].reshape(blocks, BLOCK)
+    values = factors.values[own].reshape(blocks, BLOCK).astype(chunk.dtype)
+    counted = factors.counted[own].reshape(blocks, BLOCK)
     whole = chunk[:last].reshape(blocks, BLOCK, *chunk.shape[1:])
     parts = []
     for number in range(BLOCK):
         each = whole[:, number]
-        factor, row = by_row(factors[:, number], each), by_row(counted[:, number], each)
-        parts.append(jnp.where(row, each * factor, 0))
+        value, row = by_row(values[:, number], each), by_row(counted[:, number], each)
+        parts.append(jnp.where(row, each * value, 0))
     return tree([pairwise(sum(parts[1:], parts[0]), 0), *rest])
 
 
-def formed_sum(formation: Formation, seen: Seen, weights: Weights, group: int) -> Array:
+def formed_sum(
+    formation: Formation, seen: TapValues, factors: ClipFactors, chunk: int
+) -> Array:
     """Return Σ_i c_i·g_i at the anchor from gradients that are formed and dropped.
 
     Each is formed as for its norm, and c multiplies it afterwards: what rounds in one
@@ -98,28 +138,27 @@ def formed_sum(formation: Formation, seen: Seen, weights: Weights, group: int) -
     Args:
         formation: how.
         seen: (x, dy).
-        weights: c.
-        group: how many gradients are held at a time.
+        factors: c.
+        chunk: how many gradients are held at a time.
     """
     # Not before the norms are known, nor from the gradients that norms came from.
-    gradients, factors = jax.lax.optimization_barrier(
-        (list(seen.gradients), weights.factors)
+    gradients, values = jax.lax.optimization_barrier(
+        (list(seen.gradients), factors.values)
     )
-    seen = seen.with_gradients(gradients)
-    group = _power_of_two(min(group, BLOCK))
+    seen, factors = seen.with_gradients(gradients), factors._replace(values=values)
+    chunk = _power_of_two(min(chunk, BLOCK))
     blocks: list[tuple[int, Array]] = []  # how many blocks each is the sum of
     block: Array | None = None
-    for start in range(0, seen.rows, group):
-        at = seen.part(start, group)
+    for start in range(0, seen.rows, chunk):
+        at = seen.part(start, chunk)
         if block is not None or blocks:
             before = blocks[-1][1] if block is None else block
             at = at.with_gradients(
                 [_after(before, dy, start, at.rows) for dy in gradients]
             )
-        formed = list(formation.form(at))
-        part = _in_order(formed, weights._replace(factors=factors), start)
+        part = _in_order(list(formation.form(at)), factors, start)
         block = part if block is None else block + part
-        if (start + group) % BLOCK == 0 or start + group >= seen.rows:
+        if (start + chunk) % BLOCK == 0 or start + chunk >= seen.rows:
             blocks.append((1, block))
             block = None
         while len(blocks) > 1 and blocks[-1][0] == blocks[-2][0]:
@@ -128,7 +167,7 @@ def formed_sum(formation: Formation, seen: Seen, weights: Weights, group: int) -
     total = blocks[-1][1]
     for _, part in reversed(blocks[:-1]):
         total = part + total
-    return formation.home(total)
+    return formation.to_param(total)
 
 
 def _after(before: Array, dy: Array, start: int, rows: int) -> Array:

@@ -24,12 +24,12 @@ from tanager.clipping.analysis.dtypes import accumulation_dtype, widen
 from tanager.clipping.analysis.jaxprs import aval
 from tanager.clipping.analysis.rounding import gamma, run_steps
 from tanager.clipping.analysis.taps import Program, Unit, Use
-from tanager.clipping.rules.base import Formation, Seen, product
+from tanager.clipping.rules.base import Formation, TapValues, product
 from tanager.clipping.rules.convolutions import Convolution
-from tanager.clipping.rules.factors import Weights
+from tanager.clipping.rules.factors import ClipFactors
 from tanager.clipping.rules.grams import Gram
-from tanager.clipping.rules.groups import Method, Remembered, Single, form
-from tanager.clipping.rules.retained import Kept, weighted_sum
+from tanager.clipping.rules.groups import Held, Method, Single
+from tanager.clipping.rules.retained import RetainedGradients, form, weighted_sum
 
 
 _SMALLEST_GAIN = 2.0**-10
@@ -62,7 +62,7 @@ class Standardised(Single):
         )
 
     def grams(self) -> tuple[str, ...]:
-        """See `Cell`.
+        """See `NormGroup`.
 
         None on an accelerator: they use results of convolutions, and it is not known
         how those are computed.
@@ -70,14 +70,14 @@ class Standardised(Single):
         return super().grams() if jax.default_backend() == "cpu" else ()
 
     def sum_steps(self, method: Method, rows: int) -> float:
-        """See `Cell`."""
+        """See `NormGroup`."""
         steps = super().sum_steps(method, rows)
         wide = accumulation_dtype(aval(self.unit.anchors[0]).dtype)
         back = 2 * run_steps(self._fan_in) + 12
         return (steps + back + 2) * standardise.cancellation(wide)
 
     def excess(self, method: Method) -> float:
-        """See `Cell`."""
+        """See `NormGroup`."""
         rule = self.rule
         if method.norm not in self.grams():
             return 0.0
@@ -86,38 +86,43 @@ class Standardised(Single):
         return rule.excess(method.norm) + gamma(self._statistics, jnp.float32) + slip**2
 
     def squares(
-        self, method: str, seen: Sequence[Seen], leaves: Sequence[Array], *, keep: bool
-    ) -> tuple[Float[Array, " b"], Remembered]:
-        """See `Cell`."""
+        self,
+        method: str,
+        seen: Sequence[TapValues],
+        leaves: Sequence[Array],
+        *,
+        retain: bool,
+    ) -> tuple[Float[Array, " b"], Held]:
+        """See `NormGroup`."""
         gram, whole = self.rule.grams().get(method), seen[0]
         parts = self._parts(whole.constants)
         if gram is not None:
             found, projection = self._from_outputs(gram, whole, parts)
-            squares = self.again(found, 1)
+            squares = self.formed_again(found, 1)
             return self._with_gain(squares, projection, parts, None)
-        formation = self.formation(method)
+        formation, chunk = self.formation(method), self.rule.chunk(method, whole.rows)
         norms = self._from_gradients(formation, parts)
-        each, kept = form(self.rule, method, formation, whole, norms, keep=keep)
-        squares, projection = (jnp.concatenate(own) for own in zip(*each, strict=True))
-        if kept is None:
-            squares = self.again(Gram(squares, self._terms(whole)), 2)
-        return self._with_gain(squares, projection, parts, kept)
+        found, retained = form(formation, whole, chunk, norms, retain=retain)
+        squares, projection = (jnp.concatenate(own) for own in zip(*found, strict=True))
+        if retained is None:
+            squares = self.formed_again(Gram(squares, self._terms(whole)), 2)
+        return self._with_gain(squares, projection, parts, retained)
 
     def _with_gain(
         self,
         squares: Float[Array, " b"],
         projection: Float[Array, "b o"],
         parts: standardise.Statistics,
-        kept: Kept | None,
-    ) -> tuple[Float[Array, " b"], Remembered]:
-        gradients = None if kept is None else [kept]
+        retained: RetainedGradients | None,
+    ) -> tuple[Float[Array, " b"], Held]:
+        gradients = None if retained is None else [retained]
         if not self._gained:
-            return squares, Remembered(gradients)
+            return squares, Held(gradients)
         own = projection * parts.root[None]
         squares = squares + rounding.squares(own)
-        return squares, Remembered(gradients, Kept([own], links.same))
+        return squares, Held(gradients, RetainedGradients([own], links.same))
 
-    def _terms(self, seen: Seen) -> Float[Array, " b"]:
+    def _terms(self, seen: TapValues) -> Float[Array, " b"]:
         rule = self.rule
         assert isinstance(rule, Convolution)
         factor = self._parts(seen.constants).factor * self.scale
@@ -129,8 +134,8 @@ class Standardised(Single):
         """Return the function from gradients to squared norms and projections."""
         scale = formation.scale
         own = jax.ShapeDtypeStruct(formation.own, parts.centred.dtype)
-        (centred,) = jax.linear_transpose(formation.home, own)(parts.centred)
-        # v in the order of the gradient: `home` scales by `scale`, up to its sign.
+        (centred,) = jax.linear_transpose(formation.to_param, own)(parts.centred)
+        # v in the order of the gradient: `to_param` scales by `scale`, up to its sign.
         # Squares are of G times the largest factor, or those of small numbers vanish.
         lift = jnp.maximum(jnp.max(jnp.abs(parts.factor * scale)), 1)
         factor = parts.factor * scale / lift
@@ -178,7 +183,7 @@ class Standardised(Single):
         return 1.5 * gamma(steps + 4 * len(self.uses[0].links), dtype)
 
     def _from_outputs(
-        self, gram: Callable, seen: Seen, parts: standardise.Statistics
+        self, gram: Callable, seen: TapValues, parts: standardise.Statistics
     ) -> tuple[Gram, Float[Array, "b o"]]:
         """Return norms, and projections, from the convolution's own input and output.
 
@@ -208,7 +213,9 @@ class Standardised(Single):
         squares = jnp.where(jnp.isfinite(scaled.squares), squares, jnp.inf)
         return Gram(squares, scaled.terms), projection
 
-    def _drift(self, seen: Seen, parts: standardise.Statistics) -> Float[Array, ""]:
+    def _drift(
+        self, seen: TapValues, parts: standardise.Statistics
+    ) -> Float[Array, ""]:
         """Return how far the model's own Ŵ/a is from v, as `_slip`."""
         own = widen(seen.constants[self.unit.anchors[0]]).reshape(self._fan_in, -1)
         centred = parts.centred.reshape(self._fan_in, -1)
@@ -219,7 +226,7 @@ class Standardised(Single):
     def _projection(
         self,
         rule: Convolution,
-        seen: Seen,
+        seen: TapValues,
         parts: standardise.Statistics,
         dy: Float[Array, "b t o"],
     ) -> tuple[Float[Array, "b o"], Float[Array, ""]]:
@@ -251,16 +258,16 @@ class Standardised(Single):
         return jnp.all(jnp.abs(parts.factor / parts.root) > _SMALLEST_GAIN)
 
     def total(
-        self, method: str, seen: Sequence[Seen], held: Remembered, weights: Weights
+        self, method: str, seen: Sequence[TapValues], held: Held, factors: ClipFactors
     ) -> dict[int, Array]:
-        """See `Cell`."""
-        total = self.total_at_anchor(method, seen[0], held, weights)
+        """See `NormGroup`."""
+        total = self.total_at_anchor(method, seen[0], held, factors)
         parts = self._parts(seen[0].constants)
         back = standardise.pull_back(self._fan_in, parts, total)
         numbers = [self.program.parameters.index(v) for v in self._leaves()]
         sums = {numbers[0]: back}
         if held.gain is not None:
-            sums[numbers[1]] = weighted_sum(held.gain, weights)
+            sums[numbers[1]] = weighted_sum(held.gain, factors)
         return sums
 
     def _leaves(self) -> list[jex.Var]:
