@@ -25,7 +25,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tanager import clipped_grad
-from tanager.clipping import per_example, transform
+from tanager.clipping import per_example
+from tanager.clipping.analysis import batches
 from tanager.clipping.analysis.standardise import standardise
 from tanager.clipping.planning.autotune import Timings
 from tanager.clipping.planning.choices import STRATEGIES
@@ -38,7 +39,7 @@ Timings.measure = lambda *arguments, **options: False
 DEVICES = int(sys.argv[1])
 GUARDED = "unguarded" not in sys.argv
 if not GUARDED:
-    transform.may_be_split = lambda leaves: False
+    batches.may_be_split = lambda leaves: False
     per_example.safe_to_split = base.safe_to_split = lambda function: function
 
 ROWS, WIDTH, CLASSES, C = 2 * DEVICES, 2 * DEVICES, 5, 0.4

@@ -30,31 +30,23 @@ What the returned function promises, whatever the strategy:
 | not from 1e-12 to 1e12 | any | refused |
 """
 
-import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, PyTree
 
 from tanager import _validate as validate
 from tanager.clipping import book_keeping
+from tanager.clipping.analysis import batches
 from tanager.clipping.analysis.dtypes import accumulation_dtype, widen
-from tanager.clipping.analysis.layouts import (
-    may_be_split,
-    refuse_explicit,
-    safe_to_split,
-    traced,
-)
+from tanager.clipping.analysis.layouts import safe_to_split
 from tanager.clipping.analysis.refusals import (
     check_leaves,
     check_loss,
     refuse_cross_example_layers,
-    refuse_shared_parameters,
-    rows_of,
 )
 from tanager.clipping.analysis.rounding import ALLOWANCE, FloatError, float_error
 from tanager.clipping.analysis.taps import Program, read_loss
@@ -62,14 +54,7 @@ from tanager.clipping.per_example import per_example
 from tanager.clipping.planning.autotune import Timings
 from tanager.clipping.planning.choices import STRATEGIES
 from tanager.clipping.planning.explain import Explanation, explain
-from tanager.clipping.planning.plan import (
-    MEMORY,
-    Plan,
-    example_of,
-    norm_groups,
-    plan_clipping,
-)
-from tanager.clipping.rules.retained import retained_steps
+from tanager.clipping.planning.plan import Plan, norm_groups, plan_clipping
 from tanager.compiling import filter_jit
 
 
@@ -138,26 +123,82 @@ class ClippedGrad:
                 examples, the shapes of batch and mask disagree, or arrays are split
                 over a mesh with axes of type Explicit.
         """
-        rows = rows_of(batch)
-        refuse_shared_parameters(params, batch)
-        refuse_explicit(params, batch)
-        if mask is None:
-            mask = jnp.ones(rows, bool)
-        mask = jnp.asarray(mask)
-        if mask.shape != (rows,) or mask.dtype != jnp.bool_:
-            raise ValueError(
-                f"mask (={mask.dtype}{list(mask.shape)}) must be bool[{rows}], one "
-                "entry for each row of the batch"
-            )
+        mask = batches.mask_of(mask, batches.rows_of(batch))
+        batches.refuse_typed_axes(params, batch)
         trainable, fixed = self._split(params, batch)
         leaves = jax.tree.leaves((params, batch, mask))
-        split = may_be_split(leaves)
+        split = batches.may_be_split(leaves)
         clip = safe_to_split(self._clip) if split else self._clip
-        if traced(leaves):
-            return clip(trainable, fixed, batch, mask)
-        self.tune(params, batch)
-        compiled = self._compiled.setdefault(split, filter_jit(clip))
-        return compiled(trainable, fixed, batch, mask)
+        if not batches.traced(leaves):
+            self.tune(params, batch)
+            clip = self._compiled.setdefault(split, filter_jit(clip))
+        return clip(trainable, fixed, batch, mask)
+
+    def _split(self, params: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
+        """Return what is trained and what is not, having checked both."""
+        trainable, fixed = split(params, self.trainable)
+        shapes = batches.shapes_of((params, batch))
+        if shapes not in self._checked:
+            refuse_cross_example_layers(params)
+            check_leaves(trainable)
+            loss = self._loss_of(fixed)
+            check_loss(loss, trainable, batches.example_of(batch))
+            self._checked.add(shapes)
+        return trainable, fixed
+
+    def _loss_of(self, fixed: PyTree) -> Callable[[PyTree, PyTree], Array]:
+        return lambda trainable, example: self.loss(
+            eqx.combine(trainable, fixed), example
+        )
+
+    def _clip(
+        self, trainable: PyTree, fixed: PyTree, batch: PyTree, mask: Bool[Array, " b"]
+    ) -> ClippedGradient:
+        rows = mask.shape[0]
+        if rows == 0:
+            zero = jax.tree.map(lambda leaf: widen(jnp.zeros_like(leaf)), trainable)
+            return ClippedGradient(zero, jnp.zeros(0), jnp.zeros(0))
+        plans = self._plans(self._program(trainable, fixed, batch), rows)
+        target = self.clip_norm * self._float_error(plans, trainable, rows).target
+
+        def clip(rows: int, batch: PyTree, mask: Array) -> tuple[PyTree, Array, Array]:
+            plan = plans[rows]
+            if plan.program is None:
+                loss = self._loss_of(fixed)
+                return per_example(loss, trainable, batch, mask, target)
+            parts = plan.program, plan.groups, plan.methods
+            return book_keeping.clip(*parts, trainable, batch, mask, target)
+
+        total, norms, losses = batches.in_pieces(clip, batch, mask, self.memory)
+        return ClippedGradient(
+            total, jnp.where(mask, norms, 0), jnp.where(mask, widen(losses), 0)
+        )
+
+    def _program(
+        self, trainable: PyTree, fixed: PyTree, batch: PyTree
+    ) -> Program | None:
+        """Return the loss taken apart; None where it is clipped by its definition."""
+        if self.strategy == "per_example":
+            return None
+        example = batches.example_of(batch)
+        program = read_loss(self._loss_of(fixed), trainable, example)
+        return None if program.needs_definition else program
+
+    def _plans(self, program: Program | None, rows: int) -> dict[int, Plan]:
+        """Return a plan for each size of piece."""
+        sizes = dict.fromkeys(size for _, size in batches.pieces(rows, self.memory))
+        return {size: plan_clipping(program, size, self.strategy) for size in sizes}
+
+    def _float_error(
+        self, plans: dict[int, Plan], trainable: PyTree, rows: int
+    ) -> FloatError:
+        leaves = jax.tree.leaves(trainable)
+        dtypes = [accumulation_dtype(leaf.dtype) for leaf in leaves]
+        coarsest = max(dtypes, key=lambda dtype: float(jnp.finfo(dtype).eps))
+        steps = max(plan.sum_steps for plan in plans.values())
+        joined = len(batches.pieces(rows, self.memory)) - 1
+        numbers = sum(leaf.size for leaf in leaves)
+        return float_error(steps + joined, rows, self.clip_norm, numbers, coarsest)
 
     def tune(
         self,
@@ -167,14 +208,14 @@ class ClippedGrad:
     ) -> bool:
         """Under ``"auto"``, measure what is not known yet for shapes like these.
 
-        What is found is remembered on disk (`planning.autotune`) and serves
-        later traces, those of an outer `jax.jit` included, which cannot measure. A
-        call outside `jax.jit` does this by itself.
+        What is found is remembered on disk (`planning.autotune`) and serves later
+        traces, those of an outer `jax.jit` included, which cannot measure. A call
+        outside `jax.jit` does this by itself.
 
         Args:
             params: as in a call.
             batch: as in a call; its values are not looked at.
-            report: told what is being measured.
+            report: called with a line for each thing that is measured.
 
         Returns:
             Whether anything was measured: traces made before may clip otherwise.
@@ -182,19 +223,15 @@ class ClippedGrad:
         Raises:
             ValueError: as in a call.
         """
-        if self.strategy != "auto":
-            return False
-        shapes = _shapes((params, batch))
-        if shapes in self._tuned:
+        shapes = batches.shapes_of((params, batch))
+        if self.strategy != "auto" or shapes in self._tuned:
             return False
         program = self._program(*self._split(params, batch), batch)
-        if program is None:
-            self._tuned.add(shapes)
-            return False
-        sizes = {rows for _, rows in _pieces(rows_of(batch), self.memory)}
+        pieces = batches.pieces(batches.rows_of(batch), self.memory)
         measured = [
             Timings().measure(program, norm_groups(program), rows, report)
-            for rows in sorted(sizes)
+            for rows in sorted({rows for _, rows in pieces})
+            if program is not None
         ]
         self._tuned.add(shapes)
         return any(measured)
@@ -213,112 +250,10 @@ class ClippedGrad:
         """
         self.tune(params, batch)
         trainable, fixed = self._split(params, batch)
-        program = self._program(trainable, fixed, batch)
-        plans = self._plans(program, rows_of(batch))
-        error = self._float_error(plans, trainable, rows_of(batch))
-        rows, plan = next(iter(plans.items()))
-        if plan is None:
-            return Explanation("per_example", rows, (), error)
-        return explain(plan, error)
-
-    def _split(self, params: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
-        """Return what is trained and what is not, having checked both."""
-        trainable, fixed = split(params, self.trainable)
-        shapes = _shapes((params, batch))
-        if shapes not in self._checked:
-            refuse_cross_example_layers(params)
-            check_leaves(trainable)
-            check_loss(self._loss_of(fixed), trainable, example_of(batch))
-            self._checked.add(shapes)
-        return trainable, fixed
-
-    def _loss_of(self, fixed: PyTree) -> Callable[[PyTree, PyTree], Array]:
-        return lambda trainable, example: self.loss(
-            eqx.combine(trainable, fixed), example
-        )
-
-    def _program(
-        self, trainable: PyTree, fixed: PyTree, batch: PyTree
-    ) -> Program | None:
-        """Return the loss taken apart; None where it is clipped by its definition."""
-        if self.strategy == "per_example":
-            return None
-        program = read_loss(self._loss_of(fixed), trainable, example_of(batch))
-        return None if program.needs_definition else program
-
-    def _plans(self, program: Program | None, rows: int) -> dict[int, Plan | None]:
-        """Return a plan for each size of piece; None where there is no program."""
-        sizes = dict.fromkeys(size for _, size in _pieces(rows, self.memory))
-        return {
-            size: program and plan_clipping(program, size, self.strategy)
-            for size in sizes
-        }
-
-    def _float_error(
-        self, plans: dict[int, Plan | None], trainable: PyTree, rows: int
-    ) -> FloatError:
-        leaves = jax.tree.leaves(trainable)
-        dtypes = [accumulation_dtype(leaf.dtype) for leaf in leaves]
-        coarsest = max(dtypes, key=lambda dtype: float(jnp.finfo(dtype).eps))
-        steps = max(
-            retained_steps(size, size) if plan is None else plan.sum_steps
-            for size, plan in plans.items()
-        )
-        joined = len(_pieces(rows, self.memory)) - 1
-        numbers = sum(leaf.size for leaf in leaves)
-        return float_error(steps + joined, rows, self.clip_norm, numbers, coarsest)
-
-    def _clip(
-        self, trainable: PyTree, fixed: PyTree, batch: PyTree, mask: Bool[Array, " b"]
-    ) -> ClippedGradient:
-        if mask.shape[0] == 0:
-            zero = jax.tree.map(lambda leaf: widen(jnp.zeros_like(leaf)), trainable)
-            return ClippedGradient(zero, jnp.zeros(0), jnp.zeros(0))
-        program = self._program(trainable, fixed, batch)
-        plans = self._plans(program, mask.shape[0])
-        error = self._float_error(plans, trainable, mask.shape[0])
-        target = self.clip_norm * error.target
-        out: ClippedGradient | None = None
-        for start, rows in _pieces(mask.shape[0], self.memory):
-            if out is None:
-                piece = _take((batch, mask), start, rows)
-            else:
-                # Where this piece starts depends on the one before, whose memory it
-                # can then have. XLA on CPU drops barriers before it orders operations.
-                zero = jnp.minimum(jnp.sum(out.norms >= 0, dtype=jnp.int32), 0)
-                piece = _take((batch, mask), start + zero, rows)
-                out = out._replace(sum=_apart(zero, out.sum))
-            more = self._clip_piece(plans[rows], trainable, fixed, target, *piece)
-            out = more if out is None else _join(out, more)
-        assert out is not None
-        return out
-
-    def _clip_piece(
-        self,
-        plan: Plan | None,
-        trainable: PyTree,
-        fixed: PyTree,
-        target: float,
-        batch: PyTree,
-        mask: Bool[Array, " b"],
-    ) -> ClippedGradient:
-        if plan is None:
-            total, norms, losses = per_example(
-                self._loss_of(fixed), trainable, batch, mask, target
-            )
-        else:
-            total, norms, losses = book_keeping.clip(
-                plan.program,
-                plan.groups,
-                plan.methods,
-                trainable,
-                batch,
-                mask,
-                target,
-            )
-        return ClippedGradient(
-            total, jnp.where(mask, norms, 0), jnp.where(mask, widen(losses), 0)
-        )
+        rows = batches.rows_of(batch)
+        plans = self._plans(self._program(trainable, fixed, batch), rows)
+        error = self._float_error(plans, trainable, rows)
+        return explain(next(iter(plans.values())), error)
 
 
 def clipped_grad(
@@ -356,7 +291,7 @@ def clipped_grad(
     """
     validate.clipping_norm(clip_norm)
     validate.one_of(STRATEGIES, strategy=strategy)
-    validate.one_of(MEMORY, memory=memory)
+    validate.one_of(batches.MEMORY, memory=memory)
     return ClippedGrad(loss, float(clip_norm), strategy, memory, trainable)
 
 
@@ -389,56 +324,3 @@ def _is_float(leaf: Any) -> bool:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jnp.issubdtype(leaf.dtype, jnp.inexact)
     return eqx.is_inexact_array(leaf)
-
-
-def _pieces(rows: int, memory: str) -> list[tuple[int, int]]:
-    """Return where each piece of a physical batch starts and how many rows it has."""
-    count = max(min(MEMORY[memory], rows), 1)
-    edges = [number * rows // count for number in range(count + 1)]
-    return [(start, stop - start) for start, stop in itertools.pairwise(edges)]
-
-
-def _take(tree: PyTree, start: Any, rows: int) -> PyTree:
-    if isinstance(start, int):
-        return jax.tree.map(lambda leaf: leaf[start : start + rows], tree)
-    return jax.tree.map(
-        lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, rows), tree
-    )
-
-
-def _apart(zero: Array, sums: PyTree) -> PyTree:
-    """Return the sums, which XLA cannot add up together with later ones.
-
-    It would keep the gradients of both until then.
-    """
-
-    def never(sums: PyTree) -> PyTree:
-        return jax.tree.map(jnp.zeros_like, sums)
-
-    return jax.lax.cond(zero == 0, lambda sums: sums, never, sums)
-
-
-def _join(one: ClippedGradient, other: ClippedGradient) -> ClippedGradient:
-    return ClippedGradient(
-        jax.tree.map(jnp.add, one.sum, other.sum),
-        jnp.concatenate([one.norms, other.norms]),
-        jnp.concatenate([one.losses, other.losses]),
-    )
-
-
-def _shapes(tree: PyTree) -> Any:
-    """What a trace depends on: shapes, and whatever is no array as it is."""
-    leaves, structure = jax.tree.flatten(tree)
-    arrays = jax.Array, np.ndarray, np.generic
-    return structure, tuple(
-        (np.shape(x), jnp.result_type(x)) if isinstance(x, arrays) else _fixed(x)
-        for x in leaves
-    )
-
-
-def _fixed(value: Any) -> Any:
-    try:
-        hash(value)
-    except TypeError:  # like nothing that was seen, and so checked anew
-        return object()
-    return type(value), value

@@ -8,63 +8,18 @@ examples of a split batch: the kernel gradients of `jax.vmap(jax.grad(loss))`
 of patches, which XLA splits correctly. Where no split is possible they stay.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.core
-import jax.extend.backend
 import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
-from jax.core import Tracer
-from jax.sharding import AxisType
 from jaxtyping import Array, PyTree
 
 from tanager.clipping.analysis.jaxprs import aval, every_equation
-
-
-def traced(leaves: Iterable[Any]) -> bool:
-    """Whether a computation with these arrays is part of an outer `jax.jit` or `vmap`.
-
-    An outer `jax.jit` traces a computation even where all its arrays have values.
-    """
-    return any(isinstance(leaf, Tracer) for leaf in (*leaves, jnp.zeros(())))
-
-
-def may_be_split(leaves: Iterable[Any]) -> bool:
-    """Whether XLA may split a computation with these arrays over several devices.
-
-    An outer `jax.jit` does not show where its arrays are: then it may, if the process
-    has several devices.
-    """
-    held = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
-    if not traced(held):
-        return any(len(leaf.sharding.device_set) > 1 for leaf in held)
-    types = jax.sharding.get_abstract_mesh().axis_types
-    if types and all(kind == AxisType.Manual for kind in types):
-        return False
-    clients = jax.extend.backend.backends().values()
-    return any(client.device_count() > 1 for client in clients)
-
-
-def refuse_explicit(params: PyTree, batch: PyTree) -> None:
-    """Refuse arrays whose type names a mesh axis.
-
-    Raises:
-        ValueError: an array is split over an axis of type `AxisType.Explicit`.
-    """
-    for leaf in jax.tree.leaves(eqx.filter((params, batch), eqx.is_array)):
-        spec = jax.typeof(leaf).sharding.spec
-        if any(part is not None for part in spec):
-            raise ValueError(
-                f"batch or params hold an array split as {spec} over a mesh with axes "
-                "of type Explicit, which clipped_grad does not support: make the mesh "
-                "with axis_types=(jax.sharding.AxisType.Auto,), or call clipped_grad "
-                "inside jax.shard_map(..., check_vma=False) and add up the clipped "
-                "sums with jax.lax.psum"
-            )
 
 
 def safe_to_split(function: Callable) -> Callable:

@@ -8,7 +8,6 @@ import equinox as eqx
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import PyTree
 
 from tanager.clipping.analysis.jaxprs import every_equation
@@ -117,17 +116,6 @@ def _shares_bits(equation: Any) -> bool:
     if equation.primitive.name == "rng_bit_generator":
         return True
     return any("rbg" in str(atom.aval.dtype) for atom in equation.invars)
-
-
-def rows_of(batch: PyTree) -> int:
-    """Return the rows of a physical batch; raise `ValueError` where leaves differ."""
-    sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(batch)}
-    if len(sizes) != 1 or sizes == {()}:
-        raise ValueError(
-            f"batch must be a pytree of arrays that share one leading axis of rows; "
-            f"found leading axes {sorted(sizes)}"
-        )
-    return sizes.pop()[0]
 
 
 def check_leaves(trainable: PyTree) -> None:
@@ -249,19 +237,3 @@ def refuse_cross_example_layers(params: PyTree) -> None:
                 "examples, which breaks the bound on what one example contributes: "
                 "use group or layer normalisation"
             )
-
-
-def refuse_shared_parameters(params: PyTree, batch: PyTree) -> None:
-    """Refuse values that `shard_map` takes to be the same on all devices, or not.
-
-    The gradient of one example would be summed over the devices that share parameters.
-    """
-    leaves = jax.tree.leaves(eqx.filter((params, batch), eqx.is_array))
-    axes = {x for leaf in leaves for x in jax.typeof(leaf).manual_axis_type.varying}
-    if axes:
-        raise ValueError(
-            f"batch or params vary over the mesh axes {sorted(map(str, axes))}, and "
-            "jax.shard_map sums gradients over the devices that share parameters: use "
-            "jax.shard_map(..., check_vma=False), and add up the clipped sums of the "
-            "devices yourself"
-        )

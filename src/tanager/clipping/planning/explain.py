@@ -4,17 +4,14 @@ import dataclasses
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tanager.clipping.analysis.jaxprs import aval
 from tanager.clipping.analysis.rounding import FloatError
 from tanager.clipping.planning import cost
 from tanager.clipping.planning.choices import precise
+from tanager.clipping.planning.plan import Plan
 from tanager.clipping.rules.groups import Joint, Method, NormGroup
-
-
-if TYPE_CHECKING:
-    from tanager.clipping.planning.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -85,34 +82,29 @@ class Explanation:
         if not self.taps:
             head += ": every gradient is formed whole, there are no taps"
             return f"{head}\n{self.float_error}"
-        titles = ["taps", "equation", "norm", "η", "sum", "GFLOP", "MiB", "ms", "why"]
         alike: dict[tuple[str, ...], list[int]] = {}
         for row in self.taps:
-            alike.setdefault(tuple(_line(row)), []).append(row.tap)
-        lines = [titles, *([_numbers(taps), *line] for line, taps in alike.items())]
-        widths = [max(len(line[n]) for line in lines) for n in range(len(titles))]
-        right = {3, 5, 6, 7}
-        text = [
-            head + ("" if len(lines) > len(self.taps) else "; figures are of one tap")
-        ]
-        for line in lines:
-            text.append(
-                "  ".join(
-                    cell.rjust(width) if n in right else cell.ljust(width)
-                    for n, (cell, width) in enumerate(zip(line, widths, strict=True))
-                ).rstrip()
-            )
-        text.append(str(self.float_error))
-        return "\n".join(text)
+            alike.setdefault(_line(row), []).append(row.tap)
+        if len(alike) < len(self.taps):
+            head += "; figures are of one tap"
+        titles = ("taps", "equation", "norm", "η", "sum", "GFLOP", "MiB", "ms", "why")
+        lines = [titles, *((_numbers(taps), *line) for line, taps in alike.items())]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        form = "  ".join(
+            f"{{:{'>' if title in ('η', 'GFLOP', 'MiB', 'ms') else '<'}{width}}}"
+            for title, width in zip(titles, widths, strict=True)
+        )
+        rows = [form.format(*line).rstrip() for line in lines]
+        return "\n".join([head, *rows, str(self.float_error)])
 
 
-def _line(row: TapRow) -> list[str]:
+def _line(row: TapRow) -> tuple[str, ...]:
     milliseconds = (
         f"~{row.expected_seconds * 1e3:.2f}"
         if row.seconds is None
         else f"{row.seconds * 1e3:.2f}"
     )
-    return [
+    return (
         row.equation,
         row.norm,
         f"{row.excess:.0e}" if row.excess else "0",
@@ -121,7 +113,7 @@ def _line(row: TapRow) -> list[str]:
         f"{row.bytes / 2**20:.2f}",
         milliseconds,
         row.why,
-    ]
+    )
 
 
 def _numbers(taps: Sequence[int]) -> str:
@@ -130,46 +122,41 @@ def _numbers(taps: Sequence[int]) -> str:
     return f"{taps[0]}, {taps[1]}, … {taps[-1]} ({len(taps)})"
 
 
-def explain(plan: "Plan", error: FloatError) -> Explanation:
+def explain(plan: Plan, error: FloatError) -> Explanation:
     """Return the table of a plan."""
-    rows = [
-        _row(plan, group, method)
-        for group, method in zip(plan.groups, plan.methods, strict=True)
-    ]
-    return Explanation(plan.strategy, plan.rows, tuple(rows), error)
+    pairs = zip(plan.groups, plan.methods, strict=True)
+    rows = tuple(_row(plan, group, method) for group, method in pairs)
+    return Explanation(plan.strategy, plan.rows, rows, error)
 
 
-def _row(plan: "Plan", group: NormGroup, method: Method) -> TapRow:
+def _row(plan: Plan, group: NormGroup, method: Method) -> TapRow:
     expected = cost.estimate(group, method, plan.rows)
-    known = plan.timings.known(group, method, plan.rows)
     return TapRow(
         tap=group.uses[0].tap,
         equation=group.rule.describe(),
         leaves=group.unit.leaves,
-        norm=method.norm
-        if method.norm in group.grams()
-        else f"{method.norm} gradients",
+        norm=method.norm + ("" if method.norm in group.grams() else " gradients"),
         total=method.total,
         why=_reason(plan, group, method),
         flops=sum(rule.work(plan.rows).flops for rule in group.rules),
         bytes=expected.bytes,
-        seconds=known,
+        seconds=plan.timings.known(group, method, plan.rows),
         expected_seconds=expected.seconds,
         excess=group.excess(method),
     )
 
 
-def _reason(plan: "Plan", group: NormGroup, method: Method) -> str:
-    options = cost.candidates(group)
+def _reason(plan: Plan, group: NormGroup, method: Method) -> str:
+    options, work = cost.candidates(group), group.rule.work(plan.rows)
     if isinstance(group, Joint):
         return "shared parameters: gradients added before the norm"
     if len(options) == 1 or group.rule.name == "general":
-        return "elementwise: the gradient is small" if _small(group) else "no fast rule"
+        small = aval(group.unit.anchors[0]).size <= 4 * work.results
+        return "elementwise: the gradient is small" if small else "no fast rule"
+    if plan.strategy in ("ghost", "bk"):
+        return "Gram wherever there is one"
     if plan.strategy != "auto":
-        work = group.rule.work(plan.rows)
         left, right = 2 * work.positions**2, work.inputs * work.outputs
-        if plan.strategy in ("ghost", "bk"):
-            return "Gram wherever there is one"
         return f"2T² = {left} {'≤' if left <= right else '>'} K·N = {right}"
     seconds = {m: plan.timings.estimate(group, m, plan.rows).seconds for m in options}
     best = min(seconds, key=lambda m: seconds[m])
@@ -180,7 +167,3 @@ def _reason(plan: "Plan", group: NormGroup, method: Method) -> str:
     if best not in precise(group):
         return f"{best} would be faster ({how}), but raises norms too much"
     return f"to hold less memory than {best} ({how})"
-
-
-def _small(group: NormGroup) -> bool:
-    return aval(group.unit.anchors[0]).size <= 4 * group.rule.work(1).results

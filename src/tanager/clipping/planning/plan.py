@@ -3,22 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-from jaxtyping import PyTree
-
 from tanager.clipping.analysis import links
 from tanager.clipping.analysis.jaxprs import aval
 from tanager.clipping.analysis.taps import Program, Use
 from tanager.clipping.planning import choices
 from tanager.clipping.planning.autotune import Timings
 from tanager.clipping.rules.groups import Joint, Method, NormGroup, Single
+from tanager.clipping.rules.retained import retained_steps
 from tanager.clipping.rules.standardised import Standardised
 
-
-MEMORY = {"default": 1, "low": 2}
-"""In how many pieces, one after the other, a physical batch is clipped."""
 
 _HELD = 1.0
 """What `auto` may hold between norms and sums, as a part of the taps' inputs and
@@ -30,37 +23,42 @@ class Plan:
     """How a loss is clipped at one physical batch size.
 
     Attributes:
-        program: the loss taken apart.
-        groups: of the program.
-        methods: one for each group.
+        program: the loss taken apart; None where it is clipped by its definition.
         strategy: the name.
         rows: B.
         timings: what is known of this device.
+        groups: of the program.
+        methods: one for each group.
     """
 
-    program: Program
-    groups: Sequence[NormGroup]
-    methods: Sequence[Method]
+    program: Program | None
     strategy: str
     rows: int
     timings: Timings
+    groups: Sequence[NormGroup] = ()
+    methods: Sequence[Method] = ()
 
     @property
     def sum_steps(self) -> float:
         """D of the parameter whose sum rounds most (`rounding.row_steps`)."""
+        if self.program is None:
+            return retained_steps(self.rows, self.rows)
         pairs = zip(self.groups, self.methods, strict=True)
         return max((group.sum_steps(m, self.rows) for group, m in pairs), default=0.0)
 
 
-def plan_clipping(program: Program, rows: int, strategy: str) -> Plan:
-    """Choose a method for each group.
+def plan_clipping(program: Program | None, rows: int, strategy: str) -> Plan:
+    """Choose a method for each norm group.
 
     Args:
-        program: the loss taken apart.
+        program: the loss taken apart; None to clip it by its definition.
         rows: B.
-        strategy: one of `choices.STRATEGIES` but `per_example`.
+        strategy: one of `choices.STRATEGIES`.
     """
-    groups, timings = norm_groups(program), Timings()
+    timings = Timings()
+    if program is None:
+        return Plan(None, "per_example", rows, timings)
+    groups = norm_groups(program)
     methods = choices.choose(
         strategy,
         groups,
@@ -68,11 +66,11 @@ def plan_clipping(program: Program, rows: int, strategy: str) -> Plan:
         most_bytes=_HELD * rows * _activations(program),
         estimate=lambda group, method: timings.estimate(group, method, rows),
     )
-    return Plan(program, groups, methods, strategy, rows, timings)
+    return Plan(program, strategy, rows, timings, groups, methods)
 
 
 def norm_groups(program: Program) -> list[NormGroup]:
-    """Split a program's units into groups."""
+    """Return the parts of a program's gradient whose squared norms add up."""
     groups: list[NormGroup] = []
     for unit in program.units:
         # Parts of a standardised weight are not apart: they share its mean and size.
@@ -90,14 +88,6 @@ def _separable(uses: Sequence[Use]) -> bool:
         links.disjoint(one.links, other.links)
         for number, one in enumerate(uses)
         for other in uses[:number]
-    )
-
-
-def example_of(batch: PyTree) -> PyTree:
-    """Return the shapes and dtypes of one row of a batch."""
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf)[1:], jnp.result_type(leaf)),
-        batch,
     )
 
 

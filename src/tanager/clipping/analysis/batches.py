@@ -1,0 +1,182 @@
+"""A physical batch: what it must be, where it lies, its pieces under little memory."""
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.extend.backend
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.sharding import AxisType
+from jaxtyping import Array, ArrayLike, Bool, PyTree
+
+
+MEMORY = {"default": 1, "low": 2}
+"""In how many pieces, one after the other, a physical batch is clipped."""
+
+
+def rows_of(batch: PyTree) -> int:
+    """Return the rows of a physical batch.
+
+    Raises:
+        ValueError: its arrays do not share one leading axis.
+    """
+    sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(batch)}
+    if len(sizes) != 1 or sizes == {()}:
+        raise ValueError(
+            f"batch must be a pytree of arrays that share one leading axis of rows; "
+            f"found leading axes {sorted(sizes)}"
+        )
+    return sizes.pop()[0]
+
+
+def mask_of(mask: ArrayLike | None, rows: int) -> Bool[Array, " b"]:
+    """Return the mask as an array, all True for None.
+
+    Raises:
+        ValueError: it is not bool[rows].
+    """
+    mask = jnp.ones(rows, bool) if mask is None else jnp.asarray(mask)
+    if mask.shape != (rows,) or mask.dtype != jnp.bool_:
+        raise ValueError(
+            f"mask (={mask.dtype}{list(mask.shape)}) must be bool[{rows}], one "
+            "entry for each row of the batch"
+        )
+    return mask
+
+
+def refuse_typed_axes(params: PyTree, batch: PyTree) -> None:
+    """Refuse arrays whose type names mesh axes.
+
+    Where `jax.shard_map` checks which values are the same on all devices, the gradient
+    of one example would be summed over the devices that share parameters.
+
+    Raises:
+        ValueError: an array varies over the axes of `jax.shard_map`, or is split over
+            an axis of type `AxisType.Explicit`.
+    """
+    for leaf in jax.tree.leaves(eqx.filter((params, batch), eqx.is_array)):
+        if axes := jax.typeof(leaf).manual_axis_type.varying:
+            raise ValueError(
+                f"batch or params vary over the mesh axes {sorted(map(str, axes))}, "
+                "and jax.shard_map sums gradients over the devices that share "
+                "parameters: use jax.shard_map(..., check_vma=False), and add up the "
+                "clipped sums of the devices yourself"
+            )
+        spec = jax.typeof(leaf).sharding.spec
+        if any(part is not None for part in spec):
+            raise ValueError(
+                f"batch or params hold an array split as {spec} over a mesh with axes "
+                "of type Explicit, which clipped_grad does not support: make the mesh "
+                "with axis_types=(jax.sharding.AxisType.Auto,), or call clipped_grad "
+                "inside jax.shard_map(..., check_vma=False) and add up the clipped "
+                "sums with jax.lax.psum"
+            )
+
+
+def traced(leaves: Iterable[Any]) -> bool:
+    """Whether a computation with these arrays is part of an outer `jax.jit` or `vmap`.
+
+    An outer `jax.jit` traces a computation even where all its arrays have values.
+    """
+    return any(isinstance(leaf, Tracer) for leaf in (*leaves, jnp.zeros(())))
+
+
+def may_be_split(leaves: Iterable[Any]) -> bool:
+    """Whether XLA may split a computation with these arrays over several devices.
+
+    An outer `jax.jit` does not show where its arrays are: then it may, if the process
+    has several devices.
+    """
+    held = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
+    if not traced(held):
+        return any(len(leaf.sharding.device_set) > 1 for leaf in held)
+    types = jax.sharding.get_abstract_mesh().axis_types
+    if types and all(kind == AxisType.Manual for kind in types):
+        return False
+    clients = jax.extend.backend.backends().values()
+    return any(client.device_count() > 1 for client in clients)
+
+
+def example_of(batch: PyTree) -> PyTree:
+    """Return the shapes and dtypes of one row of a batch."""
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf)[1:], jnp.result_type(leaf)),
+        batch,
+    )
+
+
+def shapes_of(tree: PyTree) -> Any:
+    """Return what a trace depends on: the shapes of arrays, and all other leaves."""
+    leaves, structure = jax.tree.flatten(tree)
+    arrays = jax.Array, np.ndarray, np.generic
+    return structure, tuple(
+        (np.shape(x), jnp.result_type(x)) if isinstance(x, arrays) else _fixed(x)
+        for x in leaves
+    )
+
+
+def _fixed(value: Any) -> Any:
+    try:
+        hash(value)
+    except TypeError:
+        return object()  # equal to nothing, so that it is checked each time
+    return type(value), value
+
+
+def pieces(rows: int, memory: str) -> list[tuple[int, int]]:
+    """Return where each piece of a physical batch starts and how many rows it has."""
+    count = max(min(MEMORY[memory], rows), 1)
+    edges = [number * rows // count for number in range(count + 1)]
+    return [(start, stop - start) for start, stop in itertools.pairwise(edges)]
+
+
+def in_pieces(
+    clip: Callable[[int, PyTree, Array], tuple[PyTree, Array, Array]],
+    batch: PyTree,
+    mask: Bool[Array, " b"],
+    memory: str,
+) -> tuple[PyTree, Array, Array]:
+    """Clip a physical batch piece by piece; return its sum, norms and losses.
+
+    Args:
+        clip: the same of a piece, from its rows, batch and mask.
+        batch: all rows.
+        mask: of all rows.
+        memory: one of `MEMORY`.
+    """
+    (_, rows), *rest = pieces(mask.shape[0], memory)
+    first = jax.tree.map(lambda leaf: leaf[:rows], (batch, mask))
+    total, norms, losses = clip(rows, *first)
+    for start, rows in rest:
+        # Where this piece starts depends on the one before, whose memory it can then
+        # have. XLA on CPU drops barriers before it orders operations.
+        zero = jnp.minimum(jnp.sum(norms >= 0, dtype=jnp.int32), 0)
+        piece = _rows((batch, mask), start + zero, rows)
+        total = _apart(zero, total)
+        more = clip(rows, *piece)
+        total = jax.tree.map(jnp.add, total, more[0])
+        norms = jnp.concatenate([norms, more[1]])
+        losses = jnp.concatenate([losses, more[2]])
+    return total, norms, losses
+
+
+def _rows(tree: PyTree, start: Array, rows: int) -> PyTree:
+    return jax.tree.map(
+        lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, rows), tree
+    )
+
+
+def _apart(zero: Array, sums: PyTree) -> PyTree:
+    """Return the sums, which XLA cannot add up together with later ones.
+
+    It would hold the gradients of both until then.
+    """
+
+    def never(sums: PyTree) -> PyTree:
+        return jax.tree.map(jnp.zeros_like, sums)
+
+    return jax.lax.cond(zero == 0, lambda sums: sums, never, sums)
