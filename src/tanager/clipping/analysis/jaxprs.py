@@ -126,6 +126,11 @@ def walk(
     return values
 
 
+def variables(equation: jex.JaxprEqn) -> list[jex.Var]:
+    """Return the operands of an equation that are not literals."""
+    return [atom for atom in equation.invars if isinstance(atom, jex.Var)]
+
+
 def read(values: dict[jex.Var, Any], atom: Any) -> Any:
     """Return the value of a variable or a literal."""
     return atom.val if isinstance(atom, jex.Literal) else values[atom]

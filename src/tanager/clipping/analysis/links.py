@@ -11,7 +11,7 @@ norms can be taken where the parameter is used.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.extend.core as jex
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from tanager.clipping.analysis.jaxprs import aval
+from tanager.clipping.analysis.jaxprs import aval, variables
 
 
 class Link(NamedTuple):
@@ -147,8 +147,7 @@ def _box_link(equation: jex.JaxprEqn, box: tuple[slice, ...]) -> Link:
 
 def _shape(equation: jex.JaxprEqn) -> tuple[int, ...]:
     """Shape of the operand that is not a literal."""
-    atom: Any = next(a for a in equation.invars if not isinstance(a, jex.Literal))
-    return aval(atom).shape
+    return aval(variables(equation)[0]).shape
 
 
 _LINKS: dict[str, Callable[[jex.JaxprEqn, int], Link | None]] = {
@@ -176,8 +175,8 @@ def link(equation: jex.JaxprEqn, result: int) -> Link | None:
         result: which of its results the parameter is followed to.
     """
     make = _LINKS.get(equation.primitive.name)
-    others = [atom for atom in equation.invars if not isinstance(atom, jex.Literal)]
-    step = make(equation, result) if make and len(others) == 1 else None
+    alone = len(variables(equation)) == 1
+    step = make(equation, result) if make and alone else None
     return step and step._replace(result=equation.outvars[result])
 
 

@@ -21,7 +21,7 @@ of an example's gradient is the sum over units; within one there may be cross te
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex
@@ -99,8 +99,8 @@ class Program:
         prologue: the equations no example reaches.
         body: the others.
         taps: in the order of the body.
-        units: together they hold every parameter leaf that reaches the loss.
-        idle: numbers of the leaves that do not reach the loss: their gradient is 0.
+        units: together they hold every parameter leaf that reaches the loss. The
+            gradient of other leaves is 0.
     """
 
     jaxpr: jex.ClosedJaxpr
@@ -109,7 +109,6 @@ class Program:
     body: list[jex.JaxprEqn]
     taps: list[Tap]
     units: list[Unit]
-    idle: list[int]
     _by_equation: dict[int, Tap] = field(init=False)
 
     def __post_init__(self):
@@ -261,23 +260,35 @@ def _zero_of_data(example: Sequence[Any], result: Any) -> Array:
     return jnp.any(first < first).astype(jnp.result_type(result))
 
 
+class _Live(NamedTuple):
+    """A value made of parameters alone through which a gradient flows.
+
+    Attributes:
+        equation: it is a result of; None for leaves.
+        leaves: it depends on.
+    """
+
+    equation: jex.JaxprEqn | None
+    leaves: set[jex.Var]
+
+
 def _sort(closed: jex.ClosedJaxpr, leaves: int) -> Program:
     jaxpr = closed.jaxpr
     origins: dict[Any, Origin] = dict.fromkeys(jaxpr.constvars, Origin.CONSTANT)
     origins.update(dict.fromkeys(jaxpr.invars[:leaves], Origin.PARAMETER))
     origins.update(dict.fromkeys(jaxpr.invars[leaves:], Origin.DATA))
-    # Parameter-only values through which a gradient flows, and the equations they are
-    # results of (None for leaves).
-    live: dict[jex.Var, jex.JaxprEqn | None] = dict.fromkeys(jaxpr.invars[:leaves])
+    live = {leaf: _Live(None, {leaf}) for leaf in jaxpr.invars[:leaves]}
     prologue, body, taps = [], [], []
     for equation in _needed(jaxpr.eqns, jaxpr.outvars, effects=True):
-        atoms = [atom for atom in equation.invars if not isinstance(atom, jex.Literal)]
+        atoms = jaxprs.variables(equation)
         origin = max((origins[atom] for atom in atoms), default=Origin.CONSTANT)
         origins.update(dict.fromkeys(equation.outvars, origin))
         if origin != Origin.DATA:
             prologue.append(equation)
             if equation.primitive.name != "stop_gradient" and live.keys() & set(atoms):
-                live.update({v: equation for v in equation.outvars if is_float(v)})
+                roots = set().union(*(live[a].leaves for a in atoms if a in live))
+                own = _Live(equation, roots)
+                live.update(dict.fromkeys(filter(is_float, equation.outvars), own))
             continue
         body.append(equation)
         # No gradient passes through a while loop, or `check_loss` had refused it.
@@ -286,25 +297,25 @@ def _sort(closed: jex.ClosedJaxpr, leaves: int) -> Program:
         if passes and live.keys() & set(atoms):
             taps.append(_tap(len(taps), equation, origins, live))
     units = _units([use for tap in taps for use in tap.uses], jaxpr.invars, live)
-    held = {number for unit in units for number in unit.leaves}
-    idle = [number for number in range(leaves) if number not in held]
-    return Program(closed, leaves, prologue, body, taps, units, idle)
+    return Program(closed, leaves, prologue, body, taps, units)
 
 
 def _needed(
     equations: Sequence[jex.JaxprEqn], results: Sequence[Any], effects: bool = False
 ) -> list[jex.JaxprEqn]:
     """Return the equations that results depend on, and those with effects if asked."""
-    wanted = {atom for atom in results if not isinstance(atom, jex.Literal)}
-    kept = []
+    wanted = {atom for atom in results if isinstance(atom, jex.Var)}
+    needed = []
     for equation in reversed(equations):
         if (effects and equation.effects) or wanted & set(equation.outvars):
-            kept.append(equation)
-            wanted.update(a for a in equation.invars if not isinstance(a, jex.Literal))
-    return kept[::-1]
+            needed.append(equation)
+            wanted.update(jaxprs.variables(equation))
+    return needed[::-1]
 
 
-def _tap(number: int, equation: jex.JaxprEqn, origins: dict, live: dict) -> Tap:
+def _tap(
+    number: int, equation: jex.JaxprEqn, origins: dict, live: dict[jex.Var, _Live]
+) -> Tap:
     data, uses = [], []
     for position, atom in enumerate(equation.invars):
         if isinstance(atom, jex.Literal) or atom in equation.invars[:position]:
@@ -316,68 +327,48 @@ def _tap(number: int, equation: jex.JaxprEqn, origins: dict, live: dict) -> Tap:
     return Tap(number, equation, tuple(data), tuple(uses))
 
 
-def _chain(variable: jex.Var, live: dict) -> tuple[jex.Var, tuple[Link, ...]]:
+def _chain(
+    variable: jex.Var, live: dict[jex.Var, _Live]
+) -> tuple[jex.Var, tuple[Link, ...]]:
     """Follow links back from a variable to its anchor."""
     links: list[Link] = []
-    while (equation := live[variable]) is not None:
+    while (equation := live[variable].equation) is not None:
         step = link(equation, equation.outvars.index(variable))
         if step is None:
             break
         links.append(step)
-        variable = next(a for a in equation.invars if not isinstance(a, jex.Literal))
+        (variable,) = jaxprs.variables(equation)
     return variable, tuple(reversed(links))
 
 
-def _units(uses: list[Use], leaves: Sequence[jex.Var], live: dict) -> list[Unit]:
-    ancestors = {use.anchor: _ancestors(use.anchor, live) for use in uses}
-    groups: list[tuple[set[jex.Var], set[jex.Var]]] = []
-    for anchor, origin in ancestors.items():
-        anchors, origin = {anchor}, set(origin)
-        apart = []
-        for group in groups:
-            if group[1] & origin:
-                anchors, origin = anchors | group[0], origin | group[1]
-            else:
-                apart.append(group)
-        groups = [*apart, (anchors, origin)]
-    order = {anchor: number for number, anchor in enumerate(ancestors)}
+def _units(
+    uses: list[Use], leaves: Sequence[jex.Var], live: dict[jex.Var, _Live]
+) -> list[Unit]:
+    order: dict[jex.Var, None] = dict.fromkeys(use.anchor for use in uses)
+    parts: list[tuple[set[jex.Var], set[jex.Var]]] = []  # anchors and their leaves
+    for anchor in order:
+        shared = [part for part in parts if part[1] & live[anchor].leaves]
+        parts = [part for part in parts if part not in shared]
+        anchors = {anchor}.union(*(part[0] for part in shared))
+        parts.append(
+            (anchors, live[anchor].leaves.union(*(part[1] for part in shared)))
+        )
     units = []
-    for anchors, origin in groups:
-        ordered = tuple(sorted(anchors, key=order.__getitem__))
+    for anchors, origin in parts:
+        ordered = tuple(anchor for anchor in order if anchor in anchors)
         numbers = tuple(n for n, leaf in enumerate(leaves) if leaf in origin)
         own = tuple(use for use in uses if use.anchor in anchors)
-        kind = _kind(ordered, origin, live)
-        units.append(Unit(numbers, ordered, own, kind))
-    return sorted(units, key=lambda unit: order[unit.anchors[0]])
+        units.append(Unit(numbers, ordered, own, _kind(ordered, live)))
+    return sorted(units, key=lambda unit: list(order).index(unit.anchors[0]))
 
 
-def _kind(anchors: tuple[jex.Var, ...], leaves: set[jex.Var], live: dict) -> str:
+def _kind(anchors: tuple[jex.Var, ...], live: dict[jex.Var, _Live]) -> str:
     if len(anchors) != 1:
         return "general"
-    equation = live[anchors[0]]
+    equation, leaves = live[anchors[0]]
     if equation is None:
         return "leaf"
-    given = [a for a in equation.invars if not isinstance(a, jex.Literal)]
+    given = jaxprs.variables(equation)
     direct = set(given) == leaves and len(given) == len(equation.invars) - 1
     direct = direct and len(given) == len(leaves)
     return "standardised" if standardise.recognised(equation) and direct else "general"
-
-
-def _ancestors(variable: jex.Var, live: dict) -> set[jex.Var]:
-    """Return the leaves a live variable depends on."""
-    found, stack, seen = set(), [variable], set()
-    while stack:
-        variable = stack.pop()
-        if variable in seen:
-            continue
-        seen.add(variable)
-        equation = live[variable]
-        if equation is None:
-            found.add(variable)
-        else:
-            stack.extend(
-                a
-                for a in equation.invars
-                if not isinstance(a, jex.Literal) and a in live
-            )
-    return found

@@ -2,7 +2,7 @@
 
 One JSON file per device, JAX and tanager version lies in ``$TANAGER_CACHE_DIR`` (by
 default ``~/.cache/tanager``). It only ever decides how something is computed, never
-what: a file that is missing, damaged or of another device is ignored and made anew.
+what: a file that is missing, damaged or of another device is ignored and overwritten.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ import os
 import pathlib
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -43,7 +43,7 @@ _LEAST_SECONDS, _ENOUGH_SECONDS = 0.1, 0.5
 _LEAST_RUNS, _FEWEST_RUNS = 5, 2
 _LONG_SECONDS = 0.02
 _FEW_ROWS = 32
-_FORMAT = 4
+_FORMAT = 5
 
 
 def _identity() -> dict[str, Any]:
@@ -97,7 +97,7 @@ class Timings:
     """Seconds by group and part of a method, read from and written to one file.
 
     Parts are ``norm:NAME`` (norms, gradients dropped), ``retained:NAME`` (norms and the
-    sum from kept gradients) and ``total:NAME``.
+    sum from retained gradients) and ``total:NAME``.
     """
 
     def __init__(self, folder: pathlib.Path | None = None):
@@ -150,13 +150,12 @@ class Timings:
         Methods that were left out when the group was measured take for ever.
         """
         expected = cost.estimate(group, method, rows)
-        few = measured_rows(group, rows)
-        signature = _signature(group, few)
-        if not self._measured(signature):
-            return expected
-        parts = _parts(method)
-        known = [self._seconds.get(f"{signature}:{part}", math.inf) for part in parts]
-        return expected._replace(seconds=sum(known) * rows / few)
+        known = self.known(group, method, rows)
+        if known is not None:
+            return expected._replace(seconds=known)
+        signature = _signature(group, measured_rows(group, rows))
+        left_out = self._measured(signature)
+        return expected._replace(seconds=math.inf) if left_out else expected
 
     def _measured(self, signature: str) -> bool:
         return any(key.startswith(signature) for key in self._seconds)
@@ -165,10 +164,10 @@ class Timings:
         """Return measured seconds, or None."""
         few = measured_rows(group, rows)
         signature = _signature(group, few)
-        parts = [self._seconds.get(f"{signature}:{part}") for part in _parts(method)]
-        if None in parts:
+        names = [f"{signature}:{part}" for part in _parts(method)]
+        if not self._seconds.keys() >= set(names):
             return None
-        return sum(part for part in parts if part) * rows / few
+        return sum(self._seconds[name] for name in names) * rows / few
 
     def measure(
         self,
@@ -183,7 +182,7 @@ class Timings:
             program: whose groups these are.
             groups: groups of the same shapes are measured once.
             rows: B.
-            report: told what is being measured.
+            report: called with a line for each thing that is measured.
 
         Returns:
             Whether there was one.
@@ -201,7 +200,8 @@ class Timings:
                 continue
             measured = True
             bench = _Bench(program, group, few)
-            for part in _distinct(_parts(method) for method in methods):
+            parts = (part for method in methods for part in _parts(method))
+            for part in dict.fromkeys(parts):
                 report(f"{group.rule.describe()}: {part}")
                 self._seconds[f"{signature}:{part}"] = bench.seconds(part)
             self._write()
@@ -212,10 +212,6 @@ def _parts(method: Method) -> tuple[str, ...]:
     if method.total == RETAINED:
         return (f"retained:{method.norm}",)
     return f"norm:{method.norm}", f"total:{method.total}"
-
-
-def _distinct(groups: Iterable[Sequence[str]]) -> list[str]:
-    return list(dict.fromkeys(part for group in groups for part in group))
 
 
 def _worth_trying(group: NormGroup, rows: int) -> list[Method]:
@@ -234,7 +230,7 @@ class _Bench:
 
     def __init__(self, program: Program, group: NormGroup, rows: int):
         draw = np.random.default_rng(0)
-        self._program, self._cell, self._rows = program, group, rows
+        self._program, self._group, self._rows = program, group, rows
         self._leaves = [_random(draw, aval(v)) for v in program.parameters]
         self._constants = program.evaluate_prologue(self._leaves)
         self._seen = [self._random_seen(draw, use.tap) for use in group.uses]
@@ -251,7 +247,7 @@ class _Bench:
     def seconds(self, part: str) -> float:
         """Return the median seconds of one part of a method."""
         kind, name = part.split(":", 1)
-        group, leaves, constants = self._cell, self._leaves, self._constants
+        group, leaves, constants = self._group, self._leaves, self._constants
 
         def work(seen):
             at = [TapValues(data, y, dy, constants) for data, y, dy in seen]

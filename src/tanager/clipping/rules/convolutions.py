@@ -195,7 +195,6 @@ class Convolution(Bilinear):
         return size
 
     def grams(self) -> dict[str, Callable[[TapValues], Gram]]:
-        """See `Rule.grams`."""
         if self.offsets == 1:
             return {"gram": self.gram_by_patches}
         methods = {}
@@ -236,7 +235,6 @@ class Convolution(Bilinear):
         return self.inputs * self.offsets, self.outputs // self.groups
 
     def excess(self, method: str) -> float:
-        """See `Bilinear.excess`."""
         inputs, outputs = self._summands
         if method == "shifted gram":  # over channels first, then over offsets
             inputs = self.inputs + self.offsets
@@ -244,7 +242,6 @@ class Convolution(Bilinear):
         return gram_excess((self.groups, self.positions), (inputs, outputs), wide)
 
     def gradients(self) -> dict[str, Formation]:
-        """See `Rule.gradients`."""
         methods = super().gradients()
         if not self._few_slices():
             return methods
@@ -338,7 +335,6 @@ class Convolution(Bilinear):
         return links.back(self.use.links, gradient)
 
     def terms(self, seen: TapValues) -> Float[Array, " b"]:
-        """See `Bilinear.terms`."""
         x, dy = self.operands(seen)
         left = self._over_patches(jnp.sum(jnp.square(widen(x)), axis=-1))
         right = jnp.sum(jnp.square(widen(dy)), axis=-1)
@@ -346,13 +342,11 @@ class Convolution(Bilinear):
         return terms_of(left, right, self._summands)
 
     def totals(self) -> tuple[str, ...]:
-        """See `Rule.totals`."""
         formed = tuple(name for name in self.gradients() if name != "vmap")
         # Of a convolution on an accelerator it is not known how it is computed.
         return formed or (("vmap",) if jax.default_backend() == "cpu" else ())
 
     def work(self, rows: int) -> Work:
-        """See `Rule.work`."""
         return Work(
             rows,
             self.groups,

@@ -83,7 +83,6 @@ class Dot(Bilinear):
         return links.back(self.use.links, gradient)
 
     def grams(self) -> dict[str, Callable[[TapValues], Gram]]:
-        """See `Rule.grams`."""
         return {"gram": self.gram}
 
     def gram(self, seen: TapValues) -> Gram:
@@ -99,7 +98,6 @@ class Dot(Bilinear):
         return gram_of(left, right, summands, self.excess("gram"))
 
     def excess(self, method: str) -> float:
-        """See `Bilinear.excess`."""
         del method
         wide = accumulation_dtype(aval(self.tap.equation.outvars[0]).dtype)
         if self.positions == 1:
@@ -113,14 +111,12 @@ class Dot(Bilinear):
         return rounding.squares(flat).reshape(-1, self.groups, 1)
 
     def terms(self, seen: TapValues) -> Float[Array, " b"]:
-        """See `Bilinear.terms`."""
         left, right = (
             jnp.sum(jnp.square(widen(side)), axis=-1) for side in self.operands(seen)
         )
         return terms_of(left, right, (self.inputs, self.outputs))
 
     def gradients(self) -> dict[str, Formation]:
-        """See `Rule.gradients`."""
         own = (self.groups, self.inputs, self.outputs)
         scale = links.scale(self.use.links)
         return {"vmap": Formation(self.gradients_by_vmap, self._at_anchor, own, scale)}
@@ -151,7 +147,6 @@ class Dot(Bilinear):
         )
 
     def work(self, rows: int) -> Work:
-        """See `Rule.work`."""
         sides = self.groups, self.positions, self.inputs, self.outputs
         data = self.groups * self.positions * self.inputs
         return Work(rows, *sides, data, self.groups * self.positions * self.outputs)

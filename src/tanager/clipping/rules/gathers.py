@@ -65,7 +65,6 @@ class Gather(Bilinear):
         return indices, inside, jnp.where(inside[..., None], dy, 0)
 
     def grams(self) -> dict[str, Callable[[TapValues], Gram]]:
-        """See `Rule.grams`."""
         return {"gram": self.gram}
 
     def gram(self, seen: TapValues) -> Gram:
@@ -76,19 +75,16 @@ class Gather(Bilinear):
         return gram_of(same, right, (0, self._width), self.excess("gram"))
 
     def excess(self, method: str) -> float:
-        """See `Bilinear.excess`."""
         del method
         wide = accumulation_dtype(aval(self.tap.equation.outvars[0]).dtype)
         return gram_excess((1, self.positions), (0, self._width), wide)
 
     def terms(self, seen: TapValues) -> Float[Array, " b"]:
-        """See `Bilinear.terms`."""
         _, _, dy = self.operands(seen)
         right = jnp.sum(jnp.square(dy), axis=-1)[:, None]
         return terms_of(jnp.ones_like(right), right, (0, self._width))
 
     def totals(self) -> tuple[str, ...]:
-        """See `Rule.totals`."""
         return (DIRECT,)
 
     def direct(self, seen: TapValues) -> Array:
@@ -114,7 +110,6 @@ class Gather(Bilinear):
         return links.back(self.use.links, tree(parts).reshape(self._table))
 
     def work(self, rows: int) -> Work:
-        """See `Rule.work`."""
         positions, width = self.positions, self._width
         return Work(
             rows, 1, positions, self._table[0], width, positions, positions * width

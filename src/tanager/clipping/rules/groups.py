@@ -183,19 +183,15 @@ class Single(NormGroup):
         return 1 / _LARGEST_SCALE <= self.scale <= _LARGEST_SCALE  # nor NaN
 
     def grams(self) -> tuple[str, ...]:
-        """See `NormGroup`."""
         return tuple(self.rule.grams()) if self.totals() else ()
 
     def gradients(self) -> tuple[str, ...]:
-        """See `NormGroup`."""
         return tuple(self.rule.gradients())
 
     def totals(self) -> tuple[str, ...]:
-        """See `NormGroup`."""
         return self.rule.totals() if self.plain else ()
 
     def sum_steps(self, method: Method, rows: int) -> float:
-        """See `NormGroup`."""
         carried = len(self.uses[0].links) + 1
         if method.total == RETAINED:
             chunk = self.rule.chunk(method.norm, rows)
@@ -205,7 +201,6 @@ class Single(NormGroup):
         return row_steps(rows) + carried
 
     def excess(self, method: Method) -> float:
-        """See `NormGroup`."""
         gram = method.norm in self.grams()
         return self.bilinear.excess(method.norm) if gram else 0.0
 
@@ -217,7 +212,6 @@ class Single(NormGroup):
         *,
         retain: bool,
     ) -> tuple[Float[Array, " b"], Held]:
-        """See `NormGroup`."""
         gram = self.rule.grams().get(method)
         if gram is not None:
             return self.formed_again(gram(seen[0]), 1) * self.scale**2, Held()
@@ -267,7 +261,6 @@ class Single(NormGroup):
     def total(
         self, method: str, seen: Sequence[TapValues], held: Held, factors: ClipFactors
     ) -> dict[int, Array]:
-        """See `NormGroup`."""
         (leaf,) = self.unit.leaves
         return {leaf: self.total_at_anchor(method, seen[0], held, factors)}
 
@@ -306,11 +299,9 @@ class Joint(NormGroup):
         super().__init__(program, unit, unit.uses)
 
     def gradients(self) -> tuple[str, ...]:
-        """See `NormGroup`."""
         return ("vmap",)
 
     def sum_steps(self, method: Method, rows: int) -> float:
-        """See `NormGroup`."""
         del method
         return retained_steps(rows, rows)
 
@@ -322,7 +313,6 @@ class Joint(NormGroup):
         *,
         retain: bool,
     ) -> tuple[Float[Array, " b"], Held]:
-        """See `NormGroup`."""
         anchors: dict[jex.Var, Array] = {}
         for rule, at in zip(self.rules, seen, strict=True):
             gradient = rule.gradients()[method].at_anchor().form(at)
@@ -345,7 +335,6 @@ class Joint(NormGroup):
     def total(
         self, method: str, seen: Sequence[TapValues], held: Held, factors: ClipFactors
     ) -> dict[int, Array]:
-        """See `NormGroup`."""
         del method, seen
         assert held.gradients is not None
         totals = [weighted_sum(gradients, factors) for gradients in held.gradients]

@@ -15,11 +15,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from tanager.clipping.analysis import links, rounding, standardise
+from tanager.clipping.analysis import jaxprs, links, rounding, standardise
 from tanager.clipping.analysis.dtypes import accumulation_dtype, widen
 from tanager.clipping.analysis.jaxprs import aval
 from tanager.clipping.analysis.rounding import gamma, run_steps
@@ -52,7 +51,6 @@ class Standardised(Single):
 
     @property
     def plain(self) -> bool:
-        """See `Single`."""
         rule = self.rule
         return (
             super().plain
@@ -70,14 +68,12 @@ class Standardised(Single):
         return super().grams() if jax.default_backend() == "cpu" else ()
 
     def sum_steps(self, method: Method, rows: int) -> float:
-        """See `NormGroup`."""
         steps = super().sum_steps(method, rows)
         wide = accumulation_dtype(aval(self.unit.anchors[0]).dtype)
         back = 2 * run_steps(self._fan_in) + 12
         return (steps + back + 2) * standardise.cancellation(wide)
 
     def excess(self, method: Method) -> float:
-        """See `NormGroup`."""
         rule = self.rule
         if method.norm not in self.grams():
             return 0.0
@@ -93,7 +89,6 @@ class Standardised(Single):
         *,
         retain: bool,
     ) -> tuple[Float[Array, " b"], Held]:
-        """See `NormGroup`."""
         gram, whole = self.rule.grams().get(method), seen[0]
         parts = self._parts(whole.constants)
         if gram is not None:
@@ -166,10 +161,7 @@ class Standardised(Single):
         return max(weight, value.dtype, key=lambda dtype: float(jnp.finfo(dtype).eps))
 
     def _parts(self, constants: dict) -> standardise.Statistics:
-        values = [
-            atom.val if isinstance(atom, jex.Literal) else constants[atom]
-            for atom in self._equation.invars
-        ]
+        values = [jaxprs.read(constants, atom) for atom in self._equation.invars]
         parts = standardise.parts_of(values)
         wide = accumulation_dtype(aval(self.rule.tap.equation.outvars[0]).dtype)
         return standardise.Statistics(*(part.astype(wide) for part in parts))
@@ -260,15 +252,12 @@ class Standardised(Single):
     def total(
         self, method: str, seen: Sequence[TapValues], held: Held, factors: ClipFactors
     ) -> dict[int, Array]:
-        """See `NormGroup`."""
         total = self.total_at_anchor(method, seen[0], held, factors)
         parts = self._parts(seen[0].constants)
         back = standardise.pull_back(self._fan_in, parts, total)
-        numbers = [self.program.parameters.index(v) for v in self._leaves()]
-        sums = {numbers[0]: back}
+        leaves = jaxprs.variables(self._equation)
+        weight, *gain = (self.program.parameters.index(leaf) for leaf in leaves)
+        sums = {weight: back}
         if held.gain is not None:
-            sums[numbers[1]] = weighted_sum(held.gain, factors)
+            sums[gain[0]] = weighted_sum(held.gain, factors)
         return sums
-
-    def _leaves(self) -> list[jex.Var]:
-        return [v for v in self._equation.invars if not isinstance(v, jex.Literal)]
