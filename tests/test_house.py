@@ -51,6 +51,18 @@ FLOORS = {
 }
 
 
+# The same within clipping/, but a room imports none of its own floor.
+CLIPPING = {
+    "analysis": 0,
+    "rules": 1,
+    "planning": 2,
+    "per_example": 2,
+    "book_keeping": 2,
+    "transform": 3,
+    "__init__": 4,
+}
+
+
 def room(path):
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
@@ -93,6 +105,21 @@ def test_imports_go_down_the_floors_only(path):
     for other in imported_rooms(path):
         if not other.startswith("__"):
             assert FLOORS[other] <= FLOORS[room(path)], f"{path} imports {other}"
+
+
+CLIPPING_FILES = [path for path in MODULES if room(path) == "clipping"]
+
+
+@pytest.mark.parametrize(
+    "path", CLIPPING_FILES, ids=lambda p: str(p.relative_to(SOURCE))
+)
+def test_imports_within_clipping_go_down_its_floors_only(path):
+    own = path.relative_to(SOURCE / "clipping").parts[0].removesuffix(".py")
+    for name in imported(path):
+        place, _, rest = name.partition(".")
+        other = rest.partition(".")[0]
+        if place == "clipping" and other != own:
+            assert CLIPPING[other] < CLIPPING[own], f"{path} imports {other}"
 
 
 def test_no_files_import_one_another_in_a_circle():

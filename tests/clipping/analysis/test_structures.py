@@ -1,7 +1,5 @@
 """Losses of every structure against the oracle, and what their jaxprs hold."""
 
-import re
-
 import equinox as eqx
 import jax
 import jax.extend.core as jex
@@ -723,7 +721,7 @@ def test_the_message_of_a_refusal_names_the_remedy():
     def loss(w, x):
         return jnp.sum(w * drawn(x))
 
-    with pytest.raises(ValueError, match=re.escape("take it out of the loss")):
+    with pytest.raises(ValueError, match="remove it from the loss"):
         clipped_grad(loss, clip_norm=1.0)(jnp.ones(3), jnp.ones((2, 3)))
 
 

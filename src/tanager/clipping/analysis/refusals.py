@@ -14,19 +14,24 @@ from tanager.clipping.analysis.jaxprs import every_equation
 
 
 _REFUSED = {
-    "custom_vmap_call": "may mix the examples of a batch as its author pleases",
-    "rng_uniform": "draws other numbers each time it is evaluated",
+    "custom_vmap_call": "may mix the examples of a batch",
+    "rng_uniform": "draws different numbers each time it is evaluated",
     "stochastic_convert_element_type": "rounds at random",
-    "io_callback": "calls the host, once per evaluation and not once per example",
+    "io_callback": "calls the host once per evaluation, not once per example",
     "pure_callback": "calls the host, which may remember earlier examples",
-    "outside_call": "calls the host, once per evaluation and not once per example",
+    "outside_call": "calls the host once per evaluation, not once per example",
 }
 
+_REMEDY = (
+    "batch normalisation and other cross-example layers break the bound on what one "
+    "example contributes; use group or layer normalisation"
+)
+
 _MARKS = ("pvary", "pcast")
-"""They name a mesh's axes, but no device meets another's values in them."""
+"""They name axes of a mesh, but exchange no values between devices."""
 
 _DERIVED = ("custom_jvp_call", "custom_vjp_call", *_MARKS)
-"""Their derivatives are no part of the program, and may mix what it does not."""
+"""Their derivatives are not in the program of the loss, and may mix examples."""
 
 _DRAWS = (
     "random_bits",
@@ -48,42 +53,41 @@ _ERROR_IF = "branched_error_if_impl"
 
 
 def refuse_ill_defined(jaxpr: Any, raises: bool = False) -> None:
-    """Refuse by name what makes per-example gradients ill defined.
+    """Refuse operations for which the gradient of one example is not defined.
 
     Args:
         jaxpr: of the loss, or of its gradient.
-        raises: whether it is where Equinox raises an error.
+        raises: whether this is the code by which Equinox raises an error.
 
     Raises:
-        ValueError: calls of the host other than to raise an error, operations whose
-            result is another each time, collectives, keys of rbg, or batching rules
-            that may mix examples.
+        ValueError: the jaxpr calls the host (other than to raise an error), draws at
+            random without a key or with an rbg key, exchanges values between devices,
+            or has batching rules that may mix examples.
     """
     for equation in jaxpr.eqns:
         name = equation.primitive.name
         if name not in _MARKS and (axes := _mesh_axes(equation.params)):
             raise ValueError(
                 f"loss must not mix examples, but it uses {name} over the axis "
-                f"{axes[0]}: batch normalisation and other cross-example layers break "
-                "the bound on what one example contributes; use group or layer "
-                "normalisation"
+                f"{axes[0]}: {_REMEDY}"
             )
         way = equation.params.get("vmap_method")
         if way not in (None, "sequential", "sequential_unrolled"):
             raise ValueError(
-                f'loss uses {name} with vmap_method="{way}", by which a foreign '
-                'function sees a whole batch and may mix its examples: use "sequential"'
+                f'loss uses {name} with vmap_method="{way}", which gives a foreign '
+                "function the whole batch, and it may mix the examples: use "
+                'vmap_method="sequential"'
             )
         if name in _DRAWS and _shares_bits(equation):
             raise ValueError(
-                "loss draws random numbers with a key of the rbg generator, of which "
-                "all rows of a batch are given those of the first: use keys of "
-                'threefry, jax.random.key(seed, impl="threefry2x32")'
+                "loss draws random numbers with a key of the rbg generator, which "
+                "gives all rows of a batch the numbers of the first row: use threefry "
+                'keys, jax.random.key(seed, impl="threefry2x32")'
             )
         if name in _REFUSED and not (raises and name == "pure_callback"):
             raise ValueError(
-                f"loss uses {name}, which {_REFUSED[name]}, so that the gradient of "
-                "one example is not defined: take it out of the loss"
+                f"loss uses {name}, which {_REFUSED[name]}, so the gradient of one "
+                "example is not defined: remove it from the loss"
             )
         inside = raises or equation.params.get("name") == _ERROR_IF
         for inner in jex.jaxprs_in_params(equation.params):
@@ -91,35 +95,32 @@ def refuse_ill_defined(jaxpr: Any, raises: bool = False) -> None:
 
 
 def _refuse_references(jaxpr: Any) -> None:
-    """Refuse mutable references that were made outside the loss.
-
-    What one example writes, the next one reads.
-    """
+    """Refuse mutable references made outside the loss: they link examples."""
     for variable in (*jaxpr.constvars, *jaxpr.invars):
         if "Ref" in type(variable.aval).__name__:
             raise ValueError(
-                f"loss uses a mutable reference ({variable.aval}) made outside it, "
-                "which carries values from one example to the next: pass the value as "
+                f"loss uses a mutable reference ({variable.aval}) made outside it: "
+                "what one example writes there, the next one reads. Pass the value as "
                 "a constant, or make the reference inside the loss"
             )
 
 
 def _mesh_axes(params: dict[str, Any]) -> list[str]:
-    """Return the names of the axes over which an equation meets other devices."""
+    """Return the axes over which an equation exchanges values between devices."""
     axes = params.get("axes", params.get("axis_name", ()))
     axes = axes if isinstance(axes, tuple | list) else (axes,)
     return [x for x in axes if x is not None and not isinstance(x, numbers.Integral)]
 
 
 def _shares_bits(equation: Any) -> bool:
-    """Whether under `vmap` all rows draw from the key of the first, as rbg keys do."""
+    """Whether all rows draw from the key of the first under `vmap`, as rbg keys do."""
     if equation.primitive.name == "rng_bit_generator":
         return True
     return any("rbg" in str(atom.aval.dtype) for atom in equation.invars)
 
 
 def check_leaves(trainable: PyTree) -> None:
-    """Refuse parameters of which none can be trained, and complex ones."""
+    """Refuse parameters without a leaf to train, and complex ones."""
     leaves = jax.tree.leaves(trainable)
     if not leaves:
         raise ValueError("params must hold at least one floating-point array to train")
@@ -130,7 +131,7 @@ def check_leaves(trainable: PyTree) -> None:
 
 
 def check_loss(loss: Callable, trainable: PyTree, example: PyTree) -> None:
-    """Refuse a loss that is not one number for one example, or that mixes examples."""
+    """Refuse a loss that does not return one number, or that mixes examples."""
     closed, value = _traced(loss, trainable, example)
     ok = isinstance(value, jax.ShapeDtypeStruct) and value.shape == ()
     if not ok or not jnp.issubdtype(value.dtype, jnp.floating):
@@ -148,10 +149,10 @@ def check_loss(loss: Callable, trainable: PyTree, example: PyTree) -> None:
 
 
 def _refuse_answers_of_the_batch(jaxpr: Any, allowed: bool = False) -> None:
-    """Refuse Equinox's `unvmap_any` and its kin, but where no value comes of them.
+    """Refuse Equinox's `unvmap_any` and the like where they change a value.
 
-    In its loops, which go on until all rows have ended (rows that have stay as they
-    are), and where `equinox.error_if` raises.
+    They change none in its loops, which run until all rows have ended and leave the
+    rows that have ended as they are, nor where `equinox.error_if` raises.
     """
     for equation in jaxpr.eqns:
         name = equation.primitive.name
@@ -173,10 +174,7 @@ def _refuse_answers_of_the_batch(jaxpr: Any, allowed: bool = False) -> None:
 
 
 def _only_chooses(jaxpr: Any, answer: Any) -> bool:
-    """Whether an answer only decides if something is done, or all stays as it is.
-
-    As in Equinox's loops, which keep what rows that have ended hold by themselves.
-    """
+    """Whether an answer only decides between doing something and doing nothing."""
     for equation in jaxpr.eqns:
         places = [n for n, atom in enumerate(equation.invars) if atom is answer]
         if not places or (places == [0] and _may_do_nothing(equation)):
@@ -189,7 +187,7 @@ def _only_chooses(jaxpr: Any, answer: Any) -> bool:
 
 
 def _may_do_nothing(equation: Any) -> bool:
-    """Whether one of its branches hands on what it was given."""
+    """Whether an equation is a `cond` with a branch that returns its operands."""
     if equation.primitive.name != "cond":
         return False
     branches = [branch.jaxpr for branch in equation.params["branches"]]
@@ -207,15 +205,13 @@ def _traced(function: Callable, *arguments: PyTree) -> tuple[jex.ClosedJaxpr, Py
             raise
         raise ValueError(
             "loss uses while_loop with parameters inside, which has no gradient in "
-            "reverse mode: use scan, or fori_loop with a fixed number of turns"
+            "reverse mode: use scan, or fori_loop with a fixed number of steps"
         ) from error
     except NameError as error:
         if "unbound axis name" not in str(error):
             raise
         raise ValueError(
-            f"loss must not mix examples, but it uses a collective ({error}): batch "
-            "normalisation and other cross-example layers break the bound on what one "
-            "example contributes; use group or layer normalisation"
+            f"loss must not mix examples, but it uses a collective ({error}): {_REMEDY}"
         ) from error
 
 
