@@ -14,7 +14,7 @@ from tanager.clipping import clipped_grad
 
 
 ROWS = 3
-STRATEGIES = ("ghost", "bk", "auto")
+STRATEGIES = ("bk", "auto")
 
 
 @pytest.fixture(autouse=True)

@@ -75,6 +75,16 @@ def test_gram_and_gradient_norms_are_told_apart():
     assert why == "2T² = 512 > K·N = 90"
 
 
+@pytest.mark.parametrize("one, other", [("ghost", "bk"), ("mixed_ghost", "bk_mixed")])
+def test_ghost_clipping_takes_the_methods_of_book_keeping(one, other):
+    params, x = problem()
+    first, second = (
+        clipped_grad(loss, clip_norm=1.0, strategy=strategy).explain(params, x).taps
+        for strategy in (one, other)
+    )
+    assert first == second
+
+
 def test_the_text_is_a_table_with_one_line_for_each_row():
     params, x = problem()
     table = clipped_grad(loss, clip_norm=1.0, strategy="bk").explain(params, x)

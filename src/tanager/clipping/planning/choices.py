@@ -7,13 +7,13 @@
 | bk_mixopt | Gram where 2T² ≤ K·N, else gradients | gradients, or formed again |
 | auto | what is fastest within the memory | what is fastest within the memory |
 
-Ghost clipping as published runs a second backward pass for the sum. Nothing makes XLA
-round in it as in the first, whose norms then bound another gradient, and it was not
-seen to take less memory: here the ghost strategies are those of book-keeping.
+Published ghost clipping runs a second backward pass for the sum. XLA may round
+differently in it, and the norms of the first would then bound another gradient. It
+saved no memory where it was measured, so the ghost strategies are book-keeping too.
 
 `auto` takes no Gram matrix whose rounding would raise ordinary norms by more than 1 %.
 
-Elementwise taps and shared parameters always form gradients and keep them for the sum.
+Elementwise taps and shared parameters always form gradients and retain them.
 T positions, K inputs at each, N outputs (Bu et al. 2022, arXiv:2205.10683, section 4;
 Rodriguez Beltran et al., section 2.2, for the names).
 """
@@ -31,9 +31,11 @@ STRATEGIES = {
     "mixed_ghost": "norms by Gram matrices or gradients, which are formed again",
     "bk": "the same as ghost: one backward pass",
     "bk_mixed": "the same as mixed_ghost: one backward pass",
-    "bk_mixopt": "the same, but gradients once formed are kept for the sum",
+    "bk_mixopt": "the same, but gradients once formed are retained for the sum",
 }
 """The clipping strategies; all compute the same sum."""
+
+_ONE_PASS = {"ghost": "bk", "mixed_ghost": "bk_mixed"}
 
 _MOST_EXCESS = 0.01
 """How much too large a norm `auto` accepts from a Gram matrix."""
@@ -58,6 +60,7 @@ def choose(
         most_bytes: what `auto` may hold between norms and sums.
         estimate: what a method is expected (or known) to cost.
     """
+    strategy = _ONE_PASS.get(strategy, strategy)
     if strategy == "auto":
         return _within(groups, rows, most_bytes, estimate)
     return [_by_rule(strategy, group, rows, estimate) for group in groups]
@@ -71,15 +74,10 @@ def _by_rule(strategy: str, group: NormGroup, rows: int, estimate: Estimate) -> 
     grams = [m for m in options if m.norm in group.grams()]
     formed = [m for m in options if m.norm not in group.grams()]
     again = [m for m in formed if m.total != RETAINED]
-    kept = [m for m in formed if m.total == RETAINED]
-    if grams and (strategy in ("ghost", "bk") or _gram_pays(group, rows)):
+    retained = [m for m in formed if m.total == RETAINED]
+    if grams and (strategy == "bk" or group.rule.work(rows).gram_pays):
         return cheapest(grams)
-    return cheapest(kept if strategy == "bk_mixopt" or not again else again)
-
-
-def _gram_pays(group: NormGroup, rows: int) -> bool:
-    work = group.rule.work(rows)
-    return 2 * work.positions**2 <= work.inputs * work.outputs
+    return cheapest(retained if strategy == "bk_mixopt" or not again else again)
 
 
 def precise(group: NormGroup) -> list[Method]:

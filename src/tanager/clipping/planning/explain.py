@@ -157,7 +157,7 @@ def _reason(plan: Plan, group: NormGroup, method: Method) -> str:
         return "Gram wherever there is one"
     if plan.strategy != "auto":
         left, right = 2 * work.positions**2, work.inputs * work.outputs
-        return f"2T² = {left} {'≤' if left <= right else '>'} K·N = {right}"
+        return f"2T² = {left} {'≤' if work.gram_pays else '>'} K·N = {right}"
     seconds = {m: plan.timings.estimate(group, m, plan.rows).seconds for m in options}
     best = min(seconds, key=lambda m: seconds[m])
     known = plan.timings.known(group, method, plan.rows) is not None

@@ -178,6 +178,11 @@ class Work:
         return self.groups * self.inputs * self.outputs
 
     @property
+    def gram_pays(self) -> bool:
+        """Whether Gram matrices have at most as many numbers as the parameter."""
+        return 2 * self.positions**2 <= self.inputs * self.outputs
+
+    @property
     def flops(self) -> float:
         """Multiplications and additions of a plain weight gradient."""
         return 2.0 * self.rows * self.positions * self.weights
