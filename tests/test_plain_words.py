@@ -50,3 +50,12 @@ def test_code_may_hold_what_a_page_may_not(tmp_path):
         (tmp_path / place).write_text("All but for one.\n")
     (found,) = plain_words.check(tmp_path)
     assert found.startswith("README.md:1: 'but for'")
+
+
+def test_a_sentence_of_more_than_thirty_words_is_found(tmp_path):
+    page = tmp_path / "README.md"
+    fine, long = " ".join(["word"] * 30) + ".", " ".join(["word"] * 31) + "."
+    code = "```python\n" + long + "\n```\n\n| " + long + " |\n"
+    page.write_text(f"# A page\n\n{fine} W{fine}\n\n{code}\n- {fine}\n- Some {long}\n")
+    (found,) = plain_words.check(tmp_path)
+    assert found.startswith("README.md:12: more than 30 words: - Some word word")

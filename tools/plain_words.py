@@ -1,4 +1,4 @@
-"""Find phrases that are hard to read, and say what to write instead.
+"""Find phrases and sentences that are hard to read.
 
     python tools/plain_words.py
 
@@ -102,8 +102,31 @@ def files(root: Path, places: tuple[str, ...]) -> Iterator[Path]:
                 yield path
 
 
+LONGEST = 30
+SHORT = ("README.md", "docs/index.md", "docs/start.md")
+SHORT += ("docs/training.md", "docs/threat_model.md")
+"""Pages in which no sentence has more words than that."""
+
+_NOT_PROSE = re.compile(
+    r"^```.*?^```$|^\|.*?$|<!--.*?-->|\(?`tests/[^`]*`[,;)]?|\]\([^)]*\)", re.S | re.M
+)
+_PARAGRAPH = re.compile(r"\S.*?(?=\n\s*\n|\n\s*(?:[-*]|\d+\.) |\Z)", re.S)
+_END = re.compile(r"(?<=[.!?:;])\*{0,2}\s+(?=[^a-z\s])")
+
+
+def long_sentences(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the line of a paragraph and each sentence in it that is too long."""
+    prose = _NOT_PROSE.sub(lambda match: "\n" * match[0].count("\n"), text)
+    for paragraph in _PARAGRAPH.finditer(prose):
+        for sentence in _END.split(paragraph[0]):
+            words = [word for word in sentence.split() if re.search(r"\w", word)]
+            if len(words) > LONGEST:
+                line = prose.count("\n", 0, paragraph.start()) + 1
+                yield line, " ".join(sentence.split())
+
+
 def check(root: Path = ROOT) -> list[str]:
-    """Return one line for each hard phrase in the project."""
+    """Return one line for each phrase and sentence in the project that is hard."""
     found = []
     for places, phrases in ((CODE + PAGES, EVERYWHERE), (PAGES, IN_PAGES)):
         for path in files(root, places):
@@ -115,6 +138,11 @@ def check(root: Path = ROOT) -> list[str]:
                 f"{path.relative_to(root)}:{line}: {words!r}: write: {instead}"
                 for line, words, instead in findings(text, phrases)
             ]
+    for path in files(root, SHORT):
+        found += [
+            f"{path.relative_to(root)}:{line}: more than {LONGEST} words: {sentence}"
+            for line, sentence in long_sentences(path.read_text(encoding="utf-8"))
+        ]
     return found
 
 
