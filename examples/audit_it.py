@@ -37,9 +37,9 @@ jax.config.update("jax_compilation_cache_dir", str(OUT / "programs"))
 # %% [markdown]
 # ## What is claimed
 #
-# 40 updates of a linear model on 200 digits. The bound is about noise, clipping,
-# sampling and their composition, not about the model: few images and a small model
-# will do.
+# 40 updates of a linear model on 200 digits. The bound tests noise, clipping,
+# sampling and their composition, not the model. So few images and a small model are
+# enough.
 
 # %%
 digits = tanager.data.load("digits", train_examples=200)
@@ -62,10 +62,10 @@ print(f"claimed: ε = {tanager.epsilon(claimed, DELTA):.2f} at δ = {DELTA:g}")
 # %% [markdown]
 # ## The attack
 #
-# Among the images are 3000 canaries, each with a gradient on a coordinate of its own.
-# Coins decide which of them are in the data. The attacker sees every noisy update,
-# and from a canary's coordinate how likely it was in. What it gets right bounds ε
-# from below.
+# Among the images are 3000 canaries, each with a gradient on its own coordinate.
+# Coins decide which canaries are in the data. The attacker sees every noisy update,
+# and computes from the coordinate of a canary how likely it was in. The right guesses
+# give a lower bound on ε.
 
 
 # %%
@@ -83,15 +83,15 @@ print(f"at least ε = {right.epsilon_lower_bound:.2f}, with confidence 95 %")
 print(f"claimed  ε = {right.claimed_epsilon:.2f}; violated: {right.violated}")
 
 # %% [markdown]
-# A bound below the claim proves that this attack found nothing, and not that the
-# training is private. It is near the claim, though: there is not much room left for a
-# bug that this attack could see.
+# A bound below the claim shows that this attack found nothing. It does not prove that
+# the training is private. But it is near the claim, so this attack leaves little room
+# for a bug.
 #
 # ## A bug
 #
-# A factor of the noise gets lost in somebody's change: what is added has half of the
-# standard deviation that the mechanism says. Nothing else changes. The model trains,
-# even better than before; the ledger and the report claim the same ε as ever.
+# A change loses a factor of the noise: the added noise has half of the standard
+# deviation that the mechanism states. Nothing else changes. The model trains even
+# better than before, and the ledger and the report claim the same ε as before.
 
 
 # %%
@@ -116,8 +116,8 @@ print(f"noise multiplier {claimed.noise_multiplier} is claimed,", end=" ")
 print(f"it is at most {wrong.noise_multiplier:.2f}")
 
 # %% [markdown]
-# What the attacker sees: a score of each canary, which says how likely it is to have
-# been in the data. With half the noise the two groups come apart.
+# The attacker has a score for each canary, which says how likely it was in the data.
+# With half the noise, the two groups separate.
 
 # %%
 figure, axes = plt.subplots(1, 2, figsize=(8, 3), layout="constrained", sharey=True)
@@ -143,8 +143,8 @@ figure.savefig(OUT / "scores.png", dpi=150)
 # ## How small a bug can be seen
 #
 # The same audit with other factors. The bound follows the ε that is really spent,
-# from a little below. A bug shows once the bound passes the claim; a few per cent of
-# missing noise would take more canaries.
+# from a little below. A bug shows when the bound exceeds the claim. To find a few per
+# cent of missing noise, the audit would need more canaries.
 
 # %%
 FACTORS = (2.0, 1.0, 0.75, 0.5)
@@ -173,12 +173,12 @@ axis.set_ylabel(f"ε at δ = {DELTA:g}")
 figure.savefig(OUT / "bounds.png", dpi=150)
 
 # %% [markdown]
-# Bars are what the attack proves, short black lines what is really spent.
+# Bars are what the attack proves, and short black lines are what is really spent.
 #
 # ## Where the bug is
 #
-# The audit says that something is wrong, not what. A replay trains a few steps again
-# and again with known secrets, and holds what it sees against the definition of
+# The audit says that something is wrong, but not what. A replay trains a few steps
+# again and again with known secrets, and compares what it sees with the definition of
 # DP-SGD.
 
 # %%

@@ -32,8 +32,8 @@ OUT.mkdir(parents=True, exist_ok=True)
 # %% [markdown]
 # ## The data
 #
-# What is protected is one training example: one image with its label. The test images
-# are taken to be public. Their accuracy is exact, without noise.
+# One training example is protected: one image with its label. The test images are
+# taken to be public. Their accuracy is exact, without noise.
 
 # %%
 digits = tanager.data.load("digits")
@@ -50,9 +50,9 @@ figure.savefig(OUT / "images.png", dpi=150)
 # %% [markdown]
 # ## The model and the loss of one example
 #
-# Models are called on one image and losses are written for one example; tanager does
-# the batching. The first weights must not depend on the private data: they are drawn
-# from a public key here.
+# A model takes one image, and a loss is written for one example. tanager does the
+# batching. The first weights must not depend on the private data: here they come from
+# a public key.
 
 # %%
 model = tanager.models.create(
@@ -76,9 +76,9 @@ print(f"{tanager.models.count_parameters(model):,} parameters")
 # %% [markdown]
 # ## The budget
 #
-# ε = 3 at δ = 10⁻⁴, in 150 updates of batches in which 512 examples are expected.
-# What is left open, the noise multiplier, is solved for. The mechanism that comes
-# back is what the sampler, the noise and the accountant share.
+# ε = 3 at δ = 10⁻⁴, in 150 updates with batches of 512 examples on average.
+# `calibrate` finds the noise multiplier. It returns the mechanism that the sampler,
+# the noise and the accountant share.
 
 # %%
 mechanism = tanager.calibrate(
@@ -104,9 +104,9 @@ print(f"of the average of parameters {100 * result.evaluation_ema.accuracy:.1f} 
 print(f"report: {result.out / 'report.html'}")
 
 # %% [markdown]
-# `report.html` has the guarantee in one sentence with its assumptions, curves, the
-# configuration and the accuracy of each class. The lines of `metrics.jsonl` are
-# public too: here is accuracy against the ε spent until then.
+# `report.html` states the guarantee in one sentence with its assumptions. It has
+# curves, the configuration and the accuracy of each class. The lines of
+# `metrics.jsonl` are public too. Here is accuracy against the ε spent so far.
 
 # %%
 lines = (OUT / "run/metrics.jsonl").read_text().splitlines()
@@ -127,8 +127,8 @@ figure.savefig(OUT / "accuracy.png", dpi=150)
 # %% [markdown]
 # ## What it gets wrong
 #
-# `result.average` is a model like the one that was given. It may be released: whoever
-# has it learns no more about one training image than (ε, δ) allows.
+# `result.average` is a model like the one that you gave. You may publish it: nobody
+# learns more from it about one training image than (ε, δ) allows.
 
 # %%
 images = np.stack([digits.test[index]["image"] for index in range(len(digits.test))])

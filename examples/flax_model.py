@@ -32,8 +32,8 @@ OUT.mkdir(parents=True, exist_ok=True)
 # %% [markdown]
 # ## The model
 #
-# Group normalisation, not batch normalisation: statistics of a batch mix its
-# examples, so that one of them has an influence that clipping cannot bound. tanager
+# It uses group normalisation, not batch normalisation. Statistics of a batch mix its
+# examples, and clipping cannot bound the influence of one example then. tanager
 # refuses such a loss by name.
 
 
@@ -60,8 +60,8 @@ graph, params = nnx.split(Network(rngs=nnx.Rngs(0)), nnx.Param)
 # %% [markdown]
 # ## The loss of one example
 #
-# Flax's layers want a batch axis, so that one example becomes a batch of one.
-# `params` is a pytree of arrays, which is all that tanager sees of Flax.
+# Flax's layers need a batch axis, so one example becomes a batch of one. `params` is
+# a pytree of arrays. tanager sees nothing else of Flax.
 
 # %%
 digits = tanager.data.load("digits")
@@ -94,10 +94,10 @@ out = grad_fn(params, rows, mask)
 print(f"sensitivity {grad_fn.sensitivity}: what one example can change")
 
 # %% [markdown]
-# ## Against the definition
+# ## Comparison with the definition
 #
-# The definition needs every gradient by itself: `vmap(grad)`, 64 times the memory of
-# the parameters.
+# The definition needs every gradient by itself: `vmap(grad)`, with 64 times the
+# memory of the parameters.
 
 # %%
 each = jax.vmap(jax.grad(loss), (None, 0))(params, rows)
@@ -119,19 +119,19 @@ print(f"norms differ by {float(jnp.max(jnp.abs(out.norms - norms)[:60])):.1e} at
 assert furthest < 1e-4
 
 # %% [markdown]
-# ## What is done instead
+# ## What tanager does instead
 #
-# `clipped_grad` reads the loss's jaxpr, finds where each parameter meets the data,
-# and has norm and sum from there, by the method that was measured to be fastest on
-# this device. The milliseconds are of the machine this ran on.
+# `clipped_grad` reads the jaxpr of the loss and finds where each parameter meets the
+# data. There it computes norm and sum, by the method that it measured to be fastest
+# on this device. The milliseconds are from the machine that ran this.
 
 # %%
 print(grad_fn.explain(params, rows))
 
 # %% [markdown]
-# The norms before clipping are private, and so is this picture: it would tell of the
-# examples. These digits are public. With the first weights every gradient is longer
-# than C = 1, and clipping shortens all of them.
+# The norms before clipping are private. So is this picture: it depends on the
+# examples without noise. These digits are public. With the first weights, every
+# gradient is longer than C = 1, and clipping shortens all of them.
 
 # %%
 figure, axis = plt.subplots(figsize=(5.5, 3), layout="constrained")

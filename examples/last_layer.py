@@ -1,4 +1,4 @@
-"""Fine-tune the last layer: pretrain in the open, then features computed once."""
+"""Fine-tune the last layer: pretrain without privacy, then features computed once."""
 
 # %% [markdown]
 # # A private last layer on features computed once
@@ -41,8 +41,8 @@ jax.config.update("jax_compilation_cache_dir", str(OUT / "programs"))
 # %% [markdown]
 # ## The images
 #
-# Shapes of any place, size, turn and shade. Circles, squares, triangles and bars are
-# public, and there can be as many of them as one likes. Crosses, rings and stars are
+# Shapes of any place, size, rotation and shade. Circles, squares, triangles and bars
+# are public, so there can be any number of them. Crosses, rings and stars are
 # sensitive, and there are 300 of each.
 
 # %%
@@ -103,8 +103,8 @@ figure.savefig(OUT / "images.png", dpi=150)
 # %% [markdown]
 # ## The network
 #
-# Any Equinox module will do. This one averages over positions before its last layer,
-# so that there are 32 features wherever the shape is.
+# Any Equinox module works. This one averages over positions before its last layer. So
+# it has 32 features, wherever the shape is.
 
 
 # %%
@@ -155,9 +155,8 @@ def loss(model, example):
 # %% [markdown]
 # ## Pretraining, without privacy
 #
-# With `clip_norm=None` nothing is clipped and no noise is added; the mechanism says
-# no more than how batches are drawn. tanager warns of it, and the run's report says
-# so.
+# With `clip_norm=None` nothing is clipped and no noise is added. The mechanism only
+# says how batches are drawn. tanager warns about this, and the run's report says so.
 
 # %%
 with warnings.catch_warnings():
@@ -180,10 +179,10 @@ with warnings.catch_warnings():
 # %% [markdown]
 # ## Features, once
 #
-# The input of the last layer, of every image. Features of sensitive images are as
-# sensitive as the images: the folder they are kept in is readable by its owner only.
-# It knows what they were made of, and refuses to serve another network or other
-# images.
+# These are the inputs of the last layer, for every image. Features of sensitive
+# images are as sensitive as the images, so only the owner can read their folder. The
+# folder records their origin, and tanager refuses to use it with another network or
+# other images.
 
 # %%
 network = pretrained.average
@@ -246,7 +245,7 @@ for epsilon, result in last_layer.items():
     print(f"ε = {epsilon:g}: {100 * result.evaluation_ema.accuracy:.1f} %")
 
 # %% [markdown]
-# ## What the pretraining is worth
+# ## What the pretraining gains
 #
 # The same network from scratch, on the same sensitive images, at two of these
 # budgets.
@@ -296,6 +295,6 @@ axis.legend(loc="upper left", bbox_to_anchor=(0, -0.2), frameon=False)
 figure.savefig(OUT / "accuracy.png", dpi=150)
 
 # %% [markdown]
-# The guarantee is about the sensitive images alone. That the public ones are public
-# is taken for granted, and nothing is said of them. One run each: the same budget
-# again would reach another accuracy, by several points.
+# The guarantee covers only the sensitive images. It assumes that the public images
+# are public, and does not protect them. These are single runs: with the same budget,
+# another run would differ by several points.

@@ -42,7 +42,7 @@ jax.config.update("jax_compilation_cache_dir", str(OUT / "programs"))
 # %% [markdown]
 # ## The images
 #
-# Five digits teach a network little. Each public image is shown in four rotations,
+# Five digits teach a network little. So each public image is shown in four rotations,
 # which makes 20 classes.
 
 # %%
@@ -80,7 +80,7 @@ figure.savefig(OUT / "images.png", dpi=150)
 # ## Pretraining, without privacy
 #
 # Two blocks of width 32 with four heads, on patches of 2 × 2 pixels. With
-# `clip_norm=None` nothing is clipped and no noise is added; tanager warns of it.
+# `clip_norm=None` nothing is clipped and no noise is added. tanager warns about this.
 
 
 # %%
@@ -122,9 +122,8 @@ with warnings.catch_warnings():
 # %% [markdown]
 # ## What is trained
 #
-# The new last layer starts from zero. `models.fine_tune` returns the model, under
-# `lora` with thin matrices beside its layers, and which of its leaves are to be
-# trained.
+# The new last layer starts from zero. `models.fine_tune` returns the model, and which
+# of its leaves are trained. For `lora` it adds thin matrices beside the layers.
 
 # %%
 zero = jax.tree.map(jnp.zeros_like, models.Linear(32, 5, key=jax.random.key(0)))
@@ -151,10 +150,10 @@ for way in WAYS:
 # %% [markdown]
 # ## Fine-tuning with DP-SGD
 #
-# ε = 3 at δ = 10⁻⁴ in each of the four ways. What is not trained is a constant of the
-# step: it costs no gradient and no noise, and none of it counts for the norm that is
-# clipped. `finish=models.merge` makes the thin matrices part of the weights they
-# stand beside, so that the model that comes out is the architecture that went in.
+# ε = 3 at δ = 10⁻⁴, in four ways. The other leaves are constants of the step. They
+# cost no gradient and no noise, and do not count in the norm that is clipped.
+# `finish=models.merge` adds the thin matrices to the weights beside them. So the
+# final model has the original architecture.
 
 # %%
 mechanism = tanager.calibrate(epsilon=3.0, delta=DELTA, sample_rate=0.5, steps=40)
@@ -199,8 +198,8 @@ axis.grid(alpha=0.4)
 figure.savefig(OUT / "accuracy.png", dpi=150)
 
 # %% [markdown]
-# One run each, and 179 test images: differences of a few points are chance. In a
-# network as small as this one all layers can be afforded; the larger it is, the fewer
-# of its parameters are in the thin matrices, and the less they cost beside the rest.
-# On the last layer alone, features could be computed once, as in the example
-# `last_layer`.
+# These are single runs with 179 test images, so differences of a few points are
+# chance. In a network this small, training all layers is affordable. In a larger
+# network, the thin matrices have a smaller share of the parameters, and cost
+# relatively less. The last layer alone could use features computed once, as in the
+# example `last_layer`.

@@ -33,10 +33,10 @@ CLASSES = ("circle", "square", "triangle")
 # ## A folder of images
 #
 # 400 images of 16 × 16 pixels in each of three classes: a dark shape of random size,
-# place and colour on a noisy ground. `photos/circle/*.png` and so on is the whole
-# format; with `photos/train/` and `photos/test/` in between, the split would be
-# yours. Without, every fifth file of a class, by a hash of its name, becomes a test
-# image.
+# place and colour on a noisy background. The format is `photos/circle/*.png` and so
+# on. To choose the split yourself, make `photos/train/circle/` and
+# `photos/test/circle/`. Otherwise every fifth file of a class, by a hash of its name,
+# becomes a test image.
 
 
 # %%
@@ -75,13 +75,13 @@ figure.savefig(OUT / "images.png", dpi=150)
 # %% [markdown]
 # ## Training
 #
-# The recipe `folder` is a start, not tuned; each of its fields is a flag. On a
+# The recipe `folder` is a start and is not tuned. Each of its fields is a flag. On a
 # command line this is
 #
 #     tanager train folder --data runs/examples/own_image_folder/photos --epsilon 2 ...
 #
-# and `tanager.cli.main` takes the same words. Killed at any moment, the same words go
-# on.
+# and `tanager.cli.main` takes the same words. If the run is killed, the same words
+# resume it.
 
 # %%
 words = ["train", "folder", "--data", str(PHOTOS), "--out", str(RUN)]
@@ -92,9 +92,9 @@ words += ["--physical-batch-size", "128"]
 assert tanager(words) == 0
 
 # %% [markdown]
-# 960 images are few for a private model, as the noise on an update does not shrink
-# with the data: it takes shapes as plain as these to learn them at ε = 2. What the
-# run came to is in its folder; `report.html` is for people, `result.json` for
+# 960 images are few for a private model, because the noise on an update does not
+# shrink with the data. At ε = 2 it can only learn simple shapes like these. The
+# results are in the run's folder: `report.html` for people, `result.json` for
 # programs.
 
 # %%
@@ -107,9 +107,9 @@ for each in result["per_class"]:
 # %% [markdown]
 # ## Export
 #
-# The exported folder holds the weights, what is needed to build the model again, and
-# a model card that tells the guarantee. It is made of the run's public files alone:
-# the run's folder has a `private/` with its secrets, the exported one has not.
+# The exported folder has the weights, what is needed to build the model again, and a
+# model card with the guarantee. It is made only from the run's public files. The
+# run's folder has a `private/` with its secrets, and the exported one does not.
 
 # %%
 if not EXPORTED.exists():
@@ -121,8 +121,9 @@ print(card[card.index("## Guarantee") : card.index("## Use")])
 # %% [markdown]
 # ## Use
 #
-# Whoever has the exported folder needs nothing else. An image goes in as it was read,
-# uint8 of height × width × channels; logits come out. This file is a new one.
+# The exported folder is enough to use the model. The input is an image as it was
+# read, uint8 of height × width × channels. The output is logits. This file is a new
+# one.
 
 # %%
 path = OUT / "new.png"
