@@ -354,7 +354,10 @@ def test_choices_are_drawn_evenly_and_differ_from_run_to_run():
         Space.parse(["learning-rate=1,2,4", "clip-norm=0.5..2"]),
         Seed.from_int(0),
     )
-    drawn = [space.draw(seed.generator("choices", number)) for number in range(3000)]
+    recipe = recipes.get("digits").recipe
+    drawn = [
+        space.draw(seed.generator("choices", number), recipe) for number in range(3000)
+    ]
     rates = [each["learning_rate"] for each in drawn]
     assert stats.chisquare([rates.count(rate) for rate in (1, 2, 4)]).pvalue > 1e-6
     logs = [math.log(each["clip_norm"]) / math.log(2) for each in drawn]
