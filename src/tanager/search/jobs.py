@@ -36,16 +36,9 @@ _OUTCOME = {
     "epsilon": Maybe(float),
     "flops": float,
     "seconds": float,
-    "diverged": Maybe(bool),
+    "diverged": bool,
 }
 _REMEDY = "delete the folder of that run, and it is run again"
-_RECORDS = (
-    "config.json",
-    "ledger.jsonl",
-    "metrics.jsonl",
-    "result.json",
-    "outcome.json",
-)
 
 
 class Job(NamedTuple):
@@ -89,8 +82,7 @@ def outcome(folder: Path) -> Outcome | None:
     if not path.exists():
         return None
     content = read_record(path, _OUTCOME, _REMEDY)
-    found = Outcome(**{name: content[name] for name in _OUTCOME})
-    return found._replace(diverged=bool(found.diverged))
+    return Outcome(**{name: content[name] for name in _OUTCOME})
 
 
 @contextlib.contextmanager
@@ -160,7 +152,7 @@ def keep(folder: Path, found: Outcome) -> None:
     """Write the result of a run, and delete what is no longer needed."""
     write_json(folder / "outcome.json", found._asdict())
     for path in folder.iterdir():
-        if path.name in _RECORDS or path.suffix in (".lock", ".json"):
+        if path.suffix in (".json", ".jsonl", ".lock"):
             continue
         if path.name == "private":
             # Norms and losses of a simulation are useful; its seed is not.
