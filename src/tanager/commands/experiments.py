@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.table import Table
 from tyro.conf import Positional
 
 from tanager import recipes
 from tanager._files import json_text, write_json
 from tanager.commands import flags
+from tanager.commands.tables import new_table
 from tanager.commands.targets import held_out, target_of
 from tanager.commands.watching import work_through
 from tanager.privacy.shown import format_epsilon
@@ -176,12 +176,10 @@ def norms(words: Sequence[str]) -> int:
         return 0
     console = Console(highlight=False)
     console.print("PRIVATE: computed from the training examples; not to be released")
-    table = Table(box=None, pad_edge=False)
-    for heading in ("until step", f"norms above C = {found.clip_norm:g}"):
-        table.add_column(heading)
-    for step, share in zip(found.steps, found.clipped(), strict=True):
-        table.add_row(f"{step}", f"{100 * share:.0f} %")
-    console.print(table)
+    shares = zip(found.steps, found.clipped(), strict=True)
+    headings = ("until step", f"norms above C = {found.clip_norm:g}")
+    rows = [(f"{step}", f"{100 * share:.0f} %") for step, share in shares]
+    console.print(new_table(*headings, texts=headings, rows=rows))
     middle = " ".join(
         f"{100 * float(share):g} %: {value:.3g}"
         for share, value in content["quantiles"].items()
@@ -263,19 +261,11 @@ def _print(
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 160
-    table = Table(box=None, pad_edge=False)
     names = list(rows[0]["title"])
-    for heading in (
-        *names,
-        "batch size",
-        "learning rate",
-        "ε",
-        "δ",
-        "simulated at",
-        "accuracy",
-    ):
-        table.add_column(heading.replace("_", " "))
     best = max(rows, key=lambda row: row["accuracy"])
+    headings = (*names, "batch size", "learning rate", "ε", "δ", "simulated at")
+    headings = [heading.replace("_", " ") for heading in (*headings, "accuracy")]
+    table = new_table(*headings, texts=headings)
     for row in rows:
         spread = "" if row["deviation"] is None else f" ± {100 * row['deviation']:.1f}"
         table.add_row(

@@ -12,6 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from tanager.commands import flags
+from tanager.commands.tables import new_table
 
 
 if TYPE_CHECKING:
@@ -82,22 +83,21 @@ def _row(entry: "ModelEntry") -> dict[str, Any]:
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("model", no_wrap=True)
-    for heading in ("parameters", "GFLOP", "image", "classes"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for heading in ("weights", "source"):
-        table.add_column(heading, no_wrap=True)
-    for row in rows:
-        table.add_row(
-            row["name"],
-            f"{row['parameters']:,}".replace(",", " "),
-            np.format_float_positional(
-                row["flops"] / 1e9, precision=4, fractional=False, trim="-"
-            ),
-            "×".join(map(str, row["image_shape"])),
-            str(row["classes"]),
-            row["weights"][0] if row["weights"] else "—",
-            row["source"],
-        )
-    return table
+    return new_table(
+        *("model", "parameters", "GFLOP", "image", "classes", "weights", "source"),
+        texts=("weights", "source"),
+        rows=[
+            (
+                row["name"],
+                f"{row['parameters']:,}".replace(",", " "),
+                np.format_float_positional(
+                    row["flops"] / 1e9, precision=4, fractional=False, trim="-"
+                ),
+                "×".join(map(str, row["image_shape"])),
+                str(row["classes"]),
+                row["weights"][0] if row["weights"] else "—",
+                row["source"],
+            )
+            for row in rows
+        ],
+    )

@@ -97,12 +97,11 @@ def run(arguments: list[str]) -> int:
 
 
 def _print_table(plan: Plan, console: "Console") -> None:
-    from rich.table import Table
+    from tanager.commands.tables import new_table
 
     mechanism = plan.mechanism
-    settings = Table(box=None, show_header=False, pad_edge=False)
     solved = {plan.solved: "  ← solved for"}
-    for name, label, text in (
+    settings = (
         ("", "examples N", f"{plan.examples}"),
         ("batch_size", "batch size B", f"{plan.batch_size}"),
         ("", "sample rate q", f"{mechanism.sample_rate:.6g}"),
@@ -114,13 +113,16 @@ def _print_table(plan: Plan, console: "Console") -> None:
         ("", "signal to noise η", f"{tan.eta(mechanism):.4g}"),
         ("", "η of one step", f"{tan.eta_step(mechanism):.4g}"),
         ("", "total noise Σ = 1/η", f"{tan.total_noise(mechanism):.4g}"),
-    ):
-        settings.add_row(label, text + solved.get(name, ""))
-    console.print(settings)
+    )
+    table = new_table(
+        *("setting", "value"),
+        texts=("value",),
+        rows=[(label, text + solved.get(name, "")) for name, label, text in settings],
+    )
+    table.show_header = False
+    console.print(table)
     console.print()
-    epsilons = Table(box=None, pad_edge=False)
-    for heading in ("accountant", "ε", "which is"):
-        epsilons.add_column(heading)
+    epsilons = new_table("accountant", "ε", "which is", texts=("ε", "which is"))
     for accountant, (label, meaning) in _LABELS.items():
         spent = plan.epsilon[accountant]
         if accountant is Accountant.PLD:

@@ -11,6 +11,7 @@ from tyro.conf import Positional
 
 from tanager import recipes
 from tanager.commands import flags
+from tanager.commands.tables import new_table
 from tanager.privacy import accountant
 from tanager.privacy.shown import format_epsilon
 from tanager.recipes.papers import PublishedRun
@@ -70,19 +71,13 @@ def _shown(entry: RecipeEntry) -> dict[str, Any]:
 
 
 def _row(row: PublishedRun) -> dict[str, Any]:
-    mechanism = row.mechanism
+    names = ("delta", "examples", "batch_size", "noise_multiplier", "steps")
+    names += ("learning_rate", "accuracy", "accuracy_std")
     return {
         "epsilon": row.epsilon,
-        "epsilon_rdp": accountant.epsilon(mechanism, row.delta, "rdp"),
-        "epsilon_pld": accountant.epsilon(mechanism, row.delta),
-        "delta": row.delta,
-        "examples": row.examples,
-        "batch_size": row.batch_size,
-        "noise_multiplier": row.noise_multiplier,
-        "steps": row.steps,
-        "learning_rate": row.learning_rate,
-        "accuracy": row.accuracy,
-        "accuracy_std": row.accuracy_std,
+        "epsilon_rdp": accountant.epsilon(row.mechanism, row.delta, "rdp"),
+        "epsilon_pld": accountant.epsilon(row.mechanism, row.delta),
+        **{name: getattr(row, name) for name in names},
         "note": row.note or None,
     }
 
@@ -129,23 +124,25 @@ def _print(shown: dict[str, Any]) -> None:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table(title="\npublished, and its ε computed anew", title_justify="left")
-    titles = ("ε", "by RDP", "by PLD", "δ", "σ", "batch", "steps", "rate", "accuracy %")
-    for title in titles:
-        table.add_column(title, justify="right", no_wrap=True)
-    for row in rows:
-        accuracy = "–" if row["accuracy"] is None else f"{row['accuracy']}"
-        if row["accuracy_std"] is not None:
-            accuracy += f" ± {row['accuracy_std']}"
-        table.add_row(
-            f"{row['epsilon']:g}",
-            format_epsilon(row["epsilon_rdp"]),
-            format_epsilon(row["epsilon_pld"]),
-            f"{row['delta']:g}",
-            f"{row['noise_multiplier']:g}",
-            str(row["batch_size"]),
-            str(row["steps"]),
-            f"{row['learning_rate']:g}",
-            accuracy,
-        )
+    table = new_table(
+        *("ε", "by RDP", "by PLD", "δ", "σ", "batch", "steps", "rate", "accuracy %"),
+        rows=[
+            (
+                f"{row['epsilon']:g}",
+                format_epsilon(row["epsilon_rdp"]),
+                format_epsilon(row["epsilon_pld"]),
+                f"{row['delta']:g}",
+                f"{row['noise_multiplier']:g}",
+                str(row["batch_size"]),
+                str(row["steps"]),
+                f"{row['learning_rate']:g}",
+                "–"
+                if row["accuracy"] is None
+                else str(row["accuracy"])
+                + ("" if row["accuracy_std"] is None else f" ± {row['accuracy_std']}"),
+            )
+            for row in rows
+        ],
+    )
+    table.title, table.title_justify = "\npublished, and its ε recomputed", "left"
     return table

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import Progress
 
 from tanager import _validate as validate
 from tanager import recipes
@@ -56,20 +55,10 @@ def run(arguments: Sequence[str]) -> int:
 
 def _train(name: str, recipe: Recipe, found: studies.Found | None) -> int:
     from tanager.parallel import hosts
-    from tanager.recipes import runner
+    from tanager.recipes import runner, tasks
 
-    screen = Console(stderr=True)
-    with Progress(
-        console=screen,
-        transient=True,
-        disable=not (screen.is_terminal and hosts.is_chief()),
-    ) as bar:
-        task = bar.add_task("reading images", total=None)
-        prepared = runner.prepare(
-            name,
-            recipe,
-            lambda done, total: bar.update(task, completed=done, total=total),
-        )
+    with tasks.progress_bar("reading images", hosts.is_chief()) as report:
+        prepared = runner.prepare(name, recipe, report)
     budget, mechanism = prepared.budget, prepared.budget.mechanism
     console = Console(highlight=False, markup=False, quiet=not hosts.is_chief())
     console.print(

@@ -175,7 +175,7 @@ def _on_features(
     folder = Path(recipe.features or out / "private" / "features")
 
     def cached(name: str, source: Source) -> Source:
-        with _bar(f"features of the {name} images", progress) as report:
+        with progress_bar(f"features of the {name} images", progress) as report:
             return cache_features(
                 lambda model, example: model.features(pixels(example)),
                 model,
@@ -199,9 +199,10 @@ def _on_features(
 
 
 @contextlib.contextmanager
-def _bar(title: str, progress: bool) -> Iterator[Callable[[int, int], None]]:
+def progress_bar(title: str, shown: bool) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar on a terminal; it is told (done, all)."""
     screen = Console(stderr=True)
-    hidden = not (progress and screen.is_terminal)
+    hidden = not (shown and screen.is_terminal)
     with Progress(console=screen, transient=True, disable=hidden) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

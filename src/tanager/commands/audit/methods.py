@@ -23,7 +23,7 @@ from tanager.privacy.shown import format_epsilon
 from tanager.recipes import runner, tasks
 from tanager.recipes.recipe import Recipe
 from tanager.seed import Seed
-from tanager.training.problem import Runtime
+from tanager.training.problem import DPSGD, Problem, Runtime
 from tanager.training.run_folder import RunFolder
 
 
@@ -39,13 +39,11 @@ def white_box(
     name: str, recipe: Recipe, options: "Options", out: Path
 ) -> dict[str, Any]:
     """Put gradient canaries into a run of the recipe, and look at every update."""
-    prepared = _prepared(name, recipe)
-    mechanism = prepared.budget.mechanism
     folder = out / "run"
-    _, task = _task(recipe, prepared.dataset, folder, options)
+    _, problem, algorithm = _prepared(name, recipe, folder, options)
     found = audit_white_box(
-        task.problem,
-        runner.algorithm(prepared, len(task.problem.data)),
+        problem,
+        algorithm,
         _runtime(recipe, options),
         canaries=options.canaries,
         confidence=_confidence(options),
@@ -55,7 +53,7 @@ def white_box(
         seed=recipe.seed,
     )
     return {
-        **_bounds(mechanism, found, found.audit),
+        **_bounds(algorithm.mechanism, found, found.audit),
         "trade_off_bound": found.epsilon_lower_bound,
         "models": 1,
         "canaries": options.canaries,
@@ -69,10 +67,8 @@ def white_box(
 
 def one_run(name: str, recipe: Recipe, options: "Options", out: Path) -> dict[str, Any]:
     """Let mislabelled test images join a run of the recipe, and look at its model."""
-    prepared = _prepared(name, recipe)
-    mechanism = prepared.budget.mechanism
     folder = out / "run"
-    _, task = _task(recipe, prepared.dataset, folder, options)
+    prepared, problem, algorithm = _prepared(name, recipe, folder, options)
     test = prepared.dataset.test
     if options.canaries > len(test):
         validate.refuse(
@@ -82,8 +78,8 @@ def one_run(name: str, recipe: Recipe, options: "Options", out: Path) -> dict[st
         )
     chosen = gather(test, np.arange(options.canaries))
     found = audit_one_run(
-        task.problem,
-        runner.algorithm(prepared, len(task.problem.data)),
+        problem,
+        algorithm,
         _mislabelled(chosen, len(prepared.dataset.classes)),
         _runtime(recipe, options),
         confidence=_confidence(options),
@@ -92,7 +88,7 @@ def one_run(name: str, recipe: Recipe, options: "Options", out: Path) -> dict[st
         seed=recipe.seed,
     )
     return {
-        **_bounds(mechanism, found, found),
+        **_bounds(algorithm.mechanism, found, found),
         "trade_off_bound": found.trade_off_bound,
         "models": 1,
         "canaries": options.canaries,
@@ -104,12 +100,11 @@ def replayed(
     name: str, recipe: Recipe, options: "Options", out: Path
 ) -> dict[str, Any]:
     """Train a few steps of the recipe again and again, and check all that was done."""
-    prepared = _prepared(name, recipe)
     with tempfile.TemporaryDirectory() as folder:
-        _, task = _task(recipe, prepared.dataset, Path(folder), options)
+        _, problem, algorithm = _prepared(name, recipe, Path(folder), options)
         findings = replay(
-            task.problem,
-            runner.algorithm(prepared, len(task.problem.data)),
+            problem,
+            algorithm,
             dataclasses.replace(runner.runtime(recipe), physical_batch_size=4),
         )
     out.mkdir(parents=True, exist_ok=True)
@@ -185,7 +180,9 @@ def membership(
     }
 
 
-def _prepared(name: str, recipe: Recipe) -> runner.Prepared:
+def _prepared(
+    name: str, recipe: Recipe, folder: Path, options: "Options"
+) -> tuple[runner.Prepared, Problem, DPSGD]:
     prepared = runner.prepare(name, recipe)
     mechanism = prepared.budget.mechanism
     Console(stderr=True, highlight=False).print(
@@ -193,7 +190,9 @@ def _prepared(name: str, recipe: Recipe) -> runner.Prepared:
         f"{prepared.budget.delta:g}: sample rate {mechanism.sample_rate:.4g}, noise "
         f"multiplier {mechanism.noise_multiplier:.4g} and {mechanism.steps} steps"
     )
-    return prepared
+    _, task = _task(recipe, prepared.dataset, folder, options)
+    algorithm = runner.algorithm(prepared, len(task.problem.data))
+    return prepared, task.problem, algorithm
 
 
 def _task(

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from tanager import _validate as validate
 from tanager.commands.bench.measured import STOPPED, Measured, Outcome
-from tanager.commands.bench.tables import error_lines, exit_code, new_table, number
+from tanager.commands.tables import error_lines, exit_code, new_table, number
 
 
 _GIB = 2**30

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from tanager import _validate as validate
 from tanager.commands.bench.measured import STOPPED, Measured, Outcome
-from tanager.commands.bench.tables import (
+from tanager.commands.tables import (
     digits,
     exit_code,
     milliseconds,

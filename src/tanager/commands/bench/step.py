@@ -7,7 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from tanager.commands.bench.measured import STOPPED, Measured, Outcome
-from tanager.commands.bench.tables import (
+from tanager.commands.tables import (
     error_lines,
     exit_code,
     milliseconds,

@@ -1,5 +1,6 @@
-"""Tables and sentences that the `tanager bench` commands share."""
+"""Tables and sentences that commands share."""
 
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -15,11 +16,22 @@ def error_lines(rows: list[dict[str, Any]]) -> list[str]:
     return [f"{row['strategy']}: {row['error']}" for row in rows if row["error"]]
 
 
-def new_table(*headings: str) -> Table:
-    """Return an empty table; all columns but the first are numbers."""
+def new_table(
+    *headings: str, texts: Collection[str] = (), rows: Iterable[Sequence[str]] = ()
+) -> Table:
+    """Return a table without lines.
+
+    Args:
+        headings: of the columns; all but the first and `texts` are numbers.
+        texts: headings of columns of text.
+        rows: the cells.
+    """
     table = Table(box=None, pad_edge=False)
     for number, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if number else "left")
+        right = number and heading not in texts
+        table.add_column(heading, justify="right" if right else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
