@@ -23,7 +23,7 @@ class NoOptions:
 
 
 def parsed(name, *words):
-    recipe, _ = flags.parse("train", recipes.get(name), words, NoOptions)
+    _, recipe, _ = flags.parse("train", [name, *words], NoOptions)
     return recipe
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from tyro.conf import Positional
 
-from tanager import recipes
 from tanager._files import json_text, write_json
 from tanager.commands import flags
 from tanager.commands.tables import new_table
@@ -204,11 +203,8 @@ def _run(
     from tanager.report import search_figures
     from tanager.search import experiments
 
-    words = list(words)
-    name = words.pop(0) if words and not words[0].startswith("-") else "digits"
-    recipe, options = flags.parse(
-        f"search {word}", recipes.get(name), words, options_of
-    )
+    entry, recipe, options = flags.parse(f"search {word}", words, options_of)
+    name = entry.name
     target = target_of(name, recipe)
     out = Path(recipe.out or f"runs/{name}-{word}")
     batch_size = options.simulation_batch_size or min(

@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import tyro
 
 from tanager import _validate as validate
+from tanager import recipes
 from tanager.recipes.recipe import Recipe, RecipeEntry, Solved
 
 
@@ -17,19 +18,27 @@ Options = TypeVar("Options")
 
 
 def parse(
-    command: str, entry: RecipeEntry, words: Sequence[str], options: type[Options]
-) -> tuple[Recipe, Options]:
+    command: str,
+    words: Sequence[str],
+    options: type[Options],
+    entry: RecipeEntry | None = None,
+) -> tuple[RecipeEntry, Recipe, Options]:
     """Read a recipe, any field of it overridden, and a command's own options.
 
     Args:
-        command: the word after `tanager`.
-        entry: the recipe to start from; another ε brings its published row.
-        words: after the recipe's name.
+        command: the words after `tanager`.
+        words: after these: the name of a recipe, digits by default, and flags.
         options: a frozen dataclass of defaults with other names than the recipe's.
+        entry: the recipe to start from, if `words` do not name it.
 
     Raises:
-        ValueError: a value is out of range, or a field does not apply.
+        ValueError: an unknown recipe, a value out of range, or a field that does not
+            apply.
     """
+    if entry is None:
+        named = words and not words[0].startswith("-")
+        entry = recipes.get(words[0] if named else "digits")
+        words = words[1:] if named else words
     values = _parse(command, entry, entry.recipe, words, options)
     flags = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
     typed = {flag.replace("-", "_") for flag in flags}
@@ -45,7 +54,7 @@ def parse(
         values["solve_for"] = _solved(given)
     recipe = Recipe(**values)
     _refuse_unused(recipe, given)
-    return recipe, options(**own)
+    return entry, recipe, options(**own)
 
 
 def _solved(given: Collection[str]) -> Solved | None:

@@ -12,7 +12,6 @@ from rich.console import Console
 from tyro.conf import Positional
 
 from tanager import _validate as validate
-from tanager import recipes
 from tanager._files import json_text, write_json
 from tanager._record import read_record
 from tanager.commands import experiments, flags
@@ -93,13 +92,11 @@ def run(arguments: Sequence[str]) -> int:
         return _join(flags.read(WorkerOptions, "search worker", words[1:]))
     if words and words[0] in _EXPERIMENTS:
         return _EXPERIMENTS[words[0]](words[1:])
-    name = words.pop(0) if words and not words[0].startswith("-") else "digits"
-    entry = recipes.get(name)
-    recipe, options = flags.parse("search", entry, words, Options)
+    entry, recipe, options = flags.parse("search", words, Options)
     validate.whole(trials=options.trials, parallel=options.parallel, at_least=1)
     if options.private:
-        return _search_privately(name, recipe, options)
-    return _search(name, recipe, options)
+        return _search_privately(entry.name, recipe, options)
+    return _search(entry.name, recipe, options)
 
 
 def _search(name: str, recipe: Recipe, options: Options) -> int:

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from tanager.training.result import TrainResult
 
 
-DEFAULT = "digits"
-
-
 def run(arguments: Sequence[str]) -> int:
     """Run the command; `arguments` are the words after `tanager train`."""
     words = list(arguments)
@@ -27,13 +24,9 @@ def run(arguments: Sequence[str]) -> int:
         _print_recipes()
         return 0
     found = studies.named(words)
-    if found is not None:
-        name, entry = found.name, found.entry
-    else:
-        name = words.pop(0) if words and not words[0].startswith("-") else DEFAULT
-        entry = recipes.get(name)
-    recipe, options = flags.parse("train", entry, words, Options)
-
+    start = None if found is None else found.entry
+    entry, recipe, options = flags.parse("train", words, Options, start)
+    name = entry.name
     if entry.pretrained_on and recipe.weights is None:
         validate.refuse(
             "weights",

@@ -8,10 +8,8 @@ from tanager.recipes import (
     cifar10,
     cifar_fine_tuned,
     class_split,
-    digits,
-    folder,
     imagenet,
-    mnist,
+    starters,
 )
 from tanager.recipes.papers import PUBLISHED as PUBLISHED
 from tanager.recipes.papers import PublishedRun as PublishedRun
@@ -22,7 +20,7 @@ from tanager.recipes.recipe import RecipeEntry as RecipeEntry
 RECIPES: dict[str, RecipeEntry] = {
     entry.name: entry
     for entry in (
-        digits.DIGITS,
+        starters.DIGITS,
         cifar10.WRN_16_4,
         cifar10.WRN_40_4,
         cifar10.WRN_16_4_TAN,
@@ -42,9 +40,9 @@ RECIPES: dict[str, RecipeEntry] = {
         imagenet.NFNET_F3_LAST_LAYER,
         imagenet.PLACES_ALL,
         imagenet.PLACES_LAST_LAYER,
-        mnist.MNIST_LENET,
-        mnist.MNIST_SMALL_CNN,
-        folder.FOLDER,
+        starters.MNIST_LENET,
+        starters.MNIST_SMALL_CNN,
+        starters.FOLDER,
     )
 }
 """Every recipe, by name."""

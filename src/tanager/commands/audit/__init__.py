@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.table import Table
 
 from tanager import _validate as validate
-from tanager import recipes
 from tanager._files import json_text, write_json
 from tanager._reading import read_json
 from tanager.commands import flags
@@ -21,9 +20,8 @@ def run(arguments: Sequence[str]) -> int:
     Returns:
         1 where a bound is above the claim, or a check of a replay fails; else 0.
     """
-    words = list(arguments)
-    name = words.pop(0) if words and not words[0].startswith("-") else "digits"
-    recipe, options = flags.parse("audit", recipes.get(name), words, Options)
+    entry, recipe, options = flags.parse("audit", arguments, Options)
+    name = entry.name
     if recipe.non_private:
         validate.refuse(
             "non_private", True, "has no guarantee to audit", "leave it out"
