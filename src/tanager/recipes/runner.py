@@ -116,61 +116,55 @@ def run(
         on_metrics: see `tanager.train`.
         links: what else goes on record in config.json.
     """
-    with computing(prepared.recipe.precision):
-        return _run(prepared, progress and hosts.is_chief(), on_metrics, links or {})
-
-
-def _run(
-    prepared: Prepared,
-    progress: bool,
-    on_metrics: Callable[[Mapping[str, Any]], None] | None,
-    links: Mapping[str, Any],
-) -> TrainResult:
     recipe, dataset = prepared.recipe, prepared.dataset
-    out = recipe.out or f"runs/{prepared.name}"
-    folder = hosts.chief_first(lambda: RunFolder(out))
-    secret = hosts.chief_first(lambda: folder.seed(recipe.seed, make=hosts.is_chief()))
-    task = tasks.make(recipe, dataset, secret, Path(out), progress)
-    return train(
-        task.problem,
-        algorithm(prepared, len(task.problem.data)),
-        dataclasses.replace(
-            runtime(recipe),
-            workers=_workers(recipe, task.problem.data),
-            progress=progress,
-        ),
-        out=out,
-        seed=recipe.seed,
-        evaluate=Classification(
-            task.predict,
-            task.test,
-            dataset.classes,
-            augment=task.augment_test,
-            views=recipe.test_views,
-        ),
-        evaluate_every=recipe.evaluate_every,
-        on_metrics=on_metrics,
-        description={
-            "recipe": {"name": prepared.name, **recipe.to_json()},
-            "model": recipe.model,
-            "architecture": {
-                "name": recipe.model,
-                "image_shape": list(tasks.seen_shape(recipe, dataset)),
-                "options": tasks.model_options(recipe),
+    progress = progress and hosts.is_chief()
+    with computing(recipe.precision):
+        out = recipe.out or f"runs/{prepared.name}"
+        folder = hosts.chief_first(lambda: RunFolder(out))
+        secret = hosts.chief_first(
+            lambda: folder.seed(recipe.seed, make=hosts.is_chief())
+        )
+        task = tasks.make(recipe, dataset, secret, Path(out), progress)
+        return train(
+            task.problem,
+            algorithm(prepared, len(task.problem.data)),
+            dataclasses.replace(
+                runtime(recipe),
+                workers=_workers(recipe, task.problem.data),
+                progress=progress,
+            ),
+            out=out,
+            seed=recipe.seed,
+            evaluate=Classification(
+                task.predict,
+                task.test,
+                dataset.classes,
+                augment=task.augment_test,
+                views=recipe.test_views,
+            ),
+            evaluate_every=recipe.evaluate_every,
+            on_metrics=on_metrics,
+            description={
+                "recipe": {"name": prepared.name, **recipe.to_json()},
+                "model": recipe.model,
+                "architecture": {
+                    "name": recipe.model,
+                    "image_shape": list(tasks.seen_shape(recipe, dataset)),
+                    "options": tasks.model_options(recipe),
+                },
+                "resized_from": list(tasks.cropped_shape(recipe, dataset)),
+                "preprocessing": {"mean": list(dataset.mean), "std": list(dataset.std)},
+                "weights": task.origin,
+                "dataset": dataset.name,
+                "classes": list(dataset.classes),
+                "optimizer": {
+                    "name": recipe.optimizer,
+                    "learning_rate": recipe.learning_rate,
+                    **recipe.optimizer_options,
+                },
+                **(links or {}),
             },
-            "resized_from": list(tasks.cropped_shape(recipe, dataset)),
-            "preprocessing": {"mean": list(dataset.mean), "std": list(dataset.std)},
-            "weights": task.origin,
-            "dataset": dataset.name,
-            "classes": list(dataset.classes),
-            "optimizer": {
-                "name": recipe.optimizer,
-                "learning_rate": recipe.learning_rate,
-                **recipe.optimizer_options,
-            },
-            **links,
-        },
-    )
+        )
 
 
 def algorithm(prepared: Prepared, examples: int) -> DPSGD:
