@@ -1,4 +1,4 @@
-"""`tanager export`: a finished run's model, with its model card, to hand on."""
+"""`tanager export`: write a finished run's model and model card into a folder."""
 
 import dataclasses
 import json

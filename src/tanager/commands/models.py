@@ -1,4 +1,4 @@
-"""`tanager models`: what can be named, how large it is, where it comes from."""
+"""`tanager models`: list the models, their size and their source."""
 
 import dataclasses
 import json
@@ -46,7 +46,7 @@ def run(arguments: Sequence[str]) -> int:
         print(json.dumps({"models": rows}, indent=2, ensure_ascii=False))
         return 0
     table = _table(rows)
-    # As wide as it is: a name that was cut off could not be copied.
+    # Full width: a name that is cut off cannot be copied.
     unbounded = screen.options.update(max_width=1000)
     width = Measurement.get(screen, unbounded, table).maximum
     Console(highlight=False, width=width).print(table)

@@ -1,4 +1,4 @@
-"""`tanager plan`: what a run will spend, and how to spend less."""
+"""`tanager plan`: plan the privacy budget of a run."""
 
 import dataclasses
 import json
@@ -59,7 +59,7 @@ class Arguments:
 
 _LABELS = {
     Accountant.PLD: ("PLD", "the guarantee"),
-    Accountant.RDP: ("RDP", "a guarantee, looser: as the papers report it"),
+    Accountant.RDP: ("RDP", "a guarantee, looser; what the papers report"),
     Accountant.GDP_CLT: ("GDP-CLT", "approximation, never a guarantee"),
     Accountant.TAN: ("TAN", "approximation, never a guarantee"),
 }

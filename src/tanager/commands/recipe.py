@@ -1,4 +1,4 @@
-"""`tanager recipe`: everything that is known of one recipe."""
+"""`tanager recipe`: show a recipe, its published results and its cost."""
 
 import dataclasses
 import json

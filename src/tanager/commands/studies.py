@@ -1,4 +1,4 @@
-"""From a finished search to the run it is for, and back."""
+"""Start a run from a finished search, and add its result to the search."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class Found:
         return self.entry.name
 
     def links(self) -> dict[str, Any]:
-        """Return what a run puts on record of the search."""
+        """Return what a run records about the search."""
         study = {
             "path": str(self.folder.resolve()),
             "trial": self.result["best"]["trial"],
@@ -46,7 +46,7 @@ class Found:
         return {"study": study}
 
     def tell(self, result: "TrainResult") -> None:
-        """Add what a run obtained to the study, and to its report."""
+        """Add the result of a run to the study and to its report."""
         if result.evaluation_ema is None:
             return
         path = self.folder / "obtained.json"
@@ -62,7 +62,7 @@ class Found:
         search_page.write_report(self.folder)
 
     def sentence(self, result: "TrainResult") -> str:
-        """Return predicted against obtained, for people to read."""
+        """Compare the predicted with the obtained accuracy in a sentence."""
         predicted = self.result["prediction"]
         if predicted is None or result.evaluation_ema is None:
             return f"the search in {self.folder} made no prediction"
@@ -76,10 +76,10 @@ class Found:
 
 
 def named(words: Sequence[str]) -> Found | None:
-    """Return the study that ``--from-study PATH`` names; None where nothing does.
+    """Return the search that ``--from-study PATH`` names, or None.
 
     Raises:
-        ValueError: there is no finished study, or of another version of tanager.
+        ValueError: the folder has no finished search of this version of tanager.
     """
     for position, word in enumerate(words):
         if word == "--from-study" and position + 1 < len(words):

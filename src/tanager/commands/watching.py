@@ -38,7 +38,7 @@ class Watching:
         self._task = self.bar.add_task("compiling", total=runs, completed=done)
 
     def line(self, name: str, line: Mapping[str, Any], steps: int) -> None:
-        """Show how far a run of so many steps is: a line of its metrics.jsonl."""
+        """Show how far a run is, from a line of its metrics.jsonl."""
         text = (
             f"{name}: step {line['step']}/{steps}, "
             f"{100 * line['test_accuracy_ema']:.1f} %{self._best_so_far()}"
@@ -67,7 +67,7 @@ class Watching:
 def work_through(
     jobs: Sequence["Job"], console: Console, name: Callable[["Job"], str]
 ) -> list["Outcome"]:
-    """Make all runs of a list, together with whoever else works on it, and show them.
+    """Make all runs of a list, with other workers if there are any, and show them.
 
     Args:
         jobs: in the order in which they are made.

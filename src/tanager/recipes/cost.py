@@ -1,4 +1,4 @@
-"""What a recipe takes, before it is run: operations, and hours on a named GPU."""
+"""Estimate what a recipe costs: operations, and hours on a named GPU."""
 
 from typing import NamedTuple
 
@@ -45,7 +45,7 @@ def estimate(
         image_shape: (height, width, channels) of what the model sees.
 
     Raises:
-        ValueError: there is no such model, or not for such images.
+        ValueError: an unknown model, or one that does not take such images.
     """
     from tanager.recipes.tasks import model_options
 

@@ -351,15 +351,14 @@ class RecipeEntry:
     """A recipe with a name, where it comes from and what it is known to reach.
 
     Attributes:
-        name: as typed after `tanager train`.
+        name: after `tanager train`.
         summary: one sentence.
-        source: paper and table; "tanager" where there is no published number.
+        source: paper and table, or "tanager" without a published number.
         recipe: the run by default.
         published: the paper's rows of this recipe, at rising ε.
         pretrained_on: what the weights to start from were trained on; empty for none.
-            The recipe does not name weights that nobody can have.
-        expected: the accuracy to expect, and whose number it is, where no published row
-            has it; empty where nobody knows.
+        expected: the accuracy to expect and its source, if no published row has it;
+            empty if it is unknown.
     """
 
     name: str
@@ -372,7 +371,7 @@ class RecipeEntry:
 
     @property
     def expected_accuracy(self) -> str:
-        """What the default recipe was seen to reach, for people to read."""
+        """The accuracy that the default recipe reached, as text."""
         for row in self.published:
             if row.epsilon == self.recipe.epsilon and row.accuracy is not None:
                 spread = "" if row.accuracy_std is None else f" ± {row.accuracy_std}"

@@ -50,7 +50,7 @@ def load(
         progress: called with (decoded, all) while images are decoded.
 
     Raises:
-        ValueError: a field or the data is no good.
+        ValueError: a field or the data cannot be used.
     """
     return data.load(
         recipe.dataset,
@@ -79,7 +79,7 @@ def prepare(
         dataset: what `load` returned for this recipe, if it was loaded before.
 
     Raises:
-        ValueError: a field, the data, or the budget is no good.
+        ValueError: a field, the data or the budget cannot be used.
     """
     if dataset is None:
         dataset = load(recipe, progress)

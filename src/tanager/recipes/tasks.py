@@ -1,4 +1,4 @@
-"""What is trained: a model or parts of it on images, or its head on features."""
+"""Build what is trained: a model or parts of it on images, or its head on features."""
 
 import contextlib
 import dataclasses
@@ -62,10 +62,10 @@ def _cross_entropy(predict: Callable[[Any, Any], jax.Array]) -> Callable:
 def make(
     recipe: Recipe, dataset: Dataset, secret: Seed, out: Path, progress: bool
 ) -> Task:
-    """Create the model, load its weights, and say what of it is trained on what.
+    """Create the model, load its weights, and choose what is trained on what.
 
     Args:
-        recipe: with every field settled.
+        recipe: what to train.
         dataset: the examples.
         secret: of the run; initial weights are drawn from it.
         out: the run's folder, where cached features go by default.
@@ -200,7 +200,7 @@ def _on_features(
 
 @contextlib.contextmanager
 def progress_bar(title: str, shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar on a terminal; it is told (done, all)."""
+    """Show a bar on a terminal; call it with (done, all)."""
     screen = Console(stderr=True)
     hidden = not (shown and screen.is_terminal)
     with Progress(console=screen, transient=True, disable=hidden) as bar:

@@ -1,4 +1,4 @@
-"""`tanager audit`: what an attack on the real training code proves about its ε."""
+"""`tanager audit`: attack the real training code, and bound its ε from below."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -18,7 +18,7 @@ class Explain(Measured):
     """Clipping strategy."""
 
     def measure(self, report: Callable[[str], None]) -> Outcome:
-        """Measure; `report` is told what is being done."""
+        """Measure; `report` receives what is being done."""
         from tanager.clipping import STRATEGIES
 
         validate.one_of(STRATEGIES, strategy=self.strategy)

@@ -69,7 +69,7 @@ class Measured(abc.ABC):
 
     @abc.abstractmethod
     def measure(self, report: Callable[[str], None]) -> Outcome:
-        """Measure; `report` is told what is being done."""
+        """Measure; `report` receives what is being done."""
 
     def workload(self) -> "Workload":
         """Return what these options describe."""

@@ -22,7 +22,7 @@ class Memory(Measured):
     """Memory limit in GiB; needed on a CPU. Default: the device's memory."""
 
     def measure(self, report: Callable[[str], None]) -> Outcome:
-        """Measure; `report` is told what is being done."""
+        """Measure; `report` receives what is being done."""
         from tanager.bench import memory, programs
 
         if self.limit_gib is not None:

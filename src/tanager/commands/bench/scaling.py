@@ -65,7 +65,7 @@ class Scaling(Measured):
     """Draw throughput against devices as a PNG or SVG file."""
 
     def measure(self, report: Callable[[str], None]) -> Outcome:
-        """Measure, predict and draw; `report` is told what is being done."""
+        """Measure, predict and draw; `report` receives what is being done."""
         from tanager.bench import scaling
         from tanager.report import figures, scaling_figures
 
@@ -115,7 +115,7 @@ class Scaling(Measured):
         return Outcome(record, lines, STOPPED if found.stopped else code)
 
     def _cluster(self) -> "Cluster | None":
-        """Read --simulate, and refuse what does not go with it."""
+        """Read --simulate, and refuse options that do not fit it."""
         from tanager.bench.cluster import Cluster
 
         if self.simulate is None:
@@ -246,7 +246,7 @@ def _errors(rows: Sequence[dict[str, Any]]) -> list[str]:
 def _sentences(found: "ScalingBench", size: int) -> list[str]:
     lines = [
         f"A sum of gradients has {size:,} bytes. Devices exchange bytes/step in each "
-        "logical step, of which bytes/batch in each physical batch."
+        "logical step; bytes/batch of them in each physical batch."
     ]
     for name, parallel in found.parallel.items():
         if parallel is not None:

@@ -41,7 +41,7 @@ class Step(Measured):
     """Also time forward, backward, clipping and the optimizer step."""
 
     def measure(self, report: Callable[[str], None]) -> Outcome:
-        """Measure; `report` is told what is being done."""
+        """Measure; `report` receives what is being done."""
         from tanager.bench import programs, timing
 
         workload = self.workload()
