@@ -241,7 +241,7 @@ def _warnings(
     if mechanism.noise_multiplier == 0:
         warnings.append("without noise there is no privacy: ε is infinite")
     elif infinite:
-        warnings.append(f"ε by {', '.join(infinite)} overflows")
+        warnings.append(f"ε by {', '.join(infinite)} is too large to compute")
     if mechanism.noise_multiplier > 0 and tan.eta(mechanism) >= 2:
         warnings.append(
             f"the signal of one example, η = {tan.eta(mechanism):.3g} times the noise,"

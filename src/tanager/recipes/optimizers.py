@@ -143,7 +143,8 @@ def schedule(recipe: Recipe, steps: int) -> float | optax.Schedule:
         main = optax.piecewise_constant_schedule(rate, dict.fromkeys(ends, 0.1))
     else:
         main = optax.constant_schedule(rate)
-    if not warmup:
-        return main
-    rise = optax.linear_schedule(0.0, rate, warmup)
-    return optax.join_schedules([rise, main], [warmup])
+    if warmup:
+        rise = optax.linear_schedule(0.0, rate, warmup)
+        main = optax.join_schedules([rise, main], [warmup])
+    # optax divides by the number; JAX may be set to refuse integers there.
+    return lambda count: main(jnp.asarray(count, jnp.float32))
