@@ -3,48 +3,15 @@
 import copy
 import json
 
-import numpy as np
 import pytest
+from written import audit
 
 from tanager.report.audit_page import sentence, write_report
 
 
 @pytest.fixture
 def found():
-    rng = np.random.default_rng(0)
-    return {
-        "recipe": "digits <&>",
-        "method": "membership",
-        "claimed_epsilon": 8.0,
-        "delta": 0.01,
-        "highest_advantage": 0.999,
-        "mechanism": {
-            "sample_rate": 0.64,
-            "noise_multiplier": 1.9,
-            "steps": 50,
-            "adjacency": "zero-out",
-        },
-        "epsilon_lower_bound": 2.0,
-        "trade_off_bound": 5.0,
-        "confidence": 0.999,
-        "violated": False,
-        "models": 1200,
-        "auc": 0.9,
-        "advantage": 0.6,
-        "setting": {"canary": "blank", "steps": 50},
-        "tried": [],
-        "threshold": 0.5,
-        "errors": {
-            "false_positives": 3,
-            "outside": 540,
-            "false_negatives": 200,
-            "inside": 540,
-        },
-        "scores": {
-            "inside": rng.normal(1, 1, 600).tolist(),
-            "outside": rng.normal(0, 1, 600).tolist(),
-        },
-    }
+    return audit()
 
 
 def written(tmp_path, found):

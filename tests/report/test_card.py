@@ -6,34 +6,13 @@ import sys
 
 import pytest
 import yaml
+from written import RESULT
 
 from tanager.privacy.accountant import epsilon
 from tanager.privacy.mechanism import Mechanism
 from tanager.report.card import model_card
 
 
-RESULT = {
-    "private": True,
-    "epsilon": 2.99999,
-    "epsilon_rdp": 3.4,
-    "delta": 1e-5,
-    "adjacency": "zero-out",
-    "accountant": "pld",
-    "sample_rate": 0.02,
-    "noise_multiplier": 1.5,
-    "clip_norm": 1.0,
-    "steps": 20,
-    "examples": 50_000,
-    "batch_size": 1000,
-    "test_accuracy": 0.7,
-    "test_accuracy_ema": 0.75,
-    "per_class": [
-        {"class": "cat", "examples": 10, "accuracy": 0.5, "accuracy_ema": 0.25},
-        {"class": "d|og*", "examples": 20, "accuracy": 0.9, "accuracy_ema": 1.0},
-        {"class": "emu", "examples": 0, "accuracy": None, "accuracy_ema": None},
-    ],
-    "versions": {"dp-accounting": "0.6.0", "jax": "0.10.2"},
-}
 CONFIG = {
     "model": "vit-tiny-16",
     "dataset": "pets: our's",

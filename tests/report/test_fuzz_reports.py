@@ -3,8 +3,8 @@
 import json
 import unicodedata
 
-import numpy as np
 import pytest
+import written
 import yaml
 
 import mutations
@@ -22,31 +22,11 @@ from tanager.report.card import model_card
 
 
 CASES = 500
-VERSIONS = {"dp-accounting": "0.6.0", "jax": "0.10.2"}
 PREDICTION = {"accuracy": 0.5, "low": 0.4, "high": 0.6, "confidence": 0.9}
-RESULT = {
-    "private": True,
-    "epsilon": 2.99999,
-    "epsilon_rdp": 3.4,
-    "delta": 1e-5,
-    "adjacency": "add-or-remove-one",
-    "accountant": "pld",
-    "sample_rate": 0.02,
-    "noise_multiplier": 1.5,
-    "clip_norm": 1.0,
-    "steps": 20,
-    "examples": 50_000,
-    "batch_size": 1000,
+RESULT = written.RESULT | {
     "unreadable": "skip",
-    "test_accuracy": 0.7,
-    "test_accuracy_ema": 0.75,
-    "per_class": [
-        {"class": "cat", "examples": 10, "accuracy": 0.5, "accuracy_ema": 0.25},
-        {"class": "emu", "examples": 0, "accuracy": None, "accuracy_ema": None},
-    ],
     "seconds": 83.4,
     "examples_per_second": 613.2,
-    "versions": VERSIONS,
 }
 SEARCH = {
     "mean": 10.0,
@@ -149,27 +129,7 @@ def test_lines_of_metrics(run, monkeypatch):
     fuzzed.end()
 
 
-TRIAL = {
-    "number": 0,
-    "values": {"learning_rate": 2.0},
-    "state": "pruned",
-    "steps": 200,
-    "accuracy": 0.25,
-}
-STUDY = {
-    "recipe": "digits",
-    "target": {"epsilon": 2.336, "delta": 1e-5, "steps": 400},
-    "best": {"trial": 1, "values": {"model": "x"}, "accuracy": 0.5, "batch_size": 16},
-    "prediction": None,
-    "law": {"runs": [{}]},
-    "bands": [],
-    "trials": [TRIAL, TRIAL | {"number": 1, "state": "complete"}],
-    "cost": {"trials_share": 0.03125, "winner_share": 0.5, "seconds": 120.0},
-    "privacy": {
-        "simulations_epsilon": {"8": None, "16": 11435.75},
-        "held_out_examples": 2000,
-    },
-}
+STUDY = written.STUDY | {"law": {"runs": [{}]}}
 OBTAINED = [{"run": "runs/x", "batch_size": 8, "accuracy": 0.5, "on": "test examples"}]
 
 
@@ -189,35 +149,6 @@ def test_pages_of_searches(tmp_path, name, good):
     fuzzed.end()
 
 
-def found(method):
-    rng = np.random.default_rng(0)
-    return {
-        "recipe": "digits",
-        "method": method,
-        "claimed_epsilon": 8.0,
-        "delta": 0.01,
-        "highest_advantage": 0.999,
-        "mechanism": {
-            "sample_rate": 0.64,
-            "noise_multiplier": 1.9,
-            "steps": 50,
-            "adjacency": "add-or-remove-one",
-        },
-        "epsilon_lower_bound": 2.0,
-        "trade_off_bound": 5.0,
-        "confidence": 0.999,
-        "violated": False,
-        "models": 1200,
-        "auc": 0.9,
-        "advantage": 0.6,
-        "setting": {"canary": "blank", "steps": 50},
-        "tried": [],
-        "threshold": 0.5,
-        "errors": {"false_positives": 3, "outside": 540},
-        "scores": {"inside": rng.normal(1, 1, 6).tolist(), "outside": [0.0, 1.0]},
-    }
-
-
 @pytest.mark.parametrize("method", ["membership", "one-run"])
 def test_pages_of_audits(tmp_path, method, monkeypatch):
     file = tmp_path / "audit.json"
@@ -230,7 +161,7 @@ def test_pages_of_audits(tmp_path, method, monkeypatch):
         safe(audit_page.write_report(tmp_path).read_text(encoding="utf-8"))
 
     monkeypatch.setattr(audit_figures, "plot", draw)
-    for text in mutations.of_json(found(method), CASES):
+    for text in mutations.of_json(written.audit(6) | {"method": method}, CASES):
         file.write_bytes(text)
         fuzzed(read)
     fuzzed.end()
