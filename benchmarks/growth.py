@@ -126,9 +126,9 @@ def table(record: dict[str, Any]) -> str:
     lines = [heading, ["---", *["---:"] * (1 + len(STRATEGIES))]]
     for axis, points in record["axes"].items():
         values = ", ".join(str(point["value"]) for point in points)
-        cells = [_told(exponent(points, lambda point: point["flops"]))]
+        cells = [_decimals(exponent(points, lambda point: point["flops"]))]
         for name in STRATEGIES:
-            of = [_told(exponent(points, _reader(name, key))) for key in _MEASURED]
+            of = [_decimals(exponent(points, _reader(name, key))) for key in _MEASURED]
             cells.append(" / ".join(of) if of[0] != "–" else "–")
         lines.append([f"{axis}: {values}", *cells])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
@@ -138,7 +138,7 @@ def _reader(name: str, key: str) -> Callable[[dict[str, Any]], Any]:
     return lambda point: point["rows"].get(name, {}).get(key)
 
 
-def _told(value: float | None) -> str:
+def _decimals(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
 
 

@@ -50,9 +50,9 @@ def _draw_bars(works: list[dict[str, Any]], path: Path) -> None:
             rate = records.rate(work, name)
             axes.barh(place, rate or 0, color=_COLOURS[name.split(":")[0]])
             tried = name in (row["system"] for row in work["rows"])
-            told = records.number(rate) if rate or not tried else "failed"
+            label = records.number(rate) if rate or not tried else "failed"
             axes.annotate(
-                told,
+                label,
                 (rate or 0, place),
                 (3, 0),
                 textcoords="offset points",

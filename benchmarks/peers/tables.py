@@ -92,11 +92,11 @@ def _machine(record: dict[str, Any]) -> str:
             versions |= row.get("versions", {})
     dates = sorted({work["date"][:10] for work in record["works"]})
     when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
-    told = ", ".join(f"{name} {value}" for name, value in sorted(versions.items()))
+    listed = ", ".join(f"{name} {value}" for name, value in sorted(versions.items()))
     device = "" if machine["backend"] == "cpu" else f", {machine['device']}"
     return (
         f"{machine['cpu'] or 'processor unknown'}, {machine['cores']} cores{device}; "
-        f"{when}; {told}."
+        f"{when}; {listed}."
     )
 
 
