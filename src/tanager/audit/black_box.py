@@ -82,7 +82,7 @@ def audit_one_run(
 
     Raises:
         ValueError: an argument is out of range, or nothing could be proven: δ is too
-            large for so many canaries, or the guesses are too few.
+            large for this number of canaries, or the guesses are too few.
     """
     mechanism, delta = algorithm.mechanism, algorithm.delta
     source, candidates = problem.source(), as_source(canaries)

@@ -240,7 +240,7 @@ def require_noise(mechanism: Mechanism) -> None:
 
 
 def require_joining(mechanism: Mechanism) -> None:
-    """Refuse a mechanism of which canaries that join the data test nothing.
+    """Refuse a mechanism that canaries joining the data cannot test.
 
     Raises:
         ValueError: it adds no noise, or its neighbours differ otherwise.

@@ -85,7 +85,7 @@ class Membership(AuditResult):
 
 @dataclasses.dataclass(frozen=True)
 class Attack:
-    """State a budget, and all that an attacker within it can choose from.
+    """State a budget, and what an attacker with that budget can choose from.
 
     Attributes:
         epsilon: of the guarantee that is audited.
@@ -141,8 +141,8 @@ def audit_membership(
             what is known so far.
 
     Raises:
-        ValueError: an argument is out of range, so many models can prove nothing, the
-            canaries are not like the data, or `out` holds an audit of something else.
+        ValueError: an argument is out of range, the models are too few to prove
+            anything, the canaries are not like the data, or `out` holds another audit.
     """
     source = problem.source()
     epsilon, delta = attack.epsilon, attack.delta

@@ -52,7 +52,7 @@ class Guesses(NamedTuple):
             ("right", self.right, self.made),
         ):
             if part > whole:
-                validate.refuse(name, part, f"must be at most {whole}, of which it is")
+                validate.refuse(name, part, f"must be at most {whole}")
 
 
 def guess(scores: np.ndarray, included: np.ndarray, made: int) -> Guesses:
@@ -80,7 +80,7 @@ def guess(scores: np.ndarray, included: np.ndarray, made: int) -> Guesses:
 
 
 def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
-    """Return how likely so many right guesses are, at the most, under (ε, δ)-DP."""
+    """Return the largest probability of this many right guesses under (ε, δ)-DP."""
     m, r, v = guesses
     right = special.expit(epsilon)
     least = float(stats.binom.sf(v - 1, r, right))
@@ -101,7 +101,7 @@ def one_run(guesses: Guesses, *, delta: float, confidence: float) -> float:
 
     Raises:
         ValueError: an argument is out of range, or nothing could be proven: δ is too
-            large for so many canaries, or the guesses are too few.
+            large for this number of canaries, or the guesses are too few.
     """
     guesses.check()
     validate.not_negative(delta=delta)
@@ -123,9 +123,8 @@ def one_run_trade_off(
 ) -> float:
     """Return a lower bound on ε of DP-SGD: about its noise, all else is as claimed.
 
-    Of all noise multipliers, those under whose trade-off curve so many right guesses
-    are less likely than 1 − confidence are refuted; ε is that of the largest that is
-    not.
+    A noise multiplier is refuted if this many right guesses are less likely under its
+    trade-off curve than 1 − confidence. ε is that of the largest one not refuted.
 
     Args:
         guesses: how many were made, and right.
@@ -155,7 +154,7 @@ def one_run_trade_off(
 def _refuted(
     guesses: Guesses, significance: float, least_of: Callable[[float], float]
 ) -> bool:
-    """Whether so many right guesses are less likely than that.
+    """Return whether this many right guesses are less likely than `significance`.
 
     Args:
         guesses: how many were made, and right.

@@ -1,4 +1,4 @@
-"""What was found so far: a file of JSON lines that survives being killed."""
+"""Scores found so far: a file of JSON lines that survives a kill."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -11,10 +11,10 @@ from tanager._record import check_record
 
 
 class Records:
-    """Lines that are added and never changed; in memory alone where there is no file.
+    """Lines that are added and never changed; only in memory if there is no file.
 
     Args:
-        path: the file; what it holds is read, but for a torn last line, which goes.
+        path: the file; its lines are read, and a torn last line is removed.
         shape: what every line must hold, see `tanager._record`.
 
     Attributes:

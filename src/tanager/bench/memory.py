@@ -24,7 +24,7 @@ CEILING = 2**20
 """No larger physical batch is tried."""
 
 Fits = Callable[[str, int], bool]
-"""Whether a strategy can take a physical batch of so many rows."""
+"""Whether a physical batch of this many rows fits, by strategy."""
 
 
 def largest(fits: Callable[[int], bool], ceiling: int = CEILING, start: int = 1) -> int:
@@ -72,7 +72,7 @@ def bench_memory(
         limit_bytes: the memory limit; on an accelerator None for all there is.
         fits: how a batch is tried; by default as the module says.
         ceiling: no larger physical batch is tried.
-        report: told what is being tried.
+        report: called with what is being tried.
 
     Returns:
         Rows with `strategy`, `physical_batch` (0: not even one example fits),

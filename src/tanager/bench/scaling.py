@@ -38,7 +38,7 @@ class LogicalStep:
         chunks: physical batches of a logical one.
 
     Raises:
-        ValueError: there is no such strategy, or there are not so many devices.
+        ValueError: there is no such strategy, or there are too few devices.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class LogicalStep:
         Given ``"auto"``, measures what it does not know of this device yet.
 
         Args:
-            report: told what is being measured.
+            report: called with what is being measured.
 
         Returns:
             Bytes by kind of collective operation, see `exchanged`: of adding one
@@ -147,7 +147,7 @@ def bench_scaling(
         chunks: physical batches of a logical batch.
         devices: how many; by default 1, 2, 4, … and all there are.
         repeats: rounds of timing.
-        report: told what is being done.
+        report: called with what is being done.
         clock: seconds, for tests.
 
     Raises:
@@ -209,7 +209,7 @@ def parameter_bytes(workload: Workload) -> int:
 
 
 def crowding(devices: int) -> str | None:
-    """Return a warning where so many devices are a CPU's, and share its cores.
+    """Return a warning if virtual devices share the cores of a CPU.
 
     Args:
         devices: the largest number of them that is used at once.
@@ -219,7 +219,7 @@ def crowding(devices: int) -> str | None:
         return None
     return (
         f"{devices} virtual devices share {found['cores']} cores of a CPU: they cannot "
-        "be faster than the cores, so the share of ideal tells nothing of real devices"
+        "be faster than the cores, so the share of ideal does not apply to real devices"
     )
 
 

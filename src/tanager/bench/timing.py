@@ -108,7 +108,7 @@ def bench_step(
         examples: how many of them are examples and not padding; only these count.
         repeats: rounds of timing.
         breakdown: see above.
-        report: told what is being done.
+        report: called with what is being done.
         clock: seconds, for tests.
 
     Raises:
@@ -210,7 +210,7 @@ def in_turns(
         measured: where to put the seconds; or the error of what fails, which is then
             left out.
         repeats: how many rounds.
-        report: told which round it is.
+        report: called with the number of the round.
         clock: seconds.
     """
     going = dict(runs)

@@ -23,8 +23,8 @@ def render(template: str, **fields: Any) -> str:
     Args:
         template: file name in ``templates/``; the ending, .html or .md, decides how
             values are escaped.
-        fields: values by the names the template uses. `markupsafe.Markup` is inserted
-            as it is.
+        fields: values by the names the template uses. `markupsafe.Markup` is not
+            escaped.
     """
     return _environment().get_template(template).render(fields)
 
