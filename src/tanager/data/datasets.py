@@ -105,9 +105,8 @@ def load(
     places365    the same
     ===========  ==================================================================
 
-    Pictures of any mode become RGB, see `tanager.data.decoding`. The class folders of a
-    ``folder`` that goes into memory are the exception, and are looked through first: if
-    all images are grey they stay grey, and CMYK and transparency are refused.
+    Pictures of any mode become RGB, see `tanager.data.decoding`. The images of a
+    ``folder`` that goes into memory stay grey if all are.
 
     Args:
         name: one of `DATASETS`.

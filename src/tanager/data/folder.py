@@ -25,7 +25,6 @@ from tanager.data.streamed import StreamedImages, digest
 
 _SUFFIXES = (".png", ".jpg", ".jpeg")
 _GREY = ("1", "L")
-_COLOUR = ("RGB", "P")
 _EVERY = 5  # one in five is a test example
 TESTS = ("test", "val", "validation")
 """Names a folder of test images may have; the first that has class folders is taken."""
@@ -155,8 +154,8 @@ def common_shape(
             size already.
 
     Raises:
-        ValueError: images that differ in size, an image that cannot be read or has an
-            alpha channel or other mode. The message names the file.
+        ValueError: images differ in size, or one cannot be read. The message names the
+            file.
     """
     sizes: dict[tuple[int, int], Path] = {}
     channels = 1
@@ -167,25 +166,18 @@ def common_shape(
                 reading(file, "cannot be read as an image", "replace it"),
                 open_image(file) as image,
             ):
-                mode, (width, height) = image.mode, image.size
-                alpha = "transparency" in image.info
-            if mode not in _GREY + _COLOUR or alpha:
-                refuse_file(
-                    file,
-                    f"has mode {mode}{' with transparency' if alpha else ''}",
-                    "convert it to RGB or grey, 8 bits per channel",
-                )
-            if mode in _COLOUR:
-                channels = 3
+                width, height = image.size
+                channels = channels if image.mode in _GREY else 3
             sizes.setdefault((height, width), file)
     if image_size is not None:
         return image_size, image_size, channels
     if len(sizes) > 1:
         (first, other), (like, file) = list(sizes)[:2], list(sizes.values())[:2]
+        side = min(min(size) for size in sizes)
         refuse_file(
             file,
             f"is {other[0]} × {other[1]} and {like.name} is {first[0]} × {first[1]}",
-            f"give image_size={min(min(size) for size in sizes)} to resize them all",
+            f"resize them all with image_size={side} (--image-size {side})",
         )
     (size,) = sizes
     return *size, channels
