@@ -288,7 +288,7 @@ def test_standardise_matches_float64():
         ),
         (
             lambda: InceptionCrop(aspect=(2.0, 1.0)),
-            "aspect (=(2.0, 1.0)) must not end below its beginning",
+            "aspect (=(2.0, 1.0)) must be (least, largest)",
         ),
         (lambda: SimCLR(area=(0.0, 1.0)), "area (=0.0) must be positive"),
         (lambda: SimCLR(blur_size=4), "blur_size (=4) must be odd"),
@@ -316,7 +316,7 @@ def test_bad_fields_are_refused(make, message):
         (
             RandomResizedCrop(crop_size=33),
             (40, 32, 3),
-            "crop_size (=33) must be at most the image's 40 × 32: a view is no larger",
+            "crop_size (=33) must be at most the image's 40 × 32: a view cannot",
         ),
         (
             Tan(),

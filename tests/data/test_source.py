@@ -167,7 +167,7 @@ def test_subset_is_a_view_in_the_order_given(make):
 @pytest.mark.parametrize(
     ("indices", "message"),
     [
-        ([1, 2, 1], "indices (=1) appears more than once: an example may be in"),
+        ([1, 2, 1], "indices (=1) appears more than once: an example that is in"),
         ([], "indices (=[]) must not be empty"),
         ([6], "indices (=6) must be from 0 to 5"),
     ],

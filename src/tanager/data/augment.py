@@ -18,7 +18,7 @@ inception     the distorted crops that BiT and ViT are trained with
 ============  =======================================================================
 
 All but the first can flip left and right at random, as the papers do. Numbers that the
-TAN paper does not tell are those of its released code (facebookresearch/tan: RRC is its
+TAN paper leaves out are those of its released code (facebookresearch/tan: RRC is its
 ``random``, "Ours" its ``OursBest``); those of inception are big_vision's.
 """
 
@@ -105,14 +105,13 @@ def views(
     def view(number: Int32[Array, ""]) -> Any:
         return augment(jax.random.fold_in(key, number), example)
 
-    # One after another: what is computed on the way is then of one view of each
-    # example, and on a CPU stays in its caches.
+    # One after another: the intermediate results of one view stay in a CPU's caches.
     return lax.map(view, jnp.arange(multiplicity, dtype=jnp.int32))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Augmentation(abc.ABC):
-    """From one image to random views of it, and to what is evaluated of it.
+    """Random views of one image for training, and one fixed view for evaluation.
 
     Called with one key and one image, uint8 or float (on the 0..1 scale where colours
     change), it returns one view, of the image's dtype.
@@ -141,7 +140,7 @@ class Augmentation(abc.ABC):
     def eval_view(
         self, image: Shaped[Array, "height width c"]
     ) -> Shaped[Array, "h w c"]:
-        """Return what is evaluated of `image`, of a view's size; a view, as it is."""
+        """Return the middle of `image`, of a view's size, for evaluation."""
         return crops.middle(image, self.size(image.shape))
 
     def size(self, image_shape: tuple[int, ...]) -> tuple[int, int]:
@@ -158,7 +157,7 @@ class Augmentation(abc.ABC):
                 "crop_size",
                 self.crop_size,
                 f"must be at most the image's {height} × {width}",
-                "a view is no larger than what it is taken from",
+                "a view cannot be larger than its image",
             )
         return self.crop_size, self.crop_size
 
@@ -201,7 +200,7 @@ class CropFlip(Augmentation):
     Places-365, on images of 1.2 times that size, which are resized to be evaluated.
 
     Attributes:
-        crop_padding: as `crops.random_crop`; 0 for crops within the image. The
+        crop_padding: as `crops.random_crop`; 0 for crops inside the image. The
             Unlocking paper's released code repeats the pixel at the edge; this does
             not, nor does the TAN paper's.
         flip: whether to flip at random. Leave it out where left and right differ in
@@ -230,7 +229,7 @@ class CropFlip(Augmentation):
     def eval_view(
         self, image: Shaped[Array, "height width c"]
     ) -> Shaped[Array, "h w c"]:
-        """Return the whole image, resized to a view's size; a view, as it is."""
+        """Return the whole image, resized to a view's size, for evaluation."""
         size = self.size(image.shape)
         return image if size == image.shape[:2] else resample.resize(image, size)
 
@@ -415,4 +414,4 @@ def _row(numbers: np.ndarray) -> Float32[Array, "1 1 c"]:
 def _check_order(**ranges: tuple[float, float]) -> None:
     for name, (low, high) in ranges.items():
         if low > high:
-            validate.refuse(name, (low, high), "must not end below its beginning")
+            validate.refuse(name, (low, high), "must be (least, largest)")

@@ -59,13 +59,13 @@ def random_flip(
 def middle(
     image: Shaped[Array, "height width c"], size: tuple[int, int]
 ) -> Shaped[Array, "h w c"]:
-    """Return the middle of the image; of an odd pixel left over, the later side's."""
+    """Return the middle of the image; an odd pixel is cut at the bottom or right."""
     top, left = (image.shape[0] - size[0]) // 2, (image.shape[1] - size[1]) // 2
     return image[top : top + size[0], left : left + size[1]]
 
 
 def check_padding(name: str, padding: int, size: tuple[int, ...]) -> None:
-    """Refuse, under the name `name`, a padding that mirrors cannot give."""
+    """Refuse a padding, named `name` in the message, as large as the image."""
     if padding >= min(size[:2]):
         validate.refuse(
             name,

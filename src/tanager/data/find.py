@@ -86,7 +86,7 @@ class Wanted:
                 "image_size",
                 None,
                 "is needed for images that are decoded as they are used",
-                "give the pixels each way that all are resized to, such as 256",
+                "resize all with image_size=256 (--image-size 256), for example",
             )
         return self.shape
 
