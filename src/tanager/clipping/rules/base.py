@@ -202,6 +202,11 @@ class Rule:
         self.tap = tap
         self.use = use
 
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Of norms and sums."""
+        return accumulation_dtype(aval(self.tap.equation.outvars[0]).dtype)
+
     def grams(self) -> dict[str, Callable[[TapValues], Gram]]:
         """Return methods for squared norms at the operand; none in general."""
         return {}
@@ -252,27 +257,19 @@ class Rule:
             seen: for the constants, and whether products are exact.
         """
         equation = self.tap.equation
-        constants: dict[Any, Any] = seen.constants
-        place = equation.invars[self.use.position]
+        place: Any = equation.invars[self.use.position]
         results = [n for n, v in enumerate(equation.outvars) if jaxprs.is_float(v)]
         atoms = [equation.invars[position] for position in self.tap.data]
-        own = dict(zip(atoms, data, strict=True))  # one may stand at several positions
+        known: dict[Any, Any] = dict(seen.constants)
+        known.update(zip(atoms, data, strict=True))
 
         def apply(parameter):
-            values = []
-            for atom in equation.invars:
-                if isinstance(atom, jex.Literal):
-                    values.append(atom.val)
-                elif atom in own:
-                    values.append(own[atom])
-                elif atom is place:
-                    values.append(parameter)
-                else:
-                    values.append(constants[atom])
-            found = jaxprs.evaluate_wide(equation, values, exact=seen.exact)
+            own = known | {place: parameter}
+            operands = [jaxprs.read(own, atom) for atom in equation.invars]
+            found = jaxprs.evaluate_wide(equation, operands, exact=seen.exact)
             return [found[number] for number in results]
 
-        values, pull = jax.vjp(apply, widen(jnp.asarray(constants[place])))
+        values, pull = jax.vjp(apply, widen(jnp.asarray(known[place])))
         wide = [
             dy.astype(value.dtype) for dy, value in zip(gradients, values, strict=True)
         ]

@@ -17,7 +17,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from tanager.clipping.analysis import jaxprs, links
-from tanager.clipping.analysis.dtypes import accumulation_dtype, widen
+from tanager.clipping.analysis.dtypes import widen
 from tanager.clipping.analysis.jaxprs import aval
 from tanager.clipping.analysis.taps import Tap, Use
 from tanager.clipping.rules.base import Bilinear, Formation, TapValues, Work, product
@@ -133,7 +133,7 @@ class Convolution(Bilinear):
         steps = [step.result for step in self.use.links if step.result is not None]
         atoms = (*equation.invars, *equation.outvars, self.use.anchor, *steps)
         dtypes = {aval(atom).dtype for atom in atoms}
-        if dtypes != {accumulation_dtype(aval(equation.outvars[0]).dtype)}:
+        if dtypes != {self.dtype}:
             return False
         highest = (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
         return jax.default_backend() == "cpu" or (
@@ -238,8 +238,8 @@ class Convolution(Bilinear):
         inputs, outputs = self._summands
         if method == "shifted gram":  # over channels first, then over offsets
             inputs = self.inputs + self.offsets
-        wide = accumulation_dtype(aval(self.tap.equation.outvars[0]).dtype)
-        return gram_excess((self.groups, self.positions), (inputs, outputs), wide)
+        shape = self.groups, self.positions
+        return gram_excess(shape, (inputs, outputs), self.dtype)
 
     def gradients(self) -> dict[str, Formation]:
         methods = super().gradients()

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from tanager.clipping.analysis import links, rounding
-from tanager.clipping.analysis.dtypes import accumulation_dtype, widen
+from tanager.clipping.analysis.dtypes import widen
 from tanager.clipping.analysis.jaxprs import aval
 from tanager.clipping.analysis.rounding import PRODUCT_ROWS, gamma
 from tanager.clipping.analysis.taps import Tap, Use
@@ -99,11 +99,10 @@ class Dot(Bilinear):
 
     def excess(self, method: str) -> float:
         del method
-        wide = accumulation_dtype(aval(self.tap.equation.outvars[0]).dtype)
         if self.positions == 1:
-            return gamma(self.groups + 4, wide)
+            return gamma(self.groups + 4, self.dtype)
         summands = self.inputs, self.outputs
-        return gram_excess((self.groups, self.positions), summands, wide)
+        return gram_excess((self.groups, self.positions), summands, self.dtype)
 
     def _square_lengths(self, side: Float[Array, "b g 1 k"]) -> Float[Array, "b g 1"]:
         # Without axes of length 1, for which XLA would copy the array.

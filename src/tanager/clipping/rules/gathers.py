@@ -10,7 +10,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from tanager.clipping.analysis import links
-from tanager.clipping.analysis.dtypes import accumulation_dtype, widen
+from tanager.clipping.analysis.dtypes import widen
 from tanager.clipping.analysis.jaxprs import aval
 from tanager.clipping.analysis.rounding import PRODUCT_ROWS, tree
 from tanager.clipping.rules.base import DIRECT, Bilinear, TapValues, Work, product
@@ -76,8 +76,7 @@ class Gather(Bilinear):
 
     def excess(self, method: str) -> float:
         del method
-        wide = accumulation_dtype(aval(self.tap.equation.outvars[0]).dtype)
-        return gram_excess((1, self.positions), (0, self._width), wide)
+        return gram_excess((1, self.positions), (0, self._width), self.dtype)
 
     def terms(self, seen: TapValues) -> Float[Array, " b"]:
         _, _, dy = self.operands(seen)

@@ -163,8 +163,7 @@ class Standardised(Single):
     def _parts(self, constants: dict) -> standardise.Statistics:
         values = [jaxprs.read(constants, atom) for atom in self._equation.invars]
         parts = standardise.parts_of(values)
-        wide = accumulation_dtype(aval(self.rule.tap.equation.outvars[0]).dtype)
-        return standardise.Statistics(*(part.astype(wide) for part in parts))
+        return standardise.Statistics(*(part.astype(self.rule.dtype) for part in parts))
 
     def _slip(self, rule: Convolution, dtype: Any) -> float:
         """Return how far 1ᵀG and vᵀG are wrong, relative to A, as one vector.
