@@ -1,11 +1,11 @@
-"""Clipping with one backward pass: keep (x, dy) at every tap, take norms, add up.
+"""Clipping with one backward pass: hold (x, dy) of every tap, take norms, add up.
 
     forward, backward to the perturbations   (x, dy) at every tap, for every example
-    squared norms, group by group              ‖g_i‖²
+    squared norms, group by group            ‖g_i‖²
     c_i = min(1, C/‖g_i‖)
-    Σ c_i·g_i, group by group                  of gradients kept, or formed once more
+    Σ c_i·g_i, group by group                of gradients retained, or formed again
 
-Gradients formed once more are those of (x, dy), and c multiplies them afterwards: what
+Gradients formed again are those of (x, dy), and c multiplies them afterwards: what
 rounds in them is bounded example by example, and their norms count it.
 
 There is one backward pass: a second one for the sum (ghost clipping) might round

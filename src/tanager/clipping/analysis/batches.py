@@ -143,7 +143,7 @@ def in_pieces(
     """Clip a physical batch piece by piece; return its sum, norms and losses.
 
     Args:
-        clip: of one piece: from its rows, batch and mask to sum, norms and losses.
+        clip: returns these three for a piece, from its rows, batch and mask.
         batch: all rows.
         mask: of all rows.
         memory: one of `MEMORY`.

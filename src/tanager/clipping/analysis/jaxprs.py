@@ -1,4 +1,4 @@
-"""Reading and evaluating jaxprs: what the search for taps stands on.
+"""Read and evaluate jaxprs, equation by equation (`interpret`).
 
 `open_calls` retraces a loss so that the calls in which parameters meet data are gone:
 
@@ -53,9 +53,9 @@ def aval(atom: Any) -> Any:
 
 
 def is_float(value: Any) -> bool:
-    """Whether an array, a variable or a shape is of numbers that gradients have.
+    """Whether an array, a variable or a shape is of floats or complex numbers.
 
-    Complex numbers count: parameters are real, but may pass through a transform.
+    Parameters are real, but may pass through a complex transform.
     """
     return jnp.issubdtype(_dtype(value), jnp.inexact)
 
@@ -65,7 +65,7 @@ def _dtype(value: Any) -> Any:
 
 
 def every_equation(equations: Iterable[jex.JaxprEqn]) -> Iterator[jex.JaxprEqn]:
-    """Give these equations, and those of the jaxprs within them, at any depth."""
+    """Yield these equations, and those of the jaxprs in them, at any depth."""
     for equation in equations:
         yield equation
         for inner in jex.jaxprs_in_params(equation.params):
@@ -189,8 +189,8 @@ def evaluate_apart(
         results, pull = jax.vjp(plain, _where(good, floats, 0))
         return _where(good, results, jnp.nan), (pull, good)
 
-    def backward(kept, gradients):
-        pull, good = kept
+    def backward(residuals, gradients):
+        pull, good = residuals
         good = good & _all_finite(gradients)
         (found,) = pull(_where(good, gradients, 0))
         return _where(good, found, jnp.nan), None

@@ -42,7 +42,7 @@ class Link(NamedTuple):
 
 
 def same(gradient: Array) -> Array:
-    """Return the gradient as it is."""
+    """Return the gradient unchanged."""
     return gradient
 
 
@@ -168,10 +168,10 @@ _LINKS: dict[str, Callable[[jex.JaxprEqn, int], Link | None]] = {
 
 
 def link(equation: jex.JaxprEqn, result: int) -> Link | None:
-    """Return the link an equation makes from its one operand, or None if it is none.
+    """Return the link an equation makes from its one operand, or None.
 
     Args:
-        equation: of which exactly one operand depends on parameters.
+        equation: it has exactly one operand that is not a literal.
         result: which of its results the parameter is followed to.
     """
     make = _LINKS.get(equation.primitive.name)

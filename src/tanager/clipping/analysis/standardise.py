@@ -7,8 +7,8 @@ Per output unit o with fan-in n: v = W − mean(W), s² = mean(v²) + eps and
     ‖∂loss/∂W‖² = a²·[‖G‖² − (1ᵀG)²/n − (vᵀG)²/(n s²)·(2 − mean(v²)/s²)]
     ∂loss/∂gain = vᵀG/sqrt(n s²)
 
-so that three sums over the fan-in of G give the norm. They can be had from gradients
-or, with no gradient at hand, from the layer's own input and output.
+so that three sums over the fan-in of G give the norm. They come from gradients or,
+where none is formed, from the layer's own input and output.
 """
 
 import functools
@@ -133,8 +133,8 @@ def from_gradient(
         outputs: the axes of `own` along which output units lie.
         lift: what G is multiplied by before it is squared.
     """
-    kept = {axis % centred.ndim for axis in outputs}
-    axes = tuple(axis + 1 for axis in range(centred.ndim) if axis not in kept)
+    units = {axis % centred.ndim for axis in outputs}
+    axes = tuple(axis + 1 for axis in range(centred.ndim) if axis not in units)
     gradient, rows = widen(gradient), gradient.shape[0]
     sums = (jnp.square(gradient * lift), gradient, gradient * centred[None])
     square, total, projection = (

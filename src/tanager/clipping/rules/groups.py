@@ -243,7 +243,7 @@ class Single(NormGroup):
         return norms
 
     def formation(self, method: str) -> Formation:
-        """Return a formation of which norms can be taken as they are."""
+        """Return a formation whose gradients have the norms that are wanted."""
         formation = self.rule.gradients()[method]
         return formation if self.plain else formation.at_anchor()
 

@@ -171,7 +171,7 @@ def formed_sum(
 
 
 def _after(before: Array, dy: Array, start: int, rows: int) -> Array:
-    """Return some rows of dy, which are not to be had before another value is.
+    """Return some rows of dy, which are available only after another value.
 
     Where they start depends on it: XLA on CPU drops barriers before it orders
     operations, and would hold all gradients until it adds them up in one loop.

@@ -8,7 +8,7 @@ whose parts are at most W², added: η·W², or η·A² where sums come from the
 input and output.
 
 A gain's gradient vᵀG_i·root can be far smaller than G_i: its per-example values, one
-for each output unit, are kept from the norm and added up themselves.
+for each output unit, are retained from the norm and added up themselves.
 """
 
 from collections.abc import Callable, Sequence
@@ -60,10 +60,9 @@ class Standardised(Single):
         )
 
     def grams(self) -> tuple[str, ...]:
-        """See `NormGroup`.
+        """Return none on an accelerator, whose convolutions may round in unknown ways.
 
-        None on an accelerator: they use results of convolutions, and it is not known
-        how those are computed.
+        The Gram methods use results of convolutions.
         """
         return super().grams() if jax.default_backend() == "cpu" else ()
 
