@@ -1,0 +1,160 @@
+"""Convolutions, by every method, against explicit gradients in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from oracle import cast, check, draw, read
+from rule_cases import CONVOLUTIONS, PLANE, ROWS, conv, convolution, curve, only_group
+
+from tanager.clipping.analysis.standardise import standardise
+from tanager.clipping.rules.base import TapValues
+from tanager.clipping.rules.convolutions import Convolution
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions(name):
+    apply, w, x = convolution(name)
+    group = only_group(lambda w, x: curve(apply(w, x)), w, x)
+    batch_groups = name == "batch groups"
+    assert group.rule.name == ("general" if batch_groups else "convolution")
+    assert bool(group.grams()) != batch_groups
+    check(lambda w, x: curve(apply(w, x)), w, x, methods=True)
+
+
+@pytest.mark.parametrize("name", ["same", "groups", "patch embedding"])
+def test_convolutions_in_float32(name):
+    apply, w, x = convolution(name)
+    check(lambda w, x: curve(apply(w, x)), w, x, methods=True, dtypes=("float32",))
+
+
+def test_both_gram_methods_of_a_convolution_are_tried():
+    offered = {}
+    for name in CONVOLUTIONS:
+        apply, w, x = convolution(name)
+        group = only_group(lambda w, x, apply=apply: curve(apply(w, x)), w, x)
+        for method in (*group.grams(), *group.gradients(), *group.totals()):
+            offered.setdefault(method, []).append(name)
+    assert set(offered) == {
+        *("gram", "shifted gram", "patch gram"),
+        *("vmap", "patches", "crossed"),
+    }
+    assert all(len(names) >= 2 for names in offered.values())
+
+
+@pytest.mark.parametrize("name", ["same", "groups", "several images"])
+def test_gradients_that_are_formed_a_few_examples_at_a_time(name, monkeypatch):
+    monkeypatch.setattr(Convolution, "chunk", lambda self, method, rows: 2)
+    apply, w, x = convolution(name, rows=5)
+    check(lambda w, x: curve(apply(w, x)), w, x, methods=True)
+
+
+@pytest.mark.parametrize("name", ["same", "groups", "asymmetric padding"])
+def test_norms_whose_gradients_are_dropped_group_by_group(name, monkeypatch):
+    monkeypatch.setattr(Convolution, "chunk", lambda self, method, rows: 2)
+    apply, w, x = convolution(name, rows=5)
+    with jax.enable_x64(True):
+        w, x = jnp.asarray(w), jnp.asarray(x)
+        dy = jnp.asarray(draw(2, jax.vmap(apply, (None, 0))(w, x).shape)[0])
+        program, (group,) = read(lambda w, x: curve(apply(w, x)), w, x)
+        one = jax.grad(lambda w, x, dy: jnp.sum(apply(w, x) * dy))
+        wanted = jax.jit(jax.vmap(one, (None, 0, 0)))(w, x, dy).reshape(5, -1)
+        assert {"patches", "crossed"} <= set(group.gradients())
+        for method in group.gradients():
+
+            @jax.jit
+            def squared(w, x, dy, method=method):
+                seen = [TapValues([x], [dy], [dy], program.evaluate_prologue([w]))]
+                squares, held = group.squares(method, seen, [w], retain=False)
+                assert held.gradients is None
+                return squares
+
+            expected = np.sum(np.square(wanted), axis=1)
+            np.testing.assert_allclose(squared(w, x, dy), expected, rtol=1e-10)
+
+
+def test_groups_keep_copies_in_the_cache_and_programs_short():
+    w, x = draw(1, (3, 3, 64, 64), (ROWS, 32, 32, 64))
+
+    def loss(w, x):
+        return curve(conv(x[None], w, PLANE, (1, 1), "SAME"))
+
+    rule = only_group(loss, w, x).rule
+    assert isinstance(rule, Convolution)
+    copied = {name: rule.copied(name) for name in rule.gradients()}
+    assert copied == {"vmap": 0, "patches": 9 * 2**16, "crossed": 6 * 2**16}
+    assert rule.chunk("vmap", 16) == 16
+    assert rule.chunk("patches", 16) * 4 * copied["patches"] <= 4e6
+    assert rule.chunk("crossed", 16) == 1
+    for name in ("patches", "crossed"):
+        for rows in (1, 63, 64, 65, 1000):
+            assert -(-rows // rule.chunk(name, rows)) <= 64
+
+
+def test_large_patches_side_by_side_are_formed_without_a_slice_for_each_pixel():
+    w, x = draw(1, (12, 12, 2, 3), (ROWS, 25, 24, 2))
+
+    def patches(stride):
+        def loss(w, x):
+            return curve(conv(x[None], w, PLANE, (stride, stride), "VALID"))
+
+        return loss
+
+    assert "patches" not in only_group(patches(11), w, x).gradients()
+    rule = only_group(patches(12), w, x).rule
+    assert isinstance(rule, Convolution)
+    assert "patches" in rule.gradients()
+    assert "slice" not in str(jax.make_jaxpr(rule.patches)(x[:, None, :24, :, None]))
+    check(patches(12), w, x, methods=True)
+
+
+def test_crossed_products_want_a_first_axis_of_stride_one():
+    offered = []
+    for name in CONVOLUTIONS:
+        apply, w, x = convolution(name)
+        group = only_group(lambda w, x, apply=apply: curve(apply(w, x)), w, x)
+        if "crossed" in group.gradients():
+            offered.append(name)
+    assert {"same", "groups", "several images"} <= set(offered)
+    assert not {"pointwise", "patch embedding", "batch groups"} & set(offered)
+
+
+def test_a_kernel_that_is_made_of_moved_and_scaled_entries():
+    w, x = draw(2, (2, 3, 9), (ROWS, 4, 4, 2))
+
+    def loss(w, x):
+        kernel = 0.5 * jnp.transpose(w.reshape(2, 3, 3, 3), (3, 2, 0, 1))
+        return curve(conv(x[None], kernel[::-1], PLANE, (1, 1), "SAME"))
+
+    assert only_group(loss, w, x).grams()
+    check(loss, w, x, methods=True)
+
+
+def test_an_image_that_is_a_parameter():
+    # The parameter is convolved with the example: the general rule.
+    w, x = draw(3, (1, 5, 5, 2), (ROWS, 3, 3, 2, 2))
+    check(lambda w, x: curve(conv(w, x, PLANE, (1, 1), "SAME")), w, x, methods=True)
+
+
+@pytest.mark.parametrize(
+    ("backend", "precision", "dtype", "exact"),
+    [
+        ("cpu", None, "float32", True),
+        ("cpu", None, "bfloat16", False),
+        ("gpu", None, "float32", False),
+        ("gpu", "highest", "float32", True),
+        ("gpu", "highest", "bfloat16", False),
+    ],
+)
+def test_whether_outputs_are_exact(monkeypatch, backend, precision, dtype, exact):
+    apply, w, x = convolution("same")
+    w, x = cast((w, x), np.float32)
+
+    def loss(w, x):
+        return curve(apply(standardise(w).astype(dtype), x.astype(dtype)))
+
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    with jax.default_matmul_precision(precision):
+        rule = only_group(loss, w, x).rule
+    assert isinstance(rule, Convolution)
+    assert rule.exact == exact

@@ -1,0 +1,88 @@
+"""Embeddings, by every method, against explicit gradients in float64."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from oracle import check, draw
+from rule_cases import BOTH, ROWS, curve, only_group
+
+from tanager.clipping import clipped_grad
+
+
+TABLE = (5, 3)
+
+
+LOOKUPS = {
+    "one row": (lambda t, i: t[i[0]], TABLE),
+    "rows": (lambda t, i: t[i], TABLE),
+    "rows of rank 2": (lambda t, i: t[i.reshape(2, 3)], TABLE),
+    "rows of a rank 3 table": (lambda t, i: t[i], (5, 2, 3)),
+    "numbers of a vector": (lambda t, i: t[i], (5,)),
+    "take": (lambda t, i: jnp.take(t, i, axis=0, mode="clip"), TABLE),
+    "take columns": (lambda t, i: jnp.take(t, i, axis=1, mode="clip"), (3, 5)),
+    "promise": (lambda t, i: t.at[i].get(mode="promise_in_bounds"), TABLE),
+    "one row by slicing": (lambda t, i: lax.dynamic_slice_in_dim(t, i[0], 2), TABLE),
+    "pairs": (lambda t, i: t[i, i[::-1] % 3], TABLE),
+}
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_embeddings(name):
+    look_up, shape = LOOKUPS[name]
+    (table,) = draw(6, shape)
+    indices = np.random.default_rng(6).integers(0, 5, (ROWS, 6))
+    indices[0, 1:4] = indices[0, 0]  # repeated
+
+    def loss(table, indices):
+        return curve(look_up(table, indices))
+
+    fast = name not in ("one row", "take columns", "one row by slicing", "pairs")
+    assert (only_group(loss, table, indices).rule.name == "gather") == fast
+    check(loss, table, indices, methods=True, dtypes=BOTH)
+
+
+@pytest.mark.parametrize("mode", ["fill", "clip"])
+def test_embeddings_of_indices_out_of_bounds(mode):
+    (table,) = draw(7, TABLE)
+    indices = np.array([[0, 5, 7, 2], [1, 1, 1, 1], [-1, -9, 4, 4]])
+
+    def loss(table, indices):
+        return curve(table.at[indices].get(mode=mode, fill_value=0.5))
+
+    check(loss, table, indices, methods=True)
+
+
+def test_embeddings_of_narrow_indices():
+    (table,) = draw(7, (100, 3))
+    batch = {
+        "u": np.array([[0, 99], [1, 1], [255, 7]], np.uint8),
+        "i": np.array([[0, -1], [1, 1], [99, -100]], np.int8),
+    }
+
+    def loss(table, example):
+        return curve(table[example["u"]]) + curve(table[example["i"]] ** 2)
+
+    check(loss, table, batch, methods=True)
+
+
+@pytest.mark.parametrize("mode", ["fill", "clip", "promise_in_bounds"])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint16])
+def test_rows_by_numbers_that_count_fewer_than_the_table_has(dtype, mode):
+    dimensions = lax.GatherDimensionNumbers(
+        offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0,)
+    )
+    rows = np.random.default_rng(0).integers(0, 100, (4, 5)).astype(dtype)
+
+    def loss(w, rows):
+        taken = lax.gather(w, rows[:, None], dimensions, (1, 3), mode=mode)
+        return jnp.sum(jnp.tanh(taken))
+
+    (w,) = draw(0, (300, 3))
+    w = jnp.float32(w)
+    # JAX itself takes other gradients of rows by narrow numbers.
+    expected = clipped_grad(loss, clip_norm=0.5)(w, rows.astype(np.int32))
+    for strategy in ("bk", "bk_mixopt"):
+        found = clipped_grad(loss, clip_norm=0.5, strategy=strategy)(w, rows)
+        np.testing.assert_allclose(found.norms, expected.norms, rtol=1e-5)
+        np.testing.assert_allclose(found.sum, expected.sum, rtol=1e-5, atol=1e-6)
