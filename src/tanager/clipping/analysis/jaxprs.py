@@ -138,21 +138,17 @@ def read(values: dict[jex.Var, Any], atom: Any) -> Any:
 
 def evaluate(equation: jex.JaxprEqn, values: Sequence[Any]) -> list[Any]:
     """Evaluate one equation on the values of its operands, literals included."""
-    variables, arguments, seen = [], [], set()
-    for atom, value in zip(equation.invars, values, strict=True):
-        if isinstance(atom, jex.Var) and atom not in seen:
-            seen.add(atom)
-            variables.append(atom)
-            arguments.append(value)
+    pairs = zip(equation.invars, values, strict=True)
+    own = {atom: value for atom, value in pairs if isinstance(atom, jex.Var)}
     jaxpr = jex.Jaxpr(
         (),
-        variables,
+        list(own),
         equation.outvars,
         [equation],
         effects=equation.effects,
-        debug_info=_debug_info(len(variables), len(equation.outvars)),
+        debug_info=_debug_info(len(own), len(equation.outvars)),
     )
-    return list(jax.core.eval_jaxpr(jaxpr, (), *arguments))
+    return list(jax.core.eval_jaxpr(jaxpr, (), *own.values()))
 
 
 def _debug_info(arguments: int, results: int) -> jex.DebugInfo:
