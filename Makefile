@@ -1,5 +1,6 @@
 # make demo    sets up and trains a private model on the embedded digits
-# make test    sets up, checks style and types, runs every test
+# make test    sets up, checks style and types, runs the tests
+# make test-full  runs every case, compiled as users compile: an hour and more
 # make docs    sets up and makes the site: docs/_build/index.html
 # make dist    sets up and builds archive and wheel: dist/
 # make bench-peers  sets up the peers too and times them next to tanager: hours
@@ -10,19 +11,22 @@ VENV ?= $(if $(filter python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 SET_UP := $(VENV)/.set-up
 
-.PHONY: demo test docs dist bench-peers lint as-users format clean
+.PHONY: demo test test-full docs dist bench-peers lint as-users format clean
 
 demo: $(SET_UP)
 	$(BIN)/tanager train --out runs/demo
 
 test: $(SET_UP)
 	$(MAKE) --jobs=2 --output-sync lint as-users
-	$(BIN)/pytest
+	$(BIN)/pytest --ignore=tests/clipping/test_clipped_grad.py
 
 # All strategies against the oracle, compiled as users compile (tests/conftest.py).
 as-users: $(SET_UP)
-	XLA_FLAGS=--xla_force_host_platform_device_count=2 \
-	$(BIN)/pytest -n0 tests/clipping/test_clipped_grad.py
+	TANAGER_TESTS=full $(BIN)/pytest -n0 tests/clipping/test_clipped_grad.py
+
+test-full: $(SET_UP)
+	$(MAKE) lint
+	TANAGER_TESTS=full $(BIN)/pytest
 
 docs: $(SET_UP)
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs docs/_build

@@ -1,25 +1,12 @@
 import gc
 import os
-from importlib.metadata import version
+from collections import defaultdict
 from pathlib import Path
 
+from switch import FULL, XLA_FLAGS, check_shapes
 
-# Two devices; and what runs once is compiled in a third of the time without optimising,
-# which changes last digits only. With "--xla_force_host_platform_device_count=2" alone
-# in XLA_FLAGS, the tests compile as users do.
-os.environ.setdefault(
-    "XLA_FLAGS",
-    " ".join(
-        [
-            "--xla_force_host_platform_device_count=2",
-            "--xla_backend_optimization_level=0",
-            "--xla_cpu_parallel_codegen_split_count=1",
-            # Later versions do not know it, and stop.
-            *["--xla_cpu_use_fusion_emitters=false"]
-            * version("jaxlib").startswith("0.10."),
-        ]
-    ),
-)
+
+os.environ.setdefault("XLA_FLAGS", XLA_FLAGS)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Many tests, and processes that tests start, compile the same small programs.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(
@@ -34,8 +21,8 @@ os.environ["TANAGER_CACHE_DIR"] = str(
 import jax
 import pytest
 
-from tanager.clipping.planning.autotune import Timings
 
+check_shapes()
 
 # Tracing makes many objects that live on; to look through all of them as often as
 # Python does by default takes a tenth of the time.
@@ -43,10 +30,42 @@ gc.set_threshold(50_000, 20, 100)
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+MEASURE = "tanager.clipping.planning.autotune.Timings.measure"
 
 
-def pytest_collection_modifyitems(items):
+def thinned(items):
+    """Return the tests that are not just one more case of what others test.
+
+    Where strategies meet cases, each case is run by two of five strategies (three, of
+    two cases), and every strategy runs some case.
+    """
+    grids = defaultdict(lambda: ({}, {}))
+    places = {}
+    for item in items:
+        case = dict(item.callspec.params) if hasattr(item, "callspec") else {}
+        if "strategy" in case and len(case) > 1:
+            strategies, cases = grids[item.function]
+            row = strategies.setdefault(case.pop("strategy"), len(strategies))
+            places[item] = row, cases.setdefault(repr(case), len(cases))
+
+    def kept(item):
+        if item.get_closest_marker("full") is not None:
+            return False
+        if item not in places:
+            return True
+        strategies, cases = grids[item.function]
+        turns = {0, 2, 3} if len(cases) == 2 else {0, 2}
+        return len(strategies) < 3 or sum(places[item]) % len(strategies) in turns
+
+    return [item for item in items if kept(item)]
+
+
+def pytest_collection_modifyitems(config, items):
     """Begin with the files that take long, so that no worker is left alone with one."""
+    if not FULL:
+        most = thinned(items)
+        config.hook.pytest_deselected(items=list({*items} - {*most}))
+        items[:] = most
     slow = {item.path for item in items if "slow" in item.keywords}
     items.sort(key=lambda item: item.path not in slow)
 
@@ -54,5 +73,5 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(autouse=True)
 def _methods_are_chosen_by_cost(request, monkeypatch):
     """Measuring every cell anew takes half of the time of a short run."""
-    if "measures" not in request.keywords:
-        monkeypatch.setattr(Timings, "measure", lambda *arguments, **options: False)
+    if not FULL and "measures" not in request.keywords:
+        monkeypatch.setattr(MEASURE, lambda *arguments, **options: False)

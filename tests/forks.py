@@ -14,6 +14,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from switch import FULL
+
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
@@ -86,10 +88,19 @@ class Fork:
         Exactly as a user would start it, but for what costs time and changes last
         digits only: optimising programs in full, and measuring how to clip.
         """
-        flags = f"{os.environ['XLA_FLAGS']} {COMPUTING}"
+        flags = os.environ["XLA_FLAGS"]
+        if not FULL:
+            flags = f"{flags} {COMPUTING}"
+            words = [Path(__file__).parent / "by_cost.py", *words]
         surroundings = os.environ | {"MPLBACKEND": "Agg", "XLA_FLAGS": flags}
-        by_cost = Path(__file__).parent / "by_cost.py"
-        return cls(by_cost, words, environment=surroundings, folder=folder, strict=True)
+        script, *arguments = words
+        return cls(
+            Path(script),
+            arguments,
+            environment=surroundings,
+            folder=folder,
+            strict=True,
+        )
 
     def kill(self) -> None:
         """Kill it, with SIGKILL."""

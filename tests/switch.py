@@ -1,0 +1,33 @@
+"""How tests are run: quickly, or each as users run it (`make test-full`)."""
+
+import os
+from importlib.metadata import version
+
+from jaxtyping import install_import_hook
+
+
+FULL = os.environ.get("TANAGER_TESTS") == "full"
+"""Whether to run every case, compile as users compile, and measure how to clip."""
+
+# What runs once is compiled in a third of the time without optimising, which changes
+# last digits only.
+_QUICK = [
+    "--xla_backend_optimization_level=0",
+    "--xla_cpu_parallel_codegen_split_count=1",
+    # Later versions do not know it, and stop.
+    *["--xla_cpu_use_fusion_emitters=false"] * version("jaxlib").startswith("0.10."),
+]
+XLA_FLAGS = " ".join(
+    ["--xla_force_host_platform_device_count=2", *([] if FULL else _QUICK)]
+)
+
+
+def check_shapes() -> None:
+    """Check the types and shapes in annotations of what is imported from now on.
+
+    In the room of clipping it takes a fifth of the time of a test.
+    """
+    install_import_hook(
+        ["tanager.data", "tanager.models", *["tanager.clipping"] * FULL],
+        "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
+    )
