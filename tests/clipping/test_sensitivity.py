@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from oracle import ALL, cast, draw
+from oracle import ALL, cast, distance, draw
 
 from tanager.clipping import clipped_grad
 from tanager.clipping.analysis.standardise import standardise
@@ -68,15 +68,6 @@ def problem():
 def compiled(loss, strategy, clip_norm=C):
     grad_fn = clipped_grad(loss, clip_norm=clip_norm, strategy=strategy)
     return jax.jit(grad_fn)
-
-
-def distance(one, two):
-    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True)
-    squares = [
-        np.sum((np.asarray(a, np.float64) - np.asarray(b, np.float64)) ** 2)
-        for a, b in pairs
-    ]
-    return float(np.sqrt(sum(squares)))
 
 
 def last_row(batch, **values):
