@@ -40,12 +40,8 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 N, FEATURES, HIDDEN, CLASSES, STEPS = 96, 16, 24, 4, 20
 MECHANISM = Mechanism(sample_rate=0.4, noise_multiplier=1.2, steps=STEPS)
 C, RATE = 0.7, 0.5
-GRID = [
-    (devices, physical, shard)
-    for shard in (False, True)
-    for devices, physical in [(1, 8), (2, 8), (4, 16), (8, 64), (8, 8)]
-    if devices > 1 or not shard
-]
+# One update for every number of devices, whole and in shares: `the_same_bits`.
+GRID = [(1, 8, False), (2, 8, False), (8, 64, False), (4, 16, True), (8, 8, True)]
 EVALUATED = [(4, 16), (8, 64)]
 
 
