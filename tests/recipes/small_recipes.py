@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+import pytest
 
 from tanager.data import ArraySource, Dataset
 
@@ -28,6 +29,19 @@ NUMBERS = {
     "strategy": "bk_mixopt",
     "weights": None,
 }
+
+
+def one_of_each(entries):
+    """Mark as `full` all but the first recipe of a kind of model and of training."""
+    seen, marked = set(), []
+    for entry in entries:
+        recipe = entry.recipe
+        family = recipe.model.partition("-")[0]
+        kind = family, recipe.head, recipe.fine_tune, recipe.non_private
+        marks = [pytest.mark.full] if kind in seen else []
+        marked.append(pytest.param(entry, id=entry.name, marks=marks))
+        seen.add(kind)
+    return marked
 
 
 def alike(recipe, physical_batch_size):

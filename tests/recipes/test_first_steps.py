@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import small_recipes
-from small_recipes import CLASSES, shrunk
+from small_recipes import CLASSES, one_of_each, shrunk
 
 from tanager import models, recipes
 from tanager.data import gather
@@ -121,7 +121,7 @@ def step_once(text, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", one_of_each(ENTRIES))
 def test_the_first_step_runs(entry, first_step, monkeypatch):
     recipe = alike(entry.recipe)
     name, builder = SHALLOW.get(recipe.model.partition("-")[0], (None, None))

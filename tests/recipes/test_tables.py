@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_recipes import CLASSES, alike, shrunk
+from small_recipes import CLASSES, alike, one_of_each, shrunk
 
 from tanager import models, recipes
 from tanager.cli import main
@@ -142,7 +142,7 @@ def trace(recipe, folder):
     assert jax.tree.structure(sums) == jax.tree.structure(trained)
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=name)
+@pytest.mark.parametrize("entry", one_of_each(ENTRIES))
 def test_its_model_builds_and_its_first_step_traces(entry, traced):
     traced(json.dumps(alike(entry.recipe, 1).to_json()))
 
