@@ -32,7 +32,7 @@ def test_no_strategy_is_wrong_on_split_arrays(tmp_path, devices):
     assert "axes of type Explicit" in paths.pop("refused")
     assert len(paths) == 2
     for path, strategies in paths.items():
-        assert strategies.keys() == STRATEGIES.keys() - {"bk", "mixed_ghost"}
+        assert strategies.keys() == STRATEGIES.keys() - {"ghost", "mixed_ghost"}
         for strategy, error in strategies.items():
             where = path, strategy, error
             assert error["sum"] < 1e-3 and error["masked"] < 1e-3, where
