@@ -2,17 +2,21 @@
 
 Each host runs the same `tanager.train`, as one process of JAX's distributed runtime.
 What all must do at the same moment is a function of shared numbers, never of a host's
-own clock or luck. The first host, the chief, writes the run's files and decides; the
-others are told.
+own clock or luck. The first host, the chief, writes the run's files and decides for
+all.
+
+JAX's coordination service on the chief hears the heartbeats of all hosts. A host that
+waits for another in a collective would wait for ever, so a thread of each host asks the
+service who is alive, and ends the process when a host is gone.
 """
 
 import contextlib
 import json
 import os
 import socket
-import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, TypeVar
@@ -21,18 +25,19 @@ import jax
 import numpy as np
 
 from tanager import _validate as validate
-from tanager.parallel.watch import stopping
 
 
 Outcome = TypeVar("Outcome")
 
-SILENCE = 30.0
-"""Seconds without a sign of life after which a host counts as gone."""
+SILENCE = 30
+"""Seconds without a heartbeat after which a host counts as gone."""
 
 _PATIENCE = 7 * 24 * 3600 * 1000  # milliseconds that hosts wait for the chief's word
 _GOODBYE = 60  # seconds that hosts wait for each other at the end
+_BEAT = 1.0  # seconds between two looks at who is alive
+_FAILED = "tanager/failed"
 _words = 0
-_watcher: subprocess.Popen[str] | None = None
+_leaving = threading.Event()
 
 
 class Stopped(KeyboardInterrupt):
@@ -47,155 +52,182 @@ def together(
     *,
     timeout: float = 300.0,
 ) -> Iterator[None]:
-    """Be one of several hosts inside a `with` block; nothing is computed before it.
+    """Be one of several hosts inside a `with` block; compute nothing before it.
 
-    An error that leaves the block ends the process, having told the other hosts.
+    An error that leaves the block ends the process, after the other hosts were told.
+    When a host is gone, or does not come, the others say so and end.
 
-    What is left out is found out where JAX can: under Slurm, Open MPI, Kubernetes and
-    on Cloud TPUs. A watcher process is started beside this one
-    (`tanager.parallel.watch`), on the port after the coordinator's; when a host is
-    gone, the others print its name and end.
+    JAX fills in what is left out, where it can: under Slurm, Open MPI, Kubernetes and
+    on Cloud TPUs.
 
     Args:
-        coordinator: ADDRESS:PORT of host 0, the port free there, and the next one too.
+        coordinator: ADDRESS:PORT of host 0; the port must be free there.
         hosts: how many processes there are.
         host: the number of this one, from 0.
         timeout: seconds to wait for the others to come.
 
     Raises:
-        ValueError: something cannot be found out, or the numbers do not fit.
-        TimeoutError: host 0 does not answer, or a host did not come.
+        ValueError: an argument is missing and JAX cannot fill it in, or the numbers do
+            not fit.
+        TimeoutError: host 0 does not answer.
+        OSError: JAX cannot join the hosts.
         Stopped: all hosts have agreed to stop.
     """
-    _join(coordinator, hosts, host, timeout)
+    with _settings():
+        _join(coordinator, hosts, host, timeout)
+        try:
+            yield
+        except Stopped:
+            _leave()
+            raise
+        except BaseException as error:
+            _fail(error)
+        _leave()
+
+
+@contextlib.contextmanager
+def _settings() -> Iterator[None]:
+    wanted = {
+        # A stopped run says so itself, and at once: JAX must not wait for signals.
+        "jax_enable_preemption_service": False,
+        # Otherwise JAX aborts the others before they can name the host that is gone.
+        "jax_enable_recoverability": True,
+        # Hosts that wait for each other must not do so on the thread that serves them.
+        "jax_cpu_enable_async_dispatch": True,
+    }
+    before = {name: jax.config.values[name] for name in wanted}
+    for name, value in wanted.items():
+        jax.config.update(name, value)
     try:
         yield
-    except Stopped:
-        _leave()
-        raise
-    except BaseException as error:
-        _fail(error)
-    _leave()
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
 
 
 def _join(
     coordinator: str | None, hosts: int | None, host: int | None, timeout: float
 ) -> None:
-    global _watcher
-    address, hosts, host, devices = _resolved(coordinator, hosts, host, timeout)
+    given = None not in (coordinator, hosts, host)
+    if hosts is not None:
+        validate.whole(hosts=hosts, at_least=1)
+    if host is not None:
+        validate.whole(host=host, at_least=0)
+        if hosts is not None and host >= hosts:
+            validate.refuse("host", host, f"must be below the number of hosts, {hosts}")
+    if coordinator is not None and not coordinator.rpartition(":")[2].isdigit():
+        validate.refuse("coordinator", coordinator, "must be ADDRESS:PORT")
+    if coordinator is not None and host:
+        _require_answer(coordinator, timeout)
+    # JAX aborts a process that waits too long, so this one ends itself before.
+    late = threading.Timer(timeout, _end, [f"not all hosts came in {timeout:g} s"])
+    late.daemon = True
+    late.start()
+    try:
+        jax.distributed.initialize(
+            coordinator,
+            hosts,
+            host,
+            cluster_detection_method="deactivate" if given else None,
+            initialization_timeout=int(timeout) + 30,
+            heartbeat_timeout_seconds=SILENCE,
+            shutdown_timeout_seconds=_GOODBYE,
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"{error} Give the coordinator, the number of hosts and the number of this "
+            "one; JAX finds them itself under Slurm, Open MPI, Kubernetes and Cloud TPU"
+        ) from error
+    except RuntimeError as error:
+        first = str(error).splitlines()[0]
+        raise OSError(f"JAX cannot start its distributed service: {first}") from error
+    finally:
+        late.cancel()
+    _leaving.clear()
+    _store().key_value_set(f"tanager/name/{_me()}", socket.gethostname())
+    for watch in (_watch_others, _listen):
+        threading.Thread(target=watch, args=(_store(),), daemon=True).start()
+
+
+def _require_answer(address: str, timeout: float) -> None:
     where, _, port = address.rpartition(":")
-    settings = {
-        "host": host,
-        "hosts": hosts,
-        "name": socket.gethostname(),
-        "address": (where.strip("[]"), _watchers_port(int(port))),
-        "timeout": timeout,
-        "silence": SILENCE,
-    }
-    _watcher = subprocess.Popen(
-        [sys.executable, "-m", "tanager.parallel.watch", json.dumps(settings)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert _watcher.stdout is not None
-    answer = json.loads(_watcher.stdout.readline() or '{"failed": "the watcher died"}')
-    if "ready" not in answer:
-        _watcher = None
-        raise TimeoutError(answer.get("failed") or answer["lost"])
-    threading.Thread(target=_listen, daemon=True).start()
-    # A stopped run says so itself, and at once: JAX must not wait for signals or hosts.
-    jax.config.update("jax_enable_preemption_service", False)
-    # Hosts that wait for each other must not do so on the thread that listens to them.
-    jax.config.update("jax_cpu_enable_async_dispatch", True)
-    jax.distributed.initialize(
-        address,
-        hosts,
-        host,
-        local_device_ids=devices,
-        cluster_detection_method="deactivate",
-        initialization_timeout=max(1, int(timeout)),
-        shutdown_timeout_seconds=_GOODBYE,
-    )
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            socket.create_connection((where.strip("[]"), int(port)), _BEAT).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"host 0 does not answer at {address} for {timeout:g} s ({error}): "
+                    "start it, or correct the address"
+                ) from error
+        time.sleep(min(_BEAT, timeout / 20))
 
 
 def _leave() -> None:
+    _leaving.set()
+    _store().wait_at_barrier("tanager/leave", 1000 * _GOODBYE)
     jax.distributed.shutdown()
-    _say(finished=True)
 
 
 def _fail(error: BaseException) -> NoReturn:
     if os.environ.get("TANAGER_TRACEBACK"):
         traceback.print_exception(error)
     message = str(error) or type(error).__name__
-    print(f"tanager: error: {message}", file=sys.stderr)
-    _say(failed=message)
+    of_jax = isinstance(error, jax.errors.JaxRuntimeError)
+    if of_jax and "RESOURCE_EXHAUSTED" not in message:
+        # A collective breaks where a host is gone: give the watch time to name it.
+        time.sleep(SILENCE + 5 * _BEAT)
+    print(f"tanager: error: {message}", file=sys.stderr, flush=True)
     sys.stdout.flush()
-    sys.stderr.flush()
-    # At once: an orderly exit would wait for the other hosts, and where the chief is
-    # told and ends first, JAX aborts this process.
+    _leaving.set()
+    here = f"host {_me()} ({socket.gethostname()})"
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+        _store().key_value_set(_FAILED, f"{here} stopped: {message}")
+        time.sleep(5 * _BEAT)  # for the others to read it
+    # At once: an orderly exit would wait for the other hosts.
     os._exit(1)
 
 
-def _say(**message: Any) -> None:
-    assert _watcher is not None and _watcher.stdin is not None
+def _watch_others(store: Any) -> None:
+    """End this process when a host has sent no heartbeat for too long."""
+    everyone = range(_runtime().num_processes)
+    names: dict[int, str] = {}
+    while not _leaving.is_set():
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            # Every host asks, and all get the answer together.
+            alive = store.get_live_nodes(list(everyone))
+            for host in set(everyone) - set(names):
+                names[host] = store.key_value_try_get(f"tanager/name/{host}")
+            for host in set(everyone) - set(alive):
+                _stop(f"host {host} ({names[host]}) is gone")
+        time.sleep(_BEAT)
+
+
+def _listen(store: Any) -> None:
+    """End this process when another host says that it stops, or the chief is gone."""
+    name = "unknown"
     try:
-        print(json.dumps(message), file=_watcher.stdin, flush=True)
-    except OSError:
-        return  # It had gone before, and said why.
+        name = store.blocking_key_value_get("tanager/name/0", _PATIENCE)
+        text = store.blocking_key_value_get(_FAILED, _PATIENCE)
+    except jax.errors.JaxRuntimeError:
+        text = f"host 0 ({name}) is gone"
+    _stop(text)
 
 
-def _listen() -> None:
-    assert _watcher is not None and _watcher.stdout is not None
-    for line in _watcher.stdout:
-        message = json.loads(line)
-        if "lost" in message:
-            print(stopping(message["lost"]), file=sys.stderr, flush=True)
-            # The main thread may wait in a collective, which nothing interrupts.
-            os._exit(1)
-
-
-def _watchers_port(coordinators: int) -> int:
-    return coordinators + 1 if coordinators < 65535 else coordinators - 1
-
-
-def _resolved(
-    coordinator: str | None, hosts: int | None, host: int | None, timeout: float
-) -> tuple[str, int, int, Any]:
-    """Return coordinator, number of hosts, number of this one, and its devices."""
-    devices = None
-    given = {"coordinator": coordinator, "hosts": hosts, "host": host}
-    if None in given.values():
-        # What `jax.distributed.initialize` does itself, done before it, so that those
-        # who do not come can be named.
-        from jax._src.clusters import ClusterEnv
-
-        found = ClusterEnv.auto_detect_unset_distributed_params(
-            coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS"),
-            hosts,
-            host,
-            None,
-            None,
-            int(timeout),
+def _stop(text: str) -> None:
+    if not _leaving.is_set():
+        _end(
+            f"{text}; so this host stops. Run the same command again to resume from "
+            "the last checkpoint"
         )
-        coordinator, hosts, host, devices = found
-        for name, value in zip(given, found, strict=False):
-            if value is None:
-                validate.refuse(
-                    name,
-                    None,
-                    "must be given: no cluster was found that tells it",
-                    "Slurm, Open MPI, Kubernetes and Cloud TPU do",
-                )
-    assert coordinator is not None and hosts is not None and host is not None
-    if not coordinator.rpartition(":")[2].isdigit():
-        validate.refuse("coordinator", coordinator, "must be ADDRESS:PORT")
-    validate.whole(hosts=hosts, at_least=1)
-    validate.whole(host=host, at_least=0)
-    if host >= hosts:
-        validate.refuse("host", host, f"must be below the number of hosts, {hosts}")
-    return coordinator, hosts, host, devices
+
+
+def _end(text: str) -> NoReturn:
+    print(f"tanager: {text}", file=sys.stderr, flush=True)
+    # The main thread may wait in a collective, which nothing interrupts.
+    os._exit(1)
 
 
 def count() -> int:
@@ -289,11 +321,20 @@ def require_same(what: str, fingerprint: str) -> None:
         )
 
 
-def _store() -> Any:
-    # JAX's own key-value store has no public name; orbax reaches it like this too.
+def _runtime() -> Any:
+    # JAX's key-value store has no public name; orbax reaches it in this way too.
+    # `jax.process_index` would look for devices, for which all hosts wait.
     from jax._src.distributed import global_state
 
-    return global_state.client
+    return global_state
+
+
+def _store() -> Any:
+    return _runtime().client
+
+
+def _me() -> int:
+    return _runtime().process_id
 
 
 def _next_word() -> str:
