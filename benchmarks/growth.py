@@ -30,7 +30,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tanager._heap import keep_freed_memory
+from tanager._heap import keep_freed_memory, run_in_place
 from tanager.bench import machine
 from tanager.bench.scaling import bench_scaling
 from tanager.bench.timing import bench_step
@@ -197,6 +197,7 @@ def main() -> None:
     if options.axes == ["devices"]:
         jax.config.update("jax_num_cpu_devices", max(AXES["devices"]))
     keep_freed_memory()
+    run_in_place()
     now = datetime.datetime.now(datetime.UTC)
     record: dict[str, Any] = {
         "base": BASE,

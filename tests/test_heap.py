@@ -34,11 +34,11 @@ def faults(word):
 
 PROGRAM = """
 import resource
-from tanager._heap import keep_freed_memory
+from tanager._heap import keep_freed_memory, run_in_place
 KEEP
 import jax
 import jax.numpy as jnp
-import tanager.compiling
+run_in_place()
 
 x = jnp.ones((2048, 4096))
 work = jax.jit(lambda x: jnp.sum(jnp.cumsum(jnp.cumsum(x, 0), 1)[::2]))
@@ -73,7 +73,7 @@ def test_programs_of_jax_find_their_memory_again():
     assert faults_of_jax(keep, "")[3] < 11
     # Devices of one CPU would wait for each other: they are left as they are.
     assert faults_of_jax(keep, two)[0] >= 33
-    late = "import jax; import tanager.compiling; keep_freed_memory()"
+    late = "import jax; keep_freed_memory()"
     assert faults_of_jax(late, "")[3] < 11
 
 

@@ -15,7 +15,7 @@ import protocol
 from jax import monitoring
 
 from tanager import models
-from tanager._heap import keep_freed_memory
+from tanager._heap import keep_freed_memory, run_in_place
 from tanager.compiling import compiler_options
 from tanager.models.mlp import MLP
 from tanager.models.wide_resnet import Convolutions, WideResNet
@@ -270,6 +270,7 @@ def make(system, work):
     """Return the worker of a system."""
     if system.startswith("tanager") or system.endswith(":options"):
         keep_freed_memory()
+        run_in_place()
     kinds = {
         "jax-sgd": SgdWorker,
         "tanager": TanagerWorker,

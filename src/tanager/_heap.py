@@ -15,17 +15,16 @@ _active = False
 
 
 def keep_freed_memory() -> bool:
-    """Make glibc's allocator keep freed memory; return whether it was possible.
+    """Make glibc's allocator keep freed memory; return whether this is glibc.
 
-    XLA on a CPU allocates the temporary memory of a program again at every call. glibc
-    maps and unmaps blocks above 32 MiB each time, so the system clears and maps their
-    pages in every step: 10 % of a step of WRN-16-4 at a physical batch of 32, 20 % of
-    ViT-Tiny's at 16. glibc keeps blocks above 64 MiB for the main thread only, so JAX
-    then runs programs on the thread that calls them.
+    XLA on a CPU allocates a program's temporary memory at every call. glibc maps and
+    unmaps blocks above 32 MiB each time, and the system clears every page again: 10 %
+    of a step of WRN-16-4 at a physical batch of 32, 20 % of ViT-Tiny's at 16. glibc
+    keeps blocks above 64 MiB for the main thread alone, so JAX must run a CPU's
+    programs on the thread that calls them: see `run_in_place`.
 
-    The setting is for the whole process, whose memory stays at its peak; so the command
-    line sets it, and the library does not. Call it before JAX looks for devices. The
-    same without tanager:
+    The setting holds for the whole process, whose memory then stays at its peak, so
+    the command makes it and the library does not. The same without tanager:
     ``MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=2147483647 python …`` and
     ``jax.config.update("jax_cpu_enable_async_dispatch", False)``.
     """
@@ -41,9 +40,10 @@ def keep_freed_memory() -> bool:
 
 
 def run_in_place() -> None:
-    """Make JAX run programs on the calling thread, if freed memory is kept.
+    """Make JAX run a CPU's programs on the thread that calls them, if memory is kept.
 
-    Not with several devices on one CPU, which would wait for each other.
+    A command calls this once it needs JAX, before it looks for devices. Several devices
+    of one CPU would wait for each other, so with them nothing is changed.
     """
     import jax
 

@@ -17,11 +17,6 @@ import jax
 from jax.core import Tracer
 from jax.stages import Lowered
 
-from tanager._heap import run_in_place
-
-
-# Every program tanager compiles passes here, and none has been compiled yet.
-run_in_place()
 
 _HANDED_OVER = "xla_cpu_experimental_ynn_fusion_type"
 

@@ -13,6 +13,7 @@ from tyro.conf import Positional
 
 from tanager import _validate as validate
 from tanager._files import json_text, write_json
+from tanager._heap import run_in_place
 from tanager._record import read_record
 from tanager.commands import experiments, flags
 from tanager.commands.targets import held_out, target_of
@@ -103,6 +104,7 @@ def _search(name: str, recipe: Recipe, options: Options) -> int:
     from tanager.search.study import Study, require_optuna
 
     require_optuna()
+    run_in_place()
     console = Console(stderr=True, highlight=False)
     settings = _settings(name, recipe, options)
     out = Path(recipe.out or f"runs/{name}-search")
@@ -131,6 +133,7 @@ def _search_privately(name: str, recipe: Recipe, options: Options) -> int:
     from tanager.search.private import calibrate_selection, search_privately
     from tanager.search.space import Space
 
+    run_in_place()
     if recipe.solve_for not in (None, "noise_multiplier"):
         validate.refuse(
             "noise_multiplier",
@@ -172,6 +175,7 @@ def _search_privately(name: str, recipe: Recipe, options: Options) -> int:
 def _join(options: WorkerOptions) -> int:
     from tanager.search.study import Study
 
+    run_in_place()
     study = Study(options.study)
     asked = read_record(study.folder / "asked.json", {"trials": int})["trials"]
     _finish(study, asked, Console(stderr=True, highlight=False))

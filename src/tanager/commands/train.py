@@ -8,6 +8,7 @@ from rich.console import Console
 
 from tanager import _validate as validate
 from tanager import recipes
+from tanager._heap import run_in_place
 from tanager.commands import flags, studies
 from tanager.privacy.shown import format_epsilon
 from tanager.recipes.recipe import Recipe
@@ -38,6 +39,7 @@ def run(arguments: Sequence[str]) -> int:
     # JAX is imported from here on: the command line was fine.
     from tanager.parallel import hosts
 
+    run_in_place()
     if not options.distributed:
         return _train(name, recipe, found)
     with hosts.together(

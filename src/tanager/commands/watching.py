@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
+from tanager._heap import run_in_place
+
 
 if TYPE_CHECKING:
     from tanager.search.jobs import Job, Outcome
@@ -75,6 +77,8 @@ def work_through(
         name: what a run is called.
     """
     from tanager.search.jobs import compiled_once, outcome, work
+
+    run_in_place()
 
     def ended() -> int:
         return sum(outcome(job.folder) is not None for job in jobs)

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from tanager import _validate as validate
 from tanager._files import json_text, write_json
+from tanager._heap import run_in_place
 from tanager._reading import read_json
 from tanager.commands import flags
 from tanager.commands.audit.options import Options
@@ -32,6 +33,7 @@ def run(arguments: Sequence[str]) -> int:
     from tanager.report import audit_page
     from tanager.training.precision import computing
 
+    run_in_place()
     out = Path(recipe.out or f"runs/{name}-audit")
     _refuse_a_run(out)
     attack = {

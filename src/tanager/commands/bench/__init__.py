@@ -9,6 +9,7 @@ from typing import Any
 import tyro
 from rich.console import Console
 
+from tanager._heap import run_in_place
 from tanager.commands import flags
 from tanager.commands.bench.explain import Explain
 from tanager.commands.bench.measured import STOPPED
@@ -36,6 +37,7 @@ def run(arguments: Sequence[str]) -> int:
         description="Measure what privacy costs on this machine.",
         args=words,
     )
+    run_in_place()
     screen = Console(stderr=True)
     # Redrawn rarely: a spinner takes time from what is being timed.
     with screen.status("starting", refresh_per_second=1) as status:
