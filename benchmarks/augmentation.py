@@ -23,6 +23,7 @@ from tanager.bench import programs
 from tanager.bench.machine import machine, versions
 from tanager.bench.workload import Workload
 from tanager.data.augment import KINDS
+from tanager.sampling import PhysicalBatch
 from tanager.training.step import Step
 
 
@@ -36,11 +37,14 @@ def _views(step: Step, kind: str, side: int, stored: int, batch: int) -> Callabl
     images = {"image": jnp.asarray(random.integers(0, 256, shape, np.uint8))}
     made = KINDS[kind](crop_size=side)
 
-    def views(images, indices, key):
+    def views(batch, key):
         step.augment = lambda key, one: {"image": made(key, one["image"])}
-        return step.views(images, indices, key)
+        return step.views(batch, key)
 
-    arguments = images, jnp.arange(batch, dtype=jnp.int32), step.augmentation_key(0)
+    rows = PhysicalBatch(
+        images, jnp.ones(batch, bool), jnp.arange(batch, dtype=jnp.int32)
+    )
+    arguments = rows, step.augmentation_key(0)
     compiled = jax.jit(views).lower(*arguments).compile()
     return lambda: jax.block_until_ready(compiled(*arguments))
 

@@ -104,7 +104,7 @@ def loading(source: Any, workers: int, images: int, seed: int, rows: int) -> flo
         next(stream)
     started, found = time.perf_counter(), 0
     while found < images:
-        found += int(next(stream).mask.sum())
+        found += int(next(stream).batch.mask.sum())
     seconds = time.perf_counter() - started
     stream.close()
     return found / seconds

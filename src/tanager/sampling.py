@@ -17,7 +17,7 @@ reach neither a log nor a report.
 import copy
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -27,19 +27,26 @@ from tanager.seed import Seed
 
 
 _BLOCK = 1 << 18  # words drawn at a time: 2 MiB, whatever the number of examples
+_MOST = 2**31  # examples that int32 can number
 
 
 class PhysicalBatch(NamedTuple):
     """A part of a logical batch, of the one shape the device is compiled for.
 
+    A pytree, which compiled functions take as one argument. On several devices or
+    hosts, each has its own p of the P rows.
+
     Attributes:
-        indices: int64[P], examples of the data set; 0 where the row is padding.
+        examples: pytree of arrays with a leading axis of P; None before they are read.
+            Where a `Step` holds the data in memory, all N examples instead.
         mask: bool[P], False where the row is padding. Only the mask tells padding from
             the real example 0.
+        indices: int32[P], which examples of the data set these are; 0 for padding.
     """
 
-    indices: np.ndarray
-    mask: np.ndarray
+    examples: Any
+    mask: Any
+    indices: Any
 
 
 def pack(indices: np.ndarray, physical_batch_size: int) -> Iterator[PhysicalBatch]:
@@ -50,25 +57,31 @@ def pack(indices: np.ndarray, physical_batch_size: int) -> Iterator[PhysicalBatc
     of no gradients is zero, and the step that follows adds the noise as always.
 
     Args:
-        indices: int64[b], the logical batch; b may be 0.
+        indices: int64[b], the logical batch, each below 2³¹; b may be 0.
         physical_batch_size: P, rows per physical batch, at least 1.
 
     Returns:
-        An iterator over ⌈b / P⌉ physical batches.
+        An iterator over ⌈b / P⌉ physical batches, without their examples.
 
     Raises:
         ValueError: `physical_batch_size` is not a whole number of at least 1.
     """
     validate.whole(physical_batch_size=physical_batch_size, at_least=1)
-    return _pack(np.asarray(indices, np.int64), physical_batch_size)
+    size = physical_batch_size
+    indices = np.asarray(indices, np.int64)
+    return (pad(indices[at : at + size], size) for at in range(0, len(indices), size))
 
 
-def _pack(indices: np.ndarray, size: int) -> Iterator[PhysicalBatch]:
-    for start in range(0, len(indices), size):
-        part = indices[start : start + size]
-        rows = np.zeros(size, np.int64)
-        rows[: len(part)] = part
-        yield PhysicalBatch(rows, np.arange(size) < len(part))
+def pad(indices: np.ndarray, physical_batch_size: int) -> PhysicalBatch:
+    """Return at most P examples, possibly none, as one masked physical batch.
+
+    Args:
+        indices: int64[b], with b at most P.
+        physical_batch_size: P.
+    """
+    rows = np.zeros(physical_batch_size, np.int32)
+    rows[: len(indices)] = indices
+    return PhysicalBatch(None, np.arange(physical_batch_size) < len(indices), rows)
 
 
 class PoissonSampler:
@@ -98,7 +111,7 @@ class PoissonSampler:
             it is not under add-or-remove-one.
 
     Raises:
-        ValueError: `examples` is not a whole number of at least 1, or the size must be
+        ValueError: `examples` is not a whole number from 1 to 2³¹, or the size must be
             declared and is not.
     """
 
@@ -110,6 +123,8 @@ class PoissonSampler:
         declared: int | None = None,
     ):
         validate.whole(examples=examples, at_least=1)
+        if examples > _MOST:
+            validate.refuse("examples", examples, f"must be at most {_MOST}")
         if declared is None:
             mechanism.require_public_size()
             declared = examples

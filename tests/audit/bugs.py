@@ -64,9 +64,9 @@ def noise_of_physical_batches_wrongly_scaled(patch):
     """To each of m physical batches a fourth of the noise, as if they were four."""
     accumulate = step.Step._accumulate_here
 
-    def noisy(self, params, frozen, before, batch, mask, indices, key):
-        after = accumulate(self, params, frozen, before, batch, mask, indices, key)
-        own = jax.random.fold_in(key, indices[0])
+    def noisy(self, params, frozen, before, batch, key):
+        after = accumulate(self, params, frozen, before, batch, key)
+        own = jax.random.fold_in(key, batch.indices[0])
         leaves, structure = jax.tree.flatten(after.sum.high)
         each = [
             self.noise.standard_deviation

@@ -216,7 +216,10 @@ def test_more_devices_than_cores_are_warned_of(monkeypatch):
         ({"physical_batch": 0}, "physical_batch (=0) must be at least 1"),
         ({"chunks": 0}, "chunks (=0) must be at least 1"),
         ({"repeats": 0}, "repeats (=0) must be at least 1"),
-        ({"devices": (1, 3)}, "devices (=3) must be at most 2: there are no more"),
+        (
+            {"devices": (1, 3)},
+            "devices (=3) must be at most 2, the devices that JAX finds",
+        ),
         ({"devices": (0,)}, "devices (=0) must be at least 1"),
     ],
 )

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from small_sources import Flaky
@@ -49,10 +50,7 @@ def elements(made):
 
 def same(one, other):
     assert one[:3] == other[:3]
-    for left, right in zip(one[3:5], other[3:5], strict=True):
-        np.testing.assert_array_equal(left, right)
-    for name in one.batch:
-        np.testing.assert_array_equal(one.batch[name], other.batch[name])
+    jax.tree.map(np.testing.assert_array_equal, one.batch, other.batch)
 
 
 def test_the_elements_are_the_sampler_s_batches():
@@ -66,13 +64,13 @@ def test_the_elements_are_the_sampler_s_batches():
         expected = list(drawn.batches(step, P))
         assert [part.chunk for part in parts] == list(range(max(1, len(expected))))
         assert {part.chunks for part in parts} == {len(expected)}
-        indices = [part.indices[part.mask] for part in parts]
+        indices = [part.batch.indices[part.batch.mask] for part in parts]
         np.testing.assert_array_equal(np.concatenate(indices), drawn.indices(step))
         for part in parts:
-            values = np.where(part.mask, part.indices, 0)
-            np.testing.assert_array_equal(part.batch["label"], values)
+            values = np.where(part.batch.mask, part.batch.indices, 0)
+            np.testing.assert_array_equal(part.batch.examples["label"], values)
             np.testing.assert_array_equal(
-                part.batch["image"], np.repeat(values[:, None], 3, 1)
+                part.batch.examples["image"], np.repeat(values[:, None], 3, 1)
             )
     assert {part.step for part in found} == set(range(STEPS))
 
@@ -112,11 +110,11 @@ def test_hosts_read_disjoint_rows_that_make_up_the_whole():
     assert len(hosts[0]) == len(hosts[1]) == len(whole)
     empty = 0
     for part, *shares in zip(whole, *hosts, strict=True):
-        joined = np.concatenate([share.indices for share in shares])
-        np.testing.assert_array_equal(joined, part.indices)
-        joined = np.concatenate([share.mask for share in shares])
-        np.testing.assert_array_equal(joined, part.mask)
-        empty += part.mask.any() and not shares[1].mask.any()
+        joined = np.concatenate([share.batch.indices for share in shares])
+        np.testing.assert_array_equal(joined, part.batch.indices)
+        joined = np.concatenate([share.batch.mask for share in shares])
+        np.testing.assert_array_equal(joined, part.batch.mask)
+        empty += part.batch.mask.any() and not shares[1].batch.mask.any()
     assert empty > 0
 
 
@@ -132,7 +130,7 @@ def test_padding_is_not_read():
             return source()[index]
 
     found = elements(plan(Noted()))
-    drawn = np.concatenate([part.indices[part.mask] for part in found])
+    drawn = np.concatenate([part.batch.indices[part.batch.mask] for part in found])
     np.testing.assert_array_equal(np.sort(read), np.sort(drawn))
 
 
@@ -166,11 +164,13 @@ def test_a_skipped_example_is_padding_and_counted():
     found = elements(plan(Flaky(source(), bad), rate=0.5, unreadable="skip"))
     skipped = 0
     for part, other in zip(whole, found, strict=True):
-        out = np.isin(part.indices, list(bad)) & part.mask
-        np.testing.assert_array_equal(other.mask, part.mask & ~out)
-        np.testing.assert_array_equal(other.batch["label"][out], 0)
-        kept = other.mask
-        np.testing.assert_array_equal(other.batch["label"][kept], part.indices[kept])
+        out = np.isin(part.batch.indices, list(bad)) & part.batch.mask
+        np.testing.assert_array_equal(other.batch.mask, part.batch.mask & ~out)
+        np.testing.assert_array_equal(other.batch.examples["label"][out], 0)
+        kept = other.batch.mask
+        np.testing.assert_array_equal(
+            other.batch.examples["label"][kept], part.batch.indices[kept]
+        )
         assert other.unreadable == out.sum()
         skipped += other.unreadable
     assert skipped > STEPS / 2
@@ -211,7 +211,7 @@ if __name__ == "__main__":
     plan = ChunkPlan(source, an_example(source), sampler, 64, np.arange(64), 0)
     stream = portions(plan, 2)
     for _ in range(5):
-        assert next(stream).batch["image"].sum() > 0
+        assert next(stream).batch.examples["image"].sum() > 0
     print("reading", flush=True)
     time.sleep(600)
 """

@@ -30,6 +30,7 @@ from tanager.bench.collectives import exchanged
 from tanager.data import ArraySource, gather
 from tanager.parallel.layout import Layout
 from tanager.privacy.mechanism import Mechanism
+from tanager.sampling import PhysicalBatch
 from tanager.seed import Seed
 from tanager.training.evaluate import Classification
 
@@ -147,8 +148,8 @@ def equality():
 class EveryDeviceItsOwnNoise(Layout):
     """Algorithm 1 without the shared noise: n devices add n independent noises."""
 
-    def met(self, tree, like):
-        total = super().met(tree, like)
+    def reduce(self, tree, like):
+        total = super().reduce(tree, like)
         keys = jax.random.split(jax.random.key(5), self.count)
         return jax.tree.map(
             lambda leaf: (
@@ -159,14 +160,14 @@ class EveryDeviceItsOwnNoise(Layout):
 
 
 class MeanOfDevices(Layout):
-    def met(self, tree, like):
-        return jax.tree.map(lambda leaf: leaf // self.count, super().met(tree, like))
+    def reduce(self, tree, like):
+        return jax.tree.map(lambda leaf: leaf // self.count, super().reduce(tree, like))
 
 
 class OneDeviceOnly(Layout):
-    def met(self, tree, like):
+    def reduce(self, tree, like):
         mine = jax.tree.map(lambda leaf: jnp.zeros_like(leaf).at[0].set(leaf[0]), tree)
-        return super().met(mine, like)
+        return super().reduce(mine, like)
 
 
 def step_of(layout, mechanism=MECHANISM):
@@ -189,10 +190,9 @@ def one_update(layout, physical=16, number=0):
     step, source = step_of(layout), ArraySource(examples())
     state = step.start(params())
     total, key = step.zero(state.params), step.augmentation_key(number)
-    for indices, mask in step.sampler.batches(number, physical):
-        rows = gather(source, indices), mask, indices.astype(np.int32)
-        batch, mask, indices = layout.rows(rows)
-        total = step.accumulate(state.params, total, batch, mask, indices, key)
+    for part in step.sampler.batches(number, physical):
+        batch = layout.rows(part._replace(examples=gather(source, part.indices)))
+        total = step.accumulate(state.params, total, batch, key)
     return step.apply(state, total, step.draw(number), np.int32(number))[:2]
 
 
@@ -223,9 +223,11 @@ def collectives(layout, physical=16):
     state = step.start(params())
     rows = gather(ArraySource(examples()), np.arange(physical))
     batch = layout.rows(
-        (rows, np.ones(physical, bool), np.arange(physical, dtype=np.int32))
+        PhysicalBatch(
+            rows, np.ones(physical, bool), np.arange(physical, dtype=np.int32)
+        )
     )
-    accumulate, update = (low.compile() for low in step.lowered(state, *batch))
+    accumulate, update = (low.compile() for low in step.lowered(state, batch))
     return {
         "accumulate": exchanged(accumulate.as_text() or ""),
         "update": exchanged(update.as_text() or ""),
@@ -258,10 +260,10 @@ def wide_memory(strategy, shard=True):
         layout=Layout(8, shard_parameters=shard),
     )
     rows = 8 * 32
-    batch = {"x": np.zeros((rows, 256), np.float32)}
-    masks = np.ones(rows, bool), np.zeros(rows, np.int32)
+    wide_rows = {"x": np.zeros((rows, 256), np.float32)}
+    batch = PhysicalBatch(wide_rows, np.ones(rows, bool), np.zeros(rows, np.int32))
     state = step.start(wide)
-    accumulate, update = (low.compile() for low in step.lowered(state, batch, *masks))
+    accumulate, update = (low.compile() for low in step.lowered(state, batch))
     sizes = re.findall(r"(?:f32|u32|u64)\[([\d,]+)\]", update.as_text() or "")
     compiled, largest = accumulate, max(int(np.prod(eval(size))) for size in sizes)
     memory = compiled.memory_analysis()
@@ -281,10 +283,9 @@ def bits(layout, each=4, backwards=False):
     state = step.start(params())
     total, key = step.zero(state.params), step.augmentation_key(0)
     parts = list(step.sampler.batches(0, each * layout.count))
-    for indices, mask in reversed(parts) if backwards else parts:
-        rows = gather(source, indices), mask, indices.astype(np.int32)
-        batch, mask, indices = layout.rows(rows)
-        total = step.accumulate(state.params, total, batch, mask, indices, key)
+    for part in reversed(parts) if backwards else parts:
+        batch = layout.rows(part._replace(examples=gather(source, part.indices)))
+        total = step.accumulate(state.params, total, batch, key)
     state, counts, checksum = step.apply(state, total, step.draw(0), np.int32(0))
     del counts
     return flat(state.params).tobytes().hex(), np.asarray(checksum).tolist()

@@ -23,6 +23,7 @@ from tanager.models import bit, nf_resnet, nfnet, zoo
 from tanager.models.vit import Variant
 from tanager.recipes import runner, tasks
 from tanager.recipes.budget import solve_budget
+from tanager.sampling import PhysicalBatch
 from tanager.seed import Seed
 from tanager.training.step import Step
 
@@ -109,9 +110,7 @@ def step_once(text, folder):
         state.params,
         step.frozen,
         step.zero(state.params),
-        gather(train, rows),
-        np.ones(ROWS, bool),
-        rows,
+        PhysicalBatch(gather(train, rows), np.ones(ROWS, bool), rows),
         step.augmentation_key(0),
     )
     with jax.numpy_dtype_promotion("standard"):  # optax's own Adam needs it

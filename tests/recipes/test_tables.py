@@ -20,6 +20,7 @@ from tanager.privacy import accountant
 from tanager.privacy.mechanism import Mechanism
 from tanager.recipes import papers, runner, tasks
 from tanager.recipes.budget import solve_budget
+from tanager.sampling import PhysicalBatch
 from tanager.seed import Seed
 from tanager.training.problem import DPSGD
 from tanager.training.step import Step
@@ -133,9 +134,7 @@ def trace(recipe, folder):
         trained,
         step.frozen,
         jax.eval_shape(step.zero, trained),
-        batch,
-        jnp.ones(1, bool),
-        jnp.zeros(1, jnp.int32),
+        PhysicalBatch(batch, jnp.ones(1, bool), jnp.zeros(1, jnp.int32)),
         step.augmentation_key(0),
     )
     sums = shapes.sum if step.noise is None else shapes.sum.high

@@ -12,7 +12,7 @@ from test_loop import first_params, loss, run
 
 from tanager.privacy.mechanism import Mechanism
 from tanager.training.beginning import check_optimizer, check_parameters
-from tanager.training.doubts import Doubts
+from tanager.training.metrics import Doubts
 
 
 def with_a(number):

@@ -139,9 +139,9 @@ def test_nothing_private_and_no_path_is_exported(run, tmp_path):
     to = tanager.export(run, tmp_path / "model")
     exported = b"\n".join(path.read_bytes() for path in sorted(to.iterdir()))
     secret = json.loads((run / "private/seed.json").read_text())["secret"]
-    identity = json.loads((run / "private/identity.json").read_text())
+    record = json.loads((run / "private/fingerprint.json").read_text())
     private = [secret.encode(), bytes.fromhex(secret), str(run).encode(), b"of-alice"]
-    private += [value.encode() for value in identity["prints"].values()]
+    private += [value.encode() for value in record["prints"].values()]
     for line in (run / "private/metrics.jsonl").read_text().splitlines():
         numbers = json.loads(line)
         private.append(str(numbers["loss"]).encode())

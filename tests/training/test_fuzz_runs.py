@@ -12,7 +12,7 @@ import mutations
 import tanager
 from tanager import models
 from tanager.seed import Seed
-from tanager.training import identity
+from tanager.training import fingerprint
 from tanager.training.features import _begin, _opened
 from tanager.training.metrics import _keep_until
 from tanager.training.norms import BINS, Norms
@@ -140,21 +140,21 @@ def test_features(tmp_path):
     fuzzed.end()
 
 
-@pytest.mark.parametrize("name", ["config.json", "identity.json"])
+@pytest.mark.parametrize("name", ["config.json", "fingerprint.json"])
 def test_identities(tmp_path, name):
     folder, seed = RunFolder(tmp_path / "run"), Seed.from_int(3)
     config = {"model": "linear", "unreadable": "error", "sizes": [1, 2]}
     prints, around = {"loss": "ab"}, {"versions": {"jax": "1"}, "cores": 2}
     asked = folder, seed, config, prints, around
-    identity.settle(*asked)
+    fingerprint.check_fingerprint(*asked)
     file = folder.config if name == "config.json" else folder.private / name
     good = json.loads(file.read_text())
     fuzzed = mutations.Fuzz(str(folder.path))
     for text in mutations.of_json(good, 400):
         file.write_bytes(text)
-        fuzzed(identity.settle, *asked)
+        fuzzed(fingerprint.check_fingerprint, *asked)
         file.unlink()
-        identity.settle(*asked)
+        fingerprint.check_fingerprint(*asked)
     fuzzed.end()
 
 

@@ -26,7 +26,7 @@ from parts import train
 from tanager import data
 from tanager.privacy.ledger import Ledger
 from tanager.privacy.mechanism import Mechanism
-from tanager.training import identity, run_folder
+from tanager.training import fingerprint, run_folder
 from tanager.training.evaluate import Classification
 from tanager.training.repeats import Repeats
 from tanager.training.run_folder import RunFolder
@@ -330,13 +330,13 @@ def test_ctrl_c_in_the_last_evaluation_stops_once_everything_is_written(tmp_path
 def test_steps_that_could_come_out_otherwise_are_not_made_again(
     tmp_path, monkeypatch, caplog, change, streams
 ):
-    here = identity.environment
+    here = fingerprint.environment
 
     def elsewhere(*arguments):
         return here(*arguments) | change
 
     if "deterministic" in change:
-        monkeypatch.setattr(identity, "environment", elsewhere)
+        monkeypatch.setattr(fingerprint, "environment", elsewhere)
     with pytest.raises(Killed):
         run(
             tmp_path / "run",
@@ -344,7 +344,7 @@ def test_steps_that_could_come_out_otherwise_are_not_made_again(
             checkpoint_seconds=1e6,
         )
     assert Ledger.read(tmp_path / "run/ledger.jsonl").steps() == 8
-    monkeypatch.setattr(identity, "environment", elsewhere)
+    monkeypatch.setattr(fingerprint, "environment", elsewhere)
     with caplog.at_level("WARNING", logger="tanager"):
         result = run(tmp_path / "run")
     assert "8 steps after checkpoint 0" in caplog.text  # the model lacks them
@@ -358,7 +358,7 @@ def test_steps_that_could_come_out_otherwise_are_not_made_again(
 def test_after_a_step_that_gave_other_sums_charged_steps_are_left_out(tmp_path, caplog):
     with pytest.raises(Killed):
         run(tmp_path / "run", evaluate=dies_at_evaluation(3), checkpoint_seconds=1e6)
-    identities = json.loads((tmp_path / "run/private/identity.json").read_text())
+    identities = json.loads((tmp_path / "run/private/fingerprint.json").read_text())
     (stream,) = identities["streams"]
     with Repeats(tmp_path / "run/private/sums.jsonl", stream) as repeats:
         repeats.check(5, np.zeros(4, np.uint32))
@@ -376,9 +376,11 @@ def test_after_a_change_of_environment_a_second_death_costs_nothing(
     never = {"checkpoint_seconds": 1e6}
     with pytest.raises(Killed):
         run(tmp_path / "run", evaluate=dies_at_evaluation(1), **never)
-    here = identity.environment
+    here = fingerprint.environment
     monkeypatch.setattr(
-        identity, "environment", lambda *arguments: here(*arguments) | {"device": "x"}
+        fingerprint,
+        "environment",
+        lambda *arguments: here(*arguments) | {"device": "x"},
     )
     with pytest.raises(Killed):
         run(tmp_path / "run", evaluate=dies_at_evaluation(1), **never)
@@ -442,7 +444,7 @@ def test_another_configuration_in_the_same_folder_is_refused(dead, tmp_path, nam
 
 @pytest.mark.parametrize("rows", [1, 1025, 3000])
 def test_any_byte_of_examples_in_memory_tells_them_apart(monkeypatch, rows):
-    monkeypatch.setattr(identity, "_BLOCK", 4096)
+    monkeypatch.setattr(fingerprint, "_BLOCK", 4096)
     first = data.ArraySource(examples(rows))
     part = np.arange(rows)[::-1]
     for row in {0, rows // 3, rows - 1}:
@@ -450,11 +452,11 @@ def test_any_byte_of_examples_in_memory_tells_them_apart(monkeypatch, rows):
             changed = {name: array.copy() for name, array in first.tree.items()}
             changed[leaf][row] += 1
             other = data.ArraySource(changed)
-            assert identity.sample(first) != identity.sample(other)
-            same_part = identity.sample(data.subset(first, part))
-            assert same_part != identity.sample(data.subset(other, part))
+            assert fingerprint.sample(first) != fingerprint.sample(other)
+            same_part = fingerprint.sample(data.subset(first, part))
+            assert same_part != fingerprint.sample(data.subset(other, part))
     copied = data.ArraySource(jax.tree.map(np.array, first.tree))
-    assert identity.sample(copied) == identity.sample(first)
+    assert fingerprint.sample(copied) == fingerprint.sample(first)
 
 
 def test_one_example_that_changed_among_thousands_is_refused(tmp_path):
@@ -477,33 +479,33 @@ def test_one_example_that_changed_among_thousands_is_refused(tmp_path):
     ],
 )
 def test_settings_of_jax_are_part_of_the_environment(name, value):
-    before, here = getattr(jax.config, name), identity.environment(16, "")
+    before, here = getattr(jax.config, name), fingerprint.environment(16, "")
     try:
         jax.config.update(name, value)
-        there = identity.environment(16, "")
+        there = fingerprint.environment(16, "")
     finally:
         jax.config.update(name, before)
     assert there != here
     assert json.loads(json.dumps(there)) == there
-    assert identity.environment(16, "") == here
+    assert fingerprint.environment(16, "") == here
 
 
 @pytest.mark.parametrize(
     "name", ["NPROC", "PJRT_NPROC", "OMP_NUM_THREADS", "XLA_FLAGS", "JAX_NEW", "TF_X"]
 )
 def test_variables_that_can_change_sums_are_part_of_the_environment(monkeypatch, name):
-    here = identity.environment(16, "")
+    here = fingerprint.environment(16, "")
     monkeypatch.setenv(name, "--xla_cpu_enable_fast_math=false")
-    assert identity.environment(16, "") != here
+    assert fingerprint.environment(16, "") != here
 
 
 @pytest.mark.parametrize(
     "name", ["JAX_COMPILATION_CACHE_DIR", "CUDA_VISIBLE_DEVICES", "NVIDIA_API_KEY", "A"]
 )
 def test_variables_that_cannot_are_not(monkeypatch, name):
-    here = identity.environment(16, "")
+    here = fingerprint.environment(16, "")
     monkeypatch.setenv(name, "1")
-    assert identity.environment(16, "") == here
+    assert fingerprint.environment(16, "") == here
 
 
 def test_after_a_refusal_the_run_itself_goes_on(dead):
@@ -550,7 +552,10 @@ def test_processes_that_begin_at_once_share_a_secret(tmp_path, monkeypatch, link
     [
         ("private/seed.json", "its secret seed"),
         ("config.json", "lost config.json, but its secret seed has been used"),
-        ("private/identity.json", "lost private/identity.json, but its secret seed"),
+        (
+            "private/fingerprint.json",
+            "lost private/fingerprint.json, but its secret seed",
+        ),
         ("ledger.jsonl", "lost ledger.jsonl, but its secret seed has been used"),
     ],
 )
@@ -560,7 +565,9 @@ def test_a_folder_that_lost_a_part_is_refused(complete, lost, message):
         run(complete)
 
 
-@pytest.mark.parametrize("left", [("seed.json",), ("seed.json", "identity.json"), None])
+@pytest.mark.parametrize(
+    "left", [("seed.json",), ("seed.json", "fingerprint.json"), None]
+)
 def test_a_secret_without_its_run_is_not_used_again(complete, left):
     """The other files were moved out, to be published."""
     for path in complete.iterdir():
@@ -623,7 +630,7 @@ def test_the_ledger_of_another_run_is_refused(complete, put, message):
 def test_an_older_copy_of_the_ledger_is_refused(complete):
     """Without checkpoints, checksums still tell how many steps were made."""
     shutil.rmtree(complete / "checkpoints")
-    identities = json.loads((complete / "private/identity.json").read_text())
+    identities = json.loads((complete / "private/fingerprint.json").read_text())
     with Repeats(complete / "private/sums.jsonl", *identities["streams"]) as repeats:
         for step in range(12):
             repeats.check(step, np.zeros(4, np.uint32))

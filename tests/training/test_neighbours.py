@@ -48,10 +48,10 @@ def step_of(count):
 def total(step, source, number):
     state = step.start(params())
     sums, key = step.zero(state.params), step.augmentation_key(number)
-    for indices, mask in step.sampler.batches(number, ROWS):
-        batch = gather(source, np.minimum(indices, len(source) - 1))
-        rows = indices.astype(np.int32)
-        sums = step.accumulate(state.params, sums, batch, mask, rows, key)
+    for part in step.sampler.batches(number, ROWS):
+        examples = gather(source, np.minimum(part.indices, len(source) - 1))
+        batch = part._replace(examples=examples)
+        sums = step.accumulate(state.params, sums, batch, key)
     return np.concatenate(
         [
             (np.asarray(high, np.int64) << 16).ravel() + np.asarray(low).ravel()

@@ -12,6 +12,7 @@ import pytest
 
 from parts import step, train
 from tanager.privacy.mechanism import Mechanism
+from tanager.sampling import PhysicalBatch
 
 
 N, FEATURES, CLASSES = 60, 6, 3
@@ -97,9 +98,7 @@ def test_frozen_arrays_are_arguments_and_not_constants():
             trained,
             step.frozen,
             step.zero(trained),
-            batch,
-            jnp.ones(4, bool),
-            jnp.arange(4, dtype=jnp.int32),
+            PhysicalBatch(batch, jnp.ones(4, bool), jnp.arange(4, dtype=jnp.int32)),
             step.augmentation_key(0),
         )
 

@@ -10,8 +10,9 @@ from scipy import stats
 from parts import step as make_step
 from tanager.data import ArraySource, gather
 from tanager.privacy.mechanism import Mechanism
+from tanager.sampling import PhysicalBatch
 from tanager.seed import Seed
-from tanager.training import ema
+from tanager.training.state import update_average, warm_decay
 from tanager.training.step import Step
 
 
@@ -59,10 +60,9 @@ def step_of(kind=Step, loss=loss, mechanism=MECHANISM, augment=None, multiplicit
 def accumulated(step, number, physical=8, state=None):
     state = step.start(params()) if state is None else state
     total, key = step.zero(state.params), step.augmentation_key(number)
-    for indices, mask in step.sampler.batches(number, physical):
-        batch = gather(source(), indices)
-        rows = indices.astype(np.int32)
-        total = step.accumulate(state.params, total, batch, mask, rows, key)
+    for part in step.sampler.batches(number, physical):
+        batch = part._replace(examples=gather(source(), part.indices))
+        total = step.accumulate(state.params, total, batch, key)
     return total
 
 
@@ -115,9 +115,9 @@ class DividesByTheDrawnBatch(Step):
 
 
 class CountsPadding(Step):
-    def accumulate(self, params, accumulator, batch, mask, indices, key):
-        everyone = np.ones_like(mask)
-        return super().accumulate(params, accumulator, batch, everyone, indices, key)
+    def accumulate(self, params, accumulator, batch, key):
+        batch = batch._replace(mask=np.ones_like(batch.mask))
+        return super().accumulate(params, accumulator, batch, key)
 
 
 class ForgetsTheNoise(Step):
@@ -222,17 +222,18 @@ def test_views_are_of_the_example_not_of_its_place_in_the_batch():
     step = step_of(augment=augment, multiplicity=4)
     key = step.augmentation_key(0)
     some = np.array([3, 8, 5])
-    views = step.views(gather(source(), some), jnp.asarray(some, jnp.int32), key)
+
+    def batch(indices):
+        indices = jnp.asarray(indices, jnp.int32)
+        return PhysicalBatch(gather(source(), indices), None, indices)
+
+    views = step.views(batch(some), key)
     assert views["x"].shape == (3, 4, FEATURES)
-    alone = step.views(
-        gather(source(), some[1:2]), jnp.asarray(some[1:2], jnp.int32), key
-    )
+    alone = step.views(batch(some[1:2]), key)
     np.testing.assert_array_equal(views["x"][1], alone["x"][0])
     rows = np.asarray(views["x"]).reshape(12, FEATURES)
     assert len(np.unique(rows, axis=0)) == 12
-    other = step.views(
-        gather(source(), some), jnp.asarray(some, jnp.int32), step.augmentation_key(1)
-    )
+    other = step.views(batch(some), step.augmentation_key(1))
     assert not np.any(np.asarray(views["x"]) == np.asarray(other["x"]))
 
 
@@ -240,8 +241,8 @@ def test_the_average_warms_up_as_in_the_paper():
     path = [jnp.float32(value) for value in (1.0, 5.0, -2.0, 7.0)]
     average, expected = path[0], 1.0
     for t, new in enumerate(path[1:]):
-        average = ema.update(average, new, jnp.int32(t), 0.3)
+        average = update_average(average, new, jnp.int32(t), 0.3)
         decay = min(0.3, (1 + t) / (10 + t))
         expected = decay * expected + (1 - decay) * float(new)
     np.testing.assert_allclose(average, expected, rtol=1e-6)
-    assert float(ema.warm_decay(jnp.int32(10**6), 0.9999)) == pytest.approx(0.9999)
+    assert float(warm_decay(jnp.int32(10**6), 0.9999)) == pytest.approx(0.9999)

@@ -21,7 +21,7 @@ from tanager.compiling import jit
 from tanager.data import gather
 from tanager.grid import Whole
 from tanager.keys import from_words, key_words
-from tanager.sampling import PoissonSampler
+from tanager.sampling import PhysicalBatch, PoissonSampler
 from tanager.seed import Seed
 from tanager.training.problem import DPSGD, Problem, Runtime
 from tanager.training.state import State
@@ -187,11 +187,11 @@ class ManyModels:
         step: Array,
     ) -> State:
         def update(state: State, mask: Array, rows: Array, view: Array, noise: Whole):
-            batch = data
+            examples = data
             if not self._all_rows:
-                batch = jax.tree.map(lambda leaf: leaf[rows], data)
-            key = from_words(view)
-            return self.step.update(state, batch, mask, rows, key, noise, step)
+                examples = jax.tree.map(lambda leaf: leaf[rows], data)
+            batch = PhysicalBatch(examples, mask, rows)
+            return self.step.update(state, batch, from_words(view), noise, step)
 
         axes = (0, 0, None if self._all_rows else 0, 0, 0)
         return over_models(update, axes)(state, mask, indices, views, noise)

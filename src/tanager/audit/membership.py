@@ -52,7 +52,7 @@ from tanager.data.source import Source
 from tanager.privacy import accountant
 from tanager.privacy.calibrate import calibrate
 from tanager.privacy.mechanism import Mechanism
-from tanager.training import identity
+from tanager.training import fingerprint
 from tanager.training.problem import DPSGD, Problem
 from tanager.training.run_folder import RunFolder
 
@@ -189,9 +189,9 @@ def audit_membership(
         }
         step = program(settings[0].clip_norm, settings[0].steps).step
         one = jax.tree.map(lambda leaf: leaf[:1], both)
-        prints = identity.fingerprints(secret, step, as_source(both), one)
-        surroundings = {"versions": identity.versions()}
-        identity.settle(folder, secret, config, prints, surroundings)
+        prints = fingerprint.fingerprints(secret, step, as_source(both), one)
+        surroundings = {"versions": fingerprint.versions()}
+        fingerprint.check_fingerprint(folder, secret, config, prints, surroundings)
     scores = None if folder is None else folder.path / "scores.jsonl"
     trainer = MembershipTrainer(
         program,

@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, PyTree
 from tanager.bench.workload import SGD, Workload
 from tanager.clipping import STRATEGIES
 from tanager.compiling import jit
+from tanager.sampling import PhysicalBatch
 
 
 AUTO_LOW = "auto:low"
@@ -141,7 +142,8 @@ def clipped(workload: Workload, strategy: str) -> Program:
 
     def function(accumulator, inputs, mask):
         params, batch, indices, key = inputs
-        return step.accumulate(params, accumulator, batch, mask, indices, key)
+        rows = PhysicalBatch(batch, mask, indices)
+        return step.accumulate(params, accumulator, rows, key)
 
     return Program(strategy, start, function)
 

@@ -25,6 +25,7 @@ from tanager.bench.timing import Measurement, describe, in_turns
 from tanager.bench.workload import Workload
 from tanager.clipping.analysis.dtypes import accumulation_dtype
 from tanager.parallel.layout import Layout
+from tanager.sampling import PhysicalBatch
 
 
 class LogicalStep:
@@ -57,7 +58,7 @@ class LogicalStep:
         self._chunks = chunks
         self._done = 0
         self._state: Any = None
-        self._rows: Any = None
+        self._batch: Any = None
 
     def prepare(
         self, report: Callable[[str], None] = lambda text: None
@@ -74,22 +75,22 @@ class LogicalStep:
             physical batch, and of the update.
         """
         params, step = self._workload.params(), self._step
-        batch = jax.tree.map(np.asarray, self._workload.batch(self._size))
-        step.explain(params, batch, self._size, report)
+        examples = jax.tree.map(np.asarray, self._workload.batch(self._size))
+        step.explain(params, examples, self._size, report)
         indices = np.arange(self._size, dtype=np.int32)
         everyone = np.ones(self._size, bool)
-        self._rows = self._layout.rows((batch, everyone, indices))
+        batch = PhysicalBatch(examples, everyone, indices)
+        self._batch = self._layout.rows(batch)
         self._state = step.start(params)
-        accumulate, update = step.lowered(self._state, *self._rows)
+        accumulate, update = step.lowered(self._state, self._batch)
         return _exchanged(accumulate), _exchanged(update)
 
     def run(self) -> None:
         """Make one logical step and wait for it."""
         step, state, number = self._step, self._state, self._done
         total, key = step.zero(state.params), step.augmentation_key(number)
-        batch, mask, indices = self._rows
         for _ in range(self._chunks):
-            total = step.accumulate(state.params, total, batch, mask, indices, key)
+            total = step.accumulate(state.params, total, self._batch, key)
         drawn = step.draw(number)
         self._state, counts, _ = step.apply(state, total, drawn, np.int32(number))
         jax.block_until_ready((self._state, counts))

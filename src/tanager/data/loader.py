@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from multiprocessing import util
 from typing import Any, Literal, NamedTuple
 
@@ -19,7 +19,7 @@ import numpy as np
 from tanager import _validate as validate
 from tanager.data.source import Source, UnreadableExample, gather, map_leaves
 from tanager.data.unnamed import Unnamed
-from tanager.sampling import PhysicalBatch, PoissonSampler, pack
+from tanager.sampling import PhysicalBatch, PoissonSampler, pad
 
 
 Unreadable = Literal["error", "skip"]
@@ -33,18 +33,15 @@ class Portion(NamedTuple):
         chunk: its number in that batch, from 0.
         chunks: how many physical batches that batch has; 0 for an empty one, which
             has one portion nevertheless, without any example.
-        indices: int32[p], examples of the data set; 0 where the row is padding.
-        mask: bool[p], False where the row is padding or could not be read.
-        batch: the examples, on a leading axis of p; zeros where the mask is False.
+        batch: its examples are zeros where the mask is False; the mask is False where
+            an example could not be read.
         unreadable: how many rows could not be read and were skipped.
     """
 
     step: int
     chunk: int
     chunks: int
-    indices: np.ndarray
-    mask: np.ndarray
-    batch: Any
+    batch: PhysicalBatch
     unreadable: int
 
 
@@ -91,18 +88,14 @@ class ChunkPlan:
         """Return an element; one past the end of the run has step −1."""
         step, chunk = self._find(index)
         if step == self._sampler.mechanism.steps:
-            return Portion(-1, 0, 0, *_nobody(0), None, 0)
+            return Portion(-1, 0, 0, pad(np.empty(0, np.int64), 0), 0)
         indices = self._indices(step)
         part = indices[chunk * self._size : (chunk + 1) * self._size]
-        physical = next(pack(part, self._size), None) or PhysicalBatch(
-            *_nobody(self._size)
-        )
-        rows, mask = physical.indices[self._rows], physical.mask[self._rows]
-        batch, mask, unreadable = self._read(rows, mask)
+        _, mask, rows = pad(part, self._size)
+        batch = self._read(rows[self._rows], mask[self._rows])
+        unreadable = int(mask[self._rows].sum() - batch.mask.sum())
         chunks = -(-len(indices) // self._size)
-        return Portion(
-            step, chunk, chunks, rows.astype(np.int32), mask, batch, unreadable
-        )
+        return Portion(step, chunk, chunks, batch, unreadable)
 
     def _find(self, element: int) -> tuple[int, int]:
         steps = self._sampler.mechanism.steps - self._begun
@@ -119,22 +112,19 @@ class ChunkPlan:
             self._drawn = (step, self._sampler.indices(step))
         return self._drawn[1]
 
-    def _read(self, rows: np.ndarray, mask: np.ndarray) -> tuple[Any, np.ndarray, int]:
-        mask = mask.copy()
-        batch = _zeros(self._shapes, len(rows))
+    def _read(self, rows: np.ndarray, mask: np.ndarray) -> PhysicalBatch:
+        mask, examples = mask.copy(), _zeros(self._shapes, len(rows))
         wanted = np.flatnonzero(mask)
-        if not wanted.size:
-            return batch, mask, 0
-        if self._unreadable == "error":
-            _put(batch, wanted, gather(self._source, rows[wanted]))
-            return batch, mask, 0
-        for row in wanted:
-            one = slice(row, row + 1)
-            try:
-                _put(batch, one, gather(self._source, rows[one]))
-            except UnreadableExample:
-                mask[row] = False
-        return batch, mask, len(wanted) - int(mask.sum())
+        if wanted.size and self._unreadable == "error":
+            _put(examples, wanted, gather(self._source, rows[wanted]))
+        elif wanted.size:
+            for row in wanted:
+                one = slice(row, row + 1)
+                try:
+                    _put(examples, one, gather(self._source, rows[one]))
+                except UnreadableExample:
+                    mask[row] = False
+        return PhysicalBatch(examples, mask, rows)
 
 
 def an_example(source: Source, unreadable: Unreadable = "error") -> Any:
@@ -196,15 +186,19 @@ def portions(plan: ChunkPlan, workers: int) -> Generator[Portion, None, None]:
 
 
 def _unnamed(portion: Portion) -> Portion:
-    if portion.batch is None:
-        return portion
-    return portion._replace(batch=map_leaves(Unnamed, portion.batch))
+    return _with_leaves(Unnamed, portion)
 
 
 def _opened(portion: Portion) -> Portion:
-    if portion.batch is None:
+    return _with_leaves(lambda sent: sent.open(), portion)
+
+
+def _with_leaves(function: Callable, portion: Portion) -> Portion:
+    batch = portion.batch
+    if batch.examples is None:
         return portion
-    return portion._replace(batch=map_leaves(lambda sent: sent.open(), portion.batch))
+    examples = map_leaves(function, batch.examples)
+    return portion._replace(batch=batch._replace(examples=examples))
 
 
 def die_with_parent(*_: int) -> None:
@@ -218,10 +212,6 @@ def die_with_parent(*_: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-def _nobody(size: int) -> tuple[np.ndarray, np.ndarray]:
-    return np.zeros(size, np.int64), np.zeros(size, bool)
 
 
 def _zeros(batch: Any, rows: int) -> Any:

@@ -1,4 +1,4 @@
-"""The devices of a run as one mesh: which of them holds what.
+"""The devices of a run as one mesh: which device holds what.
 
 Every physical batch is cut into equal parts, one for each device. Each device adds up
 the clipped gradients of its own rows; the devices' sums meet once for each logical
@@ -41,8 +41,7 @@ class Layout:
         shard_parameters: cut parameters into shares.
 
     Raises:
-        ValueError: there are not so many devices, or fewer than all were asked for on
-            several hosts.
+        ValueError: JAX has fewer devices; or several hosts use fewer than all.
     """
 
     def __init__(self, devices: int | None = None, shard_parameters: bool = False):
@@ -51,7 +50,9 @@ class Layout:
         validate.whole(devices=count, at_least=1)
         if count > len(available):
             validate.refuse(
-                "devices", count, f"must be at most {len(available)}: there are no more"
+                "devices",
+                count,
+                f"must be at most {len(available)}, the devices that JAX finds",
             )
         if count < len(available) and jax.process_count() > 1:
             validate.refuse(
@@ -74,7 +75,7 @@ class Layout:
 
     @classmethod
     def of(cls, tree: PyTree) -> Self:
-        """Return the layout that arrays lie on whole; of one device for any other."""
+        """Return the layout of arrays that are whole on every device; else of one."""
         made = cls(devices=jax.device_count() if jax.process_count() > 1 else 1)
         for leaf in jax.tree.leaves(tree):
             sharding = getattr(leaf, "sharding", None)
@@ -85,7 +86,7 @@ class Layout:
         return made
 
     def check(self, physical_batch_size: int, examples: int = 0) -> None:
-        """Refuse a physical batch that cannot be cut into equal parts, or is absurd.
+        """Refuse a physical batch that does not divide among devices, or is absurd.
 
         Raises:
             ValueError: the number of devices does not divide it; or it is above both
@@ -97,7 +98,7 @@ class Layout:
                 "physical_batch_size",
                 physical_batch_size,
                 f"must be at most {most}",
-                "it is a matter of memory only; 256 is a good beginning",
+                "it only affects memory and speed; start with 256",
             )
         if physical_batch_size % self.count:
             fits = max(physical_batch_size // self.count, 1) * self.count
@@ -117,10 +118,10 @@ class Layout:
         each = self.rows_each(physical_batch_size)
         return (self._here[:, None] * each + np.arange(each)).ravel()
 
-    # What lies where. Shapes, not values, decide, so that every host agrees.
+    # Shapes decide which device holds what, never values, so that all hosts agree.
 
     def spec(self, shape: tuple[int, ...]) -> PartitionSpec:
-        """Return how a parameter of this shape lies: its longest axis that divides."""
+        """Return the spec of a parameter: its longest axis that divides is cut."""
         axis = self._cut(shape)
         if axis is None:
             return PartitionSpec()
@@ -169,12 +170,12 @@ class Layout:
         return jax.tree.map(lambda leaf: self._place(leaf, sharding), tree)
 
     def shapes(self, tree: PyTree) -> PyTree:
-        """Return what `jax.jit` knows of arrays on the mesh, before they are there.
+        """Return shapes for tracing a function of arrays that will be on the mesh.
 
         Args:
             tree: pytree of arrays, or of shapes with dtypes.
         """
-        # How they lie does not enter a trace; that they lie on this mesh does.
+        # A trace depends on the mesh, but not on how the arrays are placed there.
         sharding = NamedSharding(self.mesh, PartitionSpec())
         return jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(
@@ -222,11 +223,11 @@ class Layout:
 
         return jax.tree.map(gather, tree, like)
 
-    def handed_over(self, tree: PyTree) -> PyTree:
-        """Return what this device keeps of the devices' sums.
+    def scatter(self, tree: PyTree) -> PyTree:
+        """Return the part of the devices' sums that this device accumulates.
 
-        Of a parameter that is cut: the sum of all devices' sums, this device's share
-        of it. Of any other: its own sum, with a leading axis of 1; `met` adds them up.
+        Of a parameter that is cut: this device's share of the sum over all devices.
+        Of any other: its own sum, with a leading axis of 1; `reduce` adds them up.
         """
 
         def hand(leaf: Array) -> Array:
@@ -237,8 +238,8 @@ class Layout:
 
         return jax.tree.map(hand, tree)
 
-    def kept(self, like: PyTree) -> PyTree:
-        """Return the shapes, over all devices, of what `handed_over` keeps."""
+    def accumulator_shapes(self, like: PyTree) -> PyTree:
+        """Return the shapes, over all devices, of what `scatter` returns."""
 
         def shape(leaf: Any) -> jax.ShapeDtypeStruct:
             size = np.shape(leaf)
@@ -247,8 +248,8 @@ class Layout:
 
         return jax.tree.map(shape, like)
 
-    def kept_specs(self, like: PyTree) -> PyTree:
-        """Return how that lies, for `jax.shard_map`."""
+    def accumulator_specs(self, like: PyTree) -> PyTree:
+        """Return the specs of what `scatter` returns, for `jax.shard_map`."""
 
         def spec(leaf: Any) -> PartitionSpec:
             cut = self.spec(np.shape(leaf))
@@ -256,10 +257,10 @@ class Layout:
 
         return jax.tree.map(spec, like)
 
-    def met(self, tree: PyTree, like: PyTree) -> PyTree:
-        """Return the sums over all devices of what `handed_over` kept.
+    def reduce(self, tree: PyTree, like: PyTree) -> PyTree:
+        """Return the sums over all devices of what `scatter` returned, under `jax.jit`.
 
-        For use under `jax.jit`: here the devices meet.
+        This is the one all-reduce of a logical batch.
         """
 
         def meet(leaf: Array, like: Any) -> Array:
@@ -267,10 +268,10 @@ class Layout:
                 return jnp.sum(leaf, axis=0)
             return leaf
 
-        return self.laid(jax.tree.map(meet, tree, like))
+        return self.constrain(jax.tree.map(meet, tree, like))
 
-    def laid(self, tree: PyTree) -> PyTree:
-        """Lay parameters, or what is shaped like them, as `spec` says, under jit."""
+    def constrain(self, tree: PyTree) -> PyTree:
+        """Constrain trees shaped like the parameters to `spec`, under `jax.jit`."""
         return jax.tree.map(
             lax.with_sharding_constraint, tree, self.on_mesh(self.specs(tree))
         )

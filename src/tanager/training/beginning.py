@@ -1,4 +1,4 @@
-"""Checks before the first charge, so that no step is charged in vain."""
+"""Check a run before its first charge, so that no step is charged in vain."""
 
 import contextlib
 import warnings
@@ -25,36 +25,84 @@ _AGGREGATE = "DifferentiallyPrivateAggregateState"
 
 
 def check(
-    trained: PyTree, fixed: PyTree, optimizer: Any, expected_batch: float
+    problem: Problem, algorithm: DPSGD, examples: int, out: str | Path | None
 ) -> None:
-    """Check what can be checked without an example; see the functions below.
+    """Refuse a run that cannot work, and warn of one that protects or learns little.
 
     Args:
-        trained: the leaves that are trained.
-        fixed: the others.
-        optimizer: what was given as an optax transformation.
-        expected_batch: the expected batch size.
-    """
-    check_parameters(trained, fixed)
-    check_optimizer(optimizer, trained)
-    check_batch(expected_batch)
-
-
-def check_settings() -> None:
-    """Refuse settings of JAX by which one example can stop a run.
+        problem: what is learned.
+        algorithm: how.
+        examples: how many there are.
+        out: the run's folder, or None.
 
     Raises:
-        ValueError: JAX raises an error where it meets a NaN or an infinity.
+        ValueError: the run cannot work.
     """
+    public = algorithm.public_size(examples)
+    multiplicity = algorithm.augmentation_multiplicity
+    expected = algorithm.mechanism.sample_rate * public
+    _check_guarantee(algorithm, public)
+    if (problem.augment is None) != (multiplicity == 0):
+        validate.refuse(
+            "augmentation_multiplicity",
+            multiplicity,
+            "must be at least 1 with `augment` and 0 without",
+        )
+    if hosts.count() > 1 and out is None:
+        validate.refuse(
+            "out", out, "must be given on several hosts", "they share its files"
+        )
+    if examples < hosts.count():
+        validate.refuse(
+            "hosts",
+            hosts.count(),
+            "must be at most the number of examples",
+            "train on fewer hosts",
+        )
+    trained, fixed = problem.split()
+    check_parameters(trained, fixed)
+    check_optimizer(algorithm.optimizer, trained)
+    if expected < 1:
+        warnings.warn(
+            f"the expected batch size is {expected:.3g}, below one example: most steps "
+            "add noise to an empty batch; raise the sample rate",
+            stacklevel=3,
+        )
+
+
+def _check_guarantee(algorithm: DPSGD, public: int) -> None:
+    delta, noise = algorithm.delta, algorithm.mechanism.noise_multiplier
+    if delta >= 1 / public:
+        warnings.warn(
+            f"delta (={delta:g}) is at least 1/{public}: a mechanism that publishes "
+            "one whole example would satisfy it; choose a smaller one",
+            stacklevel=4,
+        )
+    if algorithm.clip_norm is None:
+        if noise > 0:
+            validate.refuse(
+                "clip_norm",
+                None,
+                f"must be a number with noise multiplier {noise:g}",
+                "noise only protects clipped gradients; the papers use 1.0",
+            )
+        warnings.warn(
+            "this run is NOT PRIVATE: gradients are not clipped and get no noise, so "
+            "the model can reveal every image it saw; train on public data only",
+            stacklevel=4,
+        )
+        return
     for name in ("jax_debug_nans", "jax_debug_infs"):
         if getattr(jax.config, name):
             validate.refuse(
                 name,
                 True,
-                "must be off: the run would stop at an example whose gradient is not "
-                "finite, and tell by it that this example was sampled",
-                f"leave out {name.upper()}; such an example counts for nothing",
+                "must be off: otherwise an example whose gradient is not finite stops "
+                "the run, which reveals that it was sampled",
+                f"unset {name.upper()}; such an example counts as zero",
             )
+    if noise == 0:
+        warnings.warn("noise_multiplier is 0: this run is not private", stacklevel=4)
 
 
 def try_out(
@@ -62,7 +110,7 @@ def try_out(
     evaluate: Callable[[PyTree], Evaluation] | None,
     finish: Callable[[PyTree], PyTree],
 ) -> None:
-    """Call the functions of a run that are next called when steps were charged.
+    """Call the functions that a run calls next only after steps were charged.
 
     It costs one evaluation.
 
@@ -125,8 +173,9 @@ def check_optimizer(optimizer: Any, params: PyTree) -> None:
         params: the trained leaves.
 
     Raises:
-        ValueError: it is no transformation, needs more than the gradient, privatises
-            gradients itself, or changes the shape of parameters or of its own state.
+        ValueError: it is not a transformation, needs more than the gradient,
+            privatises gradients itself, or changes the shape of parameters or of its
+            own state.
     """
     name = getattr(optimizer, "__name__", type(optimizer).__name__)
     if not all(callable(getattr(optimizer, of, None)) for of in ("init", "update")):
@@ -158,29 +207,15 @@ def check_optimizer(optimizer: Any, params: PyTree) -> None:
         _refuse(name, "changes the shapes or types of its own state")
 
 
-def check_batch(expected: float) -> None:
-    """Warn where most batches are empty.
-
-    Args:
-        expected: batch size.
-    """
-    if expected < 1:
-        warnings.warn(
-            f"the expected batch size is {expected:.3g}, below one example: most steps "
-            "add noise to an empty batch; raise the sample rate",
-            stacklevel=4,
-        )
-
-
 @contextlib.contextmanager
 def trying(what: str) -> Iterator[None]:
-    """Say of an error in the block that it came before a step was charged.
+    """Turn an error in the block into one that says that no step was charged.
 
     Args:
         what: the name of the argument that is tried.
 
     Raises:
-        ValueError: in place of any error but a lack of memory.
+        ValueError: instead of any error except a lack of memory.
     """
     try:
         yield
@@ -189,7 +224,7 @@ def trying(what: str) -> Iterator[None]:
     except Exception as error:
         raise ValueError(
             f"{what} fails before the next step ({type(error).__name__}: {error}): "
-            "mend it; no step was charged for this"
+            "correct it; no step was charged"
         ) from error
 
 
@@ -198,12 +233,8 @@ def _is_aggregate(node: Any) -> bool:
 
 
 def _shapes(tree: PyTree) -> tuple[Any, ...]:
-    leaves = [(leaf.shape, leaf.dtype) for leaf in map(_shaped, jax.tree.leaves(tree))]
-    return jax.tree.structure(tree), leaves
-
-
-def _shaped(leaf: Any) -> Any:
-    return leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
+    leaves, structure = jax.tree.flatten(jax.eval_shape(lambda tree: tree, tree))
+    return structure, [(leaf.shape, leaf.dtype) for leaf in leaves]
 
 
 def _shapes_of(name: str, function: Callable, *arguments: PyTree) -> Any:
@@ -239,64 +270,3 @@ def as_description(description: Mapping[str, Any] | None) -> dict[str, Any]:
         raise ValueError(
             f"description must be JSON: {error}; give text, numbers, lists and dicts"
         ) from error
-
-
-def check_hosts(out: str | Path | None, examples: int) -> None:
-    """Refuse several hosts that share no folder, or are more than the examples."""
-    if hosts.count() == 1:
-        return
-    if out is None:
-        validate.refuse(
-            "out", out, "must be given on several hosts", "it holds what they share"
-        )
-    if examples < hosts.count():
-        validate.refuse(
-            "hosts",
-            hosts.count(),
-            "must be at most the number of examples",
-            "train on fewer hosts",
-        )
-
-
-def check_views(problem: Problem, algorithm: DPSGD) -> None:
-    """Refuse views without an augmentation, and an augmentation without views."""
-    multiplicity = algorithm.augmentation_multiplicity
-    if (problem.augment is None) != (multiplicity == 0):
-        validate.refuse(
-            "augmentation_multiplicity",
-            multiplicity,
-            "must be at least 1 with `augment` and 0 without",
-        )
-
-
-def check_guarantee(algorithm: DPSGD, examples: int) -> None:
-    """Refuse a guarantee that cannot be given, and warn of one that says little.
-
-    Args:
-        algorithm: of the run.
-        examples: the public size.
-    """
-    delta, noise = algorithm.delta, algorithm.mechanism.noise_multiplier
-    if delta >= 1 / examples:
-        warnings.warn(
-            f"delta (={delta:g}) is at least 1/{examples}: a mechanism that publishes "
-            "one whole example would satisfy it; choose a smaller one",
-            stacklevel=3,
-        )
-    if algorithm.clip_norm is None and noise > 0:
-        validate.refuse(
-            "clip_norm",
-            None,
-            f"must be a number with noise of multiplier {noise:g}",
-            "noise only protects clipped gradients; the papers use 1.0",
-        )
-    if algorithm.clip_norm is None:
-        warnings.warn(
-            "this run is NOT PRIVATE: gradients are neither clipped nor noised, and "
-            "the model may tell of every image it saw; train on public data only",
-            stacklevel=3,
-        )
-        return
-    check_settings()
-    if noise == 0:
-        warnings.warn("noise_multiplier is 0: this run is not private", stacklevel=3)

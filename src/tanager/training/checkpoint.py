@@ -2,10 +2,13 @@
 
 import contextlib
 import gc
+import hashlib
+import json
 import logging
 import shutil
-import sys
+import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +17,15 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jaxtyping import PyTree
 
+from tanager import _processor
+from tanager._files import write_json
+from tanager._reading import MALFORMED
 from tanager.parallel import hosts
-from tanager.training import digests
 
 
 _log = logging.getLogger(__name__)
+_DIGEST = "digest.json"
+_BLOCK = 1 << 24  # bytes digested at once
 
 
 class Checkpoints:
@@ -53,7 +60,7 @@ class Checkpoints:
                 self._manager.save(step, args=ocp.args.StandardSave(_named(state)))
                 self._manager.wait_until_finished()
             if hosts.is_chief():
-                digests.seal(self.folder / str(step), str(step))
+                seal(self.folder / str(step), str(step))
         except (OSError, ValueError) as error:
             full = shutil.disk_usage(self.folder).free < _nbytes(state)
             reason = "the disk is full" if full else str(error)
@@ -73,7 +80,7 @@ class Checkpoints:
                 the devices as the restored one will.
         """
         for step in sorted(self._manager.all_steps(), reverse=True):
-            damaged = not digests.is_sound(self.folder / str(step), str(step))
+            damaged = not is_sound(self.folder / str(step), str(step))
             if hosts.total(damaged) != (0,):
                 self._pass_over(step, "its files differ from their digest")
                 continue
@@ -116,23 +123,24 @@ class Checkpoints:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hush orbax's threads, which log whole stacks of what is raised here anyway.
+    """Silence orbax in the block: it logs whole stacks of what is raised here anyway.
 
-    So do the event loops that they leave behind, when these are collected.
+    The event loops that it leaves behind warn when they are collected, so they are
+    collected here after an error.
     """
     loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
     levels = [logger.level for logger in loggers]
-    hook = sys.unraisablehook
     for logger in loggers:
         logger.setLevel(logging.CRITICAL + 1)
-    sys.unraisablehook = lambda unraisable: None
     try:
-        yield
-    except Exception:
-        gc.collect()
-        raise
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            try:
+                yield
+            except Exception:
+                gc.collect()
+                raise
     finally:
-        sys.unraisablehook = hook
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
 
@@ -144,3 +152,47 @@ def _nbytes(state: PyTree) -> int:
 def _named(state: PyTree) -> dict[str, Any]:
     paths = jax.tree_util.tree_leaves_with_path(state)
     return {jax.tree_util.keystr(path): leaf for path, leaf in paths}
+
+
+def seal(folder: Path, label: str) -> None:
+    """Write the digest of a folder's files beside them, and force it to the disk.
+
+    Args:
+        folder: complete; what is added or changed later damages it.
+        label: what the folder is, such as the step of a checkpoint.
+    """
+    write_json(folder / _DIGEST, {"label": label, "blake2b": _digest(folder)})
+
+
+def is_sound(folder: Path, label: str) -> bool:
+    """Return whether a folder holds what it held when it was sealed with this label."""
+    try:
+        sealed = json.loads((folder / _DIGEST).read_bytes())
+        return sealed == {"label": label, "blake2b": _digest(folder)}
+    except (OSError, *MALFORMED):
+        return False
+
+
+def _digest(folder: Path) -> str:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    files = [path for path in files if path != folder / _DIGEST]
+    names = [
+        [path.relative_to(folder).as_posix(), path.stat().st_size] for path in files
+    ]
+    total = hashlib.blake2b(json.dumps(names).encode())
+    with ThreadPoolExecutor(_processor.cores()) as threads:
+        for block in threads.map(_digest_block, *zip(*_blocks(files), strict=True)):
+            total.update(block)
+    return total.hexdigest()
+
+
+def _blocks(files: list[Path]) -> Iterator[tuple[Path, int]]:
+    for path in files:
+        for start in range(0, max(1, path.stat().st_size), _BLOCK):
+            yield path, start
+
+
+def _digest_block(path: Path, start: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(start)
+        return hashlib.blake2b(file.read(_BLOCK)).digest()

@@ -10,13 +10,13 @@ import numpy as np
 import optax
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, ArrayLike, Bool, Int, PyTree
+from jaxtyping import Array, ArrayLike, Int, PyTree
 
 from tanager import _validate as validate
 from tanager.compiling import filter_jit
 from tanager.data import ArraySource, as_source, gather
 from tanager.parallel.layout import AXIS, Layout
-from tanager.sampling import pack
+from tanager.sampling import PhysicalBatch, pack
 
 
 _VOTE_SEED = 0
@@ -108,17 +108,18 @@ class Classification:
         predict_all = jax.vmap(predict, (None, 0))
 
         def count(
-            params: PyTree, batch: Any, mask: Bool[Array, " b"], indices: Array
+            params: PyTree, batch: PhysicalBatch
         ) -> tuple[Array, Array, Array, Array]:
-            logits = predict_all(params, batch).astype(jnp.float32)
+            mask = batch.mask
+            logits = predict_all(params, batch.examples).astype(jnp.float32)
             self._require_width(logits.shape[1:])
-            labels = batch["label"].astype(jnp.int32)
+            labels = batch.examples["label"].astype(jnp.int32)
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
             one_hot = jnp.where(mask[:, None], self._one_hot(labels), 0)
             right = jnp.argmax(logits, axis=1) == labels
             voted = jnp.int32(0)
             if augment is not None:
-                tally = self._tally(predict_all, augment, params, batch, indices)
+                tally = self._tally(predict_all, augment, params, batch)
                 voted = jnp.sum(mask & (jnp.argmax(tally, axis=1) == labels))
             return (
                 jnp.sum(jnp.where(mask, losses, 0)),
@@ -145,25 +146,23 @@ class Classification:
         count = self._counting.setdefault(layout.mesh, self._on_every_device(layout))
         size = -(-self.physical_batch_size // layout.count) * layout.count
         here = layout.rows_here(size)
-        loss, examples, right, voted = 0.0, 0, 0, 0
+        loss, found, right, voted = 0.0, 0, 0, 0
         everyone = np.arange(len(self.data))
-        for indices, mask in pack(everyone, size):
-            batch = gather(self.data, indices[here])
-            self._require_labels(batch["label"])
-            rows = indices[here].astype(np.int32)
-            counted = jax.device_get(
-                count(params, *layout.rows((batch, mask[here], rows)))
-            )
+        for _, mask, indices in pack(everyone, size):
+            examples = gather(self.data, indices[here])
+            self._require_labels(examples["label"])
+            batch = PhysicalBatch(examples, mask[here], indices[here])
+            counted = jax.device_get(count(params, layout.rows(batch)))
             loss += float(counted[0])
-            examples, right = examples + counted[1], right + counted[2]
+            found, right = found + counted[1], right + counted[2]
             voted += int(counted[3])
-        examples, right = np.asarray(examples), np.asarray(right)
+        found, right = np.asarray(found), np.asarray(right)
         return Evaluation(
-            accuracy=float(right.sum() / examples.sum()),
+            accuracy=float(right.sum() / found.sum()),
             loss=loss / len(self.data),
             per_class=tuple(
                 ClassResult(name, int(n), float(r / n) if n else None)
-                for name, n, r in zip(self.classes, examples, right, strict=True)
+                for name, n, r in zip(self.classes, found, right, strict=True)
             ),
             vote_accuracy=voted / len(self.data) if self.views else None,
         )
@@ -173,20 +172,20 @@ class Classification:
         each = PartitionSpec(AXIS)
 
         @filter_jit
-        def count(params: PyTree, batch: Any, mask: Array, indices: Array) -> PyTree:
+        def count(params: PyTree, batch: PhysicalBatch) -> PyTree:
             arrays, static = eqx.partition(params, eqx.is_array)
 
-            def here(arrays: PyTree, *rows: Any) -> PyTree:
-                counted = self._count(eqx.combine(arrays, static), *rows)
+            def here(arrays: PyTree, batch: PhysicalBatch) -> PyTree:
+                counted = self._count(eqx.combine(arrays, static), batch)
                 return jax.tree.map(lambda number: number[None], counted)
 
             counted = jax.shard_map(
                 here,
                 mesh=layout.mesh,
-                in_specs=(PartitionSpec(), each, each, each),
+                in_specs=(PartitionSpec(), each),
                 out_specs=each,
                 check_vma=False,
-            )(arrays, batch, mask, indices)
+            )(arrays, batch)
             return jax.tree.map(lambda number: jnp.sum(number, axis=0), counted)
 
         return count
@@ -225,20 +224,19 @@ class Classification:
         predict_all: Callable[[Any, Any], Array],
         augment: Callable[[Any, Any], Any],
         params: PyTree,
-        batch: Any,
-        indices: Int[Array, " b"],
+        batch: PhysicalBatch,
     ) -> Int[Array, "b classes"]:
         """Count the votes of each example's views."""
         fold_in = jax.random.fold_in
-        own = jax.vmap(fold_in, (None, 0))(jax.random.key(_VOTE_SEED), indices)
+        own = jax.vmap(fold_in, (None, 0))(jax.random.key(_VOTE_SEED), batch.indices)
 
         def vote(tally: Array, view: Array) -> tuple[Array, None]:
             keys = jax.vmap(fold_in, (0, None))(own, view)
-            logits = predict_all(params, jax.vmap(augment)(keys, batch))
+            logits = predict_all(params, jax.vmap(augment)(keys, batch.examples))
             return tally + self._one_hot(jnp.argmax(logits, axis=1)), None
 
         # One view after another: memory does not grow with their number.
-        nobody = jnp.zeros((len(indices), len(self.classes)), jnp.int32)
+        nobody = jnp.zeros((len(batch.indices), len(self.classes)), jnp.int32)
         return lax.scan(vote, nobody, jnp.arange(self.views, dtype=jnp.int32))[0]
 
     def _one_hot(self, labels: Int[Array, " b"]) -> Int[Array, "b classes"]:

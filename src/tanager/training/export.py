@@ -1,16 +1,22 @@
 """A finished run as a model to hand on: weights, description, model card."""
 
 import contextlib
+import json
+import math
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from safetensors import safe_open
 
 from tanager import _validate as validate
 from tanager import models
 from tanager._files import json_text, sync_folder, write_text
+from tanager._reading import reading
+from tanager._record import Maybe, check_record, read_record
 from tanager._version import __version__
 from tanager.models import weights as files
 from tanager.models.exported import template_of
@@ -18,9 +24,11 @@ from tanager.models.pretrained import table_of
 from tanager.models.published import timm_architecture
 from tanager.models.tensors import read_tensors
 from tanager.models.vit import VisionTransformer
+from tanager.privacy import accountant
+from tanager.privacy.ledger import Ledger
+from tanager.privacy.mechanism import Mechanism
 from tanager.report.card import model_card
 from tanager.report.run_files import read_config, read_result
-from tanager.training.claims import require_agreement
 
 
 WEIGHTS = {"average": "model-ema.safetensors", "last": "model.safetensors"}
@@ -33,6 +41,21 @@ _GUARANTEE = (
     *("sample_rate", "noise_multiplier", "clip_norm", "steps"),
 )
 _OF_A_SEARCH = ("mean", "shape")
+_SETTINGS = ("clip_norm", "delta", "examples", "batch_size")
+_TOLERANCE = 1e-3  # of ε, for another version of the accountant
+_CONFIG = {
+    "mechanism": {
+        "sample_rate": float,
+        "noise_multiplier": float,
+        "steps": int,
+        "adjacency": str,
+    },
+    "clip_norm": Maybe(float),
+    "delta": float,
+    "examples": int,
+    "batch_size": float,
+}
+_REPEAT = "repeat the command that began the run, which writes its results again"
 
 
 def export(
@@ -89,7 +112,7 @@ def export(
     _require(run, "result.json")
     result = read_result(run)
     source = run / WEIGHTS[weights]
-    require_agreement(run, config, result, source)
+    _require_agreement(run, config, result, source)
     model, timm_name = _model(config, source, format)
     card = model_card(
         config,
@@ -117,6 +140,78 @@ def _require(run: Path, name: str) -> None:
             "is not finished" if unfinished else "is not the folder of a run",
             "repeat the command that began it" if unfinished else f"it has no {name}",
         )
+
+
+def _require_agreement(
+    run: Path, config: Mapping[str, Any], result: Mapping[str, Any], model: Path
+) -> None:
+    """Refuse a run whose result.json differs from its other files.
+
+    Args:
+        run: folder of a finished run, or of a private search.
+        config: what its config.json holds.
+        result: what its result.json holds.
+        model: the file of its weights; the claim in it must be the one of result.json.
+
+    Raises:
+        ValueError: two files differ, or the ledger is missing or another run's.
+    """
+    if result.get("search"):
+        shape = {"epsilon": float, "delta": float}
+        study = read_record(run / "study.json", shape, _REPEAT)
+        expected = {name: study[name] for name in shape}
+        _compare(run, "study.json", expected, result)
+    else:
+        _compare(run, "config.json and ledger.jsonl", _cost(run, config), result)
+    with reading(model, "holds no tensors", _REPEAT):
+        with safe_open(model, "numpy") as file:
+            claimed = (file.metadata() or {}).get("tanager")
+        claims = {} if claimed is None else {**json.loads(claimed)}
+    _compare(run, model.name, claims, result)
+
+
+def _cost(run: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what result.json must hold."""
+    path = run / "ledger.jsonl"
+    if not path.is_file():
+        _differ(run, "has no ledger.jsonl")
+    check_record(run / "config.json", config, _CONFIG, _REPEAT)
+    with reading(run / "config.json", "holds no mechanism", _REPEAT):
+        mechanism = Mechanism(**config["mechanism"])
+    ledger = Ledger.read(path)
+    ledger.require(mechanism, mechanism.steps)
+    steps = max(mechanism.steps, ledger.steps())
+    return {name: config[name] for name in _SETTINGS} | {
+        "sample_rate": mechanism.sample_rate,
+        "noise_multiplier": mechanism.noise_multiplier,
+        "adjacency": str(mechanism.adjacency),
+        "steps": steps,
+        "epsilon": accountant.epsilon(mechanism, config["delta"], steps=steps),
+    }
+
+
+def _compare(
+    run: Path, file: str, expected: Mapping[str, Any], result: Mapping[str, Any]
+) -> None:
+    for name, value in expected.items():
+        if not _same(name, value, result.get(name)):
+            _differ(
+                run,
+                f"claims {name} = {result.get(name)!r} in result.json, but its {file} "
+                f"give {value!r}",
+            )
+
+
+def _same(name: str, one: Any, other: Any) -> bool:
+    if name == "epsilon":
+        # JSON has no infinity: null stands for it.
+        one, other = (math.inf if each is None else each for each in (one, other))
+        return math.isclose(one, other, rel_tol=_TOLERANCE)
+    return one == other
+
+
+def _differ(run: Path, what: str) -> NoReturn:
+    validate.refuse("run", str(run), what, _REPEAT)
 
 
 def _model(

@@ -26,7 +26,7 @@ from tanager._record import read_record
 from tanager.compiling import jit
 from tanager.data import ArraySource, as_source, gather
 from tanager.sampling import pack
-from tanager.training import identity
+from tanager.training import fingerprint
 
 
 _SAVE_SECONDS = 5.0
@@ -43,10 +43,10 @@ def cache_features(
 ) -> ArraySource:
     """Compute the features of every example, or read those that are there.
 
-    The folder holds a memory-mapped array and says which weights, which function and
-    which data it was made of (see `tanager.training.identity.sample`). A pass that was
-    cut off goes on where it stopped. Features of private examples are as private as
-    the examples: the folder can be read by its owner only.
+    The folder holds a memory-mapped array and fingerprints of the weights, the function
+    and the data it was computed from (see `tanager.training.fingerprint`). A pass that
+    was interrupted resumes where it stopped. Features of private examples are as
+    private as the examples: only its owner can read the folder.
 
     Args:
         features: ``features(model, example) -> float[d]`` for ONE example.
@@ -75,9 +75,9 @@ def cache_features(
 
     (width,) = jax.eval_shape(of_example, arrays, one).shape
     made_of = {
-        "function": identity.computation(of_example, arrays, one).hex(),
-        "weights": identity.contents(arrays).hex(),
-        "data": identity.sample(source).hex(),
+        "function": fingerprint.computation(of_example, arrays, one).hex(),
+        "weights": fingerprint.contents(arrays).hex(),
+        "data": fingerprint.sample(source).hex(),
         "shape": [examples, width],
     }
     done = _begin(place, made_of)
@@ -87,7 +87,7 @@ def cache_features(
     saved = time.monotonic()
     progress(done, examples)
     size = min(physical_batch_size, examples)
-    for indices, mask in pack(np.arange(done, examples), size):
+    for _, mask, indices in pack(np.arange(done, examples), size):
         batch = gather(source, indices)
         rows = indices[mask]
         values[rows] = np.asarray(compute(arrays, batch))[mask]
@@ -121,7 +121,7 @@ def _begin(place: Path, made_of: dict[str, Any]) -> int:
                 "delete the folder, or name another one",
             )
         if found["done"] > made_of["shape"][0]:
-            rule = f"tells of {found['done']} examples, and there are fewer"
+            rule = f"records {found['done']} examples, but there are fewer"
             refuse_file(record, rule, "delete the folder")
         return found["done"]
     examples, width = made_of["shape"]

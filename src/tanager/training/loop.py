@@ -20,10 +20,10 @@ from tanager.privacy.ledger import Ledger
 from tanager.privacy.mechanism import Mechanism
 from tanager.privacy.shown import format_epsilon
 from tanager.seed import Seed
-from tanager.training import beginning, identity
-from tanager.training.agreement import agreed_clipping
+from tanager.training import beginning, fingerprint
+from tanager.training.clipping_sync import sync_clipping
 from tanager.training.evaluate import Evaluation
-from tanager.training.feed import can_hold, feed
+from tanager.training.feed import can_hold, feeding
 from tanager.training.interrupt import Interrupt
 from tanager.training.metrics import Metrics
 from tanager.training.problem import DPSGD, Problem, Runtime
@@ -83,17 +83,13 @@ def train(
     mechanism, delta = algorithm.mechanism, algorithm.delta
     source = problem.source()
     public = algorithm.public_size(len(source))
-    beginning.check_guarantee(algorithm, public)
-    beginning.check_views(problem, algorithm)
+    beginning.check(problem, algorithm, len(source), out)
     twentieth = max(1, mechanism.steps // 20)
     every = twentieth if evaluate_every is None else evaluate_every
     validate.whole(evaluate_every=every, at_least=1)
     layout, size = runtime.layout(), runtime.physical_batch_size
     layout.check(size, public)
-    beginning.check_hosts(out, len(source))
-    hold = can_hold(source, layout)
-    trained, fixed = problem.split()
-    beginning.check(trained, fixed, algorithm.optimizer, mechanism.sample_rate * public)
+    trained, _ = problem.split()
     described = beginning.as_description(description)
     one = an_example(source, problem.unreadable)
     unkeyed = Step(
@@ -103,7 +99,7 @@ def train(
         Seed.from_os(),
         examples=len(source),
         layout=layout,
-        in_memory=hold,
+        in_memory=can_hold(source, layout),
     )
     unkeyed.check(trained, one, size)
 
@@ -116,7 +112,7 @@ def train(
         secret = hosts.chief_first(lambda: folder.seed(seed, make=chief))
     step = unkeyed.with_seed(secret)
     with measuring(runtime.progress and chief) as report:
-        clipping = agreed_clipping(step, trained, one, size, report)
+        clipping = sync_clipping(step, trained, one, size, report)
     config = {
         **described,
         **algorithm.as_json(public),
@@ -127,14 +123,14 @@ def train(
         "clipping": clipping.fingerprint,
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(trained)),
         "frozen_parameters": sum(leaf.size for leaf in jax.tree.leaves(step.frozen)),
-        "versions": identity.versions(),
+        "versions": fingerprint.versions(),
     }
     config = as_json(config)
     state = step.start(trained)
     if folder is None:
         position = Position(Ledger(), "", 0, state, None)
     else:
-        prints = identity.fingerprints(secret, step, source, one)
+        prints = fingerprint.fingerprints(secret, step, source, one)
         position = resume(folder, secret, config, prints, state)
     begun, state = position.begun, position.state
     metrics = Metrics(folder if chief else None, begun)
@@ -147,17 +143,15 @@ def train(
     with (
         closing(position),
         closing(metrics),
-        feed(
+        feeding(
             source,
             one,
-            step.sampler,
+            step,
             size,
-            layout,
-            hold=hold,
             begun=begun,
             workers=runtime.workers,
             unreadable=problem.unreadable,
-        ) as fed,
+        ) as batches,
     ):
         if begun < mechanism.steps:
             beginning.try_out(step.models(state)[0], evaluate, problem.finish)
@@ -169,14 +163,14 @@ def train(
                 position.charge(mechanism, number)
                 total, skipped = step.zero(state.params), 0
                 key = step.augmentation_key(number)
-                for part in clock.waiting(fed.batches(number)):
+                for batch, unreadable in clock.waiting(batches(number)):
                     if interrupt and alone:
                         position.save(number, state)
                         raise KeyboardInterrupt
                     total = clock.running(
-                        step.accumulate(state.params, total, *part.rows, key)
+                        step.accumulate(state.params, total, batch, key)
                     )
-                    skipped += part.unreadable
+                    skipped += unreadable
                 drawn = step.draw(number)
                 state, counts, sums = step.apply(state, total, drawn, np.int32(number))
                 position.require_same(number, sums)

@@ -5,12 +5,12 @@ import json
 import math
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tanager._files import json_text, write_atomically
 from tanager._reading import read_json_lines
-from tanager.training.doubts import Doubts
 from tanager.training.run_folder import RunFolder
 
 
@@ -53,7 +53,7 @@ class Metrics:
             self._doubts.add(line)
 
     def close(self) -> None:
-        """Close all files; write what gives reason to doubt the run, in private."""
+        """Close all files, and write private/warnings.txt."""
         if self._private is not None:
             text = self._doubts.text()
             write_atomically(self._warnings, text.encode(), 0o600)
@@ -62,10 +62,44 @@ class Metrics:
                 file.close()
 
 
-class _Board:
-    """An event file for TensorBoard, written in this thread, so that errors are ours.
+class Doubts:
+    """Find signs in the private lines of a run that it learns nothing. Private."""
 
-    Its first event tells TensorBoard to forget the steps after `step`.
+    def __init__(self):
+        self._examples = self._dropped = self._flat = 0
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Count the examples of one update.
+
+        Args:
+            line: of private/metrics.jsonl.
+        """
+        self._examples += line.get("examples", 0)
+        self._dropped += line.get("dropped", 0)
+        self._flat += next(iter(line.get("norms", ())), 0)
+
+    def text(self) -> str:
+        """Return one line for each sign; empty without any."""
+        usable = self._examples - self._dropped
+        if self._examples and not usable:
+            return (
+                f"All {self._examples} examples drawn so far were dropped, because "
+                "their loss or gradient was not finite: the model saw only noise.\n"
+            )
+        if usable and self._flat == usable:
+            return (
+                f"All {usable} gradients so far had a norm below 0.001: the loss "
+                "hardly depends on the trained parameters.\n"
+            )
+        return ""
+
+
+class _Board:
+    """An event file for TensorBoard, written in this thread.
+
+    tensorboardX's `SummaryWriter` writes in another thread: on a full disk that thread
+    dies, and the run hangs once its queue is full. The first event tells TensorBoard to
+    forget the steps after `step`.
     """
 
     def __init__(self, folder: Path, step: int):
@@ -83,13 +117,13 @@ class _Board:
         from tensorboardX.summary import scalar
 
         for name, value in line.items():
-            # An infinite ε, of a run without privacy, is no number to draw.
+            # TensorBoard cannot draw the infinite ε of a run without privacy.
             if name != "step" and math.isfinite(value):
                 self._write(step=line["step"], summary=scalar(name, value))
         self._writer.flush()
 
     def close(self) -> None:
-        # What is left to write is a picture of metrics.jsonl, no reason to fail.
+        # It only repeats metrics.jsonl, so the run need not fail for it.
         with contextlib.suppress(OSError):
             self._writer.close()
 

@@ -1,8 +1,8 @@
-"""Show that a step that is made again after a resume is the same step.
+"""Show that a step repeated after a resume is the same step.
 
-A step made again is charged once only because it gives the same update. Other sums
-under the same noise would reveal their difference. So a checksum of the sums is kept
-from the first time that a step is made, and compared with every later one.
+A repeated step is charged only once, because it gives the same update. Other sums under
+the same noise would reveal their difference. So the first time, a checksum of the sums
+is recorded; every later time, it is compared.
 """
 
 import json
@@ -18,7 +18,7 @@ from tanager._reading import MALFORMED, is_count, parse_json
 
 
 class Changed(ValueError):
-    """A step that was made again gave other sums; nothing of it may be used."""
+    """A repeated step gave other sums; nothing of it may be used."""
 
 
 class Repeats:
@@ -26,44 +26,33 @@ class Repeats:
 
     The file is private: the checksums are computed from examples without noise.
 
+    Attributes:
+        changed: whether a step of this stream once gave other sums than before. Then no
+            charged step of the stream may be repeated.
+        made: the number after the highest step on record, in any stream.
+
     Args:
-        path: the file to append to, made with mode 0600 when missing; None keeps the
-            checksums in memory.
+        path: the file to append to, made with mode 0600 when missing.
         stream: the ledger's name for this run's randomness and environment.
 
     Raises:
         ValueError: the file is damaged.
     """
 
-    def __init__(self, path: Path | None, stream: str):
+    def __init__(self, path: Path, stream: str):
         self.path = path
+        self.changed = False
+        self.made = 0
         self._stream = stream
         self._known: dict[int, str] = {}
-        self._changed = False
-        self._made = 0
-        self._file = None
-        if path is not None:
-            content = path.read_bytes() if path.exists() else b""
-            complete = content.rfind(b"\n") + 1
-            self._accept(content[:complete])
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            self._file = os.fdopen(descriptor, "ab", buffering=0)
-            # A torn last line is cut off: nothing of its step had been used.
-            self._file.truncate(complete)
-            sync_folder(path.parent)
-
-    @property
-    def changed(self) -> bool:
-        """Whether a step of this stream once gave other sums than before.
-
-        Then no charged step of the stream may be made again.
-        """
-        return self._changed
-
-    @property
-    def made(self) -> int:
-        """The number after the highest step on record, in any stream."""
-        return self._made
+        content = path.read_bytes() if path.exists() else b""
+        complete = content.rfind(b"\n") + 1
+        self._accept(content[:complete])
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._file = os.fdopen(descriptor, "ab", buffering=0)
+        # A torn last line is cut off: nothing of its step had been used.
+        self._file.truncate(complete)
+        sync_folder(path.parent)
 
     def check(self, step: int, checksum: UInt32[np.ndarray, " words"]) -> bool:
         """Record the checksum of a step, or compare it with the one on record.
@@ -79,31 +68,21 @@ class Repeats:
             Whether the update may be used. False: its sums differ from those of the
             first time; `changed` stays true from now on.
         """
-        found = np.asarray(checksum, "<u4").tobytes().hex()
-        before = self._known.get(int(step))
-        entry = {"stream": self._stream, "step": int(step)}
+        step, found = int(step), np.asarray(checksum, "<u4").tobytes().hex()
+        before = self._known.get(step)
+        entry = {"stream": self._stream, "step": step}
         if before is None:
             self._append(entry | {"sums": found})
-            self._made = max(self._made, int(step) + 1)
-            self._known[int(step)] = found
+            self.made = max(self.made, step + 1)
+            self._known[step] = found
         elif before != found:
-            self._changed = True
+            self.changed = True
             self._append(entry | {"changed": True})
         return before in (None, found)
 
-    def require(self, step: int, checksum: UInt32[np.ndarray, " words"]) -> None:
-        """Check a step as `check` does, and stop the run where the sums differ.
-
-        Raises:
-            Changed: the sums differ from those of the first time.
-        """
-        if not self.check(step, checksum):
-            raise changed(step)
-
     def close(self) -> None:
         """Close the file."""
-        if self._file is not None:
-            self._file.close()
+        self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -112,8 +91,6 @@ class Repeats:
         self.close()
 
     def _append(self, entry: dict) -> None:
-        if self._file is None:
-            return
         line = memoryview(json.dumps(entry).encode() + b"\n")
         while line:
             line = line[self._file.write(line) :]
@@ -125,24 +102,15 @@ class Repeats:
                 entry = parse_json(line)
                 if not is_count(entry["step"]):
                     raise ValueError("step")
-                self._made = max(self._made, entry["step"] + 1)
+                self.made = max(self.made, entry["step"] + 1)
                 if entry["stream"] != self._stream:
                     continue
                 if entry.get("changed"):
-                    self._changed = True
+                    self.changed = True
                 else:
                     self._known.setdefault(entry["step"], str(entry["sums"]))
             except MALFORMED as error:
                 raise ValueError(
                     f"{self.path}, line {number}, is damaged, so steps of this run "
-                    "cannot be made again: train into another folder"
+                    "cannot be repeated: train into another folder"
                 ) from error
-
-
-def changed(step: int) -> Changed:
-    """Return the error that stops a run whose step gave other sums than before."""
-    return Changed(
-        f"step {step} was made before, and its sums differ this time: the machine or "
-        "its settings changed. Nothing of it was used. Repeat the same command: it "
-        "leaves out the steps charged since the last checkpoint"
-    )

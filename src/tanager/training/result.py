@@ -16,7 +16,7 @@ from tanager.privacy import accountant, tan
 from tanager.privacy.ledger import Ledger
 from tanager.privacy.mechanism import Adjacency, Mechanism
 from tanager.report import run_page
-from tanager.training import identity
+from tanager.training import fingerprint
 from tanager.training.evaluate import Evaluation
 from tanager.training.run_folder import RunFolder
 
@@ -136,7 +136,7 @@ def _summary(
         "eta": tan.eta(spent),
         "eta_step": tan.eta_step(spent),
         "total_noise": tan.total_noise(spent),
-        "versions": identity.versions(),
+        "versions": fingerprint.versions(),
     }
 
 

@@ -13,9 +13,9 @@ from tanager.parallel import hosts
 from tanager.privacy.ledger import Ledger
 from tanager.privacy.mechanism import Mechanism
 from tanager.seed import Seed
-from tanager.training import identity
+from tanager.training import fingerprint
 from tanager.training.checkpoint import Checkpoints
-from tanager.training.repeats import Repeats, changed
+from tanager.training.repeats import Changed, Repeats
 from tanager.training.run_folder import RunFolder
 from tanager.training.state import State
 
@@ -56,7 +56,7 @@ class Position:
                 self.folder.seed_is_used()
 
     def require_same(self, step: int, checksum: jax.Array) -> None:
-        """Stop the run if a step was made before and gave other sums then.
+        """Stop the run if a repeated step gives other sums than before.
 
         To be called by all hosts before anything of the step's update is used.
 
@@ -69,7 +69,12 @@ class Position:
             return self.repeats is None or self.repeats.check(step, sums)
 
         if not hosts.from_chief(is_same):
-            raise changed(step)
+            raise Changed(
+                f"step {step} was computed before and gives other sums now: the "
+                "machine or its settings changed. Its result was not used. Run the "
+                "same command again: it skips the steps charged since the last "
+                "checkpoint"
+            )
 
     def save(self, done: int, state: State) -> None:
         """Write a checkpoint of the state after `done` steps; all hosts together."""
@@ -125,10 +130,12 @@ def resume(
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         folder.require_space(4 * size + _MARGIN)
         ledgers.append(Ledger(folder.ledger))
-        surroundings = identity.environment(
+        surroundings = fingerprint.environment(
             config["physical_batch_size"] // config["devices"], config["clipping"]
         )
-        streams = identity.settle(folder, seed, config, prints, surroundings)
+        streams = fingerprint.check_fingerprint(
+            folder, seed, config, prints, surroundings
+        )
         stream = streams[-1]
         ledgers[0].require(Mechanism(**config["mechanism"]), 0, streams)
         sums.append(Repeats(folder.private / "sums.jsonl", stream))
@@ -153,9 +160,9 @@ def resume(
         raise
     if begun < spent["lost"]:
         _log.warning(
-            "%d steps after checkpoint %d of run folder %s were charged and are left "
-            "out, because they could differ this time: the machine, the physical batch "
-            "size, the versions or the settings of JAX may have changed",
+            "%d steps after checkpoint %d of run folder %s were charged and are now "
+            "skipped, because repeated they could differ: the machine, the physical "
+            "batch size, the versions or the settings of JAX may have changed",
             spent["lost"] - begun,
             begun,
             folder.path,

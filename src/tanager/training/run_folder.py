@@ -177,9 +177,14 @@ class RunFolder:
         write_json_once(path, kept, mode=0o600)
 
     def _require_whole(self) -> None:
-        names = ("config.json", "ledger.jsonl", "private/identity.json")
+        names = ("config.json", "ledger.jsonl", "private/fingerprint.json")
         if self._of_search:
             names = ("study.json", "private/runs")
+        if (self.private / "identity.json").exists():
+            raise ValueError(
+                f"run folder {self.path} is of tanager 0.1, whose runs this version "
+                "does not resume: train into another folder"
+            )
         lost = [name for name in names if not _has_content(self.path / name)]
         if lost:
             raise ValueError(

@@ -47,7 +47,7 @@ class Accumulator(NamedTuple):
     """Sums over the physical batches of one logical batch. Private.
 
     Every device has sums of its own, over the rows it computed on: the n devices'
-    counts are arrays of n. How the gradients lie is `Layout.handed_over`.
+    counts are arrays of n. How the gradients lie is `Layout.scatter`.
 
     Attributes:
         sum: Σ clip_C(gᵢ) as a `Grid` adds it up, or `PlainSums`.
@@ -66,7 +66,7 @@ def empty(sums: PyTree, layout: Layout) -> Accumulator:
         layout: how they lie.
     """
     total = jax.tree.map(
-        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), layout.kept(sums)
+        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), layout.accumulator_shapes(sums)
     )
     none = jnp.zeros(layout.count, jnp.int32)
     losses = jnp.zeros(layout.count, jnp.float32)
@@ -77,7 +77,9 @@ def empty(sums: PyTree, layout: Layout) -> Accumulator:
 def specs(sums: PyTree, layout: Layout) -> Accumulator:
     """Return how an accumulator lies on the devices: arguments as of `empty`."""
     each: Any = PartitionSpec(AXIS)
-    return Accumulator(layout.kept_specs(sums), Counts(*(each,) * len(Counts._fields)))
+    return Accumulator(
+        layout.accumulator_specs(sums), Counts(*(each,) * len(Counts._fields))
+    )
 
 
 def count(
@@ -107,3 +109,28 @@ def count(
 
 def _how_many(rows: Bool[Array, " b"]) -> Int[Array, ""]:
     return jnp.sum(rows, dtype=jnp.int32)
+
+
+def warm_decay(step: Int[Array, ""], decay: float) -> Float[Array, ""]:
+    """Return min(decay, (1 + t)/(10 + t)), where t updates came before this one.
+
+    References:
+        Unlocking paper, appendix C.3, after Tan and Le 2019.
+    """
+    t = step.astype(jnp.float32)
+    return jnp.minimum(decay, (1 + t) / (10 + t))
+
+
+def update_average(
+    average: PyTree, params: PyTree, step: Int[Array, ""], decay: float
+) -> PyTree:
+    """Return the exponential moving average after one more update to `params`.
+
+    It costs no privacy, since it is computed from released parameters.
+    """
+    weight = 1 - warm_decay(step, decay)
+
+    def mix(old: Array, new: Array) -> Array:
+        return old + weight.astype(old.dtype) * (new.astype(old.dtype) - old)
+
+    return jax.tree.map(mix, average, params)

@@ -17,7 +17,7 @@ import numpy as np
 import optax
 from jax.sharding import PartitionSpec
 from jax.stages import Lowered
-from jaxtyping import Array, ArrayLike, Bool, Int, Key, PyTree, UInt32
+from jaxtyping import Array, ArrayLike, Int, Key, PyTree, UInt32
 
 from tanager import _validate as validate
 from tanager.clipping import ClippedGrad, Explanation, clipped_grad
@@ -28,12 +28,19 @@ from tanager.grid import Grid, Whole, checksum
 from tanager.keys import derive_keys
 from tanager.noise import GaussianNoise
 from tanager.parallel.layout import AXIS, Layout
-from tanager.sampling import PoissonSampler
+from tanager.sampling import PhysicalBatch, PoissonSampler
 from tanager.seed import Seed
-from tanager.training import ema
 from tanager.training.plain import PlainGrad, PlainSums
 from tanager.training.problem import DPSGD, Problem, Runtime
-from tanager.training.state import Accumulator, Counts, State, count, empty, specs
+from tanager.training.state import (
+    Accumulator,
+    Counts,
+    State,
+    count,
+    empty,
+    specs,
+    update_average,
+)
 
 
 class Step:
@@ -123,7 +130,7 @@ class Step:
             self.noise = GaussianNoise(mechanism, sensitivity, seed, self.params)
             self._sums = self.noise.grid
             self._sums.require_room(self.sampler.expected_batch_size, sensitivity)
-        self.trace_anew()
+        self.forget_traces()
         self._update_jitted = jit(self._update, donate_argnums=0)
         self._zero_jitted: Callable[[], Accumulator] | None = None
 
@@ -138,33 +145,35 @@ class Step:
         other.noise = self.noise and self.noise.with_seed(seed)
         return other
 
-    def trace_anew(self) -> None:
-        """Forget what was traced: other methods may now be known to be faster."""
+    def forget_traces(self) -> None:
+        """Forget traces, because other methods may now be known to be faster."""
         self._accumulate_jitted = jit(self._accumulate, donate_argnums=2)
 
-    def check(self, params: PyTree, batch: PyTree, physical_batch_size: int) -> None:
+    def check(self, params: PyTree, example: PyTree, physical_batch_size: int) -> None:
         """Trace `accumulate`, so that a loss that cannot be used is refused now.
 
         Args:
             params: the trained leaves.
-            batch: at least one example, for its shapes.
+            example: one example or more on a leading axis, for their shapes.
             physical_batch_size: rows of the batches to come, on all devices together.
 
         Raises:
             ValueError: see `ClippedGrad.__call__`.
         """
         held = self.sampler.examples if self.in_memory else physical_batch_size
-        rows = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((held, *leaf.shape[1:]), leaf.dtype),
-            batch,
+        batch = PhysicalBatch(
+            jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct((held, *leaf.shape[1:]), leaf.dtype),
+                example,
+            ),
+            jax.ShapeDtypeStruct((physical_batch_size,), jnp.bool_),
+            jax.ShapeDtypeStruct((physical_batch_size,), jnp.int32),
         )
         arrays = (
             params,
             self.frozen,
             jax.eval_shape(lambda: empty(self._sums.shapes(params), self.layout)),
-            rows,
-            jax.ShapeDtypeStruct((physical_batch_size,), jnp.bool_),
-            jax.ShapeDtypeStruct((physical_batch_size,), jnp.int32),
+            batch,
         )
         self._accumulate_jitted.eval_shape(
             *self.layout.shapes(arrays), self.augmentation_key(0)
@@ -173,32 +182,32 @@ class Step:
     def explain(
         self,
         params: PyTree,
-        batch: PyTree,
+        example: PyTree,
         physical_batch_size: int,
         report: Callable[[str], None] = lambda _: None,
     ) -> Explanation:
-        """Return how a device clips its rows of a physical batch, measured where due.
+        """Return how a device clips its rows of a physical batch, measured if needed.
 
         Args:
             params: the trained leaves.
-            batch: at least one example, for its shapes.
+            example: one example or more on a leading axis, for their shapes.
             physical_batch_size: rows of the batches to come, on all devices together.
             report: told what is being measured.
         """
         size = self.layout.rows_each(physical_batch_size)
 
-        def views(batch: PyTree) -> PyTree:
-            indices = jnp.zeros(size, jnp.int32)
+        def views(example: PyTree) -> PyTree:
             rows = jax.tree.map(
-                lambda leaf: jnp.zeros((size, *leaf.shape[1:]), leaf.dtype), batch
+                lambda leaf: jnp.zeros((size, *leaf.shape[1:]), leaf.dtype), example
             )
-            return self.views(rows, indices, self.augmentation_key(0))
+            batch = PhysicalBatch(rows, None, jnp.zeros(size, jnp.int32))
+            return self.views(batch, self.augmentation_key(0))
 
-        shapes = jax.eval_shape(views, batch)
+        shapes = jax.eval_shape(views, example)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         model = self.model(params)
         if self.grad_fn.tune(model, zeros, report):
-            self.trace_anew()
+            self.forget_traces()
         return self.grad_fn.explain(model, zeros)
 
     def model(self, params: PyTree) -> PyTree:
@@ -233,7 +242,7 @@ class Step:
             average = jax.tree.map(
                 lambda leaf: leaf.astype(accumulation_dtype(leaf.dtype)), params
             )
-            return self.layout.laid((average, self.optimizer.init(params)))
+            return self.layout.constrain((average, self.optimizer.init(params)))
 
         return State(params, *state(params))
 
@@ -251,7 +260,7 @@ class Step:
         """Return the key all views of this step are drawn from."""
         return derive_keys(self._seed, "augmentation", step)[0]
 
-    def views(self, batch: PyTree, indices: Int[Array, " b"], key: Key[Array, ""]):
+    def views(self, batch: PhysicalBatch, key: Key[Array, ""]) -> PyTree:
         """Return K augmented views of each example, whatever batch it travels in.
 
         The randomness belongs to the pair (step, example), so that the size of
@@ -259,21 +268,19 @@ class Step:
         """
         augment = self.augment
         if augment is None:
-            return batch
+            return batch.examples
 
         def example_views(index: Array, example: Any) -> Any:
             own = jax.random.fold_in(key, index)
             return augmentation.views(augment, own, example, self.multiplicity)
 
-        return jax.vmap(example_views)(indices, batch)
+        return jax.vmap(example_views)(batch.indices, batch.examples)
 
     def accumulate(
         self,
         params: PyTree,
         accumulator: Accumulator,
-        batch: PyTree,
-        mask: Bool[ArrayLike, " b"],
-        indices: Int[ArrayLike, " b"],
+        batch: PhysicalBatch,
         key: Key[Array, ""],
     ) -> Accumulator:
         """Add the clipped gradients of one physical batch; compiled once.
@@ -281,23 +288,17 @@ class Step:
         Args:
             params: the trained leaves.
             accumulator: what was added up so far; its memory is used again.
-            batch: B rows of examples; or all N examples, with `in_memory`.
-            mask: which rows are examples.
-            indices: of the examples among the N.
+            batch: P rows; with `in_memory`, its examples are all N.
             key: of the step's augmentation.
         """
-        return self._accumulate_jitted(
-            params, self._placed(), accumulator, batch, mask, indices, key
-        )
+        return self._accumulate_jitted(params, self._placed(), accumulator, batch, key)
 
     def _accumulate(
         self,
         params: PyTree,
         frozen: PyTree,
         accumulator: Accumulator,
-        batch: PyTree,
-        mask: Bool[Array, " b"],
-        indices: Int[Array, " b"],
+        batch: PhysicalBatch,
         key: Key[Array, ""],
     ) -> Accumulator:
         layout, each = self.layout, PartitionSpec(AXIS)
@@ -313,31 +314,28 @@ class Step:
             in_specs=(
                 layout.specs((params, frozen)),
                 sums,
-                PartitionSpec() if self.in_memory else each,
-                each,
-                each,
+                PhysicalBatch(PartitionSpec() if self.in_memory else each, each, each),
                 PartitionSpec(),
             ),
             out_specs=sums,
             check_vma=False,
-        )((params, frozen), accumulator, batch, mask, indices, key)
+        )((params, frozen), accumulator, batch, key)
 
     def _accumulate_here(
         self,
         params: PyTree,
         frozen: PyTree,
         accumulator: Accumulator,
-        batch: PyTree,
-        mask: Bool[Array, " b"],
-        indices: Int[Array, " b"],
+        batch: PhysicalBatch,
         key: Key[Array, ""],
     ) -> Accumulator:
         if self.in_memory:
-            batch = jax.tree.map(lambda leaf: leaf[indices], batch)
+            rows = jax.tree.map(lambda leaf: leaf[batch.indices], batch.examples)
+            batch = batch._replace(examples=rows)
         model = eqx.combine(params, frozen, self._static)
-        out = self.grad_fn(model, self.views(batch, indices, key), mask)
-        counts = count(out.norms, out.losses, mask, self.grad_fn.clip_norm)
-        rounded = self.layout.handed_over(self._sums.round(out.sum))
+        out = self.grad_fn(model, self.views(batch, key), batch.mask)
+        counts = count(out.norms, out.losses, batch.mask, self.grad_fn.clip_norm)
+        rounded = self.layout.scatter(self._sums.round(out.sum))
         return Accumulator(
             self._sums.plus(accumulator.sum, rounded),
             jax.tree.map(lambda x, new: x + new[None], accumulator.counts, counts),
@@ -371,9 +369,7 @@ class Step:
     def update(
         self,
         state: State,
-        batch: PyTree,
-        mask: Bool[Array, " b"],
-        indices: Int[Array, " b"],
+        batch: PhysicalBatch,
         key: Key[Array, ""],
         drawn: Whole,
         step: Int[Array, ""],
@@ -382,24 +378,18 @@ class Step:
 
         Pure, for `jax.vmap` over runs; arguments as of `accumulate` and `apply`.
         """
-        params, rows = state.params, (batch, mask, indices, key)
+        params = state.params
         none = empty(self._sums.shapes(params), self.layout)
-        sums = self._accumulate_here(params, self.frozen, none, *rows)
+        sums = self._accumulate_here(params, self.frozen, none, batch, key)
         total = jax.tree.map(lambda leaf: leaf[0], sums.sum)
         return self._apply(state, total, drawn, step)
 
-    def lowered(
-        self,
-        state: State,
-        batch: PyTree,
-        mask: Bool[ArrayLike, " b"],
-        indices: Int[ArrayLike, " b"],
-    ) -> tuple[Lowered, Lowered]:
-        """Return the programs of `accumulate` and `apply`, to ask them what they do."""
+    def lowered(self, state: State, batch: PhysicalBatch) -> tuple[Lowered, Lowered]:
+        """Return the programs of `accumulate` and `apply`, for inspection."""
         total = self.zero(state.params)
         key, drawn = self.augmentation_key(0), self.draw(0)
         accumulate = self._accumulate_jitted.lower(
-            state.params, self._placed(), total, batch, mask, indices, key
+            state.params, self._placed(), total, batch, key
         )
         return accumulate, self._update_jitted.lower(state, total, drawn, np.int32(0))
 
@@ -411,9 +401,9 @@ class Step:
         step: Int[Array, ""],
     ) -> tuple[State, Counts, UInt32[Array, "4"]]:
         like = self._sums.shapes(state.params)
-        total = self._sums.carried(self.layout.met(accumulator.sum, like))
+        total = self._sums.carried(self.layout.reduce(accumulator.sum, like))
         made = checksum(total) if isinstance(total, Whole) else jnp.zeros(4, jnp.uint32)
-        state = self.layout.laid(self._apply(state, total, drawn, step))
+        state = self.layout.constrain(self._apply(state, total, drawn, step))
         counts = jax.tree.map(functools.partial(jnp.sum, axis=0), accumulator.counts)
         return state, counts, made
 
@@ -436,5 +426,5 @@ class Step:
             gradient, state.optimizer_state, state.params
         )
         params = optax.apply_updates(state.params, updates)
-        average = ema.update(state.average, params, step, self.ema_decay)
+        average = update_average(state.average, params, step, self.ema_decay)
         return State(params, average, optimizer_state)

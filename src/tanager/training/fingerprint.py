@@ -1,4 +1,4 @@
-"""What makes a run that run: nothing of it may change between start and resume.
+"""The fingerprint of a run: what may not change between start and resume.
 
 A resumed step must be the same function of the same data and the same randomness, or
 the guarantee of the ledger would be about another algorithm than the one that ran. So
@@ -34,7 +34,6 @@ from tanager.seed import Seed
 from tanager.training.problem import Runtime
 from tanager.training.run_folder import RunFolder
 from tanager.training.step import Step
-from tanager.training.variables import jax_settings, variables
 
 
 _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
@@ -53,7 +52,23 @@ _MAY_CHANGE = {field.name for field in dataclasses.fields(Runtime)} | {
 }
 
 
-_IDENTITY = {
+_PREFIXES = (
+    *("XLA_", "JAX_", "PJRT_", "LIBTPU_", "TPU_", "TF_", "NPROC"),
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "EIGEN", "DNNL_", "ONEDNN_"),
+    *("CUDA_", "CUDNN_", "CUBLAS_", "NCCL_", "NVIDIA_", "ROCM_", "HIP_"),
+)
+# They name files, logs, peers, secrets, or which of several equal devices to use.
+_HARMLESS_VARIABLE = re.compile(
+    r"CACHE|LOG|TRACEBACK|TOKEN|SECRET|PASSWORD|_KEY$|_DIR$|_PATH$|_HOME$"
+    r"|ADDRESS|_PORT$|_ID$|HOSTNAME|VISIBLE_DEVICES"
+)
+_HARMLESS_SETTING = re.compile(
+    r"cache|log|dump|trace|debug|report|warn|pprint|source|location|error"
+    r"|address|timeout|distributed|preemption|recoverability|async|guard|leak"
+    r"|visible_devices"
+)
+
+_RECORD = {
     "prints": Each(str),
     "environment": {"versions": Each(str)},
     "streams": Maybe([str]),
@@ -91,6 +106,27 @@ def environment(rows: int, clipping: str) -> dict[str, Any]:
         "deterministic": device.platform != "gpu" or _DETERMINISTIC in flags,
         "rows": rows,
         "clipping": clipping,
+    }
+
+
+def variables() -> dict[str, str]:
+    """Return the environment variables that XLA and its libraries may compute by.
+
+    NPROC, for instance, sets how many threads XLA divides a sum among.
+    """
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(_PREFIXES) and not _HARMLESS_VARIABLE.search(name)
+    }
+
+
+def jax_settings() -> dict[str, str]:
+    """Return the settings of JAX that may change what is computed."""
+    return {
+        name: str(getattr(jax.config, name, None))
+        for name in sorted(jax.config.values)
+        if not _HARMLESS_SETTING.search(name)
     }
 
 
@@ -132,7 +168,7 @@ def fingerprints(seed: Seed, step: Step, source: Any, one: Any) -> dict[str, str
     return {name: seed.fingerprint(content) for name, content in parts.items()}
 
 
-def settle(
+def check_fingerprint(
     folder: RunFolder,
     seed: Seed,
     config: Mapping[str, Any],
@@ -149,11 +185,11 @@ def settle(
         ValueError: a setting or a fingerprint differs from the folder's; every one
             that differs is named.
     """
-    identity = folder.private / "identity.json"
+    file = folder.private / "fingerprint.json"
     streams: list[str] = []
     now = {"prints": dict(prints), "environment": dict(surroundings)}
-    if folder.config.exists() and identity.exists():
-        before = _recorded(identity, _IDENTITY)
+    if folder.config.exists() and file.exists():
+        before = _recorded(file, _RECORD)
         streams = before["streams"] or []
         begun_with = _recorded(folder.config, {"unreadable": Maybe(str)})
         changes = _differences(begun_with, config)
@@ -178,7 +214,7 @@ def settle(
     stream = seed.fingerprint(text.encode())[:16]
     streams = [name for name in streams if name != stream] + [stream]
     write_json(folder.config, config)
-    write_json(identity, now | {"streams": streams}, mode=0o600)
+    write_json(file, now | {"streams": streams}, mode=0o600)
     return streams
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tanager.training import digests
+from tanager.training import checkpoint
 from tanager.training.checkpoint import Checkpoints
 
 
@@ -31,7 +31,7 @@ def files(folder):
 
 def test_a_flip_of_any_byte_of_any_file_is_found(written, tmp_path):
     folder = shutil.copytree(written / "2", tmp_path / "2")
-    assert digests.is_sound(folder, "2")
+    assert checkpoint.is_sound(folder, "2")
     flips = 0
     for path in files(folder):
         content = path.read_bytes()
@@ -39,35 +39,35 @@ def test_a_flip_of_any_byte_of_any_file_is_found(written, tmp_path):
             path.write_bytes(
                 content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
             )
-            assert not digests.is_sound(folder, "2"), (path, place)
+            assert not checkpoint.is_sound(folder, "2"), (path, place)
             flips += 1
         path.write_bytes(content)
-    assert digests.is_sound(folder, "2")
+    assert checkpoint.is_sound(folder, "2")
     assert flips > 300
 
 
 def test_a_lost_added_or_exchanged_file_is_found(written, tmp_path):
     folder = shutil.copytree(written / "2", tmp_path / "2")
-    assert not digests.is_sound(folder, "1")
+    assert not checkpoint.is_sound(folder, "1")
     first = files(folder)[0]
     content = first.read_bytes()
     first.unlink()
-    assert not digests.is_sound(folder, "2")
+    assert not checkpoint.is_sound(folder, "2")
     first.write_bytes(content)
     (folder / "more").write_bytes(b"")
-    assert not digests.is_sound(folder, "2")
+    assert not checkpoint.is_sound(folder, "2")
 
 
 def test_large_files_are_digested_in_parts(tmp_path, monkeypatch):
     monkeypatch.setattr(digests, "_BLOCK", 100)
     content = np.arange(250, dtype=np.uint8).tobytes()
     (tmp_path / "file").write_bytes(content)
-    digests.seal(tmp_path, "")
+    checkpoint.seal(tmp_path, "")
     for place in (0, 99, 100, 249):
         changed = bytearray(content)
         changed[place] ^= 128
         (tmp_path / "file").write_bytes(changed)
-        assert not digests.is_sound(tmp_path, "")
+        assert not checkpoint.is_sound(tmp_path, "")
 
 
 @pytest.mark.parametrize("number", range(14))

@@ -1,4 +1,4 @@
-"""How several hosts come to clip alike: what one measured, all of them use."""
+"""Make all hosts clip alike: they use what the chief has measured."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,14 +11,14 @@ from tanager.parallel import hosts
 from tanager.training.step import Step
 
 
-def agreed_clipping(
+def sync_clipping(
     step: Step,
     params: PyTree,
     one: Any,
     physical_batch_size: int,
     report: Callable[[str], None],
 ) -> Explanation:
-    """Return how every device clips its rows, measured on the chief's where due.
+    """Return how every device clips its rows, as measured on the chief.
 
     Other timings would choose other methods, whose sums round differently, and on
     several hosts the devices must run one program.
@@ -28,7 +28,7 @@ def agreed_clipping(
         params: its trained leaves.
         one: an example, on a leading axis of 1.
         physical_batch_size: rows of all devices together.
-        report: told what is being measured.
+        report: called with what is being measured.
 
     Raises:
         ValueError: a host's devices are of another kind, so that its methods differ.
@@ -41,7 +41,7 @@ def agreed_clipping(
     timings = hosts.from_chief(lambda: Timings().as_json())
     if clipping is None:
         Timings().adopt(timings)
-        step.trace_anew()
+        step.forget_traces()
         clipping = explained()
     hosts.require_same("clipping", clipping.fingerprint)
     return clipping
