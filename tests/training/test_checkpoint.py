@@ -59,7 +59,7 @@ def test_a_lost_added_or_exchanged_file_is_found(written, tmp_path):
 
 
 def test_large_files_are_digested_in_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr(digests, "_BLOCK", 100)
+    monkeypatch.setattr(checkpoint, "_BLOCK", 100)
     content = np.arange(250, dtype=np.uint8).tobytes()
     (tmp_path / "file").write_bytes(content)
     checkpoint.seal(tmp_path, "")
