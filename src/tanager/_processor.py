@@ -16,8 +16,8 @@ def name() -> str:
 
 def instructions() -> tuple[str, ...]:
     """Return its sets of vector instructions; empty if unknown."""
-    told = (_line("flags") or _line("Features")).split()
-    return tuple(sorted({flag for flag in told if flag.startswith(_VECTORS)}))
+    flags = (_line("flags") or _line("Features")).split()
+    return tuple(sorted({flag for flag in flags if flag.startswith(_VECTORS)}))
 
 
 def cores() -> int:

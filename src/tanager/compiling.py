@@ -1,4 +1,4 @@
-"""How XLA is asked to compile what tanager runs.
+"""The options with which XLA compiles tanager's programs.
 
 On a CPU, XLA of JAX 0.10 and 0.11 hands products, reductions and convolutions to
 YNNPACK. Its reductions are several times as fast as XLA's own, its convolutions up to
@@ -26,13 +26,12 @@ def compiler_options() -> dict[str, str]:
 
         step = jax.jit(step, compiler_options=tanager.compiler_options())
 
-    All that tanager compiles itself has them; a step of one's own that calls
-    `clipped_grad` wants them too. They change how something is computed, and with it
-    the last digits, never what. On accelerators there are none, nor where ``XLA_FLAGS``
-    says something of the same, or the XLA at hand does not know them.
+    tanager compiles its own programs with them; use them for your own step that calls
+    `clipped_grad`. They change the speed and the last digits of a result.
 
     Returns:
-        Options by name; empty where there is nothing to ask for.
+        Options by name; empty on accelerators, if ``XLA_FLAGS`` sets the same option,
+        or if this XLA does not know it.
     """
     if jax.default_backend() != "cpu" or _HANDED_OVER in os.environ.get(
         "XLA_FLAGS", ""

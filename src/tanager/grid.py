@@ -175,7 +175,7 @@ class Grid:
 
 
 def checksum(whole: Whole) -> UInt32[Array, "4"]:
-    """Return 128 bits that tell whole numbers apart, wherever they lie. Private."""
+    """Return a 128-bit checksum of whole numbers, however they are placed. Private."""
     primes = np.array([0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F], np.uint32)
     total = jnp.zeros(4, jnp.uint32)
     for number, leaf in enumerate(jax.tree.leaves(whole)):

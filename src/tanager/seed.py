@@ -3,8 +3,8 @@
 Who was sampled, and which noise hid them, must be unpredictable to whoever sees the
 model. One 256-bit secret comes from the operating system; everything else is derived
 from it by a keyed hash (BLAKE2b, a pseudo-random function), named by purpose and
-position. So the randomness of any step can be had again without replaying the steps
-before it, no two purposes share a stream, and a stream reveals nothing of the secret.
+position. So the randomness of any step can be computed again without the steps before
+it, no two purposes share a stream, and a stream reveals nothing of the secret.
 """
 
 import dataclasses

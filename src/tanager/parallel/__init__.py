@@ -1,1 +1,1 @@
-"""Many devices, on one host or several: what lies where, and who speaks to whom."""
+"""Many devices, on one host or several: which holds what, and how hosts agree."""

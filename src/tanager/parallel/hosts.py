@@ -296,7 +296,7 @@ def total(*numbers: int) -> tuple[int, ...]:
 
 
 def require_same(what: str, fingerprint: str) -> None:
-    """Refuse to go on where hosts hold different things.
+    """Refuse hosts that hold different things.
 
     Args:
         what: the name of what must be the same.

@@ -195,7 +195,7 @@ class Layout:
         """Return arrays that are whole on every device as arrays of one of them.
 
         Args:
-            tree: pytree; what is not an array of the mesh stays as it is.
+            tree: pytree; other leaves than arrays of the mesh are not changed.
         """
 
         def one(leaf: Any) -> Any:

@@ -76,8 +76,8 @@ class Checkpoints:
         Every host reads all files, and all hosts pass over what is damaged for one.
 
         Args:
-            template: a state of the same structure, shapes and dtypes, that lies on
-                the devices as the restored one will.
+            template: a state of the same structure, shapes and dtypes, placed on the
+                devices as the restored one will be.
         """
         for step in sorted(self._manager.all_steps(), reverse=True):
             damaged = not is_sound(self.folder / str(step), str(step))

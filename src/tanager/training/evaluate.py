@@ -24,7 +24,7 @@ _SHOWN = 10  # classes that a message names
 
 
 class ClassResult(NamedTuple):
-    """How one class fared.
+    """The result of one class.
 
     Attributes:
         name: of the class.
@@ -76,8 +76,8 @@ class Classification:
             no secret is needed.
 
     Raises:
-        ValueError: a number is out of range, or a label, where they lie in memory;
-            others are looked at in the call, as are the logits.
+        ValueError: a number is out of range, or a label of data in memory; the call
+            checks other labels, and the logits.
 
     References:
         TAN without a burn, section 4.2, "Testing with augmentations" (AugTest): the
@@ -135,8 +135,8 @@ class Classification:
     def __call__(self, params: PyTree) -> Evaluation:
         """Evaluate one set of parameters on all test examples.
 
-        Where the parameters lie on several devices, each of them evaluates a part of
-        every batch, and on several hosts each reads a part.
+        If the parameters are on several devices, each evaluates a part of every batch;
+        on several hosts, each reads a part.
 
         Raises:
             ValueError: a label is not that of a class, or there are not as many logits
@@ -236,8 +236,8 @@ class Classification:
             return tally + self._one_hot(jnp.argmax(logits, axis=1)), None
 
         # One view after another: memory does not grow with their number.
-        nobody = jnp.zeros((len(batch.indices), len(self.classes)), jnp.int32)
-        return lax.scan(vote, nobody, jnp.arange(self.views, dtype=jnp.int32))[0]
+        no_votes = jnp.zeros((len(batch.indices), len(self.classes)), jnp.int32)
+        return lax.scan(vote, no_votes, jnp.arange(self.views, dtype=jnp.int32))[0]
 
     def _one_hot(self, labels: Int[Array, " b"]) -> Int[Array, "b classes"]:
         return jax.nn.one_hot(labels, len(self.classes), dtype=jnp.int32)

@@ -1,4 +1,4 @@
-"""A finished run as a model to hand on: weights, description, model card."""
+"""Export a finished run as a model: weights, description, model card."""
 
 import contextlib
 import json

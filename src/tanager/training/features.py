@@ -58,11 +58,11 @@ def cache_features(
 
     Returns:
         Examples ``{"features": float32[d], "label": int32[]}``, in the order of `data`;
-        the features are read from disk as they are asked for.
+        features are read from disk when they are needed.
 
     Raises:
         ValueError: the folder holds features of other weights, data or of another
-            function, or there is no room for them on the disk.
+            function, or the disk is too full.
     """
     validate.whole(physical_batch_size=physical_batch_size, at_least=1)
     source, place = as_source(data), Path(folder)

@@ -86,8 +86,8 @@ def environment(rows: int, clipping: str) -> dict[str, Any]:
     """Return what may change between start and resume, at the price of lost steps.
 
     The same steps computed in another environment can differ in the last bits; on a
-    GPU even in the same one, unless XLA is told otherwise. The number of devices and
-    hosts is not part of it: their sums are whole numbers.
+    GPU even in the same one, unless XLA is made deterministic. The number of devices
+    and hosts is not part of it: their sums are whole numbers.
 
     Args:
         rows: that a device computes on at once.
@@ -133,8 +133,8 @@ def jax_settings() -> dict[str, str]:
 def fingerprints(seed: Seed, step: Step, source: Any, one: Any) -> dict[str, str]:
     """Return keyed fingerprints of all that has no readable form.
 
-    The loss, the augmentation and the optimizer are told apart by the computation JAX
-    traces of them; data by `sample`.
+    The loss, the augmentation and the optimizer are compared by the computation that
+    JAX traces of them; data by `sample`.
 
     Args:
         seed: the run's secret.

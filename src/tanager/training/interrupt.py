@@ -14,9 +14,9 @@ _noted = False
 def noting() -> Iterator[None]:
     """Remember inside the `with` block, a command's, that Ctrl-C has arrived.
 
-    It raises `KeyboardInterrupt` as ever; but some code swallows that, JAX's when
-    garbage is collected among it, and then the next `Interrupt` knows. Where Ctrl-C has
-    another handler than Python's, nothing is done.
+    It still raises `KeyboardInterrupt`. Some code swallows that, such as JAX's when
+    garbage is collected; then the next `Interrupt` is true. If Ctrl-C has another
+    handler than Python's, nothing changes.
     """
     global _noted
     own = signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -40,8 +40,8 @@ def _remember(number: int, frame: object) -> NoReturn:
 class Interrupt:
     """True once Ctrl-C or a termination signal has arrived inside its `with` block.
 
-    Ctrl-C that `noting` remembers counts too, and goes on counting after the block.
-    The loss of the terminal (SIGHUP) counts, where nobody asked that it should not.
+    Ctrl-C that `noting` remembers counts too, even after the block.
+    The loss of the terminal (SIGHUP) counts, unless another handler is set for it.
     A second Ctrl-C stops at once; the run can still be resumed. Signals can only be
     taken over in the main thread; elsewhere this never becomes true.
     """

@@ -25,7 +25,7 @@ def computing(precision: str) -> contextlib.AbstractContextManager:
     """Return the context in which everything must be traced, compiled and run.
 
     Raises:
-        ValueError: there is no such precision.
+        ValueError: the name is unknown.
     """
     validate.one_of(PRECISIONS, precision=precision)
     return jax.default_matmul_precision(PRECISIONS[precision])

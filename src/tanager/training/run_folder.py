@@ -1,6 +1,6 @@
 """A run is a folder: everything about it, public and private, in one place.
 
-    config.json            what was asked for
+    config.json            the settings
     ledger.jsonl           what was spent
     metrics.jsonl          what may be released: test results, ε so far
     tensorboard/           the same, to look at
@@ -100,7 +100,7 @@ class RunFolder:
 
     @property
     def config(self) -> Path:
-        """What was asked for."""
+        """The settings."""
         return self.path / "config.json"
 
     @property
@@ -122,8 +122,8 @@ class RunFolder:
             make: False where another host has made it.
 
         Raises:
-            ValueError: the folder was begun with another seed, or it lost a file and
-                the seed was used; or the other host's seed is not there.
+            ValueError: the folder has another seed, or it lost a file after the seed
+                was used; or the other host's seed is missing.
         """
         path = self._seed_file
         if not path.exists():
@@ -141,7 +141,7 @@ class RunFolder:
             validate.refuse(
                 "seed",
                 given,
-                "differs from the seed this run folder was begun with",
+                "differs from the seed of this run folder",
                 f"give that seed to resume {self.path}, or train into another folder",
             )
         return seed

@@ -47,7 +47,7 @@ class Accumulator(NamedTuple):
     """Sums over the physical batches of one logical batch. Private.
 
     Every device has sums of its own, over the rows it computed on: the n devices'
-    counts are arrays of n. How the gradients lie is `Layout.scatter`.
+    counts are arrays of n. `Layout.scatter` says how the gradients are placed.
 
     Attributes:
         sum: Σ clip_C(gᵢ) as a `Grid` adds it up, or `PlainSums`.
@@ -63,7 +63,7 @@ def empty(sums: PyTree, layout: Layout) -> Accumulator:
 
     Args:
         sums: the shapes of its sum.
-        layout: how they lie.
+        layout: of the devices.
     """
     total = jax.tree.map(
         lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), layout.accumulator_shapes(sums)
@@ -75,7 +75,7 @@ def empty(sums: PyTree, layout: Layout) -> Accumulator:
 
 
 def specs(sums: PyTree, layout: Layout) -> Accumulator:
-    """Return how an accumulator lies on the devices: arguments as of `empty`."""
+    """Return the partition specs of an accumulator; arguments as in `empty`."""
     each: Any = PartitionSpec(AXIS)
     return Accumulator(
         layout.accumulator_specs(sums), Counts(*(each,) * len(Counts._fields))

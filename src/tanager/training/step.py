@@ -51,7 +51,7 @@ class Step:
     The sum is divided by the public expected batch size q·N, never by the size drawn.
     One mechanism feeds the sampler (`sampler`) and the noise (`noise`).
 
-    Sums are added up and released on a grid (`tanager.grid`), but for those of training
+    Sums are added up and released on a grid (`tanager.grid`), except in training
     without privacy.
 
     Args:
@@ -192,7 +192,7 @@ class Step:
             params: the trained leaves.
             example: one example or more on a leading axis, for their shapes.
             physical_batch_size: rows of the batches to come, on all devices together.
-            report: told what is being measured.
+            report: called with what is being measured.
         """
         size = self.layout.rows_each(physical_batch_size)
 
@@ -234,7 +234,7 @@ class Step:
         return self._loss(eqx.combine(params, frozen, self._static), example)
 
     def start(self, params: PyTree) -> State:
-        """Return the state before the first update: copies, laid out on the devices."""
+        """Return the state before the first update: copies, placed on the devices."""
         params = self.layout.parameters(params)
 
         @jax.jit
