@@ -185,24 +185,30 @@ def _fail(error: BaseException) -> NoReturn:
     here = f"host {_me()} ({socket.gethostname()})"
     with contextlib.suppress(jax.errors.JaxRuntimeError):
         _store().key_value_set(_FAILED, f"{here} stopped: {message}")
-        time.sleep(5 * _BEAT)  # for the others to read it
-    # At once: an orderly exit would wait for the other hosts.
-    os._exit(1)
+    _exit()
 
 
 def _watch_others(store: Any) -> None:
     """End this process when a host has sent no heartbeat for too long."""
     everyone = range(_runtime().num_processes)
-    names: dict[int, str] = {}
-    while not _leaving.is_set():
-        with contextlib.suppress(jax.errors.JaxRuntimeError):
+    while True:
+        try:
             # Every host asks, and all get the answer together.
             alive = store.get_live_nodes(list(everyone))
-            for host in set(everyone) - set(names):
-                names[host] = store.key_value_try_get(f"tanager/name/{host}")
+        except jax.errors.JaxRuntimeError:
+            if _leaving.is_set():
+                return
+        else:
             for host in set(everyone) - set(alive):
-                _stop(f"host {host} ({names[host]}) is gone")
+                _stop(f"host {host} ({_name_of(store, host)}) is gone")
         time.sleep(_BEAT)
+
+
+def _name_of(store: Any, host: int) -> str:
+    try:
+        return store.key_value_try_get(f"tanager/name/{host}")
+    except jax.errors.JaxRuntimeError:
+        return "unknown"
 
 
 def _listen(store: Any) -> None:
@@ -226,6 +232,13 @@ def _stop(text: str) -> None:
 
 def _end(text: str) -> NoReturn:
     print(f"tanager: {text}", file=sys.stderr, flush=True)
+    _exit()
+
+
+def _exit() -> NoReturn:
+    if _me() == 0:
+        # JAX aborts the other hosts when this one is gone: let them end before.
+        time.sleep(5 * _BEAT)
     # The main thread may wait in a collective, which nothing interrupts.
     os._exit(1)
 
