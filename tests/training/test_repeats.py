@@ -4,6 +4,7 @@ import json
 import os
 import stat
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -93,7 +94,7 @@ def test_a_run_stops_at_a_repeated_step_with_other_sums(tmp_path):
     state = State(None, None, None)
     with Repeats(tmp_path / "sums.jsonl", "a") as repeats:
         position = Position(None, "a", 0, state, None, repeats=repeats)
-        position.require_same(5, checksum(1))
-        position.require_same(5, checksum(1))
+        position.require_same(5, jnp.asarray(checksum(1)))
+        position.require_same(5, jnp.asarray(checksum(1)))
         with pytest.raises(Changed, match="step 5 was computed before and gives other"):
-            position.require_same(5, checksum(2))
+            position.require_same(5, jnp.asarray(checksum(2)))

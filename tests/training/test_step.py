@@ -224,8 +224,8 @@ def test_views_are_of_the_example_not_of_its_place_in_the_batch():
     some = np.array([3, 8, 5])
 
     def batch(indices):
-        indices = jnp.asarray(indices, jnp.int32)
-        return PhysicalBatch(gather(source(), indices), None, indices)
+        examples = gather(source(), indices)
+        return PhysicalBatch(examples, None, jnp.asarray(indices, jnp.int32))
 
     views = step.views(batch(some), key)
     assert views["x"].shape == (3, 4, FEATURES)

@@ -6,6 +6,7 @@ import numpy as np
 from parts import step
 from tanager.data.augment import CropFlip
 from tanager.privacy.mechanism import Mechanism
+from tanager.sampling import PhysicalBatch
 from tanager.seed import Seed
 
 
@@ -25,9 +26,9 @@ def seen(seed, number, indices, views=4, images=IMAGES):
         augmentation_multiplicity=views,
     )
     rows = np.array(indices, np.int32)
-    batch = {"image": jnp.asarray(images[rows])}
-    key = made.augmentation_key(number)
-    return np.asarray(made.views(batch, jnp.asarray(rows), key)["image"])
+    examples = {"image": jnp.asarray(images[rows])}
+    batch = PhysicalBatch(examples, None, jnp.asarray(rows))
+    return np.asarray(made.views(batch, made.augmentation_key(number))["image"])
 
 
 def test_a_resumed_run_sees_the_same_pixels():
