@@ -702,7 +702,7 @@ def test_numbers_of_numpy_are_numbers(tmp_path):
         ({"delta": 1.5}, "delta (=1.5) must be strictly between"),
         ({"clip_norm": 0.0}, "clip_norm (=0.0) must be positive"),
         ({"physical_batch_size": 0}, "physical_batch_size (=0) must be at least 1"),
-        ({"physical_batch_size": 2**40}, "must be at most 1048576: it is a matter of"),
+        ({"physical_batch_size": 2**40}, "must be at most 1048576: it only affects"),
         ({"evaluate_every": 0}, "evaluate_every (=0) must be at least 1"),
         ({"augmentation_multiplicity": 4}, "augmentation_multiplicity (=4)"),
         ({"augment": lambda key, e: e}, "augmentation_multiplicity (=0)"),
