@@ -108,7 +108,7 @@ if __name__ == "__main__":
     if asked["hosts"] == 1:
         main(asked)
     else:
-        hosts.SILENCE = 10
+        hosts.SILENCE = asked.get("silence", hosts.SILENCE)
         with hosts.together(
             f"127.0.0.1:{asked['port']}",
             asked["hosts"],

@@ -38,6 +38,7 @@ _BEAT = 1.0  # seconds between two looks at who is alive
 _FAILED = "tanager/failed"
 _words = 0
 _leaving = threading.Event()
+_alone = threading.Event()
 
 
 class Stopped(KeyboardInterrupt):
@@ -144,6 +145,7 @@ def _join(
     finally:
         late.cancel()
     _leaving.clear()
+    _alone.clear()
     _store().key_value_set(f"tanager/name/{_me()}", socket.gethostname())
     for watch in (_watch_others, _listen):
         threading.Thread(target=watch, args=(_store(),), daemon=True).start()
@@ -168,6 +170,9 @@ def _require_answer(address: str, timeout: float) -> None:
 def _leave() -> None:
     _leaving.set()
     _store().wait_at_barrier("tanager/leave", 1000 * _GOODBYE)
+    if _me() == 0:
+        # JAX aborts a host that says goodbye to a service that has ended.
+        _alone.wait(_GOODBYE)
     jax.distributed.shutdown()
 
 
@@ -199,6 +204,8 @@ def _watch_others(store: Any) -> None:
             if _leaving.is_set():
                 return
         else:
+            if set(alive) <= {_me()}:
+                _alone.set()
             for host in set(everyone) - set(alive):
                 _stop(f"host {host} ({_name_of(store, host)}) is gone")
         time.sleep(_BEAT)
