@@ -112,6 +112,7 @@ OPTIONAL = {"huggingface_hub": "hub", "optuna": "search"}
 BROUGHT = {
     "absl": "grain",
     "google": "protobuf, of orbax-checkpoint",
+    "markupsafe": "jinja2",
     "sqlalchemy": "optuna",
 }
 """What is imported to speak with a library, which brings it."""
