@@ -147,7 +147,7 @@ class MembershipTrainer:
         setting = self._settings[job[0]]
         return setting.clip_norm, setting.steps
 
-    def _train(self, phase: int, part: Sequence[tuple[int, int]]) -> None:
+    def _train(self, phase: int, part: list[tuple[int, int]]) -> None:
         """Train models of one program, and put their scores on record."""
         # Filled up: another number of models would be another program.
         jobs = [*part, *part[-1:] * (self._at_once - len(part))]
