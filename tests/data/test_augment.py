@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from legal_views import FALSE_ALARM, keys, legal_crops, picture, uniform_p, which
 from scipy import stats
 
 from tanager.data import colour, resample
@@ -27,17 +28,7 @@ from tanager.data.augment import (
 )
 
 
-FALSE_ALARM = 1e-6
 RANDOM = sorted(KINDS.keys() - {"none"})
-
-
-def picture(height=6, width=6, channels=3, dtype=np.uint8):
-    """An image with all pixels different: so are its views while 2·padding + 1 < width.
-
-    (Beyond that, a crop can be another crop's mirror image.)
-    """
-    pixels = np.arange(height * width * channels).reshape(height, width, channels)
-    return pixels.astype(dtype)
 
 
 def photograph(height=40, width=44, dtype: type = np.uint8):
@@ -48,27 +39,8 @@ def photograph(height=40, width=44, dtype: type = np.uint8):
 
 def legal_views(image, padding):
     """All crops of the padded image, in order, then all of them flipped."""
-    height, width, _ = image.shape
-    edges = ((padding, padding), (padding, padding), (0, 0))
-    padded = np.pad(image, edges, mode="reflect")
-    steps = range(2 * padding + 1)
-    crops = [padded[i : i + height, j : j + width] for i in steps for j in steps]
+    crops = legal_crops(image, padding)
     return crops + [crop[:, ::-1] for crop in crops]
-
-
-def which(produced, legal):
-    """The position of every produced view among the legal ones, all different."""
-    table = {view.tobytes(): position for position, view in enumerate(legal)}
-    assert len(table) == len(legal)
-    return np.array([table[np.ascontiguousarray(v).tobytes()] for v in produced])
-
-
-def keys(count, seed=0):
-    return jax.random.split(jax.random.key(seed), count)
-
-
-def uniform_p(positions, choices):
-    return stats.chisquare(np.bincount(positions, minlength=choices)).pvalue
 
 
 @pytest.mark.statistical
