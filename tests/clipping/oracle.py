@@ -77,16 +77,6 @@ def exact(
         return clip(found, losses, np.asarray(mask), clip_norm)[0]
 
 
-def distance(one: Any, other: Any) -> float:
-    """Return the Euclidean distance of two trees with equally many leaves."""
-    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-    squares = [
-        np.sum((np.asarray(a, np.float64) - np.asarray(b, np.float64)) ** 2)
-        for a, b in pairs
-    ]
-    return float(np.sqrt(sum(squares)))
-
-
 def each_method(all_cells: Sequence[NormGroup]) -> list[list[Method]]:
     """Return choices of methods that together use every method of every group."""
     options = []

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from oracle import ALL, distance, exact
+from oracle import ALL, exact
 
 from tanager.clipping import STRATEGIES, clipped_grad
+from trees import distance
 
 
 C = 0.7

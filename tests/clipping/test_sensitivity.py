@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from oracle import ALL, cast, distance, draw
+from oracle import ALL, cast, draw
 
 from tanager.clipping import clipped_grad
 from tanager.clipping.analysis.standardise import standardise
+from trees import distance
 
 
 C = 0.5

@@ -18,7 +18,6 @@ os.environ["XLA_FLAGS"] = (
 )
 os.environ["JAX_PLATFORMS"] = "cpu"
 sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parents[1] / "clipping"))
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +25,6 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from oracle import distance
 
 from switch import FULL
 from tanager import clipped_grad
@@ -36,6 +34,7 @@ from tanager.clipping.analysis.standardise import standardise
 from tanager.clipping.planning.autotune import Timings
 from tanager.clipping.planning.choices import STRATEGIES
 from tanager.clipping.rules import base
+from trees import distance
 
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
