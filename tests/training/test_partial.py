@@ -149,6 +149,6 @@ def test_a_run_without_clipping_has_a_page_that_says_so(tmp_path):
 
 
 def test_noise_on_gradients_that_nothing_bounds_is_refused():
-    message = "clip_norm (=None) must be a number with noise of multiplier 0.7"
+    message = "clip_norm (=None) must be a number with noise multiplier 0.7"
     with pytest.raises(ValueError, match=re.escape(message)):
         run(clip_norm=None)
