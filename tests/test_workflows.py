@@ -53,7 +53,9 @@ def test_a_workflow_may_only_read_and_uses_pinned_actions(path):
 def test_the_oldest_and_the_newest_jax_and_python_are_tested():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     (bounds,) = (d[3:] for d in project["dependencies"] if d.startswith("jax>"))
-    oldest, newest = re.fullmatch(r">=([\d.]+),(<[\d.]+)", bounds).groups()
+    match = re.fullmatch(r">=([\d.]+),(<[\d.]+)", bounds)
+    assert match
+    oldest, newest = match.groups()
     last = "Programming Language :: Python :: "
     pythons = [c[len(last) :] for c in project["classifiers"] if c.startswith(last)]
     ci = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
