@@ -15,6 +15,7 @@ import optax
 
 from tanager import noise, sampling
 from tanager.clipping import transform
+from tanager.data import loader
 from tanager.grid import Whole
 from tanager.seed import Seed
 from tanager.training import step
@@ -238,13 +239,14 @@ def divided_by_the_sampled_batch_size(patch):
 
 
 def padding_counted(patch):
-    right = sampling._pack
+    right = sampling.pad
 
     def all_true(indices, size):
-        for part in right(indices, size):
-            yield part._replace(mask=np.ones_like(part.mask))
+        part = right(indices, size)
+        return part._replace(mask=np.ones_like(part.mask))
 
-    patch.setattr(sampling, "_pack", all_true)
+    for module in (sampling, loader):
+        patch.setattr(module, "pad", all_true)
 
 
 def sampled_at_twice_the_rate(patch):
