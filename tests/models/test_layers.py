@@ -83,7 +83,7 @@ def test_convolution_is_the_textbook_one(stride, padding, standardised):
     image = _normal(2, 7, 6, 2)
     weight = np.asarray(conv.weight)
     if standardised:
-        weight = textbook_standardise(weight, conv.eps)
+        weight = textbook_standardise(weight, conv.form.eps)
     expected = textbook_conv(image, weight, stride, padding) + np.asarray(conv.bias)
     actual = conv(jnp.asarray(image))
     assert actual.dtype == jnp.float32
@@ -97,7 +97,7 @@ def test_groups_are_convolutions_side_by_side(standardised):
     assert conv.weight.shape == (3, 3, 3, 4)
     image, weight = _normal(2, 7, 6, 6), np.asarray(conv.weight)
     if isinstance(conv, layers.StandardisedConv):
-        weight = textbook_standardise(weight, conv.eps)
+        weight = textbook_standardise(weight, conv.form.eps)
     halves = [
         textbook_conv(
             image[..., 3 * n : 3 * n + 3], weight[..., 2 * n : 2 * n + 2], 2, "SAME"
@@ -233,7 +233,7 @@ def test_unit_variance_is_the_other_form_of_standardisation():
     form = layers.Standardisation(unit_variance=True)
     conv = layers.StandardisedConv(3, 4, 3, form=form, key=jax.random.key(0))
     image = _normal(0, 6, 5, 3)
-    weight = textbook_standardise(conv.weight, conv.eps) * math.sqrt(27)
+    weight = textbook_standardise(conv.weight, conv.form.eps) * math.sqrt(27)
     np.testing.assert_allclose(np.var(weight, axis=(0, 1, 2)), 1.0, rtol=1e-5)
     expected = textbook_conv(image, weight, 1, "SAME")
     np.testing.assert_allclose(conv(jnp.asarray(image)), expected, rtol=1e-4, atol=1e-4)

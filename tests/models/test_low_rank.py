@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tanager
-from tanager.models import bit, layers, low_rank, nf_resnet, nfnet, resnet, tuning
+from tanager.models import bit, layers, low_rank, nf_resnet, nfnet, tuning
 from tanager.models.small_cnn import SmallCNN
 from tanager.models.vit import Variant, VisionTransformer
 from tanager.models.wide_resnet import WideResNet
@@ -23,9 +23,6 @@ MODELS = {
     "wide": lambda: WideResNet(10, 1, 5, key=KEY),
     "wide, not standardised": lambda: WideResNet(
         10, 1, 5, weight_standardisation=False, key=KEY
-    ),
-    "residual": lambda: resnet.ResNet(
-        resnet.VARIANTS["18"]._replace(blocks=ONE_EACH), 5, key=KEY
     ),
     "normaliser-free": lambda: nf_resnet.NFResNet(ONE_EACH, 5, key=KEY),
     "grouped": lambda: nfnet.NFNet(ONE_EACH, 5, skip_gain=1.0, key=KEY),

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, cast
 
 from tanager import _validate as validate
 from tanager.privacy import accountant as accountants
@@ -234,7 +234,8 @@ def _root(
         return log_ratio(round(coordinate) if whole else math.exp(coordinate))
 
     tolerance = unknown.tolerance or 1.0
-    root = brentq(spent, start, end, xtol=tolerance, maxiter=1000)
+    found = brentq(spent, start, end, xtol=tolerance, maxiter=1000)
+    root = cast(float, found)
     root = round(root) if whole else root
     inwards = math.copysign(tolerance, start - end)
     while spent(root) > 0:

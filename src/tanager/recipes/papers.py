@@ -19,7 +19,7 @@ again.
 import csv
 import dataclasses
 from importlib import resources
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 from tanager.privacy.mechanism import Mechanism
 
@@ -90,9 +90,9 @@ class PublishedRun:
 
 def _read() -> tuple[PublishedRun, ...]:
     kinds = get_type_hints(PublishedRun)
-    text = (resources.files(__package__) / "papers.csv").read_text("utf-8")
+    text = (resources.files("tanager.recipes") / "papers.csv").read_text("utf-8")
 
-    def value(name: str, cell: str) -> str | int | float | None:
+    def value(name: str, cell: str) -> Any:
         kind = kinds[name]
         if kind in (str, int):
             return kind(cell)

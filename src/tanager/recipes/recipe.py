@@ -192,15 +192,16 @@ class Recipe:
     def __post_init__(self):
         for field in dataclasses.fields(self):
             name, value = field.name, getattr(self, field.name)
+            named: Any = {name: value}
             if value is None and field.default is None:
                 continue
             if name in ("dataset", "model", "optimizer", "strategy"):
                 if not isinstance(value, str) or not value:
                     validate.refuse(name, value, "must be a name")
             elif name in _CHOICES:
-                validate.one_of(get_args(_CHOICES[name]), **{name: value})
+                validate.one_of(get_args(_CHOICES[name]), **named)
             elif name in _AT_LEAST:
-                validate.whole(**{name: value}, at_least=_AT_LEAST[name], remedy="")
+                validate.whole(**named, at_least=_AT_LEAST[name], remedy="")
         self._check_budget()
         validate.clipping_norm(self.clip_norm)
         validate.positive(learning_rate=self.learning_rate)

@@ -13,10 +13,8 @@ import numpy as np
 from references import draw
 
 from tanager import models
-from tanager.models.foreign.layouts import Foreign
+from tanager.models.foreign.layouts import Table
 
-
-Table = dict[str, Foreign]
 
 HERE = pathlib.Path(__file__).parent
 
