@@ -33,7 +33,7 @@ class Choices(NamedTuple):
 
         return CategoricalDistribution(self.values)
 
-    def suggest(self, trial: "BaseTrial", name: str) -> Value:
+    def suggest(self, trial: "BaseTrial", name: str) -> Any:
         """Let a trial of Optuna's choose a value."""
         return trial.suggest_categorical(name, self.values)
 
