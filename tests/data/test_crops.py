@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from legal_views import FALSE_ALARM, keys, legal_crops, picture, uniform_p, which
+from scipy import stats
 
 from tanager.data.crops import middle, random_crop, random_flip
 
