@@ -165,14 +165,15 @@ class ClippedGrad:
             plan = plans[rows]
             if plan.program is None:
                 loss = self._loss_of(fixed)
-                return per_example(loss, trainable, batch, mask, target)
-            parts = plan.program, plan.groups, plan.methods
-            return book_keeping.clip(*parts, trainable, batch, mask, target)
+                found = per_example(loss, trainable, batch, mask, target)
+            else:
+                parts = plan.program, plan.groups, plan.methods
+                found = book_keeping.clip(*parts, trainable, batch, mask, target)
+            total, norms, losses = found
+            # Widened before pieces are joined, or XLA rounds the losses in between.
+            return total, jnp.where(mask, norms, 0), jnp.where(mask, widen(losses), 0)
 
-        total, norms, losses = batches.in_pieces(clip, batch, mask, self.memory)
-        return ClippedGradient(
-            total, jnp.where(mask, norms, 0), jnp.where(mask, widen(losses), 0)
-        )
+        return ClippedGradient(*batches.in_pieces(clip, batch, mask, self.memory))
 
     def _program(
         self, trainable: PyTree, fixed: PyTree, batch: PyTree
