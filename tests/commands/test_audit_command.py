@@ -165,8 +165,8 @@ def test_the_folder_of_a_run_or_a_search_is_refused(tmp_path, capsys, name):
         (tmp_path / file).write_text("kept")
     assert main([*WORDS, "--out", str(tmp_path)]) == 2
     told = capsys.readouterr().err
-    assert f"holds the {name} of a run" in told
-    assert "audit into another folder" in told
+    assert f"holds a run or a search ({name})" in told
+    assert "choose another folder" in told
     assert {path.name for path in tmp_path.iterdir()} == {name, "report.html"}
     assert (tmp_path / "report.html").read_text() == "kept"
 
