@@ -62,7 +62,8 @@ def thinned(items):
 
 def pytest_collection_modifyitems(config, items):
     """Begin with the files that take long, so that no worker is left alone with one."""
-    if not FULL:
+    named = any("::" in argument for argument in config.args)
+    if not FULL and not named:
         most = thinned(items)
         config.hook.pytest_deselected(items=list({*items} - {*most}))
         items[:] = most

@@ -145,7 +145,6 @@ def test_own_image_folder(run):
     assert exported == {"README.md", "config.json", "model.safetensors"}
 
 
-@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.statistical
 def test_last_layer(run):
@@ -157,7 +156,6 @@ def test_last_layer(run):
     assert found["test_accuracy_ema"] > scratch["test_accuracy_ema"]
 
 
-@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.statistical
 def test_lora_vit(run):
@@ -170,7 +168,6 @@ def test_lora_vit(run):
     assert found["test_accuracy_ema"] > 0.5  # guessing: 0.2
 
 
-@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.statistical
 def test_tan_search(run):
