@@ -180,6 +180,6 @@ def test_all_strategies_agree_on_random_losses(problem):
         params,
         batch,
         mask=mask,
-        strategies=("per_example", "ghost", "bk_mixed", "bk_mixopt"),
+        strategies=("per_example", "bk", "bk_mixed", "bk_mixopt"),
         dtypes=(dtype,),
     )

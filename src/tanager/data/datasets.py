@@ -13,7 +13,6 @@ from tanager.data.benchmarks import (
     IMAGENET_MEAN,
     IMAGENET_STD,
 )
-from tanager.data.find import LARGEST_IN_MEMORY as LARGEST_IN_MEMORY
 from tanager.data.find import WANTED, Found, Wanted, find_files, find_images, streams
 from tanager.data.folder import TESTS, FolderSource, common_shape, list_folder
 from tanager.data.source import ArraySource, Source, subset
@@ -125,7 +124,7 @@ def load(
             images of one size, which are then all opened first.
         stream: True reads and decodes images as they are needed, which class folders,
             Arrow and npy files allow. False decodes all of them now. None streams if
-            they would take more than `LARGEST_IN_MEMORY`.
+            they would take more than 4 GiB.
         progress: called with the number of images decoded so far and their total.
 
     Raises:
