@@ -120,19 +120,19 @@ def test_epsilon_is_that_of_dp_accounting_as_jax_privacy_uses_it(row):
 @pytest.mark.parametrize("system", ["opacus:hooks", "opacus:ghost", "jax-privacy"])
 def test_the_clipped_sum_is_that_of_the_peer_itself(system, tmp_path):
     """The same parameters and examples in the peer's environment and here."""
-    conduct = load("benchmarks/peers/conduct.py")
-    stage = load("benchmarks/peers/stage.py")
-    name = stage.ENVIRONMENTS[system.split(":")[0]]
+    run = load("benchmarks/peers/run.py")
+    workers = load("benchmarks/peers/workers.py")
+    name = workers.ENVIRONMENTS[system.split(":")[0]]
     if not (ROOT / f".venv-{name}/bin/python").exists():
         pytest.skip(f"`make bench-peers` lays .venv-{name}")
-    work = conduct.lay_out("mlp", 4, 4, tmp_path)
+    work = run.lay_out("mlp", 4, 4, tmp_path)
     sums = {}
     for one in (system, "tanager:auto"):
-        process = stage.Process(one, {})
+        process = workers.Process(one, {})
         process.ask("prepare", system=one, work=work)
         process.ask("sum", to=str(tmp_path / "sum.npz"))
         process.end()
         with np.load(tmp_path / "sum.npz") as found:
             sums[one] = dict(found)
     assert sums[system].keys() == sums["tanager:auto"].keys()
-    assert conduct.relative(sums[system], sums["tanager:auto"]) < 1e-4
+    assert run.relative(sums[system], sums["tanager:auto"]) < 1e-4

@@ -96,7 +96,7 @@ class Options:
     """Train on several hosts; start this same command on each of them."""
 
     coordinator: str | None = None
-    """ADDRESS:PORT of host 0; this port and the next must be free there."""
+    """ADDRESS:PORT of host 0; this port must be free there."""
 
     hosts: int | None = None
     """Number of hosts."""
