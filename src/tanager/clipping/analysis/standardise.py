@@ -160,15 +160,16 @@ def squared_norms(
         scaled_square: Σ_o a²‖G‖², or more.
         total: 1ᵀG.
         projection: vᵀG.
-        relative: what rounding may have taken, of the square and of what it is
-            lessened by.
+        relative: what rounding may have taken, as a part of the square, or of what is
+            subtracted from it where that is larger.
         slip: how far (a·1ᵀG/√n, a·vᵀG/‖v‖) may be wrong beside that, as one vector. Of
             its square S² that is 2·S·slip + slip².
     """
     less = jnp.square(total) / fan_in + jnp.square(projection) * parts.curb[None]
     taken = jnp.sum(less * jnp.square(parts.factor)[None], axis=-1)
     weight = scaled_square - taken
-    error = relative * (scaled_square + taken) + slip * (2 * jnp.sqrt(taken) + slip)
+    error = relative * jnp.maximum(scaled_square, taken)
+    error += slip * (2 * jnp.sqrt(taken) + slip)
     least = scaled_square / cancellation(weight.dtype) ** 2
     # What is taken away may overflow alone, and infinity less infinity is small.
     return jnp.where(

@@ -197,7 +197,7 @@ class Standardised(Single):
             scaled.squares,
             total,
             projection,
-            gamma(self._statistics, dtype),
+            2 * gamma(self._statistics, dtype),
             slip * jnp.sqrt(scaled.terms),
         )
         squares = jnp.where(jnp.isfinite(scaled.squares), squares, jnp.inf)
