@@ -75,7 +75,7 @@ def refuse_ill_defined(jaxpr: Any, raises: bool = False) -> None:
         if way not in (None, "sequential", "sequential_unrolled"):
             raise ValueError(
                 f'loss uses {name} with vmap_method="{way}", which gives a foreign '
-                "function the whole batch, and it may mix the examples: use "
+                "function the whole batch, and it may mix its examples: use "
                 'vmap_method="sequential"'
             )
         if name in _DRAWS and _shares_bits(equation):
