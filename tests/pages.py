@@ -112,13 +112,16 @@ def takes(words, monkeypatch, place):
     if "--from-study" in words:  # its options are those of what the study chose
         return
 
-    def parse_only(*arguments, **options):
-        tyro_cli(*arguments, **options)
-        raise Taken
+    def parse_only(right):
+        def parse(*arguments, **options):
+            right(*arguments, **options)
+            raise Taken
 
-    tyro_cli = tyro.cli
+        return parse
+
     with monkeypatch.context() as patched:
-        patched.setattr(tyro, "cli", parse_only)
+        for module, name in ((tyro, "cli"), (tyro.extras, "subcommand_cli_from_dict")):
+            patched.setattr(module, name, parse_only(getattr(module, name)))
         try:
             with contextlib.redirect_stdout(io.StringIO()):
                 code = main(words)
