@@ -126,7 +126,7 @@ def _shaken(model):
 
 def _conv(layer, image, padding="SAME"):
     """Group after group, in float64."""
-    weight = textbook_standardise(layer.weight, layer.eps, layer.gain)
+    weight = textbook_standardise(layer.weight, layer.form.eps, layer.gain)
     parts = [
         textbook_conv(pixels, units, layer.stride, padding)
         for pixels, units in zip(
