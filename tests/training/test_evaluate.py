@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tanager.data import as_source, subset
+from tanager.sampling import PhysicalBatch
 from tanager.training import evaluate as module
 from tanager.training.evaluate import Classification
 
@@ -159,7 +160,8 @@ def test_the_memory_of_a_vote_does_not_grow_with_its_views():
         batch = {"x": jnp.zeros((8, 4000)), "label": jnp.zeros(8, jnp.int32)}
         mask, rows = jnp.ones(8, bool), jnp.arange(8, dtype=jnp.int32)
         count: Any = jax.jit(evaluate._count)
-        compiled = count.lower(jnp.float32(1), batch, mask, rows).compile()
+        physical = PhysicalBatch(batch, mask, rows)
+        compiled = count.lower(jnp.float32(1), physical).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
     assert temporary(64) < temporary(2) + 10_000
