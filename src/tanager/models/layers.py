@@ -209,7 +209,7 @@ class StandardisedConv(eqx.Module):
         groups: int = 1,
         bias: bool = False,
         gain: bool = False,
-        form: Standardisation = Standardisation(),  # noqa: B008
+        form: Standardisation = Standardisation(),
         key: PRNGKeyArray,
     ):
         _check_convolution(

@@ -173,7 +173,7 @@ class WideResNet(eqx.Module):
         normalisation_order: str = "post-activation",
         groups: int = 16,
         weight_standardisation: bool = True,
-        convolutions: Convolutions = Convolutions(),  # noqa: B008
+        convolutions: Convolutions = Convolutions(),
         shortcut_norm: bool = True,
         key: PRNGKeyArray,
     ):

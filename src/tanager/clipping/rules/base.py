@@ -310,14 +310,6 @@ class Bilinear(Rule, abc.ABC):
     def excess(self, method: str) -> float:
         """Return η: a Gram method adds η·A² to a squared norm."""
 
-    def direct(self, seen: TapValues) -> Array:
-        """Return Σ g_i at the anchor in one, dy being scaled and cleaned.
-
-        For rules with `DIRECT` among their totals: the rounding of an example's
-        gradient is 2u of it. The steps are `rounding.product_steps`.
-        """
-        raise NotImplementedError
-
     @property
     def forming(self) -> int:
         """Roundings that a term of an example's gradient passes through."""

@@ -130,7 +130,10 @@ class Dot(Bilinear):
         return (DIRECT,) if self.positions == 1 else ("vmap",)
 
     def direct(self, seen: TapValues) -> Array:
-        """One product over some of the rows at a time."""
+        """Return Σ g_i at the anchor by one product over some of the rows at a time.
+
+        dy is scaled and cleaned. The steps are `rounding.product_steps`.
+        """
         x, dy = self.operands(seen)
         x, dy = x[:, :, 0], dy[:, :, 0]
         starts = range(0, x.shape[0], PRODUCT_ROWS)

@@ -87,7 +87,9 @@ class Gather(Bilinear):
         return (DIRECT,)
 
     def direct(self, seen: TapValues) -> Array:
-        """Scatter some of the examples at a time.
+        """Return Σ g_i at the anchor, dy being scaled and cleaned.
+
+        It scatters some of the examples at a time.
 
         Each first adds up what it has for one row of the table, or its own rounding
         would grow with what others have there.

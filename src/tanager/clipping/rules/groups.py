@@ -272,13 +272,14 @@ class Single(NormGroup):
             assert held.gradients is not None
             return weighted_sum(held.gradients[0], factors)
         if method == DIRECT:
-            return _direct(self.bilinear, seen.exactly(), factors)
+            assert isinstance(self.rule, Dot | Gather)
+            return _direct(self.rule, seen.exactly(), factors)
         formation = self.rule.gradients()[method]
         chunk = self.rule.chunk(method, seen.rows)
         return formed_sum(formation, seen.exactly(), factors, chunk)
 
 
-def _direct(rule: Bilinear, seen: TapValues, factors: ClipFactors) -> Array:
+def _direct(rule: Dot | Gather, seen: TapValues, factors: ClipFactors) -> Array:
     def plain() -> Array:
         return rule.direct(seen.scaled(factors.values))
 
