@@ -23,12 +23,9 @@ XLA_FLAGS = " ".join(
 
 
 def check_shapes() -> None:
-    """Check the types and shapes in annotations of what is imported from now on.
-
-    In the room of clipping it takes a fifth of the time of a test.
-    """
+    """Check the types and shapes in annotations of what is imported from now on."""
     images = [f"tanager.data.{it}" for it in ("augment", "colour", "crops", "resample")]
     install_import_hook(
-        ["tanager.models", *images, *["tanager.clipping"] * FULL],
+        ["tanager.models", "tanager.clipping", *images],
         "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
     )

@@ -182,8 +182,7 @@ def check(
         params: pytree of float arrays.
         batch: pytree of arrays; float leaves are replaced by NaN in masked rows.
         mask: all but the second row by default.
-        strategies: to try; ghost clipping and book-keeping by default, or none where
-            each method is tried.
+        strategies: to try; `FAST` by default, or none where each method is tried.
         methods: whether to try every method of every group too.
         dtypes: to compute in; the oracle computes in float64.
     """

@@ -53,7 +53,7 @@ def clip(
         params: pytree of float arrays.
         batch: pytree of arrays with leading axis ``b``.
         mask: which rows are examples; the others contribute exact zeros.
-        clip_norm: the clipping norm C (`Plan.target`).
+        clip_norm: what norms are clipped to: C times `FloatError.target`.
     """
     leaves, tree = jax.tree.flatten(params)
     constants = program.evaluate_prologue(leaves)

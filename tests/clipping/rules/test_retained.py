@@ -9,10 +9,11 @@ from rule_cases import convolution, curve
 from tanager.clipping.rules.base import TapValues
 from tanager.clipping.rules.convolutions import Convolution
 from tanager.clipping.rules.factors import clip_factors
+from tanager.clipping.rules.groups import RETAINED
 
 
 @pytest.mark.parametrize("method", ["patches", "crossed"])
-def test_kept_gradients_are_added_up_before_they_are_brought_to_the_kernel(
+def test_retained_gradients_are_added_up_before_they_are_brought_to_the_kernel(
     method, monkeypatch
 ):
     brought = []
@@ -32,7 +33,7 @@ def test_kept_gradients_are_added_up_before_they_are_brought_to_the_kernel(
     squares, held = group.squares(method, seen, [w], retain=True)
     assert held.gradients is not None
     assert len(held.gradients[0].chunks) == 3
-    weights = clip_factors(jnp.sqrt(squares), jnp.ones(5, bool), 1.0)
+    factors = clip_factors(jnp.sqrt(squares), jnp.ones(5, bool), 1.0)
     assert not brought
-    group.total("retained", seen, held, weights)
+    group.total(RETAINED, seen, held, factors)
     assert brought == [w.size]

@@ -36,7 +36,7 @@ from tanager.compiling import compiler_options, jit
 
 
 WORTH_MEASURING = 2e-4
-"""Cells expected to take fewer seconds than this are not measured."""
+"""Groups expected to take fewer seconds than this are not measured."""
 
 _HOPELESS = 3.0
 _LEAST_SECONDS, _ENOUGH_SECONDS = 0.1, 0.5

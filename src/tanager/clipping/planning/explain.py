@@ -29,8 +29,8 @@ class TapRow:
         bytes: held between norms and sums, for the physical batch.
         seconds: measured, or None.
         expected_seconds: by the cost model.
-        excess: η: rounding adds η·A² to the squared norm, A = Σ_t ‖x_t‖·‖dy_t‖; 0 where
-            the norm is of a gradient that was formed.
+        excess: η: rounding adds η·A² to an ordinary squared norm, with
+            A = Σ_t ‖x_t‖·‖dy_t‖; 0 where the norm is of a gradient that was formed.
     """
 
     tap: int

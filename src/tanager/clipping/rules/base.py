@@ -35,7 +35,7 @@ from tanager.clipping.rules.grams import Gram
 
 
 DIRECT = "batched"
-"""Name of the sum that forms no gradients (`Bilinear.direct`)."""
+"""Name of the sum that forms no gradients (`Dot.direct`, `Gather.direct`)."""
 
 
 @dataclass(frozen=True, eq=False)

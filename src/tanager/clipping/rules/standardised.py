@@ -73,12 +73,17 @@ class Standardised(Single):
         return (steps + back + 2) * standardise.cancellation(wide)
 
     def excess(self, method: Method) -> float:
+        """Return η of an ordinary example: of a gradient far from the mean and from v.
+
+        Along them, up to 2·`_slip` is added.
+        """
         rule = self.rule
         if method.norm not in self.grams():
             return 0.0
         assert isinstance(rule, Convolution)
         slip = self._slip(rule, jnp.float32)
-        return rule.excess(method.norm) + gamma(self._statistics, jnp.float32) + slip**2
+        statistics = 2 * gamma(self._statistics, jnp.float32)
+        return rule.excess(method.norm) + statistics + slip**2
 
     def squares(
         self,
