@@ -3,7 +3,7 @@
     python benchmarks/many_models.py [--models 16] [--steps 20] [--rounds 3]
 
 LeNet on 28×28 images and an MLP of 32 hidden units on 8×8 ones, 101 random examples,
-expected batch 64; printed for 100 updates. Compiling is not counted.
+expected batch 64. Rates are for models of 100 updates. Compiling is not counted.
 """
 
 import argparse

@@ -80,7 +80,7 @@ IN_PAGES = {
     "of one's own": "your own",
     "are had": "you get",
 }
-"""Phrases that are gone from pages, but not yet from docstrings."""
+"""Phrases that are gone from pages except design.md, but not from docstrings."""
 
 
 def findings(text: str, phrases: Mapping[str, str]) -> Iterator[tuple[int, str, str]]:

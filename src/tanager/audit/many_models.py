@@ -21,7 +21,7 @@ from tanager.compiling import jit
 from tanager.data import gather
 from tanager.grid import Whole
 from tanager.keys import from_words, key_words
-from tanager.sampling import PhysicalBatch, PoissonSampler
+from tanager.sampling import PhysicalBatch, PoissonSampler, pad
 from tanager.seed import Seed
 from tanager.training.problem import DPSGD, Problem, Runtime
 from tanager.training.state import State
@@ -170,11 +170,8 @@ class ManyModels:
                 own[indices] = True
             return mask, np.arange(self.size, dtype=np.int32)
         self._rows = max(self._rows, *map(len, drawn))
-        mask = np.arange(self._rows) < np.array([[len(each)] for each in drawn])
-        rows = np.zeros(mask.shape, np.int32)
-        for own, indices in zip(rows, drawn, strict=True):
-            own[: len(indices)] = indices
-        return mask, rows
+        padded = [pad(indices, self._rows) for indices in drawn]
+        return np.stack([p.mask for p in padded]), np.stack([p.indices for p in padded])
 
     def _mapped(
         self,

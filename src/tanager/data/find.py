@@ -4,8 +4,8 @@ Looked for in this order; nothing is decoded yet:
 
 =============  =====================================================================
 class folders  ``train/<class>/*`` and ``val/<class>/*``
-parquet        ``train-*.parquet``, as on the Hugging Face Hub
-Arrow          ``*-train-*.arrow``, as `datasets` stores it
+parquet        ``train*.parquet``, ``*-train*.parquet`` or ``train/*.parquet``
+Arrow          ``train*.arrow``, ``*-train*.arrow`` or ``train/*.arrow``
 npy            ``train_images.npy``, uint8[N, H, W, C], and ``train_labels.npy``
 =============  =====================================================================
 
@@ -28,7 +28,7 @@ from tanager.data.tables import LABEL_COLUMNS, TableSource, parquet_rows
 
 
 WANTED = (
-    "train/<class>/* and val/<class>/*, train-*.parquet, *-train-*.arrow, "
+    "train/<class>/* and val/<class>/*, train*.parquet, *-train*.arrow, "
     "train_images.npy"
 )
 """The training files that are looked for, in words."""

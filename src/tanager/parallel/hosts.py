@@ -169,7 +169,12 @@ def _require_answer(address: str, timeout: float) -> None:
 
 def _leave() -> None:
     _leaving.set()
-    _store().wait_at_barrier("tanager/leave", 1000 * _GOODBYE)
+    try:
+        _store().wait_at_barrier("tanager/leave", 1000 * _GOODBYE)
+    except jax.errors.JaxRuntimeError:
+        _end(
+            "a host is gone at the end; run the same command again to complete the run"
+        )
     if _me() == 0:
         # JAX aborts a host that says goodbye to a service that has ended.
         _alone.wait(_GOODBYE)
@@ -221,12 +226,16 @@ def _name_of(store: Any, host: int) -> str:
 def _listen(store: Any) -> None:
     """End this process when another host says that it stops, or the chief is gone."""
     name = "unknown"
-    try:
-        name = store.blocking_key_value_get("tanager/name/0", _PATIENCE)
-        text = store.blocking_key_value_get(_FAILED, _PATIENCE)
-    except jax.errors.JaxRuntimeError:
-        text = f"host 0 ({name}) is gone"
-    _stop(text)
+    while True:
+        try:
+            name = store.blocking_key_value_get("tanager/name/0", _PATIENCE)
+            text = store.blocking_key_value_get(_FAILED, _PATIENCE)
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" in str(error):
+                continue  # a run may take longer
+            text = f"host 0 ({name}) is gone"
+        _stop(text)
+        return
 
 
 def _stop(text: str) -> None:

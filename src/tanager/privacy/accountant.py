@@ -163,7 +163,7 @@ def composed_epsilon(mechanisms: Sequence[Mechanism], delta: float) -> float:
     """Return the ε of several mechanisms on the same data together, by PLD.
 
     Args:
-        mechanisms: what was spent; none spends 0.
+        mechanisms: what was spent; an empty sequence spends 0.
         delta: δ, strictly between 0 and 1.
 
     Raises:

@@ -156,7 +156,7 @@ def _log_ratio(spent: float, budget: float) -> float:
     if spent <= 0:
         return -50.0
     ratio = max(-50.0, min(50.0, math.log(spent) - math.log(budget)))
-    return max(ratio, 1e-12) if spent > budget else min(ratio, 0.0)
+    return min(ratio, 0.0) if spent <= budget else max(ratio, 1e-12)
 
 
 def _cheap_epsilon(mechanism: Mechanism, delta: float) -> float:
@@ -230,8 +230,16 @@ def _root(
     whole = unknown.tolerance is None
     start, end = (within, beyond) if whole else (math.log(within), math.log(beyond))
 
+    # exp(log(x)) may miss x by a bit, and with it the budget.
+    ends = {start: within, end: beyond}
+
+    def value(coordinate: float) -> float:
+        if whole:
+            return round(coordinate)
+        return ends[coordinate] if coordinate in ends else math.exp(coordinate)
+
     def spent(coordinate: float) -> float:
-        return log_ratio(round(coordinate) if whole else math.exp(coordinate))
+        return log_ratio(value(coordinate))
 
     tolerance = unknown.tolerance or 1.0
     found = brentq(spent, start, end, xtol=tolerance, maxiter=1000)
@@ -242,4 +250,4 @@ def _root(
         root += inwards
     while whole and spent(root - inwards) <= 0:
         root -= inwards
-    return round(root) if whole else math.exp(root)
+    return value(root)
