@@ -310,6 +310,10 @@ def test_killed_it_goes_on_with_the_same_runs(
     search_privately(tmp_path / "search", settings)
     assert made[2:4] == made[:2]
     assert [name for name, _ in made[2:]] == ["0000", "0001", "0002"]
+    # Killed after result.json and before the report.
+    (tmp_path / "search/report.html").unlink()
+    search_privately(tmp_path / "search", settings)
+    assert (tmp_path / "search/report.html").exists()
 
 
 @pytest.mark.slow
@@ -388,7 +392,11 @@ def test_which_scores_are_possible_does_not_depend_on_the_count(settings):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"adjacency": "replace-one"}, "adjacency .*has no bound for searches"),
+        ({"adjacency": "replace-one"}, "adjacency .*is not supported by private"),
+        (
+            {"adjacency": "add-or-remove-one", "declared_examples": 1400},
+            "adjacency .*is not supported by private",
+        ),
         ({"seed": 1}, r"seed \(=1\) makes a search NOT private"),
         ({"epsilon": None, "noise_multiplier": 1.0}, "the noise multiplier is calib"),
     ],

@@ -31,11 +31,6 @@ class Found:
     result: dict[str, Any]
     entry: RecipeEntry
 
-    @property
-    def name(self) -> str:
-        """The name of the recipe."""
-        return self.entry.name
-
     def links(self) -> dict[str, Any]:
         """Return what a run records about the search."""
         study = {

@@ -119,7 +119,7 @@ def download(name: str, file: str = "model.safetensors") -> Path:
             f"cannot download {name}: the Hub is unreachable (or HF_HUB_OFFLINE is "
             f"set) and the cache has no copy; {by_hand}"
         ) from error
-    except ValueError:
+    except (ValueError, TypeError, AttributeError, ImportError):
         raise
     except Exception as error:  # of the disk, the network, or an HTTP library
         raise OSError(

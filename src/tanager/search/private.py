@@ -137,11 +137,11 @@ def calibrate_selection(
             "epsilon is that of the whole search",
         )
     validate.whole(validation_examples=recipe.validation_examples, at_least=1)
-    if recipe.adjacency == Adjacency.REPLACE_ONE:
+    if recipe.adjacency != Adjacency.ZERO_OUT:
         validate.refuse(
             "adjacency",
             recipe.adjacency,
-            "has no bound for searches",
+            "is not supported by private searches",
             f"use {Adjacency.ZERO_OUT}",
         )
     if recipe.seed is not None:
@@ -153,12 +153,13 @@ def calibrate_selection(
             f"ε = {format_epsilon(recipe.epsilon)} protects almost nothing",
             stacklevel=2,
         )
-    delta = recipe.delta or default_delta(examples)
+    size = recipe.public_size(examples)
+    delta = recipe.delta or default_delta(size)
     search = PrivateSearch.calibrate(
         selection,
         epsilon=recipe.epsilon,
         delta=delta,
-        sample_rate=min(1.0, recipe.batch_size / examples),
+        sample_rate=min(1.0, recipe.batch_size / size),
         steps=recipe.steps,
     )
     recipe = dataclasses.replace(
@@ -198,7 +199,10 @@ def search_privately(folder: str | os.PathLike, settings: PrivateSettings) -> Wi
     try:
         if not run_folder.result.exists():
             _search(run_folder, settings)
-        return _released(run_folder)
+        winner = _released(run_folder)
+        if not (run_folder.path / "report.html").exists():  # killed between the two
+            run_page.write_report(run_folder.path)
+        return winner
     finally:
         same_times(run_folder.path, run_folder.path / "study.json")
 
@@ -347,7 +351,6 @@ def _release(
     config.pop("private_search", None)
     write_json(folder.config, config)
     write_json(folder.result, result)
-    run_page.write_report(folder.path)
 
 
 def _released(folder: RunFolder) -> Winner:

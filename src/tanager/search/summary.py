@@ -56,7 +56,7 @@ def summarise(
         },
         **_prediction(study, winner, outcomes),
         "trials": [each._asdict() for each in results],
-        "cost": _cost(study, winner, outcomes),
+        "cost": _cost(study, outcomes),
         "privacy": {
             "simulations_epsilon": {
                 str(batch_size): target.epsilon_at(batch_size)
@@ -104,9 +104,7 @@ def _prediction(
     }
 
 
-def _cost(
-    study: Study, winner: Sequence[Job], outcomes: Sequence[Outcome]
-) -> dict[str, Any]:
+def _cost(study: Study, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     results, target = study.results(), study.settings.target
     best = study.best()
     assert best is not None
