@@ -1,7 +1,7 @@
 """What `clipped_grad` refuses before work starts, each in one message."""
 
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -105,7 +105,7 @@ def _refuse_references(jaxpr: Any) -> None:
             )
 
 
-def _mesh_axes(params: dict[str, Any]) -> list[str]:
+def _mesh_axes(params: dict[str, Any]) -> list[Hashable]:
     """Return the axes over which an equation exchanges values between devices."""
     axes = params.get("axes", params.get("axis_name", ()))
     axes = axes if isinstance(axes, tuple | list) else (axes,)
