@@ -152,7 +152,7 @@ def training(
 
 def listing() -> dict[str, Any]:
     """List as many (empty) files as ImageNet has training images."""
-    from tanager.data.folder import FolderSource, list_halves
+    from tanager.data.folder import FolderSource, list_folder
 
     with tempfile.TemporaryDirectory() as name:
         root = pathlib.Path(name)
@@ -165,7 +165,7 @@ def listing() -> dict[str, Any]:
                     os.close(os.open(place / f"n{number:08}_{image}.JPEG", os.O_CREAT))
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         started = time.perf_counter()
-        train, _ = list_halves(root)
+        train, _ = list_folder(root)
         seconds = time.perf_counter() - started
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return {

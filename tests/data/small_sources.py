@@ -11,7 +11,7 @@ import pyarrow as pa
 from PIL import Image
 
 from tanager.data import UnreadableExample, gather
-from tanager.data.folder import FolderSource, list_halves
+from tanager.data.folder import FolderSource, list_folder
 from tanager.data.mapped import MappedSource
 from tanager.data.tables import TableSource
 
@@ -61,7 +61,7 @@ def make_folder(path, contents):
 
 
 def open_folder(path):
-    return FolderSource(list_halves(path)[0], SHAPE)
+    return FolderSource(list_folder(path)[0], SHAPE)
 
 
 def make_arrow(path, contents):

@@ -9,7 +9,7 @@ import pytest
 import small_sources as small
 
 from tanager.data import ArraySource, StreamedSource, gather, load
-from tanager.data.benchmarks import BENCHMARKS
+from tanager.data.datasets import _FILES
 
 
 def images_and_labels(count, shape, classes, seed=0):
@@ -49,9 +49,12 @@ def assert_holds(source, images, labels):
     assert batch["label"].dtype == np.int32
 
 
-def test_every_class_has_one_name():
-    counts = {name: len(set(spec.classes)) for name, spec in BENCHMARKS.items()}
-    assert counts == {"cifar10": 10, "cifar100": 100, "mnist": 10}
+def assert_is(dataset, name):
+    wanted, *constants = _FILES[name]
+    assert (dataset.name, dataset.image_shape) == (name, wanted.shape)
+    assert [dataset.mean, dataset.std] == constants
+    assert dataset.classes == wanted.classes
+    assert len(set(wanted.classes)) == (100 if name == "cifar100" else 10)
 
 
 @pytest.mark.parametrize(
@@ -64,35 +67,55 @@ def test_every_class_has_one_name():
     ],
 )
 def test_parquet_of_the_hub(tmp_path, name, columns, files):
-    spec = BENCHMARKS[name]
-    count = len(spec.classes)
-    train = images_and_labels(2 * count, spec.image_shape, count)
-    test = images_and_labels(7, spec.image_shape, count, seed=1)
+    wanted, *_ = _FILES[name]
+    count = len(wanted.classes)
+    train = images_and_labels(2 * count, wanted.shape, count)
+    test = images_and_labels(7, wanted.shape, count, seed=1)
     write_parquet(tmp_path / files.format("train"), *train, *columns)
     write_parquet(tmp_path / files.format("test"), *test, *columns)
     calls = []
     dataset = load(name, str(tmp_path), progress=lambda *call: calls.append(call))
     assert_holds(dataset.train, *train)
     assert_holds(dataset.test, *test)
-    assert (dataset.name, dataset.classes) == (name, spec.classes)
-    assert dataset.image_shape == spec.image_shape
-    assert (dataset.mean, dataset.std) == (spec.mean, spec.std)
+    assert_is(dataset, name)
     assert calls == [(2 * count, 2 * count + 7), (2 * count + 7,) * 2]
 
 
 @pytest.mark.parametrize("write", [write_arrow, write_npy])
 @pytest.mark.parametrize("name", ["cifar10", "mnist"])
 def test_benchmarks_are_streamed(tmp_path, name, write):
-    spec = BENCHMARKS[name]
-    images, labels = images_and_labels(20, spec.image_shape, 10)
+    images, labels = images_and_labels(20, _FILES[name][0].shape, 10)
     for split in ("train", "test"):
         write(tmp_path / f"{split}.arrow", images, labels)
     for stream, kind in ((None, ArraySource), (True, StreamedSource)):
         dataset = load(name, tmp_path, stream=stream)
         assert isinstance(dataset.train, kind)
-        assert (dataset.mean, dataset.classes) == (spec.mean, spec.classes)
+        assert_is(dataset, name)
         assert_holds(dataset.train, images, labels)
         assert_holds(dataset.test, images, labels)
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "mnist"])
+def test_class_folders(tmp_path, name):
+    """In the order of their names, which is that of the labels."""
+    wanted, *_ = _FILES[name]
+    count = len(wanted.classes)
+    images, _ = images_and_labels(count, wanted.shape, count)
+    for image, each in zip(images, wanted.classes, strict=True):
+        for split in ("train", "test"):
+            (tmp_path / split / each).mkdir(parents=True)
+            (tmp_path / split / each / "1.png").write_bytes(small.png(image.squeeze()))
+    dataset = load(name, tmp_path)
+    assert_is(dataset, name)
+    assert_holds(dataset.train, images, np.arange(count))
+    file = tmp_path / "test" / each / "1.png"
+    file.write_bytes(small.png(SMALL))
+    with pytest.raises(ValueError, match=r"1\.png'\) cannot be read .*image of 8 × 8"):
+        load(name, tmp_path)
+    for split in ("train", "test"):
+        (tmp_path / split / each).rename(tmp_path / split / "zebra")
+    with pytest.raises(ValueError, match=r"has class '\w+' too many or too few"):
+        load(name, tmp_path)
 
 
 def test_parts(tmp_path):

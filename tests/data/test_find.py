@@ -215,27 +215,13 @@ def no_test_arrays(path):
 @pytest.mark.parametrize(
     ("arguments", "write", "message"),
     [
-        (
-            {"name": "imagenet"},
-            class_folders,
-            "image_size (=None) is needed for images",
-        ),
         ({"name": "imagenet"}, parquet, "image_size (=None) is needed for images"),
-        (
-            {"name": "folder", "stream": True},
-            class_folders,
-            "image_size (=None) is nee",
-        ),
         (
             {"name": "imagenet", "image_size": 7},
             npy,
             "has images of (8, 8, 3), and not of (7, 7, 3): decoded images are not",
         ),
-        (
-            {"name": "digits", "stream": True, "path": None},
-            None,
-            "stream (='True') does",
-        ),
+        ({"name": "digits", "stream": True, "path": None}, None, "stream (=True) does"),
         ({"name": "cifar10"}, None, "has no files of cifar10, nor has a folder in it"),
         (
             {"name": "folder"},

@@ -3,6 +3,7 @@
 import struct
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import small_sources as small
@@ -11,7 +12,7 @@ from small_sources import ENCODED, IMAGES, LABELS, SHAPE
 import mutations
 from tanager._text import clean
 from tanager.data import UnreadableExample, decoding, find
-from tanager.data.folder import FolderSource, common_shape, list_halves
+from tanager.data.folder import FolderSource, common_shape, list_folder
 from tanager.data.streamed import into_memory
 from tanager.data.tables import TableSource
 
@@ -45,7 +46,7 @@ def fuzz(file, read, cases=CASES, good=None):
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
 def test_images(tmp_path, kind):
     small.make_folder(tmp_path, [small.png(image, kind) for image in IMAGES])
-    train, _ = list_halves(tmp_path)
+    train, _ = list_folder(tmp_path)
     file = tmp_path / "train" / "n00" / "0.JPEG"
     source = FolderSource(train, SHAPE)
     fuzz(file, lambda: examples_of(source))
@@ -140,10 +141,18 @@ def test_parquet(tmp_path):
     fuzz(file, read, 500)
 
 
-def test_parquet_that_unpacks_to_many_bytes(tmp_path):
-    file = tmp_path / "x.parquet"
+@pytest.mark.parametrize("kind", ["parquet", "arrow file", "arrow stream"])
+def test_a_table_that_unpacks_to_many_bytes(tmp_path, kind):
+    file = tmp_path / f"x.{kind.partition(' ')[0]}"
     content = np.random.default_rng(0).bytes(20_000)
-    pq.write_table(small.table([content] * 1000, [0] * 1000), file)
+    rows = small.table([content] * 1000, [0] * 1000)
+    if kind == "parquet":
+        pq.write_table(rows, file)
+    else:
+        new = pa.ipc.new_stream if "stream" in kind else pa.ipc.new_file
+        options = pa.ipc.IpcWriteOptions(compression="zstd")
+        with new(str(file), rows.schema, options=options) as writer:
+            writer.write_table(rows)
     assert 1000 < file.stat().st_size < 100_000
     with pytest.raises(ValueError, match="unpacks to over 100 times its size"):
         TableSource([file], SHAPE)
@@ -170,4 +179,4 @@ def test_a_label_that_would_make_two_billion_classes(tmp_path, label):
     np.save(tmp_path / "train_labels.npy", labels)
     message = rf"has label {label} and only 10 training examples"
     with pytest.raises(ValueError, match=message):
-        find.find_files(tmp_path, find.Wanted(("test",), None))
+        find.find_images("folder", tmp_path, find.Wanted(("test",)))

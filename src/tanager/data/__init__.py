@@ -6,9 +6,9 @@
 import importlib
 from typing import Any
 
-from tanager.data.benchmarks import IMAGENET_MEAN as IMAGENET_MEAN
-from tanager.data.benchmarks import IMAGENET_STD as IMAGENET_STD
 from tanager.data.datasets import DATASETS as DATASETS
+from tanager.data.datasets import IMAGENET_MEAN as IMAGENET_MEAN
+from tanager.data.datasets import IMAGENET_STD as IMAGENET_STD
 from tanager.data.datasets import RESIZED as RESIZED
 from tanager.data.datasets import Dataset as Dataset
 from tanager.data.datasets import load as load

@@ -3,36 +3,83 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tanager import _validate as validate
-from tanager.data.benchmarks import (
-    BENCHMARKS,
-    DIGITS,
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-)
-from tanager.data.find import WANTED, Found, Wanted, find_files, find_images, streams
-from tanager.data.folder import TESTS, FolderSource, common_shape, list_folder
+from tanager.data.find import WANTED, Wanted, find_images
+from tanager.data.folder import TESTS
 from tanager.data.source import ArraySource, Source, subset
-from tanager.data.streamed import Report, StreamedImages, into_memory
+from tanager.data.streamed import into_memory
 
 
 Progress = Callable[[int, int], None]
+
+_CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
+_CIFAR_STD = (0.2470, 0.2435, 0.2616)
+_CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
+_CIFAR100 = """
+apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy
+bridge bus butterfly camel can castle caterpillar cattle chair chimpanzee clock
+cloud cockroach couch crab crocodile cup dinosaur dolphin elephant flatfish
+forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion
+lizard lobster man maple_tree motorcycle mountain mouse mushroom oak_tree orange
+orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine
+possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper
+snail snake spider squirrel streetcar sunflower sweet_pepper table tank
+telephone television tiger tractor train trout tulip turtle wardrobe whale
+willow_tree wolf woman worm
+"""
+_DIGITS = tuple("0123456789")
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+"""Of ImageNet's training images, per channel on the 0..1 scale: public constants.
+
+As commonly published, first with the models of torchvision:
+https://docs.pytorch.org/vision/stable/models.html
+"""
+IMAGENET_STD = (0.229, 0.224, 0.225)
+"""Standard deviation, as `IMAGENET_MEAN`."""
+
 _HALF = (0.5,) * 3
 _HELD_OUT = ("val", "validation", "test")  # What is named test often has no labels.
-# Names of the test split, mean and std.
-_PICTURES = {
-    "folder": (TESTS, _HALF, _HALF),
-    "imagenet": (_HELD_OUT, IMAGENET_MEAN, IMAGENET_STD),
-    "imagenet-32": (_HELD_OUT, IMAGENET_MEAN, IMAGENET_STD),
-    "places365": (_HELD_OUT, IMAGENET_MEAN, IMAGENET_STD),
+_IMAGENET = (Wanted(_HELD_OUT), IMAGENET_MEAN, IMAGENET_STD)
+_FILES = {
+    "cifar10": (
+        Wanted(("test",), (32, 32, 3), tuple(_CIFAR10.split())),
+        _CIFAR_MEAN,
+        _CIFAR_STD,
+    ),
+    "cifar100": (
+        Wanted(
+            ("test",), (32, 32, 3), tuple(_CIFAR100.split()), ("fine_label", "label")
+        ),
+        _CIFAR_MEAN,
+        _CIFAR_STD,
+    ),
+    "mnist": (Wanted(("test",), (28, 28, 1), _DIGITS), (0.1307,), (0.3081,)),
+    "folder": (Wanted(TESTS), _HALF, _HALF),
+    "imagenet": _IMAGENET,
+    "imagenet-32": _IMAGENET,
+    "places365": _IMAGENET,
 }
-DATASETS = ("digits", *BENCHMARKS, *_PICTURES)
+"""What the files of a data set must hold, and its mean and deviation."""
+DATASETS = ("digits", *_FILES)
 """The names that `load` takes."""
-RESIZED = tuple(_PICTURES)
+RESIZED = tuple(name for name, (wanted, *_) in _FILES.items() if not wanted.classes)
 """Data sets whose images are resized as they are read."""
+
+
+def check_constants(channels: int, mean: Sequence[float], std: Sequence[float]) -> None:
+    """Refuse a mean or deviation without one number, or one positive, per channel."""
+    for name, numbers in (("mean", mean), ("std", std)):
+        if len(numbers) != channels:
+            validate.refuse(
+                name, tuple(numbers), f"must have {channels} numbers, one per channel"
+            )
+    for deviation in std:
+        validate.positive(std=deviation)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,14 +113,7 @@ class Dataset:
     std: tuple[float, ...]
 
     def __post_init__(self):
-        channels = self.image_shape[-1]
-        for name, numbers in (("mean", self.mean), ("std", self.std)):
-            if len(numbers) != channels:
-                validate.refuse(
-                    name, numbers, f"must have {channels} numbers, one per channel"
-                )
-        for deviation in self.std:
-            validate.positive(std=deviation)
+        check_constants(self.image_shape[-1], self.mean, self.std)
 
 
 def load(
@@ -135,26 +175,26 @@ def load(
     validate.whole(validation_examples=validation_examples, at_least=0)
     if image_size is not None:
         validate.whole(image_size=image_size, at_least=1)
-        if name not in _PICTURES:
-            validate.refuse(
-                "image_size", image_size, f"does not apply to {name}", "leave it out"
-            )
+    unused = {"image_size": image_size if name not in RESIZED else None}
     if name == "digits":
-        for argument, value in (("path", path), ("stream", stream)):
-            if value:
-                validate.refuse(
-                    argument,
-                    str(value),
-                    "does not apply to digits",
-                    "they come with scikit-learn: leave it out",
-                )
+        unused |= {"path": path, "stream": stream}
+    for argument, value in unused.items():
+        if value:
+            shown = value if isinstance(value, int) else str(value)
+            rule = f"does not apply to {name}"
+            validate.refuse(argument, shown, rule, "leave it out")
+    if name == "digits":
         dataset = _digits()
     else:
-        where, tested = _existing(name, path), not validation_examples
-        dataset = _found(name, where, image_size, stream, tested, progress)
-    dataset = _with_classes(dataset, classes)
-    dataset = _with_validation(dataset, validation_examples)
-    return _with_fewer(dataset, train_examples)
+        wanted = dataclasses.replace(
+            _FILES[name][0], stream=stream, tested=not validation_examples
+        )
+        if image_size is not None:
+            wanted = dataclasses.replace(wanted, shape=(image_size, image_size, 3))
+        dataset = _found(name, _existing(name, path), wanted, progress)
+    if classes is not None:
+        dataset = _with_classes(dataset, tuple(classes))
+    return _parted(dataset, validation_examples, train_examples)
 
 
 def _existing(name: str, path: str | Path | None) -> Path:
@@ -178,69 +218,21 @@ def _digits() -> Dataset:
     test = np.sort(np.lexsort((_public_words(len(labels)), labels))[::5])
     train = np.setdiff1d(np.arange(len(labels)), test)
     labels = labels.astype(np.int32)
-    return _dataset(
-        "digits",
-        ArraySource({"image": images[train], "label": labels[train]}),
-        ArraySource({"image": images[test], "label": labels[test]}),
-        DIGITS,
-        (0.5,),
-        (0.5,),
+    halves = (
+        ArraySource({"image": images[half], "label": labels[half]})
+        for half in (train, test)
     )
+    return Dataset("digits", *halves, _DIGITS, (8, 8, 1), (0.5,), (0.5,))
 
 
-def _found(
-    name: str,
-    path: Path,
-    image_size: int | None,
-    stream: bool | None,
-    tested: bool,
-    progress: Progress | None,
-) -> Dataset:
-    if spec := BENCHMARKS.get(name):
-        mean, std = spec.mean, spec.std
-        wanted = Wanted(
-            ("test",),
-            spec.image_shape,
-            stream,
-            tested,
-            spec.classes,
-            spec.label_columns,
-            exact=True,
-        )
-    else:
-        tests, mean, std = _PICTURES[name]
-        shape = None if image_size is None else (image_size, image_size, 3)
-        wanted = Wanted(tests, shape, stream, tested)
-    if name == "folder":
-        found = find_files(path, wanted) or _folder(path, wanted)
-    else:
-        found = find_images(name, path, wanted)
-    channels = found.train.shape[-1]
-    if len(mean) != channels:
-        mean = std = (0.5,) * channels
+def _found(name: str, path: Path, wanted: Wanted, progress: Progress | None) -> Dataset:
+    train, test, classes = find_images(name, path, wanted)
+    _, mean, std = _FILES[name]
+    if len(mean) != train.shape[-1]:
+        mean = std = (0.5,) * train.shape[-1]
     # Held-out examples take the place of a test split that is not read.
-    images = [found.train, found.test] if tested else [found.train]
-    total = sum(map(len, images))
-    if not streams(stream, total, found.train.shape):
-        report = _counter(progress, total)
-        images = [into_memory(each, report) for each in images]
-    return _dataset(name, images[0], images[-1], found.classes, mean, std)
-
-
-def _folder(path: Path, wanted: Wanted) -> Found:
-    train, test = list_folder(path)
-    halves = (train, test) if wanted.tested else (train,)
-    examples, shape = sum(map(len, halves)), wanted.shape
-    if wanted.stream or (shape and streams(wanted.stream, examples, shape)):
-        shape = wanted.needed_shape()
-    else:
-        shape = common_shape(halves, None if shape is None else shape[0])
-    return Found(FolderSource(train, shape), FolderSource(test, shape), train.classes)
-
-
-def _counter(progress: Progress | None, total: int) -> Report:
-    """Return a function that adds up images done and reports them to `progress`."""
-    done = 0
+    images = [train, test] if wanted.tested else [train]
+    total, done = sum(map(len, images)), 0
 
     def report(more: int) -> None:
         nonlocal done
@@ -248,36 +240,17 @@ def _counter(progress: Progress | None, total: int) -> Report:
         if progress is not None:
             progress(done, total)
 
-    return report
-
-
-def _dataset(
-    name: str,
-    train: ArraySource | StreamedImages,
-    test: ArraySource | StreamedImages,
-    classes: tuple[str, ...],
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
-) -> Dataset:
-    for label in np.setdiff1d(np.arange(len(classes)), _labels(train)):
+    for label in np.setdiff1d(np.arange(len(classes)), train.labels):
         validate.refuse(
             "class", classes[label], f"of {name} has no training example", "add some"
         )
-    if isinstance(train, ArraySource):
-        shape = train.tree["image"].shape[1:]
-    else:
-        shape = train.shape
-    return Dataset(name, train, test, classes, shape, mean, std)
+    shape = train.shape
+    if not wanted.streams(total, shape):
+        images = [into_memory(each, report) for each in images]
+    return Dataset(name, images[0], images[-1], classes, shape, mean, std)
 
 
-def _labels(source: ArraySource | StreamedImages) -> np.ndarray:
-    return source.tree["label"] if isinstance(source, ArraySource) else source.labels
-
-
-def _with_classes(dataset: Dataset, classes: Sequence[str] | None) -> Dataset:
-    if classes is None:
-        return dataset
-    names = tuple(classes)
+def _with_classes(dataset: Dataset, names: tuple[str, ...]) -> Dataset:
     for name in names:
         validate.one_of(dataset.classes, classes=name)
     if len(set(names)) < max(2, len(names)):
@@ -287,52 +260,39 @@ def _with_classes(dataset: Dataset, classes: Sequence[str] | None) -> Dataset:
     numbers = np.full(len(dataset.classes), -1, np.int32)
     numbers[[dataset.classes.index(name) for name in names]] = np.arange(len(names))
 
-    def of_classes(source: Source) -> Source:
-        assert isinstance(source, ArraySource | StreamedImages)
-        labels = numbers[_labels(source)]
+    def of_classes(source: Any) -> Source:
+        in_memory = isinstance(source, ArraySource)
+        labels = numbers[source.tree["label"] if in_memory else source.labels]
         chosen = np.flatnonzero(labels >= 0)
-        if isinstance(source, StreamedImages):
+        if not in_memory:
             return subset(source.relabelled(labels), chosen)
         images = source.tree["image"][chosen]
         return ArraySource({"image": images, "label": labels[chosen]})
 
-    return dataclasses.replace(
-        dataset,
-        train=of_classes(dataset.train),
-        test=of_classes(dataset.test),
-        classes=names,
-    )
+    train, test = of_classes(dataset.train), of_classes(dataset.test)
+    return dataclasses.replace(dataset, train=train, test=test, classes=names)
 
 
-def _with_validation(dataset: Dataset, examples: int) -> Dataset:
-    if not examples:
-        return dataset
+def _parted(dataset: Dataset, validation: int, wanted: int | None) -> Dataset:
     available = len(dataset.train)
-    if examples >= available:
-        validate.refuse(
-            "validation_examples",
-            examples,
-            f"must be fewer than the {available} training examples",
+    if validation >= available:
+        rule = f"must be fewer than the {available} training examples"
+        validate.refuse("validation_examples", validation, rule)
+    if validation:
+        order = np.argsort(_public_words(available))
+        held, rest = (
+            subset(dataset.train, np.sort(part))
+            for part in np.split(order, [validation])
         )
-    order = np.argsort(_public_words(available))
-    held, rest = np.sort(order[:examples]), np.sort(order[examples:])
-    return dataclasses.replace(
-        dataset, train=subset(dataset.train, rest), test=subset(dataset.train, held)
-    )
-
-
-def _with_fewer(dataset: Dataset, examples: int | None) -> Dataset:
-    if examples is None:
+        dataset = dataclasses.replace(dataset, train=rest, test=held)
+    if wanted is None:
         return dataset
-    validate.whole(train_examples=examples, at_least=1)
+    validate.whole(train_examples=wanted, at_least=1)
     available = len(dataset.train)
-    if examples > available:
-        validate.refuse(
-            "train_examples",
-            examples,
-            f"must be at most the {available} training examples",
-        )
-    chosen = np.sort(np.argsort(_public_words(available))[:examples])
+    if wanted > available:
+        rule = f"must be at most the {available} training examples"
+        validate.refuse("train_examples", wanted, rule)
+    chosen = np.sort(np.argsort(_public_words(available))[:wanted])
     return dataclasses.replace(dataset, train=subset(dataset.train, chosen))
 
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-FORMATS = ("PNG", "JPEG")
-"""The formats that are decoded, by Pillow's names."""
+# Without a list Pillow tries every format it knows, and starts Ghostscript for one.
+_FORMATS = ("PNG", "JPEG")
 LARGEST = 1 << 26
 """Most pixels of an image: a few kilobytes can unpack to any number of them."""
 _DEEP = ("I", "F")
@@ -22,13 +22,7 @@ _DEEP = ("I", "F")
 
 @contextlib.contextmanager
 def open_image(content: bytes | str | os.PathLike[str]) -> "Iterator[Image]":
-    """Open one image: its mode and size are known, nothing is decoded.
-
-    Without a list of formats Pillow tries every format it knows, and starts
-    Ghostscript for one of them.
-
-    Args:
-        content: the encoded bytes, or the file that holds them.
+    """Open one image, as bytes or a file; nothing but mode and size is decoded.
 
     Raises:
         Exception: the image is neither PNG nor JPEG, is too large or damaged, or cannot
@@ -38,7 +32,7 @@ def open_image(content: bytes | str | os.PathLike[str]) -> "Iterator[Image]":
 
     source = io.BytesIO(content) if isinstance(content, bytes) else content
     try:
-        image = Image.open(source, formats=FORMATS)
+        image = Image.open(source, formats=_FORMATS)
     except UnidentifiedImageError as error:
         raise ValueError("it is not a PNG or JPEG image: convert it to one") from error
     with image:
@@ -71,9 +65,7 @@ def decode_image(
         uint8[H, W, C].
 
     Raises:
-        Exception: the image is truncated, damaged, of more than 8 bits per channel, of
-            too many pixels or of another format; the file cannot be read. Pillow raises
-            nearly anything.
+        Exception: as `open_image`, or the image has more than 8 bits per channel.
     """
     from PIL import Image, ImageOps
 

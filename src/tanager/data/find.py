@@ -18,10 +18,11 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from tanager import _validate as validate
 from tanager._reading import refuse_file
-from tanager.data.folder import FolderSource, find_tests, list_halves
+from tanager.data.folder import FolderSource, common_shape, has_classes, list_folder
 from tanager.data.mapped import MappedSource
 from tanager.data.streamed import StreamedImages
 from tanager.data.tables import LABEL_COLUMNS, TableSource, parquet_rows
@@ -37,15 +38,10 @@ LARGEST_IN_MEMORY = 4 << 30
 _NUMBERS = re.compile(r"-(\d{5})-of-(\d{5})")
 
 
-@dataclasses.dataclass(frozen=True)
-class Found:
-    """What a folder holds.
+class Found(NamedTuple):
+    """What a folder holds: training images, test images, names of the classes.
 
-    Attributes:
-        train: the training images.
-        test: the test images; the training images again if no others were wanted.
-        classes: names of the classes, from their folders or from a file, or else their
-            numbers.
+    The test images are the training images again if no others were wanted.
     """
 
     train: StreamedImages
@@ -59,28 +55,23 @@ class Wanted:
 
     Attributes:
         tests: names the test split may have; the first that is there is taken.
-        shape: (H, W, C) to decode to; None only where images are decoded already.
+        shape: (H, W, C) to decode to, if it is known.
+        classes: names of the classes, if they are known: images of another shape than
+            `shape` are then refused instead of resized.
+        label_columns: names that the label column of a table may have.
         stream: as `datasets.load`.
         tested: False where files with test images need not be there.
-        classes: names of the classes, if they are known.
-        label_columns: names that the label column of a table may have.
-        exact: refuse images of another shape instead of resizing them.
     """
 
     tests: Sequence[str]
-    shape: tuple[int, int, int] | None
-    stream: bool | None = None
-    tested: bool = True
+    shape: tuple[int, int, int] | None = None
     classes: tuple[str, ...] = ()
     label_columns: tuple[str, ...] = LABEL_COLUMNS
-    exact: bool = False
+    stream: bool | None = None
+    tested: bool = True
 
     def needed_shape(self) -> tuple[int, int, int]:
-        """Return `shape`.
-
-        Raises:
-            ValueError: it is None.
-        """
+        """Return `shape`; refuse None."""
         if self.shape is None:
             validate.refuse(
                 "image_size",
@@ -90,24 +81,11 @@ class Wanted:
             )
         return self.shape
 
-
-def streams(stream: bool | None, examples: int, shape: tuple[int, ...]) -> bool:
-    """Return whether to read images as they are needed: by size if `stream` is None."""
-    if stream is None:
-        return examples * math.prod(shape) > LARGEST_IN_MEMORY
-    return stream
-
-
-def find_files(folder: Path, wanted: Wanted) -> Found | None:
-    """Open a folder's files of many images each; None if there are none.
-
-    Raises:
-        ValueError: a file is missing or damaged, or no shape is given.
-    """
-    for read in (_parquet, _arrow, _npy):
-        if found := read(folder, wanted):
-            return found
-    return None
+    def streams(self, examples: int, shape: tuple[int, ...]) -> bool:
+        """Return whether to read images as they are needed: by size by default."""
+        if self.stream is None:
+            return examples * math.prod(shape) > LARGEST_IN_MEMORY
+        return self.stream
 
 
 def find_images(name: str, path: Path, wanted: Wanted) -> Found:
@@ -119,17 +97,41 @@ def find_images(name: str, path: Path, wanted: Wanted) -> Found:
         wanted: what is looked for.
 
     Raises:
-        ValueError: nothing was found; or as `find_files`, and `folder.list_halves`.
+        ValueError: nothing was found, a file is missing or damaged, or no shape is
+            given where it is needed.
     """
-    below = [entry for entry in path.iterdir() if entry.is_dir()]
+    own = name == "folder"  # The folders below are its classes.
+    below = [] if own else [entry for entry in path.iterdir() if entry.is_dir()]
     below.sort(key=lambda entry: (name not in entry.name, entry))
     for folder in (path, *below):
-        found = None if wanted.exact else _class_folders(folder, wanted)
-        if found := found or find_files(folder, wanted):
-            return found
+        if has_classes(folder / "train"):
+            return _class_folders(folder, wanted)
+        for read in (_parquet, _arrow, _npy):
+            if found := read(folder, wanted):
+                return found
+    if own:
+        return _class_folders(path, wanted)
     return refuse_file(
         path, f"has no files of {name}, nor has a folder in it", f"looked for {WANTED}"
     )
+
+
+def _class_folders(folder: Path, wanted: Wanted) -> Found:
+    train, test = list_folder(folder, wanted.tests)
+    exact = bool(wanted.classes)
+    if exact and (odd := sorted({*train.classes} ^ {*wanted.classes})):
+        refuse_file(
+            folder / "train",
+            f"has class {odd[0]!r} too many or too few",
+            f"name the folders {', '.join(wanted.classes)}",
+        )
+    halves = (train, test) if wanted.tested else (train,)
+    shape = wanted.shape
+    if not exact and not (shape and wanted.streams(sum(map(len, halves)), shape)):
+        shape = common_shape(halves, None if shape is None else shape[0])
+    assert shape is not None
+    sources = (FolderSource(half, shape, exact) for half in (train, test))
+    return Found(*sources, train.classes)
 
 
 def find_shards(folder: Path, split: str, ending: str) -> list[Path]:
@@ -178,14 +180,6 @@ def _set_of(file: Path) -> str:
     return _NUMBERS.sub(lambda match: f"-of-{match[2]}", file.name)
 
 
-def _class_folders(folder: Path, wanted: Wanted) -> Found | None:
-    if find_tests(folder, ("train",)) is None:
-        return None
-    shape = wanted.needed_shape()
-    train, test = list_halves(folder, wanted.tests)
-    return Found(FolderSource(train, shape), FolderSource(test, shape), train.classes)
-
-
 def _parquet(folder: Path, wanted: Wanted) -> Found | None:
     splits = _splits(folder, wanted, "parquet")
     if splits is None:
@@ -193,7 +187,7 @@ def _parquet(folder: Path, wanted: Wanted) -> Found | None:
     rows = sum(parquet_rows(file) for split in splits for file in split)
     size = sum(file.stat().st_size for split in splits for file in split)
     large = wanted.stream is None and size > LARGEST_IN_MEMORY
-    if large or streams(wanted.stream, rows, wanted.needed_shape()):
+    if large or wanted.streams(rows, wanted.needed_shape()):
         refuse_file(
             folder,
             f"has {rows:,} images in parquet files, which cannot be read one by one",
@@ -215,7 +209,7 @@ def _tables(folder: Path, wanted: Wanted, splits: Sequence[list[Path]]) -> Found
             wanted.needed_shape(),
             label_columns=wanted.label_columns,
             classes=len(wanted.classes) or None,
-            exact=wanted.exact,
+            exact=bool(wanted.classes),
         )
         for files in splits
     ]
@@ -240,7 +234,7 @@ def _npy(folder: Path, wanted: Wanted) -> Found | None:
         files = (folder / f"{name}_{kind}.npy" for kind in ("images", "labels"))
         source = MappedSource(*files, classes=len(wanted.classes) or None)
         shape = sources[0].shape if sources else wanted.shape
-        axes = 3 if sources or wanted.exact else 2
+        axes = 3 if sources or wanted.classes else 2
         if shape is not None and source.shape[:axes] != shape[:axes]:
             refuse_file(
                 folder / f"{name}_images.npy",

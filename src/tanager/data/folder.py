@@ -34,14 +34,8 @@ TESTS = ("test", "val", "validation")
 class Listing:
     """The files of one split, in order of class and name; none has been opened.
 
-    All names are in one string of bytes: a million paths would take 200 MiB.
-
-    Attributes:
-        root: the folder of the class folders.
-        classes: names of the class folders, sorted.
-        names: all file names, one after another, as the file system encodes them.
-        ends: int64[N], where in `names` each of them ends.
-        labels: int32[N].
+    All file names are in one string of bytes, `names`: a million paths would take 200
+    MiB. `ends` says where each of them ends, and `root` is above the class folders.
     """
 
     root: Path
@@ -63,8 +57,10 @@ class Listing:
 class FolderSource(StreamedImages):
     """The images of a listing, decoded on access as `tanager.data.decoding` says."""
 
-    def __init__(self, listing: Listing, shape: tuple[int, int, int]):
-        super().__init__(shape, listing.labels)
+    def __init__(
+        self, listing: Listing, shape: tuple[int, int, int], exact: bool = False
+    ):
+        super().__init__(shape, listing.labels, exact)
         self.listing = listing
 
     def _files(self) -> bytes:
@@ -81,59 +77,43 @@ class FolderSource(StreamedImages):
             return -1
 
     def _read(self, index: int) -> np.ndarray:
-        return decode_image(self.listing.file(index), self.shape)
+        return decode_image(self.listing.file(index), self.shape, self._exact)
 
     def _place(self, index: int) -> tuple[Path, str]:
         return Path(self.listing.file(index)), ""
 
 
-def find_tests(path: Path, names: Sequence[str] = TESTS) -> Path | None:
-    """Return the first of the folders with such names that has class folders."""
-    for name in names:
-        if (path / name).is_dir() and _class_names(path / name):
-            return path / name
-    return None
+def has_classes(path: Path) -> bool:
+    """Return whether there is such a folder, with folders in it."""
+    return path.is_dir() and bool(_class_names(path))
 
 
-def list_halves(path: Path, tests: Sequence[str] = TESTS) -> tuple[Listing, Listing]:
-    """List ``train/<class>/*`` and the test files beside them.
-
-    Raises:
-        ValueError: there are no test files, no classes, a class without images, or
-            test classes that differ from the training classes.
-    """
-    test = find_tests(path, tests)
-    if test is None:
-        refuse_file(
-            path,
-            f"has a folder 'train' but none named {tests[0]!r}",
-            f"it needs both ({' or '.join(tests)}), each of class folders, or class "
-            "folders alone",
-        )
-    halves = [_listing(half, _class_files(half)) for half in (path / "train", test)]
-    if odd := sorted(set(halves[0].classes) ^ set(halves[1].classes)):
-        refuse_file(
-            path, f"has class {odd[0]!r} in only one of train and {test.name}", "add it"
-        )
-    return halves[0], halves[1]
-
-
-def list_folder(path: Path) -> tuple[Listing, Listing]:
+def list_folder(path: Path, tests: Sequence[str] = TESTS) -> tuple[Listing, Listing]:
     """List the training and test files of a folder; split it if it is not.
 
     Raises:
-        ValueError: as `list_halves`, or a class is too small to be split.
+        ValueError: there are no test files, no classes, a class without images or too
+            small to be split, or test classes that differ from the training classes.
     """
-    if (path / "train").is_dir():
-        return list_halves(path)
-    if test := find_tests(path):
+    test = next((name for name in tests if has_classes(path / name)), None)
+    if (path / "train").is_dir() != (test is not None):
+        found, other = (test, "'train'") if test else ("train", repr(tests[0]))
         refuse_file(
             path,
-            f"has a folder {test.name!r} but none named 'train'",
-            "it needs both, or the class folders alone",
+            f"has a folder {found!r} but none named {other}",
+            f"it needs both (train and {' or '.join(tests)}), each of class folders, "
+            "or class folders alone",
         )
-    classes = dict(_class_files(path))
-    parts = {name: _split(path / name, files) for name, files in classes.items()}
+    if test is not None:
+        halves = [
+            _listing(path / half, _class_files(path / half)) for half in ("train", test)
+        ]
+        if odd := sorted(set(halves[0].classes) ^ set(halves[1].classes)):
+            refuse_file(
+                path, f"has class {odd[0]!r} in only one of train and {test}", "add it"
+            )
+        return halves[0], halves[1]
+    parts = {name: _split(path / name, files) for name, files in _class_files(path)}
     train, test = (
         _listing(path, [(name, part[half]) for name, part in parts.items()])
         for half in (0, 1)
@@ -146,19 +126,14 @@ def common_shape(
 ) -> tuple[int, int, int]:
     """Open every file and return the shape (H, W, C) that all can be decoded to.
 
-    If all are grey the images have one channel, otherwise three.
-
-    Args:
-        listings: the files.
-        image_size: resize to this many pixels each way; None where all images have one
-            size already.
+    If all are grey the images have one channel, otherwise three. H and W are
+    `image_size`, or else the size of all images, which must then have one.
 
     Raises:
         ValueError: images differ in size, or one cannot be read. The message names the
             file.
     """
-    sizes: dict[tuple[int, int], Path] = {}
-    channels = 1
+    channels, like = 1, None
     for listing in listings:
         for index in range(len(listing)):
             file = Path(listing.file(index))
@@ -168,19 +143,17 @@ def common_shape(
             ):
                 width, height = image.size
                 channels = channels if image.mode in _GREY else 3
-            sizes.setdefault((height, width), file)
-    if image_size is not None:
-        return image_size, image_size, channels
-    if len(sizes) > 1:
-        (first, other), (like, file) = list(sizes)[:2], list(sizes.values())[:2]
-        side = min(min(size) for size in sizes)
-        refuse_file(
-            file,
-            f"is {other[0]} × {other[1]} and {like.name} is {first[0]} × {first[1]}",
-            f"resize them all with image_size={side} (--image-size {side})",
-        )
-    (size,) = sizes
-    return *size, channels
+            first, h, w = like = like or (file, height, width)
+            if image_size is None and (h, w) != (height, width):
+                side = min(h, w, height, width)
+                refuse_file(
+                    file,
+                    f"is {height} × {width} and {first.name} is {h} × {w}",
+                    f"resize them all with image_size={side} (--image-size {side})",
+                )
+    assert like is not None
+    height, width = like[1:] if image_size is None else (image_size, image_size)
+    return height, width, channels
 
 
 def _class_names(folder: Path) -> list[str]:

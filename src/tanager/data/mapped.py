@@ -13,16 +13,10 @@ _SPARE = 4096  # bytes of labels beyond the images', so that a message can count
 
 
 class MappedSource(StreamedImages):
-    """The rows of an array of images in an npy file, which is memory-mapped.
+    """The rows of an npy file, uint8[N, H, W, C], which is memory-mapped.
 
-    Args:
-        file: uint8[N, H, W, C], in C order.
-        label_file: integers[N], from 0.
-        classes: how many classes there are; None to accept any label.
-
-    Raises:
-        ValueError: a file is damaged, or has another dtype or shape; a label is out of
-            range.
+    Another holds the labels, integers[N] from 0 to `classes` − 1. A file that is
+    damaged or of another dtype or shape is refused.
     """
 
     def __init__(self, file: Path, label_file: Path, classes: int | None = None):

@@ -39,9 +39,12 @@ class StreamedImages(abc.ABC):
         labels: int32[N]; not to be written to.
     """
 
-    def __init__(self, shape: tuple[int, int, int], labels: np.ndarray):
+    def __init__(
+        self, shape: tuple[int, int, int], labels: np.ndarray, exact: bool = False
+    ):
         self.shape = shape
         self.labels = labels
+        self._exact = exact  # whether images of another shape are refused
         self._opened: dict[Any, Any] = {}
 
     @abc.abstractmethod
@@ -63,12 +66,7 @@ class StreamedImages(abc.ABC):
         return {"image": self.image(index), "label": self.labels[index, ...]}
 
     def image(self, index: int) -> np.ndarray:
-        """Return one image, uint8[H, W, C].
-
-        Raises:
-            UnreadableExample: it cannot be read or decoded; the message names its file
-                and row.
-        """
+        """Return one image; an `UnreadableExample` names the file and the row."""
         check_index(index, len(self))
         try:
             return self._read(index)
@@ -106,13 +104,7 @@ class StreamedImages(abc.ABC):
 def into_memory(source: StreamedImages, report: Report) -> ArraySource:
     """Decode all of a source, in a pool of threads.
 
-    Args:
-        source: the images.
-        report: called with the number of images done since the last call, from the
-            calling thread.
-
-    Raises:
-        UnreadableExample: an example cannot be read.
+    `report` is called in this thread, with the number of images since the last call.
     """
     images = np.empty((len(source), *source.shape), np.uint8)
 
@@ -131,16 +123,7 @@ def into_memory(source: StreamedImages, report: Report) -> ArraySource:
 def check_labels(
     file: Path, labels: np.ndarray, classes: int | None = None
 ) -> np.ndarray:
-    """Return `labels` as int32[N], after checking that they are classes.
-
-    Args:
-        file: for the message.
-        labels: what was read.
-        classes: they must be from 0 to `classes` − 1; None to accept any from 0.
-
-    Raises:
-        ValueError: there are none, or one is not an integer in this range.
-    """
+    """Return labels as int32[N]; refuse all but integers from 0 to `classes` − 1."""
     if not len(labels):
         refuse_file(file, "has no rows", AGAIN)
     if labels.dtype.kind not in "iu":
@@ -171,9 +154,6 @@ def of_files(files: Iterable[Path]) -> bytes:
     """Return a digest of the files' names, sizes, beginnings and ends.
 
     The end of a parquet or Arrow file lists where its parts begin.
-
-    Raises:
-        OSError: a file cannot be read.
     """
     found = []
     for file in files:

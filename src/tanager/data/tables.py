@@ -52,10 +52,9 @@ class TableSource(StreamedImages):
         classes: int | None = None,
         exact: bool = False,
     ):
-        super().__init__(shape, np.empty(0, np.int32))
+        super().__init__(shape, np.empty(0, np.int32), exact)
         self._parts = tuple(files)
         self._label_columns = tuple(label_columns)
-        self._exact = exact
         self.class_names: tuple[str, ...] | None = None
         labels = [self._labels_of(part) for part in range(len(files))]
         self._ends = np.cumsum([len(part) for part in labels])
@@ -74,29 +73,32 @@ class TableSource(StreamedImages):
         kind = "a parquet" if _is_parquet(file) else "an Arrow"
         with reading(file, f"is not {kind} file that can be read"):
             table = _table(file, self._label_columns)
-            # Arrow itself believes the lengths and offsets in a file.
-            table.validate()
             images = _encoded(file, table)
+            # Arrow itself believes the lengths and offsets in a file.
             images.validate(full=True)
             if _is_parquet(file):
-                self._opened[part] = _Images(images)
+                self._opened[part] = images
             if self.class_names is None:
                 self.class_names = _class_names(table)
             return _label_values(file, table)
 
     def _read(self, index: int) -> np.ndarray:
-        part, row = _locate(index, self._ends)
+        part, row = self._locate(index)
         if part not in self._opened:
-            table = _table(self._parts[part], self._label_columns)
-            self._opened[part] = _Images(_encoded(self._parts[part], table))
-        content = self._opened[part][row]
+            file = self._parts[part]
+            self._opened[part] = _encoded(file, _table(file, self._label_columns))
+        content = self._opened[part][row].as_py()
         if content is None:
             raise ValueError("it has no image bytes: it may only hold a path")
         return decode_image(content, self.shape, self._exact)
 
     def _place(self, index: int) -> tuple[Path, str]:
-        part, row = _locate(index, self._ends)
+        part, row = self._locate(index)
         return self._parts[part], f"row {row} "
+
+    def _locate(self, index: int) -> tuple[int, int]:
+        part = int(np.searchsorted(self._ends, index, "right"))
+        return part, index - int(self._ends[part - 1] if part else 0)
 
 
 def parquet_rows(file: Path) -> int:
@@ -112,48 +114,40 @@ def parquet_rows(file: Path) -> int:
     return rows
 
 
-class _Images:
-    """The encoded images of one file, each copied out when it is asked for."""
-
-    def __init__(self, column: Any):
-        self._chunks = column.chunks
-        self._ends = np.cumsum([len(chunk) for chunk in self._chunks])
-
-    def __getitem__(self, row: int) -> bytes | None:
-        chunk, position = _locate(row, self._ends)
-        return self._chunks[chunk][position].as_py()
-
-
 def _is_parquet(file: Path) -> bool:
     return file.suffix == ".parquet"
 
 
 def _table(file: Path, label_columns: Sequence[str]) -> Any:
-    """Return two columns, images and labels."""
+    """Return two columns, images and labels, of at most 100 times the file's size."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    if not _is_parquet(file):
+    if _is_parquet(file):
+        parquet = pq.ParquetFile(file)
+        schema = parquet.schema_arrow
+        wanted = _columns(file, schema.names, label_columns)
+        found = parquet.iter_batches(_ROWS, columns=wanted)
+    else:
         source = pa.memory_map(str(file))
         with_footer = source.read(len(_FILE_FORMAT)) == _FILE_FORMAT
         source.seek(0)
-        open_ = pa.ipc.open_file if with_footer else pa.ipc.open_stream
-        table = open_(source).read_all()
-        return table.select(_columns(file, table.column_names, label_columns))
-    if not parquet_rows(file):
-        refuse_file(file, "has no rows", AGAIN)
-    batches, room = [], _LARGEST_RATIO * file.stat().st_size
-    with pq.ParquetFile(file) as parquet:
-        schema = parquet.schema_arrow
+        reader = pa.ipc.open_file(source) if with_footer else pa.ipc.open_stream(source)
+        schema, found = reader.schema, reader
         wanted = _columns(file, schema.names, label_columns)
-        for batch in parquet.iter_batches(_ROWS, columns=wanted):
-            batch.validate()
-            batches.append(batch)
-            room -= batch.nbytes
-            if room < 0:
-                refuse_file(file, "unpacks to over 100 times its size", AGAIN)
-    table = pa.Table.from_batches(batches).select(wanted)
-    return table.replace_schema_metadata(schema.metadata)
+        if with_footer:
+            found = map(reader.get_batch, range(reader.num_record_batches))
+    batches, room = [], _LARGEST_RATIO * file.stat().st_size
+    for batch in found:
+        batch = batch.select(wanted)
+        # Arrow itself believes the lengths and offsets in a file.
+        batch.validate()
+        room -= batch.nbytes
+        if room < 0:
+            refuse_file(file, "unpacks to over 100 times its size", AGAIN)
+        batches.append(batch)
+    fields = [schema.field(name) for name in wanted]
+    return pa.Table.from_batches(batches, pa.schema(fields, schema.metadata))
 
 
 def _columns(
@@ -210,14 +204,3 @@ def _class_names(table: Any) -> tuple[str, ...] | None:
     except (KeyError, TypeError, ValueError, RecursionError):
         return None
     return names if unique and all(isinstance(name, str) for name in names) else None
-
-
-def _locate(index: int, ends: np.ndarray) -> tuple[int, int]:
-    """Return the part that an index falls into, and its position in that part.
-
-    Args:
-        index: over all parts, one after another.
-        ends: int64[parts], the index after the last of each.
-    """
-    part = int(np.searchsorted(ends, index, "right"))
-    return part, index - int(ends[part - 1] if part else 0)
