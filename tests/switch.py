@@ -24,7 +24,7 @@ XLA_FLAGS = " ".join(
 
 def check_shapes() -> None:
     """Check the types and shapes in annotations of what is imported from now on."""
-    images = [f"tanager.data.{it}" for it in ("augment", "colour", "crops", "resample")]
+    images = [f"tanager.data.{it}" for it in ("augment", "colour", "crops")]
     install_import_hook(
         ["tanager.models", "tanager.clipping", *images],
         "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",

@@ -14,7 +14,7 @@ import pytest
 from legal_views import FALSE_ALARM, keys, legal_crops, picture, uniform_p, which
 from scipy import stats
 
-from tanager.data import colour, resample
+from tanager.data import colour, crops
 from tanager.data.augment import (
     KINDS,
     CropFlip,
@@ -39,8 +39,8 @@ def photograph(height=40, width=44, dtype: type = np.uint8):
 
 def legal_views(image, padding):
     """All crops of the padded image, in order, then all of them flipped."""
-    crops = legal_crops(image, padding)
-    return crops + [crop[:, ::-1] for crop in crops]
+    legal = legal_crops(image, padding)
+    return legal + [crop[:, ::-1] for crop in legal]
 
 
 @pytest.mark.statistical
@@ -127,7 +127,7 @@ def test_what_is_evaluated_is_of_the_image_or_a_view_as_it_is(kind):
     image = photograph()
     eval_view = jax.jit(KINDS[kind](crop_size=32).eval_view)
     if kind == "crop-flip":
-        resized = jax.jit(lambda image: resample.resize(image, (32, 32)))(image)
+        resized = jax.jit(lambda image: crops.resize(image, (32, 32)))(image)
         np.testing.assert_array_equal(eval_view(image), resized)
     else:
         np.testing.assert_array_equal(eval_view(image), image[4:36, 6:38])
@@ -185,7 +185,7 @@ def one_view(augment, image):
 def test_the_whole_area_is_the_image_resized():
     image = photograph(40, 40)
     whole = {"area": (1.0, 1.0), "aspect": (1.0, 1.0), "flip": False}
-    resized = jax.jit(lambda image: resample.resize(image, (28, 28)))(image)
+    resized = jax.jit(lambda image: crops.resize(image, (28, 28)))(image)
     view = one_view(RandomResizedCrop(crop_size=28, **whole), image)
     np.testing.assert_array_equal(view, resized)
     np.testing.assert_array_equal(one_view(InceptionCrop(**whole), image), image)

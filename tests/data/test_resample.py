@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 from scipy import stats
 
-from tanager.data import resample
-from tanager.data.resample import Box, distorted_box, random_box, resize, resized_crop
+from tanager.data import crops
+from tanager.data.crops import Box, distorted_box, random_box, resize, resized_crop
 
 
 FALSE_ALARM = 1e-6
@@ -278,8 +278,8 @@ def test_resize_is_of_the_whole_image():
 
 
 def test_float64_stays_float64():
-    assert resample.working_dtype(jnp.dtype(jnp.float64)) == jnp.float64
-    assert resample.working_dtype(jnp.dtype(jnp.bfloat16)) == jnp.float32
+    assert crops.working_dtype(jnp.dtype(jnp.float64)) == jnp.float64
+    assert crops.working_dtype(jnp.dtype(jnp.bfloat16)) == jnp.float32
 
 
 def test_pixels_of_another_kind_are_refused():

@@ -31,10 +31,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float32, Int32, PRNGKeyArray, Shaped, UInt8
+from jaxtyping import Array, Float32, Int32, PRNGKeyArray, UInt8
 
 from tanager import _validate as validate
-from tanager.data import colour, crops, resample
+from tanager.data import colour, crops
+from tanager.data.crops import Image, Range, View
+from tanager.data.datasets import check_constants
 
 
 _JITTER = colour.ColourJitter(0.8, 0.8, 0.8, hue=0.2, probability=0.3)  # TAN's
@@ -57,14 +59,7 @@ def standardise(
     Raises:
         ValueError: `mean` or `std` does not have one number per channel.
     """
-    channels = image.shape[-1]
-    for name, numbers in (("mean", mean), ("std", std)):
-        if len(numbers) != channels:
-            validate.refuse(
-                name, tuple(numbers), f"must have {channels} numbers, one per channel"
-            )
-    for deviation in std:
-        validate.positive(std=deviation)
+    check_constants(image.shape[-1], mean, std)
     # One multiply-add per pixel; the constants are rounded once, from float64.
     scale = 1 / (255 * np.asarray(std, np.float64))
     shift = -np.asarray(mean, np.float64) / np.asarray(std, np.float64)
@@ -131,16 +126,17 @@ class Augmentation(abc.ABC):
         if self.crop_size is not None:
             validate.whole(crop_size=self.crop_size, at_least=1)
 
-    @abc.abstractmethod
-    def __call__(
-        self, key: PRNGKeyArray, image: Shaped[Array, "height width c"]
-    ) -> Shaped[Array, "h w c"]:
-        """Return one view of `image`."""
+    def __call__(self, key: PRNGKeyArray, image: Image) -> View:
+        """Return one view of an image."""
+        self.check(image.shape)
+        return self._view(key, image)
 
-    def eval_view(
-        self, image: Shaped[Array, "height width c"]
-    ) -> Shaped[Array, "h w c"]:
-        """Return the middle of `image`, of a view's size, for evaluation."""
+    @abc.abstractmethod
+    def _view(self, key: PRNGKeyArray, image: Image) -> View:
+        """Return one view of an image that suits."""
+
+    def eval_view(self, image: Image) -> View:
+        """Return what is evaluated: the image's middle, of a view's size."""
         return crops.middle(image, self.size(image.shape))
 
     def size(self, image_shape: tuple[int, ...]) -> tuple[int, int]:
@@ -185,10 +181,7 @@ class Unchanged(Augmentation):
 
     kind: ClassVar[str] = "none"
 
-    def __call__(
-        self, key: PRNGKeyArray, image: Shaped[Array, "height width c"]
-    ) -> Shaped[Array, "h w c"]:
-        """Return the middle of `image`, whatever the key."""
+    def _view(self, key: PRNGKeyArray, image: Image) -> View:
         return self.eval_view(image)
 
 
@@ -197,12 +190,14 @@ class CropFlip(Augmentation):
     """A random crop and then a random flip: both papers' for CIFAR.
 
     With `crop_size` and without padding it is the Unlocking paper's for ImageNet and
-    Places-365, on images of 1.2 times that size, which are resized to be evaluated.
+    Places-365, on images of 1.2 times that size. The whole image, resized to a view's
+    size, is evaluated.
 
     Attributes:
-        crop_padding: as `crops.random_crop`; 0 for crops inside the image. The
-            Unlocking paper's released code repeats the pixel at the edge; this does
-            not, nor does the TAN paper's.
+        crop_padding: pixels mirrored onto each edge before the crop, as ``numpy.pad``
+            with ``mode="reflect"``; 0 for crops inside the image. The Unlocking paper's
+            released code repeats the pixel at the edge; this does not, nor does the TAN
+            paper's.
         flip: whether to flip at random. Leave it out where left and right differ in
             meaning, as in digits.
     """
@@ -215,28 +210,59 @@ class CropFlip(Augmentation):
         super().__post_init__()
         validate.whole(crop_padding=self.crop_padding, at_least=0)
 
-    def __call__(
-        self, key: PRNGKeyArray, image: Shaped[Array, "height width c"]
-    ) -> Shaped[Array, "h w c"]:
-        """Return one view of `image`."""
-        self.check(image.shape)
+    def _view(self, key: PRNGKeyArray, image: Image) -> View:
         size = self.size(image.shape)
         crop_key, flip_key = jax.random.split(key)
         if self.crop_padding or size != image.shape[:2]:
             image = crops.random_crop(crop_key, image, self.crop_padding, size)
         return crops.random_flip(flip_key, image) if self.flip else image
 
-    def eval_view(
-        self, image: Shaped[Array, "height width c"]
-    ) -> Shaped[Array, "h w c"]:
-        """Return the whole image, resized to a view's size, for evaluation."""
+    def eval_view(self, image: Image) -> View:
+        """Return what is evaluated: the whole image, resized to a view's size."""
         size = self.size(image.shape)
-        return image if size == image.shape[:2] else resample.resize(image, size)
+        return image if size == image.shape[:2] else crops.resize(image, size)
 
     def check(self, image_shape: tuple[int, ...]) -> None:
         """See `Augmentation.check`."""
         super().check(image_shape)
-        crops.check_padding("crop_padding", self.crop_padding, image_shape)
+        if self.crop_padding >= min(image_shape[:2]):
+            validate.refuse(
+                "crop_padding",
+                self.crop_padding,
+                f"must be smaller than the image, {image_shape[0]} × {image_shape[1]}",
+                "a mirror shows each pixel once",
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tan(CropFlip):
+    """The middle of the image, cropped with mirrored edges, flipped and jittered.
+
+    Attributes:
+        jitter: of the colours.
+    """
+
+    kind: ClassVar[str] = "tan"
+    crop_padding: int = 20
+    jitter: colour.ColourJitter = _JITTER
+
+    def _view(self, key: PRNGKeyArray, image: Image) -> View:
+        crop_key, flip_key, jitter_key = jax.random.split(key, 3)
+        view = self.eval_view(image)
+        view = crops.random_crop(crop_key, view, self.crop_padding, view.shape[:2])
+        if self.flip:
+            view = crops.random_flip(flip_key, view)
+        planes = self.jitter(jitter_key, colour.planes(view))
+        return colour.image_of(planes, image.dtype)
+
+    def eval_view(self, image: Image) -> View:
+        """See `Augmentation.eval_view`."""
+        return Augmentation.eval_view(self, image)
+
+    def check(self, image_shape: tuple[int, ...]) -> None:
+        """See `Augmentation.check`."""
+        self._check_colours(image_shape)
+        super().check((*self.size(image_shape), 3))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -254,8 +280,10 @@ class RandomResizedCrop(Augmentation):
 
     kind: ClassVar[str] = "rrc"
     flip: bool = True
-    area: tuple[float, float] = (0.08, 1.0)
-    aspect: tuple[float, float] = (3 / 4, 4 / 3)
+    area: Range = (0.08, 1.0)
+    aspect: Range = (3 / 4, 4 / 3)
+    _box: ClassVar[Callable] = staticmethod(crops.random_box)
+    _antialias: ClassVar[bool] = True
 
     def __post_init__(self):
         super().__post_init__()
@@ -264,19 +292,11 @@ class RandomResizedCrop(Augmentation):
         if self.area[1] > 1:
             validate.refuse("area", self.area, "must be at most 1, the whole image")
 
-    def __call__(
-        self, key: PRNGKeyArray, image: Shaped[Array, "height width c"]
-    ) -> Shaped[Array, "h w c"]:
-        """Return one view of `image`."""
-        return self._cropped(key, image, resample.random_box, antialias=True)
-
-    def _cropped(
-        self, key: PRNGKeyArray, image: Array, draw: Callable, antialias: bool
-    ) -> Array:
-        size = self.size(image.shape)
+    def _view(self, key: PRNGKeyArray, image: Image) -> View:
         box_key, flip_key = jax.random.split(key)
-        box = draw(box_key, *image.shape[:2], self.area, self.aspect)
-        view = resample.resized_crop(image, box, size, antialias)
+        box = self._box(box_key, *image.shape[:2], self.area, self.aspect)
+        size = self.size(image.shape)
+        view = crops.resized_crop(image, box, size, self._antialias)
         return crops.random_flip(flip_key, view) if self.flip else view
 
 
@@ -289,53 +309,10 @@ class InceptionCrop(RandomResizedCrop):
     """
 
     kind: ClassVar[str] = "inception"
-    area: tuple[float, float] = (0.05, 1.0)
-    aspect: tuple[float, float] = (0.75, 1.33)
-
-    def __call__(
-        self, key: PRNGKeyArray, image: Shaped[Array, "height width c"]
-    ) -> Shaped[Array, "h w c"]:
-        """Return one view of `image`."""
-        return self._cropped(key, image, resample.distorted_box, antialias=False)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Tan(Augmentation):
-    """The middle of the image, cropped with mirrored edges, flipped and jittered.
-
-    Attributes:
-        crop_padding: as `crops.random_crop`.
-        flip: as `CropFlip`.
-        jitter: of the colours.
-    """
-
-    kind: ClassVar[str] = "tan"
-    crop_padding: int = 20
-    flip: bool = True
-    jitter: colour.ColourJitter = _JITTER
-
-    def __post_init__(self):
-        super().__post_init__()
-        validate.whole(crop_padding=self.crop_padding, at_least=0)
-
-    def __call__(
-        self, key: PRNGKeyArray, image: Shaped[Array, "height width c"]
-    ) -> Shaped[Array, "h w c"]:
-        """Return one view of `image`."""
-        self.check(image.shape)
-        crop_key, flip_key, jitter_key = jax.random.split(key, 3)
-        view = crops.random_crop(crop_key, self.eval_view(image), self.crop_padding)
-        if self.flip:
-            view = crops.random_flip(flip_key, view)
-        planes = self.jitter(jitter_key, colour.planes(view))
-        return colour.image_of(planes, image.dtype)
-
-    def check(self, image_shape: tuple[int, ...]) -> None:
-        """See `Augmentation.check`."""
-        super().check(image_shape)
-        self._check_colours(image_shape)
-        size = self.size(image_shape)
-        crops.check_padding("crop_padding", self.crop_padding, size)
+    area: Range = (0.05, 1.0)
+    aspect: Range = (0.75, 1.33)
+    _box: ClassVar[Callable] = staticmethod(crops.distorted_box)
+    _antialias: ClassVar[bool] = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -358,7 +335,7 @@ class SimCLR(RandomResizedCrop):
     jitter: colour.ColourJitter = _JITTER
     grey_probability: float = 0.2
     blur_probability: float = 0.2
-    blur_deviations: tuple[float, float] = (1.0, 2.0)
+    blur_deviations: Range = (1.0, 2.0)
     blur_size: int = 3
 
     def __post_init__(self):
@@ -373,22 +350,18 @@ class SimCLR(RandomResizedCrop):
         if self.blur_size % 2 == 0:
             validate.refuse("blur_size", self.blur_size, "must be odd")
 
-    def __call__(
-        self, key: PRNGKeyArray, image: Shaped[Array, "height width c"]
-    ) -> Shaped[Array, "h w c"]:
-        """Return one view of `image`."""
-        self.check(image.shape)
+    def _view(self, key: PRNGKeyArray, image: Image) -> View:
         jitter_key, grey_key, blur_key, crop_key = jax.random.split(key, 4)
         planes = self.jitter(jitter_key, colour.planes(image))
         planes = colour.random_grey(grey_key, planes, self.grey_probability)
-        image = colour.random_blur(
+        blurred = colour.random_blur(
             blur_key,
             colour.image_of(planes, image.dtype),
             self.blur_probability,
             self.blur_deviations,
             self.blur_size,
         )
-        return super().__call__(crop_key, image)
+        return super()._view(crop_key, blurred)
 
     def check(self, image_shape: tuple[int, ...]) -> None:
         """See `Augmentation.check`."""
@@ -411,7 +384,7 @@ def _row(numbers: np.ndarray) -> Float32[Array, "1 1 c"]:
     return jnp.asarray(numbers, jnp.float32)[None, None, :]
 
 
-def _check_order(**ranges: tuple[float, float]) -> None:
+def _check_order(**ranges: Range) -> None:
     for name, (low, high) in ranges.items():
         if low > high:
             validate.refuse(name, (low, high), "must be (least, largest)")

@@ -17,58 +17,49 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from tanager import _validate as validate
-from tanager.data.resample import mixed, rounded_to, working_dtype
+from tanager.data.crops import Range, View, mixed, rounded_to, working_dtype
 
 
+Colours = Float[Array, "3 h w"]
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R 601-2, as in Pillow
 _BRIGHTNESS, _CONTRAST, _SATURATION, _NOTHING, _HUE = range(5)
 
 
 def _schedules() -> np.ndarray:
     """The 24 orders of four changes, as three blends before the hue and three after."""
-    rows = []
-    for order in itertools.permutations((_BRIGHTNESS, _CONTRAST, _SATURATION, _HUE)):
+    rows = np.full((24, 2, 3), _NOTHING, np.int32)
+    changes = (_BRIGHTNESS, _CONTRAST, _SATURATION, _HUE)
+    for row, order in zip(rows, itertools.permutations(changes), strict=True):
         turn = order.index(_HUE)
-        halves = order[:turn], order[turn + 1 :]
-        rows.append([*_filled(halves[0]), *_filled(halves[1])])
-    return np.array(rows, np.int32)
-
-
-def _filled(changes: tuple[int, ...]) -> list[int]:
-    return [*changes, *[_NOTHING] * (3 - len(changes))]
+        row[0, :turn], row[1, : 3 - turn] = order[:turn], order[turn + 1 :]
+    return rows.reshape(24, 6)
 
 
 _SCHEDULES = _schedules()
 
 
-def planes(image: Shaped[Array, "h w c"]) -> Float[Array, "c h w"]:
-    """Return a uint8 image, or a float one on the 0..1 scale, as planes.
-
-    Raises:
-        ValueError: the image is neither uint8 nor float.
-    """
+def planes(image: View) -> Float[Array, "c h w"]:
+    """Return a uint8 image, or a float one on the 0..1 scale, as planes."""
     values = jnp.moveaxis(image, 2, 0).astype(working_dtype(image.dtype))
     return values / 255 if image.dtype == jnp.uint8 else values
 
 
-def image_of(planes: Float[Array, "c h w"], dtype: np.dtype) -> Shaped[Array, "h w c"]:
+def image_of(planes: Float[Array, "c h w"], dtype: np.dtype) -> View:
     """Return planes as an image of `dtype`: uint8, rounded to nearest, or a float."""
     values = 255 * planes if dtype == jnp.uint8 else planes
     return jnp.moveaxis(rounded_to(values, dtype), 0, 2)
 
 
-def grey(planes: Float[Array, "3 h w"]) -> Float[Array, "1 h w"]:
+def grey(planes: Colours) -> Float[Array, "1 h w"]:
     """Return 0.299 R + 0.587 G + 0.114 B of each pixel."""
     red, green, blue = jnp.split(planes, 3)
     return _LUMA[0] * red + _LUMA[1] * green + _LUMA[2] * blue
 
 
-def rotate_hue(
-    planes: Float[Array, "3 h w"], turn: Float[Array, ""]
-) -> Float[Array, "3 h w"]:
+def rotate_hue(planes: Colours, turn: Float[Array, ""]) -> Colours:
     """Return the colours with their hue in HSV moved by `turn` of a whole circle."""
     red, green, blue = planes
     value = jnp.maximum(jnp.maximum(red, green), blue)
@@ -91,20 +82,11 @@ def rotate_hue(
     return jnp.stack([channel(5), channel(3), channel(1)])
 
 
-def gaussian_blur(
-    image: Shaped[Array, "h w c"], deviation: Float[Array, ""], size: int
-) -> Shaped[Array, "h w c"]:
+def gaussian_blur(image: View, deviation: Float[Array, ""], size: int) -> View:
     """Return the image convolved with a normalised Gaussian cut to `size` pixels.
 
-    Edges are mirrored without repeating the edge pixel.
-
-    Args:
-        image: uint8 or float [H, W, C].
-        deviation: standard deviation of the Gaussian, in pixels.
-        size: of the kernel each way: odd, less than twice the image's size.
-
-    Returns:
-        [H, W, C], of the image's dtype; uint8 rounded to nearest.
+    Edges are mirrored without repeating the edge pixel. `size` is odd, and less than
+    twice the image's size.
     """
     dtype = working_dtype(image.dtype)
     steps = np.arange(size) - size // 2
@@ -121,11 +103,11 @@ def gaussian_blur(
 
 
 def jitter(
-    planes: Float[Array, "3 h w"],
+    planes: Colours,
     schedule: Int[Array, ""],
     factors: Float[Array, "3"],
     turn: Float[Array, ""],
-) -> Float[Array, "3 h w"]:
+) -> Colours:
     """Return the planes with brightness, contrast, saturation and hue changed.
 
     Each of the first three is a blend, clip(f·x + (1 − f)·other, 0, 1), with black,
@@ -191,9 +173,7 @@ class ColourJitter:
             validate.refuse("hue", self.hue, "must be at most 0.5, half a circle")
         check_probability(probability=self.probability)
 
-    def __call__(
-        self, key: PRNGKeyArray, planes: Float[Array, "3 h w"]
-    ) -> Float[Array, "3 h w"]:
+    def __call__(self, key: PRNGKeyArray, planes: Colours) -> Colours:
         """Return the planes, changed with the given probability."""
         strengths = np.array([self.brightness, self.contrast, self.saturation])
         low = np.array([*np.maximum(1 - strengths, 0), -self.hue, 0, 0])
@@ -206,30 +186,16 @@ class ColourJitter:
         return jnp.where(draws[5] < self.probability, changed, planes)
 
 
-def random_grey(
-    key: PRNGKeyArray, planes: Float[Array, "3 h w"], probability: float
-) -> Float[Array, "3 h w"]:
+def random_grey(key: PRNGKeyArray, planes: Colours, probability: float) -> Colours:
     """Return the planes, all three replaced by the grey image with `probability`."""
     changed = jnp.broadcast_to(grey(planes), planes.shape)
     return jnp.where(jax.random.bernoulli(key, probability), changed, planes)
 
 
 def random_blur(
-    key: PRNGKeyArray,
-    image: Shaped[Array, "h w c"],
-    probability: float,
-    deviations: tuple[float, float],
-    size: int,
-) -> Shaped[Array, "h w c"]:
-    """Return the image, blurred with `probability`.
-
-    Args:
-        key: one random key.
-        image: uint8 or float [H, W, C].
-        probability: of the blur.
-        deviations: bounds of the Gaussian's standard deviation, which is uniform.
-        size: as `gaussian_blur`.
-    """
+    key: PRNGKeyArray, image: View, probability: float, deviations: Range, size: int
+) -> View:
+    """Return the image, blurred with `probability` by a deviation uniform in bounds."""
     whether, where = jax.random.uniform(key, (2,), jnp.float32)
     deviation = deviations[0] + (deviations[1] - deviations[0]) * where
     changed = gaussian_blur(image, deviation, size)

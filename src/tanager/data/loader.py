@@ -5,7 +5,9 @@ in it and which rows are padding, so any worker can make any element alone, and 
 resumed run continues with the next element.
 """
 
+import functools
 import multiprocessing
+import operator
 import os
 import shutil
 import sys
@@ -169,28 +171,21 @@ def portions(plan: ChunkPlan, workers: int) -> Generator[Portion, None, None]:
     options = grain.ReadOptions(num_threads=min(ahead, 1), prefetch_buffer_size=ahead)
     if workers:
         # No files in /dev/shm: they would outlive a process that is killed.
+        sent = functools.partial(_with_leaves, Unnamed)
         pipes = grain.experimental.DatasetOptions(min_shm_size=sys.maxsize)
-        dataset = grain.MapDataset.source(plan).map(_unnamed).to_iter_dataset(options)
+        dataset = grain.MapDataset.source(plan).map(sent).to_iter_dataset(options)
         dataset = grain.experimental.WithOptionsIterDataset(dataset, pipes).mp_prefetch(
             grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=1),
             die_with_parent,
         )
     else:
         dataset = grain.MapDataset.source(plan).to_iter_dataset(options)
-    iterator = iter(dataset)
+    iterator, opened = iter(dataset), operator.methodcaller("open")
     try:
         for portion in iterator:
-            yield _opened(portion) if workers else portion
+            yield _with_leaves(opened, portion) if workers else portion
     finally:
         iterator.close()
-
-
-def _unnamed(portion: Portion) -> Portion:
-    return _with_leaves(Unnamed, portion)
-
-
-def _opened(portion: Portion) -> Portion:
-    return _with_leaves(lambda sent: sent.open(), portion)
 
 
 def _with_leaves(function: Callable, portion: Portion) -> Portion:

@@ -136,15 +136,7 @@ class _StreamedSubset(_Subset):
 
 
 def as_source(data: Any) -> Source:
-    """Return `data` as a source.
-
-    Args:
-        data: a `Source`, which is returned; or a pytree (dict, tuple, list, nested) of
-            NumPy or JAX arrays, one row of each per example.
-
-    Raises:
-        ValueError: `data` is neither, or as `ArraySource`.
-    """
+    """Return a `Source` as it is, and a pytree of arrays as an `ArraySource`."""
     from jax import tree_util
 
     is_array = hasattr(data, "dtype") and hasattr(data, "shape")
@@ -168,20 +160,13 @@ def in_memory(source: Source) -> bool:
 
 
 def gather(source: Source, indices: np.ndarray) -> Any:
-    """Return the examples at `indices`, stacked on a leading axis.
+    """Return the examples at `indices`, int[n], stacked on a leading axis of n.
 
     Uses ``source.gather`` where the source has one, and else reads one by one.
 
-    Args:
-        source: where the examples come from.
-        indices: int[n], each from 0 to the source's length − 1.
-
-    Returns:
-        A pytree as one example's, each leaf with a leading axis of n.
-
     Raises:
-        ValueError: an index is out of range, or two examples differ in structure,
-            shape or dtype: the message names the index and the leaf.
+        ValueError: an index is not from 0 to the source's length − 1, or two examples
+            differ in structure, shape or dtype. The message names index and leaf.
     """
     chosen = whole_indices(indices, len(source))
     own = getattr(source, "gather", None)
@@ -191,8 +176,16 @@ def gather(source: Source, indices: np.ndarray) -> Any:
         return map_leaves(lambda leaf: np.asarray(leaf)[None][:0], source[0])
     examples = [map_leaves(np.asarray, source[int(index)]) for index in chosen]
     first = _signature(examples[0])
-    for index, example in zip(chosen, examples, strict=True):
-        _same_signature(first, _signature(example), int(chosen[0]), int(index))
+    for index, other in zip(chosen, map(_signature, examples), strict=True):
+        for name in first | other:
+            wanted, found = first.get(name, "missing"), other.get(name, "missing")
+            if found != wanted:
+                validate.refuse(
+                    name,
+                    found,
+                    f"at index {index} must be {wanted}, as at index {chosen[0]}",
+                    "all examples of a source have one structure, shape and dtype",
+                )
     return map_leaves(lambda *leaves: np.stack(leaves), *examples)
 
 
@@ -226,18 +219,10 @@ def check_index(index: int, length: int) -> None:
 
 
 def whole_indices(indices: Any, length: int) -> np.ndarray:
-    """Return `indices` as int64[n].
-
-    Raises:
-        ValueError: they are not one row of whole numbers from 0 to `length` − 1.
-    """
+    """Return `indices` as int64[n]; refuse numbers outside 0 … `length` − 1."""
     chosen = np.asarray(indices)
     if chosen.ndim != 1 or (chosen.size and chosen.dtype.kind not in "iu"):
-        validate.refuse(
-            "indices",
-            f"{chosen.dtype.name}{list(chosen.shape)}",
-            "must be one row of whole numbers",
-        )
+        validate.refuse("indices", _shaped(chosen), "must be one row of whole numbers")
     outside = chosen[(chosen < 0) | (chosen >= length)]
     if outside.size:
         validate.refuse("indices", int(outside[0]), f"must be from 0 to {length - 1}")
@@ -276,50 +261,26 @@ def _common_length(tree: Any) -> int:
         validate.refuse("data", tree, "has no arrays")
     for name, leaf in leaves:
         if leaf.dtype.kind in _REFUSED_KINDS:
-            validate.refuse(
-                name,
-                leaf.dtype.name,
-                "must be an array of numbers",
-                "give rows of one shape and one numeric dtype",
-            )
+            remedy = "give rows of one shape and one numeric dtype"
+            rule = "must be an array of numbers"
+            validate.refuse(name, leaf.dtype.name, rule, remedy)
         if leaf.ndim == 0:
-            validate.refuse(
-                name,
-                leaf.item(),
-                "must have a leading axis over the examples",
-                "pass arrays that hold all examples, not a list of examples",
-            )
+            remedy = "pass arrays that hold all examples, not a list of examples"
+            rule = "must have a leading axis over the examples"
+            validate.refuse(name, leaf.item(), rule, remedy)
     first, length = leaves[0][0], len(leaves[0][1])
     for name, leaf in leaves:
         if len(leaf) == 0:
             validate.refuse(name, leaf.shape, "has no examples")
         if len(leaf) != length:
-            validate.refuse(
-                name, leaf.shape, f"must have as many rows as {first}, {length}"
-            )
+            rule = f"must have as many rows as {first}, {length}"
+            validate.refuse(name, leaf.shape, rule)
     return length
 
 
-_Signature = dict[str, tuple[tuple[int, ...], np.dtype]]
+def _signature(example: Any) -> dict[str, str]:
+    return {name: _shaped(leaf) for name, leaf in _named_leaves(example)}
 
 
-def _signature(example: Any) -> _Signature:
-    return {name: (leaf.shape, leaf.dtype) for name, leaf in _named_leaves(example)}
-
-
-def _same_signature(
-    first: _Signature, other: _Signature, first_index: int, index: int
-) -> None:
-    for name in first | other:
-        expected, found = (_describe(part.get(name)) for part in (first, other))
-        if found != expected:
-            validate.refuse(
-                name,
-                found,
-                f"at index {index} must be {expected}, as at index {first_index}",
-                "all examples of a source have one structure, shape and dtype",
-            )
-
-
-def _describe(leaf: tuple[tuple[int, ...], np.dtype] | None) -> str:
-    return f"{leaf[1].name}{list(leaf[0])}" if leaf else "missing"
+def _shaped(leaf: np.ndarray) -> str:
+    return f"{leaf.dtype.name}{list(leaf.shape)}"

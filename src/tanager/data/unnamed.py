@@ -20,20 +20,13 @@ class Unnamed:
 
     It is copied into unnamed memory when it is pickled. Small arrays, and all arrays on
     systems other than Linux, travel through the pipe.
-
-    Args:
-        array: to be sent.
     """
 
     def __init__(self, array: np.ndarray):
         self._array = array
 
     def open(self) -> np.ndarray:
-        """Return the array, once; the process that sent it must still be there.
-
-        Raises:
-            RuntimeError: it is gone.
-        """
+        """Return the array, once; the process that sent it must still be there."""
         return self._array
 
     def __reduce__(self) -> tuple[Any, ...]:
