@@ -41,6 +41,7 @@ def parsed(name, *words):
         ("--noise-multiplier 1 --epsilon 2 --steps 500", "nothing"),
         ("--noise-multiplier None --steps 500", "noise_multiplier"),
         ("--non-private", None),
+        ("--epsilon 7 --batch-size 1024", None),
     ],
 )
 def test_the_command_line_decides_what_is_solved_for(words, solved):
@@ -65,6 +66,14 @@ def test_the_number_that_is_solved_for_follows_from_the_others(words, solved):
     else:
         other = dataclasses.replace(recipe, noise_multiplier=100.0)
     assert solve_budget(other, 1437) == one
+
+
+def test_a_typed_batch_size_where_no_noise_can_be_solved_for():
+    """The recipe has no ε, so that its σ and T stand and ε follows."""
+    recipe = parsed("cifar10-wrn-16-4-tan-5k", "--batch-size", "512")
+    assert recipe.solve_for is None
+    mechanism = solve_budget(recipe, 5000).mechanism
+    assert mechanism == Mechanism(512 / 5000, 3.0, 2500)
 
 
 def test_nothing_else_than_these_is_solved_for():

@@ -4,18 +4,14 @@ import io
 import json
 import math
 import re
-import subprocess
-import sys
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
-import tyro
 
 from tanager import recipes
 from tanager.cli import main
-from tanager.privacy import accountant
-from tanager.privacy.mechanism import Mechanism
 from tanager.recipes import papers
-from tanager.recipes.recipe import Recipe
+from tanager.recipes.recipe import _AT_LEAST, Recipe
 
 
 MINIMAL: dict = {
@@ -32,32 +28,28 @@ MINIMAL: dict = {
     ("fields", "message"),
     [
         ({"dataset": ""}, "dataset (='') must be a name"),
-        ({"model": ""}, "model (='') must be a name"),
-        ({"optimizer": ""}, "optimizer (='') must be a name"),
-        ({"strategy": ""}, "strategy (='') must be a name"),
         (
             {"normalisation_order": "post-activaton"},
             "normalisation_order (='post-activaton') must be one of pre-activation, "
             "post-activation: did you mean post-activation?",
-        ),
-        (
-            {"adjacency": "replace"},
-            "adjacency (='replace') must be one of zero-out, add-or-remove-one, "
-            "replace-one: did you mean replace-one?",
         ),
         ({"epsilon": 0.0}, "epsilon (=0.0) must be positive and finite"),
         ({"epsilon": float("inf")}, "epsilon (=inf) must be positive and finite"),
         ({"delta": 0.0}, "delta (=0.0) must be strictly between 0 and 1"),
         ({"delta": 1.0}, "delta (=1.0) must be strictly between 0 and 1"),
         ({"noise_multiplier": -1.0}, "noise_multiplier (=-1.0) must be finite and not"),
-        ({"steps": 0}, "steps (=0) must be at least 1"),
         ({"steps": 1.5}, "steps (=1.5) must be a whole number"),
         (
             {"steps": None},
-            "two of epsilon, noise_multiplier and steps must be given: the third is "
-            "solved for; found epsilon=3.0, noise_multiplier=None, steps=None",
+            "two of epsilon, noise_multiplier and steps must be given beside "
+            "solve_for=None; found epsilon=3.0, noise_multiplier=None, steps=None",
         ),
-        ({"batch_size": 0}, "batch_size (=0) must be at least 1"),
+        (
+            {"solve_for": "epsilon"},
+            "two of epsilon, noise_multiplier and steps must be given beside "
+            "solve_for=epsilon; found epsilon=3.0, noise_multiplier=None, steps=200",
+        ),
+        ({"solve_for": "nothing"}, "all of epsilon, noise_multiplier and steps must"),
         (
             {"clip_norm": 0.0},
             "clip_norm (=0.0) must be positive and finite: the papers",
@@ -65,45 +57,21 @@ MINIMAL: dict = {
         ({"learning_rate": -2.0}, "learning_rate (=-2.0) must be positive and finite"),
         (
             {"optimizer_options": {"momentum": "high"}},
-            "optimizer_options (='high') must be a number for momentum",
+            "optimizer_options (='high') must be a finite number for momentum",
         ),
         (
             {"optimizer_options": {"momentum": math.nan}},
-            "optimizer_options (=nan) must be finite for momentum",
-        ),
-        (
-            {"optimizer_options": {"momentum": math.inf}},
-            "optimizer_options (=inf) must be finite for momentum",
+            "optimizer_options (=nan) must be a finite number for momentum",
         ),
         ({"ema_decay": -0.1}, "ema_decay (=-0.1) must be finite and not negative"),
         ({"ema_decay": 1.0}, "ema_decay (=1.0) must be below 1: the papers use 0.9999"),
-        (
-            {"augmentation_multiplicity": -1},
-            "augmentation_multiplicity (=-1) must be at least 0",
-        ),
-        (
-            {"augmentation_multiplicity": 4},
-            "augmentation_multiplicity (=4) must be 0 without augmentation",
-        ),
         (
             {"augmentation": "none", "augmentation_multiplicity": 4, "flip": True},
             "augmentation_multiplicity (=4) must be 0 without augmentation: "
             "its views would all be the same: give crop_padding or flip, or another",
         ),
         ({"test_views": 4}, "test_views (=4) must be 0 without augmentation"),
-        ({"test_views": -1}, "test_views (=-1) must be at least 0"),
-        (
-            {"augmentation": "simcrl"},
-            "augmentation (='simcrl') must be one of none, crop-flip, rrc, tan, "
-            "simclr, inception: did you mean simclr?",
-        ),
-        ({"crop_size": 7}, "crop_size (=7) must be at least 8"),
-        ({"crop_padding": -1}, "crop_padding (=-1) must be at least 0"),
-        ({"validation_examples": -1}, "validation_examples (=-1) must be at least 0"),
-        ({"physical_batch_size": 0}, "physical_batch_size (=0) must be at least 1"),
-        ({"evaluate_every": 0}, "evaluate_every (=0) must be at least 1"),
         ({"checkpoint_seconds": -1.0}, "checkpoint_seconds (=-1.0) must be finite"),
-        ({"seed": -1}, "seed (=-1) must be at least 0"),
         (
             {"fine_tune": "last-layer", "weights": "w.npz", "unreadable": "skip"},
             "unreadable (='skip') must be 'error' when features are cached",
@@ -114,6 +82,19 @@ def test_a_field_out_of_range_is_refused_by_name(fields, message):
     Recipe(**MINIMAL)
     with pytest.raises(ValueError, match=re.escape(message)):
         Recipe(**MINIMAL | fields)
+
+
+def test_every_number_has_a_least_and_every_choice_its_names():
+    for name, hint in get_type_hints(Recipe).items():
+        (hint, *_) = get_args(hint) if type(None) in get_args(hint) else (hint,)
+        if hint is int:
+            least = _AT_LEAST[name]
+            message = f"{name} (={least - 1}) must be at least {least}"
+            with pytest.raises(ValueError, match=re.escape(message)):
+                Recipe.from_json(MINIMAL | {name: least - 1})
+        elif get_args(hint) and get_origin(hint) is Literal:
+            with pytest.raises(ValueError, match=f"{name} .* must be one of"):
+                Recipe.from_json(MINIMAL | {name: "another"})
 
 
 @pytest.mark.parametrize(
@@ -133,12 +114,6 @@ def test_a_field_out_of_range_is_refused_by_name(fields, message):
 )
 def test_the_edges_of_the_ranges_are_allowed(fields):
     Recipe(**MINIMAL | fields)
-
-
-def test_a_recipe_is_frozen():
-    recipe = Recipe(**MINIMAL)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        recipe.epsilon = 8.0  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.mark.parametrize("name", recipes.RECIPES)
@@ -182,49 +157,12 @@ def test_every_field_is_a_flag_with_help():
         assert re.search(pattern, words), field.name
 
 
-def test_flags_override_the_recipe():
-    words = "--epsilon 1.5 --optimizer adam --optimizer-options b1 0.8 --data x --flip"
-    recipe = tyro.cli(Recipe, default=recipes.get("digits").recipe, args=words.split())
-    assert recipe == dataclasses.replace(
-        recipes.get("digits").recipe,
-        epsilon=1.5,
-        optimizer="adam",
-        optimizer_options={"b1": 0.8},
-        data="x",
-        flip=True,
-    )
-
-
-@pytest.mark.parametrize("name", ["cifar10-wrn-16-4", "cifar10-wrn-40-4"])
-@pytest.mark.parametrize("epsilon", [1.0, 2.0, 3.0, 4.0, 6.0, 8.0])
-def test_at_a_published_epsilon_the_run_is_the_published_one(name, epsilon):
-    entry = recipes.get(name)
-    recipe = entry.at_epsilon(epsilon)
-    (run,) = [
-        run
-        for run in recipes.PUBLISHED
-        if (run.table, run.model, run.epsilon)
-        == (13 if "16-4" in name else 14, recipe.model, epsilon)
-    ]
-    assert recipe.model == name.removeprefix("cifar10-")
-    assert (recipe.crop_padding, recipe.flip, recipe.ema_decay) == (4, True, 0.9999)
-    assert (recipe.optimizer, recipe.optimizer_options) == ("sgd", {})
-    for field in (
-        "epsilon",
-        "delta",
-        "batch_size",
-        "clip_norm",
-        "learning_rate",
-        "noise_multiplier",
-        "steps",
-        "augmentation_multiplicity",
-    ):
-        assert getattr(recipe, field) == getattr(run, field)
-    # All three of ε, σ and T are given: they fit together on the 50 000 images.
-    mechanism = Mechanism(run.batch_size / 50_000, run.noise_multiplier, run.steps)
-    assert accountant.epsilon(mechanism, run.delta, "pld") < epsilon
-    if epsilon == 8:
-        assert recipe == entry.recipe
+def test_what_is_shared_by_the_runs_on_cifar10():
+    for name in ("cifar10-wrn-16-4", "cifar10-wrn-40-4"):
+        recipe = recipes.get(name).recipe
+        assert recipe.model == name.removeprefix("cifar10-")
+        assert (recipe.crop_padding, recipe.flip, recipe.ema_decay) == (4, True, 0.9999)
+        assert (recipe.optimizer, recipe.optimizer_options) == ("sgd", {})
 
 
 @pytest.mark.parametrize(
@@ -297,8 +235,3 @@ def test_published_rows_of_an_entry_rise_in_epsilon():
         assert set(entry.published) <= set(papers.PUBLISHED)
         if entry.published:
             assert entry.recipe == entry.at_epsilon(epsilons[-1])
-
-
-def test_recipes_do_not_wait_for_jax():
-    check = "import tanager.recipes, sys; assert 'jax' not in sys.modules"
-    subprocess.run([sys.executable, "-c", check], check=True)

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import inspect
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
@@ -51,19 +51,21 @@ def parse(
         # The recipe's own budget gives way; one that a person typed is refused.
         values |= dict.fromkeys({"epsilon", "noise_multiplier"} - given)
     else:
-        values["solve_for"] = _solved(given)
+        values["solve_for"] = _solved(given, values)
     recipe = Recipe(**values)
     _refuse_unused(recipe, given)
     return entry, recipe, options(**own)
 
 
-def _solved(given: Collection[str]) -> Solved | None:
-    """Return what is solved for where these fields were given."""
+def _solved(given: Collection[str], values: Mapping[str, Any]) -> Solved | None:
+    """Return what is solved for where these of the fields' values were given."""
     if "noise_multiplier" in given:
         if "epsilon" in given:
             return "nothing" if "steps" in given else "steps"
         return "epsilon"
-    return "noise_multiplier" if {"steps", "batch_size"} & set(given) else None
+    solvable = values["epsilon"] is not None and values["steps"] is not None
+    typed = {"steps", "batch_size"} & set(given)
+    return "noise_multiplier" if typed and solvable else None
 
 
 def _refuse_unused(recipe: Recipe, given: Collection[str]) -> None:

@@ -4,13 +4,7 @@ Every table of the papers' runs is here. Some need images or weights of your own
 """
 
 from tanager import _validate as validate
-from tanager.recipes import (
-    cifar10,
-    cifar_fine_tuned,
-    class_split,
-    imagenet,
-    starters,
-)
+from tanager.recipes import cifar10, cifar_fine_tuned, class_split, imagenet, starters
 from tanager.recipes.papers import PUBLISHED as PUBLISHED
 from tanager.recipes.papers import PublishedRun as PublishedRun
 from tanager.recipes.recipe import Recipe as Recipe
@@ -60,29 +54,15 @@ def get(name: str) -> RecipeEntry:
 
 def listing() -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return headings and one row for each recipe: text for people to read."""
-    headings = (
-        "recipe",
-        "data set",
-        "model",
-        "budgets ε",
-        "source",
-        "accuracy",
-    )
+    headings = ("recipe", "data set", "model", "budgets ε", "source", "accuracy")
     rows = []
-    for entry in RECIPES.values():
-        epsilons = [row.epsilon for row in entry.published] or [entry.recipe.epsilon]
+    for name, entry in RECIPES.items():
+        recipe, accuracy = entry.recipe, entry.expected_accuracy
+        epsilons = [row.epsilon for row in entry.published] or [recipe.epsilon]
         budgets = ", ".join(f"{each:g}" for each in epsilons if each is not None)
-        without = (
-            "none: NOT PRIVATE" if entry.recipe.non_private else "from σ and steps"
-        )
+        without = "none: NOT PRIVATE" if recipe.non_private else "from σ and steps"
+        budgets = budgets or without
         rows.append(
-            (
-                entry.name,
-                entry.recipe.dataset,
-                entry.recipe.model,
-                budgets or without,
-                entry.source,
-                entry.expected_accuracy,
-            )
+            (name, recipe.dataset, recipe.model, budgets, entry.source, accuracy)
         )
     return headings, rows

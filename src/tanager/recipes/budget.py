@@ -14,6 +14,7 @@ them follows from the others:
 
 import dataclasses
 import math
+from typing import Any
 
 from tanager import _validate as validate
 from tanager.privacy import accountant
@@ -26,13 +27,7 @@ from tanager.recipes.recipe import Recipe
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """What a run will spend.
-
-    Attributes:
-        mechanism: sample rate, noise multiplier, steps and adjacency.
-        epsilon: by PLD, at `delta`.
-        delta: of the guarantee.
-    """
+    """What a run will spend: its mechanism, and ε by PLD at δ."""
 
     mechanism: Mechanism
     epsilon: float
@@ -61,9 +56,11 @@ def solve_budget(recipe: Recipe, examples: int) -> Budget:
         mechanism = Mechanism(rate, 0.0, recipe.steps, adjacency)
         return Budget(mechanism, math.inf, delta)
     solve, target = recipe.solve_for, recipe.epsilon
-    noise = None if solve == "noise_multiplier" else recipe.noise_multiplier
-    steps = None if solve == "steps" else recipe.steps
-    if noise is not None and steps is not None:
+    noise, steps = recipe.noise_multiplier, recipe.steps
+    given: dict[str, Any] = {"steps": steps}
+    if solve == "steps" or steps is None:
+        given = {"noise_multiplier": noise}
+    elif solve != "noise_multiplier" and noise is not None:
         mechanism = Mechanism(rate, noise, steps, adjacency)
         epsilon = accountant.epsilon(mechanism, delta)
         if solve == "epsilon" or target is None or epsilon <= target:
@@ -75,19 +72,8 @@ def solve_budget(recipe: Recipe, examples: int) -> Budget:
                 f"is less than these settings spend, {format_epsilon(epsilon)}",
                 "leave out one of --epsilon, --noise-multiplier and --steps",
             )
-        noise = None
-    if target is None or (noise is None and steps is None):
-        raise ValueError(
-            "two of epsilon, noise_multiplier and steps must be given: the third is "
-            f"solved for; found epsilon={target}, noise_multiplier={noise}, "
-            f"steps={steps}"
-        )
+    assert target is not None
     mechanism = calibrate(
-        epsilon=target,
-        delta=delta,
-        sample_rate=rate,
-        noise_multiplier=noise,
-        steps=steps,
-        adjacency=adjacency,
+        epsilon=target, delta=delta, sample_rate=rate, adjacency=adjacency, **given
     )
     return Budget(mechanism, accountant.epsilon(mechanism, delta), delta)

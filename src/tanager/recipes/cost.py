@@ -19,13 +19,10 @@ _PASSES = 3
 
 
 class Cost(NamedTuple):
-    """What a run takes.
+    """The model's parameters, the run's operations, and its hours on one `GPU`.
 
-    Attributes:
-        parameters: of the model.
-        flops: multiplications and additions of all its matrix products and
-            convolutions, clipping and padding not among them.
-        hours: on one `GPU` at `SUSTAINED`.
+    Operations are multiplications and additions of all matrix products and
+    convolutions, clipping and padding not among them.
     """
 
     parameters: int
@@ -38,14 +35,7 @@ def estimate(
 ) -> Cost:
     """Return the cost of a recipe from shapes alone.
 
-    Args:
-        recipe: the run.
-        steps: T.
-        classes: logits of the model.
-        image_shape: (height, width, channels) of what the model sees.
-
-    Raises:
-        ValueError: an unknown model, or one that does not take such images.
+    `image_shape` is (height, width, channels) of what the model sees.
     """
     from tanager.recipes.tasks import model_options
 

@@ -11,33 +11,12 @@ from tanager import _validate as validate
 from tanager.recipes.recipe import Recipe
 
 
-OPTIMIZERS = (
-    "adabelief",
-    "adadelta",
-    "adafactor",
-    "adagrad",
-    "adam",
-    "adamax",
-    "adamaxw",
-    "adamw",
-    "adan",
-    "amsgrad",
-    "fromage",
-    "lamb",
-    "lars",
-    "lion",
-    "novograd",
-    "optimistic_adam_v2",
-    "optimistic_gradient_descent",
-    "radam",
-    "rmsprop",
-    "rprop",
-    "sgd",
-    "sign_sgd",
-    "signum",
-    "sm3",
-    "yogi",
-)
+_NAMES = """
+adabelief adadelta adafactor adagrad adam adamax adamaxw adamw adan amsgrad fromage lamb
+lars lion novograd optimistic_adam_v2 optimistic_gradient_descent radam rmsprop rprop
+sgd sign_sgd signum sm3 yogi
+"""
+OPTIMIZERS = tuple(_NAMES.split())
 """Those of optax that need the gradient alone: not the loss, and no noise of theirs."""
 
 DAMPENING = "dampening"
@@ -48,11 +27,7 @@ def optimizer(recipe: Recipe, steps: int) -> optax.GradientTransformation:
     """Return a recipe's optax optimizer, with its options and schedule.
 
     Weight decay is added to the gradient, before momentum, as in the Unlocking paper's
-    pretraining; never to the loss, which is clipped.
-
-    Args:
-        recipe: gives the name, its options, the learning rate and its schedule.
-        steps: of the run, which a schedule ends with.
+    pretraining; never to the loss, which is clipped. A schedule ends with the steps.
 
     Raises:
         ValueError: an unknown optimizer or option, a pair that does not work together,

@@ -31,6 +31,7 @@ _CHOICES: dict[str, Any] = {
     "precision": PrecisionName,
     "unreadable": Unreadable,
 }
+_BUDGET = ("epsilon", "noise_multiplier", "steps")
 _AT_LEAST = {
     "image_size": 8,
     "lora_rank": 1,
@@ -206,11 +207,9 @@ class Recipe:
         validate.clipping_norm(self.clip_norm)
         validate.positive(learning_rate=self.learning_rate)
         for option, value in self.optimizer_options.items():
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                rule = f"must be a number for {option}"
-                validate.refuse("optimizer_options", value, rule)
-            if not math.isfinite(value):
-                rule = f"must be finite for {option}"
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not math.isfinite(value):
+                rule = f"must be a finite number for {option}"
                 validate.refuse("optimizer_options", value, rule)
         validate.not_negative(
             ema_decay=self.ema_decay,
@@ -227,11 +226,8 @@ class Recipe:
     def public_size(self, examples: int) -> int:
         """Return N, which q, the divisor of updates and δ are computed from.
 
-        Args:
-            examples: how many training examples there are.
-
         Raises:
-            ValueError: that number is private, and no other is declared.
+            ValueError: the number of `examples` is private, and no other is declared.
         """
         if self.declared_examples is not None:
             return self.declared_examples
@@ -297,11 +293,14 @@ class Recipe:
             )
         if self.noise_multiplier is not None:
             validate.not_negative(noise_multiplier=self.noise_multiplier)
-        if [self.epsilon, self.noise_multiplier, self.steps].count(None) > 1:
+        given = {name: getattr(self, name) for name in _BUDGET}
+        missing = {name for name in _BUDGET if given[name] is None}
+        if len(missing - {self.solve_for}) > (self.solve_for is None):
+            which = "all" if self.solve_for == "nothing" else "two"
             raise ValueError(
-                "two of epsilon, noise_multiplier and steps must be given: the third "
-                f"is solved for; found epsilon={self.epsilon}, "
-                f"noise_multiplier={self.noise_multiplier}, steps={self.steps}"
+                f"{which} of epsilon, noise_multiplier and steps must be given beside "
+                f"solve_for={self.solve_for}; found "
+                + ", ".join(f"{name}={value}" for name, value in given.items())
             )
 
     def _check_no_budget(self) -> None:
@@ -393,19 +392,13 @@ class RecipeEntry:
         """
         validate.positive(epsilon=epsilon)
         if not self.published:
-            return dataclasses.replace(
-                self.recipe, epsilon=epsilon, noise_multiplier=None
-            )
+            changes = {"epsilon": epsilon, "noise_multiplier": None}
+            return dataclasses.replace(self.recipe, **changes)
         below = [row for row in self.published if row.epsilon <= epsilon]
         row = below[-1] if below else self.published[0]
-        return dataclasses.replace(
-            self.recipe,
-            **published_fields(row)
-            | {
-                "epsilon": epsilon,
-                "steps": row.steps if row.epsilon == epsilon else None,
-            },
-        )
+        steps = row.steps if row.epsilon == epsilon else None
+        fields = published_fields(row) | {"epsilon": epsilon, "steps": steps}
+        return dataclasses.replace(self.recipe, **fields)
 
 
 def from_papers(
@@ -413,11 +406,7 @@ def from_papers(
 ) -> RecipeEntry:
     """Return the recipe of published runs, by default that at the largest ε.
 
-    Args:
-        name: of the recipe, as in the tables.
-        summary: one sentence.
-        pretrained_on: see `RecipeEntry`.
-        fields: of the recipe, over those of the table.
+    `fields` of the recipe stand over those of the table.
     """
     rows = rows_of(name)
     row = rows[-1]

@@ -25,14 +25,7 @@ from tanager.training.run_folder import RunFolder
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """A recipe whose input was checked and whose budget is solved.
-
-    Attributes:
-        name: of the recipe.
-        recipe: its fields.
-        dataset: the examples.
-        budget: what the run will spend.
-    """
+    """A named recipe whose input was checked and whose budget is solved."""
 
     name: str
     recipe: Recipe
@@ -45,9 +38,7 @@ def load(
 ) -> data.Dataset:
     """Load the data that a recipe names.
 
-    Args:
-        recipe: whose fields about data count.
-        progress: called with (decoded, all) while images are decoded.
+    `progress` is called with (decoded, all) while images are decoded.
 
     Raises:
         ValueError: a field or the data cannot be used.
@@ -72,11 +63,7 @@ def prepare(
 ) -> Prepared:
     """Load the data and solve the budget; nothing is spent or written yet.
 
-    Args:
-        name: of the recipe.
-        recipe: its fields.
-        progress: called with (decoded, all) while images are decoded.
-        dataset: what `load` returned for this recipe, if it was loaded before.
+    `dataset` is what `load` returned for this recipe, if it was loaded before.
 
     Raises:
         ValueError: a field, the data or the budget cannot be used.
@@ -121,9 +108,8 @@ def run(
     with computing(recipe.precision):
         out = recipe.out or f"runs/{prepared.name}"
         folder = hosts.chief_first(lambda: RunFolder(out))
-        secret = hosts.chief_first(
-            lambda: folder.seed(recipe.seed, make=hosts.is_chief())
-        )
+        make = hosts.is_chief()
+        secret = hosts.chief_first(lambda: folder.seed(recipe.seed, make=make))
         task = tasks.make(recipe, dataset, secret, Path(out), progress)
         return train(
             task.problem,
@@ -168,15 +154,7 @@ def run(
 
 
 def algorithm(prepared: Prepared, examples: int) -> DPSGD:
-    """Return how a recipe trains.
-
-    Args:
-        prepared: what `prepare` returned.
-        examples: how many there are.
-
-    Raises:
-        ValueError: a field is out of range.
-    """
+    """Return how a recipe trains on a number of examples."""
     recipe, budget = prepared.recipe, prepared.budget
     return DPSGD(
         budget.mechanism,

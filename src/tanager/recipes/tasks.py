@@ -32,13 +32,9 @@ from tanager.training.problem import Problem
 class Task(NamedTuple):
     """What a recipe trains, and what it is evaluated on.
 
-    Attributes:
-        problem: what `tanager.train` is given.
-        predict: ``predict(model, example) -> logits``.
-        test: examples to evaluate on.
-        augment_test: ``augment(key, example) -> example``, for a vote of views of test
-            images, or None.
-        origin: where its pretrained weights come from, as JSON; None for none.
+    `predict(model, example)` returns logits; `augment_test(key, example)` a view of a
+    test image for a vote, if there is one; `origin` is where pretrained weights come
+    from, as JSON.
     """
 
     problem: Problem
@@ -64,21 +60,18 @@ def make(
 ) -> Task:
     """Create the model, load its weights, and choose what is trained on what.
 
-    Args:
-        recipe: what to train.
-        dataset: the examples.
-        secret: of the run; initial weights are drawn from it.
-        out: the run's folder, where cached features go by default.
-        progress: show how far the features are.
+    Initial weights are drawn from `secret`. Cached features go into the run's folder,
+    `out`, by default.
 
     Raises:
         ValueError: the weights do not fit the model, the model cannot be fine-tuned so,
             or cached features are of another origin.
     """
+    seen = seen_shape(recipe, dataset)
     model = models.create(
         recipe.model,
         classes=len(dataset.classes),
-        image_shape=seen_shape(recipe, dataset),
+        image_shape=seen,
         key=derive_keys(secret, "initialisation")[0],
         **model_options(recipe),
     )
@@ -88,8 +81,6 @@ def make(
         model, origin = load_weights(model, recipe.weights, head=recipe.head)
 
     augmented = augmentation(recipe, dataset.image_shape)
-
-    seen = seen_shape(recipe, dataset)
 
     def pixels(example: Any) -> jax.Array:
         image = augmented.eval_view(example["image"])
@@ -150,11 +141,7 @@ def seen_shape(recipe: Recipe, dataset: Dataset) -> tuple[int, int, int]:
 
 
 def augmentation(recipe: Recipe, image_shape: tuple[int, ...]) -> Augmentation:
-    """Return the augmentation a recipe names, for images of a shape [H, W, C].
-
-    Raises:
-        ValueError: it cannot be used on such images.
-    """
+    """Return the augmentation a recipe names; refuse images it cannot be used on."""
     kind = KINDS[recipe.augmentation]
     fields = {field.name for field in dataclasses.fields(kind)}
     own = fields & {"crop_size", "crop_padding", "flip"}
