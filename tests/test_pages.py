@@ -40,8 +40,8 @@ def searching(printed, folder):
 
 def fine_tuning(printed, folder):
     lines = printed.splitlines()
-    # Per block 4·(32+96) + 4·(32+32) + 2·4·(32+128), and the head of 32·10 + 10.
-    assert lines[0] == str(2 * (512 + 256 + 1280) + 330)
+    # In the block 4·(32+96) + 4·(32+32) + 2·4·(32+128), and the head of 32·10 + 10.
+    assert lines[0] == str(512 + 256 + 1280 + 330)
     assert lines[-1] == "Linear"
 
 

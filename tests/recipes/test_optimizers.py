@@ -63,7 +63,8 @@ def test_every_optimizer_that_is_offered_updates():
     for name in OPTIMIZERS:
         made = optimizer(recipe(optimizer=name, optimizer_options={}), 10)
         with jax.numpy_dtype_promotion("standard"):  # some of optax need it
-            moved, _ = made.update(params, made.init(params), params)
+            state = jax.eval_shape(made.init, params)
+            moved, _ = jax.eval_shape(made.update, params, state, params)
         assert jax.tree.map(jnp.shape, moved) == jax.tree.map(jnp.shape, params), name
 
 
