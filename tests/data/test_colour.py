@@ -181,7 +181,9 @@ def test_the_jitter_draws_what_torchvision_does(monkeypatch):
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize("probability", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize(
+    "probability", [0.3, *(pytest.param(p, marks=pytest.mark.full) for p in (0.0, 1.0))]
+)
 def test_a_change_comes_with_its_probability(probability):
     image = jnp.asarray(picture())
     planes = colour.planes(image)

@@ -44,12 +44,6 @@ def test_modes_become_rgb(tmp_path, mode):
         np.testing.assert_array_equal(decoded(source), expected)
 
 
-def test_cmyk_of_adobe_is_not_inverted():
-    image = Image.new("CMYK", (12, 36), (0, 255, 255, 0))  # Red.
-    mean = decoded(saved(image, "JPEG", quality=100)).mean((0, 1))
-    np.testing.assert_allclose(mean, (255, 0, 0), atol=4)
-
-
 @pytest.mark.parametrize("mode", ["RGBA", "LA"])
 def test_transparency_is_dropped(mode):
     image = RGB.convert(mode)

@@ -187,8 +187,3 @@ def test_bad_folders(tmp_path, spoil, message):
     spoil(tmp_path)
     with pytest.raises(ValueError, match=re.escape(message)):
         load("folder", tmp_path)
-
-
-def test_folder_without_classes(tmp_path):
-    with pytest.raises(ValueError, match="has no class folders: make one folder"):
-        load("folder", tmp_path)

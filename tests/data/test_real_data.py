@@ -25,6 +25,7 @@ def moments(pixels):
     return mean, np.sqrt(np.sum(weights * (levels - mean) ** 2))
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "train", "test", "per_class"),

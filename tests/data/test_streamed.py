@@ -115,13 +115,6 @@ def test_identity_is_of_what_is_listed(tmp_path, name):
     assert small.open_made(name, tmp_path / "here").identity() != before
 
 
-def test_labels_are_part_of_the_identity(tmp_path):
-    source = made("npy", tmp_path)
-    before = source.identity()
-    np.save(tmp_path / "train_labels.npy", LABELS[::-1])
-    assert small.open_made("npy", tmp_path).identity() != before
-
-
 @encoded_formats
 def test_one_unreadable_example_is_named_and_the_others_are_read(
     tmp_path, name, elsewhere
@@ -156,15 +149,6 @@ def test_files_that_went_are_unreadable_examples(tmp_path, name):
         source[0]
     if name == "folder":
         assert source.identity() == source.identity()
-
-
-@encoded_formats
-@pytest.mark.parametrize("content", [b"", b"not an image", ENCODED[0][:20]])
-def test_what_is_no_image(tmp_path, name, content):
-    small.write_made(name, tmp_path, [*ENCODED[:BAD], content, *ENCODED[BAD + 1 :]])
-    with pytest.raises(UnreadableExample) as caught:
-        small.open_made(name, tmp_path)[BAD]
-    assert caught.value.index == BAD
 
 
 @all_formats

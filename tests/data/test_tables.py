@@ -40,22 +40,6 @@ def test_binary_images_are_resized_unless_exact(tmp_path):
         TableSource(files, (4, 4, 3), exact=True)[0]
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_truncated_files_are_named(tmp_path, stream):
-    file = tmp_path / "x.arrow"
-    small.write_arrow(file, small.table(ENCODED, LABELS), stream)
-    os.truncate(file, os.path.getsize(file) // 2)
-    message = f"path (={str(file)!r}) is not an Arrow file that can be read"
-    with pytest.raises(ValueError, match=re.escape(message)):
-        TableSource([file], SHAPE)
-
-
-def test_labels_are_within_the_classes(tmp_path):
-    small.write_arrow(tmp_path / "x.arrow", small.table(ENCODED, LABELS))
-    with pytest.raises(ValueError, match="row 8 has label 2: it must be from 0 to 1"):
-        TableSource([tmp_path / "x.arrow"], SHAPE, classes=2)
-
-
 def parquet(path, part, rows):
     file = path / f"train-{part:05}-of-00003.parquet"
     pq.write_table(rows, file, row_group_size=4)
@@ -65,22 +49,6 @@ def parquet(path, part, rows):
 def three_parquets(path, metadata=None):
     rows = small.table(ENCODED, LABELS, metadata)
     return [parquet(path, part, rows) for part in range(3)]
-
-
-def test_parquet_in_memory(tmp_path):
-    source = TableSource(three_parquets(tmp_path), SHAPE, exact=True)
-    batch = gather(source, np.arange(30))
-    np.testing.assert_array_equal(batch["image"], np.concatenate([IMAGES] * 3))
-    np.testing.assert_array_equal(batch["label"], np.concatenate([LABELS] * 3))
-
-
-def test_class_names_of_a_schema(tmp_path):
-    metadata = (
-        b'{"info": {"features": {"label": {"_type": "ClassLabel", '
-        b'"names": ["ant", "bee", "cow"]}}}}'
-    )
-    files = three_parquets(tmp_path, {b"huggingface": metadata})
-    assert TableSource(files, SHAPE).class_names == ("ant", "bee", "cow")
 
 
 @pytest.mark.parametrize("metadata", [{}, {b"huggingface": b"{"}])

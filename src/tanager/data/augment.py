@@ -248,8 +248,8 @@ class Tan(CropFlip):
 
     def _view(self, key: PRNGKeyArray, image: Image) -> View:
         crop_key, flip_key, jitter_key = jax.random.split(key, 3)
-        view = self.eval_view(image)
-        view = crops.random_crop(crop_key, view, self.crop_padding, view.shape[:2])
+        view, size = self.eval_view(image), self.size(image.shape)
+        view = crops.random_crop(crop_key, view, self.crop_padding, size)
         if self.flip:
             view = crops.random_flip(flip_key, view)
         planes = self.jitter(jitter_key, colour.planes(view))

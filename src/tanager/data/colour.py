@@ -112,13 +112,8 @@ def jitter(
 
     Each of the first three is a blend, clip(f·x + (1 − f)·other, 0, 1), with black,
     with the mean of the grey image, or with the grey image. The contrast's mean is of
-    the image as it is when its turn comes.
-
-    Args:
-        planes: [3, H, W].
-        schedule: which of the 24 orders of the four changes, from 0.
-        factors: f of brightness, contrast and saturation; 1 changes nothing.
-        turn: of the hue, in whole circles; 0 changes nothing.
+    the image as it is when its turn comes. `schedule` is one of the 24 orders,
+    `factors` are the three f, and `turn` is of the hue, in whole circles.
     """
     changes = jnp.asarray(_SCHEDULES)[schedule]
     blends = jnp.append(factors, jnp.ones(1, factors.dtype))[changes]
@@ -142,18 +137,8 @@ class ColourJitter:
     """Brightness, contrast, saturation and hue changed at random, in random order.
 
     Called with a key and planes of three channels. The factors of the first three are
-    uniform in [max(0, 1 − b), 1 + b], the turn of the hue is uniform in [−h, h], and
-    the 24 orders are equally likely.
-
-    Attributes:
-        brightness: b, at least 0; 0 for no change.
-        contrast: likewise.
-        saturation: likewise.
-        hue: h, from 0 to 0.5.
-        probability: of any change at all.
-
-    Raises:
-        ValueError: a number is out of range.
+    uniform in [max(0, 1 − b), 1 + b], the turn of the hue is uniform in [−h, h], with h
+    at most 0.5, and the 24 orders are equally likely. `probability` is of any change.
     """
 
     brightness: float

@@ -218,11 +218,11 @@ def _digits() -> Dataset:
     test = np.sort(np.lexsort((_public_words(len(labels)), labels))[::5])
     train = np.setdiff1d(np.arange(len(labels)), test)
     labels = labels.astype(np.int32)
-    halves = (
+    first, second = (
         ArraySource({"image": images[half], "label": labels[half]})
         for half in (train, test)
     )
-    return Dataset("digits", *halves, _DIGITS, (8, 8, 1), (0.5,), (0.5,))
+    return Dataset("digits", first, second, _DIGITS, (8, 8, 1), (0.5,), (0.5,))
 
 
 def _found(name: str, path: Path, wanted: Wanted, progress: Progress | None) -> Dataset:

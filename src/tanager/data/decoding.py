@@ -54,18 +54,9 @@ def decode_image(
     The content decides the format, not the name: ImageNet has a PNG named .JPEG. As
     torchvision does for ImageNet, every picture of 8 bits becomes RGB (grey where C is
     1): grey is repeated, CMYK and palettes are converted, and transparency is dropped,
-    which shows the colours beneath it. The orientation in EXIF is ignored.
-
-    Args:
-        content: the encoded bytes, or the file that holds them.
-        shape: (H, W, C) to decode to: the shorter side is scaled, the middle is kept.
-        exact: refuse an image of another size or number of channels.
-
-    Returns:
-        uint8[H, W, C].
-
-    Raises:
-        Exception: as `open_image`, or the image has more than 8 bits per channel.
+    which shows the colours beneath it. The orientation in EXIF is ignored. The shorter
+    side is scaled, the middle is kept; `exact` refuses an image of another size or
+    number of channels. More than 8 bits per channel are refused.
     """
     from PIL import Image, ImageOps
 

@@ -91,14 +91,7 @@ class Wanted:
 def find_images(name: str, path: Path, wanted: Wanted) -> Found:
     """Open the images of a folder, or of the folders in it, whatever their format.
 
-    Args:
-        name: of the data set: a folder with it in its name is looked through first.
-        path: the folder with the files, or the folder above it.
-        wanted: what is looked for.
-
-    Raises:
-        ValueError: nothing was found, a file is missing or damaged, or no shape is
-            given where it is needed.
+    A folder with the data set's name in its own is looked through first.
     """
     own = name == "folder"  # The folders below are its classes.
     below = [] if own else [entry for entry in path.iterdir() if entry.is_dir()]
@@ -130,8 +123,8 @@ def _class_folders(folder: Path, wanted: Wanted) -> Found:
     if not exact and not (shape and wanted.streams(sum(map(len, halves)), shape)):
         shape = common_shape(halves, None if shape is None else shape[0])
     assert shape is not None
-    sources = (FolderSource(half, shape, exact) for half in (train, test))
-    return Found(*sources, train.classes)
+    first, second = (FolderSource(half, shape, exact) for half in (train, test))
+    return Found(first, second, train.classes)
 
 
 def find_shards(folder: Path, split: str, ending: str) -> list[Path]:
@@ -139,10 +132,7 @@ def find_shards(folder: Path, split: str, ending: str) -> list[Path]:
 
     They are ``SPLIT.ENDING`` or ``SPLIT-00000-of-00008.ENDING`` and so on, with or
     without a prefix (``NAME-SPLIT.ENDING``); or else all files ``*.ENDING`` in a folder
-    named SPLIT.
-
-    Raises:
-        ValueError: numbered parts are missing, or more than one set of files fits.
+    named SPLIT. Missing parts and a second set of files are refused.
     """
     wanted = f"{split}.{ending}"
     found: dict[str, list[Path]] = {}

@@ -89,12 +89,7 @@ def has_classes(path: Path) -> bool:
 
 
 def list_folder(path: Path, tests: Sequence[str] = TESTS) -> tuple[Listing, Listing]:
-    """List the training and test files of a folder; split it if it is not.
-
-    Raises:
-        ValueError: there are no test files, no classes, a class without images or too
-            small to be split, or test classes that differ from the training classes.
-    """
+    """List the training and test files of a folder; split it if it is not."""
     test = next((name for name in tests if has_classes(path / name)), None)
     if (path / "train").is_dir() != (test is not None):
         found, other = (test, "'train'") if test else ("train", repr(tests[0]))
@@ -128,10 +123,6 @@ def common_shape(
 
     If all are grey the images have one channel, otherwise three. H and W are
     `image_size`, or else the size of all images, which must then have one.
-
-    Raises:
-        ValueError: images differ in size, or one cannot be read. The message names the
-            file.
     """
     channels, like = 1, None
     for listing in listings:

@@ -26,21 +26,11 @@ _LARGEST_RATIO = 100  # Encoded images hardly get smaller; a file may repeat som
 
 
 class TableSource(StreamedImages):
-    """The rows of parquet or Arrow files, in the files' order.
+    """The rows of parquet or Arrow files, in the files' order, decoded to one shape.
 
-    Args:
-        files: the files.
-        shape: (H, W, C) to decode to.
-        label_columns: names that the label column may have.
-        classes: number of classes; None to take it from the files, or else any label.
-        exact: refuse images of another shape instead of resizing them.
-
-    Attributes:
-        class_names: names of the classes if a file has them, else None.
-
-    Raises:
-        ValueError: a file is damaged, lacks a column or has one of another type, or a
-            label is missing or out of range.
+    The number of `classes` is taken from the files if it is not given; `class_names`
+    are those in a file, if one has them. A file that is damaged, lacks a column or has
+    one of another type is refused, and so is a label that is missing or out of range.
     """
 
     def __init__(
