@@ -72,9 +72,6 @@ def dampened(dampening: float) -> optax.GradientTransformation:
 
     So does PyTorch's SGD, whose grid of d the TAN paper searches (section 4.2); it does
     nothing there without momentum. optax has no such option.
-
-    Raises:
-        ValueError: d is not in [0, 1].
     """
     validate.not_negative(dampening=dampening)
     if dampening > 1:
@@ -92,18 +89,9 @@ def dampened(dampening: float) -> optax.GradientTransformation:
 def schedule(recipe: Recipe, steps: int) -> float | optax.Schedule:
     """Return the learning rate, or the function from an update's number to it.
 
-    | schedule | learning rate |
-    |---|---|
-    | constant | the full rate |
-    | step | a tenth from half of the steps on, a hundredth from three quarters on |
-    | cosine | half a cosine wave from the full rate to 0 |
-
-    A warm-up before it rises linearly from 0. The step schedule is that of the
-    Unlocking paper's pretraining on CIFAR-100, warm-up and cosine of its pretraining on
-    JFT (appendix C.3).
-
-    Raises:
-        ValueError: the warm-up is longer than the run.
+    `Recipe` says what each schedule does. The step schedule is that of the Unlocking
+    paper's pretraining on CIFAR-100, warm-up and cosine of its pretraining on JFT
+    (appendix C.3).
     """
     rate, warmup = recipe.learning_rate, recipe.warmup_steps
     shape = recipe.learning_rate_schedule
