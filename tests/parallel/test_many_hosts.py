@@ -4,7 +4,9 @@ import json
 import os
 import re
 import socket
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -181,3 +183,48 @@ def test_hosts_wait_only_so_long_for_one_that_does_not_come(tmp_path):
     assert waiting.codes == [1, 1]
     for error in waiting.errors:
         assert "tanager: not all hosts came in 4 s" in error
+
+
+class Store:
+    """Answers of JAX's service: who is alive, each with the number of its process."""
+
+    def __init__(self, *answers):
+        self.answers = iter(answers)
+
+    def get_live_nodes(self, hosts):
+        answer = next(self.answers, None)
+        if answer is None:
+            raise jax.errors.JaxRuntimeError("UNAVAILABLE: no answer")
+        return answer
+
+    def key_value_try_get(self, name):
+        return "other"
+
+
+class Ended(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        ([{0: 5, 1: 6}] * 3 + [{0: 5}], "host 1 (other) is gone"),
+        ([{0: 5, 1: 6}, {0: 5, 1: 7}], "host 1 (other) is gone"),
+        ([{0: 5, 1: 6}] * 3, "JAX does not say who is alive (UNAVAILABLE: no answer)"),
+    ],
+    ids=["silent", "started again", "no answer"],
+)
+def test_the_watch_ends_a_host(monkeypatch, answers, message):
+    def end(text):
+        raise Ended(text)
+
+    runtime = SimpleNamespace(num_processes=2, process_id=0)
+    monkeypatch.setattr(hosts, "_runtime", lambda: runtime)
+    monkeypatch.setattr(hosts, "_end", end)
+    monkeypatch.setattr(hosts, "_BEAT", 0.01)
+    monkeypatch.setattr(hosts, "SILENCE", 0.05)
+    monkeypatch.setattr(hosts, "_leaving", threading.Event())
+    store = Store(*answers)
+    with pytest.raises(Ended, match=re.escape(message)):
+        hosts._watch_others(store)
+    assert next(store.answers, None) is None  # no end before the last answer

@@ -71,7 +71,7 @@ def together(
         ValueError: an argument is missing and JAX cannot fill it in, or the numbers do
             not fit.
         TimeoutError: host 0 does not answer.
-        OSError: JAX cannot join the hosts.
+        OSError: JAX cannot join the hosts, or this host was started again alone.
         Stopped: all hosts have agreed to stop.
     """
     with _settings():
@@ -146,7 +146,13 @@ def _join(
         late.cancel()
     _leaving.clear()
     _alone.clear()
-    _store().key_value_set(f"tanager/name/{_me()}", socket.gethostname())
+    try:
+        _store().key_value_set(f"tanager/name/{_me()}", socket.gethostname())
+    except jax.errors.JaxRuntimeError as error:
+        raise OSError(
+            f"host {_me()} took part before and was started again alone: end all hosts "
+            "and start them together, which resumes from the last checkpoint"
+        ) from error
     for watch in (_watch_others, _listen):
         threading.Thread(target=watch, args=(_store(),), daemon=True).start()
 
@@ -200,19 +206,28 @@ def _fail(error: BaseException) -> NoReturn:
 
 def _watch_others(store: Any) -> None:
     """End this process when a host has sent no heartbeat for too long."""
-    everyone = range(_runtime().num_processes)
+    everyone, failures = list(range(_runtime().num_processes)), 0
+    started: dict[int, int] = {}  # a process that is started again has another number
     while True:
         try:
             # Every host asks, and all get the answer together.
-            alive = store.get_live_nodes(list(everyone))
-        except jax.errors.JaxRuntimeError:
+            alive = store.get_live_nodes(everyone)
+        except jax.errors.JaxRuntimeError as error:
             if _leaving.is_set():
                 return
+            failures += 1
+            if failures * _BEAT >= SILENCE:
+                _stop(f"JAX does not say who is alive ({str(error).splitlines()[0]})")
         else:
+            failures = 0
             if set(alive) <= {_me()}:
                 _alone.set()
-            for host in set(everyone) - set(alive):
-                _stop(f"host {host} ({_name_of(store, host)}) is gone")
+            for host in everyone:
+                if (
+                    host not in alive
+                    or started.setdefault(host, alive[host]) != (alive[host])
+                ):
+                    _stop(f"host {host} ({_name_of(store, host)}) is gone")
         time.sleep(_BEAT)
 
 
@@ -284,15 +299,15 @@ def from_chief(function: Callable[[], Any]) -> Any:
     if not is_chief():
         word = json.loads(_store().blocking_key_value_get(_next_word(), _PATIENCE))
         if "error" in word:
-            kind = {"ValueError": ValueError, "OSError": OSError}[word["kind"]]
+            kind = OSError if word["of_system"] else ValueError
             raise kind(f"host 0: {word['error']}")
         return word["value"]
     key = _next_word()
     try:
         value = function()
     except (ValueError, OSError) as error:
-        kind = "ValueError" if isinstance(error, ValueError) else "OSError"
-        _store().key_value_set(key, json.dumps({"kind": kind, "error": str(error)}))
+        said = {"error": str(error), "of_system": isinstance(error, OSError)}
+        _store().key_value_set(key, json.dumps(said))
         raise
     _store().key_value_set(key, json.dumps({"value": value}))
     return value
@@ -342,12 +357,9 @@ def require_same(what: str, fingerprint: str) -> None:
     everyone = np.asarray(multihost_utils.process_allgather(mine))
     odd = np.flatnonzero(np.any(everyone != everyone[0], axis=1))
     if odd.size:
-        validate.refuse(
-            what,
-            f"on host {', '.join(map(str, odd))}",
-            "differs from what host 0 has",
-            "all hosts must read the same files with the same command",
-        )
+        remedy = "all hosts must read the same files with the same command"
+        others = f"on host {', '.join(map(str, odd))}"
+        validate.refuse(what, others, "differs from what host 0 has", remedy)
 
 
 def _runtime() -> Any:
