@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tanager.training import checkpoint
-from tanager.training.checkpoint import Checkpoints
+from tanager.training.checkpoint import Checkpoints, _is_sound
 
 
 STATE = {"w": jnp.arange(50.0), "b": jnp.ones(3)}
@@ -31,55 +30,46 @@ def files(folder):
 
 def test_a_flip_of_any_byte_of_any_file_is_found(written, tmp_path):
     folder = shutil.copytree(written / "2", tmp_path / "2")
-    assert checkpoint.is_sound(folder, "2")
+    assert _is_sound(folder)
     flips = 0
     for path in files(folder):
         content = path.read_bytes()
-        for place in range(0, len(content), 7):
+        for place in range(0, len(content), 61):
             path.write_bytes(
                 content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
             )
-            assert not checkpoint.is_sound(folder, "2"), (path, place)
+            assert not _is_sound(folder), (path, place)
             flips += 1
         path.write_bytes(content)
-    assert checkpoint.is_sound(folder, "2")
-    assert flips > 300
+    assert _is_sound(folder)
+    assert flips > 100
 
 
 def test_a_lost_added_or_exchanged_file_is_found(written, tmp_path):
     folder = shutil.copytree(written / "2", tmp_path / "2")
-    assert not checkpoint.is_sound(folder, "1")
+    assert not _is_sound(shutil.copytree(folder, tmp_path / "1"))
     first = files(folder)[0]
     content = first.read_bytes()
     first.unlink()
-    assert not checkpoint.is_sound(folder, "2")
+    assert not _is_sound(folder)
     first.write_bytes(content)
+    assert _is_sound(folder)
     (folder / "more").write_bytes(b"")
-    assert not checkpoint.is_sound(folder, "2")
+    assert not _is_sound(folder)
 
 
-def test_large_files_are_digested_in_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "_BLOCK", 100)
-    content = np.arange(250, dtype=np.uint8).tobytes()
-    (tmp_path / "file").write_bytes(content)
-    checkpoint.seal(tmp_path, "")
-    for place in (0, 99, 100, 249):
-        changed = bytearray(content)
-        changed[place] ^= 128
-        (tmp_path / "file").write_bytes(changed)
-        assert not checkpoint.is_sound(tmp_path, "")
-
-
-@pytest.mark.parametrize("number", range(14))
+@pytest.mark.parametrize("damage", ["a flipped bit", "no digest"])
 def test_the_checkpoint_before_a_damaged_one_is_restored(
-    written, tmp_path, caplog, number
+    written, tmp_path, caplog, damage
 ):
     folder = shutil.copytree(written, tmp_path / "checkpoints")
-    every = files(folder / "2")
-    path = every[number % len(every)]
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 8
-    path.write_bytes(content)
+    if damage == "no digest":  # its process died before it was known to be whole
+        (folder / "2/digest.json").unlink()
+    else:
+        path = max(files(folder / "2"), key=lambda path: path.stat().st_size)
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 8
+        path.write_bytes(content)
     checkpoints = Checkpoints(folder)
     restored = checkpoints.restore(STATE)
     checkpoints.close()
@@ -87,13 +77,3 @@ def test_the_checkpoint_before_a_damaged_one_is_restored(
     assert restored[0] == 1
     assert all(np.array_equal(restored[1][name], STATE[name]) for name in STATE)
     assert "the checkpoint of step 2" in caplog.text
-
-
-def test_a_checkpoint_without_its_digest_is_not_restored(written, tmp_path):
-    """Its process died before it was known to be whole."""
-    folder = shutil.copytree(written, tmp_path / "checkpoints")
-    (folder / "2/digest.json").unlink()
-    checkpoints = Checkpoints(folder)
-    restored = checkpoints.restore(STATE)
-    checkpoints.close()
-    assert restored is not None and restored[0] == 1

@@ -25,7 +25,6 @@ from tanager.parallel import hosts
 
 _log = logging.getLogger(__name__)
 _DIGEST = "digest.json"
-_BLOCK = 1 << 24  # bytes digested at once
 
 
 class Checkpoints:
@@ -34,9 +33,6 @@ class Checkpoints:
     A checkpoint is written under a temporary name and renamed when it is complete, so
     a process that dies while writing leaves the one before it. A digest of its files
     is written last; a checkpoint whose files differ from their digest is not used.
-
-    Args:
-        folder: created when missing.
     """
 
     def __init__(self, folder: Path):
@@ -50,8 +46,7 @@ class Checkpoints:
         """Write the state after `step` updates; returns when it is on the disk.
 
         Raises:
-            OSError: it could not be written, because the disk is full for instance. The
-                checkpoint before it is kept.
+            OSError: it could not be written; the checkpoint before it is kept.
         """
         if step in self._manager.all_steps():
             return
@@ -60,9 +55,10 @@ class Checkpoints:
                 self._manager.save(step, args=ocp.args.StandardSave(_named(state)))
                 self._manager.wait_until_finished()
             if hosts.is_chief():
-                seal(self.folder / str(step), str(step))
+                _seal(self.folder / str(step))
         except (OSError, ValueError) as error:
-            full = shutil.disk_usage(self.folder).free < _nbytes(state)
+            size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+            full = shutil.disk_usage(self.folder).free < size
             reason = "the disk is full" if full else str(error)
             raise OSError(
                 f"the checkpoint of step {step} cannot be written to {self.folder} "
@@ -73,14 +69,11 @@ class Checkpoints:
     def restore(self, template: PyTree) -> tuple[int, PyTree] | None:
         """Return the newest sound checkpoint as (step, state); None without one.
 
-        Every host reads all files, and all hosts pass over what is damaged for one.
-
-        Args:
-            template: a state of the same structure, shapes and dtypes, placed on the
-                devices as the restored one will be.
+        It is shaped and placed like `template`. Every host reads all files, and all
+        hosts pass over what is damaged for one.
         """
         for step in sorted(self._manager.all_steps(), reverse=True):
-            damaged = not is_sound(self.folder / str(step), str(step))
+            damaged = not _is_sound(self.folder / str(step))
             if hosts.total(damaged) != (0,):
                 self._pass_over(step, "its files differ from their digest")
                 continue
@@ -145,54 +138,33 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _nbytes(state: PyTree) -> int:
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-
-
 def _named(state: PyTree) -> dict[str, Any]:
     paths = jax.tree_util.tree_leaves_with_path(state)
     return {jax.tree_util.keystr(path): leaf for path, leaf in paths}
 
 
-def seal(folder: Path, label: str) -> None:
-    """Write the digest of a folder's files beside them, and force it to the disk.
-
-    Args:
-        folder: complete; what is added or changed later damages it.
-        label: what the folder is, such as the step of a checkpoint.
-    """
-    write_json(folder / _DIGEST, {"label": label, "blake2b": _digest(folder)})
+def _seal(folder: Path) -> None:
+    """Write the digest of a complete folder's files beside them."""
+    write_json(folder / _DIGEST, _digest(folder))
 
 
-def is_sound(folder: Path, label: str) -> bool:
-    """Return whether a folder holds what it held when it was sealed with this label."""
+def _is_sound(folder: Path) -> bool:
+    """Return whether a folder has the name and files that it had when sealed."""
     try:
-        sealed = json.loads((folder / _DIGEST).read_bytes())
-        return sealed == {"label": label, "blake2b": _digest(folder)}
+        return json.loads((folder / _DIGEST).read_bytes()) == _digest(folder)
     except (OSError, *MALFORMED):
         return False
 
 
-def _digest(folder: Path) -> str:
+def _digest(folder: Path) -> list[str]:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     files = [path for path in files if path != folder / _DIGEST]
-    names = [
-        [path.relative_to(folder).as_posix(), path.stat().st_size] for path in files
-    ]
-    total = hashlib.blake2b(json.dumps(names).encode())
     with ThreadPoolExecutor(_processor.cores()) as threads:
-        for block in threads.map(_digest_block, *zip(*_blocks(files), strict=True)):
-            total.update(block)
-    return total.hexdigest()
+        digests = threads.map(_digest_file, files)
+        names = [path.relative_to(folder.parent).as_posix() for path in files]
+        return [f"{name} {digest}" for name, digest in zip(names, digests, strict=True)]
 
 
-def _blocks(files: list[Path]) -> Iterator[tuple[Path, int]]:
-    for path in files:
-        for start in range(0, max(1, path.stat().st_size), _BLOCK):
-            yield path, start
-
-
-def _digest_block(path: Path, start: int) -> bytes:
+def _digest_file(path: Path) -> str:
     with path.open("rb") as file:
-        file.seek(start)
-        return hashlib.blake2b(file.read(_BLOCK)).digest()
+        return hashlib.file_digest(file, "blake2b").hexdigest()
