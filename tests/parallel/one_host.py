@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import sys
-import warnings
 from pathlib import Path
 
 
@@ -77,27 +76,24 @@ def main(settings):
         return test(params)
 
     seed = settings.get("data", {}).get(str(me), 0)
-    data = examples(settings.get("examples", 60), seed)
+    data = examples(60, seed)
     params = {"w": jnp.zeros((CLASSES, FEATURES)), "b": jnp.zeros(CLASSES)}
-    with warnings.catch_warnings():
-        # δ of the test with one example.
-        warnings.filterwarnings("ignore", message="delta")
-        rows = Rows(data, settings.get("bad", ()))
-        result = train(
-            loss=loss,
-            params=params,
-            data=data if settings.get("held", True) else rows,
-            mechanism=Mechanism(settings.get("sample_rate", 0.4), 1.2, STEPS),
-            optimizer=optax.sgd(2.0, momentum=0.5),
-            out=settings["out"],
-            physical_batch_size=16 * settings["hosts"],  # 8 rows on each device
-            unreadable="skip" if settings.get("bad") else "error",
-            shard_parameters=settings.get("shard", False),
-            evaluate=evaluate,
-            evaluate_every=4,
-            checkpoint_seconds=0.0,
-            seed=3,
-        )
+    rows = Rows(data, settings.get("bad", ()))
+    result = train(
+        loss=loss,
+        params=params,
+        data=data if settings.get("held", True) else rows,
+        mechanism=Mechanism(settings.get("sample_rate", 0.4), 1.2, STEPS),
+        optimizer=optax.sgd(2.0, momentum=0.5),
+        out=settings["out"],
+        physical_batch_size=16 * settings["hosts"],  # 8 rows on each device
+        unreadable="skip" if settings.get("bad") else "error",
+        shard_parameters=settings.get("shard", False),
+        evaluate=evaluate,
+        evaluate_every=4,
+        checkpoint_seconds=settings.get("checkpoint_seconds", 1e6),
+        seed=3,
+    )
     flat = [np.ravel(leaf) for leaf in jax.tree.leaves(result.params)]
     np.save(settings["result"], np.concatenate(flat))
     print(json.dumps({"epsilon": result.epsilon, "devices": jax.device_count()}))

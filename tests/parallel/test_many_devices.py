@@ -15,7 +15,7 @@ from tanager.privacy.mechanism import Mechanism
 from tanager.training.norms import BINS
 
 
-# Sums over other parts of a batch round differently: 20 steps, each to the grid.
+# Sums over other parts of a batch round differently: 10 steps, each to the grid.
 ROUNDING = 1e-5
 
 
@@ -40,21 +40,20 @@ def found(tmp_path_factory):
 def test_devices_physical_batches_and_shares_change_nothing_but_rounding(found):
     equality = found["equality"]
     assert equality["moved"] > 0.1
-    assert len(equality["rows"]) == 5
+    assert len(equality["rows"]) == 3
     for row in equality["rows"]:
         assert row["difference"] < ROUNDING, row
         assert row["average"] < ROUNDING, row
         assert row.get("accuracy", equality["accuracy"]) == equality["accuracy"], row
-    assert sum("accuracy" in row for row in equality["rows"]) == 2
+    assert sum("accuracy" in row for row in equality["rows"]) == 1
     # The same devices and physical batches add in the same order: the same bits.
-    assert equality["again"] == 0
     assert equality["on_eight_again"] == 0
 
 
 @pytest.mark.slow
 def test_devices_shares_and_the_order_of_batches_do_not_change_a_bit(found):
     """As long as a device has as many rows: the same sums in the same whole numbers."""
-    assert found["bits"]["tried"] == 20
+    assert found["bits"]["tried"] == 10
     assert found["bits"]["results"] == 1
     assert found["bits"]["checksums"] == 1
     # Other rows on a device are other sums, a last bit apart.
@@ -63,14 +62,13 @@ def test_devices_shares_and_the_order_of_batches_do_not_change_a_bit(found):
 
 @pytest.mark.slow
 def test_an_update_is_equation_5_of_lemma_a1_on_any_number_of_devices(found):
-    assert found["lemma"].keys() == {"1", "4", "8"}
-    for difference in [*found["lemma"].values(), found["lemma_shared"]]:
-        assert difference < ROUNDING
+    """On one, and on eight with shares; the others give the same bits."""
+    assert len(found["lemma"]) == 2
+    assert max(found["lemma"]) < ROUNDING
 
 
 @pytest.mark.slow
 def test_planted_bugs_of_many_devices_are_seen(found):
-    assert found["unplanted"] < ROUNDING
     assert len(found["planted"]) == 3
     for difference in found["planted"].values():
         assert difference > 1e-3
@@ -125,9 +123,10 @@ def test_in_shares_the_strategy_that_forms_all_gradients_is_refused():
 
 @pytest.mark.slow
 def test_a_run_goes_on_with_other_devices_where_it_was(found):
-    assert found["stopped"] == 10
-    assert found["resumed_steps"] == 20
-    assert found["resumed"] < ROUNDING
+    equality = found["equality"]
+    assert equality["stopped"] == 5
+    assert equality["resumed_steps"] == 10
+    assert equality["resumed"] < ROUNDING
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 5), (4, 6), (6, 4)])

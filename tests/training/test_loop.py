@@ -12,6 +12,7 @@ import textwrap
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import jax
@@ -28,7 +29,7 @@ from tanager.privacy.ledger import Ledger
 from tanager.privacy.mechanism import Mechanism
 from tanager.training import fingerprint, run_folder
 from tanager.training.evaluate import Classification
-from tanager.training.repeats import Repeats
+from tanager.training.resume import Repeats
 from tanager.training.run_folder import RunFolder
 
 
@@ -344,7 +345,7 @@ def test_after_a_step_that_gave_other_sums_charged_steps_are_left_out(tmp_path, 
         run(tmp_path / "run", evaluate=dies_at_evaluation(3))
     identities = json.loads((tmp_path / "run/private/fingerprint.json").read_text())
     (stream,) = identities["streams"]
-    with Repeats(tmp_path / "run/private/sums.jsonl", stream) as repeats:
+    with closing(Repeats(tmp_path / "run/private/sums.jsonl", stream)) as repeats:
         repeats.check(5, np.zeros(4, np.uint32))
         repeats.check(5, np.ones(4, np.uint32))
     result = run(tmp_path / "run")
@@ -612,7 +613,9 @@ def test_an_older_copy_of_the_ledger_is_refused(complete):
     """Without checkpoints, checksums still tell how many steps were made."""
     shutil.rmtree(complete / "checkpoints")
     identities = json.loads((complete / "private/fingerprint.json").read_text())
-    with Repeats(complete / "private/sums.jsonl", *identities["streams"]) as repeats:
+    with closing(
+        Repeats(complete / "private/sums.jsonl", *identities["streams"])
+    ) as repeats:
         for step in range(12):
             repeats.check(step, np.zeros(4, np.uint32))
     cut(complete / "ledger.jsonl")

@@ -47,12 +47,12 @@ def trained(loss, x, out, steps, **more):
     return out
 
 
-@pytest.fixture
-def run(tmp_path):
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
     """Gradients are the examples themselves: a quarter of norm 0.3, the rest of 3."""
     x = np.zeros((40, 4), np.float32)
     x[:, 0] = np.where(np.arange(40) < 10, 0.3, 3.0)
-    return trained(loss, x, tmp_path / "run", 8)
+    return trained(loss, x, tmp_path_factory.mktemp("run") / "run", 8)
 
 
 def test_a_run_keeps_the_norms_of_all_sampled_examples(run):

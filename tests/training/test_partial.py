@@ -17,6 +17,7 @@ from tanager.sampling import PhysicalBatch
 
 N, FEATURES, CLASSES = 60, 6, 3
 MECHANISM = Mechanism(sample_rate=0.4, noise_multiplier=0.7, steps=6)
+OPTIMIZER = optax.sgd(0.5)
 OPEN = Mechanism(sample_rate=0.4, noise_multiplier=0.0, steps=6)
 
 
@@ -52,7 +53,7 @@ def run(mechanism=MECHANISM, **changes):
         "data": examples(),
         "mechanism": mechanism,
         "delta": 1e-3,
-        "optimizer": optax.sgd(0.5),
+        "optimizer": OPTIMIZER,
         "seed": 1,
         "physical_batch_size": 16,
         "progress": False,

@@ -29,19 +29,9 @@ _LARGEST = 2**20
 
 
 class Layout:
-    """Which device holds what.
+    """Which device holds what, on a mesh of one axis over the first `devices` of JAX.
 
-    Attributes:
-        mesh: of one axis, `AXIS`, over all devices of the run.
-        count: how many devices there are.
-        shard_parameters: whether parameters are cut into shares.
-
-    Args:
-        devices: how many to use, the first of `jax.devices()`; None for all.
-        shard_parameters: cut parameters into shares.
-
-    Raises:
-        ValueError: JAX has fewer devices; or several hosts use fewer than all.
+    None stands for all devices.
     """
 
     def __init__(self, devices: int | None = None, shard_parameters: bool = False):
@@ -49,49 +39,30 @@ class Layout:
         count = len(available) if devices is None else devices
         validate.whole(devices=count, at_least=1)
         if count > len(available):
-            validate.refuse(
-                "devices",
-                count,
-                f"must be at most {len(available)}, the devices that JAX finds",
-            )
+            rule = f"must be at most {len(available)}, the devices that JAX finds"
+            validate.refuse("devices", count, rule)
         if count < len(available) and jax.process_count() > 1:
+            rule = f"must be all {len(available)} on several hosts"
             validate.refuse(
-                "devices",
-                count,
-                f"must be all {len(available)} on several hosts",
-                "leave it out, or start fewer hosts",
+                "devices", count, rule, "leave it out, or start fewer hosts"
             )
         self.mesh = Mesh(np.array(available[:count]), (AXIS,))
         self.count = count
         self.shard_parameters = shard_parameters and count > 1
-        here = jax.process_index()
-        self._here = np.array(
-            [
-                place
-                for place, device in enumerate(self.mesh.devices)
-                if device.process_index == here
-            ]
-        )
+        processes = [device.process_index for device in self.mesh.devices]
+        self._here = np.flatnonzero(np.array(processes) == jax.process_index())
 
     @classmethod
     def of(cls, tree: PyTree) -> Self:
         """Return the layout of arrays that are whole on every device; else of one."""
-        made = cls(devices=jax.device_count() if jax.process_count() > 1 else 1)
         for leaf in jax.tree.leaves(tree):
-            sharding = getattr(leaf, "sharding", None)
-            if isinstance(sharding, NamedSharding) and sharding.mesh.axis_names == (
-                AXIS,
-            ):
-                return cls(devices=sharding.mesh.size)
-        return made
+            mesh = getattr(getattr(leaf, "sharding", None), "mesh", None)
+            if mesh is not None and mesh.axis_names == (AXIS,):
+                return cls(devices=mesh.size)
+        return cls(devices=jax.device_count() if jax.process_count() > 1 else 1)
 
     def check(self, physical_batch_size: int, examples: int = 0) -> None:
-        """Refuse a physical batch that does not divide among devices, or is absurd.
-
-        Raises:
-            ValueError: the number of devices does not divide it; or it is above both
-                2²⁰ and the number of examples.
-        """
+        """Refuse a physical batch that does not divide among devices, or is absurd."""
         most = -(-max(examples, _LARGEST) // self.count) * self.count
         if physical_batch_size > most:
             validate.refuse(
@@ -142,11 +113,7 @@ class Layout:
     # From the host to the devices and back.
 
     def rows(self, tree: PyTree) -> PyTree:
-        """Place this host's rows of a physical batch: one array over all devices.
-
-        Args:
-            tree: pytree of arrays of the rows that `rows_here` names.
-        """
+        """Place the rows that `rows_here` names: one array over all devices."""
         sharding = NamedSharding(self.mesh, PartitionSpec(AXIS))
         share = len(self._here) / self.count
 
@@ -158,23 +125,15 @@ class Layout:
 
     def parameters(self, tree: PyTree) -> PyTree:
         """Place parameters, or what is shaped like them, as `spec` says: copies."""
-        return jax.tree.map(
-            lambda leaf, sharding: self._place(leaf, sharding),
-            tree,
-            self.on_mesh(self.specs(tree)),
-        )
+        return jax.tree.map(_place, tree, self.on_mesh(self.specs(tree)))
 
     def everywhere(self, tree: PyTree) -> PyTree:
         """Place a copy of every array on every device."""
         sharding = NamedSharding(self.mesh, PartitionSpec())
-        return jax.tree.map(lambda leaf: self._place(leaf, sharding), tree)
+        return jax.tree.map(lambda leaf: _place(leaf, sharding), tree)
 
     def shapes(self, tree: PyTree) -> PyTree:
-        """Return shapes for tracing a function of arrays that will be on the mesh.
-
-        Args:
-            tree: pytree of arrays, or of shapes with dtypes.
-        """
+        """Return shapes for tracing a function of arrays that will be on the mesh."""
         # A trace depends on the mesh, but not on how the arrays are placed there.
         sharding = NamedSharding(self.mesh, PartitionSpec())
         return jax.tree.map(
@@ -192,11 +151,7 @@ class Layout:
         return jax.jit(lambda tree: tree, out_shardings=everywhere)(tree)
 
     def whole(self, tree: PyTree) -> PyTree:
-        """Return arrays that are whole on every device as arrays of one of them.
-
-        Args:
-            tree: pytree; other leaves than arrays of the mesh are not changed.
-        """
+        """Return arrays that are whole on every device as arrays of one of them."""
 
         def one(leaf: Any) -> Any:
             if isinstance(leaf, Array) and len(leaf.sharding.device_set) > 1:
@@ -208,12 +163,7 @@ class Layout:
     # Inside a function that each device runs on its own part (`jax.shard_map`).
 
     def gathered(self, tree: PyTree, like: PyTree) -> PyTree:
-        """Return parameters whole, from every device's share.
-
-        Args:
-            tree: shares.
-            like: whole arrays, or their shapes.
-        """
+        """Return whole parameters, shaped like `like`, from every device's share."""
 
         def gather(leaf: Array, whole: Any) -> Array:
             axis = self._cut(np.shape(whole))
@@ -282,9 +232,10 @@ class Layout:
         fitting = [axis for axis, size in enumerate(shape) if size % self.count == 0]
         return max(fitting, key=lambda axis: shape[axis], default=None)
 
-    def _place(self, leaf: Any, sharding: NamedSharding) -> Array:
-        # A copy: what is placed may be donated, the caller's arrays not.
-        values = np.array(leaf)
-        return jax.make_array_from_callback(
-            values.shape, sharding, lambda index: values[index]
-        )
+
+def _place(leaf: Any, sharding: NamedSharding) -> Array:
+    # A copy: what is placed may be donated, the caller's arrays not.
+    values = np.array(leaf)
+    return jax.make_array_from_callback(
+        values.shape, sharding, lambda index: values[index]
+    )

@@ -27,17 +27,7 @@ _AGGREGATE = "DifferentiallyPrivateAggregateState"
 def check(
     problem: Problem, algorithm: DPSGD, examples: int, out: str | Path | None
 ) -> None:
-    """Refuse a run that cannot work, and warn of one that protects or learns little.
-
-    Args:
-        problem: what is learned.
-        algorithm: how.
-        examples: how many there are.
-        out: the run's folder, or None.
-
-    Raises:
-        ValueError: the run cannot work.
-    """
+    """Refuse a run that cannot work, and warn of one that protects or learns little."""
     public = algorithm.public_size(examples)
     multiplicity = algorithm.augmentation_multiplicity
     expected = algorithm.mechanism.sample_rate * public
@@ -48,17 +38,13 @@ def check(
             multiplicity,
             "must be at least 1 with `augment` and 0 without",
         )
-    if hosts.count() > 1 and out is None:
-        validate.refuse(
-            "out", out, "must be given on several hosts", "they share its files"
-        )
-    if examples < hosts.count():
-        validate.refuse(
-            "hosts",
-            hosts.count(),
-            "must be at most the number of examples",
-            "train on fewer hosts",
-        )
+    count = hosts.count()
+    if count > 1 and out is None:
+        rule = "must be given on several hosts"
+        validate.refuse("out", out, rule, "they share its files")
+    if examples < count:
+        rule = "must be at most the number of examples"
+        validate.refuse("hosts", count, rule, "train on fewer hosts")
     trained, fixed = problem.split()
     check_parameters(trained, fixed)
     check_optimizer(algorithm.optimizer, trained)
@@ -110,73 +96,38 @@ def try_out(
     evaluate: Callable[[PyTree], Evaluation] | None,
     finish: Callable[[PyTree], PyTree],
 ) -> None:
-    """Call the functions that a run calls next only after steps were charged.
-
-    It costs one evaluation.
-
-    Args:
-        model: of the first parameters.
-        evaluate: of the run, or None.
-        finish: of the run.
-
-    Raises:
-        ValueError: one of them fails, or `evaluate` returns something else.
-    """
+    """Call the functions that a run calls next only after steps were charged."""
     if evaluate is not None:
-        with trying("evaluate"):
+        with _trying("evaluate"):
             found = evaluate(model)
         if not isinstance(found, Evaluation):
             kind = type(found).__name__
             remedy = "tanager.Classification makes such a function"
             validate.refuse("evaluate", kind, "must return an Evaluation", remedy)
-    with trying("finish"):
+    with _trying("finish"):
         finish(model)
 
 
 def check_parameters(trained: PyTree, fixed: PyTree) -> None:
-    """Refuse initial parameters that are not finite, and fixed ones that are NaN.
+    """Refuse trained leaves that are not finite, and fixed ones that are NaN.
 
-    Args:
-        trained: the leaves that are trained.
-        fixed: the others, which may hold an infinite mask.
-
-    Raises:
-        ValueError: a leaf holds such a number; the message gives its place.
+    Fixed leaves may hold an infinite mask.
     """
     fixed = eqx.filter(fixed, eqx.is_inexact_array)
-    if not all(_are_sound((trained, fixed))):
-        for path, leaf in jax.tree_util.tree_leaves_with_path((trained, fixed)):
-            of_trained = path[0].idx == 0
-            array = np.asarray(leaf)
-            odd = ~np.isfinite(array) if of_trained else np.isnan(array)
-            if odd.any():
-                validate.refuse(
-                    f"params{jax.tree_util.keystr(path[1:])}",
-                    float(array[odd].flat[0]),
-                    "must be finite",
-                    "give other initial parameters",
-                )
-
-
-@jax.jit
-def _are_sound(trees: tuple[PyTree, PyTree]) -> list[jax.Array]:
-    trained, fixed = trees
-    sound = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(trained)]
-    return sound + [~jnp.any(jnp.isnan(leaf)) for leaf in jax.tree.leaves(fixed)]
+    for path, leaf in jax.tree_util.tree_leaves_with_path((trained, fixed)):
+        array = np.asarray(leaf)
+        odd = ~np.isfinite(array) if path[0].idx == 0 else np.isnan(array)
+        if odd.any():
+            validate.refuse(
+                f"params{jax.tree_util.keystr(path[1:])}",
+                float(array[odd].flat[0]),
+                "must be finite",
+                "give other initial parameters",
+            )
 
 
 def check_optimizer(optimizer: Any, params: PyTree) -> None:
-    """Refuse an optimizer that cannot make a step from a private gradient alone.
-
-    Args:
-        optimizer: what was given as an optax transformation.
-        params: the trained leaves.
-
-    Raises:
-        ValueError: it is not a transformation, needs more than the gradient,
-            privatises gradients itself, or changes the shape of parameters or of its
-            own state.
-    """
+    """Refuse an optimizer that cannot make a step from a private gradient alone."""
     name = getattr(optimizer, "__name__", type(optimizer).__name__)
     if not all(callable(getattr(optimizer, of, None)) for of in ("init", "update")):
         remedy = "give one, such as optax.sgd(0.1)"
@@ -187,7 +138,7 @@ def check_optimizer(optimizer: Any, params: PyTree) -> None:
         validate.refuse("optimizer", name, "must be an optax transformation", remedy)
 
     before = _shapes_of(name, optimizer.init, params)
-    if any(map(_is_aggregate, jax.tree.leaves(before, is_leaf=_is_aggregate))):
+    if _AGGREGATE in str(jax.tree.structure(before)):
         validate.refuse(
             "optimizer",
             name,
@@ -208,15 +159,8 @@ def check_optimizer(optimizer: Any, params: PyTree) -> None:
 
 
 @contextlib.contextmanager
-def trying(what: str) -> Iterator[None]:
-    """Turn an error in the block into one that says that no step was charged.
-
-    Args:
-        what: the name of the argument that is tried.
-
-    Raises:
-        ValueError: instead of any error except a lack of memory.
-    """
+def _trying(what: str) -> Iterator[None]:
+    """Turn an error in the block into one that says that no step was charged."""
     try:
         yield
     except (MemoryError, jax.errors.JaxRuntimeError):
@@ -226,10 +170,6 @@ def trying(what: str) -> Iterator[None]:
             f"{what} fails before the next step ({type(error).__name__}: {error}): "
             "correct it; no step was charged"
         ) from error
-
-
-def _is_aggregate(node: Any) -> bool:
-    return type(node).__name__ == _AGGREGATE
 
 
 def _shapes(tree: PyTree) -> tuple[Any, ...]:
@@ -257,11 +197,7 @@ def _refuse(name: str, what: str) -> NoReturn:
 
 
 def as_description(description: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a description as config.json will hold it.
-
-    Raises:
-        ValueError: it is not JSON, or the report could not show it.
-    """
+    """Return a description as config.json will hold it."""
     try:
         described = as_json(description or {})
         check_description(described)

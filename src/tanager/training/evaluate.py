@@ -97,9 +97,8 @@ class Classification:
         validate.whole(physical_batch_size=physical_batch_size, at_least=1)
         validate.whole(views=views, at_least=0)
         if (augment is None) != (views == 0):
-            validate.refuse(
-                "views", views, "must be at least 1 with `augment` and 0 without"
-            )
+            rule = "must be at least 1 with `augment` and 0 without"
+            validate.refuse("views", views, rule)
         self.data = as_source(data)
         self.classes = tuple(classes)
         self.physical_batch_size = min(physical_batch_size, len(self.data))
@@ -201,23 +200,19 @@ class Classification:
             validate.refuse(
                 "data['label']",
                 int(outside[0]),
-                f"must be from 0 to {count - 1}, to name one of the {count} classes, "
-                f"{self._some_classes()}",
+                f"must be from 0 to {count - 1}, to name one of {self._all_classes()}",
                 "give all classes, in the order of the labels",
             )
 
     def _require_width(self, shape: tuple[int, ...]) -> None:
         if shape != (len(self.classes),):
-            validate.refuse(
-                "predict",
-                f"logits of shape {list(shape)}",
-                f"must give one logit for each of the {len(self.classes)} classes, "
-                f"{self._some_classes()}",
-            )
+            rule = f"must give one logit for each of {self._all_classes()}"
+            validate.refuse("predict", f"logits of shape {list(shape)}", rule)
 
-    def _some_classes(self) -> str:
+    def _all_classes(self) -> str:
         shown = ", ".join(map(str, self.classes[:_SHOWN]))
-        return f"{shown}, …" if len(self.classes) > _SHOWN else shown
+        more = ", …" if len(self.classes) > _SHOWN else ""
+        return f"the {len(self.classes)} classes, {shown}{more}"
 
     def _tally(
         self,

@@ -14,7 +14,7 @@ from safetensors import safe_open
 
 from tanager import _validate as validate
 from tanager import models
-from tanager._files import json_text, sync_folder, write_text
+from tanager._files import as_json, json_text, sync_folder, write_text
 from tanager._reading import reading
 from tanager._record import Maybe, check_record, read_record
 from tanager._version import __version__
@@ -24,11 +24,11 @@ from tanager.models.pretrained import table_of
 from tanager.models.published import timm_architecture
 from tanager.models.tensors import read_tensors
 from tanager.models.vit import VisionTransformer
-from tanager.privacy import accountant
 from tanager.privacy.ledger import Ledger
 from tanager.privacy.mechanism import Mechanism
 from tanager.report.card import model_card
 from tanager.report.run_files import read_config, read_result
+from tanager.training.result import cost
 
 
 WEIGHTS = {"average": "model-ema.safetensors", "last": "model.safetensors"}
@@ -41,8 +41,8 @@ _GUARANTEE = (
     *("sample_rate", "noise_multiplier", "clip_norm", "steps"),
 )
 _OF_A_SEARCH = ("mean", "shape")
-_SETTINGS = ("clip_norm", "delta", "examples", "batch_size")
-_TOLERANCE = 1e-3  # of ε, for another version of the accountant
+_COMPUTED = ("epsilon", "epsilon_rdp", "eta", "eta_step", "total_noise")
+_TOLERANCE = 1e-3  # of them, for another version of the accountant
 _CONFIG = {
     "mechanism": {
         "sample_rate": float,
@@ -97,15 +97,13 @@ def export(
         validate.refuse("licence", licence, "must be an identifier", "or leave it out")
     run, to = Path(run).expanduser(), Path(to).expanduser()
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        validate.refuse(
-            "to", str(to), "is in use", "name a folder that is not there, or empty"
-        )
+        remedy = "name a folder that is not there, or empty"
+        validate.refuse("to", str(to), "is in use", remedy)
     _require(run, "config.json")
     config = read_config(run)
     if config.get("private_search"):
-        validate.refuse(
-            "run",
-            str(run),
+        _refuse(
+            run,
             "is one of the runs of a private search, which have no guarantee alone",
             "export the folder of the search, which holds the best of them",
         )
@@ -113,16 +111,14 @@ def export(
     result = read_result(run)
     source = run / WEIGHTS[weights]
     _require_agreement(run, config, result, source)
-    model, timm_name = _model(config, source, format)
+    model = _model(config, source, format)
+    described = _description(config, result, weights, format)
+    if format == "timm":
+        described = _timm_description(config, model) | described
+    timm = described.get("architecture")
     card = model_card(
-        config,
-        result,
-        weights=weights,
-        format=format,
-        licence=licence,
-        timm_name=timm_name,
+        config, result, weights=weights, format=format, licence=licence, timm_name=timm
     )
-    described = _description(config, result, model, weights, format, timm_name)
     with _folder(to) as folder:
         models.save_weights(model, folder / "model.safetensors", format=format)
         write_text(folder / "config.json", json_text(described, indent=2) + "\n")
@@ -131,15 +127,15 @@ def export(
 
 
 def _require(run: Path, name: str) -> None:
-    path = run / name
-    if not path.is_file():
-        unfinished = (run / "config.json").is_file()
-        validate.refuse(
-            "run",
-            str(run),
-            "is not finished" if unfinished else "is not the folder of a run",
-            "repeat the command that began it" if unfinished else f"it has no {name}",
-        )
+    if (run / name).is_file():
+        return
+    if (run / "config.json").is_file():
+        _refuse(run, "is not finished", "repeat the command that began it")
+    _refuse(run, "is not the folder of a run", f"it has no {name}")
+
+
+def _refuse(run: Path, rule: str, remedy: str = _REPEAT) -> NoReturn:
+    validate.refuse("run", str(run), rule, remedy)
 
 
 def _require_agreement(
@@ -147,116 +143,62 @@ def _require_agreement(
 ) -> None:
     """Refuse a run whose result.json differs from its other files.
 
-    Args:
-        run: folder of a finished run, or of a private search.
-        config: what its config.json holds.
-        result: what its result.json holds.
-        model: the file of its weights; the claim in it must be the one of result.json.
-
-    Raises:
-        ValueError: two files differ, or the ledger is missing or another run's.
+    `model` is the file of its weights; the claim in it must be the one of result.json.
     """
     if result.get("search"):
         shape = {"epsilon": float, "delta": float}
         study = read_record(run / "study.json", shape, _REPEAT)
-        expected = {name: study[name] for name in shape}
-        _compare(run, "study.json", expected, result)
+        _compare(run, "study.json", {name: study[name] for name in shape}, result)
     else:
-        _compare(run, "config.json and ledger.jsonl", _cost(run, config), result)
+        expected = as_json(_cost(run, config))
+        _compare(run, "config.json and ledger.jsonl", expected, result)
     with reading(model, "holds no tensors", _REPEAT):
         with safe_open(model, "numpy") as file:
-            claimed = (file.metadata() or {}).get("tanager")
-        claims = {} if claimed is None else {**json.loads(claimed)}
+            claimed = (file.metadata() or {}).get("tanager", "{}")
+        claims = {**json.loads(claimed)}
     _compare(run, model.name, claims, result)
 
 
 def _cost(run: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what result.json must hold."""
-    path = run / "ledger.jsonl"
-    if not path.is_file():
-        _differ(run, "has no ledger.jsonl")
+    if not (run / "ledger.jsonl").is_file():
+        _refuse(run, "has no ledger.jsonl")
     check_record(run / "config.json", config, _CONFIG, _REPEAT)
     with reading(run / "config.json", "holds no mechanism", _REPEAT):
         mechanism = Mechanism(**config["mechanism"])
-    ledger = Ledger.read(path)
-    ledger.require(mechanism, mechanism.steps)
-    steps = max(mechanism.steps, ledger.steps())
-    return {name: config[name] for name in _SETTINGS} | {
-        "sample_rate": mechanism.sample_rate,
-        "noise_multiplier": mechanism.noise_multiplier,
-        "adjacency": str(mechanism.adjacency),
-        "steps": steps,
-        "epsilon": accountant.epsilon(mechanism, config["delta"], steps=steps),
-    }
+    return cost(Ledger.read(run / "ledger.jsonl"), mechanism, config)
 
 
 def _compare(
     run: Path, file: str, expected: Mapping[str, Any], result: Mapping[str, Any]
 ) -> None:
     for name, value in expected.items():
-        if not _same(name, value, result.get(name)):
-            _differ(
-                run,
-                f"claims {name} = {result.get(name)!r} in result.json, but its {file} "
-                f"give {value!r}",
-            )
+        found = result.get(name)
+        close = name in _COMPUTED and None not in (value, found)
+        if not (
+            math.isclose(value, found, rel_tol=_TOLERANCE) if close else value == found
+        ):
+            claim = f"claims {name} = {found!r} in result.json"
+            _refuse(run, f"{claim}, but its {file} give {value!r}")
 
 
-def _same(name: str, one: Any, other: Any) -> bool:
-    if name == "epsilon":
-        # JSON has no infinity: null stands for it.
-        one, other = (math.inf if each is None else each for each in (one, other))
-        return math.isclose(one, other, rel_tol=_TOLERANCE)
-    return one == other
-
-
-def _differ(run: Path, what: str) -> NoReturn:
-    validate.refuse("run", str(run), what, _REPEAT)
-
-
-def _model(
-    config: Mapping[str, Any], source: Path, format: str
-) -> tuple[Any, str | None]:
-    """Return what is to be written, and the name of the architecture in timm."""
+def _model(config: Mapping[str, Any], source: Path, format: str) -> Any:
+    """Return what is to be written."""
+    remedy = "export it as tanager"
     architecture = config.get("architecture")
     if architecture is None:
         if format != "tanager":
-            validate.refuse(
-                "format",
-                format,
-                "needs a named architecture, but the run's is its author's own code",
-                "export it as tanager",
-            )
-        return read_tensors(source), None
+            rule = "needs a named architecture, but the run's is its author's own code"
+            validate.refuse("format", format, rule, remedy)
+        return read_tensors(source)
     file = source.parent / "config.json"
     template = template_of(file, architecture, config.get("classes"))
     if format not in models.formats(template):
-        validate.refuse(
-            "format",
-            format,
-            f"has no {architecture['name']}",
-            "export it as tanager",
-        )
-    name = None
-    if format == "timm":
-        name = timm_architecture(architecture["name"])
-        if name is None:
-            validate.refuse(
-                "format",
-                format,
-                f"has no model that is named {architecture['name']} here",
-                "export it as tanager; models.save_weights writes its tensors as timm",
-            )
-    return files.load(template, source), name
+        validate.refuse("format", format, f"has no {architecture['name']}", remedy)
+    return files.load(template, source)
 
 
 def _description(
-    config: Mapping[str, Any],
-    result: Mapping[str, Any],
-    model: Any,
-    weights: str,
-    format: str,
-    timm_name: str | None,
+    config: Mapping[str, Any], result: Mapping[str, Any], weights: str, format: str
 ) -> dict[str, Any]:
     scale = config.get("preprocessing") or {}
     ours = {
@@ -272,14 +214,10 @@ def _description(
     }
     if search := result.get("search"):
         ours["guarantee"]["search"] = {name: search[name] for name in _OF_A_SEARCH}
-    if timm_name is None:
-        return {"tanager": ours}
-    return _timm_description(config, model, timm_name) | {"tanager": ours}
+    return {"tanager": ours}
 
 
-def _timm_description(
-    config: Mapping[str, Any], model: Any, timm_name: str
-) -> dict[str, Any]:
+def _timm_description(config: Mapping[str, Any], model: Any) -> dict[str, Any]:
     """Return what timm builds the model from, and replaces its ends by."""
     height, width, channels = config["architecture"]["image_shape"]
     one_size = isinstance(model, VisionTransformer)
@@ -290,7 +228,7 @@ def _timm_description(
         if name.endswith("weight") and leaf.ndim == 4
     )
     return {
-        "architecture": timm_name,
+        "architecture": timm_architecture(config["architecture"]["name"]),
         "num_classes": len(config["classes"]),
         "label_names": list(config["classes"]),
         "model_args": {

@@ -8,9 +8,10 @@ from typing import Any
 import jax
 
 from tanager.data import ArraySource, Source
-from tanager.data.loader import ChunkPlan, Unreadable, portions
+from tanager.data.loader import ChunkPlan, portions
 from tanager.parallel.layout import Layout
 from tanager.sampling import PhysicalBatch
+from tanager.training.problem import Problem, Runtime
 from tanager.training.step import Step
 
 
@@ -39,40 +40,27 @@ def can_hold(source: Source, layout: Layout) -> bool:
 
 @contextlib.contextmanager
 def feeding(
-    source: Source,
-    one: Any,
-    step: Step,
-    physical_batch_size: int,
-    *,
-    begun: int,
-    workers: int,
-    unreadable: Unreadable,
+    problem: Problem, runtime: Runtime, source: Source, one: Any, step: Step, begun: int
 ) -> Iterator[Feed]:
-    """Give the feed of a run, for a `with` block.
+    """Give the feed of a run from step `begun` on, for a `with` block.
 
-    Args:
-        source: the examples.
-        one: any one of them, on a leading axis of 1.
-        step: says who is in which batch, and whether the devices hold the examples.
-        physical_batch_size: P.
-        begun: the first step of this process.
-        workers: processes that read where the devices do not hold the examples.
-        unreadable: what to do about an example that cannot be read.
+    `one` is any one of the examples, on a leading axis of 1.
     """
+    size = runtime.physical_batch_size
+    here = step.layout.rows_here(size)
     if step.in_memory:
         assert isinstance(source, ArraySource)
-        yield _held(source, step, physical_batch_size)
+        examples = step.layout.everywhere(source.tree)
+
+        def held(number: int) -> Iterator[tuple[PhysicalBatch, int]]:
+            for _, mask, indices in step.sampler.batches(number, size):
+                rows = PhysicalBatch(None, mask[here], indices[here])
+                yield step.layout.rows(rows)._replace(examples=examples), 0
+
+        yield held
         return
-    plan = ChunkPlan(
-        source,
-        one,
-        step.sampler,
-        physical_batch_size,
-        step.layout.rows_here(physical_batch_size),
-        begun,
-        unreadable,
-    )
-    with contextlib.closing(portions(plan, workers)) as read:
+    plan = ChunkPlan(source, one, step.sampler, size, here, begun, problem.unreadable)
+    with contextlib.closing(portions(plan, runtime.workers)) as read:
 
         def batches(number: int) -> Iterator[tuple[PhysicalBatch, int]]:
             chunk = 0
@@ -86,16 +74,3 @@ def feeding(
                     return
 
         yield batches
-
-
-def _held(source: ArraySource, step: Step, physical_batch_size: int) -> Feed:
-    """Return a feed of examples that every device holds; only indices travel."""
-    examples = step.layout.everywhere(source.tree)
-    here = step.layout.rows_here(physical_batch_size)
-
-    def batches(number: int) -> Iterator[tuple[PhysicalBatch, int]]:
-        for _, mask, indices in step.sampler.batches(number, physical_batch_size):
-            rows = PhysicalBatch(None, mask[here], indices[here])
-            yield step.layout.rows(rows)._replace(examples=examples), 0
-
-    return batches

@@ -87,11 +87,8 @@ def environment(rows: int, clipping: str) -> dict[str, Any]:
 
     The same steps computed in another environment can differ in the last bits; on a
     GPU even in the same one, unless XLA is made deterministic. The number of devices
-    and hosts is not part of it: their sums are whole numbers.
-
-    Args:
-        rows: that a device computes on at once.
-        clipping: fingerprint of the methods that clip, `Explanation.fingerprint`.
+    and hosts is not part of it: their sums are whole numbers. A device computes on
+    `rows` at once, clipped by the methods of the fingerprint `clipping`.
     """
     device = jax.devices()[0]
     flags = os.environ.get("XLA_FLAGS", "")
@@ -101,32 +98,20 @@ def environment(rows: int, clipping: str) -> dict[str, Any]:
         "device": device.device_kind,
         "cpus": _processor.cores(),
         "processor": [_processor.name(), *_processor.instructions()],
-        "variables": variables(),
-        "jax": jax_settings(),
+        # NPROC, for instance, sets how many threads XLA divides a sum among.
+        "variables": {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(_PREFIXES) and not _HARMLESS_VARIABLE.search(name)
+        },
+        "jax": {
+            name: str(getattr(jax.config, name, None))
+            for name in sorted(jax.config.values)
+            if not _HARMLESS_SETTING.search(name)
+        },
         "deterministic": device.platform != "gpu" or _DETERMINISTIC in flags,
         "rows": rows,
         "clipping": clipping,
-    }
-
-
-def variables() -> dict[str, str]:
-    """Return the environment variables that XLA and its libraries may compute by.
-
-    NPROC, for instance, sets how many threads XLA divides a sum among.
-    """
-    return {
-        name: value
-        for name, value in sorted(os.environ.items())
-        if name.startswith(_PREFIXES) and not _HARMLESS_VARIABLE.search(name)
-    }
-
-
-def jax_settings() -> dict[str, str]:
-    """Return the settings of JAX that may change what is computed."""
-    return {
-        name: str(getattr(jax.config, name, None))
-        for name in sorted(jax.config.values)
-        if not _HARMLESS_SETTING.search(name)
     }
 
 
@@ -134,13 +119,7 @@ def fingerprints(seed: Seed, step: Step, source: Any, one: Any) -> dict[str, str
     """Return keyed fingerprints of all that has no readable form.
 
     The loss, the augmentation and the optimizer are compared by the computation that
-    JAX traces of them; data by `sample`.
-
-    Args:
-        seed: the run's secret.
-        step: what is computed.
-        source: the examples.
-        one: any one of them, on a leading axis of 1.
+    JAX traces of them; data by `sample`. `one` is an example on a leading axis of 1.
     """
     example = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), one
@@ -149,18 +128,17 @@ def fingerprints(seed: Seed, step: Step, source: Any, one: Any) -> dict[str, str
     gradient = jax.tree.map(jnp.zeros_like, params)
     optimizer_state = step.optimizer.init(params)
     key = jax.random.wrap_key_data(jnp.zeros(2, jnp.uint32), impl="threefry2x32")
-    view = example
+    view, augmentation = example, b"none"
     if step.augment is not None:
         view = jax.eval_shape(step.augment, key, example)
+        augmentation = computation(step.augment, key, example)
     parts = {
         # Its gradient, which may have rules of its own.
         "loss": computation(jax.grad(step.example_loss), params, step.frozen, view),
         "optimizer": computation(
             step.optimizer.update, gradient, optimizer_state, params
         ),
-        "augmentation": b"none"
-        if step.augment is None
-        else computation(step.augment, key, example),
+        "augmentation": augmentation,
         "initial parameters": contents((params, optimizer_state)),
         "fixed parameters": contents(step.fixed),
         "data": sample(source),
@@ -175,15 +153,10 @@ def check_fingerprint(
     prints: Mapping[str, str],
     surroundings: Mapping[str, Any],
 ) -> list[str]:
-    """Record what this run is, or check that it is the run of this folder.
+    """Record what this run is, or refuse another one than the run of this folder.
 
-    Returns:
-        The streams this run may have charged in its ledger: one for each environment it
-        trained in. The last one is for this environment.
-
-    Raises:
-        ValueError: a setting or a fingerprint differs from the folder's; every one
-            that differs is named.
+    It returns the streams that the run may have charged in its ledger: one for each
+    environment that it trained in. The last one is for this environment.
     """
     file = folder.private / "fingerprint.json"
     streams: list[str] = []
@@ -230,23 +203,22 @@ def _recorded(file: Path, shape: Mapping[str, Any]) -> dict[str, Any]:
 def sample(source: Any) -> bytes:
     """Return what tells this source's examples from others'.
 
-    What the source says of itself (`identity`), as those do that read files; of arrays
-    in memory a digest of every byte; or else the number of examples and a digest of
-    1024 evenly spaced ones that can be read.
+    That is its `identity`, if it has one; of arrays in memory a digest of every byte;
+    or else the number of examples and a digest of 1024 of them.
     """
     own = getattr(source, "identity", None)
     if own is not None:
         return own()
-    if in_memory(source) and len(source) > _SAMPLED_EXAMPLES:
-        return str(len(source)).encode() + _every_row(source)
-    some = np.linspace(0, len(source) - 1, min(len(source), _SAMPLED_EXAMPLES))
-    some = some.astype(np.int64)
+    length = len(source)
+    if in_memory(source) and length > _SAMPLED_EXAMPLES:
+        return str(length).encode() + _every_row(source)
+    some = np.linspace(0, length - 1, min(length, _SAMPLED_EXAMPLES)).astype(np.int64)
     while len(some):
         try:
-            return str(len(source)).encode() + contents(gather(source, some))
+            return str(length).encode() + contents(gather(source, some))
         except UnreadableExample as error:
             some = some[some != error.index]
-    return str(len(source)).encode()
+    return str(length).encode()
 
 
 def _every_row(source: Source) -> bytes:

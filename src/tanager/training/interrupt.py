@@ -15,8 +15,7 @@ def noting() -> Iterator[None]:
     """Remember inside the `with` block, a command's, that Ctrl-C has arrived.
 
     It still raises `KeyboardInterrupt`. Some code swallows that, such as JAX's when
-    garbage is collected; then the next `Interrupt` is true. If Ctrl-C has another
-    handler than Python's, nothing changes.
+    garbage is collected; then the next `Interrupt` is true.
     """
     global _noted
     own = signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -21,14 +21,13 @@ from tanager.privacy.mechanism import Mechanism
 from tanager.privacy.shown import format_epsilon
 from tanager.seed import Seed
 from tanager.training import beginning, fingerprint
-from tanager.training.clipping_sync import sync_clipping
 from tanager.training.evaluate import Evaluation
 from tanager.training.feed import can_hold, feeding
 from tanager.training.interrupt import Interrupt
 from tanager.training.metrics import Metrics
 from tanager.training.problem import DPSGD, Problem, Runtime
 from tanager.training.progress import Clock, TrainingProgress, measuring
-from tanager.training.result import TrainResult, hand_over
+from tanager.training.result import TrainResult, hand_over, scores
 from tanager.training.resume import Position, resume
 from tanager.training.run_folder import RunFolder
 from tanager.training.state import Counts, State
@@ -89,30 +88,22 @@ def train(
     validate.whole(evaluate_every=every, at_least=1)
     layout, size = runtime.layout(), runtime.physical_batch_size
     layout.check(size, public)
-    trained, _ = problem.split()
     described = beginning.as_description(description)
     one = an_example(source, problem.unreadable)
-    unkeyed = Step(
-        problem,
-        algorithm,
-        runtime,
-        Seed.from_os(),
-        examples=len(source),
-        layout=layout,
-        in_memory=can_hold(source, layout),
-    )
-    unkeyed.check(trained, one, size)
+    held = can_hold(source, layout)
+    step = Step(problem, algorithm, runtime, Seed.from_os(), len(source), layout, held)
+    step.check(step.params, one, size)
 
     # 2. The run's folder, its secret, and where it stands: the newest checkpoint, else
     #    the beginning.
     alone, chief = hosts.count() == 1, hosts.is_chief()
     folder = None if out is None else hosts.chief_first(lambda: RunFolder(out))
-    secret = _secret(seed)
+    secret = Seed.from_os() if seed is None else Seed.from_int(seed)
     if folder is not None:
         secret = hosts.chief_first(lambda: folder.seed(seed, make=chief))
-    step = unkeyed.with_seed(secret)
+    step = step.with_seed(secret)
     with measuring(runtime.progress and chief) as report:
-        clipping = sync_clipping(step, trained, one, size, report)
+        clipping = step.sync_clipping(one, size, report)
     config = {
         **described,
         **algorithm.as_json(public),
@@ -121,14 +112,14 @@ def train(
         "hosts": hosts.count(),
         "unreadable": problem.unreadable,
         "clipping": clipping.fingerprint,
-        "parameters": sum(leaf.size for leaf in jax.tree.leaves(trained)),
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(step.params)),
         "frozen_parameters": sum(leaf.size for leaf in jax.tree.leaves(step.frozen)),
         "versions": fingerprint.versions(),
     }
     config = as_json(config)
-    state = step.start(trained)
+    state = step.start(step.params)
     if folder is None:
-        position = Position(Ledger(), "", 0, state, None)
+        position = Position(state, Ledger())
     else:
         prints = fingerprint.fingerprints(secret, step, source, one)
         position = resume(folder, secret, config, prints, state)
@@ -143,15 +134,7 @@ def train(
     with (
         closing(position),
         closing(metrics),
-        feeding(
-            source,
-            one,
-            step,
-            size,
-            begun=begun,
-            workers=runtime.workers,
-            unreadable=problem.unreadable,
-        ) as batches,
+        feeding(problem, runtime, source, one, step, begun) as batches,
     ):
         if begun < mechanism.steps:
             beginning.try_out(step.models(state)[0], evaluate, problem.finish)
@@ -185,7 +168,9 @@ def train(
                     _require_finite(state, done)
                     line = {"step": done, "epsilon": bound, "seconds": clock.seconds()}
                     evaluations = _evaluate(evaluate, step, state)
-                    line |= _scalars(evaluations)
+                    line |= {
+                        k: v for k, v in scores(evaluations).items() if v is not None
+                    }
                     metrics.release(line)
                     if on_metrics is not None:
                         on_metrics(line)
@@ -219,10 +204,6 @@ def train(
         if stop:
             raise hosts.Stopped
         return result
-
-
-def _secret(seed: int | None) -> Seed:
-    return Seed.from_os() if seed is None else Seed.from_int(seed)
 
 
 def _epsilon_ahead(mechanism: Mechanism, delta: float, done: int, every: int) -> float:
@@ -268,22 +249,6 @@ def _evaluate(
         return None
     raw, average = step.models(state)
     return evaluate(raw), evaluate(average)
-
-
-def _scalars(evaluations: tuple[Evaluation, Evaluation] | None) -> dict[str, float]:
-    if evaluations is None:
-        return {}
-    raw, average = evaluations
-    scalars = {
-        "test_accuracy": raw.accuracy,
-        "test_accuracy_ema": average.accuracy,
-        "test_loss": raw.loss,
-        "test_loss_ema": average.loss,
-    }
-    if raw.vote_accuracy is not None and average.vote_accuracy is not None:
-        scalars["test_accuracy_vote"] = raw.vote_accuracy
-        scalars["test_accuracy_vote_ema"] = average.vote_accuracy
-    return scalars
 
 
 def _sentence(line: dict[str, Any], steps: int) -> str:

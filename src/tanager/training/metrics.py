@@ -5,7 +5,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +17,20 @@ from tanager.training.run_folder import RunFolder
 class Metrics:
     """Writes what may be released and, apart from it, what may not.
 
-    Args:
-        folder: the run; None keeps the released metrics in memory only.
-        step: how many updates were done before: later lines, of a process that died
-            after its last checkpoint, are dropped, as those updates come again.
+    Without a folder, what may be released stays in memory. Lines after `step` updates,
+    of a process that died after its last checkpoint, are dropped: they come again.
     """
 
     def __init__(self, folder: RunFolder | None, step: int):
         self.released: list[dict[str, Any]] = []
         self._public = self._private = self._board = None
-        self._doubts = Doubts()
+        self._folder = folder
         if folder is None:
             return
         public = folder.path / "metrics.jsonl"
         private = folder.private / "metrics.jsonl"
         self.released = _keep_until(public, step, 0o644)
-        for line in _keep_until(private, step, 0o600):
-            self._doubts.add(line)
-        self._warnings = folder.private / "warnings.txt"
+        _keep_until(private, step, 0o600)
         self._public = public.open("a", buffering=1)
         self._private = private.open("a", buffering=1)
         self._board = _Board(folder.path / "tensorboard", step)
@@ -50,48 +46,34 @@ class Metrics:
         """Record numbers that must not leave the run's private folder."""
         if self._private is not None:
             self._private.write(json_text(line) + "\n")
-            self._doubts.add(line)
 
     def close(self) -> None:
         """Close all files, and write private/warnings.txt."""
-        if self._private is not None:
-            text = self._doubts.text()
-            write_atomically(self._warnings, text.encode(), 0o600)
         for file in (self._public, self._private, self._board):
             if file is not None:
                 file.close()
+        if self._folder is not None:
+            private = self._folder.private
+            text = doubts(read_json_lines(private / "metrics.jsonl"))
+            write_atomically(private / "warnings.txt", text.encode(), 0o600)
 
 
-class Doubts:
-    """Find signs in the private lines of a run that it learns nothing. Private."""
-
-    def __init__(self):
-        self._examples = self._dropped = self._flat = 0
-
-    def add(self, line: Mapping[str, Any]) -> None:
-        """Count the examples of one update.
-
-        Args:
-            line: of private/metrics.jsonl.
-        """
-        self._examples += line.get("examples", 0)
-        self._dropped += line.get("dropped", 0)
-        self._flat += next(iter(line.get("norms", ())), 0)
-
-    def text(self) -> str:
-        """Return one line for each sign; empty without any."""
-        usable = self._examples - self._dropped
-        if self._examples and not usable:
-            return (
-                f"All {self._examples} examples drawn so far were dropped, because "
-                "their loss or gradient was not finite: the model saw only noise.\n"
-            )
-        if usable and self._flat == usable:
-            return (
-                f"All {usable} gradients so far had a norm below 0.001: the loss "
-                "hardly depends on the trained parameters.\n"
-            )
-        return ""
+def doubts(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Return a sign in the private lines of a run that it learns nothing, or ""."""
+    examples = sum(line.get("examples", 0) for line in lines)
+    usable = examples - sum(line.get("dropped", 0) for line in lines)
+    flat = sum(next(iter(line.get("norms", ())), 0) for line in lines)
+    if examples and not usable:
+        return (
+            f"All {examples} examples drawn so far were dropped, because their loss or "
+            "gradient was not finite: the model saw only noise.\n"
+        )
+    if usable and flat == usable:
+        return (
+            f"All {usable} gradients so far had a norm below 0.001: the loss hardly "
+            "depends on the trained parameters.\n"
+        )
+    return ""
 
 
 class _Board:

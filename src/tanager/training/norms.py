@@ -33,12 +33,7 @@ def edges() -> np.ndarray:
 
 
 def histogram(norms: Float[Array, " b"], usable: Bool[Array, " b"]) -> Int[Array, " n"]:
-    """Count norms by bin, int32[BINS].
-
-    Args:
-        norms: of the examples' gradients, before clipping.
-        usable: which of them count.
-    """
+    """Count those norms that are usable by bin, int32[BINS]."""
     mantissa, exponent = jnp.frexp(norms)  # in [½, 1), exactly
     bins = _FINEST * (exponent - 1 - _LOWEST) + 1
     for part in range(1, _FINEST):
@@ -53,10 +48,7 @@ def histogram(norms: Float[Array, " b"], usable: Bool[Array, " b"]) -> Int[Array
 class Norms:
     """Gradient norms of a run, in a few parts of its steps one after another. Private.
 
-    Attributes:
-        steps: the last step of each part.
-        counts: int64[parts, BINS].
-        clip_norm: C, what the run clipped to.
+    `steps` are the last step of each part, `counts` int64[parts, BINS].
     """
 
     steps: tuple[int, ...]
@@ -65,20 +57,11 @@ class Norms:
 
     @classmethod
     def read(cls, run: str | os.PathLike, parts: int = 4) -> "Norms":
-        """Read them from a run's private folder.
-
-        Args:
-            run: its folder.
-            parts: how many parts of equal numbers of steps to make.
-
-        Raises:
-            ValueError: the folder has no such record, or the run did not clip.
-        """
+        """Read them from a run's private folder, in parts of equal numbers of steps."""
+        validate.whole(parts=parts, at_least=1)
         run = Path(run)
         file = run / "private/metrics.jsonl"
-        lines = read_json_lines(file, ("step",))
-        lines = [line for line in lines if line.get("norms")]
-        validate.whole(parts=parts, at_least=1)
+        lines = [ln for ln in read_json_lines(file, ("step",)) if ln.get("norms")]
         if not lines or not (run / "config.json").exists():
             validate.refuse(
                 "run",
@@ -99,11 +82,7 @@ class Norms:
         return cls(steps, np.stack(counts), clip_norm)
 
     def quantile(self, share: float) -> float:
-        """Return the norm that a share of all examples stays below, to a fifth.
-
-        Raises:
-            ValueError: the share is not strictly between 0 and 1.
-        """
+        """Return the norm that a share of all examples stays below, to a fifth."""
         validate.probability(share=share)
         counts = self.counts.sum(axis=0)
         number = int(np.searchsorted(np.cumsum(counts), share * counts.sum()))

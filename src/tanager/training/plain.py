@@ -30,29 +30,17 @@ class PlainSums:
         """Return the sums as they are."""
         return sums
 
+    carried = round
+
     def plus(self, one: PyTree, other: PyTree) -> PyTree:
         """Return the sum of two sums."""
         return jax.tree.map(jnp.add, one, other)
 
-    def carried(self, sums: PyTree) -> PyTree:
-        """Return the sums as they are."""
-        return sums
-
 
 class PlainGrad:
-    """What `tanager.clipped_grad` makes, but nothing is clipped: no sensitivity.
-
-    Attributes:
-        clip_norm: infinity.
-        sensitivity: infinity.
-
-    Args:
-        loss: ``loss(params, example) -> scalar``, written for one example.
-        trainable: which leaves are trained, see `tanager.clipped_grad`.
-    """
+    """What `tanager.clipped_grad` makes, but nothing is clipped: no sensitivity."""
 
     clip_norm = math.inf
-    sensitivity = math.inf
 
     def __init__(self, loss: Callable, trainable: PyTree | Callable | None = None):
         self._loss = loss
@@ -61,13 +49,7 @@ class PlainGrad:
     def __call__(
         self, params: PyTree, batch: PyTree, mask: Bool[Array, " b"]
     ) -> ClippedGradient:
-        """Add up the gradients of the examples; norms are not known, and are 0.
-
-        Args:
-            params: pytree of arrays, or an Equinox module.
-            batch: pytree of arrays with one leading axis of B rows, all finite.
-            mask: which rows are examples.
-        """
+        """Add up the gradients of the examples; norms are not known, and are 0."""
         trained, fixed = split(params, self._trainable)
 
         def total(trained: PyTree) -> tuple[Array, Array]:

@@ -15,18 +15,13 @@ PRECISIONS = {
 }
 """Names of precisions, and JAX's for the matrix products and convolutions of each.
 
-bfloat16 images run a model in bfloat16 (see `tanager.models.layers`); the products
-and convolutions of float32 images are exact to float32, or of TensorFloat-32. Whatever
-the precision, clipped gradients are added up in float32 and the noise is float32.
+bfloat16 images run a model in bfloat16 (see `tanager.models.layers`). Whatever the
+precision, clipped gradients are added up in float32 and the noise is float32.
 """
 
 
 def computing(precision: str) -> contextlib.AbstractContextManager:
-    """Return the context in which everything must be traced, compiled and run.
-
-    Raises:
-        ValueError: the name is unknown.
-    """
+    """Return the context in which everything must be traced, compiled and run."""
     validate.one_of(PRECISIONS, precision=precision)
     return jax.default_matmul_precision(PRECISIONS[precision])
 

@@ -25,10 +25,6 @@ from tanager.parallel.layout import Layout
 from tanager.privacy.mechanism import Mechanism
 
 
-def _as_it_is(model: PyTree) -> PyTree:
-    return model
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Problem:
     """State what is learned, and from whose examples.
@@ -59,26 +55,18 @@ class Problem:
     data: Any
     augment: Callable[[jax.Array, Any], Any] | None = None
     trainable: PyTree | Callable[[Any], bool] | None = None
-    finish: Callable[[PyTree], PyTree] = _as_it_is
+    finish: Callable[[PyTree], PyTree] = lambda model: model
     unreadable: Unreadable = "error"
 
     def __post_init__(self):
         validate.one_of(get_args(Unreadable), unreadable=self.unreadable)
 
     def source(self) -> Source:
-        """Return the examples with random access.
-
-        Raises:
-            ValueError: `data` is neither a source nor arrays with one leading axis.
-        """
+        """Return the examples with random access."""
         return as_source(self.data)
 
     def split(self) -> tuple[PyTree, PyTree]:
-        """Return the leaves that are trained and the others, None in their places.
-
-        Raises:
-            ValueError: `trainable` does not fit `params`.
-        """
+        """Return the leaves that are trained and the others, None in their places."""
         return split(self.params, self.trainable)
 
 
@@ -129,11 +117,7 @@ class DPSGD:
             validate.refuse("ema_decay", self.ema_decay, "must be below 1")
 
     def require_clip_norm(self) -> float:
-        """Return C.
-
-        Raises:
-            ValueError: nothing is clipped.
-        """
+        """Return C; refuse an algorithm that clips nothing."""
         if self.clip_norm is None:
             validate.refuse("clip_norm", None, "must be a number", "the papers use 1.0")
         return self.clip_norm
@@ -141,11 +125,8 @@ class DPSGD:
     def public_size(self, examples: int) -> int:
         """Return the size that updates are divided by, times the sample rate.
 
-        Args:
-            examples: how many there are.
-
         Raises:
-            ValueError: that number is private, and no other is declared.
+            ValueError: the number of examples is private, and no other is declared.
         """
         if self.declared_examples is None:
             self.mechanism.require_public_size()
@@ -154,11 +135,7 @@ class DPSGD:
         return self.declared_examples
 
     def as_json(self, public_size: int) -> dict[str, Any]:
-        """Return what config.json records.
-
-        Args:
-            public_size: from the method of that name.
-        """
+        """Return what config.json records; the size is that of `public_size`."""
         return {
             "mechanism": dataclasses.asdict(self.mechanism),
             "examples": public_size,
@@ -210,11 +187,7 @@ class Runtime:
         validate.not_negative(checkpoint_seconds=self.checkpoint_seconds)
 
     def layout(self) -> Layout:
-        """Return which device holds what.
-
-        Raises:
-            ValueError: there are fewer devices.
-        """
+        """Return which device holds what."""
         return Layout(self.devices, self.shard_parameters)
 
     def as_json(self) -> Mapping[str, Any]:

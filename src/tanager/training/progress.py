@@ -25,24 +25,16 @@ Batch = TypeVar("Batch")
 
 
 class TrainingProgress:
-    """A progress bar with ε so far, and a line for every evaluation.
-
-    Args:
-        steps: of the whole run.
-        begun: steps done before.
-        shown: False for silence.
-    """
+    """A progress bar with ε so far, and a line for every evaluation."""
 
     def __init__(self, steps: int, begun: int, shown: bool):
         escape_unprintable()
         self._console = Console(quiet=not shown, highlight=False)
         self._bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
+            *(BarColumn(), MofNCompleteColumn()),
             TextColumn("{task.fields[epsilon]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
+            *(TimeElapsedColumn(), TimeRemainingColumn()),
             console=self._console,
             disable=not (shown and self._console.is_terminal),
         )
@@ -58,11 +50,9 @@ class TrainingProgress:
 
     def step(self, done: int, epsilon: float) -> None:
         """Show that `done` updates were made and at most `epsilon` is spent."""
-        spent = (
-            f"ε ≤ {format_epsilon(epsilon)}"
-            if math.isfinite(epsilon)
-            else "NOT PRIVATE"
-        )
+        spent = f"ε ≤ {format_epsilon(epsilon)}"
+        if math.isinf(epsilon):
+            spent = "NOT PRIVATE"
         self._bar.update(
             self._task, completed=done, description="training", epsilon=spent
         )
@@ -87,15 +77,13 @@ def measuring(shown: bool) -> Iterator[Callable[[str], None]]:
 class Clock:
     """Time spent training, over all the processes that took part.
 
-    Args:
-        released: metrics of the processes before this one.
+    `released` are the metrics of the processes before this one.
     """
 
     def __init__(self, released: Sequence[Mapping[str, Any]]):
         self._before = released[-1]["seconds"] if released else 0.0
         self._started = time.monotonic()
-        self._first_tick: float | None = None
-        self._last_tick = 0.0
+        self._first_tick = self._last_tick = 0.0
         self._ticks = 0
         self._waited = 0.0
         self._running: Any = None
@@ -105,7 +93,7 @@ class Clock:
         self._running = None
         self._last_tick = time.monotonic()
         self._ticks += 1
-        if self._first_tick is None:
+        if self._ticks == 1:
             self._first_tick = self._last_tick
 
     def running(self, total: Accumulator) -> Accumulator:
@@ -129,7 +117,7 @@ class Clock:
 
     def wait_fraction(self) -> float | None:
         """Return the share of the time since the first step spent waiting for data."""
-        if self._first_tick is None or self._ticks < 2:
+        if self._ticks < 2:
             return None
         return self._waited / (self._last_tick - self._first_tick)
 
@@ -139,6 +127,6 @@ class Clock:
 
     def steps_per_second(self) -> float | None:
         """Return the rate since the first step, so without compilation."""
-        if self._first_tick is None or self._ticks < 2:
+        if self._ticks < 2:
             return None
         return (self._ticks - 1) / (self._last_tick - self._first_tick)

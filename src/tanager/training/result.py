@@ -1,5 +1,6 @@
 """What a complete run hands over: the guarantee, the models, the report."""
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Mapping
@@ -9,19 +10,17 @@ from typing import Any
 from jaxtyping import PyTree
 
 from tanager._files import write_json
-from tanager._record import Maybe, read_record
+from tanager._reading import UnreadableFile
 from tanager.models import weights
 from tanager.parallel import hosts
 from tanager.privacy import accountant, tan
 from tanager.privacy.ledger import Ledger
 from tanager.privacy.mechanism import Adjacency, Mechanism
 from tanager.report import run_page
+from tanager.report.run_files import read_result
 from tanager.training import fingerprint
 from tanager.training.evaluate import Evaluation
 from tanager.training.run_folder import RunFolder
-
-
-_SPEEDS = ("seconds", "examples_per_second", "wait_fraction")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,79 +64,86 @@ def hand_over(
 
     On several hosts the chief does so, and tells the others.
     """
-    evaluated = evaluations or (None, None)
+    raw, ema = evaluations or (None, None)
 
     def write() -> dict[str, Any]:
         assert ledger is not None
-        ledger.require(mechanism, mechanism.steps)
-        summary = _summary(ledger, mechanism, config, *evaluated)
-        summary["private"] = private and mechanism.noise_multiplier > 0
-        if config.get("private_search"):
-            summary |= {"private": False, "private_search": True}
-        made = speed["examples_per_second"] is not None
-        summary |= dict(speed) | ({} if made else _speeds_before(folder))
+        of_search = config.get("private_search", False)
+        summary = {
+            **cost(ledger, mechanism, config),
+            **scores(evaluations),
+            "per_class": raw and ema and _per_class(raw, ema),
+            **(speed if folder is None else _speed_before(folder, speed)),
+            "private": private and mechanism.noise_multiplier > 0 and not of_search,
+            "unreadable": config["unreadable"],
+            "versions": fingerprint.versions(),
+        }
+        if of_search:
+            summary["private_search"] = True
         if folder is not None:
             _write(folder, summary, params, average)
         return summary
 
     summary = hosts.from_chief(write)
-    delta, (raw, ema) = config["delta"], evaluated
     return TrainResult(
-        params,
-        average,
-        summary["epsilon"],
-        delta,
-        raw,
-        ema,
-        summary,
-        folder and folder.path,
+        *(params, average, summary["epsilon"], config["delta"]),
+        *(raw, ema, summary, folder and folder.path),
     )
 
 
-def _speeds_before(folder: RunFolder | None) -> dict[str, Any]:
-    """Return what a complete run said of its speed; this time there were no steps."""
-    if folder is None or not folder.result.exists():
-        return {}
-    shape: dict[str, Maybe] = {name: Maybe(float) for name in _SPEEDS}
-    before = read_record(folder.result, shape, "delete it and repeat the command")
-    return {name: before[name] for name in _SPEEDS}
-
-
-def _summary(
-    ledger: Ledger,
-    mechanism: Mechanism,
-    config: Mapping[str, Any],
-    raw: Evaluation | None,
-    ema: Evaluation | None,
+def cost(
+    ledger: Ledger, mechanism: Mechanism, config: Mapping[str, Any]
 ) -> dict[str, Any]:
-    delta = config["delta"]
+    """Return what a complete run spent, for every step in its ledger.
+
+    Raises:
+        ValueError: the ledger is not this run's, or lacks a step.
+    """
+    ledger.require(mechanism, mechanism.steps)
     spent = dataclasses.replace(mechanism, steps=max(mechanism.steps, ledger.steps()))
-    rdp = mechanism.adjacency is not Adjacency.REPLACE_ONE
+    delta, rdp = config["delta"], mechanism.adjacency is not Adjacency.REPLACE_ONE
     return {
         "epsilon": accountant.epsilon(spent, delta),
         "delta": delta,
         "adjacency": str(mechanism.adjacency),
         "accountant": "pld",
         "epsilon_rdp": accountant.epsilon(spent, delta, "rdp") if rdp else None,
-        "test_accuracy": raw and raw.accuracy,
-        "test_accuracy_ema": ema and ema.accuracy,
-        "test_accuracy_vote": raw and raw.vote_accuracy,
-        "test_accuracy_vote_ema": ema and ema.vote_accuracy,
-        "test_loss": raw and raw.loss,
-        "test_loss_ema": ema and ema.loss,
-        "per_class": raw and ema and _per_class(raw, ema),
         "steps": spent.steps,
         "batch_size": config["batch_size"],
         "sample_rate": mechanism.sample_rate,
         "noise_multiplier": mechanism.noise_multiplier,
         "clip_norm": config["clip_norm"],
         "examples": config["examples"],
-        "unreadable": config["unreadable"],
         "eta": tan.eta(spent),
         "eta_step": tan.eta_step(spent),
         "total_noise": tan.total_noise(spent),
-        "versions": fingerprint.versions(),
     }
+
+
+def scores(
+    evaluations: tuple[Evaluation, Evaluation] | None,
+) -> dict[str, float | None]:
+    """Return the numbers on record of the parameters and of their average."""
+    raw, ema = evaluations or (None, None)
+    return {
+        "test_accuracy": raw and raw.accuracy,
+        "test_accuracy_ema": ema and ema.accuracy,
+        "test_accuracy_vote": raw and raw.vote_accuracy,
+        "test_accuracy_vote_ema": ema and ema.vote_accuracy,
+        "test_loss": raw and raw.loss,
+        "test_loss_ema": ema and ema.loss,
+    }
+
+
+def _speed_before(
+    folder: RunFolder, speed: Mapping[str, float | None]
+) -> Mapping[str, float | None]:
+    """Return what a complete run said of its speed if this time there were no steps."""
+    if speed["examples_per_second"] is None and folder.result.exists():
+        with contextlib.suppress(UnreadableFile):  # it is written again
+            before = read_result(folder.path)
+            return {name: before.get(name) for name in speed}
+    return speed
 
 
 def _write(

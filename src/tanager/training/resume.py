@@ -1,21 +1,31 @@
-"""Where a run stands, and how it resumes from there."""
+"""Where a run stands, and how it resumes from there.
+
+A repeated step is charged only once, because it gives the same update. Other sums under
+the same noise would reveal their difference. So the first time, a checksum of the sums
+is recorded; every later time, it is compared.
+"""
 
 import dataclasses
+import json
 import logging
+import os
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import UInt32
 
+from tanager._files import sync_folder
+from tanager._reading import MALFORMED, is_count, parse_json
 from tanager.parallel import hosts
 from tanager.privacy.ledger import Ledger
 from tanager.privacy.mechanism import Mechanism
 from tanager.seed import Seed
 from tanager.training import fingerprint
 from tanager.training.checkpoint import Checkpoints
-from tanager.training.repeats import Changed, Repeats
 from tanager.training.run_folder import RunFolder
 from tanager.training.state import State
 
@@ -25,25 +35,93 @@ _log = logging.getLogger(__name__)
 _MARGIN = 20_000_000
 
 
-@dataclasses.dataclass
-class Position:
-    """Where a run stands.
+class Repeats:
+    """The checksums of a run's sums before noise: one for each step and stream.
+
+    The file is private: the checksums are computed from examples without noise.
 
     Attributes:
-        ledger: of everything spent so far; None on hosts that are not the chief.
-        stream: the name to charge further steps under.
-        begun: the number of the next step.
-        state: what the steps before it led to.
-        checkpoints: of the run; None without a folder.
-        folder: of the run.
-        repeats: checksums of the steps made; None on hosts that are not the chief.
+        changed: whether a step of this stream once gave other sums than before. Then no
+            charged step of the stream may be repeated.
+        made: the number after the highest step on record, in any stream.
     """
 
-    ledger: Ledger | None
-    stream: str
-    begun: int
+    def __init__(self, path: Path, stream: str):
+        self.path = path
+        self.changed = False
+        self.made = 0
+        self._stream = stream
+        self._known: dict[int, str] = {}
+        content = path.read_bytes() if path.exists() else b""
+        complete = content.rfind(b"\n") + 1
+        self._accept(content[:complete])
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._file = os.fdopen(descriptor, "ab", buffering=0)
+        # A torn last line is cut off: nothing of its step had been used.
+        self._file.truncate(complete)
+        sync_folder(path.parent)
+
+    def check(self, step: int, checksum: UInt32[np.ndarray, " words"]) -> bool:
+        """Return whether the sums of a step are those of its first time.
+
+        Call it before anything of the step's update is used or written. It returns
+        once the record is on the disk. After False, `changed` stays true.
+        """
+        step, found = int(step), np.asarray(checksum, "<u4").tobytes().hex()
+        before = self._known.get(step)
+        entry = {"stream": self._stream, "step": step}
+        if before is None:
+            self._append(entry | {"sums": found})
+            self.made = max(self.made, step + 1)
+            self._known[step] = found
+        elif before != found:
+            self.changed = True
+            self._append(entry | {"changed": True})
+        return before in (None, found)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _append(self, entry: dict) -> None:
+        line = memoryview(json.dumps(entry).encode() + b"\n")
+        while line:
+            line = line[self._file.write(line) :]
+        os.fsync(self._file.fileno())
+
+    def _accept(self, content: bytes) -> None:
+        for number, line in enumerate(content.split(b"\n")[:-1], 1):
+            try:
+                entry = parse_json(line)
+                if not is_count(entry["step"]):
+                    raise ValueError("step")
+                self.made = max(self.made, entry["step"] + 1)
+                if entry["stream"] != self._stream:
+                    continue
+                if entry.get("changed"):
+                    self.changed = True
+                else:
+                    self._known.setdefault(entry["step"], str(entry["sums"]))
+            except MALFORMED as error:
+                raise ValueError(
+                    f"{self.path}, line {number}, is damaged, so steps of this run "
+                    "cannot be repeated: train into another folder"
+                ) from error
+
+
+@dataclasses.dataclass
+class Position:
+    """Where a run stands: `begun` is the number of the next step.
+
+    Steps are charged under the name `stream`. Only the chief has a ledger and checksums
+    of the steps made (`repeats`); only a run with a folder has checkpoints.
+    """
+
     state: State
-    checkpoints: Checkpoints | None
+    ledger: Ledger | None = None
+    stream: str = ""
+    begun: int = 0
+    checkpoints: Checkpoints | None = None
     folder: RunFolder | None = None
     repeats: Repeats | None = None
     _saved: float = dataclasses.field(default_factory=time.monotonic)
@@ -59,9 +137,6 @@ class Position:
         """Stop the run if a repeated step gives other sums than before.
 
         To be called by all hosts before anything of the step's update is used.
-
-        Raises:
-            Changed: the sums differ.
         """
 
         def is_same() -> bool:
@@ -69,7 +144,7 @@ class Position:
             return self.repeats is None or self.repeats.check(step, sums)
 
         if not hosts.from_chief(is_same):
-            raise Changed(
+            raise ValueError(
                 f"step {step} was computed before and gives other sums now: the "
                 "machine or its settings changed. Its result was not used. Run the "
                 "same command again: it skips the steps charged since the last "
@@ -123,56 +198,42 @@ def resume(
     """
     for what, value in prints.items():
         hosts.require_same(what, value)
-    ledgers: list[Ledger] = []
-    sums: list[Repeats] = []
+    mechanism = Mechanism(**config["mechanism"])
+    position = Position(state, folder=folder)
 
-    def open_ledger() -> dict[str, Any]:
+    def open_ledger() -> tuple[str, int]:
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         folder.require_space(4 * size + _MARGIN)
-        ledgers.append(Ledger(folder.ledger))
+        position.ledger = ledger = Ledger(folder.ledger)
         surroundings = fingerprint.environment(
             config["physical_batch_size"] // config["devices"], config["clipping"]
         )
-        streams = fingerprint.check_fingerprint(
+        *others, stream = fingerprint.check_fingerprint(
             folder, seed, config, prints, surroundings
         )
-        stream = streams[-1]
-        ledgers[0].require(Mechanism(**config["mechanism"]), 0, streams)
-        sums.append(Repeats(folder.private / "sums.jsonl", stream))
-        repeatable = surroundings["deterministic"] and not sums[0].changed
-        return {
-            "stream": stream,
-            "lost": ledgers[0].next_step(other_than=stream if repeatable else None),
-        }
+        ledger.require(mechanism, 0, [*others, stream])
+        position.repeats = repeats = Repeats(folder.private / "sums.jsonl", stream)
+        repeatable = surroundings["deterministic"] and not repeats.changed
+        return stream, ledger.next_step(other_than=stream if repeatable else None)
+
+    def require_whole() -> None:
+        if position.ledger is not None and position.repeats is not None:
+            position.ledger.require(mechanism, max(begun, position.repeats.made))
 
     try:
-        spent = hosts.from_chief(open_ledger)
-        checkpoints = Checkpoints(folder.path / "checkpoints")
-        begun, state = checkpoints.restore(state) or (0, state)
-        hosts.from_chief(
-            lambda: ledgers[0].require(
-                Mechanism(**config["mechanism"]), max(begun, sums[0].made)
-            )
-        )
+        position.stream, lost = hosts.from_chief(open_ledger)
+        position.checkpoints = Checkpoints(folder.path / "checkpoints")
+        begun, position.state = position.checkpoints.restore(state) or (0, state)
+        hosts.from_chief(require_whole)
     except BaseException:
-        for record in (*ledgers, *sums):
-            record.close()
+        position.close()
         raise
-    if begun < spent["lost"]:
+    if begun < lost:
         _log.warning(
             "%d steps after checkpoint %d of run folder %s were charged and are now "
             "skipped, because repeated they could differ: the machine, the physical "
             "batch size, the versions or the settings of JAX may have changed",
-            spent["lost"] - begun,
-            begun,
-            folder.path,
+            *(lost - begun, begun, folder.path),
         )
-    return Position(
-        ledgers[0] if ledgers else None,
-        spent["stream"],
-        max(begun, spent["lost"]),
-        state,
-        checkpoints,
-        folder,
-        sums[0] if sums else None,
-    )
+    position.begun = max(begun, lost)
+    return position

@@ -18,11 +18,12 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import NoReturn
 
 from tanager import _validate as validate
 from tanager._files import write_json, write_json_once
 from tanager._reading import reading
-from tanager._record import Maybe, read_record
+from tanager._record import read_record
 from tanager.seed import Seed
 
 
@@ -35,6 +36,7 @@ _WRITTEN = (
     "model-ema.safetensors",
     "checkpoints",
 )
+_REMEDY = "train into another folder"
 
 
 class RunFolder:
@@ -53,8 +55,7 @@ class RunFolder:
         self.path = Path(path)
         self._of_search = of_search
         if self.path.exists() and not self.path.is_dir():
-            validate.refuse("out", str(path), "must be a folder, not a file")
-        self._require_utf8()
+            self._refuse("must be a folder, not a file")
         self._refuse_other_things()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -62,36 +63,25 @@ class RunFolder:
             if self.private.stat().st_mode & 0o777 != 0o700:
                 os.chmod(self.private, 0o700)
         except OSError as error:
-            validate.refuse("out", str(path), "cannot be written", str(error))
+            self._refuse("cannot be written", str(error))
 
-    def _require_utf8(self) -> None:
+    def _refuse_other_things(self) -> None:
         try:
             str(self.path.absolute()).encode()
         except UnicodeEncodeError:
-            validate.refuse(
-                "out",
-                str(self.path),
+            self._refuse(
                 "must be a path that is valid UTF-8, like the folders above it",
                 "name another folder, or set PYTHONUTF8=1 if it is valid",
             )
-
-    def _refuse_other_things(self) -> None:
         if not self._of_search and (self.path / "study.json").exists():
-            validate.refuse(
-                "out",
-                str(self.path),
-                "holds a search; its result would be overwritten",
-                "train into another folder",
-            )
-        begun = (self.private / "seed.json").exists() or self.ledger.exists()
+            self._refuse("holds a search; its result would be overwritten", _REMEDY)
+        begun = self._seed_file.exists() or self.ledger.exists()
         others = [name for name in _WRITTEN if (self.path / name).exists()]
         if others and not begun:
-            validate.refuse(
-                "out",
-                str(self.path),
-                f"holds a {others[0]} that tanager did not write",
-                "train into another folder",
-            )
+            self._refuse(f"holds a {others[0]} that tanager did not write", _REMEDY)
+
+    def _refuse(self, rule: str, remedy: str = "") -> NoReturn:
+        validate.refuse("out", str(self.path), rule, remedy)
 
     @property
     def private(self) -> Path:
@@ -129,12 +119,11 @@ class RunFolder:
         if not path.exists():
             self._make_seed(path, given, make)
         # Of processes that begin at once, all read what the first has written.
-        remedy = "train into another folder"
-        shape = {"secret": str, "private": bool, "used": Maybe(bool)}
-        kept = read_record(path, shape, remedy)
-        if kept["used"] is not False:
+        shape = {"secret": str, "private": bool, "used": bool}
+        kept = read_record(path, shape, _REMEDY)
+        if kept["used"]:
             self._require_whole()
-        with reading(path, "holds no seed", remedy):
+        with reading(path, "holds no seed", _REMEDY):
             seed = Seed(bytes.fromhex(kept["secret"]), kept["private"])
         changed = given is None and not seed.private
         if changed or (given is not None and Seed.from_int(given) != seed):
@@ -147,12 +136,9 @@ class RunFolder:
         return seed
 
     def seed_is_used(self) -> None:
-        """Record in the seed's file that it has been used, and may not be used again.
-
-        From now on `seed` refuses it in a folder that lost its other files.
-        """
+        """Record that the seed was used: from now on it needs the other files."""
         kept = json.loads(self._seed_file.read_text())
-        if not kept.get("used", True):
+        if not kept["used"]:
             write_json(self._seed_file, kept | {"used": True}, mode=0o600)
 
     @property
@@ -161,9 +147,7 @@ class RunFolder:
 
     def _make_seed(self, path: Path, given: int | None, make: bool) -> None:
         if not make:
-            validate.refuse(
-                "out",
-                str(self.path),
+            self._refuse(
                 "must be on a file system that all hosts share",
                 "this host does not see what host 0 wrote there",
             )
@@ -180,11 +164,6 @@ class RunFolder:
         names = ("config.json", "ledger.jsonl", "private/fingerprint.json")
         if self._of_search:
             names = ("study.json", "private/runs")
-        if (self.private / "identity.json").exists():
-            raise ValueError(
-                f"run folder {self.path} is of tanager 0.1, whose runs this version "
-                "does not resume: train into another folder"
-            )
         lost = [name for name in names if not _has_content(self.path / name)]
         if lost:
             raise ValueError(
@@ -197,9 +176,7 @@ class RunFolder:
         """Refuse to begin when the disk has fewer than `needed` bytes left."""
         free = shutil.disk_usage(self.path).free
         if free < needed:
-            validate.refuse(
-                "out",
-                str(self.path),
+            self._refuse(
                 f"is on a disk with {free / 1e6:.0f} MB left, but the run needs about "
                 f"{needed / 1e6:.0f} MB",
                 "free some space, or train into a folder on another disk",

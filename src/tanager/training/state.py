@@ -1,5 +1,6 @@
 """What a run carries from step to step, and from one physical batch to the next."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -14,10 +15,8 @@ from tanager.training import norms
 class State(NamedTuple):
     """What training changes: all of it may be released, none of it is random state.
 
-    Attributes:
-        params: the trained leaves (None where a leaf is not a float array).
-        average: their exponential moving average, float32 or wider.
-        optimizer_state: of the optax transformation.
+    `params` are the trained leaves, None elsewhere; `average` is their exponential
+    moving average, float32 or wider.
     """
 
     params: PyTree
@@ -46,12 +45,9 @@ class Counts(NamedTuple):
 class Accumulator(NamedTuple):
     """Sums over the physical batches of one logical batch. Private.
 
-    Every device has sums of its own, over the rows it computed on: the n devices'
-    counts are arrays of n. `Layout.scatter` says how the gradients are placed.
-
-    Attributes:
-        sum: Σ clip_C(gᵢ) as a `Grid` adds it up, or `PlainSums`.
-        counts: of the examples.
+    `sum` is Σ clip_C(gᵢ) as a `Grid` adds it up, or `PlainSums`. Every device has sums
+    of its own, over the rows it computed on: the n devices' counts are arrays of n.
+    `Layout.scatter` says how the gradients are placed.
     """
 
     sum: PyTree
@@ -59,12 +55,7 @@ class Accumulator(NamedTuple):
 
 
 def empty(sums: PyTree, layout: Layout) -> Accumulator:
-    """Return the accumulator of a logical batch to which nothing was added yet.
-
-    Args:
-        sums: the shapes of its sum.
-        layout: of the devices.
-    """
+    """Return the accumulator of an empty logical batch with these shapes of its sum."""
     total = jax.tree.map(
         lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), layout.accumulator_shapes(sums)
     )
@@ -77,9 +68,8 @@ def empty(sums: PyTree, layout: Layout) -> Accumulator:
 def specs(sums: PyTree, layout: Layout) -> Accumulator:
     """Return the partition specs of an accumulator; arguments as in `empty`."""
     each: Any = PartitionSpec(AXIS)
-    return Accumulator(
-        layout.accumulator_specs(sums), Counts(*(each,) * len(Counts._fields))
-    )
+    counts = Counts(*(each,) * len(Counts._fields))
+    return Accumulator(layout.accumulator_specs(sums), counts)
 
 
 def count(
@@ -88,37 +78,20 @@ def count(
     mask: Bool[Array, " b"],
     clip_norm: float,
 ) -> Counts:
-    """Count the examples of one physical batch.
+    """Count the examples, those rows that `mask` names, of one physical batch.
 
-    Args:
-        gradient_norms: ‖gᵢ‖, not finite where the example contributes nothing.
-        losses: lossᵢ.
-        mask: which rows are examples.
-        clip_norm: C.
+    A norm is not finite where the example contributes nothing.
     """
     finite = jnp.isfinite(gradient_norms)
     usable = mask & finite & jnp.isfinite(losses)
+    how_many = functools.partial(jnp.sum, dtype=jnp.int32)
     return Counts(
         jnp.sum(jnp.where(usable, losses, 0).astype(jnp.float32)),
-        _how_many(mask),
-        _how_many(mask & finite & (gradient_norms > clip_norm)),
-        _how_many(mask & ~finite),
+        how_many(mask),
+        how_many(mask & finite & (gradient_norms > clip_norm)),
+        how_many(mask & ~finite),
         norms.histogram(gradient_norms, mask & finite),
     )
-
-
-def _how_many(rows: Bool[Array, " b"]) -> Int[Array, ""]:
-    return jnp.sum(rows, dtype=jnp.int32)
-
-
-def warm_decay(step: Int[Array, ""], decay: float) -> Float[Array, ""]:
-    """Return min(decay, (1 + t)/(10 + t)), where t updates came before this one.
-
-    References:
-        Unlocking paper, appendix C.3, after Tan and Le 2019.
-    """
-    t = step.astype(jnp.float32)
-    return jnp.minimum(decay, (1 + t) / (10 + t))
 
 
 def update_average(
@@ -126,9 +99,14 @@ def update_average(
 ) -> PyTree:
     """Return the exponential moving average after one more update to `params`.
 
-    It costs no privacy, since it is computed from released parameters.
+    After t updates it decays by min(decay, (1 + t)/(10 + t)). It costs no privacy,
+    since it is computed from released parameters.
+
+    References:
+        Unlocking paper, appendix C.3, after Tan and Le 2019.
     """
-    weight = 1 - warm_decay(step, decay)
+    t = step.astype(jnp.float32)
+    weight = 1 - jnp.minimum(decay, (1 + t) / (10 + t))
 
     def mix(old: Array, new: Array) -> Array:
         return old + weight.astype(old.dtype) * (new.astype(old.dtype) - old)

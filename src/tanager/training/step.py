@@ -22,11 +22,13 @@ from jaxtyping import Array, ArrayLike, Int, Key, PyTree, UInt32
 from tanager import _validate as validate
 from tanager.clipping import ClippedGrad, Explanation, clipped_grad
 from tanager.clipping.analysis.dtypes import accumulation_dtype
+from tanager.clipping.planning.autotune import Timings
 from tanager.compiling import jit
 from tanager.data import augment as augmentation
 from tanager.grid import Grid, Whole, checksum
 from tanager.keys import derive_keys
 from tanager.noise import GaussianNoise
+from tanager.parallel import hosts
 from tanager.parallel.layout import AXIS, Layout
 from tanager.sampling import PhysicalBatch, PoissonSampler
 from tanager.seed import Seed
@@ -70,9 +72,6 @@ class Step:
         params: the leaves that are trained.
         fixed: the others.
         frozen: the arrays that are not trained.
-
-    Raises:
-        ValueError: a field of the problem, algorithm or runtime is out of range.
     """
 
     def __init__(
@@ -81,7 +80,6 @@ class Step:
         algorithm: DPSGD,
         runtime: Runtime,
         seed: Seed,
-        *,
         examples: int,
         layout: Layout | None = None,
         in_memory: bool = False,
@@ -93,17 +91,12 @@ class Step:
 
         self.layout = layout or Layout(devices=1)
         if self.layout.shard_parameters and runtime.strategy == "per_example":
-            validate.refuse(
-                "strategy",
-                runtime.strategy,
-                "must not form whole gradients where parameters are cut into shares",
-                "give auto, or any other",
-            )
+            rule = "must not form whole gradients where parameters are cut into shares"
+            validate.refuse("strategy", "per_example", rule, "give auto, or any other")
         self.in_memory = in_memory
         self._loss = loss
         self.params, self.fixed = problem.split()
         self.frozen, self._static = eqx.partition(self.fixed, eqx.is_array)
-        self._frozen_placed: PyTree = None
         whole = loss if self.multiplicity == 0 else mean_over_views
         trainable = jax.tree.map(
             lambda leaf: leaf is None, self.fixed, is_leaf=lambda leaf: leaf is None
@@ -130,9 +123,8 @@ class Step:
             self.noise = GaussianNoise(mechanism, sensitivity, seed, self.params)
             self._sums = self.noise.grid
             self._sums.require_room(self.sampler.expected_batch_size, sensitivity)
-        self.forget_traces()
+        self._forget_traces()
         self._update_jitted = jit(self._update, donate_argnums=0)
-        self._zero_jitted: Callable[[], Accumulator] | None = None
 
     def with_seed(self, seed: Seed) -> Self:
         """Return this step with another secret; what was traced is not traced again.
@@ -145,20 +137,14 @@ class Step:
         other.noise = self.noise and self.noise.with_seed(seed)
         return other
 
-    def forget_traces(self) -> None:
-        """Forget traces, because other methods may now be known to be faster."""
+    def _forget_traces(self) -> None:
+        # Other methods may now be known to be faster.
         self._accumulate_jitted = jit(self._accumulate, donate_argnums=2)
 
     def check(self, params: PyTree, example: PyTree, physical_batch_size: int) -> None:
         """Trace `accumulate`, so that a loss that cannot be used is refused now.
 
-        Args:
-            params: the trained leaves.
-            example: one example or more on a leading axis, for their shapes.
-            physical_batch_size: rows of the batches to come, on all devices together.
-
-        Raises:
-            ValueError: see `ClippedGrad.__call__`.
+        `example` has a leading axis; the size is that of all devices together.
         """
         held = self.sampler.examples if self.in_memory else physical_batch_size
         batch = PhysicalBatch(
@@ -188,11 +174,7 @@ class Step:
     ) -> Explanation:
         """Return how a device clips its rows of a physical batch, measured if needed.
 
-        Args:
-            params: the trained leaves.
-            example: one example or more on a leading axis, for their shapes.
-            physical_batch_size: rows of the batches to come, on all devices together.
-            report: called with what is being measured.
+        `report` is called with what is being measured.
         """
         size = self.layout.rows_each(physical_batch_size)
 
@@ -205,29 +187,42 @@ class Step:
 
         shapes = jax.eval_shape(views, example)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        model = self.model(params)
+        model = eqx.combine(params, self.fixed)
         if self.grad_fn.tune(model, zeros, report):
-            self.forget_traces()
+            self._forget_traces()
         return self.grad_fn.explain(model, zeros)
 
-    def model(self, params: PyTree) -> PyTree:
-        """Return the whole model: the trained leaves among those that are not."""
-        return eqx.combine(params, self.frozen, self._static)
+    def sync_clipping(
+        self, example: PyTree, physical_batch_size: int, report: Callable[[str], None]
+    ) -> Explanation:
+        """Return how every device clips its rows, as measured on the chief.
+
+        Other timings would choose other methods, whose sums round differently, and on
+        several hosts the devices must run one program. Arguments as of `explain`.
+        """
+        arguments = self.params, example, physical_batch_size, report
+        clipping = self.explain(*arguments) if hosts.is_chief() else None
+        timings = hosts.from_chief(lambda: Timings().as_json())
+        if clipping is None:
+            Timings().adopt(timings)
+            self._forget_traces()
+            clipping = self.explain(*arguments)
+        hosts.require_same("clipping", clipping.fingerprint)
+        return clipping
 
     def models(self, state: State) -> tuple[PyTree, PyTree]:
         """Return the model and its average, whole on every device."""
         params, average, frozen = self.layout.gathered_everywhere(
-            (state.params, state.average, self._placed())
+            (state.params, state.average, self._placed)
         )
         return (
             eqx.combine(params, frozen, self._static),
             eqx.combine(average, frozen, self._static),
         )
 
+    @functools.cached_property
     def _placed(self) -> PyTree:
-        if self._frozen_placed is None:
-            self._frozen_placed = self.layout.parameters(self.frozen)
-        return self._frozen_placed
+        return self.layout.parameters(self.frozen)
 
     def example_loss(self, params: PyTree, frozen: PyTree, example: Any) -> Array:
         """Return the loss of one example and view, for fingerprints."""
@@ -248,13 +243,15 @@ class Step:
 
     def zero(self, params: PyTree) -> Accumulator:
         """Return the accumulator of an empty logical batch."""
-        if self._zero_jitted is None:
-            sums = self._sums.shapes(params)
-            self._zero_jitted = jax.jit(
-                functools.partial(empty, sums, self.layout),
-                out_shardings=self.layout.on_mesh(specs(sums, self.layout)),
-            )
         return self._zero_jitted()
+
+    @functools.cached_property
+    def _zero_jitted(self) -> Callable[[], Accumulator]:
+        sums = self._sums.shapes(self.params)
+        return jax.jit(
+            functools.partial(empty, sums, self.layout),
+            out_shardings=self.layout.on_mesh(specs(sums, self.layout)),
+        )
 
     def augmentation_key(self, step: int) -> Key[Array, ""]:
         """Return the key all views of this step are drawn from."""
@@ -285,13 +282,10 @@ class Step:
     ) -> Accumulator:
         """Add the clipped gradients of one physical batch; compiled once.
 
-        Args:
-            params: the trained leaves.
-            accumulator: what was added up so far; its memory is used again.
-            batch: P rows; with `in_memory`, its examples are all N.
-            key: of the step's augmentation.
+        The accumulator's memory is used again. With `in_memory`, the batch's examples
+        are all N. `key` is of the step's augmentation.
         """
-        return self._accumulate_jitted(params, self._placed(), accumulator, batch, key)
+        return self._accumulate_jitted(params, self._placed, accumulator, batch, key)
 
     def _accumulate(
         self,
@@ -354,15 +348,8 @@ class Step:
     ) -> tuple[State, Counts, UInt32[Array, "4"]]:
         """Make the update of a logical batch; compiled once.
 
-        Args:
-            state: before; its memory is used again.
-            accumulator: of all the physical batches.
-            drawn: the step's noise, from `draw`.
-            step: its number, from 0.
-
-        Returns:
-            The state after, the counts of all devices together, and a checksum of the
-            sum before noise.
+        It returns the state after, the counts of all devices together, and a checksum
+        of the sum before noise. The memory of the state before is used again.
         """
         return self._update_jitted(state, accumulator, drawn, step)
 
@@ -389,7 +376,7 @@ class Step:
         total = self.zero(state.params)
         key, drawn = self.augmentation_key(0), self.draw(0)
         accumulate = self._accumulate_jitted.lower(
-            state.params, self._placed(), total, batch, key
+            state.params, self._placed, total, batch, key
         )
         return accumulate, self._update_jitted.lower(state, total, drawn, np.int32(0))
 
