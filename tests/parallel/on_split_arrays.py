@@ -53,9 +53,9 @@ WAYS = sorted(STRATEGIES.keys() - {"ghost", "mixed_ghost"})
 
 
 def ways(path):
-    """The strategies of a path: one half of them, the other half on its neighbour."""
+    """All strategies where rows are constrained; else every other one, in turns."""
     turn = [each.__name__ for each in PATHS[DEVICES]].index(path) + DEVICES
-    return WAYS if FULL else WAYS[turn % 2 :: 2]
+    return WAYS if FULL or path == "rows_constrained" else WAYS[turn % 2 :: 2]
 
 
 ROWS, WIDTH, CLASSES, C = 2 * DEVICES, 2 * DEVICES, 5, 0.4

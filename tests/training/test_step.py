@@ -10,7 +10,6 @@ from scipy import stats
 from parts import step as make_step
 from tanager.data import ArraySource, gather
 from tanager.privacy.mechanism import Mechanism
-from tanager.sampling import PhysicalBatch
 from tanager.seed import Seed
 from tanager.training.state import update_average
 from tanager.training.step import Step
@@ -220,28 +219,6 @@ def test_the_noise_of_an_update_has_the_promised_scale():
     statistic = np.sum(np.square(values, dtype=np.float64))
     low, high = stats.chi2.ppf([5e-7, 1 - 5e-7], values.size)
     assert low < statistic < high
-
-
-def test_views_are_of_the_example_not_of_its_place_in_the_batch():
-    def augment(key, example):
-        return {**example, "x": jax.random.normal(key, (FEATURES,))}
-
-    step = step_of(augment=augment, multiplicity=4)
-    key = step.augmentation_key(0)
-    some = np.array([3, 8, 5])
-
-    def batch(indices):
-        examples = gather(source(), indices)
-        return PhysicalBatch(examples, None, jnp.asarray(indices, jnp.int32))
-
-    views = step.views(batch(some), key)
-    assert views["x"].shape == (3, 4, FEATURES)
-    alone = step.views(batch(some[1:2]), key)
-    np.testing.assert_array_equal(views["x"][1], alone["x"][0])
-    rows = np.asarray(views["x"]).reshape(12, FEATURES)
-    assert len(np.unique(rows, axis=0)) == 12
-    other = step.views(batch(some), step.augmentation_key(1))
-    assert not np.any(np.asarray(views["x"]) == np.asarray(other["x"]))
 
 
 def test_the_average_warms_up_as_in_the_paper():

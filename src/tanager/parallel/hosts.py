@@ -321,11 +321,7 @@ def chief_first(function: Callable[[], Outcome]) -> Outcome:
         OSError: likewise.
     """
     made: list[Outcome] = []
-
-    def run() -> None:
-        made.append(function())
-
-    from_chief(run)
+    from_chief(lambda: made.append(function()))
     return made[0] if made else function()
 
 
@@ -333,10 +329,7 @@ def total(*numbers: int) -> tuple[int, ...]:
     """Return for each number its sum over all hosts: the same answer on all."""
     if count() == 1:
         return numbers
-    from jax.experimental import multihost_utils
-
-    everyone = multihost_utils.process_allgather(np.array(numbers, np.int32))
-    return tuple(int(number) for number in np.sum(everyone, axis=0))
+    return tuple(np.sum(_gathered(np.array(numbers, np.int32)), axis=0).tolist())
 
 
 def require_same(what: str, fingerprint: str) -> None:
@@ -351,15 +344,18 @@ def require_same(what: str, fingerprint: str) -> None:
     """
     if count() == 1:
         return
-    from jax.experimental import multihost_utils
-
-    mine = np.frombuffer(fingerprint.encode().ljust(64)[:64], np.uint8)
-    everyone = np.asarray(multihost_utils.process_allgather(mine))
+    everyone = _gathered(np.frombuffer(fingerprint.encode().ljust(64)[:64], np.uint8))
     odd = np.flatnonzero(np.any(everyone != everyone[0], axis=1))
     if odd.size:
         remedy = "all hosts must read the same files with the same command"
         others = f"on host {', '.join(map(str, odd))}"
         validate.refuse(what, others, "differs from what host 0 has", remedy)
+
+
+def _gathered(mine: np.ndarray) -> np.ndarray:
+    from jax.experimental import multihost_utils
+
+    return np.asarray(multihost_utils.process_allgather(mine))
 
 
 def _runtime() -> Any:

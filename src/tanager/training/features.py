@@ -43,9 +43,8 @@ def cache_features(
 ) -> ArraySource:
     """Compute the features of every example, or read those that are there.
 
-    The folder holds a memory-mapped array and fingerprints of the weights, the function
-    and the data it was computed from (see `tanager.training.fingerprint`). A pass that
-    was interrupted resumes where it stopped. Features of private examples are as
+    The folder also holds fingerprints of the weights, the function and the data. A pass
+    that was interrupted resumes where it stopped. Features of private examples are as
     private as the examples: only its owner can read the folder.
 
     Args:
@@ -114,12 +113,9 @@ def _begin(place: Path, made_of: dict[str, Any]) -> int:
         found = read_record(record, {"done": int}, "delete the folder")
         differ = [name for name in made_of if found.get(name) != made_of[name]]
         if differ:
-            validate.refuse(
-                "features",
-                str(place),
-                f"holds features of another {', '.join(differ)}",
-                "delete the folder, or name another one",
-            )
+            rule = f"holds features of another {', '.join(differ)}"
+            remedy = "delete the folder, or name another one"
+            validate.refuse("features", str(place), rule, remedy)
         if found["done"] > made_of["shape"][0]:
             rule = f"records {found['done']} examples, but there are fewer"
             refuse_file(record, rule, "delete the folder")
@@ -129,17 +125,12 @@ def _begin(place: Path, made_of: dict[str, Any]) -> int:
     os.chmod(place, 0o700)
     needed, free = 4 * examples * (width + 1), shutil.disk_usage(place).free
     if needed > free:
-        validate.refuse(
-            "features",
-            str(place),
-            f"needs {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free",
-            "name a folder on another disk",
-        )
-    for name, shape, dtype in (
-        ("features.npy", (examples, width), np.float32),
-        ("labels.npy", (examples,), np.int32),
-    ):
-        np.lib.format.open_memmap(place / name, "w+", dtype, shape).flush()
+        rule = f"needs {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free"
+        remedy = "name a folder on another disk"
+        validate.refuse("features", str(place), rule, remedy)
+    new = np.lib.format.open_memmap
+    new(place / "features.npy", "w+", np.float32, (examples, width)).flush()
+    new(place / "labels.npy", "w+", np.int32, (examples,)).flush()
     write_json(record, {**made_of, "done": 0})
     return 0
 

@@ -25,21 +25,13 @@ class State(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """What is known of the examples of a logical batch. Private.
+    """What is known of the examples of a logical batch. Private."""
 
-    Attributes:
-        losses: Σ lossᵢ over examples with a finite loss.
-        examples: how many examples the logical batch holds.
-        clipped: how many of them had a gradient norm above C.
-        dropped: how many contributed nothing because loss or gradient was not finite.
-        norms: histogram of the others' gradient norms, see `tanager.training.norms`.
-    """
-
-    losses: Float[Array, "*n"]
+    losses: Float[Array, "*n"]  # Σ lossᵢ over examples with a finite loss
     examples: Int[Array, "*n"]
-    clipped: Int[Array, "*n"]
-    dropped: Int[Array, "*n"]
-    norms: Int[Array, "*n bins"]
+    clipped: Int[Array, "*n"]  # whose gradient norm was above C
+    dropped: Int[Array, "*n"]  # whose loss or gradient was not finite: they add nothing
+    norms: Int[Array, "*n bins"]  # histogram of the others' gradient norms
 
 
 class Accumulator(NamedTuple):
