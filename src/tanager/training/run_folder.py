@@ -46,6 +46,10 @@ class RunFolder:
         path: the folder, created when missing.
         of_search: it is a private search's, which releases its best as a run does.
 
+    Attributes:
+        config, ledger, result: public files of the run.
+        private: the folder that must not be released.
+
     Raises:
         ValueError: `path` is a file, is not valid UTF-8, cannot be written, or holds
             other things.
@@ -53,6 +57,11 @@ class RunFolder:
 
     def __init__(self, path: str | os.PathLike, of_search: bool = False):
         self.path = Path(path)
+        self.config, self.ledger, self.result = (
+            self.path / name for name in ("config.json", "ledger.jsonl", "result.json")
+        )
+        self.private = self.path / "private"
+        self._seed_file = self.private / "seed.json"
         self._of_search = of_search
         if self.path.exists() and not self.path.is_dir():
             self._refuse("must be a folder, not a file")
@@ -83,26 +92,6 @@ class RunFolder:
     def _refuse(self, rule: str, remedy: str = "") -> NoReturn:
         validate.refuse("out", str(self.path), rule, remedy)
 
-    @property
-    def private(self) -> Path:
-        """The folder that must not be released."""
-        return self.path / "private"
-
-    @property
-    def config(self) -> Path:
-        """The settings."""
-        return self.path / "config.json"
-
-    @property
-    def ledger(self) -> Path:
-        """What was spent."""
-        return self.path / "ledger.jsonl"
-
-    @property
-    def result(self) -> Path:
-        """The guarantee and the test results, there once the run is complete."""
-        return self.path / "result.json"
-
     def seed(self, given: int | None, make: bool = True) -> Seed:
         """Return the run's secret, made on first use and kept in mode 0600.
 
@@ -117,7 +106,7 @@ class RunFolder:
         """
         path = self._seed_file
         if not path.exists():
-            self._make_seed(path, given, make)
+            self._make_seed(given, make)
         # Of processes that begin at once, all read what the first has written.
         shape = {"secret": str, "private": bool, "used": bool}
         kept = read_record(path, shape, _REMEDY)
@@ -141,11 +130,7 @@ class RunFolder:
         if not kept["used"]:
             write_json(self._seed_file, kept | {"used": True}, mode=0o600)
 
-    @property
-    def _seed_file(self) -> Path:
-        return self.private / "seed.json"
-
-    def _make_seed(self, path: Path, given: int | None, make: bool) -> None:
+    def _make_seed(self, given: int | None, make: bool) -> None:
         if not make:
             self._refuse(
                 "must be on a file system that all hosts share",
@@ -153,12 +138,13 @@ class RunFolder:
             )
         if _has_content(self.ledger):
             raise ValueError(
-                f"run folder {self.path} has a ledger but its secret seed ({path}) is "
-                "missing: this run cannot be resumed; train into another folder"
+                f"run folder {self.path} has a ledger but its secret seed is missing "
+                f"({self._seed_file}): this run cannot be resumed; train into another "
+                "folder"
             )
         seed = Seed.from_os() if given is None else Seed.from_int(given)
         kept = {"secret": seed.secret.hex(), "private": seed.private, "used": False}
-        write_json_once(path, kept, mode=0o600)
+        write_json_once(self._seed_file, kept, mode=0o600)
 
     def _require_whole(self) -> None:
         names = ("config.json", "ledger.jsonl", "private/fingerprint.json")
