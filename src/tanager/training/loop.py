@@ -168,9 +168,8 @@ def train(
                     _require_finite(state, done)
                     line = {"step": done, "epsilon": bound, "seconds": clock.seconds()}
                     evaluations = _evaluate(evaluate, step, state)
-                    line |= {
-                        k: v for k, v in scores(evaluations).items() if v is not None
-                    }
+                    found = scores(evaluations).items()
+                    line |= {name: value for name, value in found if value is not None}
                     metrics.release(line)
                     if on_metrics is not None:
                         on_metrics(line)
@@ -182,24 +181,10 @@ def train(
                     raise hosts.Stopped
 
         # 4. Hand over: the guarantee from the ledger, the models, the report.
-        rate = clock.steps_per_second()
         evaluations = evaluations or _evaluate(evaluate, step, state)
         params, average = map(problem.finish, layout.whole(step.models(state)))
-        result = hand_over(
-            folder,
-            position.ledger,
-            mechanism,
-            config,
-            params,
-            average,
-            evaluations,
-            private=secret.private,
-            speed={
-                "seconds": clock.seconds(),
-                "examples_per_second": rate and rate * step.sampler.expected_batch_size,
-                "wait_fraction": clock.wait_fraction(),
-            },
-        )
+        models, speed = (params, average), clock.speed(step.sampler.expected_batch_size)
+        result = hand_over(position, config, models, evaluations, secret.private, speed)
         (stop,) = hosts.total(bool(interrupt))
         if stop:
             raise hosts.Stopped

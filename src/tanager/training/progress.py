@@ -125,8 +125,10 @@ class Clock:
         """Return the seconds so far, compilation included."""
         return round(self._before + time.monotonic() - self._started, 3)
 
-    def steps_per_second(self) -> float | None:
-        """Return the rate since the first step, so without compilation."""
-        if self._ticks < 2:
-            return None
-        return (self._ticks - 1) / (self._last_tick - self._first_tick)
+    def speed(self, examples: float) -> dict[str, float | None]:
+        """Return times and the rate without compilation; `examples` are of one step."""
+        rate = None
+        if self._ticks > 1:
+            rate = examples * (self._ticks - 1) / (self._last_tick - self._first_tick)
+        speed = {"seconds": self.seconds(), "examples_per_second": rate}
+        return speed | {"wait_fraction": self.wait_fraction()}

@@ -20,6 +20,7 @@ from tanager.report import run_page
 from tanager.report.run_files import read_result
 from tanager.training import fingerprint
 from tanager.training.evaluate import Evaluation
+from tanager.training.resume import Position
 from tanager.training.run_folder import RunFolder
 
 
@@ -49,14 +50,10 @@ class TrainResult:
 
 
 def hand_over(
-    folder: RunFolder | None,
-    ledger: Ledger | None,
-    mechanism: Mechanism,
+    position: Position,
     config: Mapping[str, Any],
-    params: PyTree,
-    average: PyTree,
+    models: tuple[PyTree, PyTree],
     evaluations: tuple[Evaluation, Evaluation] | None,
-    *,
     private: bool,
     speed: Mapping[str, float | None],
 ) -> TrainResult:
@@ -65,12 +62,13 @@ def hand_over(
     On several hosts the chief does so, and tells the others.
     """
     raw, ema = evaluations or (None, None)
+    folder, mechanism = position.folder, Mechanism(**config["mechanism"])
 
     def write() -> dict[str, Any]:
-        assert ledger is not None
+        assert position.ledger is not None
         of_search = config.get("private_search", False)
         summary = {
-            **cost(ledger, mechanism, config),
+            **cost(position.ledger, mechanism, config),
             **scores(evaluations),
             "per_class": raw and ema and _per_class(raw, ema),
             **(speed if folder is None else _speed_before(folder, speed)),
@@ -81,13 +79,13 @@ def hand_over(
         if of_search:
             summary["private_search"] = True
         if folder is not None:
-            _write(folder, summary, params, average)
+            _write(folder, summary, *models)
         return summary
 
     summary = hosts.from_chief(write)
+    out = folder and folder.path
     return TrainResult(
-        *(params, average, summary["epsilon"], config["delta"]),
-        *(raw, ema, summary, folder and folder.path),
+        *models, summary["epsilon"], config["delta"], raw, ema, summary, out
     )
 
 
