@@ -28,7 +28,7 @@ def test_a_run_says_its_epsilon_on_an_ascii_terminal(monkeypatch):
     stream = io.TextIOWrapper(io.BytesIO(), "ascii")
     monkeypatch.setattr(sys, "stdout", stream)
     shown = TrainingProgress(10, 0, True)
-    with shown.showing():
+    with shown.bar:
         shown.step(1, 0.5)
         shown.say("step 1/10  ε = 0.5")
     stream.flush()

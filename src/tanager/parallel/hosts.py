@@ -223,10 +223,8 @@ def _watch_others(store: Any) -> None:
             if set(alive) <= {_me()}:
                 _alone.set()
             for host in everyone:
-                if (
-                    host not in alive
-                    or started.setdefault(host, alive[host]) != (alive[host])
-                ):
+                process = alive.get(host)
+                if process is None or started.setdefault(host, process) != process:
                     _stop(f"host {host} ({_name_of(store, host)}) is gone")
         time.sleep(_BEAT)
 

@@ -117,8 +117,7 @@ def _begin(place: Path, made_of: dict[str, Any]) -> int:
             remedy = "delete the folder, or name another one"
             validate.refuse("features", str(place), rule, remedy)
         if found["done"] > made_of["shape"][0]:
-            rule = f"records {found['done']} examples, but there are fewer"
-            refuse_file(record, rule, "delete the folder")
+            refuse_file(record, "records too many examples", "delete the folder")
         return found["done"]
     examples, width = made_of["shape"]
     place.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -138,7 +138,7 @@ def train(
     ):
         if begun < mechanism.steps:
             beginning.try_out(step.models(state)[0], evaluate, problem.finish)
-        with shown.showing(), Interrupt() as interrupt:
+        with shown.bar, Interrupt() as interrupt:
             for number in range(begun, mechanism.steps):
                 if interrupt and alone:
                     position.save(number, state)

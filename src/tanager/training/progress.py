@@ -30,7 +30,7 @@ class TrainingProgress:
     def __init__(self, steps: int, begun: int, shown: bool):
         escape_unprintable()
         self._console = Console(quiet=not shown, highlight=False)
-        self._bar = Progress(
+        self.bar = Progress(
             TextColumn("{task.description}"),
             *(BarColumn(), MofNCompleteColumn()),
             TextColumn("{task.fields[epsilon]}"),
@@ -38,22 +38,16 @@ class TrainingProgress:
             console=self._console,
             disable=not (shown and self._console.is_terminal),
         )
-        self._task = self._bar.add_task(
+        self._task = self.bar.add_task(
             "compiling", total=steps, completed=begun, epsilon=""
         )
-
-    @contextlib.contextmanager
-    def showing(self) -> Iterator[None]:
-        """Show the bar while the block runs."""
-        with self._bar:
-            yield
 
     def step(self, done: int, epsilon: float) -> None:
         """Show that `done` updates were made and at most `epsilon` is spent."""
         spent = f"ε ≤ {format_epsilon(epsilon)}"
         if math.isinf(epsilon):
             spent = "NOT PRIVATE"
-        self._bar.update(
+        self.bar.update(
             self._task, completed=done, description="training", epsilon=spent
         )
 
