@@ -758,7 +758,7 @@ def test_killed_for_real_it_goes_on_bit_identically(tmp_path):
             fork.kill()
             kills += 1
         fork.wait()
-        assert fork.code <= 0, fork.errors
+        assert fork.code in (0, -signal.SIGKILL), fork.errors
     assert kills >= 2
     whole = run(**LONGER)
     for name, expected in (("model", whole.params), ("model-ema", whole.average)):

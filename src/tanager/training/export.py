@@ -173,10 +173,10 @@ def _compare(
 ) -> None:
     for name, value in expected.items():
         found = result.get(name)
-        close = name in _COMPUTED and None not in (value, found)
-        if not (
-            math.isclose(value, found, rel_tol=_TOLERANCE) if close else value == found
-        ):
+        same = value == found
+        if name in _COMPUTED and value is not None and found is not None:
+            same = math.isclose(value, found, rel_tol=_TOLERANCE)
+        if not same:
             claim = f"claims {name} = {found!r} in result.json"
             _refuse(run, f"{claim}, but its {file} give {value!r}")
 

@@ -41,6 +41,7 @@ class PlainGrad:
     """What `tanager.clipped_grad` makes, but nothing is clipped: no sensitivity."""
 
     clip_norm = math.inf
+    sensitivity = math.inf
 
     def __init__(self, loss: Callable, trainable: PyTree | Callable | None = None):
         self._loss = loss
