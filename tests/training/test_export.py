@@ -32,30 +32,27 @@ def run(tmp_path_factory):
 
 
 @pytest.fixture
-def vit_run(tmp_path):
+def vit_run(first_vit_run, tmp_path):
+    return shutil.copytree(first_vit_run, tmp_path / "vit-run")
+
+
+@pytest.fixture(scope="module")
+def first_vit_run(tmp_path_factory):
     """The files that a run of a vision transformer leaves."""
-    template = eqx.filter_eval_shape(
-        models.create,
-        "vit-tiny-16",
-        classes=2,
-        image_shape=(16, 32, 3),
-        key=jax.random.key(0),
-    )
+    options = {"classes": 2, "image_shape": (16, 32, 3), "key": jax.random.key(0)}
+    template = eqx.filter_eval_shape(models.create, "vit-tiny-16", **options)
     drawn = np.random.default_rng(0)
     model = jax.tree.map(
         lambda leaf: drawn.standard_normal(leaf.shape, np.float32), template
     )
+    shape = {"image_shape": [16, 32, 3]}
     config = {
         "model": "vit-tiny-16",
         "classes": ["cat", "dog"],
-        "architecture": {
-            "name": "vit-tiny-16",
-            "image_shape": [16, 32, 3],
-            "options": {},
-        },
+        "architecture": shape | {"name": "vit-tiny-16", "options": {}},
         "preprocessing": {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]},
     }
-    return finished_run(tmp_path / "vit-run", model, config)
+    return finished_run(tmp_path_factory.mktemp("vit") / "run", model, config)
 
 
 def finished_run(folder, model, config):

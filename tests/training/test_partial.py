@@ -18,7 +18,6 @@ from tanager.sampling import PhysicalBatch
 N, FEATURES, CLASSES = 60, 6, 3
 MECHANISM = Mechanism(sample_rate=0.4, noise_multiplier=0.7, steps=6)
 OPTIMIZER = optax.sgd(0.5)
-OPEN = Mechanism(sample_rate=0.4, noise_multiplier=0.0, steps=6)
 
 
 def examples():
@@ -62,15 +61,11 @@ def run(mechanism=MECHANISM, **changes):
     return train(loss=loss, params=params(), **settings | changes)
 
 
-def test_what_is_frozen_stays_and_what_is_not_moves():
-    result = run()
-    np.testing.assert_array_equal(result.params["body"], params()["body"])
-    np.testing.assert_array_equal(result.average["body"], params()["body"])
-    assert np.all(result.params["head"] != 0)
-
-
-def test_a_frozen_body_is_the_same_as_a_loss_around_it():
+def test_a_frozen_body_stays_and_is_the_same_as_a_loss_around_it():
     whole, start = run(), params()
+    np.testing.assert_array_equal(whole.params["body"], start["body"])
+    np.testing.assert_array_equal(whole.average["body"], start["body"])
+    assert np.all(whole.params["head"] != 0)
 
     def of_head(head, example):
         return loss({**start, "head": head}, example)
@@ -107,24 +102,22 @@ def test_frozen_arrays_are_arguments_and_not_constants():
     assert max(sizes, default=0) < params()["body"].size
 
 
-def test_finish_makes_what_is_handed_over(tmp_path):
+def test_finish_makes_what_is_handed_over_of_the_trained_leaves(tmp_path):
     result = run(out=tmp_path / "run", finish=lambda model: model["head"])
     assert result.params.shape == (5, CLASSES)
     config = json.loads((tmp_path / "run/config.json").read_text())
     assert config["parameters"] == 5 * CLASSES
     assert config["frozen_parameters"] == FEATURES * 5
-
-
-def test_other_trained_leaves_are_another_run(tmp_path):
-    run(out=tmp_path / "run")
+    # Other trained leaves are another run.
     with pytest.raises(ValueError, match="parameters"):
         run(out=tmp_path / "run", trainable=None)
 
 
-def test_without_clipping_a_step_is_plain_sgd():
+def test_without_clipping_a_step_is_plain_sgd_and_the_page_says_so(tmp_path):
     everyone = Mechanism(sample_rate=1.0, noise_multiplier=0.0, steps=3)
     with pytest.warns(UserWarning, match="NOT PRIVATE"):
-        result = run(everyone, clip_norm=None, trainable=None, ema_decay=0.0)
+        plain = {"clip_norm": None, "trainable": None, "ema_decay": 0.0}
+        result = run(everyone, **plain, out=tmp_path / "run")
 
     def mean(trained):
         model = {**trained, "activation": jax.nn.relu}
@@ -139,11 +132,6 @@ def test_without_clipping_a_step_is_plain_sgd():
     assert result.epsilon == np.inf
     assert result.summary["private"] is False
     assert result.summary["clip_norm"] is None
-
-
-def test_a_run_without_clipping_has_a_page_that_says_so(tmp_path):
-    with pytest.warns(UserWarning, match="NOT PRIVATE"):
-        run(OPEN, clip_norm=None, out=tmp_path / "run")
     page = (tmp_path / "run/report.html").read_text()
     assert "NOT PRIVATE" in page
     assert "No noise was added" in page
