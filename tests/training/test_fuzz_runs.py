@@ -150,7 +150,7 @@ def test_identities(tmp_path, name):
     file = folder.config if name == "config.json" else folder.private / name
     good = json.loads(file.read_text())
     fuzzed = mutations.Fuzz(str(folder.path))
-    for text in mutations.of_json(good, 400):
+    for text in mutations.of_json(good, 150):
         file.write_bytes(text)
         fuzzed(fingerprint.check_fingerprint, *asked)
         file.unlink()
