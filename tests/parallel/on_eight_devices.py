@@ -194,7 +194,7 @@ def one_update(layout, physical=16, number=0):
     """The state after one update, and the counts."""
     step, source = step_of(layout), ArraySource(examples())
     state = step.start(params())
-    total, key = step.zero(state.params), step.augmentation_key(number)
+    total, key = step.zero(), step.augmentation_key(number)
     for part in step.sampler.batches(number, physical):
         batch = layout.rows(part._replace(examples=gather(source, part.indices)))
         total = step.accumulate(state.params, total, batch, key)
@@ -292,7 +292,7 @@ def bits(layout, each=4, both_ways=True):
     parts = list(step.sampler.batches(0, each * layout.count))
     for order in (parts, parts[::-1])[: 1 + both_ways]:
         state = step.start(params())
-        total, key = step.zero(state.params), step.augmentation_key(0)
+        total, key = step.zero(), step.augmentation_key(0)
         for part in order:
             batch = layout.rows(part._replace(examples=gather(source, part.indices)))
             total = step.accumulate(state.params, total, batch, key)

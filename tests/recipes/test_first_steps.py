@@ -109,7 +109,7 @@ def step_once(text, folder):
     total = accumulate(
         state.params,
         step.frozen,
-        step.zero(state.params),
+        step.zero(),
         PhysicalBatch(gather(train, rows), np.ones(ROWS, bool), rows),
         step.augmentation_key(0),
     )

@@ -47,7 +47,7 @@ def step_of(count):
 
 def total(step, source, number):
     state = step.start(params())
-    sums, key = step.zero(state.params), step.augmentation_key(number)
+    sums, key = step.zero(), step.augmentation_key(number)
     for part in step.sampler.batches(number, ROWS):
         examples = gather(source, np.minimum(part.indices, len(source) - 1))
         batch = part._replace(examples=examples)

@@ -93,7 +93,7 @@ def test_frozen_arrays_are_arguments_and_not_constants():
         return jax.make_jaxpr(step._accumulate)(
             trained,
             step.frozen,
-            step.zero(trained),
+            step.zero(),
             PhysicalBatch(batch, jnp.ones(4, bool), jnp.arange(4, dtype=jnp.int32)),
             step.augmentation_key(0),
         )

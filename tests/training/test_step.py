@@ -58,7 +58,7 @@ def step_of(kind=Step, loss=loss, mechanism=MECHANISM, augment=None, multiplicit
 
 def accumulated(step, number, physical=8, state=None):
     state = step.start(params()) if state is None else state
-    total, key = step.zero(state.params), step.augmentation_key(number)
+    total, key = step.zero(), step.augmentation_key(number)
     for part in step.sampler.batches(number, physical):
         batch = part._replace(examples=gather(source(), part.indices))
         total = step.accumulate(state.params, total, batch, key)

@@ -138,7 +138,7 @@ def clipped(workload: Workload, strategy: str) -> Program:
         if not isinstance(first, Tracer):
             step.grad_fn.tune(params, batch)
         indices = jnp.arange(rows, dtype=jnp.int32)
-        return step.zero(params), (params, batch, indices, step.augmentation_key(0))
+        return step.zero(), (params, batch, indices, step.augmentation_key(0))
 
     def function(accumulator, inputs, mask):
         params, batch, indices, key = inputs
@@ -153,7 +153,7 @@ def update(workload: Workload) -> Program:
     step = workload.step(next(iter(STRATEGIES)))
 
     def start(params, batch):
-        return step.start(params), (step.zero(params), step.draw(0))
+        return step.start(params), (step.zero(), step.draw(0))
 
     def function(state, inputs, mask):
         accumulator, drawn = inputs

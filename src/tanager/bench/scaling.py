@@ -88,7 +88,7 @@ class LogicalStep:
     def run(self) -> None:
         """Make one logical step and wait for it."""
         step, state, number = self._step, self._state, self._done
-        total, key = step.zero(state.params), step.augmentation_key(number)
+        total, key = step.zero(), step.augmentation_key(number)
         for _ in range(self._chunks):
             total = step.accumulate(state.params, total, self._batch, key)
         drawn = step.draw(number)

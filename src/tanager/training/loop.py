@@ -144,7 +144,7 @@ def train(
                     position.save(number, state)
                     raise KeyboardInterrupt
                 position.charge(mechanism, number)
-                total, skipped = step.zero(state.params), 0
+                total, skipped = step.zero(), 0
                 key = step.augmentation_key(number)
                 for batch, unreadable in clock.waiting(batches(number)):
                     if interrupt and alone:

@@ -241,12 +241,9 @@ class Step:
 
         return State(params, *state(params))
 
-    def zero(self, params: PyTree) -> Accumulator:
-        """Return the accumulator of an empty logical batch."""
-        return self._zero_jitted()
-
     @functools.cached_property
-    def _zero_jitted(self) -> Callable[[], Accumulator]:
+    def zero(self) -> Callable[[], Accumulator]:
+        """What makes the accumulator of an empty logical batch."""
         sums = self._sums.shapes(self.params)
         return jax.jit(
             functools.partial(empty, sums, self.layout),
@@ -373,7 +370,7 @@ class Step:
 
     def lowered(self, state: State, batch: PhysicalBatch) -> tuple[Lowered, Lowered]:
         """Return the programs of `accumulate` and `apply`, for inspection."""
-        total = self.zero(state.params)
+        total = self.zero()
         key, drawn = self.augmentation_key(0), self.draw(0)
         accumulate = self._accumulate_jitted.lower(
             state.params, self._placed, total, batch, key
