@@ -104,7 +104,7 @@ class Block(eqx.Module):
         return skip + residual
 
 
-class BiT(eqx.Module):
+class BiT(layers.Model):
     """BiT ResNet-v2 for one image `[H, W, channels_in]`, giving logits.
 
     A 7×7 convolution to 64 channels at stride 2, a 3×3 maximum at stride 2 over the
@@ -174,7 +174,3 @@ class BiT(eqx.Module):
             for block in stage:
                 image = block(image)
         return jnp.mean(jax.nn.relu(self.norm(image)), axis=(0, 1))
-
-    def __call__(self, image: Array) -> Float[Array, " classes"]:
-        """Return the logits of one image, in the image's dtype."""
-        return self.head(self.features(image))

@@ -13,9 +13,10 @@ Initialisation: Gaussian weights of variance 1/fan-in, not truncated (De et al.,
 2022, appendix C.1); biases 0; norm scale and gain 1.
 """
 
+import abc
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -35,32 +36,6 @@ def gaussian(key: PRNGKeyArray, shape: Sequence[int]) -> Array:
     # In one dimension the same numbers compile in half the time, for every new shape.
     drawn = jax.random.normal(key, (math.prod(shape),), jnp.float32)
     return drawn.reshape(tuple(shape)) / math.sqrt(fan_in)
-
-
-def _check_convolution(
-    channels_in: int,
-    channels_out: int,
-    kernel_size: int,
-    stride: int,
-    padding: Padding,
-    groups: int,
-) -> None:
-    validate.whole(
-        channels_in=channels_in,
-        channels_out=channels_out,
-        kernel_size=kernel_size,
-        stride=stride,
-        groups=groups,
-        at_least=1,
-    )
-    check_padding(padding)
-    if channels_in % groups or channels_out % groups:
-        validate.refuse(
-            "groups",
-            groups,
-            f"must divide the {channels_in} channels in and {channels_out} out",
-            f"use {math.gcd(channels_in, channels_out, groups)}, or change the width",
-        )
 
 
 def convolve(
@@ -85,17 +60,6 @@ def convolve(
     if bias is None:
         return output
     return output + bias.astype(image.dtype)[None, None, :]
-
-
-def _convolve(conv: "Conv | StandardisedConv", image: Array) -> Array:
-    return convolve(
-        image,
-        conv.kernel,
-        conv.bias,
-        stride=conv.stride,
-        padding=conv.padding,
-        groups=conv.groups,
-    )
 
 
 class Conv(eqx.Module):
@@ -134,9 +98,23 @@ class Conv(eqx.Module):
         bias: bool = False,
         key: PRNGKeyArray,
     ):
-        _check_convolution(
-            channels_in, channels_out, kernel_size, stride, padding, groups
+        validate.whole(
+            channels_in=channels_in,
+            channels_out=channels_out,
+            kernel_size=kernel_size,
+            stride=stride,
+            groups=groups,
+            at_least=1,
         )
+        check_padding(padding)
+        if channels_in % groups or channels_out % groups:
+            validate.refuse(
+                "groups",
+                groups,
+                f"must divide the {channels_in} channels in and {channels_out} out",
+                f"use {math.gcd(channels_in, channels_out, groups)}, or change the "
+                "width",
+            )
         shape = (kernel_size, kernel_size, channels_in // groups, channels_out)
         self.weight = gaussian(key, shape)
         self.bias = jnp.zeros(channels_out, jnp.float32) if bias else None
@@ -146,7 +124,14 @@ class Conv(eqx.Module):
 
     def __call__(self, image: Float[Array, "h w i"]) -> Float[Array, "h2 w2 o"]:
         """Convolve one image."""
-        return _convolve(self, image)
+        return convolve(
+            image,
+            self.kernel,
+            self.bias,
+            stride=self.stride,
+            padding=self.padding,
+            groups=self.groups,
+        )
 
     @property
     def kernel(self) -> Float[Array, "kh kw i o"]:
@@ -168,34 +153,22 @@ class Standardisation(NamedTuple):
     unit_variance: bool = False
 
 
-class StandardisedConv(eqx.Module):
+class StandardisedConv(Conv):
     """Convolution of one image with standardised weights, see `standardise`.
 
-    Shapes: ``[H, W, channels_in] -> [H', W', channels_out]``. The parameters are the
-    weights before standardisation; gradients flow through it.
+    `Conv`, whose weights are parameters before standardisation; gradients flow through
+    it.
 
     Attributes:
-        weight: float32 ``[kernel_size, kernel_size, fan_in, channels_out]`` with a
-            fan_in of channels_in/groups.
         gain: float32 ``[channels_out]``, or None for a gain fixed at 1.
-        bias: float32 ``[channels_out]``, or None.
-        stride: step in pixels, the same both ways.
-        padding: see `Padding`.
-        groups: the outputs of one group of consecutive channels see that group alone.
         form: how the weights are standardised.
 
     Raises:
-        ValueError: a size is not a whole number of at least 1, groups do not divide the
-            channels in and out, an unknown padding, an `eps` that is not positive, or a
-            fan-in of a single weight, which standardisation would turn into 0.
+        ValueError: as `Conv`, an `eps` that is not positive, or a fan-in of a single
+            weight, which standardisation would turn into 0.
     """
 
-    weight: Float[Array, "kh kw i o"]
     gain: Float[Array, " o"] | None
-    bias: Float[Array, " o"] | None
-    stride: int = eqx.field(static=True)
-    padding: Padding = eqx.field(static=True)
-    groups: int = eqx.field(static=True)
     form: Standardisation = eqx.field(static=True)
 
     def __init__(
@@ -204,37 +177,22 @@ class StandardisedConv(eqx.Module):
         channels_out: int,
         kernel_size: int,
         *,
-        stride: int = 1,
-        padding: Padding = "SAME",
-        groups: int = 1,
-        bias: bool = False,
         gain: bool = False,
         form: Standardisation = Standardisation(),
         key: PRNGKeyArray,
+        **options: Any,
     ):
-        _check_convolution(
-            channels_in, channels_out, kernel_size, stride, padding, groups
-        )
+        super().__init__(channels_in, channels_out, kernel_size, key=key, **options)
         validate.positive(eps=form.eps)
-        shape = (kernel_size, kernel_size, channels_in // groups, channels_out)
-        if math.prod(shape[:-1]) == 1:
+        if math.prod(self.weight.shape[:-1]) == 1:
             validate.refuse(
                 "kernel_size",
                 kernel_size,
                 "must give a fan-in of at least 2 weights",
                 "a single weight minus its own mean is 0; use Conv",
             )
-        self.weight = gaussian(key, shape)
         self.gain = jnp.ones(channels_out, jnp.float32) if gain else None
-        self.bias = jnp.zeros(channels_out, jnp.float32) if bias else None
-        self.stride = stride
-        self.padding = padding
-        self.groups = groups
         self.form = form
-
-    def __call__(self, image: Float[Array, "h w i"]) -> Float[Array, "h2 w2 o"]:
-        """Convolve one image with the standardised weights."""
-        return _convolve(self, image)
 
     @property
     def kernel(self) -> Float[Array, "kh kw i o"]:
@@ -357,6 +315,24 @@ class Linear(eqx.Module):
         return output if self.bias is None else output + self.bias.astype(output.dtype)
 
 
+class Model(eqx.Module):
+    """What every named model is: features of one image, and a linear head.
+
+    Attributes:
+        head: the last linear layer.
+    """
+
+    head: eqx.AbstractVar[Linear]
+
+    @abc.abstractmethod
+    def features(self, image: Array) -> Float[Array, " features"]:
+        """Return the input of the head for one image."""
+
+    def __call__(self, image: Array) -> Float[Array, " classes"]:
+        """Return the logits of one image, in the image's dtype."""
+        return self.head(self.features(image))
+
+
 def gelu(values: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """Return x·Φ(x), Φ the normal distribution function, as timm and PyTorch have it.
 
@@ -366,11 +342,13 @@ def gelu(values: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     return values * (0.5 * (1 + lax.erf(values * math.sqrt(0.5))))
 
 
-def check_image(image: Array, channels: int) -> None:
-    """Require one floating-point image ``[H, W, channels]``.
+def check_image(
+    image: Array, channels: int, image_shape: tuple[int, int, int] | None = None
+) -> None:
+    """Require one floating-point image ``[H, W, channels]``, or exactly `image_shape`.
 
     Raises:
-        ValueError: wrong rank, wrong number of channels, or an integer dtype.
+        ValueError: another shape, or an integer dtype.
     """
     if image.ndim != 3 or image.shape[-1] != channels:
         validate.refuse(
@@ -379,33 +357,17 @@ def check_image(image: Array, channels: int) -> None:
             f"must be (H, W, {channels})",
             "a model takes ONE image; use jax.vmap(model) on a batch",
         )
+    if image_shape not in (None, image.shape):
+        validate.refuse(
+            "image shape",
+            image.shape,
+            f"must be {image_shape}",
+            "the model fits that one size; create the model for this one",
+        )
     if not jnp.issubdtype(image.dtype, jnp.floating):
         validate.refuse(
             "image dtype",
             str(image.dtype),
             "must be floating point",
             "standardise the pixels first",
-        )
-
-
-def check_image_shape(
-    image: Array, image_shape: tuple[int, int, int], because: str
-) -> None:
-    """Require one floating-point image of exactly this shape.
-
-    Args:
-        image: the argument of the model.
-        image_shape: the required shape.
-        because: the part of the model that requires it, with its verb.
-
-    Raises:
-        ValueError: another shape, or an integer dtype.
-    """
-    check_image(image, image_shape[2])
-    if image.shape != image_shape:
-        validate.refuse(
-            "image shape",
-            image.shape,
-            f"must be {image_shape}",
-            f"{because} that one size; create the model for this one",
         )

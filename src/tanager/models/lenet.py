@@ -14,7 +14,7 @@ _HIDDEN = 32
 _SMALLEST_SIDE = 16
 
 
-class LeNet(eqx.Module):
+class LeNet(layers.Model):
     """Two convolutions and two linear layers with tanh, 26 010 parameters on MNIST.
 
     An 8×8 convolution to 16 channels at stride 2 with 3 pixels of padding, a 4×4 one to
@@ -88,12 +88,8 @@ class LeNet(eqx.Module):
 
     def features(self, image: Array) -> Float[Array, " features"]:
         """Return the input of the head for one image: the hidden units."""
-        layers.check_image_shape(image, self.image_shape, "the linear layers fit")
+        layers.check_image(image, self.image_shape[2], self.image_shape)
         return jnp.tanh(self.hidden(_convolve(self.convs, image).reshape(-1)))
-
-    def __call__(self, image: Array) -> Float[Array, " classes"]:
-        """Return the logits of one image, in the image's dtype."""
-        return self.head(self.features(image))
 
 
 def _convolve(convs: tuple[layers.Conv, ...], image: Array) -> Float[Array, "h w c"]:

@@ -28,7 +28,6 @@ from tanager.models import layers
 
 
 Model = TypeVar("Model", bound=eqx.Module)
-Convolution = layers.Conv | layers.StandardisedConv
 
 
 class LowRankLinear(eqx.Module):
@@ -92,13 +91,13 @@ class LowRankConv(eqx.Module):
             weight could hold the sum.
     """
 
-    conv: Convolution
+    conv: layers.Conv
     down: Float[Array, "kh kw i gr"]
     up: Float[Array, "1 1 r o"]
     scale: float = eqx.field(static=True)
 
     def __init__(
-        self, conv: Convolution, rank: int, alpha: float, *, key: PRNGKeyArray
+        self, conv: layers.Conv, rank: int, alpha: float, *, key: PRNGKeyArray
     ):
         if isinstance(conv, layers.StandardisedConv) and conv.gain is None:
             validate.refuse(
@@ -132,7 +131,7 @@ class LowRankConv(eqx.Module):
         added = layers.convolve(inner * self.scale, self.up, groups=conv.groups)
         return conv(image) + added
 
-    def merged(self) -> Convolution:
+    def merged(self) -> layers.Conv:
         """Return the one convolution that does the same."""
         groups, rank = self.conv.groups, self.up.shape[2]
         window = self.down.shape[:3]
@@ -171,7 +170,7 @@ def with_low_rank(model: Model, rank: int, alpha: float, *, key: PRNGKeyArray) -
     def one(part: Any) -> Any:
         if isinstance(part, layers.Linear):
             return LowRankLinear(part, rank, alpha, key=next(keys))
-        if isinstance(part, Convolution):
+        if isinstance(part, layers.Conv):
             return LowRankConv(part, rank, alpha, key=next(keys))
         return part
 
@@ -191,13 +190,13 @@ def merge(model: Model) -> Model:
     return jax.tree.map(one, model, is_leaf=is_low_rank)
 
 
-def _with_kernel(conv: Convolution, kernel: Array) -> Convolution:
+def _with_kernel(conv: layers.Conv, kernel: Array) -> layers.Conv:
     """Return the convolution with another kernel, which sums to 0 if standardised.
 
     Standardised with a gain of the root of its squares' sum (and of eps), such a kernel
     is itself.
     """
-    if isinstance(conv, layers.Conv):
+    if not isinstance(conv, layers.StandardisedConv):
         return eqx.tree_at(lambda layer: layer.weight, conv, kernel)
     fan_in = math.prod(kernel.shape[:-1])
     weight = kernel / math.sqrt(fan_in) if conv.form.unit_variance else kernel
@@ -207,4 +206,4 @@ def _with_kernel(conv: Convolution, kernel: Array) -> Convolution:
 
 
 def _is_layer(part: Any) -> bool:
-    return isinstance(part, layers.Linear | Convolution)
+    return isinstance(part, layers.Linear | layers.Conv)

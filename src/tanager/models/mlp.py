@@ -12,7 +12,7 @@ from tanager import _validate as validate
 from tanager.models import layers
 
 
-class MLP(eqx.Module):
+class MLP(layers.Model):
     """Hidden layers with ReLU, then one linear layer; without hidden layers, linear.
 
     Attributes:
@@ -62,10 +62,6 @@ class MLP(eqx.Module):
         for linear in self.hidden:
             values = jax.nn.relu(linear(values))
         return values
-
-    def __call__(self, image: Array) -> Float[Array, " classes"]:
-        """Return the logits of one image or feature vector, in its dtype."""
-        return self.head(self.features(image))
 
     def _check(self, image: Array) -> None:
         if len(self.image_shape) == 3:

@@ -121,7 +121,7 @@ class Block(eqx.Module):
         return residual * (self.skip_gain.astype(image.dtype) * ALPHA) + image
 
 
-class NFResNet(eqx.Module):
+class NFResNet(layers.Model):
     """Normaliser-free ResNet for one image `[H, W, channels_in]`, giving logits.
 
     A 7×7 convolution to 64 channels and a 3×3 maximum, both at stride 2; four stages of
@@ -230,7 +230,3 @@ class NFResNet(eqx.Module):
         for block in self.blocks:
             image = block(image)
         return jnp.mean(jax.nn.relu(image), axis=(0, 1)) * self.gamma
-
-    def __call__(self, image: Array) -> Float[Array, " classes"]:
-        """Return the logits of one image, in the image's dtype."""
-        return self.head(self.features(image))

@@ -144,7 +144,7 @@ class Block(eqx.Module):
         return residual * factors[None, None, :] + image
 
 
-class NFNet(eqx.Module):
+class NFNet(layers.Model):
     """NFNet for one image `[H, W, channels_in]`, giving logits.
 
     Four 3×3 convolutions to 16, 32, 64 and 128 channels, the first and the last at
@@ -237,7 +237,3 @@ class NFNet(eqx.Module):
             image = block(image)
         image = _gelu(self.last(image), self.approximate_gelu)
         return jnp.mean(image, axis=(0, 1)) * GELU_GAMMA
-
-    def __call__(self, image: Array) -> Float[Array, " classes"]:
-        """Return the logits of one image, in the image's dtype."""
-        return self.head(self.features(image))

@@ -15,7 +15,7 @@ _SMALLEST_SIDE = 8
 
 
 class _Stage(eqx.Module):
-    conv: layers.Conv | layers.StandardisedConv
+    conv: layers.Conv
     norm: layers.GroupNorm
     order: str = eqx.field(static=True)
 
@@ -26,7 +26,7 @@ class _Stage(eqx.Module):
         return self.norm(jax.nn.relu(image))
 
 
-class SmallCNN(eqx.Module):
+class SmallCNN(layers.Model):
     """3×3 convolutions with norm and ReLU, then one linear layer over all positions.
 
     The first convolution keeps the resolution; each further one halves it, until the
@@ -88,11 +88,7 @@ class SmallCNN(eqx.Module):
 
     def features(self, image: Array) -> Float[Array, " features"]:
         """Return the input of the head for one image: the last stage, flattened."""
-        layers.check_image_shape(image, self.image_shape, "the last layer fits")
+        layers.check_image(image, self.image_shape[2], self.image_shape)
         for stage in self.stages:
             image = stage(image)
         return image.reshape(-1)
-
-    def __call__(self, image: Array) -> Float[Array, " classes"]:
-        """Return the logits of one image, in the image's dtype."""
-        return self.head(self.features(image))

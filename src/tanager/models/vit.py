@@ -192,7 +192,7 @@ class Block(eqx.Module):
         return tokens + jax.vmap(self.contract)(layers.gelu(hidden))
 
 
-class VisionTransformer(eqx.Module):
+class VisionTransformer(layers.Model):
     """Vision transformer for one image `[H, W, C]`, giving logits.
 
     Attributes:
@@ -270,7 +270,7 @@ class VisionTransformer(eqx.Module):
 
     def features(self, image: Array) -> Float[Array, " d"]:
         """Return the input of the head for one image: the normalised class token."""
-        layers.check_image_shape(image, self.image_shape, "the position embeddings fit")
+        layers.check_image(image, self.image_shape[2], self.image_shape)
         patches = self.patches(image)
         patches = patches.reshape(-1, patches.shape[-1])
         rows = jnp.pad(patches, ((1, 0), (0, 0)))
@@ -281,10 +281,6 @@ class VisionTransformer(eqx.Module):
             tokens = block(tokens)
         # The head sees the class token alone: no other need leave the last block.
         return self.norm(self.blocks[-1](tokens, queries=1)[0])
-
-    def __call__(self, image: Array) -> Float[Array, " classes"]:
-        """Return the logits of one image, in the image's dtype."""
-        return self.head(self.features(image))
 
 
 def _embedding(key: PRNGKeyArray, shape: tuple[int, ...]) -> Array:

@@ -73,11 +73,11 @@ class Block(eqx.Module):
     """
 
     norm1: layers.GroupNorm
-    conv1: layers.Conv | layers.StandardisedConv
+    conv1: layers.Conv
     norm2: layers.GroupNorm
-    conv2: layers.Conv | layers.StandardisedConv
+    conv2: layers.Conv
     shortcut_norm: layers.GroupNorm | None
-    shortcut: layers.Conv | layers.StandardisedConv | None
+    shortcut: layers.Conv | None
     order: str = eqx.field(static=True)
 
     def __init__(
@@ -85,7 +85,7 @@ class Block(eqx.Module):
         channels_in: int,
         channels_out: int,
         *,
-        conv: Callable[..., layers.Conv | layers.StandardisedConv],
+        conv: Callable[..., layers.Conv],
         stride: int,
         groups: int,
         shortcut_norm: bool,
@@ -117,7 +117,7 @@ class Block(eqx.Module):
         return skip + residual
 
 
-class WideResNet(eqx.Module):
+class WideResNet(layers.Model):
     """WRN-`depth`-`width` for one image `[H, W, channels_in]`, giving logits.
 
     A 3×3 convolution to 16 channels; three stages of (depth − 4)/6 blocks with 16k,
@@ -156,7 +156,7 @@ class WideResNet(eqx.Module):
         as Sander et al. 2023, "TAN without a burn", section 4.4.
     """
 
-    stem: layers.Conv | layers.StandardisedConv
+    stem: layers.Conv
     blocks: tuple[Block, ...]
     norm: layers.GroupNorm
     head: layers.Linear
@@ -228,7 +228,3 @@ class WideResNet(eqx.Module):
             image = block(image)
         image = _normalise(self.norm, image, self.order)
         return jnp.mean(image, axis=(0, 1))
-
-    def __call__(self, image: Array) -> Float[Array, " classes"]:
-        """Return the logits of one image, in the image's dtype."""
-        return self.head(self.features(image))

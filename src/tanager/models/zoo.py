@@ -4,12 +4,13 @@ import functools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
 from tanager import _validate as validate
-from tanager.models import bit, layers, nf_resnet, nfnet, vit, wide_resnet
+from tanager.models import bit, nf_resnet, nfnet, vit, wide_resnet
+from tanager.models.layers import Model
 from tanager.models.lenet import LeNet
 from tanager.models.mlp import MLP
 from tanager.models.small_cnn import SmallCNN
@@ -20,24 +21,6 @@ NORMALISATIONS = ("group",)
 
 _WIDE_RESNET_NAME = re.compile(r"wrn-([1-9]\d*)-([1-9]\d*)")
 _SMALLEST_SIDE = 8
-
-
-@runtime_checkable
-class Model(Protocol):
-    """The interface of every model: features of one image, and a linear head."""
-
-    @property
-    def head(self) -> layers.Linear:
-        """The last linear layer."""
-        ...
-
-    def features(self, image: Array) -> Array:
-        """Return the input of the head for one image."""
-        ...
-
-    def __call__(self, image: Array) -> Array:
-        """Return the logits of one image."""
-        ...
 
 
 @dataclass(frozen=True)
