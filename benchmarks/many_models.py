@@ -15,8 +15,7 @@ import optax
 
 from tanager import Mechanism, Seed
 from tanager.audit.many_models import ManyModels, with_rates
-from tanager.models.lenet import LeNet
-from tanager.models.mlp import MLP
+from tanager.models.small import MLP, LeNet
 from tanager.training.problem import DPSGD, Problem
 
 

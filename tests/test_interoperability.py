@@ -13,7 +13,7 @@ from numpy.testing import assert_allclose
 import tanager
 from scripts import ROOT, load
 from tanager.clipping import STRATEGIES
-from tanager.models.mlp import MLP
+from tanager.models.small import MLP
 
 
 REFERENCES = ROOT / "tests/privacy/references"

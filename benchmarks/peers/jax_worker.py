@@ -17,8 +17,8 @@ from jax import monitoring
 from tanager import models
 from tanager._heap import keep_freed_memory, run_in_place
 from tanager.compiling import compiler_options
-from tanager.models.mlp import MLP
-from tanager.models.wide_resnet import Convolutions, WideResNet
+from tanager.models.small import MLP
+from tanager.models.wide_resnet import WideResNet
 
 
 def create(model, classes, shape):
@@ -30,7 +30,7 @@ def create(model, classes, shape):
             16,
             4,
             classes,
-            convolutions=Convolutions(padding="SYMMETRIC"),
+            padding="SYMMETRIC",
             weight_standardisation=standardised,
             key=key,
         )

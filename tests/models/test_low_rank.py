@@ -9,7 +9,7 @@ import pytest
 
 import tanager
 from tanager.models import bit, layers, low_rank, nf_resnet, nfnet, tuning
-from tanager.models.small_cnn import SmallCNN
+from tanager.models.small import SmallCNN
 from tanager.models.vit import Variant, VisionTransformer
 from tanager.models.wide_resnet import WideResNet
 

@@ -10,7 +10,6 @@ from tanager.models.layers import GroupNorm as GroupNorm
 from tanager.models.layers import Linear as Linear
 from tanager.models.layers import StandardisedConv as StandardisedConv
 from tanager.models.layers import standardise as standardise
-from tanager.models.lenet import LeNet as LeNet
 from tanager.models.low_rank import LowRankConv as LowRankConv
 from tanager.models.low_rank import LowRankLinear as LowRankLinear
 from tanager.models.low_rank import merge as merge
@@ -22,14 +21,14 @@ from tanager.models.pretrained import load_weights as load_weights
 from tanager.models.pretrained import save_weights as save_weights
 from tanager.models.published import PUBLISHED as PUBLISHED
 from tanager.models.published import Published as Published
-from tanager.models.small_cnn import SmallCNN as SmallCNN
+from tanager.models.small import LeNet as LeNet
+from tanager.models.small import SmallCNN as SmallCNN
 from tanager.models.tuning import FINE_TUNING as FINE_TUNING
 from tanager.models.tuning import fine_tune as fine_tune
 from tanager.models.vit import Variant as Variant
 from tanager.models.vit import VisionTransformer as VisionTransformer
 from tanager.models.wide_resnet import WideResNet as WideResNet
 from tanager.models.zoo import ENTRIES as ENTRIES
-from tanager.models.zoo import MODELS as MODELS
 from tanager.models.zoo import ModelEntry as ModelEntry
 from tanager.models.zoo import create as create
 from tanager.models.zoo import find as find

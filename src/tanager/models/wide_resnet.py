@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -17,32 +17,9 @@ NORMALISATION_ORDERS = ("pre-activation", "post-activation")
 """Norm before the ReLU (CONV-GN-ReLU), or after it (CONV-ReLU-GN)."""
 
 
-class Convolutions(NamedTuple):
-    """What all convolutions of a network share.
-
-    Attributes:
-        gain: whether standardised ones have a gain.
-        bias: whether they have a bias.
-        padding: ``"SAME"`` or ``"SYMMETRIC"``, see `windows.Padding`.
-    """
-
-    gain: bool = True
-    bias: bool = True
-    padding: str = "SAME"
-
-
 IMPLEMENTATIONS: dict[str, dict[str, Any]] = {
     "unlocking": {},
-    "tan": {
-        "weight_standardisation": False,
-        "convolutions": Convolutions(padding="SYMMETRIC"),
-    },
-    "zagoruyko": {
-        "normalisation_order": "pre-activation",
-        "weight_standardisation": False,
-        "shortcut_norm": False,
-        "convolutions": Convolutions(bias=False, padding="SYMMETRIC"),
-    },
+    "tan": {"weight_standardisation": False, "padding": "SYMMETRIC"},
 }
 """The options of `WideResNet` that build what others train.
 
@@ -51,13 +28,13 @@ IMPLEMENTATIONS: dict[str, dict[str, Any]] = {
   text: the order, gains, biases, and a norm of its own before a convolved skip path.
 - ``"tan"``: the TAN paper's (facebookresearch/tan, src/models/wideresnet.py with its
   default orders of 0): the same without weight standardisation.
-- ``"zagoruyko"``: as first published, with group norm.
 """
 
 _STEM_CHANNELS = 16
 
 
-def _normalise(norm: layers.GroupNorm, image: Array, order: str) -> Array:
+def normalise(norm: layers.GroupNorm, image: Array, order: str) -> Array:
+    """Return norm and ReLU of an image, in an order of `NORMALISATION_ORDERS`."""
     if order == "pre-activation":
         return jax.nn.relu(norm(image))
     return norm(jax.nn.relu(image))
@@ -67,9 +44,7 @@ class Block(eqx.Module):
     """Two 3×3 convolutions on the residual branch, each after norm and ReLU.
 
     The skip path carries the input untouched. Where the block changes the shape, it
-    carries a 1×1 convolution of the input after norm and ReLU instead: after a norm of
-    its own, or after the first one (Zagoruyko and Komodakis 2016, as in He et al. 2016,
-    "Identity mappings").
+    carries a 1×1 convolution of the input instead, after ReLU and a norm of its own.
     """
 
     norm1: layers.GroupNorm
@@ -87,34 +62,27 @@ class Block(eqx.Module):
         *,
         conv: Callable[..., layers.Conv],
         stride: int,
-        groups: int,
-        shortcut_norm: bool,
         order: str,
         key: PRNGKeyArray,
     ):
         key1, key2, key3 = jax.random.split(key, 3)
-        self.norm1 = layers.GroupNorm(channels_in, groups)
+        self.norm1 = layers.GroupNorm(channels_in)
         self.conv1 = conv(channels_in, channels_out, 3, stride=stride, key=key1)
-        self.norm2 = layers.GroupNorm(channels_out, groups)
+        self.norm2 = layers.GroupNorm(channels_out)
         self.conv2 = conv(channels_out, channels_out, 3, key=key2)
         self.shortcut_norm = self.shortcut = None
         if stride != 1 or channels_in != channels_out:
-            if shortcut_norm:
-                self.shortcut_norm = layers.GroupNorm(channels_in, groups)
+            self.shortcut_norm = layers.GroupNorm(channels_in)
             self.shortcut = conv(channels_in, channels_out, 1, stride=stride, key=key3)
         self.order = order
 
     def __call__(self, image: Float[Array, "h w i"]) -> Float[Array, "h2 w2 o"]:
         """Return skip path plus residual branch."""
-        skip, normalised = image, _normalise(self.norm1, image, self.order)
-        if self.shortcut is not None:
-            skip = normalised
-            if self.shortcut_norm is not None:
-                skip = _normalise(self.shortcut_norm, image, self.order)
-            skip = self.shortcut(skip)
-        residual = self.conv1(normalised)
-        residual = self.conv2(_normalise(self.norm2, residual, self.order))
-        return skip + residual
+        residual = self.conv1(normalise(self.norm1, image, self.order))
+        residual = self.conv2(normalise(self.norm2, residual, self.order))
+        if self.shortcut is not None and self.shortcut_norm is not None:
+            image = self.shortcut(normalise(self.shortcut_norm, image, self.order))
+        return image + residual
 
 
 class WideResNet(layers.Model):
@@ -138,17 +106,15 @@ class WideResNet(layers.Model):
         classes: number of logits.
         channels_in: channels of the image.
         normalisation_order: see `order`.
-        groups: groups of every group norm; must divide 16, hence all widths.
         weight_standardisation: whether every convolution's weights are standardised.
-        convolutions: what all convolutions share.
-        shortcut_norm: whether a convolved skip path has a norm of its own.
+        padding: of every convolution: ``"SAME"`` or ``"SYMMETRIC"``, see
+            `windows.Padding`.
         key: JAX key of the initial weights.
 
     Raises:
         ValueError: an impossible depth, a size that is not a whole number of at least
-            1, groups that do not divide the channels, an unknown order or padding, or,
-            when called, the input is not one floating-point image with `channels_in`
-            channels.
+            1, an unknown order or padding, or, when called, the input is not one
+            floating-point image with `channels_in` channels.
 
     References:
         Zagoruyko and Komodakis 2016, "Wide residual networks", table 1; group norm and
@@ -171,10 +137,8 @@ class WideResNet(layers.Model):
         channels_in: int = 3,
         *,
         normalisation_order: str = "post-activation",
-        groups: int = 16,
         weight_standardisation: bool = True,
-        convolutions: Convolutions = Convolutions(),
-        shortcut_norm: bool = True,
+        padding: str = "SAME",
         key: PRNGKeyArray,
     ):
         validate.whole(
@@ -187,12 +151,11 @@ class WideResNet(layers.Model):
                 "depth", depth, "must be 6n + 4", f"the nearest are {near}, {near + 6}"
             )
         validate.one_of(NORMALISATION_ORDERS, normalisation_order=normalisation_order)
-        gain, bias, padding = convolutions
         validate.one_of(("SAME", "SYMMETRIC"), padding=padding)
-        conv = functools.partial(layers.Conv, bias=bias, padding=padding)
+        conv = functools.partial(layers.Conv, bias=True, padding=padding)
         if weight_standardisation:
             conv = functools.partial(
-                layers.StandardisedConv, gain=gain, bias=bias, padding=padding
+                layers.StandardisedConv, gain=True, bias=True, padding=padding
             )
         per_stage = (depth - 4) // 6
         stem_key, head_key, *block_keys = jax.random.split(key, 2 + 3 * per_stage)
@@ -207,15 +170,13 @@ class WideResNet(layers.Model):
                 channels_out,
                 conv=conv,
                 stride=2 if stage > 0 and place == 0 else 1,
-                groups=groups,
-                shortcut_norm=shortcut_norm,
                 order=normalisation_order,
                 key=block_key,
             )
             blocks.append(block)
             channels = channels_out
         self.blocks = tuple(blocks)
-        self.norm = layers.GroupNorm(channels, groups)
+        self.norm = layers.GroupNorm(channels)
         self.head = layers.Linear(channels, classes, key=head_key)
         self.channels_in = channels_in
         self.order = normalisation_order
@@ -226,5 +187,4 @@ class WideResNet(layers.Model):
         image = self.stem(image)
         for block in self.blocks:
             image = block(image)
-        image = _normalise(self.norm, image, self.order)
-        return jnp.mean(image, axis=(0, 1))
+        return jnp.mean(normalise(self.norm, image, self.order), axis=(0, 1))

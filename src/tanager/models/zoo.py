@@ -11,13 +11,9 @@ from jaxtyping import PRNGKeyArray
 from tanager import _validate as validate
 from tanager.models import bit, nf_resnet, nfnet, vit, wide_resnet
 from tanager.models.layers import Model
-from tanager.models.lenet import LeNet
-from tanager.models.mlp import MLP
-from tanager.models.small_cnn import SmallCNN
+from tanager.models.small import MLP, LeNet, SmallCNN
 from tanager.models.wide_resnet import NORMALISATION_ORDERS, WideResNet
 
-
-NORMALISATIONS = ("group",)
 
 _WIDE_RESNET_NAME = re.compile(r"wrn-([1-9]\d*)-([1-9]\d*)")
 _SMALLEST_SIDE = 8
@@ -57,10 +53,16 @@ class ModelEntry:
         return (self.image_side, self.image_side, self.channels)
 
 
-def _any_size(make: Callable[..., Model], *arguments: Any) -> Callable[..., Model]:
-    """Return a builder of a model for images of at least 8×8 pixels."""
-
-    def build(*, image_shape: tuple[int, int, int], **options: Any) -> Model:
+def _convolutional(
+    name: str,
+    source: str,
+    make: Callable[..., Model],
+    *sizes: Any,
+    side: int = 224,
+    classes: int = 1000,
+    **options: Any,
+) -> ModelEntry:
+    def build(*, image_shape: tuple[int, int, int], **given: Any) -> Model:
         height, width, channels = image_shape
         validate.whole(
             image_height=height,
@@ -68,87 +70,80 @@ def _any_size(make: Callable[..., Model], *arguments: Any) -> Callable[..., Mode
             at_least=_SMALLEST_SIDE,
             remedy="enlarge the images: convolutional models halve them",
         )
-        return make(*arguments, channels_in=channels, **options)
+        return make(*sizes, channels_in=channels, **given)
 
-    return build
-
-
-_small = functools.partial(ModelEntry, image_side=32, classes=10)
-_large = functools.partial(ModelEntry, image_side=224)
+    return ModelEntry(
+        name, build, "convolutional", source, side, classes=classes, **options
+    )
 
 
-def _wide_resnet(name: str, depth: int, width: int, source: str) -> ModelEntry:
-    build = _any_size(WideResNet, depth, width)
-    return _small(
-        name,
-        build,
-        "convolutional",
+def _wide_resnet(depth: int, width: int, source: str) -> ModelEntry:
+    return _convolutional(
+        f"wrn-{depth}-{width}",
         source,
+        WideResNet,
+        depth,
+        width,
+        side=32,
+        classes=10,
         implementations=wide_resnet.IMPLEMENTATIONS,
         has_norm_options=True,
     )
 
 
-def _bit(size: str) -> ModelEntry:
-    build = _any_size(bit.BiT, bit.VARIANTS[size])
-    source = "Kolesnikov et al. 2020; Rodriguez Beltran et al. 2024, table 1"
-    return _large(f"bit-{size}", build, "convolutional", source)
-
-
-def _nf_resnet(depth: int) -> ModelEntry:
-    return _large(
-        f"nf-resnet-{depth}",
-        _any_size(nf_resnet.NFResNet, nf_resnet.DEPTHS[depth]),
-        "convolutional",
-        "Brock et al. 2021a, section 4; De et al. 2022, section 3.3",
-        implementations=nf_resnet.IMPLEMENTATIONS,
-    )
-
-
-def _nfnet(size: int) -> ModelEntry:
-    return _large(
-        f"nfnet-f{size}",
-        _any_size(nfnet.NFNet, nfnet.DEPTHS[size]),
-        "convolutional",
-        "Brock et al. 2021b, table 1",
-        implementations=nfnet.IMPLEMENTATIONS,
-    )
-
-
 def _vit(size: str, patch: int, source: str) -> ModelEntry:
     build = functools.partial(vit.VisionTransformer, vit.VARIANTS[size], patch)
-    return _large(f"vit-{size}-{patch}", build, "transformer", source)
+    return ModelEntry(f"vit-{size}-{patch}", build, "transformer", source, 224)
 
 
-_OWN = "this library"
-_LENET = "Papernot et al. 2021; Tramèr and Boneh 2021"
-_LINEAR = functools.partial(MLP, hidden=())
+_small = functools.partial(ModelEntry, source="this library", image_side=32, classes=10)
+_BIT = "Kolesnikov et al. 2020; Rodriguez Beltran et al. 2024, table 1"
+_NF_RESNET = "Brock et al. 2021a, section 4; De et al. 2022, section 3.3"
 _DEIT, _VIT = "Touvron et al. 2021, table 1", "Dosovitskiy et al. 2021, table 1"
+_LENET = "Papernot et al. 2021; Tramèr and Boneh 2021"
 
 ENTRIES = {
     entry.name: entry
     for entry in (
-        _small("small-cnn", SmallCNN, "convolutional", _OWN, has_norm_options=True),
-        _wide_resnet("wrn-16-4", 16, 4, "De et al. 2022, table 3"),
-        _wide_resnet("wrn-40-4", 40, 4, "De et al. 2022, table 3"),
-        _wide_resnet("wrn-28-10", 28, 10, "De et al. 2022, table 5"),
-        *map(_bit, bit.VARIANTS),
-        *map(_nf_resnet, nf_resnet.DEPTHS),
-        *map(_nfnet, nfnet.DEPTHS),
+        _small("small-cnn", SmallCNN, "convolutional", has_norm_options=True),
+        _wide_resnet(16, 4, "De et al. 2022, table 3"),
+        _wide_resnet(40, 4, "De et al. 2022, table 3"),
+        _wide_resnet(28, 10, "De et al. 2022, table 5"),
+        *(
+            _convolutional(f"bit-{size}", _BIT, bit.BiT, variant)
+            for size, variant in bit.VARIANTS.items()
+        ),
+        *(
+            _convolutional(
+                f"nf-resnet-{depth}",
+                _NF_RESNET,
+                nf_resnet.NFResNet,
+                blocks,
+                implementations=nf_resnet.IMPLEMENTATIONS,
+            )
+            for depth, blocks in nf_resnet.DEPTHS.items()
+        ),
+        *(
+            _convolutional(
+                f"nfnet-f{size}",
+                "Brock et al. 2021b, table 1",
+                nfnet.NFNet,
+                blocks,
+                implementations=nfnet.IMPLEMENTATIONS,
+            )
+            for size, blocks in nfnet.DEPTHS.items()
+        ),
         _vit("tiny", 16, _DEIT),
         _vit("small", 16, _DEIT),
         _vit("base", 16, _VIT),
         _vit("large", 16, _VIT),
         _vit("huge", 14, _VIT),
         ModelEntry("lenet", LeNet, "convolutional", _LENET, 28, channels=1, classes=10),
-        _small("mlp", MLP, "flat", _OWN),
-        _small("linear", _LINEAR, "flat", _OWN),
+        _small("mlp", MLP, "flat"),
+        _small("linear", functools.partial(MLP, hidden=()), "flat"),
     )
 }
-"""Every named model."""
-
-MODELS = {name: entry.builder for name, entry in ENTRIES.items()}
-"""Builders of the named models; `create` builds any other ``wrn-DEPTH-WIDTH`` too."""
+"""Every named model; `create` builds any other ``wrn-DEPTH-WIDTH`` too."""
 
 
 def find(name: str) -> ModelEntry:
@@ -163,7 +158,7 @@ def find(name: str) -> ModelEntry:
         if depth > 1000 or width > 1000:
             validate.refuse("model", name, "must have a depth and width up to 1000")
         source = "Zagoruyko and Komodakis 2016, table 1"
-        return _wide_resnet(name, depth, width, source)
+        return _wide_resnet(depth, width, source)
     remedy = "or any wrn-DEPTH-WIDTH with a depth of 6n + 4"
     validate.one_of(ENTRIES, model=name, remedy=remedy)
     return ENTRIES[name]
@@ -176,14 +171,13 @@ def create(
     image_shape: tuple[int, ...],
     key: PRNGKeyArray,
     implementation: str | None = None,
-    normalisation: str = "group",
     normalisation_order: str | None = None,
     weight_standardisation: bool | None = None,
 ) -> Model:
     """Build a model by name, with initial weights drawn from `key`.
 
     Args:
-        name: one of `MODELS`, or ``"wrn-DEPTH-WIDTH"`` with a depth of 6n + 4.
+        name: one of `ENTRIES`, or ``"wrn-DEPTH-WIDTH"`` with a depth of 6n + 4.
         classes: number of logits, at least 2.
         image_shape: (height, width, channels) of one image: at least 8×8 for the
             convolutional models (16×16 for ``"lenet"``), multiples of the patch for
@@ -192,7 +186,6 @@ def create(
         key: JAX key; the same key gives the same weights.
         implementation: ``"timm"`` or ``"tan"``, for example, builds exactly the model
             of that code; None for ours, see `ModelEntry.implementations`.
-        normalisation: ``"group"``. Batch norm is refused.
         normalisation_order: of ``"small-cnn"`` and the Wide-ResNets,
             ``"pre-activation"`` (norm, then ReLU) or ``"post-activation"`` (ReLU, then
             norm); None for the implementation's. Other models ignore this argument and
@@ -204,45 +197,28 @@ def create(
         A module from one image `[H, W, C]` to logits `[classes]`.
 
     Raises:
-        ValueError: unknown name, implementation, normalisation or order, or an
-            impossible size.
+        ValueError: unknown name, implementation or order, or an impossible size.
     """
-    if normalisation == "batch":
-        validate.refuse(
-            "normalisation",
-            normalisation,
-            "mixes the examples of a batch, so the influence of one example on the"
-            " gradient is not bounded",
-            "use group",
-        )
-    validate.one_of(NORMALISATIONS, normalisation=normalisation)
     validate.whole(classes=classes, at_least=2)
     if normalisation_order is not None:
         validate.one_of(NORMALISATION_ORDERS, normalisation_order=normalisation_order)
     entry = find(name)
     shape = tuple(image_shape)
     if entry.family != "flat":
-        _check_image_shape(shape)
+        if len(shape) != 3:
+            rule = "must be (height, width, channels)"
+            validate.refuse("image_shape", shape, rule, "no batch axis")
+        validate.whole(image_channels=shape[2], at_least=1)
     options: dict[str, Any] = {}
     if implementation is not None:
         if not entry.implementations:
-            validate.refuse(
-                "implementation", implementation, f"must be left out for {name}"
-            )
+            rule = f"must be left out for {name}"
+            validate.refuse("implementation", implementation, rule)
         validate.one_of(entry.implementations, implementation=implementation)
         options |= entry.implementations[implementation]
     if entry.has_norm_options:
-        given = {
-            "normalisation_order": normalisation_order,
-            "weight_standardisation": weight_standardisation,
-        }
-        options |= {key: value for key, value in given.items() if value is not None}
+        if normalisation_order is not None:
+            options["normalisation_order"] = normalisation_order
+        if weight_standardisation is not None:
+            options["weight_standardisation"] = weight_standardisation
     return entry.builder(classes=classes, image_shape=shape, key=key, **options)
-
-
-def _check_image_shape(shape: tuple[int, ...]) -> None:
-    if len(shape) != 3:
-        validate.refuse(
-            "image_shape", shape, "must be (height, width, channels)", "no batch axis"
-        )
-    validate.whole(image_channels=shape[2], at_least=1)

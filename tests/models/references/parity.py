@@ -77,3 +77,14 @@ def difference(
     logits = np.asarray(run(model, jnp.asarray(pixels)), np.float64)
     expected = np.asarray(reference["logits"])
     return float(np.abs(logits - expected).max() / np.abs(expected).max())
+
+
+def shaken(model: Any, size: float, seed: int = 1) -> Any:
+    """Return a model whose every parameter is moved, so that no 1 or 0 hides."""
+    numbers = np.random.default_rng(seed).standard_normal
+
+    def move(leaf: Any) -> np.ndarray:
+        return np.asarray(leaf + size * numbers(leaf.shape), np.float32)
+
+    leaves, tree = jax.tree.flatten(model)
+    return tree.unflatten(map(move, leaves))
