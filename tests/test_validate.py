@@ -12,52 +12,45 @@ def refused(message):
     return pytest.raises(ValueError, match="^" + re.escape(message) + "$")
 
 
-@pytest.mark.parametrize(
-    ("check", "values"),
-    [
-        (validate.positive, [1e-300, 1, 1e300, np.float32(2), Fraction(1, 3)]),
-        (validate.not_negative, [0, 0.0, np.int64(3), 1e300]),
-        (validate.fraction, [1e-300, 0.5, 1]),
-        (validate.probability, [1e-300, 0.5, 1 - 1e-16]),
-    ],
-)
-def test_values_in_range_pass(check, values):
-    for value in values:
+RANGES = {
+    validate.positive: (
+        [1e-300, 1, 1e300, np.float32(2), Fraction(1, 3)],
+        [0, -1.0, math.inf],
+        "must be positive and finite",
+    ),
+    validate.not_negative: (
+        [0, 0.0, np.int64(3), 1e300],
+        [-1e-9, math.inf],
+        "must be finite and not negative",
+    ),
+    validate.fraction: (
+        [1e-300, 0.5, 1],
+        [0, 1.1, -1],
+        "must be above 0 and at most 1",
+    ),
+    validate.probability: (
+        [1e-300, 0.5, 1 - 1e-16],
+        [0, 1, 2.0],
+        "must be strictly between 0 and 1",
+    ),
+}
+
+
+@pytest.mark.parametrize(("check", "case"), RANGES.items())
+def test_values_in_range_pass_and_others_are_refused(check, case):
+    inside, outside, rule = case
+    for value in inside:
         check(x=value)
-
-
-@pytest.mark.parametrize(
-    ("check", "values", "rule"),
-    [
-        (validate.positive, [0, -1.0, math.inf], "must be positive and finite"),
-        (validate.not_negative, [-1e-9, math.inf], "must be finite and not negative"),
-        (validate.fraction, [0, 1.1, -1], "must be above 0 and at most 1"),
-        (validate.probability, [0, 1, 2.0], "must be strictly between 0 and 1"),
-    ],
-)
-def test_values_out_of_range_are_refused(check, values, rule):
-    for value in values:
+    for value in outside:
         with refused(f"x (={value!r}) {rule}: try another"):
             check(x=value, remedy="try another")
-        with refused(f"x (={value!r}) {rule}"):
+    for value in (True, "1", None, 1j):
+        with refused(f"x (={value!r}) must be a number"):
             check(x=value)
-
-
-@pytest.mark.parametrize(
-    "check",
-    [
-        validate.positive,
-        validate.not_negative,
-        validate.fraction,
-        validate.probability,
-    ],
-)
-@pytest.mark.parametrize("value", [True, "1", None, 1j])
-def test_what_is_not_a_number_is_refused(check, value):
-    with refused(f"x (={value!r}) must be a number"):
-        check(x=value)
     with refused("x (=nan) must be a number: it is not-a-number"):
         check(x=math.nan)
+    with refused(f"b (={outside[0]!r}) {rule}"):
+        check(a=inside[-1], b=outside[0], c=-2)
 
 
 def test_whole():
@@ -76,11 +69,6 @@ def test_one_of_offers_the_nearest():
         validate.one_of(["ghost", "auto"], strategy="gost")
     with refused("strategy (='xyzzy') must be one of ghost, auto: see the docs"):
         validate.one_of(["ghost", "auto"], strategy="xyzzy", remedy="see the docs")
-
-
-def test_the_first_bad_argument_of_several_is_named():
-    with refused("b (=-1) must be positive and finite"):
-        validate.positive(a=1, b=-1, c=-2)
 
 
 def test_nearest():

@@ -15,12 +15,8 @@ import numpy as np
 def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
     """Write to a neighbouring file, force it to the disk, and rename it into place.
 
-    A reader sees the old file or the new one, never a part.
-
-    Args:
-        path: the file to write or replace; its folder must exist.
-        content: all of it.
-        mode: permissions, before the process's umask.
+    A reader sees the old file or the new one, never a part. `mode` is masked by the
+    process's umask.
     """
     with _neighbour(path, content, mode) as temporary:
         os.replace(temporary, path)
@@ -40,11 +36,6 @@ def write_once(path: Path, content: bytes, mode: int = 0o644) -> None:
     """Write a file atomically, unless it exists: the first of several writers wins.
 
     On a file system without hard links, the last of several writers wins.
-
-    Args:
-        path: the file to write; its folder must exist.
-        content: all of it.
-        mode: permissions, before the process's umask.
     """
     with _neighbour(path, content, mode) as temporary:
         try:
@@ -66,7 +57,9 @@ def _neighbour(path: Path, content: bytes, mode: int) -> Iterator[Path]:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, mode & ~_umask())
+        mask = os.umask(0o077)  # Reading it requires setting it.
+        os.umask(mask)
+        os.chmod(name, mode & ~mask)
         yield Path(name)
     finally:
         Path(name).unlink(missing_ok=True)
@@ -117,10 +110,3 @@ def _finite(content: Any) -> Any:
             return [_finite(value) for value in content]
         case _:
             return content
-
-
-def _umask() -> int:
-    # Reading it requires setting it.
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask

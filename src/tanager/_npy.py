@@ -30,13 +30,7 @@ class ObjectsError(ValueError):
 
 
 class Header(NamedTuple):
-    """The header of an npy file.
-
-    Attributes:
-        shape: of the array.
-        by_columns: whether it is stored in Fortran order.
-        dtype: of the array.
-    """
+    """The header of an npy file; `by_columns` is Fortran order."""
 
     shape: tuple[int, ...]
     by_columns: bool
@@ -93,11 +87,7 @@ def read_array(stream: IO[bytes], size: int) -> np.ndarray:
 
 
 def members(archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:
-    """Return the members of an npz file by name, after checking their sizes.
-
-    Args:
-        archive: the file.
-        size: bytes of it.
+    """Return the members of an npz file of `size` bytes, by name.
 
     Raises:
         ValueError: it unpacks to more than a file of this size can hold, has a name

@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from tanager import _validate as validate
 from tanager._text import clean
@@ -25,6 +25,7 @@ MALFORMED = (ValueError, OverflowError, RecursionError, *_OTHER_KINDS)
 """Errors of code that reads JSON whose content is not what was written."""
 _LONGEST_REASON = 1000
 _MOST_DIGITS = 40
+_Kind = TypeVar("_Kind", dict, list)
 
 
 class UnreadableFile(ValueError):
@@ -47,11 +48,7 @@ def reading(
 ) -> Iterator[None]:
     """Turn whatever is raised in the block into one error that names the file.
 
-    Args:
-        file: what is read in the block.
-        rule: what the message says of it; the library's reason follows in brackets.
-        remedy: what to do about it.
-        argument: how the message calls the file.
+    The library's reason follows the rule in brackets.
 
     Raises:
         UnreadableFile: something was raised.
@@ -88,34 +85,22 @@ def reason(error: Exception) -> str:
 
 
 def read_json(
-    file: str | os.PathLike[str], remedy: str = AGAIN, argument: str = "path"
-) -> dict[str, Any]:
-    """Return the object in a JSON file, all its texts made safe to print.
-
-    Args:
-        file: the file.
-        remedy: what to do about one that is missing or damaged.
-        argument: how a message calls the file.
+    file: str | os.PathLike[str],
+    remedy: str = AGAIN,
+    argument: str = "path",
+    kind: type[_Kind] = dict,
+) -> _Kind:
+    """Return the object (or the list) in a JSON file, all its texts safe to print.
 
     Raises:
         UnreadableFile: it cannot be read, is too large, is not JSON in UTF-8, is
             nested too deeply, names a field twice, holds a number that is not finite,
-            or is not an object.
+            or is of another kind.
     """
-    return read_json_of(file, dict, remedy, argument)
-
-
-def read_json_of(
-    file: str | os.PathLike[str],
-    kind: type,
-    remedy: str = AGAIN,
-    argument: str = "path",
-) -> Any:
-    """Return what is in a JSON file, as `read_json`: a dict or a list, by `kind`."""
     with reading(file, "cannot be read as JSON", remedy, argument):
         content = parse_json(_bounded(file, remedy, argument))
     if not isinstance(content, kind):
-        wanted = {dict: "an object", list: "a list"}[kind]
+        wanted = "an object" if kind is dict else "a list"
         found = type(content).__name__
         refuse_file(file, f"holds {found}, and must hold {wanted}", remedy, argument)
     return content
@@ -126,12 +111,8 @@ def read_json_lines(
 ) -> list[dict[str, Any]]:
     """Return the objects of a JSON lines file; an empty list if it does not exist.
 
-    An incomplete last line, without a line break, is ignored.
-
-    Args:
-        file: the file.
-        has: fields that every line must have, whole numbers from 0.
-        remedy: what to do about a line that is wrong.
+    An incomplete last line, without a line break, is ignored. Every line must have the
+    fields `has`, whole numbers from 0.
 
     Raises:
         UnreadableFile: a line is not such an object; the message counts it from 1.

@@ -15,22 +15,14 @@ from tanager._reading import AGAIN, is_count, read_json, refuse_file
 
 @dataclasses.dataclass(frozen=True)
 class Maybe:
-    """A value that may be missing or null.
-
-    Attributes:
-        shape: of a value that is not missing.
-    """
+    """A value of a shape, that may be missing or null."""
 
     shape: Any
 
 
 @dataclasses.dataclass(frozen=True)
 class Each:
-    """A dict of values of one shape, whatever their names.
-
-    Attributes:
-        shape: of the values.
-    """
+    """A dict of values of one shape, whatever their names."""
 
     shape: Any
 
@@ -56,13 +48,7 @@ def read_record(
 ) -> dict[str, Any]:
     """Return the object in a JSON file that has at least the fields of `shape`.
 
-    Optional fields that are missing are returned as None.
-
-    Args:
-        file: the file.
-        shape: the required fields; other fields are not checked.
-        remedy: what to do about a file that does not fit.
-        argument: how a message calls the file.
+    Optional fields that are missing are returned as None; other fields are not checked.
 
     Raises:
         UnreadableFile: as `read_json`, or a field is missing or of another kind; the
@@ -80,10 +66,7 @@ def check_record(
     remedy: str = AGAIN,
     argument: str = "path",
 ) -> None:
-    """Check that the content of a file has a shape; see `read_record`.
-
-    Optional fields that are missing are set to None.
-    """
+    """Check that the content of a file has a shape; see `read_record`."""
     found = _misfit(content, shape, "")
     if found is None:
         return

@@ -14,9 +14,6 @@ def clean(text: object) -> str:
 
     A line break or a tab becomes a space. Control, escape and direction characters, and
     halves of characters that no file can hold, become U+FFFD.
-
-    Args:
-        text: what is shown; anything but a string is turned into one.
     """
     text = str(text)
     if _PLAIN.fullmatch(text):

@@ -10,7 +10,7 @@ raises ``ValueError: clip_norm (=-1.0) must be positive: the papers use 1.0``.
 import difflib
 import math
 import numbers
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 from tanager._text import clean
@@ -35,11 +35,21 @@ def _number(name: str, value: object) -> float:
     return float(value)
 
 
-def positive(*, remedy: str = "", **values: float) -> None:
-    """Refuse a value that is not a finite number above 0."""
-    for name, value in values.items():
-        if not 0 < _number(name, value) < math.inf:
-            refuse(name, value, "must be positive and finite", remedy)
+def _range(rule: str, inside: Callable[[float], bool]) -> Callable[..., None]:
+    def check(*, remedy: str = "", **values: float) -> None:
+        for name, value in values.items():
+            if not inside(_number(name, value)):
+                refuse(name, value, rule, remedy)
+
+    return check
+
+
+positive = _range("must be positive and finite", lambda value: 0 < value < math.inf)
+not_negative = _range(
+    "must be finite and not negative", lambda value: 0 <= value < math.inf
+)
+fraction = _range("must be above 0 and at most 1", lambda value: 0 < value <= 1)
+probability = _range("must be strictly between 0 and 1", lambda value: 0 < value < 1)
 
 
 def clipping_norm(clip_norm: float) -> None:
@@ -49,27 +59,6 @@ def clipping_norm(clip_norm: float) -> None:
     if not 1e-12 <= clip_norm <= 1e12:
         rule = "must be from 1e-12 to 1e12, for squares of norms to hold in float32"
         refuse("clip_norm", clip_norm, rule, remedy)
-
-
-def not_negative(*, remedy: str = "", **values: float) -> None:
-    """Refuse a value that is not a finite number of at least 0."""
-    for name, value in values.items():
-        if not 0 <= _number(name, value) < math.inf:
-            refuse(name, value, "must be finite and not negative", remedy)
-
-
-def fraction(*, remedy: str = "", **values: float) -> None:
-    """Refuse a value outside (0, 1]."""
-    for name, value in values.items():
-        if not 0 < _number(name, value) <= 1:
-            refuse(name, value, "must be above 0 and at most 1", remedy)
-
-
-def probability(*, remedy: str = "", **values: float) -> None:
-    """Refuse a value outside the open interval (0, 1)."""
-    for name, value in values.items():
-        if not 0 < _number(name, value) < 1:
-            refuse(name, value, "must be strictly between 0 and 1", remedy)
 
 
 def whole(*, at_least: int, remedy: str = "", **values: int) -> None:

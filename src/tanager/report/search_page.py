@@ -9,7 +9,7 @@ from typing import Any
 
 from tanager import _validate as validate
 from tanager._files import write_text
-from tanager._reading import read_json_of, reading
+from tanager._reading import read_json, reading
 from tanager._record import Each, Maybe, check_record, read_record
 from tanager.report import search_figures
 from tanager.report.figures import embed
@@ -113,7 +113,7 @@ def read_obtained(study: Path) -> list[dict[str, Any]]:
     path = study / "obtained.json"
     if not path.exists():
         return []
-    obtained = read_json_of(path, list)
+    obtained = read_json(path, kind=list)
     check_record(path, obtained, [_OBTAINED])
     return obtained
 
