@@ -75,17 +75,13 @@ PICKLED = pickle.dumps(Bomb())
             "is a Git LFS pointer, not the weights it points to: run `git lfs pull`",
         ),
         ("m.safetensors", b"", "is empty"),
-        (
-            "m.safetensors",
-            WHOLE[:-3],
-            f"is cut short: {len(WHOLE) - 3} of {len(WHOLE)}",
-        ),
-        ("m.safetensors", WHOLE[:40], "is cut short"),
+        ("m.safetensors", WHOLE[:-3], "is cut short or damaged"),
+        ("m.safetensors", WHOLE[:40], "is cut short or damaged"),
         ("m.safetensors", WHOLE[:8], "or only a part of one"),
-        ("m.safetensors", WHOLE + b"more", "cannot be read as safetensors"),
-        ("m.safetensors", header(b"{oops}"), "has a damaged header"),
-        ("m.safetensors", header(b'{"a": 3}'), "has a damaged header"),
-        ("m.safetensors", b"\xff" * 8 + b"{", "is not a safetensors file"),
+        ("m.safetensors", WHOLE + b"more", "is cut short or damaged"),
+        ("m.safetensors", header(b"{oops}"), "is cut short or damaged"),
+        ("m.safetensors", header(b'{"a": 3}'), "is cut short or damaged"),
+        ("m.safetensors", b"\xff" * 8 + b"{", "is cut short or damaged"),
         ("m.safetensors", b"<!DOCTYPE html><p>log in", "is a web page"),
         ("m.npz", npz(**ARRAYS)[:-30], "is cut short or damaged"),
         ("m.npz", npz(a=np.asarray([{"an": "object"}])), "is a pickle"),
@@ -121,4 +117,4 @@ def test_a_dtype_that_numpy_lacks_is_refused(tmp_path):
     try:
         assert read_tensors(path)["a"].shape == (2,)  # a newer safetensors knows it
     except ValueError as error:
-        assert "cannot be read as safetensors" in str(error)
+        assert "is cut short or damaged" in str(error)

@@ -9,11 +9,12 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from tanager.clipping.analysis.jaxprs import aval
+from tanager.models import weights
 
 
 def count_parameters(model: Any) -> int:
     """Return how many numbers the arrays (or shapes) of a model hold."""
-    return sum(leaf.size for leaf in jax.tree.leaves(model) if _is_array(leaf))
+    return sum(leaf.size for leaf in jax.tree.leaves(model) if weights.is_tensor(leaf))
 
 
 def count_flops(model: Any, image_shape: tuple[int, ...]) -> int:
@@ -31,16 +32,12 @@ def count_flops(model: Any, image_shape: tuple[int, ...]) -> int:
     Raises:
         ValueError: the model has a `while_loop`, whose number of turns is unknown.
     """
-    arrays, rest = eqx.partition(model, _is_array)
+    arrays, rest = eqx.partition(model, weights.is_tensor)
     image = jax.ShapeDtypeStruct(image_shape, jnp.float32)
     closed = jax.make_jaxpr(lambda arrays, image: eqx.combine(arrays, rest)(image))(
         arrays, image
     )
     return _flops(closed.jaxpr)
-
-
-def _is_array(leaf: Any) -> bool:
-    return eqx.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
 
 
 def _flops(jaxpr: Any) -> int:

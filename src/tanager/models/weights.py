@@ -13,10 +13,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
 
 from tanager._files import write_atomically
-from tanager._reading import reading
 from tanager._text import clean
 from tanager.models.tensors import read_tensors
 
@@ -24,7 +22,8 @@ from tanager.models.tensors import read_tensors
 Tree = TypeVar("Tree")
 
 
-def _is_tensor(leaf: Any) -> bool:
+def is_tensor(leaf: Any) -> bool:
+    """Return whether a leaf of a model is an array, or the shape of one."""
     return eqx.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
 
 
@@ -36,7 +35,7 @@ def named_tensors(tree: Any) -> dict[str, Any]:
     """
     named = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        if not _is_tensor(leaf):
+        if not is_tensor(leaf):
             continue
         name = jax.tree_util.keystr(path, simple=True, separator=".")
         if name in named:
@@ -54,13 +53,12 @@ def save(
 ) -> None:
     """Save every array of a pytree to a safetensors file, atomically.
 
-    A reader sees the old file or the new one, never a part. With at most one string of
-    metadata, equal trees give equal files.
+    With at most one string of metadata, equal trees give equal files.
 
     Args:
         tree: Equinox module, dict, tuple...; only its arrays are saved.
         path: the file to write or replace; its folder must exist.
-        metadata: strings saved beside the arrays, see `read_metadata`.
+        metadata: strings saved beside the arrays, as safetensors' metadata.
 
     Raises:
         ValueError: two arrays share a name (a key holding a dot), or a leaf is a key.
@@ -72,21 +70,6 @@ def save(
         for name, leaf in named_tensors(tree).items()
     }
     write_atomically(pathlib.Path(path), safetensors.save(arrays, dict(metadata or {})))
-
-
-def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
-    """Return the strings saved beside the arrays, without reading the arrays.
-
-    Raises:
-        ValueError: it is not a safetensors file.
-    """
-    from safetensors import safe_open
-
-    with (
-        reading(path, "cannot be read as safetensors", argument="weights"),
-        safe_open(path, framework="numpy") as file,
-    ):
-        return dict(file.metadata() or {})
 
 
 def _differences(wanted: dict[str, Any], found: dict[str, np.ndarray]) -> list[str]:
@@ -107,12 +90,9 @@ def load(template: Tree, path: str | os.PathLike[str]) -> Tree:
 
     Args:
         template: tree whose arrays (or `jax.ShapeDtypeStruct`, as from
-            `jax.eval_shape`) are replaced; its other leaves stay.
+            `jax.eval_shape`) are replaced by those of the same name; other leaves and
+            NumPy's kind of array stay.
         path: a file written by `save`, or any safetensors file with the same names.
-
-    Returns:
-        The template with each array replaced by the one of the same name, as JAX
-        arrays (NumPy arrays where the template has them).
 
     Raises:
         ValueError: tensors are missing, extra, or of another shape or dtype; the
@@ -130,23 +110,18 @@ def load(template: Tree, path: str | os.PathLike[str]) -> Tree:
 
 
 def replace_tensors(tree: Tree, arrays: Mapping[str, np.ndarray]) -> Tree:
-    """Return the tree with some arrays replaced, by name.
-
-    They become JAX arrays, except where the tree has NumPy arrays.
-    """
+    """Return the tree with some arrays replaced, by name; NumPy arrays stay NumPy's."""
     names = iter(named_tensors(tree))
 
     def replace(leaf: Any) -> Any:
-        if not _is_tensor(leaf):
+        if not is_tensor(leaf):
             return leaf
         name = next(names)
         if name not in arrays:
             return leaf
         array = arrays[name]
-        return array if isinstance(leaf, np.ndarray) else _to_device(array)
+        return (
+            array if isinstance(leaf, np.ndarray) else jnp.asarray(array, array.dtype)
+        )
 
     return jax.tree.map(replace, tree)
-
-
-def _to_device(array: np.ndarray) -> Array:
-    return jnp.asarray(array, dtype=array.dtype)
