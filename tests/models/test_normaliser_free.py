@@ -10,23 +10,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from references import draw
+from references import draw, parity
 from test_layers import same_padding, textbook_conv, textbook_standardise
 from test_windows import textbook_pool
 
 from tanager import clipped_grad, models
 from tanager.models import nf_resnet, nfnet
 from tanager.models.foreign.tables import FORMATS
-from tanager.models.normaliser_free import Place
+from tanager.models.normaliser_free import Place, convolution
 
 
 REFERENCE = json.loads((Path(draw.__file__).parent / "nf.json").read_text())
 BUILDERS = {
-    name: build
-    for name, build in models.MODELS.items()
+    name: entry.builder
+    for name, entry in models.ENTRIES.items()
     if name.startswith(("nf-resnet", "nfnet"))
 }
 SHAPE = (64, 64, 3)
+KEY = jax.random.key(0)
 
 
 def _image(height, width):
@@ -42,33 +43,13 @@ def _run(model, image):
 
 def _shapes(build, **options):
     options = {"classes": 10, "image_shape": SHAPE} | options
-    return eqx.filter_eval_shape(build, key=jax.random.key(0), **options)
+    return eqx.filter_eval_shape(build, key=KEY, **options)
 
 
 def _timm(module, build, **options):
     """Shapes of a model as timm computes it, and its table."""
     model = _shapes(build, **module.IMPLEMENTATIONS["timm"] | options)
     return model, FORMATS[type(model)]["timm"].names(model)
-
-
-def _name(path):
-    return jax.tree_util.keystr(path, simple=True, separator=".")
-
-
-def _their_shape(foreign, leaf):
-    zeros = np.broadcast_to(np.float32(0), leaf.shape)
-    return foreign.layout.to_theirs(zeros).shape
-
-
-def _filled(model, table):
-    """Give a model the weights that `draw` draws by timm's names, in float64."""
-
-    def one(path, leaf):
-        foreign = table[_name(path)]
-        theirs = draw.tensor(foreign.names[0], _their_shape(foreign, leaf))
-        return foreign.layout.to_ours(np.float64(theirs))
-
-    return jax.tree_util.tree_map_with_path(one, model)
 
 
 def _module(name):
@@ -79,15 +60,7 @@ def _module(name):
 def test_every_tensor_has_its_place_in_timm(name):
     expected = REFERENCE["structures"][name]
     model, table = _timm(_module(name), BUILDERS[name], classes=1000)
-    leaves = {
-        _name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(model)
-    }
-    assert table.keys() == leaves.keys()
-    theirs = {
-        foreign.names[0]: _their_shape(foreign, leaves[ours])
-        for ours, foreign in table.items()
-    }
-    assert len(theirs) == len(table)
+    theirs = parity.shapes(model, table)
     assert draw.fingerprint(theirs) == expected["fingerprint"]
     assert models.count_parameters(model) == expected["parameters"]
 
@@ -108,20 +81,16 @@ def test_logits_are_timms_from_the_same_weights(case, build, options):
     expected = REFERENCE["logits"][case]
     shapes, table = _timm(_module(case), build, **options)
     with jax.enable_x64(True):
-        model = _filled(shapes, table)
+        # In float64 before their layouts scale them.
+        model = parity.fill(
+            shapes, table, lambda *of: np.asarray(draw.tensor(*of), np.float64)
+        )
         logits = _run(model, _image(*expected["image"]))
     assert logits.dtype == jnp.float64
     np.testing.assert_allclose(logits, expected["logits"], rtol=1e-9, atol=1e-11)
-
-
-def _shaken(model):
-    """Move every parameter, so that gains of 1 and biases of 0 cannot hide."""
-    generator = np.random.default_rng(1)
-
-    def move(leaf):
-        return np.float64(leaf) + 0.1 * generator.standard_normal(leaf.shape)
-
-    return jax.tree.map(move, model)
+    narrow = jax.ShapeDtypeStruct((64, 64, 3), jnp.bfloat16)
+    found = eqx.filter_eval_shape(lambda model, image: model(image), shapes, narrow)
+    assert (found.shape, found.dtype) == ((10,), jnp.bfloat16)
 
 
 def _conv(layer, image, padding="SAME"):
@@ -170,40 +139,14 @@ def _nf_resnet(model, image, *, gamma, strided, padding):
     return activate(image).mean((0, 1)) @ model.head.weight + model.head.bias
 
 
-def _nfnet(model, image):
-    def activate(image):
-        # GELU by tanh: Hendrycks and Gimpel 2016, section 2.
-        tanh = np.tanh(np.sqrt(2 / np.pi) * (image + 0.044715 * image**3))
-        return 1.7015043497085571 * 0.5 * image * (1 + tanh)
-
-    def attention(layer, image):
-        hidden = image.mean((0, 1)) @ layer.squeeze.weight + layer.squeeze.bias
-        hidden = np.maximum(hidden, 0) @ layer.expand.weight + layer.expand.bias
-        return 2 / (1 + np.exp(-hidden))
-
-    for number, conv in enumerate(model.stem):
-        image = _conv(conv, activate(image) if number else image)
-    for number, (block, beta) in enumerate(zip(model.blocks, BETAS, strict=True)):
-        active = activate(image) * beta
-        if number != 2:  # the second of a stage
-            image = _conv(block.shortcut, _halve(active) if number else active)
-        residual = _conv(block.conv1, active)
-        residual = _conv(block.conv2, activate(residual))
-        residual = _conv(block.conv2b, activate(residual))
-        residual = _conv(block.conv3, activate(residual))
-        residual = residual * attention(block.attention, residual)
-        image = image + 0.2 * block.skip_gain * residual
-    features = activate(_conv(model.last, image)).mean((0, 1))
-    return features @ model.head.weight + model.head.bias
-
-
 @pytest.mark.parametrize(
     ("name", "gamma"), [("deepmind", 1.7139588594436646), ("tan", 1.0)]
 )
 def test_nf_resnets_of_the_papers_are_the_textbook_ones(name, gamma):
     options = nf_resnet.IMPLEMENTATIONS[name]
-    model = nf_resnet.NFResNet(DEPTHS, 5, key=jax.random.key(0), **options)
-    model, image = _shaken(model), np.float64(_image(33, 40))
+    make = functools.partial(nf_resnet.NFResNet, DEPTHS, 5, key=KEY, **options)
+    model = jax.tree.map(np.float64, parity.random(make))
+    image = np.float64(_image(33, 40))
     ours = name == "deepmind"
     padding = "SAME" if ours else "SYMMETRIC"
     expected = _nf_resnet(model, image, gamma=gamma, strided=ours, padding=padding)
@@ -212,34 +155,30 @@ def test_nf_resnets_of_the_papers_are_the_textbook_ones(name, gamma):
     np.testing.assert_allclose(logits, expected, rtol=1e-9)
 
 
-def test_nfnets_of_the_papers_are_the_textbook_ones():
-    model = nfnet.NFNet(DEPTHS, 5, key=jax.random.key(0))
-    model, image = _shaken(model), np.float64(_image(18, 13))
-    expected = _nfnet(model, image)
-    with jax.enable_x64(True):
-        logits = _run(model, image)
-    np.testing.assert_allclose(logits, expected, rtol=1e-9)
-
-
 BLOCKS = {
-    "nf-resnet": lambda key: nf_resnet.Block(
+    "nf-resnet": lambda: nf_resnet.Block(
         Place(6, 16, 2, 0.9),
+        convolution(1e-8),
         skip_gain=1.0,
         shortcut="strided",
-        padding="SAME",
         gamma=1.7,
-        eps=1e-8,
-        key=key,
+        key=KEY,
     ),
-    "nfnet": lambda key: nfnet.Block(  # 2 groups of 128 channels
-        Place(4, 512, 2, 0.9), skip_gain=1.0, approximate_gelu=True, eps=1e-8, key=key
+    "nfnet": lambda: nfnet.Block(  # 2 groups of 128 channels
+        Place(4, 512, 2, 0.9),
+        convolution(1e-8),
+        skip_gain=1.0,
+        approximate_gelu=True,
+        key=KEY,
     ),
 }
 
 
-@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize(
+    "name", ["nf-resnet", pytest.param("nfnet", marks=pytest.mark.full)]
+)
 def test_a_blocks_clipped_gradients_are_those_of_vmap(name):
-    model = jax.tree.map(jnp.float32, _shaken(BLOCKS[name](jax.random.key(0))))
+    model = jax.tree.map(jnp.asarray, parity.random(BLOCKS[name]))
     channels = model.conv1.weight.shape[2]
     images = np.random.default_rng(2).standard_normal((3, 5, 6, channels))
     batch = jnp.asarray(images, jnp.float32), jnp.asarray([0.01, 1.0, 1.0])
@@ -270,60 +209,33 @@ def test_a_blocks_clipped_gradients_are_those_of_vmap(name):
             np.testing.assert_allclose(leaf, other, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("name", "side"), [("nf-resnet-50", 224), ("nfnet-f0", 192), ("wrn-16-4", 32)]
-)
-def test_every_tap_has_a_fast_rule(name, side):
-    shape = (side, side, 3)
-    build = BUILDERS.get(name, functools.partial(models.create, name))
-    shapes = eqx.filter_eval_shape(
-        build, classes=10, image_shape=shape, key=jax.random.key(0)
-    )
-    # Zeros without memory behind them.
-    model = jax.tree.map(
-        lambda s: np.broadcast_to(np.zeros((), s.dtype), s.shape), shapes
-    )
-    images = np.broadcast_to(np.float32(0), (2, *shape))
-
-    def loss(model, image):
-        return jax.nn.logsumexp(model(image))
-
-    table = clipped_grad(loss, clip_norm=1.0, strategy="bk_mixed").explain(
-        model, images
-    )
-    leaves = [number for row in table.taps for number in row.leaves]
-    assert set(leaves) == set(range(len(jax.tree.leaves(model))))
-    slow = {"no fast rule", "shared parameters: gradients added before the norm"}
-    assert not [row for row in table.taps if row.why in slow]
-    for row in table.taps:
-        product = row.equation.startswith(("conv_general_dilated", "dot_general"))
-        assert product != row.why.startswith("elementwise"), row
-
-
-@pytest.mark.parametrize("name", ["nf-resnet-50", "nfnet-f0"])
-def test_features_head_and_dtype(name):
-    model = _shapes(BUILDERS[name], classes=7, image_shape=(40, 40, 2))
-    image = jax.ShapeDtypeStruct((40, 40, 2), jnp.bfloat16)
-    features = eqx.filter_eval_shape(lambda m, x: m.features(x), model, image)
-    assert features.shape == (3072 if name.startswith("nfnet") else 2048,)
-    logits = eqx.filter_eval_shape(lambda m, x: m(x), model, image)
-    assert logits.shape == (7,)
-    assert logits.dtype == jnp.bfloat16
-    with pytest.raises(ValueError, match=re.escape("use jax.vmap(model)")):
-        model(jnp.zeros((2, 40, 40, 2), jnp.float32))
+def test_nfnets_of_the_papers_differ_from_timms_in_gelu_and_eps():
+    model = eqx.filter_eval_shape(nfnet.NFNet, DEPTHS, 5, key=KEY)
+    convs = (*model.stem, *(block.conv2b for block in model.blocks), model.last)
+    assert {conv.form.eps for conv in convs} == {1e-8}
+    assert model.approximate_gelu and model.blocks[0].approximate_gelu
+    # GELU by tanh: Hendrycks and Gimpel 2016, section 2.
+    image = np.linspace(-4, 4, 41, dtype=np.float32)
+    tanh = np.tanh(np.sqrt(2 / np.pi) * (image + 0.044715 * image**3))
+    found = nfnet._gelu(jnp.asarray(image), True)
+    np.testing.assert_allclose(found, 0.5 * image * (1 + tanh), rtol=1e-5, atol=1e-6)
 
 
 def test_initial_values_are_the_papers():
-    model = nf_resnet.NFResNet((1, 1, 1, 1), 100, key=jax.random.key(0))
-    gains = [block.skip_gain for block in model.blocks]
-    assert all(gain is not None and gain == 1 for gain in gains)
-    assert abs(float(jnp.std(model.head.weight)) - 0.01) < 1e-4
+    @jax.jit
+    def made():  # compiled without what is not returned
+        model = nf_resnet.NFResNet((1, 1, 1, 1), 100, key=KEY)
+        return [block.skip_gain for block in model.blocks], model.head.weight
+
+    gains, head = made()
+    assert all(gain == 1 for gain in gains)
+    assert abs(float(jnp.std(head)) - 0.01) < 1e-4
     other = nfnet.Block(
         Place(4, 256, 1, 1.0),
+        convolution(1e-8),
         skip_gain=0.0,
         approximate_gelu=True,
-        eps=1e-8,
-        key=jax.random.key(0),
+        key=KEY,
     )
     image = jnp.asarray(_image(3, 3)[..., [0, 1, 2, 0]])
     # A residual branch behind a skip gain of 0 is not there yet.
@@ -347,7 +259,7 @@ def test_initial_values_are_the_papers():
 def test_impossible_networks_are_refused(make, change, message):
     options = {"depths": (1, 1, 1, 1), "classes": 5} | change
     with pytest.raises(ValueError, match=re.escape(message)):
-        eqx.filter_eval_shape(make, key=jax.random.key(0), **options)
+        eqx.filter_eval_shape(make, key=KEY, **options)
 
 
 @pytest.mark.parametrize("name", ["deepmind", "tan"])

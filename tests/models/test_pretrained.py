@@ -1,3 +1,4 @@
+import functools
 import json
 import re
 from pathlib import Path
@@ -22,11 +23,13 @@ from tanager.models.vit import Variant, VisionTransformer
 FORMATS = ("tanager", "timm", "huggingface", "huggingface-backbone")
 
 
+@functools.cache
 def vit(seed=0, *, classes=5, shape=(8, 8, 3), width=12):
     variant = Variant(width=width, depth=2, heads=3)
     return VisionTransformer(variant, 4, classes, shape, key=jax.random.key(seed))
 
 
+@functools.cache
 def cnn(seed=0, classes=5):
     return models.SmallCNN(classes, (8, 8, 3), key=jax.random.key(seed))
 
@@ -63,11 +66,6 @@ def test_formats_are_those_of_the_architecture():
         models.save_weights(cnn(), "never.safetensors", format="timm")
 
 
-def test_pytorch_formats_say_that_they_are(tmp_path):
-    models.save_weights(vit(), tmp_path / "m.safetensors", format="timm")
-    assert weights.read_metadata(tmp_path / "m.safetensors") == {"format": "pt"}
-
-
 def test_an_npz_file_loads_by_the_same_tables(tmp_path, monkeypatch):
     def google(model):
         names = weights.named_tensors(model)
@@ -82,7 +80,7 @@ def test_an_npz_file_loads_by_the_same_tables(tmp_path, monkeypatch):
     assert eqx.tree_equal(loaded, cnn(0))
 
 
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float64])
 def test_other_precisions_become_float32(file, dtype):
     narrow = file(
         vit(0), "timm", lambda old: {k: v.astype(dtype) for k, v in old.items()}
@@ -111,8 +109,9 @@ def test_a_head_of_other_classes_is_refused_with_the_remedy(file):
         models.load_weights(vit(), path)
 
 
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("head", ["fresh", "zero"])
+@pytest.mark.parametrize(
+    ("format", "head"), [("huggingface", "fresh"), ("timm", "zero")]
+)
 def test_a_head_of_your_own(file, format, head):
     path = file(vit(0, classes=7), format)
     mine = vit(1)
@@ -176,36 +175,17 @@ def test_every_misfit_is_named(file):
     assert path.read_bytes() == before
 
 
-def test_one_misfit_among_joined_tensors_is_named(file):
-    name = "vit.encoder.layer.1.attention.attention.key.weight"
-
-    def spoil(tensors):
-        return tensors | {name: np.zeros((12, 9), np.float32)}
-
-    with pytest.raises(ValueError, match=re.escape(f"differs: {name} is [12, 9]")):
-        models.load_weights(vit(), file(vit(), "huggingface", spoil))
-
-
 def test_weights_of_another_model_are_refused(file):
-    with pytest.raises(
-        ValueError, match="hold no tensor of this SmallCNN, under the n"
-    ):
+    with pytest.raises(ValueError, match="hold no tensor of this SmallCNN, under the"):
         models.load_weights(cnn(), file(vit(), "huggingface"))
     with pytest.raises(ValueError, match="missing: stages") as error:
         models.load_weights(cnn(), file(vit()))  # only their heads share a name
-    assert (
-        len(re.findall("extra: ", str(error.value))) == len(jax.tree.leaves(vit())) - 2
-    )
-    with pytest.raises(
-        ValueError, match=r"differs: patch_embed\.proj\.weight is"
-    ) as error:
+    leaves = len(jax.tree.leaves(vit()))
+    assert len(re.findall("extra: ", str(error.value))) == leaves - 2
+    with pytest.raises(ValueError, match=r"differs: patch_embed\.proj\.w") as error:
         models.load_weights(vit(width=24), file(vit()))
     misshapen = re.findall("differs: (.*) is", str(error.value))
-    assert len(misshapen) == len(jax.tree.leaves(vit())) - 1  # but head.bias
-    with pytest.raises(
-        ValueError, match=r"is \[12, 1, 4, 4\], must be \[12, 3, 4, 4\]"
-    ):
-        models.load_weights(vit(), file(vit(shape=(8, 8, 1))))
+    assert len(misshapen) == leaves - 1  # but head.bias
 
 
 def test_a_damaged_number_has_its_own_remedy(file):
@@ -218,9 +198,8 @@ def test_a_damaged_number_has_its_own_remedy(file):
         models.load_weights(vit(), file(vit(), "timm", spoil))
 
 
-@pytest.mark.parametrize("format", ["timm", "tanager"])
-def test_positions_of_another_grid_are_resized(file, format):
-    path = file(vit(0, shape=(12, 12, 3)), format)
+def test_positions_of_another_grid_are_resized(file):
+    path = file(vit(0, shape=(12, 12, 3)))
     target = vit(1, shape=(8, 16, 3))
     loaded, origin = models.load_weights(target, path)
     assert loaded.positions.shape == target.positions.shape
@@ -250,12 +229,6 @@ def test_shapes_are_model_enough_but_not_for_a_head_of_its_own(file):
         models.load_weights({"a": jnp.zeros(1)}, path, head="zero")
     with pytest.raises(ValueError, match=re.escape("must be one of load, fresh, zero")):
         models.load_weights(vit(), path, head="new")
-
-
-def test_the_model_given_stays_as_it_was(file):
-    model = vit(1)
-    models.load_weights(model, file(vit(0)), head="zero")
-    assert eqx.tree_equal(model, vit(1))
 
 
 def test_a_folder_stands_for_its_model_file_but_a_run_does_not(tmp_path):

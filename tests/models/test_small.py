@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from references.parity import shaken
+from references.parity import random
 from test_layers import textbook_conv
 
 from tanager import models
@@ -35,7 +35,7 @@ def _textbook_lenet(model, image):
 
 
 def test_lenets_logits_are_the_textbook_networks():
-    model = shaken(models.LeNet(10, (16, 21, 3), key=KEY), 0.1)
+    model = random(lambda: models.LeNet(10, (16, 21, 3), key=KEY))
     pixels = np.random.default_rng(0).standard_normal((16, 21, 3))
     expected = _textbook_lenet(jax.tree.map(np.float64, model), pixels)
     actual = eqx.filter_jit(model)(jnp.asarray(pixels, jnp.float32))

@@ -60,7 +60,7 @@ def test_the_gradient_of_pooling_goes_to_the_largest():
     np.testing.assert_allclose(gradient, expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("sides", [(4, 6), (5, 6), (6, 5), (5, 7), (1, 1)])
+@pytest.mark.parametrize("sides", [(4, 6), (5, 6), (6, 5), (1, 1)])
 def test_the_mean_of_each_two_by_two_pixels(sides):
     image = _image(*sides)
     edges = tuple((0, side % 2) for side in sides)

@@ -5,6 +5,7 @@ variance 1. The structure is that of Google's `big_transfer` and of timm's
 `resnetv2_*_bit`, so that the weights of both fit.
 """
 
+import functools
 from typing import NamedTuple
 
 import equinox as eqx
@@ -17,12 +18,7 @@ from tanager.models import layers, windows
 
 
 class Variant(NamedTuple):
-    """The size of a network.
-
-    Attributes:
-        blocks: number of blocks of each stage.
-        width: factor of all channels.
-    """
+    """Number of blocks of each stage, and the factor of all channels."""
 
     blocks: tuple[int, ...]
     width: int
@@ -42,27 +38,13 @@ depth and width by name; blocks as He et al. 2016, table 1.
 _STEM_CHANNELS = 64
 _GROUPS = 32
 _EXPANSION = 4
-_EPS = 1e-8
 
 
-def _conv(
-    channels_in: int,
-    channels_out: int,
-    kernel_size: int,
-    *,
-    stride: int = 1,
-    key: PRNGKeyArray,
-) -> layers.StandardisedConv:
-    side = (kernel_size // 2, kernel_size // 2)
-    return layers.StandardisedConv(
-        channels_in,
-        channels_out,
-        kernel_size,
-        stride=stride,
-        padding=(side, side),
-        form=layers.Standardisation(_EPS, unit_variance=True),
-        key=key,
-    )
+_conv = functools.partial(
+    layers.StandardisedConv,
+    padding="SYMMETRIC",
+    form=layers.Standardisation(1e-8, unit_variance=True),
+)
 
 
 class Block(eqx.Module):
@@ -114,19 +96,8 @@ class BiT(layers.Model):
 
     Weights are standardised with eps = 1e-8, as timm does; Google's code has 1e-10.
 
-    Attributes:
-        stem, stages, norm, head: the parts, in this order.
-        channels_in: channels of the image.
-
     Args:
         variant: blocks and width factor, such as ``VARIANTS["50x1"]``.
-        classes: number of logits.
-        channels_in: channels of the image.
-        key: JAX key of the initial weights.
-
-    Raises:
-        ValueError: a size is not a whole number of at least 1, or, when called, the
-            input is not one floating-point image with `channels_in` channels.
 
     References:
         Kolesnikov et al. 2020, arXiv:1912.11370; Qiao et al. 2019, "Weight

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -19,8 +19,7 @@ from tanager.models.pretrained import load_weights
 
 _ARCHITECTURE = {"name": str, "image_shape": [int], "options": Each(object)}
 _DESCRIBED = {"architecture": _ARCHITECTURE, "classes": [str]}
-_OURS = {"classes": [str], "mean": [float], "std": [float]}
-_OURS |= {"model": _ARCHITECTURE, "resized_from": Maybe([int])}
+_OURS = {"mean": [float], "std": [float], "resized_from": Maybe([int])}
 _LARGEST_SIDE = 1 << 14
 
 
@@ -77,17 +76,24 @@ def load_pretrained(source: str | os.PathLike[str]) -> Pretrained:
             tanager's, or a file is damaged.
         OSError: a file on the Hub cannot be downloaded.
     """
-    path, config = _config(source)
-    ours = config["tanager"]
-    architecture = ours["model"]
+    if hub.is_hub_name(source):
+        path = hub.download(str(source), "config.json")
+    else:
+        path = Path(source).expanduser() / "config.json"
+    remedy = "for weights of others create the model and use load_weights"
+    if not path.is_file():
+        rule = "has no config.json of `tanager export`"
+        validate.refuse("source", os.fspath(source), rule, remedy)
+    config = read_json(path, remedy, "source")
+    with reading(path, "is not a config.json of `tanager export`", remedy, "source"):
+        ours = config["tanager"]
+        architecture = ours["model"]
     if architecture is None:
-        _refuse(
-            source,
-            "holds a model that is not one of tanager's",
-            "create that model and use tanager.models.weights.load(model, file)",
-        )
+        rule = "holds a model that is not one of tanager's"
+        remedy = "create that model and use tanager.models.weights.load(model, file)"
+        validate.refuse("source", os.fspath(source), rule, remedy)
     check_record(path, ours, _OURS, "export it again", "source")
-    template = template_of(path, architecture, ours["classes"], "source")
+    template = template_of(path, architecture, ours.get("classes"), "source")
     model = load_weights(template, source).model
     classes, mean, std = (tuple(ours[key]) for key in ("classes", "mean", "std"))
     for name, numbers in (("mean", mean), ("std", std)):
@@ -102,14 +108,8 @@ def template_of(
 ) -> Any:
     """Return the shapes of a named model, as a JSON file describes it.
 
-    Args:
-        file: the JSON file, for the message.
-        architecture: its name, ``image_shape`` and ``options``.
-        classes: a list of their names.
-        argument: how a message calls the file.
-
     Raises:
-        UnreadableFile: there is no such model.
+        UnreadableFile: there is no such model; the message calls the file `argument`.
     """
     described = {"architecture": architecture, "classes": classes}
     check_record(file, described, _DESCRIBED, argument=argument)
@@ -126,22 +126,3 @@ def template_of(
             key=jax.random.key(0),
             **architecture["options"],
         )
-
-
-def _config(source: str | os.PathLike[str]) -> tuple[Path, dict[str, Any]]:
-    if hub.is_hub_name(source):
-        path = hub.download(str(source), "config.json")
-    else:
-        path = Path(source).expanduser() / "config.json"
-    rule = "has no config.json of `tanager export`"
-    remedy = "for weights of others create the model and use load_weights"
-    if not path.is_file():
-        _refuse(source, rule, remedy)
-    config = read_json(path, remedy, "source")
-    with reading(path, "is not a config.json of `tanager export`", remedy, "source"):
-        _ = config["tanager"]["model"]
-    return path, config
-
-
-def _refuse(source: str | os.PathLike[str], rule: str, remedy: str) -> NoReturn:
-    validate.refuse("source", os.fspath(source), rule, remedy)

@@ -8,7 +8,7 @@ connection from where it stopped. A second use asks only whether there is a newe
 import hashlib
 import re
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from tanager import _validate as validate
 
@@ -20,13 +20,7 @@ _SHA256 = re.compile("[0-9a-f]{64}")
 
 
 class HubFile(NamedTuple):
-    """One file on the Hub.
-
-    Attributes:
-        repository: ``OWNER/NAME``.
-        revision: branch, tag or commit.
-        file: its path in the repository.
-    """
+    """One file of a repository ``OWNER/NAME`` at a branch, tag or commit."""
 
     repository: str
     revision: str
@@ -89,12 +83,26 @@ def download(name: str, file: str = "model.safetensors") -> Path:
             hf_hub_download,
         )
     except ImportError:
-        validate.refuse(
-            "weights",
-            name,
-            "needs the package huggingface_hub",
-            f"pip install huggingface_hub; or {by_hand}",
-        )
+        remedy = f"pip install huggingface_hub; or {by_hand}"
+        validate.refuse("weights", name, "needs the package huggingface_hub", remedy)
+    refusals = {
+        errors.GatedRepoError: (
+            "is not open to everyone",
+            "ask for access, then `hf auth login`",
+        ),
+        errors.RepositoryNotFoundError: (
+            "is not on the Hub",
+            "check the spelling, and `hf auth login`",
+        ),
+        errors.RevisionNotFoundError: (
+            f"has no revision {wanted.revision}",
+            "leave out @REVISION",
+        ),
+        errors.RemoteEntryNotFoundError: (
+            f"has no file {wanted.file}",
+            "name another one after a colon; pickled weights (.bin, .pth) are not read",
+        ),
+    }
     try:
         path = hf_hub_download(
             wanted.repository,
@@ -102,18 +110,10 @@ def download(name: str, file: str = "model.safetensors") -> Path:
             revision=wanted.revision,
             library_name="tanager",
         )
-    except errors.GatedRepoError:
-        _refuse(name, "is not open to everyone", "ask for access, then `hf auth login`")
-    except errors.RepositoryNotFoundError:
-        _refuse(name, "is not on the Hub", "check the spelling, and `hf auth login`")
-    except errors.RevisionNotFoundError:
-        _refuse(name, f"has no revision {wanted.revision}", "leave out @REVISION")
-    except errors.RemoteEntryNotFoundError:
-        _refuse(
-            name,
-            f"has no file {wanted.file}",
-            "name another one after a colon; pickled weights (.bin, .pth) are not read",
-        )
+    except tuple(refusals) as error:
+        # A closed repository is also one that was not found: the first kind counts.
+        kind = next(kind for kind in refusals if isinstance(error, kind))
+        validate.refuse("weights", name, *refusals[kind])
     except errors.LocalEntryNotFoundError as error:
         raise OSError(
             f"cannot download {name}: the Hub is unreachable (or HF_HUB_OFFLINE is "
@@ -126,24 +126,25 @@ def download(name: str, file: str = "model.safetensors") -> Path:
             f"cannot download {name}: the download was interrupted "
             f"({type(error).__name__}: {error}); run the command again, or {by_hand}"
         ) from error
-    return _checked(Path(path), name)
+    _check_digest(Path(path), name)
+    return Path(path)
 
 
-def _checked(path: Path, name: str) -> Path:
-    """Return the path if the file has the digest that the Hub states."""
+def _check_digest(path: Path, name: str) -> None:
+    """Delete a file that has another digest than the Hub states, and refuse it."""
     blob = path.resolve()  # the cache names large files by their SHA-256
-    if _SHA256.fullmatch(blob.name):
-        with open(blob, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if digest != blob.name:
-            blob.unlink()
-            raise OSError(
-                f"cannot download {name}: the file is damaged (its SHA-256 is "
-                f"{digest}, the Hub states {blob.name}) and was deleted; run the "
-                "command again"
-            )
-    return path
+    if not _SHA256.fullmatch(blob.name):
+        return
+    digest = sha256(blob)
+    if digest != blob.name:
+        blob.unlink()
+        raise OSError(
+            f"cannot download {name}: the file is damaged (its SHA-256 is {digest}, "
+            f"the Hub states {blob.name}) and was deleted; run the command again"
+        )
 
 
-def _refuse(name: str, rule: str, remedy: str) -> NoReturn:
-    validate.refuse("weights", name, rule, remedy)
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

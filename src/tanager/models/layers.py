@@ -318,8 +318,13 @@ class Linear(eqx.Module):
 class Model(eqx.Module):
     """What every named model is: features of one image, and a linear head.
 
-    Attributes:
-        head: the last linear layer.
+    Built from its sizes, the number of `classes`, the channels or the shape of its
+    images, and `key`, the JAX key of the initial weights. The parts are attributes, in
+    the order of the forward pass.
+
+    Raises:
+        ValueError: an impossible size or an unknown option; or, when called, the input
+            is not one floating-point image of the model's channels or shape.
     """
 
     head: eqx.AbstractVar[Linear]

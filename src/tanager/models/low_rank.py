@@ -23,7 +23,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from tanager import _validate as validate
-from tanager.clipping.analysis.standardise import standardise
 from tanager.models import layers
 
 
@@ -100,13 +99,11 @@ class LowRankConv(eqx.Module):
         self, conv: layers.Conv, rank: int, alpha: float, *, key: PRNGKeyArray
     ):
         if isinstance(conv, layers.StandardisedConv) and conv.gain is None:
-            validate.refuse(
-                "fine_tune",
-                "lora",
+            rule = (
                 "needs a gain on every standardised convolution, to hold the size of "
-                "the weights with the product, and the model has none",
-                "use film or biases-and-norms",
+                "the weights with the product, and the model has none"
             )
+            validate.refuse("fine_tune", "lora", rule, "use film or biases-and-norms")
         *window, channels_out = conv.weight.shape
         self.conv = conv
         self.down = layers.gaussian(key, (*window, conv.groups * rank))
@@ -115,19 +112,14 @@ class LowRankConv(eqx.Module):
 
     def _down(self) -> Array:
         if isinstance(self.conv, layers.StandardisedConv):
-            return standardise(self.down, eps=self.conv.form.eps)
+            return layers.standardise(self.down, eps=self.conv.form.eps)
         return self.down
 
     def __call__(self, image: Float[Array, "h w i"]) -> Float[Array, "h2 w2 o"]:
         """Convolve one image."""
         conv = self.conv
-        inner = layers.convolve(
-            image,
-            self._down(),
-            stride=conv.stride,
-            padding=conv.padding,
-            groups=conv.groups,
-        )
+        options = {"padding": conv.padding, "groups": conv.groups}
+        inner = layers.convolve(image, self._down(), stride=conv.stride, **options)
         added = layers.convolve(inner * self.scale, self.up, groups=conv.groups)
         return conv(image) + added
 
@@ -154,18 +146,18 @@ def with_low_rank(model: Model, rank: int, alpha: float, *, key: PRNGKeyArray) -
     Raises:
         ValueError: there are no such layers, or standardised convolutions without gain.
     """
-    name = next((name for name in ("blocks", "stages") if hasattr(model, name)), None)
-    blocks = None if name is None else getattr(model, name)
-    found = [x for x in jax.tree.leaves(blocks, is_leaf=_is_layer) if _is_layer(x)]
-    if name is None or not found:
-        validate.refuse(
-            "fine_tune",
-            "lora",
-            "needs linear layers or convolutions in blocks, and "
-            f"{type(model).__name__} has none",
-            "use all or last-layer",
-        )
-    keys = iter(jax.random.split(key, len(found)))
+
+    def is_layer(part: Any) -> bool:
+        return isinstance(part, layers.Linear | layers.Conv)
+
+    name = next((name for name in ("blocks", "stages") if hasattr(model, name)), "")
+    blocks = getattr(model, name, None)
+    found = sum(map(is_layer, jax.tree.leaves(blocks, is_leaf=is_layer)))
+    if not found:
+        kind = type(model).__name__
+        rule = f"needs linear layers or convolutions in blocks, and {kind} has none"
+        validate.refuse("fine_tune", "lora", rule, "use all or last-layer")
+    keys = iter(jax.random.split(key, found))
 
     def one(part: Any) -> Any:
         if isinstance(part, layers.Linear):
@@ -174,7 +166,7 @@ def with_low_rank(model: Model, rank: int, alpha: float, *, key: PRNGKeyArray) -
             return LowRankConv(part, rank, alpha, key=next(keys))
         return part
 
-    blocks = jax.tree.map(one, blocks, is_leaf=_is_layer)
+    blocks = jax.tree.map(one, blocks, is_leaf=is_layer)
     return eqx.tree_at(lambda tree: getattr(tree, name), model, blocks)
 
 
@@ -203,7 +195,3 @@ def _with_kernel(conv: layers.Conv, kernel: Array) -> layers.Conv:
     squares = jnp.sum(jnp.square(weight), axis=(0, 1, 2))
     gain = jnp.sqrt(squares + fan_in * conv.form.eps)
     return eqx.tree_at(lambda layer: (layer.weight, layer.gain), conv, (weight, gain))
-
-
-def _is_layer(part: Any) -> bool:
-    return isinstance(part, layers.Linear | layers.Conv)

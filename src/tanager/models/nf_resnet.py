@@ -1,7 +1,7 @@
 """Normaliser-free residual networks (NF-ResNets), called on one image."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -10,8 +10,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from tanager import _validate as validate
-from tanager.models import layers, normaliser_free, windows
-from tanager.models.normaliser_free import ALPHA, Place, convolution
+from tanager.models import layers, windows
+from tanager.models.normaliser_free import (
+    ALPHA,
+    EPS,
+    HEAD_DEVIATION,
+    RELU_GAMMA,
+    Place,
+    convolution,
+    places_of,
+)
 
 
 DEPTHS = {
@@ -55,15 +63,9 @@ _STEM_CHANNELS = 64
 class Block(eqx.Module):
     """Convolutions of 1×1, 3×3 and 1×1, each after a ReLU, on the residual branch.
 
-    Attributes:
-        conv1, conv2, conv3: of the residual branch; the first two have a quarter of the
-            channels that the block returns.
-        shortcut: 1×1 convolution of the skip path where the block changes the shape,
-            else None.
-        skip_gain: float32 scalar that multiplies the residual branch, or None.
-        halves: whether the skip path takes means of 2×2 pixels.
-        beta: β.
-        gamma: γ.
+    The first two have a quarter of the channels that the block returns. Where the block
+    changes the shape, the skip path is a 1×1 convolution, of the means of 2×2 pixels if
+    it `halves`.
     """
 
     conv1: layers.StandardisedConv
@@ -78,16 +80,14 @@ class Block(eqx.Module):
     def __init__(
         self,
         place: Place,
+        conv: Callable[..., layers.StandardisedConv],
         *,
         skip_gain: float | None,
         shortcut: str,
-        padding: windows.Padding,
         gamma: float,
-        eps: float,
         key: PRNGKeyArray,
     ):
         keys = jax.random.split(key, 4)
-        conv = functools.partial(convolution, padding=padding, eps=eps)
         inner = place.channels_out // 4
         self.conv1 = conv(place.channels_in, inner, 1, key=keys[0])
         self.conv2 = conv(inner, inner, 3, stride=place.stride, key=keys[1])
@@ -95,12 +95,9 @@ class Block(eqx.Module):
         self.halves = shortcut == "average-pool" and place.stride > 1
         self.shortcut = None
         if place.projects:
+            stride = 1 if self.halves else place.stride
             self.shortcut = conv(
-                place.channels_in,
-                place.channels_out,
-                1,
-                stride=1 if self.halves else place.stride,
-                key=keys[3],
+                place.channels_in, place.channels_out, 1, stride=stride, key=keys[3]
             )
         self.skip_gain = None
         if skip_gain is not None:
@@ -129,15 +126,8 @@ class NFResNet(layers.Model):
     last ReLU; the mean over all pixels; one linear layer. All convolutions have
     standardised weights, a gain and a bias. No dropout, no stochastic depth.
 
-    Attributes:
-        stem, blocks, head: the parts, in this order.
-        channels_in: channels of the image.
-        shortcut, padding, gamma, eps: as given.
-
     Args:
         depths: blocks of each stage, such as ``DEPTHS[50]``.
-        classes: number of logits.
-        channels_in: channels of the image.
         skip_gain: initial value of every block's SkipInit gain. 1 as in the Unlocking
             paper, appendix C.1, which trains from scratch with DP-SGD so; Brock et al.
             start at 0. None for no such parameters.
@@ -146,13 +136,6 @@ class NFResNet(layers.Model):
             see `windows.Padding`.
         gamma: γ, what every ReLU is multiplied by.
         eps: of the standardised weights.
-        key: JAX key of the initial weights.
-
-    Raises:
-        ValueError: a size is not a whole number of at least 1, not four depths, an
-            unknown shortcut or padding, a `gamma` or `eps` that is not positive, or,
-            when called, the input is not one floating-point image with `channels_in`
-            channels.
 
     References:
         Brock, De and Smith 2021, "Characterizing signal propagation to close the
@@ -179,42 +162,27 @@ class NFResNet(layers.Model):
         skip_gain: float | None = 1.0,
         shortcut: str = "strided",
         padding: str = "SAME",
-        gamma: float = normaliser_free.RELU_GAMMA,
-        eps: float = normaliser_free.EPS,
+        gamma: float = RELU_GAMMA,
+        eps: float = EPS,
         key: PRNGKeyArray,
     ):
         validate.whole(classes=classes, channels_in=channels_in, at_least=1)
         validate.one_of(SHORTCUTS, shortcut=shortcut)
         validate.one_of(("SAME", "SYMMETRIC"), padding=padding)
-        validate.positive(gamma=gamma, eps=eps)
-        places = list(normaliser_free.places(_STEM_CHANNELS, depths, _WIDTHS))
+        validate.positive(gamma=gamma)
+        places = list(places_of(_STEM_CHANNELS, depths, _WIDTHS))
         stem_key, head_key, *block_keys = jax.random.split(key, 2 + len(places))
-        self.stem = convolution(
-            channels_in,
-            _STEM_CHANNELS,
-            7,
-            stride=2,
-            padding=padding,
-            eps=eps,
-            key=stem_key,
+        conv = convolution(eps, padding=padding)
+        self.stem = conv(channels_in, _STEM_CHANNELS, 7, stride=2, key=stem_key)
+        block = functools.partial(
+            Block, conv=conv, skip_gain=skip_gain, shortcut=shortcut, gamma=gamma
         )
         self.blocks = tuple(
-            Block(
-                place,
-                skip_gain=skip_gain,
-                shortcut=shortcut,
-                padding=padding,
-                gamma=gamma,
-                eps=eps,
-                key=block_key,
-            )
+            block(place, key=block_key)
             for place, block_key in zip(places, block_keys, strict=True)
         )
         self.head = layers.Linear(
-            _WIDTHS[-1],
-            classes,
-            deviation=normaliser_free.HEAD_DEVIATION,
-            key=head_key,
+            _WIDTHS[-1], classes, deviation=HEAD_DEVIATION, key=head_key
         )
         self.channels_in = channels_in
         self.shortcut = shortcut

@@ -1,7 +1,7 @@
 """Normaliser-free networks F0 to F6 (NFNets), called on one image."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -10,8 +10,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from tanager import _validate as validate
-from tanager.models import layers, normaliser_free, windows
-from tanager.models.normaliser_free import ALPHA, GELU_GAMMA, Place, convolution
+from tanager.models import layers, windows
+from tanager.models.normaliser_free import (
+    ALPHA,
+    EPS,
+    GELU_GAMMA,
+    HEAD_DEVIATION,
+    Place,
+    convolution,
+    places_of,
+)
 
 
 DEPTHS = {size: tuple((size + 1) * n for n in (1, 2, 6, 3)) for size in range(7)}
@@ -44,11 +52,7 @@ def _gelu(image: Array, approximate: bool) -> Array:
 class SqueezeExcite(eqx.Module):
     """One factor between 0 and 2 for each channel, from the mean over all pixels.
 
-    Shapes: ``[H, W, channels] -> [channels]``.
-
-    Attributes:
-        squeeze: channels -> channels/2.
-        expand: channels/2 -> channels.
+    Shapes: ``[H, W, channels] -> [channels]`` through channels/2.
 
     References:
         Hu, Shen and Sun 2018, "Squeeze-and-excitation networks"; the factor of 2 as
@@ -72,18 +76,10 @@ class SqueezeExcite(eqx.Module):
 class Block(eqx.Module):
     """Convolutions of 1×1, 3×3, 3×3 and 1×1, each after a GELU, on the residual branch.
 
-    The 3×3 convolutions work on groups of 128 channels. Where the block changes the
-    shape, the skip path is a 1×1 convolution, of the means of 2×2 pixels if it halves.
-
-    Attributes:
-        conv1, conv2, conv2b, conv3: of the residual branch; all but the last have half
-            the channels that the block returns.
-        attention: what the residual branch is multiplied by.
-        shortcut: convolution of the skip path, or None.
-        skip_gain: float32 scalar that multiplies the residual branch.
-        halves: whether the block halves the image.
-        beta: β.
-        approximate_gelu: whether by tanh.
+    All but the last have half the channels that the block returns; the 3×3 convolutions
+    work on groups of 128. The branch is multiplied by `attention` and `skip_gain`.
+    Where the block changes the shape, the skip path is a 1×1 convolution, of the means
+    of 2×2 pixels if it `halves`.
     """
 
     conv1: layers.StandardisedConv
@@ -100,14 +96,13 @@ class Block(eqx.Module):
     def __init__(
         self,
         place: Place,
+        conv: Callable[..., layers.StandardisedConv],
         *,
         skip_gain: float,
         approximate_gelu: bool,
-        eps: float,
         key: PRNGKeyArray,
     ):
         keys = jax.random.split(key, 6)
-        conv = functools.partial(convolution, eps=eps)
         inner = place.channels_out // 2
         grouped = functools.partial(
             conv, inner, inner, 3, groups=inner // _GROUP_CHANNELS
@@ -153,28 +148,14 @@ class NFNet(layers.Model):
     pixels; one linear layer. All convolutions have standardised weights, a gain and a
     bias. No dropout, no stochastic depth.
 
-    Attributes:
-        stem: four convolutions.
-        blocks, last, head: the parts that follow, in this order.
-        channels_in: channels of the image.
-        approximate_gelu: as given.
-
     Args:
         depths: blocks of each stage, such as ``DEPTHS[3]`` for F3.
-        classes: number of logits.
-        channels_in: channels of the image.
         skip_gain: initial value of every block's SkipInit gain. 0 as in Brock et al.:
             the residual branches, but for these gains, then have no gradient in the
             first step. The Unlocking paper starts at 1 where it trains NF-ResNets from
             scratch.
         approximate_gelu: GELU by tanh, as JAX has it by default, or exact.
         eps: of the standardised weights.
-        key: JAX key of the initial weights.
-
-    Raises:
-        ValueError: a size is not a whole number of at least 1, not four depths, an
-            `eps` that is not positive, or, when called, the input is not one floating-
-            point image with `channels_in` channels.
 
     References:
         Brock, De, Smith and Simonyan 2021, "High-performance large-scale image
@@ -196,32 +177,30 @@ class NFNet(layers.Model):
         *,
         skip_gain: float = 0.0,
         approximate_gelu: bool = True,
-        eps: float = normaliser_free.EPS,
+        eps: float = EPS,
         key: PRNGKeyArray,
     ):
         validate.whole(classes=classes, channels_in=channels_in, at_least=1)
-        places = list(normaliser_free.places(_STEM_CHANNELS[-1], depths, _WIDTHS))
+        places = list(places_of(_STEM_CHANNELS[-1], depths, _WIDTHS))
         keys = jax.random.split(key, 6 + len(places))
         channels = (channels_in, *_STEM_CHANNELS)
+        conv = convolution(eps)
         self.stem = tuple(
-            convolution(before, after, 3, stride=stride, eps=eps, key=stem_key)
+            conv(before, after, 3, stride=stride, key=stem_key)
             for before, after, stride, stem_key in zip(
                 channels[:-1], channels[1:], _STEM_STRIDES, keys[:4], strict=True
             )
         )
+        block = functools.partial(
+            Block, conv=conv, skip_gain=skip_gain, approximate_gelu=approximate_gelu
+        )
         self.blocks = tuple(
-            Block(
-                place,
-                skip_gain=skip_gain,
-                approximate_gelu=approximate_gelu,
-                eps=eps,
-                key=block_key,
-            )
+            block(place, key=block_key)
             for place, block_key in zip(places, keys[6:], strict=True)
         )
-        self.last = convolution(_WIDTHS[-1], _FEATURES, 1, eps=eps, key=keys[4])
+        self.last = conv(_WIDTHS[-1], _FEATURES, 1, key=keys[4])
         self.head = layers.Linear(
-            _FEATURES, classes, deviation=normaliser_free.HEAD_DEVIATION, key=keys[5]
+            _FEATURES, classes, deviation=HEAD_DEVIATION, key=keys[5]
         )
         self.channels_in = channels_in
         self.approximate_gelu = approximate_gelu

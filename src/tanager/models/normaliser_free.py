@@ -9,14 +9,13 @@ which grows by α² in each block and is brought back to 1 where a block's skip 
 through a convolution.
 """
 
+import functools
 import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
-
-from jaxtyping import PRNGKeyArray
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from tanager import _validate as validate
-from tanager.models import layers, windows
+from tanager.models import layers
 
 
 ALPHA = 0.2
@@ -36,14 +35,7 @@ has max(n·σ², 1e-4): no difference until an output's weights are nearly all a
 
 
 class Place(NamedTuple):
-    """Where a residual block stands.
-
-    Attributes:
-        channels_in: channels of its input.
-        channels_out: channels of its output.
-        stride: of its one strided convolution.
-        beta: β.
-    """
+    """Channels in and out of a residual block, the stride of one convolution, and β."""
 
     channels_in: int
     channels_out: int
@@ -56,15 +48,10 @@ class Place(NamedTuple):
         return self.stride > 1 or self.channels_in != self.channels_out
 
 
-def places(
+def places_of(
     channels: int, depths: Sequence[int], widths: Sequence[int]
 ) -> Iterator[Place]:
-    """Yield the place of every block.
-
-    Args:
-        channels: of what the first block sees.
-        depths: blocks of each stage, four numbers of at least 1.
-        widths: channels that each stage returns.
+    """Yield the place of every block of stages that return `widths` channels.
 
     Raises:
         ValueError: another number of depths, or one that is not a whole number of at
@@ -84,27 +71,9 @@ def places(
             channels = width
 
 
-def convolution(
-    channels_in: int,
-    channels_out: int,
-    kernel_size: int,
-    *,
-    stride: int = 1,
-    padding: windows.Padding = "SAME",
-    groups: int = 1,
-    eps: float,
-    key: PRNGKeyArray,
-) -> layers.StandardisedConv:
-    """Return a standardised convolution with gain and bias."""
-    return layers.StandardisedConv(
-        channels_in,
-        channels_out,
-        kernel_size,
-        stride=stride,
-        padding=padding,
-        groups=groups,
-        gain=True,
-        bias=True,
-        form=layers.Standardisation(eps),
-        key=key,
+def convolution(eps: float, **options: Any) -> Callable[..., layers.StandardisedConv]:
+    """Return a maker of standardised convolutions with gain and bias."""
+    form = layers.Standardisation(eps)
+    return functools.partial(
+        layers.StandardisedConv, gain=True, bias=True, form=form, **options
     )

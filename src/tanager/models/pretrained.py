@@ -5,9 +5,8 @@ out which one wrote it by the names in it, and refuses a file that does not fit.
 tensor that is left out, cast or resized is recorded.
 """
 
-import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,9 +20,8 @@ from tanager._text import clean
 from tanager.models import hub, weights
 from tanager.models.foreign.layouts import SAME, Foreign, Table
 from tanager.models.foreign.tables import FORMATS, Format
-from tanager.models.positions import fit_positions
 from tanager.models.tensors import read_tensors
-from tanager.models.vit import VisionTransformer
+from tanager.models.vit import VisionTransformer, fit_positions
 
 
 HEADS = ("load", "fresh", "zero")
@@ -31,7 +29,6 @@ HEADS = ("load", "fresh", "zero")
 
 OWN_FORMAT = "tanager"
 _HEAD = "head."
-_FITTED = {(VisionTransformer, "positions"): fit_positions}
 
 
 class Loaded(NamedTuple):
@@ -60,7 +57,7 @@ def load_weights(
 
     Numbers in float16, bfloat16 or float64 become float32, as the model's are.
     Position embeddings for another square grid of patches are resized (see
-    `positions.fit_positions`).
+    `vit.fit_positions`).
 
     For your own classes, choose how the head starts. ``"fresh"`` keeps the head of the
     model, Gaussian with variance 1/fan-in, as DeepMind's code for the Unlocking paper
@@ -119,7 +116,7 @@ def load_weights(
     origin = {
         "weights": source if hub.is_hub_name(source) else path.name,
         "format": name,
-        "sha256": _digest(path),
+        "sha256": hub.sha256(path),
         "head": head,
         "changes": changes,
     }
@@ -173,34 +170,18 @@ def _find(source: str | os.PathLike[str]) -> Path:
         return hub.download(str(source))
     path = Path(source).expanduser()
     if (path / "ledger.jsonl").exists():
-        validate.refuse(
-            "weights",
-            os.fspath(source),
-            "is the folder of a run",
-            "name model.safetensors in it, or model-ema.safetensors, their average",
-        )
+        remedy = "name model.safetensors in it, or model-ema.safetensors, their average"
+        validate.refuse("weights", os.fspath(source), "is the folder of a run", remedy)
     return path / "model.safetensors" if path.is_dir() else path
 
 
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _require_head(model: Any) -> None:
-    head = getattr(model, "head", None)
+    head, kind = getattr(model, "head", None), type(model).__name__
     if head is None:
-        validate.refuse("model", type(model).__name__, "has no head", "head='load'")
+        validate.refuse("model", kind, "has no head", "head='load'")
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(head)):
-        validate.refuse(
-            "model",
-            type(model).__name__,
-            "has a head of shapes without values",
-            "create the model, not only its shapes",
-        )
-
-
-### Tables
+        rule = "has a head of shapes without values"
+        validate.refuse("model", kind, rule, "create the model, not only its shapes")
 
 
 def _forms(model: Any) -> dict[str, Format]:
@@ -230,29 +211,18 @@ def _recognise(
         if share > best_share:
             best, best_share, best_table = name, share, table
     if not best_share:
+        names = sorted(found)
+        more = [f"… ({len(names)} tensors)"] if len(names) > 4 else []
+        rule = f"hold no tensor of this {type(model).__name__}, under the names of "
+        remedies = [
+            f"they hold {', '.join(names[:4] + more) or 'nothing'}",
+            *refusals,
+            "create the model these weights are of",
+        ]
         validate.refuse(
-            "weights",
-            os.fspath(source),
-            f"hold no tensor of this {type(model).__name__}, under the names of "
-            f"{', '.join(forms)}",
-            "; ".join(
-                [
-                    f"they hold {_some(found)}",
-                    *refusals,
-                    "create the model these weights are of",
-                ]
-            ),
+            "weights", os.fspath(source), rule + ", ".join(forms), "; ".join(remedies)
         )
     return best, best_table, forms[best], refusals
-
-
-def _some(names: Iterable[str]) -> str:
-    names = sorted(names)
-    more = f", … ({len(names)} tensors)" if len(names) > 4 else ""
-    return ", ".join(names[:4]) + more if names else "nothing"
-
-
-### Fitting
 
 
 def _fit(
@@ -265,13 +235,11 @@ def _fit(
     """Return our arrays by name, and a line for each tensor that does not fit."""
     arrays, lines, cast = {}, [], {}
     for name, leaf in ours.items():
-        if name not in table:
-            lines.append(f"missing: {name}, which the other library does not have")
-            continue
-        tensor, fitted = table[name], _FITTED.get((type(model), name))
+        tensor = table[name]
+        resizable = isinstance(model, VisionTransformer) and name == "positions"
         theirs = {part: found[part] for part in tensor.names if part in found}
         unlike = [f"missing: {part}" for part in tensor.names if part not in found]
-        unlike = unlike or _unlike(tensor, theirs, leaf, fitted is not None)
+        unlike = unlike or _unlike(tensor, theirs, leaf, resizable)
         if unlike:
             lines += unlike
             continue
@@ -280,9 +248,9 @@ def _fit(
         array = tensor.to_ours(
             [array.astype(leaf.dtype, copy=False) for array in theirs.values()]
         )
-        if fitted is not None and array.shape != leaf.shape:
+        if array.shape != leaf.shape:
             try:
-                before, array = len(array), fitted(array, model)
+                before, array = len(array), fit_positions(array, model)
             except ValueError as error:
                 lines.append(f"differs: {tensor.names[0]}: {error}")
                 continue
@@ -290,17 +258,14 @@ def _fit(
         if not np.isfinite(array).all():
             lines.append(f"not finite: {', '.join(tensor.names)}")
         arrays[name] = array
-    used = {part for name in ours if name in table for part in table[name].names}
+    used = {part for name in ours for part in table[name].names}
     lines += [f"extra: {part}" for part in sorted(found) if part not in used]
     changes += [f"{n} tensors cast from {dtype}" for dtype, n in cast.items() if n]
     return arrays, lines
 
 
 def _unlike(
-    tensor: Foreign,
-    theirs: Mapping[str, np.ndarray],
-    leaf: Any,
-    resizable: bool,
+    tensor: Foreign, theirs: Mapping[str, np.ndarray], leaf: Any, resizable: bool
 ) -> list[str]:
     """Return a line for each of their arrays of another shape or kind of number."""
     lines = []
@@ -309,27 +274,22 @@ def _unlike(
         fits = array.shape == like.shape or (
             resizable and array.ndim == like.ndim and array.shape[-1] == like.shape[-1]
         )
+        both = (array.dtype, leaf.dtype)
+        castable = both[0] == both[1] or all(
+            jnp.issubdtype(dtype, jnp.floating) for dtype in both
+        )
         if not fits:
             shapes = f"{list(array.shape)}, must be {list(like.shape)}"
             lines.append(f"differs: {part} is {shapes}")
-        elif not _castable(array, leaf.dtype):
+        elif not castable:
             lines.append(f"differs: {part} is {array.dtype}, must be {leaf.dtype}")
     return lines
 
 
-def _castable(array: np.ndarray, dtype: Any) -> bool:
-    both = (array.dtype, dtype)
-    return array.dtype == dtype or all(jnp.issubdtype(t, jnp.floating) for t in both)
-
-
 def _remedy(misfits: list[str], table: Table) -> str:
-    heads = [table[name].names for name in table if name.startswith(_HEAD)]
-    of_the_head = tuple(
-        f"{kind}: {part}"
-        for kind in ("missing", "differs")
-        for names in heads
-        for part in names
-    )
+    heads = [table[name] for name in table if name.startswith(_HEAD)]
+    parts = [part for tensor in heads for part in tensor.names]
+    of_the_head = tuple(f"{x}: {y}" for x in ("missing", "differs") for y in parts)
     if all(line.startswith(of_the_head) for line in misfits):
         return (
             "give head='fresh' or head='zero' for a head of your own classes, or "

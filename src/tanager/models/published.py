@@ -32,50 +32,35 @@ _HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
-def _in21k(name: str, size: int = 224) -> Published:
-    return Published(f"hf:timm/{name}", 21843, size, *_HALF)
-
-
-def _in1k(name: str, size: int = 224, scale=_HALF) -> Published:
-    return Published(f"hf:timm/{name}", 1000, size, *scale)
-
-
-def _headless(name: str, scale=_HALF) -> Published:
-    return Published(f"hf:timm/{name}", 0, 224, *scale)
+def _timm(name: str, classes: int, size: int = 224, scale=_HALF) -> Published:
+    return Published(f"hf:timm/{name}", classes, size, *scale)
 
 
 def _vit(size: str) -> tuple[Published, ...]:
-    name = f"vit_{size}_patch16_224"
-    return (
-        _in21k(f"{name}.augreg_in21k"),
-        _in1k(f"{name}.augreg_in21k_ft_in1k"),
-    )
+    name = f"vit_{size}_patch16_224.augreg_in21k"
+    return (_timm(name, 21843), _timm(f"{name}_ft_in1k", 1000))
 
 
 def _bit(name: str, size: int) -> tuple[Published, ...]:
-    return (
-        _in21k(f"resnetv2_{name}_bit.goog_in21k"),
-        _in1k(f"resnetv2_{name}_bit.goog_in21k_ft_in1k", size),
-    )
+    name = f"resnetv2_{name}_bit.goog_in21k"
+    return (_timm(name, 21843), _timm(f"{name}_ft_in1k", 1000, size))
+
+
+def _dino(size: str) -> Published:
+    return _timm(f"vit_{size}_patch16_224.dino", 0, scale=_IMAGENET)
 
 
 _NFNET_SIZES = (192, 224, 256, 320, 384, 416, 448)
 
 PUBLISHED: Mapping[str, tuple[Published, ...]] = {
     "vit-tiny-16": _vit("tiny"),
-    "vit-small-16": (
-        *_vit("small"),
-        _headless("vit_small_patch16_224.dino", _IMAGENET),
-    ),
-    "vit-base-16": (
-        *_vit("base"),
-        _headless("vit_base_patch16_224.dino", _IMAGENET),
-    ),
+    "vit-small-16": (*_vit("small"), _dino("small")),
+    "vit-base-16": (*_vit("base"), _dino("base")),
     "vit-large-16": _vit("large"),
-    "vit-huge-14": (_headless("vit_huge_patch14_224.orig_in21k"),),
-    "nf-resnet-50": (_in1k("nf_resnet50.ra2_in1k", 256, _IMAGENET),),
+    "vit-huge-14": (_timm("vit_huge_patch14_224.orig_in21k", 0),),
+    "nf-resnet-50": (_timm("nf_resnet50.ra2_in1k", 1000, 256, _IMAGENET),),
     **{
-        f"nfnet-f{size}": (_in1k(f"dm_nfnet_f{size}.dm_in1k", pixels, _IMAGENET),)
+        f"nfnet-f{size}": (_timm(f"dm_nfnet_f{size}.dm_in1k", 1000, pixels, _IMAGENET),)
         for size, pixels in enumerate(_NFNET_SIZES)
     },
     "bit-50x1": _bit("50x1", 448),

@@ -38,21 +38,11 @@ class SmallCNN(layers.Model):
     linear layer sees every position: averaging over positions first costs accuracy
     where digits fill the whole image.
 
-    Attributes:
-        stages, head: the parts, in this order.
-        image_shape: the only shape the head fits.
-
     Args:
-        classes: number of logits.
         image_shape: (height, width, channels), each side at least 8.
         normalisation_order: ``"pre-activation"`` for convolution, norm, ReLU;
             ``"post-activation"`` for convolution, ReLU, norm.
         weight_standardisation: whether the convolutions' weights are standardised.
-        key: JAX key of the initial weights.
-
-    Raises:
-        ValueError: an impossible size, an unknown order, or, when called, the input is
-            not one floating-point image of `image_shape`.
     """
 
     stages: tuple[_Stage, ...]
@@ -108,18 +98,8 @@ class LeNet(layers.Model):
     at ε = 2.92 (δ = 1e-5), and of Opacus, but with tanh for ReLU: Papernot et al. reach
     98.1 % at ε below 3 with bounded activations.
 
-    Attributes:
-        convs, hidden, head: the parts, in this order.
-        image_shape: the only shape the linear layers fit.
-
     Args:
-        classes: number of logits.
         image_shape: (height, width, channels), each side at least 16.
-        key: JAX key of the initial weights.
-
-    Raises:
-        ValueError: an impossible size, or, when called, the input is not one floating-
-            point image of `image_shape`.
 
     References:
         Papernot et al. 2021, "Tempered sigmoid activations for deep learning with
@@ -167,20 +147,9 @@ class LeNet(layers.Model):
 class MLP(layers.Model):
     """Hidden layers with ReLU, then one linear layer; without hidden layers, linear.
 
-    Attributes:
-        hidden: linear maps, each followed by a ReLU.
-        head: the last linear map.
-        image_shape: the only shape the first map fits.
-
     Args:
-        classes: number of logits.
         image_shape: of one example: (height, width, channels), or (features,).
         hidden: units of each hidden layer.
-        key: JAX key of the initial weights.
-
-    Raises:
-        ValueError: a size is not a whole number of at least 1, or, when called, the
-            input is not one floating-point array of `image_shape`.
     """
 
     hidden: tuple[layers.Linear, ...]

@@ -19,7 +19,6 @@ model that normalises trains the norms' own scale and shift. `lora` is Hu et al.
 `tanager.models.low_rank`.
 """
 
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 import equinox as eqx
@@ -28,13 +27,20 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from tanager import _validate as validate
 from tanager.models import layers
-from tanager.models.low_rank import LowRankConv, LowRankLinear, with_low_rank
+from tanager.models.low_rank import with_low_rank
 
 
 FINE_TUNING = ("all", "last-layer", "biases-and-norms", "film", "lora")
 """The choices of `fine_tune`."""
 
-_NORM_LEAVES = ("scale", "gain")
+_TRAINED = {
+    "biases-and-norms": (("bias", "scale", "gain"), ()),
+    "film": (("scale", "bias"), ("scale",)),
+    "film without norms": (("gain", "bias"), ("gain",)),
+    "lora": (("down", "up"), ("down", "up")),
+}
+"""Names of trained leaves, and of the arrays that the module must have beside them."""
+
 Model = TypeVar("Model", bound=eqx.Module)
 
 
@@ -62,78 +68,46 @@ def fine_tune(
     validate.one_of(FINE_TUNING, fine_tune=what)
     validate.whole(rank=rank, at_least=1)
     validate.positive(alpha=alpha)
-    old_head = getattr(model, "head", None)
-    if not isinstance(old_head, layers.Linear):
-        validate.refuse(
-            "model",
-            type(model).__name__,
-            "must have a linear layer called head",
-            "mark the leaves to train yourself: tanager.train(trainable=...)",
-        )
+    kind = type(model).__name__
+    if not isinstance(getattr(model, "head", None), layers.Linear):
+        remedy = "mark the leaves to train yourself: tanager.train(trainable=...)"
+        validate.refuse("model", kind, "must have a linear layer called head", remedy)
     if what == "lora":
         model = with_low_rank(model, rank, alpha, key=key)
-    chosen = {
-        "all": lambda path, owner: True,
-        "last-layer": lambda path, owner: False,
-        "biases-and-norms": _bias_or_norm,
-        "film": _film(model),
-        "lora": lambda path, owner: (
-            isinstance(owner, LowRankLinear | LowRankConv)
-            and path[-1] in ("down", "up")
-        ),
-    }[what]
-    marked = _mark(model, chosen)
-    beyond_head = eqx.tree_at(
-        lambda tree: tree.head, marked, jax.tree.map(lambda _: False, marked.head)
-    )
-    if what not in ("all", "last-layer") and not any(jax.tree.leaves(beyond_head)):
-        validate.refuse(
-            "fine_tune",
-            what,
-            f"needs parameters that {type(model).__name__} does not have",
-            "use all or last-layer",
+    leaves = _leaves(model)
+    if what == "film" and not any(_has(owner, ("scale",)) for _, owner, _ in leaves):
+        what = "film without norms"
+    names, beside = _TRAINED.get(what, ((), ()))
+    marks = [
+        eqx.is_inexact_array(leaf)
+        and (
+            what == "all"
+            or path[0] == "head"
+            or (path[-1] in names and _has(owner, beside))
         )
-    head = jax.tree.map(eqx.is_inexact_array, old_head)
-    return model, eqx.tree_at(lambda tree: tree.head, marked, head)
+        for path, owner, leaf in leaves
+    ]
+    heads = sum(path[0] == "head" for path, _, _ in leaves)
+    if names and sum(marks) <= heads:
+        rule, remedy = f"needs parameters that {kind} lacks", "use all or last-layer"
+        validate.refuse("fine_tune", what.partition(" ")[0], rule, remedy)
+    return model, jax.tree.unflatten(jax.tree.structure(model), marks)
 
 
-def _bias_or_norm(path: tuple[str, ...], owner: Any) -> bool:
-    return path[-1] == "bias" or path[-1] in _NORM_LEAVES
-
-
-def _film(model: Any) -> Callable[[tuple[str, ...], Any], bool]:
-    owners = [owner for _, owner, _ in _leaves(model) if hasattr(owner, "scale")]
-    normalises = any(eqx.is_array(owner.scale) for owner in owners)
-
-    def chosen(path: tuple[str, ...], owner: Any) -> bool:
-        if normalises:
-            scaled = eqx.is_array(getattr(owner, "scale", None))
-            return scaled and path[-1] in ("scale", "bias")
-        return getattr(owner, "gain", None) is not None and path[-1] in ("gain", "bias")
-
-    return chosen
+def _has(owner: Any, names: tuple[str, ...]) -> bool:
+    return all(eqx.is_array(getattr(owner, name, None)) for name in names)
 
 
 def _leaves(model: Any) -> list[tuple[tuple[str, ...], Any, Any]]:
-    """Return the path of each array of a model, the module that owns it, and it."""
+    """Return the path of each leaf of a model, the module that owns it, and it."""
     found = []
     for keys, leaf in jax.tree_util.tree_leaves_with_path(model):
         owner = model
         for key in keys[:-1]:
-            name = getattr(key, "name", None)
-            owner = (
-                getattr(owner, name)
-                if name is not None
-                else owner[getattr(key, "idx", getattr(key, "key", None))]
-            )
+            if isinstance(key, jax.tree_util.GetAttrKey):
+                owner = getattr(owner, key.name)
+            else:
+                owner = owner[getattr(key, "idx", getattr(key, "key", None))]
         path = tuple(jax.tree_util.keystr((key,), simple=True) for key in keys)
         found.append((path, owner, leaf))
     return found
-
-
-def _mark(model: Any, chosen: Callable[[tuple[str, ...], Any], bool]) -> PyTree:
-    marks = [
-        eqx.is_inexact_array(leaf) and chosen(path, owner)
-        for path, owner, leaf in _leaves(model)
-    ]
-    return jax.tree.unflatten(jax.tree.structure(model), marks)

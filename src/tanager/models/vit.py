@@ -15,6 +15,7 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, PRNGKeyArray
 
@@ -24,13 +25,7 @@ from tanager.models import layers
 
 
 class Variant(NamedTuple):
-    """The size of a vision transformer.
-
-    Attributes:
-        width: channels of a token.
-        depth: number of blocks.
-        heads: attention heads of each block.
-    """
+    """Channels of a token, number of blocks, and attention heads of each block."""
 
     width: int
     depth: int
@@ -82,11 +77,7 @@ class LayerNorm(eqx.Module):
     """Layer normalisation of one token: scale · (x − μ)/sqrt(σ² + eps) + bias.
 
     Shapes: ``[width] -> [width]``. Statistics as in `layers`: float32 or wider.
-
-    Attributes:
-        scale: float32 ``[width]``.
-        bias: float32 ``[width]``.
-        eps: added to the variance; 1e-6 as in timm's vision transformers.
+    `eps` is 1e-6 as in timm's vision transformers.
 
     Raises:
         ValueError: `width` is not a whole number of at least 1, `eps` not positive.
@@ -118,11 +109,7 @@ class Attention(eqx.Module):
     """Multi-head self-attention over the tokens of one image.
 
     Shapes: ``[T, width] -> [T, width]``. The softmax is taken in float32 or wider.
-
-    Attributes:
-        qkv: width -> 3·width: queries, keys, values, each with its heads in order.
-        projection: width -> width.
-        heads: number of heads; divides the width.
+    `qkv` gives queries, keys and values, each with its heads in order.
     """
 
     qkv: layers.Linear
@@ -200,20 +187,12 @@ class VisionTransformer(layers.Model):
         class_token: float32 ``[width]``.
         positions: float32 ``[1 + patches, width]``, the class token's first, then the
             patches' row by row.
-        blocks, norm, head: the parts that follow, in this order.
-        image_shape: the only shape the position embeddings fit.
 
     Args:
         variant: width, depth and heads, such as ``VARIANTS["base"]``.
         patch: side of a patch in pixels.
-        classes: number of logits.
-        image_shape: (height, width, channels), both sides multiples of `patch`.
-        key: JAX key of the initial weights.
-
-    Raises:
-        ValueError: a size is not a whole number of at least 1, heads do not divide the
-            width, a side is not a multiple of the patch, or, when called, the input is
-            not one floating-point image of `image_shape`.
+        image_shape: (height, width, channels), both sides multiples of `patch`; no
+            other fits the position embeddings.
 
     References:
         Dosovitskiy et al. 2021, arXiv:2010.11929, section 3.1.
@@ -243,20 +222,17 @@ class VisionTransformer(layers.Model):
             validate.refuse(
                 "heads", variant.heads, f"must divide the width of {variant.width}"
             )
-        _check_side("image_height", height, patch)
-        _check_side("image_width", width, patch)
+        for name, side in (("image_height", height), ("image_width", width)):
+            if side % patch or side < patch:
+                below = side // patch * patch
+                near = f"{below} or {below + patch}" if below > 0 else f"{patch}"
+                rule = f"must be a multiple of the patch side {patch}"
+                validate.refuse(name, side, rule, f"use {near}")
         patch_key, token_key, position_key, head_key, *block_keys = jax.random.split(
             key, 4 + variant.depth
         )
-        self.patches = layers.Conv(
-            channels,
-            variant.width,
-            patch,
-            stride=patch,
-            padding="VALID",
-            bias=True,
-            key=patch_key,
-        )
+        conv = functools.partial(layers.Conv, stride=patch, padding="VALID", bias=True)
+        self.patches = conv(channels, variant.width, patch, key=patch_key)
         count = (height // patch) * (width // patch)
         self.class_token = _embedding(token_key, (variant.width,))
         self.positions = _embedding(position_key, (1 + count, variant.width))
@@ -287,10 +263,32 @@ def _embedding(key: PRNGKeyArray, shape: tuple[int, ...]) -> Array:
     return _EMBEDDING_DEVIATION * jax.random.normal(key, shape, jnp.float32)
 
 
-def _check_side(name: str, side: int, patch: int) -> None:
-    if side % patch or side < patch:
-        below = side // patch * patch
-        near = f"{below} or {below + patch}" if below > 0 else f"{patch}"
-        validate.refuse(
-            name, side, f"must be a multiple of the patch side {patch}", f"use {near}"
-        )
+def fit_positions(positions: np.ndarray, model: VisionTransformer) -> np.ndarray:
+    """Return position embeddings for the grid of a model.
+
+    Bicubic (Keys's kernel with a = −1/2), antialiased for a coarser grid, as in timm's
+    `resample_abs_pos_embed`. The embedding of the class token is not changed.
+
+    Args:
+        positions: ``[1 + patches, width]`` of a square grid, the class token first.
+        model: its image and patch size give the grid. As many patches: nothing changes.
+
+    Raises:
+        ValueError: the patches are not a square grid.
+
+    References:
+        Dosovitskiy et al. 2021, section 3.2: 2D interpolation of the embeddings when
+        fine-tuning at another resolution.
+    """
+    patch = model.patches.weight.shape[0]
+    height, width = (side // patch for side in model.image_shape[:2])
+    count = len(positions) - 1
+    if count == height * width:
+        return positions
+    side = math.isqrt(max(count, 0))
+    if side * side != count or not count:
+        raise ValueError(f"{count} patches are not a square grid")
+    grid = np.float32(positions[1:]).reshape(side, side, -1)
+    resized = jax.image.resize(grid, (height, width, grid.shape[-1]), "cubic")
+    rows = np.asarray(resized).reshape(height * width, -1)
+    return np.concatenate([np.float32(positions[:1]), rows])

@@ -92,29 +92,16 @@ class WideResNet(layers.Model):
     32k and 64k channels at strides 1, 2 and 2 (k is the width); a last norm and ReLU;
     the mean over all pixels; one linear layer. No dropout.
 
-    Attributes:
-        stem, blocks, norm, head: the parts, in this order.
-        channels_in: channels of the image.
-        order: ``"post-activation"``: ReLU, then norm, then convolution (CONV-ReLU-GN),
-            as both papers' code has it and Sander et al. 2023, section 4.4, find better
-            and more robust under DP-SGD; ``"pre-activation"``: norm, then ReLU, then
-            convolution (CONV-GN-ReLU).
-
     Args:
         depth: convolutions on the longest path, 6n + 4 with n of at least 1.
         width: the factor k.
-        classes: number of logits.
-        channels_in: channels of the image.
-        normalisation_order: see `order`.
+        normalisation_order: ``"post-activation"``: ReLU, then norm, then convolution
+            (CONV-ReLU-GN), as both papers' code has it and Sander et al. 2023, section
+            4.4, find better and more robust under DP-SGD; ``"pre-activation"``: norm,
+            then ReLU, then convolution (CONV-GN-ReLU).
         weight_standardisation: whether every convolution's weights are standardised.
         padding: of every convolution: ``"SAME"`` or ``"SYMMETRIC"``, see
             `windows.Padding`.
-        key: JAX key of the initial weights.
-
-    Raises:
-        ValueError: an impossible depth, a size that is not a whole number of at least
-            1, an unknown order or padding, or, when called, the input is not one
-            floating-point image with `channels_in` channels.
 
     References:
         Zagoruyko and Komodakis 2016, "Wide residual networks", table 1; group norm and

@@ -24,11 +24,7 @@ PADDINGS = ("SAME", "VALID", "SYMMETRIC")
 
 
 def check_padding(padding: Padding) -> None:
-    """Check a padding.
-
-    Raises:
-        ValueError: an unknown name, or a number of pixels below 0.
-    """
+    """Refuse an unknown name, or a number of pixels below 0."""
     if isinstance(padding, str):
         validate.one_of(PADDINGS, padding=padding)
     elif isinstance(padding, int):
@@ -56,12 +52,7 @@ def max_pool(
 
     Maxima of shifted slices, first of rows, then of columns: the gradient of XLA's own
     pooling is slow on a CPU.
-
-    Args:
-        image: one image.
-        window: side of a window in pixels.
-        stride: step in pixels, the same both ways.
-        padding: see `Padding`; its value is −∞.
+    Padding has the value −∞.
 
     Raises:
         ValueError: a size is not a whole number of at least 1, an unknown padding, or

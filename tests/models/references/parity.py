@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 from references import draw
 
 from tanager import models
+from tanager.models import weights
 from tanager.models.foreign.layouts import Table
 
 
@@ -24,10 +26,17 @@ def read(file: str) -> dict[str, dict[str, Any]]:
     return json.loads((HERE / f"{file}.json").read_text())["models"]
 
 
-def names_of(model: Any) -> list[str]:
-    """Return the names of a model's arrays, as `tanager.models.weights` has them."""
-    leaves = jax.tree_util.tree_leaves_with_path(model)
-    return [jax.tree_util.keystr(p, simple=True, separator=".") for p, _ in leaves]
+def shapes(model: Any, table: Table) -> dict[str, tuple[int, ...]]:
+    """Return the names and shapes of a model's tensors in another library's file."""
+    ours = weights.named_tensors(model)
+    assert table.keys() == ours.keys()
+    found = {}
+    for name, leaf in ours.items():
+        parts = table[name].to_theirs(np.broadcast_to(np.float32(0), leaf.shape))
+        for part, array in zip(table[name].names, parts, strict=True):
+            assert part not in found
+            found[part] = array.shape
+    return found
 
 
 def fill(
@@ -40,17 +49,12 @@ def fill(
         table: their tensor for each of ours; must hold all of ours, none twice.
         tensor: returns theirs from its name and shape, with their axes.
     """
-    assert sorted(table) == sorted(names_of(model))
-    assert len({foreign.names for foreign in table.values()}) == len(table)
-    leaves, tree = jax.tree.flatten(model)
-    filled = []
-    for name, leaf in zip(names_of(model), leaves, strict=True):
-        (theirs,), layout = table[name]
-        like = layout.to_theirs(np.broadcast_to(np.float32(0), leaf.shape))
-        array = layout.to_ours(tensor(theirs, like.shape))
-        assert array.shape == leaf.shape, name
-        filled.append(jnp.asarray(array, leaf.dtype))
-    return tree.unflatten(filled)
+    theirs = {name: tensor(name, shape) for name, shape in shapes(model, table).items()}
+    arrays = {
+        name: foreign.to_ours([theirs[part] for part in foreign.names])
+        for name, foreign in table.items()
+    }
+    return weights.replace_tensors(model, arrays)
 
 
 def drawn(name: str, reference: dict[str, Any], names: Callable[[Any], Table]) -> Any:
@@ -79,12 +83,18 @@ def difference(
     return float(np.abs(logits - expected).max() / np.abs(expected).max())
 
 
-def shaken(model: Any, size: float, seed: int = 1) -> Any:
-    """Return a model whose every parameter is moved, so that no 1 or 0 hides."""
-    numbers = np.random.default_rng(seed).standard_normal
+def random(build: Callable[[], Any], size: float = 0.3) -> Any:
+    """Return a model with weights from NumPy: no gain of 1 or bias of 0 hides.
 
-    def move(leaf: Any) -> np.ndarray:
-        return np.asarray(leaf + size * numbers(leaf.shape), np.float32)
+    Nothing is compiled, as it would be for JAX's own draws of every new shape.
+    """
+    numbers = np.random.default_rng(1).standard_normal
 
-    leaves, tree = jax.tree.flatten(model)
-    return tree.unflatten(map(move, leaves))
+    def draw(path: Any, leaf: Any) -> np.ndarray:
+        drawn = np.asarray(numbers(leaf.shape, np.float32))
+        if leaf.ndim > 1:
+            return drawn / np.float32(math.sqrt(math.prod(leaf.shape[:-1])))
+        middle = path[-1].name in ("scale", "gain", "skip_gain")
+        return np.float32(size) * drawn + np.float32(middle)
+
+    return jax.tree_util.tree_map_with_path(draw, eqx.filter_eval_shape(build))

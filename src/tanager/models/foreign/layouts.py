@@ -7,23 +7,16 @@ import numpy as np
 
 
 class Layout(NamedTuple):
-    """Two functions, each the other's inverse.
-
-    Attributes:
-        to_ours: from their array to ours.
-        to_theirs: from our array to theirs.
-    """
+    """Two functions, each the other's inverse: from their array to ours, and back."""
 
     to_ours: Callable[[np.ndarray], np.ndarray]
     to_theirs: Callable[[np.ndarray], np.ndarray]
 
 
 class Foreign(NamedTuple):
-    """The tensors of another library that make one of ours.
+    """The tensors of another library that make one of ours, and the layout of each.
 
-    Attributes:
-        names: in their file. Several are equally large parts along our last axis.
-        layout: of the axes of each.
+    Several names are equally large parts along our last axis.
     """
 
     names: tuple[str, ...]
@@ -75,11 +68,7 @@ POINTWISE = Layout(
 
 def scaled(layout: Layout, factor: float) -> Layout:
     """Return a layout in which ours is also `factor` times theirs."""
-
-    def to_ours(array: np.ndarray) -> np.ndarray:
-        return layout.to_ours(array * array.dtype.type(factor))
-
-    def to_theirs(array: np.ndarray) -> np.ndarray:
-        return layout.to_theirs(array * array.dtype.type(1 / factor))
-
-    return Layout(to_ours, to_theirs)
+    return Layout(
+        lambda a: layout.to_ours(a * a.dtype.type(factor)),
+        lambda a: layout.to_theirs(a * a.dtype.type(1 / factor)),
+    )

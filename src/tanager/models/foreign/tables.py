@@ -33,13 +33,7 @@ from tanager.models.weights import named_tensors
 
 
 class Rule(NamedTuple):
-    """Their names for some of our tensors.
-
-    Attributes:
-        ours: our name, with letters in braces.
-        theirs: their name; several, joined by ``|``, are parts of ours.
-        layout: of the axes.
-    """
+    """Their name for tensors of ours; several, joined by ``|``, are parts of one."""
 
     ours: str
     theirs: str
@@ -47,12 +41,7 @@ class Rule(NamedTuple):
 
 
 class Format(NamedTuple):
-    """How the files of one library name the tensors of one architecture.
-
-    Attributes:
-        names: from a model to its table.
-        unused: tensors that such files may also hold, and that no logit depends on.
-    """
+    """From a model to its table, and tensors in files that no logit depends on."""
 
     names: Callable[[Any], Table]
     unused: tuple[str, ...] = ()
@@ -178,34 +167,23 @@ _BIT_GOOGLE = (
     Rule("head.bias", "resnet/head/conv2d/bias", SAME),
     Rule("stages.{i}.{j}.shortcut.weight", f"{_UNIT}/a/proj/{_KERNEL}", SAME),
     *(
-        rule
+        Rule(f"stages.{{i}}.{{j}}.{part}", f"{_UNIT}/{letter}/{theirs}", SAME)
         for n, letter in enumerate("abc")
-        for rule in (
-            Rule(
-                f"stages.{{i}}.{{j}}.convs.{n}.weight",
-                f"{_UNIT}/{letter}/{_KERNEL}",
-                SAME,
-            ),
-            Rule(
-                f"stages.{{i}}.{{j}}.norms.{n}.scale",
-                f"{_UNIT}/{letter}/{_NORM[0]}",
-                SAME,
-            ),
-            Rule(
-                f"stages.{{i}}.{{j}}.norms.{n}.bias",
-                f"{_UNIT}/{letter}/{_NORM[1]}",
-                SAME,
-            ),
+        for part, theirs in (
+            (f"convs.{n}.weight", _KERNEL),
+            (f"norms.{n}.scale", _NORM[0]),
+            (f"norms.{n}.bias", _NORM[1]),
         )
     ),
 )
 
 _BLOCK = "stages.{stage}.{place}"
 _NORMALISER_FREE_BLOCK = (
-    *_conv("blocks.{b}.conv1", f"{_BLOCK}.conv1"),
-    *_conv("blocks.{b}.conv2", f"{_BLOCK}.conv2"),
-    *_conv("blocks.{b}.conv2b", f"{_BLOCK}.conv2b"),
-    *_conv("blocks.{b}.conv3", f"{_BLOCK}.conv3"),
+    *(
+        rule
+        for name in ("conv1", "conv2", "conv2b", "conv3")
+        for rule in _conv(f"blocks.{{b}}.{name}", f"{_BLOCK}.{name}")
+    ),
     *_conv("blocks.{b}.shortcut", f"{_BLOCK}.downsample.conv"),
     Rule("blocks.{b}.skip_gain", f"{_BLOCK}.skipinit_gain", SAME),
 )

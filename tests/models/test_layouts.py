@@ -41,13 +41,6 @@ def test_one_tensor_of_ours_is_several_of_theirs():
         np.testing.assert_array_equal(back, array)
 
 
-def test_one_tensor_of_ours_is_one_of_theirs():
-    one = layouts.Foreign(("fc.weight",), layouts.LINEAR)
-    array = np.arange(6).reshape(2, 3)
-    np.testing.assert_array_equal(one.to_ours([array]), array.T)
-    np.testing.assert_array_equal(one.to_theirs(array.T)[0], array)
-
-
 def test_a_scaled_layout_multiplies_one_way_and_divides_the_other():
     theirs = np.arange(6, dtype=np.float32).reshape(2, 3)
     layout = layouts.scaled(layouts.LINEAR, 4.0)

@@ -3,7 +3,6 @@
 references/make_vit.py made the numbers, with PyTorch; nothing here needs it.
 """
 
-import functools
 import json
 import runpy
 from pathlib import Path
@@ -13,15 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from references import parity
 
 from tanager import models
 from tanager.models import weights
 from tanager.models.foreign.tables import FORMATS
-from tanager.models.positions import fit_positions
-from tanager.models.vit import Variant, VisionTransformer
+from tanager.models.vit import Variant, VisionTransformer, fit_positions
 
 
-REFERENCES = Path(__file__).parent.parent / "references"
+REFERENCES = Path(__file__).parent / "references"
 RULE = runpy.run_path(str(REFERENCES / "make_vit.py"))
 RECORD = json.loads((REFERENCES / "vit_parity.json").read_text())
 CHANNELS, HEIGHT, WIDTH = RULE["IMAGE_SHAPE"]
@@ -38,17 +37,7 @@ def shapes_of(name, classes, image_shape):
 
 
 def theirs(model, format):
-    """Return names and shapes of the tensors in another library's file."""
-    table = FORMATS[VisionTransformer][format].names(model)
-    ours = weights.named_tensors(model)
-    assert table.keys() == ours.keys()
-    shapes = {}
-    for name, leaf in ours.items():
-        parts = table[name].to_theirs(np.broadcast_to(np.float32(0), leaf.shape))
-        for part, array in zip(table[name].names, parts, strict=True):
-            assert part not in shapes
-            shapes[part] = array.shape
-    return shapes
+    return parity.shapes(model, FORMATS[VisionTransformer][format].names(model))
 
 
 @pytest.mark.parametrize("name", RECORD["variants"])
@@ -61,16 +50,6 @@ def test_timm_has_these_tensors_and_no_others(name):
     assert RULE["fingerprint"](shapes) == reference["fingerprint"]
 
 
-@functools.cache
-def logits(format):
-    """Return the logits of a ViT-Tiny whose file was drawn under their names."""
-    model = shapes_of("vit-tiny-16", RULE["CLASSES"], (HEIGHT, WIDTH, CHANNELS))
-    drawn = {
-        name: RULE["draw"](name, shape) for name, shape in theirs(model, format).items()
-    }
-    return model, drawn
-
-
 @pytest.mark.parametrize(
     ("format", "reference"),
     [
@@ -79,7 +58,10 @@ def logits(format):
     ],
 )
 def test_the_logits_are_theirs(tmp_path, format, reference):
-    model, drawn = logits(format)
+    model = shapes_of("vit-tiny-16", RULE["CLASSES"], (HEIGHT, WIDTH, CHANNELS))
+    drawn = {
+        name: RULE["draw"](name, shape) for name, shape in theirs(model, format).items()
+    }
     weights.save(drawn, tmp_path / "model.safetensors")
     loaded = models.load_weights(model, tmp_path / "model.safetensors")
     assert loaded.origin["format"] == format
