@@ -16,7 +16,6 @@ References:
     (GDP-CLT); Sander et al. 2023, arXiv:2210.03403 (TAN).
 """
 
-import contextlib
 import dataclasses
 import enum
 import functools
@@ -24,7 +23,7 @@ import logging
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -85,7 +84,7 @@ def epsilon(
     steps: int | None = None,
     coarseness: float = 1.0,
 ) -> float:
-    """Return the ε that a mechanism spends at a given δ.
+    """Return the ε that a mechanism spends at a given δ: infinite without noise.
 
     Args:
         mechanism: the mechanism; its adjacency says what ε protects.
@@ -94,9 +93,6 @@ def epsilon(
         steps: how many of its steps, at least 0; all of them by default.
         coarseness: of PLD's grid. At 8, ε is still a guarantee, at most 0.05 % higher
             in the papers' settings, in a quarter of the time.
-
-    Returns:
-        ε ≥ 0; infinite without noise; never NaN.
 
     Raises:
         ValueError: an argument is out of range, or the accountant is RDP and the
@@ -115,7 +111,7 @@ def epsilon(
     parts = parts_of(mechanism)
     match Accountant(accountant):
         case Accountant.PLD:
-            return epsilon_of_parts(
+            return _epsilon_pld(
                 parts, float(delta), mechanism.adjacency, float(coarseness)
             )
         case Accountant.RDP:
@@ -128,23 +124,13 @@ def epsilon(
             )
 
 
-def delta(mechanism: Mechanism, epsilon: float, steps: int | None = None) -> float:
-    """Return the δ that a mechanism spends at a given ε ≥ 0, by PLD: a guarantee.
-
-    Args:
-        mechanism: the mechanism.
-        epsilon: ε.
-        steps: how many of its steps, at least 0; all of them by default.
+def delta(mechanism: Mechanism, epsilon: float) -> float:
+    """Return the δ that a mechanism spends at a given ε, by PLD: a guarantee.
 
     Raises:
-        ValueError: an argument is out of range.
+        ValueError: ε is negative or not finite.
     """
     validate.not_negative(epsilon=epsilon)
-    if steps is not None:
-        validate.whole(steps=steps, at_least=0)
-        if steps == 0:
-            return 0.0
-        mechanism = dataclasses.replace(mechanism, steps=steps)
     if mechanism.noise_multiplier == 0:
         return 1.0
     parts = parts_of(mechanism)
@@ -162,10 +148,6 @@ def delta(mechanism: Mechanism, epsilon: float, steps: int | None = None) -> flo
 def composed_epsilon(mechanisms: Sequence[Mechanism], delta: float) -> float:
     """Return the ε of several mechanisms on the same data together, by PLD.
 
-    Args:
-        mechanisms: what was spent; an empty sequence spends 0.
-        delta: δ, strictly between 0 and 1.
-
     Raises:
         ValueError: δ is out of range, or the adjacencies differ: they have no common ε.
     """
@@ -175,20 +157,15 @@ def composed_epsilon(mechanisms: Sequence[Mechanism], delta: float) -> float:
         return 0.0
     if len(adjacencies) > 1:
         validate.refuse("adjacency", adjacencies, "must be the same for all mechanisms")
-    steps: Counter[tuple[float, float]] = Counter()
-    for one in mechanisms:
-        if one.noise_multiplier == 0:
-            return math.inf
-        steps[float(one.sample_rate), float(one.noise_multiplier)] += int(one.steps)
-    parts = tuple(_pld.Part(*key, count) for key, count in steps.items())
-    return epsilon_of_parts(parts, float(delta), adjacencies[0])
+    if any(one.noise_multiplier == 0 for one in mechanisms):
+        return math.inf
+    return _epsilon_pld(parts_of(*mechanisms), float(delta), adjacencies[0])
 
 
 def rdp(mechanism: Mechanism, orders: Sequence[float]) -> np.ndarray:
     """Return the Rényi divergence at each order, float64[len(orders)].
 
-    For one step this is g_α(σ, q) of the TAN paper. It is infinite at an order at which
-    the computation does not converge.
+    It is infinite at an order at which the computation does not converge.
 
     Raises:
         ValueError: the adjacency is replace-one, which has no RDP bound here.
@@ -197,10 +174,7 @@ def rdp(mechanism: Mechanism, orders: Sequence[float]) -> np.ndarray:
 
 
 def rdp_of_event(event: "DpEvent", orders: Sequence[float]) -> np.ndarray:
-    """Return the Rényi divergence of an event of `dp_accounting`, float64[len(orders)].
-
-    For add-or-remove-one and zero-out. It is infinite at an order at which the
-    computation does not converge.
+    """Return `rdp` of an event of `dp_accounting`, for add-or-remove-one and zero-out.
 
     Raises:
         dp_accounting.UnsupportedEventError: `dp_accounting` has no RDP of the event.
@@ -208,9 +182,19 @@ def rdp_of_event(event: "DpEvent", orders: Sequence[float]) -> np.ndarray:
     from dp_accounting.rdp import RdpAccountant
 
     accountant = RdpAccountant(list(orders), _pld.relation(Adjacency.ADD_OR_REMOVE_ONE))
-    with _without_absl_warnings(), np.errstate(all="ignore"):
-        accountant.compose(event)
+    # `dp_accounting` warns of orders that do not converge, and skips them.
+    logger = logging.getLogger("absl")
+    logger.addFilter(_errors_only)
+    try:
+        with np.errstate(all="ignore"):
+            accountant.compose(event)
+    finally:
+        logger.removeFilter(_errors_only)
     return np.where(np.isnan(accountant.rdp), math.inf, accountant.rdp)
+
+
+def _errors_only(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR
 
 
 def gdp_clt_mu(mechanism: Mechanism) -> float:
@@ -231,28 +215,24 @@ def gdp_clt_mu(mechanism: Mechanism) -> float:
     return signals * mechanism.sample_rate * math.sqrt(mechanism.steps) * root
 
 
-def parts_of(mechanism: Mechanism) -> tuple[_pld.Part, ...]:
-    """Return a mechanism as one part for PLD."""
-    return (
-        _pld.Part(
-            float(mechanism.sample_rate),
-            float(mechanism.noise_multiplier),
-            int(mechanism.steps),
-        ),
-    )
+def parts_of(*mechanisms: Mechanism) -> tuple[_pld.Part, ...]:
+    """Return mechanisms as parts for PLD, those of the same settings as one."""
+    steps: Counter[tuple[float, float]] = Counter()
+    for one in mechanisms:
+        steps[float(one.sample_rate), float(one.noise_multiplier)] += int(one.steps)
+    return tuple(_pld.Part(*key, count) for key, count in steps.items())
 
 
 ### PLD
 
 
 @functools.lru_cache(maxsize=256)
-def epsilon_of_parts(
+def _epsilon_pld(
     parts: tuple[_pld.Part, ...],
     delta: float,
     adjacency: Adjacency,
     coarseness: float = 1.0,
 ) -> float:
-    """Return ε by PLD; `coarseness` is a factor on the interval of its grid."""
     trusted = delta - _pld.lost_to_rounding(parts)
     if trusted >= delta / 2:
         with np.errstate(all="ignore"):
@@ -287,10 +267,6 @@ def epsilon_gaussian(mu: float, delta: float) -> float:
 
     It is the ε of one Gaussian of σ = 1/μ without sampling (Balle and Wang 2018,
     theorem 8).
-
-    Args:
-        mu: μ, 0 or more.
-        delta: δ, in (0, 1).
     """
     from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
 
@@ -301,21 +277,6 @@ def epsilon_gaussian(mu: float, delta: float) -> float:
 
 
 ### RDP
-
-
-@contextlib.contextmanager
-def _without_absl_warnings() -> Iterator[None]:
-    """Silence `dp_accounting` about orders that do not converge: it skips them."""
-    logger = logging.getLogger("absl")
-    logger.addFilter(_errors_only)
-    try:
-        yield
-    finally:
-        logger.removeFilter(_errors_only)
-
-
-def _errors_only(record: logging.LogRecord) -> bool:
-    return record.levelno >= logging.ERROR
 
 
 def _rdp(
@@ -344,11 +305,8 @@ def _rdp(
 
 @functools.lru_cache(maxsize=128)
 def _rdp_of_a_step(q: float, sigma: float, orders: tuple[float, ...]) -> np.ndarray:
-    import dp_accounting
-
-    gaussian = dp_accounting.GaussianDpEvent(sigma)
     try:
-        return rdp_of_event(dp_accounting.PoissonSampledDpEvent(q, gaussian), orders)
+        return rdp_of_event(dp_event(Mechanism(q, sigma, 1)), orders)
     except ArithmeticError:  # σ² underflows
         return np.full(len(orders), math.inf)
 

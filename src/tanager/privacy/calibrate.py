@@ -1,9 +1,7 @@
 """Calibration: solve for the one parameter of a mechanism that a budget leaves open.
 
-The answer never spends more than the budget, and it is the best one up to a stated
-tolerance. A cheap Rényi bound finds the neighbourhood, a coarse grid of the privacy
-loss comes closer; only then does Brent's method work with the accountant that was asked
-for.
+A cheap Rényi bound finds the neighbourhood, a coarse grid of the privacy loss comes
+closer; only then does Brent's method work with the accountant that was asked for.
 """
 
 import dataclasses
@@ -22,11 +20,7 @@ _COARSE_ORDERS = (1.1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 11, 16, 23, 32, 64, 128
 
 
 class _Unknown(NamedTuple):
-    """A parameter that can be solved for.
-
-    `most_private` and `least_private` end the range that is searched; the `tolerance`
-    is relative, None for a whole number.
-    """
+    """A parameter, the range that is searched, its relative tolerance (None: whole)."""
 
     name: str
     most_private: float
@@ -63,15 +57,12 @@ def calibrate(
     Args:
         epsilon: the budget ε, above 0.
         delta: the budget δ, strictly between 0 and 1.
-        sample_rate: q, or None.
-        noise_multiplier: σ > 0, or None.
-        steps: the number of steps, or None.
+        sample_rate: q.
+        noise_multiplier: σ, above 0.
+        steps: the number of steps.
         accountant: whose ε to keep within the budget: a guarantee only with "pld" and
             "rdp".
         adjacency: which data sets are neighbours.
-
-    Returns:
-        The mechanism; `accountant.epsilon` of it is at most `epsilon`.
 
     Raises:
         ValueError: not exactly one parameter is left out, one is out of range, or no
@@ -107,23 +98,19 @@ def calibrate(
         value = round(value) if unknown.tolerance is None else value
         return dataclasses.replace(frame, **{unknown.name: value})
 
-    def cheap_log_ratio(value: float) -> float:
-        return _log_ratio(_cheap_epsilon(mechanism(value), delta), epsilon)
-
-    def coarse_log_ratio(value: float) -> float:
-        spent = accountants.epsilon_of_parts(
-            accountants.parts_of(mechanism(value)), delta, frame.adjacency, 8.0
+    def by(spent: Callable[..., float], *options: Any) -> _LogRatio:
+        return functools.cache(
+            lambda value: _log_ratio(spent(mechanism(value), delta, *options), epsilon)
         )
-        return _log_ratio(spent, epsilon)
 
-    @functools.cache
-    def log_ratio(value: float) -> float:
-        spent = accountants.epsilon(mechanism(value), delta, accountant)
-        return _log_ratio(spent, epsilon)
-
-    guess = _guess(unknown, cheap_log_ratio)
+    guess = _guess(unknown, by(_cheap_epsilon))
     if accountant == Accountant.PLD:
-        guess = _better_guess(unknown, guess, coarse_log_ratio)
+        log_ratio = by(accountants.epsilon, accountant, None, 8.0)
+        coarse = unknown._replace(tolerance=1e-3)
+        within, beyond = _bracket(coarse, guess, log_ratio)
+        if within is not None and beyond is not None:
+            guess = _root(coarse, within, beyond, log_ratio)
+    log_ratio = by(accountants.epsilon, accountant)
     within, beyond = _bracket(unknown, guess, log_ratio)
     if within is None:
         _refuse(unknown, epsilon, delta, "below", "raise epsilon or delta")
@@ -181,22 +168,10 @@ def _guess(unknown: _Unknown, log_ratio: _LogRatio) -> float:
     return _root(coarse, unknown.most_private, unknown.least_private, log_ratio)
 
 
-def _better_guess(unknown: _Unknown, guess: float, log_ratio: _LogRatio) -> float:
-    """Improve a guess, to 0.1 per cent, before the slow part begins."""
-    coarse = unknown._replace(tolerance=1e-3)
-    within, beyond = _bracket(coarse, guess, log_ratio)
-    if within is None or beyond is None:
-        return guess
-    return _root(coarse, within, beyond, log_ratio)
-
-
 def _bracket(
     unknown: _Unknown, guess: float, log_ratio: _LogRatio
 ) -> tuple[float | None, float | None]:
-    """Walk from the guess across the budget: a value within it and one beyond it.
-
-    Either is None where the range ends before the budget is crossed.
-    """
+    """Return a value within the budget and one beyond it; None where there is none."""
     whole = unknown.tolerance is None
     low, high = sorted((unknown.most_private, unknown.least_private))
     here = round(guess) if whole else guess
@@ -221,10 +196,7 @@ def _bracket(
 def _root(
     unknown: _Unknown, within: float, beyond: float, log_ratio: _LogRatio
 ) -> float:
-    """Find the last value that keeps the budget, between one that does and one beyond.
-
-    In log space, to the tolerance; among whole numbers, exactly.
-    """
+    """Find the last value that keeps the budget, in log space; whole ones exactly."""
     from scipy.optimize import brentq
 
     whole = unknown.tolerance is None
@@ -242,8 +214,7 @@ def _root(
         return log_ratio(value(coordinate))
 
     tolerance = unknown.tolerance or 1.0
-    found = brentq(spent, start, end, xtol=tolerance, maxiter=1000)
-    root = cast(float, found)
+    root = cast(float, brentq(spent, start, end, xtol=tolerance, maxiter=1000))
     root = round(root) if whole else root
     inwards = math.copysign(tolerance, start - end)
     while spent(root) > 0:

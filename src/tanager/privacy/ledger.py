@@ -12,6 +12,7 @@ computes a step again in the same stream, the output is the same and counts once
 same step in another stream is a new release and counts again.
 """
 
+import dataclasses
 import fcntl
 import hashlib
 import json
@@ -27,12 +28,14 @@ from tanager._reading import MALFORMED, is_count, parse_json
 from tanager.privacy.mechanism import Adjacency, Mechanism
 
 
-class Ledger:
-    """The charges of a run, in memory or in a file.
+_UNKNOWN = (
+    "What this run spent is unknown: train into another folder, and count the cost of "
+    "this run in full"
+)
 
-    Args:
-        path: the file to append to, created when missing; None keeps the ledger in
-            memory.
+
+class Ledger:
+    """The charges of a run, in a file that is appended to, or in memory.
 
     Raises:
         ValueError: the file was altered (a line does not follow from the one before),
@@ -48,12 +51,18 @@ class Ledger:
             new = not self.path.exists()
             self._file = self.path.open("a+b", buffering=0)
             try:
-                self._lock()
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if new:
                     sync_folder(self.path.parent)
                 # A torn last line is cut off: its step was not spent, because a step
                 # waits until its whole line is on the disk.
                 self._file.truncate(self._accept_lines(self.path.read_bytes()))
+            except BlockingIOError as error:
+                self.close()
+                raise ValueError(
+                    f"ledger {self.path} is being written by another process: wait "
+                    "until that run ends, or train into another folder"
+                ) from error
             except BaseException:
                 self.close()
                 raise
@@ -72,8 +81,6 @@ class Ledger:
     def charge(self, mechanism: Mechanism, step: int, stream: str = "") -> None:
         """Record that `step` is about to be spent, and return once it is on the disk.
 
-        A step is charged once in a stream.
-
         Raises:
             ValueError: `step` is outside the mechanism's steps, or was charged in this
                 stream for another mechanism.
@@ -83,7 +90,7 @@ class Ledger:
             validate.refuse(
                 "step", step, f"must be below the mechanism's {mechanism.steps} steps"
             )
-        single = _single(mechanism)
+        single = dataclasses.replace(mechanism, steps=1)
         before = self._charges.get((stream, step))
         if before == single:
             return
@@ -94,13 +101,8 @@ class Ledger:
                 "was charged in this stream for another mechanism",
                 f"{before} before, {single} now; use another stream",
             )
-        entry = {
-            "stream": stream,
-            "step": int(step),
-            "sample_rate": mechanism.sample_rate,
-            "noise_multiplier": mechanism.noise_multiplier,
-            "adjacency": str(mechanism.adjacency),
-        }
+        entry = {"stream": stream, "step": int(step)} | dataclasses.asdict(single)
+        del entry["steps"]
         digest = _digest(self._hash, entry)
         if self._file is not None:
             self._append(json.dumps({**entry, "hash": digest}) + "\n")
@@ -110,21 +112,17 @@ class Ledger:
     def require(
         self, mechanism: Mechanism, done: int, streams: Collection[str] | None = None
     ) -> None:
-        """Check that this is the complete ledger of a run.
-
-        Args:
-            mechanism: of the run.
-            done: how many steps it made.
-            streams: every stream of the run; None allows any.
+        """Check that this is the complete ledger of a run that made `done` steps.
 
         Raises:
-            ValueError: a charge is of another stream or mechanism, or a step that was
-                made is not charged.
+            ValueError: a charge is of another mechanism or of none of the `streams`
+                (None allows any), or a step that was made is not charged.
         """
+        single = dataclasses.replace(mechanism, steps=1)
         for (stream, step), charged in self._charges.items():
             if streams is not None and stream not in streams:
                 self._refuse(f"charges step {step} to {stream!r}, a stream of another")
-            if charged != _single(mechanism):
+            if charged != single:
                 self._refuse(
                     f"charges step {step} with {_settings(charged)}, and the run "
                     f"spends {_settings(mechanism)}: it belongs to another"
@@ -137,34 +135,21 @@ class Ledger:
             )
 
     def _refuse(self, what: str) -> NoReturn:
-        raise ValueError(
-            f"ledger {self.path} {what} run. What this run spent is unknown: train "
-            "into another folder, and count the cost of this run in full"
-        )
+        raise ValueError(f"ledger {self.path} {what} run. {_UNKNOWN}")
 
     def steps(self, stream: str | None = None) -> int:
         """Return how many updates were charged, in one stream or in all."""
         return sum(stream in (None, name) for name, _ in self._charges)
 
     def next_step(self, *, other_than: str | None = None) -> int:
-        """Return the number after the highest step charged, 0 when there is none.
-
-        Args:
-            other_than: leave out the charges of this stream.
-        """
+        """Return the step after the last charged, not counting one stream."""
         steps = [step for name, step in self._charges if name != other_than]
         return max(steps, default=-1) + 1
 
     def mechanisms(self) -> list[Mechanism]:
-        """Return what was spent: a mechanism for each distinct setting, with its steps.
-
-        Their composition is the run so far.
-        """
+        """Return what was spent: a mechanism for each setting, with its steps."""
         counts = Counter(self._charges.values())
-        return [
-            Mechanism(one.sample_rate, one.noise_multiplier, count, one.adjacency)
-            for one, count in counts.items()
-        ]
+        return [dataclasses.replace(one, steps=many) for one, many in counts.items()]
 
     def epsilon(self, delta: float) -> float:
         """Return ε at `delta` of everything charged, by PLD; 0 for nothing.
@@ -187,16 +172,6 @@ class Ledger:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _lock(self) -> None:
-        assert self._file is not None
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ValueError(
-                f"ledger {self.path} is being written by another process: wait until "
-                "that run ends, or train into another folder"
-            ) from error
-
     def _append(self, line: str) -> None:
         assert self._file is not None
         before = os.fstat(self._file.fileno()).st_size
@@ -213,37 +188,29 @@ class Ledger:
         """Read every complete line, and return the bytes that they take."""
         length = content.rfind(b"\n") + 1
         for number, line in enumerate(content[:length].split(b"\n")[:-1], 1):
-            self._accept(line, number)
+            try:
+                self._hash = self._accept(parse_json(line))
+            except MALFORMED as error:
+                raise ValueError(
+                    f"ledger {self.path}, line {number}, does not follow from the line "
+                    f"before it: the file was changed or damaged. {_UNKNOWN}"
+                ) from error
         return length
 
-    def _accept(self, line: bytes, number: int) -> None:
-        try:
-            entry = parse_json(line)
-            digest = entry.pop("hash")
-            if digest != _digest(self._hash, entry):
-                raise ValueError("hash")
-            where = entry["stream"], entry["step"]
-            if not isinstance(where[0], str) or not is_count(where[1]):
-                raise ValueError("stream or step")
-            adjacency = Adjacency(entry["adjacency"])
-            rate, noise = entry["sample_rate"], entry["noise_multiplier"]
-            single = Mechanism(rate, noise, 1, adjacency)
-            if self._charges.setdefault(where, single) != single:
-                raise ValueError("charged twice")
-        except MALFORMED as error:
-            raise ValueError(
-                f"ledger {self.path}, line {number}, does not follow from the line "
-                "before it: the file was changed or damaged. What this run spent is "
-                "unknown: train into another folder, and count the cost of this run "
-                "in full"
-            ) from error
-        self._hash = digest
-
-
-def _single(mechanism: Mechanism) -> Mechanism:
-    return Mechanism(
-        mechanism.sample_rate, mechanism.noise_multiplier, 1, mechanism.adjacency
-    )
+    def _accept(self, entry: dict) -> str:
+        digest = entry.pop("hash")
+        if digest != _digest(self._hash, entry):
+            raise ValueError("hash")
+        where = entry["stream"], entry["step"]
+        if not isinstance(where[0], str) or not is_count(where[1]):
+            raise ValueError("stream or step")
+        adjacency = Adjacency(entry["adjacency"])
+        single = Mechanism(
+            entry["sample_rate"], entry["noise_multiplier"], 1, adjacency
+        )
+        if self._charges.setdefault(where, single) != single:
+            raise ValueError("charged twice")
+        return digest
 
 
 def _settings(one: Mechanism) -> str:

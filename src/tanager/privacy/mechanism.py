@@ -1,8 +1,4 @@
-"""The mechanism: the one description of a private run that everything else shares.
-
-The sampler draws with its sample rate, the noise code scales with its noise
-multiplier, the accountant composes its steps. There is no second place to type them.
-"""
+"""The mechanism: the one description of a private run that everything else shares."""
 
 import dataclasses
 import enum
@@ -52,8 +48,7 @@ class Mechanism:
     In each of `steps` steps every example joins the batch independently with
     probability `sample_rate` (q); each contributes a vector of norm at most the
     clipping norm C to a sum; N(0, (σC)²) noise is added to every coordinate, where σ
-    is the `noise_multiplier`. The noise multiplier is relative to C, the most that one
-    example contributes, under every adjacency.
+    is the `noise_multiplier`, relative to C under every adjacency.
 
     Attributes:
         sample_rate: q = expected batch size / number of examples, in (0, 1].

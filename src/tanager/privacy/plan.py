@@ -1,8 +1,7 @@
-"""A plan: what a run will spend, before it is run.
+"""A plan: what a run will spend, before it is run, and what to worry about.
 
 Of batch size, steps, noise multiplier and ε three are given and the fourth is solved
-for. The plan then says ε by every accountant, where the run stands on the scale of
-TAN, and what to worry about.
+for.
 """
 
 import dataclasses
@@ -23,9 +22,7 @@ _OVERCHARGED = 1.05
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A mechanism on a data set of a known size, and what it spends.
-
-    Make one by `Plan.solve`.
+    """A mechanism on a data set of a known size, and what it spends: see `Plan.solve`.
 
     Attributes:
         examples: N, the number of training examples (public).
@@ -68,10 +65,10 @@ class Plan:
 
         Args:
             examples: N, at least 1.
-            batch_size: B, from 1 to N, or None.
-            steps: S, or None.
-            noise_multiplier: σ, or None.
-            epsilon: the budget ε > 0, or None.
+            batch_size: B, from 1 to N.
+            steps: S.
+            noise_multiplier: σ.
+            epsilon: the budget ε, above 0.
             delta: δ; by default the largest power of ten strictly below 1/N.
             adjacency: which data sets are neighbours.
 
@@ -102,9 +99,8 @@ class Plan:
         )
         if epsilon is None:
             assert batch_size and steps is not None and noise_multiplier is not None
-            mechanism = Mechanism(
-                batch_size / examples, noise_multiplier, steps, adjacency
-            )
+            rate = batch_size / examples
+            mechanism = Mechanism(rate, noise_multiplier, steps, adjacency)
         else:
             mechanism = calibrate(
                 epsilon=epsilon,
@@ -120,8 +116,8 @@ class Plan:
                     mechanism, sample_rate=batch_size / examples
                 )
         assert batch_size is not None
-        spent = _all_epsilons(mechanism, delta)
-        return cls(
+        replace_one = adjacency is Adjacency.REPLACE_ONE
+        plan = cls(
             examples=int(examples),
             batch_size=int(batch_size),
             steps=int(mechanism.steps),
@@ -129,9 +125,15 @@ class Plan:
             delta=float(delta),
             adjacency=adjacency,
             solved=solved,
-            epsilon=spent,
-            warnings=tuple(_warnings(mechanism, examples, batch_size, delta, spent)),
+            epsilon={
+                str(name): None
+                if name is Accountant.RDP and replace_one
+                else accountant.epsilon(mechanism, delta, name)
+                for name in Accountant
+            },
+            warnings=(),
         )
+        return dataclasses.replace(plan, warnings=tuple(_warnings(plan)))
 
     @property
     def mechanism(self) -> Mechanism:
@@ -207,86 +209,58 @@ def _whole_batch(
     return batch_size
 
 
-def _all_epsilons(mechanism: Mechanism, delta: float) -> dict[str, float | None]:
-    spent: dict[str, float | None] = {}
-    for name in Accountant:
-        refused = (
-            name is Accountant.RDP and mechanism.adjacency is Adjacency.REPLACE_ONE
-        )
-        spent[str(name)] = (
-            None if refused else accountant.epsilon(mechanism, delta, name)
-        )
-    return spent
-
-
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _warnings(
-    mechanism: Mechanism,
-    examples: int,
-    batch_size: int,
-    delta: float,
-    spent: dict[str, float | None],
-) -> list[str]:
-    warnings = []
-    if delta >= 1 / examples:
+def _warnings(plan: Plan) -> list[str]:
+    warnings, sigma, spent = [], plan.noise_multiplier, plan.epsilon
+    if plan.delta >= 1 / plan.examples:
         warnings.append(
-            f"delta ({delta:g}) is not below 1/N ({1 / examples:.3g}): a mechanism that"
-            " publishes one example outright would pass; use"
-            f" {default_delta(examples):g}"
+            f"delta ({plan.delta:g}) is not below 1/N ({1 / plan.examples:.3g}): a"
+            " mechanism that publishes one example outright would pass; use"
+            f" {default_delta(plan.examples):g}"
         )
+    if sigma == 0:
+        return [*warnings, "without noise there is no privacy: ε is infinite"]
     infinite = [name for name, value in spent.items() if value == math.inf]
-    if mechanism.noise_multiplier == 0:
-        warnings.append("without noise there is no privacy: ε is infinite")
-    elif infinite:
+    if infinite:
         warnings.append(f"ε by {', '.join(infinite)} is too large to compute")
-    if mechanism.noise_multiplier > 0 and tan.eta(mechanism) >= 2:
+    eta = tan.eta(plan.mechanism)
+    if eta >= 2:
         warnings.append(
-            f"the signal of one example, η = {tan.eta(mechanism):.3g} times the noise,"
-            " stands out: at η ≥ 2 the guarantee says little"
+            f"the signal of one example, η = {eta:.3g} times the noise, stands out: at"
+            " η ≥ 2 the guarantee says little"
         )
     pld, approximation = spent[Accountant.PLD], spent[Accountant.TAN]
     assert pld is not None and approximation is not None
-    if (
-        0 < mechanism.noise_multiplier < tan.PRIVACY_WALL
-        and pld > _OVERCHARGED * approximation
-    ):
-        warnings.append(_wall(mechanism, examples, batch_size, delta, spent))
+    if sigma < tan.PRIVACY_WALL and pld > _OVERCHARGED * approximation:
+        warnings.append(
+            f"privacy wall: with a noise multiplier of {sigma:.4g}, below"
+            f" {tan.PRIVACY_WALL:g}, ε is {format_epsilon(pld)} where ε_TAN is"
+            f" {approximation:.3g}; at the same steps and η, {'; '.join(_moves(plan))}"
+        )
     return warnings
 
 
-def _wall(
-    mechanism: Mechanism,
-    examples: int,
-    batch_size: int,
-    delta: float,
-    spent: dict[str, float | None],
-) -> str:
-    """Name the move out of the privacy wall (TAN, 3.4), with its price."""
-    sigma = mechanism.noise_multiplier
-    text = (
-        f"privacy wall: with a noise multiplier of {sigma:.4g}, below"
-        f" {tan.PRIVACY_WALL:g}, ε is {format_epsilon(spent[Accountant.PLD])} where"
-        f" ε_TAN is {spent[Accountant.TAN]:.3g}"
-    )
+def _moves(plan: Plan) -> list[str]:
+    """Name the moves out of the privacy wall (TAN, 3.4), with their price."""
+    sigma, moves = plan.noise_multiplier, []
     doublings = max(1, math.ceil(math.log2(tan.PRIVACY_WALL / sigma)))
-    moves = []
     for factor in dict.fromkeys((2, 2**doublings)):
-        larger = factor * batch_size
-        if larger > examples:
+        larger = factor * plan.batch_size
+        if larger > plan.examples:
             moves.append(
                 f"batch size {larger} with noise multiplier {factor * sigma:.4g} would"
-                f" follow, but exceeds the {examples} examples: use more examples, or"
-                " raise the noise multiplier alone"
+                f" follow, but exceeds the {plan.examples} examples: use more examples,"
+                " or raise the noise multiplier alone"
             )
             break
-        moved = tan.at_batch_size(mechanism, factor=factor)
-        after = accountant.epsilon(moved, delta)
+        moved = tan.at_batch_size(plan.mechanism, factor=factor)
+        after = accountant.epsilon(moved, plan.delta)
         cost = "twice" if factor == 2 else f"{factor} times"
         moves.append(
             f"batch size {larger} and noise multiplier {factor * sigma:.4g} give"
             f" ε = {format_epsilon(after)} for {cost} the epochs"
         )
-    return f"{text}; at the same steps and η, {'; '.join(moves)}"
+    return moves

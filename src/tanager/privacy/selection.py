@@ -1,14 +1,13 @@
 """Private selection: train a secret random number of times, release only the best.
 
 Such a search costs less than the composition of its runs, if nobody decides after
-looking how many runs there are. Their number is drawn at the start, from a distribution
-in which one run more is nearly as likely as one less. The runs differ in
+looking how many runs there are: their number is drawn at the start. The runs differ in
 hyper-parameters drawn without looking at the data, and all spend the same mechanism.
 
 The score that picks the winner depends on the examples it was computed on. If these are
-as private as the training examples, a little noise on the score (`score_noise`) hides
-each of them as well as a run hides a training example. Training and scored examples are
-separate, so the guarantee of the whole search holds for both.
+private too, a little noise on the score (`score_noise`) hides each of them as well as a
+run hides a training example. Training and scored examples are separate, so the
+guarantee of the whole search holds for both.
 
 References:
     Papernot and Steinke 2022, Hyperparameter Tuning with Rényi Differential Privacy,
@@ -20,7 +19,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 
@@ -28,10 +27,6 @@ from tanager import _validate as validate
 from tanager.privacy import accountant as accountants
 from tanager.privacy.mechanism import Mechanism
 from tanager.seed import Seed
-
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +37,7 @@ class Selection:
         mean: expected number of runs, at least 1.
         shape: η of the truncated negative binomial, which gives at least one run: 1 is
             geometric; 0 is logarithmic, whose ε grows least with the mean and whose
-            tail is heaviest. Infinity is poisson, whose tail is lightest; poisson can
-            give 0 runs.
+            tail is heaviest. Infinity is poisson, which can give 0 runs.
 
     Raises:
         ValueError: a field is out of range.
@@ -58,12 +52,6 @@ class Selection:
             validate.refuse("mean", self.mean, "must be at least 1")
         if self.shape != math.inf:
             validate.not_negative(shape=self.shape, remedy="infinity is poisson")
-
-    def event(self, run: "DpEvent") -> "DpEvent":
-        """Return the whole search as an event of `dp_accounting`, given one run."""
-        from dp_accounting.dp_event import RepeatAndSelectDpEvent
-
-        return RepeatAndSelectDpEvent(run, self.mean, self.shape)
 
     def draw(self, seed: Seed) -> int:
         """Draw the number of runs to make; it is secret, like the seed.
@@ -89,8 +77,12 @@ class Selection:
         elif self.mean == 1:
             yield 1, 1.0
             return
-        else:
-            runs, probability = 1, self._once()
+        else:  # definition 1 of Papernot and Steinke
+            runs, logarithm = 1, math.log(self.gamma)
+            probability = (1 - self.gamma) / -logarithm
+            if self.shape > 0:
+                odds = math.expm1(-self.shape * logarithm)
+                probability = (1 - self.gamma) * self.shape / odds
         most_likely = self.mean if self.shape > 1 else 0.0
         while runs <= most_likely or probability > 1e-18:
             yield runs, probability
@@ -100,32 +92,21 @@ class Selection:
                 probability *= (1 - self.gamma) * (runs + self.shape) / (runs + 1)
             runs += 1
 
-    def _once(self) -> float:
-        """Return the probability of one run (definition 1 of Papernot and Steinke)."""
-        logarithm = math.log(self.gamma)
-        if self.shape == 0:
-            return (1 - self.gamma) / -logarithm
-        return (1 - self.gamma) * self.shape / math.expm1(-self.shape * logarithm)
-
     @functools.cached_property
     def gamma(self) -> float:
-        """The success probability γ in (0, 1] of the truncated negative binomial.
-
-        Raises:
-            ValueError: this is poisson, which has none.
-        """
-        if self.shape == math.inf:
-            validate.refuse("shape", self.shape, "has no γ: it is poisson")
+        """The success probability γ in (0, 1] of the truncated negative binomial."""
         if self.shape == 1 or self.mean == 1:
             return 1 / self.mean
-        return math.exp(
-            _root(
-                lambda logarithm: math.log(_mean(logarithm, self.shape) / self.mean),
-                -500.0,
-                -1e-12,
-                1e-14,
-            )
-        )
+
+        def beyond(logarithm: float) -> float:
+            mean = math.expm1(-logarithm)  # 1/γ − 1
+            if self.shape == 0:
+                mean /= -logarithm
+            else:
+                mean = self.shape * mean / -math.expm1(self.shape * logarithm)
+            return math.log(mean / self.mean)
+
+        return math.exp(_root(beyond, -500.0, -1e-12, 1e-14))
 
 
 def _root(
@@ -134,14 +115,6 @@ def _root(
     from scipy.optimize import brentq
 
     return brentq(function, low, high, xtol=tolerance)  # pyright: ignore
-
-
-def _mean(logarithm: float, shape: float) -> float:
-    """Return the mean of the truncated negative binomial with a given log γ."""
-    odds = math.expm1(-logarithm)  # 1/γ − 1
-    if shape == 0:
-        return odds / -logarithm
-    return shape * odds / -math.expm1(shape * logarithm)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +148,10 @@ class PrivateSearch:
 
     def rdp(self) -> np.ndarray:
         """Return the Rényi divergence of the search at `accountant.RDP_ORDERS`."""
-        search = self.selection.event(accountants.dp_event(self.run))
+        from dp_accounting.dp_event import RepeatAndSelectDpEvent
+
+        run, selection = accountants.dp_event(self.run), self.selection
+        search = RepeatAndSelectDpEvent(run, selection.mean, selection.shape)
         return accountants.rdp_of_event(search, accountants.RDP_ORDERS)
 
     @property
@@ -184,9 +160,8 @@ class PrivateSearch:
 
         The score is the number of held-out examples that a run classifies correctly,
         which one such example changes by at most 1. With this Gaussian noise its Rényi
-        divergence, α / 2σ², is at most that of a run at every order. So a run with its
-        score spends no more than a run alone, for both sets of examples. It is about
-        1/(√2 η), with η of `tan.eta`: one or two examples in the papers' settings.
+        divergence, α / 2σ², is at most that of a run at every order: one or two
+        examples in the papers' settings.
         """
         if self.run.noise_multiplier == 0:
             return 0.0
@@ -206,16 +181,8 @@ class PrivateSearch:
     ) -> Self:
         """Find the smallest noise multiplier for which the whole search meets ε.
 
-        Args:
-            selection: distribution of the number of runs.
-            epsilon: the budget of the whole search, above 0.
-            delta: its δ, strictly between 0 and 1.
-            sample_rate: q of each run.
-            steps: S of each run.
-
-        Returns:
-            A search with `epsilon(delta)` at most `epsilon`, its noise multiplier
-            within a relative 1e-3 of the smallest.
+        Its `epsilon(delta)` is at most `epsilon`, the noise multiplier within a
+        relative 1e-3 of the smallest.
 
         Raises:
             ValueError: an argument is out of range, or no noise multiplier meets ε.

@@ -4,8 +4,7 @@ When the noise multiplier σ is at least about 2, the privacy budget depends on 
 sample rate q, σ and the number of steps S only through one number: the individual
 signal-to-noise ratio η, with η² = q²S / (2σ²), or its inverse Σ = 1/η, the total amount
 of noise. So (q, σ, S) can be traded at a constant η: a cheap run at a small batch size
-shows how the expensive one will train. Everything here is a closed-form approximation
-and not a guarantee; the accountant gives that.
+shows how the expensive one will train. No approximation here is a guarantee.
 
 References:
     Sander, Stock and Sablayrolles 2023, TAN Without a Burn, sections 3.1 to 3.4.
@@ -23,10 +22,7 @@ PRIVACY_WALL = 2.0
 
 
 def eta_step(mechanism: Mechanism) -> float:
-    """Return η_step = q / (√2 σ), the signal-to-noise ratio of one step (3.1).
-
-    It is infinite without noise.
-    """
+    """Return η_step = q / (√2 σ), the signal-to-noise ratio of one step (3.1)."""
     if mechanism.noise_multiplier == 0:
         return math.inf
     return mechanism.sample_rate / (math.sqrt(2) * mechanism.noise_multiplier)
@@ -45,10 +41,7 @@ def total_noise(mechanism: Mechanism) -> float:
 
 
 def epsilon_tan(eta: float, delta: float) -> float:
-    """Return ε_TAN = η² + 2η √log(1/δ) (equation 4): an approximation of ε.
-
-    It is for neighbours that differ by one example more or less. For replace-one the
-    signal is twice as large: pass 2η.
+    """Return ε_TAN = η² + 2η √log(1/δ) (equation 4); for replace-one, pass 2η.
 
     Raises:
         ValueError: η is negative, or δ is not strictly between 0 and 1.
@@ -61,15 +54,11 @@ def epsilon_tan(eta: float, delta: float) -> float:
 
 
 def at_batch_size(mechanism: Mechanism, *, factor: float) -> Mechanism:
-    """Change the batch size at the same η_step and steps: σ follows q (3.4).
+    """Multiply sample rate and noise multiplier by a factor, so η_step stays (3.4).
 
-    The update keeps its signal-to-noise ratio, so the run trains much alike; its cost
-    changes by the same factor. A smaller batch simulates a large run cheaply, without
-    its guarantee; a larger one leaves the privacy wall.
-
-    Args:
-        mechanism: the run to start from.
-        factor: multiplies both the sample rate and the noise multiplier.
+    The run trains much alike; its cost changes by the same factor. A smaller batch
+    simulates a large run cheaply, without its guarantee; a larger one leaves the
+    privacy wall.
 
     Raises:
         ValueError: the factor is not positive, or the new q exceeds 1.
@@ -90,8 +79,6 @@ def at_batch_size(mechanism: Mechanism, *, factor: float) -> Mechanism:
 
 def at_steps(mechanism: Mechanism, steps: int) -> Mechanism:
     """Change the number of steps at the same η and σ: q = ησ√(2/S) (4.3).
-
-    A quarter of the steps goes with twice the batch size.
 
     Raises:
         ValueError: `steps` is below 1, or so small that q would exceed 1.

@@ -26,16 +26,11 @@ class TradeOff:
     """The trade-off curve of the Poisson-subsampled Gaussian, composed.
 
     Exact without subsampling. Otherwise slightly below the exact curve, because of the
-    grid of the privacy loss distribution and the finite number of tangents: an attack
-    that beats this curve beats the mechanism.
-
-    Args:
-        mechanism: the mechanism.
-        coarseness: of the grid, see `accountant.epsilon`.
+    grid, of which `accountant.epsilon` tells, and the finite number of tangents: an
+    attack that beats this curve beats the mechanism.
     """
 
     def __init__(self, mechanism: Mechanism, coarseness: float = 1.0):
-        self.mechanism = mechanism
         self._mu = None
         if mechanism.noise_multiplier == 0:
             self._mu = math.inf
