@@ -37,71 +37,43 @@ def gaussian(rng, mu, count):
     return rng.normal(mu, 1.0, count), rng.normal(0.0, 1.0, count)
 
 
-class AnEstimator:
-    """What holds for every estimator."""
+@pytest.fixture(params=ESTIMATORS, ids=["any", "gaussian", "subsampled"])
+def estimator(request):
+    return request.param
 
-    @pytest.fixture
-    def estimator(self) -> Estimator:
-        raise NotImplementedError
 
-    def test_reversed_scores_prove_exactly_nothing(self, estimator):
-        inside, outside = gaussian(np.random.default_rng(0), 2.0, 400)
-        assert audit_scores(outside, inside, estimator).epsilon == 0.0
-
-    def test_equal_scores_prove_exactly_nothing(self, estimator):
-        found = audit_scores(np.zeros(100), np.zeros(100), estimator)
-        assert found.epsilon == 0.0
-        assert found.auc == 0.5
-        assert found.advantage == 0.0
-
-    @pytest.mark.parametrize(
-        "errors", [(0, 1, 0, 1), (50, 100, 50, 100), (100, 100, 0, 100)]
-    )
-    def test_few_and_useless_scores_prove_exactly_nothing(self, estimator, errors):
+def test_useless_scores_prove_exactly_nothing(estimator):
+    inside, outside = gaussian(np.random.default_rng(0), 2.0, 400)
+    assert audit_scores(outside, inside, estimator).epsilon == 0.0
+    found = audit_scores(np.zeros(100), np.zeros(100), estimator)
+    assert (found.epsilon, found.auc, found.advantage) == (0.0, 0.5, 0.0)
+    for errors in ((0, 1, 0, 1), (50, 100, 50, 100), (100, 100, 0, 100)):
         assert estimator.bound(Errors(*errors)) == 0.0
 
-    def test_fewer_errors_prove_more(self, estimator):
-        found = [
-            estimator.bound(Errors(wrong, 1000, wrong, 1000)) for wrong in (400, 200, 5)
-        ]
-        assert found == sorted(found)
-        assert found[0] < found[2]
 
-    def test_more_confidence_proves_less(self, estimator):
-        errors = Errors(100, 1000, 300, 1000)
-        sure = dataclasses.replace(estimator, confidence=0.999)
-        assert 0 < sure.bound(errors) < estimator.bound(errors)
-
-    @pytest.mark.parametrize(
-        ("errors", "message"),
-        [
-            ((0, 0, 0, 10), "outside (=0) must be at least 1"),
-            ((11, 10, 0, 10), "false_positives (=11) must be from 0 to 10"),
-            ((0, 10, -1, 10), "false_negatives (=-1) must be from 0 to 10"),
-        ],
-    )
-    def test_counts_that_cannot_be_are_refused(self, estimator, errors, message):
-        with pytest.raises(ValueError) as told:
-            estimator.bound(Errors(*errors))
-        assert message in str(told.value)
+def test_fewer_errors_prove_more_and_more_confidence_less(estimator):
+    found = [
+        estimator.bound(Errors(wrong, 1000, wrong, 1000)) for wrong in (400, 200, 5)
+    ]
+    assert found == sorted(found)
+    assert found[0] < found[2]
+    errors = Errors(100, 1000, 300, 1000)
+    sure = dataclasses.replace(estimator, confidence=0.999)
+    assert 0 < sure.bound(errors) < estimator.bound(errors)
 
 
-class TestAnyMechanism(AnEstimator):
-    @pytest.fixture
-    def estimator(self):
-        return ESTIMATORS[0]
-
-
-class TestGaussian(AnEstimator):
-    @pytest.fixture
-    def estimator(self):
-        return ESTIMATORS[1]
-
-
-class TestSubsampled(AnEstimator):
-    @pytest.fixture
-    def estimator(self):
-        return ESTIMATORS[2]
+@pytest.mark.parametrize(
+    ("errors", "message"),
+    [
+        ((0, 0, 0, 10), "outside (=0) must be at least 1"),
+        ((11, 10, 0, 10), "false_positives (=11) must be from 0 to 10"),
+        ((0, 10, -1, 10), "false_negatives (=-1) must be from 0 to 10"),
+    ],
+)
+def test_counts_that_cannot_be_are_refused(estimator, errors, message):
+    with pytest.raises(ValueError) as told:
+        estimator.bound(Errors(*errors))
+    assert message in str(told.value)
 
 
 def test_the_bound_by_hand():
@@ -190,21 +162,14 @@ def likelihood_scores(rng, mechanism, count, inside):
 def test_the_subsampled_bound_is_near_the_truth_and_not_above():
     rng = np.random.default_rng(4)
     true = accountant.epsilon(CLAIMED, DELTA)
-    inside = likelihood_scores(rng, CLAIMED, 4000, True)
-    outside = likelihood_scores(rng, CLAIMED, 4000, False)
-    found = audit_scores(inside, outside, ESTIMATORS[2]).epsilon
+    scores = [likelihood_scores(rng, CLAIMED, 4000, inside) for inside in (True, False)]
+    found = audit_scores(*scores, ESTIMATORS[2]).epsilon
     assert 0.85 * true < found < true
-    # The central limit theorem is no bound: it would ask for less.
-    assert audit_scores(inside, outside, ESTIMATORS[0]).epsilon < found
-
-
-@pytest.mark.slow
-def test_noise_that_is_half_of_what_is_claimed_is_found_out():
-    rng = np.random.default_rng(5)
+    assert audit_scores(*scores, ESTIMATORS[0]).epsilon < found
+    # Half of the noise that is claimed is found out.
     half = Mechanism(CLAIMED.sample_rate, 0.4, CLAIMED.steps)
     scores = [likelihood_scores(rng, half, 2000, inside) for inside in (True, False)]
-    found = audit_scores(scores[0], scores[1], ESTIMATORS[2]).epsilon
-    assert found > 2 * accountant.epsilon(CLAIMED, DELTA)
+    assert audit_scores(*scores, ESTIMATORS[2]).epsilon > 2 * true
 
 
 def test_so_many_models_can_prove_it_and_one_fewer_cannot():
@@ -241,8 +206,8 @@ def test_area_and_advantage_of_a_shift():
 @pytest.mark.parametrize(
     ("epsilon", "delta", "published"),
     [
-        *((1, 0.01, 0.47), (2, 0.01, 0.76), (4, 0.01, 0.96), (8, 0.01, 1.0)),
-        *((1, 1 / 60_000, 0.46), (2, 1 / 60_000, 0.76), (4, 1 / 60_000, 0.96)),
+        *((1, 0.01, 0.47), (2, 0.01, 0.76), (8, 0.01, 1.0)),
+        *((1, 1 / 60_000, 0.46), (4, 1 / 60_000, 0.96)),
     ],
 )
 def test_the_highest_advantage_is_table_9s(epsilon, delta, published):

@@ -1,6 +1,7 @@
 """One run's bounds: the theorems written anew, and ideal canaries."""
 
 import bisect
+import functools
 import math
 
 import numpy as np
@@ -63,7 +64,7 @@ def paper_refutes(guesses, significance, mu):
     return r[0] + h[0] > made / m
 
 
-@pytest.mark.parametrize("numbers", [(200, 60, 52), (200, 200, 150), (500, 40, 40)])
+@pytest.mark.parametrize("numbers", [(200, 60, 52), (500, 40, 40)])
 def test_the_gaussian_bound_is_where_the_recursion_stops_refuting(numbers):
     guesses = Guesses(*numbers)
     found = gaussian(guesses, delta=DELTA, confidence=0.95)
@@ -111,9 +112,8 @@ def test_null_and_reversed_scores_prove_exactly_nothing(bound):
     rng = np.random.default_rng(1)
     scores, included = scores_of(rng, 1000, 3.0)
     backwards = guess(-scores, included, 200)
-    assert bound(backwards, delta=DELTA, confidence=0.95) == 0.0
-    half = Guesses(1000, 200, 100)
-    assert bound(half, delta=DELTA, confidence=0.95) == 0.0
+    for useless in (backwards, Guesses(1000, 200, 100)):
+        assert bound(useless, delta=DELTA, confidence=0.95) == 0.0
 
 
 @pytest.mark.parametrize(("true", "least"), [(4.0, (1.2, 1.7)), (8.0, (3.0, 4.5))])
@@ -179,20 +179,19 @@ def test_the_bound_of_a_subsampled_mechanism_is_below_its_epsilon():
     truth = accountant.epsilon(claimed, 1e-3)
     q, sigma = claimed.sample_rate, claimed.noise_multiplier
     rng = np.random.default_rng(0)
+
+    @functools.cache
+    def bound(guesses):
+        return one_run_trade_off(guesses, claimed, delta=1e-3, confidence=0.95)
+
     found = []
     for _ in range(40):
         included = rng.random(300) < 0.5
         seen = rng.normal(0, sigma, (300, claimed.steps))
         seen += (rng.random(seen.shape) < q) & included[:, None]
         scores = np.log1p(q * np.expm1((2 * seen - 1) / (2 * sigma**2))).sum(1)
-        guesses = guess(scores, included, 60)
-        found.append(one_run_trade_off(guesses, claimed, delta=1e-3, confidence=0.95))
+        found.append(bound(guess(scores, included, 60)))
     assert np.sum(np.array(found) > truth) <= 8
     assert np.median(found) > 0.2 * truth
-
-
-def test_guesses_that_are_half_wrong_prove_nothing():
-    claimed = Mechanism(0.2, 0.7, 20)
-    options = {"delta": 1e-3, "confidence": 0.95}
-    assert one_run_trade_off(Guesses(300, 60, 30), claimed, **options) == 0
-    assert one_run_trade_off(Guesses(300, 60, 0), claimed, **options) == 0
+    # Guesses that are half wrong, or all, prove nothing.
+    assert bound(Guesses(300, 60, 30)) == bound(Guesses(300, 60, 0)) == 0

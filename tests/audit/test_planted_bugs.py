@@ -13,12 +13,23 @@ from bugs import BUGS
 
 from parts import parts
 from tanager.audit import canaries
-from tanager.audit.replay import replay
+from tanager.audit.replay import Replay, replay
 from tanager.privacy.mechanism import Mechanism
 
 
 SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.full) for seed in (2, 3))]
-AUDITED = [bug.plant for bug in BUGS if bug.by_audit]
+# Of two bugs of a kind, each of which a replay finds, the audit looks for one.
+OTHERS = {
+    bugs.no_noise,
+    bugs.noise_of_physical_batches_wrongly_scaled,
+    bugs.clipped_after_averaging,
+    bugs.clipped_to_twice_the_norm,
+}
+AUDITED = [
+    pytest.param(bug.plant, marks=[pytest.mark.full] * (bug.plant in OTHERS))
+    for bug in BUGS
+    if bug.by_audit
+]
 REPLAYED = Mechanism(0.2, 0.8, 60)
 
 
@@ -28,10 +39,10 @@ def loss(params, example):
 
 
 @pytest.fixture(scope="module")
-def replayed(regression):
-    """Replay least squares: `replayed(...)` gives the names of the checks that fail."""
+def problem(regression):
+    """Return problem, algorithm, runtime and number of steps of least squares."""
 
-    def checks(**options):
+    def made(**options):
         quick = {"strategy": "bk", "steps": 24, "physical_batch_size": 8}
         params = {"w": jnp.zeros(5), "b": jnp.zeros(2)}
 
@@ -39,26 +50,30 @@ def replayed(regression):
             return loss({"w": params["w"], "b": params["b"].sum()}, example)
 
         own = {"loss": with_two, "params": params, "data": regression}
-        made = parts({"mechanism": REPLAYED} | own | quick | options)
-        problem, algorithm, runtime, rest = made
-        found = replay(problem, algorithm, runtime, **rest)
-        return {finding.check for finding in found if not finding.passed}
+        *made, rest = parts({"mechanism": REPLAYED} | own | quick | options)
+        return *made, rest["steps"]
 
-    return checks
+    return made
 
 
 def shaken(key, example):
     return example[0] + jax.random.normal(key, (5,)), example[1]
 
 
+VIEWS = {"augment": shaken, "augmentation_multiplicity": 3}
+
+
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.plant.__name__)
-def test_a_replay_finds_the_bug(replayed, monkeypatch, bug):
-    views = bug.plant.__name__ == "clipped_per_view"
-    options = {"augment": shaken, "augmentation_multiplicity": 3} if views else {}
-    if "noise is Gaussian" in bug.found_by:
-        options["steps"] = 60
+def test_a_replay_finds_the_bug(problem, monkeypatch, bug):
+    options = VIEWS if bug.plant is bugs.clipped_per_view else {}
+    if bug.found_by is bugs.GAUSSIAN:
+        options = {"steps": 60}
     bug.plant(monkeypatch)
-    assert bug.found_by <= replayed(**options)
+    found = Replay(*problem(**options))
+    for part, checks in bug.found_by.items():
+        assert checks <= {
+            each.check for each in getattr(found, part)() if not each.passed
+        }
 
 
 @pytest.mark.parametrize(
@@ -66,13 +81,15 @@ def test_a_replay_finds_the_bug(replayed, monkeypatch, bug):
     [
         {},
         {"strategy": "auto", "physical_batch_size": 64, "clip_norm": 0.1},
-        {"augment": shaken, "augmentation_multiplicity": 3},
-        {"trainable": {"w": True, "b": False}},
+        VIEWS | {"trainable": {"w": True, "b": False}},
     ],
-    ids=["as it is", "auto", "multiplicity", "a part"],
+    ids=["as it is", "auto", "views of a part"],
 )
-def test_without_a_bug_replays_find_nothing(replayed, options):
-    assert replayed(**options) == set()
+def test_without_a_bug_replays_find_nothing(problem, options):
+    *parts, steps = problem(**options)
+    found = replay(*parts, steps=steps)
+    assert [each for each in found if not each.passed] == []
+    assert len(found) == (11 if "trainable" in options else 12)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

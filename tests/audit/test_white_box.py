@@ -8,7 +8,6 @@ import optax
 import pytest
 from scipy import stats
 
-from tanager.data import as_source
 from tanager.noise import GaussianNoise
 from tanager.privacy import accountant
 from tanager.privacy.mechanism import Adjacency, Mechanism
@@ -20,6 +19,16 @@ CLAIMED = Mechanism(0.1, 0.8, 40)  # as in conftest
 @pytest.fixture(scope="module")
 def found(white_box):
     return white_box(canaries=3000, seed=0)
+
+
+@pytest.fixture(scope="module")
+def few(white_box):
+    return white_box(canaries=100)
+
+
+def same(one, two, rtol):
+    np.testing.assert_allclose(one.inside, two.inside, rtol=rtol, atol=rtol)
+    np.testing.assert_allclose(one.outside, two.outside, rtol=rtol, atol=rtol)
 
 
 def test_the_bound_is_near_the_claim_and_not_above(found):
@@ -46,10 +55,13 @@ def test_scores_are_the_log_likelihood_ratio_of_the_mechanism(found):
 @pytest.mark.parametrize(
     "options",
     [
-        {"strategy": "per_example", "physical_batch_size": 16},
-        {"clip_norm": 0.05},
-        {"optimizer": optax.sgd(0.1, momentum=0.9)},
         {
+            "strategy": "per_example",
+            "physical_batch_size": 16,
+            "optimizer": optax.sgd(0.1, momentum=0.9),
+        },
+        {
+            "clip_norm": 0.05,
             "augment": lambda key, example: (
                 example[0] + jax.random.normal(key, (5,)),
                 example[1],
@@ -57,13 +69,11 @@ def test_scores_are_the_log_likelihood_ratio_of_the_mechanism(found):
             "augmentation_multiplicity": 4,
         },
     ],
-    ids=["per_example", "norm", "momentum", "multiplicity"],
+    ids=["per_example, momentum", "norm, multiplicity"],
 )
-def test_what_does_not_change_the_mechanism_changes_no_score(white_box, options):
+def test_what_does_not_change_the_mechanism_changes_no_score(white_box, few, options):
     """The same seed draws the same batches and noise for the canaries."""
-    one, two = white_box(canaries=100), white_box(canaries=100, **options)
-    np.testing.assert_allclose(one.inside, two.inside, rtol=1e-3, atol=1e-3)
-    np.testing.assert_allclose(one.outside, two.outside, rtol=1e-3, atol=1e-3)
+    same(few, white_box(canaries=100, **options), rtol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +84,7 @@ def test_a_model_of_which_a_part_is_trained_is_audited(white_box, trainable):
     assert 0 < found.epsilon_lower_bound < found.claimed_epsilon
 
 
-def test_examples_that_are_read_one_by_one_are_joined_too(white_box, regression):
+def test_examples_that_are_read_one_by_one_are_joined_too(white_box, few, regression):
     class OneByOne:
         def __len__(self):
             return len(regression[0])
@@ -82,12 +92,12 @@ def test_examples_that_are_read_one_by_one_are_joined_too(white_box, regression)
         def __getitem__(self, index):
             return tuple(leaf[index] for leaf in regression)
 
-    one, two = white_box(canaries=100), white_box(canaries=100, data=OneByOne())
-    np.testing.assert_allclose(one.inside, two.inside, rtol=1e-4, atol=1e-4)
-    assert len(as_source(OneByOne())) == 60
+    same(few, white_box(canaries=100, data=OneByOne()), rtol=1e-4)
 
 
-def test_a_killed_audit_goes_on(white_box, tmp_path, monkeypatch):
+def test_a_killed_audit_goes_on_and_no_other_does(
+    white_box, few, tmp_path, monkeypatch
+):
     class Killed(Exception):
         pass
 
@@ -99,20 +109,16 @@ def test_a_killed_audit_goes_on(white_box, tmp_path, monkeypatch):
         return draw(noise, step)
 
     options = {"canaries": 100, "checkpoint_seconds": 0.0}
-    whole = white_box(**options, out=tmp_path / "whole")
     with monkeypatch.context() as patched, pytest.raises(Killed):
         patched.setattr(GaussianNoise, "draw", kill)
         white_box(**options, out=tmp_path / "run")
     begun = (tmp_path / "run/ledger.jsonl").read_text().splitlines()
     found = white_box(**options, out=tmp_path / "run")
-    np.testing.assert_array_equal(found.inside, whole.inside)
+    np.testing.assert_array_equal(found.inside, few.inside)
     ledger = (tmp_path / "run/ledger.jsonl").read_text().splitlines()
     assert ledger[: len(begun)] == begun
     assert len(ledger) - len(begun) >= 20
 
-
-def test_an_audit_whose_run_was_another_is_refused(white_box, tmp_path):
-    white_box(canaries=100, out=tmp_path / "run")
     for changes, message in (
         ({"clip_norm": 2.0}, "clip_norm"),
         ({"canaries": 101}, "parameters"),
@@ -120,7 +126,7 @@ def test_an_audit_whose_run_was_another_is_refused(white_box, tmp_path):
         ({"seed": 2}, "seed"),
     ):
         with pytest.raises(ValueError, match=message):
-            white_box(**({"canaries": 100} | changes), out=tmp_path / "run")
+            white_box(**(options | changes), out=tmp_path / "run")
 
 
 def test_whole_batches_are_the_gaussian_mechanism(white_box):
@@ -132,16 +138,12 @@ def test_whole_batches_are_the_gaussian_mechanism(white_box):
     assert np.mean(found.outside) == pytest.approx(-4 / 32, abs=6 * 0.5 / 36)
 
 
-def test_who_knows_the_sample_tells_more_from_fewer_steps(white_box):
-    one, two = (
-        white_box(canaries=3000, steps=40, knows_sample=knows)
-        for knows in (False, True)
-    )
-    for found in (one, two):
-        assert not found.violated
-        assert found.claimed_epsilon == accountant.epsilon(CLAIMED, 1e-3)
-    assert two.epsilon_lower_bound > 0.75 * two.claimed_epsilon
-    assert two.noise_multiplier > CLAIMED.noise_multiplier
+def test_who_knows_the_sample_tells_much_too(white_box):
+    found = white_box(canaries=3000, knows_sample=True)
+    assert not found.violated
+    assert found.claimed_epsilon == accountant.epsilon(CLAIMED, 1e-3)
+    assert found.epsilon_lower_bound > 0.75 * found.claimed_epsilon
+    assert found.noise_multiplier > CLAIMED.noise_multiplier
     with pytest.raises(ValueError, match=r"steps \(=9\) are too few"):
         white_box(steps=9, knows_sample=True)
 
@@ -176,8 +178,6 @@ def test_from_some_of_the_steps_the_whole_mechanism_is_bounded(white_box, found)
     assert part.audit.epsilon < part.epsilon_lower_bound < part.claimed_epsilon
     assert part.epsilon_lower_bound > 0.6 * part.claimed_epsilon
     assert part.noise_multiplier > CLAIMED.noise_multiplier
-    all_of_them = white_box(canaries=100, steps=CLAIMED.steps)
-    np.testing.assert_array_equal(all_of_them.inside, white_box(canaries=100).inside)
     assert found.audit.epsilon == found.epsilon_lower_bound
 
 
@@ -191,6 +191,7 @@ def test_from_some_of_the_steps_the_whole_mechanism_is_bounded(white_box, found)
             "cannot be tested by canaries that join the data",
         ),
         ({"confidence": 1.0}, "confidence (=1.0)"),
+        ({"delta": 1.0}, "delta (=1.0)"),
         ({"steps": 0}, "steps (=0) must be at least 1"),
         ({"steps": 4000}, "steps (=4000) must be at most the mechanism's 40"),
     ],
@@ -199,8 +200,3 @@ def test_bad_input_is_one_message(white_box, changes, message):
     with pytest.raises(ValueError) as told:
         white_box(**changes)
     assert message in str(told.value)
-
-
-def test_a_vacuous_delta_is_refused(white_box):
-    with pytest.raises(ValueError, match=r"delta \(=1\.0\)"):
-        white_box(delta=1.0)

@@ -26,38 +26,27 @@ class _Each(NamedTuple):
 def over_models(
     function: Callable, in_axes: Sequence[int | None]
 ) -> Callable[..., Any]:
-    """Return `function` mapped over the leading axis of its mapped arguments.
-
-    Args:
-        function: of pytrees of arrays.
-        in_axes: for each argument 0, or None where it is the same for all models.
-    """
+    """Return `function` mapped over models: axis 0, or None where all have the same."""
     if jax.default_backend() != "cpu":
         return jax.vmap(function, in_axes)
 
     def mapped(*arguments: Any) -> Any:
-        leaves, structure = jax.tree.flatten(arguments)
-        axes = jax.tree.leaves(
-            [
-                jax.tree.map(lambda _, axis=axis: axis == 0, argument)
-                for argument, axis in zip(arguments, in_axes, strict=True)
-            ]
-        )
-        models = next(
-            leaf.shape[0] for leaf, each in zip(leaves, axes, strict=True) if each
-        )
-        one = [
-            jax.ShapeDtypeStruct(leaf.shape[1:] if each else leaf.shape, leaf.dtype)
-            for leaf, each in zip(leaves, axes, strict=True)
-        ]
-        closed, results = jax.make_jaxpr(
-            lambda *leaves: function(*jax.tree.unflatten(structure, leaves)),
-            return_shape=True,
-        )(*one)
         values = [
-            _Each(leaf) if each else leaf
-            for leaf, each in zip(leaves, axes, strict=True)
+            leaf if axis is None else _Each(leaf)
+            for argument, axis in zip(arguments, in_axes, strict=True)
+            for leaf in jax.tree.leaves(argument)
         ]
+        models = next(v.value.shape[0] for v in values if isinstance(v, _Each))
+        one = [
+            jax.tree.map(
+                lambda leaf, axis=axis: jax.ShapeDtypeStruct(
+                    leaf.shape if axis is None else leaf.shape[1:], leaf.dtype
+                ),
+                argument,
+            )
+            for argument, axis in zip(arguments, in_axes, strict=True)
+        ]
+        closed, results = jax.make_jaxpr(function, return_shape=True)(*one)
         rule = functools.partial(_equation, models)
         found = jaxprs.interpret(closed.jaxpr, closed.consts, values, rule)
         return jax.tree.unflatten(

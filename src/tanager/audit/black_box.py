@@ -1,9 +1,9 @@
 """A black-box audit from one run: examples as canaries, and a look at the final model.
 
-The run is a real one of `tanager.train`. Each canary, an example such as a mislabelled
-image, joins the data by a fair coin. The attacker sees only the trained model. It
-guesses the coins of the canaries whose loss fell most or least. It proves what a
-stranger with the model could prove: far less than an attacker who sees the updates.
+Each canary, an example such as a mislabelled image, joins the data of a real run by a
+fair coin. The attacker sees only the trained model, and guesses the coins of the
+canaries whose loss fell most or least. It proves what a stranger with the model could
+prove: far less than an attacker who sees the updates.
 
 References:
     Steinke, Nasr and Jagielski 2023, Privacy Auditing with One (1) Training Run.
@@ -22,7 +22,7 @@ from jaxtyping import Array, PyTree
 
 from tanager import _validate as validate
 from tanager.audit.bounds import AuditResult, advantage, auc, require_joining
-from tanager.audit.canaries import Rows, appended, secret_of
+from tanager.audit.canaries import Rows, appended, require_like, secret_of
 from tanager.audit.one_run import Guesses, guess, one_run, one_run_trade_off
 from tanager.compiling import filter_jit
 from tanager.data import as_source, gather
@@ -30,7 +30,6 @@ from tanager.data.source import ArraySource, Source
 from tanager.privacy import accountant
 from tanager.training.loop import train
 from tanager.training.problem import DPSGD, Problem, Runtime
-from tanager.training.run_folder import RunFolder
 
 
 GUESSED = 0.1
@@ -81,8 +80,7 @@ def audit_one_run(
         seed: None draws it from the operating system; a number repeats the audit.
 
     Raises:
-        ValueError: an argument is out of range, or nothing could be proven: δ is too
-            large for this number of canaries, or the guesses are too few.
+        ValueError: an argument is out of range, or nothing could be proven.
     """
     mechanism, delta = algorithm.mechanism, algorithm.delta
     source, candidates = problem.source(), as_source(canaries)
@@ -90,10 +88,10 @@ def audit_one_run(
     validate.fraction(guessed=guessed)
     require_joining(mechanism)
     made = max(2, math.floor(guessed * len(candidates)))
+    proven = {"delta": delta, "confidence": confidence}
     # Refused before the run: guesses that could prove nothing.
-    perfect = Guesses(len(candidates), made, made)
-    one_run(perfect, delta=delta, confidence=confidence)
-    secret = secret_of(None if out is None else RunFolder(out), seed)
+    one_run(Guesses(len(candidates), made, made), **proven)
+    secret = secret_of(out, seed)
     included = secret.generator("canaries").random(len(candidates)) < 0.5
     data = _joined(source, candidates, np.flatnonzero(included))
     audited = dataclasses.replace(
@@ -104,13 +102,11 @@ def audit_one_run(
     of_both = dataclasses.replace(problem, data=data)
     runtime = runtime or Runtime(progress=False)
     result = train(of_both, audited, runtime, out=out, seed=seed)
-    loss, first = problem.loss, problem.finish(problem.params)
-    before = _losses(loss, first, candidates)
-    after = _losses(loss, result.params, candidates)
+    models = problem.finish(problem.params), result.params
+    before, after = (_losses(problem.loss, each, candidates) for each in models)
     scores = np.clip(np.nan_to_num(before - after, nan=-_WORST), -_WORST, _WORST)
     guesses = guess(scores, included, made)
     inside, outside = scores[included], scores[~included]
-    proven = {"delta": delta, "confidence": confidence}
     return OneRun(
         claimed_epsilon=accountant.epsilon(mechanism, delta),
         **proven,
@@ -128,10 +124,7 @@ def _joined(source: Source, canaries: Source, chosen: np.ndarray) -> Source:
     if not len(chosen):
         return source
     own = gather(canaries, chosen)
-    one = jax.tree.map(np.shape, source[0])
-    given = jax.tree.map(lambda leaf: leaf.shape[1:], own)
-    if one != given:
-        validate.refuse("canaries", given, f"must be like an example: {one}")
+    require_like("canaries", jax.tree.map(lambda leaf: leaf[0], own), source[0])
     if isinstance(source, ArraySource):
         return appended(source.tree, own)
 

@@ -2,8 +2,7 @@
 
 An attack scores canaries: a high score says that the canary was in the data. Its errors
 are counted on other scores than those its threshold was chosen on, and bound ε from
-below with a stated confidence: if the true ε were smaller, one in 1/(1 − confidence)
-audits would have so few errors. Useless or reversed scores prove an ε of 0.
+below with a stated confidence. Useless or reversed scores prove an ε of 0.
 
 References:
     Tramèr et al. 2022, Debugging Differential Privacy, section 3 (`Estimator`).
@@ -17,7 +16,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
+from scipy import special, stats
 
 from tanager import _validate as validate
 from tanager.privacy import accountant
@@ -32,33 +31,12 @@ _LARGEST_EXPONENT = 700
 
 
 class Errors(NamedTuple):
-    """What an attack got wrong.
-
-    Attributes:
-        false_positives: canaries that were out of the data, and were called in.
-        outside: canaries that were out.
-        false_negatives: canaries that were in, and were called out.
-        inside: canaries that were in.
-    """
+    """What an attack got wrong, of canaries outside of the data and inside."""
 
     false_positives: int
     outside: int
     false_negatives: int
     inside: int
-
-    def check(self) -> None:
-        """Refuse counts that cannot be.
-
-        Raises:
-            ValueError: a count is negative or above its total, or a total is 0.
-        """
-        validate.whole(outside=self.outside, inside=self.inside, at_least=1)
-        for name, wrong, total in (
-            ("false_positives", self.false_positives, self.outside),
-            ("false_negatives", self.false_negatives, self.inside),
-        ):
-            if not 0 <= wrong <= total:
-                validate.refuse(name, wrong, f"must be from 0 to {total}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,37 +51,41 @@ class Estimator:
         confidence: that the bound is below the true ε, in (0, 1).
 
     Raises:
-        ValueError: a field is out of range.
+        ValueError: a field is out of range, or counts of errors are.
     """
 
     delta: float
     confidence: float
 
     def __post_init__(self):
-        _check_delta(self.delta)
+        validate.not_negative(delta=self.delta)
+        if self.delta >= 1:
+            validate.refuse(
+                "delta", self.delta, "must be below 1", "nothing is claimed at 1"
+            )
         validate.probability(confidence=self.confidence)
 
     def bound(self, errors: Errors) -> float:
         """Return the lower bound on ε, at least 0."""
-        positive, negative = self.highest_rates(errors)
-        if positive + negative >= 1:
-            return 0.0
-        return max(self._epsilon(positive, negative), 0.0)
+        return max(float(self.promise(*self.highest_rates(errors))), 0.0)
 
-    def highest_rates(self, errors: Errors) -> tuple[float, float]:
-        """Return upper bounds of the false-positive and the false-negative rate.
+    def highest_rates(self, errors: Errors) -> tuple[np.ndarray, np.ndarray]:
+        """Return upper bounds of both rates that hold at once."""
+        positives, outside, negatives, inside = errors
+        validate.whole(outside=outside, inside=inside, at_least=1)
+        for name, wrong, total in (
+            ("false_positives", positives, outside),
+            ("false_negatives", negatives, inside),
+        ):
+            if not 0 <= wrong <= total:
+                validate.refuse(name, wrong, f"must be from 0 to {total}")
+        return self.highest(positives, outside), self.highest(negatives, inside)
 
-        Each at half of 1 − confidence, so that both hold at once.
-
-        Raises:
-            ValueError: a count is out of range.
-        """
-        errors.check()
-        each = (1 - self.confidence) / 2
-        return (
-            float(_highest(errors.false_positives, errors.outside, each)),
-            float(_highest(errors.false_negatives, errors.inside, each)),
-        )
+    def highest(self, wrong: int | np.ndarray, total: int) -> np.ndarray:
+        """Return Clopper and Pearson's upper bound of a rate, for one rate of two."""
+        above, below = np.add(wrong, 1.0), np.subtract(total, wrong)
+        rate = special.betaincinv(above, below, (1 + self.confidence) / 2)
+        return np.where(np.equal(wrong, total), 1.0, rate)
 
     def promise(self, positive: np.ndarray, negative: np.ndarray) -> np.ndarray:
         """Return what grows with the bound, for upper bounds of the two rates."""
@@ -112,9 +94,6 @@ class Estimator:
                 np.log(np.maximum(1 - negative - self.delta, 0) / positive),
                 np.log(np.maximum(1 - positive - self.delta, 0) / negative),
             )
-
-    def _epsilon(self, positive: float, negative: float) -> float:
-        return float(self.promise(np.asarray(positive), np.asarray(negative)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,17 +108,22 @@ class GaussianEstimator(Estimator):
         super().__post_init__()
         validate.probability(delta=self.delta)
 
+    def bound(self, errors: Errors) -> float:
+        """Return the ε of `mu`."""
+        return accountant.epsilon_gaussian(self.mu(errors), self.delta)
+
     def mu(self, errors: Errors) -> float:
         """Return the lower bound as a μ of Gaussian DP; 0 at the least."""
-        return max(float(self.promise(*map(np.asarray, self.highest_rates(errors)))), 0)
+        return super().bound(errors)
+
+    def noise_multiplier(self, errors: Errors) -> float:
+        """Return the largest noise multiplier that is not refuted, or ∞."""
+        mu = self.mu(errors)
+        return 1 / mu if mu else math.inf
 
     def promise(self, positive: np.ndarray, negative: np.ndarray) -> np.ndarray:
         """Return μ."""
-        return stats.norm.isf(positive) - stats.norm.ppf(negative)
-
-    def _epsilon(self, positive: float, negative: float) -> float:
-        mu = super()._epsilon(positive, negative)
-        return accountant.epsilon_gaussian(mu, self.delta)
+        return -special.ndtri(positive) - special.ndtri(negative)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,17 +132,14 @@ class SubsampledEstimator(GaussianEstimator):
 
     Of all noise multipliers, those whose trade-off curve allows no attack with so few
     errors are refuted; ε is that of the largest that is not. The bound is about the
-    noise: sample rate, steps and adjacency are taken as claimed.
-
-    Attributes:
-        claimed: the mechanism whose noise multiplier is in question.
+    noise: sample rate, steps and adjacency are taken as `claimed`.
     """
 
     claimed: Mechanism
 
     def noise_multiplier(self, errors: Errors) -> float:
         """Return the largest noise multiplier that is not refuted, or ∞."""
-        positive, negative = self.highest_rates(errors)
+        positive, negative = map(float, self.highest_rates(errors))
         if positive + negative >= 1:
             return math.inf
 
@@ -183,14 +164,9 @@ class SubsampledEstimator(GaussianEstimator):
 
 
 def largest_refuted(refuted: Callable[[float], bool], noise_multiplier: float) -> float:
-    """Return the least noise multiplier from which on all are refuted.
+    """Return the largest noise multiplier that stands, to 0.1 % above; 0 if none does.
 
-    Args:
-        refuted: whether a noise multiplier is; more noise is refuted with less.
-        noise_multiplier: where to begin.
-
-    Returns:
-        It, to 0.1 % above; ∞ where all stand, 0 where none does.
+    It is ∞ if none is refuted. The search begins with `noise_multiplier`.
     """
     low = high = noise_multiplier
     while refuted(low):
@@ -213,11 +189,8 @@ def models_needed(epsilon: float, *, delta: float, confidence: float) -> int:
     By `Estimator`; those that the threshold is chosen on come on top.
 
     Raises:
-        ValueError: an argument is out of range.
+        ValueError: ε is too large.
     """
-    validate.not_negative(epsilon=epsilon)
-    _check_delta(delta)
-    validate.probability(confidence=confidence)
     # (1 − u − δ)/u = e^ε at the bound u = 1 − ((1 − confidence)/2)^(1/n) of no error.
     if epsilon > _LARGEST_EXPONENT:
         validate.refuse(
@@ -228,11 +201,7 @@ def models_needed(epsilon: float, *, delta: float, confidence: float) -> int:
 
 
 def require_noise(mechanism: Mechanism) -> None:
-    """Refuse a mechanism that claims nothing.
-
-    Raises:
-        ValueError: it adds no noise.
-    """
+    """Refuse a mechanism that adds no noise, and so claims nothing."""
     if mechanism.noise_multiplier == 0:
         validate.refuse(
             "noise_multiplier", 0, "claims nothing that could be audited", "add noise"
@@ -240,11 +209,7 @@ def require_noise(mechanism: Mechanism) -> None:
 
 
 def require_joining(mechanism: Mechanism) -> None:
-    """Refuse a mechanism that canaries joining the data cannot test.
-
-    Raises:
-        ValueError: it adds no noise, or its neighbours differ otherwise.
-    """
+    """Refuse a mechanism that canaries joining the data cannot test."""
     if mechanism.adjacency is Adjacency.REPLACE_ONE:
         validate.refuse(
             "adjacency",
@@ -306,10 +271,7 @@ class Audit(NamedTuple):
 
 
 def audit_scores(
-    inside: np.ndarray,
-    outside: np.ndarray,
-    estimator: Estimator,
-    reserved: float = RESERVED,
+    inside: np.ndarray, outside: np.ndarray, estimator: Estimator
 ) -> Audit:
     """Return what scores prove: the first of them choose a threshold, the rest count.
 
@@ -317,18 +279,16 @@ def audit_scores(
         inside: [n] scores where the canary was in the data, in random order.
         outside: [m] scores where it was not.
         estimator: of ε.
-        reserved: share of the scores that the threshold is chosen on.
 
     Raises:
         ValueError: a score is not a number, or there are too few of them.
     """
-    validate.fraction(reserved=reserved)
     parts = []
     for name, scores in (("inside", inside), ("outside", outside)):
         scores = np.asarray(scores, np.float64)
         if scores.ndim != 1 or np.isnan(scores).any():
             validate.refuse(name, scores.shape, "must be one score for each, not nan")
-        first = math.ceil(reserved * len(scores))
+        first = math.ceil(RESERVED * len(scores))
         if not 1 <= first < len(scores):
             validate.refuse(name, len(scores), "scores are too few to reserve a part")
         parts.append((scores[:first], scores[first:]))
@@ -359,20 +319,15 @@ def choose_threshold(
 ) -> float:
     """Return the threshold that promises the best bound on other scores.
 
-    Args:
-        inside: [n] scores where the canary was in the data.
-        outside: [m] scores where it was not.
-        estimator: of ε.
-        counted: how many other scores there are, inside and outside.
+    `counted` says how many there are of these, inside and outside.
     """
     places = np.unique(np.concatenate([inside, outside]))
     positives = len(outside) - np.searchsorted(np.sort(outside), places)
     negatives = np.searchsorted(np.sort(inside), places)
-    each = (1 - estimator.confidence) / 2
     # Laplace's rule: no error among few is a hope of few among many, not of none.
     rates = (positives + 1) / (len(outside) + 2), (negatives + 1) / (len(inside) + 2)
     high = [
-        _highest(np.floor(rate * total), total, each)
+        estimator.highest(np.floor(rate * total), total)
         for rate, total in zip(rates, reversed(counted), strict=True)
     ]
     promised = estimator.promise(*high)
@@ -402,20 +357,6 @@ def highest_advantage(epsilon: float, delta: float) -> float:
 
     Humphries et al. 2020; the last column of Table 9 of Unlocking.
     """
-    validate.not_negative(epsilon=epsilon)
-    _check_delta(delta)
     if epsilon > _LARGEST_EXPONENT:
         return 1.0
     return (math.expm1(epsilon) + 2 * delta) / (math.exp(epsilon) + 1)
-
-
-def _highest(wrong: int | np.ndarray, total: int, significance: float) -> np.ndarray:
-    """Clopper and Pearson's upper bound of a rate."""
-    rate = stats.beta.ppf(1 - significance, np.add(wrong, 1), np.subtract(total, wrong))
-    return np.where(np.equal(wrong, total), 1.0, rate)
-
-
-def _check_delta(delta: float) -> None:
-    validate.not_negative(delta=delta)
-    if delta >= 1:
-        validate.refuse("delta", delta, "must be below 1", "nothing is claimed at 1")

@@ -1,8 +1,8 @@
 """Gradient canaries: examples whose gradient has one coordinate of its own.
 
-They take part in a real run of `tanager.train`. Beside the model it trains a vector; a
-canary's gradient is longer than the clipping norm and has one coordinate of that
-vector. Only noise hides it, and only noise is there while it is not sampled.
+Beside the model a real run trains a vector; a canary's gradient is longer than the
+clipping norm and has one coordinate of that vector. Only noise hides it, and only noise
+is there while it is not sampled.
 
 References:
     Nasr et al. 2023, Tight Auditing of Differentially Private Machine Learning,
@@ -10,6 +10,7 @@ References:
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -19,6 +20,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, PyTree
 
+from tanager import _validate as validate
 from tanager.clipping.transform import split
 from tanager.data import Source
 from tanager.data.source import ArraySource
@@ -31,13 +33,7 @@ _LONG = 16.0
 
 
 class Canaries(NamedTuple):
-    """Parameters, for the audited run: a model and the canaries' coordinates.
-
-    Attributes:
-        model: the audited model.
-        scores: float32, where the attacker writes what it sees. Canary k has the k-th
-            coordinate.
-    """
+    """Parameters of an audited run: a model, and what is heard of the canaries."""
 
     model: PyTree
     scores: Array
@@ -75,17 +71,10 @@ def require_heard(
     example: tuple[Any, Any],
     clip_norm: float,
 ) -> None:
-    """Refuse canaries whose gradient would not show in the updates.
-
-    Args:
-        loss: of an example that may be a canary.
-        params: the model and the canaries' coordinates.
-        trainable: which leaves are trained.
-        example: any one.
-        clip_norm: C, which a canary's gradient must exceed.
+    """Refuse canaries whose gradient is too short, or whose leaf is frozen.
 
     Raises:
-        RuntimeError: the gradient of a canary is too short, or its leaf is frozen.
+        RuntimeError: no canary would show in the updates.
     """
     trained, fixed = split(params, trainable)
     canary = jax.tree.map(jnp.asarray, (example[0], np.int32(0)))
@@ -110,17 +99,11 @@ def listening(
     examples: float,
     hear: Callable[[Array, Array], Array],
 ) -> optax.GradientTransformation:
-    """Return an optimizer that writes what it hears of the canaries into `scores`.
+    """Return an optimizer that adds what it hears of the canaries to `scores`.
 
-    It is given the noisy sum of gradients of norm 1, divided by the expected batch
-    size: multiplied by that again, a canary that was sampled adds 1 to noise of
-    deviation σ.
-
-    Args:
-        optimizer: of the model.
-        examples: expected in a batch, q·N.
-        hear: from the step and the canaries' coordinates of the noisy sum to what is
-            added to `scores`.
+    The noisy sum was divided by the `examples` expected in a batch: times that, a
+    canary that was sampled adds 1 to noise of deviation σ. `hear` is given the step and
+    the canaries' coordinates of the sum.
     """
 
     def init(params: Any) -> PyTree:
@@ -142,11 +125,18 @@ def listening(
     )
 
 
-def secret_of(folder: RunFolder | None, seed: int | None) -> Seed:
+def secret_of(out: str | Path | None, seed: int | None) -> Seed:
     """Return an audit's secret: its folder's, or one that is kept nowhere."""
-    if folder is not None:
-        return folder.seed(seed)
+    if out is not None:
+        return RunFolder(out).seed(seed)
     return Seed.from_os() if seed is None else Seed.from_int(seed)
+
+
+def require_like(name: str, canary: Any, example: Any) -> None:
+    """Refuse a canary that has not the shapes of an example."""
+    given, wanted = (jax.tree.map(np.shape, each) for each in (canary, example))
+    if given != wanted:
+        validate.refuse(name, given, f"must be like an example: {wanted}")
 
 
 def numbered(source: Source, numbers: np.ndarray) -> Source:

@@ -2,8 +2,7 @@
 
 The program is the step of `tanager.train`, mapped over models. Each model has its own
 secret, so its own batches and noise. All start from the same parameters and share the
-examples, except those that are left out for a model. Leaving one out changes neither
-the sampling of the others nor the number that updates are divided by.
+examples, except those that are left out for a model, which changes nothing else.
 """
 
 import math
@@ -31,11 +30,7 @@ from tanager.training.step import Step
 def with_rates(
     optimizer: Callable[..., optax.GradientTransformation],
 ) -> optax.GradientTransformation:
-    """Return an optimizer for which every model can have its own learning rate.
-
-    Args:
-        optimizer: from ``learning_rate`` to an optax transformation.
-    """
+    """Return an optimizer for which every model can have its own learning rate."""
 
     def of_rate(learning_rate: Any) -> optax.GradientTransformation:
         return optimizer(learning_rate=learning_rate)
@@ -52,10 +47,6 @@ class ManyModels:
         algorithm: of every model; `optimizer` from `with_rates`, and
             `declared_examples` the N that the public expected batch size q·N is of.
         strategy: see `tanager.clipped_grad`.
-
-    Attributes:
-        size: N + Z.
-        step: what is mapped over models.
 
     Raises:
         ValueError: an argument is out of range, or the loss cannot be made private.
@@ -85,7 +76,7 @@ class ManyModels:
         self._all_rows = 2 * likely >= self.size
         self._rows = self.size if self._all_rows else math.ceil(likely)
         self.step.explain(self.params, one, self._rows)
-        self._update = jit(self._mapped, donate_argnums=0)
+        self._update = jit(self._mapped, donate_argnums=2)
         self._losses = jit(over_models(self._losses_of_one, (0, None)))
 
     def train(
@@ -94,16 +85,9 @@ class ManyModels:
         learning_rates: Float[np.ndarray, " m"],
         left_out: Bool[np.ndarray, "m examples"],
     ) -> PyTree:
-        """Train a model for each secret.
+        """Return a trained model for each secret, as leaves with a leading axis of M.
 
-        Args:
-            secrets: of the models.
-            learning_rates: of the models.
-            left_out: the examples that a model's data lack.
-
-        Returns:
-            The trained models, every trained leaf with a leading axis of M; see
-            `losses`.
+        `left_out` says which examples a model's data lack.
         """
         of_everyone = PoissonSampler(
             self.mechanism, self.size, secrets[0], self.step.sampler.declared
@@ -114,31 +98,25 @@ class ManyModels:
         noises = [whole.with_seed(secret) for secret in secrets]
         state = self._start(learning_rates)
         for step in range(self.mechanism.steps):
+            sampled = [each.indices(step) for each in samplers]
             drawn = [
                 indices[~out[indices]]
-                for out, indices in zip(
-                    left_out, (each.indices(step) for each in samplers), strict=True
-                )
+                for out, indices in zip(left_out, sampled, strict=True)
             ]
             noise = [own.draw(step) for own in noises]
             views = [key_words(secret, "augmentation", step)[0] for secret in secrets]
             state = self._update(
-                state,
                 self._data,
+                np.int32(step),
+                state,
                 *self._batches(drawn),
                 np.stack(views),
                 jax.tree.map(lambda *each: np.stack(each), *noise),
-                np.int32(step),
             )
         return state.params
 
     def losses(self, params: PyTree, examples: Any) -> Float[np.ndarray, "m e"]:
-        """Return the loss of every model at every example.
-
-        Args:
-            params: what `train` returned.
-            examples: with a leading axis of E.
-        """
+        """Return the loss of every model of `train` at every example."""
         return np.asarray(self._losses(params, examples), np.float64)
 
     def rows(self, start: int) -> PyTree:
@@ -173,16 +151,7 @@ class ManyModels:
         padded = [pad(indices, self._rows) for indices in drawn]
         return np.stack([p.mask for p in padded]), np.stack([p.indices for p in padded])
 
-    def _mapped(
-        self,
-        state: State,
-        data: PyTree,
-        mask: Array,
-        indices: Array,
-        views: Array,
-        noise: Whole,
-        step: Array,
-    ) -> State:
+    def _mapped(self, data: PyTree, step: Array, *of_each: Any) -> State:
         def update(state: State, mask: Array, rows: Array, view: Array, noise: Whole):
             examples = data
             if not self._all_rows:
@@ -191,4 +160,4 @@ class ManyModels:
             return self.step.update(state, batch, from_words(view), noise, step)
 
         axes = (0, 0, None if self._all_rows else 0, 0, 0)
-        return over_models(update, axes)(state, mask, indices, views, noise)
+        return over_models(update, axes)(*of_each)

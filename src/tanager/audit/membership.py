@@ -1,13 +1,11 @@
 """Membership inference on many models: was the canary in the data?
 
-Appendix A.2 of the Unlocking paper. The privacy budget is given; the attacker chooses
-everything else. Phase I trains some models in many settings, with a canary z and
-without, and keeps the setting in which the two differ most. Phase II trains many models
-in that setting, all from the same first parameters, and bounds ε by the errors of a
-threshold on the loss of z, chosen on other models.
-
-After each round of phase I, the better half of the settings gets more models. Phase I
-decides only on the setting, so the bound stays valid.
+The privacy budget is given; the attacker chooses everything else. Phase I trains some
+models in many settings, with a canary z and without; after each round the better half
+of the settings gets more models. Phase II trains many models in the setting in which
+the two differ most, all from the same first parameters, and bounds ε by the errors of a
+threshold on the loss of z, chosen on other models. Phase I decides only on the setting,
+so the bound stays valid.
 
 References:
     De et al. 2022, Unlocking High-Accuracy Differentially Private Image Classification
@@ -15,7 +13,6 @@ References:
 """
 
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -37,16 +34,15 @@ from tanager.audit.bounds import (
     audit_scores,
     models_needed,
 )
-from tanager.audit.canaries import secret_of
+from tanager.audit.canaries import require_like, secret_of
 from tanager.audit.many_models import ManyModels, with_rates
 from tanager.audit.membership_trainer import (
     FEWEST,
-    SCORE,
     MembershipTrainer,
+    Records,
     Setting,
     Tried,
 )
-from tanager.audit.records import Records
 from tanager.data import as_source, gather
 from tanager.data.source import Source
 from tanager.privacy import accountant
@@ -85,15 +81,15 @@ class Membership(AuditResult):
 
 @dataclasses.dataclass(frozen=True)
 class Attack:
-    """State a budget, and what an attacker with that budget can choose from.
+    """State a budget, and what an attacker with that budget can choose from (Table 8).
 
     Attributes:
         epsilon: of the guarantee that is audited.
         delta: of the guarantee and of the bounds.
         batch_size: expected, q·N.
-        steps: numbers of steps to choose from (Table 8: 50, 100).
-        learning_rates: to choose from (Table 8: 0.1, 0.5, 1).
-        clip_norms: to choose from (Table 8: 0.1, 1, 10).
+        steps: numbers of steps to choose from.
+        learning_rates: to choose from.
+        clip_norms: to choose from.
         optimizer: from ``learning_rate`` to an optax transformation.
         augmentation_multiplicity: K views averaged before clipping.
         confidence: of each bound.
@@ -121,7 +117,7 @@ def audit_membership(
     models_at_once: int = 16,
     out: str | Path | None = None,
     seed: int | None = None,
-    on_models: Callable[[str, int, int, str], None] | None = None,
+    on_models: Callable[[str, int, int, str], None] = lambda *seen: None,
 ) -> Membership:
     """Train models with a canary and without, and bound ε by how they differ.
 
@@ -148,37 +144,45 @@ def audit_membership(
     epsilon, delta = attack.epsilon, attack.delta
     validate.whole(models=models, at_least=20)
     validate.whole(models_at_once=models_at_once, at_least=2)
+    validate.positive(batch_size=attack.batch_size)
+    if attack.batch_size > len(source):
+        rule = f"must be at most the {len(source)} examples"
+        validate.refuse("batch_size", attack.batch_size, rule)
     models += models % 2
-    rate = _sample_rate(attack.batch_size, len(source))
     settings = _settings(attack, canaries)
     estimator = Estimator(delta, attack.confidence)
     highest = _highest_provable(estimator, models, epsilon)
     if sweep_models is None:
         sweep_models = models // 2
     rounds = _rounds(len(settings), sweep_models)
+    rate = attack.batch_size / len(source)
     mechanisms = {
         count: calibrate(epsilon=epsilon, delta=delta, sample_rate=rate, steps=count)
         for count in dict.fromkeys(attack.steps)
     }
     both = _with_canaries(source, canaries)
     with_both = dataclasses.replace(problem, data=both)
+    made: dict[tuple[float, int], ManyModels] = {}
 
-    @functools.lru_cache(maxsize=1)
     def program(clip_norm: float, steps: int) -> ManyModels:
-        algorithm = DPSGD(
-            mechanisms[steps],
-            with_rates(attack.optimizer),
-            delta=delta,
-            clip_norm=clip_norm,
-            augmentation_multiplicity=attack.augmentation_multiplicity,
-            ema_decay=0.0,
-            declared_examples=len(source),
-        )
-        return ManyModels(with_both, algorithm, strategy)
+        if (clip_norm, steps) not in made:
+            made.clear()  # first, so that the memory of only one is held
+            algorithm = DPSGD(
+                mechanisms[steps],
+                with_rates(attack.optimizer),
+                delta=delta,
+                clip_norm=clip_norm,
+                augmentation_multiplicity=attack.augmentation_multiplicity,
+                ema_decay=0.0,
+                declared_examples=len(source),
+            )
+            made[clip_norm, steps] = ManyModels(with_both, algorithm, strategy)
+        return made[clip_norm, steps]
 
-    folder = None if out is None else RunFolder(out)
-    secret = secret_of(folder, seed)
-    if folder is not None:
+    secret, scores = secret_of(out, seed), None
+    if out is not None:
+        folder = RunFolder(out)
+        scores = folder.path / "scores.jsonl"
         config = {
             "epsilon": epsilon,
             "delta": delta,
@@ -187,20 +191,22 @@ def audit_membership(
             "rounds": [list(each) for each in rounds],
             "augmentation_multiplicity": attack.augmentation_multiplicity,
         }
-        step = program(settings[0].clip_norm, settings[0].steps).step
-        one = jax.tree.map(lambda leaf: leaf[:1], both)
-        prints = fingerprint.fingerprints(secret, step, as_source(both), one)
+        prints = fingerprint.fingerprints(
+            secret,
+            program(settings[0].clip_norm, settings[0].steps).step,
+            as_source(both),
+            jax.tree.map(lambda leaf: leaf[:1], both),
+        )
         surroundings = {"versions": fingerprint.versions()}
         fingerprint.check_fingerprint(folder, secret, config, prints, surroundings)
-    scores = None if folder is None else folder.path / "scores.jsonl"
     trainer = MembershipTrainer(
         program,
         settings,
         list(canaries),
         secret,
-        Records(scores, SCORE),
+        Records(scores),
         models_at_once,
-        on_models or (lambda *seen: None),
+        on_models,
     )
 
     # Phase I, then phase II: other models, by other secrets.
@@ -234,22 +240,22 @@ def audit_membership(
 
 
 def _settings(attack: Attack, canaries: Mapping[str, Any]) -> list[Setting]:
-    learning_rates, clip_norms = attack.learning_rates, attack.clip_norms
-    steps = attack.steps
-    for name, values in (
-        ("learning_rates", learning_rates),
-        ("clip_norms", clip_norms),
-        ("steps", steps),
-        ("canaries", canaries),
-    ):
+    choices: dict[str, Any] = {
+        "learning_rates": attack.learning_rates,
+        "clip_norms": attack.clip_norms,
+        "steps": attack.steps,
+        "canaries": canaries,
+    }
+    for name, values in choices.items():
         if not values:
             validate.refuse(name, values, "must hold at least one to choose from")
-    for rate, norm in itertools.product(learning_rates, clip_norms):
-        validate.positive(learning_rates=rate, clip_norms=norm)
-    for count in steps:
-        validate.whole(steps=count, at_least=1)
-    chosen = itertools.product(learning_rates, clip_norms, steps, canaries)
-    return [Setting(*each) for each in chosen]
+    settings = [Setting(*each) for each in itertools.product(*choices.values())]
+    for setting in settings:
+        validate.positive(
+            learning_rates=setting.learning_rate, clip_norms=setting.clip_norm
+        )
+        validate.whole(steps=setting.steps, at_least=1)
+    return settings
 
 
 def _rounds(settings: int, models: int) -> list[tuple[int, int]]:
@@ -265,15 +271,6 @@ def _rounds(settings: int, models: int) -> list[tuple[int, int]]:
         trained += 2 * max(FEWEST, round(more / 2))
         rounds.append((left, trained))
     return rounds
-
-
-def _sample_rate(batch_size: float, examples: int) -> float:
-    validate.positive(batch_size=batch_size)
-    if batch_size > examples:
-        validate.refuse(
-            "batch_size", batch_size, f"must be at most the {examples} examples"
-        )
-    return batch_size / examples
 
 
 def _highest_provable(estimator: Estimator, models: int, epsilon: float) -> float:
@@ -297,12 +294,7 @@ def _highest_provable(estimator: Estimator, models: int, epsilon: float) -> floa
 def _with_canaries(source: Source, canaries: Mapping[str, Any]) -> Any:
     own = gather(source, np.arange(len(source)))
     for name, canary in canaries.items():
-        shapes = jax.tree.map(lambda leaf: leaf.shape[1:], own)
-        given = jax.tree.map(np.shape, canary)
-        if shapes != given:
-            validate.refuse(
-                f"canaries[{name!r}]", given, f"must be like an example: {shapes}"
-            )
+        require_like(f"canaries[{name!r}]", canary, source[0])
     return jax.tree.map(
         lambda leaf, *more: np.concatenate(
             [leaf, np.stack([np.asarray(each, leaf.dtype) for each in more])]

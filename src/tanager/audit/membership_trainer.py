@@ -2,15 +2,18 @@
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
 
-from tanager._record import Maybe
+from tanager._files import json_text
+from tanager._reading import read_json_lines
+from tanager._record import Maybe, check_record
 from tanager.audit.many_models import ManyModels
-from tanager.audit.records import Records
 from tanager.seed import Seed
 
 
@@ -20,14 +23,7 @@ _WORST = 1e30
 
 
 class Setting(NamedTuple):
-    """What the attacker chose.
-
-    Attributes:
-        learning_rate: η.
-        clip_norm: C.
-        steps: T; the noise multiplier follows from the budget.
-        canary: name of z.
-    """
+    """What the attacker chose; the noise multiplier follows from the budget."""
 
     learning_rate: float
     clip_norm: float
@@ -36,12 +32,9 @@ class Setting(NamedTuple):
 
 
 class Tried(NamedTuple):
-    """What phase I saw of a setting.
+    """A setting in phase I, its models, half of them with z, and how they differed.
 
-    Attributes:
-        setting: which.
-        models: trained in it, half of them with z.
-        total_variation: between the Gaussians fitted to the losses of z.
+    `total_variation` is that between the Gaussians fitted to the losses of z.
     """
 
     setting: Setting
@@ -49,22 +42,46 @@ class Tried(NamedTuple):
     total_variation: float
 
 
-SCORE = {"phase": int, "setting": int, "model": int, "score": Maybe(float)}
-"""What a line of the record of scores holds."""
+_SCORE = {"phase": int, "setting": int, "model": int, "score": Maybe(float)}
+
+
+class Records:
+    """Lines in a file that survives a kill: added to and never changed; or in memory.
+
+    Raises:
+        ValueError: the file holds other lines; the message names it.
+    """
+
+    def __init__(self, path: Path | None):
+        self._path = path
+        self.lines: list[dict[str, Any]] = []
+        if path is None or not path.exists():
+            return
+        remedy = "delete it, and its models are trained again"
+        self.lines = read_json_lines(path, remedy=remedy)
+        check_record(path, self.lines, [_SCORE], remedy)
+        whole = path.read_bytes()
+        whole_lines = whole.rfind(b"\n") + 1
+        if whole_lines < len(whole):
+            os.truncate(path, whole_lines)
+
+    def add(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Add lines; on return they are on the disk."""
+        lines = [dict(line) for line in lines]
+        self.lines += lines
+        if self._path is None:
+            return
+        with self._path.open("ab") as file:
+            file.write("".join(json_text(line) + "\n" for line in lines).encode())
+            file.flush()
+            os.fsync(file.fileno())
 
 
 class MembershipTrainer:
     """Trains the models that a phase asks for and that are not on record.
 
-    Args:
-        program: returns what trains the models of a clipping norm and number of steps.
-        settings: to choose from; the record has their numbers.
-        canaries: names of the last examples of a program's data.
-        secret: of the audit; every model's is derived from it.
-        records: of scores.
-        models_at_once: in one program.
-        report: called with the phase, the models trained, how many it will be, and what
-            is known so far.
+    `program` returns what trains the models of a clipping norm and number of steps;
+    `canaries` are the names of the last examples of its data. See `audit_membership`.
     """
 
     def __init__(
@@ -86,12 +103,7 @@ class MembershipTrainer:
         }
 
     def choose(self, rounds: Sequence[Sequence[int]]) -> list[Tried]:
-        """Return what phase I tried, the best first.
-
-        Args:
-            rounds: of each, how many settings are left and how many models they have by
-                then.
-        """
+        """Return what phase I tried in its `rounds` (settings left, models of each)."""
         best = list(range(len(self._settings)))
         seen: dict[int, Tried] = {}
         for left, models in rounds:
@@ -112,12 +124,7 @@ class MembershipTrainer:
     ) -> dict[int, list[np.ndarray]]:
         """Return the scores of settings, with z and without, training missing models.
 
-        Even numbers have z in their data.
-
-        Args:
-            phase: 0 or 1.
-            wanted: how many models, by number of a setting.
-            so_far: what is reported about the scores of a setting.
+        `wanted` says how many models, by number of a setting; even ones have z.
         """
         jobs = [
             (setting, number)
@@ -148,7 +155,6 @@ class MembershipTrainer:
         return setting.clip_norm, setting.steps
 
     def _train(self, phase: int, part: list[tuple[int, int]]) -> None:
-        """Train models of one program, and put their scores on record."""
         # Filled up: another number of models would be another program.
         jobs = [*part, *part[-1:] * (self._at_once - len(part))]
         settings = [self._settings[index] for index, _ in jobs]
@@ -169,14 +175,14 @@ class MembershipTrainer:
         params = many.train(secrets, rates, left_out)
         losses = many.losses(params, many.rows(examples))[np.arange(len(jobs)), own]
         losses = np.nan_to_num(losses, nan=_WORST, posinf=_WORST, neginf=-_WORST)
-        lines = [
-            {"phase": phase, "setting": setting, "model": number, "score": -float(loss)}
-            for (setting, number), loss in zip(part, losses, strict=False)
-        ]
-        self._records.add(lines)
-        self._scores |= {
-            (phase, *job): o["score"] for job, o in zip(part, lines, strict=True)
+        found = {
+            (phase, *job): -float(loss) for job, loss in zip(part, losses, strict=False)
         }
+        self._records.add(
+            {"phase": phase, "setting": setting, "model": number, "score": score}
+            for (phase, setting, number), score in found.items()
+        )
+        self._scores |= found
 
     def _of(self, phase: int, setting: int, models: int) -> list[np.ndarray]:
         keys = [(phase, setting, number) for number in range(models)]
@@ -187,12 +193,7 @@ class MembershipTrainer:
 
 
 def total_variation(inside: np.ndarray, outside: np.ndarray) -> float:
-    """Return the total variation between the Gaussians fitted to two sets of scores.
-
-    Args:
-        inside: [n] scores, n at least 2.
-        outside: [m] scores.
-    """
+    """Return the total variation between the Gaussians fitted to two sets of scores."""
     if not (np.isfinite(inside).all() and np.isfinite(outside).all()):
         return 0.0
     (m, s), (n, t) = (

@@ -1,7 +1,6 @@
 """Lower bounds on ε from one run with many canaries, each in with probability one half.
 
-The attacker guesses for some canaries whether they were in the data. The number of
-guesses must be chosen before looking at the scores.
+The number of guesses must be chosen before looking at the scores.
 
 References:
     Steinke, Nasr and Jagielski 2023, Privacy Auditing with One (1) Training Run,
@@ -11,11 +10,10 @@ References:
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
-from scipy import special, stats
+from scipy import optimize, special, stats
 
 from tanager import _validate as validate
 from tanager.audit.bounds import SubsampledEstimator, largest_refuted
@@ -27,24 +25,14 @@ _PRECISION = 1e-4
 
 
 class Guesses(NamedTuple):
-    """What the attacker of one run guessed.
-
-    Attributes:
-        canaries: how many there were, m.
-        made: for how many of them a guess was made, r.
-        right: how many of these were right, v.
-    """
+    """Of how many canaries, how many guesses were made, and how many were right."""
 
     canaries: int
     made: int
     right: int
 
     def check(self) -> None:
-        """Refuse counts that cannot be.
-
-        Raises:
-            ValueError: not 0 ≤ right ≤ made ≤ canaries, or there is no guess.
-        """
+        """Refuse counts that cannot be."""
         validate.whole(canaries=self.canaries, made=self.made, at_least=1)
         validate.whole(right=self.right, at_least=0)
         for name, part, whole in (
@@ -58,10 +46,7 @@ class Guesses(NamedTuple):
 def guess(scores: np.ndarray, included: np.ndarray, made: int) -> Guesses:
     """Call the canaries of the highest scores in, those of the lowest out.
 
-    Args:
-        scores: float[m].
-        included: bool[m], whether each was in.
-        made: how many guesses to make, half of each kind.
+    `made` guesses, half of each kind; `included` says whether each canary was in.
 
     Raises:
         ValueError: shapes differ, a score is not a number, or `made` is out of range.
@@ -96,7 +81,7 @@ def one_run(guesses: Guesses, *, delta: float, confidence: float) -> float:
 
     Args:
         guesses: how many were made, and right.
-        delta: δ in [0, 1); a large number of canaries makes it count.
+        delta: δ, at least 0; a large number of canaries makes it count.
         confidence: that the bound is below the true ε.
 
     Raises:
@@ -115,7 +100,14 @@ def one_run(guesses: Guesses, *, delta: float, confidence: float) -> float:
             f"with confidence {confidence:g}, even if all of them were right",
             "use a smaller δ, other numbers of both, or less confidence",
         )
-    return _largest(lambda epsilon: p_value(guesses, epsilon, delta) <= significance)
+
+    def beyond(epsilon: float) -> float:
+        return p_value(guesses, epsilon, delta) - significance
+
+    if beyond(0.0) >= 0:
+        return 0.0
+    root = cast(float, optimize.brentq(beyond, 0.0, 500.0, xtol=_PRECISION))
+    return max(root - 2 * _PRECISION, 0.0)
 
 
 def one_run_trade_off(
@@ -126,64 +118,27 @@ def one_run_trade_off(
     A noise multiplier is refuted if this many right guesses are less likely under its
     trade-off curve than 1 − confidence. ε is that of the largest one not refuted.
 
-    Args:
-        guesses: how many were made, and right.
-        claimed: the mechanism whose noise multiplier is in question.
-        delta: δ in (0, 1).
-        confidence: that the bound is below the true ε.
-
     Raises:
         ValueError: an argument is out of range.
     """
     guesses.check()
-    validate.probability(delta=delta, confidence=confidence)
+    estimator = SubsampledEstimator(delta, confidence, claimed)
+    m, made, right = guesses
 
     def refuted(noise_multiplier: float) -> bool:
         mechanism = dataclasses.replace(claimed, noise_multiplier=noise_multiplier)
         curve = TradeOff(mechanism, coarseness=4.0)
-        return _refuted(
-            guesses,
-            1 - confidence,
-            lambda mass: float(curve.false_negatives(1 - min(mass, 1.0))),
-        )
+        above = (1 - confidence) * (made - right) / m
+        mass = (1 - confidence) * right / m
+        for i in range(right - 1, -1, -1):
+            # The least that this mass can have under the other membership.
+            least = float(curve.false_negatives(1 - min(mass, 1.0)))
+            higher = max(above, least)
+            mass += i / (made - i) * (higher - above)
+            above = higher
+            if mass + above > made / m:
+                return True
+        return False
 
     highest = largest_refuted(refuted, claimed.noise_multiplier or 1.0)
-    return SubsampledEstimator(delta, confidence, claimed).epsilon_at(highest)
-
-
-def _refuted(
-    guesses: Guesses, significance: float, least_of: Callable[[float], float]
-) -> bool:
-    """Return whether this many right guesses are less likely than `significance`.
-
-    Args:
-        guesses: how many were made, and right.
-        significance: how likely.
-        least_of: of an event's probability under one membership: the least it can have
-            under the other.
-    """
-    m, made, right = guesses
-    above = significance * (made - right) / m
-    mass = significance * right / m
-    for i in range(right - 1, -1, -1):
-        higher = max(above, least_of(mass))
-        mass += i / (made - i) * (higher - above)
-        above = higher
-        if mass + above > made / m:
-            return True
-    return False
-
-
-def _largest(holds: Callable[[float], bool]) -> float:
-    """Return the largest value that something holds at, 0 where it holds nowhere."""
-    if not holds(0.0):
-        return 0.0
-    low, high = 0.0, 1.0
-    while holds(high):
-        low, high = high, 2 * high
-        if high > 500:
-            return low
-    while high - low > _PRECISION * max(high, 1.0):
-        middle = (low + high) / 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low
+    return estimator.epsilon_at(highest)

@@ -1,15 +1,15 @@
 """Replays: a few real training steps, compared with the definition of DP-SGD.
 
-Runs of `tanager.train` with known secrets show what their optimizer received: who was
-sampled, what was clipped, what noise was added, and that nothing else changed the
-parameters. A replay finds at once what an attack needs thousands of canaries for, but
-only the bugs it looks for.
+Runs of `tanager.train` with known secrets show what their optimizer received. A replay
+finds at once what an attack needs thousands of canaries for, but only the bugs it looks
+for.
 
 A check of random numbers fails without cause at most once in 10⁶ replays; the others
 never do.
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 import warnings
@@ -80,79 +80,184 @@ def replay(
     Raises:
         ValueError: an argument is out of range.
     """
-    source = problem.source()
     validate.whole(steps=steps, at_least=4)
-    require_noise(algorithm.mechanism)
-    algorithm.require_clip_norm()
-    runtime = runtime or Runtime(physical_batch_size=4)
-    runtime = dataclasses.replace(runtime, progress=False)
-    still = dataclasses.replace(
-        algorithm,
-        mechanism=dataclasses.replace(algorithm.mechanism, steps=steps),
-        optimizer=optax.set_to_zero(),
-        declared_examples=len(source),
-        delta=0.5 / len(source),
-    )
-    run = still.mechanism
-    exact = _without_noise(still)
-    moving = dataclasses.replace(still, optimizer=algorithm.optimizer)
+    found = Replay(problem, algorithm, runtime, steps)
+    return (*found.sampling(), *found.sums(), *found.noise(), *found.after())
 
-    def recorded(algorithm: DPSGD, seed: int) -> "_Recorded":
-        return _record(problem, algorithm, runtime, seed)
 
-    summed, noised = recorded(exact, _SECRET), recorded(still, _SECRET)
-    moved = recorded(moving, _SECRET)
-    other, other_summed = recorded(still, _OTHER), recorded(exact, _OTHER)
-    expected = run.sample_rate * len(source)
-    seen = [flat * expected for flat in summed.flat()]
-    noise, others = (
-        [
-            [expected * (a - b) for a, b in zip(*pair, strict=True)]
-            for pair in zip(one.leaves(), without.leaves(), strict=True)
+class Replay:
+    """The checks of a replay, and its runs, each made when a check first needs it."""
+
+    def __init__(
+        self, problem: Problem, algorithm: DPSGD, runtime: Runtime | None, steps: int
+    ):
+        require_noise(algorithm.mechanism)
+        self._problem, self._clip_norm = problem, algorithm.require_clip_norm()
+        runtime = runtime or Runtime(physical_batch_size=4)
+        self._runtime = dataclasses.replace(runtime, progress=False)
+        self._mechanism = dataclasses.replace(algorithm.mechanism, steps=steps)
+        self._examples = len(problem.source())
+        self._moving = dataclasses.replace(
+            algorithm,
+            mechanism=self._mechanism,
+            declared_examples=self._examples,
+            delta=0.5 / self._examples,
+        )
+        self._still = dataclasses.replace(self._moving, optimizer=optax.set_to_zero())
+        quiet = dataclasses.replace(self._mechanism, noise_multiplier=0.0)
+        self._exact = dataclasses.replace(self._still, mechanism=quiet)
+
+    def sampling(self) -> Iterator[Finding]:
+        """Give every example its own coordinate, and read there who was sampled."""
+        run, count = self._mechanism, max(self._examples, 64)
+        rate, clip_norm = run.sample_rate, self._clip_norm
+        steps = max(run.steps, 2 * math.ceil(100 / (rate * count)), 16)
+        steps += steps % 2
+        units = dataclasses.replace(
+            self._exact,
+            mechanism=dataclasses.replace(self._exact.mechanism, steps=steps),
+            augmentation_multiplicity=0,
+            declared_examples=count,
+            delta=0.5 / count,
+        )
+
+        def loss(w: Array, example: Any) -> Array:
+            return 10 * clip_norm * jnp.dot(w, example[0])
+
+        each = Problem(loss, jnp.zeros(count), (np.eye(count, dtype=np.float32),))
+        read = rate * count * _flat(_record(each, units, self._runtime)[0])
+        whole = np.abs(read - np.round(read)).max() < _CLOSE
+        once = whole and np.isin(np.round(read), (0, 1)).all()
+        yield Finding(
+            "sampled once or not at all",
+            bool(once),
+            f"an example counts {read.min():.4g} to {read.max():.4g} times C",
+        )
+        sampled = read > 0.5
+        yield _likely(
+            "sample rate",
+            _binomial(sampled, rate),
+            f"{sampled.mean():.4g}; claimed is {rate:.4g}",
+        )
+        if rate == 1:
+            return
+        apart = float(((sampled.sum(1) - rate * count) ** 2).sum())
+        chi = apart / (rate * (1 - rate) * count)
+        yield _likely(
+            "batch sizes",
+            _chi_squared(chi, steps),
+            f"{chi / steps:.3g} times the variance of Poisson sampling",
+        )
+        both = sampled[0::2] & sampled[1::2]
+        yield _likely(
+            "steps are independent",
+            _binomial(both, rate**2),
+            f"{both.mean():.4g} of the examples are in two consecutive batches; "
+            f"{rate**2:.4g} is expected",
+        )
+
+    def sums(self) -> Iterator[Finding]:
+        """Check that each update is the sum of its examples' clipped gradients."""
+        scale = self._mechanism.sample_rate * self._examples
+        sums = _sums_by_definition(self._problem, self._exact)
+        apart = np.linalg.norm(scale * _flat(self._clipped) - sums, axis=1).max()
+        largest = max(1.0, np.linalg.norm(sums, axis=1).max())
+        yield Finding(
+            "sums of clipped gradients",
+            bool(apart <= _CLOSE * largest),
+            f"differs from the definition by at most {apart:.2g}·C, of {largest:.3g}·C",
+        )
+
+    def noise(self) -> Iterator[Finding]:
+        """Check that noise is Gaussian, as large as claimed, and always new."""
+        problem = self._problem
+        noisy, _ = _record(problem, self._still, self._runtime)
+        silent = dataclasses.replace(
+            problem, loss=lambda params, example: 0 * problem.loss(params, example)
+        )
+        other, _ = _record(silent, self._still, self._runtime, _OTHER)
+        scale = self._mechanism.sample_rate * self._examples
+        scale /= self._mechanism.noise_multiplier
+        leaves = [
+            scale * (_flat(one) - _flat(without))
+            for one, without in zip(
+                zip(*noisy, strict=True), zip(*self._clipped, strict=True), strict=True
+            )
         ]
-        for one, without in ((noised, summed), (other, other_summed))
-    )
-    return (
-        *_check_sampling(exact, len(source), runtime),
-        _check_sums(seen, _sums_by_definition(problem, exact)),
-        *_check_noise(noise, others, run.noise_multiplier),
-        *_check_after(moved, problem, moving),
-    )
+        totals = [float((leaf**2).sum()) for leaf in leaves]
+        sizes = [leaf.size for leaf in leaves]
+        chances = [*map(_chi_squared, totals, sizes)]
+        deviations = [math.sqrt(a / b) for a, b in zip(totals, sizes, strict=True)]
+        yield _likely(
+            "noise of every leaf",
+            min(1.0, min(chances) * len(chances)),
+            f"{min(deviations):.4g} to {max(deviations):.4g} times the claimed "
+            "deviation",
+        )
+        together = np.concatenate(leaves, axis=1)
+        against_normal: Any = stats.kstest(together.ravel(), "norm")
+        yield _likely(
+            "noise is Gaussian",
+            float(against_normal.pvalue),
+            f"{together.size:,} values",
+        )
+        pairs = [(together[:-1], together[1:])]
+        yield _uncorrelated("noise is new in every step", pairs)
+        pairs = [(together, scale * _flat(other))]
+        yield _uncorrelated("noise is of the run's secret", pairs)
+        pairs = []
+        for one, two in itertools.combinations(leaves, 2):
+            width = min(one.shape[1], two.shape[1])
+            pairs.append((one[:, :width], two[:, :width]))
+        if pairs:
+            yield _uncorrelated("noise of no leaf is another's", pairs)
 
+    def after(self) -> Iterator[Finding]:
+        """Check that parameters and average follow from the noisy updates alone."""
+        problem, algorithm = self._problem, self._moving
+        gradients, result = _record(problem, algorithm, self._runtime)
+        trained, _ = problem.split()
+        average, state = trained, algorithm.optimizer.init(trained)
+        for step, leaves in enumerate(gradients):
+            gradient = jax.tree.unflatten(jax.tree.structure(trained), leaves)
+            updates, state = algorithm.optimizer.update(gradient, state, trained)
+            trained = optax.apply_updates(trained, updates)
+            kept = min(algorithm.ema_decay, (1 + step) / (10 + step))
+            average = jax.tree.map(
+                lambda old, new, kept=kept: kept * old + (1 - kept) * new,
+                average,
+                trained,
+            )
+        for name, expected, whole in (
+            ("parameters", trained, result.params),
+            ("average of parameters", average, result.average),
+        ):
+            found, _ = split(whole, problem.trainable)
+            pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+            apart = max(
+                float(np.abs(np.asarray(one, np.float64) - np.asarray(other)).max())
+                for one, other in pairs
+            )
+            yield Finding(
+                f"{name} are made of noisy updates alone",
+                apart <= _CLOSE,
+                f"differ from what those give by at most {apart:.2g}",
+            )
 
-def _without_noise(algorithm: DPSGD) -> DPSGD:
-    quiet = dataclasses.replace(algorithm.mechanism, noise_multiplier=0.0)
-    return dataclasses.replace(algorithm, mechanism=quiet)
-
-
-### Recording
-
-
-class _Recorded(NamedTuple):
-    gradients: list[PyTree]
-    result: TrainResult
-
-    def leaves(self) -> list[list[np.ndarray]]:
-        """Return every step's noisy mean, leaf by leaf, float64."""
-        return [
-            [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(gradient)]
-            for gradient in self.gradients
-        ]
-
-    def flat(self) -> list[np.ndarray]:
-        """Return every step's noisy mean as one vector."""
-        return [np.concatenate([x.ravel() for x in step]) for step in self.leaves()]
+    @functools.cached_property
+    def _clipped(self) -> list[list[np.ndarray]]:
+        return _record(self._problem, self._exact, self._runtime)[0]
 
 
 def _record(
-    problem: Problem, algorithm: DPSGD, runtime: Runtime, seed: int
-) -> _Recorded:
-    """Train, and keep what the optimizer was given."""
-    gradients: dict[int, PyTree] = {}
+    problem: Problem, algorithm: DPSGD, runtime: Runtime, seed: int = _SECRET
+) -> tuple[list[list[np.ndarray]], TrainResult]:
+    """Train, and return the leaves that the optimizer was given in every step."""
+    gradients: dict[int, list[np.ndarray]] = {}
     inner = algorithm.optimizer
 
     def keep(step: np.ndarray, gradient: PyTree) -> None:
-        gradients[int(step)] = jax.tree.map(np.asarray, gradient)
+        gradients[int(step)] = [np.asarray(leaf) for leaf in jax.tree.leaves(gradient)]
 
     def init(params: Any) -> PyTree:
         return jnp.zeros((), jnp.int32), inner.init(params)
@@ -177,156 +282,15 @@ def _record(
         )
     jax.block_until_ready(result.params)
     jax.effects_barrier()
-    return _Recorded([gradients[step] for step in sorted(gradients)], result)
+    return [gradients[step] for step in sorted(gradients)], result
 
 
-### The checks
-
-
-def _check_sampling(
-    algorithm: DPSGD, examples: int, runtime: Runtime
-) -> Iterator[Finding]:
-    """Give every example its own coordinate, and read there who was sampled."""
-    run, count = algorithm.mechanism, max(examples, 64)
-    steps = max(run.steps, 2 * math.ceil(100 / (run.sample_rate * count)), 16)
-    run = dataclasses.replace(run, steps=steps + steps % 2)
-    units = dataclasses.replace(
-        algorithm,
-        mechanism=run,
-        augmentation_multiplicity=0,
-        declared_examples=count,
-        delta=0.5 / count,
-    )
-    clip_norm = algorithm.require_clip_norm()
-
-    def loss(w: Array, example: Any) -> Array:
-        return 10 * clip_norm * jnp.dot(w, example[0])
-
-    each = Problem(loss, jnp.zeros(count), (np.eye(count, dtype=np.float32),))
-    recorded = _record(each, units, runtime, _SECRET)
-    read = run.sample_rate * count * np.stack(recorded.flat())
-    whole = np.abs(read - np.round(read)).max() < _CLOSE
-    once = whole and np.isin(np.round(read), (0, 1)).all()
-    yield Finding(
-        "sampled once or not at all",
-        bool(once),
-        f"an example counts {read.min():.4g} to {read.max():.4g} times C",
-    )
-    sampled = read > 0.5
-    yield _likely(
-        "sample rate",
-        _binomial(sampled, run.sample_rate),
-        f"{sampled.mean():.4g}; claimed is {run.sample_rate:.4g}",
-    )
-    if run.sample_rate == 1:
-        return
-    spread = run.sample_rate * (1 - run.sample_rate) * count
-    chi = float(((sampled.sum(1) - run.sample_rate * count) ** 2).sum() / spread)
-    yield _likely(
-        "batch sizes",
-        _chi_squared(chi, run.steps),
-        f"{chi / run.steps:.3g} times the variance of Poisson sampling",
-    )
-    both = sampled[0::2] & sampled[1::2]
-    yield _likely(
-        "steps are independent",
-        _binomial(both, run.sample_rate**2),
-        f"{both.mean():.4g} of the examples are in two consecutive batches; "
-        f"{run.sample_rate**2:.4g} is expected",
-    )
-
-
-def _check_sums(seen: Sequence[np.ndarray], sums: Sequence[np.ndarray]) -> Finding:
-    """Check that each update is the sum of its examples' clipped gradients."""
-    apart = max(
-        float(np.linalg.norm(one - other))
-        for one, other in zip(seen, sums, strict=True)
-    )
-    largest = max(1.0, *(float(np.linalg.norm(each)) for each in sums))
-    return Finding(
-        "sums of clipped gradients",
-        apart <= _CLOSE * largest,
-        f"differs from the definition by at most {apart:.2g}·C, of {largest:.3g}·C",
-    )
-
-
-def _check_noise(
-    noise: list[list[np.ndarray]],
-    others: list[list[np.ndarray]],
-    noise_multiplier: float,
-) -> Iterator[Finding]:
-    """Check that noise is Gaussian, as large as claimed, and always new."""
-    leaves = [
-        np.concatenate([step[number].ravel() for step in noise]) / noise_multiplier
-        for number in range(len(noise[0]))
-    ]
-    chances, deviations = [], []
-    for leaf in leaves:
-        total = float((leaf**2).sum())
-        chances.append(_chi_squared(total, leaf.size))
-        deviations.append(math.sqrt(total / leaf.size))
-    yield _likely(
-        "noise of every leaf",
-        min(1.0, min(chances) * len(chances)),
-        f"{min(deviations):.4g} to {max(deviations):.4g} times the claimed deviation",
-    )
-    together = np.concatenate(leaves)
-    against_normal: Any = stats.kstest(together, "norm")
-    yield _likely(
-        "noise is Gaussian",
-        float(against_normal.pvalue),
-        f"{together.size:,} values",
-    )
-    flat, other = (
-        np.stack(
-            [np.concatenate([leaf.ravel() for leaf in step]) for step in all_steps]
-        )
-        for all_steps in (noise, others)
-    )
-    yield _uncorrelated("noise is new in every step", [(flat[:-1], flat[1:])])
-    yield _uncorrelated("noise is of the run's secret", [(flat, other)])
-    pairs = []
-    for one, two in itertools.combinations(leaves, 2):
-        one, two = (each.reshape(len(noise), -1) for each in (one, two))
-        width = min(one.shape[1], two.shape[1])
-        pairs.append((one[:, :width], two[:, :width]))
-    if pairs:
-        yield _uncorrelated("noise of no leaf is another's", pairs)
-
-
-def _check_after(
-    recorded: _Recorded, problem: Problem, algorithm: DPSGD
-) -> Iterator[Finding]:
-    """Check that parameters and average follow from the noisy updates alone."""
-    optimizer, decay = algorithm.optimizer, algorithm.ema_decay
-    trained, _ = problem.split()
-    average, state = trained, optimizer.init(trained)
-    for step, gradient in enumerate(recorded.gradients):
-        gradient = jax.tree.unflatten(
-            jax.tree.structure(trained), jax.tree.leaves(gradient)
-        )
-        updates, state = optimizer.update(gradient, state, trained)
-        trained = optax.apply_updates(trained, updates)
-        kept = min(decay, (1 + step) / (10 + step))
-        average = jax.tree.map(
-            lambda old, new, kept=kept: kept * old + (1 - kept) * new, average, trained
-        )
-    for name, expected, whole in (
-        ("parameters", trained, recorded.result.params),
-        ("average of parameters", average, recorded.result.average),
-    ):
-        found, _ = split(whole, problem.trainable)
-        apart = max(
-            float(np.abs(np.asarray(one, np.float64) - np.asarray(other)).max())
-            for one, other in zip(
-                jax.tree.leaves(found), jax.tree.leaves(expected), strict=True
-            )
-        )
-        yield Finding(
-            f"{name} are made of noisy updates alone",
-            apart <= _CLOSE,
-            f"differ from what those give by at most {apart:.2g}",
-        )
+def _flat(steps: Sequence[Any]) -> np.ndarray:
+    """Return a row of float64 for each step, of an array or a list of them."""
+    rows = [jax.tree.leaves(step) for step in steps]
+    return np.stack(
+        [np.concatenate([np.ravel(leaf) for leaf in row]) for row in rows]
+    ).astype(np.float64)
 
 
 def _likely(check: str, chance: float, detail: str) -> Finding:
@@ -363,10 +327,7 @@ def _uncorrelated(
     return _likely(check, chance, f"correlations of at most {worst:.3g}")
 
 
-### The definition, slowly
-
-
-def _sums_by_definition(problem: Problem, algorithm: DPSGD) -> list[np.ndarray]:
+def _sums_by_definition(problem: Problem, algorithm: DPSGD) -> np.ndarray:
     """Return Σᵢ clip_C(gᵢ)/C of each step over the examples that must be sampled."""
     source, run = problem.source(), algorithm.mechanism
     clip_norm = algorithm.require_clip_norm()
@@ -393,9 +354,7 @@ def _sums_by_definition(problem: Problem, algorithm: DPSGD) -> list[np.ndarray]:
                 lambda leaf: jnp.asarray(leaf[0]), gather(source, np.array([index]))
             )
             own = gradient(trained, one, jax.random.fold_in(key, int(index)))
-            flat = np.concatenate(
-                [np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(own)]
-            )
+            [flat] = _flat([own])
             total += flat / max(clip_norm, float(np.linalg.norm(flat)))
         found.append(total)
-    return found
+    return np.stack(found)

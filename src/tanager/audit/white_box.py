@@ -1,8 +1,6 @@
 """A white-box audit: gradient canaries in a real run of `tanager.train`.
 
-The run uses the sampler, clipping and noise of every run. Beside the model it trains a
-vector with one coordinate for each canary. A canary is an example whose gradient has
-only that coordinate and is longer than the clipping norm. Half of the canaries, by fair
+The run uses the sampler, clipping and noise of every run. Half of the canaries, by fair
 coins, are in the data. The attacker sees what the optimizer sees: the noisy gradient of
 every update. From a canary's coordinate it computes the likelihood ratio of the two
 cases, in the data or not. No test is better, and each canary counts like a run.
@@ -32,7 +30,6 @@ from tanager import _validate as validate
 from tanager.audit.bounds import (
     Audit,
     AuditResult,
-    Errors,
     GaussianEstimator,
     SubsampledEstimator,
     audit_scores,
@@ -54,7 +51,6 @@ from tanager.sampling import PoissonSampler
 from tanager.seed import Seed
 from tanager.training.loop import train
 from tanager.training.problem import DPSGD, Problem, Runtime
-from tanager.training.run_folder import RunFolder
 
 
 Hear = Callable[[Array, Array], Array]
@@ -66,10 +62,13 @@ _MOST_KEPT = 64
 class WhiteBox(AuditResult):
     """What a white-box audit found; its bounds hold if noise is Gaussian.
 
+    `epsilon_lower_bound` and `trade_off_bound` are one: ε of the claimed mechanism with
+    the largest noise multiplier that is not refuted. With `knows_sample` no trade-off
+    curve is used to find it, but the Gaussian of one step.
+
     Attributes:
         audit: the errors, and the bound that they prove for the steps that were run.
-        noise_multiplier: the largest that is not refuted; `epsilon_lower_bound` is ε of
-            the claimed mechanism with that noise.
+        noise_multiplier: the largest that is not refuted.
     """
 
     audit: Audit
@@ -99,8 +98,7 @@ def audit_white_box(
         runtime: see `tanager.train`; by default without a progress bar.
         canaries: m; about half of them join the data, or all with `knows_sample`.
         confidence: of the bound.
-        knows_sample: the attacker knows who was sampled in each step; q must be below
-            1, and there must be enough steps for canaries to be sampled.
+        knows_sample: the attacker knows who was sampled in each step.
         steps: to run, at most the mechanism's, which are run by default. From fewer,
             what they prove of the noise is put into the whole mechanism.
         out: folder of the audited run; the same call resumes it.
@@ -114,19 +112,16 @@ def audit_white_box(
     clip_norm = algorithm.require_clip_norm()
     validate.whole(canaries=canaries, at_least=20)
     require_joining(mechanism)
-    run = mechanism
-    if steps is not None:
-        validate.whole(steps=steps, at_least=1)
-        if steps > mechanism.steps:
-            validate.refuse(
-                "steps", steps, f"must be at most the mechanism's {mechanism.steps}"
-            )
-        run = dataclasses.replace(mechanism, steps=steps)
+    steps = mechanism.steps if steps is None else steps
+    run = dataclasses.replace(mechanism, steps=steps)
+    if steps > mechanism.steps:
+        rule = f"must be at most the mechanism's {mechanism.steps}"
+        validate.refuse("steps", steps, rule)
     with contextlib.ExitStack() as held:
         if knows_sample and out is None and seed is None:
             # Only a folder's secret can be known before the run.
             out = held.enter_context(tempfile.TemporaryDirectory())
-        secret = secret_of(None if out is None else RunFolder(out), seed)
+        secret = secret_of(out, seed)
         if knows_sample:
             attack = _KnownSample(run, delta, confidence, canaries)
         else:
@@ -160,7 +155,7 @@ def audit_white_box(
         result = train(audited, listener, runtime, out=out, seed=seed)
     inside, outside = attack.scores(np.asarray(result.params.scores, np.float64))
     audit = audit_scores(inside, outside, attack.estimator)
-    noise_multiplier = attack.noise_multiplier(audit.errors)
+    noise_multiplier = attack.estimator.noise_multiplier(audit.errors)
     whole = SubsampledEstimator(delta, confidence, mechanism)
     bound = whole.epsilon_at(noise_multiplier)
     return WhiteBox(
@@ -210,15 +205,11 @@ class _HiddenSample:
     def scores(self, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return kept[0, self._coins], kept[0, ~self._coins]
 
-    def noise_multiplier(self, errors: Errors) -> float:
-        return self.estimator.noise_multiplier(errors)
-
 
 class _KnownSample:
-    """Was the canary sampled in this step? What is heard of it, step by step.
+    """Was the canary sampled in this step? Each step is a test of its own.
 
-    Noise is new in every step, so that each is a test of its own, of one Gaussian
-    mechanism; for a canary as many steps count in which it was not sampled.
+    For a canary as many steps count in which it was not sampled.
     """
 
     def __init__(self, run: Mechanism, delta: float, confidence: float, canaries: int):
@@ -259,7 +250,3 @@ class _KnownSample:
     def scores(self, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         full = np.arange(self._kept)[:, None] < self._ends
         return kept[: self._kept][full], kept[self._kept :][full]
-
-    def noise_multiplier(self, errors: Errors) -> float:
-        mu = self.estimator.mu(errors)
-        return 1 / mu if mu else math.inf
