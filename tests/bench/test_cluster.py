@@ -43,11 +43,8 @@ def test_a_cluster_is_read_from_words():
         ("host=2,devices=4,bandwidth=1", "did you mean hosts?"),
         ("", "simulate (='') must be one of hosts, devices, bandwidth"),
         ("hosts=2.5,devices=4,bandwidth=1", "hosts (='2.5') must be a whole number"),
-        ("hosts=2,devices=4,bandwidth=fast", "bandwidth (='fast') must be a number"),
         ("hosts=2,devices=4,bandwidth", "bandwidth (='') must be a number"),
         ("hosts=0,devices=4,bandwidth=1", "hosts (=0) must be at least 1"),
-        ("hosts=2,devices=0,bandwidth=1", "devices (=0) must be at least 1"),
-        ("hosts=2,devices=4,bandwidth=0", "bandwidth (=0.0) must be positive"),
         ("hosts=2,devices=4,bandwidth=nan", "bandwidth (=nan) must be a number"),
         ("hosts=2,devices=4,bandwidth=1,latency=-1", "latency (=-1.0) must be finite"),
         ("hosts=2,devices=4,bandwidth=1,local_bandwidth=0", "local_bandwidth (=0.0)"),
@@ -59,12 +56,8 @@ def test_what_is_no_cluster_is_refused(text, message):
         Cluster.parse(text)
 
 
-@pytest.mark.parametrize(
-    ("most", "counts"),
-    [(1, (1,)), (2, (1, 2)), (6, (1, 2, 4, 6)), (8, (1, 2, 4, 8))],
-)
-def test_numbers_of_devices_double_up_to_all_there_are(most, counts):
-    assert doubling(most) == counts
+def test_numbers_of_devices_double_up_to_all_there_are():
+    assert [doubling(most) for most in (1, 2, 6)] == [(1,), (1, 2), (1, 2, 4, 6)]
 
 
 def test_a_ring_moves_twice_the_bytes_less_a_member_s_share():
@@ -104,25 +97,6 @@ def test_or_a_logical_batch_is_divided_among_all_devices():
     assert [row["share_of_ideal"] for row in rows] == [1, 8 / 9]
 
 
-@pytest.mark.parametrize(
-    ("numbers", "message"),
-    [
-        ((0.0, 1, 1), "step_seconds (=0.0) must be positive"),
-        ((1.0, 0, 1), "examples (=0) must be at least 1"),
-        ((1.0, 1, 0), "parameter_bytes (=0) must be positive"),
-    ],
-)
-def test_what_cannot_be_predicted_is_refused(numbers, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        predict(Cluster(1, 1, 1.0), *numbers)
-
-
-@pytest.mark.parametrize("parallel", [0.989, 0.5, 0.0, -0.3])
-def test_the_fit_finds_the_parallel_fraction_of_exact_speedups(parallel):
-    speedups = {n: amdahl_speedup(parallel, n) for n in (1, 2, 4, 7)}
-    assert amdahl_fit(speedups) == pytest.approx(parallel)
-
-
 def test_the_fit_is_least_squares_in_the_inverse_speedup():
     speedups = {1: 1.0, 2: 1.7, 4: 3.5, 8: 5.0}
     grid = np.linspace(0, 1, 100_001)
@@ -149,19 +123,6 @@ def test_one_communication_time_predicts_the_paper_s_private_share_to_ten_points
     assert predicted == pytest.approx(0.786, abs=0.0005)
     # Too good by 9.4 points: the model knows of nothing but the common all-reduce.
     assert 0.09 < predicted - PRIVATE < 0.10
-    # The ratios of section 4.1, smallest and largest ViT.
-    for ratio, gap in ((2.6, 0.056), (3.17, 0.091)):
-        assert share_of_ideal(ratio, common) - PRIVATE == pytest.approx(gap, abs=6e-4)
-    assert share_of_ideal(1.97, common) == pytest.approx(PRIVATE, abs=5e-4)
-
-
-def test_amdahl_s_law_at_the_paper_s_fractions_gives_its_shares_to_three_points():
-    plain = amdahl_speedup(0.989, DEVICES) / DEVICES
-    private = amdahl_speedup(0.995, DEVICES) / DEVICES
-    assert plain - PLAIN == pytest.approx(0.002, abs=6e-4)
-    assert private - PRIVATE == pytest.approx(0.025, abs=6e-4)
-    # More than p's rounding.
-    assert amdahl_speedup(0.9945, DEVICES) / DEVICES > PRIVATE
 
 
 def test_the_model_s_curve_over_the_paper_s_hosts_and_its_amdahl_fit():

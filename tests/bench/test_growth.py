@@ -18,9 +18,6 @@ def growth():
 def test_the_exponent_of_a_power_is_found(growth):
     points = [{"value": n, "cost": 7.0 * n**1.5} for n in (1, 2, 4, 8)]
     assert growth.exponent(points, lambda p: p["cost"]) == pytest.approx(1.5)
-
-
-def test_no_exponent_of_a_single_point_or_of_what_failed(growth):
     points = [{"value": 1, "cost": 3.0}, {"value": 2, "cost": None}]
     assert growth.exponent(points, lambda p: p["cost"]) is None
 

@@ -1,4 +1,5 @@
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import jax.numpy as jnp
@@ -6,6 +7,7 @@ import numpy as np
 import pytest
 
 from tanager.bench import programs, timing
+from tanager.bench.timing import Measurement
 from tanager.bench.workload import Workload
 
 
@@ -20,132 +22,125 @@ SECONDS = {
 }
 
 
-class Clock:
-    now = 0.0
+@pytest.fixture
+def turns(monkeypatch):
+    """Time what takes as long as it is told to, and 100 s to prepare."""
+    now, calls = [0.0], []
+    clock = SimpleNamespace(perf_counter=lambda: now[0])
+    monkeypatch.setattr(timing, "time", clock)
 
-    def __call__(self):
-        return self.now
+    def time(*, failing=None, error=None, report=lambda text: None):
+        def prepare(name, found):
+            now[0] += 100
+            if name == failing and error is None:
+                raise RuntimeError("no rule for tap")
+            left = iter(SECONDS[name])
+
+            def run(number):
+                calls.append(name)
+                if name == failing and number == 2:
+                    raise error
+                now[0] += next(left)
+
+            return run
+
+        names = ["sgd", "per_example", "update"]
+        return *timing.in_turns(names, prepare, 4, report), calls
+
+    return time
 
 
-class Fake:
-    """A program that takes as long as it is told: 100 s to compile, 50 to warm up."""
+def test_programs_take_turns_and_only_their_calls_are_timed(turns):
+    measured, stopped, calls = turns()
+    assert calls == ["sgd", "per_example", "update"] * 4
+    assert not stopped
+    assert {name: found.seconds for name, found in measured.items()} == {
+        name: SECONDS[name] for name in measured
+    }
+    lower, upper = np.quantile(SECONDS["sgd"], [0.25, 0.75])
+    assert measured["sgd"].times() == {
+        "seconds": 2.0,
+        "seconds_spread": upper - lower,
+        "error": None,
+    }
 
-    def __init__(self, name, clock, calls, fail=None):
-        self.name, self.clock, self.calls, self.fail = name, clock, calls, fail
-        self.traces, self.timed = 1, iter(SECONDS[name])
-        self.warm_ups = 3
 
-    def prepare(self, params, batch):
-        pass
+@pytest.mark.parametrize(
+    ("error", "message", "timed"),
+    [
+        (None, "RuntimeError: no rule for tap", 0),
+        (MemoryError("run"), "MemoryError: run", 2),
+    ],
+)
+def test_what_fails_says_so_and_the_others_go_on(turns, error, message, timed):
+    measured, stopped, _ = turns(failing="per_example", error=error)
+    assert not stopped
+    assert measured["per_example"].times()["error"] == message
+    assert len(measured["per_example"].seconds) == timed
+    assert measured["update"].seconds == SECONDS["update"]
 
-    def compile(self, mask, clock):
-        if self.fail == "compile":
-            raise RuntimeError("no rule for tap")
-        self.clock.now += 100
-        return 100.0, 2048
 
-    def run(self, mask):
-        if self.warm_ups:
-            self.warm_ups -= 1
-            self.clock.now += 50
-            return
-        self.calls.append((self.name, int(mask.sum())))
-        if self.fail in ("run", KeyboardInterrupt) and len(self.calls) > 4:
-            raise (KeyboardInterrupt if self.fail != "run" else MemoryError)(self.fail)
-        self.clock.now += next(self.timed)
+def test_stopping_keeps_what_was_measured(turns):
+    measured, stopped, _ = turns(failing="per_example", error=KeyboardInterrupt())
+    assert stopped
+    assert [len(found.seconds) for found in measured.values()] == [3, 2, 2]
+    assert measured["per_example"].error is None
+
+
+def test_stopping_while_compiling_says_so(turns):
+    def stop(text):
+        if text == "compiling per_example":
+            raise KeyboardInterrupt
+
+    measured, stopped, _ = turns(report=stop)
+    assert stopped
+    errors = {found.times()["error"] for found in measured.values()}
+    assert errors == {"stopped before it was timed"}
 
 
 @pytest.fixture
 def bench(monkeypatch):
-    clock, calls = Clock(), []
+    """Make the rows of what took `SECONDS`, and of what failed."""
 
-    def run(fail=None, strategies=("sgd", "per_example"), **options):
-        fail = fail or {}
+    def run(strategies=("sgd", "per_example"), failed=(), **options):
+        def planted(names, *_):
+            done = {
+                name: Measurement(100.0, 2048, SECONDS[name], 1)
+                if name not in failed
+                else Measurement(error="RuntimeError: no rule for tap")
+                for name in names
+            }
+            return done, False
 
-        def fake(name):
-            return Fake(name, clock, calls, fail.get(name))
-
-        monkeypatch.setattr(programs, "training", lambda workload, name: fake(name))
-        for name in ("update", "forward", "gradient"):
-            maker = lambda workload, name=name: fake(name)  # noqa: E731
-            monkeypatch.setattr(programs, name, maker)
+        monkeypatch.setattr(timing, "in_turns", planted)
         settings: dict[str, Any] = {"physical_batch": 8, "repeats": 4} | options
-        found = timing.bench_step(WORKLOAD, strategies, clock=clock, **settings)
-        return found, calls
+        return timing.bench_step(WORKLOAD, strategies, **settings)
 
     return run
 
 
-def test_medians_and_spreads_are_of_the_timed_calls_alone(bench):
-    found, _ = bench()
+def test_rows_are_medians_next_to_sgds(bench):
+    found = bench()
     sgd, private = found.rows
-    lower, upper = np.quantile(SECONDS["sgd"], [0.25, 0.75])
-    assert (sgd["seconds"], sgd["seconds_spread"]) == (2.0, upper - lower)
-    assert (private["seconds"], private["seconds_spread"]) == (3.0, 0.0)
+    assert (sgd["seconds"], private["seconds"]) == (2.0, 3.0)
     assert private["ratio_to_sgd"] == 1.5
-    assert private["compile_seconds"] == 100.0
-    assert private["temp_bytes"] == 2048
+    assert (private["compile_seconds"], private["temp_bytes"]) == (100.0, 2048)
     assert found.update["seconds"] == 9.0
-    assert not found.stopped
-
-
-def test_examples_are_counted_and_padding_is_not(bench):
-    found, calls = bench(examples=5)
-    assert [row["examples_per_second"] for row in found.rows] == [5 / 2, 5 / 3]
-    assert {count for _, count in calls} == {5}
-    found, _ = bench()
     assert [row["examples_per_second"] for row in found.rows] == [8 / 2, 8 / 3]
-
-
-def test_programs_take_turns(bench):
-    _, calls = bench()
-    assert [name for name, _ in calls] == ["sgd", "per_example", "update"] * 4
-
-
-def test_a_strategy_that_fails_is_a_row_and_the_others_go_on(bench):
-    for moment, reason in [
-        ("compile", "RuntimeError: no rule for tap"),
-        ("run", "MemoryError: run"),
-    ]:
-        found, _ = bench(fail={"per_example": moment})
-        sgd, private = found.rows
-        assert private["error"] == reason
-        assert sgd["error"] is None
-        assert sgd["seconds"] == 2.0
-        assert found.update["seconds"] == 9.0
+    # Padding does not count.
+    rows = bench(examples=5).rows
+    assert [row["examples_per_second"] for row in rows] == [5 / 2, 5 / 3]
 
 
 def test_without_sgd_there_is_no_ratio(bench):
-    found, _ = bench(strategies=("per_example",))
-    assert found.rows[0]["ratio_to_sgd"] is None
-    found, _ = bench(fail={"sgd": "compile"})
-    assert [row["ratio_to_sgd"] for row in found.rows] == [None, None]
-
-
-def test_stopping_keeps_what_was_measured(bench):
-    found, _ = bench(fail={"per_example": KeyboardInterrupt})
-    assert found.stopped
-    sgd, private = found.rows
-    assert sgd["seconds"] == np.median(SECONDS["sgd"][:2])
-    assert private["seconds"] == 3.0
-    assert private["traces"] == 1
-
-
-def test_stopping_before_the_first_round_says_so(bench):
-    def stop(text):
-        if text.startswith("timing"):
-            raise KeyboardInterrupt
-
-    found, _ = bench(report=stop)
-    assert found.stopped
-    assert {row["error"] for row in found.rows} == {"stopped before it was timed"}
-    assert {row["compile_seconds"] for row in found.rows} == {100.0}
+    assert bench(strategies=("per_example",)).rows[0]["ratio_to_sgd"] is None
+    rows = bench(failed=("sgd",)).rows
+    assert [row["ratio_to_sgd"] for row in rows] == [None, None]
+    assert rows[0]["error"] == "RuntimeError: no rule for tap"
 
 
 def test_the_breakdown_is_the_differences_of_prefixes(bench):
-    found, calls = bench(breakdown=True)
-    assert len(calls) == 20
-    sgd, private = (row["breakdown"] for row in found.rows)
+    sgd, private = (row["breakdown"] for row in bench(breakdown=True).rows)
     assert {name: part["seconds"] for name, part in private.items()} == {
         "forward": 0.5,
         "backward": 1.0,
@@ -153,27 +148,17 @@ def test_the_breakdown_is_the_differences_of_prefixes(bench):
         "optimizer_step": 9.0,
     }
     assert private["optimizer_step"]["share"] == 9 / 12
-    assert {name: part["seconds"] for name, part in sgd.items()} == {
-        "forward": 0.5,
-        "backward": 1.0,
-        "clip_and_accumulate": 0.0,
-        "optimizer_step": 0.5,
-    }
+    assert [part["seconds"] for part in sgd.values()] == [0.5, 1.0, 0.0, 0.5]
     assert sum(part["share"] for part in sgd.values()) == 1
-    found, _ = bench(breakdown=True, fail={"forward": "compile"})
-    assert [row["breakdown"] for row in found.rows] == [None, None]
+    rows = bench(breakdown=True, failed=("forward",)).rows
+    assert [row["breakdown"] for row in rows] == [None, None]
 
 
 def test_real_programs_are_traced_once_while_masks_change():
-    found = timing.bench_step(
-        WORKLOAD,
-        programs.training_names(),
-        physical_batch=4,
-        examples=3,
-        repeats=3,
-        breakdown=True,
-    )
-    assert [row["strategy"] for row in found.rows] == [*programs.training_names()]
+    options = {"physical_batch": 4, "examples": 3, "repeats": 3}
+    names = ["sgd", "per_example"]
+    found = timing.bench_step(WORKLOAD, names, **options, breakdown=True)
+    assert [row["strategy"] for row in found.rows] == names
     for row in found.rows:
         assert row["error"] is None, row
         assert row["traces"] == 1
@@ -189,16 +174,15 @@ def test_a_retrace_is_seen_in_the_row(monkeypatch):
     def sizes(rows, examples):
         return [jnp.ones(n, bool) for n in (1, 2)], [jnp.ones(n, bool) for n in (3, 3)]
 
-    def planted(workload, name):
+    def planted(workload, name="update"):
         def function(carried, inputs, mask):
             return carried + jnp.sum(mask, dtype=jnp.int32)
 
         return programs.Program(name, lambda *_: (jnp.int32(0), ()), function)
 
     monkeypatch.setattr(programs, "masks", sizes)
-    for name in ("training", "update"):
-        maker = planted if name == "training" else lambda w: planted(w, "update")
-        monkeypatch.setattr(programs, name, maker)
+    monkeypatch.setattr(programs, "training", planted)
+    monkeypatch.setattr(programs, "update", planted)
     found = timing.bench_step(WORKLOAD, ["per_example"], physical_batch=4, repeats=2)
     assert found.rows[0]["traces"] == 3
 
@@ -207,9 +191,7 @@ def test_a_retrace_is_seen_in_the_row(monkeypatch):
     ("change", "message"),
     [
         ({"strategies": ["sdg"]}, "strategy (='sdg') must be one of sgd"),
-        ({"physical_batch": 0}, "physical_batch (=0) must be at least 1"),
         ({"repeats": 0}, "repeats (=0) must be at least 1"),
-        ({"examples": 0}, "examples (=0) must be at least 1"),
         ({"examples": 9}, "examples (=9) must be at most the physical batch 8"),
     ],
 )

@@ -10,17 +10,10 @@ _ARRAY = re.compile(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
 
 
 def exchanged(program: str) -> dict[str, int]:
-    """Return the bytes of the results of each kind of collective operation.
+    """Return the bytes of the results of each kind of collective in optimised HLO.
 
     What an all-reduce moves over a link depends on its algorithm: in a ring of n,
     2 (n − 1)/n times these bytes. A collective in a loop counts once.
-
-    Args:
-        program: text of optimised HLO, from ``compiled.as_text()``; it is not run.
-
-    Returns:
-        Bytes by name, such as ``{"all-reduce": 1024}``; empty where devices do not
-        exchange anything.
     """
     found: dict[str, int] = {}
     for shapes, name in _CALL.findall(program):

@@ -1,10 +1,10 @@
 """The largest physical batch that fits a memory limit, strategy by strategy.
 
-On a CPU nothing is run: a program is compiled for the shapes, and XLA's memory analysis
-says what a call needs. On an accelerator the batch is run: RESOURCE_EXHAUSTED means
-that it does not fit; an explicit limit is compared with the analysis before. One
-physical batch is counted: parameters, batch, sums of gradients and temporary memory,
-but neither the optimizer's state of private training nor batches still being copied.
+On a CPU XLA's memory analysis of a compiled program says what a call needs. On an
+accelerator the batch is run: RESOURCE_EXHAUSTED means that it does not fit; an explicit
+limit is compared with the analysis before. One physical batch is counted: parameters,
+batch, sums of gradients and temporary memory, but neither the optimizer's state of
+private training nor batches still being copied.
 """
 
 import gc
@@ -23,21 +23,13 @@ from tanager.bench.workload import Workload
 CEILING = 2**20
 """No larger physical batch is tried."""
 
-Fits = Callable[[str, int], bool]
-"""Whether a physical batch of this many rows fits, by strategy."""
 
-
-def largest(fits: Callable[[int], bool], ceiling: int = CEILING, start: int = 1) -> int:
+def largest(fits: Callable[[int], bool], ceiling: int, start: int = 1) -> int:
     """Return the largest n of at most `ceiling` for which ``fits(n)``, or 0.
 
     Strides from `start` double until a number that fits and one that does not are
-    known; then the interval is halved. The result is exact if all smaller numbers than
-    one that fits also fit.
-
-    Raises:
-        ValueError: `ceiling` or `start` is not a whole number of at least 1.
+    known; then the interval is halved.
     """
-    validate.whole(ceiling=ceiling, start=start, at_least=1)
     good, bad = 0, ceiling + 1
     asked, stride = min(start, ceiling), 1
     while bad - good > 1:
@@ -60,37 +52,18 @@ def bench_memory(
     strategies: Sequence[str],
     *,
     limit_bytes: int | None = None,
-    fits: Fits | None = None,
-    ceiling: int = CEILING,
     report: Callable[[str], None] = lambda text: None,
 ) -> tuple[list[dict[str, Any]], bool]:
-    """Find the largest physical batch of each strategy.
+    """Find the largest physical batch of each strategy; 0 if not one example fits.
 
-    Args:
-        workload: model and data.
-        strategies: ``"sgd"`` and names of clipping strategies, in order of rows.
-        limit_bytes: the memory limit; on an accelerator None for all there is.
-        fits: how a batch is tried; by default as the module says.
-        ceiling: no larger physical batch is tried.
-        report: called with what is being tried.
-
-    Returns:
-        Rows with `strategy`, `physical_batch` (0: not even one example fits),
-        `ratio_to_sgd` (None without SGD), `at_ceiling` and `error`; and whether
-        Ctrl-C came before the last.
-
-    Raises:
-        ValueError: an unknown strategy, or no limit on a CPU. A strategy that fails
-            for another reason than memory is a row with an `error`.
+    `limit_bytes` can be None on an accelerator, for all there is. A strategy that fails
+    for another reason than memory is a row with an `error`. Return rows, and whether
+    Ctrl-C came before the last.
     """
-    for strategy in strategies:
-        validate.one_of(programs.training_names(), strategy=strategy)
-    names = list(dict.fromkeys(strategies))
+    names = programs.known(strategies)
     if limit_bytes is not None:
         validate.positive(limit_bytes=limit_bytes)
-    limit = limit_bytes if fits is None else None
-    if fits is None:
-        fits = _trial(workload, limit_bytes)
+    fits = _trial(workload, limit_bytes)
     found: dict[str, int] = {}
     errors = dict.fromkeys(names, "stopped before it was found")
     stopped = False
@@ -101,10 +74,10 @@ def bench_memory(
                 report(f"{name}: trying {rows}")
                 return fits(name, rows)
 
+            report(f"{name}: looking where to begin")
             try:
-                report(f"{name}: looking where to begin")
-                start = 1 if limit is None else _predicted(workload, limit, name)
-                found[name] = largest(fits_aloud, ceiling, start)
+                start = _predicted(workload, limit_bytes, name)
+                found[name] = largest(fits_aloud, CEILING, start)
             except Exception as error:
                 errors[name] = describe(error)
     except KeyboardInterrupt:
@@ -115,7 +88,7 @@ def bench_memory(
             "strategy": name,
             "physical_batch": found.get(name),
             "ratio_to_sgd": found[name] / sgd if name in found and sgd else None,
-            "at_ceiling": found.get(name) == ceiling,
+            "at_ceiling": found.get(name) == CEILING,
             "error": None if name in found else errors[name],
         }
         for name in names
@@ -124,11 +97,7 @@ def bench_memory(
 
 
 def bytes_needed(workload: Workload, name: str, rows: int) -> int:
-    """Return the bytes that one physical batch of `rows` needs, by XLA's analysis.
-
-    Raises:
-        RuntimeError: the device's compiler does not tell.
-    """
+    """Return the bytes that one physical batch of `rows` needs, by XLA's analysis."""
     with workload.computing():
         program = programs.training(workload, name)
         count = program.bytes_needed(workload.param_shapes, workload.batch_shapes(rows))
@@ -137,11 +106,13 @@ def bytes_needed(workload: Workload, name: str, rows: int) -> int:
     return count
 
 
-def _predicted(workload: Workload, limit_bytes: int, name: str) -> int:
-    """Return the physical batch that fits if every row takes as much as the first few.
+def _predicted(workload: Workload, limit_bytes: int | None, name: str) -> int:
+    """Return the batch that fits if every row takes as much as the first few.
 
-    Compiling is what takes long here: twice, instead of twice for every doubling.
+    Compiling is what takes long here.
     """
+    if limit_bytes is None:
+        return 1
     few, more = 4, 12
     try:
         base, above = (bytes_needed(workload, name, rows) for rows in (few, more))
@@ -153,7 +124,8 @@ def _predicted(workload: Workload, limit_bytes: int, name: str) -> int:
     return max(1, int(few + (limit_bytes - base) / each)) if each > 0 else 1
 
 
-def _trial(workload: Workload, limit_bytes: int | None) -> Fits:
+def _trial(workload: Workload, limit_bytes: int | None) -> Callable[[str, int], bool]:
+    """Return whether a physical batch of this many rows fits, by strategy."""
     if jax.default_backend() == "cpu":
         if limit_bytes is None:
             validate.refuse(
@@ -191,6 +163,5 @@ def _run_once(workload: Workload, name: str, rows: int) -> None:
         program = programs.training(workload, name)
         program.prepare(params, workload.batch(rows))
         everyone = programs.masks(rows, rows)[0][0]
-        # Twice: the second call holds what the first returned, as training does.
-        program.run(everyone)
-        program.run(everyone)
+        for _ in range(2):  # the second holds what the first returned, as in training
+            program.run(everyone)

@@ -1,7 +1,7 @@
 """The compiled programs that are measured, each counting how often it is traced."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ import optax
 from jax.core import Tracer
 from jaxtyping import Array, Bool, PyTree
 
+from tanager import _validate as validate
 from tanager.bench.workload import SGD, Workload
 from tanager.clipping import STRATEGIES
 from tanager.compiling import jit
@@ -23,17 +24,9 @@ AUTO_LOW = "auto:low"
 class Program:
     """A function that is called again and again with what it returned before.
 
-    The carried value is donated to each call, as an accumulator or a model is.
-
-    Attributes:
-        name: what it is called in a table.
-        traces: how often JAX traced the function: 1, however its mask changes.
-
-    Args:
-        name: see above.
-        start: from parameters and batch to the first carried value and the inputs
-            that stay the same. No array may occur twice in what it returns.
-        function: ``function(carried, inputs, mask) -> carried``.
+    The carried value is donated to each call, as an accumulator or a model is. `start`
+    makes it, and the inputs that stay the same, of parameters and batch; no array may
+    occur twice in what it returns. `traces` counts how often JAX traced it.
     """
 
     def __init__(
@@ -46,28 +39,23 @@ class Program:
             self.traces += 1
             return function(carried, inputs, mask)
 
-        counted.__name__ = f"bench_{name}"  # how profiles and logs call it
-        self.name = name
+        counted.__name__ = f"bench_{name}"
         self.traces = 0
         self._start = start
         self._jitted = jit(counted, donate_argnums=0)
-        self._carried: PyTree = None
-        self._inputs: PyTree = None
 
     def prepare(self, params: PyTree, batch: PyTree) -> None:
         """Place the arrays that `compile` and `run` work on."""
         self._carried, self._inputs = self._start(params, batch)
 
-    def compile(
-        self, mask: Bool[Array, " b"], clock: Callable[[], float] = time.perf_counter
-    ) -> tuple[float, int | None]:
+    def compile(self, mask: Bool[Array, " b"]) -> tuple[float, int | None]:
         """Lower and compile; return the seconds, and XLA's temporary memory in bytes.
 
         The memory is None if the device's compiler does not report it.
         """
-        started = clock()
+        started = time.perf_counter()
         compiled = self._jitted.lower(self._carried, self._inputs, mask).compile()
-        seconds = clock() - started
+        seconds = time.perf_counter() - started
         stats = compiled.memory_analysis()
         return seconds, None if stats is None else stats.temp_size_in_bytes
 
@@ -95,14 +83,20 @@ class Program:
         )
 
 
+NAMES = SGD, *STRATEGIES, AUTO_LOW
+"""What `training` knows."""
+
+
 def training(workload: Workload, name: str) -> Program:
     """Return plain SGD (``"sgd"``), or the accumulation of a clipping strategy."""
     return sgd(workload) if name == SGD else clipped(workload, name)
 
 
-def training_names() -> tuple[str, ...]:
-    """Return the names that `training` knows."""
-    return SGD, *STRATEGIES, AUTO_LOW
+def known(strategies: Sequence[str]) -> list[str]:
+    """Return each of the strategies once, if there are such."""
+    for strategy in strategies:
+        validate.one_of(NAMES, strategy=strategy)
+    return list(dict.fromkeys(strategies))
 
 
 def sgd(workload: Workload) -> Program:
@@ -124,13 +118,8 @@ def sgd(workload: Workload) -> Program:
 
 
 def clipped(workload: Workload, strategy: str) -> Program:
-    """One physical batch of private training: clipped gradients, added up.
-
-    It calls `tanager.training.step.Step`, with a donated accumulator. Given real
-    arrays, ``"auto"`` measures what it does not know about this device yet.
-    """
-    name, _, memory = strategy.partition(":")
-    step = workload.step(name, memory or "default")
+    """One physical batch of private training: clipped gradients, added up."""
+    step = workload.step(strategy)
 
     def start(params, batch):
         first = jax.tree.leaves(batch)[0]

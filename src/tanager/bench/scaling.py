@@ -10,9 +10,9 @@ is the throughput of one device times their number. Programs take turns as in
 """
 
 import dataclasses
-import time
+import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -21,25 +21,25 @@ from tanager import _validate as validate
 from tanager.bench import cluster, programs
 from tanager.bench.collectives import exchanged
 from tanager.bench.machine import machine
-from tanager.bench.timing import Measurement, describe, in_turns
+from tanager.bench.timing import Measurement, in_turns
 from tanager.bench.workload import Workload
 from tanager.clipping.analysis.dtypes import accumulation_dtype
 from tanager.parallel.layout import Layout
 from tanager.sampling import PhysicalBatch
 
 
+class _Pair(NamedTuple):
+    strategy: str
+    devices: int
+
+    def __str__(self) -> str:
+        return f"{self.strategy} on {self.devices}"
+
+
 class LogicalStep:
     """Whole logical steps on some devices, each going on from the one before.
 
-    Args:
-        workload: model and data.
-        strategy: ``"sgd"`` or a clipping strategy.
-        devices: how many.
-        physical_batch: rows of a physical batch on each device.
-        chunks: physical batches of a logical one.
-
-    Raises:
-        ValueError: there is no such strategy, or there are too few devices.
+    `physical_batch` is of each device; a logical batch has `chunks` of them.
     """
 
     def __init__(
@@ -50,29 +50,19 @@ class LogicalStep:
         physical_batch: int,
         chunks: int,
     ):
-        name, _, memory = strategy.partition(":")
         self._workload = workload
         self._layout = Layout(devices)
-        self._step = workload.step(name, memory or "default", self._layout)
+        self._step = workload.step(strategy, self._layout)
         self._size = devices * physical_batch
         self._chunks = chunks
         self._done = 0
-        self._state: Any = None
-        self._batch: Any = None
 
     def prepare(
         self, report: Callable[[str], None] = lambda text: None
     ) -> tuple[dict[str, int], dict[str, int]]:
-        """Place what is computed on, compile, and read what devices exchange.
+        """Place what is computed on, compile, and return the bytes that are exchanged.
 
-        Given ``"auto"``, measures what it does not know of this device yet.
-
-        Args:
-            report: called with what is being measured.
-
-        Returns:
-            Bytes by kind of collective operation, see `exchanged`: of adding one
-            physical batch, and of the update.
+        They are by kind, see `exchanged`: of one physical batch, and of the update.
         """
         params, step = self._workload.params(), self._step
         examples = jax.tree.map(np.asarray, self._workload.batch(self._size))
@@ -99,14 +89,7 @@ class LogicalStep:
 
 @dataclasses.dataclass(frozen=True)
 class ScalingBench:
-    """The result of `bench_scaling`.
-
-    Attributes:
-        rows: one record for each strategy and number of devices, see `bench_scaling`.
-        parallel: Amdahl's p of each strategy, see `cluster.amdahl_fit`; None without
-            one device and several.
-        stopped: whether Ctrl-C came first.
-    """
+    """Rows of `bench_scaling`, Amdahl's p of strategies, and whether it was stopped."""
 
     rows: list[dict[str, Any]]
     parallel: dict[str, float | None]
@@ -129,31 +112,13 @@ def bench_scaling(
     devices: Sequence[int] = (),
     repeats: int = 5,
     report: Callable[[str], None] = lambda text: None,
-    clock: Callable[[], float] = time.perf_counter,
 ) -> ScalingBench:
-    """Time whole logical steps on different numbers of devices.
+    """Time whole logical steps on 1, 2, 4, … devices and all there are, or as given.
 
-    A row has `strategy`, `devices`, `examples` (of a logical step, on all devices),
-    `seconds` (median, of a logical step), `seconds_spread` (interquartile range),
-    `examples_per_second`, `share_of_ideal` (throughput over devices × that of one
-    device; None without that), and `error`. And what devices exchange, as XLA compiled
-    it: `accumulate_bytes` of each physical batch and `update_bytes` of the update, by
-    kind of operation; `bytes_per_step` in all; and `bytes_over_parameters`, that over
-    `parameter_bytes`.
-
-    Args:
-        workload: model and data.
-        strategies: ``"sgd"``, which is not private, and names of clipping strategies.
-        physical_batch: rows of each physical batch on each device.
-        chunks: physical batches of a logical batch.
-        devices: how many; by default 1, 2, 4, … and all there are.
-        repeats: rounds of timing.
-        report: called with what is being done.
-        clock: seconds, for tests.
-
-    Raises:
-        ValueError: an unknown strategy, or a number out of range. A strategy that
-            fails later is a row with an `error`.
+    `share_of_ideal` is throughput over devices × that of one device. What devices
+    exchange is as XLA compiled it, by kind of operation: `accumulate_bytes` of each
+    physical batch and `update_bytes` of the update; `bytes_over_parameters` is that of
+    a step over `parameter_bytes`. A strategy that fails is a row with an `error`.
 
     References:
         Rodriguez Beltran et al. 2024, "Towards efficient and scalable training of
@@ -162,42 +127,40 @@ def bench_scaling(
     validate.whole(
         physical_batch=physical_batch, chunks=chunks, repeats=repeats, at_least=1
     )
-    for strategy in strategies:
-        validate.one_of(programs.training_names(), strategy=strategy)
-    counts = dict.fromkeys(devices or cluster.doubling(jax.device_count()))
+    names = programs.known(strategies)
+    counts = sorted({*(devices or cluster.doubling(jax.device_count()))})
     for count in counts:
         Layout(count)
-    pairs = [
-        (strategy, count)
-        for strategy in dict.fromkeys(strategies)
-        for count in sorted(counts)
-    ]
-    measured = {pair: Measurement() for pair in pairs}
-    exchanges: dict[tuple[str, int], tuple[dict[str, int], dict[str, int]]] = {}
-    runs: dict[tuple[str, int], Callable[[int], None]] = {}
-    stopped = False
-    try:
-        with workload.computing():
-            for pair in pairs:
-                strategy, count = pair
-                report(f"compiling {strategy} on {count}")
-                try:
-                    made = LogicalStep(workload, *pair, physical_batch, chunks)
-                    exchanges[pair] = made.prepare(report)
-                    # Twice: the second step is given what the first returned.
-                    made.run()
-                    made.run()
-                    runs[pair] = lambda number, made=made: made.run()
-                except Exception as error:
-                    measured[pair].error = describe(error)
-            in_turns(runs, measured, repeats, report, clock)
-    except KeyboardInterrupt:
-        stopped = True
+    exchanges: dict[_Pair, tuple[dict[str, int], dict[str, int]]] = {}
+
+    def prepare(pair: _Pair, found: Measurement) -> Callable[[int], None]:
+        del found
+        made = LogicalStep(workload, *pair, physical_batch, chunks)
+        exchanges[pair] = made.prepare(report)
+        # Twice: the second step is given what the first returned.
+        made.run()
+        made.run()
+        return lambda number: made.run()
+
+    pairs = [_Pair(*pair) for pair in itertools.product(names, counts)]
+    with workload.computing():
+        measured, stopped = in_turns(pairs, prepare, repeats, report)
     size = parameter_bytes(workload)
-    rows = [
-        _row(pair, measured, exchanges.get(pair), physical_batch, chunks, size)
-        for pair in pairs
-    ]
+    rows = []
+    for pair, found in measured.items():
+        row = {
+            "strategy": pair.strategy,
+            "devices": pair.devices,
+            "examples": pair.devices * physical_batch * chunks,
+            "parameter_bytes": size,
+            **found.times(),
+        }
+        # Each device has the same number of examples: that of seconds is enough.
+        one, seconds = measured.get(_Pair(pair.strategy, 1)), row["seconds"]
+        alone = None if one is None else one.median
+        row["examples_per_second"] = row["examples"] / seconds if seconds else None
+        row["share_of_ideal"] = alone / seconds if alone and seconds else None
+        rows.append(row | _bytes(exchanges.get(pair), chunks, size))
     return ScalingBench(rows, _parallel(rows), stopped)
 
 
@@ -210,11 +173,7 @@ def parameter_bytes(workload: Workload) -> int:
 
 
 def crowding(devices: int) -> str | None:
-    """Return a warning if virtual devices share the cores of a CPU.
-
-    Args:
-        devices: the largest number of them that is used at once.
-    """
+    """Return a warning if this many virtual devices share the cores of a CPU."""
     found = machine()
     if found["backend"] != "cpu" or not found["cores"] or devices <= found["cores"]:
         return None
@@ -231,47 +190,15 @@ def _exchanged(lowered: jax.stages.Lowered) -> dict[str, int]:
     return exchanged(text)
 
 
-def _row(
-    pair: tuple[str, int],
-    measured: dict[tuple[str, int], Measurement],
-    exchange: tuple[dict[str, int], dict[str, int]] | None,
-    physical_batch: int,
-    chunks: int,
-    size: int,
+def _bytes(
+    exchange: tuple[dict[str, int], dict[str, int]] | None, chunks: int, size: int
 ) -> dict[str, Any]:
-    strategy, devices = pair
-    found = measured[pair]
-    one = measured.get((strategy, 1), Measurement()).median
-    seconds = found.median
-    if seconds is None and found.error is None:
-        found.error = "stopped before it was timed"
-    examples = devices * physical_batch * chunks
-    row = {
-        "strategy": strategy,
-        "devices": devices,
-        "examples": examples,
-        "seconds": seconds,
-        "seconds_spread": found.spread,
-        "examples_per_second": examples / seconds if seconds else None,
-        # Each device has the same number of examples: that of seconds is enough.
-        "share_of_ideal": one / seconds if one and seconds else None,
-        "accumulate_bytes": None,
-        "update_bytes": None,
-        "bytes_per_step": None,
-        "bytes_over_parameters": None,
-        "parameter_bytes": size,
-        "error": found.error,
-    }
-    if exchange is not None:
-        accumulate, update = exchange
-        total = chunks * sum(accumulate.values()) + sum(update.values())
-        row |= {
-            "accumulate_bytes": accumulate,
-            "update_bytes": update,
-            "bytes_per_step": total,
-            "bytes_over_parameters": total / size,
-        }
-    return row
+    names = "accumulate_bytes", "update_bytes", "bytes_per_step"
+    if exchange is None:
+        return dict.fromkeys((*names, "bytes_over_parameters"))
+    total = chunks * sum(exchange[0].values()) + sum(exchange[1].values())
+    found = dict(zip(names, (*exchange, total), strict=True))
+    return found | {"bytes_over_parameters": total / size}
 
 
 def _parallel(rows: Sequence[dict[str, Any]]) -> dict[str, float | None]:

@@ -37,16 +37,11 @@ class Workload:
 
     Attributes:
         model: a name that `tanager.models.create` knows.
-        image_shape: (height, width, channels), or (features,) for ``"mlp"`` and
-            ``"linear"``.
+        image_shape: (height, width, channels), or (features,).
         classes: number of classes.
-        views: K augmented views of each example, whose losses are averaged before
-            clipping; 1 for the example alone, without an axis of views.
+        views: K augmented views of each example; 1 for the example alone.
         precision: one of `tanager.training.precision.PRECISIONS`.
         clip_norm: the clipping norm C.
-
-    Raises:
-        ValueError: an unknown model or precision, or an impossible size or norm.
     """
 
     model: str
@@ -101,21 +96,14 @@ class Workload:
             "label": jax.ShapeDtypeStruct(axes, jnp.int32),
         }
 
-    def step(
-        self, strategy: str, memory: str = "default", layout: Layout | None = None
-    ) -> Step:
+    def step(self, strategy: str, layout: Layout | None = None) -> Step:
         """Return the step of training, as `tanager train` runs it.
 
-        Args:
-            strategy: a clipping strategy; or ``"sgd"``: nothing is clipped and no
-                noise is added.
-            memory: of the clipping, see `tanager.clipped_grad`.
-            layout: which device holds what; None for one device.
-
-        Raises:
-            ValueError: there is no such strategy or memory.
+        `strategy` is one of clipping, maybe with ``":low"`` for its memory; or
+        ``"sgd"``: nothing is clipped and no noise is added.
         """
         private = strategy != SGD
+        strategy, _, memory = strategy.partition(":")
         problem = Problem(_loss, self.param_shapes, None)
         if self.views > 1:
             problem = dataclasses.replace(problem, loss=self.loss)
@@ -126,7 +114,9 @@ class Workload:
             clip_norm=self.clip_norm if private else None,
             ema_decay=0.999,
         )
-        runtime = Runtime(strategy=strategy if private else "auto", memory=memory)
+        runtime = Runtime(
+            strategy=strategy if private else "auto", memory=memory or "default"
+        )
         seed = Seed.from_int(_SEED)
         return Step(
             problem, algorithm, runtime, seed, examples=_EXAMPLES, layout=layout

@@ -31,7 +31,7 @@ class Memory(Measured):
         workload = self.workload()
         rows, stopped = memory.bench_memory(
             workload,
-            self.strategies or programs.training_names(),
+            self.strategies or programs.NAMES,
             limit_bytes=limit,
             report=report,
         )

@@ -47,7 +47,7 @@ class Step(Measured):
         workload = self.workload()
         found = timing.bench_step(
             workload,
-            self.strategies or programs.training_names(),
+            self.strategies or programs.NAMES,
             physical_batch=self.physical_batch,
             examples=self.examples,
             repeats=self.repeats,
