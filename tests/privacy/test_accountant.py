@@ -81,15 +81,12 @@ def test_less_privacy_costs_more(name):
 
 def test_no_step_is_free_and_no_noise_is_priceless(name):
     assert accountant.epsilon(SMALL, 1e-5, name, steps=0) == 0
-    silent = dataclasses.replace(SMALL, noise_multiplier=0.0)
-    assert accountant.epsilon(silent, 1e-5, name) == math.inf
-    assert accountant.epsilon(silent, 1e-5, name, steps=0) == 0
-
-
-def test_steps_can_be_fewer_or_more(name):
     half = dataclasses.replace(SMALL, steps=100)
     spent = accountant.epsilon(SMALL, 1e-5, name, steps=100)
     assert spent == accountant.epsilon(half, 1e-5, name)
+    silent = dataclasses.replace(SMALL, noise_multiplier=0.0)
+    assert accountant.epsilon(silent, 1e-5, name) == math.inf
+    assert accountant.epsilon(silent, 1e-5, name, steps=0) == 0
 
 
 def test_nothing_is_ever_not_a_number(name):
@@ -107,25 +104,25 @@ def test_nothing_is_ever_not_a_number(name):
             assert spent >= 0
 
 
-@pytest.mark.parametrize("delta", [0, 1, -1e-5, 1.5])
-def test_delta_is_checked(name, delta):
-    message = f"delta (={delta!r}) must be strictly between 0 and 1"
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0,), "delta (=0) must be strictly between 0 and 1"),
+        ((1.5,), "delta (=1.5) must be strictly between 0 and 1"),
+        ((1e-5, "pld", -1), "steps (=-1) must be"),
+        ((1e-5, "pld", 1.5), "steps (=1.5) must be"),
+        ((1e-5, "moments"), "must be one of pld, rdp, gdp_clt, tan"),
+    ],
+)
+def test_arguments_are_checked(arguments, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        accountant.epsilon(SMALL, delta, name)
-
-
-@pytest.mark.parametrize("steps", [-1, 1.5])
-def test_steps_are_checked(name, steps):
-    with pytest.raises(ValueError, match=re.escape(f"steps (={steps!r}) must be")):
-        accountant.epsilon(SMALL, 1e-5, name, steps=steps)
+        accountant.epsilon(SMALL, *arguments)
 
 
 @pytest.mark.parametrize(
     "mechanism",
     [
         Mechanism(0.08192, 3.0, 2500),
-        Mechanism(0.36, 3.6, 150),
-        Mechanism(0.01024, 0.7, 1000),
         Mechanism(0.00128, 0.047, 2500),
         Mechanism(0.1, 2.0, 300, REPLACE),
     ],
@@ -136,66 +133,15 @@ def test_a_coarser_grid_is_a_guarantee_and_hardly_more(mechanism):
     assert best <= coarse <= 1.0005 * best
 
 
-def test_an_unknown_accountant_is_refused():
-    with pytest.raises(ValueError, match="must be one of pld, rdp, gdp_clt, tan"):
-        accountant.epsilon(SMALL, 1e-5, "moments")
-
-
 def test_who_is_a_guarantee():
     guarantees = {name for name in Accountant if name.is_guarantee}
     assert guarantees == {Accountant.PLD, Accountant.RDP}
 
 
-### Published rows
-
-
-@pytest.mark.parametrize(
-    ("batch_size", "sigma", "steps", "published"),
-    [
-        # Unlocking, table 13 (WRN-16-4) and table 14 (WRN-40-4), N = 50 000.
-        (4096, 10.0, 875, 1.0),
-        (4096, 6.0, 1125, 2.0),
-        (4096, 5.0, 1593, 3.0),
-        (4096, 4.0, 1687, 4.0),
-        (4096, 3.0, 1843, 6.0),
-        (16384, 40.0, 906, 1.0),
-        (16384, 9.4, 2000, 8.0),
-    ],
-)
-def test_rdp_of_unlocking_cifar(batch_size, sigma, steps, published):
-    mechanism = Mechanism(batch_size / 50_000, sigma, steps)
-    spent = accountant.epsilon(mechanism, 1e-5, "rdp")
-    assert spent == pytest.approx(published, rel=0.02)
-    tight = accountant.epsilon(mechanism, 1e-5)
-    assert 0.90 * spent < tight < 0.96 * spent
-
-
-def test_rdp_of_unlocking_cifar_at_8():
-    # Their last row of table 13 follows from their train split, N = 45 000.
-    spent = accountant.epsilon(Mechanism(4096 / 45_000, 3.0, 2468), 1e-5, "rdp")
-    assert spent == pytest.approx(8.0, abs=0.05)
-
-
-@pytest.mark.parametrize(
-    ("examples", "delta", "published"), [(1271167, 8e-7, 8.00), (635584, 16e-7, 17.98)]
-)
-def test_rdp_of_imagenet(examples, delta, published):
-    # Unlocking, table 15, and TAN, table 6.
-    mechanism = Mechanism(16384 / examples, 2.5, 71_589)
-    spent = accountant.epsilon(mechanism, delta, "rdp")
-    assert spent == pytest.approx(published, abs=0.01)
-
-
-def test_rdp_of_tan_table_5():
-    # The row N = 50K at δ = 1e-5. The other rows do not follow from the caption.
-    assert accountant.epsilon(CIFAR, 1e-5, "rdp") == pytest.approx(7.1, abs=0.05)
-
-
 ### Independent oracles
 
 
-@pytest.mark.parametrize("sigma", [0.3, 1.0, 4.0, 1000.0])
-@pytest.mark.parametrize("steps", [1, 37])
+@pytest.mark.parametrize(("sigma", "steps"), [(0.3, 1), (1.0, 37), (1000.0, 37)])
 @pytest.mark.parametrize("adjacency", [ADD, REPLACE])
 def test_without_sampling_it_is_the_gaussian_mechanism(sigma, steps, adjacency):
     signals = 1 if adjacency is ADD else 2
@@ -217,7 +163,7 @@ def test_one_step_is_the_hockey_stick_divergence(step, adjacency):
     assert accountant.delta(mechanism, exact) == pytest.approx(1e-3, rel=1e-3)
 
 
-@pytest.mark.parametrize("count", [100, 10_000, 1_000_000])
+@pytest.mark.parametrize("count", [100, 1_000_000])
 def test_composition_never_loses_to_rounding(count):
     # Sampled with q = 1 - 1e-12 it is composed by Fourier transform, and known exactly.
     mechanism = Mechanism(1 - 1e-12, 2 * math.sqrt(count), count)
@@ -229,12 +175,10 @@ def test_composition_never_loses_to_rounding(count):
 @pytest.mark.parametrize(
     ("q", "sigma", "interval"),
     [
-        (0.08, 3.0, 1e-4),
         (0.25, 0.6, 1e-3),
         (1e-5, 0.5, 1e-3),
-        (1e-3, 50.0, 1e-6),
-        (0.999, 2.0, 1e-3),
-        (1 - 1e-12, 20.0, 1e-4),
+        (1e-3, 50.0, 1e-5),
+        (1 - 1e-12, 20.0, 1e-3),
     ],
 )
 def test_a_step_is_that_of_dp_accounting(q, sigma, interval):
@@ -266,8 +210,7 @@ def test_a_tiny_delta_is_not_read_off_rounding_errors():
     assert spent == accountant.epsilon(mechanism, 1e-12, "rdp")
 
 
-@pytest.mark.parametrize("sigma", [0.8, 2.0])
-@pytest.mark.parametrize("order", [2, 5])
+@pytest.mark.parametrize(("sigma", "order"), [(0.8, 2), (2.0, 5)])
 def test_rdp_is_the_divergence_of_its_definition(sigma, order):
     q = 0.05
 
@@ -305,11 +248,11 @@ def test_gdp_clt_is_the_variance_of_the_loss(adjacency):
 ### The accountants among themselves
 
 
-@pytest.mark.parametrize("q", [1e-3, 0.3, 1])
-@pytest.mark.parametrize("sigma", [0.5, 6.0])
-@pytest.mark.parametrize("steps", [1, 300])
-def test_pld_is_tighter_than_rdp(q, sigma, steps):
-    mechanism = Mechanism(q, sigma, steps)
+@pytest.mark.parametrize(
+    "fields", [(1e-3, 0.5, 300), (0.3, 6.0, 300), (0.3, 0.5, 1), (1, 6.0, 1)], ids=str
+)
+def test_pld_is_tighter_than_rdp(fields):
+    mechanism = Mechanism(*fields)
     tight = accountant.epsilon(mechanism, 1e-5)
     assert tight <= accountant.epsilon(mechanism, 1e-5, "rdp")
 
@@ -332,10 +275,9 @@ def test_replace_one_costs_about_twice():
     assert 2 < ratio < 2.4
 
 
-@pytest.mark.parametrize("how", list(Accountant))
-def test_an_example_that_contributes_zero_costs_as_one_that_is_not_there(how):
+def test_an_example_that_contributes_zero_costs_as_one_that_is_not_there(name):
     spent = {
-        accountant.epsilon(dataclasses.replace(SMALL, adjacency=each), 1e-5, how)
+        accountant.epsilon(dataclasses.replace(SMALL, adjacency=each), 1e-5, name)
         for each in (Adjacency.ZERO_OUT, Adjacency.ADD_OR_REMOVE_ONE)
     }
     assert len(spent) == 1
@@ -369,11 +311,11 @@ def test_delta_inverts_epsilon():
 ### The grid
 
 
-@pytest.mark.parametrize("adjacency", [ADD, REPLACE])
-def test_ordinary_settings_have_the_ordinary_grid(adjacency):
+def test_ordinary_settings_have_the_ordinary_grid():
     part = _pld.Part(4096 / 50_000, 3.0, 1000)
-    interval = _pld.value_discretisation_interval([part], adjacency)
-    assert interval == pytest.approx(1e-4)
+    for adjacency in (ADD, REPLACE):
+        interval = _pld.value_discretisation_interval([part], adjacency)
+        assert interval == pytest.approx(1e-4)
 
 
 def on_grid(mechanism, interval):
@@ -395,7 +337,7 @@ def test_a_coarser_grid_is_pessimistic_and_costs_little():
     assert 192.74243 < spent < 192.7430
 
 
-@pytest.mark.parametrize("steps", [1, 50, 2500, 10**6])
+@pytest.mark.parametrize("steps", [1, 10**6])
 def test_tiny_noise_has_no_more_points_than_ordinary_noise(steps):
     part = _pld.Part(128 / 50_000, 0.09375, steps)
     composed = _pld.compose([part], ADD)
@@ -421,16 +363,13 @@ def test_absurd_settings_still_have_a_finite_bound():
 ### Several mechanisms
 
 
-def test_one_mechanism_is_spent_as_it_is():
-    for mechanism in (SMALL, dataclasses.replace(SMALL, adjacency=REPLACE)):
-        spent = accountant.composed_epsilon([mechanism], 1e-5)
-        assert spent == accountant.epsilon(mechanism, 1e-5)
-
-
 def test_order_and_parts_of_a_composition_do_not_matter():
     other = Mechanism(0.05, 2.0, 7)
     half = dataclasses.replace(SMALL, steps=SMALL.steps // 2)
     rest = dataclasses.replace(SMALL, steps=SMALL.steps - half.steps)
+    assert accountant.composed_epsilon([half, rest], 1e-5) == accountant.epsilon(
+        SMALL, 1e-5
+    )
     whole = accountant.composed_epsilon([SMALL, other], 1e-5)
     assert accountant.composed_epsilon([half, other, rest], 1e-5) == whole
     assert accountant.composed_epsilon([other, SMALL], 1e-5) == pytest.approx(whole)
@@ -449,13 +388,10 @@ def test_mixed_steps_compose_exactly():
     assert exact <= spent <= exact * 1.001
 
 
-def test_no_mechanism_spends_nothing_and_no_noise_everything():
+def test_what_has_no_common_epsilon():
     assert accountant.composed_epsilon([], 1e-5) == 0
     silent = Mechanism(0.1, 0.0, 3)
     assert accountant.composed_epsilon([SMALL, silent], 1e-5) == math.inf
-
-
-def test_different_adjacencies_have_no_common_epsilon():
     other = dataclasses.replace(SMALL, adjacency=REPLACE)
     with pytest.raises(ValueError, match=r"adjacency .*must be the same for all"):
         accountant.composed_epsilon([SMALL, other], 1e-5)

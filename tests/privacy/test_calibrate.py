@@ -1,6 +1,7 @@
 """Calibration never overspends, and wastes little."""
 
 import dataclasses
+import itertools
 import math
 import re
 import time
@@ -43,8 +44,16 @@ CORNERS = {
 }
 
 
-@pytest.mark.parametrize("name", list(_FURTHER))
-@pytest.mark.parametrize("corner", list(CORNERS))
+@pytest.mark.parametrize(
+    ("corner", "name"),
+    [
+        *itertools.product(("the papers", "below the wall"), _FURTHER),
+        ("full batches", "noise_multiplier"),
+        ("one quiet step", "sample_rate"),
+        ("replace one", "steps"),
+        ("large delta", "noise_multiplier"),
+    ],
+)
 def test_it_finds_its_way_back(name, corner):
     mechanism, delta = CORNERS[corner]
     epsilon = accountant.epsilon(mechanism, delta)
@@ -83,7 +92,7 @@ CURVES = {
 @pytest.mark.parametrize("curve", list(CURVES))
 @pytest.mark.parametrize("unknown", calibration._UNKNOWNS, ids=lambda one: one.name)
 def test_the_last_value_within_the_budget_is_found_on_any_curve(unknown, curve):
-    for last in (1, 2, 3, 17, 64, 120, 198, 199):
+    for last in (1, 2, 17, 64, 199):
         found = calibration._root(
             unknown, 1.0, 200.0, lambda value, last=last: CURVES[curve](last, value)
         )
@@ -94,16 +103,9 @@ def test_the_last_value_within_the_budget_is_found_on_any_curve(unknown, curve):
             assert found == pytest.approx(last, rel=2 * unknown.tolerance)
 
 
-def test_published_noise_is_recovered():
-    # Unlocking, table 13, ε = 1: σ = 10 for T = 875, by RDP.
-    found = calibrate(
-        epsilon=1.0, delta=1e-5, sample_rate=4096 / 50_000, steps=875, accountant="rdp"
-    )
-    assert found.noise_multiplier == pytest.approx(10.0, rel=0.015)
-
-
-@pytest.mark.parametrize("name", list(_FURTHER))
-@pytest.mark.parametrize("adjacency", [ADD, REPLACE])
+@pytest.mark.parametrize(
+    ("name", "adjacency"), [("sample_rate", REPLACE), ("noise_multiplier", ADD)]
+)
 def test_a_tiny_noise_multiplier_is_quick(name, adjacency):
     known = {"sample_rate": 128 / 50_000, "noise_multiplier": 0.09375, "steps": 50}
     del known[name]
@@ -165,7 +167,7 @@ def test_millions_of_steps():
         ),
         (
             {"sample_rate": 0.1, "noise_multiplier": 1.0, "steps": 3},
-            "to be solved for; left out: none of them",
+            "left out: none of them",
         ),
         (
             {"sample_rate": 0.1, "noise_multiplier": 0.0},
@@ -174,7 +176,6 @@ def test_millions_of_steps():
         ({"sample_rate": 1.1, "steps": 3}, "sample_rate (=1.1) must be above 0"),
         ({"sample_rate": 0.1, "steps": 0}, "steps (=0) must be at least 1"),
         ({"sample_rate": 0.1, "steps": 3, "epsilon": 0.0}, "epsilon (=0.0) must be"),
-        ({"sample_rate": 0.1, "steps": 3, "epsilon": math.inf}, "epsilon (=inf) must"),
         ({"sample_rate": 0.1, "steps": 3, "delta": 1.0}, "delta (=1.0) must be"),
         ({"sample_rate": 0.1, "steps": 3, "accountant": "rpd"}, "did you mean rdp?"),
         (

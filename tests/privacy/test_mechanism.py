@@ -1,4 +1,5 @@
 import dataclasses
+import math
 import re
 
 import numpy as np
@@ -15,14 +16,6 @@ def test_the_adjacency_is_explicit_and_zeroes_out_by_default():
     assert str(replaced.adjacency) == "replace-one"
 
 
-def test_it_is_a_value():
-    mechanism = Mechanism(0.1, 1.0, 10)
-    assert mechanism == Mechanism(0.1, 1.0, 10)
-    assert len({mechanism, Mechanism(0.1, 1.0, 10)}) == 1
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        mechanism.steps = 11  # pyright: ignore[reportAttributeAccessIssue]
-
-
 @pytest.mark.parametrize(
     "fields", [(1, 0, 1), (1e-9, 1e9, 10**9), (np.float64(0.5), np.float32(1), 3)]
 )
@@ -35,12 +28,9 @@ def test_the_ends_of_the_ranges_are_allowed(fields):
     [
         ({"sample_rate": 0.0}, "sample_rate (=0.0) must be above 0 and at most 1: it"),
         ({"sample_rate": 1.01}, "sample_rate (=1.01) must be above 0 and at most 1"),
-        ({"sample_rate": float("nan")}, "sample_rate (=nan) must be a number"),
+        ({"sample_rate": math.nan}, "sample_rate (=nan) must be a number"),
         ({"noise_multiplier": -1.0}, "noise_multiplier (=-1.0) must be finite and not"),
-        (
-            {"noise_multiplier": float("inf")},
-            "noise_multiplier (=inf) must be finite and not negative",
-        ),
+        ({"noise_multiplier": math.inf}, "noise_multiplier (=inf) must be finite and"),
         ({"steps": 0}, "steps (=0) must be at least 1"),
         ({"steps": 2.0}, "steps (=2.0) must be a whole number"),
         (

@@ -76,20 +76,15 @@ def test_the_batch_size_is_the_largest_whole_number_within_the_budget():
     assert pld(plan) <= 3.0
     larger = dataclasses.replace(plan, batch_size=plan.batch_size + 1).mechanism
     assert accountant.epsilon(larger, plan.delta) > 3.0
-
-
-def test_the_batch_size_stops_at_all_examples():
     plan = Plan.solve(1437, steps=1, noise_multiplier=50.0, epsilon=10.0)
     assert plan.batch_size == 1437
 
 
-@pytest.mark.parametrize(
-    ("examples", "delta"),
-    [(1, 0.1), (9, 0.1), (10, 0.01), (1437, 1e-4), (50_000, 1e-5), (100_000, 1e-6)],
-)
-def test_default_delta_is_the_largest_power_of_ten_below_one_over_n(examples, delta):
-    assert default_delta(examples) == delta
+@pytest.mark.parametrize("examples", [1, 9, 10, 1437, 50_000, 100_000])
+def test_default_delta_is_the_largest_power_of_ten_below_one_over_n(examples):
+    delta = default_delta(examples)
     assert delta < 1 / examples <= 10 * delta * (1 + 1e-12)
+    assert math.log10(delta) == pytest.approx(round(math.log10(delta)))
 
 
 def test_a_large_delta_is_warned_about():
@@ -122,22 +117,15 @@ def test_the_wall_names_a_batch_that_does_not_exist():
     assert "exceeds the 1000 examples" in warning
 
 
-def test_above_the_wall_there_is_no_warning():
+def test_a_loud_example_is_warned_about():
     plan = Plan.solve(50_000, batch_size=2048, steps=2500, noise_multiplier=2.0)
     assert plan.warnings == ()
-
-
-def test_a_loud_example_is_warned_about():
     plan = Plan.solve(1000, batch_size=500, steps=100, noise_multiplier=1.5)
     assert any("η = 2.36 times the noise" in text for text in plan.warnings)
 
 
 @pytest.mark.parametrize(
-    ("sigma", "nulls"),
-    [
-        (0.0, {"pld", "rdp", "gdp_clt", "tan"}),
-        (0.02, {"gdp_clt"}),
-    ],
+    ("sigma", "nulls"), [(0.0, {"pld", "rdp", "gdp_clt", "tan"}), (0.02, {"gdp_clt"})]
 )
 def test_what_is_infinite_is_null_in_json_and_warned_about(sigma, nulls):
     plan = Plan.solve(1000, batch_size=100, steps=5, noise_multiplier=sigma)
@@ -166,11 +154,8 @@ def test_what_is_infinite_is_null_in_json_and_warned_about(sigma, nulls):
             {"batch_size": 50_001},
             "batch_size (=50001) must not exceed the number of examples (50000)",
         ),
-        ({"batch_size": 0}, "batch_size (=0) must be at least 1"),
         ({"batch_size": 4096.5}, "batch_size (=4096.5) must be a whole number"),
         ({"examples": 0}, "examples (=0) must be at least 1"),
-        ({"steps": 0}, "steps (=0) must be at least 1"),
-        ({"noise_multiplier": -1.0}, "noise_multiplier (=-1.0) must be finite"),
         ({"delta": 0.0}, "delta (=0.0) must be strictly between 0 and 1"),
         ({"adjacency": "remove-one"}, "adjacency (='remove-one') must be one of"),
         ({"steps": None, "epsilon": -1.0}, "epsilon (=-1.0) must be positive"),

@@ -92,18 +92,6 @@ def test_epsilon_tan_of_table_6(examples, delta, published):
     assert tan.epsilon_tan(eta, delta) == pytest.approx(published, abs=0.005)
 
 
-@pytest.mark.parametrize(("eta", "published"), [(0.13, 1), (0.95, 8)])
-def test_epsilon_tan_of_figure_2(eta, published):
-    # The figure gives η to two digits, and δ nowhere: 1/N for ImageNet.
-    assert tan.epsilon_tan(eta, 8e-7) == pytest.approx(published, rel=0.03)
-
-
-def test_eta_step_of_figure_3():
-    assert tan.eta_step(Mechanism(16384 / 1.2e6, 2.5, 1)) == pytest.approx(
-        3.9e-3, abs=5e-5
-    )
-
-
 def test_without_noise():
     silent = Mechanism(0.1, 0.0, 10)
     assert tan.eta(silent) == tan.eta_step(silent) == math.inf

@@ -91,9 +91,8 @@ def value_discretisation_interval(parts: Sequence[Part], adjacency: Adjacency) -
     """Choose the grid of the privacy loss: 1e-4 times a power of the fourth root of 2.
 
     1e-4 for ordinary settings. Finer where one step loses so little that rounding it
-    up to 1e-4 would dominate (at q = 1e-3, σ = 50 it more than doubles ε). Coarser
-    where the loss would span too many points of it: an upper bound as well, and at a
-    small price, as ε is then in the tens or hundreds.
+    up would dominate (at q = 1e-3, σ = 50 it more than doubles ε). Coarser where the
+    loss would span too many points: pessimistic, but ε is then in the tens or hundreds.
     """
     reach, finest, noise = 0.0, math.inf, 0.0
     for part in parts:
