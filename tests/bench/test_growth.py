@@ -1,6 +1,7 @@
 """How cost grows: the exponents of what was measured."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -25,9 +26,9 @@ def test_the_exponent_of_a_power_is_found(growth):
 def test_arithmetic_grows_as_it_must(growth, monkeypatch):
     small = {"width": 1, "image side": 8, "physical batch": 2}
     monkeypatch.setattr(growth, "BASE", growth.BASE | small)
-    one, two = (
-        growth.measure("views K", views, 1, strategies=("sgd",)) for views in (1, 2)
-    )
+    one = growth.measure("views K", 1, 1, strategies=("sgd",))
+    monkeypatch.setattr(growth, "bench_step", lambda *_, **__: SimpleNamespace(rows=[]))
+    two = growth.measure("views K", 2, 1)
     assert two["flops"] == 2 * one["flops"]
     assert one["rows"]["sgd"]["seconds"] > 0
 
