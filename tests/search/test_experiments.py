@@ -13,39 +13,38 @@ def cells(target, tmp_path):
     )
 
 
-def outcomes(cells, accuracies):
+def table(cells, accuracies):
     jobs = [job for cell in cells for job in cell.jobs]
-    return {
+    outcomes = {
         job.folder: Outcome(accuracy, accuracy, None, 1.0, 1.0)
         for job, accuracy in zip(jobs, accuracies, strict=True)
     }
+    return experiments.table(cells, outcomes)
 
 
 def test_a_row_is_the_mean_of_its_repeats(cells):
-    rows = experiments.table(cells, outcomes(cells, (0.5, 0.6, 0.7, 0.7)))
-    assert [row.accuracy for row in rows] == pytest.approx([0.55, 0.7])
-    assert [row.deviation for row in rows] == pytest.approx([0.05 * 2**0.5, 0.0])
-    assert [row.simulated_batch_size for row in rows] == [16, 16]
-    assert rows[0].epsilon > rows[1].epsilon
+    one, two = table(cells, (0.5, 0.6, 0.7, 0.7))
+    assert [one["accuracy"], two["accuracy"]] == pytest.approx([0.55, 0.7])
+    assert [one["deviation"], two["deviation"]] == pytest.approx([0.05 * 2**0.5, 0.0])
+    assert one["simulated_batch_size"] == two["simulated_batch_size"] == 16
+    assert one["epsilon"] > two["epsilon"]
 
 
 def test_more_data_are_on_the_line_through_the_table(target, cells):
-    rows = experiments.table(cells, outcomes(cells, (0.4, 0.42, 0.5, 0.52)))
+    rows = table(cells, (0.4, 0.42, 0.5, 0.52))
     more = experiments.more_data(target, rows, 4096)
-    assert more.prediction.batch_size == more.examples == 4096
-    assert more.prediction.accuracy == pytest.approx(0.71)
-    assert more.prediction.low < 0.71 < more.prediction.high
-    assert more.epsilon == target.at_examples(4096).epsilon < rows[1].epsilon
-    assert more.delta == pytest.approx(target.delta * target.examples / 4096)
+    predicted = more["prediction"]
+    assert predicted["batch_size"] == more["examples"] == 4096
+    assert predicted["accuracy"] == pytest.approx(0.71)
+    assert predicted["low"] < 0.71 < predicted["high"]
+    assert more["epsilon"] == target.at_examples(4096).epsilon < rows[1]["epsilon"]
+    assert more["delta"] == pytest.approx(target.delta * target.examples / 4096)
 
 
-def test_one_number_of_examples_is_no_table(target, tmp_path):
+def test_what_makes_no_table_is_refused(target, tmp_path):
     with pytest.raises(ValueError, match=r"try_examples \(=\(512, 512\)\) must be two"):
         experiments.data_quantity(
             target, (512, 512), experiments.Simulations(tmp_path, 1 / 32, 140)
         )
-
-
-def test_a_simulation_as_large_as_its_target_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"factor \(=2"):
         experiments.Simulations(tmp_path, 2.0, 140)

@@ -10,7 +10,7 @@ from tanager.search.settings import agreed
 from tanager.search.study import TrialResult, _read_trial, _trial_result
 
 
-def fuzz(file, good, read, *arguments, cases=400):
+def fuzz(file, good, read, *arguments, cases=200):
     fuzzed = mutations.Fuzz(file.name)
     for text in mutations.of_json(good, cases):
         file.write_bytes(text)
@@ -33,6 +33,7 @@ def test_trials(tmp_path):
     assert fuzz(tmp_path / "done.json", done._asdict(), _trial_result, tmp_path) == done
     trial = {"number": 0, "values": {"learning_rate": 1.0}}
     trial |= {"accuracies": {"4": 0.5}, "rungs": {"completed_rung_0": 0.5}}
+    trial |= {"seconds": 1.5, "pruned": False}
     assert fuzz(tmp_path / "trial.json", trial, _read_trial, tmp_path) == trial
 
 
@@ -56,7 +57,7 @@ def test_studies_that_are_trained_from(tmp_path, settings):
         "privacy": {"simulations_epsilon": {"8": None}, "held_out_examples": 2000},
     }
     fuzzed = mutations.Fuzz(str(tmp_path))
-    for text in mutations.of_json(result, 400):
+    for text in mutations.of_json(result, 200):
         (tmp_path / "result.json").write_bytes(text)
         fuzzed(studies._read, tmp_path)
     fuzzed.end()

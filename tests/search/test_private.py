@@ -1,6 +1,7 @@
 """A private search: what it releases, what it hides, and what it spends."""
 
 import dataclasses
+import functools
 import json
 import math
 import shutil
@@ -13,6 +14,7 @@ from scipy import stats
 from tanager import recipes
 from tanager.cli import main
 from tanager.privacy.selection import PrivateSearch, Selection
+from tanager.report.guarantee import recomputation
 from tanager.search import private
 from tanager.search.private import (
     _SCORE_GRID,
@@ -28,9 +30,19 @@ from tanager.training.export import export
 HELD_OUT = 140
 
 
+@pytest.fixture(scope="module", autouse=True)
+def calibrated_once():
+    """Each search is calibrated once, however often its command is run."""
+    with pytest.MonkeyPatch.context() as patch:
+        calibrate = functools.cache(PrivateSearch.calibrate)
+        patch.setattr(PrivateSearch, "calibrate", calibrate)
+        yield
+
+
 def settings_of(selection=Selection(3), **changes):  # noqa: B008
     recipe = dataclasses.replace(
         recipes.get("digits").recipe,
+        model="linear",
         steps=4,
         strategy="bk",
         validation_examples=HELD_OUT,
@@ -40,15 +52,45 @@ def settings_of(selection=Selection(3), **changes):  # noqa: B008
     return calibrate_selection("digits", recipe, space, selection, 1437 - HELD_OUT)
 
 
-@pytest.fixture
-def settings():
+@pytest.fixture(scope="module")
+def settings(calibrated_once):
     return settings_of()
 
 
-@pytest.fixture
-def three_runs(monkeypatch):
-    """The number drawn is 3."""
-    monkeypatch.setattr(Selection, "draw", lambda self, seed: 3)
+def draws(patch, number):
+    patch.setattr(Selection, "draw", lambda self, seed: number)
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory, settings):
+    """A search of three runs, killed as the second began: its folder and result."""
+    out, right, made = tmp_path_factory.mktemp("private") / "search", private._right, []
+
+    def killed(folder, recipe, settings):
+        made.append((folder.name, recipe.learning_rate))
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        return right(folder, recipe, settings)
+
+    with pytest.MonkeyPatch.context() as patch:
+        draws(patch, 3)
+        patch.setattr(private, "_right", killed)
+        with pytest.raises(KeyboardInterrupt):
+            search_privately(out, settings)
+        assert not (out / "result.json").exists()
+        winner = search_privately(out, settings)
+    assert made[2:4] == made[:2]
+    assert [name for name, _ in made[2:]] == ["0000", "0001", "0002"]
+    return out, winner
+
+
+def read(path):
+    return json.loads(path.read_text())
+
+
+def of_weights(path):
+    with safe_open(path, "numpy") as file:
+        return json.loads(file.metadata()["tanager"])
 
 
 def test_each_run_is_calibrated_for_the_whole_search(settings):
@@ -63,49 +105,36 @@ def test_each_run_is_calibrated_for_the_whole_search(settings):
 
 @pytest.mark.slow
 def test_the_best_run_is_released_under_the_guarantee_of_the_search(
-    tmp_path, settings, three_runs
+    released, settings, tmp_path
 ):
-    out = tmp_path / "search"
-    winner = search_privately(out, settings)
-    public = {path.name for path in out.iterdir()}
-    assert public == {
-        "study.json",
-        "config.json",
-        "result.json",
-        "report.html",
-        "model.safetensors",
-        "model-ema.safetensors",
-        "private",
-    }
+    out, winner = released
+    files = {"study.json", "config.json", "result.json", "report.html"}
+    files |= {"model.safetensors", "model-ema.safetensors", "private"}
+    assert {path.name for path in out.iterdir()} == files
     assert (out / "private").stat().st_mode & 0o777 == 0o700
     runs = sorted((out / "private/runs").iterdir())
     assert len(runs) == 3
     # The winner has the largest score, noise and all.
-    seed = Seed(
-        bytes.fromhex(json.loads((out / "private/seed.json").read_text())["secret"])
-    )
+    seed = Seed(bytes.fromhex(read(out / "private/seed.json")["secret"]))
     scores = []
     for number, run in enumerate(runs):
-        right = json.loads((run / "result.json").read_text())["test_accuracy_ema"]
-        count = round(right * HELD_OUT)
+        count = round(read(run / "result.json")["test_accuracy_ema"] * HELD_OUT)
         scores.append(noisy_count(count, settings.search, seed, number) / HELD_OUT)
     assert winner.noisy_accuracy == pytest.approx(max(scores))
     best = runs[int(np.argmax(scores))]
-    config = json.loads((best / "config.json").read_text())
-    assert winner.values == {"learning_rate": config["recipe"]["learning_rate"]}
+    rate = read(best / "config.json")["recipe"]["learning_rate"]
+    assert winner.values == {"learning_rate": rate}
     # The guarantee is that of the search, wherever it is written.
-    result = json.loads((out / "result.json").read_text())
+    result, kept = read(out / "result.json"), read(best / "result.json")
+    assert result["private"] is True and "private_search" not in result
     assert result["epsilon"] == winner.epsilon == settings.epsilon
-    assert json.loads((best / "result.json").read_text())["epsilon"] < winner.epsilon
+    assert kept["epsilon"] < winner.epsilon
     for name in ("model.safetensors", "model-ema.safetensors"):
-        with safe_open(out / name, "numpy") as file:
-            told = json.loads(file.metadata()["tanager"])
-            assert told["epsilon"] == settings.epsilon
-            assert told["accountant"] == "rdp"
+        told = of_weights(out / name)
+        assert (told["epsilon"], told["accountant"]) == (settings.epsilon, "rdp")
     page = (out / "report.html").read_text()
     assert "best of a secret random number of such runs" in page
     # Nothing exact of the held-out examples, nor which run it was, is outside private/.
-    kept = json.loads((best / "result.json").read_text())
     exact = {name for name in kept if name.startswith("test_")}
     assert not result.keys() & (exact | {"per_class", "seconds", "wait_fraction"})
     assert "ε of the whole search, by RDP" in page and "by PLD" not in page
@@ -115,8 +144,9 @@ def test_the_best_run_is_released_under_the_guarantee_of_the_search(
     for path in out.iterdir():
         if path.is_file():
             assert b"private/runs" not in path.read_bytes(), path
+    assert "private_search" not in (out / "config.json").read_text()
     card = export(out, tmp_path / "exported")
-    described = json.loads((card / "config.json").read_text())["tanager"]
+    described = read(card / "config.json")["tanager"]
     assert described["guarantee"]["epsilon"] == settings.epsilon
     assert described["guarantee"]["search"] == {"mean": 3.0, "shape": 1.0}
     told = (card / "README.md").read_text()
@@ -126,42 +156,33 @@ def test_the_best_run_is_released_under_the_guarantee_of_the_search(
     assert f"{100 * winner.noisy_accuracy:.1f} %" in told
     assert "held-out images are protected as the others are" in told
     assert "PLD" not in told
-    assert "private_search" not in (out / "config.json").read_text()
-    # And the same call again changes nothing.
-    assert search_privately(out, settings) == winner
 
 
 @pytest.mark.slow
-def test_the_report_computes_epsilon_again(tmp_path, settings, three_runs, capsys):
-    from tanager.report.guarantee import recomputation
+def test_the_same_call_again_changes_nothing_and_completes_the_report(
+    released, settings
+):
+    """It may have been killed after result.json and before the report."""
+    out, winner = released
+    page = (out / "report.html").read_text()
+    (out / "report.html").unlink()
+    assert search_privately(out, settings) == winner
+    assert (out / "report.html").read_text() == page
 
-    search_privately(tmp_path / "search", settings)
-    result = json.loads((tmp_path / "search/result.json").read_text())
-    exec(recomputation(result), {})
+
+@pytest.mark.slow
+def test_the_report_computes_epsilon_again(released, settings, capsys):
+    exec(recomputation(read(released[0] / "result.json")), {})
     again = float(capsys.readouterr().out.splitlines()[-1])
     assert again == pytest.approx(settings.epsilon, rel=1e-3)
 
 
-@pytest.fixture(scope="module")
-def searched(tmp_path_factory):
-    """A search by the command: its folder, and the words that made it."""
-    out = tmp_path_factory.mktemp("searched") / "search"
-    words = ["search", "digits", "--private", "--trials", "2", "--steps", "4"]
-    words += ["--strategy", "bk", "--vary", "learning-rate=0.5,1", "--model", "linear"]
-    words += ["--out", str(out)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Selection, "draw", lambda self, seed: 3)
-        assert main(words) == 0
-    return out, words
-
-
 @pytest.mark.slow
-def test_a_run_of_a_private_search_claims_nothing_of_its_own(searched, tmp_path):
-    for run in (searched[0] / "private/runs").iterdir():
-        assert json.loads((run / "config.json").read_text())["private_search"] is True
-        assert json.loads((run / "result.json").read_text())["private"] is False
-        with safe_open(run / "model.safetensors", "numpy") as file:
-            assert json.loads(file.metadata()["tanager"])["private"] is False
+def test_a_run_of_a_private_search_claims_nothing_of_its_own(released, tmp_path):
+    for run in (released[0] / "private/runs").iterdir():
+        assert read(run / "config.json")["private_search"] is True
+        assert read(run / "result.json")["private"] is False
+        assert of_weights(run / "model.safetensors")["private"] is False
         page = (run / "report.html").read_text()
         assert "one of the runs of a private search" in page
         assert "Alone these settings spend" in page
@@ -169,25 +190,18 @@ def test_a_run_of_a_private_search_claims_nothing_of_its_own(searched, tmp_path)
         with pytest.raises(ValueError, match="one of the runs of a private search"):
             export(run, tmp_path / "exported")
     assert not (tmp_path / "exported").exists()
-    result = json.loads((searched[0] / "result.json").read_text())
-    assert result["private"] is True
-    assert "private_search" not in result
 
 
 @pytest.mark.slow
-def test_nothing_that_is_printed_tells_the_number_of_runs(
-    searched, tmp_path, monkeypatch, capfd
-):
-    words = [*searched[1][:-1], str(tmp_path / "search")]
-    monkeypatch.setattr(Selection, "draw", lambda self, seed: 2)
-    assert main(words) == 0
-    assert len(list((tmp_path / "search/private/runs").iterdir())) == 2
-    printed = capfd.readouterr()
-    assert len(printed.out.splitlines()) == 3
-    assert "run has ended" not in printed.err
-    assert main(words) == 0
-    # Runs of no number at all say as much.
-    assert capfd.readouterr().err == printed.err
+def test_no_run_begins_in_the_folder_of_a_search(released, tmp_path, capsys):
+    out = shutil.copytree(released[0], tmp_path / "search")
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    words = ["train", "digits", "--model", "linear", "--steps", "4"]
+    assert main([*words, "--out", str(out)]) == 2
+    assert "holds a search" in capsys.readouterr().err
+    assert before == {
+        path: path.read_bytes() for path in out.rglob("*") if path.is_file()
+    }
 
 
 @pytest.mark.slow
@@ -195,7 +209,7 @@ def test_nothing_that_is_printed_tells_the_number_of_runs(
 def test_neither_output_nor_times_nor_caches_tell_the_number_of_runs(
     tmp_path, monkeypatch, capfd
 ):
-    """Nor does a second start of a search that was stopped, or one of its errors."""
+    """Nor does a second start of a search that was stopped, or a third of its end."""
     right, cache = private._right, tmp_path / "caches"
     monkeypatch.setenv("TANAGER_CACHE_DIR", str(cache))
     words = ["search", "digits", "--private", "--trials", "2", "--steps", "2"]
@@ -203,23 +217,25 @@ def test_neither_output_nor_times_nor_caches_tell_the_number_of_runs(
     # Each run warns of so large an ε and δ.
     words += ["--epsilon", "40", "--delta", "0.01"]
     seen = []
-    for number in (2, 3):
-        made = []
+    for number in (1, 2):
+        made, out = [], tmp_path / str(number)
 
         def stopped(folder, *arguments, made=made):
+            found = right(folder, *arguments)
             made.append(folder)
-            if len(made) == 2:
+            if len(made) == 1:
                 raise KeyboardInterrupt
-            return right(folder, *arguments)
+            return found
 
-        out = tmp_path / str(number)
-        monkeypatch.setattr(Selection, "draw", lambda self, seed, n=number: n)
+        draws(monkeypatch, number)
         monkeypatch.setattr(private, "_right", stopped)
-        assert main([*words, "--out", str(out)]) == 130
-        assert main([*words, "--out", str(out)]) == 0
-        assert main([*words, "--out", str(out)]) == 0
+        codes = [main([*words, "--out", str(out)]) for _ in range(3)]
+        assert codes == [130, 0, 0]
         assert len(list((out / "private/runs").iterdir())) == number
-        seen.append(capfd.readouterr().err)
+        printed = capfd.readouterr()
+        assert len(printed.out.splitlines()) == 2 * 3
+        assert "run has ended" not in printed.err
+        seen.append(printed.err)
         times = {path.stat().st_mtime_ns for path in (*out.iterdir(), out)}
         assert len(times) == 1
         assert "warning" in (out / "private/output.txt").read_text()
@@ -234,29 +250,6 @@ def test_an_error_of_a_run_does_not_tell_its_number(tmp_path, settings, monkeypa
     monkeypatch.setattr(private.runner, "run", full)
     with pytest.raises(OSError, match=r"private/runs/checkpoints is full$"):
         search_privately(tmp_path / "search", settings)
-
-
-def test_the_secret_of_a_search_that_lost_its_runs_is_not_used_again(
-    tmp_path, settings, monkeypatch
-):
-    monkeypatch.setattr(Selection, "draw", lambda self, seed: 0)
-    with pytest.raises(ValueError, match="drawn is 0"):
-        search_privately(tmp_path / "search", settings)
-    (tmp_path / "search/private/runs").rmdir()
-    with pytest.raises(ValueError, match="lost private/runs, but its secret seed"):
-        search_privately(tmp_path / "search", settings)
-
-
-@pytest.mark.slow
-def test_no_run_begins_in_the_folder_of_a_search(searched, tmp_path, capsys):
-    out = shutil.copytree(searched[0], tmp_path / "search")
-    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    words = ["train", "digits", "--model", "linear", "--steps", "4"]
-    assert main([*words, "--out", str(out)]) == 2
-    assert "holds a search" in capsys.readouterr().err
-    assert before == {
-        path: path.read_bytes() for path in out.rglob("*") if path.is_file()
-    }
 
 
 @pytest.mark.parametrize(
@@ -283,58 +276,43 @@ def test_a_run_beside_a_search_is_not_taken_for_its_best(tmp_path, settings, nam
         search_privately(tmp_path, settings)
 
 
-def test_a_search_that_was_killed_as_it_began_goes_on(tmp_path, settings, monkeypatch):
-    (tmp_path / "private").mkdir()
-    monkeypatch.setattr(Selection, "draw", lambda self, seed: 0)
-    with pytest.raises(ValueError, match="drawn is 0"):
-        search_privately(tmp_path, settings)
-
-
-@pytest.mark.slow
-def test_killed_it_goes_on_with_the_same_runs(
-    tmp_path, settings, monkeypatch, three_runs
-):
-    made = []
-    right = private._right
-
-    def counted(folder, recipe, settings):
-        made.append((folder.name, recipe.learning_rate))
-        if len(made) == 2:
-            raise KeyboardInterrupt
-        return right(folder, recipe, settings)
-
-    monkeypatch.setattr(private, "_right", counted)
-    with pytest.raises(KeyboardInterrupt):
-        search_privately(tmp_path / "search", settings)
-    assert not (tmp_path / "search/result.json").exists()
-    search_privately(tmp_path / "search", settings)
-    assert made[2:4] == made[:2]
-    assert [name for name, _ in made[2:]] == ["0000", "0001", "0002"]
-    # Killed after result.json and before the report.
-    (tmp_path / "search/report.html").unlink()
-    search_privately(tmp_path / "search", settings)
-    assert (tmp_path / "search/report.html").exists()
-
-
 @pytest.mark.slow
 def test_a_run_that_diverges_takes_part_and_has_nothing_right(
-    tmp_path, settings, monkeypatch, three_runs
+    tmp_path, settings, monkeypatch
 ):
-    run = private.runner.run
-    seen = []
+    run, seen = private.runner.run, []
 
     def diverges(prepared, **options):
         seen.append(prepared)
-        if len(seen) == 1:
+        if len(seen) in (1, 3):
             private.Path(prepared.recipe.out).mkdir(parents=True)
             raise FloatingPointError
         return run(prepared, **options)
 
     monkeypatch.setattr(private.runner, "run", diverges)
+    draws(monkeypatch, 2)
     winner = search_privately(tmp_path / "search", settings)
     assert (tmp_path / "search/private/runs/0000/diverged").exists()
     assert winner.noisy_accuracy > 0.1
-    assert len(seen) == 3
+    assert len(seen) == 2
+    draws(monkeypatch, 1)
+    with pytest.raises(ValueError, match="the best run diverged, so nothing is releas"):
+        search_privately(tmp_path / "alone", settings)
+
+
+def test_no_run_at_all_releases_nothing_and_its_secret_serves_once(
+    tmp_path, settings, monkeypatch
+):
+    draws(monkeypatch, 0)
+    (tmp_path / "private").mkdir()  # killed as it began
+    with pytest.raises(ValueError, match="drawn is 0, so nothing is released"):
+        search_privately(tmp_path, settings)
+    assert not (tmp_path / "model.safetensors").exists()
+    with pytest.raises(ValueError, match="holds a search with other settings"):
+        search_privately(tmp_path, dataclasses.replace(settings, epsilon=2.0))
+    (tmp_path / "private/runs").rmdir()
+    with pytest.raises(ValueError, match="lost private/runs, but its secret seed"):
+        search_privately(tmp_path, settings)
 
 
 def test_another_mechanism_than_the_accounted_one_is_refused(tmp_path, settings):
@@ -342,13 +320,6 @@ def test_another_mechanism_than_the_accounted_one_is_refused(tmp_path, settings)
     planted = dataclasses.replace(settings, recipe=less)
     with pytest.raises(ValueError, match="where the search accounts for"):
         search_privately(tmp_path / "search", planted)
-
-
-def test_no_run_at_all_releases_nothing(tmp_path, settings, monkeypatch):
-    monkeypatch.setattr(Selection, "draw", lambda self, seed: 0)
-    with pytest.raises(ValueError, match="drawn is 0, so nothing is released"):
-        search_privately(tmp_path / "search", settings)
-    assert not (tmp_path / "search/model.safetensors").exists()
 
 
 @pytest.mark.statistical
@@ -404,11 +375,3 @@ def test_which_scores_are_possible_does_not_depend_on_the_count(settings):
 def test_what_makes_no_private_search_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         settings_of(**changes)
-
-
-def test_a_search_of_other_settings_is_refused(tmp_path, settings, monkeypatch):
-    monkeypatch.setattr(Selection, "draw", lambda self, seed: 0)
-    with pytest.raises(ValueError, match="drawn is 0"):
-        search_privately(tmp_path / "search", settings)
-    with pytest.raises(ValueError, match="holds a search with other settings"):
-        search_privately(tmp_path / "search", settings_of(Selection(4)))

@@ -151,9 +151,9 @@ def test_sampling_may_be_next_to_nothing_or_all_there_is():
 
 def test_a_law_that_falls_or_whose_noise_is_large_is_not_doubted_for_a_rise():
     falling = ScalingLaw.fit([(b, 1 - a) for b, a in with_sampling((16, 32, 64), 0.1)])
-    assert (falling.rises() or 0.0) > 0.9
+    assert (falling.rises or 0.0) > 0.9
     rising = ScalingLaw.fit([(16, 0.5), (16, 0.501), (32, 0.55), (64, 0.6)])
-    assert (rising.rises() or 1.0) < 0.01
+    assert (rising.rises or 1.0) < 0.01
     for law, parameters in ((falling, 175_722), (rising, 10_000_000)):
         doubts = law.doubts(4096, 3.0, parameters)
         assert not any("accuracy rises" in each for each in doubts)
@@ -165,7 +165,7 @@ def test_a_rise_that_is_not_there_is_seen_in_one_of_twenty():
     random = np.random.default_rng(2)
     sizes = (32, 32, 64, 64, 128, 128)
     alarms = sum(
-        (ScalingLaw.fit([(b, random.normal(0.5, 0.01)) for b in sizes]).rises() or 1)
+        (ScalingLaw.fit([(b, random.normal(0.5, 0.01)) for b in sizes]).rises or 1)
         < 0.05
         for _ in range(2000)
     )

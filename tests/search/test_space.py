@@ -1,7 +1,6 @@
 """What a search may vary: read, chosen, and put into a recipe."""
 
 import dataclasses
-import math
 
 import optuna
 import pytest
@@ -33,8 +32,6 @@ def test_words_are_read():
         "augmentation_multiplicity": Choices((1, 4)),
         "momentum": Choices((0.0, 0.1, 0.5, 0.9)),
     }
-    assert space.size == math.inf
-    assert Space.parse(["momentum", "ema-decay=0.9,0.99"]).size == 8
     assert Space.from_json(space.to_json()) == space
 
 
@@ -77,6 +74,27 @@ def test_choices_are_put_into_the_recipe():
     assert same == RECIPE
 
 
+def test_points_are_the_combinations_that_differ():
+    """Momentum is for SGD alone, and a learning rate for one kind of optimizer."""
+    words = ["momentum=0,0.9", "optimizer=sgd,adam", "adam-learning-rate=0.1,0.2"]
+    points = Space.parse(words).points(RECIPE)
+    assert points == [
+        {"optimizer": "sgd", "momentum": 0.0},
+        {"optimizer": "sgd", "momentum": 0.9},
+        {"optimizer": "adam", "adam_learning_rate": 0.1},
+        {"optimizer": "adam", "adam_learning_rate": 0.2},
+    ]
+    with pytest.raises(ValueError, match="must be values, not a range"):
+        Space.parse(["momentum", "learning-rate=1..2"]).points(RECIPE)
+
+
+def test_a_learning_rate_alone_is_that_of_any_optimizer():
+    adam = dataclasses.replace(RECIPE, optimizer="adam", optimizer_options={})
+    space = Space.parse(["learning-rate=0.01,0.1"])
+    rates = [space.recipe(adam, each).learning_rate for each in space.points(adam)]
+    assert rates == [0.01, 0.1]
+
+
 def test_an_optimizer_has_a_learning_rate_of_its_own_and_no_options_of_another():
     space = Space.parse(["optimizer", "learning-rate", "momentum"])
     assert "adam_learning_rate" in space.values
@@ -104,4 +122,4 @@ def test_the_default_is_what_applies_to_the_recipe():
     kinds = Space.default(RECIPE).values["augmentation"]
     assert isinstance(kinds, Choices) and RECIPE.augmentation in kinds.values
     plain = dataclasses.replace(RECIPE, augmentation_multiplicity=0, optimizer="adam")
-    assert set(Space.default(plain).values) == {"learning_rate", "ema_decay"}
+    assert set(Space.default(plain).values) == {"adam_learning_rate", "ema_decay"}

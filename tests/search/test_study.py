@@ -2,20 +2,18 @@
 
 import dataclasses
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from forks import Fork
 from tanager.search import jobs
 from tanager.search.jobs import Job, Outcome
 from tanager.search.simulation import plan_simulation
 from tanager.search.space import Space
-from tanager.search.study import Study, TrialResult
+from tanager.search.study import Study
 
 
 class Fake:
@@ -27,6 +25,8 @@ class Fake:
     def __call__(self, job, watch=None):
         if self.dies_after is not None and len(self.made) >= self.dies_after:
             raise KeyboardInterrupt
+        if (done := jobs.outcome(job.folder)) is not None:
+            return done
         self.made.append(job)
         rate = job.recipe.learning_rate
         job.folder.mkdir(parents=True, exist_ok=True)
@@ -45,6 +45,7 @@ def fake(monkeypatch):
     """No training: `fake.made` has the runs that would have been made."""
     fake = Fake()
     monkeypatch.setattr(jobs, "make", fake)
+    monkeypatch.setattr(jobs, "flops_of", lambda recipe, dataset: recipe.batch_size)
     return fake
 
 
@@ -61,6 +62,7 @@ def test_a_study_makes_its_trials_at_the_smallest_batch(tmp_path, settings, fake
         assert job.recipe.steps == 12
     best = study.best()
     assert best is not None and best.values["learning_rate"] == 1.0
+    assert (best.state, best.steps, best.flops) == ("complete", 12, 12 * 16)
     study.work(6)
     assert len(fake.made) == 6
     assert (tmp_path / "study").stat().st_mode & 0o777 == 0o700
@@ -135,6 +137,14 @@ def test_a_trial_below_the_median_ends_early_and_a_diverged_one_is_worth_nothing
             assert each.state == "diverged"
     best = study.best()
     assert best is not None and best.values["learning_rate"] == 1.0
+    # Killed after a trial had ended, and before that was written down.
+    fake.made.clear()
+    for each in results:
+        if each.state != "complete":
+            (tmp_path / f"study/trials/{each.number:04d}/done.json").unlink()
+    study.work(40)
+    assert study.results() == results
+    assert not fake.made
 
 
 def test_halving_lets_the_best_quarter_go_on(tmp_path, settings, fake):
@@ -147,21 +157,22 @@ def test_halving_lets_the_best_quarter_go_on(tmp_path, settings, fake):
         sampler="random",
     )
     study = Study(tmp_path / "study", changed)
-    study.work(60)
+    study.work(40)
     results = study.results()
     assert {each.steps for each in results if each.state == "pruned"} == {4, 16}
     best = study.best()
     assert best is not None and best.values["learning_rate"] == 1.0
     complete = [each for each in results if each.state == "complete"]
-    assert len(complete) < 15
+    assert len(complete) < 10
     # A third of what all of them would take; an eighth if they came all at once.
-    assert sum(each.steps for each in results) < 60 * 64 / 3
+    assert sum(each.steps for each in results) < 40 * 64 / 3
 
 
 def test_a_grid_is_gone_through_once(tmp_path, settings, fake):
     study = Study(tmp_path / "study", dataclasses.replace(settings, sampler="grid"))
     study.work(20)
     values = [each.values for each in study.results()]
+    assert study.count(20) == 4
     tried = [(each["learning_rate"], each["ema_decay"]) for each in values]
     assert sorted(tried) == [(0.25, 0.5), (0.25, 0.9), (1.0, 0.5), (1.0, 0.9)]
 
@@ -194,45 +205,39 @@ def test_the_winner_runs_at_every_batch_size(tmp_path, settings, fake):
 
 
 WORKER = """
-import sys, json
-sys.path.insert(0, {tests!r})
+import sys, time
+sys.path.insert(0, sys.argv[1])
 from tanager.search import jobs
 from test_study import Fake
 from tanager.search.study import Study
-import time
 
 class Slow(Fake):
     def __call__(self, job, watch=None):
         time.sleep(0.3)
         return super().__call__(job, watch)
 
-jobs.make = Slow()
-study = Study({folder!r})
-study.work({trials}, lambda done: print(done.number, flush=True))
+jobs.make, jobs.flops_of = Slow(), lambda recipe, dataset: 1.0
+Study(sys.argv[2]).work(12, lambda done: print(done.number, flush=True))
 """
-
-
-def start(folder, trials):
-    code = WORKER.format(
-        tests=os.path.dirname(__file__), folder=str(folder), trials=trials
-    )
-    return subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
-    )
 
 
 @pytest.mark.slow
 def test_workers_share_the_trials_and_take_over_from_the_dead(tmp_path, settings):
-    folder = tmp_path / "study"
+    folder, script = tmp_path / "study", tmp_path / "worker.py"
     Study(folder, settings)
-    workers = [start(folder, 12) for _ in range(3)]
+    script.write_text(WORKER)
+    words = [Path(__file__).parent, folder]
+    workers = [Fork(script, words) for _ in range(3)]
     while len(list(folder.glob("trials/*/done.json"))) < 3:
+        assert workers[0].running
         time.sleep(0.01)
-    workers[0].send_signal(signal.SIGKILL)
-    said = [worker.communicate()[0].split() for worker in workers]
-    assert [worker.returncode for worker in workers] == [-9, 0, 0]
+    workers[0].kill()
+    for worker in workers:
+        worker.wait()
+    assert [worker.code for worker in workers] == [-9, 0, 0]
     results = Study(folder).results()
     assert [each.number for each in results] == list(range(12))
+    said = [worker.out.split() for worker in workers]
     assert len(said[1]) + len(said[2]) >= 9
     assert len(said[1]) and len(said[2])
     assert len({*said[0], *said[1], *said[2]}) == sum(map(len, said))
@@ -253,27 +258,17 @@ def test_jobs_are_made_once_whoever_makes_them(tmp_path, target, fake):
     assert len(fake.made) == 3
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_a_study_of_other_settings_or_another_version_is_refused(tmp_path, settings):
+    Study(tmp_path / "study", settings)
+    for changes, message in (
         (
             {"batch_sizes": (16, 32)},
             r"batch_sizes was \[16, 32, 64\] and is \[16, 32\]",
         ),
-        ({"repeats": 3}, "repeats was 1 and is 3"),
         ({"space": Space.parse(["learning-rate=2"])}, "space was .* and is"),
-    ],
-)
-def test_another_study_in_the_same_folder_is_refused(
-    tmp_path, settings, changes, message
-):
-    Study(tmp_path / "study", settings)
-    with pytest.raises(ValueError, match=f"cannot be resumed: {message}"):
-        Study(tmp_path / "study", dataclasses.replace(settings, **changes))
-
-
-def test_a_study_of_another_recipe_or_version_is_refused(tmp_path, settings):
-    Study(tmp_path / "study", settings)
+    ):
+        with pytest.raises(ValueError, match=f"cannot be resumed: {message}"):
+            Study(tmp_path / "study", dataclasses.replace(settings, **changes))
     recipe = dataclasses.replace(settings.target.recipe, clip_norm=0.5)
     other = dataclasses.replace(settings.target, recipe=recipe)
     with pytest.raises(ValueError, match=r"clip_norm was 1\.0 and is 0\.5"):
@@ -320,13 +315,3 @@ def test_choices_are_tried_out_before_anything_runs(settings):
         bad = dataclasses.replace(settings, space=Space.parse([word]))
         with pytest.raises(ValueError, match=message):
             bad.check(dataset)
-
-
-def test_results_are_what_was_written(tmp_path, settings, fake):
-    study = Study(tmp_path / "study", settings)
-    study.work(1)
-    (one,) = study.results()
-    assert isinstance(one, TrialResult)
-    assert one.state == "complete"
-    assert one.steps == 12
-    assert one.flops > 0

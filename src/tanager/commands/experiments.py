@@ -1,29 +1,29 @@
 """`tanager search privacy`, `data`, `ablation` and `norms`: tables of simulations."""
 
+import abc
 import dataclasses
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from tyro.conf import Positional
 
-from tanager._files import json_text, write_json
+from tanager._files import write_json
 from tanager.commands import flags
-from tanager.commands.tables import new_table
-from tanager.commands.targets import held_out, target_of
+from tanager.commands.tables import new_table, print_json
 from tanager.commands.watching import work_through
 from tanager.privacy.shown import format_epsilon
+from tanager.recipes.recipe import Recipe
 
 
 if TYPE_CHECKING:
-    from tanager.search.experiments import Cell, Row, Simulations
+    from tanager.search.experiments import Cell, Simulations
     from tanager.search.simulation import Target
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
+class _Table(abc.ABC):
     """Simulate a table of runs."""
 
     simulation_batch_size: int | None = None
@@ -35,17 +35,34 @@ class Options:
     json: bool = False
     """Print one JSON object only."""
 
+    @abc.abstractmethod
+    def cells(self, target: "Target", simulations: "Simulations") -> list["Cell"]:
+        """Return the settings of the table."""
+
+    def predict(self, target: "Target", rows: Sequence[dict]) -> dict[str, Any] | None:
+        """Return what a finished table predicts, if it does."""
+        del target, rows
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PrivacyOptions(Options):
+class Privacy(_Table):
     """Vary steps and batch size at a constant total amount of noise."""
 
     try_steps: tuple[int, ...] = ()
     """Numbers of steps. Default: 1/4, 1/2, 1 and 2 times the recipe's."""
 
+    def cells(self, target: "Target", simulations: "Simulations") -> list["Cell"]:
+        """Return a cell for each number of steps."""
+        from tanager.search.experiments import privacy_parameters
+
+        steps = self.try_steps or tuple(
+            max(1, round(target.steps * factor)) for factor in (0.25, 0.5, 1, 2)
+        )
+        return privacy_parameters(target, steps, simulations)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DataOptions(Options):
+class Data(_Table):
     """Vary the number of training examples."""
 
     try_examples: tuple[int, ...] = ()
@@ -57,16 +74,42 @@ class DataOptions(Options):
     repeats: int = 2
     """Runs of each setting."""
 
+    def cells(self, target: "Target", simulations: "Simulations") -> list["Cell"]:
+        """Return a cell for each number of examples."""
+        from tanager.search.experiments import data_quantity
+
+        target.at_examples(self._wanted(target))  # refused now, not at the end
+        there = target.examples - simulations.validation_examples
+        examples = self.try_examples or (there // 4, there // 2, there)
+        return data_quantity(target, examples, simulations)
+
+    def predict(self, target: "Target", rows: Sequence[dict]) -> dict[str, Any]:
+        """Return what more data would do."""
+        from tanager.search.experiments import more_data
+
+        return more_data(target, rows, self._wanted(target))
+
+    def _wanted(self, target: "Target") -> int:
+        given = self.predict_examples
+        return 2 * target.examples if given is None else given
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AblationOptions(Options):
-    """Try every combination of some values."""
+class Ablation(_Table):
+    """Try every combination of some values; the last of --vary is the plot's axis."""
 
     vary: tuple[str, ...] = ("normalisation-order", "augmentation-multiplicity=1,4,16")
     """Names with their values, as for `tanager search`."""
 
-    along: str | None = None
-    """Name on the horizontal axis of the plot. Default: the last."""
+    def cells(self, target: "Target", simulations: "Simulations") -> list["Cell"]:
+        """Return a cell for each combination."""
+        from tanager.search.experiments import ablation
+        from tanager.search.space import Space
+
+        return ablation(target, Space.parse(self.vary), simulations)
+
+
+TABLES = {"privacy": Privacy, "data": Data, "ablation": Ablation}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,58 +132,22 @@ class NormsArguments:
     """Print one JSON object only."""
 
 
-def privacy(words: Sequence[str]) -> int:
-    """Run `tanager search privacy RECIPE`."""
-    from tanager.search import experiments
+def target_of(name: str, recipe: Recipe) -> "Target":
+    """Return the run that simulations of a recipe stand for.
 
-    def cells(
-        target: "Target", options: PrivacyOptions, simulations: "Simulations"
-    ) -> list["Cell"]:
-        steps = options.try_steps or tuple(
-            max(1, round(target.steps * factor)) for factor in (0.25, 0.5, 1, 2)
-        )
-        return experiments.privacy_parameters(target, steps, simulations)
+    It trains on all examples: the simulations alone hold some out.
+    """
+    from tanager.search import jobs
+    from tanager.search.simulation import plan_simulation
 
-    return _run("privacy", words, PrivacyOptions, cells, "steps")
+    examples = jobs.training_examples(recipe)
+    recipe = dataclasses.replace(recipe, validation_examples=0)
+    return plan_simulation(name, recipe, examples)
 
 
-def data(words: Sequence[str]) -> int:
-    """Run `tanager search data RECIPE`."""
-    from tanager.search import experiments
-
-    def wanted(target: "Target", options: DataOptions) -> int:
-        given = options.predict_examples
-        return 2 * target.examples if given is None else given
-
-    def cells(
-        target: "Target", options: DataOptions, simulations: "Simulations"
-    ) -> list["Cell"]:
-        target.at_examples(wanted(target, options))  # refused now, not at the end
-        there = target.examples - simulations.validation_examples
-        examples = options.try_examples or (there // 4, there // 2, there)
-        return experiments.data_quantity(target, examples, simulations)
-
-    def predict(
-        target: "Target", options: DataOptions, rows: Sequence["Row"]
-    ) -> dict[str, Any]:
-        count = wanted(target, options)
-        found = experiments.more_data(target, rows, count)._asdict()
-        return {"prediction": {**found, "prediction": found["prediction"]._asdict()}}
-
-    return _run("data", words, DataOptions, cells, "examples", predict)
-
-
-def ablation(words: Sequence[str]) -> int:
-    """Run `tanager search ablation RECIPE`."""
-    from tanager.search import experiments
-    from tanager.search.space import Space
-
-    def cells(
-        target: "Target", options: AblationOptions, simulations: "Simulations"
-    ) -> list["Cell"]:
-        return experiments.ablation(target, Space.parse(options.vary), simulations)
-
-    return _run("ablation", words, AblationOptions, cells, None)
+def held_out(recipe: Recipe, target: "Target") -> int:
+    """Return how many training examples simulations are compared on: a tenth."""
+    return recipe.validation_examples or max(1, target.examples // 10)
 
 
 def norms(words: Sequence[str]) -> int:
@@ -152,71 +159,57 @@ def norms(words: Sequence[str]) -> int:
     if options.plot is not None:
         figures.check_ending(options.plot)
     found = Norms.read(options.run, options.parts)
+    bins, counts = edges().tolist(), found.counts.tolist()
     if options.plot is not None:
         search_figures.plot_norms(
-            edges().tolist(),
-            found.counts.tolist(),
-            found.steps,
-            found.clip_norm,
-            options.plot,
+            bins, counts, found.steps, found.clip_norm, options.plot
         )
-    content = {
-        "private": "computed from the training examples without noise",
-        "clip_norm": found.clip_norm,
-        "steps": found.steps,
-        "clipped": found.clipped(),
-        "quantiles": {str(s): found.quantile(s) for s in (0.1, 0.25, 0.5, 0.75, 0.9)},
-        "suggested_clip_norm": found.suggested_clip_norm(),
-        "edges": edges().tolist(),
-        "counts": found.counts.tolist(),
-    }
+    quantiles = {share: found.quantile(share) for share in (0.1, 0.25, 0.5, 0.75, 0.9)}
     if options.json:
-        print(json.dumps(content, indent=2))
-        return 0
-    console = Console(highlight=False)
+        content = {
+            "private": "computed from the training examples without noise",
+            "clip_norm": found.clip_norm,
+            "steps": found.steps,
+            "clipped": found.clipped(),
+            "quantiles": {str(share): norm for share, norm in quantiles.items()},
+            "suggested_clip_norm": found.suggested_clip_norm(),
+            "edges": bins,
+            "counts": counts,
+        }
+        return print_json(content)
+    console = Console(highlight=False, markup=False)
     console.print("PRIVATE: computed from the training examples; not to be released")
     shares = zip(found.steps, found.clipped(), strict=True)
     headings = ("until step", f"norms above C = {found.clip_norm:g}")
     rows = [(f"{step}", f"{100 * share:.0f} %") for step, share in shares]
     console.print(new_table(*headings, texts=headings, rows=rows))
-    middle = " ".join(
-        f"{100 * float(share):g} %: {value:.3g}"
-        for share, value in content["quantiles"].items()
-    )
+    middle = " ".join(f"{100 * s:g} %: {norm:.3g}" for s, norm in quantiles.items())
     console.print(f"quantiles of the norm  {middle}")
     console.print(
         f"a clipping norm to try: {found.suggested_clip_norm():.3g}, the median"
     )
     if options.plot is not None:
-        console.print(f"drawn to {options.plot}", soft_wrap=True, markup=False)
+        console.print(f"drawn to {options.plot}", soft_wrap=True)
     return 0
 
 
-def _run(
-    word: str,
-    words: Sequence[str],
-    options_of: type[Any],
-    make_cells: Callable[..., list["Cell"]],
-    along: str | None,
-    predict: Callable[..., dict[str, Any]] = lambda target, options, rows: {},
-) -> int:
+def tabulate(word: str, words: Sequence[str]) -> int:
+    """Run `tanager search WORD RECIPE`, of which WORD is one of `TABLES`."""
     from tanager.report import search_figures
     from tanager.search import experiments
 
-    entry, recipe, options = flags.parse(f"search {word}", words, options_of)
+    entry, recipe, options = flags.parse(f"search {word}", words, TABLES[word])
     name = entry.name
     target = target_of(name, recipe)
     out = Path(recipe.out or f"runs/{name}-{word}")
     batch_size = options.simulation_batch_size or min(
         max(32, recipe.batch_size // 64), recipe.batch_size
     )
+    factor = batch_size / recipe.batch_size
     simulations = experiments.Simulations(
-        out,
-        batch_size / recipe.batch_size,
-        held_out(recipe, target),
-        options.repeats,
+        out, factor, held_out(recipe, target), options.repeats
     )
-    cells = make_cells(target, options, simulations)
+    cells = options.cells(target, simulations)
     every = [job for cell in cells for job in cell.jobs]
     screen = Console(stderr=True, highlight=False)
     screen.print(
@@ -225,39 +218,32 @@ def _run(
     )
     outcomes = work_through(every, screen, lambda job: job.folder.name)
     found = {job.folder: each for job, each in zip(every, outcomes, strict=True)}
-    results = experiments.table(cells, found)
-    rows = [row._asdict() for row in results]
-    predicted = predict(target, options, results)
-    content = {"experiment": word, "recipe": name, "rows": rows, **predicted}
+    rows, names = experiments.table(cells, found), list(cells[0].title)
+    more = options.predict(target, rows)
+    content = {"experiment": word, "recipe": name, "rows": rows}
+    content |= {} if more is None else {"prediction": more}
     write_json(out / "table.json", content)
-    axis = getattr(options, "along", None) or along or list(cells[0].title)[-1]
-    share = recipe.batch_size / batch_size
-    title = f"{name}: simulated at 1/{share:.4g} of the batch size"
-    for ending in ("png", "svg"):
-        search_figures.plot_grid(
-            rows,
-            out / f"table.{ending}",
-            along=axis.replace("-", "_"),
-            title=title,
-            predicted=predicted.get("prediction"),
-        )
+    search_figures.plot_grid(
+        rows,
+        out / "table.png",
+        out / "table.svg",
+        along=names[-1],
+        title=f"{name}: simulated at 1/{1 / factor:.4g} of the batch size",
+        predicted=more,
+    )
     if options.json:
-        print(json_text(content, indent=2))
-        return 0
-    _print(rows, out, word, predicted.get("prediction"))
+        return print_json(content)
+    _print(rows, out, word, more)
     return 0
 
 
 def _print(
-    rows: list[dict[str, Any]],
-    out: Path,
-    word: str,
-    more: dict[str, Any] | None,
+    rows: list[dict[str, Any]], out: Path, word: str, more: dict[str, Any] | None
 ) -> None:
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console.width = 160
-    names = list(rows[0]["title"])
+    names = dict.fromkeys(name for row in rows for name in row["title"])
     best = max(rows, key=lambda row: row["accuracy"])
     headings = (*names, "batch size", "learning rate", "ε", "δ", "simulated at")
     headings = [heading.replace("_", " ") for heading in (*headings, "accuracy")]
@@ -265,7 +251,7 @@ def _print(
     for row in rows:
         spread = "" if row["deviation"] is None else f" ± {100 * row['deviation']:.1f}"
         table.add_row(
-            *(str(row["title"][name]) for name in names),
+            *(str(row["title"].get(name, "—")) for name in names),
             f"{row['batch_size']}",
             f"{row['learning_rate']:g}",
             format_epsilon(row["epsilon"]),
@@ -289,5 +275,4 @@ def _print(
             f"{100 * told['accuracy']:.1f} %, between {100 * told['low']:.1f} and "
             f"{100 * told['high']:.1f} % in {100 * told['confidence']:g} of 100 tables"
         )
-    where = f"table and picture: {out}/table.json, table.png"
-    console.print(where, soft_wrap=True, markup=False)
+    console.print(f"table and picture: {out}/table.json, table.png", soft_wrap=True)

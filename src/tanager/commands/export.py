@@ -1,7 +1,6 @@
 """`tanager export`: write a finished run's model and model card into a folder."""
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Sequence
 from typing import Annotated
@@ -9,6 +8,7 @@ from typing import Annotated
 import tyro
 
 from tanager.commands import flags
+from tanager.commands.tables import print_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,11 +38,7 @@ class Arguments:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command; `arguments` are the words after `tanager export`.
-
-    Raises:
-        ValueError: the run cannot be exported, see `tanager.export`.
-    """
+    """Run the command; `arguments` are the words after `tanager export`."""
     options = flags.read(Arguments, "export", arguments)
 
     # JAX is imported from here on: the command line was fine.
@@ -68,8 +64,7 @@ def run(arguments: Sequence[str]) -> int:
             "guarantee": guarantee,
             "files": files,
         }
-        print(json.dumps(record, allow_nan=False, indent=2, ensure_ascii=False))
-        return 0
+        return print_json(record)
     kind = "" if guarantee["private"] else "NOT PRIVATE: "
     print(f"{kind}{options.weights} weights written to {folder}")
     for name, size in files.items():

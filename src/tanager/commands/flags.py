@@ -30,10 +30,6 @@ def parse(
         words: after these: the name of a recipe, digits by default, and flags.
         options: a frozen dataclass of defaults with other names than the recipe's.
         entry: the recipe to start from, if `words` do not name it.
-
-    Raises:
-        ValueError: an unknown recipe, a value out of range, or a field that does not
-            apply.
     """
     if entry is None:
         named = words and not words[0].startswith("-")
@@ -75,12 +71,8 @@ def _refuse_unused(recipe: Recipe, given: Collection[str]) -> None:
         kind = KINDS[recipe.augmentation]
         value = getattr(recipe, name)
         if value and name not in {field.name for field in _fields(kind)}:
-            validate.refuse(
-                name,
-                value,
-                f"does not apply to augmentation {recipe.augmentation}",
-                "leave it out",
-            )
+            rule = f"does not apply to augmentation {recipe.augmentation}"
+            validate.refuse(name, value, rule, "leave it out")
 
 
 def _parse(
@@ -106,16 +98,7 @@ def _parse(
 
 
 def read(options: type[Options], command: str, words: Sequence[str]) -> Options:
-    """Read the options of a command that takes no recipe.
-
-    Args:
-        options: a dataclass.
-        command: the words before the options, `tanager` not among them.
-        words: after these.
-
-    Raises:
-        ValueError: a value is out of range.
-    """
+    """Read the options of a command that takes no recipe."""
     kind = described(options)
     found = tyro.cli(kind, prog=f"tanager {command}", args=list(words))
     return options(**vars(found))

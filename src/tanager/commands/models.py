@@ -1,7 +1,6 @@
 """`tanager models`: list the models, their size and their source."""
 
 import dataclasses
-import json
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from tanager.commands import flags
-from tanager.commands.tables import new_table
+from tanager.commands.tables import new_table, print_json
 
 
 if TYPE_CHECKING:
@@ -43,8 +42,7 @@ def run(arguments: Sequence[str]) -> int:
             status.update(f"counting {entry.name}")
             rows.append(_row(entry))
     if options.json:
-        print(json.dumps({"models": rows}, indent=2, ensure_ascii=False))
-        return 0
+        return print_json({"models": rows})
     table = _table(rows)
     # Full width: a name that is cut off cannot be copied.
     unbounded = screen.options.update(max_width=1000)

@@ -1,22 +1,19 @@
 """`tanager plan`: plan the privacy budget of a run."""
 
 import dataclasses
-import json
 import pathlib
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
+from rich.console import Console
 
 from tanager.commands import flags
+from tanager.commands.tables import new_table, print_json
 from tanager.privacy import tan
 from tanager.privacy.accountant import Accountant
 from tanager.privacy.mechanism import Adjacency
 from tanager.privacy.plan import Plan
 from tanager.privacy.shown import format_epsilon
-
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,39 +63,23 @@ _LABELS = {
 
 
 def run(arguments: list[str]) -> int:
-    """Run `tanager plan` and return its exit status.
-
-    Raises:
-        ValueError: the arguments do not make a plan.
-    """
+    """Run `tanager plan` and return its exit status."""
     options = flags.read(Arguments, "plan", arguments)
-    plan = Plan.solve(
-        examples=options.examples,
-        batch_size=options.batch_size,
-        steps=options.steps,
-        noise_multiplier=options.noise_multiplier,
-        epsilon=options.epsilon,
-        delta=options.delta,
-        adjacency=options.adjacency,
-    )
+    given = dataclasses.asdict(options)
+    plan = Plan.solve(**{name: given[name] for name in given.keys() - {"json", "plot"}})
     if options.plot is not None:
         from tanager.report import plan_figures
 
         plan_figures.plot(plan, options.plot)
     if options.json:
-        print(json.dumps(plan.to_json(), allow_nan=False, indent=2, ensure_ascii=False))
-    else:
-        from rich.console import Console
-
-        _print_table(plan, Console(highlight=False))
-        if options.plot is not None:
-            print(f"Drawn to {options.plot}")
+        return print_json(plan.to_json())
+    _print_table(plan, Console(highlight=False))
+    if options.plot is not None:
+        print(f"Drawn to {options.plot}")
     return 0
 
 
-def _print_table(plan: Plan, console: "Console") -> None:
-    from tanager.commands.tables import new_table
-
+def _print_table(plan: Plan, console: Console) -> None:
     mechanism = plan.mechanism
     solved = {plan.solved: "  ← solved for"}
     settings = (

@@ -1,7 +1,6 @@
 """`tanager recipe`: show a recipe, its published results and its cost."""
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from tyro.conf import Positional
 
 from tanager import recipes
 from tanager.commands import flags
-from tanager.commands.tables import new_table
+from tanager.commands.tables import new_table, print_json
 from tanager.privacy import accountant
 from tanager.privacy.shown import format_epsilon
 from tanager.recipes.papers import PublishedRun
@@ -25,6 +24,10 @@ _KNOWN = {
     "cifar100": (100, (32, 32, 3)),
     "places365": (365, (224, 224, 3)),
 }
+
+
+_PUBLISHED = ("delta", "examples", "batch_size", "noise_multiplier", "steps")
+_PUBLISHED += ("learning_rate", "accuracy", "accuracy_std")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +47,7 @@ def run(arguments: Sequence[str]) -> int:
     with Console(stderr=True).status("computing ε"):
         shown = _shown(entry)
     if options.json:
-        print(json.dumps(shown, indent=2, ensure_ascii=False))
-        return 0
+        return print_json(shown)
     _print(shown)
     return 0
 
@@ -71,13 +73,11 @@ def _shown(entry: RecipeEntry) -> dict[str, Any]:
 
 
 def _row(row: PublishedRun) -> dict[str, Any]:
-    names = ("delta", "examples", "batch_size", "noise_multiplier", "steps")
-    names += ("learning_rate", "accuracy", "accuracy_std")
     return {
         "epsilon": row.epsilon,
         "epsilon_rdp": accountant.epsilon(row.mechanism, row.delta, "rdp"),
         "epsilon_pld": accountant.epsilon(row.mechanism, row.delta),
-        **{name: getattr(row, name) for name in names},
+        **{name: getattr(row, name) for name in _PUBLISHED},
         "note": row.note or None,
     }
 

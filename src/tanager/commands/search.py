@@ -1,22 +1,22 @@
 """`tanager search`: hyper-parameters at small batch, and what the large run reaches."""
 
 import dataclasses
-import math
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from tyro.conf import Positional
 
 from tanager import _validate as validate
-from tanager._files import json_text, write_json
+from tanager._files import write_json
 from tanager._heap import run_in_place
 from tanager._record import read_record
 from tanager.commands import experiments, flags
-from tanager.commands.targets import held_out, target_of
+from tanager.commands.experiments import held_out, target_of
+from tanager.commands.tables import print_json
 from tanager.commands.watching import Watching, work_through
 from tanager.privacy.shown import format_epsilon
 from tanager.recipes.recipe import Recipe
@@ -24,6 +24,7 @@ from tanager.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
     from tanager.search.settings import Settings
+    from tanager.search.space import Space
     from tanager.search.study import Study, TrialResult
 
 
@@ -63,9 +64,6 @@ class Options:
     private: bool = False
     """Search privately: a secret number of runs; only the best is released."""
 
-    law: Literal["geometric", "logarithmic", "poisson"] = "geometric"
-    """Distribution of the number of private runs (poisson can give 0)."""
-
     json: bool = False
     """Print one JSON object only."""
 
@@ -78,26 +76,19 @@ class WorkerOptions:
     """Folder of the study, on a file system that all workers share."""
 
 
-_EXPERIMENTS = {
-    "privacy": experiments.privacy,
-    "data": experiments.data,
-    "ablation": experiments.ablation,
-    "norms": experiments.norms,
-}
-
-
 def run(arguments: Sequence[str]) -> int:
     """Run the command; `arguments` are the words after `tanager search`."""
     words = list(arguments)
     if words[:1] == ["worker"]:
         return _join(flags.read(WorkerOptions, "search worker", words[1:]))
-    if words and words[0] in _EXPERIMENTS:
-        return _EXPERIMENTS[words[0]](words[1:])
+    if words[:1] == ["norms"]:
+        return experiments.norms(words[1:])
+    if words and words[0] in experiments.TABLES:
+        return experiments.tabulate(words[0], words[1:])
     entry, recipe, options = flags.parse("search", words, Options)
     validate.whole(trials=options.trials, parallel=options.parallel, at_least=1)
-    if options.private:
-        return _search_privately(entry.name, recipe, options)
-    return _search(entry.name, recipe, options)
+    search = _search_privately if options.private else _search
+    return search(entry.name, recipe, options)
 
 
 def _search(name: str, recipe: Recipe, options: Options) -> int:
@@ -110,7 +101,7 @@ def _search(name: str, recipe: Recipe, options: Options) -> int:
     out = Path(recipe.out or f"runs/{name}-search")
     study = Study(out, settings)
     write_json(out / "asked.json", {"trials": options.trials})
-    _announce(settings, options, console)
+    _announce(settings, study.count(options.trials), console)
     others = [
         subprocess.Popen([sys.executable, "-m", "tanager.cli", "search", "worker", out])
         for _ in range(options.parallel - 1)
@@ -120,33 +111,28 @@ def _search(name: str, recipe: Recipe, options: Options) -> int:
     finally:
         for other in others:
             other.terminate()
-    print(json_text(result, indent=2)) if options.json else _print(result, out)
+    if options.json:
+        return print_json(result)
+    _print(result, out)
     return 0
-
-
-_SHAPES = {"geometric": 1.0, "logarithmic": 0.0, "poisson": math.inf}
 
 
 def _search_privately(name: str, recipe: Recipe, options: Options) -> int:
     from tanager.privacy.selection import Selection
     from tanager.search import jobs
     from tanager.search.private import calibrate_selection, search_privately
-    from tanager.search.space import Space
 
     run_in_place()
     if recipe.solve_for not in (None, "noise_multiplier"):
-        validate.refuse(
-            "noise_multiplier",
-            recipe.noise_multiplier,
-            "must be left out of a private search",
-            "it is solved for, so that the whole search spends at most epsilon",
-        )
+        rule = "must be left out of a private search"
+        remedy = "it is solved for, so that the whole search spends at most epsilon"
+        validate.refuse("noise_multiplier", recipe.noise_multiplier, rule, remedy)
     if not recipe.validation_examples:
         tenth = jobs.training_examples(recipe) // 10
         recipe = dataclasses.replace(recipe, validation_examples=tenth)
     dataset = jobs.load(recipe)
-    selection = Selection(float(options.trials), _SHAPES[options.law])
-    space = Space.parse(options.vary) if options.vary else Space.default(recipe)
+    selection = Selection(float(options.trials))
+    space = _space(recipe, options)
     settings = calibrate_selection(name, recipe, space, selection, len(dataset.train))
     settings.check(dataset)
     console = Console(stderr=True, highlight=False)
@@ -160,12 +146,10 @@ def _search_privately(name: str, recipe: Recipe, options: Options) -> int:
     out = Path(recipe.out or f"runs/{name}-private-search")
     winner = search_privately(out, settings)
     if options.json:
-        print(json_text(winner._asdict(), indent=2))
-        return 0
-    chosen = ", ".join(f"{key} {value}" for key, value in winner.values.items())
-    Console(highlight=False).print(
+        return print_json(winner._asdict())
+    Console(highlight=False, markup=False).print(
         f"best: {100 * winner.noisy_accuracy:.1f} % of the held-out examples, with "
-        f"noise, by {chosen}\nε = {format_epsilon(winner.epsilon)} at "
+        f"noise, by {_listed(winner.values)}\nε = {format_epsilon(winner.epsilon)} at "
         f"δ = {winner.delta:g} for the whole search\nreport: {out}/report.html",
         soft_wrap=True,
     )
@@ -185,13 +169,11 @@ def _join(options: WorkerOptions) -> int:
 def _settings(name: str, recipe: Recipe, options: Options) -> "Settings":
     from tanager.search import jobs
     from tanager.search.settings import Settings
-    from tanager.search.space import Space
 
     target = target_of(name, recipe)
-    space = Space.parse(options.vary) if options.vary else Space.default(recipe)
     settings = Settings(
         target,
-        space,
+        _space(recipe, options),
         options.simulation_batch_sizes or _batch_sizes(recipe.batch_size),
         held_out(recipe, target),
         options.repeats,
@@ -206,13 +188,18 @@ def _settings(name: str, recipe: Recipe, options: Options) -> "Settings":
     return settings
 
 
+def _space(recipe: Recipe, options: Options) -> "Space":
+    from tanager.search.space import Space
+
+    return Space.parse(options.vary) if options.vary else Space.default(recipe)
+
+
 def _batch_sizes(reference: int) -> tuple[int, ...]:
     smallest = max(32, reference // 128)
     if 4 * smallest > reference:
         smallest = max(1, reference // 8)
-    return tuple(
-        size for size in (smallest, 2 * smallest, 4 * smallest) if size <= reference
-    )
+    sizes = smallest, 2 * smallest, 4 * smallest
+    return tuple(size for size in sizes if size <= reference)
 
 
 def _finish(study: "Study", trials: int, console: Console) -> dict[str, Any]:
@@ -223,7 +210,7 @@ def _finish(study: "Study", trials: int, console: Console) -> dict[str, Any]:
 
     steps = study.settings.target.steps
     with jobs.compiled_once():
-        shown = Watching(trials, len(study.results()), console)
+        shown = Watching(study.count(trials), len(study.results()), console)
         with shown.bar:
             study.work(
                 trials,
@@ -242,15 +229,15 @@ def _finish(study: "Study", trials: int, console: Console) -> dict[str, Any]:
     return result
 
 
-def _announce(settings: "Settings", options: Options, console: Console) -> None:
+def _announce(settings: "Settings", trials: int, console: Console) -> None:
     target = settings.target
     console.print(
         f"{target.name}: for a run of batch size {target.recipe.batch_size}, noise "
         f"multiplier {target.mechanism.noise_multiplier:.4g} and {target.steps} steps "
         f"on {target.examples} examples (ε = {format_epsilon(target.epsilon)} at δ = "
-        f"{target.delta:g}), {options.trials} trials at batch size "
-        f"{settings.batch_sizes[0]}; {settings.validation_examples} training examples "
-        "are held out to compare them; test examples are not read"
+        f"{target.delta:g}), {trials} trials at batch size {settings.batch_sizes[0]}; "
+        f"{settings.validation_examples} training examples are held out to compare "
+        "them; test examples are not read"
     )
     console.print(
         "simulations have NO privacy guarantee: search on public data, or use --private"
@@ -260,15 +247,18 @@ def _announce(settings: "Settings", options: Options, console: Console) -> None:
 
 
 def _tell(study: "Study", done: "TrialResult", shown: Watching) -> None:
-    results = study.results()
-    chosen = ", ".join(f"{name} {value}" for name, value in done.values.items())
     state = "" if done.state == "complete" else f" ({done.state} at step {done.steps})"
     best = study.best()
     shown.ended(
-        len(results),
+        len(study.results()),
         None if best is None else best.accuracy,
-        f"trial {done.number}: {100 * done.accuracy:.2f} %{state} with {chosen}",
+        f"trial {done.number}: {100 * done.accuracy:.2f} %{state} with "
+        f"{_listed(done.values)}",
     )
+
+
+def _listed(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
 def _print(result: dict[str, Any], out: Path) -> None:
@@ -276,7 +266,7 @@ def _print(result: dict[str, Any], out: Path) -> None:
     best, prediction = result["best"], result["prediction"]
     console.print(
         f"best of {len(result['trials'])} trials: {100 * best['accuracy']:.2f} % with "
-        + ", ".join(f"{name} {value}" for name, value in best["values"].items())
+        f"{_listed(best['values'])}"
     )
     if prediction is not None:
         console.print(

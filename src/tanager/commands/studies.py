@@ -1,6 +1,7 @@
 """Start a run from a finished search, and add its result to the search."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,13 +20,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What a search found.
-
-    Attributes:
-        folder: of the study.
-        result: its result.json.
-        entry: the recipe it is for, with the best choices.
-    """
+    """A study, what it found, and the recipe it is for, with the best choices."""
 
     folder: Path
     result: dict[str, Any]
@@ -44,7 +39,6 @@ class Found:
         """Add the result of a run to the study and to its report."""
         if result.evaluation_ema is None:
             return
-        path = self.folder / "obtained.json"
         known = search_page.read_obtained(self.folder)
         mine = {
             "run": str(result.out),
@@ -53,7 +47,7 @@ class Found:
             "on": "test examples",
         }
         known = [each for each in known if each["run"] != mine["run"]] + [mine]
-        write_json(path, known)
+        write_json(self.folder / "obtained.json", known)
         search_page.write_report(self.folder)
 
     def sentence(self, result: "TrainResult") -> str:
@@ -71,32 +65,24 @@ class Found:
 
 
 def named(words: Sequence[str]) -> Found | None:
-    """Return the search that ``--from-study PATH`` names, or None.
-
-    Raises:
-        ValueError: the folder has no finished search of this version of tanager.
-    """
-    for position, word in enumerate(words):
-        if word == "--from-study" and position + 1 < len(words):
-            return _read(Path(words[position + 1]))
-        if word.startswith("--from-study="):
-            return _read(Path(word.partition("=")[2]))
+    """Return the search that ``--from-study PATH`` names, or None."""
+    for word, following in itertools.pairwise([*words, ""]):
+        option, _, value = word.partition("=")
+        if option == "--from-study" and (value or following):
+            return _read(Path(value or following))
     return None
 
 
 def _read(folder: Path) -> Found:
     path = folder / "result.json"
+    rule = ""
     if not path.exists():
-        validate.refuse(
-            "from_study",
-            str(folder),
-            "has no result.json",
-            "give the folder of a finished search",
-        )
-    if "best" not in read_json(path):
-        validate.refuse(
-            "from_study", str(folder), "is a run", "give the folder of a search"
-        )
+        rule = "has no result.json"
+    elif "best" not in read_json(path):
+        rule = "is a run"
+    if rule:
+        remedy = "give the folder of a finished search"
+        validate.refuse("from_study", str(folder), rule, remedy)
     result = search_page.read_result(folder)
     with reading(path, "has no recipe to train"):
         recipe = dataclasses.replace(

@@ -1,9 +1,18 @@
 """Tables and sentences that commands share."""
 
+import json
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from rich.table import Table
+
+from tanager._files import as_json
+
+
+def print_json(content: Any) -> int:
+    """Print a JSON object, with null for what is not finite; return exit status 0."""
+    print(json.dumps(as_json(content), indent=2, ensure_ascii=False))
+    return 0
 
 
 def exit_code(rows: list[dict[str, Any]]) -> int:

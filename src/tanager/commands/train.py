@@ -29,12 +29,11 @@ def run(arguments: Sequence[str]) -> int:
     entry, recipe, options = flags.parse("train", words, Options, start)
     name = entry.name
     if entry.pretrained_on and recipe.weights is None:
-        validate.refuse(
-            "weights",
-            None,
-            f"must be given: {name} needs a model pretrained on {entry.pretrained_on}",
-            "give --weights with a file, a folder, or hf:OWNER/NAME",
+        rule = (
+            f"must be given: {name} needs a model pretrained on {entry.pretrained_on}"
         )
+        remedy = "give --weights with a file, a folder, or hf:OWNER/NAME"
+        validate.refuse("weights", None, rule, remedy)
 
     # JAX is imported from here on: the command line was fine.
     from tanager.parallel import hosts

@@ -49,12 +49,9 @@ class Watching:
         self.bar.update(self._task, completed=part, description=text)
 
     def ended(self, done: int, accuracy: float | None, text: str) -> None:
-        """Print a line for a run that ended.
+        """Print a line for a run that ended, as the `done`-th.
 
-        Args:
-            done: how many runs have ended now.
-            accuracy: of this one, if it counts.
-            text: what to print.
+        Its accuracy is None if it does not count.
         """
         self._done = done
         self._best = max(self._best, -math.inf if accuracy is None else accuracy)
@@ -69,13 +66,7 @@ class Watching:
 def work_through(
     jobs: Sequence["Job"], console: Console, name: Callable[["Job"], str]
 ) -> list["Outcome"]:
-    """Make all runs of a list, with other workers if there are any, and show them.
-
-    Args:
-        jobs: in the order in which they are made.
-        console: where to show them.
-        name: what a run is called.
-    """
+    """Make all runs of a list, with other workers if there are any, and show them."""
     from tanager.search.jobs import compiled_once, outcome, work
 
     run_in_place()

@@ -9,7 +9,6 @@ References:
 """
 
 import dataclasses
-import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,9 +17,9 @@ import numpy as np
 
 from tanager import _validate as validate
 from tanager.search.jobs import Job, Outcome
-from tanager.search.scaling_law import Prediction, ScalingLaw
+from tanager.search.scaling_law import ScalingLaw
 from tanager.search.simulation import Target
-from tanager.search.space import Between, Space
+from tanager.search.space import Space
 
 
 class Cell(NamedTuple):
@@ -35,51 +34,6 @@ class Cell(NamedTuple):
     title: Mapping[str, Any]
     target: Target
     jobs: tuple[Job, ...]
-
-
-class Row(NamedTuple):
-    """The result of a cell.
-
-    Attributes:
-        title: of the cell.
-        batch_size: of the run that it stands for, B.
-        steps: of that run, S.
-        learning_rate: of that run and of its simulations.
-        epsilon: of that run, by PLD.
-        delta: of that ε.
-        simulated_batch_size: of the simulations.
-        accuracy: mean over the repeats, in [0, 1].
-        deviation: their standard deviation; None for a single one.
-        runs: the accuracy of each repeat.
-    """
-
-    title: Mapping[str, Any]
-    batch_size: int
-    steps: int
-    learning_rate: float
-    epsilon: float
-    delta: float
-    simulated_batch_size: int
-    accuracy: float
-    deviation: float | None
-    runs: tuple[float, ...]
-
-
-class MoreData(NamedTuple):
-    """What a run on another number of examples is predicted to reach.
-
-    Attributes:
-        examples: how many it trains on, N.
-        epsilon: of that run, by PLD.
-        delta: of that ε.
-        prediction: of a simulation's accuracy, by a line through the table against
-            log N; its `batch_size` is N.
-    """
-
-    examples: int
-    epsilon: float
-    delta: float
-    prediction: Prediction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,9 +67,8 @@ class Simulations:
         fields = {"validation_examples": self.validation_examples, **fields}
         recipe = target.simulated(batch_size, **fields)
         name = "-".join(f"{key}={value}" for key, value in title.items())
-        runs = self.folder / "runs"
         jobs = tuple(
-            Job(runs / f"{name}-{repeat}", recipe, target.name)
+            Job(self.folder / "runs" / f"{name}-{repeat}", recipe, target.name)
             for repeat in range(self.repeats)
         )
         return Cell(title, target, jobs)
@@ -125,11 +78,6 @@ def privacy_parameters(
     target: Target, steps: Sequence[int], simulations: Simulations
 ) -> list[Cell]:
     """Vary S and B at constant η and σ (section 4.3, Table 3).
-
-    Args:
-        target: the run to start from, which is a row of the table too.
-        steps: numbers of steps S to try.
-        simulations: how to simulate them.
 
     Raises:
         ValueError: a number of steps is so small that its batch would be larger than
@@ -151,14 +99,9 @@ def data_quantity(
 
     The gain in accuracy is simulated on parts of the data; the change of ε is computed.
 
-    Args:
-        target: the run to start from.
-        examples: numbers of training examples N to try.
-        simulations: how to simulate them.
-
     Raises:
-        ValueError: there is only one number of examples, there are fewer examples than
-            that, or a batch would be larger than the data.
+        ValueError: there is only one number of examples, or one is below the batch
+            size.
     """
     if len(set(examples)) < 2:
         validate.refuse(
@@ -173,44 +116,34 @@ def data_quantity(
 
 
 def more_data(
-    target: Target, rows: Sequence[Row], examples: int, confidence: float = 0.95
-) -> MoreData:
-    """Predict the effect of more data (Tables 5 and 6).
+    target: Target, rows: Sequence[Mapping[str, Any]], examples: int
+) -> dict[str, Any]:
+    """Predict the effect of more data from the table of `data_quantity`.
 
-    Args:
-        target: the run on the data at hand.
-        rows: the table of `data_quantity`.
-        examples: the number of examples to predict for.
-        confidence: of the interval.
+    The prediction is of a simulation's accuracy, by a line against log N; its
+    `batch_size` is N.
 
     Raises:
         ValueError: a batch would be larger than the data.
     """
     other = target.at_examples(examples)
-    runs = [(row.title["examples"], each) for row in rows for each in row.runs]
-    predicted = ScalingLaw.fit(runs).predict(examples, confidence)
-    return MoreData(examples, other.epsilon, other.delta, predicted)
+    runs = [(row["title"]["examples"], each) for row in rows for each in row["runs"]]
+    return {
+        "examples": examples,
+        "epsilon": other.epsilon,
+        "delta": other.delta,
+        "prediction": ScalingLaw.fit(runs).predict(examples)._asdict(),
+    }
 
 
 def ablation(target: Target, space: Space, simulations: Simulations) -> list[Cell]:
     """Try every combination of some values (Figure 5).
 
-    Args:
-        target: the run to start from.
-        space: names with their values; ranges are refused.
-        simulations: how to simulate the combinations.
-
     Raises:
         ValueError: a range is given, or a combination makes no recipe.
     """
-    grids = []
-    for name, values in space.values.items():
-        if isinstance(values, Between):
-            validate.refuse("vary", name, "must have values, not a range", "list them")
-        grids.append(values.values)
     cells = []
-    for chosen in itertools.product(*grids):
-        title = dict(zip(space.values, chosen, strict=True))
+    for title in space.points(target.recipe):
         recipe = space.recipe(target.recipe, title)
         cells.append(
             simulations.cell(title, dataclasses.replace(target, recipe=recipe))
@@ -218,29 +151,28 @@ def ablation(target: Target, space: Space, simulations: Simulations) -> list[Cel
     return cells
 
 
-def table(cells: Sequence[Cell], outcomes: Mapping[Path, Outcome]) -> list[Row]:
-    """Return the result of each cell.
+def table(
+    cells: Sequence[Cell], outcomes: Mapping[Path, Outcome]
+) -> list[dict[str, Any]]:
+    """Return a row for each cell, from the outcomes of all jobs by their folder.
 
-    Args:
-        cells: of an experiment.
-        outcomes: of all their jobs, by folder.
+    The accuracy is the mean over the repeats, the deviation their standard deviation.
     """
     rows = []
     for cell in cells:
-        runs = tuple(outcomes[job.folder].accuracy for job in cell.jobs)
-        recipe = cell.target.recipe
+        runs = [outcomes[job.folder].accuracy for job in cell.jobs]
         rows.append(
-            Row(
-                cell.title,
-                recipe.batch_size,
-                cell.target.steps,
-                recipe.learning_rate,
-                cell.target.epsilon,
-                cell.target.delta,
-                cell.jobs[0].recipe.batch_size,
-                float(np.mean(runs)),
-                float(np.std(runs, ddof=1)) if len(runs) > 1 else None,
-                runs,
-            )
+            {
+                "title": cell.title,
+                "batch_size": cell.target.recipe.batch_size,
+                "steps": cell.target.steps,
+                "learning_rate": cell.target.recipe.learning_rate,
+                "epsilon": cell.target.epsilon,
+                "delta": cell.target.delta,
+                "simulated_batch_size": cell.jobs[0].recipe.batch_size,
+                "accuracy": float(np.mean(runs)),
+                "deviation": float(np.std(runs, ddof=1)) if len(runs) > 1 else None,
+                "runs": runs,
+            }
         )
     return rows

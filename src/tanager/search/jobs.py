@@ -30,14 +30,6 @@ Watch = Callable[[Mapping[str, Any]], None]
 """Called at each evaluation with its line of metrics.jsonl."""
 
 POLL_SECONDS = 1.0
-_OUTCOME = {
-    "accuracy": float,
-    "accuracy_last": float,
-    "epsilon": Maybe(float),
-    "flops": float,
-    "seconds": float,
-    "diverged": bool,
-}
 _REMEDY = "delete the folder of that run, and it is run again"
 
 
@@ -76,6 +68,9 @@ class Outcome(NamedTuple):
     diverged: bool = False
 
 
+_OUTCOME = Outcome.__annotations__ | {"epsilon": Maybe(float)}
+
+
 def outcome(folder: Path) -> Outcome | None:
     """Return the result of the run in a folder; None while it is not complete."""
     path = folder / "outcome.json"
@@ -87,36 +82,25 @@ def outcome(folder: Path) -> Outcome | None:
 
 @contextlib.contextmanager
 def claimed(path: Path) -> Iterator[bool]:
-    """Try to hold a lock during the block, and tell whether it is ours.
-
-    The operating system takes the lock back when the process that holds it dies.
-    """
+    """Try to hold a lock during the block, and tell whether it is ours."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as held:
-        try:
-            held.enter_context(FileLock(path, blocking=False, fallback_to_soft=False))
-        except Timeout:
-            yield False
-            return
-        yield True
+    lock = FileLock(path, blocking=False, fallback_to_soft=False)
+    with contextlib.suppress(Timeout):
+        lock.acquire()
+    try:
+        yield lock.is_locked
+    finally:
+        lock.release()
 
 
 def make(job: Job, watch: Watch | None = None) -> Outcome:
-    """Start or resume a run, and write its result.
+    """Start or resume a run whose lock this process holds, and write its result.
 
     Its model and checkpoints are deleted at the end: a simulation has no privacy
-    guarantee, so its model must not be released by mistake.
-
-    Args:
-        job: the run; this process holds its lock.
-        watch: called at each evaluation; an exception it raises ends the run.
-
-    Raises:
-        ValueError: the recipe cannot be run.
-        KeyboardInterrupt: after a checkpoint was written.
+    guarantee, so its model must not be released by mistake. An exception that `watch`
+    raises ends the run.
     """
-    done = outcome(job.folder)
-    if done is not None:
+    if done := outcome(job.folder):
         return done
     devices = job.recipe.devices or jax.device_count()
     rows = -(-job.recipe.physical_batch_size // devices) * devices
@@ -168,29 +152,20 @@ def work(
     report: Callable[[Job, Outcome], None] = lambda job, outcome: None,
     watch: Callable[[Job, Mapping[str, Any]], None] = lambda job, line: None,
 ) -> list[Outcome]:
-    """Make all runs of a list, together with other workers.
+    """Make all runs of a list, together with other workers, and return their results.
 
-    Args:
-        jobs: in the order in which they are made.
-        report: called with each run that this process finished.
-        watch: called at each evaluation with the run and its line of metrics.jsonl.
-
-    Returns:
-        The result of each, in the order of `jobs`.
+    `report` is called with each run that this process finished, `watch` at each
+    evaluation.
     """
     while True:
-        found: list[Outcome | None] = []
         for job in jobs:
-            done = outcome(job.folder)
-            if done is None:
+            if outcome(job.folder) is None:
                 with claimed(job.folder / "job.lock") as mine:
                     if mine:
-                        done = make(job, functools.partial(watch, job))
-                        report(job, done)
-            found.append(done)
-        complete = [each for each in found if each is not None]
-        if len(complete) == len(jobs):
-            return complete
+                        report(job, make(job, functools.partial(watch, job)))
+        found = [done for job in jobs if (done := outcome(job.folder))]
+        if len(found) == len(jobs):
+            return found
         time.sleep(POLL_SECONDS)
 
 
@@ -206,11 +181,7 @@ def flops(recipe: Recipe, steps: int) -> float:
 
 
 def flops_of(recipe: Recipe, dataset: Dataset) -> float:
-    """Return the expected operations of one step, from shapes alone.
-
-    Raises:
-        ValueError: the model is unknown, or does not fit the images.
-    """
+    """Return the expected operations of one step, from shapes alone."""
     shape = tasks.seen_shape(recipe, dataset)
     return cost.estimate(recipe, 1, len(dataset.classes), shape).flops
 
@@ -236,7 +207,7 @@ def compiled_once() -> Iterator[None]:
 def training_examples(recipe: Recipe) -> int:
     """Return how many examples a recipe trains on if it holds none out.
 
-    No test example is read.
+    Some are held out while it counts: then no test example is read.
     """
     if recipe.train_examples is not None:
         return recipe.train_examples

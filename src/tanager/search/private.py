@@ -213,24 +213,23 @@ def _search(run_folder: RunFolder, settings: PrivateSettings) -> None:
     runs.mkdir(exist_ok=True)
     run_folder.seed_is_used()
     held_out = settings.recipe.validation_examples
-    best: tuple[float, int, dict[str, Any]] | None = None
+    runs_made = []
     for number in range(settings.search.selection.draw(seed)):
         random = seed.generator("choices", number)
         values = settings.space.draw(random, settings.recipe)
         recipe = settings.space.recipe(settings.recipe, values)
+        folder = runs / f"{number:04d}"
         with hidden(run_folder.private):
-            right = _right(runs / f"{number:04d}", recipe, settings)
+            right = _right(folder, recipe, settings)
         score = noisy_count(round(right * held_out), settings.search, seed, number)
-        if best is None or score > best[0]:
-            best = score, number, values
-    if best is None:
+        runs_made.append((score, folder, values))
+    if not runs_made:
         raise ValueError(
             "the number of runs that was drawn is 0, so nothing is released; another "
             "search spends another budget: geometric makes at least one run"
         )
-    score, number, values = best
-    best_run = runs / f"{number:04d}"
-    _release(run_folder, best_run, settings, values, score / held_out)
+    score, best, values = max(runs_made, key=lambda run: run[0])
+    _release(run_folder, best, settings, values, score / held_out)
 
 
 def noisy_count(right: int, search: PrivateSearch, seed: Seed, number: int) -> float:
@@ -257,28 +256,21 @@ def noisy_count(right: int, search: PrivateSearch, seed: Seed, number: int) -> f
 def _begin(folder: Path, content: dict[str, Any]) -> RunFolder:
     """Create the folder of a search, or check that it holds this search."""
     path = folder / "study.json"
-    begun = path.exists()
+    begun, rule = path.exists(), ""
     if begun and read_json(path, _ANOTHER) != content:
-        validate.refuse(
-            "out", str(folder), "holds a search with other settings", _ANOTHER
-        )
-    others = ["ledger.jsonl"]
-    if not begun:
-        others += ["config.json", "result.json", "private"]
-    for name in others:
-        if _is_there(folder / name):
-            validate.refuse(
-                "out", str(folder), f"holds {name}, which is not of a search", _ANOTHER
-            )
+        rule = "holds a search with other settings"
+    of_runs = ["ledger.jsonl", "config.json", "result.json", "private"]
+    for name in of_runs[:1] if begun else of_runs:
+        other = folder / name
+        # A search that is killed as it begins leaves empty folders.
+        if any(other.iterdir()) if other.is_dir() else other.exists():
+            rule = f"holds {name}, which is not of a search"
+    if rule:
+        validate.refuse("out", str(folder), rule, _ANOTHER)
     run_folder = RunFolder(folder, of_search=True)
     if not begun:
         write_json(path, content)
     return run_folder
-
-
-def _is_there(path: Path) -> bool:
-    # A search that is killed as it begins leaves empty folders.
-    return any(path.iterdir()) if path.is_dir() else path.exists()
 
 
 def _right(folder: Path, recipe: Recipe, settings: PrivateSettings) -> float:
@@ -355,14 +347,10 @@ def _release(
 
 def _released(folder: RunFolder) -> Winner:
     result = read_record(folder.result, _RELEASED)
-    found = result.get("search")
+    found = result["search"]
     if found is None:
-        validate.refuse(
-            "out",
-            str(folder.path),
-            "holds result.json, which is not of a search",
-            _ANOTHER,
-        )
+        rule = "holds result.json, which is not of a search"
+        validate.refuse("out", str(folder.path), rule, _ANOTHER)
     return Winner(
         found["values"], found["noisy_accuracy"], result["epsilon"], result["delta"]
     )

@@ -73,6 +73,8 @@ class ScalingLaw:
         deviation: standard deviation of a run about the line, with n − 2 degrees of
             freedom; None for two runs.
         spread: sum of squared distances of log2 B from its mean.
+        rises: p-value of a slope of at most 0 (one-sided, Student's t); None for two
+            runs, or if all runs are exactly on the line.
     """
 
     runs: tuple[Run, ...]
@@ -81,6 +83,7 @@ class ScalingLaw:
     mean: float
     deviation: float | None
     spread: float
+    rises: float | None
 
     @classmethod
     def fit(cls, runs: Sequence[Run | tuple[float, float]]) -> Self:
@@ -100,20 +103,24 @@ class ScalingLaw:
             validate.not_negative(accuracy=run.accuracy)
             if run.accuracy > 1:
                 validate.refuse("accuracy", run.accuracy, "must be at most 1")
-        x, y = _columns(runs)
-        if len(set(x.tolist())) < 2:
+        if len({run.batch_size for run in runs}) < 2:
             validate.refuse(
                 "runs",
                 [run.batch_size for run in runs],
                 "must be at two batch sizes or more",
                 "a line needs two points; give --simulation-batch-sizes 16 32 64",
             )
+        x, y = np.log2([run.batch_size for run in runs]), [run.accuracy for run in runs]
         spread = float(np.sum((x - x.mean()) ** 2))
-        slope = float(np.sum((x - x.mean()) * (y - y.mean())) / spread)
-        left = y - y.mean() - slope * (x - x.mean())
-        freedom = len(runs) - 2
-        deviation = math.sqrt(float(np.sum(left**2)) / freedom) if freedom else None
-        return cls(runs, slope, float(x.mean()), float(y.mean()), deviation, spread)
+        line = stats.linregress(x, y, alternative="greater")
+        deviation = rises = None
+        if len(runs) > 2:
+            deviation = float(line.stderr) * math.sqrt(spread)
+            rises = float(line.pvalue) if deviation else None
+        mean = float(np.mean(y))
+        return cls(
+            runs, float(line.slope), float(x.mean()), mean, deviation, spread, rises
+        )
 
     def at(self, batch_size: float) -> float:
         """Return the accuracy on the line; it can be below 0 or above 1."""
@@ -154,35 +161,24 @@ class ScalingLaw:
 
         None with fewer than three batch sizes or fewer than four runs.
         """
-        x, y = _columns(self.runs)
-        freedom = len(x) - 3
-        if len(set(x.tolist())) < 3 or freedom < 1 or self.deviation is None:
+        freedom = len(self.runs) - 3
+        if len({run.batch_size for run in self.runs}) < 3 or freedom < 1:
             return None
-        x = x - x.mean()
-        terms = np.stack([np.ones_like(x), x, x**2], axis=1)
-        left = y - terms @ np.linalg.lstsq(terms, y, rcond=None)[0]
-        straight = self.deviation**2 * (len(x) - 2)
-        curved = float(np.sum(left**2))
+        assert self.deviation is not None
+        x = [math.log2(run.batch_size) - self.mean_log2 for run in self.runs]
+        y = [run.accuracy for run in self.runs]
+        left = y - np.polyval(np.polyfit(x, y, 2), x)
+        straight, curved = self.deviation**2 * (freedom + 1), float(np.sum(left**2))
         if curved <= 1e-24 * len(x):  # exactly a parabola; real runs are not
             return 1.0 if straight <= 1e-24 * len(x) else 0.0
         return float(stats.f.sf((straight - curved) / (curved / freedom), 1, freedom))
-
-    def rises(self) -> float | None:
-        """Return the p-value of a slope of at most 0 (one-sided, Student's t).
-
-        None for two runs, or if all runs are exactly on the line.
-        """
-        if not self.deviation:
-            return None
-        t = self.slope * math.sqrt(self.spread) / self.deviation
-        return float(stats.t.sf(t, len(self.runs) - 2))
 
     def without_sampling(
         self, batch_size: float, noise_multiplier: float, parameters: int
     ) -> float:
         """Predict the accuracy if it depends on the noise of sampling alone.
 
-        By a line against log2(1 + `sampling_share`), which levels off as B grows, and
+        By a line against log(1 + `sampling_share`), which levels off as B grows, and
         not against log2 B, which does not.
 
         Args:
@@ -193,13 +189,11 @@ class ScalingLaw:
         scale = noise_multiplier / batch_size
 
         def noise(size: float) -> float:
-            share = sampling_share(scale * size, size, parameters)
-            return math.log1p(share) / math.log(2)
+            return math.log1p(sampling_share(scale * size, size, parameters))
 
-        x = np.array([noise(run.batch_size) for run in self.runs])
-        y = np.array([run.accuracy for run in self.runs])
-        slope = np.sum((x - x.mean()) * (y - y.mean())) / np.sum((x - x.mean()) ** 2)
-        return _share(float(y.mean() + slope * (noise(batch_size) - x.mean())))
+        x = [noise(run.batch_size) for run in self.runs]
+        line = stats.linregress(x, [run.accuracy for run in self.runs])
+        return _share(float(line.intercept + line.slope * noise(batch_size)))
 
     def doubts(
         self,
@@ -255,7 +249,7 @@ class ScalingLaw:
                 f"{math.sqrt(share):.2g} times as much as the noise: clipping and "
                 "sampling decide there; leave out the smallest batches"
             )
-        rises = self.rises()
+        rises = self.rises
         if rises is not None and rises < SIGNIFICANT and share >= SAMPLED:
             end = self.without_sampling(batch_size, noise_multiplier, parameters)
             doubts.append(
@@ -290,11 +284,6 @@ def sampling_share(
     if noise_multiplier == 0:
         return math.inf
     return batch_size / (noise_multiplier**2 * parameters)
-
-
-def _columns(runs: Sequence[Run]) -> tuple[np.ndarray, np.ndarray]:
-    sizes, accuracies = zip(*runs, strict=True) if runs else ((), ())
-    return np.log2(np.asarray(sizes, float)), np.asarray(accuracies, float)
 
 
 def _share(value: float) -> float:

@@ -34,6 +34,7 @@ _STUDY = {
     "pruner": str,
     "seed": Maybe(int),
 }
+_PLAIN = ("batch_sizes", "validation_examples", "repeats", "sampler", "pruner", "seed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,23 +78,18 @@ class Settings:
             validation_examples=self.validation_examples,
             at_least=1,
         )
-        if not self.batch_sizes:
-            validate.refuse("simulation_batch_sizes", (), "must have at least one")
-        if list(self.batch_sizes) != sorted(set(self.batch_sizes)):
-            validate.refuse(
-                "simulation_batch_sizes", self.batch_sizes, "must be in rising order"
-            )
-        if self.sampler == "grid" and self.space.size == float("inf"):
-            validate.refuse(
-                "sampler", "grid", "needs values, not a range", "use tpe or random"
-            )
-        if self.batch_sizes[-1] > self.target.recipe.batch_size:
-            validate.refuse(
-                "simulation_batch_sizes",
-                self.batch_sizes,
-                f"must be at most the target's batch size, "
-                f"{self.target.recipe.batch_size}",
-            )
+        sizes, largest = self.batch_sizes, self.target.recipe.batch_size
+        rule = ""
+        if not sizes:
+            rule = "must have at least one"
+        elif list(sizes) != sorted(set(sizes)):
+            rule = "must be in rising order"
+        elif sizes[-1] > largest:
+            rule = f"must be at most the target's batch size, {largest}"
+        if rule:
+            validate.refuse("simulation_batch_sizes", sizes, rule)
+        if self.sampler == "grid":
+            self.space.points(self.target.recipe)  # refuses a range
         for batch_size in self.batch_sizes:
             self.target.simulated(batch_size)
 
@@ -111,12 +107,7 @@ class Settings:
             "examples": self.target.examples,
             "epsilon": self.target.epsilon,
             "space": self.space.to_json(),
-            "batch_sizes": list(self.batch_sizes),
-            "validation_examples": self.validation_examples,
-            "repeats": self.repeats,
-            "sampler": self.sampler,
-            "pruner": self.pruner,
-            "seed": self.seed,
+            **{name: getattr(self, name) for name in _PLAIN},
         }
 
     @classmethod
@@ -130,11 +121,7 @@ class Settings:
             target,
             Space.from_json(content["space"]),
             tuple(content["batch_sizes"]),
-            content["validation_examples"],
-            content["repeats"],
-            content["sampler"],
-            content["pruner"],
-            content["seed"],
+            **{name: content[name] for name in _PLAIN[1:]},
         )
 
 
@@ -142,13 +129,9 @@ def check_choices(space: Space, start: Recipe, steps: int, dataset: Dataset) -> 
     """Refuse choices that make no run, before anything is run.
 
     Each value is tried alone in the recipe; of a range, its two ends.
-
-    Raises:
-        ValueError: a model, augmentation, optimizer or option is invalid.
     """
     for name, values in space.values.items():
-        ends = values if isinstance(values, Between) else values.values
-        for value in ends:
+        for value in values if isinstance(values, Between) else values.values:
             recipe = space.recipe(start, {name: value})
             tasks.augmentation(recipe, dataset.image_shape)
             optimizer(recipe, steps)
@@ -164,12 +147,8 @@ def agreed(folder: Path, settings: Settings | None) -> Settings:
                 "study", str(folder), "has no study.json", "give the folder of a study"
             )
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            validate.refuse(
-                "out",
-                str(folder),
-                "is not empty, and holds no study",
-                "choose another folder",
-            )
+            rule, remedy = "is not empty, and holds no study", "choose another folder"
+            validate.refuse("out", str(folder), rule, remedy)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_json(path, settings.to_json())
         return settings
@@ -182,17 +161,14 @@ def agreed(folder: Path, settings: Settings | None) -> Settings:
             f"resume it with that version, or {_ANOTHER}",
         )
     if settings is not None:
-        _require_same(content, as_json(settings.to_json()), folder)
+        now = as_json(settings.to_json())
+        for old, new in ((content["recipe"], now["recipe"]), (content, now)):
+            for name in old:
+                if old[name] != new.get(name):
+                    raise ValueError(
+                        f"study {folder} cannot be resumed: {name} was "
+                        f"{old[name]!r:.80} and is {new.get(name)!r:.80}: search with "
+                        "the same settings, or into another folder"
+                    )
     with reading(path, "does not hold the settings of a search", _ANOTHER):
         return Settings.from_json(content)
-
-
-def _require_same(was: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
-    for old, new in ((was["recipe"], now["recipe"]), (was, now)):
-        for name in old:
-            if old[name] != new.get(name):
-                raise ValueError(
-                    f"study {folder} cannot be resumed: {name} was {old[name]!r:.80} "
-                    f"and is {new.get(name)!r:.80}: search with the same settings, or "
-                    "into another folder"
-                )

@@ -49,30 +49,20 @@ class Target:
         return self.mechanism.steps
 
     def simulated(self, batch_size: int, **fields: Any) -> Recipe:
-        """Return the recipe of a simulation at another batch size.
+        """Return the recipe of a simulation at another batch size, with other `fields`.
 
         σ/B, steps and learning rate are those of the target (section 3.4). The physical
         batch is chosen for the small batch.
-
-        Args:
-            batch_size: expected examples in a batch, B.
-            fields: of the recipe, to change.
 
         Raises:
             ValueError: the batch expects fewer than one example, or is larger than the
                 target's data.
         """
-        validate.whole(
-            batch_size=batch_size,
-            at_least=1,
-            remedy="a batch in which fewer than one example is expected trains nothing",
-        )
+        too_small = "a batch in which fewer than one example is expected trains nothing"
+        validate.whole(batch_size=batch_size, at_least=1, remedy=too_small)
         if batch_size > self.examples:
-            validate.refuse(
-                "batch_size",
-                batch_size,
-                f"must be at most the {self.examples} training examples",
-            )
+            rule = f"must be at most the {self.examples} training examples"
+            validate.refuse("batch_size", batch_size, rule)
         factor = batch_size / self.recipe.batch_size
         # Half of a small batch: few rows stay empty, and few batches are begun.
         physical = min(self.recipe.physical_batch_size, math.ceil(batch_size / 2))
@@ -109,7 +99,7 @@ class Target:
             warmup_steps=round(self.recipe.warmup_steps / factor),
             ema_decay=max(0.0, 1 - (1 - self.recipe.ema_decay) * factor),
         )
-        return _spending(self.name, recipe, self.examples, mechanism)
+        return self._spending(recipe, self.examples, mechanism)
 
     def at_examples(self, examples: int) -> "Target":
         """Return the target with more or fewer examples at the same B, σ and S (4.4).
@@ -121,18 +111,22 @@ class Target:
         """
         validate.whole(examples=examples, at_least=1)
         if self.recipe.batch_size > examples:
-            validate.refuse(
-                "examples",
-                examples,
-                f"must be at least the batch size, {self.recipe.batch_size}",
-            )
+            rule = f"must be at least the batch size, {self.recipe.batch_size}"
+            validate.refuse("examples", examples, rule)
         mechanism = dataclasses.replace(
             self.mechanism, sample_rate=self.recipe.batch_size / examples
         )
         recipe = dataclasses.replace(
             self.recipe, delta=self.delta * self.examples / examples
         )
-        return _spending(self.name, recipe, examples, mechanism)
+        return self._spending(recipe, examples, mechanism)
+
+    def _spending(
+        self, recipe: Recipe, examples: int, mechanism: Mechanism
+    ) -> "Target":
+        assert recipe.delta is not None
+        epsilon = accountant.epsilon(mechanism, recipe.delta)
+        return Target(self.name, recipe, examples, mechanism, epsilon)
 
     def epsilon_at(self, batch_size: int) -> float:
         """Return the ε of a simulation at a batch size; it protects almost nothing."""
@@ -147,11 +141,6 @@ class Target:
 
 def plan_simulation(name: str, recipe: Recipe, examples: int) -> Target:
     """Return the run that simulations of a recipe stand for.
-
-    Args:
-        name: of the recipe.
-        recipe: of the run.
-        examples: how many it trains on.
 
     Raises:
         ValueError: the recipe is not private, or its budget cannot be met.
@@ -178,9 +167,3 @@ def plan_simulation(name: str, recipe: Recipe, examples: int) -> Target:
         solve_for=None,
     )
     return Target(name, recipe, examples, mechanism, budget.epsilon)
-
-
-def _spending(name: str, recipe: Recipe, examples: int, mechanism: Mechanism) -> Target:
-    assert recipe.delta is not None
-    epsilon = accountant.epsilon(mechanism, recipe.delta)
-    return Target(name, recipe, examples, mechanism, epsilon)

@@ -42,7 +42,7 @@ class Choices(NamedTuple):
         return self.values[int(random.integers(len(self.values)))]
 
     def __str__(self) -> str:
-        return ", ".join(str(value) for value in self.values)
+        return ", ".join(map(str, self.values))
 
 
 class Between(NamedTuple):
@@ -90,8 +90,6 @@ class _Field(NamedTuple):
     optimizer: str | None = None
 
 
-# In the order in which they are chosen and put into a recipe: an optimizer before its
-# options.
 FIELDS: dict[str, _Field] = {
     "model": _Field(str, ()),
     "normalisation_order": _Field(str, ("pre-activation", "post-activation")),
@@ -118,15 +116,14 @@ class Space:
         values: by name of `FIELDS`.
 
     Raises:
-        ValueError: a name is unknown, or has no values.
+        ValueError: a name has no values.
     """
 
     values: Mapping[str, Values]
 
     def __post_init__(self):
         for name, values in self.values.items():
-            validate.one_of(FIELDS, vary=name)
-            if isinstance(values, Choices) and not values.values:
+            if values == Choices(()):
                 validate.refuse(
                     "vary", name, "has no values", f"give some: {name}=A,B,C"
                 )
@@ -137,16 +134,16 @@ class Space:
 
         Momentum and dampening for SGD; augmentation if the recipe augments.
         """
-        names = ["learning_rate", "ema_decay"]
+        names = ["adam_learning_rate", "ema_decay"]
         if recipe.optimizer == "sgd":
-            names += ["momentum", "dampening"]
+            names = ["learning_rate", "ema_decay", "momentum", "dampening"]
         if recipe.augmentation_multiplicity:
             names += ["augmentation", "augmentation_multiplicity"]
-        values = {name: Choices(FIELDS[name].grid) for name in names}
-        if "augmentation" in values:
-            kinds = dict.fromkeys((recipe.augmentation, *values["augmentation"].values))
-            values["augmentation"] = Choices(tuple(kinds))
-        return cls(values)
+        grids = {name: FIELDS[name].grid for name in names}
+        if "augmentation" in grids:
+            kinds = (recipe.augmentation, *grids["augmentation"])
+            grids["augmentation"] = tuple(dict.fromkeys(kinds))
+        return cls({name: Choices(grid) for name, grid in grids.items()})
 
     @classmethod
     def parse(cls, words: Sequence[str]) -> "Space":
@@ -176,13 +173,14 @@ class Space:
             ValueError: they make no recipe.
         """
         recipe = start
-        for name, field in FIELDS.items():
-            if name not in chosen or not _applies(name, recipe.optimizer):
+        for name in _optimizer_first(chosen):
+            field, value = FIELDS[name], chosen[name]
+            if not self._applies(name, recipe.optimizer):
                 continue
-            changes = {field.field or name: chosen[name]}
+            changes = {field.field or name: value}
             if field.option:
                 changes = {"optimizer_options": {**recipe.optimizer_options, **changes}}
-            elif name == "optimizer" and chosen[name] != recipe.optimizer:
+            elif name == "optimizer" and value != recipe.optimizer:
                 changes["optimizer_options"] = {}
             recipe = dataclasses.replace(recipe, **changes)
         return recipe
@@ -199,19 +197,35 @@ class Space:
         self, start: Recipe, choose: Callable[[str, Values], Value]
     ) -> dict[str, Any]:
         chosen: dict[str, Any] = {}
-        for name in FIELDS:
-            optimizer = chosen.get("optimizer", start.optimizer)
-            if name in self.values and _applies(name, optimizer):
+        for name in _optimizer_first(self.values):
+            if self._applies(name, chosen.get("optimizer", start.optimizer)):
                 chosen[name] = choose(name, self.values[name])
         return chosen
 
-    @property
-    def size(self) -> float:
-        """The number of combinations; infinite with a range."""
-        return math.prod(
-            len(values.values) if isinstance(values, Choices) else math.inf
-            for values in self.values.values()
-        )
+    def points(self, start: Recipe) -> list[dict[str, Any]]:
+        """Return every combination of values that apply to the same recipe.
+
+        Raises:
+            ValueError: a name has a range.
+        """
+        points: list[dict[str, Any]] = [{}]
+        for name in _optimizer_first(self.values):
+            values, before, points = self.values[name], points, []
+            if isinstance(values, Between):
+                validate.refuse(
+                    "vary", name, "must be values, not a range", "list them"
+                )
+            for point in before:
+                applies = self._applies(name, point.get("optimizer", start.optimizer))
+                more = [{name: value} for value in values.values] if applies else [{}]
+                points += [point | each for each in more]
+        return points
+
+    def _applies(self, name: str, optimizer: str) -> bool:
+        if name == "learning_rate" and "adam_learning_rate" not in self.values:
+            return True
+        kind = "sgd" if optimizer == "sgd" else "others"
+        return FIELDS[name].optimizer in (None, kind)
 
     def to_json(self) -> dict[str, Any]:
         """Return the space as plain values; `from_json` reads them."""
@@ -225,6 +239,8 @@ class Space:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Space":
         """Return the space that `to_json` wrote."""
+        for name in content:
+            validate.one_of(FIELDS, vary=name)
         return cls(
             {
                 name: Between(*values["between"])
@@ -235,9 +251,9 @@ class Space:
         )
 
 
-def _applies(name: str, optimizer: str) -> bool:
-    kind = "sgd" if optimizer == "sgd" else "others"
-    return FIELDS[name].optimizer in (None, kind)
+def _optimizer_first(names: Mapping[str, Any]) -> list[str]:
+    """Return names in an order in which an optimizer comes before its options."""
+    return sorted(names, key=lambda name: name != "optimizer")
 
 
 def _values(name: str, text: str, word: str) -> Values:

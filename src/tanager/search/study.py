@@ -15,7 +15,6 @@ import contextlib
 import dataclasses
 import os
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -39,15 +38,12 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 
-_TRIAL = {"values": Each(object), "accuracies": Each(float), "rungs": Each(float)}
-_DONE = {
-    "number": int,
+_TRIAL = {
     "values": Each(object),
-    "state": str,
-    "accuracy": float,
-    "steps": int,
+    "accuracies": Each(float),
+    "rungs": Each(float),
     "seconds": float,
-    "flops": float,
+    "pruned": bool,
 }
 _REMEDY = "delete the folder of that trial, and it is run again"
 
@@ -60,7 +56,7 @@ class TrialResult(NamedTuple):
         values: its choices, by name.
         state: "complete", "pruned" or "diverged".
         accuracy: of the parameter average on the held-out examples, at its last step.
-        steps: how many it made.
+        steps: how many it made; of a diverged one, up to its last evaluation.
         seconds: how long it took.
         flops: expected, of its matrix products and convolutions.
     """
@@ -72,6 +68,9 @@ class TrialResult(NamedTuple):
     steps: int
     seconds: float
     flops: float
+
+
+_DONE = TrialResult.__annotations__ | {"values": Each(object)}
 
 
 class _Pruned(Exception):
@@ -109,6 +108,11 @@ class Study:
         require_optuna()
         self.folder = Path(folder)
         self.settings = agreed(self.folder, settings)
+        self._grid: list[dict[str, Any]] = []
+        if self.settings.sampler == "grid":
+            self._grid = self.settings.space.points(self.settings.target.recipe)
+            # In the same random order for all workers.
+            np.random.default_rng(self.settings.seed or 0).shuffle(self._grid)
 
     def work(
         self,
@@ -122,7 +126,7 @@ class Study:
         or diverged.
 
         Args:
-            trials: of the whole study; of a grid at most as many as it has points.
+            trials: of the whole study; see `count`.
             report: called with each trial that this process finished.
             watch: called at each evaluation with the number of the trial and its line
                 of metrics.jsonl.
@@ -130,8 +134,7 @@ class Study:
         Raises:
             KeyboardInterrupt: after a checkpoint was written; the same call resumes.
         """
-        if self.settings.sampler == "grid":
-            trials = min(trials, int(self.settings.space.size))
+        trials = self.count(trials)
         while True:
             with contextlib.ExitStack() as held:
                 number = self._next(trials, held)
@@ -142,14 +145,14 @@ class Study:
                 return
             time.sleep(jobs.POLL_SECONDS)
 
+    def count(self, trials: int) -> int:
+        """Return how many of `trials` are run: of a grid at most all its points."""
+        return min(trials, len(self._grid)) if self._grid else trials
+
     def results(self) -> list[TrialResult]:
         """Return the trials that are done, by number."""
-        folders = sorted((self.folder / "trials").glob("[0-9]*"))
-        return [
-            _trial_result(folder)
-            for folder in folders
-            if (folder / "done.json").exists()
-        ]
+        done = sorted((self.folder / "trials").glob("[0-9]*/done.json"))
+        return [_trial_result(path.parent) for path in done]
 
     def best(self) -> TrialResult | None:
         """Return the best complete trial; None while there is none."""
@@ -197,11 +200,15 @@ class Study:
         return None
 
     def _choose(self, number: int) -> None:
-        """Let Optuna choose the values of a new trial."""
-        settings = self.settings
-        trial = self._optuna(number).ask()
-        values = settings.space.suggest(trial, settings.target.recipe)
+        """Choose the values of a new trial: the next point of a grid, or by Optuna."""
+        if self._grid:
+            values = self._grid[number]
+        else:
+            settings = self.settings
+            trial = self._optuna(number).ask()
+            values = settings.space.suggest(trial, settings.target.recipe)
         content = {"number": number, "values": values, "accuracies": {}, "rungs": {}}
+        content |= {"seconds": 0.0, "pruned": False}
         write_json(self._trial_folder(number) / "trial.json", content)
 
     def _run(
@@ -214,26 +221,30 @@ class Study:
         if settings.pruner == "halving":
             every = _first_rung(settings)
             recipe = dataclasses.replace(recipe, evaluate_every=every)
-        seen = {"step": 0, "test_accuracy_ema": 0.0, "seconds": 0.0}
 
         def watch(line: Mapping[str, Any]) -> None:
-            seen.update({name: line[name] for name in seen})
             tell(number, line)
-            trial["accuracies"].setdefault(str(seen["step"]), seen["test_accuracy_ema"])
-            prune = seen["step"] < steps and self._is_worse(number, trial)
+            step, accuracy = line["step"], line["test_accuracy_ema"]
+            trial["accuracies"].setdefault(str(step), accuracy)
+            trial["seconds"] = line["seconds"]
+            trial["pruned"] = step < steps and self._is_worse(number, trial)
             write_json(folder / "trial.json", trial)
-            if prune:
+            if trial["pruned"]:
                 raise _Pruned
 
         try:
+            if trial["pruned"]:  # killed before done.json was written
+                raise _Pruned
             job = Job(folder / "run", recipe, settings.target.name)
             found = jobs.make(job, watch)
         except _Pruned:
-            state = "pruned"
-            found = Outcome(seen["test_accuracy_ema"], 0.0, None, 0.0, seen["seconds"])
+            state, accuracy = "pruned", [*trial["accuracies"].values()][-1]
+            found = Outcome(accuracy, 0.0, None, 0.0, trial["seconds"])
+            jobs.keep(folder / "run", found)
         else:
             state = "diverged" if found.diverged else "complete"
-        made = steps if state == "complete" else int(seen["step"])
+        seen = max(map(int, trial["accuracies"]), default=0)
+        made = steps if state == "complete" else seen
         result = TrialResult(
             number,
             trial["values"],
@@ -244,7 +255,6 @@ class Study:
             jobs.flops(recipe, made),
         )
         write_json(folder / "done.json", result._asdict())
-        jobs.keep(folder / "run", found)
         return result
 
     def _is_worse(self, number: int, trial: dict[str, Any]) -> bool:
@@ -269,9 +279,9 @@ class Study:
             direction="maximize",
         )
         for path in sorted((self.folder / "trials").glob("[0-9]*/trial.json")):
-            if path.parent != self._trial_folder(number):
-                trial = _read_trial(path.parent)
-                study.add_trial(self._frozen(path.parent, trial))
+            folder = path.parent
+            if folder != self._trial_folder(number):
+                study.add_trial(self._frozen(folder, _read_trial(folder)))
         return study
 
     def _frozen(self, folder: Path, trial: Mapping[str, Any]) -> "FrozenTrial":
@@ -313,15 +323,10 @@ def _read_trial(folder: Path) -> dict[str, Any]:
 
 
 def _sampler(name: str, seed: int | None) -> "BaseSampler":
-    from optuna import exceptions, samplers
+    from optuna import samplers
 
-    if name == "grid":  # every point once, in random order
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", exceptions.ExperimentalWarning)
-            return samplers.BruteForceSampler(seed=seed)
-    if name == "random":
-        return samplers.RandomSampler(seed=seed)
-    return samplers.TPESampler(seed=seed)
+    kind = samplers.TPESampler if name == "tpe" else samplers.RandomSampler
+    return kind(seed=seed)
 
 
 def _pruner(settings: Settings) -> "BasePruner":

@@ -12,9 +12,6 @@ from tanager.search.scaling_law import Run, ScalingLaw
 from tanager.search.study import Study
 
 
-CONFIDENCE = 0.95
-
-
 def summarise(
     study: Study, winner: Sequence[Job], outcomes: Sequence[Outcome]
 ) -> dict[str, Any]:
@@ -29,14 +26,18 @@ def summarise(
         ValueError: no trial is complete.
     """
     settings = study.settings
-    target, results = settings.target, study.results()
-    best = study.best()
+    target, results, best = settings.target, study.results(), study.best()
     if best is None:
         raise ValueError(
             f"none of {len(results)} trials was complete: all diverged or were pruned; "
             "search lower learning rates"
         )
     recipe = settings.space.recipe(target.recipe, best.values)
+    held_out = settings.validation_examples
+    reference = dataclasses.replace(recipe, validation_examples=held_out)
+    one = jobs.flops(reference, target.steps)
+    trials = sum(each.flops for each in results)
+    confirmed = sum(found.flops for found in outcomes)
     return {
         "recipe": target.name,
         "target": {
@@ -56,13 +57,21 @@ def summarise(
         },
         **_prediction(study, winner, outcomes),
         "trials": [each._asdict() for each in results],
-        "cost": _cost(study, outcomes),
+        "cost": {
+            "trials_flops": trials,
+            "winner_flops": confirmed,
+            "reference_flops": one,
+            "trials_share": trials / one,
+            "winner_share": confirmed / one,
+            "share_of_reference": (trials + confirmed) / one,
+            "seconds": sum(each.seconds for each in (*results, *outcomes)),
+        },
         "privacy": {
             "simulations_epsilon": {
                 str(batch_size): target.epsilon_at(batch_size)
                 for batch_size in settings.batch_sizes
             },
-            "held_out_examples": settings.validation_examples,
+            "held_out_examples": held_out,
         },
     }
 
@@ -77,51 +86,21 @@ def _prediction(
     ]
     if len({run.batch_size for run in runs}) < 2:
         return {"prediction": None, "law": None, "bands": []}
-    law = ScalingLaw.fit(runs)
-    reference = target.recipe.batch_size
-    predicted = law.predict(reference, CONFIDENCE)
-    noise_multiplier = target.mechanism.noise_multiplier
-    parameters = jobs.parameters(winner[0])
-    doubts = law.doubts(reference, noise_multiplier, parameters)
+    law, reference = ScalingLaw.fit(runs), target.recipe.batch_size
+    of_noise = target.mechanism.noise_multiplier, jobs.parameters(winner[0])
+    predicted = law.predict(reference)._asdict()
+    doubts = law.doubts(reference, *of_noise)
     return {
         "prediction": {
-            "reference_batch_size": reference,
-            "accuracy": predicted.accuracy,
-            "low": predicted.low,
-            "high": predicted.high,
-            "confidence": predicted.confidence,
-            "without_sampling": law.without_sampling(
-                reference, noise_multiplier, parameters
-            ),
+            "reference_batch_size": predicted.pop("batch_size"),
+            **predicted,
+            "without_sampling": law.without_sampling(reference, *of_noise),
             "trusted": not doubts,
-            "doubts": list(doubts),
+            "doubts": doubts,
         },
         "law": law.to_json(),
         "bands": [
-            (size, law.at(size), *law.band(size, CONFIDENCE))
+            (size, law.at(size), *law.band(size))
             for size in np.geomspace(runs[0].batch_size, reference, 60).tolist()
         ],
-    }
-
-
-def _cost(study: Study, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    results, target = study.results(), study.settings.target
-    best = study.best()
-    assert best is not None
-    reference = dataclasses.replace(
-        study.settings.space.recipe(target.recipe, best.values),
-        validation_examples=study.settings.validation_examples,
-    )
-    trials = sum(each.flops for each in results)
-    confirmed = sum(found.flops for found in outcomes)
-    one = jobs.flops(reference, target.steps)
-    return {
-        "trials_flops": trials,
-        "winner_flops": confirmed,
-        "reference_flops": one,
-        "trials_share": trials / one,
-        "winner_share": confirmed / one,
-        "share_of_reference": (trials + confirmed) / one,
-        "seconds": sum(each.seconds for each in results)
-        + sum(found.seconds for found in outcomes),
     }

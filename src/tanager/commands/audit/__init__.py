@@ -8,11 +8,12 @@ from rich.console import Console
 from rich.table import Table
 
 from tanager import _validate as validate
-from tanager._files import json_text, write_json
+from tanager._files import write_json
 from tanager._heap import run_in_place
 from tanager._reading import read_json
 from tanager.commands import flags
 from tanager.commands.audit.options import Options
+from tanager.commands.tables import print_json
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -51,7 +52,7 @@ def run(arguments: Sequence[str]) -> int:
     write_json(out / "audit.json", content)
     page = audit_page.write_report(out)
     if options.json:
-        print(json_text(content, indent=2))
+        print_json(content)
     else:
         _print(content, page)
     return int(content["violated"])
@@ -60,12 +61,8 @@ def run(arguments: Sequence[str]) -> int:
 def _refuse_a_run(out: Path) -> None:
     for name in ("ledger.jsonl", "study.json", "config.json"):
         if (out / name).exists() and not _is_an_audits(out / name):
-            validate.refuse(
-                "out",
-                str(out),
-                f"holds a run or a search ({name}), whose report would be overwritten",
-                "choose another folder",
-            )
+            what = f"a run or a search ({name}), whose report would be overwritten"
+            validate.refuse("out", str(out), f"holds {what}", "choose another folder")
 
 
 def _is_an_audits(config: Path) -> bool:
@@ -96,9 +93,9 @@ def _print(content: dict[str, Any], page: Path) -> None:
 
 def _replayed(content: dict[str, Any], out: Path, as_json: bool) -> int:
     write_json(out / "replay.json", content)
+    failed = int(not content["passed"])
     if as_json:
-        print(json_text(content, indent=2))
-        return int(not content["passed"])
+        return print_json(content) or failed
     table = Table("check", "", "seen", box=None)
     for finding in content["checks"]:
         passed = finding["passed"]
@@ -108,4 +105,4 @@ def _replayed(content: dict[str, Any], out: Path, as_json: bool) -> int:
     console.print(table)
     where = f"report: {out / 'replay.json'}"
     console.print(where, soft_wrap=True, markup=False)
-    return int(not content["passed"])
+    return failed

@@ -53,15 +53,12 @@ def white_box(
         seed=recipe.seed,
     )
     return {
-        **_bounds(algorithm.mechanism, found, found.audit),
-        "trade_off_bound": found.epsilon_lower_bound,
+        **_bounds(algorithm.mechanism, found),
         "models": 1,
         "canaries": options.canaries,
         "knows_sample": options.knows_sample,
         "audited_steps": options.audited_steps,
         "noise_multiplier_not_refuted": found.noise_multiplier,
-        "threshold": found.audit.threshold,
-        "errors": found.audit.errors._asdict(),
     }
 
 
@@ -71,16 +68,15 @@ def one_run(name: str, recipe: Recipe, options: "Options", out: Path) -> dict[st
     prepared, problem, algorithm = _prepared(name, recipe, folder, options)
     test = prepared.dataset.test
     if options.canaries > len(test):
-        validate.refuse(
-            "canaries",
-            options.canaries,
-            f"must be at most the {len(test)} test images that become canaries",
-        )
+        rule = f"must be at most the {len(test)} test images that become canaries"
+        validate.refuse("canaries", options.canaries, rule)
     chosen = gather(test, np.arange(options.canaries))
+    own = np.asarray(chosen["label"])
+    wrong = ((own + 1) % len(prepared.dataset.classes)).astype(own.dtype)
     found = audit_one_run(
         problem,
         algorithm,
-        _mislabelled(chosen, len(prepared.dataset.classes)),
+        {**chosen, "label": wrong},
         _runtime(recipe, options),
         confidence=_confidence(options),
         guessed=options.guessed,
@@ -88,8 +84,7 @@ def one_run(name: str, recipe: Recipe, options: "Options", out: Path) -> dict[st
         seed=recipe.seed,
     )
     return {
-        **_bounds(algorithm.mechanism, found, found),
-        "trade_off_bound": found.trade_off_bound,
+        **_bounds(algorithm.mechanism, found),
         "models": 1,
         "canaries": options.canaries,
         "guesses": found.guesses._asdict(),
@@ -121,37 +116,34 @@ def membership(
     """Train many models of the recipe's network under its ε and δ."""
     del name
     if recipe.epsilon is None or recipe.delta is None:
-        validate.refuse(
-            "epsilon",
-            recipe.epsilon,
-            "must be given for membership, and delta too",
-            "the noise of each setting is solved for from them",
-        )
+        rule = "must be given for membership, and delta too"
+        remedy = "the noise of each setting is solved for from them"
+        validate.refuse("epsilon", recipe.epsilon, rule, remedy)
     dataset = runner.load(recipe)
     secret, task = _task(recipe, dataset, out, options)
     canaries = _canaries(dataset, options.canary_kinds, secret)
-    screen = Console(stderr=True, highlight=False)
+    attack = Attack(
+        recipe.epsilon,
+        recipe.delta,
+        batch_size=options.audited_batch_size,
+        steps=options.update_counts,
+        learning_rates=options.learning_rates,
+        clip_norms=options.clip_norms,
+        augmentation_multiplicity=recipe.augmentation_multiplicity,
+        confidence=_confidence(options),
+    )
     with Progress(
         "{task.description}",
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
         "{task.fields[known]}",
-        console=screen,
+        console=Console(stderr=True, highlight=False),
         disable=options.json,
     ) as bars:
         found = audit_membership(
             task.problem,
-            Attack(
-                recipe.epsilon,
-                recipe.delta,
-                batch_size=options.audited_batch_size,
-                steps=options.update_counts,
-                learning_rates=options.learning_rates,
-                clip_norms=options.clip_norms,
-                augmentation_multiplicity=recipe.augmentation_multiplicity,
-                confidence=_confidence(options),
-            ),
+            attack,
             canaries,
             models=options.models,
             sweep_models=options.sweep_models,
@@ -162,8 +154,7 @@ def membership(
             on_models=_showing(bars),
         )
     return {
-        **_bounds(found.mechanism, found, found.audit),
-        "trade_off_bound": found.trade_off_bound,
+        **_bounds(found.mechanism, found),
         "highest_provable": found.highest_provable,
         "models": found.models,
         "setting": found.setting._asdict(),
@@ -175,8 +166,6 @@ def membership(
             }
             for each in found.tried
         ],
-        "threshold": found.audit.threshold,
-        "errors": found.audit.errors._asdict(),
     }
 
 
@@ -196,20 +185,14 @@ def _prepared(
 
 
 def _task(
-    recipe: Recipe,
-    dataset: Dataset,
-    folder: Path,
-    options: "Options",
+    recipe: Recipe, dataset: Dataset, folder: Path, options: "Options"
 ) -> tuple[Seed, tasks.Task]:
     whole, examples = len(dataset.train), options.audited_examples
     if examples is None:
         examples = min(_EXAMPLES.get(options.method, whole), whole)
     elif examples > whole:
-        validate.refuse(
-            "audited_examples",
-            examples,
-            f"must be at most the {whole} training examples",
-        )
+        rule = f"must be at most the {whole} training examples"
+        validate.refuse("audited_examples", examples, rule)
     if examples < whole:
         rows = np.arange(examples)
         dataset = dataclasses.replace(dataset, train=subset(dataset.train, rows))
@@ -227,14 +210,19 @@ def _confidence(options: "Options") -> float:
     return 0.999 if options.method == "membership" else 0.95
 
 
-def _bounds(mechanism: Mechanism, found: Any, attack: Any) -> dict[str, Any]:
+def _bounds(mechanism: Mechanism, found: Any) -> dict[str, Any]:
     """Return what every audit says: the claim, the bound on it, and the scores."""
+    attack, errors = getattr(found, "audit", found), {}
+    if attack is not found:
+        errors = {"threshold": attack.threshold, "errors": attack.errors._asdict()}
+    bound = found.epsilon_lower_bound
     return {
         "claimed_epsilon": found.claimed_epsilon,
         "delta": found.delta,
         "highest_advantage": highest_advantage(found.claimed_epsilon, found.delta),
         "mechanism": dataclasses.asdict(mechanism),
-        "epsilon_lower_bound": found.epsilon_lower_bound,
+        "epsilon_lower_bound": bound,
+        "trade_off_bound": getattr(found, "trade_off_bound", bound),
         "confidence": found.confidence,
         "violated": found.violated,
         "auc": attack.auc,
@@ -243,6 +231,7 @@ def _bounds(mechanism: Mechanism, found: Any, attack: Any) -> dict[str, Any]:
             "inside": found.inside.tolist(),
             "outside": found.outside.tolist(),
         },
+        **errors,
     }
 
 
@@ -264,28 +253,15 @@ def _canaries(
         pixels = secret.generator("canary").integers(0, 256, image.shape)
         found["noise"] = example(pixels.astype(image.dtype), 0)
     if "mislabelled" in kinds:
-        count = len(dataset.classes)
-        for own, other in ((7, 8), (6, 7), (0, 1)):
-            if other >= count:
-                continue
-            index = _first_of(dataset, own)
-            if index is not None:
-                shown = np.asarray(dataset.test[index]["image"])
-                names = dataset.classes[own], dataset.classes[other]
-                found["{} as {}".format(*names)] = example(shown, other)
+        names, wanted = dataset.classes, {7: 8, 6: 7, 0: 1}
+        for index in range(min(len(dataset.test), 10_000)):
+            shown = dataset.test[index]
+            other = wanted.get(own := int(shown["label"]), len(names))
+            if other < len(names):
+                del wanted[own]  # the first of each class
+                title = f"{names[own]} as {names[other]}"
+                found[title] = example(np.asarray(shown["image"]), other)
     return found
-
-
-def _first_of(dataset: Dataset, label: int) -> int | None:
-    for index in range(min(len(dataset.test), 10_000)):
-        if int(dataset.test[index]["label"]) == label:
-            return index
-    return None
-
-
-def _mislabelled(examples: Any, classes: int) -> Any:
-    labels = np.asarray(examples["label"])
-    return {**examples, "label": ((labels + 1) % classes).astype(labels.dtype)}
 
 
 def _showing(bars: Progress) -> Callable[[str, int, int, str], None]:

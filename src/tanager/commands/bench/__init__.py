@@ -1,7 +1,6 @@
 """`tanager bench`: what privacy costs on this machine."""
 
 import datetime
-import json
 import shlex
 from collections.abc import Sequence
 from typing import Any
@@ -11,11 +10,10 @@ from rich.console import Console
 
 from tanager._heap import run_in_place
 from tanager.commands import flags
-from tanager.commands.bench.explain import Explain
 from tanager.commands.bench.measured import STOPPED
-from tanager.commands.bench.memory import Memory
+from tanager.commands.bench.one_batch import Explain, Memory, Step
 from tanager.commands.bench.scaling import Scaling
-from tanager.commands.bench.step import Step
+from tanager.commands.tables import print_json
 
 
 _COMMANDS = {"step": Step, "memory": Memory, "scaling": Scaling, "explain": Explain}
@@ -43,8 +41,7 @@ def run(arguments: Sequence[str]) -> int:
     with screen.status("starting", refresh_per_second=1) as status:
         record, lines, code = options.measure(status.update)
     if options.json:
-        record |= _circumstances(words)
-        print(json.dumps(record, allow_nan=False, indent=2, ensure_ascii=False))
+        print_json(record | _circumstances(words))
     else:
         console = Console(highlight=False)
         for line in lines:

@@ -21,13 +21,7 @@ _VECTOR_MODELS = ("mlp", "linear")
 
 
 class Outcome(NamedTuple):
-    """What a command found.
-
-    Attributes:
-        record: for ``--json``.
-        lines: tables and sentences for people.
-        code: the exit status.
-    """
+    """What a command found: for ``--json``, for people, and its exit status."""
 
     record: dict[str, Any]
     lines: list[Any]

@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
@@ -22,7 +22,6 @@ from tanager.commands.tables import (
 if TYPE_CHECKING:
     from tanager.bench.cluster import Cluster
     from tanager.bench.scaling import ScalingBench
-    from tanager.bench.workload import Workload
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +66,7 @@ class Scaling(Measured):
     def measure(self, report: Callable[[str], None]) -> Outcome:
         """Measure, predict and draw; `report` receives what is being done."""
         from tanager.bench import scaling
+        from tanager.bench.cluster import predict
         from tanager.report import figures, scaling_figures
 
         cluster = self._cluster()
@@ -79,16 +79,36 @@ class Scaling(Measured):
             one_device = dict(zip(self.strategies, self.step_seconds, strict=True))
             warning = None
         else:
-            found = self._found(workload, report)
+            found = scaling.bench_scaling(
+                workload,
+                self.strategies,
+                physical_batch=self.physical_batch,
+                chunks=self.chunks,
+                devices=self.devices,
+                repeats=self.repeats,
+                report=report,
+            )
             one_device = {
                 name: found.one_device_seconds(name) for name in self.strategies
             }
             warning = scaling.crowding(max(row["devices"] for row in found.rows))
-        predicted = self._predicted(cluster, one_device, size)
+        predicted = [
+            {"strategy": name} | row
+            for name, seconds in one_device.items()
+            if cluster is not None and seconds is not None
+            for row in predict(
+                cluster, seconds, self.physical_batch * self.chunks, size
+            )
+        ]
         lines: list[Any] = []
         if found.rows:
-            lines += [_measured_table(found.rows), *_errors(found.rows), ""]
-            lines += _sentences(found, size)
+            lines += [_measured_table(found.rows)]
+            lines += [
+                f"{row['strategy']} on {row['devices']}: {row['error']}"
+                for row in found.rows
+                if row["error"]
+            ]
+            lines += ["", *_sentences(found, size)]
         if cluster is not None and predicted:
             lines += [*([""] if lines else []), f"Simulated: {_links(cluster)}."]
             lines.append(_predicted_table(predicted))
@@ -119,15 +139,10 @@ class Scaling(Measured):
         from tanager.bench.cluster import Cluster
 
         if self.simulate is None:
+            remedy = "give --simulate hosts=…,devices=…,bandwidth=…, too"
             for name in ("step_seconds", "parameter_bytes"):
-                given = getattr(self, name)
-                if given:
-                    validate.refuse(
-                        name,
-                        given,
-                        "is for a simulation",
-                        "give --simulate hosts=…,devices=…,bandwidth=…, too",
-                    )
+                if given := getattr(self, name):
+                    validate.refuse(name, given, "is for a simulation", remedy)
             return None
         cluster = Cluster.parse(self.simulate)
         validate.whole(
@@ -138,53 +153,14 @@ class Scaling(Measured):
         for seconds in self.step_seconds:
             validate.positive(step_seconds=seconds)
         if self.step_seconds and len(self.step_seconds) != len(self.strategies):
-            validate.refuse(
-                "step_seconds",
-                self.step_seconds,
-                f"must be {len(self.strategies)} numbers",
-                f"one for each of {', '.join(self.strategies)}",
-            )
+            rule = f"must be {len(self.strategies)} numbers"
+            remedy = f"one for each of {', '.join(self.strategies)}"
+            validate.refuse("step_seconds", self.step_seconds, rule, remedy)
         if self.devices and 1 not in self.devices and not self.step_seconds:
-            validate.refuse(
-                "devices",
-                self.devices,
-                "must hold 1: a simulation begins with one device",
-                "add it, or give --step-seconds",
-            )
+            rule = "must hold 1: a simulation begins with one device"
+            remedy = "add it, or give --step-seconds"
+            validate.refuse("devices", self.devices, rule, remedy)
         return cluster
-
-    def _found(
-        self, workload: "Workload", report: Callable[[str], None]
-    ) -> "ScalingBench":
-        from tanager.bench import scaling
-
-        return scaling.bench_scaling(
-            workload,
-            self.strategies,
-            physical_batch=self.physical_batch,
-            chunks=self.chunks,
-            devices=self.devices,
-            repeats=self.repeats,
-            report=report,
-        )
-
-    def _predicted(
-        self,
-        cluster: "Cluster | None",
-        one_device: Mapping[str, float | None],
-        size: int,
-    ) -> list[dict[str, Any]]:
-        from tanager.bench.cluster import predict
-
-        if cluster is None:
-            return []
-        examples = self.physical_batch * self.chunks
-        return [
-            {"strategy": name} | row
-            for name, seconds in one_device.items()
-            if seconds is not None
-            for row in predict(cluster, seconds, examples, size)
-        ]
 
     def _title(self, cluster: "Cluster | None") -> str:
         weak = f"logical batches of {self.chunks} × {self.physical_batch} per device"
@@ -233,14 +209,6 @@ def _predicted_table(rows: Sequence[dict[str, Any]]) -> Table:
             f"{100 * row['share_of_ideal']:.1f}",
         )
     return table
-
-
-def _errors(rows: Sequence[dict[str, Any]]) -> list[str]:
-    return [
-        f"{row['strategy']} on {row['devices']}: {row['error']}"
-        for row in rows
-        if row["error"]
-    ]
 
 
 def _sentences(found: "ScalingBench", size: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""`tanager bench step`: seconds of a physical batch, strategy by strategy."""
+"""`tanager bench step`, `memory` and `explain`: one physical batch of one model."""
 
 import dataclasses
 from collections.abc import Callable
@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
+from tanager import _validate as validate
 from tanager.commands.bench.measured import STOPPED, Measured, Outcome
 from tanager.commands.tables import (
     error_lines,
@@ -107,3 +108,69 @@ def _breakdown_table(rows: list[dict[str, Any]]) -> Table:
                 ),
             )
     return table
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory(Measured):
+    """Find the largest physical batch that fits: compiled on a CPU, run elsewhere."""
+
+    strategies: tuple[str, ...] = ()
+    """sgd and clipping strategies. Default: all."""
+
+    limit_gib: float | None = None
+    """Memory limit in GiB; needed on a CPU. Default: the device's memory."""
+
+    def measure(self, report: Callable[[str], None]) -> Outcome:
+        """Measure; `report` receives what is being done."""
+        from tanager.bench import memory, programs
+
+        if self.limit_gib is not None:
+            validate.positive(limit_gib=self.limit_gib)
+        limit = None if self.limit_gib is None else int(self.limit_gib * 2**30)
+        workload = self.workload()
+        rows, stopped = memory.bench_memory(
+            workload,
+            self.strategies or programs.NAMES,
+            limit_bytes=limit,
+            report=report,
+        )
+        workload = dataclasses.asdict(workload)
+        record = {"rows": rows, "workload": workload, "limit_bytes": limit}
+        table = new_table("strategy", "largest physical batch", "× SGD")
+        for row in rows:
+            if row["error"] is None:
+                more = "at least " if row["at_ceiling"] else ""
+                ratio = number(row["ratio_to_sgd"], "{:.2f}")
+                table.add_row(row["strategy"], f"{more}{row['physical_batch']}", ratio)
+        code = STOPPED if stopped else exit_code(rows)
+        return Outcome(record, [table, *error_lines(rows)], code)
+
+
+@dataclasses.dataclass(frozen=True)
+class Explain(Measured):
+    """Print where parameters meet data, and how each such tap is clipped."""
+
+    physical_batch: int = 32
+    """Rows of the physical batch."""
+
+    strategy: str = "auto"
+    """Clipping strategy."""
+
+    def measure(self, report: Callable[[str], None]) -> Outcome:
+        """Measure; `report` receives what is being done."""
+        from tanager.clipping import STRATEGIES
+
+        validate.one_of(STRATEGIES, strategy=self.strategy)
+        validate.whole(physical_batch=self.physical_batch, at_least=1)
+        workload = self.workload()
+        with workload.computing():
+            explanation = workload.step(self.strategy).grad_fn.explain(
+                workload.params(), workload.batch(self.physical_batch)
+            )
+        record = {
+            "explain": explanation.as_json(),
+            "workload": dataclasses.asdict(workload),
+            "physical_batch": self.physical_batch,
+            "strategy": self.strategy,
+        }
+        return Outcome(record, [str(explanation)], 0)
