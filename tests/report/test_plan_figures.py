@@ -15,18 +15,18 @@ from tanager.report import plan_figures
 PLAN = Plan.solve(50_000, batch_size=512, steps=2500, noise_multiplier=0.5)
 
 
-@pytest.fixture
-def drawn(tmp_path, monkeypatch):
+def figure_of(plan):
     """The figure that `plot` saves."""
     figures = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", lambda figure, *a, **o: figures.append(figure))
+        plan_figures.plot(plan, "plan.png")
+    return figures[0]
 
-    def save(figure, path, **options):
-        figures.append(figure)
 
-    monkeypatch.setattr(Figure, "savefig", save)
-    plan_figures.plot(PLAN, tmp_path / "plan.png")
-    (figure,) = figures
-    return figure
+@pytest.fixture(scope="module")
+def drawn():
+    return figure_of(PLAN)
 
 
 def curves(axes):
@@ -61,14 +61,10 @@ def test_the_plan_is_a_point_and_tan_a_dashed_line(drawn):
     assert (flat[:, 1] == PLAN.epsilon["tan"]).all()
 
 
-def test_a_plan_of_little_noise_is_on_its_curve(tmp_path, monkeypatch):
-    figures = []
-    monkeypatch.setattr(
-        Figure, "savefig", lambda figure, *_, **__: figures.append(figure)
-    )
+def test_a_plan_of_little_noise_is_on_its_curve():
     plan = Plan.solve(50_000, batch_size=500, steps=2500, noise_multiplier=0.15)
-    plan_figures.plot(plan, tmp_path / "plan.png")
-    sigmas, epsilons = curves(figures[0].axes[0])["$S$ = 2,500 (plan)"].T
+    drawn = figure_of(plan)
+    sigmas, epsilons = curves(drawn.axes[0])["$S$ = 2,500 (plan)"].T
     own = float(epsilons[sigmas == 0.15][0])
     assert own == pytest.approx(plan.epsilon["rdp"], rel=0.01)
     assert (np.diff(epsilons) < 1e-3).all()
@@ -97,11 +93,7 @@ def test_axes_are_labelled(drawn):
     assert any("privacy wall" in text.get_text() for text in left.texts)
 
 
-def test_png_and_svg(tmp_path):
-    plan_figures.plot(PLAN, tmp_path / "plan.png")
-    with Image.open(tmp_path / "plan.png") as image:
-        assert image.width > 1500
-        assert len(image.convert("RGB").getcolors(2**20) or []) > 100
+def test_svg(tmp_path):
     plan_figures.plot(PLAN, str(tmp_path / "plan.SVG"))
     assert ElementTree.parse(tmp_path / "plan.SVG").getroot().tag.endswith("svg")
 
@@ -111,7 +103,6 @@ def test_png_and_svg(tmp_path):
     [
         (1000, 0.05, "replace-one"),
         (1, 40.0, "zero-out"),
-        (1000, 40.0, "zero-out"),
     ],
 )
 def test_odd_plans_can_be_drawn(batch_size, sigma, adjacency, tmp_path):
@@ -123,7 +114,9 @@ def test_odd_plans_can_be_drawn(batch_size, sigma, adjacency, tmp_path):
         adjacency=adjacency,
     )
     plan_figures.plot(plan, tmp_path / "plan.png")
-    assert (tmp_path / "plan.png").stat().st_size > 10_000
+    with Image.open(tmp_path / "plan.png") as image:
+        assert image.width > 1500
+        assert len(image.convert("RGB").getcolors(2**20) or []) > 100
 
 
 def test_what_cannot_be_drawn_is_refused(tmp_path):

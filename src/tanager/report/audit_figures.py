@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,30 +26,20 @@ _POINTS = 17
 
 
 def plot(
-    name: str, found: Mapping[str, Any], mechanism: Mechanism, path: str | pathlib.Path
+    name: str, found: Mapping[str, Any], mechanism: Mechanism, *paths: pathlib.Path
 ) -> None:
-    """Draw one figure of an audit as a PNG or SVG file.
+    """Draw one figure of an audit as PNG or SVG files.
 
     Args:
         name: ``"epsilon"``, ``"roc"`` or ``"scores"``.
         found: content of audit.json.
         mechanism: what is claimed.
-        path: where to write; the ending, .png or .svg, chooses the format.
-
-    Raises:
-        ValueError: the ending is another one.
+        paths: where to write; the ending, .png or .svg, chooses the format.
     """
-    draw: dict[str, Callable[[Axes, Mapping[str, Any], Mechanism], None]] = {
-        "epsilon": _epsilon,
-        "roc": _roc,
-        "scores": _scores,
-    }
-    with drawing(path) as (_, (axes,)):
-        draw[name](axes, found, mechanism)
-        axes.grid(True, linewidth=0.5, alpha=0.5)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False)
+    draw = {"epsilon": _epsilon, "roc": _roc, "scores": _scores}[name]
+    with drawing(*paths) as (_, (axes,)):
+        draw(axes, found, mechanism)
+        axes.legend()
 
 
 def _epsilon(axes: "Axes", found: Mapping[str, Any], mechanism: Mechanism) -> None:

@@ -4,15 +4,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tanager import _validate as validate
-from tanager._files import write_text
 from tanager._reading import reading
 from tanager._record import Each, Maybe, read_record
 from tanager.privacy.mechanism import Mechanism
 from tanager.privacy.shown import format_bound, format_epsilon
 from tanager.report import audit_figures
 from tanager.report.figures import embed
-from tanager.report.render import render
+from tanager.report.render import require, write_page
 
 
 _Fields = Mapping[str, Any]
@@ -49,11 +47,7 @@ _TRIED = ("canary", "learning_rate", "clip_norm", "steps", "models", "total_vari
 
 
 def sentence(found: _Fields) -> str:
-    """Say in plain words what an audit found.
-
-    Args:
-        found: content of audit.json.
-    """
+    """Say in plain words what an audit found, from the content of audit.json."""
     bound, claimed = found["epsilon_lower_bound"], found["claimed_epsilon"]
     attacker = {
         "white-box": "An attacker who sees every update",
@@ -78,26 +72,16 @@ def sentence(found: _Fields) -> str:
 
 
 def write_report(folder: Path) -> Path:
-    """Write report.html and its figures of a finished audit.
-
-    Args:
-        folder: with audit.json.
-
-    Returns:
-        Path of the page, which is replaced whole.
+    """Write report.html and its figures of a finished audit; return the page's path.
 
     Raises:
         ValueError: there is no audit.json, or it is damaged.
     """
-    folder = Path(folder)
-    path = folder / "audit.json"
-    if not path.exists():
-        validate.refuse(
-            "audit", str(folder), "has no audit.json", "let the audit end first"
-        )
+    path = require(folder, "audit", "audit.json", "let the audit end first")
     found = read_record(path, _FOUND)
     with reading(path, "is not what an audit leaves"):
-        content = render(
+        return write_page(
+            folder,
             "audit.html",
             kind="tanager audit report",
             subject=f"{found['recipe']}: {found['method']}",
@@ -107,19 +91,15 @@ def write_report(folder: Path) -> Path:
             counts=_counts(found),
             tried_names=_TRIED,
         )
-    report = folder / "report.html"
-    write_text(report, content)
-    return report
 
 
 def _figures(folder: Path, found: _Fields) -> list[tuple[str, str]]:
     mechanism = Mechanism(**found["mechanism"])
     shown = []
     for name, caption in _CAPTIONS.items():
-        for ending in ("png", "svg"):
-            audit_figures.plot(name, found, mechanism, folder / f"{name}.{ending}")
-        svg = (folder / f"{name}.svg").read_text(encoding="utf-8")
-        shown.append((embed(svg, caption), caption))
+        svg = folder / f"{name}.svg"
+        audit_figures.plot(name, found, mechanism, svg, svg.with_suffix(".png"))
+        shown.append((embed(svg.read_text(encoding="utf-8"), caption), caption))
     return shown
 
 

@@ -15,8 +15,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+COLOURS = ("#386cb0", "#d62728", "#1b9e77", "#7570b3", "#a6761d", "#666666")
 NO_METADATA: dict[str, Any] = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 """Of an SVG: without these it has neither the time in it nor links."""
+_STYLE: Any = {
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": 11,
+    "grid.alpha": 0.25,
+    "legend.edgecolor": "none",
+    "legend.fontsize": 9,
+    "legend.framealpha": 0.9,
+}
 
 
 def check_ending(path: str | pathlib.Path) -> None:
@@ -31,32 +43,28 @@ def check_ending(path: str | pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def drawing(
-    path: str | pathlib.Path, columns: int = 1, size: tuple[float, float] = (7.2, 4.4)
+    *paths: str | pathlib.Path, columns: int = 1, size: tuple[float, float] = (7.2, 4.4)
 ) -> Iterator[tuple["Figure", list["Axes"]]]:
     """Give a new figure and its panels to draw on, then write it; no screen is used.
 
     Args:
-        path: where to write; the ending, .png or .svg, chooses the format.
+        paths: where to write; the ending, .png or .svg, chooses the format.
         columns: number of panels.
         size: (width, height) in inches.
 
     Raises:
-        ValueError: the name ends neither in .png nor in .svg.
+        ValueError: a name ends neither in .png nor in .svg.
     """
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    check_ending(path)
-    figure = Figure(figsize=size, layout="constrained")
-    yield figure, list(figure.subplots(1, columns, squeeze=False)[0])
-    save(figure, path)
-
-
-def finish(axes: "Axes", title: str) -> None:
-    """Add a title, a light grid and a legend."""
-    axes.set_title(title, fontsize=11)
-    axes.grid(alpha=0.25)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=9, framealpha=0.9, edgecolor="none")
+    for path in paths:
+        check_ending(path)
+    with rc_context(_STYLE):
+        figure = Figure(figsize=size, layout="constrained")
+        yield figure, list(figure.subplots(1, columns, squeeze=False)[0])
+        for path in paths:
+            save(figure, path)
 
 
 def number_axis(axis: "Axis") -> None:
@@ -78,9 +86,8 @@ def save(figure: "Figure", path: str | pathlib.Path) -> None:
 
     check_ending(path)
     svg = pathlib.Path(path).suffix.lower() == ".svg"
-    metadata = NO_METADATA if svg else None
     with rc_context({"svg.hashsalt": "tanager"}):
-        figure.savefig(path, dpi=160, metadata=metadata)
+        figure.savefig(path, dpi=160, metadata=NO_METADATA if svg else None)
 
 
 def embed(svg: str, description: str) -> "Markup":

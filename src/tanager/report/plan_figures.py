@@ -6,7 +6,7 @@ The two panels are figures 2 and 3 of TAN Without a Burn, for this plan.
 import dataclasses
 import math
 import pathlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from tanager.privacy.accountant import Accountant
 from tanager.privacy.mechanism import Adjacency, Mechanism
 from tanager.privacy.plan import Plan
 from tanager.privacy.shown import format_epsilon
-from tanager.report.figures import check_ending, drawing, number_axis
+from tanager.report.figures import drawing, number_axis
 
 
 if TYPE_CHECKING:
@@ -51,7 +51,6 @@ def plot(plan: Plan, path: str | pathlib.Path) -> None:
     Raises:
         ValueError: the ending is another one, or the plan has no noise.
     """
-    check_ending(path)
     validate.positive(
         noise_multiplier=plan.noise_multiplier,
         remedy="without noise there is nothing to draw",
@@ -71,51 +70,45 @@ def plot(plan: Plan, path: str | pathlib.Path) -> None:
 
 def _draw_wall(axes: "Axes", mechanism: Mechanism, delta: float) -> None:
     """ε against σ at constant η: flat above the wall, steep below it."""
-    steps = mechanism.steps
-    for colour, factor in ((0, 1 / 16), (None, 1), (1, 16)):
-        count = max(1, round(steps * factor))
+    for factor, look in (
+        (1 / 16, {"color": _COLOURS[0]}),
+        (1, {"color": _PLAN_COLOUR, "linewidth": 2.5}),
+        (16, {"color": _COLOURS[1]}),
+    ):
+        count = max(1, round(mechanism.steps * factor))
         curve = _at_constant_eta(mechanism, count)
-        if not curve:
-            continue
         sigmas = [point.noise_multiplier for point in curve]
         epsilons = [_quick_epsilon(point, delta) for point in curve]
-        axes.plot(
-            sigmas,
-            epsilons,
-            color=_PLAN_COLOUR if colour is None else _COLOURS[colour],
-            linewidth=2.5 if colour is None else 1.5,
-            label=f"$S$ = {count:,}" + (" (plan)" if colour is None else ""),
-        )
+        label = f"$S$ = {count:,}" + (" (plan)" if factor == 1 else "")
+        if curve:
+            axes.plot(sigmas, epsilons, label=label, **look)
     own = accountant.epsilon(mechanism, delta, Accountant.RDP)
-    axes.plot(
-        mechanism.noise_multiplier,
-        own,
-        "o",
-        color=_PLAN_COLOUR,
-        markersize=9,
-        markeredgecolor="white",
-        zorder=5,
-        label=rf"the plan: $\varepsilon$ = {format_epsilon(own)} by RDP",
-    )
+    label = rf"the plan: $\varepsilon$ = {format_epsilon(own)} by RDP"
+    dot: Any = {"color": _PLAN_COLOUR, "markersize": 9, "markeredgecolor": "white"}
+    axes.plot(mechanism.noise_multiplier, own, "o", zorder=5, label=label, **dot)
     flat = tan.epsilon_tan(tan.eta(mechanism), delta)
-    axes.axhline(
-        flat,
-        color="black",
-        linestyle="--",
-        linewidth=1,
-        label=rf"$\varepsilon_\mathrm{{TAN}}$ = {flat:.3g}",
-    )
+    label = rf"$\varepsilon_\mathrm{{TAN}}$ = {flat:.3g}"
+    axes.axhline(flat, color="black", linestyle="--", linewidth=1, label=label)
     axes.set(xscale="log", yscale="log")
     axes.set_ylim(0.6 * (min(flat, own) or flat), max(30 * flat, 3 * own))
-    _mark_wall(axes)
+    left = axes.get_xlim()[0]
+    axes.axvspan(left, tan.PRIVACY_WALL, color="0.93", zorder=0)
+    axes.set_xlim(left=left)
+    axes.text(
+        tan.PRIVACY_WALL * 0.96,
+        0.03,
+        r"privacy wall: $\sigma$ < 2",
+        transform=axes.get_xaxis_transform(),
+        horizontalalignment="right",
+        color="0.35",
+        fontsize=9,
+    )
     number_axis(axes.xaxis)
     number_axis(axes.yaxis)
     axes.set_xlabel(r"noise multiplier $\sigma$")
     axes.set_ylabel(rf"$\varepsilon$ at $\delta$ = {delta:g}")
-    axes.set_title(
-        rf"The budget at constant $\eta$ = {tan.eta(mechanism):.3g}", fontsize=11
-    )
-    axes.legend(fontsize=9, loc="upper right", framealpha=0.9, edgecolor="none")
+    axes.set_title(rf"The budget at constant $\eta$ = {tan.eta(mechanism):.3g}")
+    axes.legend(loc="upper right")
 
 
 def _draw_ratios(axes: "Axes", mechanism: Mechanism) -> None:
@@ -127,29 +120,22 @@ def _draw_ratios(axes: "Axes", mechanism: Mechanism) -> None:
         for sigma in _RATIO_NOISE_MULTIPLIERS
         if abs(math.log(sigma / own)) > 0.05 and math.sqrt(2) * sigma * per_step <= 1
     ]
+    colours = dict(zip(others, _COLOURS, strict=False))
     for sigma in sorted([*others, own]):
         step = Mechanism(min(1.0, math.sqrt(2) * sigma * per_step), sigma, 1)
         ratios = accountant.rdp(step, _ORDERS) / (np.array(_ORDERS) * per_step**2)
-        mine = sigma == own
-        axes.plot(
-            _ORDERS,
-            ratios,
-            color=_PLAN_COLOUR if mine else _COLOURS[others.index(sigma)],
-            linewidth=2.5 if mine else 1.5,
-            zorder=4 if mine else 2,
-            label=rf"$\sigma$ = {sigma:.3g}" + (" (plan)" if mine else ""),
-        )
+        look, label = {"color": colours.get(sigma)}, rf"$\sigma$ = {sigma:.3g}"
+        if sigma == own:
+            look = {"color": _PLAN_COLOUR, "linewidth": 2.5, "zorder": 4}
+            label += " (plan)"
+        axes.plot(_ORDERS, ratios, label=label, **look)
     axes.axhline(1, color="black", linestyle="--", linewidth=1)
     axes.set(yscale="log", xlim=(_ORDERS[0], _ORDERS[-1]), ylim=(0.7, 30))
     number_axis(axes.yaxis)
     axes.set_xlabel(r"Rényi order $\alpha$")
     axes.set_ylabel(r"$g_\alpha(\sigma, q) \; / \; (\alpha\,\eta_\mathrm{step}^2)$")
-    axes.set_title(
-        rf"One step at constant $\eta_\mathrm{{step}}$ = {per_step:.3g}", fontsize=11
-    )
-    axes.legend(
-        fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0), edgecolor="none"
-    )
+    axes.set_title(rf"One step at constant $\eta_\mathrm{{step}}$ = {per_step:.3g}")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def _at_constant_eta(mechanism: Mechanism, steps: int) -> list[Mechanism]:
@@ -167,18 +153,3 @@ def _at_constant_eta(mechanism: Mechanism, steps: int) -> list[Mechanism]:
 def _quick_epsilon(mechanism: Mechanism, delta: float) -> float:
     divergences = accountant.rdp(mechanism, _FEWER_ORDERS)
     return accountant.epsilon_from_rdp(_FEWER_ORDERS, divergences, delta)
-
-
-def _mark_wall(axes: "Axes") -> None:
-    left = axes.get_xlim()[0]
-    axes.axvspan(left, tan.PRIVACY_WALL, color="0.93", zorder=0)
-    axes.set_xlim(left=left)
-    axes.text(
-        tan.PRIVACY_WALL * 0.96,
-        0.03,
-        r"privacy wall: $\sigma$ < 2",
-        transform=axes.get_xaxis_transform(),
-        horizontalalignment="right",
-        color="0.35",
-        fontsize=9,
-    )

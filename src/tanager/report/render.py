@@ -8,6 +8,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tanager import _validate as validate
+from tanager._files import write_text
 from tanager._text import clean
 from tanager.privacy.shown import format_bound, format_epsilon
 from tanager.report import guarantee
@@ -27,6 +29,20 @@ def render(template: str, **fields: Any) -> str:
             escaped.
     """
     return _environment().get_template(template).render(fields)
+
+
+def require(folder: Path, argument: str, name: str, remedy: str) -> Path:
+    """Return the path of a file, or refuse its folder because it has none."""
+    if not (folder / name).exists():
+        validate.refuse(argument, str(folder), f"has no {name}", remedy)
+    return folder / name
+
+
+def write_page(folder: Path, template: str, **fields: Any) -> Path:
+    """Write report.html, whole or not at all, from a template; return its path."""
+    page = folder / "report.html"
+    write_text(page, render(template, **fields))
+    return page
 
 
 def plain(value: object) -> str:

@@ -6,13 +6,9 @@ Colours are CSS variables of the page, so one figure serves light, dark and prin
 import io
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tanager.report.figures import NO_METADATA, embed
-
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 # Colours that matplotlib accepts, replaced by the page's variables afterwards.
@@ -23,6 +19,22 @@ _CSS = {
     _RAW: "var(--raw)",
     _AVERAGE: "var(--average)",
     _EPSILON: "var(--epsilon)",
+}
+_STYLE: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "tanager",
+    "font.family": "sans-serif",
+    "text.color": _INK,
+    "axes.axisbelow": True,
+    "axes.edgecolor": _GRID,
+    "axes.grid": True,
+    "axes.labelcolor": _INK,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "grid.color": _GRID,
+    "grid.linewidth": 0.6,
 }
 
 
@@ -39,48 +51,44 @@ def curves(metrics: Sequence[Mapping[str, Any]]) -> str:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    accuracies = {
-        "parameters": _series(metrics, "test_accuracy", 100.0),
-        "average of parameters": _series(metrics, "test_accuracy_ema", 100.0),
-    }
-    epsilons = _series(metrics, "epsilon", 1.0)
-    panels = [any(accuracies.values()), bool(epsilons)]
-    if not any(panels):
+    accuracy = [
+        ("test_accuracy", _RAW, "--", "parameters"),
+        ("test_accuracy_ema", _AVERAGE, "-", "average of parameters"),
+    ]
+    panels = []
+    for name, unit, factor, lines in (
+        ("test accuracy", "test accuracy (%)", 100.0, accuracy),
+        ("ε spent", "ε spent", 1.0, [("epsilon", _EPSILON, "-", None)]),
+    ):
+        drawn = [(_series(metrics, key, factor), *how) for key, *how in lines]
+        if drawn := [line for line in drawn if line[0]]:
+            panels.append((name, unit, drawn))
+    if not panels:
         return ""
-    style: dict[Any, Any] = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": "tanager",
-        "font.family": "sans-serif",
-        "text.color": _INK,
-        "axes.edgecolor": _GRID,
-        "axes.labelcolor": _INK,
-        "xtick.color": _INK,
-        "ytick.color": _INK,
-        "grid.color": _GRID,
-    }
-    with rc_context(style):
-        figure = Figure(figsize=(4.6 * sum(panels), 3.1), layout="constrained")
-        axes = iter(figure.subplots(1, sum(panels), squeeze=False)[0])
-        if panels[0]:
-            axis = next(axes)
-            lines = zip(accuracies.items(), (_RAW, _AVERAGE), ("--", "-"), strict=True)
-            for (label, points), colour, dashes in lines:
-                if points:
-                    _draw(axis, points, colour, dashes, label)
-            axis.set_ylabel("test accuracy (%)")
-            axis.legend(loc="best", frameon=False)
-        if panels[1]:
-            axis = next(axes)
-            _draw(axis, epsilons, _EPSILON, "-", "ε")
-            axis.set_ylim(bottom=0)
-            axis.set_ylabel("ε spent")
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(4.6 * len(panels), 3.1), layout="constrained")
+        every = figure.subplots(1, len(panels), squeeze=False)[0]
+        for axes, (_, unit, lines) in zip(every, panels, strict=True):
+            for points, colour, dashes, label in lines:
+                axes.plot(
+                    *zip(*points, strict=True),
+                    dashes,
+                    color=colour,
+                    label=label,
+                    linewidth=1.8,
+                    marker="o" if len(points) == 1 else None,
+                )
+            axes.set(xlabel="step", ylabel=unit)
+            if label:
+                axes.legend(loc="best", frameon=False)
+            else:
+                axes.set_ylim(bottom=0)
         content = io.StringIO()
         figure.savefig(content, format="svg", transparent=True, metadata=NO_METADATA)
     svg = content.getvalue()
     for stand_in, variable in _CSS.items():
         svg = svg.replace(stand_in, variable)
-    shown = [("test accuracy", panels[0]), ("ε spent", panels[1])]
-    names = " and ".join(name for name, is_drawn in shown if is_drawn)
+    names = " and ".join(name for name, *_ in panels)
     return embed(svg, f"{names} against step")
 
 
@@ -92,21 +100,3 @@ def _series(
         for line in metrics
         if line.get(name) is not None and math.isfinite(line[name])
     ]
-
-
-def _draw(
-    axis: "Axes",
-    points: Sequence[tuple[int, float]],
-    colour: str,
-    dashes: str,
-    label: str,
-) -> None:
-    steps, values = zip(*points, strict=True)
-    marker = "o" if len(points) == 1 else None
-    axis.plot(
-        steps, values, dashes, color=colour, label=label, linewidth=1.8, marker=marker
-    )
-    axis.set_xlabel("step")
-    axis.grid(True, linewidth=0.6)
-    axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)

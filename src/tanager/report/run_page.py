@@ -6,11 +6,9 @@ It is made of the run's public files (config.json, metrics.jsonl, result.json), 
 
 from pathlib import Path
 
-from tanager import _validate as validate
-from tanager._files import write_text
 from tanager.privacy.mechanism import LARGE_EPSILON
 from tanager.report import guarantee, run_figures
-from tanager.report.render import render
+from tanager.report.render import require, write_page
 from tanager.report.run_files import read_config, read_metrics, read_result
 
 
@@ -22,20 +20,18 @@ def write_report(run: Path) -> Path:
             missing, and its last line torn.
 
     Returns:
-        Path of the page, ``run/report.html``, which is replaced whole.
+        Path of the page, ``run/report.html``.
 
     Raises:
         ValueError: the folder holds no finished run, or one of its files is damaged.
     """
     run = Path(run)
     for name in ("config.json", "result.json"):
-        if not (run / name).exists():
-            validate.refuse(
-                "run", str(run), f"has no {name}", "give the folder of a finished run"
-            )
+        require(run, "run", name, "give the folder of a finished run")
     config, result, metrics = read_config(run), read_result(run), read_metrics(run)
     subject = [config.get("model"), config.get("dataset")]
-    content = render(
+    return write_page(
+        run,
         "run.html",
         kind="tanager run report",
         subject=" on ".join(str(part) for part in subject if part) or "a model",
@@ -48,6 +44,3 @@ def write_report(run: Path) -> Path:
         tested=any(line.get("test_accuracy") is not None for line in metrics),
         study=config["study"],
     )
-    report = run / "report.html"
-    write_text(report, content)
-    return report

@@ -7,14 +7,14 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tanager.report.figures import check_ending, drawing
+import numpy as np
+
+from tanager.report.figures import COLOURS, drawing
 
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-
-_COLOURS = ("#386cb0", "#d62728", "#1b9e77", "#7570b3", "#a6761d", "#666666")
 
 Points = dict[int, float]
 """Examples a second, by number of devices."""
@@ -42,11 +42,7 @@ def plot(
 
     Returns:
         Whether there was anything to draw.
-
-    Raises:
-        ValueError: the ending is another one.
     """
-    check_ending(path)
     seen, ahead = _by_strategy(measured), _by_strategy(predicted)
     names = list(dict.fromkeys([*seen, *ahead]))
     if not names:
@@ -66,7 +62,7 @@ def plot(
         for number, name in enumerate(names):
             _draw(
                 axes,
-                _COLOURS[number % len(_COLOURS)],
+                COLOURS[number % len(COLOURS)],
                 name,
                 seen.get(name, {}),
                 ahead.get(name, {}),
@@ -74,7 +70,7 @@ def plot(
                 parallel.get(name),
             )
         _dress(axes, sorted(counts | {1} if ones else counts))
-        axes.set_title(title, fontsize=11)
+        axes.set_title(title)
         fitted = any(parallel.get(name) is not None for name in seen)
         _explain(axes, bool(seen), fitted, bool(ahead))
     return True
@@ -107,24 +103,16 @@ def _draw(
         )
     if one is not None and parallel is not None and seen:
         label += f": {100 * parallel:.1f} % parallel"
-        inverse = {n: 1 - parallel + parallel / n for n in _between(1, max(seen))}
+        devices = np.geomspace(1, max(seen), 51).tolist()
+        inverse = {n: 1 - parallel + parallel / n for n in devices}
         # A p above 1, of devices faster than ideal, would have the law run off.
         law = {n: one / inverse for n, inverse in inverse.items() if inverse > 0}
         axes.plot([*law], [*law.values()], ":", color=colour, linewidth=1.8)
-    axes.plot(*_xy(ahead), "-", color=colour, linewidth=1, alpha=0.6)
-    axes.plot(
-        *_xy(ahead), "s", color=colour, markersize=6, markerfacecolor="white", zorder=3
-    )
-    axes.plot(*_xy(seen), "o", color=colour, markersize=7, zorder=4)
+    counts, rates = sorted(ahead), [ahead[count] for count in sorted(ahead)]
+    axes.plot(counts, rates, "-", color=colour, linewidth=1, alpha=0.6)
+    axes.plot(counts, rates, "s", color=colour, markerfacecolor="white", zorder=3)
+    axes.plot([*seen], [*seen.values()], "o", color=colour, markersize=7, zorder=4)
     axes.plot([], [], "-", color=colour, linewidth=5, label=label)
-
-
-def _xy(points: Points) -> tuple[list[int], list[float]]:
-    return sorted(points), [points[count] for count in sorted(points)]
-
-
-def _between(low: int, high: int) -> list[float]:
-    return [low * (high / low) ** (part / 50) for part in range(51)]
 
 
 def _dress(axes: "Axes", counts: list[int]) -> None:
@@ -142,11 +130,7 @@ def _dress(axes: "Axes", counts: list[int]) -> None:
     subs = (1, 2, 5) if high / low > 8 else (1, 1.5, 2, 3, 4, 5, 6, 7, 8)
     axes.yaxis.set_major_locator(LogLocator(10, subs=subs))
     axes.yaxis.set_major_formatter(plain)
-    axes.grid(True, color="0.9", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_xlabel("devices")
-    axes.set_ylabel("examples per second")
+    axes.set(xlabel="devices", ylabel="examples per second")
 
 
 def _apart(counts: list[int]) -> list[int]:
@@ -160,24 +144,12 @@ def _apart(counts: list[int]) -> list[int]:
 
 def _explain(axes: "Axes", seen: bool, fitted: bool, ahead: bool) -> None:
     """Add the legend: colours are strategies; line and marker say what is drawn."""
-    from matplotlib.lines import Line2D
-
-    grey: dict[str, Any] = {"color": "0.3"}
-    kinds = [Line2D([], [], linestyle="--", linewidth=1, label="ideal", **grey)]
-    if seen:
-        kinds.append(Line2D([], [], linestyle="", marker="o", label="measured", **grey))
-    if fitted:
-        label = "Amdahl's law, fitted"
-        kinds.append(Line2D([], [], linestyle=":", linewidth=1.8, label=label, **grey))
-    if ahead:
-        kinds.append(
-            Line2D([], [], marker="s", mfc="white", lw=1, label="simulated", **grey)
-        )
-    colours = axes.get_legend_handles_labels()[0]
-    axes.legend(
-        handles=[*colours, *kinds],
-        loc="upper left",
-        bbox_to_anchor=(1.0, 1.0),
-        frameon=False,
-        fontsize=9.5,
-    )
+    for drawn, form, inside, label in (
+        (True, "--", "0.3", "ideal"),
+        (seen, "o", "0.3", "measured"),
+        (fitted, ":", "0.3", "Amdahl's law, fitted"),
+        (ahead, "s-", "white", "simulated"),
+    ):
+        if drawn:
+            axes.plot([], [], form, color="0.3", mfc=inside, label=label)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))

@@ -7,36 +7,31 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tanager.report.figures import drawing, finish
+from tanager.report.figures import COLOURS, drawing
 
 
-_RUNS, _LAW, _PREDICTED, _OBTAINED = "#386cb0", "#386cb0", "#d62728", "#1b9e77"
+_LAW, _PREDICTED, _OBTAINED = COLOURS[:3]
 _INTERVAL = ("accuracy", "low", "high")
-_COLOURS = ("#386cb0", "#d62728", "#1b9e77", "#7570b3", "#a6761d", "#666666")
 
 
 def plot_law(
     law: Mapping[str, Any],
     prediction: Mapping[str, Any],
     bands: Sequence[tuple[float, float, float, float]],
-    path: str | pathlib.Path,
-    *,
+    *paths: str | pathlib.Path,
     title: str,
     obtained: Sequence[tuple[float, float]] = (),
 ) -> None:
-    """Draw accuracy against batch size as a PNG or SVG file.
+    """Draw accuracy against batch size as PNG or SVG files.
 
     Args:
         law: what `ScalingLaw.to_json` returned.
         prediction: `result.json`'s.
         bands: (batch size, height of the line, low, high of its confidence band), of
             which the last two lie in [0, 1].
-        path: where to write; the ending, .png or .svg, chooses the format.
+        paths: where to write; the ending, .png or .svg, chooses the format.
         title: what was simulated.
         obtained: (batch size, accuracy) of real runs at the predicted size.
-
-    Raises:
-        ValueError: the ending is another one.
     """
     sizes, *rest = zip(*bands, strict=True)
     heights, lows, highs = (_percent(each) for each in rest)
@@ -45,7 +40,7 @@ def plot_law(
     reference = prediction["reference_batch_size"]
     accuracy, low, high = _percent(prediction[name] for name in _INTERVAL)
     every = sorted({*simulated, reference})
-    with drawing(path) as (_, (axes,)):
+    with drawing(*paths) as (_, (axes,)):
         band = f"{confidence} band of the line"
         axes.fill_between(
             sizes, lows, highs, color=_LAW, alpha=0.15, linewidth=0, label=band
@@ -55,7 +50,7 @@ def plot_law(
             simulated,
             _percent(run["accuracy"] for run in law["runs"]),
             "x",
-            color=_RUNS,
+            color=_LAW,
             markersize=7,
             label="simulations",
         )
@@ -83,13 +78,13 @@ def plot_law(
         axes.minorticks_off()
         axes.set_xlabel(r"batch size $B$, at constant $\sigma/B$ and steps")
         axes.set_ylabel("accuracy on held-out examples, %")
-        finish(axes, title)
+        axes.set_title(title)
+        axes.legend()
 
 
 def plot_grid(
     rows: Sequence[Mapping[str, Any]],
-    path: str | pathlib.Path,
-    *,
+    *paths: str | pathlib.Path,
     along: str,
     title: str,
     predicted: Mapping[str, Any] | None = None,
@@ -99,35 +94,32 @@ def plot_grid(
     Bars are two standard deviations over the repeats, as in Figure 5 of the TAN paper.
 
     Args:
-        rows: of a table of experiments, as plain values.
-        path: where to write; the ending, .png or .svg, chooses the format.
+        rows: of a table of experiments.
+        paths: where to write; the ending, .png or .svg, chooses the format.
         along: the name on the horizontal axis.
         title: what was simulated.
-        predicted: what more data would do, as plain values: drawn as a hollow point
-            with its interval.
-
-    Raises:
-        ValueError: the ending is another one.
+        predicted: what more data would do: drawn as a hollow point with its interval.
     """
     lines: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         others = {name: v for name, v in row["title"].items() if name != along}
         label = ", ".join(f"{name} {value}" for name, value in others.items())
         lines.setdefault(label, []).append(row)
-    places = list(dict.fromkeys(row["title"][along] for row in rows))
+    places = list(dict.fromkeys(row["title"].get(along, "none") for row in rows))
     names = [str(place) for place in places]
     repeats = max(len(row["runs"]) for row in rows)
     about = f"mean of {repeats} runs, bars of two standard deviations"
-    with drawing(path) as (_, (axes,)):
+    with drawing(*paths) as (_, (axes,)):
         for number, (label, cells) in enumerate(lines.items()):
+            found = [places.index(cell["title"].get(along, "none")) for cell in cells]
             axes.errorbar(
                 # A little apart, so that bars do not hide each other.
-                [places.index(cell["title"][along]) + 0.05 * number for cell in cells],
+                [place + 0.05 * number for place in found],
                 _percent(cell["accuracy"] for cell in cells),
                 yerr=[200 * (cell["deviation"] or 0.0) for cell in cells],
                 fmt="o-",
                 capsize=4,
-                color=_COLOURS[number % len(_COLOURS)],
+                color=COLOURS[number % len(COLOURS)],
                 label=label or None,
             )
         if predicted is not None:
@@ -140,14 +132,16 @@ def plot_grid(
                 fmt="o",
                 markerfacecolor="white",
                 capsize=4,
-                color=_COLOURS[0],
+                color=COLOURS[0],
             )
             confidence = 100 * prediction["confidence"]
             names.append(f"{predicted['examples']}\npredicted, {confidence:g} %")
         axes.set_xticks(range(len(names)), names)
         axes.set_xlabel(along.replace("_", " "))
         axes.set_ylabel("accuracy on held-out examples, %")
-        finish(axes, f"{title}\n{about if repeats > 1 else 'one run each'}")
+        axes.set_title(f"{title}\n{about if repeats > 1 else 'one run each'}")
+        if any(lines):
+            axes.legend()
 
 
 def plot_norms(
@@ -155,7 +149,7 @@ def plot_norms(
     counts: Sequence[Sequence[int]],
     steps: Sequence[int],
     clip_norm: float,
-    path: str | pathlib.Path,
+    path: pathlib.Path,
 ) -> None:
     """Draw histograms of gradient norms in parts of training, as Figure 7.
 
@@ -165,9 +159,6 @@ def plot_norms(
         steps: the last step of each part.
         clip_norm: C.
         path: where to write; the ending, .png or .svg, chooses the format.
-
-    Raises:
-        ValueError: the ending is another one.
     """
     used = [i for i in range(len(counts[0])) if any(part[i] for part in counts)]
     first, last = max(min(used) - 1, 0), min(max(used) + 1, len(edges) - 1)
@@ -178,7 +169,7 @@ def plot_norms(
             axes.stairs(
                 [100 * count / total for count in part[first + 1 : last + 1]],
                 edges[first : last + 1],
-                color=_COLOURS[number % len(_COLOURS)],
+                color=COLOURS[number % len(COLOURS)],
                 linewidth=1.8,
                 label=f"steps {begun:,} to {step:,}",
             )
@@ -197,7 +188,8 @@ def plot_norms(
         )
         axes.set_xlabel("gradient norm of an example before clipping")
         axes.set_ylabel("examples, %")
-        finish(axes, "PRIVATE: computed from the training examples")
+        axes.set_title("PRIVATE: computed from the training examples")
+        axes.legend()
 
 
 def _percent(shares: Iterable[float]) -> list[float]:

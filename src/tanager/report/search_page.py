@@ -7,13 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tanager import _validate as validate
-from tanager._files import write_text
 from tanager._reading import read_json, reading
 from tanager._record import Each, Maybe, check_record, read_record
 from tanager.report import search_figures
 from tanager.report.figures import embed
-from tanager.report.render import render
+from tanager.report.render import require, write_page
 
 
 _Fields = Mapping[str, Any]
@@ -69,16 +67,13 @@ def write_report(study: Path) -> Path:
         ValueError: the study is not finished, or one of its files is damaged.
     """
     study = Path(study)
-    path = study / "result.json"
-    if not path.exists():
-        validate.refuse(
-            "study", str(study), "has no result.json", "let the search end first"
-        )
+    path = require(study, "study", "result.json", "let the search end first")
     result = read_result(study)
     obtained = read_obtained(study)
     with reading(path, "is not what a search leaves"):
         values = [name for each in result["trials"] for name in each["values"]]
-        content = render(
+        return write_page(
+            study,
             "search.html",
             kind="tanager search report",
             subject=result["recipe"],
@@ -90,26 +85,15 @@ def write_report(study: Path) -> Path:
             law_runs=len(result["law"]["runs"]) if result["law"] else 0,
             names=list(dict.fromkeys(values)),
         )
-    report = study / "report.html"
-    write_text(report, content)
-    return report
 
 
 def read_result(study: Path) -> dict[str, Any]:
-    """Return result.json of a finished study.
-
-    Raises:
-        UnreadableFile: it is damaged; the message names it.
-    """
+    """Return result.json of a finished study, or refuse it if it is damaged."""
     return read_record(study / "result.json", _RESULT)
 
 
 def read_obtained(study: Path) -> list[dict[str, Any]]:
-    """Return what runs obtained that were started from a study; nothing without any.
-
-    Raises:
-        UnreadableFile: obtained.json is damaged; the message names it.
-    """
+    """Return what runs obtained that were started from a study; nothing without any."""
     path = study / "obtained.json"
     if not path.exists():
         return []
@@ -123,17 +107,16 @@ def _draw_law(study: Path, result: _Fields, obtained: Sequence[_Fields]) -> str:
     if prediction is None:
         return ""
     size = prediction["reference_batch_size"]
-    for ending in ("png", "svg"):
-        search_figures.plot_law(
-            result["law"],
-            prediction,
-            result["bands"],
-            study / f"scaling.{ending}",
-            title=f"{result['recipe']}: {result['target']['steps']:,} steps",
-            obtained=[
-                (size, each["accuracy"])
-                for each in obtained
-                if each["batch_size"] == size
-            ],
-        )
-    return embed((study / "scaling.svg").read_text(encoding="utf-8"), _CAPTION)
+    svg = study / "scaling.svg"
+    search_figures.plot_law(
+        result["law"],
+        prediction,
+        result["bands"],
+        svg,
+        study / "scaling.png",
+        title=f"{result['recipe']}: {result['target']['steps']:,} steps",
+        obtained=[
+            (size, each["accuracy"]) for each in obtained if each["batch_size"] == size
+        ],
+    )
+    return embed(svg.read_text(encoding="utf-8"), _CAPTION)
