@@ -152,10 +152,12 @@ def held_out(recipe: Recipe, target: "Target") -> int:
 
 def norms(words: Sequence[str]) -> int:
     """Run `tanager search norms RUN`."""
+    options = flags.read(NormsArguments, "search norms", words)
+
+    # JAX is imported from here on: the command line was fine.
     from tanager.report import figures, search_figures
     from tanager.training.norms import Norms, edges
 
-    options = flags.read(NormsArguments, "search norms", words)
     if options.plot is not None:
         figures.check_ending(options.plot)
     found = Norms.read(options.run, options.parts)
@@ -195,10 +197,12 @@ def norms(words: Sequence[str]) -> int:
 
 def tabulate(word: str, words: Sequence[str]) -> int:
     """Run `tanager search WORD RECIPE`, of which WORD is one of `TABLES`."""
+    entry, recipe, options = flags.parse(f"search {word}", words, TABLES[word])
+
+    # JAX is imported from here on: the command line was fine.
     from tanager.report import search_figures
     from tanager.search import experiments
 
-    entry, recipe, options = flags.parse(f"search {word}", words, TABLES[word])
     name = entry.name
     target = target_of(name, recipe)
     out = Path(recipe.out or f"runs/{name}-{word}")
