@@ -1,4 +1,7 @@
-"""`tanager audit` on the digits: what it prints, and that it fails on a violation."""
+"""`tanager audit` on the digits: what it prints, and its exit status.
+
+That audits find planted bugs is in tests/audit/test_planted_bugs.py.
+"""
 
 import json
 from pathlib import Path
@@ -10,17 +13,18 @@ import pytest
 from tanager import noise
 from tanager.cli import main
 from tanager.commands import audit
+from tanager.commands.audit import methods
 
 
-WORDS = ["audit", "digits", "--steps", "40", "--noise-multiplier", "1", "--strategy"]
-WORDS += ["bk", "--batch-size", "150", "--canaries", "600", "--audited-examples", "32"]
-WORDS += ["--physical-batch-size", "64", "--seed", "1", "--model", "linear"]
+WORDS = "audit digits --steps 20 --noise-multiplier 1 --strategy bk --batch-size 150 "
+WORDS += "--canaries 300 --audited-examples 32 --physical-batch-size 64 --seed 1 "
+WORDS = [*WORDS.split(), "--model", "linear"]
 
 
 @pytest.mark.slow
-def test_an_audit_tells_its_bound_and_goes_on(tmp_path, capsys):
-    words = [*WORDS, "--json", "--out", str(tmp_path / "audit")]
-    assert main(words) == 0
+def test_an_audit_tells_its_bound_and_goes_on(tmp_path, capsys, monkeypatch):
+    words = [*WORDS, "--out", str(tmp_path / "audit")]
+    assert main([*words, "--json"]) == 0
     printed = capsys.readouterr().out
     found = json.loads(printed)
     assert 0 < found["epsilon_lower_bound"] < found["claimed_epsilon"]
@@ -30,7 +34,7 @@ def test_an_audit_tells_its_bound_and_goes_on(tmp_path, capsys):
     assert found["models"] == 1
     assert not found["violated"]
     scores = found["scores"]
-    assert len(scores["inside"]) + len(scores["outside"]) == 600
+    assert len(scores["inside"]) + len(scores["outside"]) == 300
     assert json.loads((tmp_path / "audit/audit.json").read_text()) == found
     page = (tmp_path / "audit/report.html").read_text()
     assert found["sentence"] in page
@@ -39,52 +43,33 @@ def test_an_audit_tells_its_bound_and_goes_on(tmp_path, capsys):
         for ending in ("png", "svg"):
             assert (tmp_path / f"audit/{name}.{ending}").stat().st_size > 1000
     # Done already: the same call trains nothing and says the same.
-    assert main(words) == 0
+    assert main([*words, "--json"]) == 0
     assert capsys.readouterr().out == printed
-
-
-@pytest.mark.slow
-def test_a_violation_is_said_and_is_the_exit_status(tmp_path, capsys, monkeypatch):
-    draw = noise.GaussianNoise.draw
-
-    def half(self, step):
-        return jax.tree.map(lambda limb: limb // 2, draw(self, step))
-
-    monkeypatch.setattr(noise.GaussianNoise, "draw", half)
-    assert main([*WORDS, "--knows-sample", "--out", str(tmp_path / "audit")]) == 1
-    printed = capsys.readouterr().out
-    assert "VIOLATED: the lower bound is above the claim" in printed
+    # A violation is said, and is the exit status.
+    monkeypatch.setattr(methods, "white_box", lambda *given: found | {"violated": True})
+    assert main(words) == 1
+    assert "VIOLATED: the lower bound is above the claim" in capsys.readouterr().out
     assert json.loads((tmp_path / "audit/audit.json").read_text())["violated"]
-
-
-MEMBERSHIP = ["audit", "digits", "--method", "membership", "--model", "linear"]
-MEMBERSHIP += ["--epsilon", "8", "--delta", "0.01", "--update-counts", "20"]
-MEMBERSHIP += ["--models", "400", "--sweep-models", "240", "--models-at-once", "40"]
-MEMBERSHIP += ["--learning-rates", "0.5", "--clip-norms", "1", "--strategy", "bk"]
-MEMBERSHIP += ["--confidence", "0.95", "--seed", "1"]
 
 
 @pytest.mark.slow
 def test_membership_tells_which_canary_gives_most_away(tmp_path, capsys):
-    words = [*MEMBERSHIP, "--json", "--out", str(tmp_path)]
-    assert main(words) == 0
-    printed = capsys.readouterr().out
-    found = json.loads(printed)
-    assert found["models"] == 400
+    words = "audit digits --method membership --model linear --epsilon 8 --delta 0.01 "
+    words += "--update-counts 20 --models 120 --sweep-models 100 --models-at-once 20 "
+    words += "--learning-rates 0.5 --clip-norms 1 --strategy bk --confidence 0.8 "
+    words += f"--seed 1 --json --out {tmp_path}"
+    assert main(words.split()) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["models"] == 120
     assert 7.9 < found["claimed_epsilon"] <= 8
-    assert 0.3 < found["epsilon_lower_bound"] < found["trade_off_bound"] < 8
+    assert 0 < found["epsilon_lower_bound"] < found["trade_off_bound"] < 8
     assert found["setting"]["canary"] in ("blank", "noise")
     tried = [each["canary"] for each in found["tried"]]
     assert set(tried) == {"blank", "noise", "7 as 8", "6 as 7", "0 as 1"}
     assert found["mechanism"]["sample_rate"] == 0.64
     page = (tmp_path / "report.html").read_text()
     assert "Settings tried" in page
-    assert "An attacker who trains 400 models" in page
-    # More models: those there are serve again.
-    more = [*words, "--models", "440"]
-    assert main(more) == 0
-    found_more = json.loads(capsys.readouterr().out)
-    assert found_more["scores"]["inside"][:200] == found["scores"]["inside"]
+    assert "An attacker who trains 120 models" in page
 
 
 @pytest.mark.slow
@@ -132,24 +117,11 @@ def test_a_replay_passes_and_fails(tmp_path, capsys, monkeypatch):
             "audited_examples (=1438) must be at most the 1437 training examples",
         ),
         (["--audited-steps", "999"], "steps (=999) must be at most the mechanism's"),
-        (["--canaries", "3"], "canaries (=3) must be at least 20"),
-        (["--confidence", "1"], "confidence (=1.0)"),
         (["--method", "one-run", "--canaries", "900"], "canaries (=900) must be at"),
-        (
-            ["--method", "one-run", "--canaries", "300", "--confidence", "0.999999"],
-            "guesses about 300 canaries prove nothing",
-        ),
-        (["--method", "membership", "--models", "20"], "models (=20) prove nothing"),
-        (
-            ["--method", "membership", "--audited-batch-size", "101"],
-            "batch_size (=101.0) must be at most the 100 examples",
-        ),
         (
             ["--method", "membership", "--epsilon", "None", "--noise-multiplier", "1"],
             "epsilon (=None) must be given for membership",
         ),
-        (["--adjacency", "replace-one"], "cannot be tested by canaries"),
-        (["--audited-steps", "2", "--knows-sample"], "steps (=2) are too few"),
     ],
 )
 def test_bad_input_is_refused(tmp_path, words, message, capsys):

@@ -61,6 +61,11 @@ def test_the_plan_is_a_point_and_tan_a_dashed_line(drawn):
     assert (flat[:, 1] == PLAN.epsilon["tan"]).all()
 
 
+def test_svg(tmp_path):
+    plan_figures.plot(PLAN, str(tmp_path / "plan.SVG"))
+    assert ElementTree.parse(tmp_path / "plan.SVG").getroot().tag.endswith("svg")
+
+
 def test_a_plan_of_little_noise_is_on_its_curve():
     plan = Plan.solve(50_000, batch_size=500, steps=2500, noise_multiplier=0.15)
     drawn = figure_of(plan)
@@ -91,11 +96,6 @@ def test_axes_are_labelled(drawn):
     assert right.get_xlabel() == r"Rényi order $\alpha$"
     assert "g_" in right.get_ylabel()
     assert any("privacy wall" in text.get_text() for text in left.texts)
-
-
-def test_svg(tmp_path):
-    plan_figures.plot(PLAN, str(tmp_path / "plan.SVG"))
-    assert ElementTree.parse(tmp_path / "plan.SVG").getroot().tag.endswith("svg")
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,14 @@ def test_a_grid_has_a_line_for_each_value_of_the_others(drawn):
         np.testing.assert_allclose(segment[:, 1], [middle - 2, middle + 2])
 
 
+def test_a_setting_without_the_name_on_the_axis_has_a_place_there(drawn):
+    """As Adam has none for momentum."""
+    rows = [ROWS[0], ROWS[1] | {"title": {"order": "post"}}]
+    search_figures.plot_grid(rows, "grid.png", along="multiplicity", title="grid")
+    labels = drawn[0].axes[0].get_xticklabels()
+    assert [label.get_text() for label in labels] == ["1", "none"]
+
+
 def test_a_prediction_is_a_hollow_point_after_the_rows(drawn):
     rows = [
         {"title": {"examples": n}, "accuracy": a, "deviation": None, "runs": (a,)}
