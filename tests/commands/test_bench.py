@@ -1,4 +1,6 @@
 import json
+import types
+from unittest import mock
 
 import jax
 import pytest
@@ -67,15 +69,11 @@ def test_stopping_prints_what_was_measured(capsys, monkeypatch):
         "strategy": "sgd",
         "seconds": 0.5,
         "seconds_spread": 0.01,
-        "examples_per_second": 64.0,
         "ratio_to_sgd": 1.0,
-        "temp_bytes": 2**21,
-        "compile_seconds": 3.0,
-        "traces": 1,
-        "error": None,
     }
-    update = {"seconds": None}
-    found = timing.StepBench([row], update, stopped=True)
+    row |= {"examples_per_second": 64.0, "temp_bytes": 2**21, "compile_seconds": 3.0}
+    row |= {"traces": 1, "error": None}
+    found = timing.StepBench([row], {"seconds": None}, stopped=True)
     monkeypatch.setattr(timing, "bench_step", lambda *words, **options: found)
     assert main(STEP) == 130
     captured = capsys.readouterr()
@@ -97,26 +95,15 @@ def test_the_largest_batch_under_a_limit(capsys):
 
 
 def test_explain_prints_what_the_clipped_gradient_says(capsys, monkeypatch):
-    class Explanation:
-        def __init__(self, params, batch):
-            self.taps = len(jax.tree.leaves(params))
-            self.rows = batch["image"].shape[0]
-
-        def __str__(self):
-            return f"{self.taps} taps [of] {self.rows} rows"
-
-        def as_json(self):
-            return {"taps": self.taps}
-
-    monkeypatch.setattr(
-        ClippedGrad,
-        "explain",
-        lambda self, params, batch: Explanation(params, batch),
-        raising=False,
-    )
+    said = types.SimpleNamespace(as_json=lambda: {"taps": 2})
+    explain = mock.Mock(return_value=said)
+    monkeypatch.setattr(ClippedGrad, "explain", explain)
     words = ["bench", "explain", *SMALL, "--strategy", "per_example"]
     assert main([*words, "--physical-batch", "7"]) == 0
-    assert capsys.readouterr().out == "2 taps [of] 7 rows\n"
+    assert capsys.readouterr().out == f"{said}\n"
+    params, batch = explain.call_args.args
+    assert len(jax.tree.leaves(params)) == 2
+    assert batch["image"].shape[0] == 7
     assert main([*words, "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["explain"] == {"taps": 2}

@@ -47,28 +47,19 @@ def head_of(text):
 
 def test_the_head_is_what_the_hub_reads():
     head, _ = head_of(card(licence="apache-2.0"))
+    data = {"type": "pets: our's", "name": "pets: our's", "split": "test"}
+    measured = {
+        "task": {"type": "image-classification"},
+        "dataset": data,
+        "metrics": [{"type": "accuracy", "value": 0.75}],
+    }
     assert head == {
         "license": "apache-2.0",
         "library_name": "tanager",
         "pipeline_tag": "image-classification",
         "tags": ["image-classification", "tanager", "differential-privacy", "dp-sgd"],
         "base_model": "timm/vit_tiny_patch16_224.augreg_in21k",
-        "model-index": [
-            {
-                "name": "vit-tiny-16 on pets: our's",
-                "results": [
-                    {
-                        "task": {"type": "image-classification"},
-                        "dataset": {
-                            "type": "pets: our's",
-                            "name": "pets: our's",
-                            "split": "test",
-                        },
-                        "metrics": [{"type": "accuracy", "value": 0.75}],
-                    }
-                ],
-            }
-        ],
+        "model-index": [{"name": "vit-tiny-16 on pets: our's", "results": [measured]}],
     }
 
 

@@ -6,8 +6,10 @@ import json
 import math
 import os
 import re
+import shutil
 
 import pytest
+import written
 
 from tanager._files import json_text
 from tanager.privacy import accountant, tan
@@ -60,7 +62,6 @@ def run_files(*, seed=None, noise=1.7, adjacency="zero-out", classes=None):
     mechanism = Mechanism(256 / 1437, noise, 200, Adjacency(adjacency))
     delta = 1e-4
     epsilon = spent(mechanism, delta, "pld")
-    versions = {"tanager": "0.1.0", "dp-accounting": "0.6.0", "jax": "0.10.2"}
     config = {
         "recipe": {
             "name": "digits",
@@ -69,45 +70,29 @@ def run_files(*, seed=None, noise=1.7, adjacency="zero-out", classes=None):
             "flip": False,
             "optimizer_options": {"momentum": 0.9},
         },
-        "mechanism": {
-            "sample_rate": mechanism.sample_rate,
-            "noise_multiplier": noise,
-            "steps": 200,
-            "adjacency": adjacency,
-        },
-        "examples": 1437,
-        "batch_size": 256,
-        "clip_norm": 1.0,
-        "delta": delta,
         "physical_batch_size": 128,
         "model": "small-cnn",
         "dataset": "digits",
         "classes": classes,
         "parameters": 26_010,
         "optimizer": {"name": "sgd", "learning_rate": 2.0},
-        "versions": versions,
     }
-    metrics = []
-    for step in range(20, 201, 20):
-        metrics.append(
-            {
-                "step": step,
-                "epsilon": epsilon * math.sqrt(step / 200),
-                "seconds": 0.11 * step,
-                "test_accuracy": 0.95 - 0.8 * math.exp(-step / 40),
-                "test_accuracy_ema": 0.97 - 0.85 * math.exp(-step / 30),
-                "test_loss": 2.3 * math.exp(-step / 60),
-                "test_loss_ema": 2.2 * math.exp(-step / 50),
-            }
-        )
-    replace_one = adjacency == "replace-one"
-    result = {
+    metrics = [
+        {
+            "step": step,
+            "epsilon": epsilon * math.sqrt(step / 200),
+            "test_accuracy": 0.95 - 0.8 * math.exp(-step / 40),
+            "test_accuracy_ema": 0.97 - 0.85 * math.exp(-step / 30),
+        }
+        for step in range(20, 201, 20)
+    ]
+    by_rdp = None if adjacency == "replace-one" else spent(mechanism, delta, "rdp")
+    result = written.RESULT | {
         "epsilon": epsilon,
         "delta": delta,
         "adjacency": adjacency,
-        "accountant": "pld",
         "private": seed is None and noise > 0,
-        "epsilon_rdp": None if replace_one else spent(mechanism, delta, "rdp"),
+        "epsilon_rdp": by_rdp,
         "test_accuracy": 0.9416,
         "test_accuracy_ema": 0.9638,
         "per_class": [
@@ -123,14 +108,13 @@ def run_files(*, seed=None, noise=1.7, adjacency="zero-out", classes=None):
         "batch_size": 256,
         "sample_rate": mechanism.sample_rate,
         "noise_multiplier": noise,
-        "clip_norm": 1.0,
         "examples": 1437,
         "eta": tan.eta(mechanism) if noise else math.inf,
         "eta_step": tan.eta_step(mechanism) if noise else math.inf,
         "total_noise": tan.total_noise(mechanism) if noise else 0.0,
         "seconds": 83.4,
         "examples_per_second": 613.2,
-        "versions": versions,
+        "versions": {"tanager": "0.1.0", "dp-accounting": "0.6.0"},
     }
     return config, result, metrics
 
@@ -330,10 +314,7 @@ def test_replace_one_says_so(tmp_path):
 
 def test_run_without_test_set(tmp_path):
     config, result, metrics = run_files()
-    metrics = [
-        {name: line[name] for name in ("step", "epsilon", "seconds")}
-        for line in metrics
-    ]
+    metrics = [{name: line[name] for name in ("step", "epsilon")} for line in metrics]
     result |= {"test_accuracy": None, "test_accuracy_ema": None, "per_class": None}
     config |= {"classes": None, "recipe": None, "dataset": None}
     page = Page(report(tmp_path, config, result, metrics, drawn=True))
@@ -369,12 +350,9 @@ def test_run_without_metrics(tmp_path):
 
 def test_nothing_of_private_gets_in_or_is_read(tmp_path):
     folder = write_run(tmp_path / "run", *run_files())
-    before = {path: path.stat().st_mtime_ns for path in (folder / "private").iterdir()}
     text = write_report(folder).read_text()
     assert MARKER not in text
-    for path in before:
-        path.unlink()
-    (folder / "private").rmdir()
+    shutil.rmtree(folder / "private")
     assert write_report(folder).read_text() == text
 
 

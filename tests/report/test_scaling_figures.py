@@ -3,7 +3,6 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 from matplotlib.figure import Figure
-from PIL import Image
 
 from tanager.report import scaling_figures
 
@@ -93,11 +92,12 @@ def test_labels_keep_apart(monkeypatch):
 
 
 @pytest.mark.parametrize("parallel", [-0.4, 1.6, None])
-def test_odd_fits_and_single_points_can_be_drawn(tmp_path, parallel):
-    path = tmp_path / "scaling.png"
+def test_odd_fits_and_single_points_can_be_drawn(monkeypatch, parallel):
     one = [row | {"strategy": "sgd"} for row in MEASURED[:1]]
-    assert plot(path, measured=one, predicted=[], parallel={"sgd": parallel})
-    assert plot(path, parallel={"sgd": parallel})
+    fits = {"sgd": parallel}
+    for changes in ({"measured": one, "predicted": []}, {}):
+        axes = draw(monkeypatch, parallel=fits, **changes)
+        axes.figure.draw_without_rendering()
 
 
 def test_nothing_measured_is_not_drawn(tmp_path):
@@ -106,10 +106,7 @@ def test_nothing_measured_is_not_drawn(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_png_and_svg_and_nothing_else(tmp_path):
-    plot(tmp_path / "scaling.png")
-    with Image.open(tmp_path / "scaling.png") as image:
-        assert image.width > 1200
+def test_svg_and_nothing_but_pictures(tmp_path):
     plot(tmp_path / "scaling.SVG")
     assert ElementTree.parse(tmp_path / "scaling.SVG").getroot().tag.endswith("svg")
     with pytest.raises(ValueError, match=re.escape("must end in .png or .svg")):

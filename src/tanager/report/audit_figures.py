@@ -28,13 +28,13 @@ _POINTS = 17
 def plot(
     name: str, found: Mapping[str, Any], mechanism: Mechanism, *paths: pathlib.Path
 ) -> None:
-    """Draw one figure of an audit as PNG or SVG files.
+    """Draw "epsilon", "roc" or "scores" of an audit as PNG or SVG files.
 
     Args:
-        name: ``"epsilon"``, ``"roc"`` or ``"scores"``.
+        name: of the figure.
         found: content of audit.json.
         mechanism: what is claimed.
-        paths: where to write; the ending, .png or .svg, chooses the format.
+        paths: PNG or SVG files.
     """
     draw = {"epsilon": _epsilon, "roc": _roc, "scores": _scores}[name]
     with drawing(*paths) as (_, (axes,)):

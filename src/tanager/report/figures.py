@@ -32,11 +32,7 @@ _STYLE: Any = {
 
 
 def check_ending(path: str | pathlib.Path) -> None:
-    """Refuse a file that is neither a PNG nor an SVG.
-
-    Raises:
-        ValueError: its name ends otherwise.
-    """
+    """Refuse a file whose name ends neither in .png nor in .svg."""
     if pathlib.Path(path).suffix.lower() not in (".png", ".svg"):
         validate.refuse("plot", str(path), "must end in .png or .svg")
 
@@ -48,12 +44,9 @@ def drawing(
     """Give a new figure and its panels to draw on, then write it; no screen is used.
 
     Args:
-        paths: where to write; the ending, .png or .svg, chooses the format.
+        paths: PNG or SVG files.
         columns: number of panels.
         size: (width, height) in inches.
-
-    Raises:
-        ValueError: a name ends neither in .png nor in .svg.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -77,11 +70,7 @@ def number_axis(axis: "Axis") -> None:
 
 
 def save(figure: "Figure", path: str | pathlib.Path) -> None:
-    """Write a figure; the same figure gives the same file.
-
-    Raises:
-        ValueError: the name ends neither in .png nor in .svg.
-    """
+    """Write a figure as a PNG or SVG file; the same figure gives the same file."""
     from matplotlib import rc_context
 
     check_ending(path)
@@ -91,11 +80,9 @@ def save(figure: "Figure", path: str | pathlib.Path) -> None:
 
 
 def embed(svg: str, description: str) -> "Markup":
-    """Return the ``<svg>`` element of a file for a page, without any link.
+    """Return the ``<svg>`` element of an SVG file for a page, without any link.
 
-    Args:
-        svg: content of an SVG file that this package drew.
-        description: what the figure shows, for people who cannot see it.
+    The description is for people who cannot see the figure.
     """
     from markupsafe import Markup
 

@@ -44,10 +44,6 @@ def plot(plan: Plan, path: str | pathlib.Path) -> None:
     the Rényi divergence g_α(σ, q) of one step over its approximation α η_step², at the
     plan's η_step. A replace-one plan is drawn for zero-out, and the title says so.
 
-    Args:
-        plan: the plan; it must have noise.
-        path: where to write; the ending, .png or .svg, chooses the format.
-
     Raises:
         ValueError: the ending is another one, or the plan has no noise.
     """

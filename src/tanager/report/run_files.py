@@ -69,30 +69,18 @@ _REMEDY = "restore it from a copy of the run's folder"
 
 
 def read_config(run: Path) -> dict[str, Any]:
-    """Return config.json of a run.
-
-    Raises:
-        UnreadableFile: it is damaged; the message names it.
-    """
+    """Return config.json of a run, or refuse it if it is damaged."""
     return read_record(run / "config.json", _CONFIG, _REMEDY)
 
 
 def check_description(description: Mapping[str, Any]) -> None:
-    """Refuse a description that a page could not be made of, once it is in config.json.
-
-    Raises:
-        ValueError: a field is of another kind than the report needs; it is named.
-    """
+    """Refuse a description for config.json of which no page could be made."""
     remedy = "give it another name, or the kind that the report shows"
     check_record("config.json", {**description}, _CONFIG, remedy, "description")
 
 
 def read_result(run: Path) -> dict[str, Any]:
-    """Return result.json of a finished run.
-
-    Raises:
-        UnreadableFile: it is damaged, or claims what cannot be; the message names it.
-    """
+    """Return result.json of a finished run; refuse it if it claims what cannot be."""
     file = run / "result.json"
     result = read_record(file, _RESULT, _REMEDY)
     with reading(file, "claims what cannot be", _REMEDY):
@@ -112,11 +100,7 @@ def read_result(run: Path) -> dict[str, Any]:
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """Return the lines of metrics.jsonl of a run; none where there is no file.
-
-    Raises:
-        UnreadableFile: a line is not one of metrics; the message counts it from 1.
-    """
+    """Return the lines of metrics.jsonl of a run; none where there is no file."""
     file = run / "metrics.jsonl"
     lines = read_json_lines(file, ("step",))
     for line in lines:

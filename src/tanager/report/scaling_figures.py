@@ -37,7 +37,7 @@ def plot(
         measured: rows of `tanager.bench.scaling.bench_scaling`.
         parallel: Amdahl's p by strategy.
         predicted: rows of `tanager.bench.cluster.predict`, each with its `strategy`.
-        path: where to write; the ending, .png or .svg, chooses the format.
+        path: a PNG or SVG file.
         title: what was measured.
 
     Returns:

@@ -25,11 +25,10 @@ def plot_law(
     """Draw accuracy against batch size as PNG or SVG files.
 
     Args:
-        law: what `ScalingLaw.to_json` returned.
-        prediction: `result.json`'s.
-        bands: (batch size, height of the line, low, high of its confidence band), of
-            which the last two lie in [0, 1].
-        paths: where to write; the ending, .png or .svg, chooses the format.
+        law: of result.json.
+        prediction: of result.json.
+        bands: (batch size, height of the line, low, high of its confidence band).
+        paths: PNG or SVG files.
         title: what was simulated.
         obtained: (batch size, accuracy) of real runs at the predicted size.
     """
@@ -95,7 +94,7 @@ def plot_grid(
 
     Args:
         rows: of a table of experiments.
-        paths: where to write; the ending, .png or .svg, chooses the format.
+        paths: PNG or SVG files.
         along: the name on the horizontal axis.
         title: what was simulated.
         predicted: what more data would do: drawn as a hollow point with its interval.
@@ -153,12 +152,8 @@ def plot_norms(
 ) -> None:
     """Draw histograms of gradient norms in parts of training, as Figure 7.
 
-    Args:
-        edges: norms between one bin and the next.
-        counts: for each part, one number more than edges.
-        steps: the last step of each part.
-        clip_norm: C.
-        path: where to write; the ending, .png or .svg, chooses the format.
+    `edges` are between one bin and the next: each part has one count more. `steps` are
+    the last of each part.
     """
     used = [i for i in range(len(counts[0])) if any(part[i] for part in counts)]
     first, last = max(min(used) - 1, 0), min(max(used) + 1, len(edges) - 1)

@@ -119,8 +119,8 @@ def calibrate_selection(
 
     Args:
         name: of the recipe.
-        recipe: with ε of the whole search, steps and batch size; δ defaults as for a
-            run. Its noise multiplier is replaced.
+        recipe: with ε of the whole search, steps and batch size. Its noise multiplier
+            is replaced.
         space: what varies.
         selection: distribution of the number of runs.
         examples: how many each run trains on, without those held out.
@@ -130,29 +130,19 @@ def calibrate_selection(
             multiplier meets ε.
     """
     if recipe.epsilon is None or recipe.steps is None or recipe.non_private:
-        validate.refuse(
-            "epsilon",
-            recipe.epsilon,
-            "and steps must be given: the noise multiplier is calibrated",
-            "epsilon is that of the whole search",
-        )
+        rule = "and steps must be given: the noise multiplier is calibrated"
+        remedy = "epsilon is that of the whole search"
+        validate.refuse("epsilon", recipe.epsilon, rule, remedy)
     validate.whole(validation_examples=recipe.validation_examples, at_least=1)
     if recipe.adjacency != Adjacency.ZERO_OUT:
-        validate.refuse(
-            "adjacency",
-            recipe.adjacency,
-            "is not supported by private searches",
-            f"use {Adjacency.ZERO_OUT}",
-        )
+        rule, remedy = "is not supported by private searches", "use zero-out"
+        validate.refuse("adjacency", recipe.adjacency, rule, remedy)
     if recipe.seed is not None:
-        validate.refuse(
-            "seed", recipe.seed, "makes a search NOT private", "leave it out"
-        )
+        rule = "makes a search NOT private"
+        validate.refuse("seed", recipe.seed, rule, "leave it out")
     if recipe.epsilon >= LARGE_EPSILON:
-        warnings.warn(
-            f"ε = {format_epsilon(recipe.epsilon)} protects almost nothing",
-            stacklevel=2,
-        )
+        shown = format_epsilon(recipe.epsilon)
+        warnings.warn(f"ε = {shown} protects almost nothing", stacklevel=2)
     size = recipe.public_size(examples)
     delta = recipe.delta or default_delta(size)
     search = PrivateSearch.calibrate(

@@ -231,15 +231,9 @@ class ScalingLaw:
                 f"{batch_size:g} is {batch_size / sizes[-1]:.0f} times the largest "
                 f"simulated batch; the law is known to hold up to {FAR:g} times"
             )
-        if noise_multiplier is not None and parameters is not None:
-            doubts += self._sampling_doubts(batch_size, noise_multiplier, parameters)
-        return tuple(doubts)
-
-    def _sampling_doubts(
-        self, batch_size: float, noise_multiplier: float, parameters: int
-    ) -> list[str]:
-        doubts = []
-        smallest = min(run.batch_size for run in self.runs)
+        if noise_multiplier is None or parameters is None:
+            return tuple(doubts)
+        smallest = sizes[0]
         simulated = noise_multiplier * smallest / batch_size
         share = sampling_share(simulated, smallest, parameters)
         if share > 1:
@@ -259,7 +253,7 @@ class ScalingLaw:
                 f"that alone it levels off, at {100 * end:.1f} % here; simulate at "
                 "larger batches"
             )
-        return doubts
+        return tuple(doubts)
 
     def to_json(self) -> dict[str, Any]:
         """Return the law as plain values."""

@@ -190,7 +190,8 @@ def _task(
     whole, examples = len(dataset.train), options.audited_examples
     if examples is None:
         examples = min(_EXAMPLES.get(options.method, whole), whole)
-    elif examples > whole:
+    validate.whole(audited_examples=examples, at_least=1)
+    if examples > whole:
         rule = f"must be at most the {whole} training examples"
         validate.refuse("audited_examples", examples, rule)
     if examples < whole:

@@ -3,8 +3,6 @@
 import dataclasses
 from typing import Literal
 
-from tanager import _validate as validate
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
@@ -14,9 +12,6 @@ class Options:
     many models, half of them with a canary. one-run adds many canary examples and sees
     the trained model alone. replay attacks nothing: it runs a few steps with known
     secrets and compares them with the definition of DP-SGD.
-
-    Raises:
-        ValueError: audited_examples is not a positive integer.
     """
 
     method: Literal["white-box", "membership", "one-run", "replay"] = "white-box"
@@ -70,7 +65,3 @@ class Options:
 
     json: bool = False
     """Print one JSON object only."""
-
-    def __post_init__(self):
-        if self.audited_examples is not None:
-            validate.whole(audited_examples=self.audited_examples, at_least=1)
