@@ -16,8 +16,8 @@ from tanager.commands import audit
 from tanager.commands.audit import methods
 
 
-WORDS = "audit digits --steps 20 --noise-multiplier 1 --strategy bk --batch-size 150 "
-WORDS += "--canaries 300 --audited-examples 32 --physical-batch-size 64 --seed 1 "
+WORDS = "audit digits --steps 40 --noise-multiplier 1 --strategy bk --batch-size 150 "
+WORDS += "--canaries 600 --audited-examples 32 --physical-batch-size 64 --seed 1 "
 WORDS = [*WORDS.split(), "--model", "linear"]
 
 
@@ -34,7 +34,7 @@ def test_an_audit_tells_its_bound_and_goes_on(tmp_path, capsys, monkeypatch):
     assert found["models"] == 1
     assert not found["violated"]
     scores = found["scores"]
-    assert len(scores["inside"]) + len(scores["outside"]) == 300
+    assert len(scores["inside"]) + len(scores["outside"]) == 600
     assert json.loads((tmp_path / "audit/audit.json").read_text()) == found
     page = (tmp_path / "audit/report.html").read_text()
     assert found["sentence"] in page

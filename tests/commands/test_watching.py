@@ -53,7 +53,7 @@ def test_runs_made_before_are_not_shown_again(tmp_path, monkeypatch):
     ]
 
     def make(job, watch=None):
-        found = Outcome(0.25, 0.25, None, 1.0, 1.0)
+        found = Outcome(0.25, 1.0, 1.0)
         job.folder.mkdir(exist_ok=True)
         jobs.write_json(job.folder / "outcome.json", found._asdict())
         return found

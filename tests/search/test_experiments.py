@@ -16,7 +16,7 @@ def cells(target, tmp_path):
 def table(cells, accuracies):
     jobs = [job for cell in cells for job in cell.jobs]
     outcomes = {
-        job.folder: Outcome(accuracy, accuracy, None, 1.0, 1.0)
+        job.folder: Outcome(accuracy, 1.0, 1.0)
         for job, accuracy in zip(jobs, accuracies, strict=True)
     }
     return experiments.table(cells, outcomes)

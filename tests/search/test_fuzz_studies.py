@@ -38,7 +38,7 @@ def test_trials(tmp_path):
 
 
 def test_outcomes(tmp_path):
-    outcome = Outcome(0.5, 0.4, None, 1e6, 2.0)
+    outcome = Outcome(0.5, 1e6, 2.0)
     file = tmp_path / "outcome.json"
     assert fuzz(file, outcome._asdict(), jobs.outcome, tmp_path) == outcome
 

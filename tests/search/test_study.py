@@ -35,7 +35,7 @@ class Fake:
             line = {"step": step, "seconds": 0.1 * step}
             if watch is not None:
                 watch(line | {"test_accuracy_ema": rate * step / steps / 2})
-        found = Outcome(rate / 2, rate / 4, 99.0, 1e6, 2.0, diverged=rate > 2)
+        found = Outcome(rate / 2, 1e6, 2.0, diverged=rate > 2)
         (job.folder / "outcome.json").write_text(json.dumps(found._asdict()))
         return found
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 
 from tanager.commands import flags
@@ -43,11 +42,8 @@ def run(arguments: Sequence[str]) -> int:
             rows.append(_row(entry))
     if options.json:
         return print_json({"models": rows})
-    table = _table(rows)
     # Full width: a name that is cut off cannot be copied.
-    unbounded = screen.options.update(max_width=1000)
-    width = Measurement.get(screen, unbounded, table).maximum
-    Console(highlight=False, width=width).print(table)
+    Console(highlight=False, width=1000).print(_table(rows))
     seconds = time.perf_counter() - started
     print(
         "\nGFLOP: multiplications and additions of one forward pass of one image of "

@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 
 from tanager._cache import private_folder
 from tanager._files import write_json
-from tanager._record import Maybe, read_record
+from tanager._record import read_record
 from tanager.data import Dataset
 from tanager.recipes import cost, runner, tasks
 from tanager.recipes.recipe import Recipe
@@ -53,22 +53,18 @@ class Outcome(NamedTuple):
 
     Attributes:
         accuracy: of the parameter average on the held-out examples; 0 if it diverged.
-        accuracy_last: of the last parameters.
-        epsilon: what it spent; for a simulation, huge.
         flops: expected, of its matrix products and convolutions.
         seconds: of training, with compilation.
         diverged: whether parameters became infinite or NaN.
     """
 
     accuracy: float
-    accuracy_last: float
-    epsilon: float | None
     flops: float
     seconds: float
     diverged: bool = False
 
 
-_OUTCOME = Outcome.__annotations__ | {"epsilon": Maybe(float)}
+_OUTCOME = Outcome.__annotations__
 
 
 def outcome(folder: Path) -> Outcome | None:
@@ -117,16 +113,11 @@ def make(job: Job, watch: Watch | None = None) -> Outcome:
         result = runner.run(prepared, progress=False, on_metrics=watch)
     except FloatingPointError:
         spent = time.monotonic() - started
-        found = Outcome(0.0, 0.0, None, expected, spent, diverged=True)
+        found = Outcome(0.0, expected, spent, diverged=True)
     else:
-        assert result.evaluation is not None
         assert result.evaluation_ema is not None
         found = Outcome(
-            result.evaluation_ema.accuracy,
-            result.evaluation.accuracy,
-            result.epsilon,
-            expected,
-            result.summary["seconds"],
+            result.evaluation_ema.accuracy, expected, result.summary["seconds"]
         )
     keep(job.folder, found)
     return found

@@ -239,7 +239,7 @@ class Study:
             found = jobs.make(job, watch)
         except _Pruned:
             state, accuracy = "pruned", [*trial["accuracies"].values()][-1]
-            found = Outcome(accuracy, 0.0, None, 0.0, trial["seconds"])
+            found = Outcome(accuracy, 0.0, trial["seconds"])
             jobs.keep(folder / "run", found)
         else:
             state = "diverged" if found.diverged else "complete"
