@@ -15,7 +15,7 @@ import numpy as np
 from tanager.clipping import book_keeping, clipped_grad
 from tanager.clipping.analysis import taps
 from tanager.clipping.analysis.taps import Program
-from tanager.clipping.planning import plan
+from tanager.clipping.planning import choices
 from tanager.clipping.rules.groups import RETAINED, Method, NormGroup
 
 
@@ -99,7 +99,7 @@ def read(loss: Callable, params: Any, batch: Any) -> tuple[Program, list[NormGro
     params, batch = jax.tree.map(jnp.asarray, (params, batch))
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
     program = taps.read_loss(loss, params, example)
-    return program, plan.norm_groups(program)
+    return program, choices.norm_groups(program)
 
 
 def raised(loss: Callable, params: Any, batch: Any) -> dict[str, float]:

@@ -44,24 +44,14 @@ def clip(
     mask: Bool[Array, " b"],
     clip_norm: float,
 ) -> tuple[PyTree, Float[Array, " b"], Float[Array, " b"]]:
-    """Return the sum of clipped gradients, their norms before clipping, the losses.
-
-    Args:
-        program: the loss taken apart.
-        groups: of the program.
-        methods: one for each group.
-        params: pytree of float arrays.
-        batch: pytree of arrays with leading axis ``b``.
-        mask: which rows are examples; the others contribute exact zeros.
-        clip_norm: what norms are clipped to: C times `FloatError.target`.
-    """
+    """Return the sum of examples clipped to a norm, their norms, their losses."""
     leaves, tree = jax.tree.flatten(params)
     constants = program.evaluate_prologue(leaves)
     losses, seen = _tap_values(program, constants, jax.tree.leaves(batch))
     own = [[seen[use.tap] for use in group.uses] for group in groups]
 
     found = [
-        group.squares(method.norm, at, leaves, retain=method.total == RETAINED)
+        group.squares(method.norm, at, retain=method.total == RETAINED)
         for group, method, at in zip(groups, methods, own, strict=True)
     ]
     norms = norms_of([squares for squares, _ in found], mask.shape[0])

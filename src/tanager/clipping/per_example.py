@@ -20,15 +20,7 @@ from tanager.clipping.rules.retained import RetainedGradients, weighted_sum
 def per_example(
     loss: Any, params: PyTree, batch: PyTree, mask: Bool[Array, " b"], clip_norm: float
 ) -> tuple[PyTree, Float[Array, " b"], Float[Array, " b"]]:
-    """Return the sum of clipped gradients, their norms before clipping, the losses.
-
-    Args:
-        loss: scalar loss of ``(params, example)``.
-        params: pytree whose leaves are all inexact arrays (or None).
-        batch: pytree of arrays with leading axis ``b``.
-        mask: which rows are examples; the others contribute exact zeros.
-        clip_norm: the clipping norm C.
-    """
+    """Return the sum of clipped gradients, their norms, the losses."""
     # XLA may compute a batch of convolutions as one with zeros between: 0·NaN is NaN.
     # Products keep rows apart. A second way to compute only such batches would round
     # the other rows differently, and so tell that the row was there.

@@ -52,9 +52,13 @@ from tanager.clipping.analysis.rounding import ALLOWANCE, FloatError, float_erro
 from tanager.clipping.analysis.taps import Program, read_loss
 from tanager.clipping.per_example import per_example
 from tanager.clipping.planning.autotune import Timings
-from tanager.clipping.planning.choices import STRATEGIES
+from tanager.clipping.planning.choices import (
+    STRATEGIES,
+    Plan,
+    norm_groups,
+    plan_clipping,
+)
 from tanager.clipping.planning.explain import Explanation, explain
-from tanager.clipping.planning.plan import Plan, norm_groups, plan_clipping
 from tanager.compiling import filter_jit
 
 
@@ -77,12 +81,7 @@ class ClippedGradient(NamedTuple):
 class ClippedGrad:
     """The function `clipped_grad` makes; it carries the sensitivity it enforces.
 
-    Attributes:
-        loss: the loss of one example.
-        clip_norm: the clipping norm C.
-        strategy: the name of the clipping strategy.
-        memory: ``"default"`` or ``"low"``, see `clipped_grad`.
-        trainable: which leaves are trained, see `clipped_grad`.
+    Its attributes are the arguments of `clipped_grad`.
     """
 
     def __init__(
@@ -141,8 +140,7 @@ class ClippedGrad:
         if shapes not in self._checked:
             refuse_cross_example_layers(params)
             check_leaves(trainable)
-            loss = self._loss_of(fixed)
-            check_loss(loss, trainable, batches.example_of(batch))
+            check_loss(self._loss_of(fixed), trainable, batches.example_of(batch))
             self._checked.add(shapes)
         return trainable, fixed
 
@@ -181,8 +179,8 @@ class ClippedGrad:
         """Return the loss taken apart; None where it is clipped by its definition."""
         if self.strategy == "per_example":
             return None
-        example = batches.example_of(batch)
-        program = read_loss(self._loss_of(fixed), trainable, example)
+        loss = self._loss_of(fixed)
+        program = read_loss(loss, trainable, batches.example_of(batch))
         return None if program.needs_definition else program
 
     def _plans(self, program: Program | None, rows: int) -> dict[int, Plan]:
@@ -202,27 +200,17 @@ class ClippedGrad:
         return float_error(steps + joined, rows, self.clip_norm, numbers, coarsest)
 
     def tune(
-        self,
-        params: PyTree,
-        batch: PyTree,
-        report: Callable[[str], None] = lambda _: None,
+        self, params: PyTree, batch: PyTree, report: Callable[[str], None] | None = None
     ) -> bool:
         """Under ``"auto"``, measure what is not known yet for shapes like these.
 
         What is found is remembered on disk (`planning.autotune`) and serves later
         traces, those of an outer `jax.jit` included, which cannot measure. A call
-        outside `jax.jit` does this by itself.
-
-        Args:
-            params: as in a call.
-            batch: as in a call; its values are not looked at.
-            report: called with a line for each thing that is measured.
+        outside `jax.jit` does this by itself. Takes and raises what a call does;
+        `report` is called with a line for each thing that is measured.
 
         Returns:
             Whether anything was measured: traces made before may clip otherwise.
-
-        Raises:
-            ValueError: as in a call.
         """
         shapes = batches.shapes_of((params, batch))
         if self.strategy != "auto" or shapes in self._tuned:
@@ -240,14 +228,8 @@ class ClippedGrad:
     def explain(self, params: PyTree, batch: PyTree) -> Explanation:
         """Return a table of the taps: what is done at each, why, and what it takes.
 
-        Under ``"auto"`` what is not known yet is measured first.
-
-        Args:
-            params: as in a call.
-            batch: as in a call.
-
-        Raises:
-            ValueError: as in a call.
+        Under ``"auto"`` what is not known yet is measured first. Takes and raises what
+        a call does.
         """
         self.tune(params, batch)
         trainable, fixed = self._split(params, batch)

@@ -65,7 +65,7 @@ def test_norms_whose_gradients_are_dropped_group_by_group(name, monkeypatch):
             @jax.jit
             def squared(w, x, dy, method=method):
                 seen = [TapValues([x], [dy], [dy], program.evaluate_prologue([w]))]
-                squares, held = group.squares(method, seen, [w], retain=False)
+                squares, held = group.squares(method, seen, retain=False)
                 assert held.gradients is None
                 return squares
 

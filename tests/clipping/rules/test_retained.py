@@ -30,7 +30,7 @@ def test_retained_gradients_are_added_up_before_they_are_brought_to_the_kernel(
     program, (group,) = read(lambda w, x: curve(apply(w, x)), w, x)
     dy = jax.vmap(apply, (None, 0))(w, x)
     seen = [TapValues([x], [dy], [dy], program.evaluate_prologue([w]))]
-    squares, held = group.squares(method, seen, [w], retain=True)
+    squares, held = group.squares(method, seen, retain=True)
     assert held.gradients is not None
     assert len(held.gradients[0].chunks) == 3
     factors = clip_factors(jnp.sqrt(squares), jnp.ones(5, bool), 1.0)

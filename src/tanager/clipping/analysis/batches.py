@@ -19,11 +19,7 @@ MEMORY = {"default": 1, "low": 2}
 
 
 def rows_of(batch: PyTree) -> int:
-    """Return the rows of a physical batch.
-
-    Raises:
-        ValueError: its arrays do not share one leading axis.
-    """
+    """Return the rows of a physical batch, whose arrays must share a leading axis."""
     sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(batch)}
     if len(sizes) != 1 or sizes == {()}:
         raise ValueError(
@@ -34,11 +30,7 @@ def rows_of(batch: PyTree) -> int:
 
 
 def mask_of(mask: ArrayLike | None, rows: int) -> Bool[Array, " b"]:
-    """Return the mask as an array, all True for None.
-
-    Raises:
-        ValueError: it is not bool[rows].
-    """
+    """Return the mask as an array, all True for None; refuse all but bool[rows]."""
     mask = jnp.ones(rows, bool) if mask is None else jnp.asarray(mask)
     if mask.shape != (rows,) or mask.dtype != jnp.bool_:
         raise ValueError(
@@ -49,14 +41,10 @@ def mask_of(mask: ArrayLike | None, rows: int) -> Bool[Array, " b"]:
 
 
 def refuse_typed_axes(params: PyTree, batch: PyTree) -> None:
-    """Refuse arrays whose type names mesh axes.
+    """Refuse arrays that vary or are split over named axes of a mesh.
 
     Where `jax.shard_map` checks which values are the same on all devices, the gradient
     of one example would be summed over the devices that share parameters.
-
-    Raises:
-        ValueError: an array varies over the axes of `jax.shard_map`, or is split over
-            an axis of type `AxisType.Explicit`.
     """
     for leaf in jax.tree.leaves(eqx.filter((params, batch), eqx.is_array)):
         if axes := jax.typeof(leaf).manual_axis_type.varying:
@@ -140,14 +128,7 @@ def in_pieces(
     mask: Bool[Array, " b"],
     memory: str,
 ) -> tuple[PyTree, Array, Array]:
-    """Clip a physical batch piece by piece; return its sum, norms and losses.
-
-    Args:
-        clip: returns these three for a piece, from its rows, batch and mask.
-        batch: all rows.
-        mask: of all rows.
-        memory: one of `MEMORY`.
-    """
+    """Clip a physical batch piece by piece; return its sum, norms and losses."""
     (_, rows), *rest = pieces(mask.shape[0], memory)
     first = jax.tree.map(lambda leaf: leaf[:rows], (batch, mask))
     total, norms, losses = clip(rows, *first)

@@ -96,12 +96,7 @@ def interpret(
 ) -> list[Any]:
     """Return the results of a jaxpr whose equations a rule evaluates one by one.
 
-    Args:
-        jaxpr: not closed.
-        consts: values of its `constvars`.
-        arguments: values of its `invars`.
-        rule: from an equation and the values of its operands to its results. Values
-            may be of any kind; those of literals are the literals' own.
+    Values may be of any kind; those of literals are the literals' own.
     """
     variables = (*jaxpr.constvars, *jaxpr.invars)
     values = dict(zip(variables, (*consts, *arguments), strict=True))
@@ -112,13 +107,7 @@ def interpret(
 def walk(
     equations: Iterable[jex.JaxprEqn], values: dict[jex.Var, Any], rule: Evaluation
 ) -> dict[jex.Var, Any]:
-    """Evaluate equations one by one; return the values of all variables.
-
-    Args:
-        equations: in order.
-        values: of the variables they start from.
-        rule: as of `interpret`.
-    """
+    """Evaluate equations one by one; return the values of all variables."""
     values = dict(values)
     for equation in equations:
         results = rule(equation, [read(values, atom) for atom in equation.invars])
@@ -140,19 +129,16 @@ def evaluate(equation: jex.JaxprEqn, values: Sequence[Any]) -> list[Any]:
     """Evaluate one equation on the values of its operands, literals included."""
     pairs = zip(equation.invars, values, strict=True)
     own = {atom: value for atom, value in pairs if isinstance(atom, jex.Var)}
+    names = ("",) * len(own), ("",) * len(equation.outvars)
     jaxpr = jex.Jaxpr(
         (),
         list(own),
         equation.outvars,
         [equation],
         effects=equation.effects,
-        debug_info=_debug_info(len(own), len(equation.outvars)),
+        debug_info=jex.DebugInfo("tanager", "one equation", *names),
     )
     return list(jax.core.eval_jaxpr(jaxpr, (), *own.values()))
-
-
-def _debug_info(arguments: int, results: int) -> jex.DebugInfo:
-    return jex.DebugInfo("tanager", "one equation", ("",) * arguments, ("",) * results)
 
 
 def evaluate_apart(
@@ -162,12 +148,8 @@ def evaluate_apart(
 
     XLA may compute a batch of small convolutions as one large one with zeros between,
     forward or backward, and 0·NaN is NaN. A row that is not finite meets the others as
-    zeros, and its results are NaN.
-
-    Args:
-        equation: what to evaluate.
-        values: of its operands.
-        shared: which of its variables are the same for all rows.
+    zeros, and its results are NaN. `shared` tells which variables all rows have in
+    common.
     """
     moving = [
         number
@@ -219,13 +201,7 @@ def evaluate_wide(
 
     A derivative taken through it is then float32 too, whatever the precision in which
     the model computes. Calls whose derivative is not that of their body keep their own
-    precision within.
-
-    Args:
-        equation: what to evaluate.
-        values: of its operands.
-        exact: whether a product or convolution is in full float32 on devices that
-            would round its operands.
+    precision within. With `exact`, products are in full float32 on every device.
     """
     casts = equation.primitive.name == "convert_element_type" and is_float(values[0])
     if casts and jnp.issubdtype(equation.params["new_dtype"], jnp.floating):
@@ -274,10 +250,7 @@ def open_calls(
 ) -> jex.ClosedJaxpr:
     """Retrace a jaxpr with the calls opened that a parameter enters.
 
-    Args:
-        closed: the traced loss.
-        origins: of its arguments.
-        keep: equations to leave closed all the same.
+    `origins` are those of its arguments; equations to `keep` stay closed all the same.
     """
 
     def rule(equation: jex.JaxprEqn, operands: list[Any]) -> list[Any]:
@@ -286,7 +259,8 @@ def open_calls(
         if Origin.PARAMETER in found and name in OPENED and not keep(equation):
             return interpret(*body_of(equation), operands, rule)
         mixed = {Origin.PARAMETER, Origin.DATA} <= found
-        if mixed and name == "scan" and _worth_unrolling(equation):
+        short = 0 < equation.params.get("length", 0) <= LONGEST_UNROLLED_SCAN
+        if mixed and name == "scan" and short:
             return _unroll(equation, operands, rule)
         results = evaluate(equation, [value for value, _ in operands])
         origin = max(found, default=Origin.CONSTANT)
@@ -297,16 +271,11 @@ def open_calls(
         results = interpret(closed.jaxpr, closed.consts, marked, rule)
         return [value for value, _ in _marked(results)]
 
-    held: list[Any] = list(closed.in_avals)
     avals = [
         jax.ShapeDtypeStruct(each.shape, each.dtype, weak_type=each.weak_type)
-        for each in held
+        for each in map(aval, closed.jaxpr.invars)
     ]
     return jax.make_jaxpr(opened)(*avals)
-
-
-def _worth_unrolling(equation: jex.JaxprEqn) -> bool:
-    return 0 < equation.params["length"] <= LONGEST_UNROLLED_SCAN
 
 
 def _unroll(equation: jex.JaxprEqn, operands: list[_Marked], rule: Evaluation) -> list:
@@ -329,12 +298,7 @@ def _unroll(equation: jex.JaxprEqn, operands: list[_Marked], rule: Evaluation) -
         results = interpret(*body_of(equation), [*consts, *carry, *slices], rule)
         results = _marked(results)
         carry, outputs[step] = results[: len(carry)], results[len(carry) :]
-    columns = zip(*(outputs[step] for step in steps), strict=True)
-    collected = [
-        _Marked(
-            jnp.stack([value for value, _ in column]),
-            max(origin for _, origin in column),
-        )
-        for column in columns
-    ]
-    return [*carry, *collected]
+    for column in zip(*(outputs[step] for step in steps), strict=True):
+        values, origins = zip(*column, strict=True)
+        carry.append(_Marked(jnp.stack(values), max(origins)))
+    return carry

@@ -23,11 +23,7 @@ from tanager.clipping.analysis.jaxprs import aval, every_equation
 
 
 def safe_to_split(function: Callable) -> Callable:
-    """Return a function that XLA splits correctly over devices.
-
-    Args:
-        function: of pytrees; not to be differentiated afterwards.
-    """
+    """Return a function that XLA splits correctly over devices; not differentiable."""
 
     def safe(*arguments: PyTree) -> PyTree:
         arrays, others = eqx.partition(arguments, eqx.is_array)
@@ -96,13 +92,7 @@ def _by_products(equation: jex.JaxprEqn) -> jex.JaxprEqn:
 
 
 def convolution_by_products(x: Array, kernel: Array, asked: Mapping[str, Any]) -> Array:
-    """Compute `lax.conv_general_dilated` with one gather per axis and one product.
-
-    Args:
-        x: of any layout.
-        kernel: of any layout.
-        asked: all other parameters of the primitive.
-    """
+    """Compute `lax.conv_general_dilated` with one gather per axis and one product."""
     numbers: lax.ConvDimensionNumbers = asked["dimension_numbers"]
     strides, dilation = asked["window_strides"], asked["rhs_dilation"]
     groups, batch_groups = asked["feature_group_count"], asked["batch_group_count"]

@@ -47,12 +47,8 @@ def same(gradient: Array) -> Array:
 
 
 def _reshape(equation: jex.JaxprEqn, _: int) -> Link | None:
-    if equation.params.get("dimensions") is not None:
+    if equation.primitive.name == "reshape" and equation.params["dimensions"]:
         return None
-    return _squeeze(equation, 0)
-
-
-def _squeeze(equation: jex.JaxprEqn, _: int) -> Link:
     shape = _shape(equation)
     return Link(lambda gradient: gradient.reshape(shape))
 
@@ -66,10 +62,6 @@ def _convert(equation: jex.JaxprEqn, _: int) -> Link | None:
     ends = aval(equation.invars[0]), aval(equation.outvars[0])
     real = all(jnp.issubdtype(end.dtype, jnp.floating) for end in ends)
     return Link(same, entrywise=True) if real else None
-
-
-def _copy(equation: jex.JaxprEqn, _: int) -> Link:
-    return Link(same, entrywise=True)
 
 
 def _negative(equation: jex.JaxprEqn, _: int) -> Link:
@@ -98,30 +90,21 @@ def _scaled(factor: float) -> Link:
 
 def _times_number(equation: jex.JaxprEqn, _: int) -> Link | None:
     divide = equation.primitive.name == "div"
-    for atom, number in (equation.invars, reversed(equation.invars)):
-        if isinstance(number, jex.Literal) and not isinstance(atom, jex.Literal):
-            if divide and number is not equation.invars[1]:
-                return None
-            value = number.val
-            if np.iscomplexobj(value) or (divide and value == 0):
-                return None
-            factor = 1 / float(value) if divide else float(value)
-            if not math.isfinite(factor):
-                return None
-            return _scaled(factor)
-    return None
+    one, other = equation.invars
+    number = other if isinstance(other, jex.Literal) else one
+    if not isinstance(number, jex.Literal) or np.iscomplexobj(number.val):
+        return None
+    if divide and (number is one or number.val == 0):
+        return None
+    factor = 1 / float(number.val) if divide else float(number.val)
+    return _scaled(factor) if math.isfinite(factor) else None
 
 
 def _slice(equation: jex.JaxprEqn, _: int) -> Link:
     params = equation.params
     strides = params["strides"] or (1,) * len(params["start_indices"])
-    box = tuple(
-        slice(*bounds)
-        for bounds in zip(
-            params["start_indices"], params["limit_indices"], strides, strict=True
-        )
-    )
-    return _box_link(equation, box)
+    box = map(slice, params["start_indices"], params["limit_indices"], strides)
+    return _box_link(equation, tuple(box))
 
 
 def _split(equation: jex.JaxprEqn, number: int) -> Link:
@@ -152,11 +135,11 @@ def _shape(equation: jex.JaxprEqn) -> tuple[int, ...]:
 
 _LINKS: dict[str, Callable[[jex.JaxprEqn, int], Link | None]] = {
     "reshape": _reshape,
-    "squeeze": _squeeze,
+    "squeeze": _reshape,
     "transpose": _transpose,
     "convert_element_type": _convert,
-    "copy": _copy,
-    "copy_p": _copy,
+    "copy": _convert,
+    "copy_p": _convert,
     "neg": _negative,
     "rev": _reverse,
     "broadcast_in_dim": _broadcast,
@@ -168,12 +151,7 @@ _LINKS: dict[str, Callable[[jex.JaxprEqn, int], Link | None]] = {
 
 
 def link(equation: jex.JaxprEqn, result: int) -> Link | None:
-    """Return the link an equation makes from its one operand, or None.
-
-    Args:
-        equation: it has exactly one operand that is not a literal.
-        result: which of its results the parameter is followed to.
-    """
+    """Return the link from an equation's one operand to a result of it, or None."""
     make = _LINKS.get(equation.primitive.name)
     alone = len(variables(equation)) == 1
     step = make(equation, result) if make and alone else None
@@ -206,12 +184,9 @@ def disjoint(one: Sequence[Link], other: Sequence[Link]) -> bool:
         if mine.box is None or theirs.box is None:
             return False
         if mine.box != theirs.box:
-            return any(_apart(a, b) for a, b in zip(mine.box, theirs.box, strict=True))
+            sides = zip(mine.box, theirs.box, strict=True)
+            return any(a.stop <= b.start or b.stop <= a.start for a, b in sides)
     return False
-
-
-def _apart(one: slice, other: slice) -> bool:
-    return one.stop <= other.start or other.stop <= one.start
 
 
 def entrywise(links: Sequence[Link]) -> bool:

@@ -19,7 +19,6 @@ _REFUSED = {
     "stochastic_convert_element_type": "rounds at random",
     "io_callback": "calls the host once per evaluation, not once per example",
     "pure_callback": "calls the host, which may remember earlier examples",
-    "outside_call": "calls the host once per evaluation, not once per example",
 }
 
 _REMEDY = (
@@ -55,14 +54,7 @@ _ERROR_IF = "branched_error_if_impl"
 def refuse_ill_defined(jaxpr: Any, raises: bool = False) -> None:
     """Refuse operations for which the gradient of one example is not defined.
 
-    Args:
-        jaxpr: of the loss, or of its gradient.
-        raises: whether this is the code by which Equinox raises an error.
-
-    Raises:
-        ValueError: the jaxpr calls the host (other than to raise an error), draws at
-            random without a key or with an rbg key, exchanges values between devices,
-            or has batching rules that may mix examples.
+    `raises` says that this is the code by which Equinox raises an error: by a callback.
     """
     for equation in jaxpr.eqns:
         name = equation.primitive.name

@@ -69,10 +69,7 @@ def unit(dtype: Any) -> float:
 def gamma(steps: float, dtype: Any, *, product: bool = False) -> float:
     """Return γ(steps), infinite where nothing can be said.
 
-    Args:
-        steps: roundings that each term passes through.
-        dtype: of the sum.
-        product: of a product of matrices: an accelerator's may keep two bits less.
+    Products of matrices keep up to two bits less on an accelerator.
     """
     loose = 4 if product and jax.default_backend() != "cpu" else 1
     error = steps * loose * unit(dtype)
@@ -175,14 +172,10 @@ def product_steps(rows: int) -> float:
 class FloatError:
     """The parts of a sensitivity that float arithmetic makes.
 
-    Attributes:
-        rows: R, the physical batch size.
-        steps: D, of the parameter whose sum rounds most.
-        sum: how far rounding moves the sum of a physical batch when one row is masked,
-            as a part of C, whatever the other rows are.
-        allowance: what the sensitivity allows for it, as a part of C.
-        target: the norm that examples are clipped to, as a part of C: less than 1 where
-            `sum` exceeds the allowance.
+    Of R = `rows` examples whose sum takes D = `steps`, rounding moves the sum by
+    `sum`·C when one row is masked, whatever the other rows are; `allowance`·C is
+    allowed for. Examples are clipped to `target`·C: less than C where `sum` exceeds the
+    allowance.
     """
 
     rows: int
@@ -201,15 +194,10 @@ class FloatError:
 def float_error(
     steps: float, rows: int, clip_norm: float, numbers: int, dtype: Any
 ) -> FloatError:
-    """Return what rounding can do to a sum of clipped gradients.
+    """Return what rounding can do to a sum of clipped gradients of so many numbers.
 
-    Args:
-        steps: D, of the parameter where it is largest: the errors of different
-            parameters add up in the 2-norm, as the gradients do (Minkowski).
-        rows: R.
-        clip_norm: C.
-        numbers: how many numbers a gradient has. Squares of each may vanish.
-        dtype: of the sum.
+    `steps` is D of the parameter where it is largest: the errors of different
+    parameters add up in the 2-norm, as the gradients do (Minkowski).
     """
     # 2⁻¹⁰ for terms of second order; 16·u for c, the norm's root, and C as a float.
     error = (2 * steps * rows * (1 + 2.0**-10) + 16) * unit(dtype)

@@ -73,11 +73,7 @@ _standardise = jax.jit(_tanager_standardise)
 class Statistics(NamedTuple):
     """What a weight's standardisation is made of; all but `centred` per output unit.
 
-    Attributes:
-        centred: v = W − mean(W).
-        root: 1/sqrt(n s²).
-        factor: a.
-        curb: (2 − mean(v²)/s²)/(n s²).
+    v = W − mean(W), 1/sqrt(n s²), a, and (2 − mean(v²)/s²)/(n s²).
     """
 
     centred: Array
@@ -127,11 +123,8 @@ def from_gradient(
 ) -> tuple[Float[Array, "b o"], Float[Array, "b o"], Float[Array, "b o"]]:
     """Return ‖lift·G‖², 1ᵀG and vᵀG of each example and output unit.
 
-    Args:
-        gradient: G, its entries in any order.
-        centred: v, in the same order.
-        outputs: the axes of `own` along which output units lie.
-        lift: what G is multiplied by before it is squared.
+    `outputs` are the axes of G along which output units lie. v has its entries in the
+    order of G.
     """
     units = {axis % centred.ndim for axis in outputs}
     axes = tuple(axis + 1 for axis in range(centred.ndim) if axis not in units)
@@ -154,16 +147,10 @@ def squared_norms(
 ) -> Float[Array, " b"]:
     """Return ‖∂loss/∂W‖² of each example, or more; ∞ where it overflows.
 
-    Args:
-        fan_in: n.
-        parts: of the weight.
-        scaled_square: Σ_o a²‖G‖², or more.
-        total: 1ᵀG.
-        projection: vᵀG.
-        relative: what rounding may have taken, as a part of the square, or of what is
-            subtracted from it where that is larger.
-        slip: how far (a·1ᵀG/√n, a·vᵀG/‖v‖) may be wrong beside that, as one vector. Of
-            its square S² that is 2·S·slip + slip².
+    `scaled_square` is Σ_o a²‖G‖², or more. `relative` is what rounding may have taken,
+    as a part of that, or of what is subtracted where it is larger. `slip` is how far
+    (a·1ᵀG/√n, a·vᵀG/‖v‖) may be wrong beside that, as one vector. Of its square S² that
+    is 2·S·slip + slip².
     """
     less = jnp.square(total) / fan_in + jnp.square(projection) * parts.curb[None]
     taken = jnp.sum(less * jnp.square(parts.factor)[None], axis=-1)

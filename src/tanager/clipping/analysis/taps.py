@@ -20,7 +20,7 @@ of an example's gradient is the sum over units; within one there may be cross te
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -38,14 +38,7 @@ from tanager.clipping.analysis.refusals import refuse_ill_defined
 
 @dataclass(frozen=True, eq=False)
 class Use:
-    """One operand of a tap that carries parameters.
-
-    Attributes:
-        tap: number of the tap.
-        position: of the operand in the tap's equation.
-        anchor: the variable its chain of links starts from.
-        links: from the anchor to the operand.
-    """
+    """One operand of a tap that carries parameters: links lead to it from an anchor."""
 
     tap: int
     position: int
@@ -55,14 +48,7 @@ class Use:
 
 @dataclass(frozen=True, eq=False)
 class Tap:
-    """An equation in which parameters meet data.
-
-    Attributes:
-        number: position in `Program.taps`.
-        equation: of the body.
-        data: positions of the operands that depend on the example.
-        uses: one for each operand through which gradient flows to parameters.
-    """
+    """An equation of the body in which parameters meet data (operands at `data`)."""
 
     number: int
     equation: jex.JaxprEqn
@@ -74,12 +60,8 @@ class Tap:
 class Unit:
     """Leaves and anchors that share parameters: norms of different units just add.
 
-    Attributes:
-        leaves: numbers of the parameter leaves.
-        anchors: the variables their gradients come from.
-        uses: every use of these anchors.
-        kind: ``"leaf"``, the one anchor is the one leaf; ``"standardised"``, the one
-            anchor is a leaf standardised (perhaps with a gain); else ``"general"``.
+    Its kind is ``"leaf"`` if the one anchor is the one leaf, ``"standardised"`` if that
+    is standardised (perhaps with a gain), else ``"general"``.
     """
 
     leaves: tuple[int, ...]
@@ -92,15 +74,9 @@ class Unit:
 class Program:
     """A loss taken apart, see the module.
 
-    Attributes:
-        jaxpr: the loss with calls opened; its arguments are the parameter leaves, then
-            the leaves of one example.
-        leaves: how many arguments are parameters.
-        prologue: the equations no example reaches.
-        body: the others.
-        taps: in the order of the body.
-        units: together they hold every parameter leaf that reaches the loss. The
-            gradient of other leaves is 0.
+    The arguments of `jaxpr` are the parameter `leaves`, so many, then those of one
+    example. The units together hold every leaf that reaches the loss: the gradient of
+    others is 0.
     """
 
     jaxpr: jex.ClosedJaxpr
@@ -109,18 +85,14 @@ class Program:
     body: list[jex.JaxprEqn]
     taps: list[Tap]
     units: list[Unit]
-    _by_equation: dict[int, Tap] = field(init=False)
-
-    def __post_init__(self):
-        self._by_equation = {id(tap.equation): tap for tap in self.taps}
 
     @property
     def needs_definition(self) -> bool:
         """Whether a derivative in it depends on which operands have one.
 
-        Taps change that: of a tap's operands, parameters alone have a derivative, and
-        in the pass through the body all but them. Such a loss is clipped by `vmap` of
-        its gradient.
+        Taps change that: of a tap's operands only parameters have a derivative, and in
+        the pass through the body all but them. Such a loss is clipped by `vmap` of its
+        gradient.
         """
         return any(jaxprs.asks_what_varies(tap.equation) for tap in self.taps)
 
@@ -131,24 +103,16 @@ class Program:
 
     def evaluate_prologue(self, leaves: Sequence[Array]) -> dict[jex.Var, Any]:
         """Return every value that no example reaches, by variable."""
-        return self._evaluate(self.prologue, leaves, jaxprs.evaluate)
+        return jaxprs.walk(self.prologue, self._given(leaves), jaxprs.evaluate)
 
-    def _evaluate(
-        self,
-        equations: Sequence[jex.JaxprEqn],
-        leaves: Sequence[Array],
-        rule: jaxprs.Evaluation,
-    ) -> dict[jex.Var, Any]:
+    def _given(self, leaves: Sequence[Array]) -> dict[jex.Var, Any]:
         variables = (*self.jaxpr.jaxpr.constvars, *self.parameters)
-        values = dict(zip(variables, (*self.jaxpr.consts, *leaves), strict=True))
-        return jaxprs.walk(equations, values, rule)
+        return dict(zip(variables, (*self.jaxpr.consts, *leaves), strict=True))
 
-    def anchors_of(self, unit: Unit, leaves: Sequence[Array]) -> list[Array]:
+    def _anchors_of(self, unit: Unit, leaves: Sequence[Array]) -> list[Array]:
         """Return a unit's anchors from all leaves, in float32 or wider throughout."""
-        if all(anchor in self.parameters for anchor in unit.anchors):
-            return [leaves[self.parameters.index(a)] for a in unit.anchors]
         needed = _needed(self.prologue, unit.anchors)
-        values = self._evaluate(needed, leaves, jaxprs.evaluate_wide)
+        values = jaxprs.walk(needed, self._given(leaves), jaxprs.evaluate_wide)
         return [values[anchor] for anchor in unit.anchors]
 
     def pull_back(
@@ -161,15 +125,12 @@ class Program:
             every = list(wide)
             for number, leaf in zip(unit.leaves, own, strict=True):
                 every[number] = leaf
-            return self.anchors_of(unit, every)
+            return self._anchors_of(unit, every)
 
         own = [wide[number] for number in unit.leaves]
         values, transpose = jax.vjp(anchors, own)
-        gradients = [
-            gradient.astype(value.dtype)
-            for gradient, value in zip(gradients, values, strict=True)
-        ]
-        return transpose(gradients)[0]
+        pairs = zip(gradients, values, strict=True)
+        return transpose([gradient.astype(v.dtype) for gradient, v in pairs])[0]
 
     def evaluate_body(
         self,
@@ -179,15 +140,12 @@ class Program:
     ) -> tuple[Array, list[tuple[list[Any], list[Any]]]]:
         """Return the loss of one example and, for each tap, its (x, y).
 
-        Args:
-            constants: what `evaluate_prologue` returned.
-            perturbations: one array for each float result of each tap, added to it.
-            example: leaves of the example.
+        Each float result of each tap is shifted by its perturbation.
         """
-        met = []
+        met, taps = [], {id(tap.equation): tap for tap in self.taps}
 
         def rule(equation: jex.JaxprEqn, operands: list[Any]) -> list[Any]:
-            tap = self._by_equation.get(id(equation))
+            tap = taps.get(id(equation))
             if tap is None and _convolves_data(equation, constants):
                 shared = constants.__contains__
                 return jaxprs.evaluate_apart(equation, operands, shared)
@@ -219,16 +177,7 @@ def float_results(tap: Tap) -> list[jex.Var]:
 
 
 def read_loss(loss: Callable, params: PyTree, example: PyTree) -> Program:
-    """Trace the loss of one example and find its taps.
-
-    Args:
-        loss: ``loss(params, example) -> scalar``.
-        params: pytree of float arrays (or shapes).
-        example: pytree of arrays (or shapes), without a batch axis.
-
-    Raises:
-        ValueError: the loss holds what `refuse_ill_defined` refuses.
-    """
+    """Trace the loss of one example and find its taps."""
     leaves, params_tree = jax.tree.flatten(params)
     inputs, example_tree = jax.tree.flatten(example)
 
@@ -261,12 +210,7 @@ def _zero_of_data(example: Sequence[Any], result: Any) -> Array:
 
 
 class _Live(NamedTuple):
-    """A value made of parameters alone through which a gradient flows.
-
-    Attributes:
-        equation: it is a result of; None for leaves.
-        leaves: it depends on.
-    """
+    """A value of parameters alone: the equation that made it, the leaves it is of."""
 
     equation: jex.JaxprEqn | None
     leaves: set[jex.Var]
@@ -347,12 +291,11 @@ def _units(
     order: dict[jex.Var, None] = dict.fromkeys(use.anchor for use in uses)
     parts: list[tuple[set[jex.Var], set[jex.Var]]] = []  # anchors and their leaves
     for anchor in order:
-        shared = [part for part in parts if part[1] & live[anchor].leaves]
+        own = live[anchor].leaves
+        shared = [part for part in parts if part[1] & own]
         parts = [part for part in parts if part not in shared]
-        anchors = {anchor}.union(*(part[0] for part in shared))
-        parts.append(
-            (anchors, live[anchor].leaves.union(*(part[1] for part in shared)))
-        )
+        joined = zip(({anchor}, own), *shared, strict=True)
+        parts.append(tuple(set().union(*each) for each in joined))
     units = []
     for anchors, origin in parts:
         ordered = tuple(anchor for anchor in order if anchor in anchors)

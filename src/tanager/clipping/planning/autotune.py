@@ -174,19 +174,9 @@ class Timings:
         program: Program,
         groups: Sequence[NormGroup],
         rows: int,
-        report: Callable[[str], None] = lambda _: None,
+        report: Callable[[str], None] | None = None,
     ) -> bool:
-        """Time the methods worth trying of every group not measured before.
-
-        Args:
-            program: whose groups these are.
-            groups: groups of the same shapes are measured once.
-            rows: B.
-            report: called with a line for each thing that is measured.
-
-        Returns:
-            Whether there was one.
-        """
+        """Measure the groups that are not known yet; return whether there was any."""
         measured = False
         waiting: dict[str, NormGroup] = {}
         for group in groups:
@@ -202,7 +192,8 @@ class Timings:
             bench = _Bench(program, group, few)
             parts = (part for method in methods for part in _parts(method))
             for part in dict.fromkeys(parts):
-                report(f"{group.rule.describe()}: {part}")
+                if report is not None:
+                    report(f"{group.rule.describe()}: {part}")
                 self._seconds[f"{signature}:{part}"] = bench.seconds(part)
             self._write()
         return measured
@@ -231,8 +222,8 @@ class _Bench:
     def __init__(self, program: Program, group: NormGroup, rows: int):
         draw = np.random.default_rng(0)
         self._program, self._group, self._rows = program, group, rows
-        self._leaves = [_random(draw, aval(v)) for v in program.parameters]
-        self._constants = program.evaluate_prologue(self._leaves)
+        leaves = [_random(draw, aval(v)) for v in program.parameters]
+        self._constants = program.evaluate_prologue(leaves)
         self._seen = [self._random_seen(draw, use.tap) for use in group.uses]
 
     def _random_seen(self, draw: np.random.Generator, number: int) -> tuple:
@@ -247,7 +238,7 @@ class _Bench:
     def seconds(self, part: str) -> float:
         """Return the median seconds of one part of a method."""
         kind, name = part.split(":", 1)
-        group, leaves, constants = self._group, self._leaves, self._constants
+        group, constants = self._group, self._constants
 
         def work(seen):
             at = [TapValues(data, y, dy, constants) for data, y, dy in seen]
@@ -255,7 +246,7 @@ class _Bench:
             if kind == "total":
                 factors = clip_factors(jnp.ones(self._rows), full, 1.0)
                 return group.total(name, at, Held(), factors)
-            squares, held = group.squares(name, at, leaves, retain=kind == "retained")
+            squares, held = group.squares(name, at, retain=kind == "retained")
             if held.gradients is None:
                 return squares, held.gain and held.gain.chunks
             factors = clip_factors(jnp.sqrt(squares), full, 1.0)

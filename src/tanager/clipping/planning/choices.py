@@ -1,4 +1,4 @@
-"""Which method clips each group, under each strategy.
+"""From a loss taken apart to a plan: which method clips each of its norm groups.
 
 | strategy | norms | sums |
 |---|---|---|
@@ -19,9 +19,16 @@ Rodriguez Beltran et al., section 2.2, for the names).
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+from tanager.clipping.analysis import links
+from tanager.clipping.analysis.jaxprs import aval
+from tanager.clipping.analysis.taps import Program
 from tanager.clipping.planning import cost
-from tanager.clipping.rules.groups import RETAINED, Method, NormGroup
+from tanager.clipping.planning.autotune import Timings
+from tanager.clipping.rules.groups import RETAINED, Joint, Method, NormGroup, Single
+from tanager.clipping.rules.retained import retained_steps
+from tanager.clipping.rules.standardised import Standardised
 
 
 STRATEGIES = {
@@ -35,34 +42,88 @@ STRATEGIES = {
 }
 """The clipping strategies; all compute the same sum."""
 
-_ONE_PASS = {"ghost": "bk", "mixed_ghost": "bk_mixed"}
-
 _MOST_EXCESS = 0.01
 """How much too large a norm `auto` accepts from a Gram matrix."""
 
 Estimate = Callable[[NormGroup, Method], cost.Cost]
 
 
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """How a loss is clipped at one physical batch size: a method for each group.
+
+    There is no program where the loss is clipped by its definition.
+    """
+
+    program: Program | None
+    strategy: str
+    rows: int
+    timings: Timings
+    groups: Sequence[NormGroup] = ()
+    methods: Sequence[Method] = ()
+
+    @property
+    def sum_steps(self) -> float:
+        """D of the parameter whose sum rounds most (`rounding.row_steps`)."""
+        if self.program is None:
+            return retained_steps(self.rows, self.rows)
+        pairs = zip(self.groups, self.methods, strict=True)
+        return max((group.sum_steps(m, self.rows) for group, m in pairs), default=0.0)
+
+
+def plan_clipping(program: Program | None, rows: int, strategy: str) -> Plan:
+    """Choose a method for each norm group; without a program, clip by definition."""
+    timings = Timings()
+    if program is None:
+        return Plan(None, "per_example", rows, timings)
+    groups = norm_groups(program)
+    # In a measured WRN-16-4, 1.4 times the temporary memory of plain SGD.
+    most_bytes = rows * _activations(program)
+
+    def estimate(group: NormGroup, method: Method) -> cost.Cost:
+        return timings.estimate(group, method, rows)
+
+    methods = choose(strategy, groups, rows, most_bytes, estimate)
+    return Plan(program, strategy, rows, timings, groups, methods)
+
+
+def norm_groups(program: Program) -> list[NormGroup]:
+    """Return the parts of a program's gradient whose squared norms add up."""
+    groups: list[NormGroup] = []
+    for unit in program.units:
+        # Parts of a standardised weight are not apart: they share its mean and size.
+        if unit.kind == "standardised" and len(unit.uses) == 1:
+            groups.append(Standardised(program, unit, unit.uses[0]))
+        elif unit.kind == "leaf" and all(
+            links.disjoint(one.links, other.links)
+            for number, one in enumerate(unit.uses)
+            for other in unit.uses[:number]
+        ):
+            groups.extend(Single(program, unit, use) for use in unit.uses)
+        else:
+            groups.append(Joint(program, unit))
+    return groups
+
+
+def _activations(program: Program) -> float:
+    """Bytes of the taps' inputs and outputs for one example."""
+    held = set()
+    for tap in program.taps:
+        inputs = (tap.equation.invars[number] for number in tap.data)
+        held.update(inputs, tap.equation.outvars)
+    return float(sum(aval(v).size * aval(v).dtype.itemsize for v in held))
+
+
 def choose(
     strategy: str,
     groups: Sequence[NormGroup],
     rows: int,
-    *,
     most_bytes: float,
     estimate: Estimate,
 ) -> list[Method]:
-    """Return one method for each group.
-
-    Args:
-        strategy: one of `STRATEGIES` but `per_example`.
-        groups: of a program.
-        rows: B, the physical batch size.
-        most_bytes: what `auto` may hold between norms and sums.
-        estimate: what a method is expected (or known) to cost.
-    """
-    strategy = _ONE_PASS.get(strategy, strategy)
+    """Return a method for each group; `auto` holds `most_bytes` for the sums."""
     if strategy == "auto":
-        return _within(groups, rows, most_bytes, estimate)
+        return _within(groups, most_bytes, estimate)
     return [_by_rule(strategy, group, rows, estimate) for group in groups]
 
 
@@ -73,10 +134,10 @@ def _by_rule(strategy: str, group: NormGroup, rows: int, estimate: Estimate) -> 
     options = cost.candidates(group)
     grams = [m for m in options if m.norm in group.grams()]
     formed = [m for m in options if m.norm not in group.grams()]
+    if grams and (strategy in ("ghost", "bk") or group.rule.work(rows).gram_pays):
+        return cheapest(grams)
     again = [m for m in formed if m.total != RETAINED]
     retained = [m for m in formed if m.total == RETAINED]
-    if grams and (strategy == "bk" or group.rule.work(rows).gram_pays):
-        return cheapest(grams)
     return cheapest(retained if strategy == "bk_mixopt" or not again else again)
 
 
@@ -96,7 +157,7 @@ def precise(group: NormGroup) -> list[Method]:
 
 
 def _within(
-    groups: Sequence[NormGroup], rows: int, most_bytes: float, estimate: Estimate
+    groups: Sequence[NormGroup], most_bytes: float, estimate: Estimate
 ) -> list[Method]:
     """Take the fastest everywhere, then give up as little time as the memory needs."""
     costs = [
@@ -106,17 +167,12 @@ def _within(
     chosen = [min(options, key=lambda m, o=options: o[m].seconds) for options in costs]
     while True:
         held = sum(o[m].bytes for o, m in zip(costs, chosen, strict=True))
-        swaps = [
-            (
-                (options[other].seconds - options[mine].seconds)
-                / (options[mine].bytes - options[other].bytes),
-                number,
-                other,
-            )
-            for number, (options, mine) in enumerate(zip(costs, chosen, strict=True))
-            for other in options
-            if options[other].bytes < options[mine].bytes
-        ]
+        swaps = []
+        for number, (options, mine) in enumerate(zip(costs, chosen, strict=True)):
+            for other, its in options.items():
+                if (saved := options[mine].bytes - its.bytes) > 0:
+                    lost = its.seconds - options[mine].seconds
+                    swaps.append((lost / saved, number, other))
         if held <= most_bytes or not swaps:
             return chosen
         _, number, other = min(swaps)

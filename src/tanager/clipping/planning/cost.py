@@ -16,12 +16,7 @@ from tanager.clipping.rules.groups import RETAINED, Method, NormGroup
 
 
 class Cost(NamedTuple):
-    """What clipping a group by some method takes.
-
-    Attributes:
-        seconds: for one physical batch.
-        bytes: held between the norms and the sum.
-    """
+    """Seconds for one physical batch, and bytes held between its norms and its sum."""
 
     seconds: float
     bytes: float

@@ -9,8 +9,7 @@ from typing import Any
 from tanager.clipping.analysis.jaxprs import aval
 from tanager.clipping.analysis.rounding import FloatError
 from tanager.clipping.planning import cost
-from tanager.clipping.planning.choices import precise
-from tanager.clipping.planning.plan import Plan
+from tanager.clipping.planning.choices import Plan, precise
 from tanager.clipping.rules.groups import Joint, Method, NormGroup
 
 
@@ -165,5 +164,5 @@ def _reason(plan: Plan, group: NormGroup, method: Method) -> str:
     if best == method:
         return f"{how} fastest of {len(options)}"
     if best not in precise(group):
-        return f"{best} would be faster ({how}), but raises norms too much"
-    return f"to hold less memory than {best} ({how})"
+        return f"{', '.join(best)} would be faster ({how}), but raises norms too much"
+    return f"to hold less memory than {', '.join(best)} ({how})"

@@ -42,14 +42,13 @@ DIRECT = "batched"
 class TapValues:
     """What one backward pass leaves at a tap, leading axis B everywhere.
 
-    Attributes:
-        data: the operands that depend on examples (x).
-        results: what the equation gave (y).
-        gradients: of the loss in the float results (dy).
-        constants: values of every variable no example reaches.
-        exact: whether products with it are in full float32 on devices that would round
-            their operands. They must be where a norm and a sum do not come from the
-            same gradients: the rounding of one could be all that the other is.
+    `data` are the operands that depend on examples (x), `results` what the equation
+    gave (y), `gradients` those of the loss in its float results (dy), `constants` the
+    values of every variable no example reaches.
+
+    Products with it are `exact`, in full float32 on devices that would round their
+    operands, where a norm and a sum do not come from the same gradients: the rounding
+    of one could be all that the other is.
     """
 
     data: Sequence[Array]
@@ -120,14 +119,10 @@ class Formation(NamedTuple):
     """A way to form per-example gradients, in an order of entries that costs nothing.
 
     To bring each of them to the parameter's order is a pass over memory, often a
-    transposition. Norms do not ask for it, and their sum is brought there once.
-
-    Attributes:
-        form: from (x, dy) of some examples to gradients `[b, *own]`.
-        to_param: linear, from one gradient `[*own]` to the anchor.
-        own: shape of one gradient.
-        scale: ‖to_param(g)‖ = scale·‖g‖ for every g; NaN if there is no such number.
-        outputs: the axes of `own` along which output units lie.
+    transposition. Norms do not ask for it, and their sum is brought there once: `form`
+    makes gradients `[b, *own]`, and `to_param`, which is linear, brings one to the
+    anchor, with ‖to_param(g)‖ = scale·‖g‖ (NaN if there is no such number). Output
+    units lie along the axes `outputs` of `own`.
     """
 
     form: Callable[[TapValues], Array]
@@ -150,16 +145,9 @@ class Formation(NamedTuple):
 class Work:
     """The size of the job at a tap; all counts but `rows` are of one example.
 
-    Attributes:
-        rows: B.
-        groups: G, contractions that do not mix.
-        positions: T.
-        inputs: K, the fan-in at one position.
-        outputs: N, per group.
-        data: numbers in x.
-        results: numbers in y.
-        pixels: positions of the input, padding included; 0 where that is not a notion.
-        offsets: of the kernel; 1 for products.
+    B rows of G contractions that do not mix, with T positions, K inputs at each (the
+    fan-in) and N outputs each; numbers in x and in y; positions of the input with its
+    padding, and offsets of the kernel, where there is one.
     """
 
     rows: int
@@ -189,12 +177,7 @@ class Work:
 
 
 class Rule:
-    """Gradients at any tap, see the module.
-
-    Args:
-        tap: where.
-        use: for which of its operands.
-    """
+    """Gradients at any tap in one of its operands, see the module."""
 
     name = "general"
 
@@ -249,13 +232,7 @@ class Rule:
         return every(seen.data, seen.gradients)
 
     def transpose(self, data: Any, gradients: Any, seen: TapValues) -> Array:
-        """Return one example's gradient at the anchor, by autodiff of the equation.
-
-        Args:
-            data: the example's x.
-            gradients: the example's dy.
-            seen: for the constants, and whether products are exact.
-        """
+        """Return one example's gradient at the anchor, by autodiff of the equation."""
         equation = self.tap.equation
         place: Any = equation.invars[self.use.position]
         results = [n for n, v in enumerate(equation.outvars) if jaxprs.is_float(v)]
@@ -294,11 +271,7 @@ def _short(shaped: Any) -> str:
 
 
 class Bilinear(Rule, abc.ABC):
-    """A tap linear in x and in the parameter: sums can be told from (x, dy) alone.
-
-    Attributes:
-        positions: T, over which an example's gradient is a sum.
-    """
+    """A tap linear in x and in the parameter, whose gradients add up T `positions`."""
 
     positions: int
 
@@ -317,13 +290,7 @@ class Bilinear(Rule, abc.ABC):
 
 
 def product(text: str, *arrays: Array, exact: bool = True) -> Array:
-    """Return an einsum in float32 or wider.
-
-    Args:
-        text: as of `jnp.einsum`.
-        arrays: its operands. Integers count as float32.
-        exact: in full float32; else at the precision the model computes in.
-    """
+    """Return an einsum in float32 or wider; integers count as float32."""
     floats = [a.dtype if jaxprs.is_float(a) else jnp.dtype("float32") for a in arrays]
     widest = max(floats, key=lambda dtype: dtype.itemsize)
     return jnp.einsum(

@@ -12,9 +12,8 @@ from tanager.clipping.analysis.rounding import gamma
 class ClipFactors(NamedTuple):
     """What each example counts for in the sum.
 
-    Attributes:
-        values: c_i = min(1, C/‖g_i‖), with ‖g_i‖ bounded from above.
-        counted: examples that are no padding and have a finite norm.
+    The values are c_i = min(1, C/‖g_i‖), with ‖g_i‖ bounded from above. Examples are
+    counted that are no padding and have a finite norm.
     """
 
     values: Float[Array, " b"]

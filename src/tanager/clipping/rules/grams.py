@@ -14,12 +14,10 @@ from tanager.clipping.analysis.rounding import gamma, levels, pairwise
 
 
 class Gram(NamedTuple):
-    """A squared norm that no gradient was formed for.
+    """A squared norm that no gradient was formed for, and A², or more of each.
 
-    Attributes:
-        squares: ‖g‖², or more.
-        terms: A² with A = Σ_t ‖x_t‖·‖dy_t‖, which the rounding of g is relative to, or
-            more. With several groups, the sum of their A².
+    A = Σ_t ‖x_t‖·‖dy_t‖ is what the rounding of g is relative to. With several groups,
+    A² is the sum of theirs.
     """
 
     squares: Float[Array, " b"]
@@ -31,12 +29,9 @@ _TINY = float(jnp.finfo(jnp.float32).tiny)
 
 
 def terms_of(left: Array, right: Array, summands: tuple[int, int]) -> Array:
-    """Return Σ_g (Σ_t ‖x_t‖·‖dy_t‖)², rounded up.
+    """Return Σ_g (Σ_t ‖x_t‖·‖dy_t‖)², rounded up, from squared lengths `[B, G, T]`.
 
-    Args:
-        left: squared lengths `[B, G, T]` of x.
-        right: of dy.
-        summands: of each squared length. Each may have vanished.
+    Each of the summands of a squared length may have vanished.
     """
     dtype = left.dtype
     vanished = float(jnp.finfo(dtype).tiny)
@@ -53,11 +48,7 @@ def gram_excess(shape: tuple[int, int], summands: tuple[int, int], dtype: Any) -
     """Return η: Σ left·right of Gram matrices is wrong by η·A² at most.
 
     An entry of `left` is wrong by γ(K)·‖x_t‖·‖x_s‖, one of `right` by γ(N) of its own.
-
-    Args:
-        shape: (G, T).
-        summands: (K, N).
-        dtype: of the matrices.
+    The shape is (G, T), the summands are (K, N).
     """
     groups, positions = shape
     adding = positions + levels(positions) + levels(groups)
@@ -69,14 +60,8 @@ def gram_of(
 ) -> Gram:
     """Return Σ_{g,t,s} left·right of Gram matrices `[B, G, T, T]`, as squared norms.
 
-    Raised by what rounding can have taken from it, guarded against
-    underflow and overflow (`guarded`).
-
-    Args:
-        left: of x.
-        right: of dy.
-        summands: of an entry of `left`, and of `right`.
-        excess: η (`gram_excess`).
+    Raised by what rounding can have taken from it, and guarded against underflow and
+    overflow (`guarded`).
     """
     left_diagonal = jnp.diagonal(left, axis1=-2, axis2=-1)
     right_diagonal = jnp.diagonal(right, axis1=-2, axis2=-1)
@@ -93,13 +78,8 @@ def guarded(
     """Return squared norms, infinite where the terms they come from are too large.
 
     What products of small numbers lost to underflow, and others are large enough to
-    make matter, is added: at most 2·tiny for each summand of an entry.
-
-    Args:
-        squares: Σ_{g,t,s} of products of Gram matrices.
-        left: their squared lengths `[B, G, T]`, of x.
-        right: of dy.
-        summands: of each squared length.
+    make matter, is added: at most 2·tiny for each summand of a squared length `[B, G,
+    T]`.
     """
     if squares.dtype != jnp.float32:
         return squares

@@ -17,6 +17,7 @@ with A = Σ_t ‖x_t‖·‖dy_t‖ over the example's T positions.
 """
 
 import abc
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -55,25 +56,19 @@ _LARGEST_SCALE = 2.0**20
 class Method(NamedTuple):
     """How a norm group is clipped.
 
-    Attributes:
-        norm: the rule's Gram or gradient method that norms come from.
-        total: `RETAINED`, the gradient method by which the sum's gradients are formed
-            again, or `DIRECT`.
+    Norms come from a Gram or gradient method of the rule. The total is `RETAINED`,
+    `DIRECT`, or the gradient method by which the sum's gradients are formed again.
     """
 
     norm: str
     total: str
 
-    def __str__(self) -> str:
-        return f"{self.norm}, {self.total}"
-
 
 class Held(NamedTuple):
     """What is held between norms and sums.
 
-    Attributes:
-        gradients: per-example gradients at the anchors or leaves; None if dropped.
-        gain: those of a standardised weight's gain.
+    Per-example gradients at the anchors or leaves, or None if they were dropped; and
+    those of a standardised weight's gain.
     """
 
     gradients: list[RetainedGradients] | None = None
@@ -81,14 +76,7 @@ class Held(NamedTuple):
 
 
 class NormGroup(abc.ABC):
-    """What strategies choose methods for.
-
-    Attributes:
-        program: the loss.
-        unit: the parameters.
-        uses: where they meet data.
-        rules: one for each use.
-    """
+    """Parameters, and a rule for each use: what strategies choose a method for."""
 
     def __init__(self, program: Program, unit: Unit, uses: Sequence[Use]):
         self.program = program
@@ -115,21 +103,9 @@ class NormGroup(abc.ABC):
 
     @abc.abstractmethod
     def squares(
-        self,
-        method: str,
-        seen: Sequence[TapValues],
-        leaves: Sequence[Array],
-        *,
-        retain: bool,
+        self, method: str, seen: Sequence[TapValues], *, retain: bool
     ) -> tuple[Float[Array, " b"], Held]:
-        """Return squared norms, and what is held for the sum.
-
-        Args:
-            method: one of `grams` or `gradients`.
-            seen: the tap's values, for each use.
-            leaves: of the parameters.
-            retain: whether gradients are held for the sum.
-        """
+        """Return squared norms, and what is held for the sum: gradients to `retain`."""
 
     @abc.abstractmethod
     def total(
@@ -205,12 +181,7 @@ class Single(NormGroup):
         return self.bilinear.excess(method.norm) if gram else 0.0
 
     def squares(
-        self,
-        method: str,
-        seen: Sequence[TapValues],
-        leaves: Sequence[Array],
-        *,
-        retain: bool,
+        self, method: str, seen: Sequence[TapValues], *, retain: bool
     ) -> tuple[Float[Array, " b"], Held]:
         gram = self.rule.grams().get(method)
         if gram is not None:
@@ -248,12 +219,7 @@ class Single(NormGroup):
         return formation if self.plain else formation.at_anchor()
 
     def formed_again(self, gram: Gram, times: int) -> Float[Array, " b"]:
-        """Return squared norms of gradients that are formed after the norm is known.
-
-        Args:
-            gram: the norms as far as known.
-            times: how many formations may have rounded.
-        """
+        """Return squared norms of gradients that may round so many times more."""
         each = gamma(self.bilinear.forming, gram.squares.dtype, product=True)
         more = times * each * jnp.sqrt(gram.terms.astype(gram.squares.dtype))
         return jnp.square(jnp.sqrt(gram.squares) + more)
@@ -307,12 +273,7 @@ class Joint(NormGroup):
         return retained_steps(rows, rows)
 
     def squares(
-        self,
-        method: str,
-        seen: Sequence[TapValues],
-        leaves: Sequence[Array],
-        *,
-        retain: bool,
+        self, method: str, seen: Sequence[TapValues], *, retain: bool
     ) -> tuple[Float[Array, " b"], Held]:
         anchors: dict[jex.Var, Array] = {}
         for rule, at in zip(self.rules, seen, strict=True):
@@ -322,10 +283,9 @@ class Joint(NormGroup):
             anchors[anchor] = gradient if before is None else before + gradient
         ordered = [anchors[anchor] for anchor in self.unit.anchors]
         if self.unit.kind != "leaf":
-
-            def back(gradients):
-                return self.program.pull_back(self.unit, leaves, gradients)
-
+            constants, program = seen[0].constants, self.program
+            leaves = [constants[leaf] for leaf in program.parameters]
+            back = functools.partial(program.pull_back, self.unit, leaves)
             ordered = jax.vmap(back)(ordered)
         squares = [rounding.squares(gradient) for gradient in ordered]
         total = sum(squares[1:], squares[0])
@@ -338,5 +298,5 @@ class Joint(NormGroup):
     ) -> dict[int, Array]:
         del method, seen
         assert held.gradients is not None
-        totals = [weighted_sum(gradients, factors) for gradients in held.gradients]
+        totals = [weighted_sum(each, factors) for each in held.gradients]
         return dict(zip(self.unit.leaves, totals, strict=True))

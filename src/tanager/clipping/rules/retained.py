@@ -18,12 +18,7 @@ from tanager.clipping.rules.factors import ClipFactors, by_row
 
 
 class RetainedGradients(NamedTuple):
-    """Per-example gradients that together hold every example in order.
-
-    Attributes:
-        chunks: `[b, *own]` each.
-        to_param: of their `Formation`.
-    """
+    """Per-example gradients `[b, *own]` in order, and `to_param` of a `Formation`."""
 
     chunks: Sequence[Array]
     to_param: Callable[[Array], Array]
@@ -37,15 +32,7 @@ def form(
     *,
     retain: bool,
 ) -> tuple[list, RetainedGradients | None]:
-    """Form gradients chunk by chunk; return what `norms` finds, and them if retained.
-
-    Args:
-        formation: how.
-        seen: (x, dy).
-        chunk: how many gradients are formed at a time.
-        norms: what is wanted of a chunk of gradients.
-        retain: whether the gradients are held for the sum.
-    """
+    """Form gradients chunk by chunk; return what `norms` finds, and them to retain."""
     starts = range(0, seen.rows, chunk)
     if retain:
         chunks = [formation.form(seen.part(start, chunk)) for start in starts]
@@ -81,12 +68,7 @@ def weighted_sum(retained: RetainedGradients, factors: ClipFactors) -> Array:
 
 
 def retained_steps(rows: int, chunk: int) -> float:
-    """Return the steps of `weighted_sum` (`rounding.row_steps`).
-
-    Args:
-        rows: R.
-        chunk: how many rows a chunk holds.
-    """
+    """Return the steps of `weighted_sum` (`rounding.row_steps`)."""
     if chunk <= BLOCK:
         return row_steps(rows)
     return row_steps(min(chunk, rows)) + 1 + levels(-(-rows // chunk))
@@ -134,12 +116,6 @@ def formed_sum(
 
     Each is formed as for its norm, and c multiplies it afterwards: what rounds in one
     example's gradient is then bounded by its own terms, whatever the other rows are.
-
-    Args:
-        formation: how.
-        seen: (x, dy).
-        factors: c.
-        chunk: how many gradients are held at a time.
     """
     # Not before the norms are known, nor from the gradients that norms came from.
     gradients, values = jax.lax.optimization_barrier(

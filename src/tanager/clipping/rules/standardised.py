@@ -86,12 +86,7 @@ class Standardised(Single):
         return rule.excess(method.norm) + statistics + slip**2
 
     def squares(
-        self,
-        method: str,
-        seen: Sequence[TapValues],
-        leaves: Sequence[Array],
-        *,
-        retain: bool,
+        self, method: str, seen: Sequence[TapValues], *, retain: bool
     ) -> tuple[Float[Array, " b"], Held]:
         gram, whole = self.rule.grams().get(method), seen[0]
         parts = self._parts(whole.constants)
