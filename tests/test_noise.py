@@ -1,5 +1,6 @@
 """Gaussian noise: the right scale, never the same twice, no word from its last bits."""
 
+import functools
 import itertools
 import re
 
@@ -32,6 +33,12 @@ def noise_of(tree, step=0, seed=SEED, mechanism=MECHANISM):
     return noise(noise.grid.round(tree), step)
 
 
+@functools.cache
+def noise_alone():
+    """The noise of a sum of zeros, drawn once for all tests."""
+    return {name: np.asarray(leaf) for name, leaf in noise_of(zeros()).items()}
+
+
 def check_standard_deviation(values, expected):
     """Chi-squared test of the variance with known mean 0; false alarm 1e-6."""
     statistic = np.sum(np.square(values, dtype=np.float64)) / expected**2
@@ -41,22 +48,21 @@ def check_standard_deviation(values, expected):
 
 @pytest.mark.statistical
 def test_standard_deviation_is_multiplier_times_sensitivity():
-    for leaf in noise_of(zeros()).values():
-        check_standard_deviation(np.asarray(leaf), 1.5 * 0.8)
+    for leaf in noise_alone().values():
+        check_standard_deviation(leaf, 1.5 * 0.8)
 
 
 @pytest.mark.statistical
 @pytest.mark.parametrize("wrong", [0.5, 1.5, 1 / 0.8, 1.1])
 def test_a_wrong_scale_would_be_noticed(wrong):
-    leaf = wrong * np.asarray(noise_of(zeros())["a"])
     with pytest.raises(AssertionError):
-        check_standard_deviation(leaf, 1.5 * 0.8)
+        check_standard_deviation(wrong * noise_alone()["a"], 1.5 * 0.8)
 
 
 @pytest.mark.statistical
 def test_noise_is_normal():
     """Kolmogorov-Smirnov and fourth moment; false alarm 1e-6 each."""
-    values = np.asarray(noise_of(zeros())["a"], np.float64) / (1.5 * 0.8)
+    values = np.float64(noise_alone()["a"]) / (1.5 * 0.8)
     assert stats.kstest(values, "norm").pvalue > FALSE_ALARM
     excess = np.mean(values**4) - 3
     bound = stats.norm.isf(FALSE_ALARM / 2) * np.sqrt(96 / values.size)

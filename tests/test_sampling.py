@@ -108,15 +108,15 @@ CHECKS = {
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize(
     ("examples", "rate", "steps"),
     [(24, 0.1, 4000), (24, 0.5, 4000), (24, 0.9, 4000), (60, 0.02, 8000)],
 )
-def test_law(check, examples, rate, steps):
+def test_law(examples, rate, steps):
     draws = sampler(examples, rate, steps).indices
     drawn = inclusion(draws, examples, steps)
-    assert CHECKS[check](drawn, rate) > FALSE_ALARM
+    for name, check in CHECKS.items():
+        assert check(drawn, rate) > FALSE_ALARM, name
 
 
 def fixed_size(rng, examples, rate, step):
@@ -227,7 +227,7 @@ def test_rate_one_draws_everyone():
         np.testing.assert_array_equal(draws.indices(step), np.arange(1000))
 
 
-@pytest.mark.parametrize("block", [2, 8, 64, 1000])
+@pytest.mark.parametrize("block", [8, 1000])
 def test_block_length_does_not_show(monkeypatch, block):
     expected = sampler(500, 0.3, 2).indices(1)
     monkeypatch.setattr(sampling, "_BLOCK", block)

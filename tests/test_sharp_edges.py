@@ -1,6 +1,7 @@
 """Sharp edges that no room's own tests guard: docs/sharp_edges.md lists them all."""
 
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -68,14 +69,25 @@ def test_a_step_that_cannot_be_charged_is_not_made(monkeypatch, tmp_path):
     assert made == [0, 1, 2]
 
 
+RARE = {"mechanism": tanager.Mechanism(1e-9, 1.0, 3), "seed": 1}
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory):
+    """A run whose batches are all empty, and its folder."""
+    folder = tmp_path_factory.mktemp("empty") / "run"
+    with pytest.warns(UserWarning, match="the expected batch size is"):
+        return train(folder, **RARE), folder
+
+
 @pytest.mark.filterwarnings("ignore:the expected batch size is")
-def test_a_run_of_empty_batches_is_noise_alone(tmp_path):
-    rare = {"mechanism": tanager.Mechanism(1e-9, 1.0, 3), "seed": 1}
-    held, streamed = train(tmp_path / "run", **rare), train(data=Listed(), **rare)
+def test_a_run_of_empty_batches_is_noise_alone(empty):
+    held, folder = empty
+    streamed = train(data=Listed(), **RARE)
     assert np.all(np.isfinite(held.params)) and np.all(np.asarray(held.params) != 0)
     np.testing.assert_array_equal(held.params, streamed.params)
     assert held.summary["steps"] == 3
-    lines = (tmp_path / "run/private/metrics.jsonl").read_text().splitlines()
+    lines = (folder / "private/metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["examples"] for line in lines] == [0, 0, 0]
     assert [json.loads(line)["loss"] for line in lines] == [None] * 3
 
@@ -99,9 +111,9 @@ def test_an_optimizer_with_memory_sees_noisy_updates_alone():
     assert len(found) > 8
 
 
-def test_an_exported_model_tells_no_time(tmp_path):
+def test_an_exported_model_tells_no_time(empty, tmp_path):
     """How long a run took depends on who was sampled."""
-    train(tmp_path / "run")
+    shutil.copytree(empty[1], tmp_path / "run")
     result = tmp_path / "run/result.json"
     told = json.loads(result.read_text())
     # Numbers that stand nowhere by chance, as the 0.3 of a fast run does.
