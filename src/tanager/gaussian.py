@@ -35,15 +35,10 @@ MoreBits = Callable[[int, int], int]
 
 
 def rounded_normals(words: np.ndarray, scale: float, more: MoreBits) -> np.ndarray:
-    """Draw round(s·N), with N standard normal, from uniform words.
+    """Draw round(s·N), with N standard normal, from uniform words: one for each draw.
 
-    Args:
-        words: uint64[n], uniform and independent: one for each draw.
-        scale: s, from 0 to `LARGEST_SCALE`.
-        more: gives further bits for a draw that 64 do not decide.
-
-    Returns:
-        int64[n]; the same for the same bits on every machine.
+    The scale s is from 0 to `LARGEST_SCALE`. `more` gives further bits for a draw that
+    64 do not decide. The numbers are the same for the same bits on every machine.
     """
     from scipy.special import ndtri
 
@@ -65,12 +60,7 @@ def rounded_normals(words: np.ndarray, scale: float, more: MoreBits) -> np.ndarr
 
 
 def scale_of(deviation: float, spacing: float) -> float:
-    """Return the scale s of noise with a standard deviation, on a grid; rounded up.
-
-    Args:
-        deviation: in the units of the sum.
-        spacing: of the grid, a power of two.
-    """
+    """Return the scale s of noise of a deviation on a grid of a spacing; rounded up."""
     return deviation / spacing * (1 + 2.0**-50)
 
 

@@ -31,12 +31,7 @@ _LARGEST = 2.0**46
 
 
 class Whole(NamedTuple):
-    """A pytree of whole numbers, high·2¹⁶ + low: units of a grid.
-
-    Attributes:
-        high: pytree of int32 arrays.
-        low: likewise, each from −2¹⁵ to 2¹⁵ − 1.
-    """
+    """A pytree of whole numbers, high·2¹⁶ + low, in int32: units of a grid."""
 
     high: PyTree
     low: PyTree
@@ -46,9 +41,7 @@ class Whole(NamedTuple):
 class Grid:
     """The public grid on which a run adds up and releases sums.
 
-    Attributes:
-        spacing: g, a power of two, in the units of the sum.
-        coordinates: d, how many numbers a sum has.
+    `spacing` is g, a power of two, in the units of the sum; a sum has d `coordinates`.
     """
 
     spacing: float
@@ -58,9 +51,8 @@ class Grid:
     def of(cls, sensitivity: float, params: PyTree) -> "Grid":
         """Return the coarsest grid whose rounding costs at most 2⁻¹² of a sensitivity.
 
-        Args:
-            sensitivity: how far one example moves the sum of a physical batch.
-            params: pytree shaped like the sums, of arrays or shapes.
+        The sensitivity is how far one example moves the sum of a physical batch.
+        `params` are arrays or shapes like those of the sums.
         """
         validate.positive(sensitivity=sensitivity)
         coordinates = sum(math.prod(np.shape(x)) for x in jax.tree.leaves(params))
@@ -75,12 +67,8 @@ class Grid:
     def require_room(self, examples: float, sensitivity: float) -> None:
         """Refuse a batch whose sum could be larger than whole numbers are here.
 
-        Args:
-            examples: in an expected batch; it may be twice as large.
-            sensitivity: the most that each adds to a coordinate.
-
-        Raises:
-            ValueError: the sum could exceed 2⁴⁶ units.
+        The expected batch has that many examples, and may be twice as large. Each adds
+        at most a sensitivity to a coordinate. The sum must not exceed 2⁴⁶ units.
         """
         most = _LARGEST * self.spacing / (sensitivity + self.rounding)
         if 2 * examples > most:
@@ -92,11 +80,7 @@ class Grid:
             )
 
     def shapes(self, params: PyTree) -> Whole:
-        """Return the shapes and dtypes of a sum.
-
-        Args:
-            params: pytree of arrays or shapes.
-        """
+        """Return the shapes and dtypes of a sum of gradients of `params`."""
         each = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), jnp.int32), params
         )
@@ -109,20 +93,11 @@ class Grid:
         )
 
     def add(self, total: Whole, sums: PyTree) -> Whole:
-        """Add the sums of a physical batch to those of the batches before.
-
-        Args:
-            total: what was added up so far.
-            sums: pytree of float32 (or wider) arrays, as `clipped_grad` returns them.
-        """
+        """Add the sums of a physical batch, in float32 or wider, to those before."""
         return self.plus(total, self.round(sums))
 
     def round(self, sums: PyTree) -> Whole:
-        """Return float sums as whole numbers of grid spacings, each the nearest.
-
-        Raises:
-            ValueError: a leaf is narrower than float32.
-        """
+        """Return sums, float32 or wider, as the nearest whole numbers of spacings."""
         for leaf in jax.tree.leaves(sums):
             _require_wide(leaf)
 
@@ -159,12 +134,7 @@ class Grid:
         )
 
     def floats(self, whole: Whole, like: PyTree) -> PyTree:
-        """Return whole numbers as floats in the units of the sum.
-
-        Args:
-            whole: units of the grid.
-            like: pytree of arrays or shapes whose dtypes they get, float32 or wider.
-        """
+        """Return floats in the units of the sum, of the dtypes of `like` or float32."""
 
         def one(high: Array, low: Array, like: Array) -> Array:
             dtype = accumulation_dtype(like.dtype)
