@@ -20,10 +20,8 @@ References:
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
@@ -46,8 +44,23 @@ def clip(
 ) -> tuple[PyTree, Float[Array, " b"], Float[Array, " b"]]:
     """Return the sum of examples clipped to a norm, their norms, their losses."""
     leaves, tree = jax.tree.flatten(params)
-    constants = program.evaluate_prologue(leaves)
-    losses, seen = _tap_values(program, constants, jax.tree.leaves(batch))
+    losses, seen = tap_values(program, leaves, jax.tree.leaves(batch))
+    totals, norms = clip_at_taps(groups, methods, seen, mask, clip_norm)
+    sums = [
+        widen(totals[number]) if number in totals else jnp.zeros_like(widen(leaf))
+        for number, leaf in enumerate(leaves)
+    ]
+    return jax.tree.unflatten(tree, sums), norms, losses
+
+
+def clip_at_taps(
+    groups: Sequence[NormGroup],
+    methods: Sequence[Method],
+    seen: Sequence[TapValues],
+    mask: Bool[Array, " b"],
+    clip_norm: float,
+) -> tuple[dict[int, Array], Float[Array, " b"]]:
+    """Return sums of clipped gradients, by number of the leaf, and the norms."""
     own = [[seen[use.tap] for use in group.uses] for group in groups]
 
     found = [
@@ -61,17 +74,14 @@ def clip(
     for group, method, at, (_, held) in zip(groups, methods, own, found, strict=True):
         for leaf, total in group.total(method.total, at, held, factors).items():
             totals[leaf] = totals[leaf] + total if leaf in totals else total
-    sums = [
-        widen(totals[number]) if number in totals else jnp.zeros_like(widen(leaf))
-        for number, leaf in enumerate(leaves)
-    ]
-    return jax.tree.unflatten(tree, sums), norms, losses
+    return totals, norms
 
 
-def _tap_values(
-    program: Program, constants: dict[jex.Var, Any], batch: Sequence[Array]
+def tap_values(
+    program: Program, leaves: Sequence[Array], batch: Sequence[Array]
 ) -> tuple[Array, list[TapValues]]:
     """Run forward and backward; return losses and (x, y, dy) of all taps."""
+    constants = program.evaluate_prologue(leaves)
     zeros = [
         [jnp.zeros(aval(v).shape, aval(v).dtype) for v in float_results(tap)]
         for tap in program.taps

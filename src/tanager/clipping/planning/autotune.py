@@ -228,12 +228,11 @@ class _Bench:
 
     def _random_seen(self, draw: np.random.Generator, number: int) -> tuple:
         tap = self._program.taps[number]
-        data = [
-            _random(draw, aval(tap.equation.invars[n]), self._rows) for n in tap.data
-        ]
-        results = [_random(draw, aval(v), self._rows) for v in tap.equation.outvars]
-        gradients = [_random(draw, aval(v), self._rows) for v in float_results(tap)]
-        return data, results, gradients
+        data = [tap.equation.invars[n] for n in tap.data]
+        return tuple(
+            [_random(draw, aval(v), self._rows) for v in each]
+            for each in (data, tap.equation.outvars, float_results(tap))
+        )
 
     def seconds(self, part: str) -> float:
         """Return the median seconds of one part of a method."""

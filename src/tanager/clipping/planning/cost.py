@@ -64,24 +64,18 @@ def candidates(group: NormGroup) -> list[Method]:
 def estimate(group: NormGroup, method: Method, rows: int) -> Cost:
     """Return the expected cost of clipping a group by a method."""
     device = _device()
-    seconds = sum(
-        _norm_seconds(rule, method.norm, rows, device) for rule in group.rules
-    )
-    weights = 4.0 * rows * sum(aval(anchor).size for anchor in group.unit.anchors)
-    held = sum(_held(rule, rows) for rule in group.rules)
-    if method.total != RETAINED:
-        seconds += sum(
-            _total_seconds(rule, method.total, rows, device) for rule in group.rules
-        )
-        return Cost(seconds, held)
-    return Cost(seconds + weights / device.bandwidth, weights)
-
-
-def _held(rule: Rule, rows: int) -> float:
-    """Bytes of x and dy of all examples."""
-    invars, outvars = rule.tap.equation.invars, rule.tap.equation.outvars
-    avals = [aval(invars[n]) for n in rule.tap.data] + [aval(v) for v in outvars]
-    return float(rows * sum(aval.size * aval.dtype.itemsize for aval in avals))
+    seconds, held = 0.0, 0.0
+    for rule in group.rules:
+        seconds += _norm_seconds(rule, method.norm, rows, device)
+    if method.total == RETAINED:
+        weights = 4.0 * rows * sum(aval(anchor).size for anchor in group.unit.anchors)
+        return Cost(seconds + weights / device.bandwidth, weights)
+    for rule in group.rules:
+        seconds += _total_seconds(rule, method.total, rows, device)
+        invars, outvars = rule.tap.equation.invars, rule.tap.equation.outvars
+        kept = map(aval, [*(invars[n] for n in rule.tap.data), *outvars])  # x and dy
+        held += float(rows * sum(each.size * each.dtype.itemsize for each in kept))
+    return Cost(seconds, held)
 
 
 def _norm_seconds(rule: Rule, method: str, rows: int, device: _Device) -> float:

@@ -89,20 +89,16 @@ class Explanation:
         titles = ("taps", "equation", "norm", "η", "sum", "GFLOP", "MiB", "ms", "why")
         lines = [titles, *((_numbers(taps), *line) for line, taps in alike.items())]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        form = "  ".join(
-            f"{{:{'>' if title in ('η', 'GFLOP', 'MiB', 'ms') else '<'}{width}}}"
-            for title, width in zip(titles, widths, strict=True)
-        )
+        signs = ("<", "<", "<", ">", "<", ">", ">", ">", "<")
+        form = "  ".join(f"{{:{s}{w}}}" for s, w in zip(signs, widths, strict=True))
         rows = [form.format(*line).rstrip() for line in lines]
         return "\n".join([head, *rows, str(self.float_error)])
 
 
 def _line(row: TapRow) -> tuple[str, ...]:
-    milliseconds = (
-        f"~{row.expected_seconds * 1e3:.2f}"
-        if row.seconds is None
-        else f"{row.seconds * 1e3:.2f}"
-    )
+    sign, seconds = "", row.seconds
+    if seconds is None:
+        sign, seconds = "~", row.expected_seconds
     return (
         row.equation,
         row.norm,
@@ -110,7 +106,7 @@ def _line(row: TapRow) -> tuple[str, ...]:
         row.total,
         f"{row.flops / 1e9:.3f}",
         f"{row.bytes / 2**20:.2f}",
-        milliseconds,
+        f"{sign}{seconds * 1e3:.2f}",
         row.why,
     )
 

@@ -6,6 +6,7 @@ Gram matrices of pixels: <p_t, p_s> = Σ_o <x_{t+o}, x_{s+o}>. No patch is forme
 a kernel of k offsets it costs a k-th of the multiplications.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -44,10 +45,10 @@ class Convolution(Bilinear):
         numbers = params["dimension_numbers"]
         image, kernel = (aval(atom).shape for atom in tap.equation.invars)
         result = aval(tap.equation.outvars[0]).shape
-        self._image_order = (numbers.lhs_spec[0], *numbers.lhs_spec[2:])
-        self._image_order += (numbers.lhs_spec[1],)
-        self._result_order = (numbers.out_spec[0], *numbers.out_spec[2:])
-        self._result_order += (numbers.out_spec[1],)
+        self._image_order, self._result_order = (
+            (spec[0], *spec[2:], spec[1])
+            for spec in (numbers.lhs_spec, numbers.out_spec)
+        )
         # Kernel axes as (offsets..., inputs of a group, outputs).
         self._kernel_order = (*numbers.rhs_spec[2:], *numbers.rhs_spec[1::-1])
         self.groups = params["feature_group_count"]
@@ -59,12 +60,8 @@ class Convolution(Bilinear):
         self.positions = self.images * math.prod(self.extent)
         self._strides = params["window_strides"]
         self._dilation = params["rhs_dilation"]
-        self._padding = [
-            (low, high, spread - 1)
-            for (low, high), spread in zip(
-                params["padding"], params["lhs_dilation"], strict=True
-            )
-        ]
+        sides = zip(params["padding"], params["lhs_dilation"], strict=True)
+        self._padding = [(low, high, spread - 1) for (low, high), spread in sides]
         self.offsets = math.prod(self.kernel)
         # The kernel's last axis is the outputs: a scale per output scales dy.
         self.outputs_last = numbers.rhs_spec[0] == len(kernel) - 1
@@ -92,11 +89,9 @@ class Convolution(Bilinear):
     def scaled_outputs(self, seen: TapValues, scale: Float[Array, " o"]) -> TapValues:
         """Return what was seen with dy scaled by one number per output."""
         (dy,) = seen.gradients
-        axis = self._result_order[-1] + 1
         shape = [1] * dy.ndim
-        shape[axis] = self.outputs
-        scaled = widen(dy) * scale.reshape(shape)
-        return seen.with_gradients([scaled])
+        shape[self._result_order[-1] + 1] = self.outputs
+        return seen.with_gradients([widen(dy) * scale.reshape(shape)])
 
     def patch_sums(
         self, seen: TapValues
@@ -114,13 +109,8 @@ class Convolution(Bilinear):
 
     def apply(self, seen: TapValues, kernel: Array) -> Array:
         """Return the equation's result for all examples with another kernel."""
-
-        def one(x):
-            return jaxprs.evaluate_wide(
-                self.tap.equation, [x, kernel], exact=seen.exact
-            )[0]
-
-        return jax.vmap(one)(seen.data[0])
+        wide = functools.partial(jaxprs.evaluate_wide, exact=seen.exact)
+        return jax.vmap(lambda x: wide(self.tap.equation, [x, kernel])[0])(seen.data[0])
 
     @property
     def exact(self) -> bool:
@@ -147,11 +137,10 @@ class Convolution(Bilinear):
         """
         steps = (self._dilation, self.extent, self._strides)
         for offset in itertools.product(*map(range, self.kernel[first:])):
+            axes = zip(offset, *(step[first:] for step in steps), strict=True)
             yield tuple(
                 slice(o * dilation, o * dilation + (n - 1) * stride + 1, stride)
-                for o, dilation, n, stride in zip(
-                    offset, *(step[first:] for step in steps), strict=True
-                )
+                for o, dilation, n, stride in axes
             )
 
     def patches(self, x: Array) -> Float[Array, "b t g k c"]:
@@ -168,10 +157,8 @@ class Convolution(Bilinear):
 
     def _tiles(self) -> bool:
         """Whether patches lie side by side, as those of a vision transformer do."""
-        dense = all(
-            dilation == 1 or size == 1
-            for dilation, size in zip(self._dilation, self.kernel, strict=True)
-        )
+        sides = zip(self._dilation, self.kernel, strict=True)
+        dense = all(dilation == 1 or size == 1 for dilation, size in sides)
         return dense and tuple(self._strides) == self.kernel
 
     def _tiled(self, x: Array) -> Array:
@@ -186,11 +173,9 @@ class Convolution(Bilinear):
         return jnp.transpose(x.reshape(shape), order)
 
     def _pixels(self) -> int:
-        size = self.images
-        shape = aval(self.tap.equation.invars[0]).shape
-        for axis, (low, high, spread) in zip(
-            self._image_order[1:-1], self._padding, strict=True
-        ):
+        size, shape = self.images, aval(self.tap.equation.invars[0]).shape
+        axes = zip(self._image_order[1:-1], self._padding, strict=True)
+        for axis, (low, high, spread) in axes:
             size *= shape[axis] + (shape[axis] - 1) * spread + low + high
         return size
 
@@ -238,8 +223,7 @@ class Convolution(Bilinear):
         inputs, outputs = self._summands
         if method == "shifted gram":  # over channels first, then over offsets
             inputs = self.inputs + self.offsets
-        shape = self.groups, self.positions
-        return gram_excess(shape, (inputs, outputs), self.dtype)
+        return gram_excess((self.groups, self.positions), (inputs, outputs), self.dtype)
 
     def gradients(self) -> dict[str, Formation]:
         methods = super().gradients()
@@ -284,10 +268,8 @@ class Convolution(Bilinear):
         if method == "patches" and self.offsets > 1:
             return self.offsets * inputs
         if method == "crossed":
-            first = self.kernel[0]
-            return (
-                self.offsets // first * inputs + first * self.outputs * self.positions
-            )
+            own = self.kernel[0] * self.outputs * self.positions
+            return self.offsets // self.kernel[0] * inputs + own
         return 0
 
     def gradients_by_patches(self, seen: TapValues) -> Float[Array, "b g k c f"]:
