@@ -22,10 +22,18 @@ XLA_FLAGS = " ".join(
 )
 
 
+_SHAPED = [
+    "tanager.models",
+    *(f"tanager.data.{it}" for it in ("augment", "colour", "crops")),
+    *(f"tanager.clipping.{it}" for it in ("book_keeping", "per_example", "transform")),
+    *(f"tanager.clipping.analysis.{it}" for it in ("batches", "rounding")),
+    *["tanager.clipping.analysis.standardise", "tanager.clipping.rules"],
+]
+"""The modules whose annotations hold shapes."""
+
+
 def check_shapes() -> None:
     """Check the types and shapes in annotations of what is imported from now on."""
-    images = [f"tanager.data.{it}" for it in ("augment", "colour", "crops")]
     install_import_hook(
-        ["tanager.models", "tanager.clipping", *images],
-        "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
+        _SHAPED, "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"
     )
