@@ -5,12 +5,14 @@ every group, in one compiled program, and compares sums, norms and losses with e
 per-example gradients. Masked rows are NaN throughout.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from tanager.clipping import book_keeping, clipped_grad
 from tanager.clipping.analysis import taps
@@ -113,6 +115,65 @@ def raised(loss: Callable, params: Any, batch: Any) -> dict[str, float]:
     return ways
 
 
+def distinct(
+    loss: Callable, params: Any, batch: Any, strategies: Sequence[str] = ALL
+) -> list[str]:
+    """Return the strategies that clip a loss in different ways, the first of each."""
+    params, batch = jax.tree.map(jnp.asarray, (params, batch))
+    rows = jax.tree.leaves(batch)[0].shape[0]
+    program, _ = read(loss, params, batch)
+    ways: dict[Any, str] = {}
+    for strategy in strategies:
+        whole = strategy == "per_example" or program.needs_definition
+        plan = choices.plan_clipping(None if whole else program, rows, strategy)
+        ways.setdefault(tuple(plan.methods) or plan.strategy, strategy)
+    return list(ways.values())
+
+
+def alone(
+    loss: Callable, params: Any, batch: Any, clip_norm: float = 1.0
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return how far each example alone moves the sum, and its norm, by strategy."""
+    found = one_by_one(loss, clip_norm)(params, batch)
+    return {
+        name: (lengths(out.sum, len(out.norms)), np.float64(out.norms[:, 0]))
+        for name, out in found.items()
+    }
+
+
+@functools.cache
+def one_by_one(loss: Callable, clip_norm: float) -> Callable:
+    """Return a program that clips each example alone, by all distinct strategies."""
+
+    def every(params, example):
+        rows = jax.tree.map(lambda leaf: leaf[None], example)
+        return {
+            name: clipped_grad(loss, clip_norm=clip_norm, strategy=name)(params, rows)
+            for name in distinct(loss, params, rows)
+        }
+
+    return jax.jit(
+        lambda params, batch: lax.map(functools.partial(every, params), batch)
+    )
+
+
+def lengths(tree: Any, rows: int) -> np.ndarray:
+    """Return the norm of each row of a tree, in float64."""
+    leaves = [np.float64(leaf).reshape(rows, -1) for leaf in jax.tree.leaves(tree)]
+    return np.sqrt(sum(np.sum(leaf**2, axis=1) for leaf in leaves))
+
+
+def norms_of(loss: Callable, params: Any, batch: Any, wide: bool = True) -> np.ndarray:
+    """Return the norm of each example's gradient, in float64 or in its own dtypes."""
+    rows = jax.tree.leaves(batch)[0].shape[0]
+    if not wide:
+        return lengths(
+            jax.jit(jax.vmap(jax.grad(loss), (None, 0)))(params, batch), rows
+        )
+    with jax.enable_x64(True):
+        return lengths(gradients(loss, params, batch)[0], rows)
+
+
 def _ways(loss, strategies, methods, clip_norm) -> Callable:
     """Return a function that clips in every way, for one compilation."""
 
@@ -121,23 +182,20 @@ def _ways(loss, strategies, methods, clip_norm) -> Callable:
             strategy: clipped_grad(loss, clip_norm=clip_norm, strategy=strategy)(
                 params, batch, mask
             )
-            for strategy in strategies
+            for strategy in distinct(loss, params, batch, strategies)
         }
         if not methods:
             return results
         program, own = read(loss, params, batch)
+        leaves = jax.tree.leaves(params)
+        losses, seen = book_keeping.tap_values(program, leaves, jax.tree.leaves(batch))
         for choice in each_method(own):
-            total, norms, losses = book_keeping.clip(
-                program,
-                own,
-                choice,
-                params,
-                batch,
-                mask,
-                clip_norm,
+            totals, norms = book_keeping.clip_at_taps(
+                own, choice, seen, mask, clip_norm
             )
+            sums = [totals.get(n, jnp.zeros_like(x)) for n, x in enumerate(leaves)]
             kept = jnp.where(mask, norms, 0), jnp.where(mask, losses, 0)
-            results[str([str(method) for method in choice])] = total, *kept
+            results[str([str(method) for method in choice])] = sums, *kept
         return results
 
     return jax.jit(every)
