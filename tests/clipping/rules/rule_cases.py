@@ -42,124 +42,65 @@ FLAT, PLANE, SOLID = (
 )
 
 
+def case(image, kernel, strides=(1, 1), padding="SAME", layout=PLANE, **rest):
+    """Shapes of an image and a kernel, and what `conv` takes besides."""
+    return image, kernel, dict(layout=layout, strides=strides, padding=padding, **rest)
+
+
+FIRST = ("NCHW", "OIHW", "NCHW")
+UNEVEN = ((1, 1), (0, 1))
+
 CONVOLUTIONS = {
-    # name: (image, kernel, layout, strides, padding, further arguments)
-    "1-D, stride 2": ((1, 9, 2), (3, 2, 3), FLAT, (2,), "SAME", {}),
-    "1-D, dilated": ((1, 9, 2), (3, 2, 3), FLAT, (1,), "VALID", {"dilation": (2,)}),
-    "same": ((1, 5, 4, 2), (3, 3, 2, 3), PLANE, (1, 1), "SAME", {}),
-    "valid, strides and dilations": (
-        (1, 7, 6, 2),
-        (2, 3, 2, 3),
-        PLANE,
-        (2, 1),
-        "VALID",
-        {"dilation": (3, 2)},
+    "1-D, stride 2": case((1, 9, 2), (3, 2, 3), (2,), layout=FLAT),
+    "1-D, dilated": case((1, 9, 2), (3, 2, 3), (1,), "VALID", FLAT, dilation=(2,)),
+    "same": case((1, 5, 4, 2), (3, 3, 2, 3)),
+    "valid, strides and dilations": case(
+        (1, 7, 6, 2), (2, 3, 2, 3), (2, 1), "VALID", dilation=(3, 2)
     ),
-    "strides that skip the last pixels": (
-        (1, 6, 7, 2),
-        (2, 2, 2, 3),
-        PLANE,
-        (3, 3),
-        "VALID",
-        {},
+    "strides that skip the last pixels": case(
+        (1, 6, 7, 2), (2, 2, 2, 3), (3, 3), "VALID"
     ),
-    "asymmetric padding": (
-        (1, 4, 4, 2),
-        (3, 2, 2, 3),
-        PLANE,
-        (1, 2),
-        ((2, 0), (0, 3)),
-        {},
+    "asymmetric padding": case((1, 4, 4, 2), (3, 2, 2, 3), (1, 2), ((2, 0), (0, 3))),
+    "negative padding": case((1, 6, 6, 2), (3, 3, 2, 3), padding=((-1, 0), (1, -2))),
+    "3-D": case((1, 3, 4, 3, 2), (2, 2, 2, 2, 3), (1, 2, 1), layout=SOLID),
+    "groups": case((1, 4, 4, 4), (3, 3, 2, 6), groups=2),
+    "depthwise": case((1, 4, 4, 3), (3, 3, 1, 6), (2, 2), groups=3),
+    "batch groups": case((2, 4, 4, 3), (3, 3, 3, 4), packs=2),
+    "transposed": case(
+        (1, 3, 3, 2), (3, 3, 2, 3), padding=((1, 2), (2, 2)), spread=(2, 3)
     ),
-    "negative padding": (
-        (1, 6, 6, 2),
-        (3, 3, 2, 3),
-        PLANE,
-        (1, 1),
-        ((-1, 0), (1, -2)),
-        {},
+    "transposed, negative padding, groups": case(
+        *((1, 4, 4, 4), (2, 2, 2, 2), (2, 1), ((-1, 1), (0, -2))),
+        spread=(2, 2),
+        groups=2,
     ),
-    "3-D": ((1, 3, 4, 3, 2), (2, 2, 2, 2, 3), SOLID, (1, 2, 1), "SAME", {}),
-    "groups": ((1, 4, 4, 4), (3, 3, 2, 6), PLANE, (1, 1), "SAME", {"groups": 2}),
-    "depthwise": ((1, 4, 4, 3), (3, 3, 1, 6), PLANE, (2, 2), "SAME", {"groups": 3}),
-    "batch groups": ((2, 4, 4, 3), (3, 3, 3, 4), PLANE, (1, 1), "SAME", {"packs": 2}),
-    "transposed": (
-        (1, 3, 3, 2),
-        (3, 3, 2, 3),
-        PLANE,
-        (1, 1),
-        ((1, 2), (2, 2)),
-        {"spread": (2, 3)},
+    "channels first": case((1, 2, 5, 4), (3, 2, 3, 3), (2, 1), layout=FIRST),
+    "odd layouts": case(
+        (5, 4, 2, 1), (4, 3, 2, 3), (1, 2), UNEVEN, ("HWCN", "OHIW", "CHNW")
     ),
-    "transposed, negative padding, groups": (
-        (1, 4, 4, 4),
-        (2, 2, 2, 2),
-        PLANE,
-        (2, 1),
-        ((-1, 1), (0, -2)),
-        {"spread": (2, 2), "groups": 2},
+    "odd layouts, groups": case(
+        (5, 4, 4, 1), (4, 2, 3, 3), (1, 2), UNEVEN, ("HWCN", "OIWH", "CHNW"), groups=2
     ),
-    "channels first": (
-        (1, 2, 5, 4),
-        (3, 2, 3, 3),
-        ("NCHW", "OIHW", "NCHW"),
-        (2, 1),
-        "SAME",
-        {},
+    "several images": case((3, 4, 4, 2), (2, 2, 2, 3)),
+    "pointwise": case((1, 4, 3, 2), (1, 1, 2, 5)),
+    "pointwise, strided": case((1, 5, 4, 2), (1, 1, 2, 5), (2, 2), "VALID"),
+    "patch embedding": case((1, 6, 4, 3), (2, 2, 3, 5), (2, 2), "VALID"),
+    "patches, some pixels left over, groups": case(
+        (2, 7, 5, 4), (3, 2, 2, 4), (3, 2), ((0, 1), (0, 0)), groups=2
     ),
-    "odd layouts": (
-        (5, 4, 2, 1),
-        (4, 3, 2, 3),
-        ("HWCN", "OHIW", "CHNW"),
-        (1, 2),
-        ((1, 1), (0, 1)),
-        {},
+    "patches, channels first": case((1, 2, 5, 4), (3, 2, 3, 2), (3, 2), layout=FIRST),
+    "patches with gaps": case(
+        (1, 6, 6, 2), (2, 2, 2, 3), (2, 2), "VALID", dilation=(2, 1)
     ),
-    "odd layouts, groups": (
-        (5, 4, 4, 1),
-        (4, 2, 3, 3),
-        ("HWCN", "OIWH", "CHNW"),
-        (1, 2),
-        ((1, 1), (0, 1)),
-        {"groups": 2},
-    ),
-    "several images": ((3, 4, 4, 2), (2, 2, 2, 3), PLANE, (1, 1), "SAME", {}),
-    "pointwise": ((1, 4, 3, 2), (1, 1, 2, 5), PLANE, (1, 1), "SAME", {}),
-    "pointwise, strided": ((1, 5, 4, 2), (1, 1, 2, 5), PLANE, (2, 2), "VALID", {}),
-    "patch embedding": ((1, 6, 4, 3), (2, 2, 3, 5), PLANE, (2, 2), "VALID", {}),
-    "patches, some pixels left over, groups": (
-        (2, 7, 5, 4),
-        (3, 2, 2, 4),
-        PLANE,
-        (3, 2),
-        ((0, 1), (0, 0)),
-        {"groups": 2},
-    ),
-    "patches, channels first": (
-        (1, 2, 5, 4),
-        (3, 2, 3, 2),
-        ("NCHW", "OIHW", "NCHW"),
-        (3, 2),
-        "SAME",
-        {},
-    ),
-    "patches with gaps": (
-        (1, 6, 6, 2),
-        (2, 2, 2, 3),
-        PLANE,
-        (2, 2),
-        "VALID",
-        {"dilation": (2, 1)},
-    ),
-    "one position": ((1, 3, 3, 2), (3, 3, 2, 4), PLANE, (1, 1), "VALID", {}),
+    "one position": case((1, 3, 3, 2), (3, 3, 2, 4), padding="VALID"),
 }
 
 
 def convolution(name, rows=ROWS):
-    image, kernel, layout, strides, padding, rest = CONVOLUTIONS[name]
+    image, kernel, rest = CONVOLUTIONS[name]
     w, x = draw(1, kernel, (rows, *image))
 
     def apply(w, x):
-        return conv(x, w, layout, strides, padding, **rest)
+        return conv(x, w, **rest)
 
     return apply, 0.4 * w, x

@@ -7,6 +7,7 @@ import pytest
 from oracle import cast, check, draw, read
 from rule_cases import CONVOLUTIONS, PLANE, ROWS, conv, convolution, curve, only_group
 
+from tanager.clipping.analysis.layouts import convolution_by_products
 from tanager.clipping.analysis.standardise import standardise
 from tanager.clipping.rules.base import TapValues
 from tanager.clipping.rules.convolutions import Convolution
@@ -22,13 +23,12 @@ def test_convolutions(name):
     check(lambda w, x: curve(apply(w, x)), w, x, methods=True)
 
 
-@pytest.mark.parametrize("name", ["same", "groups", "patch embedding"])
-def test_convolutions_in_float32(name):
-    apply, w, x = convolution(name)
+def test_convolutions_in_float32():
+    apply, w, x = convolution("groups")
     check(lambda w, x: curve(apply(w, x)), w, x, methods=True, dtypes=("float32",))
 
 
-def test_both_gram_methods_of_a_convolution_are_tried():
+def test_which_convolutions_have_which_methods():
     offered = {}
     for name in CONVOLUTIONS:
         apply, w, x = convolution(name)
@@ -40,6 +40,28 @@ def test_both_gram_methods_of_a_convolution_are_tried():
         *("vmap", "patches", "crossed"),
     }
     assert all(len(names) >= 2 for names in offered.values())
+    # Crossed products want a first axis of stride one.
+    assert {"same", "groups", "several images"} <= set(offered["crossed"])
+    others = {"pointwise", "patch embedding", "batch groups"}
+    assert not others & set(offered["crossed"])
+
+
+def test_convolutions_as_products_of_patches():
+    """What XLA may split over devices holds these in their place (`layouts`)."""
+
+    @jax.jit
+    def both():
+        found = {}
+        for name in CONVOLUTIONS:
+            apply, *arrays = convolution(name)
+            w, x = cast(arrays, np.float32)
+            (equation,) = jax.make_jaxpr(apply)(w, x[0]).eqns
+            products = convolution_by_products(x[0], w, equation.params)
+            found[name] = products, apply(w, x[0])
+        return found
+
+    for name, (products, expected) in both().items():
+        np.testing.assert_allclose(products, expected, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("name", ["same", "groups", "several images"])
@@ -106,17 +128,6 @@ def test_large_patches_side_by_side_are_formed_without_a_slice_for_each_pixel():
     assert "patches" in rule.gradients()
     assert "slice" not in str(jax.make_jaxpr(rule.patches)(x[:, None, :24, :, None]))
     check(patches(12), w, x, methods=True)
-
-
-def test_crossed_products_want_a_first_axis_of_stride_one():
-    offered = []
-    for name in CONVOLUTIONS:
-        apply, w, x = convolution(name)
-        group = only_group(lambda w, x, apply=apply: curve(apply(w, x)), w, x)
-        if "crossed" in group.gradients():
-            offered.append(name)
-    assert {"same", "groups", "several images"} <= set(offered)
-    assert not {"pointwise", "patch embedding", "batch groups"} & set(offered)
 
 
 def test_a_kernel_that_is_made_of_moved_and_scaled_entries():

@@ -57,7 +57,9 @@ def test_products(name):
     w, x = draw(0, weight, (ROWS, *data))
     group = only_group(lambda w, x: curve(apply(w, x)), w, x)
     assert (group.rule.name, group.grams()) == ("dot", ("gram",))
-    check(lambda w, x: curve(apply(w, x)), w, x, methods=True, dtypes=BOTH)
+    narrow = name in ("row times matrix", "batched", "through moves and a scale")
+    dtypes = BOTH if narrow else ("float64",)
+    check(lambda w, x: curve(apply(w, x)), w, x, methods=True, dtypes=dtypes)
 
 
 def test_a_narrowed_product_is_widened_for_the_norm():
