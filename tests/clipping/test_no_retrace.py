@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from oracle import ALL
 
 from tanager.clipping import clipped_grad
 
@@ -40,7 +39,7 @@ def masks():
 
 
 @pytest.mark.parametrize("outer_jit", [True, False])
-@pytest.mark.parametrize("strategy", ALL)
+@pytest.mark.parametrize("strategy", ["per_example", "bk"])
 def test_the_loss_is_traced_for_the_first_batch_only(strategy, outer_jit):
     loss, traces = counted()
     grad_fn = clipped_grad(loss, clip_norm=1.0, strategy=strategy)

@@ -5,14 +5,12 @@ equal, so that every addition rounds alike, positions cancel, and a hill climb l
 the sizes where what is left is largest against the norm.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from oracle import ALL, read
+from oracle import ALL, alone, cast, lengths, read
 
 from tanager.clipping import clipped_grad
 from tanager.clipping.analysis import rounding
@@ -155,43 +153,20 @@ def draw_examples(name, sizes, ratios):
     return {"x": jnp.asarray(x), "dy": jnp.asarray(dy), "rows": jnp.asarray(rows)}
 
 
-@functools.cache
-def every_strategy(name):
-    loss, params, _ = LOSSES[name]
-    params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), params)
-
-    def alone(example):
-        row = jax.tree.map(lambda leaf: leaf[None], example)
-        return {
-            strategy: clipped_grad(loss, clip_norm=C, strategy=strategy)(params, row)
-            for strategy in ALL
-        }
-
-    return jax.jit(lambda batch: lax.map(alone, batch))
-
-
-def lengths(tree, rows):
-    leaves = [
-        np.asarray(x, np.float64).reshape(rows, -1) for x in jax.tree.leaves(tree)
-    ]
-    return np.sqrt(sum(np.sum(leaf**2, axis=1) for leaf in leaves))
-
-
 @pytest.mark.parametrize("name", LOSSES)
 def test_no_bias_lets_an_example_contribute_more(name):
     generator = np.random.default_rng(1)
-    found = every_strategy(name)
+    loss, params, _ = LOSSES[name]
+    params = cast(params, "float32")
     sizes = generator.uniform(1, 2, CANDIDATES)
     ratios = 10 ** generator.uniform(-3.5, -1.0, CANDIDATES)
     best = {}
     for _ in range(ROUNDS):
-        out = found(draw_examples(name, sizes, ratios))
+        out = alone(loss, params, draw_examples(name, sizes, ratios), C)
         worst = np.zeros(CANDIDATES)
-        for strategy, got in out.items():
-            own = lengths(got.sum, CANDIDATES)
+        for strategy, (own, norms) in out.items():
             best[strategy] = max(best.get(strategy, 0), own.max() / C)
             # The climb is on how much the norm is too small.
-            norms = np.asarray(got.norms, np.float64).reshape(-1)
             own = own / np.minimum(C, np.where(norms > 0, norms, C))
             worst = np.maximum(worst, own)
         kept = np.argsort(worst)[-4:]

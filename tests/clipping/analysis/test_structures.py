@@ -1,5 +1,7 @@
 """Losses of every structure against the oracle, and what their jaxprs hold."""
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.extend.core as jex
@@ -8,11 +10,11 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import io_callback
-from oracle import ALL, cast, check, clip, draw, gradients, read
+from oracle import ALL, cast, check, clip, distinct, draw, gradients, read
 
 from tanager.clipping import clipped_grad
 from tanager.clipping.analysis.dtypes import widen
-from tanager.clipping.analysis.jaxprs import LONGEST_UNROLLED_SCAN
+from tanager.clipping.analysis.jaxprs import LONGEST_UNROLLED_SCAN, every_equation
 from tanager.clipping.rules.groups import Joint, Single
 
 
@@ -40,7 +42,7 @@ def test_a_layer_that_is_applied_three_times():
         return curve(x)
 
     assert kinds(loss, w, x) == [Joint]
-    check(loss, w, x, strategies=ALL, methods=True)
+    check(loss, w, x, methods=True)
 
 
 def test_an_embedding_tied_to_the_output_head():
@@ -53,7 +55,7 @@ def test_an_embedding_tied_to_the_output_head():
 
     params = {"table": table, "w": w}
     assert sorted(kinds(loss, params, tokens), key=str) == [Joint, Single]
-    check(loss, params, tokens, strategies=ALL, methods=True)
+    check(loss, params, tokens, methods=True)
 
 
 def by_split(w, x):
@@ -176,7 +178,7 @@ def test_calls_within_calls():
         return curve(jax.jit(kept)(params, x))
 
     assert kinds(loss, (w, v), x) == [Single, Single]
-    check(loss, (w, v), x, strategies=ALL, methods=True)
+    check(loss, (w, v), x, methods=True)
 
 
 @jax.custom_vjp
@@ -241,7 +243,7 @@ def test_own_derivative_rules_with_parameters_are_respected(apply):
     def loss(params, x):
         return curve(jax.jit(apply)(params[0], jnp.tanh(params[1] @ x)))
 
-    check(loss, (w, v), x, strategies=ALL, methods=True)
+    check(loss, (w, v), x, methods=True)
 
 
 def test_own_derivative_rules_of_parameters_alone_are_respected():
@@ -250,7 +252,6 @@ def test_own_derivative_rules_of_parameters_alone_are_respected():
         lambda w, x: curve(steep(straight_through(2.0 * w)) @ x),
         w,
         x,
-        strategies=ALL,
         methods=True,
     )
 
@@ -332,13 +333,6 @@ def test_branches_on_parameters():
     check(loss, w, x, methods=True)
 
 
-def test_a_loop_with_a_fixed_number_of_turns():
-    w, x = draw(16, (4, 4), (ROWS, 4))
-    check(
-        lambda w, x: curve(lax.fori_loop(0, 3, lambda _, x: jnp.tanh(w @ x), x)), w, x
-    )
-
-
 def test_a_while_loop_with_parameters_is_refused_by_name():
     w, x = draw(17, (4, 4), (ROWS, 4))
 
@@ -388,16 +382,6 @@ def test_views_inside_one_example():
     ]
     check(loss, params, x, strategies=("bk", "auto"), dtypes=("float32",))
     check(loss, params, x, methods=True)
-
-
-def test_one_matrix_per_view_by_vmap():
-    w, x = draw(20, (2, 4, 3), (ROWS, 2, 5, 4))
-
-    def loss(w, x):
-        return curve(jax.vmap(lambda w, x: x @ w)(w, x))
-
-    assert kinds(loss, w, x) == [Single]
-    check(loss, w, x, methods=True)
 
 
 # What is not trained
@@ -471,7 +455,7 @@ def test_bfloat16_against_the_exact_gradient_of_the_same_numbers(params_too):
         expected, clip_norm = clip(found, losses, np.ones(ROWS, bool))
     if not params_too:
         params = cast(params, jnp.float32)
-    for strategy in ALL:
+    for strategy in distinct(loss, params, x):
         out = clipped_grad(loss, clip_norm=clip_norm, strategy=strategy)(params, x)
         assert {leaf.dtype.name for leaf in jax.tree.leaves(out)} == {"float32"}
         np.testing.assert_allclose(out.norms, expected.norms, rtol=2**-6)
@@ -493,7 +477,8 @@ def test_norms_of_bfloat16_products_are_taken_in_float32(positions):
         return jnp.sum((x @ w) * low)
 
     exact = np.linalg.norm(numbers[0].T @ dy)
-    for strategy in ALL[1:]:  # vmap(grad) rounds the gradient itself to bfloat16.
+    # vmap(grad) rounds the gradient itself to bfloat16.
+    for strategy in distinct(loss, w, x, ALL[1:]):
         out = clipped_grad(loss, clip_norm=1.0, strategy=strategy)(w, x)
         norm = float(out.norms[0])  # rounded up
         assert exact * (1 - 1e-6) <= norm <= exact * (1 + 2e-5), strategy
@@ -576,10 +561,7 @@ def with_scan(function):
         (jax.custom_jvp(centred), "custom_vmap_call"),
     ],
 )
-@pytest.mark.parametrize("strategy", ["bk", "per_example"])
-def test_what_makes_per_example_gradients_ill_defined_is_refused(
-    function, name, wrap, strategy
-):
+def test_what_makes_per_example_gradients_ill_defined_is_refused(function, name, wrap):
     if wrap is jax.checkpoint and function is reported:
         pytest.skip("JAX itself has no checkpoint of effects")
     if isinstance(function, jax.custom_jvp):
@@ -588,8 +570,8 @@ def test_what_makes_per_example_gradients_ill_defined_is_refused(
     def loss(w, x):
         return curve(w * wrap(function)(x))
 
-    grad_fn = clipped_grad(loss, clip_norm=1.0, strategy=strategy)
-    with pytest.raises(ValueError, match=f"loss uses {name}, which"):
+    grad_fn = clipped_grad(loss, clip_norm=1.0)
+    with pytest.raises(ValueError, match=f"loss uses {name}, which.*remove it from"):
         grad_fn(jnp.ones(3), jnp.ones((2, 3)))
 
 
@@ -609,10 +591,7 @@ def test_collectives_over_examples_are_refused(mix):
 
 
 def equations(jaxpr):
-    for equation in jaxpr.eqns:
-        yield equation
-        for inner in jex.jaxprs_in_params(equation.params):
-            yield from equations(getattr(inner, "jaxpr", inner))
+    return every_equation(jaxpr.eqns)
 
 
 def primitives(jaxpr):
@@ -655,6 +634,7 @@ def network_problem():
     return cast(params, "float32"), jnp.asarray(x, jnp.float32)
 
 
+@functools.cache
 def traced(strategy):
     params, x = network_problem()
     grad_fn = jax.jit(clipped_grad(network, clip_norm=1.0, strategy=strategy))
@@ -716,14 +696,6 @@ def test_book_keeping_has_the_convolutions_of_a_plain_gradient():
     assert count == [2, 1]
 
 
-def test_the_message_of_a_refusal_names_the_remedy():
-    def loss(w, x):
-        return jnp.sum(w * drawn(x))
-
-    with pytest.raises(ValueError, match="remove it from the loss"):
-        clipped_grad(loss, clip_norm=1.0)(jnp.ones(3), jnp.ones((2, 3)))
-
-
 @pytest.mark.parametrize(
     ("strategy", "rounded"),
     [("bk", False), ("bk_mixopt", True)],
@@ -770,7 +742,7 @@ def test_of_full_batches_no_copy_with_zeros_in_is_made():
     assert "select_n" not in full
 
 
-@pytest.mark.parametrize("length", [2, 4, 5, 9])
+@pytest.mark.parametrize("length", [4, 5])
 def test_an_associative_scan_over_a_learned_decay(length):
     def loss(params, x):
         decay = jnp.broadcast_to(params["decay"][None], x.shape)

@@ -293,7 +293,7 @@ def test_real_measurements_are_taken_and_kept(monkeypatch):
     assert not reports
 
 
-def test_cells_that_are_too_small_are_not_measured():
+def test_groups_that_are_too_small_are_not_measured():
     reports = []
     clipped_grad(loss, clip_norm=1.0).tune(*problem(), report=reports.append)
     assert not reports
