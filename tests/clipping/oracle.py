@@ -136,7 +136,10 @@ def alone(
     """Return how far each example alone moves the sum, and its norm, by strategy."""
     found = one_by_one(loss, clip_norm)(params, batch)
     return {
-        name: (lengths(out.sum, len(out.norms)), np.float64(out.norms[:, 0]))
+        name: (
+            lengths(out.sum, len(out.norms)),
+            np.asarray(out.norms[:, 0], np.float64),
+        )
         for name, out in found.items()
     }
 

@@ -14,7 +14,11 @@ from oracle import ALL, cast, check, clip, distinct, draw, gradients, read
 
 from tanager.clipping import clipped_grad
 from tanager.clipping.analysis.dtypes import widen
-from tanager.clipping.analysis.jaxprs import LONGEST_UNROLLED_SCAN, every_equation
+from tanager.clipping.analysis.jaxprs import (
+    LONGEST_UNROLLED_SCAN,
+    aval,
+    every_equation,
+)
 from tanager.clipping.rules.groups import Joint, Single
 
 
@@ -642,7 +646,7 @@ def traced(strategy):
 
 
 def sizes(jaxpr):
-    return {v.aval.size for equation in equations(jaxpr) for v in equation.outvars}
+    return {aval(v).size for equation in equations(jaxpr) for v in equation.outvars}
 
 
 def per_example_weights():

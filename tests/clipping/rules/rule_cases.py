@@ -1,5 +1,7 @@
 """Losses and convolutions that the tests of several rules share."""
 
+from typing import Any
+
 import jax.numpy as jnp
 from jax import lax
 from oracle import draw, read
@@ -42,7 +44,7 @@ FLAT, PLANE, SOLID = (
 )
 
 
-def case(image, kernel, strides=(1, 1), padding="SAME", layout=PLANE, **rest):
+def case(image, kernel, strides=(1, 1), padding: Any = "SAME", layout=PLANE, **rest):
     """Shapes of an image and a kernel, and what `conv` takes besides."""
     return image, kernel, dict(layout=layout, strides=strides, padding=padding, **rest)
 

@@ -294,8 +294,8 @@ def _units(
         own = live[anchor].leaves
         shared = [part for part in parts if part[1] & own]
         parts = [part for part in parts if part not in shared]
-        joined = zip(({anchor}, own), *shared, strict=True)
-        parts.append(tuple(set().union(*each) for each in joined))
+        anchors = {anchor}.union(*(part[0] for part in shared))
+        parts.append((anchors, own.union(*(part[1] for part in shared))))
     units = []
     for anchors, origin in parts:
         ordered = tuple(anchor for anchor in order if anchor in anchors)
