@@ -1,6 +1,7 @@
 """The pictures of a search show the numbers they are given, and nothing bent."""
 
 import itertools
+import pathlib
 from fractions import Fraction
 
 import numpy as np
@@ -105,7 +106,7 @@ def test_a_prediction_is_a_hollow_point_after_the_rows(drawn):
 
 def test_norms_are_marked_private(drawn):
     edges, counts = [0.5, 1.0, 2.0], [[0, 1, 3, 0], [0, 4, 0, 0]]
-    search_figures.plot_norms(edges, counts, (10, 20), 1.0, "norms.png")
+    search_figures.plot_norms(edges, counts, (10, 20), 1.0, pathlib.Path("norms.png"))
     (axes,) = drawn[0].axes
     assert axes.get_title().startswith("PRIVATE")
     shares = [patch.get_data().values.tolist() for patch in axes.patches]
@@ -115,7 +116,7 @@ def test_norms_are_marked_private(drawn):
 def test_small_norms_have_labels_that_leave_each_other_room(drawn):
     edges = [2.0**power for power in range(-12, 8)]
     counts = [[1] * (len(edges) + 1)]
-    search_figures.plot_norms(edges, counts, (10,), 1.0, "norms.png")
+    search_figures.plot_norms(edges, counts, (10,), 1.0, pathlib.Path("norms.png"))
     (axes,) = drawn[0].axes
     drawn[0].draw_without_rendering()
     low, high = axes.get_xlim()

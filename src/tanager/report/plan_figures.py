@@ -66,11 +66,12 @@ def plot(plan: Plan, path: str | pathlib.Path) -> None:
 
 def _draw_wall(axes: "Axes", mechanism: Mechanism, delta: float) -> None:
     """ε against σ at constant η: flat above the wall, steep below it."""
-    for factor, look in (
-        (1 / 16, {"color": _COLOURS[0]}),
-        (1, {"color": _PLAN_COLOUR, "linewidth": 2.5}),
-        (16, {"color": _COLOURS[1]}),
-    ):
+    looks: dict[float, dict[str, Any]] = {
+        1 / 16: {"color": _COLOURS[0]},
+        1: {"color": _PLAN_COLOUR, "linewidth": 2.5},
+        16: {"color": _COLOURS[1]},
+    }
+    for factor, look in looks.items():
         count = max(1, round(mechanism.steps * factor))
         curve = _at_constant_eta(mechanism, count)
         sigmas = [point.noise_multiplier for point in curve]
@@ -120,7 +121,8 @@ def _draw_ratios(axes: "Axes", mechanism: Mechanism) -> None:
     for sigma in sorted([*others, own]):
         step = Mechanism(min(1.0, math.sqrt(2) * sigma * per_step), sigma, 1)
         ratios = accountant.rdp(step, _ORDERS) / (np.array(_ORDERS) * per_step**2)
-        look, label = {"color": colours.get(sigma)}, rf"$\sigma$ = {sigma:.3g}"
+        look: dict[str, Any] = {"color": colours.get(sigma)}
+        label = rf"$\sigma$ = {sigma:.3g}"
         if sigma == own:
             look = {"color": _PLAN_COLOUR, "linewidth": 2.5, "zorder": 4}
             label += " (plan)"

@@ -79,7 +79,7 @@ def curves(metrics: Sequence[Mapping[str, Any]]) -> str:
                     marker="o" if len(points) == 1 else None,
                 )
             axes.set(xlabel="step", ylabel=unit)
-            if label:
+            if any(line[-1] for line in lines):
                 axes.legend(loc="best", frameon=False)
             else:
                 axes.set_ylim(bottom=0)

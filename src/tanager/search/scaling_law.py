@@ -112,7 +112,7 @@ class ScalingLaw:
             )
         x, y = np.log2([run.batch_size for run in runs]), [run.accuracy for run in runs]
         spread = float(np.sum((x - x.mean()) ** 2))
-        line = stats.linregress(x, y, alternative="greater")
+        line: Any = stats.linregress(x, y, alternative="greater")
         deviation = rises = None
         if len(runs) > 2:
             deviation = float(line.stderr) * math.sqrt(spread)
@@ -192,7 +192,7 @@ class ScalingLaw:
             return math.log1p(sampling_share(scale * size, size, parameters))
 
         x = [noise(run.batch_size) for run in self.runs]
-        line = stats.linregress(x, [run.accuracy for run in self.runs])
+        line: Any = stats.linregress(x, [run.accuracy for run in self.runs])
         return _share(float(line.intercept + line.slope * noise(batch_size)))
 
     def doubts(
