@@ -224,6 +224,12 @@ def test_the_highest_advantage_is_table_9s(epsilon, delta, published):
             lambda: models_needed(800.0, delta=DELTA, confidence=0.95),
             "epsilon (=800.0) must be at most 700",
         ),
+        (
+            lambda: models_needed(1.0, delta=DELTA, confidence=1.0),
+            "confidence (=1.0)",
+        ),
+        (lambda: highest_advantage(-1.0, 0.1), "epsilon (=-1.0)"),
+        (lambda: highest_advantage(1.0, 1.5), "delta (=1.5) must be below 1"),
         (lambda: Estimator(-0.1, 0.95), "delta (=-0.1)"),
         (lambda: Estimator(0.1, 1.0), "confidence (=1.0)"),
         (lambda: GaussianEstimator(0.0, 0.95), "delta (=0.0)"),

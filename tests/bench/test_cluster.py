@@ -117,6 +117,9 @@ RATIO = (101.53 + 681.48 + 26.76 + 99.65) / (81.14 + 163.85 + 0 + 38.17)
 
 def test_one_communication_time_predicts_the_paper_s_private_share_to_ten_points():
     assert pytest.approx(3.21, abs=0.005) == RATIO
+    for parallel, share, off in ((0.989, PLAIN, 0.002), (0.995, PRIVATE, 0.025)):
+        speedup = 1 / ((1 - parallel) + parallel / DEVICES)
+        assert speedup / DEVICES - share == pytest.approx(off, abs=6e-4)
     common = communicating_of_share(PLAIN)
     assert common == pytest.approx(0.876, abs=0.0005)
     predicted = share_of_ideal(RATIO, common)

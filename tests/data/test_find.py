@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import small_sources as small
+from PIL import Image
 from small_sources import ENCODED, IMAGES, LABELS
 
 from tanager.data import (
@@ -127,6 +128,20 @@ def test_parquet_is_read_as_a_whole_or_refused(tmp_path, monkeypatch, stream, mo
         load("imagenet", tmp_path, image_size=8, stream=stream)
     dataset = load("imagenet", tmp_path, image_size=8, stream=False)
     np.testing.assert_array_equal(everything(dataset.train)["image"], IMAGES)
+
+
+def test_class_folders_of_others_are_passed_by(tmp_path):
+    for split in ("train", "val"):
+        for name in ("n01", "n02"):
+            (tmp_path / "a" / split / name).mkdir(parents=True)
+            grey = Image.fromarray(IMAGES[0, ..., 0])
+            grey.save(tmp_path / "a" / split / name / "1.png")
+    with pytest.raises(ValueError, match="has no files of cifar10, nor has a folder"):
+        load("cifar10", tmp_path / "a")
+    # Pictures that are all grey have three channels here, in memory or not.
+    for stream in (True, False):
+        dataset = load("imagenet", tmp_path / "a", stream=stream)
+        assert dataset.image_shape == (8, 8, 3)
 
 
 @streamed

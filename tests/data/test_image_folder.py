@@ -1,5 +1,6 @@
 import os
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -162,6 +163,10 @@ def test_images_of_different_size(tmp_path):
                 p / "cat/000.png"
             ),
             "cat/000.png') cannot be read as an image (it has mode I;16, more than 8",
+        ),
+        (
+            lambda p: [shutil.rmtree(entry) for entry in p.iterdir()],
+            "has no class folders: make one folder of images each",
         ),
         (lambda p: (p / "eel").mkdir(), "eel') is a class without images: put .png"),
         (

@@ -12,7 +12,7 @@ import pytest
 from safetensors import numpy as safetensors
 
 from tanager import models
-from tanager.models import weights
+from tanager.models import low_rank, weights
 from tanager.models.foreign import tables
 from tanager.models.foreign.layouts import SAME, Foreign
 from tanager.models.published import timm_architecture
@@ -173,6 +173,9 @@ def test_every_misfit_is_named(file):
         "create the model these weights are of, by its name, size and channels",
     ]
     assert path.read_bytes() == before
+    lora = low_rank.with_low_rank(vit(), 2, 2.0, key=jax.random.key(0))
+    with pytest.raises(ValueError, match=r"missing: .*, which the other library does"):
+        models.load_weights(lora, file(vit(), "timm"))
 
 
 def test_weights_of_another_model_are_refused(file):

@@ -289,7 +289,7 @@ def main():
             continue
         whole = path(PARAMS, BATCH, jnp.asarray(everyone))
         found[path.__name__] = {name: errors(whole[name], everyone) for name in whole}
-        if path is results_asked_for or not GUARDED:
+        if (path is results_asked_for and not FULL) or not GUARDED:
             continue  # another mask would be another program
         less = path(PARAMS, BATCH, jnp.asarray(one_less))
         for name, error in found[path.__name__].items():

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from switch import FULL
 from tanager.clipping.planning.choices import STRATEGIES
 
 
@@ -38,7 +39,7 @@ def test_no_strategy_is_wrong_on_split_arrays(tmp_path, devices):
             where = path, strategy, error
             assert error["sum"] < 1e-3, where
             assert error["norms"] < 1e-3 and error["losses"] < 1e-5, where
-            if path != "results_asked_for":
+            if FULL or path != "results_asked_for":
                 assert error["masked"] < 1e-3, where
                 assert 0 < error["moved"] <= 1.001, where
     assert tried == STRATEGIES.keys() - {"ghost", "mixed_ghost"}

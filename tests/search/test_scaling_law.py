@@ -94,6 +94,14 @@ def test_two_runs_tell_nothing_of_their_variation():
     assert law.curvature() is None
 
 
+@pytest.mark.parametrize("accuracy", [0.1, 1 / 3, 10 / 143, 1.0])
+def test_runs_of_one_accuracy_are_a_flat_line(accuracy):
+    law = ScalingLaw.fit([(size, accuracy) for size in (16, 32, 64, 64)])
+    assert law.slope == pytest.approx(0, abs=1e-15)
+    assert law.predict(1024)[1:4] == pytest.approx([accuracy] * 3)
+    assert law.curvature() in (None, 1.0)
+
+
 def test_predictions_stay_shares():
     law = ScalingLaw.fit([(1, 0.9), (2, 0.95), (4, 1.0), (4, 0.99)])
     assert law.predict(1 << 20).accuracy == 1.0

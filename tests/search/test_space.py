@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import optuna
 import pytest
 
@@ -33,6 +34,20 @@ def test_words_are_read():
         "momentum": Choices((0.0, 0.1, 0.5, 0.9)),
     }
     assert Space.from_json(space.to_json()) == space
+
+
+def test_the_order_of_words_changes_no_draw():
+    words = ["clip-norm", "learning-rate", "optimizer=sgd,adam"]
+    drawn = [
+        list(Space.parse(each).draw(np.random.default_rng(3), RECIPE).items())
+        for each in (words, words[::-1])
+    ]
+    assert drawn[0] == drawn[1]
+
+
+def test_a_space_has_no_other_names():
+    with pytest.raises(ValueError, match="did you mean learning_rate"):
+        Space({"learningrate": Choices((1.0,))})
 
 
 @pytest.mark.parametrize(

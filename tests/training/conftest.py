@@ -24,7 +24,7 @@ def remembered(problem, algorithm, runtime, seed, *places):
     fields = dataclasses.fields(algorithm)
     settings = [getattr(algorithm, field.name) for field in fields]
     settings += [problem.loss, problem.augment, str(problem.trainable)]
-    settings += [runtime.strategy, runtime.memory, examples, held]
+    settings += [problem.finish, *dataclasses.astuple(runtime), examples, held]
     settings += [layout.count, layout.shard_parameters]
     for path, leaf in jax.tree_util.tree_leaves_with_path(problem.params):
         array = np.asarray(leaf)

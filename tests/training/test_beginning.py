@@ -188,7 +188,6 @@ def test_a_run_that_learns_nothing_says_so_in_private_alone(
 
 
 def test_doubts_go_with_the_first_usable_example():
-    lines = [{"examples": 4, "dropped": 4, "norms": [0, 0]}]
-    assert doubts([]) == ""
-    assert "All 4 examples" in doubts(lines)
-    assert doubts([*lines, {"examples": 1, "dropped": 0, "norms": [0, 1]}]) == ""
+    assert doubts(examples=0, dropped=0, flat=0) == ""
+    assert "All 4 examples" in doubts(examples=4, dropped=4, flat=0)
+    assert doubts(examples=5, dropped=4, flat=0) == ""

@@ -56,6 +56,14 @@ def first_vit_run(tmp_path_factory):
     return finished_run(tmp_path_factory.mktemp("vit") / "run", model, config)
 
 
+def test_a_run_without_noise_is_exported_and_claims_nothing(tmp_path):
+    assert main([*RUN, "--non-private", "--out", str(tmp_path / "run")]) == 0
+    tanager.export(tmp_path / "run", tmp_path / "model")
+    config = json.loads((tmp_path / "model/config.json").read_text())
+    assert config["tanager"]["guarantee"]["epsilon"] is None
+    assert config["tanager"]["guarantee"]["private"] is False
+
+
 def finished_run(folder, model, config):
     folder.mkdir()
     mechanism = tanager.Mechanism(0.1, 2.0, 10)

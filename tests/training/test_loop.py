@@ -392,6 +392,7 @@ def weighing(*classes, back=1.0):
 
 CHANGES = {
     "noise": ({"mechanism": Mechanism(0.4, 1.3, 12)}, "mechanism.noise_multiplier was"),
+    "clip": ({"clip_norm": 2.0}, "clip_norm was 1.0 and is 2.0"),
     "learning rate": ({"optimizer": optax.sgd(2.5, momentum=0.5)}, "optimizer"),
     "loss": ({"loss": lambda p, e: 2 * loss(p, e)}, "configuration: loss"),
     "constant within": ({"loss": weighing(1.0, 1.0, 5.0)}, "configuration: loss"),

@@ -39,6 +39,12 @@ class Errors(NamedTuple):
     inside: int
 
 
+def _check_delta(delta: float) -> None:
+    validate.not_negative(delta=delta)
+    if delta >= 1:
+        validate.refuse("delta", delta, "must be below 1", "nothing is claimed at 1")
+
+
 @dataclasses.dataclass(frozen=True)
 class Estimator:
     """Turns errors into a lower bound on ε of any mechanism.
@@ -58,11 +64,7 @@ class Estimator:
     confidence: float
 
     def __post_init__(self):
-        validate.not_negative(delta=self.delta)
-        if self.delta >= 1:
-            validate.refuse(
-                "delta", self.delta, "must be below 1", "nothing is claimed at 1"
-            )
+        _check_delta(self.delta)
         validate.probability(confidence=self.confidence)
 
     def bound(self, errors: Errors) -> float:
@@ -189,8 +191,10 @@ def models_needed(epsilon: float, *, delta: float, confidence: float) -> int:
     By `Estimator`; those that the threshold is chosen on come on top.
 
     Raises:
-        ValueError: ε is too large.
+        ValueError: an argument is out of range.
     """
+    Estimator(delta, confidence)
+    validate.not_negative(epsilon=epsilon)
     # (1 − u − δ)/u = e^ε at the bound u = 1 − ((1 − confidence)/2)^(1/n) of no error.
     if epsilon > _LARGEST_EXPONENT:
         validate.refuse(
@@ -356,7 +360,12 @@ def highest_advantage(epsilon: float, delta: float) -> float:
     """Return the most that (ε, δ) allows: (e^ε − 1 + 2δ)/(e^ε + 1).
 
     Humphries et al. 2020; the last column of Table 9 of Unlocking.
+
+    Raises:
+        ValueError: an argument is out of range.
     """
+    validate.not_negative(epsilon=epsilon)
+    _check_delta(delta)
     if epsilon > _LARGEST_EXPONENT:
         return 1.0
     return (math.expm1(epsilon) + 2 * delta) / (math.exp(epsilon) + 1)

@@ -39,6 +39,10 @@ class _Table(abc.ABC):
     def cells(self, target: "Target", simulations: "Simulations") -> list["Cell"]:
         """Return the settings of the table."""
 
+    def axis(self, names: Sequence[str]) -> str:
+        """Return which of the names that vary is the plot's axis."""
+        return names[-1]
+
     def predict(self, target: "Target", rows: Sequence[dict]) -> dict[str, Any] | None:
         """Return what a finished table predicts, if it does."""
         del target, rows
@@ -107,6 +111,11 @@ class Ablation(_Table):
         from tanager.search.space import Space
 
         return ablation(target, Space.parse(self.vary), simulations)
+
+    def axis(self, names: Sequence[str]) -> str:
+        """Return the last name of --vary."""
+        del names
+        return next(iter(Space.parse(self.vary[-1:]).values))
 
 
 TABLES = {"privacy": Privacy, "data": Data, "ablation": Ablation}
@@ -231,7 +240,7 @@ def tabulate(word: str, words: Sequence[str]) -> int:
         rows,
         out / "table.png",
         out / "table.svg",
-        along=names[-1],
+        along=options.axis(names),
         title=f"{name}: simulated at 1/{1 / factor:.4g} of the batch size",
         predicted=more,
     )

@@ -97,19 +97,17 @@ def find_images(name: str, path: Path, wanted: Wanted) -> Found:
     below = [] if own else [entry for entry in path.iterdir() if entry.is_dir()]
     below.sort(key=lambda entry: (name not in entry.name, entry))
     for folder in (path, *below):
-        if has_classes(folder / "train"):
-            return _class_folders(folder, wanted)
         for read in (_parquet, _arrow, _npy):
             if found := read(folder, wanted):
                 return found
-    if own:
-        return _class_folders(path, wanted)
+        if own or has_classes(folder / "train", wanted.classes):
+            return _class_folders(folder, wanted, grey=own)
     return refuse_file(
         path, f"has no files of {name}, nor has a folder in it", f"looked for {WANTED}"
     )
 
 
-def _class_folders(folder: Path, wanted: Wanted) -> Found:
+def _class_folders(folder: Path, wanted: Wanted, grey: bool) -> Found:
     train, test = list_folder(folder, wanted.tests)
     exact = bool(wanted.classes)
     if exact and (odd := sorted({*train.classes} ^ {*wanted.classes})):
@@ -120,9 +118,12 @@ def _class_folders(folder: Path, wanted: Wanted) -> Found:
         )
     halves = (train, test) if wanted.tested else (train,)
     shape = wanted.shape
-    if not exact and not (shape and wanted.streams(sum(map(len, halves)), shape)):
-        shape = common_shape(halves, None if shape is None else shape[0])
-    assert shape is not None
+    if shape is None:
+        shape = common_shape(halves, None)
+    elif grey and not wanted.streams(sum(map(len, halves)), shape):
+        shape = common_shape(halves, shape[0])
+    if not (grey or exact):
+        shape = (*shape[:2], 3)
     first, second = (FolderSource(half, shape, exact) for half in (train, test))
     return Found(first, second, train.classes)
 

@@ -83,9 +83,10 @@ class FolderSource(StreamedImages):
         return Path(self.listing.file(index)), ""
 
 
-def has_classes(path: Path) -> bool:
-    """Return whether there is such a folder, with folders in it."""
-    return path.is_dir() and bool(_class_names(path))
+def has_classes(path: Path, names: Sequence[str] = ()) -> bool:
+    """Return whether there is such a folder, with folders in it (some of `names`)."""
+    found = set(_class_names(path)) if path.is_dir() else set()
+    return bool(found.intersection(names) if names else found)
 
 
 def list_folder(path: Path, tests: Sequence[str] = TESTS) -> tuple[Listing, Listing]:

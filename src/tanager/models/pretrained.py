@@ -235,6 +235,9 @@ def _fit(
     """Return our arrays by name, and a line for each tensor that does not fit."""
     arrays, lines, cast = {}, [], {}
     for name, leaf in ours.items():
+        if name not in table:
+            lines.append(f"missing: {name}, which the other library does not have")
+            continue
         tensor = table[name]
         resizable = isinstance(model, VisionTransformer) and name == "positions"
         theirs = {part: found[part] for part in tensor.names if part in found}
@@ -258,7 +261,7 @@ def _fit(
         if not np.isfinite(array).all():
             lines.append(f"not finite: {', '.join(tensor.names)}")
         arrays[name] = array
-    used = {part for name in ours for part in table[name].names}
+    used = {part for name in ours if name in table for part in table[name].names}
     lines += [f"extra: {part}" for part in sorted(found) if part not in used]
     changes += [f"{n} tensors cast from {dtype}" for dtype, n in cast.items() if n]
     return arrays, lines

@@ -183,7 +183,7 @@ class MLP(layers.Model):
         elif image.shape != self.image_shape or not eqx.is_inexact_array(image):
             validate.refuse(
                 "input",
-                image.aval,
+                f"{image.dtype}{list(image.shape)}",
                 f"must be floating point of shape {self.image_shape}",
                 "a model takes ONE example; use jax.vmap(model) on a batch",
             )

@@ -140,8 +140,9 @@ def _join(
             "one; JAX finds them itself under Slurm, Open MPI, Kubernetes and Cloud TPU"
         ) from error
     except RuntimeError as error:
-        first = str(error).splitlines()[0]
-        raise OSError(f"JAX cannot start its distributed service: {first}") from error
+        raise OSError(
+            f"JAX cannot start its distributed service: {_first_line(error)}"
+        ) from error
     finally:
         late.cancel()
     _leaving.clear()
@@ -149,6 +150,8 @@ def _join(
     try:
         _store().key_value_set(f"tanager/name/{_me()}", socket.gethostname())
     except jax.errors.JaxRuntimeError as error:
+        if "ALREADY_EXISTS" not in str(error):
+            raise OSError(f"JAX cannot join the hosts: {_first_line(error)}") from error
         raise OSError(
             f"host {_me()} took part before and was started again alone: end all hosts "
             "and start them together, which resumes from the last checkpoint"
@@ -217,7 +220,7 @@ def _watch_others(store: Any) -> None:
                 return
             failures += 1
             if failures * _BEAT >= SILENCE:
-                _stop(f"JAX does not say who is alive ({str(error).splitlines()[0]})")
+                _stop(f"JAX does not say who is alive ({_first_line(error)})")
         else:
             failures = 0
             if set(alive) <= {_me()}:
@@ -227,6 +230,10 @@ def _watch_others(store: Any) -> None:
                 if process is None or started.setdefault(host, process) != process:
                     _stop(f"host {host} ({_name_of(store, host)}) is gone")
         time.sleep(_BEAT)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _name_of(store: Any, host: int) -> str:

@@ -95,6 +95,8 @@ class Selection:
     @functools.cached_property
     def gamma(self) -> float:
         """The success probability γ in (0, 1] of the truncated negative binomial."""
+        if self.shape == math.inf:
+            validate.refuse("shape", self.shape, "has no γ: it is poisson")
         if self.shape == 1 or self.mean == 1:
             return 1 / self.mean
 

@@ -115,7 +115,8 @@ class ScalingLaw:
         line: Any = stats.linregress(x, y, alternative="greater")
         deviation = rises = None
         if len(runs) > 2:
-            deviation = float(line.stderr) * math.sqrt(spread)
+            left = y - line.intercept - line.slope * x
+            deviation = math.sqrt(float(np.sum(left**2)) / (len(runs) - 2))
             rises = float(line.pvalue) if deviation else None
         mean = float(np.mean(y))
         return cls(

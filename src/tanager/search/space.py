@@ -116,13 +116,14 @@ class Space:
         values: by name of `FIELDS`.
 
     Raises:
-        ValueError: a name has no values.
+        ValueError: a name is unknown, or has no values.
     """
 
     values: Mapping[str, Values]
 
     def __post_init__(self):
         for name, values in self.values.items():
+            validate.one_of(FIELDS, vary=name)
             if values == Choices(()):
                 validate.refuse(
                     "vary", name, "has no values", f"give some: {name}=A,B,C"
@@ -173,7 +174,7 @@ class Space:
             ValueError: they make no recipe.
         """
         recipe = start
-        for name in _optimizer_first(chosen):
+        for name in _in_order(chosen):
             field, value = FIELDS[name], chosen[name]
             if not self._applies(name, recipe.optimizer):
                 continue
@@ -197,7 +198,7 @@ class Space:
         self, start: Recipe, choose: Callable[[str, Values], Value]
     ) -> dict[str, Any]:
         chosen: dict[str, Any] = {}
-        for name in _optimizer_first(self.values):
+        for name in _in_order(self.values):
             if self._applies(name, chosen.get("optimizer", start.optimizer)):
                 chosen[name] = choose(name, self.values[name])
         return chosen
@@ -209,7 +210,7 @@ class Space:
             ValueError: a name has a range.
         """
         points: list[dict[str, Any]] = [{}]
-        for name in _optimizer_first(self.values):
+        for name in _in_order(self.values):
             values, before, points = self.values[name], points, []
             if isinstance(values, Between):
                 validate.refuse(
@@ -239,8 +240,6 @@ class Space:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Space":
         """Return the space that `to_json` wrote."""
-        for name in content:
-            validate.one_of(FIELDS, vary=name)
         return cls(
             {
                 name: Between(*values["between"])
@@ -251,9 +250,9 @@ class Space:
         )
 
 
-def _optimizer_first(names: Mapping[str, Any]) -> list[str]:
-    """Return names in an order in which an optimizer comes before its options."""
-    return sorted(names, key=lambda name: name != "optimizer")
+def _in_order(names: Mapping[str, Any]) -> list[str]:
+    """Return names in the order of `FIELDS`: an optimizer comes before its options."""
+    return [name for name in FIELDS if name in names]
 
 
 def _values(name: str, text: str, word: str) -> Values:

@@ -155,7 +155,7 @@ def _require_agreement(
     with reading(model, "holds no tensors", _REPEAT):
         with safe_open(model, "numpy") as file:
             claimed = (file.metadata() or {}).get("tanager", "{}")
-        claims = {**json.loads(claimed)}
+        claims = as_json({**json.loads(claimed)})
     _compare(run, model.name, claims, result)
 
 

@@ -5,9 +5,11 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tanager._files import json_text, write_atomically
 from tanager._reading import read_json_lines
@@ -25,12 +27,14 @@ class Metrics:
         self.released: list[dict[str, Any]] = []
         self._public = self._private = self._board = None
         self._folder = folder
+        self._counts = np.zeros(3, np.int64)
         if folder is None:
             return
         public = folder.path / "metrics.jsonl"
         private = folder.private / "metrics.jsonl"
         self.released = _keep_until(public, step, 0o644)
-        _keep_until(private, step, 0o600)
+        for line in _keep_until(private, step, 0o600):
+            self._counts += _counts(line)
         self._public = public.open("a", buffering=1)
         self._private = private.open("a", buffering=1)
         self._board = _Board(folder.path / "tensorboard", step)
@@ -46,6 +50,7 @@ class Metrics:
         """Record numbers that must not leave the run's private folder."""
         if self._private is not None:
             self._private.write(json_text(line) + "\n")
+            self._counts += _counts(line)
 
     def close(self) -> None:
         """Close all files, and write private/warnings.txt."""
@@ -53,16 +58,22 @@ class Metrics:
             if file is not None:
                 file.close()
         if self._folder is not None:
-            private = self._folder.private
-            text = doubts(read_json_lines(private / "metrics.jsonl"))
-            write_atomically(private / "warnings.txt", text.encode(), 0o600)
+            text = doubts(*self._counts.tolist())
+            file = self._folder.private / "warnings.txt"
+            write_atomically(file, text.encode(), 0o600)
 
 
-def doubts(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Return a sign in the private lines of a run that it learns nothing, or ""."""
-    examples = sum(line.get("examples", 0) for line in lines)
-    usable = examples - sum(line.get("dropped", 0) for line in lines)
-    flat = sum(next(iter(line.get("norms", ())), 0) for line in lines)
+def _counts(line: Mapping[str, Any]) -> list[int]:
+    flat = next(iter(line.get("norms", ())), 0)
+    return [line.get("examples", 0), line.get("dropped", 0), flat]
+
+
+def doubts(examples: int, dropped: int, flat: int) -> str:
+    """Return a sign that a run learns nothing, or "".
+
+    `flat` is how many of the gradients had a norm in the lowest bin.
+    """
+    usable = examples - dropped
     if examples and not usable:
         return (
             f"All {examples} examples drawn so far were dropped, because their loss or "
