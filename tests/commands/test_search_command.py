@@ -9,7 +9,7 @@ import pytest
 from forks import Fork
 from tanager import cli, data, recipes
 from tanager.cli import main
-from tanager.commands.experiments import target_of
+from tanager.commands.experiments import Ablation, target_of
 from tanager.report import search_page
 from tanager.search import jobs
 
@@ -173,6 +173,11 @@ def test_privacy_parameters_at_constant_noise(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert printed.split()[:5] == ["steps", "batch", "size", "learning", "rate"]
     assert "best: --steps" in printed
+
+
+def test_the_last_name_that_varies_is_the_axis():
+    found = Ablation(vary=("learning-rate=1,2", "optimizer=sgd,adam"))
+    assert found.axis(["optimizer", "learning_rate"]) == "optimizer"
 
 
 @pytest.mark.slow

@@ -114,6 +114,8 @@ class Ablation(_Table):
 
     def axis(self, names: Sequence[str]) -> str:
         """Return the last name of --vary."""
+        from tanager.search.space import Space
+
         del names
         return next(iter(Space.parse(self.vary[-1:]).values))
 
