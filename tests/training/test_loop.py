@@ -499,6 +499,14 @@ def test_after_a_refusal_the_run_itself_goes_on(dead):
     assert run(dead).summary["steps"] == 12
 
 
+def test_a_run_of_version_0_1_is_refused(tmp_path):
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private/identity.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"tanager 0\.1 began, .* finish it with"):
+        run(tmp_path)
+    assert [path.name for path in tmp_path.rglob("*")] == ["private", "identity.json"]
+
+
 @pytest.mark.parametrize(("first", "second"), [(None, 1), (1, None), (1, 2)])
 def test_another_seed_in_the_same_folder_is_refused(tmp_path, first, second):
     RunFolder(tmp_path).seed(first)

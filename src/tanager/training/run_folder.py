@@ -82,6 +82,11 @@ class RunFolder:
                 "must be a path that is valid UTF-8, like the folders above it",
                 "name another folder, or set PYTHONUTF8=1 if it is valid",
             )
+        if (self.private / "identity.json").exists():
+            self._refuse(
+                "holds a run that tanager 0.1 began, which this version cannot resume",
+                f"finish it with tanager 0.1, or {_REMEDY}",
+            )
         if not self._of_search and (self.path / "study.json").exists():
             self._refuse("holds a search; its result would be overwritten", _REMEDY)
         begun = self._seed_file.exists() or self.ledger.exists()
