@@ -30,6 +30,9 @@ NUMBERS = {
     "weights": None,
 }
 
+ALIKE = {"bit": "vit", "nf": "wrn"}
+"""By family of models: another, whose first step stands for its own."""
+
 
 def one_of_each(entries):
     """Mark as `full` all but the first recipe of a kind of model and of training."""
@@ -37,8 +40,11 @@ def one_of_each(entries):
     for entry in entries:
         recipe = entry.recipe
         family = recipe.model.partition("-")[0]
-        # The two differ by the network alone; `test_fast_rules` clips both.
-        family = "vit" if family == "bit" else family
+        if recipe.fine_tune == "all":
+            # These differ by the network alone: `test_fast_rules` clips all of them.
+            family = ALIKE.get(family, family)
+            if recipe.head == "zero":
+                family = "vit"
         kind = family, recipe.head, recipe.fine_tune, recipe.non_private
         marks = [pytest.mark.full] if kind in seen else []
         marked.append(pytest.param(entry, id=entry.name, marks=marks))
