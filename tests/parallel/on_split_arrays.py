@@ -53,7 +53,12 @@ WAYS = sorted(STRATEGIES.keys() - {"ghost", "mixed_ghost"})
 
 
 def ways(path):
-    """All strategies where rows are constrained; else every other one, in turns."""
+    """All strategies where rows are constrained; else every other one, in turns.
+
+    Without guards, one with gradients of examples and one with its own rules.
+    """
+    if not GUARDED:
+        return WAYS if FULL else ["bk", "per_example"]
     turn = [each.__name__ for each in PATHS[DEVICES]].index(path) + DEVICES
     return WAYS if FULL or path == "rows_constrained" else WAYS[turn % 2 :: 2]
 
