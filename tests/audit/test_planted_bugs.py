@@ -31,6 +31,8 @@ AUDITED = [
     if bug.by_audit
 ]
 REPLAYED = Mechanism(0.2, 0.8, 60)
+# Of whole batches, whose trade-off curve has a closed form.
+WHOLE = {"mechanism": Mechanism(1.0, 2.0, 4), "physical_batch_size": 128}
 
 
 def loss(params, example):
@@ -97,13 +99,15 @@ def test_without_a_bug_replays_find_nothing(problem, options):
 @pytest.mark.parametrize("bug", AUDITED)
 def test_the_audit_finds_the_bug_out(white_box, monkeypatch, bug, seed):
     bug(monkeypatch)
-    found = white_box(seed=seed)
+    claimed = {} if bug is bugs.sampled_at_twice_the_rate else WHOLE
+    found = white_box(seed=seed, **claimed)
     assert found.violated, found.audit
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_without_a_bug_nothing_is_found(white_box, seed):
-    found = white_box(seed=seed)
+@pytest.mark.parametrize("claimed", [{}, WHOLE], ids=["sampled", "whole"])
+def test_without_a_bug_nothing_is_found(white_box, seed, claimed):
+    found = white_box(seed=seed, **claimed)
     assert not found.violated
     assert jnp.isfinite(found.epsilon_lower_bound)
 
@@ -111,7 +115,7 @@ def test_without_a_bug_nothing_is_found(white_box, seed):
 def test_more_noise_than_claimed_is_no_violation(white_box, monkeypatch):
     with monkeypatch.context() as patch:
         bugs.times_the_noise(patch, 4)
-        found = white_box()
+        found = white_box(**WHOLE)
     assert not found.violated
     assert found.epsilon_lower_bound < found.claimed_epsilon / 4
 
@@ -132,4 +136,4 @@ def test_canaries_on_a_frozen_leaf_are_noticed(white_box, monkeypatch, how):
     if how == "no gradient":
         monkeypatch.setattr("tanager.audit.white_box.with_canaries", without_gradient)
     with pytest.raises(RuntimeError, match="no canary shows in the updates"):
-        white_box()
+        white_box(**WHOLE)
