@@ -115,8 +115,8 @@ def test_a_killed_audit_goes_on_and_no_other_does(membership, regression, tmp_pa
         with pytest.raises(Killed):
             membership(**options, out=tmp_path, on_models=kill)
 
-    options = {**ONE, "learning_rates": (0.1, 0.2), "models": 40, "sweep_models": 32}
-    options["models_at_once"] = 8
+    options = {**ONE, "steps": (4,), "learning_rates": (0.1, 0.2), "models": 40}
+    options |= {"models_at_once": 8, "sweep_models": 32}
     whole = membership(**options)
     killed_after(3)  # in phase I
     killed_after(6)  # in phase II
