@@ -150,6 +150,9 @@ class GaussianNoise:
 
             numbers[start : start + size] = rounded_normals(words, self._scale, more)
 
+        if count <= _BLOCK:  # threads would take longer to start
+            draw(0)
+            return numbers
         with ThreadPoolExecutor(_processor.cores()) as threads:
             list(threads.map(draw, range(0, count, _BLOCK)))
         return numbers
