@@ -101,8 +101,8 @@ def predict(
 ) -> list[dict[str, Any]]:
     """Predict throughput on 1, 2, 4, … of the cluster's hosts.
 
-    `step_seconds` are of a logical step of so many `examples` on one device; with
-    `Cluster.logical_batch` they are taken as proportional. `size` is the bytes of the
+    `step_seconds` is the time of a logical step of `examples` examples on one device.
+    With `Cluster.logical_batch` it is taken as proportional. `size` is the bytes of the
     sum of gradients.
     """
     rows = []

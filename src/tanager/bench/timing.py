@@ -38,7 +38,7 @@ class Measurement:
         return float(np.median(self.seconds)) if self.seconds else None
 
     def times(self) -> dict[str, Any]:
-        """Return median and interquartile range, and why there are none."""
+        """Return median and interquartile range, or the error that left none."""
         if not self.seconds:
             error = self.error or "stopped before it was timed"
             return {"seconds": None, "seconds_spread": None, "error": error}

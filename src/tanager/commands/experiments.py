@@ -207,7 +207,7 @@ def norms(words: Sequence[str]) -> int:
 
 
 def tabulate(word: str, words: Sequence[str]) -> int:
-    """Run `tanager search WORD RECIPE`, of which WORD is one of `TABLES`."""
+    """Run `tanager search WORD RECIPE`; WORD is one of `TABLES`."""
     entry, recipe, options = flags.parse(f"search {word}", words, TABLES[word])
 
     # JAX is imported from here on: the command line was fine.

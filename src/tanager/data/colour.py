@@ -111,9 +111,9 @@ def jitter(
     """Return the planes with brightness, contrast, saturation and hue changed.
 
     Each of the first three is a blend, clip(f·x + (1 − f)·other, 0, 1), with black,
-    with the mean of the grey image, or with the grey image. The contrast's mean is of
-    the image as it is when its turn comes. `schedule` is one of the 24 orders,
-    `factors` are the three f, and `turn` is of the hue, in whole circles.
+    with the mean of the grey image, or with the grey image. For the contrast, the mean
+    is taken after the changes before it. `schedule` is one of the 24 orders, `factors`
+    are the three f, and `turn` is of the hue, in whole circles.
     """
     changes = jnp.asarray(_SCHEDULES)[schedule]
     blends = jnp.append(factors, jnp.ones(1, factors.dtype))[changes]

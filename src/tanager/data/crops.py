@@ -216,7 +216,7 @@ def _taps(
     scale = length.astype(jnp.float32) / size
     reach = jnp.maximum(scale, 1.0) if antialias else jnp.float32(1)
     largest = max(available / size, 1.0) if antialias else 1.0
-    # Of an open interval of length 2·reach, at most so many points are whole numbers.
+    # An open interval of length 2·reach holds at most this many whole numbers.
     count = math.ceil(2 * largest)
     centre = (jnp.arange(size, dtype=jnp.float32) + 0.5) * scale - 0.5
     first = jnp.floor(centre - reach).astype(jnp.int32) + 1

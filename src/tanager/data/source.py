@@ -136,7 +136,7 @@ class _StreamedSubset(_Subset):
 
 
 def as_source(data: Any) -> Source:
-    """Return a `Source` as it is, and a pytree of arrays as an `ArraySource`."""
+    """Return a `Source` unchanged, and a pytree of arrays as an `ArraySource`."""
     from jax import tree_util
 
     is_array = hasattr(data, "dtype") and hasattr(data, "shape")

@@ -109,7 +109,7 @@ def template_of(
     """Return the shapes of a named model, as a JSON file describes it.
 
     Raises:
-        UnreadableFile: there is no such model; the message calls the file `argument`.
+        UnreadableFile: no model has that name; the message calls the file `argument`.
     """
     described = {"architecture": architecture, "classes": classes}
     check_record(file, described, _DESCRIBED, argument=argument)

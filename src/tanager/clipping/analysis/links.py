@@ -27,7 +27,7 @@ class Link(NamedTuple):
 
     Attributes:
         back: transpose of the step: gradient of the result to gradient of the operand.
-        scale: ‖back(g)‖ = scale · ‖g‖; NaN if there is no such number.
+        scale: ‖back(g)‖ = scale · ‖g‖; NaN if no number fits.
         box: entries of the operand that the result holds, as slices; None for all.
         entrywise: every entry of the result is the same entry of the operand, times
             `scale` or -`scale`.

@@ -194,7 +194,7 @@ class FloatError:
 def float_error(
     steps: float, rows: int, clip_norm: float, numbers: int, dtype: Any
 ) -> FloatError:
-    """Return what rounding can do to a sum of clipped gradients of so many numbers.
+    """Return what rounding can do to a sum of clipped gradients of `numbers` entries.
 
     `steps` is D of the parameter where it is largest: the errors of different
     parameters add up in the 2-norm, as the gradients do (Minkowski).

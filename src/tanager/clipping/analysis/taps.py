@@ -74,9 +74,9 @@ class Unit:
 class Program:
     """A loss taken apart, see the module.
 
-    The arguments of `jaxpr` are the parameter `leaves`, so many, then those of one
-    example. The units together hold every leaf that reaches the loss: the gradient of
-    others is 0.
+    The first `leaves` arguments of `jaxpr` are the parameters, the others are those of
+    one example. The units together hold every leaf that reaches the loss. The gradient
+    of the other leaves is 0.
     """
 
     jaxpr: jex.ClosedJaxpr

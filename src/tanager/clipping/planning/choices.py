@@ -52,7 +52,7 @@ Estimate = Callable[[NormGroup, Method], cost.Cost]
 class Plan:
     """How a loss is clipped at one physical batch size: a method for each group.
 
-    There is no program where the loss is clipped by its definition.
+    `program` is None if the loss is clipped by `vmap` of its gradient.
     """
 
     program: Program | None

@@ -121,7 +121,7 @@ class Formation(NamedTuple):
     To bring each of them to the parameter's order is a pass over memory, often a
     transposition. Norms do not ask for it, and their sum is brought there once: `form`
     makes gradients `[b, *own]`, and `to_param`, which is linear, brings one to the
-    anchor, with ‖to_param(g)‖ = scale·‖g‖ (NaN if there is no such number). Output
+    anchor, with ‖to_param(g)‖ = scale·‖g‖ (NaN if no number fits). Output
     units lie along the axes `outputs` of `own`.
     """
 

@@ -219,7 +219,7 @@ class Single(NormGroup):
         return formation if self.plain else formation.at_anchor()
 
     def formed_again(self, gram: Gram, times: int) -> Float[Array, " b"]:
-        """Return squared norms of gradients that may round so many times more."""
+        """Return squared norms that allow for `times` further roundings."""
         each = gamma(self.bilinear.forming, gram.squares.dtype, product=True)
         more = times * each * jnp.sqrt(gram.terms.astype(gram.squares.dtype))
         return jnp.square(jnp.sqrt(gram.squares) + more)
