@@ -61,6 +61,21 @@ def clipping_norm(clip_norm: float) -> None:
         refuse("clip_norm", clip_norm, rule, remedy)
 
 
+def share(**values: float) -> None:
+    """Refuse a value outside [0, 1]."""
+    not_negative(**values)
+    for name, value in values.items():
+        if value > 1:
+            refuse(name, value, "must be at most 1")
+
+
+def ema_decay(ema_decay: float) -> None:
+    """Refuse a decay of the parameter average outside [0, 1)."""
+    not_negative(ema_decay=ema_decay)
+    if ema_decay >= 1:
+        refuse("ema_decay", ema_decay, "must be below 1", "the papers use 0.9999")
+
+
 def whole(*, at_least: int, remedy: str = "", **values: int) -> None:
     """Refuse a value that is not a whole number of at least `at_least`."""
     for name, value in values.items():

@@ -13,6 +13,7 @@ import pytest
 from scipy import integrate, stats
 
 import mutations
+from switch import FULL
 from tanager.audit.bounds import Estimator
 from tanager.audit.many_models import ManyModels
 from tanager.audit.membership import Attack, _highest_provable, audit_membership
@@ -95,7 +96,7 @@ LINE = {"phase": 0, "setting": 1, "model": 2, "score": 0.5}
 def test_damaged_lines_are_refused(tmp_path, before):
     path = tmp_path / "scores.jsonl"
     fuzzed = mutations.Fuzz(path.name)
-    for text in mutations.of_json(LINE, 200):
+    for text in mutations.of_json(LINE, 400 if FULL else 200):
         path.write_bytes(before + text + b"\n")
         fuzzed(Records, path)
     fuzzed.end()

@@ -82,7 +82,7 @@ def test_a_replay_finds_the_bug(problem, monkeypatch, bug):
 @pytest.mark.parametrize(
     "options",
     [
-        {},
+        {"steps": 24},
         {"strategy": "auto", "physical_batch_size": 64, "clip_norm": 0.1},
         VIEWS | {"trainable": {"w": True, "b": False}},
     ],

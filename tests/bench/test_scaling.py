@@ -27,7 +27,7 @@ SECONDS = {
 def bench(monkeypatch):
     """Make the rows of what took `SECONDS`, and of what failed."""
 
-    def run(failed=(), **options):
+    def run(failed=(), stopped=False, **options):
         def planted(pairs, *_):
             done = {
                 pair: Measurement(seconds=SECONDS[pair])
@@ -35,7 +35,7 @@ def bench(monkeypatch):
                 else Measurement(error="RuntimeError: no rule for tap")
                 for pair in pairs
             }
-            return done, False
+            return done, stopped
 
         monkeypatch.setattr(scaling, "in_turns", planted)
         settings = {"physical_batch": 8, "chunks": 3, "devices": (2, 1)} | options
@@ -49,7 +49,9 @@ def column(found, name):
 
 
 def test_rows_are_medians_of_whole_logical_steps(bench):
+    assert bench(stopped=True).stopped
     found = bench()
+    assert not found.stopped
     assert column(found, "strategy") == ["sgd", "sgd", "bk", "bk"]
     assert column(found, "devices") == [1, 2, 1, 2]
     assert column(found, "examples") == [24, 48, 24, 48]

@@ -102,7 +102,7 @@ def test_stopping_while_compiling_says_so(turns):
 def bench(monkeypatch):
     """Make the rows of what took `SECONDS`, and of what failed."""
 
-    def run(strategies=("sgd", "per_example"), failed=(), **options):
+    def run(strategies=("sgd", "per_example"), failed=(), stopped=False, **options):
         def planted(names, *_):
             done = {
                 name: Measurement(100.0, 2048, SECONDS[name], 1)
@@ -110,7 +110,7 @@ def bench(monkeypatch):
                 else Measurement(error="RuntimeError: no rule for tap")
                 for name in names
             }
-            return done, False
+            return done, stopped
 
         monkeypatch.setattr(timing, "in_turns", planted)
         settings: dict[str, Any] = {"physical_batch": 8, "repeats": 4} | options
@@ -120,7 +120,9 @@ def bench(monkeypatch):
 
 
 def test_rows_are_medians_next_to_sgds(bench):
+    assert bench(stopped=True).stopped
     found = bench()
+    assert not found.stopped
     sgd, private = found.rows
     assert (sgd["seconds"], private["seconds"]) == (2.0, 3.0)
     assert private["ratio_to_sgd"] == 1.5

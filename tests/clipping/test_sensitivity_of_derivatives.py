@@ -106,7 +106,7 @@ def _(primals, tangents):
     return primals[0], tangents[0] * mixed(primals[0])
 
 
-# What is refused is so before a strategy is looked at.
+# The loss is refused before a strategy is chosen: one strategy is enough.
 
 
 @pytest.mark.parametrize("mixing", [mixed_backward, mixed_forward])

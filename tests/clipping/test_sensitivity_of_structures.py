@@ -328,7 +328,7 @@ def test_a_loop_without_turns_and_a_batch_without_rows(strategy):
     assert out.sum.shape == w.shape and not np.any(out.sum)
 
 
-# What is refused is so before a strategy is looked at.
+# The loss is refused before a strategy is chosen: one strategy is enough.
 
 
 @pytest.mark.parametrize("mix", [lax.pmean, lax.all_gather])

@@ -57,7 +57,15 @@ def check(rows, leaves):
 def test_no_tap_is_left_to_a_slow_rule(name):
     model = eqx.filter_eval_shape(TINY[name])
     shape = (28, 28, 1) if name == "lenet" else (32, 32, 3)
-    check(taps(model, shape), jax.tree.leaves(model))
+    rows, leaves = taps(model, shape), jax.tree.leaves(model)
+    check(rows, leaves)
+    if name in ("lenet", "bit"):
+        assert sorted(row.leaves for row in rows) == [(n,) for n in range(len(leaves))]
+        for row in rows:
+            if leaves[row.leaves[0]].ndim > 1:
+                assert row.norm.endswith("gram") and row.total != "retained", row
+            else:
+                assert row.why == "elementwise: the gradient is small", row
 
 
 @pytest.mark.parametrize("name", ["nf-resnet", "nfnet", "vit", "wrn"])

@@ -138,6 +138,23 @@ def test_who_is_a_guarantee():
     assert guarantees == {Accountant.PLD, Accountant.RDP}
 
 
+### Published rows
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "delta", "published", "within"),
+    [
+        (Mechanism(16384 / 1271167, 2.5, 71_589), 8e-7, 8.00, 0.01),  # Unlocking, 15
+        (Mechanism(16384 / 635584, 2.5, 71_589), 16e-7, 17.98, 0.01),  # TAN, table 6
+        (Mechanism(4096 / 45_000, 3.0, 2468), 1e-5, 8.0, 0.05),  # Unlocking, table 13
+        (CIFAR, 1e-5, 7.1, 0.05),  # TAN, table 5
+    ],
+)
+def test_rdp_of_published_rows(mechanism, delta, published, within):
+    spent = accountant.epsilon(mechanism, delta, "rdp")
+    assert spent == pytest.approx(published, abs=within)
+
+
 ### Independent oracles
 
 

@@ -11,6 +11,7 @@ import time
 import pytest
 
 import mutations
+from switch import FULL
 from tanager.privacy import accountant
 from tanager.privacy.ledger import Ledger, _digest
 from tanager.privacy.mechanism import Adjacency, Mechanism
@@ -132,10 +133,12 @@ def test_damaged_ledgers(tmp_path):
     path = charged(tmp_path / "ledger.jsonl")
     good = path.read_bytes()
     fuzzed = mutations.Fuzz(path.name)
-    for content in mutations.of_bytes(good, 200):
+    for content in mutations.of_bytes(good, 300 if FULL else 200):
         path.write_bytes(content)
         fuzzed(Ledger.read, path)
-    for text in mutations.of_json(json.loads(good.splitlines()[0]), 200):
+    for text in mutations.of_json(
+        json.loads(good.splitlines()[0]), 300 if FULL else 200
+    ):
         path.write_bytes(text + b"\n" + good)
         fuzzed(Ledger.read, path)
     fuzzed.end()

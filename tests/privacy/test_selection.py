@@ -95,8 +95,9 @@ def test_the_number_of_runs_follows_the_law(shape):
     assert stats.chisquare(seen, expected).pvalue > 1e-6
 
 
-def test_at_most_says_how_many():
+def test_the_number_is_of_the_secret_alone_and_at_most_says_how_many():
     law = Selection(10, 0)
+    assert law.draw(Seed.from_int(1)) == law.draw(Seed.from_int(1))
     many = law.at_most(0.99)
     chances = probabilities(law)
     within = math.fsum(chances[runs] for runs in chances if runs <= many)

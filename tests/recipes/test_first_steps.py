@@ -2,7 +2,7 @@
 
 Networks are of the recipe's own kind and options, with one block in each stage; images
 are noise. Everything else that a step's program depends on is the recipe's. That the
-networks of full size build is `tests/models/test_zoo`.
+networks of full size build is `tests/models`.
 """
 
 import dataclasses

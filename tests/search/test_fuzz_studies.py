@@ -3,6 +3,7 @@
 import json
 
 import mutations
+from switch import FULL
 from tanager.commands import studies
 from tanager.search import jobs
 from tanager.search.jobs import Outcome
@@ -10,7 +11,7 @@ from tanager.search.settings import agreed
 from tanager.search.study import TrialResult, _read_trial, _trial_result
 
 
-def fuzz(file, good, read, *arguments, cases=200):
+def fuzz(file, good, read, *arguments, cases=400 if FULL else 200):
     fuzzed = mutations.Fuzz(file.name)
     for text in mutations.of_json(good, cases):
         file.write_bytes(text)
@@ -57,7 +58,7 @@ def test_studies_that_are_trained_from(tmp_path, settings):
         "privacy": {"simulations_epsilon": {"8": None}, "held_out_examples": 2000},
     }
     fuzzed = mutations.Fuzz(str(tmp_path))
-    for text in mutations.of_json(result, 200):
+    for text in mutations.of_json(result, 400 if FULL else 200):
         (tmp_path / "result.json").write_bytes(text)
         fuzzed(studies._read, tmp_path)
     fuzzed.end()

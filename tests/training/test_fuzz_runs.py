@@ -11,6 +11,7 @@ from test_export import finished_run
 
 import mutations
 import tanager
+from switch import FULL
 from tanager import models
 from tanager.seed import Seed
 from tanager.training import fingerprint
@@ -64,7 +65,7 @@ def test_exports(run, tmp_path, name):
                 raise ValueError(f"{name}: {error}") from error
             raise
 
-    for text in mutations.of_json(good, 60):
+    for text in mutations.of_json(good, 150 if FULL else 60):
         file.write_bytes(text)
         fuzzed(read)
     fuzzed.end()
@@ -150,7 +151,7 @@ def test_identities(tmp_path, name):
     file = folder.config if name == "config.json" else folder.private / name
     good = json.loads(file.read_text())
     fuzzed = mutations.Fuzz(str(folder.path))
-    for text in mutations.of_json(good, 150):
+    for text in mutations.of_json(good, 400 if FULL else 150):
         file.write_bytes(text)
         fuzzed(fingerprint.check_fingerprint, *asked)
         file.unlink()

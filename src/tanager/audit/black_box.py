@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from tanager import _validate as validate
-from tanager.audit.bounds import AuditResult, advantage, auc, require_joining
+from tanager.audit.bounds import AuditResult, advantage, auc, finite, require_joining
 from tanager.audit.canaries import Rows, appended, require_like, secret_of
 from tanager.audit.one_run import Guesses, guess, one_run, one_run_trade_off
 from tanager.compiling import filter_jit
@@ -35,7 +35,6 @@ from tanager.training.problem import DPSGD, Problem, Runtime
 GUESSED = 0.1
 """Share of the canaries that are guessed about: chosen before there is a score."""
 _BATCH = 256
-_WORST = 1e30
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,7 +103,7 @@ def audit_one_run(
     result = train(of_both, audited, runtime, out=out, seed=seed)
     models = problem.finish(problem.params), result.params
     before, after = (_losses(problem.loss, each, candidates) for each in models)
-    scores = np.clip(np.nan_to_num(before - after, nan=-_WORST), -_WORST, _WORST)
+    scores = finite(before - after)
     guesses = guess(scores, included, made)
     inside, outside = scores[included], scores[~included]
     return OneRun(

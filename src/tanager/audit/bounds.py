@@ -28,6 +28,7 @@ RESERVED = 0.1
 """Share of the scores that the threshold is chosen on."""
 _LEAST_NOISE, _MOST_NOISE = 1e-2, 1e6
 _LARGEST_EXPONENT = 700
+_WORST = 1e30
 
 
 class Errors(NamedTuple):
@@ -132,8 +133,8 @@ class GaussianEstimator(Estimator):
 class SubsampledEstimator(GaussianEstimator):
     """Turns errors of whole runs into a lower bound on ε of DP-SGD.
 
-    Of all noise multipliers, those whose trade-off curve allows no attack with so few
-    errors are refuted; ε is that of the largest that is not. The bound is about the
+    Of all noise multipliers, those whose trade-off curve allows no attack with these
+    few errors are refuted; ε is that of the largest that is not. The bound is about the
     noise: sample rate, steps and adjacency are taken as `claimed`.
     """
 
@@ -146,7 +147,7 @@ class SubsampledEstimator(GaussianEstimator):
             return math.inf
 
         def refuted(noise_multiplier: float) -> bool:
-            curve = TradeOff(self._with(noise_multiplier), coarseness=4.0)
+            curve = self.curve(noise_multiplier)
             return negative < float(curve.false_negatives(positive))
 
         return largest_refuted(refuted, self.claimed.noise_multiplier or 1.0)
@@ -160,6 +161,10 @@ class SubsampledEstimator(GaussianEstimator):
         if math.isinf(noise_multiplier):
             return 0.0
         return accountant.epsilon(self._with(noise_multiplier), self.delta)
+
+    def curve(self, noise_multiplier: float) -> TradeOff:
+        """Return the trade-off curve of the mechanism with another noise multiplier."""
+        return TradeOff(self._with(noise_multiplier), coarseness=4.0)
 
     def _with(self, noise_multiplier: float) -> Mechanism:
         return dataclasses.replace(self.claimed, noise_multiplier=noise_multiplier)
@@ -339,6 +344,11 @@ def choose_threshold(
     if not promised.max() > 0:
         return float(places[np.argmin(rates[0] + rates[1])])
     return float(places[np.argmax(promised)])
+
+
+def finite(scores: np.ndarray) -> np.ndarray:
+    """Return scores without infinities; those that are not a number are lowest."""
+    return np.clip(np.nan_to_num(scores, nan=-_WORST), -_WORST, _WORST)
 
 
 def auc(inside: np.ndarray, outside: np.ndarray) -> float:

@@ -133,7 +133,7 @@ def secret_of(out: str | Path | None, seed: int | None) -> Seed:
 
 
 def require_like(name: str, canary: Any, example: Any) -> None:
-    """Refuse a canary that has not the shapes of an example."""
+    """Refuse a canary whose shapes are not those of an example."""
     given, wanted = (jax.tree.map(np.shape, each) for each in (canary, example))
     if given != wanted:
         validate.refuse(name, given, f"must be like an example: {wanted}")

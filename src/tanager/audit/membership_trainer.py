@@ -13,13 +13,13 @@ from scipy import stats
 from tanager._files import json_text
 from tanager._reading import read_json_lines
 from tanager._record import Maybe, check_record
+from tanager.audit.bounds import finite
 from tanager.audit.many_models import ManyModels
 from tanager.seed import Seed
 
 
 FEWEST = 4
 """Models of a setting, with z and as many without, that a round of phase I trains."""
-_WORST = 1e30
 
 
 class Setting(NamedTuple):
@@ -46,7 +46,9 @@ _SCORE = {"phase": int, "setting": int, "model": int, "score": Maybe(float)}
 
 
 class Records:
-    """Lines in a file that survives a kill: added to and never changed; or in memory.
+    """Lines in a file that survives a kill: added to and never changed.
+
+    Without a path nothing is kept.
 
     Raises:
         ValueError: the file holds other lines; the message names it.
@@ -67,8 +69,6 @@ class Records:
 
     def add(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Add lines; on return they are on the disk."""
-        lines = [dict(line) for line in lines]
-        self.lines += lines
         if self._path is None:
             return
         with self._path.open("ab") as file:
@@ -174,9 +174,10 @@ class MembershipTrainer:
         rates = np.array([each.learning_rate for each in settings])
         params = many.train(secrets, rates, left_out)
         losses = many.losses(params, many.rows(examples))[np.arange(len(jobs)), own]
-        losses = np.nan_to_num(losses, nan=_WORST, posinf=_WORST, neginf=-_WORST)
+        scores = finite(-losses)
         found = {
-            (phase, *job): -float(loss) for job, loss in zip(part, losses, strict=False)
+            (phase, *job): float(score)
+            for job, score in zip(part, scores, strict=False)
         }
         self._records.add(
             {"phase": phase, "setting": setting, "model": number, "score": score}

@@ -9,7 +9,6 @@ References:
     arXiv:2410.22235 (`one_run_trade_off`).
 """
 
-import dataclasses
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -18,7 +17,6 @@ from scipy import optimize, special, stats
 from tanager import _validate as validate
 from tanager.audit.bounds import SubsampledEstimator, largest_refuted
 from tanager.privacy.mechanism import Mechanism
-from tanager.privacy.trade_off import TradeOff
 
 
 _PRECISION = 1e-4
@@ -126,8 +124,7 @@ def one_run_trade_off(
     m, made, right = guesses
 
     def refuted(noise_multiplier: float) -> bool:
-        mechanism = dataclasses.replace(claimed, noise_multiplier=noise_multiplier)
-        curve = TradeOff(mechanism, coarseness=4.0)
+        curve = estimator.curve(noise_multiplier)
         above = (1 - confidence) * (made - right) / m
         mass = (1 - confidence) * right / m
         for i in range(right - 1, -1, -1):

@@ -129,7 +129,7 @@ def audit_white_box(
         source = numbered(problem.source(), attack.joining)
         expected = run.sample_rate * len(source)
         sampler = PoissonSampler(run, len(source), secret, len(source))
-        hear = attack.prepare(sampler, canaries)
+        hear = attack.prepare(sampler)
         joint = with_canaries(problem.loss, clip_norm)
         scores = jnp.zeros((attack.rows, canaries), jnp.float32)
         both = Canaries(problem.params, scores)
@@ -188,8 +188,7 @@ class _HiddenSample:
         self._coins = secret.generator("canaries").random(canaries) < 0.5
         self.joining = np.flatnonzero(self._coins)
 
-    def prepare(self, sampler: PoissonSampler, canaries: int) -> Hear:
-        del canaries
+    def prepare(self, sampler: PoissonSampler) -> Hear:
         rate = sampler.mechanism.sample_rate
         sigma = self.estimator.claimed.noise_multiplier
 
@@ -209,7 +208,7 @@ class _HiddenSample:
 class _KnownSample:
     """Was the canary sampled in this step? Each step is a test of its own.
 
-    For a canary as many steps count in which it was not sampled.
+    Of each canary, equal numbers of sampled and other steps count.
     """
 
     def __init__(self, run: Mechanism, delta: float, confidence: float, canaries: int):
@@ -227,7 +226,8 @@ class _KnownSample:
         self.estimator = GaussianEstimator(delta, confidence)
         self.joining = np.arange(canaries)
 
-    def prepare(self, sampler: PoissonSampler, canaries: int) -> Hear:
+    def prepare(self, sampler: PoissonSampler) -> Hear:
+        canaries = len(self.joining)
         first = sampler.examples - canaries
         sampled = np.zeros((sampler.mechanism.steps, canaries), bool)
         for step in range(len(sampled)):

@@ -93,7 +93,7 @@ def training(workload: Workload, name: str) -> Program:
 
 
 def known(strategies: Sequence[str]) -> list[str]:
-    """Return each of the strategies once, if there are such."""
+    """Return each strategy once; refuse an unknown one."""
     for strategy in strategies:
         validate.one_of(NAMES, strategy=strategy)
     return list(dict.fromkeys(strategies))

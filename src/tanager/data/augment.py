@@ -340,7 +340,7 @@ class SimCLR(RandomResizedCrop):
 
     def __post_init__(self):
         super().__post_init__()
-        colour.check_probability(
+        validate.share(
             grey_probability=self.grey_probability,
             blur_probability=self.blur_probability,
         )

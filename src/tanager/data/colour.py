@@ -138,7 +138,8 @@ class ColourJitter:
 
     Called with a key and planes of three channels. The factors of the first three are
     uniform in [max(0, 1 − b), 1 + b], the turn of the hue is uniform in [−h, h], with h
-    at most 0.5, and the 24 orders are equally likely. `probability` is of any change.
+    at most 0.5, and the 24 orders are equally likely. `probability` is that of any
+    change.
     """
 
     brightness: float
@@ -156,7 +157,7 @@ class ColourJitter:
         )
         if self.hue > 0.5:
             validate.refuse("hue", self.hue, "must be at most 0.5, half a circle")
-        check_probability(probability=self.probability)
+        validate.share(probability=self.probability)
 
     def __call__(self, key: PRNGKeyArray, planes: Colours) -> Colours:
         """Return the planes, changed with the given probability."""
@@ -185,11 +186,3 @@ def random_blur(
     deviation = deviations[0] + (deviations[1] - deviations[0]) * where
     changed = gaussian_blur(image, deviation, size)
     return jnp.where(whether < probability, changed, image)
-
-
-def check_probability(**values: float) -> None:
-    """Refuse a value outside [0, 1]."""
-    validate.not_negative(remedy="", **values)
-    for name, value in values.items():
-        if value > 1:
-            validate.refuse(name, value, "must be at most 1")

@@ -271,7 +271,8 @@ def fit_positions(positions: np.ndarray, model: VisionTransformer) -> np.ndarray
 
     Args:
         positions: ``[1 + patches, width]`` of a square grid, the class token first.
-        model: its image and patch size give the grid. As many patches: nothing changes.
+        model: its image and patch size give the grid. With the same number of
+            patches nothing changes.
 
     Raises:
         ValueError: the patches are not a square grid.

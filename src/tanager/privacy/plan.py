@@ -9,6 +9,7 @@ import math
 from typing import Any, Self
 
 from tanager import _validate as validate
+from tanager._files import as_json
 from tanager.privacy import accountant, tan
 from tanager.privacy.accountant import Accountant
 from tanager.privacy.calibrate import calibrate
@@ -153,7 +154,7 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         """Return the plan as an object of JSON: what is not finite becomes None."""
         mechanism = self.mechanism
-        return {
+        record = {
             "examples": self.examples,
             "batch_size": self.batch_size,
             "sample_rate": mechanism.sample_rate,
@@ -162,13 +163,14 @@ class Plan:
             "noise_multiplier": self.noise_multiplier,
             "delta": self.delta,
             "adjacency": str(self.adjacency),
-            "epsilon": {name: _finite(spent) for name, spent in self.epsilon.items()},
-            "eta": _finite(tan.eta(mechanism)),
-            "eta_step": _finite(tan.eta_step(mechanism)),
+            "epsilon": self.epsilon,
+            "eta": tan.eta(mechanism),
+            "eta_step": tan.eta_step(mechanism),
             "total_noise": tan.total_noise(mechanism),
             "solved": self.solved,
             "warnings": list(self.warnings),
         }
+        return as_json(record)
 
 
 def default_delta(examples: int) -> float:
@@ -207,10 +209,6 @@ def _whole_batch(
             "raise epsilon or the noise multiplier, or take fewer steps",
         )
     return batch_size
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _warnings(plan: Plan) -> list[str]:

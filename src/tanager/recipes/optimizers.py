@@ -73,9 +73,7 @@ def dampened(dampening: float) -> optax.GradientTransformation:
     So does PyTorch's SGD, whose grid of d the TAN paper searches (section 4.2); it does
     nothing there without momentum. optax has no such option.
     """
-    validate.not_negative(dampening=dampening)
-    if dampening > 1:
-        validate.refuse("dampening", dampening, "must be at most 1")
+    validate.share(dampening=dampening)
 
     def update(updates: PyTree, state: PyTree, params: PyTree = None):
         del params

@@ -212,14 +212,10 @@ class Recipe:
                 rule = f"must be a finite number for {option}"
                 validate.refuse("optimizer_options", value, rule)
         validate.not_negative(
-            ema_decay=self.ema_decay,
             weight_decay=self.weight_decay,
             checkpoint_seconds=self.checkpoint_seconds,
         )
-        if self.ema_decay >= 1:
-            validate.refuse(
-                "ema_decay", self.ema_decay, "must be below 1", "the papers use 0.9999"
-            )
+        validate.ema_decay(self.ema_decay)
         self._check_features()
         self._check_views()
 

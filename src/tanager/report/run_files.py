@@ -74,7 +74,7 @@ def read_config(run: Path) -> dict[str, Any]:
 
 
 def check_description(description: Mapping[str, Any]) -> None:
-    """Refuse a description for config.json of which no page could be made."""
+    """Refuse a description for config.json that no page could show."""
     remedy = "give it another name, or the kind that the report shows"
     check_record("config.json", {**description}, _CONFIG, remedy, "description")
 

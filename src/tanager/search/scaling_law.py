@@ -100,9 +100,7 @@ class ScalingLaw:
         runs = tuple(Run(*run) for run in runs)
         for run in runs:
             validate.positive(batch_size=run.batch_size)
-            validate.not_negative(accuracy=run.accuracy)
-            if run.accuracy > 1:
-                validate.refuse("accuracy", run.accuracy, "must be at most 1")
+            validate.share(accuracy=run.accuracy)
         if len({run.batch_size for run in runs}) < 2:
             validate.refuse(
                 "runs",

@@ -45,7 +45,7 @@ class Evaluation(NamedTuple):
         loss: mean cross-entropy, in nats.
         per_class: one entry for each class.
         vote_accuracy: share classified right by the vote of augmented views; None
-            without a vote. The three above know nothing of it.
+            without a vote. The three above are computed without it.
     """
 
     accuracy: float

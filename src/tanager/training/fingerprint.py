@@ -28,6 +28,7 @@ from tanager._files import write_json
 from tanager._reading import reading
 from tanager._record import Each, Maybe, check_record
 from tanager._version import __version__
+from tanager.clipping.analysis.batches import example_of
 from tanager.data import Source, UnreadableExample, gather
 from tanager.data.source import in_memory
 from tanager.seed import Seed
@@ -121,9 +122,7 @@ def fingerprints(seed: Seed, step: Step, source: Any, one: Any) -> dict[str, str
     The loss, the augmentation and the optimizer are compared by the computation that
     JAX traces of them; data by `sample`. `one` is an example on a leading axis of 1.
     """
-    example = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), one
-    )
+    example = example_of(one)
     params = step.params
     gradient = jax.tree.map(jnp.zeros_like, params)
     optimizer_state = step.optimizer.init(params)

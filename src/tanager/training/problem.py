@@ -112,9 +112,7 @@ class DPSGD:
         validate.whole(
             augmentation_multiplicity=self.augmentation_multiplicity, at_least=0
         )
-        validate.not_negative(ema_decay=self.ema_decay)
-        if self.ema_decay >= 1:
-            validate.refuse("ema_decay", self.ema_decay, "must be below 1")
+        validate.ema_decay(self.ema_decay)
 
     def require_clip_norm(self) -> float:
         """Return C; refuse an algorithm that clips nothing."""

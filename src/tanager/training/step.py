@@ -280,7 +280,7 @@ class Step:
         """Add the clipped gradients of one physical batch; compiled once.
 
         The accumulator's memory is used again. With `in_memory`, the batch's examples
-        are all N. `key` is of the step's augmentation.
+        are all N. `key` is the step's `augmentation_key`.
         """
         return self._accumulate_jitted(params, self._placed, accumulator, batch, key)
 

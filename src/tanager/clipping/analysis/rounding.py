@@ -16,7 +16,7 @@ Two promises follow from it:
       D = 1 + (m + 1)/2 + ⌈log₂(R/m)⌉                       (`row_steps`)
 
   the 1 for c·g. Two physical batches that differ in one row are both wrong by that,
-  hence `sum_error`. Where it exceeds the allowance, examples are clipped to a little
+  hence `float_error`. Where it exceeds the allowance, examples are clipped to a little
   less than C (`target`).
 
 Sums over many numbers are made in stages, for which n is the sum of the stages'

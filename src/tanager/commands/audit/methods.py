@@ -216,14 +216,13 @@ def _bounds(mechanism: Mechanism, found: Any) -> dict[str, Any]:
     attack, errors = getattr(found, "audit", found), {}
     if attack is not found:
         errors = {"threshold": attack.threshold, "errors": attack.errors._asdict()}
-    bound = found.epsilon_lower_bound
     return {
         "claimed_epsilon": found.claimed_epsilon,
         "delta": found.delta,
         "highest_advantage": highest_advantage(found.claimed_epsilon, found.delta),
         "mechanism": dataclasses.asdict(mechanism),
-        "epsilon_lower_bound": bound,
-        "trade_off_bound": getattr(found, "trade_off_bound", bound),
+        "epsilon_lower_bound": found.epsilon_lower_bound,
+        "trade_off_bound": found.trade_off_bound,
         "confidence": found.confidence,
         "violated": found.violated,
         "auc": attack.auc,
