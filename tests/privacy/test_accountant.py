@@ -203,7 +203,7 @@ def test_a_step_is_that_of_dp_accounting(q, sigma, interval):
     theirs = privacy_loss_distribution.from_gaussian_mechanism(
         sigma, value_discretization_interval=interval, sampling_prob=q
     )
-    ours = _pld._step(q, sigma, interval, ADD)
+    ours = _pld._step(_pld.Part(q, sigma, 1), interval, ADD)
     for side in ("_pmf_remove", "_pmf_add"):
         found, wanted = (getattr(one, side).to_dense_pmf() for one in (ours, theirs))
         assert found._lower_loss == wanted._lower_loss

@@ -7,6 +7,7 @@ distribution of the loss of one step.
 References:
     Doroshenko et al. 2022, arXiv:2207.04380 (connect the dots).
     Lebeda et al. 2024, arXiv:2405.20769 (why both directions are composed).
+    Ganesh 2024, arXiv:2401.10294 (a group of examples is a mixture of Gaussians).
 """
 
 import functools
@@ -16,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from scipy import special
 
 from tanager.privacy.mechanism import Adjacency
 
@@ -30,14 +32,28 @@ _ORDINARY_INTERVAL = 1e-4
 _FEW_STEP_POINTS, _STEP_POINTS = 40_000, 70_000  # each takes 1 to 6 µs
 _COMPOSED_POINTS = 300_000  # each takes 1 µs
 _LARGEST_INTERVAL = 500.0  # beyond it, exp(interval) overflows
+_CUT = 0.5 * math.exp(-50)  # of the noise's mass at each end, as in `dp_accounting`
 
 
 class Part(NamedTuple):
-    """Some steps of one Poisson-subsampled Gaussian."""
+    """Some steps of one Poisson-subsampled Gaussian, as a group of examples sees them.
+
+    In a step, Binomial(group, sample_rate) examples of the group are sampled. Each of
+    them moves the sum by 1 at most.
+    """
 
     sample_rate: float
     noise_multiplier: float
     steps: int
+    group: int = 1
+
+    def shifts(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return how far a step can move the sum, and the logarithms of how likely."""
+        q, number = self.sample_rate, np.arange(self.group + 1.0)
+        without = self.group - number
+        ways = special.gammaln(number + 1) + special.gammaln(without + 1)
+        log_weights = special.xlogy(number, q) + special.xlog1py(without, -q)
+        return number, log_weights + math.lgamma(self.group + 1) - ways
 
 
 def _losses(
@@ -47,22 +63,33 @@ def _losses(
 
     The noise is cut at ten standard deviations, as in `dp_accounting`.
     """
-    q, sigma, _ = part
+    _, sigma, *_ = part
     noise = np.linspace(-10.0, 10.0, 1001)
     density = np.exp(-0.5 * noise**2)
     density /= density.sum()
-    x = np.concatenate([sigma * noise, 1 + sigma * noise])
-    mixture = np.concatenate([(1 - q) * density, q * density])
-    without = np.log1p(-q) if q < 1 else -math.inf
-
-    def ratio(x: np.ndarray) -> np.ndarray:
-        return np.logaddexp(without, math.log(q) + (x - 0.5) / sigma**2)
-
+    shifts, log_weights = part.shifts()
+    x = shifts[:, None] + sigma * np.minimum(noise, _reach_of_noise(part)[:, None])
+    mixture = np.exp(log_weights)[:, None] * density
+    x, mixture = x.ravel(), mixture.ravel()
     if adjacency is Adjacency.REPLACE_ONE:
-        yield ratio(x) - ratio(-x), mixture
+        yield _loss(part, x) - _loss(part, -x), mixture
     else:
-        yield ratio(x), mixture
-        yield -ratio(x[:1001]), density
+        yield _loss(part, x), mixture
+        yield -_loss(part, sigma * noise), density
+
+
+def _loss(part: Part, x: np.ndarray) -> np.ndarray:
+    """Return the logarithm of the likelihood ratio at each sum x, with group and without."""
+    shifts, log_weights = part.shifts()
+    moved = shifts[:, None] * (x - shifts[:, None] / 2) / part.noise_multiplier**2
+    return np.logaddexp.reduce(log_weights[:, None] + moved, 0)
+
+
+def _reach_of_noise(part: Part) -> np.ndarray:
+    """Return, for each shift, how many standard deviations of noise above it matter."""
+    _, log_weights = part.shifts()
+    share = _CUT / (part.group + 1) * np.exp(-log_weights)
+    return -special.ndtri(np.clip(share, _CUT, 0.5))
 
 
 def _widest(parts: Sequence[Part], adjacency: Adjacency) -> float:
@@ -74,7 +101,7 @@ def _widest(parts: Sequence[Part], adjacency: Adjacency) -> float:
     )
 
 
-def _reach(losses: np.ndarray, probabilities: np.ndarray, count: int) -> float:
+def reach(losses: np.ndarray, probabilities: np.ndarray, count: int) -> float:
     """Return the width of the composed loss, as `compute_self_convolve_bounds` does."""
     width = float(np.ptp(losses))
     above = (losses - losses.min()) / width
@@ -100,7 +127,7 @@ def value_discretisation_interval(parts: Sequence[Part], adjacency: Adjacency) -
         for losses, probabilities in _losses(part, adjacency):
             mean = float(probabilities @ losses)
             spreads.append(math.sqrt(float(probabilities @ (losses - mean) ** 2)))
-            spans.append(_reach(losses, probabilities, part.steps))
+            spans.append(reach(losses, probabilities, part.steps))
             # The discretisation subtracts nearly equal numbers, and a step gains a
             # mass of about 7e-18 width / interval² (measured). Keep it below 1 %.
             noise += part.steps * float(np.ptp(losses))
@@ -121,57 +148,103 @@ def value_discretisation_interval(parts: Sequence[Part], adjacency: Adjacency) -
 
 @functools.lru_cache(maxsize=8)
 def _step(
-    q: float, sigma: float, interval: float, adjacency: Adjacency
+    part: Part, interval: float, adjacency: Adjacency
 ) -> "PrivacyLossDistribution":
+    """Return the distribution of one step; `part` has one step."""
     from dp_accounting.pld import privacy_loss_distribution
 
-    if q < 1 and adjacency is not Adjacency.REPLACE_ONE:
+    if part.sample_rate < 1 and adjacency is not Adjacency.REPLACE_ONE:
         removed, added = (
-            _connected(q, sigma, interval, removes) for removes in (True, False)
+            _connected(part, interval, removes) for removes in (True, False)
         )
         return privacy_loss_distribution.PrivacyLossDistribution(removed, added)
     return privacy_loss_distribution.from_gaussian_mechanism(
-        standard_deviation=sigma,
+        standard_deviation=part.noise_multiplier,
         value_discretization_interval=interval,
-        sampling_prob=q,
+        sampling_prob=part.sample_rate,
         neighboring_relation=relation(adjacency),
     )
 
 
-def _connected(q: float, sigma: float, interval: float, removes: bool) -> "PLDPmf":
-    """Return one direction of a step as `from_gaussian_mechanism` makes it.
+def _connected(part: Part, interval: float, removes: bool) -> "PLDPmf":
+    """Return one direction of a step: its losses on the grid, dots connected.
 
-    It inverts the loss in a loop over the points; here it takes a fifth of the time.
+    `dp_accounting` inverts the loss in a loop over the points; here it takes a fifth of
+    the time, and a hundredth for groups.
     """
     from dp_accounting.pld import pld_pmf
-    from dp_accounting.pld.privacy_loss_mechanism import (
-        AdjacencyType,
-        GaussianPrivacyLoss,
-    )
 
-    direction = AdjacencyType.REMOVE if removes else AdjacencyType.ADD
-    loss = GaussianPrivacyLoss(sigma, sampling_prob=q, adjacency_type=direction)
-    bounds = loss.connect_dots_bounds()
-    assert bounds.epsilon_lower is not None and bounds.epsilon_upper is not None
+    sigma, (shifts, log_weights) = part.noise_multiplier, part.shifts()
+    sign = 1 if removes else -1
+    reach = -special.ndtri(_CUT)
+    top = np.max(shifts + sigma * _reach_of_noise(part)) if removes else sigma * reach
+    lowest, highest = np.sort(sign * _loss(part, np.array([-sigma * reach, top])))
     multiples = np.arange(
-        math.floor(bounds.epsilon_lower / interval),
-        math.ceil(bounds.epsilon_upper / interval) + 1,
+        math.floor(lowest / interval), math.ceil(highest / interval) + 1
     )
     epsilons = multiples * interval
-    # To remove an example loses log(1 − q) at least, to add one −log(1 − q) at most.
-    sign = 1 if removes else -1
-    reached = sign * epsilons > math.log1p(-q)
-    lost = sign * epsilons[reached]
-    with np.errstate(divide="ignore"):
-        plain = lost - math.log(q) + np.log1p(-np.exp(math.log1p(-q) - lost))
-    cutoffs = sign * -(plain * sigma**2 + 0.5)
+    # To remove examples loses at least log P[none is sampled], to add them at most
+    # minus that.
+    reached = sign * epsilons > log_weights[0]
+    x = _inverse_loss(part, sign * epsilons[reached])
+    without = special.log_ndtr(-sign * x / sigma)
+    tails = special.log_ndtr(sign * (shifts[:, None] - x) / sigma)
+    with_group = np.logaddexp.reduce(log_weights[:, None] + tails, 0)
+    upper, lower = (with_group, without) if removes else (without, with_group)
     deltas = -np.expm1(epsilons) if removes else np.zeros(len(epsilons))
-    deltas[reached] = loss.mu_upper_cdf(cutoffs) - np.exp(
-        epsilons[reached] + loss.mu_lower_log_cdf(cutoffs)
-    )
+    deltas[reached] = np.exp(upper) - np.exp(epsilons[reached] + lower)
     return pld_pmf.create_pmf_pessimistic_connect_dots(
         interval, multiples, np.clip(deltas, 0, 1)
     )
+
+
+def _inverse_loss(part: Part, losses: np.ndarray) -> np.ndarray:
+    """Return the sum x at which each loss, above log P[none is sampled], is reached.
+
+    Raises:
+        ArithmeticError: Newton's method does not converge.
+    """
+    shifts, log_weights = part.shifts()
+    none, log_weights, shifts = log_weights[0], log_weights[1:, None], shifts[1:, None]
+    variance = part.noise_multiplier**2
+    with np.errstate(divide="ignore"):
+        wanted = losses + np.log1p(-np.exp(none - losses))
+    # What is wanted is convex and rising in x. It is at least what a single shift gives,
+    # so this is too far right, for one example not at all; from there Newton goes left.
+    x = np.min(variance * (wanted - log_weights) / shifts + shifts / 2, 0)
+    for _ in range(100):
+        terms = log_weights + shifts * (x - shifts / 2) / variance
+        found = np.logaddexp.reduce(terms, 0)
+        slope = np.sum(shifts * np.exp(terms - found), 0) / variance
+        step = np.where(np.isinf(wanted), 0.0, (found - wanted) / slope)
+        x = x - step
+        if np.all(np.abs(step) <= 1e-9 * part.noise_multiplier):
+            return x
+    raise ArithmeticError("the privacy loss could not be inverted")
+
+
+def steps_on_grid(
+    parts: Sequence[Part], adjacency: Adjacency, coarseness: float = 1.0
+) -> list[tuple["PrivacyLossDistribution", int]]:
+    """Return a step of each part, all on one grid, and how many steps there are.
+
+    Raises:
+        OverflowError: the privacy loss spans too wide a range for any grid.
+    """
+    # Gaussians without sampling compose exactly, as one with less noise.
+    parts = [
+        Part(1.0, part.noise_multiplier / part.group / math.sqrt(part.steps), 1)
+        if part.sample_rate == 1
+        else part
+        for part in parts
+    ]
+    interval = coarseness * value_discretisation_interval(parts, adjacency)
+    if interval > _LARGEST_INTERVAL:
+        raise OverflowError("the privacy loss spans too wide a range")
+    return [
+        (_step(part._replace(steps=1), interval, adjacency), part.steps)
+        for part in parts
+    ]
 
 
 def compose(
@@ -182,31 +255,19 @@ def compose(
     Raises:
         OverflowError: the privacy loss spans too wide a range for any grid.
     """
-    from dp_accounting.pld import privacy_loss_distribution
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-    # Gaussians without sampling compose exactly, as one with less noise.
-    parts = [
-        Part(1.0, part.noise_multiplier / math.sqrt(part.steps), 1)
-        if part.sample_rate == 1
-        else part
-        for part in parts
-    ]
-    interval = coarseness * value_discretisation_interval(parts, adjacency)
-    if interval > _LARGEST_INTERVAL:
-        raise OverflowError("the privacy loss spans too wide a range")
-    total = privacy_loss_distribution.identity(interval)
-    for q, sigma, count in parts:
-        step = _step(q, sigma, interval, adjacency)
+    composed = []
+    for step, count in steps_on_grid(parts, adjacency, coarseness):
         # `dp_accounting` raises the number of points, up to 1000 of them, to the power
         # of the count as an exact integer. Sixteen steps at first are dense already.
-        narrow = _widest([Part(q, sigma, count)], adjacency) < 1000 * interval
-        if narrow and count > 10_000:
+        if count > 10_000 and min(step._pmf_remove.size, step._pmf_add.size) <= 1000:
             sixteen = step.self_compose(16, tail_mass_truncation=0)
-            total = total.compose(sixteen.self_compose(count // 16))
+            composed.append(sixteen.self_compose(count // 16))
             count %= 16
         if count:
-            total = total.compose(step.self_compose(count))
-    return total
+            composed.append(step.self_compose(count))
+    return functools.reduce(PrivacyLossDistribution.compose, composed)
 
 
 def deltas(composed: "PrivacyLossDistribution", epsilons: np.ndarray) -> np.ndarray:
