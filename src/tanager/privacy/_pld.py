@@ -121,7 +121,7 @@ def value_discretisation_interval(parts: Sequence[Part], adjacency: Adjacency) -
     up would dominate (at q = 1e-3, σ = 50 it more than doubles ε). Coarser where the
     loss would span too many points: pessimistic, but ε is then in the tens or hundreds.
     """
-    reach, finest, noise = 0.0, math.inf, 0.0
+    span, finest, noise = 0.0, math.inf, 0.0
     for part in parts:
         spans, spreads = [], []
         for losses, probabilities in _losses(part, adjacency):
@@ -131,13 +131,13 @@ def value_discretisation_interval(parts: Sequence[Part], adjacency: Adjacency) -
             # The discretisation subtracts nearly equal numbers, and a step gains a
             # mass of about 7e-18 width / interval² (measured). Keep it below 1 %.
             noise += part.steps * float(np.ptp(losses))
-        reach += max(spans)
+        span += max(spans)
         finest = min(finest, max(spreads) / 16)
     width = _widest(parts, adjacency)
     interval = max(
         min(_ORDINARY_INTERVAL, finest),
         min(width / _FEW_STEP_POINTS, max(finest, width / _STEP_POINTS)),
-        reach / _COMPOSED_POINTS,
+        span / _COMPOSED_POINTS,
         3e-8 * math.sqrt(noise),
     )
     if not math.isfinite(interval):

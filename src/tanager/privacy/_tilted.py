@@ -100,7 +100,10 @@ def _tail(side: "Side", tilt: float) -> tuple[np.ndarray, np.ndarray]:
         moment = float(special.logsumexp(exponents, b=pmf._probs))
         weights = pmf._probs * np.exp(exponents - moment)
         one = DensePLDPmf(pmf._discretization, pmf._lower_loss, weights, 0.0, True)
-        if _pld.reach(_losses(pmf), weights, count) > _MOST_POINTS * pmf._discretization:
+        if (
+            _pld.reach(_losses(pmf), weights, count)
+            > _MOST_POINTS * pmf._discretization
+        ):
             raise OverflowError("the tilted privacy loss spans too many points")
         tilted.append(one.self_compose(count))
         infinite += count * pmf._infinity_mass
