@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tanager.clipping.transform import ClippedGradient as ClippedGradient
     from tanager.clipping.transform import clipped_grad as clipped_grad
     from tanager.compiling import compiler_options as compiler_options
+    from tanager.data.grouped import Grouped as Grouped
     from tanager.noise import GaussianNoise as GaussianNoise
     from tanager.privacy import tan as tan
     from tanager.privacy.accountant import epsilon as epsilon
@@ -46,6 +47,7 @@ _HOMES = {
     "Evaluation": "training.evaluate",
     "Explanation": "clipping.planning.explain",
     "GaussianNoise": "noise",
+    "Grouped": "data.grouped",
     "Ledger": "privacy.ledger",
     "Mechanism": "privacy.mechanism",
     "PhysicalBatch": "sampling",
@@ -74,6 +76,7 @@ __all__ = [
     "Evaluation",
     "Explanation",
     "GaussianNoise",
+    "Grouped",
     "Ledger",
     "Mechanism",
     "PhysicalBatch",

@@ -34,7 +34,7 @@ from tanager.audit.bounds import (
     audit_scores,
     models_needed,
 )
-from tanager.audit.canaries import require_like, secret_of
+from tanager.audit.canaries import joined, require_like, secret_of
 from tanager.audit.many_models import ManyModels, with_rates
 from tanager.audit.membership_trainer import (
     FEWEST,
@@ -140,13 +140,13 @@ def audit_membership(
         ValueError: an argument is out of range, the models are too few to prove
             anything, the canaries are not like the data, or `out` holds another audit.
     """
-    source = problem.source()
+    source, size = problem.source(), problem.size()
     epsilon, delta = attack.epsilon, attack.delta
     validate.whole(models=models, at_least=20)
     validate.whole(models_at_once=models_at_once, at_least=2)
     validate.positive(batch_size=attack.batch_size)
-    if attack.batch_size > len(source):
-        rule = f"must be at most the {len(source)} examples"
+    if attack.batch_size > size:
+        rule = f"must be at most the {size} examples"
         validate.refuse("batch_size", attack.batch_size, rule)
     models += models % 2
     settings = _settings(attack, canaries)
@@ -155,13 +155,14 @@ def audit_membership(
     if sweep_models is None:
         sweep_models = models // 2
     rounds = _rounds(len(settings), sweep_models)
-    rate = attack.batch_size / len(source)
+    rate = attack.batch_size / size
     mechanisms = {
         count: calibrate(epsilon=epsilon, delta=delta, sample_rate=rate, steps=count)
         for count in dict.fromkeys(attack.steps)
     }
     both = _with_canaries(source, canaries)
-    with_both = dataclasses.replace(problem, data=both)
+    data = joined(problem, as_source(both), len(canaries))
+    with_both = dataclasses.replace(problem, data=data)
     made: dict[tuple[float, int], ManyModels] = {}
 
     def program(clip_norm: float, steps: int) -> ManyModels:
@@ -174,7 +175,7 @@ def audit_membership(
                 clip_norm=clip_norm,
                 augmentation_multiplicity=attack.augmentation_multiplicity,
                 ema_decay=0.0,
-                declared_examples=len(source),
+                declared_examples=size,
             )
             made[clip_norm, steps] = ManyModels(with_both, algorithm, strategy)
         return made[clip_norm, steps]

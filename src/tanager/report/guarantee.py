@@ -11,13 +11,30 @@ _Fields = Mapping[str, Any]
 
 _PROTECTS = {
     "zero-out": "In one of them it is replaced by nothing. Its content is protected; "
-    "the number of examples is public.",
+    "the number of {unit}s is public.",
     "add-or-remove-one": "Only one of them contains it; the others keep their places. "
-    "Its presence is protected, and so is the number of examples: the number published "
+    "Its presence is protected, and so is the number of {unit}s: the number published "
     "here was declared without counting.",
-    "replace-one": "In one of them another example is in its place. Its content is "
-    "protected; the number of examples is public.",
+    "replace-one": "In one of them another {unit} is in its place. Its content is "
+    "protected; the number of {unit}s is public.",
 }
+_PER_PERSON = (
+    "The guarantee is per person, for all of their images together, if each image has "
+    "the right owner in the data."
+)
+_PER_IMAGE = (
+    "The guarantee is per image. A person with several images is protected less."
+)
+
+
+def unit(result: _Fields) -> str:
+    """Return what the guarantee protects one of: example or person."""
+    return result.get("unit") or "example"
+
+
+def subject(result: _Fields) -> str:
+    """Return the same as readers call it: image or person."""
+    return "person" if unit(result) == "person" else "image"
 
 
 def claim(result: _Fields) -> str:
@@ -26,12 +43,13 @@ def claim(result: _Fields) -> str:
 
 
 def meaning(result: _Fields) -> str:
-    """Return one sentence on what ε and δ mean for one image."""
-    other = "that image were not in the data"
+    """Return one sentence on what ε and δ mean for one image or person."""
+    one = subject(result)
+    other = f"that {one} were not in the data"
     if result["adjacency"] == "replace-one":
-        other = "another image were in its place"
+        other = f"another {one} were in its place"
     return (
-        "Seeing this model makes any conclusion about one image at most "
+        f"Seeing this model makes any conclusion about one {one} at most "
         f"e^ε = {factor(result['epsilon'])} times more likely than if {other} "
         f"(with a failure probability of δ = {number(result['delta'])})."
     )
@@ -39,11 +57,17 @@ def meaning(result: _Fields) -> str:
 
 def mechanism(result: _Fields) -> str:
     """Return two sentences on how the training examples were used."""
+    one, averaged = unit(result), "clipped each gradient"
+    if one == "person":
+        averaged = (
+            "took the mean gradient over at most "
+            f"{text(result['examples_per_group'])} images of each, clipped it"
+        )
     return (
-        f"DP-SGD made {result['steps']:,} updates on {result['examples']:,} examples. "
-        "Each update drew a Poisson sample of the examples at rate "
+        f"DP-SGD made {result['steps']:,} updates on {result['examples']:,} {one}s. "
+        f"Each update drew a Poisson sample of the {one}s at rate "
         f"q = {number(result['sample_rate'])} "
-        f"(expected batch size {number(result['batch_size'])}), clipped each gradient "
+        f"(expected batch size {number(result['batch_size'])}), {averaged} "
         f"to norm C = {number(result['clip_norm'])} and added Gaussian noise with "
         f"noise multiplier σ = {number(result['noise_multiplier'])}."
     )
@@ -64,7 +88,7 @@ def accounting(result: _Fields) -> str:
 
 def assumptions(result: _Fields) -> list[str]:
     """Return what the guarantee assumes, and what it does not protect."""
-    adjacency = result["adjacency"]
+    adjacency, one = result["adjacency"], unit(result)
     unprotected = "The test set is public: nothing here protects the test images."
     choices = (
         "Tuning hyper-parameters on the private data is not counted. If they were "
@@ -86,9 +110,9 @@ def assumptions(result: _Fields) -> list[str]:
     )
     return [
         *([skipped] if result.get("unreadable") == "skip" else []),
-        "The guarantee is per image. A person with several images is protected less.",
-        "The guarantee compares two data sets that differ in one example. "
-        f"{_PROTECTS.get(adjacency, adjacency)}",
+        _PER_PERSON if one == "person" else _PER_IMAGE,
+        f"The guarantee compares two data sets that differ in one {one}. "
+        f"{_PROTECTS.get(adjacency, adjacency).format(unit=one)}",
         f"{unprotected} The initial parameters do not depend on the private data.",
         choices,
         "The secret seed and the whole folder private/ stay secret.",

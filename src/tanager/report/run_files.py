@@ -50,6 +50,8 @@ _RESULT = {
     "clip_norm": _NUMBER,
     "steps": int,
     "examples": int,
+    "unit": Maybe(str),
+    "examples_per_group": Maybe(int),
     "batch_size": float,
     "unreadable": Maybe(str),
     "test_accuracy": _NUMBER,
@@ -92,6 +94,7 @@ def read_result(run: Path) -> dict[str, Any]:
         )
         validate.probability(delta=result["delta"])
         validate.one_of(("pld", "rdp"), accountant=result["accountant"])
+        validate.one_of(("example", "person"), unit=result["unit"] or "example")
         if result["private"]:
             validate.positive(noise_multiplier=result["noise_multiplier"])
             validate.not_negative(epsilon=result["epsilon"])

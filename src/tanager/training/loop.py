@@ -81,8 +81,9 @@ def train(
     runtime = runtime or Runtime()
     mechanism, delta = algorithm.mechanism, algorithm.delta
     source = problem.source()
-    public = algorithm.public_size(len(source))
-    beginning.check(problem, algorithm, len(source), out)
+    count = problem.size()
+    public = algorithm.public_size(count)
+    beginning.check(problem, algorithm, count, out)
     twentieth = max(1, mechanism.steps // 20)
     every = twentieth if evaluate_every is None else evaluate_every
     validate.whole(evaluate_every=every, at_least=1)
@@ -106,11 +107,11 @@ def train(
         clipping = step.sync_clipping(one, size, report)
     config = {
         **described,
+        **problem.as_json(),
         **algorithm.as_json(public),
         **runtime.as_json(),
         "devices": layout.count,
         "hosts": hosts.count(),
-        "unreadable": problem.unreadable,
         "clipping": clipping.fingerprint,
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(step.params)),
         "frozen_parameters": sum(leaf.size for leaf in jax.tree.leaves(step.frozen)),

@@ -112,6 +112,8 @@ def cost(
         "noise_multiplier": mechanism.noise_multiplier,
         "clip_norm": config["clip_norm"],
         "examples": config["examples"],
+        "unit": config.get("unit", "example"),
+        "examples_per_group": config.get("examples_per_group"),
         "eta": tan.eta(spent),
         "eta_step": tan.eta_step(spent),
         "total_noise": tan.total_noise(spent),
@@ -147,7 +149,7 @@ def _speed_before(
 def _write(
     folder: RunFolder, summary: Mapping[str, Any], params: PyTree, average: PyTree
 ) -> None:
-    names = ("epsilon", "delta", "adjacency", "accountant", "private", "steps")
+    names = ("epsilon", "delta", "adjacency", "unit", "accountant", "private", "steps")
     # One string: safetensors keeps several in no fixed order.
     metadata = {"tanager": json.dumps({name: summary[name] for name in names})}
     weights.save(params, folder.path / "model.safetensors", metadata)
