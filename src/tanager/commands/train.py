@@ -57,8 +57,8 @@ def _train(name: str, recipe: Recipe, found: studies.Found | None) -> int:
     console = Console(highlight=False, markup=False, quiet=not hosts.is_chief())
     console.print(
         f"{name}: {recipe.model} on "
-        f"{recipe.public_size(len(prepared.dataset.train))} examples of "
-        f"{recipe.dataset}"
+        f"{recipe.public_size(tasks.size(recipe, prepared.dataset))} "
+        f"{'persons' if recipe.unit == 'group' else 'examples'} of {recipe.dataset}"
     )
     if recipe.non_private:
         console.print(f"NOT PRIVATE: no clipping, no noise; {mechanism.steps} steps")

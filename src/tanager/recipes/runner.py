@@ -51,6 +51,7 @@ def load(
         train_examples=recipe.train_examples,
         image_size=recipe.image_size if recipe.dataset in data.RESIZED else None,
         stream=recipe.stream,
+        groups=recipe.groups,
         progress=progress,
     )
 
@@ -78,7 +79,7 @@ def prepare(
             "must be all without pretrained weights",
             "give weights to start from",
         )
-    budget = solve_budget(recipe, len(dataset.train))
+    budget = solve_budget(recipe, tasks.size(recipe, dataset))
     optimizer(recipe, budget.mechanism.steps)
     if not recipe.non_private and budget.epsilon >= LARGE_EPSILON:
         warnings.warn(
@@ -113,10 +114,10 @@ def run(
         task = tasks.make(recipe, dataset, secret, Path(out), progress)
         return train(
             task.problem,
-            algorithm(prepared, len(task.problem.data)),
+            algorithm(prepared, task.problem.size()),
             dataclasses.replace(
                 runtime(recipe),
-                workers=_workers(recipe, task.problem.data),
+                workers=_workers(recipe, task.problem.source()),
                 progress=progress,
             ),
             out=out,

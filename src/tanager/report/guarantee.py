@@ -112,7 +112,7 @@ def assumptions(result: _Fields) -> list[str]:
         *([skipped] if result.get("unreadable") == "skip" else []),
         _PER_PERSON if one == "person" else _PER_IMAGE,
         f"The guarantee compares two data sets that differ in one {one}. "
-        f"{_PROTECTS.get(adjacency, adjacency).format(unit=one)}",
+        f"{str(_PROTECTS.get(adjacency, adjacency)).format(unit=one)}",
         f"{unprotected} The initial parameters do not depend on the private data.",
         choices,
         "The secret seed and the whole folder private/ stay secret.",

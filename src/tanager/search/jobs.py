@@ -196,15 +196,17 @@ def compiled_once() -> Iterator[None]:
 
 
 def training_examples(recipe: Recipe) -> int:
-    """Return how many examples a recipe trains on if it holds none out.
+    """Return how many examples, or persons, a recipe trains on if it holds none out.
 
     Some are held out while it counts: then no test example is read.
     """
     if recipe.train_examples is not None:
         return recipe.train_examples
     held = max(1, recipe.validation_examples)
-    rest = load(dataclasses.replace(recipe, validation_examples=held)).train
-    return len(rest) + held
+    rest = load(dataclasses.replace(recipe, validation_examples=held))
+    if recipe.unit == "group":
+        return tasks.size(recipe, rest) + held
+    return len(rest.train) + len(rest.test)
 
 
 _OF_DATA = (
@@ -215,6 +217,7 @@ _OF_DATA = (
     "train_examples",
     "image_size",
     "stream",
+    "groups",
 )
 _loaded: dict[tuple[Any, ...], Dataset] = {}
 

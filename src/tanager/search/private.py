@@ -137,6 +137,9 @@ def calibrate_selection(
     if recipe.adjacency != Adjacency.ZERO_OUT:
         rule, remedy = "is not supported by private searches", "use zero-out"
         validate.refuse("adjacency", recipe.adjacency, rule, remedy)
+    if recipe.unit != "example":
+        rule = "is not supported by private searches, which score held-out images"
+        validate.refuse("unit", recipe.unit, rule, "use unit example")
     if recipe.seed is not None:
         rule = "makes a search NOT private"
         validate.refuse("seed", recipe.seed, rule, "leave it out")

@@ -17,7 +17,7 @@ from tanager.audit.bounds import highest_advantage
 from tanager.audit.membership import Attack, audit_membership
 from tanager.audit.replay import FALSE_ALARM, replay
 from tanager.audit.white_box import audit_white_box
-from tanager.data import Dataset, gather, subset
+from tanager.data import Dataset, gather
 from tanager.privacy.mechanism import Mechanism
 from tanager.privacy.shown import format_epsilon
 from tanager.recipes import runner, tasks
@@ -46,6 +46,7 @@ def white_box(
         algorithm,
         _runtime(recipe, options),
         canaries=options.canaries,
+        examples_each=options.canary_examples,
         confidence=_confidence(options),
         knows_sample=options.knows_sample,
         steps=options.audited_steps,
@@ -180,23 +181,25 @@ def _prepared(
         f"multiplier {mechanism.noise_multiplier:.4g} and {mechanism.steps} steps"
     )
     _, task = _task(recipe, prepared.dataset, folder, options)
-    algorithm = runner.algorithm(prepared, len(task.problem.data))
+    algorithm = runner.algorithm(prepared, task.problem.size())
     return prepared, task.problem, algorithm
 
 
 def _task(
     recipe: Recipe, dataset: Dataset, folder: Path, options: "Options"
 ) -> tuple[Seed, tasks.Task]:
-    whole, examples = len(dataset.train), options.audited_examples
+    numbers, whole = dataset.units()
+    if recipe.unit == "example":
+        numbers, whole = np.arange(len(dataset.train)), len(dataset.train)
+    examples = options.audited_examples
     if examples is None:
         examples = min(_EXAMPLES.get(options.method, whole), whole)
     validate.whole(audited_examples=examples, at_least=1)
     if examples > whole:
-        rule = f"must be at most the {whole} training examples"
+        rule = f"must be at most the {whole} training {recipe.unit}s"
         validate.refuse("audited_examples", examples, rule)
     if examples < whole:
-        rows = np.arange(examples)
-        dataset = dataclasses.replace(dataset, train=subset(dataset.train, rows))
+        dataset = dataset.only(numbers < examples)
     secret = RunFolder(folder).seed(recipe.seed)
     return secret, tasks.make(recipe, dataset, secret, folder, not options.json)
 
