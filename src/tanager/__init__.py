@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from tanager.privacy.mechanism import Adjacency as Adjacency
     from tanager.privacy.mechanism import Mechanism as Mechanism
     from tanager.privacy.plan import Plan as Plan
+    from tanager.privacy.risk import Risk as Risk
+    from tanager.privacy.risk import risk as risk
     from tanager.sampling import PhysicalBatch as PhysicalBatch
     from tanager.sampling import PoissonSampler as PoissonSampler
     from tanager.seed import Seed as Seed
@@ -54,6 +56,7 @@ _HOMES = {
     "Plan": "privacy.plan",
     "PoissonSampler": "sampling",
     "Problem": "training.problem",
+    "Risk": "privacy.risk",
     "Runtime": "training.problem",
     "Seed": "seed",
     "TrainResult": "training.result",
@@ -62,6 +65,7 @@ _HOMES = {
     "compiler_options": "compiling",
     "epsilon": "privacy.accountant",
     "export": "training.export",
+    "risk": "privacy.risk",
     "train": "training.loop",
 }
 _MODULES = {"data": "data", "models": "models", "tan": "privacy.tan"}
@@ -83,6 +87,7 @@ __all__ = [
     "Plan",
     "PoissonSampler",
     "Problem",
+    "Risk",
     "Runtime",
     "Seed",
     "TrainResult",
@@ -92,6 +97,7 @@ __all__ = [
     "compiler_options",
     "epsilon",
     "export",
+    "risk",
     "tan",
     "train",
 ]

@@ -357,7 +357,7 @@ def test_a_coarser_grid_is_pessimistic_and_costs_little():
 @pytest.mark.parametrize("steps", [1, 10**6])
 def test_tiny_noise_has_no_more_points_than_ordinary_noise(steps):
     part = _pld.Part(128 / 50_000, 0.09375, steps)
-    composed = _pld.compose([part], ADD)
+    composed = _pld.compose((part,), ADD)
     assert composed._pmf_remove.size < 2 * _pld._COMPOSED_POINTS
 
 

@@ -174,8 +174,9 @@ def _connected(q: float, sigma: float, interval: float, removes: bool) -> "PLDPm
     )
 
 
+@functools.lru_cache(maxsize=4)
 def compose(
-    parts: Sequence[Part], adjacency: Adjacency, coarseness: float = 1.0
+    parts: tuple[Part, ...], adjacency: Adjacency, coarseness: float = 1.0
 ) -> "PrivacyLossDistribution":
     """Compose the privacy loss distributions, both directions of them.
 
@@ -185,12 +186,12 @@ def compose(
     from dp_accounting.pld import privacy_loss_distribution
 
     # Gaussians without sampling compose exactly, as one with less noise.
-    parts = [
+    parts = tuple(
         Part(1.0, part.noise_multiplier / math.sqrt(part.steps), 1)
         if part.sample_rate == 1
         else part
         for part in parts
-    ]
+    )
     interval = coarseness * value_discretisation_interval(parts, adjacency)
     if interval > _LARGEST_INTERVAL:
         raise OverflowError("the privacy loss spans too wide a range")

@@ -4,10 +4,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from tanager.privacy.shown import format_epsilon
+from tanager.privacy.shown import format_epsilon, format_share
 
 
 _Fields = Mapping[str, Any]
+
+UNIT = "image"
+"""The word for what one example is."""
 
 _PROTECTS = {
     "zero-out": "In one of them it is replaced by nothing. Its content is protected; "
@@ -53,6 +56,41 @@ def meaning(result: _Fields) -> str:
         f"e^ε = {factor(result['epsilon'])} times more likely than if {other} "
         f"(with a failure probability of δ = {number(result['delta'])})."
     )
+
+
+def risk_in_words(risk: _Fields, unit: str = UNIT) -> str:
+    """Return one sentence on what the best attack on one image can reach."""
+    return (
+        f"Whoever guesses from the model whether one {unit} was in the training data "
+        f"recognises at most {format_share(risk['tpr_at_1_percent'])} of the members at"
+        " 1 % false alarms (without the model: 1 %)."
+    )
+
+
+def risk_explained(unit: str = UNIT) -> str:
+    """Return what the words of `risk_rows` mean, and against whom they hold."""
+    return (
+        f"A member is one {unit} that was in the training data. At 1 % false alarms, 1 "
+        "of 100 others is taken for a member. No attack does better, even one that "
+        "knows all other training data and sees every update."
+    )
+
+
+def risk_rows(risk: _Fields) -> list[tuple[str, str, str]]:
+    """Return what attacks reach: which attack, at most, and without the model."""
+    return [
+        (name, format_share(risk[key]), chance)
+        for name, key, chance in (
+            ("members recognised at 0.1 % false alarms", "tpr_at_0_1_percent", "0.1 %"),
+            ("members recognised at 1 % false alarms", "tpr_at_1_percent", "1 %"),
+            ("members recognised minus false alarms", "advantage", "0 %"),
+        )
+    ]
+
+
+def risk_as_gaussian(risk: _Fields) -> str:
+    """Return μ of Gaussian DP, rounded up, with its regret."""
+    return f"{format_epsilon(risk['mu'])} (regret {risk['regret']:.2g})"
 
 
 def mechanism(result: _Fields) -> str:

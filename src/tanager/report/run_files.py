@@ -37,6 +37,8 @@ _SEARCH = {
     "held_out_examples": int,
     "values": Maybe(Each(object)),
 }
+_RISK = {"tpr_at_0_1_percent": float, "tpr_at_1_percent": float, "advantage": float}
+_RISK |= {"mu": _NUMBER, "regret": float}
 _RESULT = {
     "private": bool,
     "private_search": Maybe(bool),
@@ -64,6 +66,7 @@ _RESULT = {
     "eta": _NUMBER,
     "eta_step": _NUMBER,
     "total_noise": _NUMBER,
+    "risk": Maybe(_RISK),
     "search": Maybe(_SEARCH),
 }
 _LINE = {"test_accuracy": _NUMBER, "test_accuracy_ema": _NUMBER, "epsilon": _NUMBER}

@@ -16,6 +16,7 @@ from tanager.parallel import hosts
 from tanager.privacy import accountant, tan
 from tanager.privacy.ledger import Ledger
 from tanager.privacy.mechanism import Adjacency, Mechanism
+from tanager.privacy.risk import risk
 from tanager.report import run_page
 from tanager.report.run_files import read_result
 from tanager.training import fingerprint
@@ -117,6 +118,7 @@ def cost(
         "eta": tan.eta(spent),
         "eta_step": tan.eta_step(spent),
         "total_noise": tan.total_noise(spent),
+        "risk": risk(spent).to_json(),
     }
 
 
