@@ -1,5 +1,6 @@
 """Data sets by name: where the files are, what they must hold, how they are split."""
 
+import copy
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from tanager import _validate as validate
 from tanager.data.find import WANTED, Wanted, find_images
 from tanager.data.folder import TESTS
 from tanager.data.source import ArraySource, Source, subset
-from tanager.data.streamed import into_memory
+from tanager.data.streamed import digest, into_memory
 
 
 Progress = Callable[[int, int], None]
@@ -99,6 +100,8 @@ class Dataset:
             images: mean and standard deviation of the public benchmark as commonly
             published for CIFAR-10 (used for CIFAR-100 too), MNIST and ImageNet (used
             for Places-365 too), and 0.5 for everything else.
+        origin: digest of all training examples that `train` was taken from, however
+            they are resized or read; None if it is not known.
 
     Raises:
         ValueError: `mean` or `std` does not fit the channels, or `std` is not positive.
@@ -111,6 +114,7 @@ class Dataset:
     image_shape: tuple[int, int, int]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    origin: Callable[[], bytes] | None = None
 
     def __post_init__(self):
         check_constants(self.image_shape[-1], self.mean, self.std)
@@ -222,7 +226,9 @@ def _digits() -> Dataset:
         ArraySource({"image": images[half], "label": labels[half]})
         for half in (train, test)
     )
-    return Dataset("digits", first, second, _DIGITS, (8, 8, 1), (0.5,), (0.5,))
+    whole = digest(images[train], labels[train])
+    of_all = (_DIGITS, (8, 8, 1), (0.5,), (0.5,), lambda: whole)
+    return Dataset("digits", first, second, *of_all)
 
 
 def _found(name: str, path: Path, wanted: Wanted, progress: Progress | None) -> Dataset:
@@ -245,9 +251,10 @@ def _found(name: str, path: Path, wanted: Wanted, progress: Progress | None) -> 
             "class", classes[label], f"of {name} has no training example", "add some"
         )
     shape = train.shape
+    origin = copy.copy(train)._files  # a copy has no file in memory
     if not wanted.streams(total, shape):
         images = [into_memory(each, report) for each in images]
-    return Dataset(name, images[0], images[-1], classes, shape, mean, std)
+    return Dataset(name, images[0], images[-1], classes, shape, mean, std, origin)
 
 
 def _with_classes(dataset: Dataset, names: tuple[str, ...]) -> Dataset:

@@ -168,7 +168,8 @@ class Account:
     def charge(self, charge: Charge) -> None:
         """Charge a run that is about to begin; return once it is on the disk.
 
-        A run that was charged before counts once, with the most steps of any charge.
+        A run that was charged before counts once, with the most steps of any charge. A
+        ledger, of steps that were made, is charged even beyond the limit.
 
         Raises:
             ValueError: the account is of other data or of another unit, its limit would
@@ -271,7 +272,7 @@ class Account:
             return
         after = balance.with_charge(charge)
         common_adjacency(after.charges.values())
-        if balance.limit is None:
+        if balance.limit is None or charge.what == "ledger":
             return
         most, delta = balance.limit
         total = after.total(delta).epsilon

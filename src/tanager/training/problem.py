@@ -22,6 +22,7 @@ from tanager.clipping.transform import split
 from tanager.data import Source, as_source
 from tanager.data.loader import Unreadable
 from tanager.parallel.layout import Layout
+from tanager.privacy.account import Account
 from tanager.privacy.mechanism import Mechanism
 
 
@@ -45,6 +46,8 @@ class Problem:
         unreadable: what to do about an example that cannot be read
             (`tanager.data.UnreadableExample`): ``"error"`` stops the run; ``"skip"``
             counts its gradient as zero.
+        account: of these data: every run and audit on them is charged there before its
+            first step. None charges nothing.
 
     Raises:
         ValueError: `unreadable` is another word.
@@ -57,6 +60,7 @@ class Problem:
     trainable: PyTree | Callable[[Any], bool] | None = None
     finish: Callable[[PyTree], PyTree] = lambda model: model
     unreadable: Unreadable = "error"
+    account: Account | None = None
 
     def __post_init__(self):
         validate.one_of(get_args(Unreadable), unreadable=self.unreadable)
