@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tanager.compiling import compiler_options as compiler_options
     from tanager.noise import GaussianNoise as GaussianNoise
     from tanager.privacy import tan as tan
+    from tanager.privacy.account import Account as Account
     from tanager.privacy.accountant import epsilon as epsilon
     from tanager.privacy.calibrate import calibrate as calibrate
     from tanager.privacy.ledger import Ledger as Ledger
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from tanager.training.result import TrainResult as TrainResult
 
 _HOMES = {
+    "Account": "privacy.account",
     "Adjacency": "privacy.mechanism",
     "ClassResult": "training.evaluate",
     "Classification": "training.evaluate",
@@ -66,6 +68,7 @@ _MODULES = {"data": "data", "models": "models", "tan": "privacy.tan"}
 
 __all__ = [
     "DPSGD",
+    "Account",
     "Adjacency",
     "ClassResult",
     "Classification",

@@ -233,7 +233,7 @@ def test_neither_output_nor_times_nor_caches_tell_the_number_of_runs(
         assert codes == [130, 0, 0]
         assert len(list((out / "private/runs").iterdir())) == number
         printed = capfd.readouterr()
-        assert len(printed.out.splitlines()) == 2 * 3
+        assert len(printed.out.splitlines()) == 2 * 4
         assert "run has ended" not in printed.err
         seen.append(printed.err)
         times = {path.stat().st_mtime_ns for path in (*out.iterdir(), out)}

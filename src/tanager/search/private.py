@@ -190,11 +190,17 @@ def search_privately(folder: str | os.PathLike, settings: PrivateSettings) -> Wi
             poisson allows, and nothing is released.
         KeyboardInterrupt: after a checkpoint was written.
     """
-    account = account_of(settings.recipe, jobs.load(settings.recipe), "search")
-    secret = seed_of(folder) or Seed.from_os()
+    folder, content = Path(folder), as_json(settings.to_json())
+    _refuse_another(folder, content)
+    account = None
+    if not (folder / "result.json").exists():
+        account = account_of(settings.recipe, jobs.load(settings.recipe), "search")
     if account is not None:
-        account.require_room(_charge(account, Path(folder), settings, secret))
-    run_folder = _begin(Path(folder), as_json(settings.to_json()))
+        secret = seed_of(folder) or Seed.from_os()
+        account.require_room(_charge(account, folder, settings, secret))
+    run_folder = RunFolder(folder, of_search=True)
+    if not (folder / "study.json").exists():
+        write_json(folder / "study.json", content)
     try:
         if not run_folder.result.exists():
             _search(run_folder, settings, account)
@@ -267,8 +273,8 @@ def noisy_count(right: int, search: PrivateSearch, seed: Seed, number: int) -> f
     return (right / _SCORE_GRID + int(drawn)) * _SCORE_GRID
 
 
-def _begin(folder: Path, content: dict[str, Any]) -> RunFolder:
-    """Create the folder of a search, or check that it holds this search."""
+def _refuse_another(folder: Path, content: dict[str, Any]) -> None:
+    """Check that a folder holds this search, or nothing that it would overwrite."""
     path = folder / "study.json"
     begun, rule = path.exists(), ""
     if begun and read_json(path, _ANOTHER) != content:
@@ -281,10 +287,6 @@ def _begin(folder: Path, content: dict[str, Any]) -> RunFolder:
             rule = f"holds {name}, which is not of a search"
     if rule:
         validate.refuse("out", str(folder), rule, _ANOTHER)
-    run_folder = RunFolder(folder, of_search=True)
-    if not begun:
-        write_json(path, content)
-    return run_folder
 
 
 def _right(folder: Path, recipe: Recipe, settings: PrivateSettings) -> float:
