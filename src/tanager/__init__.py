@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tanager.data.grouped import Grouped as Grouped
     from tanager.noise import GaussianNoise as GaussianNoise
     from tanager.privacy import tan as tan
+    from tanager.privacy.account import Account as Account
     from tanager.privacy.accountant import epsilon as epsilon
     from tanager.privacy.calibrate import calibrate as calibrate
     from tanager.privacy.ledger import Ledger as Ledger
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from tanager.training.result import TrainResult as TrainResult
 
 _HOMES = {
+    "Account": "privacy.account",
     "Adjacency": "privacy.mechanism",
     "ClassResult": "training.evaluate",
     "Classification": "training.evaluate",
@@ -72,6 +74,7 @@ _MODULES = {"data": "data", "models": "models", "tan": "privacy.tan"}
 
 __all__ = [
     "DPSGD",
+    "Account",
     "Adjacency",
     "ClassResult",
     "Classification",

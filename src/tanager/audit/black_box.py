@@ -28,6 +28,7 @@ from tanager.compiling import filter_jit
 from tanager.data import as_source, gather
 from tanager.data.source import ArraySource, Source
 from tanager.privacy import accountant
+from tanager.training import charging
 from tanager.training.loop import train
 from tanager.training.problem import DPSGD, Problem, Runtime
 
@@ -90,6 +91,8 @@ def audit_one_run(
     proven = {"delta": delta, "confidence": confidence}
     # Refused before the run: guesses that could prove nothing.
     one_run(Guesses(len(candidates), made, made), **proven)
+    account = charging.account_of(problem, "audit")
+    charging.require_room(account, [mechanism], delta, out, seed)
     secret = secret_of(out, seed)
     included = secret.generator("canaries").random(len(candidates)) < 0.5
     source = _joined(problem.source(), candidates, np.flatnonzero(included))
@@ -99,7 +102,7 @@ def audit_one_run(
         declared_examples=size + len(candidates) // 2,
         delta=min(delta, 0.5 / (size + len(candidates))),
     )
-    of_both = dataclasses.replace(problem, data=data)
+    of_both = dataclasses.replace(problem, data=data, account=account)
     runtime = runtime or Runtime(progress=False)
     result = train(of_both, audited, runtime, out=out, seed=seed)
     models = problem.finish(problem.params), result.params

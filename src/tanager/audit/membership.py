@@ -15,7 +15,7 @@ References:
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ from tanager.data.source import Source
 from tanager.privacy import accountant
 from tanager.privacy.calibrate import calibrate
 from tanager.privacy.mechanism import Mechanism
-from tanager.training import fingerprint
+from tanager.training import charging, fingerprint
 from tanager.training.problem import DPSGD, Problem
 from tanager.training.run_folder import RunFolder
 
@@ -160,6 +160,9 @@ def audit_membership(
         count: calibrate(epsilon=epsilon, delta=delta, sample_rate=rate, steps=count)
         for count in dict.fromkeys(attack.steps)
     }
+    account = charging.account_of(problem, "audit")
+    spent = _spent(mechanisms.values(), rounds, models)
+    charging.require_room(account, spent, delta, out, seed)
     both = _with_canaries(source, canaries)
     data = joined(problem, as_source(both), len(canaries))
     with_both = dataclasses.replace(problem, data=data)
@@ -200,6 +203,7 @@ def audit_membership(
         )
         surroundings = {"versions": fingerprint.versions()}
         fingerprint.check_fingerprint(folder, secret, config, prints, surroundings)
+    charging.charge(account, spent, delta, out, secret)
     trainer = MembershipTrainer(
         program,
         settings,
@@ -272,6 +276,20 @@ def _rounds(settings: int, models: int) -> list[tuple[int, int]]:
         trained += 2 * max(FEWEST, round(more / 2))
         rounds.append((left, trained))
     return rounds
+
+
+def _spent(
+    mechanisms: Iterable[Mechanism], rounds: Sequence[tuple[int, int]], models: int
+) -> list[Mechanism]:
+    """Return what all models spend together, at most: phase I chooses among them."""
+    before, tried = 0, 0
+    for left, trained in rounds:
+        tried += left * (trained - before)
+        before = trained
+    return [
+        dataclasses.replace(one, steps=one.steps * (tried + models))
+        for one in mechanisms
+    ]
 
 
 def _highest_provable(estimator: Estimator, models: int, epsilon: float) -> float:

@@ -66,6 +66,9 @@ def replay(
 ) -> tuple[Finding, ...]:
     """Train a few steps several times, and check every part of them.
 
+    What it finds is computed without noise, for whoever may see the data. So no account
+    is charged; do not publish it.
+
     Args:
         problem: see `tanager.train`; float32 parameters and few examples, because
             each is computed alone.
@@ -92,6 +95,7 @@ class Replay:
         self, problem: Problem, algorithm: DPSGD, runtime: Runtime | None, steps: int
     ):
         require_noise(algorithm.mechanism)
+        problem = dataclasses.replace(problem, account=None)
         self._problem, self._clip_norm = problem, algorithm.require_clip_norm()
         runtime = runtime or Runtime(physical_batch_size=4)
         self._runtime = dataclasses.replace(runtime, progress=False)

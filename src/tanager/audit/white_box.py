@@ -50,6 +50,7 @@ from tanager.privacy import accountant
 from tanager.privacy.mechanism import Mechanism
 from tanager.sampling import PoissonSampler
 from tanager.seed import Seed
+from tanager.training import charging
 from tanager.training.loop import train
 from tanager.training.problem import DPSGD, Problem, Runtime
 
@@ -123,6 +124,8 @@ def audit_white_box(
     if steps > mechanism.steps:
         rule = f"must be at most the mechanism's {mechanism.steps}"
         validate.refuse("steps", steps, rule)
+    account = charging.account_of(problem, "audit")
+    charging.require_room(account, [run], delta, out, seed)
     with contextlib.ExitStack() as held:
         if knows_sample and out is None and seed is None:
             # Only a folder's secret can be known before the run.
@@ -152,6 +155,7 @@ def audit_white_box(
             augment=None if augment is None else augmenting(augment),
             trainable=trained,
             unreadable=problem.unreadable,
+            account=account,
         )
         listener = dataclasses.replace(
             algorithm,

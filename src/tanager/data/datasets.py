@@ -1,5 +1,6 @@
 """Data sets by name: where the files are, what they must hold, how they are split."""
 
+import copy
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from tanager import _validate as validate
 from tanager.data.find import WANTED, Wanted, find_images
 from tanager.data.folder import TESTS
 from tanager.data.source import ArraySource, Source, subset
-from tanager.data.streamed import into_memory
+from tanager.data.streamed import digest, into_memory
 
 
 Progress = Callable[[int, int], None]
@@ -101,6 +102,8 @@ class Dataset:
             for Places-365 too), and 0.5 for everything else.
         owners: [n] whose each training example is, for `tanager.Grouped`; None where
             they were not asked for.
+        origin: digest of all training examples that `train` was taken from, however
+            they are resized or read; None if it is not known.
 
     Raises:
         ValueError: `mean` or `std` does not fit the channels, or `std` is not positive.
@@ -114,6 +117,7 @@ class Dataset:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     owners: np.ndarray | None = None
+    origin: Callable[[], bytes] | None = None
 
     def __post_init__(self):
         check_constants(self.image_shape[-1], self.mean, self.std)
@@ -248,7 +252,9 @@ def _digits() -> Dataset:
         ArraySource({"image": images[half], "label": labels[half]})
         for half in (train, test)
     )
-    return Dataset("digits", first, second, _DIGITS, (8, 8, 1), (0.5,), (0.5,))
+    whole = digest(images[train], labels[train])
+    of_all = (_DIGITS, (8, 8, 1), (0.5,), (0.5,), lambda: whole)
+    return Dataset("digits", first, second, *of_all)
 
 
 def _found(name: str, path: Path, wanted: Wanted, progress: Progress | None) -> Dataset:
@@ -280,9 +286,12 @@ def _found(name: str, path: Path, wanted: Wanted, progress: Progress | None) -> 
             "move all images of a person to one of the two",
         )
     shape = train.shape
+    origin = copy.copy(train)._files  # a copy has no file in memory
     if not wanted.streams(total, shape):
         images = [into_memory(each, report) for each in images]
-    return Dataset(name, images[0], images[-1], classes, shape, mean, std, owners)
+    return Dataset(
+        name, images[0], images[-1], classes, shape, mean, std, owners, origin
+    )
 
 
 def _with_classes(dataset: Dataset, names: tuple[str, ...]) -> Dataset:

@@ -143,6 +143,8 @@ class Recipe:
         seed: a number makes the run repeatable by anyone, so NOT private. Default: a
             secret from the operating system.
         out: folder of the run. Default: a folder in runs/.
+        account: file that all runs on these data are charged to (`tanager account`);
+            none for no account. Default: beside the data, or for this user.
 
     Raises:
         ValueError: a field is out of range.
@@ -201,6 +203,7 @@ class Recipe:
     checkpoint_seconds: float = 60.0
     seed: int | None = None
     out: str | None = None
+    account: str | None = None
 
     def __post_init__(self):
         for field in dataclasses.fields(self):

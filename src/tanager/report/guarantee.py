@@ -112,7 +112,22 @@ def mechanism(result: _Fields) -> str:
 
 
 def accounting(result: _Fields) -> str:
-    """Return how ε was computed."""
+    """Return how ε was computed, and what all runs on the same data spent."""
+    return f"{_alone(result)} {_together(result)}".rstrip()
+
+
+def _together(result: _Fields) -> str:
+    if not (total := result.get("account")):
+        return ""
+    return (
+        "When it ended, all runs on these data that were charged to their account, "
+        f"this one included, had spent ε = {format_epsilon(total['epsilon'])} at "
+        f"δ = {number(total['delta'])} together ({total['adjacency']}, "
+        f"{total['accountant'].upper()})."
+    )
+
+
+def _alone(result: _Fields) -> str:
     version = (result.get("versions") or {}).get("dp-accounting", "")
     if search := result.get("search"):
         return (

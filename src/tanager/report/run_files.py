@@ -28,6 +28,7 @@ _CONFIG = {
     "private_search": Maybe(bool),
     "study": Maybe({"path": str, "trial": int, "prediction": Maybe(_PREDICTION)}),
 }
+_ACCOUNT = {"epsilon": _NUMBER, "delta": float, "adjacency": str, "accountant": str}
 _CLASS = {"class": str, "examples": int, "accuracy": _NUMBER, "accuracy_ema": _NUMBER}
 _SEARCH = {
     "mean": float,
@@ -68,6 +69,7 @@ _RESULT = {
     "total_noise": _NUMBER,
     "risk": Maybe(_RISK),
     "search": Maybe(_SEARCH),
+    "account": Maybe(_ACCOUNT),
 }
 _LINE = {"test_accuracy": _NUMBER, "test_accuracy_ema": _NUMBER, "epsilon": _NUMBER}
 _REMEDY = "restore it from a copy of the run's folder"

@@ -41,6 +41,7 @@ _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 _SAMPLED_EXAMPLES = 1024
 _BLOCK = 1 << 22  # bytes digested at once
 _MAY_CHANGE = {field.name for field in dataclasses.fields(Runtime)} | {
+    "account",
     "clipping",
     "data",
     "evaluate_every",

@@ -24,6 +24,7 @@ from tanager.data.grouped import Grouped
 from tanager.data.loader import Unreadable
 from tanager.groups import Groups
 from tanager.parallel.layout import Layout
+from tanager.privacy.account import Account
 from tanager.privacy.mechanism import Mechanism
 
 
@@ -48,6 +49,8 @@ class Problem:
         unreadable: what to do about an example that cannot be read
             (`tanager.data.UnreadableExample`): ``"error"`` stops the run; ``"skip"``
             counts its gradient as zero.
+        account: of these data: every run and audit on them is charged there before its
+            first step. None charges nothing.
 
     Raises:
         ValueError: `unreadable` is another word.
@@ -60,6 +63,7 @@ class Problem:
     trainable: PyTree | Callable[[Any], bool] | None = None
     finish: Callable[[PyTree], PyTree] = lambda model: model
     unreadable: Unreadable = "error"
+    account: Account | None = None
 
     def __post_init__(self):
         validate.one_of(get_args(Unreadable), unreadable=self.unreadable)
@@ -78,11 +82,16 @@ class Problem:
         """Return N, the number of units of privacy: of examples, or of persons."""
         return len(self.source() if self.groups is None else self.groups)
 
+    @property
+    def unit(self) -> str:
+        """What the guarantee protects one of: "example" or "person"."""
+        return "example" if self.groups is None else "person"
+
     def as_json(self) -> dict[str, Any]:
         """Return what config.json records."""
         groups = self.groups
         return {
-            "unit": "example" if groups is None else "person",
+            "unit": self.unit,
             "examples_per_group": None if groups is None else groups.examples_per_group,
             "unreadable": self.unreadable,
         }

@@ -14,6 +14,7 @@ from tanager._reading import UnreadableFile
 from tanager.models import weights
 from tanager.parallel import hosts
 from tanager.privacy import accountant, tan
+from tanager.privacy.account import Account
 from tanager.privacy.ledger import Ledger
 from tanager.privacy.mechanism import Adjacency, Mechanism
 from tanager.privacy.risk import risk
@@ -57,6 +58,7 @@ def hand_over(
     evaluations: tuple[Evaluation, Evaluation] | None,
     private: bool,
     speed: Mapping[str, float | None],
+    account: Account | None = None,
 ) -> TrainResult:
     """Compute the guarantee from the ledger and write the run's final files.
 
@@ -79,6 +81,8 @@ def hand_over(
         }
         if of_search:
             summary["private_search"] = True
+        if account is not None:
+            summary["account"] = account.read().total(config["delta"]).to_json()
         if folder is not None:
             _write(folder, summary, *models)
         return summary

@@ -21,8 +21,10 @@ from tanager.data import Dataset, gather
 from tanager.privacy.mechanism import Mechanism
 from tanager.privacy.shown import format_epsilon
 from tanager.recipes import runner, tasks
+from tanager.recipes.accounts import account_of
 from tanager.recipes.recipe import Recipe
 from tanager.seed import Seed
+from tanager.training import charging
 from tanager.training.problem import DPSGD, Problem, Runtime
 from tanager.training.run_folder import RunFolder
 
@@ -123,6 +125,7 @@ def membership(
     dataset = runner.load(recipe)
     secret, task = _task(recipe, dataset, out, options)
     canaries = _canaries(dataset, options.canary_kinds, secret)
+    account = account_of(recipe, dataset, "audit")
     attack = Attack(
         recipe.epsilon,
         recipe.delta,
@@ -143,7 +146,7 @@ def membership(
         disable=options.json,
     ) as bars:
         found = audit_membership(
-            task.problem,
+            dataclasses.replace(task.problem, account=account),
             attack,
             canaries,
             models=options.models,
@@ -174,15 +177,23 @@ def _prepared(
     name: str, recipe: Recipe, folder: Path, options: "Options"
 ) -> tuple[runner.Prepared, Problem, DPSGD]:
     prepared = runner.prepare(name, recipe)
-    mechanism = prepared.budget.mechanism
+    mechanism, delta = prepared.budget.mechanism, prepared.budget.delta
     Console(stderr=True, highlight=False).print(
         f"{name}: claims ε = {format_epsilon(prepared.budget.epsilon)} at δ = "
-        f"{prepared.budget.delta:g}: sample rate {mechanism.sample_rate:.4g}, noise "
+        f"{delta:g}: sample rate {mechanism.sample_rate:.4g}, noise "
         f"multiplier {mechanism.noise_multiplier:.4g} and {mechanism.steps} steps"
     )
+    account = None
+    if options.method != "replay":
+        account = account_of(recipe, prepared.dataset, "audit")
+        run = mechanism
+        if options.method == "white-box" and options.audited_steps:
+            run = dataclasses.replace(mechanism, steps=options.audited_steps)
+        charging.require_room(account, [run], delta, folder, recipe.seed)
     _, task = _task(recipe, prepared.dataset, folder, options)
     algorithm = runner.algorithm(prepared, task.problem.size())
-    return prepared, task.problem, algorithm
+    problem = dataclasses.replace(task.problem, account=account)
+    return prepared, problem, algorithm
 
 
 def _task(
