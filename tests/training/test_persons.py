@@ -104,6 +104,7 @@ def test_an_owner_moves_the_sum_by_the_clipping_norm_at_most():
     """Owners of 1, 3 and 50 examples, every one of which alone is clipped."""
     data = grouped()
     made = step_of(data)
+    assert made.noise is not None
     most = made.grad_fn.sensitivity + made.noise.grid.rounding
     moved = np.zeros(3)
     for number in range(RUN.steps):

@@ -253,8 +253,8 @@ def _digits() -> Dataset:
         for half in (train, test)
     )
     whole = digest(images[train], labels[train])
-    of_all = (_DIGITS, (8, 8, 1), (0.5,), (0.5,), lambda: whole)
-    return Dataset("digits", first, second, *of_all)
+    of_all = (_DIGITS, (8, 8, 1), (0.5,), (0.5,))
+    return Dataset("digits", first, second, *of_all, origin=lambda: whole)
 
 
 def _found(name: str, path: Path, wanted: Wanted, progress: Progress | None) -> Dataset:
