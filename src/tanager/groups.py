@@ -58,9 +58,8 @@ class Groups:
         A group's draw depends on the secret, the step and the group's number alone.
 
         Returns:
-            mask: bool[b, k], False where a group has fewer than k examples.
-            indices: int32[b, k], of the examples; where the mask is False, an example
-                of the same group.
+            The mask, bool[b, k], False where a group has fewer than k examples; and the
+            examples, int32[b, k], of the same group also where the mask is False.
         """
         most = self.examples_per_group
         mask = np.zeros((len(groups), most), bool)
