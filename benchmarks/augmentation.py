@@ -11,6 +11,7 @@ milliseconds for one view; the last column is the share of the step's time.
 """
 
 import argparse
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable
@@ -37,9 +38,12 @@ def _views(step: Step, kind: str, side: int, stored: int, batch: int) -> Callabl
     images = {"image": jnp.asarray(random.integers(0, 256, shape, np.uint8))}
     made = KINDS[kind](crop_size=side)
 
+    unit = dataclasses.replace(
+        step.unit, augment=lambda key, one: {"image": made(key, one["image"])}
+    )
+
     def views(batch, key):
-        step.augment = lambda key, one: {"image": made(key, one["image"])}
-        return step.views(batch, key)
+        return unit.views(batch, key)
 
     rows = PhysicalBatch(
         images, jnp.ones(batch, bool), jnp.arange(batch, dtype=jnp.int32)

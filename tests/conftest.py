@@ -1,4 +1,5 @@
 import gc
+import hashlib
 import os
 from collections import defaultdict
 from pathlib import Path
@@ -73,6 +74,18 @@ def pytest_collection_modifyitems(config, items):
         items[:] = most
     slow = {item.path for item in items if "slow" in item.keywords}
     items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _accounts_are_not_the_users(tmp_path_factory):
+    os.environ["TANAGER_STATE_DIR"] = str(tmp_path_factory.mktemp("state"))
+
+
+@pytest.fixture(autouse=True)
+def _every_test_has_its_own_accounts(request, monkeypatch):
+    digest = hashlib.blake2b(request.node.nodeid.encode(), digest_size=8).hexdigest()
+    folder = Path(os.environ["TANAGER_STATE_DIR"]) / digest
+    monkeypatch.setenv("TANAGER_STATE_DIR", str(folder))
 
 
 @pytest.fixture(autouse=True)

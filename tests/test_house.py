@@ -173,7 +173,8 @@ assert not foreign, foreign
 
 
 HELP = ["plan", "train", "train digits", "search digits", "search data digits"]
-HELP += ["audit digits", "bench step", "export", "recipe", "models"]
+HELP += ["audit digits", "bench step", "export", "recipe", "models", "account"]
+HELP += ["account limit", "account add", "account accept"]
 
 
 def test_the_help_of_a_command_does_not_wait_for_what_it_would_use():

@@ -15,14 +15,18 @@ if TYPE_CHECKING:
     from tanager.clipping.transform import ClippedGradient as ClippedGradient
     from tanager.clipping.transform import clipped_grad as clipped_grad
     from tanager.compiling import compiler_options as compiler_options
+    from tanager.data.grouped import Grouped as Grouped
     from tanager.noise import GaussianNoise as GaussianNoise
     from tanager.privacy import tan as tan
+    from tanager.privacy.account import Account as Account
     from tanager.privacy.accountant import epsilon as epsilon
     from tanager.privacy.calibrate import calibrate as calibrate
     from tanager.privacy.ledger import Ledger as Ledger
     from tanager.privacy.mechanism import Adjacency as Adjacency
     from tanager.privacy.mechanism import Mechanism as Mechanism
     from tanager.privacy.plan import Plan as Plan
+    from tanager.privacy.risk import Risk as Risk
+    from tanager.privacy.risk import risk as risk
     from tanager.sampling import PhysicalBatch as PhysicalBatch
     from tanager.sampling import PoissonSampler as PoissonSampler
     from tanager.seed import Seed as Seed
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
     from tanager.training.result import TrainResult as TrainResult
 
 _HOMES = {
+    "Account": "privacy.account",
     "Adjacency": "privacy.mechanism",
     "ClassResult": "training.evaluate",
     "Classification": "training.evaluate",
@@ -46,12 +51,14 @@ _HOMES = {
     "Evaluation": "training.evaluate",
     "Explanation": "clipping.planning.explain",
     "GaussianNoise": "noise",
+    "Grouped": "data.grouped",
     "Ledger": "privacy.ledger",
     "Mechanism": "privacy.mechanism",
     "PhysicalBatch": "sampling",
     "Plan": "privacy.plan",
     "PoissonSampler": "sampling",
     "Problem": "training.problem",
+    "Risk": "privacy.risk",
     "Runtime": "training.problem",
     "Seed": "seed",
     "TrainResult": "training.result",
@@ -60,12 +67,14 @@ _HOMES = {
     "compiler_options": "compiling",
     "epsilon": "privacy.accountant",
     "export": "training.export",
+    "risk": "privacy.risk",
     "train": "training.loop",
 }
 _MODULES = {"data": "data", "models": "models", "tan": "privacy.tan"}
 
 __all__ = [
     "DPSGD",
+    "Account",
     "Adjacency",
     "ClassResult",
     "Classification",
@@ -74,12 +83,14 @@ __all__ = [
     "Evaluation",
     "Explanation",
     "GaussianNoise",
+    "Grouped",
     "Ledger",
     "Mechanism",
     "PhysicalBatch",
     "Plan",
     "PoissonSampler",
     "Problem",
+    "Risk",
     "Runtime",
     "Seed",
     "TrainResult",
@@ -89,6 +100,7 @@ __all__ = [
     "compiler_options",
     "epsilon",
     "export",
+    "risk",
     "tan",
     "train",
 ]

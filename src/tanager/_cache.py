@@ -1,4 +1,4 @@
-"""The cache folder of this machine: files that tanager can make again."""
+"""Folders of this user: for files that tanager can make again, and for others."""
 
 import os
 import pathlib
@@ -10,6 +10,18 @@ def cache_folder() -> pathlib.Path:
     if named:
         return pathlib.Path(named)
     base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    return pathlib.Path(base) / "tanager"
+
+
+def state_folder() -> pathlib.Path:
+    """Return ``$TANAGER_STATE_DIR``, or by default ``~/.local/state/tanager``.
+
+    What is in it cannot be made again.
+    """
+    named = os.environ.get("TANAGER_STATE_DIR")
+    if named:
+        return pathlib.Path(named)
+    base = os.environ.get("XDG_STATE_HOME") or pathlib.Path.home() / ".local/state"
     return pathlib.Path(base) / "tanager"
 
 

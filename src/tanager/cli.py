@@ -19,6 +19,7 @@ _COMMANDS = {
     "train": "train a model privately, from a recipe; a stopped run is resumed",
     "search": "search hyper-parameters at small batch size; predict the full run",
     "audit": "attack the training code; bound the ε that it spends from below",
+    "account": "show what all runs on the same data spent; limit what they may",
     "export": "write a finished run's model and model card into a folder",
     "recipe": "show a recipe: settings, published results, ε recomputed, cost",
     "models": "list the models: parameters, FLOPs, public weights, source",

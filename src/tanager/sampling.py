@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from tanager import _validate as validate
+from tanager.groups import Groups
 from tanager.privacy.mechanism import Mechanism
 from tanager.seed import Seed
 
@@ -40,8 +41,9 @@ class PhysicalBatch(NamedTuple):
         examples: pytree of arrays with a leading axis of P; None before they are read.
             Where a `Step` holds the data in memory, all N examples instead.
         mask: bool[P], False where the row is padding. Only the mask tells padding from
-            the real example 0.
+            the real example 0. Of groups, bool[P, k], see `tanager.groups`.
         indices: int32[P], which examples of the data set these are; 0 for padding.
+            Of groups, int32[P, k].
     """
 
     examples: Any
@@ -97,11 +99,14 @@ class PoissonSampler:
     by 512 further bits. The words come from AES-256 in counter mode, with a key of its
     own for each step (`Seed.words`), the same in every version.
 
+    Where examples are grouped, groups are drawn instead, in the same way.
+
     Attributes:
         mechanism: its sample rate is q, its steps are the horizon.
-        examples: N, how many examples the data set has.
+        examples: N, how many examples, or groups, the data set has.
         declared: the public size that updates are divided by, times q.
         expected_batch_size: q·declared, public.
+        groups: whose each example is; None where examples are drawn.
 
     Args:
         mechanism: as above.
@@ -109,6 +114,7 @@ class PoissonSampler:
         seed: the run's secret.
         declared: a size chosen without looking at the data; N where N is public, which
             it is not under add-or-remove-one.
+        groups: whose each example is; None draws examples.
 
     Raises:
         ValueError: `examples` is not a whole number from 1 to 2³¹, or the size must be
@@ -121,8 +127,12 @@ class PoissonSampler:
         examples: int,
         seed: Seed,
         declared: int | None = None,
+        groups: Groups | None = None,
     ):
         validate.whole(examples=examples, at_least=1)
+        if groups is not None and len(groups) != examples:
+            rule = f"must be the number of groups, {len(groups)}"
+            validate.refuse("examples", examples, rule)
         if examples > _MOST:
             validate.refuse("examples", examples, f"must be at most {_MOST}")
         if declared is None:
@@ -134,6 +144,7 @@ class PoissonSampler:
         self.declared = int(declared)
         self.expected_batch_size = mechanism.sample_rate * self.declared
         self._seed = seed
+        self.groups = groups
 
     def with_seed(self, seed: Seed) -> Self:
         """Return the same with another secret."""
@@ -177,12 +188,27 @@ class PoissonSampler:
         return np.concatenate(drawn).astype(np.int64, copy=False)
 
     def batches(self, step: int, physical_batch_size: int) -> Iterator[PhysicalBatch]:
-        """Return the batch of a step, packed: `pack(self.indices(step), ...)`.
+        """Return the batch of a step, packed, see `pack`.
 
         Raises:
             ValueError: as `indices` and `pack`.
         """
-        return pack(self.indices(step), physical_batch_size)
+        packed = pack(self.indices(step), physical_batch_size)
+        return (self.chosen(step, batch) for batch in packed)
+
+    def chosen(self, step: int, batch: PhysicalBatch) -> PhysicalBatch:
+        """Return a physical batch of groups with the examples that each uses.
+
+        Without groups it is returned as it is.
+        """
+        groups, rows = self.groups, len(batch.mask)
+        if groups is None:
+            return batch
+        mask = np.zeros((rows, groups.examples_per_group), bool)
+        indices = np.zeros(mask.shape, np.int32)
+        drawn = batch.indices[batch.mask]
+        mask[batch.mask], indices[batch.mask] = groups.choose(self._seed, step, drawn)
+        return PhysicalBatch(None, mask, indices)
 
     def _joins(self, step: int, index: int, chance: Fraction) -> bool:
         """Decide with a probability that 64 bits do not hold."""

@@ -18,6 +18,7 @@ from tanager.audit.bounds import Estimator
 from tanager.audit.many_models import ManyModels
 from tanager.audit.membership import Attack, _highest_provable, audit_membership
 from tanager.audit.membership_trainer import Records, Setting, total_variation
+from tanager.privacy.account import Account
 from tanager.training.problem import Problem
 
 
@@ -41,7 +42,8 @@ def membership(regression):
         options = {"confidence": 0.95, "models_at_once": 50, "strategy": "bk"} | options
         fields = {field.name for field in dataclasses.fields(Attack)} & options.keys()
         attack = Attack(delta=0.01, **{name: options.pop(name) for name in fields})
-        problem = Problem(loss, {"w": jnp.zeros(5)}, data)
+        account = options.pop("account", None)
+        problem = Problem(loss, {"w": jnp.zeros(5)}, data, account=account)
         return audit_membership(problem, attack, canaries, **options)
 
     return audit
@@ -60,7 +62,7 @@ def test_bounds_are_between_nothing_and_the_claim(membership):
 
 
 def test_phase_one_finds_the_canary_and_the_setting_that_tell_most(
-    membership, regression, monkeypatch
+    membership, regression, monkeypatch, tmp_path
 ):
     made, alive = ManyModels.__init__, weakref.WeakSet()
 
@@ -72,8 +74,10 @@ def test_phase_one_finds_the_canary_and_the_setting_that_tell_most(
 
     monkeypatch.setattr(ManyModels, "__init__", init)
     like_the_others = {"like": (regression[0][0], regression[1][0])}
+    account = Account(tmp_path / "account")
     found = membership(
         like_the_others | FAR,
+        account=account,
         steps=(8,),
         learning_rates=(0.1,),
         clip_norms=(1.0, 1e3),
@@ -87,6 +91,12 @@ def test_phase_one_finds_the_canary_and_the_setting_that_tell_most(
     assert best.models > others[-1].models == 50
     assert best.total_variation > 0.25
     assert sum(each.models for each in found.tried) == 400
+    # All models were charged. Whoever gives a seed can compute their noise.
+    [charge] = account.read().charges.values()
+    spent = dataclasses.replace(
+        found.mechanism, noise_multiplier=0.0, steps=8 * (400 + 40)
+    )
+    assert (charge.what, charge.mechanisms) == ("audit", (spent,))
 
 
 LINE = {"phase": 0, "setting": 1, "model": 2, "score": 0.5}

@@ -145,7 +145,7 @@ def test_the_folder_of_a_run_or_a_search_is_refused(tmp_path, capsys, name):
 
 def test_a_path_with_the_signs_of_a_markup_is_a_path(tmp_path, capsys):
     found = {"sentence": "s", "violated": False, "auc": 0.5, "advantage": 0.1}
-    audit._print({**found, "highest_advantage": 0.2}, Path("[/b]x/report.html"))
+    audit._print({**found, "highest_advantage": 0.2}, Path("[/b]x/report.html"), "")
     assert "report: [/b]x/report.html" in capsys.readouterr().out
     content = {"checks": [], "passed": True}
     (tmp_path / "[/b]x").mkdir(parents=True)

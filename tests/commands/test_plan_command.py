@@ -18,7 +18,7 @@ def test_json_is_one_object_and_nothing_else(capsys):
     assert set(record) >= {
         *("examples", "batch_size", "sample_rate", "steps", "epochs", "delta"),
         *("noise_multiplier", "adjacency", "epsilon", "eta", "eta_step"),
-        *("total_noise", "solved", "warnings"),
+        *("total_noise", "risk", "solved", "warnings"),
     }
     assert record["epsilon"]["rdp"] == pytest.approx(7.1, abs=0.05)
     assert record["epsilon"]["pld"] < record["epsilon"]["rdp"]
@@ -46,6 +46,12 @@ def test_the_table_says_what_is_a_guarantee(capsys):
     assert line("RDP").startswith("RDP 7.099 a guarantee, looser")
     assert line("GDP-CLT").endswith("approximation, never a guarantee")
     assert line("TAN").endswith("approximation, never a guarantee")
+    assert "recognises at most 17.8 % of the members" in line("Whoever guesses")
+    recognised = "members recognised at"
+    assert line(f"{recognised} 0.1 %") == f"{recognised} 0.1 % false alarms 4.6 % 0.1 %"
+    assert line(f"{recognised} 1 %") == f"{recognised} 1 % false alarms 17.8 % 1 %"
+    assert line("members recognised minus").endswith("51.5 % 0 %")
+    assert line("μ of Gaussian DP") == "μ of Gaussian DP 1.42 (regret 0.004) 0"
     assert line("adjacency") == "adjacency zero-out"
     assert line("signal to noise η") == "signal to noise η 0.9654"
     assert line("η of one step") == "η of one step 0.01931"

@@ -250,7 +250,7 @@ def test_small_and_large_epsilons_are_tight(mechanism, delta, most):
 @pytest.mark.parametrize("q", [0.01, 0.3])
 @pytest.mark.parametrize("group", [1, 2, 10])
 def test_a_group_is_a_mixture_of_gaussians(q, group):
-    """As dp_accounting composes it on a coarser grid, and as two densities in float64."""
+    """Its δ by the densities, integrated in float64."""
     one = Mechanism(q, 1.5, 1)
     spent = accountant.epsilon(one, 1e-4, group=group)
     x = np.linspace(-15, 15 + group, 200_001)
@@ -420,7 +420,7 @@ def test_a_coarser_grid_is_pessimistic_and_costs_little():
 @pytest.mark.parametrize("steps", [1, 10**6])
 def test_tiny_noise_has_no_more_points_than_ordinary_noise(steps):
     part = _pld.Part(128 / 50_000, 0.09375, steps)
-    composed = _pld.compose([part], ADD)
+    composed = _pld.compose((part,), ADD)
     assert composed._pmf_remove.size < 2 * _pld._COMPOSED_POINTS
 
 

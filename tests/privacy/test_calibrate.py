@@ -13,6 +13,7 @@ from tanager.privacy import calibrate as calibration
 from tanager.privacy.accountant import Accountant
 from tanager.privacy.calibrate import calibrate
 from tanager.privacy.mechanism import Adjacency, Mechanism
+from tanager.privacy.risk import risk
 
 
 ADD, REPLACE = Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE
@@ -79,6 +80,37 @@ def test_any_accountant_can_be_asked(name, by):
     del known[name]
     found = calibrate(epsilon=3.0, delta=1e-5, accountant=by, **known)
     check_best(name, found, 3.0, 1e-5, by)
+
+
+TARGETS = {
+    "advantage": {"advantage": 0.2},
+    "tpr_at_1_percent": {"tpr": 0.023, "fpr": 0.01},
+    "tpr_at_0_1_percent": {"tpr": 0.5, "fpr": 0.001},
+}
+
+
+@pytest.mark.parametrize("target", list(TARGETS))
+@pytest.mark.parametrize("name", list(_FURTHER))
+def test_a_risk_can_be_the_target(name, target):
+    known = {"sample_rate": 0.05, "noise_multiplier": 1.5, "steps": 800}
+    del known[name]
+    budget = next(iter(TARGETS[target].values()))
+    found = calibrate(**TARGETS[target], **known)
+    assert getattr(risk(found), target) <= budget
+    further = _FURTHER[name](getattr(found, name))
+    beyond = dataclasses.replace(found, **{name: further})
+    assert getattr(risk(beyond), target) > budget
+
+
+def test_a_risk_without_sampling_has_a_closed_form():
+    """An advantage of 2Φ(μ/2) − 1 at μ = 1 needs σ = √T; replace-one twice that."""
+    advantage = math.erf(1 / math.sqrt(8))
+    for adjacency in Adjacency:
+        found = calibrate(
+            advantage=advantage, sample_rate=1, steps=49, adjacency=adjacency
+        )
+        least = 7 * adjacency.signals
+        assert least * (1 - 1e-9) <= found.noise_multiplier <= 1.001 * least
 
 
 CURVES = {
@@ -187,3 +219,41 @@ def test_millions_of_steps():
 def test_what_cannot_be_is_refused(known, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         calibrate(**{"epsilon": 1.0, "delta": 1e-5, **known})
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (
+            {},
+            "give one target: epsilon and delta, or advantage, or tpr and fpr; found:"
+            " none of them",
+        ),
+        ({"advantage": 0.1, "epsilon": 1.0}, "found: epsilon, advantage"),
+        ({"epsilon": 1.0}, "found: epsilon"),
+        ({"tpr": 0.1, "advantage": 0.1, "fpr": 0.01}, "found: advantage, tpr, fpr"),
+        ({"advantage": 1.0}, "advantage (=1.0) must be strictly between 0 and 1"),
+        ({"tpr": 0.1, "fpr": 0.0}, "fpr (=0.0) must be strictly between 0 and 1"),
+        (
+            {"tpr": 0.1, "fpr": 0.1},
+            "tpr (=0.1) must be above fpr (0.1), which guessing at random reaches",
+        ),
+        (
+            {"advantage": 0.1, "accountant": "rdp"},
+            "accountant (='rdp') must be 'pld' if the target is advantage",
+        ),
+        (
+            {"advantage": 1e-3},
+            "advantage (=0.001) is below what any steps spends: steps = 1 spends more:"
+            " raise advantage, or change the sample rate or the noise multiplier",
+        ),
+        (
+            {"tpr": 0.0101, "fpr": 0.01},
+            "tpr (=0.0101) is below what any steps spends: steps = 1 spends more at"
+            " fpr = 0.01: raise tpr, or change",
+        ),
+    ],
+)
+def test_a_target_that_cannot_be_is_refused(target, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        calibrate(**target, sample_rate=0.1, noise_multiplier=0.5)

@@ -13,7 +13,8 @@ import pytest
 import mutations
 from switch import FULL
 from tanager.privacy import accountant
-from tanager.privacy.ledger import Ledger, _digest
+from tanager.privacy.hashed_file import digest_of
+from tanager.privacy.ledger import Ledger
 from tanager.privacy.mechanism import Adjacency, Mechanism
 
 
@@ -122,7 +123,7 @@ def test_a_line_must_be_a_charge_whatever_its_hash(tmp_path, changes):
     path = charged(tmp_path / "ledger.jsonl", steps=1)
     first = json.loads(path.read_text())
     entry = {name: first[name] for name in first if name != "hash"} | changes
-    entry["hash"] = _digest(first["hash"], entry)
+    entry["hash"] = digest_of(first["hash"], entry)
     with path.open("a") as file:
         file.write(json.dumps(entry) + "\n")
     with pytest.raises(ValueError, match=r"ledger\.jsonl, line 2, does not follow"):

@@ -8,6 +8,7 @@ import pytest
 from tanager.privacy import accountant, tan
 from tanager.privacy.mechanism import Adjacency, Mechanism
 from tanager.privacy.plan import Plan, default_delta
+from tanager.privacy.risk import risk
 from tanager.privacy.shown import format_epsilon
 
 
@@ -39,6 +40,7 @@ def test_every_number_is_of_the_same_mechanism():
         name: accountant.epsilon(mechanism, 1e-5, name)
         for name in ("pld", "rdp", "gdp_clt", "tan")
     }
+    assert record["risk"] == risk(mechanism).to_json()
     assert record["eta"] == tan.eta(mechanism)
     assert record["eta_step"] == tan.eta_step(mechanism)
     assert record["total_noise"] == pytest.approx(1 / tan.eta(mechanism))
@@ -134,6 +136,7 @@ def test_what_is_infinite_is_null_in_json_and_warned_about(sigma, nulls):
     expected = "without noise there is no privacy" if sigma == 0 else "by gdp_clt is"
     assert any(expected in text for text in record["warnings"])
     assert (record["eta"] is None) == (sigma == 0)
+    assert (record["risk"]["mu"] is None) == (sigma == 0)
     assert math.isfinite(record["total_noise"])
 
 

@@ -3,7 +3,7 @@ from fractions import Fraction
 
 import pytest
 
-from tanager.privacy.shown import format_bound, format_epsilon
+from tanager.privacy.shown import format_bound, format_epsilon, format_share
 
 
 EPSILONS = [0.0, 1e-7, 0.19849, 0.99996, 2.0, 3.0000001, 7.400165, 12.4432, 9999.5, 2e6]
@@ -21,6 +21,12 @@ def test_four_digits():
     assert [format_epsilon(7.400165), format_bound(7.400165)] == ["7.401", "7.4"]
     assert [format_epsilon(12.4432), format_bound(12.4432)] == ["12.45", "12.44"]
     assert format_epsilon(3.0) == format_bound(3.0) == "3"
+
+
+def test_a_risk_is_rounded_up_and_at_most_certain():
+    shares = (0.0, 1e-6, 0.0010001, 0.0230001, 0.17757, 0.999901, 1.0, 1.0 + 1e-15)
+    shown = ["0 %", "0.0001 %", "0.101 %", "2.31 %", "17.8 %", "100 %", "100 %"]
+    assert [format_share(each) for each in shares] == [*shown, "100 %"]
 
 
 @pytest.mark.parametrize("epsilon", [None, math.inf])

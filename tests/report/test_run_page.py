@@ -14,6 +14,7 @@ import written
 from tanager._files import json_text
 from tanager.privacy import accountant, tan
 from tanager.privacy.mechanism import Adjacency, Mechanism
+from tanager.privacy.shown import format_epsilon
 from tanager.report import guarantee, run_figures
 from tanager.report.run_page import write_report
 
@@ -162,6 +163,29 @@ def test_guarantee_is_one_sentence_with_its_assumptions(text):
     assert "NOT PRIVATE" not in words
     for stated in ("The guarantee is per image", "hyper-parameters", "secret seed"):
         assert stated in words
+
+
+def test_what_epsilon_means_is_said_in_risks(text, tmp_path):
+    words = Page(text).words
+    assert f"What ε = {format_epsilon(run_files()[1]['epsilon'])} means" in words
+    assert (
+        "Whoever guesses from the model whether one image was in the training data "
+        "recognises at most 6.79 % of the members at 1 % false alarms (without the "
+        "model: 1 %)."
+    ) in words
+    # Rounded up: they are 1.2301 %, 30 % and 0.77001.
+    assert "members recognised at 0.1 % false alarms 1.24 % 0.1 %" in words
+    assert "members recognised minus false alarms 30 % 0 %" in words
+    assert "μ of Gaussian DP 0.7701 (regret 0.012)" in words
+    config, result, metrics = run_files()
+    del result["risk"]  # as an older version left it
+    assert (
+        "members" not in Page(report(tmp_path / "old", config, result, metrics)).words
+    )
+    result = run_files(seed=0)[1]
+    text = Page(report(tmp_path / "fixed", config, result, metrics)).words
+    assert "members" not in text
+    assert "μ of Gaussian DP, NOT guaranteed for this run" in text
 
 
 def test_epsilon_is_never_rounded_down(tmp_path):

@@ -16,6 +16,13 @@ RESULT = {
     "steps": 20,
     "examples": 50_000,
     "batch_size": 1000,
+    "risk": {
+        "tpr_at_0_1_percent": 0.012301,
+        "tpr_at_1_percent": 0.0679,
+        "advantage": 0.3,
+        "mu": 0.77001,
+        "regret": 0.0123,
+    },
     "test_accuracy": 0.7,
     "test_accuracy_ema": 0.75,
     "per_class": [

@@ -13,6 +13,7 @@ from scipy import stats
 
 from tanager import recipes
 from tanager.cli import main
+from tanager.privacy.account import Account
 from tanager.privacy.selection import PrivateSearch, Selection
 from tanager.report.guarantee import recomputation
 from tanager.search import private
@@ -233,7 +234,7 @@ def test_neither_output_nor_times_nor_caches_tell_the_number_of_runs(
         assert codes == [130, 0, 0]
         assert len(list((out / "private/runs").iterdir())) == number
         printed = capfd.readouterr()
-        assert len(printed.out.splitlines()) == 2 * 3
+        assert len(printed.out.splitlines()) == 2 * 4
         assert "run has ended" not in printed.err
         seen.append(printed.err)
         times = {path.stat().st_mtime_ns for path in (*out.iterdir(), out)}
@@ -241,6 +242,36 @@ def test_neither_output_nor_times_nor_caches_tell_the_number_of_runs(
         assert "warning" in (out / "private/output.txt").read_text()
     assert seen[0] == seen[1]
     assert not cache.exists() or not list(cache.rglob("*clipping*"))
+
+
+def test_the_search_is_charged_once_whatever_its_number_of_runs(
+    tmp_path, settings, monkeypatch
+):
+    account, out = Account(tmp_path / "account"), tmp_path / "search"
+    recipe = dataclasses.replace(settings.recipe, account=str(account.path))
+    settings = dataclasses.replace(settings, recipe=recipe)
+    account.set_limit(0.9 * settings.epsilon, settings.delta)
+    with pytest.raises(ValueError, match=r"has a limit of .*what fits is"):
+        search_privately(out, settings)
+    assert not out.exists()
+    account.set_limit(1.1 * settings.epsilon, settings.delta)
+
+    def killed(folder, recipe, settings):
+        [charge] = account.read().charges.values()
+        assert (charge.what, charge.selection) == ("search", Selection(3))
+        assert charge.mechanisms == (settings.search.run,)
+        raise KeyboardInterrupt
+
+    draws(monkeypatch, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(private, "_right", killed)
+        with pytest.raises(KeyboardInterrupt):
+            search_privately(out, settings)
+    search_privately(out, settings)
+    assert len(account.read().charges) == 1
+    total = read(out / "result.json")["account"]
+    assert (total["epsilon"], total["accountant"]) == (settings.epsilon, "rdp")
+    assert "this one included, had spent ε = 3 at" in (out / "report.html").read_text()
 
 
 def test_an_error_of_a_run_does_not_tell_its_number(tmp_path, settings, monkeypatch):

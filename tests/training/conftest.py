@@ -26,6 +26,8 @@ def remembered(problem, algorithm, runtime, seed, *places):
     settings += [problem.loss, problem.augment, str(problem.trainable)]
     settings += [problem.finish, *dataclasses.astuple(runtime), examples, held]
     settings += [layout.count, layout.shard_parameters]
+    if (groups := problem.groups) is not None:
+        settings += [groups.examples_per_group, groups.numbers.tobytes()]
     for path, leaf in jax.tree_util.tree_leaves_with_path(problem.params):
         array = np.asarray(leaf)
         settings += [str(path), str(array.dtype), array.shape, array.tobytes()]

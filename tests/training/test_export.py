@@ -326,9 +326,22 @@ def edit(name, **changes):
     return change
 
 
+def less_risk(run):
+    claimed = json.loads((run / "result.json").read_text())["risk"]
+    edit("result.json", risk=claimed | {"advantage": 0.001})(run)
+
+
+def test_a_run_of_a_version_without_risks_is_exported(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    edit("result.json", risk=None)(copy)
+    to = tanager.export(copy, tmp_path / "model")
+    assert "members" not in (to / "README.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (less_risk, "claims advantage = 0.001 in result.json"),
         (another_ledger, "it belongs to another run"),
         (lambda run: (run / "ledger.jsonl").unlink(), "has no ledger.jsonl"),
         (edit("result.json", epsilon=0.5), "claims epsilon = 0.5 in result.json"),

@@ -28,7 +28,7 @@ def seen(seed, number, indices, views=4, images=IMAGES):
     rows = np.array(indices, np.int32)
     examples = {"image": jnp.asarray(images[rows])}
     batch = PhysicalBatch(examples, None, jnp.asarray(rows))
-    return np.asarray(made.views(batch, made.augmentation_key(number))["image"])
+    return np.asarray(made.unit.views(batch, made.augmentation_key(number))["image"])
 
 
 def test_a_resumed_run_sees_the_same_pixels():

@@ -22,12 +22,13 @@ from jaxtyping import Array, PyTree
 
 from tanager import _validate as validate
 from tanager.audit.bounds import AuditResult, advantage, auc, finite, require_joining
-from tanager.audit.canaries import Rows, appended, require_like, secret_of
+from tanager.audit.canaries import Rows, appended, joined, require_like, secret_of
 from tanager.audit.one_run import Guesses, guess, one_run, one_run_trade_off
 from tanager.compiling import filter_jit
 from tanager.data import as_source, gather
 from tanager.data.source import ArraySource, Source
 from tanager.privacy import accountant
+from tanager.training import charging
 from tanager.training.loop import train
 from tanager.training.problem import DPSGD, Problem, Runtime
 
@@ -82,7 +83,7 @@ def audit_one_run(
         ValueError: an argument is out of range, or nothing could be proven.
     """
     mechanism, delta = algorithm.mechanism, algorithm.delta
-    source, candidates = problem.source(), as_source(canaries)
+    candidates, size = as_source(canaries), problem.size()
     validate.whole(canaries=len(candidates), at_least=20)
     validate.fraction(guessed=guessed)
     require_joining(mechanism)
@@ -90,15 +91,18 @@ def audit_one_run(
     proven = {"delta": delta, "confidence": confidence}
     # Refused before the run: guesses that could prove nothing.
     one_run(Guesses(len(candidates), made, made), **proven)
+    account = charging.account_of(problem, "audit")
+    charging.require_room(account, [mechanism], delta, out, seed)
     secret = secret_of(out, seed)
     included = secret.generator("canaries").random(len(candidates)) < 0.5
-    data = _joined(source, candidates, np.flatnonzero(included))
+    source = _joined(problem.source(), candidates, np.flatnonzero(included))
+    data = joined(problem, source, int(included.sum()))
     audited = dataclasses.replace(
         algorithm,
-        declared_examples=len(source) + len(candidates) // 2,
-        delta=min(delta, 0.5 / (len(source) + len(candidates))),
+        declared_examples=size + len(candidates) // 2,
+        delta=min(delta, 0.5 / (size + len(candidates))),
     )
-    of_both = dataclasses.replace(problem, data=data)
+    of_both = dataclasses.replace(problem, data=data, account=account)
     runtime = runtime or Runtime(progress=False)
     result = train(of_both, audited, runtime, out=out, seed=seed)
     models = problem.finish(problem.params), result.params

@@ -23,8 +23,10 @@ from jaxtyping import Array, PyTree
 from tanager import _validate as validate
 from tanager.clipping.transform import split
 from tanager.data import Source
+from tanager.data.grouped import Grouped
 from tanager.data.source import ArraySource
 from tanager.seed import Seed
+from tanager.training.problem import Problem
 from tanager.training.run_folder import RunFolder
 
 
@@ -137,6 +139,18 @@ def require_like(name: str, canary: Any, example: Any) -> None:
     given, wanted = (jax.tree.map(np.shape, each) for each in (canary, example))
     if given != wanted:
         validate.refuse(name, given, f"must be like an example: {wanted}")
+
+
+def joined(problem: Problem, source: Source, canaries: int, each: int = 1) -> Any:
+    """Return a source of a problem's examples and of canaries after them as data.
+
+    Where the unit of privacy is a person, every canary is one, with `each` examples.
+    """
+    groups = problem.groups
+    if groups is None:
+        return source
+    owners = groups.joined(canaries, each).numbers
+    return Grouped(source, owners, groups.examples_per_group)
 
 
 def numbered(source: Source, numbers: np.ndarray) -> Source:

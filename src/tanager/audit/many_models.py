@@ -55,9 +55,10 @@ class ManyModels:
     def __init__(self, problem: Problem, algorithm: DPSGD, strategy: str = "auto"):
         source = problem.source()
         rows = np.arange(len(source))
+        grouped = problem.groups is not None
         self.mechanism = algorithm.mechanism
         self._data = jax.tree.map(jnp.asarray, gather(source, rows))
-        self.size = len(source)
+        self.size = problem.size()
         self.step = Step(
             problem,
             algorithm,
@@ -73,8 +74,9 @@ class ManyModels:
         rate = self.mechanism.sample_rate
         likely = self.size * rate
         likely += 6 * math.sqrt(self.size * rate * (1 - rate)) + 1
-        self._all_rows = 2 * likely >= self.size
-        self._rows = self.size if self._all_rows else math.ceil(likely)
+        self._all_rows = not grouped and 2 * likely >= self.size
+        self._rows = min(self.size, math.ceil(likely))
+        self._rows = self.size if self._all_rows else self._rows
         self.step.explain(self.params, one, self._rows)
         self._update = jit(self._mapped, donate_argnums=2)
         self._losses = jit(over_models(self._losses_of_one, (0, None)))
@@ -89,8 +91,9 @@ class ManyModels:
 
         `left_out` says which examples a model's data lack.
         """
+        own = self.step.sampler
         of_everyone = PoissonSampler(
-            self.mechanism, self.size, secrets[0], self.step.sampler.declared
+            self.mechanism, self.size, secrets[0], own.declared, own.groups
         )
         samplers = [of_everyone.with_seed(secret) for secret in secrets]
         whole = self.step.noise
@@ -109,7 +112,7 @@ class ManyModels:
                 self._data,
                 np.int32(step),
                 state,
-                *self._batches(drawn),
+                *self._batches(step, samplers, drawn),
                 np.stack(views),
                 jax.tree.map(lambda *each: np.stack(each), *noise),
             )
@@ -119,9 +122,9 @@ class ManyModels:
         """Return the loss of every model of `train` at every example."""
         return np.asarray(self._losses(params, examples), np.float64)
 
-    def rows(self, start: int) -> PyTree:
-        """Return the examples from a number on."""
-        return jax.tree.map(lambda leaf: leaf[start:], self._data)
+    def last(self, count: int) -> PyTree:
+        """Return the last examples."""
+        return jax.tree.map(lambda leaf: leaf[-count:], self._data)
 
     def _losses_of_one(self, params: PyTree, examples: Any) -> Array:
         return jax.vmap(
@@ -140,7 +143,12 @@ class ManyModels:
             optimizer_state=each.optimizer_state._replace(hyperparams=hyperparameters)
         )
 
-    def _batches(self, drawn: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    def _batches(
+        self,
+        step: int,
+        samplers: Sequence[PoissonSampler],
+        drawn: Sequence[np.ndarray],
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Return mask [m, rows] and indices, [m, rows] or [rows] for all of them."""
         if self._all_rows:
             mask = np.zeros((len(drawn), self.size), bool)
@@ -148,7 +156,10 @@ class ManyModels:
                 own[indices] = True
             return mask, np.arange(self.size, dtype=np.int32)
         self._rows = max(self._rows, *map(len, drawn))
-        padded = [pad(indices, self._rows) for indices in drawn]
+        padded = [
+            own.chosen(step, pad(indices, self._rows))
+            for own, indices in zip(samplers, drawn, strict=True)
+        ]
         return np.stack([p.mask for p in padded]), np.stack([p.indices for p in padded])
 
     def _mapped(self, data: PyTree, step: Array, *of_each: Any) -> State:

@@ -15,7 +15,7 @@ References:
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from tanager.audit.bounds import (
     audit_scores,
     models_needed,
 )
-from tanager.audit.canaries import require_like, secret_of
+from tanager.audit.canaries import joined, require_like, secret_of
 from tanager.audit.many_models import ManyModels, with_rates
 from tanager.audit.membership_trainer import (
     FEWEST,
@@ -48,7 +48,7 @@ from tanager.data.source import Source
 from tanager.privacy import accountant
 from tanager.privacy.calibrate import calibrate
 from tanager.privacy.mechanism import Mechanism
-from tanager.training import fingerprint
+from tanager.training import charging, fingerprint
 from tanager.training.problem import DPSGD, Problem
 from tanager.training.run_folder import RunFolder
 
@@ -140,13 +140,13 @@ def audit_membership(
         ValueError: an argument is out of range, the models are too few to prove
             anything, the canaries are not like the data, or `out` holds another audit.
     """
-    source = problem.source()
+    source, size = problem.source(), problem.size()
     epsilon, delta = attack.epsilon, attack.delta
     validate.whole(models=models, at_least=20)
     validate.whole(models_at_once=models_at_once, at_least=2)
     validate.positive(batch_size=attack.batch_size)
-    if attack.batch_size > len(source):
-        rule = f"must be at most the {len(source)} examples"
+    if attack.batch_size > size:
+        rule = f"must be at most the {size} examples"
         validate.refuse("batch_size", attack.batch_size, rule)
     models += models % 2
     settings = _settings(attack, canaries)
@@ -155,13 +155,17 @@ def audit_membership(
     if sweep_models is None:
         sweep_models = models // 2
     rounds = _rounds(len(settings), sweep_models)
-    rate = attack.batch_size / len(source)
+    rate = attack.batch_size / size
     mechanisms = {
         count: calibrate(epsilon=epsilon, delta=delta, sample_rate=rate, steps=count)
         for count in dict.fromkeys(attack.steps)
     }
+    account = charging.account_of(problem, "audit")
+    spent = _spent(mechanisms.values(), rounds, models)
+    charging.require_room(account, spent, delta, out, seed)
     both = _with_canaries(source, canaries)
-    with_both = dataclasses.replace(problem, data=both)
+    data = joined(problem, as_source(both), len(canaries))
+    with_both = dataclasses.replace(problem, data=data)
     made: dict[tuple[float, int], ManyModels] = {}
 
     def program(clip_norm: float, steps: int) -> ManyModels:
@@ -174,7 +178,7 @@ def audit_membership(
                 clip_norm=clip_norm,
                 augmentation_multiplicity=attack.augmentation_multiplicity,
                 ema_decay=0.0,
-                declared_examples=len(source),
+                declared_examples=size,
             )
             made[clip_norm, steps] = ManyModels(with_both, algorithm, strategy)
         return made[clip_norm, steps]
@@ -199,6 +203,7 @@ def audit_membership(
         )
         surroundings = {"versions": fingerprint.versions()}
         fingerprint.check_fingerprint(folder, secret, config, prints, surroundings)
+    charging.charge(account, spent, delta, out, secret)
     trainer = MembershipTrainer(
         program,
         settings,
@@ -271,6 +276,20 @@ def _rounds(settings: int, models: int) -> list[tuple[int, int]]:
         trained += 2 * max(FEWEST, round(more / 2))
         rounds.append((left, trained))
     return rounds
+
+
+def _spent(
+    mechanisms: Iterable[Mechanism], rounds: Sequence[tuple[int, int]], models: int
+) -> list[Mechanism]:
+    """Return what all models spend together, at most: phase I chooses among them."""
+    before, tried = 0, 0
+    for left, trained in rounds:
+        tried += left * (trained - before)
+        before = trained
+    return [
+        dataclasses.replace(one, steps=one.steps * (tried + models))
+        for one in mechanisms
+    ]
 
 
 def _highest_provable(estimator: Estimator, models: int, epsilon: float) -> float:

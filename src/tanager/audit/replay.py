@@ -66,6 +66,9 @@ def replay(
 ) -> tuple[Finding, ...]:
     """Train a few steps several times, and check every part of them.
 
+    What it finds is computed without noise, for whoever may see the data. So no account
+    is charged; do not publish it.
+
     Args:
         problem: see `tanager.train`; float32 parameters and few examples, because
             each is computed alone.
@@ -92,11 +95,12 @@ class Replay:
         self, problem: Problem, algorithm: DPSGD, runtime: Runtime | None, steps: int
     ):
         require_noise(algorithm.mechanism)
+        problem = dataclasses.replace(problem, account=None)
         self._problem, self._clip_norm = problem, algorithm.require_clip_norm()
         runtime = runtime or Runtime(physical_batch_size=4)
         self._runtime = dataclasses.replace(runtime, progress=False)
         self._mechanism = dataclasses.replace(algorithm.mechanism, steps=steps)
-        self._examples = len(problem.source())
+        self._examples = problem.size()
         self._moving = dataclasses.replace(
             algorithm,
             mechanism=self._mechanism,
@@ -332,7 +336,8 @@ def _sums_by_definition(problem: Problem, algorithm: DPSGD) -> np.ndarray:
     source, run = problem.source(), algorithm.mechanism
     clip_norm = algorithm.require_clip_norm()
     secret = Seed.from_int(_SECRET)
-    sampler = PoissonSampler(run, len(source), secret, len(source))
+    groups, size = problem.groups, problem.size()
+    sampler = PoissonSampler(run, size, secret, size, groups)
     trained, fixed = problem.split()
     loss, augment = problem.loss, problem.augment
 
@@ -350,11 +355,18 @@ def _sums_by_definition(problem: Problem, algorithm: DPSGD) -> np.ndarray:
         key = derive_keys(secret, "augmentation", step)[0]
         total = np.zeros(sum(leaf.size for leaf in jax.tree.leaves(trained)))
         for index in sampler.indices(step):
-            one = jax.tree.map(
-                lambda leaf: jnp.asarray(leaf[0]), gather(source, np.array([index]))
-            )
-            own = gradient(trained, one, jax.random.fold_in(key, int(index)))
-            [flat] = _flat([own])
+            used = np.array([index])
+            if groups is not None:
+                mask, indices = groups.choose(secret, step, used)
+                used = indices[mask]
+            each = []
+            for row in used:
+                one = jax.tree.map(
+                    lambda leaf: jnp.asarray(leaf[0]), gather(source, np.array([row]))
+                )
+                own = gradient(trained, one, jax.random.fold_in(key, int(row)))
+                each.append(_flat([own])[0])
+            flat = np.mean(each, axis=0)
             total += flat / max(clip_norm, float(np.linalg.norm(flat)))
         found.append(total)
     return np.stack(found)

@@ -38,6 +38,7 @@ from tanager.audit.bounds import (
 from tanager.audit.canaries import (
     Canaries,
     augmenting,
+    joined,
     listening,
     numbered,
     require_heard,
@@ -49,6 +50,7 @@ from tanager.privacy import accountant
 from tanager.privacy.mechanism import Mechanism
 from tanager.sampling import PoissonSampler
 from tanager.seed import Seed
+from tanager.training import charging
 from tanager.training.loop import train
 from tanager.training.problem import DPSGD, Problem, Runtime
 
@@ -81,6 +83,7 @@ def audit_white_box(
     runtime: Runtime | None = None,
     *,
     canaries: int = 1000,
+    examples_each: int = 1,
     confidence: float = 0.95,
     knows_sample: bool = False,
     steps: int | None = None,
@@ -97,6 +100,9 @@ def audit_white_box(
         algorithm: see `tanager.train`: what is claimed, under add-or-remove-one.
         runtime: see `tanager.train`; by default without a progress bar.
         canaries: m; about half of them join the data, or all with `knows_sample`.
+        examples_each: how many examples each canary has. With `tanager.Grouped` data it
+            is a person. Otherwise more than 1 shows what a person with several examples
+            risks in a run that protects examples: a bound above the claim is no fault.
         confidence: of the bound.
         knows_sample: the attacker knows who was sampled in each step.
         steps: to run, at most the mechanism's, which are run by default. From fewer,
@@ -111,24 +117,30 @@ def audit_white_box(
     mechanism, delta = algorithm.mechanism, algorithm.delta
     clip_norm = algorithm.require_clip_norm()
     validate.whole(canaries=canaries, at_least=20)
+    validate.whole(examples_each=examples_each, at_least=1)
     require_joining(mechanism)
     steps = mechanism.steps if steps is None else steps
     run = dataclasses.replace(mechanism, steps=steps)
     if steps > mechanism.steps:
         rule = f"must be at most the mechanism's {mechanism.steps}"
         validate.refuse("steps", steps, rule)
+    account = charging.account_of(problem, "audit")
+    charging.require_room(account, [run], delta, out, seed)
     with contextlib.ExitStack() as held:
         if knows_sample and out is None and seed is None:
             # Only a folder's secret can be known before the run.
             out = held.enter_context(tempfile.TemporaryDirectory())
         secret = secret_of(out, seed)
         if knows_sample:
-            attack = _KnownSample(run, delta, confidence, canaries)
+            each = examples_each if problem.groups is None else 1
+            attack = _KnownSample(run, delta, confidence, canaries, each)
         else:
             attack = _HiddenSample(run, delta, confidence, canaries, secret)
-        source = numbered(problem.source(), attack.joining)
-        expected = run.sample_rate * len(source)
-        sampler = PoissonSampler(run, len(source), secret, len(source))
+        joining = attack.joining
+        source = numbered(problem.source(), np.repeat(joining, examples_each))
+        data = joined(problem, source, len(joining), examples_each)
+        units = len(source if problem.groups is None else data.groups)
+        sampler = PoissonSampler(run, units, secret, units)
         hear = attack.prepare(sampler)
         joint = with_canaries(problem.loss, clip_norm)
         scores = jnp.zeros((attack.rows, canaries), jnp.float32)
@@ -139,17 +151,18 @@ def audit_white_box(
         audited = Problem(
             joint,
             both,
-            source,
+            data,
             augment=None if augment is None else augmenting(augment),
             trainable=trained,
             unreadable=problem.unreadable,
+            account=account,
         )
         listener = dataclasses.replace(
             algorithm,
             mechanism=run,
-            optimizer=listening(algorithm.optimizer, expected, hear),
-            declared_examples=len(source),
-            delta=min(delta, 0.5 / len(source)),  # shown only in its own report
+            optimizer=listening(algorithm.optimizer, sampler.expected_batch_size, hear),
+            declared_examples=units,
+            delta=min(delta, 0.5 / units),  # shown only in its own report
         )
         runtime = runtime or Runtime(progress=False)
         result = train(audited, listener, runtime, out=out, seed=seed)
@@ -211,7 +224,15 @@ class _KnownSample:
     Of each canary, equal numbers of sampled and other steps count.
     """
 
-    def __init__(self, run: Mechanism, delta: float, confidence: float, canaries: int):
+    def __init__(
+        self,
+        run: Mechanism,
+        delta: float,
+        confidence: float,
+        canaries: int,
+        units: int,
+    ):
+        self._units = units  # of privacy, that are one canary
         rate, steps = run.sample_rate, run.steps
         if steps * min(rate, 1 - rate) < 1:
             validate.refuse(
@@ -228,11 +249,12 @@ class _KnownSample:
 
     def prepare(self, sampler: PoissonSampler) -> Hear:
         canaries = len(self.joining)
-        first = sampler.examples - canaries
+        first = sampler.examples - canaries * self._units
         sampled = np.zeros((sampler.mechanism.steps, canaries), bool)
         for step in range(len(sampled)):
             indices = sampler.indices(step)
-            sampled[step, indices[indices >= first] - first] = True
+            own = indices[indices >= first] - first
+            sampled[step, own // self._units] = True
         # Where each step goes: its row among those sampled, or those not; past the
         # last row it goes nowhere.
         own = np.where(sampled, np.cumsum(sampled, 0), np.cumsum(~sampled, 0)) - 1

@@ -10,7 +10,7 @@ from rich.console import Console
 from tyro.conf import Positional
 
 from tanager._files import write_json
-from tanager.commands import flags
+from tanager.commands import accounts, flags
 from tanager.commands.tables import new_table, print_json
 from tanager.commands.watching import work_through
 from tanager.privacy.shown import format_epsilon
@@ -212,7 +212,7 @@ def tabulate(word: str, words: Sequence[str]) -> int:
 
     # JAX is imported from here on: the command line was fine.
     from tanager.report import search_figures
-    from tanager.search import experiments
+    from tanager.search import experiments, jobs
 
     name = entry.name
     target = target_of(name, recipe)
@@ -226,6 +226,7 @@ def tabulate(word: str, words: Sequence[str]) -> int:
     )
     cells = options.cells(target, simulations)
     every = [job for cell in cells for job in cell.jobs]
+    jobs.require_room(every[0])
     screen = Console(stderr=True, highlight=False)
     screen.print(
         f"{len(every)} simulations, with NO privacy guarantee, of runs at ε = "
@@ -249,6 +250,8 @@ def tabulate(word: str, words: Sequence[str]) -> int:
     if options.json:
         return print_json(content)
     _print(rows, out, word, more)
+    charged = accounts.sentence(recipe, accounts.total_of(recipe, target.delta))
+    print(charged, end="")
     return 0
 
 

@@ -14,6 +14,7 @@ from tanager.privacy.accountant import Accountant
 from tanager.privacy.mechanism import Adjacency
 from tanager.privacy.plan import Plan
 from tanager.privacy.shown import format_epsilon
+from tanager.report import guarantee
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +115,15 @@ def _print_table(plan: Plan, console: Console) -> None:
             label, "—" if spent is None else format_epsilon(spent), meaning
         )
     console.print(epsilons)
+    console.print()
+    risk = plan.risk.to_json()
+    console.print(guarantee.risk_in_words(risk), soft_wrap=True)
+    headings = (f"attack on one {guarantee.UNIT}", "at most", "without the model")
+    rows = [
+        *guarantee.risk_rows(risk),
+        ("μ of Gaussian DP", guarantee.risk_as_gaussian(risk), "0"),
+    ]
+    console.print(new_table(*headings, texts=headings, rows=rows))
     for warning in plan.warnings:
         console.print()
         console.print(f"Warning: {warning}.", style="yellow", markup=False)

@@ -14,7 +14,7 @@ from tanager import _validate as validate
 from tanager._files import write_json
 from tanager._heap import run_in_place
 from tanager._record import read_record
-from tanager.commands import experiments, flags
+from tanager.commands import accounts, experiments, flags
 from tanager.commands.experiments import held_out, target_of
 from tanager.commands.tables import print_json
 from tanager.commands.watching import Watching, work_through
@@ -92,6 +92,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _search(name: str, recipe: Recipe, options: Options) -> int:
+    from tanager.search import jobs
     from tanager.search.study import Study, require_optuna
 
     require_optuna()
@@ -99,6 +100,8 @@ def _search(name: str, recipe: Recipe, options: Options) -> int:
     console = Console(stderr=True, highlight=False)
     settings = _settings(name, recipe, options)
     out = Path(recipe.out or f"runs/{name}-search")
+    first = settings.first_trial()
+    jobs.require_room(jobs.Job(out / "trials/0000/run", first, name))
     study = Study(out, settings)
     write_json(out / "asked.json", {"trials": options.trials})
     _announce(settings, study.count(options.trials), console)
@@ -113,7 +116,7 @@ def _search(name: str, recipe: Recipe, options: Options) -> int:
             other.terminate()
     if options.json:
         return print_json(result)
-    _print(result, out)
+    _print(result, out, _charged(recipe, settings.target.delta))
     return 0
 
 
@@ -150,7 +153,8 @@ def _search_privately(name: str, recipe: Recipe, options: Options) -> int:
     Console(highlight=False, markup=False).print(
         f"best: {100 * winner.noisy_accuracy:.1f} % of the held-out examples, with "
         f"noise, by {_listed(winner.values)}\nε = {format_epsilon(winner.epsilon)} at "
-        f"δ = {winner.delta:g} for the whole search\nreport: {out}/report.html",
+        f"δ = {winner.delta:g} for the whole search\n"
+        f"{_charged(recipe, winner.delta)}report: {out}/report.html",
         soft_wrap=True,
     )
     return 0
@@ -261,7 +265,11 @@ def _listed(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
-def _print(result: dict[str, Any], out: Path) -> None:
+def _charged(recipe: Recipe, delta: float) -> str:
+    return accounts.sentence(recipe, accounts.total_of(recipe, delta))
+
+
+def _print(result: dict[str, Any], out: Path, charged: str) -> None:
     console = Console(highlight=False, markup=False)
     best, prediction = result["best"], result["prediction"]
     console.print(
@@ -283,5 +291,5 @@ def _print(result: dict[str, Any], out: Path) -> None:
         f"of that run: its trials {100 * cost['trials_share']:.3g} %, the runs of the "
         f"best {100 * cost['winner_share']:.3g} %"
     )
-    console.print(f"report: {out}/report.html", soft_wrap=True)
+    console.print(f"{charged}report: {out}/report.html", soft_wrap=True)
     console.print(f"next: tanager train --from-study {out}", soft_wrap=True)

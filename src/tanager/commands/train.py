@@ -9,7 +9,7 @@ from rich.console import Console
 from tanager import _validate as validate
 from tanager import recipes
 from tanager._heap import run_in_place
-from tanager.commands import flags, studies
+from tanager.commands import accounts, flags, studies
 from tanager.privacy.shown import format_epsilon
 from tanager.recipes.recipe import Recipe
 
@@ -50,6 +50,7 @@ def run(arguments: Sequence[str]) -> int:
 def _train(name: str, recipe: Recipe, found: studies.Found | None) -> int:
     from tanager.parallel import hosts
     from tanager.recipes import runner, tasks
+    from tanager.recipes.accounts import account_of
 
     with tasks.progress_bar("reading images", hosts.is_chief()) as report:
         prepared = runner.prepare(name, recipe, report)
@@ -57,8 +58,8 @@ def _train(name: str, recipe: Recipe, found: studies.Found | None) -> int:
     console = Console(highlight=False, markup=False, quiet=not hosts.is_chief())
     console.print(
         f"{name}: {recipe.model} on "
-        f"{recipe.public_size(len(prepared.dataset.train))} examples of "
-        f"{recipe.dataset}"
+        f"{recipe.public_size(tasks.size(recipe, prepared.dataset))} "
+        f"{'persons' if recipe.unit == 'group' else 'examples'} of {recipe.dataset}"
     )
     if recipe.non_private:
         console.print(f"NOT PRIVATE: no clipping, no noise; {mechanism.steps} steps")
@@ -69,11 +70,15 @@ def _train(name: str, recipe: Recipe, found: studies.Found | None) -> int:
             f"{mechanism.noise_multiplier:.4g}, expected batch {recipe.batch_size}, "
             f"{mechanism.steps} steps"
         )
-    result = runner.run(prepared, links=None if found is None else found.links())
+    account = account_of(recipe, prepared.dataset)
+    links = None if found is None else found.links()
+    result = runner.run(prepared, links=links, account=account)
     if found is not None and hosts.is_chief():
         found.tell(result)
         console.print(found.sentence(result))
+    charged = accounts.sentence(recipe, result.summary.get("account"))
     console.print(_conclusion(result))
+    console.print(f"{charged}report: {result.out}/report.html", soft_wrap=True)
     return 0
 
 
@@ -125,7 +130,7 @@ def _conclusion(result: "TrainResult") -> str:
             f"; test accuracy {100 * result.evaluation.accuracy:.2f} %, "
             f"average of parameters {100 * result.evaluation_ema.accuracy:.2f} %"
         )
-    return f"{text}\nreport: {result.out}/report.html"
+    return text
 
 
 def _print_recipes() -> None:

@@ -1,9 +1,10 @@
 """Data sets by name: where the files are, what they must hold, how they are split."""
 
+import copy
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from tanager import _validate as validate
 from tanager.data.find import WANTED, Wanted, find_images
 from tanager.data.folder import TESTS
 from tanager.data.source import ArraySource, Source, subset
-from tanager.data.streamed import into_memory
+from tanager.data.streamed import digest, into_memory
 
 
 Progress = Callable[[int, int], None]
@@ -99,6 +100,10 @@ class Dataset:
             images: mean and standard deviation of the public benchmark as commonly
             published for CIFAR-10 (used for CIFAR-100 too), MNIST and ImageNet (used
             for Places-365 too), and 0.5 for everything else.
+        owners: [n] whose each training example is, for `tanager.Grouped`; None where
+            they were not asked for.
+        origin: digest of all training examples that `train` was taken from, however
+            they are resized or read; None if it is not known.
 
     Raises:
         ValueError: `mean` or `std` does not fit the channels, or `std` is not positive.
@@ -111,9 +116,27 @@ class Dataset:
     image_shape: tuple[int, int, int]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    owners: np.ndarray | None = None
+    origin: Callable[[], bytes] | None = None
 
     def __post_init__(self):
         check_constants(self.image_shape[-1], self.mean, self.std)
+
+    def units(self) -> tuple[np.ndarray, int]:
+        """Return the number of each training example's owner, and how many there are.
+
+        Without owners each example has its own.
+        """
+        if self.owners is None:
+            return np.arange(len(self.train)), len(self.train)
+        names, numbers = np.unique(self.owners, return_inverse=True)
+        return numbers, len(names)
+
+    def only(self, chosen: np.ndarray) -> Self:
+        """Return the data set with the training examples that bool[n] chooses."""
+        owners = None if self.owners is None else self.owners[chosen]
+        train = subset(self.train, np.flatnonzero(chosen))
+        return dataclasses.replace(self, train=train, owners=owners)
 
 
 def load(
@@ -125,6 +148,7 @@ def load(
     train_examples: int | None = None,
     image_size: int | None = None,
     stream: bool | None = None,
+    groups: str | None = None,
     progress: Progress | None = None,
 ) -> Dataset:
     """Load a data set into memory, or open it and decode images as they are used.
@@ -165,6 +189,9 @@ def load(
         stream: True reads and decodes images as they are needed, which class folders,
             Arrow and npy files allow. False decodes all of them now. None streams if
             they would take more than 4 GiB.
+        groups: where the owners of images are: "folder" for class folders with a
+            folder for each person, or the name of a column. Examples are then split,
+            held out and counted (`validation_examples`, `train_examples`) by person.
         progress: called with the number of images decoded so far and their total.
 
     Raises:
@@ -177,7 +204,7 @@ def load(
         validate.whole(image_size=image_size, at_least=1)
     unused = {"image_size": image_size if name not in RESIZED else None}
     if name == "digits":
-        unused |= {"path": path, "stream": stream}
+        unused |= {"path": path, "stream": stream, "groups": groups}
     for argument, value in unused.items():
         if value:
             shown = value if isinstance(value, int) else str(value)
@@ -187,7 +214,10 @@ def load(
         dataset = _digits()
     else:
         wanted = dataclasses.replace(
-            _FILES[name][0], stream=stream, tested=not validation_examples
+            _FILES[name][0],
+            stream=stream,
+            tested=not validation_examples,
+            groups=groups,
         )
         if image_size is not None:
             wanted = dataclasses.replace(wanted, shape=(image_size, image_size, 3))
@@ -222,7 +252,9 @@ def _digits() -> Dataset:
         ArraySource({"image": images[half], "label": labels[half]})
         for half in (train, test)
     )
-    return Dataset("digits", first, second, _DIGITS, (8, 8, 1), (0.5,), (0.5,))
+    whole = digest(images[train], labels[train])
+    of_all = (_DIGITS, (8, 8, 1), (0.5,), (0.5,))
+    return Dataset("digits", first, second, *of_all, origin=lambda: whole)
 
 
 def _found(name: str, path: Path, wanted: Wanted, progress: Progress | None) -> Dataset:
@@ -244,10 +276,22 @@ def _found(name: str, path: Path, wanted: Wanted, progress: Progress | None) -> 
         validate.refuse(
             "class", classes[label], f"of {name} has no training example", "add some"
         )
+    owners, tested = train.owners, test.owners if wanted.tested else None
+    if owners is not None and tested is not None and np.isin(tested, owners).any():
+        validate.refuse(
+            "groups",
+            wanted.groups,
+            "names persons with images in both train and test, but test images are not "
+            "protected",
+            "move all images of a person to one of the two",
+        )
     shape = train.shape
+    origin = copy.copy(train)._files  # a copy has no file in memory
     if not wanted.streams(total, shape):
         images = [into_memory(each, report) for each in images]
-    return Dataset(name, images[0], images[-1], classes, shape, mean, std)
+    return Dataset(
+        name, images[0], images[-1], classes, shape, mean, std, owners, origin
+    )
 
 
 def _with_classes(dataset: Dataset, names: tuple[str, ...]) -> Dataset:
@@ -260,40 +304,40 @@ def _with_classes(dataset: Dataset, names: tuple[str, ...]) -> Dataset:
     numbers = np.full(len(dataset.classes), -1, np.int32)
     numbers[[dataset.classes.index(name) for name in names]] = np.arange(len(names))
 
-    def of_classes(source: Any) -> Source:
+    def of_classes(source: Any) -> tuple[Source, np.ndarray]:
         in_memory = isinstance(source, ArraySource)
         labels = numbers[source.tree["label"] if in_memory else source.labels]
         chosen = np.flatnonzero(labels >= 0)
         if not in_memory:
-            return subset(source.relabelled(labels), chosen)
+            return subset(source.relabelled(labels), chosen), chosen
         images = source.tree["image"][chosen]
-        return ArraySource({"image": images, "label": labels[chosen]})
+        return ArraySource({"image": images, "label": labels[chosen]}), chosen
 
-    train, test = of_classes(dataset.train), of_classes(dataset.test)
-    return dataclasses.replace(dataset, train=train, test=test, classes=names)
+    (train, chosen), (test, _) = of_classes(dataset.train), of_classes(dataset.test)
+    owners = None if dataset.owners is None else dataset.owners[chosen]
+    return dataclasses.replace(
+        dataset, train=train, test=test, classes=names, owners=owners
+    )
 
 
 def _parted(dataset: Dataset, validation: int, wanted: int | None) -> Dataset:
-    available = len(dataset.train)
-    if validation >= available:
-        rule = f"must be fewer than the {available} training examples"
+    numbers, units = dataset.units()
+    if validation >= units:
+        rule = f"must be fewer than the {units} training examples or persons"
         validate.refuse("validation_examples", validation, rule)
     if validation:
-        order = np.argsort(_public_words(available))
-        held, rest = (
-            subset(dataset.train, np.sort(part))
-            for part in np.split(order, [validation])
-        )
-        dataset = dataclasses.replace(dataset, train=rest, test=held)
+        held = np.isin(numbers, np.argsort(_public_words(units))[:validation])
+        test = subset(dataset.train, np.flatnonzero(held))
+        dataset = dataclasses.replace(dataset.only(~held), test=test)
     if wanted is None:
         return dataset
     validate.whole(train_examples=wanted, at_least=1)
-    available = len(dataset.train)
-    if wanted > available:
-        rule = f"must be at most the {available} training examples"
+    numbers, units = dataset.units()
+    if wanted > units:
+        rule = f"must be at most the {units} training examples or persons"
         validate.refuse("train_examples", wanted, rule)
-    chosen = np.sort(np.argsort(_public_words(available))[:wanted])
-    return dataclasses.replace(dataset, train=subset(dataset.train, chosen))
+    chosen = np.argsort(_public_words(units))[:wanted]
+    return dataset.only(np.isin(numbers, chosen))
 
 
 def _public_words(count: int) -> np.ndarray:

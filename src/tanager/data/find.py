@@ -61,6 +61,7 @@ class Wanted:
         label_columns: names that the label column of a table may have.
         stream: as `datasets.load`.
         tested: False where files with test images need not be there.
+        groups: where the owners of images are: "folder" or a column's name.
     """
 
     tests: Sequence[str]
@@ -69,6 +70,7 @@ class Wanted:
     label_columns: tuple[str, ...] = LABEL_COLUMNS
     stream: bool | None = None
     tested: bool = True
+    groups: str | None = None
 
     def needed_shape(self) -> tuple[int, int, int]:
         """Return `shape`; refuse None."""
@@ -108,7 +110,10 @@ def find_images(name: str, path: Path, wanted: Wanted) -> Found:
 
 
 def _class_folders(folder: Path, wanted: Wanted, grey: bool) -> Found:
-    train, test = list_folder(folder, wanted.tests)
+    if wanted.groups not in (None, "folder"):
+        rule = f"must be 'folder', because {folder} has class folders"
+        validate.refuse("groups", wanted.groups, rule)
+    train, test = list_folder(folder, wanted.tests, wanted.groups is not None)
     exact = bool(wanted.classes)
     if exact and (odd := sorted({*train.classes} ^ {*wanted.classes})):
         refuse_file(
@@ -125,6 +130,8 @@ def _class_folders(folder: Path, wanted: Wanted, grey: bool) -> Found:
     if not (grey or exact):
         shape = (*shape[:2], 3)
     first, second = (FolderSource(half, shape, exact) for half in (train, test))
+    if wanted.groups is not None:
+        first.owners, second.owners = train.owners(), test.owners()
     return Found(first, second, train.classes)
 
 
@@ -201,6 +208,7 @@ def _tables(folder: Path, wanted: Wanted, splits: Sequence[list[Path]]) -> Found
             label_columns=wanted.label_columns,
             classes=len(wanted.classes) or None,
             exact=bool(wanted.classes),
+            owner_column=wanted.groups,
         )
         for files in splits
     ]
@@ -213,6 +221,10 @@ def _tables(folder: Path, wanted: Wanted, splits: Sequence[list[Path]]) -> Found
 def _npy(folder: Path, wanted: Wanted) -> Found | None:
     if not (folder / "train_images.npy").is_file():
         return None
+    if wanted.groups is not None:
+        rule = "must be left out for npy files, which name no owners"
+        remedy = "use class folders, parquet or Arrow files"
+        validate.refuse("groups", wanted.groups, rule, remedy)
     names = [n for n in wanted.tests if (folder / f"{n}_images.npy").is_file()]
     if wanted.tested and not names:
         refuse_file(

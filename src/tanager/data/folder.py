@@ -6,6 +6,9 @@ of their relative path, and every fifth is a test example. The split depends on 
 paths alone. It counts as public, and the guarantee covers the training examples. A new
 file can move another one across the split; to avoid that, make the two folders.
 
+Where each class folder has a folder for each person, ``<class>/<person>/*``, whole
+persons are split, by a hash of their folders' names.
+
 Files are chosen by their ending: png, jpg or jpeg, in lower or upper case.
 """
 
@@ -43,6 +46,12 @@ class Listing:
     names: bytes
     ends: np.ndarray
     labels: np.ndarray
+
+    def owners(self) -> np.ndarray:
+        """Return the name of the folder in the class folder that each file is in."""
+        starts = [0, *self.ends[:-1]]
+        names = [self.names[a:b] for a, b in zip(starts, self.ends, strict=True)]
+        return np.array([os.fsdecode(name.partition(b"/")[0]) for name in names])
 
     def file(self, index: int) -> str:
         """Return the path of one file."""
@@ -89,8 +98,13 @@ def has_classes(path: Path, names: Sequence[str] = ()) -> bool:
     return bool(found.intersection(names) if names else found)
 
 
-def list_folder(path: Path, tests: Sequence[str] = TESTS) -> tuple[Listing, Listing]:
-    """List the training and test files of a folder; split it if it is not."""
+def list_folder(
+    path: Path, tests: Sequence[str] = TESTS, grouped: bool = False
+) -> tuple[Listing, Listing]:
+    """List the training and test files of a folder; split it if it is not.
+
+    `grouped` lists the files in the folders of persons in each class folder.
+    """
     test = next((name for name in tests if has_classes(path / name)), None)
     if (path / "train").is_dir() != (test is not None):
         found, other = (test, "'train'") if test else ("train", repr(tests[0]))
@@ -102,14 +116,16 @@ def list_folder(path: Path, tests: Sequence[str] = TESTS) -> tuple[Listing, List
         )
     if test is not None:
         halves = [
-            _listing(path / half, _class_files(path / half)) for half in ("train", test)
+            _listing(path / half, _class_files(path / half, grouped))
+            for half in ("train", test)
         ]
         if odd := sorted(set(halves[0].classes) ^ set(halves[1].classes)):
             refuse_file(
                 path, f"has class {odd[0]!r} in only one of train and {test}", "add it"
             )
         return halves[0], halves[1]
-    parts = {name: _split(path / name, files) for name, files in _class_files(path)}
+    found = dict(_class_files(path, grouped))
+    parts = _split_persons(path, found) if grouped else _split(path, found)
     train, test = (
         _listing(path, [(name, part[half]) for name, part in parts.items()])
         for half in (0, 1)
@@ -165,18 +181,27 @@ def _class_names(folder: Path) -> list[str]:
     return names
 
 
-def _class_files(folder: Path) -> Iterator[tuple[str, list[str]]]:
+def _class_files(
+    folder: Path, grouped: bool = False
+) -> Iterator[tuple[str, list[str]]]:
     names = _class_names(folder)
     if not names:
         refuse_file(folder, "has no class folders", "make one folder of images each")
     for name in names:
-        with os.scandir(folder / name) as entries:
-            files = sorted(
-                entry.name
-                for entry in entries
-                if entry.name.lower().endswith(_SUFFIXES)
-                and not entry.name.startswith(".")
-            )
+        files = _images(folder / name)
+        if grouped:
+            if files:
+                refuse_file(
+                    folder / name / files[0],
+                    "is in no person's folder",
+                    "with groups='folder' (--groups folder), each class folder has a "
+                    "folder for each person",
+                )
+            files = [
+                f"{person}/{file}"
+                for person in _class_names(folder / name)
+                for file in _images(folder / name / person)
+            ]
         if not files:
             refuse_file(
                 folder / name,
@@ -186,19 +211,54 @@ def _class_files(folder: Path) -> Iterator[tuple[str, list[str]]]:
         yield name, files
 
 
-def _split(folder: Path, files: list[str]) -> tuple[list[str], list[str]]:
-    def order(file: str) -> bytes:
-        relative = f"{folder.name}/{file}".encode(errors="surrogateescape")
-        return hashlib.blake2b(relative, digest_size=16).digest()
-
-    if len(files) < 2:
-        refuse_file(
-            folder,
-            "is a class of one image, which cannot be split",
-            "add images, or make train and test folders",
+def _images(folder: Path) -> list[str]:
+    with os.scandir(folder) as entries:
+        return sorted(
+            entry.name
+            for entry in entries
+            if entry.name.lower().endswith(_SUFFIXES) and not entry.name.startswith(".")
         )
-    test = sorted(sorted(files, key=order)[::_EVERY])
-    return sorted(set(files) - set(test)), test
+
+
+def _hash(name: str) -> bytes:
+    encoded = name.encode(errors="surrogateescape")
+    return hashlib.blake2b(encoded, digest_size=16).digest()
+
+
+def _split(
+    path: Path, classes: dict[str, list[str]]
+) -> dict[str, tuple[list[str], list[str]]]:
+    parts = {}
+    for name, files in classes.items():
+        if len(files) < 2:
+            refuse_file(
+                path / name,
+                "is a class of one image, which cannot be split",
+                "add images, or make train and test folders",
+            )
+        ordered = sorted(files, key=lambda file, name=name: _hash(f"{name}/{file}"))
+        test = sorted(ordered[::_EVERY])
+        parts[name] = sorted(set(files) - set(test)), test
+    return parts
+
+
+def _split_persons(
+    path: Path, classes: dict[str, list[str]]
+) -> dict[str, tuple[list[str], list[str]]]:
+    persons = {file.partition("/")[0] for files in classes.values() for file in files}
+    tested = {*sorted(persons, key=_hash)[::_EVERY]}
+    parts = {}
+    for name, files in classes.items():
+        test = [file for file in files if file.partition("/")[0] in tested]
+        train = [file for file in files if file.partition("/")[0] not in tested]
+        if not (train and test):
+            refuse_file(
+                path / name,
+                "is a class of too few persons, which cannot be split by person",
+                "add persons, or make train and test folders",
+            )
+        parts[name] = train, test
+    return parts
 
 
 def _listing(root: Path, classes: Iterable[tuple[str, list[str]]]) -> Listing:

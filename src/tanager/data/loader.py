@@ -93,7 +93,7 @@ class ChunkPlan:
             return Portion(-1, 0, 0, pad(np.empty(0, np.int64), 0), 0)
         indices = self._indices(step)
         part = indices[chunk * self._size : (chunk + 1) * self._size]
-        _, mask, rows = pad(part, self._size)
+        _, mask, rows = self._sampler.chosen(step, pad(part, self._size))
         batch = self._read(rows[self._rows], mask[self._rows])
         unreadable = int(mask[self._rows].sum() - batch.mask.sum())
         chunks = -(-len(indices) // self._size)
@@ -115,8 +115,8 @@ class ChunkPlan:
         return self._drawn[1]
 
     def _read(self, rows: np.ndarray, mask: np.ndarray) -> PhysicalBatch:
-        mask, examples = mask.copy(), _zeros(self._shapes, len(rows))
-        wanted = np.flatnonzero(mask)
+        shape, mask, rows = mask.shape, mask.flatten(), rows.ravel()
+        examples, wanted = _zeros(self._shapes, len(rows)), np.flatnonzero(mask)
         if wanted.size and self._unreadable == "error":
             _put(examples, wanted, gather(self._source, rows[wanted]))
         elif wanted.size:
@@ -126,7 +126,10 @@ class ChunkPlan:
                     _put(examples, one, gather(self._source, rows[one]))
                 except UnreadableExample:
                     mask[row] = False
-        return PhysicalBatch(examples, mask, rows)
+        examples = map_leaves(
+            lambda leaf: leaf.reshape(*shape, *leaf.shape[1:]), examples
+        )
+        return PhysicalBatch(examples, mask.reshape(shape), rows.reshape(shape))
 
 
 def an_example(source: Source, unreadable: Unreadable = "error") -> Any:

@@ -3,7 +3,7 @@
 An example is a pytree of NumPy arrays, such as ``{"image": uint8[H, W, C], "label":
 int32[]}``. A source has a length, and an example for each index; training needs nothing
 more. One index is one example and one unit of privacy: a person with images under two
-indices is protected less.
+indices is protected less. `tanager.data.grouped` protects persons.
 """
 
 import hashlib

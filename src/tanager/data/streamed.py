@@ -37,7 +37,10 @@ class StreamedImages(abc.ABC):
     Attributes:
         shape: (H, W, C) of every image.
         labels: int32[N]; not to be written to.
+        owners: [N] whose each image is, whole numbers or texts; None if unknown.
     """
+
+    owners: np.ndarray | None = None
 
     def __init__(
         self, shape: tuple[int, int, int], labels: np.ndarray, exact: bool = False

@@ -7,7 +7,7 @@ into memory. Parquet files are taken into memory, still encoded, because reading
 their images costs a whole row group.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,9 @@ class TableSource(StreamedImages):
     """The rows of parquet or Arrow files, in the files' order, decoded to one shape.
 
     The number of `classes` is taken from the files if it is not given; `class_names`
-    are those in a file, if one has them. A file that is damaged, lacks a column or has
-    one of another type is refused, and so is a label that is missing or out of range.
+    are those in a file, if one has them; `owners` those in the `owner_column`. A file
+    that is damaged, lacks a column or has one of another type is refused, and so is a
+    label that is missing or out of range.
     """
 
     def __init__(
@@ -41,9 +42,13 @@ class TableSource(StreamedImages):
         label_columns: Sequence[str] = LABEL_COLUMNS,
         classes: int | None = None,
         exact: bool = False,
+        owner_column: str | None = None,
     ):
         super().__init__(shape, np.empty(0, np.int32), exact)
         self._parts = tuple(files)
+        if owner_column is not None:
+            owners = [_owners(file, owner_column) for file in self._parts]
+            self.owners = np.concatenate(owners)
         self._label_columns = tuple(label_columns)
         self.class_names: tuple[str, ...] | None = None
         labels = [self._labels_of(part) for part in range(len(files))]
@@ -109,14 +114,19 @@ def _is_parquet(file: Path) -> bool:
 
 
 def _table(file: Path, label_columns: Sequence[str]) -> Any:
-    """Return two columns, images and labels, of at most 100 times the file's size."""
+    """Return two columns, images and labels."""
+    return _read(file, lambda names: _columns(file, names, label_columns))
+
+
+def _read(file: Path, columns: Callable[[Sequence[str]], list[str]]) -> Any:
+    """Return some of the columns, of at most 100 times the file's size."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     if _is_parquet(file):
         parquet = pq.ParquetFile(file)
         schema = parquet.schema_arrow
-        wanted = _columns(file, schema.names, label_columns)
+        wanted = columns(schema.names)
         found = parquet.iter_batches(_ROWS, columns=wanted)
     else:
         source = pa.memory_map(str(file))
@@ -124,7 +134,7 @@ def _table(file: Path, label_columns: Sequence[str]) -> Any:
         source.seek(0)
         reader = pa.ipc.open_file(source) if with_footer else pa.ipc.open_stream(source)
         schema, found = reader.schema, reader
-        wanted = _columns(file, schema.names, label_columns)
+        wanted = columns(schema.names)
         if with_footer:
             found = map(reader.get_batch, range(reader.num_record_batches))
     batches, room = [], _LARGEST_RATIO * file.stat().st_size
@@ -182,6 +192,34 @@ def _label_values(file: Path, table: Any) -> np.ndarray:
         row = column.is_null().to_pylist().index(True)
         refuse_file(file, f"row {row} has no label")
     return np.asarray(column)
+
+
+def _owners(file: Path, column: str) -> np.ndarray:
+    """Return a column of whole numbers or texts, one for each row."""
+    import pyarrow as pa
+
+    def only(names: Sequence[str]) -> list[str]:
+        if column not in names:
+            rule = f"its columns are {list(names)!r:.300}"
+            refuse_file(file, f"has no column {column!r}", rule, argument="groups")
+        return [column]
+
+    with reading(file, "is not a file of a table that can be read"):
+        owners = _read(file, only).column(0)
+        kind = owners.type
+        text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+        if not (text or pa.types.is_integer(kind)):
+            refuse_file(
+                file,
+                f"column {column!r} holds {kind!s:.100}",
+                "owners must be whole numbers or texts, one for each image",
+            )
+        if owners.null_count:
+            row = owners.is_null().to_pylist().index(True)
+            refuse_file(
+                file, f"row {row} has no {column!r}", "name an owner of its own"
+            )
+        return np.array(owners.to_pylist())
 
 
 def _class_names(table: Any) -> tuple[str, ...] | None:

@@ -79,7 +79,7 @@ def _losses(
 
 
 def _loss(part: Part, x: np.ndarray) -> np.ndarray:
-    """Return the logarithm of the likelihood ratio at each sum x, with group and without."""
+    """Return the log of the likelihood ratio at each sum x, with group and without."""
     shifts, log_weights = part.shifts()
     moved = shifts[:, None] * (x - shifts[:, None] / 2) / part.noise_multiplier**2
     return np.logaddexp.reduce(log_weights[:, None] + moved, 0)
@@ -209,8 +209,8 @@ def _inverse_loss(part: Part, losses: np.ndarray) -> np.ndarray:
     variance = part.noise_multiplier**2
     with np.errstate(divide="ignore"):
         wanted = losses + np.log1p(-np.exp(none - losses))
-    # What is wanted is convex and rising in x. It is at least what a single shift gives,
-    # so this is too far right, for one example not at all; from there Newton goes left.
+    # The loss is convex in x, and at least what a single shift gives. So this is too
+    # far right, except for one example, and Newton's method goes left from there.
     x = np.min(variance * (wanted - log_weights) / shifts + shifts / 2, 0)
     for _ in range(100):
         terms = log_weights + shifts * (x - shifts / 2) / variance
@@ -247,8 +247,9 @@ def steps_on_grid(
     ]
 
 
+@functools.lru_cache(maxsize=4)
 def compose(
-    parts: Sequence[Part], adjacency: Adjacency, coarseness: float = 1.0
+    parts: tuple[Part, ...], adjacency: Adjacency, coarseness: float = 1.0
 ) -> "PrivacyLossDistribution":
     """Compose the privacy loss distributions, both directions of them.
 

@@ -39,9 +39,8 @@ def epsilon(
     Raises:
         OverflowError: the privacy loss spans too wide a range for any grid.
     """
-    worst = 0.0
+    worst, logarithm = 0.0, math.log(delta)
     for side in _sides(parts, adjacency, coarseness):
-        logarithm = math.log(delta)
         tilt = _best(lambda t, side=side: (_log_moment(side, t) - logarithm) / t)
         losses, deltas = _tail(side, tilt)
         enough = losses[deltas <= delta]

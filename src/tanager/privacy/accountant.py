@@ -35,7 +35,7 @@ import numpy as np
 
 from tanager import _validate as validate
 from tanager.privacy import _pld, _rdp, _tilted, tan
-from tanager.privacy.mechanism import Adjacency, Mechanism
+from tanager.privacy.mechanism import Adjacency, Mechanism, common_adjacency
 
 
 if TYPE_CHECKING:
@@ -172,14 +172,12 @@ def composed_epsilon(mechanisms: Sequence[Mechanism], delta: float) -> float:
         ValueError: δ is out of range, or the adjacencies differ: they have no common ε.
     """
     validate.probability(delta=delta)
-    adjacencies = sorted({one.adjacency for one in mechanisms})
-    if not adjacencies:
+    if not mechanisms:
         return 0.0
-    if len(adjacencies) > 1:
-        validate.refuse("adjacency", adjacencies, "must be the same for all mechanisms")
+    adjacency = common_adjacency(mechanisms)
     if any(one.noise_multiplier == 0 for one in mechanisms):
         return math.inf
-    return _epsilon_pld(parts_of(*mechanisms), float(delta), adjacencies[0])
+    return _epsilon_pld(parts_of(*mechanisms), float(delta), adjacency)
 
 
 def rdp(mechanism: Mechanism, orders: Sequence[float]) -> np.ndarray:

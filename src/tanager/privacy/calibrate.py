@@ -10,10 +10,13 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn, cast
 
+from scipy import special
+
 from tanager import _validate as validate
 from tanager.privacy import accountant as accountants
 from tanager.privacy.accountant import Accountant
 from tanager.privacy.mechanism import Adjacency, Mechanism
+from tanager.privacy.trade_off import TradeOff
 
 
 _COARSE_ORDERS = (1.1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 11, 16, 23, 32, 64, 128, 256)
@@ -35,47 +38,85 @@ _UNKNOWNS = (
 )
 
 _LogRatio = Callable[[float], float]
-"""From a value of the unknown to log(ε / budget): nearly a line in its logarithm."""
+"""From a value of the unknown to log(spent / budget): nearly a line in its log."""
+
+
+class _Target(NamedTuple):
+    """What a mechanism may spend of ε, of an advantage or of a true-positive rate.
+
+    Attributes:
+        name: of the argument.
+        budget: its value.
+        spent: by a mechanism, on a grid of some coarseness.
+        cheap: how large `spent` is about, in 10 ms.
+        size: of what is spent, growing about like q, 1/σ and √S.
+        other: the argument that the budget depends on, " at delta = 1e-05".
+        mends: the arguments to change if no mechanism keeps the budget.
+    """
+
+    name: str
+    budget: float
+    spent: Callable[[Mechanism, float], float]
+    cheap: Callable[[Mechanism], float]
+    size: Callable[[float], float] = float
+    other: str = ""
+    mends: str = ""
 
 
 def calibrate(
     *,
-    epsilon: float,
-    delta: float,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    advantage: float | None = None,
+    tpr: float | None = None,
+    fpr: float | None = None,
     sample_rate: float | None = None,
     noise_multiplier: float | None = None,
     steps: int | None = None,
     accountant: str = Accountant.PLD,
     adjacency: Adjacency | str = Adjacency.ZERO_OUT,
 ) -> Mechanism:
-    """Complete a mechanism so that it spends at most ε at δ.
+    """Complete a mechanism so that it spends at most a target.
+
+    The target is ε at δ, or what an attack on one example can reach: an advantage, or a
+    true-positive rate at a false-positive rate (see `tanager.Risk`).
 
     Exactly one of `sample_rate`, `noise_multiplier` and `steps` is left out and solved
     for: the largest sample rate (to a relative 1e-4; 1 if that fits), the smallest
     noise multiplier (to 1e-3), the largest number of steps.
 
     Args:
-        epsilon: the budget ε, above 0.
+        epsilon: the budget ε, above 0; give `delta` too.
         delta: the budget δ, strictly between 0 and 1.
+        advantage: the largest advantage of any attack, strictly between 0 and 1.
+        tpr: the largest true-positive rate of any attack, above `fpr` and below 1.
+        fpr: the false-positive rate that `tpr` is for, strictly between 0 and 1.
         sample_rate: q.
         noise_multiplier: σ, above 0.
         steps: the number of steps.
         accountant: whose ε to keep within the budget: a guarantee only with "pld" and
-            "rdp".
+            "rdp". The other targets need "pld".
         adjacency: which data sets are neighbours.
 
     Raises:
-        ValueError: not exactly one parameter is left out, one is out of range, or no
-            value of the missing one keeps within the budget.
+        ValueError: not exactly one target is given, not exactly one parameter is left
+            out, one is out of range, or no value of the missing one keeps within the
+            budget.
     """
-    validate.positive(epsilon=epsilon)
-    validate.probability(delta=delta)
     validate.one_of([*Accountant], accountant=accountant)
+    given: dict[str, Any] = {
+        "epsilon": epsilon,
+        "delta": delta,
+        "advantage": advantage,
+        "tpr": tpr,
+        "fpr": fpr,
+    }
+    target = _target({k: v for k, v in given.items() if v is not None}, accountant)
     if noise_multiplier is not None:
         validate.positive(
             noise_multiplier=noise_multiplier, remedy="without noise ε is infinite"
         )
-    given: dict[str, Any] = {
+    given = {
         "sample_rate": sample_rate,
         "noise_multiplier": noise_multiplier,
         "steps": steps,
@@ -98,52 +139,107 @@ def calibrate(
         value = round(value) if unknown.tolerance is None else value
         return dataclasses.replace(frame, **{unknown.name: value})
 
-    def by(spent: Callable[..., float], *options: Any) -> _LogRatio:
+    def by(coarseness: float) -> _LogRatio:
         return functools.cache(
-            lambda value: _log_ratio(spent(mechanism(value), delta, *options), epsilon)
+            lambda value: _log_ratio(target.spent(mechanism(value), coarseness), target)
         )
 
-    guess = _guess(unknown, by(_cheap_epsilon))
+    def cheap(value: float) -> float:
+        return _log_size(target.cheap(mechanism(value)), target.size(target.budget))
+
+    guess = _guess(unknown, cheap)
     if accountant == Accountant.PLD:
-        log_ratio = by(accountants.epsilon, accountant, None, 8.0)
+        log_ratio = by(8.0)
         coarse = unknown._replace(tolerance=1e-3)
         within, beyond = _bracket(coarse, guess, log_ratio)
         if within is not None and beyond is not None:
             guess = _root(coarse, within, beyond, log_ratio)
-    log_ratio = by(accountants.epsilon, accountant)
+    log_ratio = by(1.0)
     within, beyond = _bracket(unknown, guess, log_ratio)
     if within is None:
-        _refuse(unknown, epsilon, delta, "below", "raise epsilon or delta")
+        _refuse(unknown, target, "below", "raise")
     if beyond is None:
         if unknown.name == "sample_rate":
             return mechanism(1.0)
-        _refuse(unknown, epsilon, delta, "above", "lower epsilon or delta")
+        _refuse(unknown, target, "above", "lower")
     return mechanism(_root(unknown, within, beyond, log_ratio))
 
 
-def _refuse(
-    unknown: _Unknown, epsilon: float, delta: float, how: str, remedy: str
-) -> NoReturn:
+def _target(given: dict[str, float], accountant: str) -> _Target:
+    match sorted(given):
+        case ["delta", "epsilon"]:
+            epsilon, delta = given["epsilon"], given["delta"]
+            validate.positive(epsilon=epsilon)
+            validate.probability(delta=delta)
+            return _Target(
+                "epsilon",
+                epsilon,
+                lambda one, grid: accountants.epsilon(
+                    one, delta, accountant, coarseness=grid
+                ),
+                lambda one: _cheap_epsilon(one, delta),
+                other=f" at delta = {delta:g}",
+                mends="epsilon or delta",
+            )
+        case ["advantage"] | ["fpr", "tpr"]:
+            validate.probability(**given)
+        case _:
+            raise ValueError(
+                "give one target: epsilon and delta, or advantage, or tpr and fpr; "
+                f"found: {', '.join(given) or 'none of them'}"
+            )
+    if accountant != Accountant.PLD:
+        rule = f"must be 'pld' if the target is {' and '.join(given)}"
+        validate.refuse("accountant", str(accountant), rule)
+    if "advantage" in given:
+        return _Target(
+            "advantage",
+            given["advantage"],
+            lambda one, grid: TradeOff(one, coarseness=grid).advantage,
+            accountants.gdp_clt_mu,
+            lambda spent: math.sqrt(8) * float(special.erfinv(spent)),
+        )
+    tpr, fpr = given["tpr"], given["fpr"]
+    if tpr <= fpr:
+        rule = f"must be above fpr ({fpr:g}), which guessing at random reaches"
+        validate.refuse("tpr", tpr, rule)
+    return _Target(
+        "tpr",
+        tpr,
+        lambda one, grid: float(TradeOff(one, coarseness=grid).true_positives(fpr)),
+        accountants.gdp_clt_mu,
+        lambda spent: float(special.ndtri(spent) - special.ndtri(fpr)),
+        f" at fpr = {fpr:g}",
+    )
+
+
+def _refuse(unknown: _Unknown, target: _Target, how: str, remedy: str) -> NoReturn:
     end = unknown.most_private if how == "below" else unknown.least_private
     others = " or the ".join(
         other.name.replace("_", " ") for other in _UNKNOWNS if other is not unknown
     )
     spends = "more" if how == "below" else "less"
     validate.refuse(
-        "epsilon",
-        epsilon,
+        target.name,
+        target.budget,
         f"is {how} what any {unknown.name} spends: {unknown.name} = {end:g} spends"
-        f" {spends} at delta = {delta:g}",
-        f"{remedy}, or change the {others}",
+        f" {spends}{target.other}",
+        f"{remedy} {target.mends or target.name}, or change the {others}",
     )
 
 
-def _log_ratio(spent: float, budget: float) -> float:
-    """Return log(spent / budget), cut off at ±50; above 0 only if it overspends."""
-    if spent <= 0:
+def _log_ratio(spent: float, target: _Target) -> float:
+    """Return log(spent / budget) of their sizes; above 0 only if it overspends."""
+    ratio = _log_size(target.size(spent), target.size(target.budget))
+    return min(ratio, 0.0) if spent <= target.budget else max(ratio, 1e-12)
+
+
+def _log_size(size: float, budget: float) -> float:
+    """Return log(size / budget), cut off at ±50."""
+    if size <= 0:
         return -50.0
-    ratio = max(-50.0, min(50.0, math.log(spent) - math.log(budget)))
-    return min(ratio, 0.0) if spent <= budget else max(ratio, 1e-12)
+    tiny = 1e-300
+    return max(-50.0, min(50.0, math.log(size) - math.log(max(budget, tiny))))
 
 
 def _cheap_epsilon(mechanism: Mechanism, delta: float) -> float:

@@ -13,18 +13,15 @@ same step in another stream is a new release and counts again.
 """
 
 import dataclasses
-import fcntl
-import hashlib
-import json
 import os
 from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
-from typing import NoReturn, Self
+from typing import Any, NoReturn, Self
 
 from tanager import _validate as validate
-from tanager._files import sync_folder
-from tanager._reading import MALFORMED, is_count, parse_json
+from tanager._reading import is_count
+from tanager.privacy.hashed_file import HashedFile, read_lines
 from tanager.privacy.mechanism import Adjacency, Mechanism
 
 
@@ -45,27 +42,15 @@ class Ledger:
     def __init__(self, path: str | os.PathLike | None = None):
         self.path = None if path is None else Path(path)
         self._charges: dict[tuple[str, int], Mechanism] = {}
-        self._hash = ""
         self._file = None
         if self.path is not None:
-            new = not self.path.exists()
-            self._file = self.path.open("a+b", buffering=0)
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if new:
-                    sync_folder(self.path.parent)
-                # A torn last line is cut off: its step was not spent, because a step
-                # waits until its whole line is on the disk.
-                self._file.truncate(self._accept_lines(self.path.read_bytes()))
-            except BlockingIOError as error:
-                self.close()
-                raise ValueError(
-                    f"ledger {self.path} is being written by another process: wait "
-                    "until that run ends, or train into another folder"
-                ) from error
-            except BaseException:
-                self.close()
-                raise
+            self._file = HashedFile(
+                self.path,
+                self._accept,
+                self._damaged,
+                busy=f"ledger {path} is being written by another process: wait until "
+                "that run ends, or train into another folder",
+            )
 
     @classmethod
     def read(cls, path: str | os.PathLike) -> Self:
@@ -75,7 +60,7 @@ class Ledger:
         """
         ledger = cls()
         ledger.path = Path(path)
-        ledger._accept_lines(ledger.path.read_bytes())
+        read_lines(ledger.path, ledger._accept, ledger._damaged)
         return ledger
 
     def charge(self, mechanism: Mechanism, step: int, stream: str = "") -> None:
@@ -103,11 +88,9 @@ class Ledger:
             )
         entry = {"stream": stream, "step": int(step)} | dataclasses.asdict(single)
         del entry["steps"]
-        digest = _digest(self._hash, entry)
         if self._file is not None:
-            self._append(json.dumps({**entry, "hash": digest}) + "\n")
+            self._file.append(entry)
         self._charges[stream, int(step)] = single
-        self._hash = digest
 
     def require(
         self, mechanism: Mechanism, done: int, streams: Collection[str] | None = None
@@ -172,35 +155,13 @@ class Ledger:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _append(self, line: str) -> None:
-        assert self._file is not None
-        before = os.fstat(self._file.fileno()).st_size
-        try:
-            data = memoryview(line.encode())
-            while data:
-                data = data[self._file.write(data) :]
-            os.fsync(self._file.fileno())
-        except OSError:
-            self._file.truncate(before)
-            raise
+    def _damaged(self, line: int) -> str:
+        return (
+            f"ledger {self.path}, line {line}, does not follow from the line before "
+            f"it: the file was changed or damaged. {_UNKNOWN}"
+        )
 
-    def _accept_lines(self, content: bytes) -> int:
-        """Read every complete line, and return the bytes that they take."""
-        length = content.rfind(b"\n") + 1
-        for number, line in enumerate(content[:length].split(b"\n")[:-1], 1):
-            try:
-                self._hash = self._accept(parse_json(line))
-            except MALFORMED as error:
-                raise ValueError(
-                    f"ledger {self.path}, line {number}, does not follow from the line "
-                    f"before it: the file was changed or damaged. {_UNKNOWN}"
-                ) from error
-        return length
-
-    def _accept(self, entry: dict) -> str:
-        digest = entry.pop("hash")
-        if digest != _digest(self._hash, entry):
-            raise ValueError("hash")
+    def _accept(self, entry: dict[str, Any]) -> None:
         where = entry["stream"], entry["step"]
         if not isinstance(where[0], str) or not is_count(where[1]):
             raise ValueError("stream or step")
@@ -210,7 +171,6 @@ class Ledger:
         )
         if self._charges.setdefault(where, single) != single:
             raise ValueError("charged twice")
-        return digest
 
 
 def _settings(one: Mechanism) -> str:
@@ -218,8 +178,3 @@ def _settings(one: Mechanism) -> str:
         f"sample rate {one.sample_rate:g}, noise multiplier {one.noise_multiplier:g} "
         f"({one.adjacency})"
     )
-
-
-def _digest(previous: str, entry: dict) -> str:
-    text = previous + json.dumps(entry, sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

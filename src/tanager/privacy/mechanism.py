@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+from collections.abc import Sequence
 
 from tanager import _validate as validate
 
@@ -93,3 +94,15 @@ class Mechanism:
                 "declare a size that was chosen without looking at the data, or use "
                 "zero-out, where the number is public",
             )
+
+
+def common_adjacency(mechanisms: Sequence[Mechanism]) -> Adjacency:
+    """Return the adjacency of all mechanisms; of none it is zero-out.
+
+    Raises:
+        ValueError: they differ, and so have no common guarantee.
+    """
+    adjacencies = sorted({one.adjacency for one in mechanisms})
+    if len(adjacencies) > 1:
+        validate.refuse("adjacency", adjacencies, "must be the same for all mechanisms")
+    return adjacencies[0] if adjacencies else Adjacency.ZERO_OUT

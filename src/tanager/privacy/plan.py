@@ -14,6 +14,7 @@ from tanager.privacy import accountant, tan
 from tanager.privacy.accountant import Accountant
 from tanager.privacy.calibrate import calibrate
 from tanager.privacy.mechanism import Adjacency, Mechanism
+from tanager.privacy.risk import Risk, risk
 from tanager.privacy.shown import format_epsilon
 
 
@@ -147,6 +148,11 @@ class Plan:
         )
 
     @property
+    def risk(self) -> Risk:
+        """What any attack on one example can reach, at the most."""
+        return risk(self.mechanism)
+
+    @property
     def epochs(self) -> float:
         """How often each example is used, on average."""
         return self.steps * self.batch_size / self.examples
@@ -167,6 +173,7 @@ class Plan:
             "eta": tan.eta(mechanism),
             "eta_step": tan.eta_step(mechanism),
             "total_noise": tan.total_noise(mechanism),
+            "risk": self.risk.to_json(),
             "solved": self.solved,
             "warnings": list(self.warnings),
         }

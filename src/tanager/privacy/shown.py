@@ -1,4 +1,4 @@
-"""ε as text: rounding makes neither a guarantee nor a proof look better."""
+"""ε and risks as text: rounding makes neither a guarantee nor a proof look better."""
 
 import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
@@ -12,6 +12,13 @@ def format_epsilon(epsilon: float | None) -> str:
 def format_bound(bound: float | None) -> str:
     """Return a bound with four significant digits, rounded down: what is proven."""
     return _rounded(bound, ROUND_FLOOR)
+
+
+def format_share(share: float) -> str:
+    """Return a risk in percent with three significant digits, rounded up."""
+    digits = Context(prec=3, rounding=ROUND_CEILING)
+    exact = 100 * Decimal(str(min(share, 1.0)))
+    return f"{digits.plus(exact).normalize():f} %"
 
 
 def _rounded(epsilon: float | None, rounding: str) -> str:

@@ -18,6 +18,7 @@ Head = Literal["load", "fresh", "zero"]
 Schedule = Literal["constant", "step", "cosine"]
 PrecisionName = Literal["float32", "tf32", "bfloat16"]
 Solved = Literal["epsilon", "noise_multiplier", "steps", "nothing"]
+UnitName = Literal["example", "group"]
 AugmentationName = Literal["none", "crop-flip", "rrc", "tan", "simclr", "inception"]
 
 _CHOICES: dict[str, Any] = {
@@ -26,6 +27,7 @@ _CHOICES: dict[str, Any] = {
     "fine_tune": FineTuning,
     "solve_for": Solved,
     "adjacency": AdjacencyName,
+    "unit": UnitName,
     "learning_rate_schedule": Schedule,
     "augmentation": AugmentationName,
     "precision": PrecisionName,
@@ -36,6 +38,7 @@ _AT_LEAST = {
     "image_size": 8,
     "lora_rank": 1,
     "batch_size": 1,
+    "examples_per_group": 1,
     "steps": 1,
     "declared_examples": 1,
     "warmup_steps": 0,
@@ -93,6 +96,11 @@ class Recipe:
             for the missing one; with none missing, for epsilon, and if that exceeds the
             recipe's, noise_multiplier is raised. nothing refuses that instead.
         adjacency: which data sets count as neighbours, and so what is protected.
+        unit: what is protected as a whole: example, one image, or group, all images of
+            one person. Batch size and N then count persons.
+        groups: where each image's owner is: folder (each class folder has a folder for
+            each person), or the name of a column. Splits are then by person.
+        examples_per_group: largest number of images of a person that an update uses.
         declared_examples: public number of examples N, if it differs from the data's.
             Required under add-or-remove-one, which protects the true number.
         clip_norm: clipping norm C: largest gradient norm of one example.
@@ -113,10 +121,11 @@ class Recipe:
         flip: flip images at random, left to right.
         crop_size: pixels per side of the crop that the model sees. Default: all.
         test_views: views of each test image that vote on its class; 0 for no vote.
-        validation_examples: number of training images held out for validation.
-        train_examples: train on this many of the other images. Default: all.
-        physical_batch_size: images computed on at once, by all devices together; lower
-            it if memory is short.
+        validation_examples: number of training images held out for validation, or of
+            persons with groups.
+        train_examples: train on this many of the others. Default: all.
+        physical_batch_size: images, or persons, computed on at once, by all devices
+            together; lower it if memory is short.
         strategy: how gradients are clipped; changes speed and memory only.
         precision: arithmetic of the model: float32; tf32, which rounds products to 10
             bits of mantissa on GPUs that can; or bfloat16. Clipping, sums and noise are
@@ -134,6 +143,8 @@ class Recipe:
         seed: a number makes the run repeatable by anyone, so NOT private. Default: a
             secret from the operating system.
         out: folder of the run. Default: a folder in runs/.
+        account: file that all runs on these data are charged to (`tanager account`);
+            none for no account. Default: beside the data, or for this user.
 
     Raises:
         ValueError: a field is out of range.
@@ -160,6 +171,9 @@ class Recipe:
     steps: int | None = None
     solve_for: Solved | None = None
     adjacency: AdjacencyName = "zero-out"
+    unit: UnitName = "example"
+    groups: str | None = None
+    examples_per_group: int = 4
     declared_examples: int | None = None
     clip_norm: float = 1.0
     optimizer: str = "sgd"
@@ -189,6 +203,7 @@ class Recipe:
     checkpoint_seconds: float = 60.0
     seed: int | None = None
     out: str | None = None
+    account: str | None = None
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
@@ -203,6 +218,13 @@ class Recipe:
                 validate.one_of(get_args(_CHOICES[name]), **named)
             elif name in _AT_LEAST:
                 validate.whole(**named, at_least=_AT_LEAST[name], remedy="")
+        if self.unit == "group" and self.groups is None:
+            validate.refuse(
+                "groups",
+                None,
+                "must be given to protect persons",
+                "give --groups folder, or the name of the column with the owners",
+            )
         self._check_budget()
         validate.clipping_norm(self.clip_norm)
         validate.positive(learning_rate=self.learning_rate)

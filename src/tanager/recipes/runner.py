@@ -9,12 +9,14 @@ from typing import Any
 from tanager import _processor, data
 from tanager import _validate as validate
 from tanager.parallel import hosts
+from tanager.privacy.account import Account
 from tanager.privacy.mechanism import LARGE_EPSILON
 from tanager.privacy.shown import format_epsilon
 from tanager.recipes import tasks
 from tanager.recipes.budget import Budget, solve_budget
 from tanager.recipes.optimizers import optimizer
 from tanager.recipes.recipe import Recipe
+from tanager.training import charging
 from tanager.training.evaluate import Classification
 from tanager.training.loop import train
 from tanager.training.precision import computing
@@ -51,6 +53,7 @@ def load(
         train_examples=recipe.train_examples,
         image_size=recipe.image_size if recipe.dataset in data.RESIZED else None,
         stream=recipe.stream,
+        groups=recipe.groups,
         progress=progress,
     )
 
@@ -78,7 +81,7 @@ def prepare(
             "must be all without pretrained weights",
             "give weights to start from",
         )
-    budget = solve_budget(recipe, len(dataset.train))
+    budget = solve_budget(recipe, tasks.size(recipe, dataset))
     optimizer(recipe, budget.mechanism.steps)
     if not recipe.non_private and budget.epsilon >= LARGE_EPSILON:
         warnings.warn(
@@ -94,6 +97,7 @@ def run(
     progress: bool = True,
     on_metrics: Callable[[Mapping[str, Any]], None] | None = None,
     links: Mapping[str, Any] | None = None,
+    account: Account | None = None,
 ) -> TrainResult:
     """Train what was prepared, in the recipe's folder.
 
@@ -102,21 +106,27 @@ def run(
         progress: show a progress bar.
         on_metrics: see `tanager.train`.
         links: what else goes on record in config.json.
+        account: that the run is charged to, see `tanager.recipes.accounts`.
+
+    Raises:
+        ValueError: see `tanager.train`.
     """
     recipe, dataset = prepared.recipe, prepared.dataset
     progress = progress and hosts.is_chief()
     with computing(recipe.precision):
         out = recipe.out or f"runs/{prepared.name}"
+        spent, delta = [prepared.budget.mechanism], prepared.budget.delta
+        charging.require_room(account, spent, delta, out, recipe.seed)
         folder = hosts.chief_first(lambda: RunFolder(out))
         make = hosts.is_chief()
         secret = hosts.chief_first(lambda: folder.seed(recipe.seed, make=make))
         task = tasks.make(recipe, dataset, secret, Path(out), progress)
         return train(
-            task.problem,
-            algorithm(prepared, len(task.problem.data)),
+            dataclasses.replace(task.problem, account=account),
+            algorithm(prepared, task.problem.size()),
             dataclasses.replace(
                 runtime(recipe),
-                workers=_workers(recipe, task.problem.data),
+                workers=_workers(recipe, task.problem.source()),
                 progress=progress,
             ),
             out=out,

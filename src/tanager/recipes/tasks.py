@@ -17,6 +17,7 @@ from rich.progress import Progress
 from tanager import models
 from tanager.data import RESIZED, Dataset, Source
 from tanager.data.augment import KINDS, Augmentation, standardise
+from tanager.data.grouped import Grouped
 from tanager.keys import derive_keys
 from tanager.models.low_rank import merge
 from tanager.models.pretrained import load_weights
@@ -107,7 +108,7 @@ def make(
     problem = Problem(
         _cross_entropy(predict),
         model,
-        dataset.train,
+        units(recipe, dataset, dataset.train),
         augment=augment if recipe.augmentation_multiplicity else None,
         trainable=None if recipe.fine_tune == "all" else marks,
         finish=merge,
@@ -115,6 +116,18 @@ def make(
     )
     views = augment if recipe.test_views else None
     return Task(problem, predict, dataset.test, views, origin)
+
+
+def units(recipe: Recipe, dataset: Dataset, source: Source) -> Source | Grouped:
+    """Return training examples as the data of a problem: grouped to protect persons."""
+    if recipe.unit == "example":
+        return source
+    return Grouped(source, dataset.owners, recipe.examples_per_group)
+
+
+def size(recipe: Recipe, dataset: Dataset) -> int:
+    """Return N, the number of training examples, or of persons."""
+    return dataset.units()[1] if recipe.unit == "group" else len(dataset.train)
 
 
 def model_options(recipe: Recipe) -> dict[str, Any]:
@@ -177,7 +190,11 @@ def _on_features(
     problem = Problem(
         _cross_entropy(predict),
         model.head,
-        hosts.chief_first(lambda: cached("training", dataset.train)),
+        units(
+            recipe,
+            dataset,
+            hosts.chief_first(lambda: cached("training", dataset.train)),
+        ),
         finish=lambda head: eqx.tree_at(lambda model: model.head, model, head),
         unreadable=recipe.unreadable,
     )

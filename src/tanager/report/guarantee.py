@@ -4,20 +4,40 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from tanager.privacy.shown import format_epsilon
+from tanager.privacy.shown import format_epsilon, format_share
 
 
 _Fields = Mapping[str, Any]
 
+UNIT = "image"
+"""The word for what one example is."""
+
 _PROTECTS = {
     "zero-out": "In one of them it is replaced by nothing. Its content is protected; "
-    "the number of examples is public.",
+    "the number of {unit}s is public.",
     "add-or-remove-one": "Only one of them contains it; the others keep their places. "
-    "Its presence is protected, and so is the number of examples: the number published "
+    "Its presence is protected, and so is the number of {unit}s: the number published "
     "here was declared without counting.",
-    "replace-one": "In one of them another example is in its place. Its content is "
-    "protected; the number of examples is public.",
+    "replace-one": "In one of them another {unit} is in its place. Its content is "
+    "protected; the number of {unit}s is public.",
 }
+_PER_PERSON = (
+    "The guarantee is per person, for all of their images together, if each image has "
+    "the right owner in the data."
+)
+_PER_IMAGE = (
+    "The guarantee is per image. A person with several images is protected less."
+)
+
+
+def unit(result: _Fields) -> str:
+    """Return what the guarantee protects one of: example or person."""
+    return result.get("unit") or "example"
+
+
+def subject(result: _Fields) -> str:
+    """Return the same as readers call it: image or person."""
+    return "person" if unit(result) == "person" else "image"
 
 
 def claim(result: _Fields) -> str:
@@ -26,31 +46,88 @@ def claim(result: _Fields) -> str:
 
 
 def meaning(result: _Fields) -> str:
-    """Return one sentence on what ε and δ mean for one image."""
-    other = "that image were not in the data"
+    """Return one sentence on what ε and δ mean for one image or person."""
+    one = subject(result)
+    other = f"that {one} were not in the data"
     if result["adjacency"] == "replace-one":
-        other = "another image were in its place"
+        other = f"another {one} were in its place"
     return (
-        "Seeing this model makes any conclusion about one image at most "
+        f"Seeing this model makes any conclusion about one {one} at most "
         f"e^ε = {factor(result['epsilon'])} times more likely than if {other} "
         f"(with a failure probability of δ = {number(result['delta'])})."
     )
 
 
+def risk_in_words(risk: _Fields, unit: str = UNIT) -> str:
+    """Return one sentence on what the best attack on one image can reach."""
+    return (
+        f"Whoever guesses from the model whether one {unit} was in the training data "
+        f"recognises at most {format_share(risk['tpr_at_1_percent'])} of the members at"
+        " 1 % false alarms (without the model: 1 %)."
+    )
+
+
+def risk_explained(unit: str = UNIT) -> str:
+    """Return what the words of `risk_rows` mean, and against whom they hold."""
+    return (
+        f"A member is one {unit} that was in the training data. At 1 % false alarms, 1 "
+        "of 100 others is taken for a member. No attack does better, even one that "
+        "knows all other training data and sees every update."
+    )
+
+
+def risk_rows(risk: _Fields) -> list[tuple[str, str, str]]:
+    """Return what attacks reach: which attack, at most, and without the model."""
+    return [
+        (name, format_share(risk[key]), chance)
+        for name, key, chance in (
+            ("members recognised at 0.1 % false alarms", "tpr_at_0_1_percent", "0.1 %"),
+            ("members recognised at 1 % false alarms", "tpr_at_1_percent", "1 %"),
+            ("members recognised minus false alarms", "advantage", "0 %"),
+        )
+    ]
+
+
+def risk_as_gaussian(risk: _Fields) -> str:
+    """Return μ of Gaussian DP, rounded up, with its regret."""
+    return f"{format_epsilon(risk['mu'])} (regret {risk['regret']:.2g})"
+
+
 def mechanism(result: _Fields) -> str:
     """Return two sentences on how the training examples were used."""
+    one, averaged = unit(result), "clipped each gradient"
+    if one == "person":
+        averaged = (
+            "took the mean gradient over at most "
+            f"{text(result['examples_per_group'])} images of each, clipped it"
+        )
     return (
-        f"DP-SGD made {result['steps']:,} updates on {result['examples']:,} examples. "
-        "Each update drew a Poisson sample of the examples at rate "
+        f"DP-SGD made {result['steps']:,} updates on {result['examples']:,} {one}s. "
+        f"Each update drew a Poisson sample of the {one}s at rate "
         f"q = {number(result['sample_rate'])} "
-        f"(expected batch size {number(result['batch_size'])}), clipped each gradient "
+        f"(expected batch size {number(result['batch_size'])}), {averaged} "
         f"to norm C = {number(result['clip_norm'])} and added Gaussian noise with "
         f"noise multiplier σ = {number(result['noise_multiplier'])}."
     )
 
 
 def accounting(result: _Fields) -> str:
-    """Return how ε was computed."""
+    """Return how ε was computed, and what all runs on the same data spent."""
+    return f"{_alone(result)} {_together(result)}".rstrip()
+
+
+def _together(result: _Fields) -> str:
+    if not (total := result.get("account")):
+        return ""
+    return (
+        "When it ended, all runs on these data that were charged to their account, "
+        f"this one included, had spent ε = {format_epsilon(total['epsilon'])} at "
+        f"δ = {number(total['delta'])} together ({total['adjacency']}, "
+        f"{total['accountant'].upper()})."
+    )
+
+
+def _alone(result: _Fields) -> str:
     version = (result.get("versions") or {}).get("dp-accounting", "")
     if search := result.get("search"):
         return (
@@ -64,7 +141,7 @@ def accounting(result: _Fields) -> str:
 
 def assumptions(result: _Fields) -> list[str]:
     """Return what the guarantee assumes, and what it does not protect."""
-    adjacency = result["adjacency"]
+    adjacency, one = result["adjacency"], unit(result)
     unprotected = "The test set is public: nothing here protects the test images."
     choices = (
         "Tuning hyper-parameters on the private data is not counted. If they were "
@@ -86,9 +163,9 @@ def assumptions(result: _Fields) -> list[str]:
     )
     return [
         *([skipped] if result.get("unreadable") == "skip" else []),
-        "The guarantee is per image. A person with several images is protected less.",
-        "The guarantee compares two data sets that differ in one example. "
-        f"{_PROTECTS.get(adjacency, adjacency)}",
+        _PER_PERSON if one == "person" else _PER_IMAGE,
+        f"The guarantee compares two data sets that differ in one {one}. "
+        f"{str(_PROTECTS.get(adjacency, adjacency)).format(unit=one)}",
         f"{unprotected} The initial parameters do not depend on the private data.",
         choices,
         "The secret seed and the whole folder private/ stay secret.",

@@ -28,6 +28,7 @@ _CONFIG = {
     "private_search": Maybe(bool),
     "study": Maybe({"path": str, "trial": int, "prediction": Maybe(_PREDICTION)}),
 }
+_ACCOUNT = {"epsilon": _NUMBER, "delta": float, "adjacency": str, "accountant": str}
 _CLASS = {"class": str, "examples": int, "accuracy": _NUMBER, "accuracy_ema": _NUMBER}
 _SEARCH = {
     "mean": float,
@@ -37,6 +38,8 @@ _SEARCH = {
     "held_out_examples": int,
     "values": Maybe(Each(object)),
 }
+_RISK = {"tpr_at_0_1_percent": float, "tpr_at_1_percent": float, "advantage": float}
+_RISK |= {"mu": _NUMBER, "regret": float}
 _RESULT = {
     "private": bool,
     "private_search": Maybe(bool),
@@ -50,6 +53,8 @@ _RESULT = {
     "clip_norm": _NUMBER,
     "steps": int,
     "examples": int,
+    "unit": Maybe(str),
+    "examples_per_group": Maybe(int),
     "batch_size": float,
     "unreadable": Maybe(str),
     "test_accuracy": _NUMBER,
@@ -62,7 +67,9 @@ _RESULT = {
     "eta": _NUMBER,
     "eta_step": _NUMBER,
     "total_noise": _NUMBER,
+    "risk": Maybe(_RISK),
     "search": Maybe(_SEARCH),
+    "account": Maybe(_ACCOUNT),
 }
 _LINE = {"test_accuracy": _NUMBER, "test_accuracy_ema": _NUMBER, "epsilon": _NUMBER}
 _REMEDY = "restore it from a copy of the run's folder"
@@ -92,6 +99,7 @@ def read_result(run: Path) -> dict[str, Any]:
         )
         validate.probability(delta=result["delta"])
         validate.one_of(("pld", "rdp"), accountant=result["accountant"])
+        validate.one_of(("example", "person"), unit=result["unit"] or "example")
         if result["private"]:
             validate.positive(noise_multiplier=result["noise_multiplier"])
             validate.not_negative(epsilon=result["epsilon"])

@@ -22,8 +22,11 @@ from tanager._cache import private_folder
 from tanager._files import write_json
 from tanager._record import read_record
 from tanager.data import Dataset
+from tanager.privacy.account import Account
 from tanager.recipes import cost, runner, tasks
+from tanager.recipes.accounts import account_of
 from tanager.recipes.recipe import Recipe
+from tanager.training import charging
 
 
 Watch = Callable[[Mapping[str, Any]], None]
@@ -95,22 +98,18 @@ def make(job: Job, watch: Watch | None = None) -> Outcome:
     Its model and checkpoints are deleted at the end: a simulation has no privacy
     guarantee, so its model must not be released by mistake. An exception that `watch`
     raises ends the run.
+
+    The account of its data is charged with all of its steps, however it ends.
     """
     if done := outcome(job.folder):
         return done
     devices = job.recipe.devices or jax.device_count()
     rows = -(-job.recipe.physical_batch_size // devices) * devices
-    recipe = dataclasses.replace(
-        job.recipe, out=str(job.folder), physical_batch_size=rows
-    )
-    with warnings.catch_warnings():
-        # The search has already said that simulations have no privacy guarantee.
-        warnings.filterwarnings("ignore", message="ε = .* protects")
-        prepared = runner.prepare(job.name, recipe, dataset=load(recipe))
-    expected = flops(recipe, prepared.budget.mechanism.steps)
+    prepared, account = _prepared(job, physical_batch_size=rows)
+    expected = flops(prepared.recipe, prepared.budget.mechanism.steps)
     started = time.monotonic()
     try:
-        result = runner.run(prepared, progress=False, on_metrics=watch)
+        result = runner.run(prepared, progress=False, on_metrics=watch, account=account)
     except FloatingPointError:
         spent = time.monotonic() - started
         found = Outcome(0.0, expected, spent, diverged=True)
@@ -121,6 +120,27 @@ def make(job: Job, watch: Watch | None = None) -> Outcome:
         )
     keep(job.folder, found)
     return found
+
+
+def require_room(job: Job) -> None:
+    """Refuse a run that could not be charged, before a folder for it is made.
+
+    Raises:
+        ValueError: see `tanager.privacy.account.Account.charge`.
+    """
+    prepared, account = _prepared(job)
+    budget, seed = prepared.budget, job.recipe.seed
+    charging.require_room(account, [budget.mechanism], budget.delta, job.folder, seed)
+
+
+def _prepared(job: Job, **fields: Any) -> tuple[runner.Prepared, Account | None]:
+    """Return a job's run, with other `fields` of its recipe, and its account."""
+    recipe = dataclasses.replace(job.recipe, out=str(job.folder), **fields)
+    with warnings.catch_warnings():
+        # The search has already said that simulations have no privacy guarantee.
+        warnings.filterwarnings("ignore", message="ε = .* protects")
+        prepared = runner.prepare(job.name, recipe, dataset=load(recipe))
+    return prepared, account_of(recipe, prepared.dataset, "search")
 
 
 def keep(folder: Path, found: Outcome) -> None:
@@ -196,15 +216,17 @@ def compiled_once() -> Iterator[None]:
 
 
 def training_examples(recipe: Recipe) -> int:
-    """Return how many examples a recipe trains on if it holds none out.
+    """Return how many examples, or persons, a recipe trains on if it holds none out.
 
     Some are held out while it counts: then no test example is read.
     """
     if recipe.train_examples is not None:
         return recipe.train_examples
     held = max(1, recipe.validation_examples)
-    rest = load(dataclasses.replace(recipe, validation_examples=held)).train
-    return len(rest) + held
+    rest = load(dataclasses.replace(recipe, validation_examples=held))
+    if recipe.unit == "group":
+        return tasks.size(recipe, rest) + held
+    return len(rest.train) + len(rest.test)
 
 
 _OF_DATA = (
@@ -215,6 +237,7 @@ _OF_DATA = (
     "train_examples",
     "image_size",
     "stream",
+    "groups",
 )
 _loaded: dict[tuple[Any, ...], Dataset] = {}
 

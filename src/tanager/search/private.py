@@ -33,11 +33,14 @@ from tanager._record import Each, Maybe, read_record
 from tanager.data import Dataset
 from tanager.gaussian import rounded_normals, scale_of
 from tanager.models.tensors import read_tensors
+from tanager.privacy.account import Account
+from tanager.privacy.charges import Charge
 from tanager.privacy.mechanism import LARGE_EPSILON, Adjacency
 from tanager.privacy.plan import default_delta
 from tanager.privacy.selection import PrivateSearch, Selection
 from tanager.privacy.shown import format_epsilon
 from tanager.recipes import runner
+from tanager.recipes.accounts import account_of
 from tanager.recipes.recipe import Recipe
 from tanager.report import run_page
 from tanager.search import jobs
@@ -45,7 +48,8 @@ from tanager.search.hidden import hidden, same_times
 from tanager.search.settings import check_choices
 from tanager.search.space import Space
 from tanager.seed import Seed
-from tanager.training.run_folder import RunFolder
+from tanager.training import charging
+from tanager.training.run_folder import RunFolder, seed_of
 
 
 _ANOTHER = "search into another folder"
@@ -137,6 +141,9 @@ def calibrate_selection(
     if recipe.adjacency != Adjacency.ZERO_OUT:
         rule, remedy = "is not supported by private searches", "use zero-out"
         validate.refuse("adjacency", recipe.adjacency, rule, remedy)
+    if recipe.unit != "example":
+        rule = "is not supported by private searches, which score held-out images"
+        validate.refuse("unit", recipe.unit, rule, "use unit example")
     if recipe.seed is not None:
         rule = "makes a search NOT private"
         validate.refuse("seed", recipe.seed, rule, "leave it out")
@@ -181,14 +188,25 @@ def search_privately(folder: str | os.PathLike, settings: PrivateSettings) -> Wi
         settings: what to search.
 
     Raises:
-        ValueError: the folder holds another search or a run; or the number of runs is
-            0, which poisson allows, and nothing is released.
+        ValueError: the folder holds another search or a run; the search cannot be
+            charged to the account of its data; or the number of runs is 0, which
+            poisson allows, and nothing is released.
         KeyboardInterrupt: after a checkpoint was written.
     """
-    run_folder = _begin(Path(folder), as_json(settings.to_json()))
+    folder, content = Path(folder), as_json(settings.to_json())
+    _refuse_another(folder, content)
+    account = None
+    if not (folder / "result.json").exists():
+        account = account_of(settings.recipe, jobs.load(settings.recipe), "search")
+    if account is not None:
+        secret = seed_of(folder) or Seed.from_os()
+        account.require_room(_charge(account, folder, settings, secret))
+    run_folder = RunFolder(folder, of_search=True)
+    if not (folder / "study.json").exists():
+        write_json(folder / "study.json", content)
     try:
         if not run_folder.result.exists():
-            _search(run_folder, settings)
+            _search(run_folder, settings, account)
         winner = _released(run_folder)
         if not (run_folder.path / "report.html").exists():  # killed between the two
             run_page.write_report(run_folder.path)
@@ -197,8 +215,22 @@ def search_privately(folder: str | os.PathLike, settings: PrivateSettings) -> Wi
         same_times(run_folder.path, run_folder.path / "study.json")
 
 
-def _search(run_folder: RunFolder, settings: PrivateSettings) -> None:
+def _charge(
+    account: Account, folder: Path, settings: PrivateSettings, secret: Seed
+) -> Charge:
+    """Return the cost of the whole search: that of its runs would tell how many."""
+    search = settings.search
+    return charging.charge_of(
+        account, [search.run], settings.delta, folder, secret, search.selection
+    )
+
+
+def _search(
+    run_folder: RunFolder, settings: PrivateSettings, account: Account | None
+) -> None:
     seed = run_folder.seed(None)
+    if account is not None:
+        account.charge(_charge(account, run_folder.path, settings, seed))
     runs = run_folder.private / "runs"
     runs.mkdir(exist_ok=True)
     run_folder.seed_is_used()
@@ -219,7 +251,8 @@ def _search(run_folder: RunFolder, settings: PrivateSettings) -> None:
             "search spends another budget: geometric makes at least one run"
         )
     score, best, values = max(runs_made, key=lambda run: run[0])
-    _release(run_folder, best, settings, values, score / held_out)
+    total = account and account.read().total(settings.delta).to_json()
+    _release(run_folder, best, settings, values, score / held_out, total)
 
 
 def noisy_count(right: int, search: PrivateSearch, seed: Seed, number: int) -> float:
@@ -243,8 +276,8 @@ def noisy_count(right: int, search: PrivateSearch, seed: Seed, number: int) -> f
     return (right / _SCORE_GRID + int(drawn)) * _SCORE_GRID
 
 
-def _begin(folder: Path, content: dict[str, Any]) -> RunFolder:
-    """Create the folder of a search, or check that it holds this search."""
+def _refuse_another(folder: Path, content: dict[str, Any]) -> None:
+    """Check that a folder holds this search, or nothing that it would overwrite."""
     path = folder / "study.json"
     begun, rule = path.exists(), ""
     if begun and read_json(path, _ANOTHER) != content:
@@ -257,10 +290,6 @@ def _begin(folder: Path, content: dict[str, Any]) -> RunFolder:
             rule = f"holds {name}, which is not of a search"
     if rule:
         validate.refuse("out", str(folder), rule, _ANOTHER)
-    run_folder = RunFolder(folder, of_search=True)
-    if not begun:
-        write_json(path, content)
-    return run_folder
 
 
 def _right(folder: Path, recipe: Recipe, settings: PrivateSettings) -> float:
@@ -301,6 +330,7 @@ def _release(
     settings: PrivateSettings,
     values: dict[str, Any],
     noisy_accuracy: float,
+    total: dict[str, Any] | None,
 ) -> None:
     """Copy the public part of the best run, under the guarantee of the search."""
     if (best / "diverged").exists():
@@ -324,6 +354,8 @@ def _release(
             "held_out_examples": settings.recipe.validation_examples,
         },
     }
+    if total is not None:
+        result["account"] = total
     names = ("epsilon", "delta", "adjacency", "accountant", "private", "steps")
     metadata = {"tanager": json.dumps({name: result[name] for name in names})}
     for name in ("model.safetensors", "model-ema.safetensors"):

@@ -1,6 +1,7 @@
 """Export a finished run as a model: weights, description, model card."""
 
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -26,6 +27,7 @@ from tanager.models.tensors import read_tensors
 from tanager.models.vit import VisionTransformer
 from tanager.privacy.ledger import Ledger
 from tanager.privacy.mechanism import Mechanism
+from tanager.privacy.risk import Risk
 from tanager.report.card import model_card
 from tanager.report.run_files import read_config, read_result
 from tanager.training.result import cost
@@ -42,6 +44,7 @@ _GUARANTEE = (
 )
 _OF_A_SEARCH = ("mean", "shape")
 _COMPUTED = ("epsilon", "epsilon_rdp", "eta", "eta_step", "total_noise")
+_COMPUTED += tuple(field.name for field in dataclasses.fields(Risk))
 _TOLERANCE = 1e-3  # of them, for another version of the accountant
 _CONFIG = {
     "mechanism": {
@@ -150,8 +153,11 @@ def _require_agreement(
         study = read_record(run / "study.json", shape, _REPEAT)
         _compare(run, "study.json", {name: study[name] for name in shape}, result)
     else:
-        expected = as_json(_cost(run, config))
-        _compare(run, "config.json and ledger.jsonl", expected, result)
+        file, expected = "config.json and ledger.jsonl", as_json(_cost(run, config))
+        risk = expected.pop("risk")
+        _compare(run, file, expected, result)
+        if result["risk"] is not None:  # a run of an older version has none
+            _compare(run, file, risk, result["risk"])
     with reading(model, "holds no tensors", _REPEAT):
         with safe_open(model, "numpy") as file:
             claimed = (file.metadata() or {}).get("tanager", "{}")
@@ -175,7 +181,7 @@ def _compare(
         found = result.get(name)
         same = value == found
         if name in _COMPUTED and value is not None and found is not None:
-            same = math.isclose(value, found, rel_tol=_TOLERANCE)
+            same = math.isclose(value, found, rel_tol=_TOLERANCE, abs_tol=1e-6)
         if not same:
             claim = f"claims {name} = {found!r} in result.json"
             _refuse(run, f"{claim}, but its {file} give {value!r}")

@@ -41,6 +41,7 @@ _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 _SAMPLED_EXAMPLES = 1024
 _BLOCK = 1 << 22  # bytes digested at once
 _MAY_CHANGE = {field.name for field in dataclasses.fields(Runtime)} | {
+    "account",
     "clipping",
     "data",
     "evaluate_every",
@@ -128,9 +129,10 @@ def fingerprints(seed: Seed, step: Step, source: Any, one: Any) -> dict[str, str
     optimizer_state = step.optimizer.init(params)
     key = jax.random.wrap_key_data(jnp.zeros(2, jnp.uint32), impl="threefry2x32")
     view, augmentation = example, b"none"
-    if step.augment is not None:
-        view = jax.eval_shape(step.augment, key, example)
-        augmentation = computation(step.augment, key, example)
+    if step.unit.augment is not None:
+        view = jax.eval_shape(step.unit.augment, key, example)
+        augmentation = computation(step.unit.augment, key, example)
+    groups = step.sampler.groups
     parts = {
         # Its gradient, which may have rules of its own.
         "loss": computation(jax.grad(step.example_loss), params, step.frozen, view),
@@ -141,6 +143,7 @@ def fingerprints(seed: Seed, step: Step, source: Any, one: Any) -> dict[str, str
         "initial parameters": contents((params, optimizer_state)),
         "fixed parameters": contents(step.fixed),
         "data": sample(source),
+        "owners": b"" if groups is None else contents(groups.numbers),
     }
     return {name: seed.fingerprint(content) for name, content in parts.items()}
 

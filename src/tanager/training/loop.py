@@ -20,7 +20,7 @@ from tanager.privacy.ledger import Ledger
 from tanager.privacy.mechanism import Mechanism
 from tanager.privacy.shown import format_epsilon
 from tanager.seed import Seed
-from tanager.training import beginning, fingerprint
+from tanager.training import beginning, charging, fingerprint
 from tanager.training.evaluate import Evaluation
 from tanager.training.feed import can_hold, feeding
 from tanager.training.interrupt import Interrupt
@@ -71,8 +71,8 @@ def train(
             change of them on resume is refused.
 
     Raises:
-        ValueError: an argument is out of range, the loss cannot be made private, or
-            `out` holds another run.
+        ValueError: an argument is out of range, the loss cannot be made private,
+            `out` holds another run, or the run cannot be charged to its account.
         KeyboardInterrupt: on Ctrl-C or SIGTERM, after a checkpoint was written; in the
             last step, after everything was.
         FloatingPointError: the parameters stopped being finite.
@@ -81,8 +81,11 @@ def train(
     runtime = runtime or Runtime()
     mechanism, delta = algorithm.mechanism, algorithm.delta
     source = problem.source()
-    public = algorithm.public_size(len(source))
-    beginning.check(problem, algorithm, len(source), out)
+    count = problem.size()
+    public = algorithm.public_size(count)
+    beginning.check(problem, algorithm, count, out)
+    account = charging.account_of(problem)
+    charging.require_room(account, [mechanism], delta, out, seed)
     twentieth = max(1, mechanism.steps // 20)
     every = twentieth if evaluate_every is None else evaluate_every
     validate.whole(evaluate_every=every, at_least=1)
@@ -106,11 +109,11 @@ def train(
         clipping = step.sync_clipping(one, size, report)
     config = {
         **described,
+        **problem.as_json(),
         **algorithm.as_json(public),
         **runtime.as_json(),
         "devices": layout.count,
         "hosts": hosts.count(),
-        "unreadable": problem.unreadable,
         "clipping": clipping.fingerprint,
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(step.params)),
         "frozen_parameters": sum(leaf.size for leaf in jax.tree.leaves(step.frozen)),
@@ -138,6 +141,7 @@ def train(
     ):
         if begun < mechanism.steps:
             beginning.try_out(step.models(state)[0], evaluate, problem.finish)
+        charging.charge(account, [mechanism], delta, out, secret)
         with shown.bar, Interrupt() as interrupt:
             for number in range(begun, mechanism.steps):
                 if interrupt and alone:
@@ -184,7 +188,9 @@ def train(
         evaluations = evaluations or _evaluate(evaluate, step, state)
         params, average = map(problem.finish, layout.whole(step.models(state)))
         models, speed = (params, average), clock.speed(step.sampler.expected_batch_size)
-        result = hand_over(position, config, models, evaluations, secret.private, speed)
+        result = hand_over(
+            position, config, models, evaluations, secret.private, speed, account
+        )
         (stop,) = hosts.total(bool(interrupt))
         if stop:
             raise hosts.Stopped

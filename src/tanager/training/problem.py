@@ -20,8 +20,11 @@ from jaxtyping import PyTree
 from tanager import _validate as validate
 from tanager.clipping.transform import split
 from tanager.data import Source, as_source
+from tanager.data.grouped import Grouped
 from tanager.data.loader import Unreadable
+from tanager.groups import Groups
 from tanager.parallel.layout import Layout
+from tanager.privacy.account import Account
 from tanager.privacy.mechanism import Mechanism
 
 
@@ -35,7 +38,8 @@ class Problem:
             leaves are trained, or those that `trainable` names. They must not depend on
             the private data.
         data: the private examples: a pytree of arrays with one leading axis, or
-            anything with ``len(data)`` and ``data[index] -> example``.
+            anything with ``len(data)`` and ``data[index] -> example``; or
+            `tanager.Grouped`, which protects persons with several examples.
         augment: ``augment(key, example) -> example``, one random view; None for the
             example itself.
         trainable: which float leaves are trained, see `tanager.clipped_grad`; the
@@ -45,6 +49,8 @@ class Problem:
         unreadable: what to do about an example that cannot be read
             (`tanager.data.UnreadableExample`): ``"error"`` stops the run; ``"skip"``
             counts its gradient as zero.
+        account: of these data: every run and audit on them is charged there before its
+            first step. None charges nothing.
 
     Raises:
         ValueError: `unreadable` is another word.
@@ -57,13 +63,38 @@ class Problem:
     trainable: PyTree | Callable[[Any], bool] | None = None
     finish: Callable[[PyTree], PyTree] = lambda model: model
     unreadable: Unreadable = "error"
+    account: Account | None = None
 
     def __post_init__(self):
         validate.one_of(get_args(Unreadable), unreadable=self.unreadable)
 
     def source(self) -> Source:
         """Return the examples with random access."""
-        return as_source(self.data)
+        grouped = isinstance(self.data, Grouped)
+        return self.data.source if grouped else as_source(self.data)
+
+    @property
+    def groups(self) -> Groups | None:
+        """Whose the examples are; None where each is its own unit of privacy."""
+        return self.data.groups if isinstance(self.data, Grouped) else None
+
+    def size(self) -> int:
+        """Return N, the number of units of privacy: of examples, or of persons."""
+        return len(self.source() if self.groups is None else self.groups)
+
+    @property
+    def unit(self) -> str:
+        """What the guarantee protects one of: "example" or "person"."""
+        return "example" if self.groups is None else "person"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what config.json records."""
+        groups = self.groups
+        return {
+            "unit": self.unit,
+            "examples_per_group": None if groups is None else groups.examples_per_group,
+            "unreadable": self.unreadable,
+        }
 
     def split(self) -> tuple[PyTree, PyTree]:
         """Return the leaves that are trained and the others, None in their places."""

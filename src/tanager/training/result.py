@@ -14,8 +14,10 @@ from tanager._reading import UnreadableFile
 from tanager.models import weights
 from tanager.parallel import hosts
 from tanager.privacy import accountant, tan
+from tanager.privacy.account import Account
 from tanager.privacy.ledger import Ledger
 from tanager.privacy.mechanism import Adjacency, Mechanism
+from tanager.privacy.risk import risk
 from tanager.report import run_page
 from tanager.report.run_files import read_result
 from tanager.training import fingerprint
@@ -56,6 +58,7 @@ def hand_over(
     evaluations: tuple[Evaluation, Evaluation] | None,
     private: bool,
     speed: Mapping[str, float | None],
+    account: Account | None = None,
 ) -> TrainResult:
     """Compute the guarantee from the ledger and write the run's final files.
 
@@ -78,6 +81,8 @@ def hand_over(
         }
         if of_search:
             summary["private_search"] = True
+        if account is not None:
+            summary["account"] = account.read().total(config["delta"]).to_json()
         if folder is not None:
             _write(folder, summary, *models)
         return summary
@@ -112,9 +117,12 @@ def cost(
         "noise_multiplier": mechanism.noise_multiplier,
         "clip_norm": config["clip_norm"],
         "examples": config["examples"],
+        "unit": config.get("unit", "example"),
+        "examples_per_group": config.get("examples_per_group"),
         "eta": tan.eta(spent),
         "eta_step": tan.eta_step(spent),
         "total_noise": tan.total_noise(spent),
+        "risk": risk(spent).to_json(),
     }
 
 
@@ -147,7 +155,7 @@ def _speed_before(
 def _write(
     folder: RunFolder, summary: Mapping[str, Any], params: PyTree, average: PyTree
 ) -> None:
-    names = ("epsilon", "delta", "adjacency", "accountant", "private", "steps")
+    names = ("epsilon", "delta", "adjacency", "unit", "accountant", "private", "steps")
     # One string: safetensors keeps several in no fixed order.
     metadata = {"tanager": json.dumps({name: summary[name] for name in names})}
     weights.save(params, folder.path / "model.safetensors", metadata)

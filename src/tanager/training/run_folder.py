@@ -113,12 +113,9 @@ class RunFolder:
         if not path.exists():
             self._make_seed(given, make)
         # Of processes that begin at once, all read what the first has written.
-        shape = {"secret": str, "private": bool, "used": bool}
-        kept = read_record(path, shape, _REMEDY)
-        if kept["used"]:
+        seed, used = _read_seed(path)
+        if used:
             self._require_whole()
-        with reading(path, "holds no seed", _REMEDY):
-            seed = Seed(bytes.fromhex(kept["secret"]), kept["private"])
         changed = given is None and not seed.private
         if changed or (given is not None and Seed.from_int(given) != seed):
             validate.refuse(
@@ -172,6 +169,23 @@ class RunFolder:
                 f"{needed / 1e6:.0f} MB",
                 "free some space, or train into a folder on another disk",
             )
+
+
+def seed_of(folder: str | os.PathLike) -> Seed | None:
+    """Return the secret of a run's folder; None if it has none. Nothing is made.
+
+    Raises:
+        ValueError: its file is damaged.
+    """
+    path = Path(folder) / "private/seed.json"
+    return _read_seed(path)[0] if path.exists() else None
+
+
+def _read_seed(path: Path) -> tuple[Seed, bool]:
+    """Return the secret in a file, and whether it was used."""
+    kept = read_record(path, {"secret": str, "private": bool, "used": bool}, _REMEDY)
+    with reading(path, "holds no seed", _REMEDY):
+        return Seed(bytes.fromhex(kept["secret"]), kept["private"]), kept["used"]
 
 
 def _has_content(path: Path) -> bool:

@@ -24,7 +24,6 @@ from tanager.clipping import ClippedGrad, Explanation, clipped_grad
 from tanager.clipping.analysis.dtypes import accumulation_dtype
 from tanager.clipping.planning.autotune import Timings
 from tanager.compiling import jit
-from tanager.data import augment as augmentation
 from tanager.grid import Grid, Whole, checksum
 from tanager.keys import derive_keys
 from tanager.noise import GaussianNoise
@@ -43,6 +42,7 @@ from tanager.training.state import (
     specs,
     update_average,
 )
+from tanager.training.unit import Unit
 
 
 class Step:
@@ -84,36 +84,31 @@ class Step:
         layout: Layout | None = None,
         in_memory: bool = False,
     ):
-        loss, self.multiplicity = problem.loss, algorithm.augmentation_multiplicity
-
-        def mean_over_views(model: PyTree, views: Any) -> Array:
-            return jnp.mean(jax.vmap(lambda view: loss(model, view))(views))
-
         self.layout = layout or Layout(devices=1)
         if self.layout.shard_parameters and runtime.strategy == "per_example":
             rule = "must not form whole gradients where parameters are cut into shares"
             validate.refuse("strategy", "per_example", rule, "give auto, or any other")
         self.in_memory = in_memory
-        self._loss = loss
+        self.unit, self._examples = Unit.of(problem, algorithm), examples
         self.params, self.fixed = problem.split()
         self.frozen, self._static = eqx.partition(self.fixed, eqx.is_array)
-        whole = loss if self.multiplicity == 0 else mean_over_views
         trainable = jax.tree.map(
             lambda leaf: leaf is None, self.fixed, is_leaf=lambda leaf: leaf is None
         )
         self.optimizer = algorithm.optimizer
-        self.augment = problem.augment
         self.ema_decay = algorithm.ema_decay
         self._seed = seed
         mechanism, clip_norm = algorithm.mechanism, algorithm.clip_norm
-        declared = algorithm.public_size(examples)
-        self.sampler = PoissonSampler(mechanism, examples, seed, declared)
-        self.grad_fn: ClippedGrad | PlainGrad = PlainGrad(whole, trainable)
+        groups = problem.groups
+        units = examples if groups is None else len(groups)
+        declared = algorithm.public_size(units)
+        self.sampler = PoissonSampler(mechanism, units, seed, declared, groups)
+        self.grad_fn: ClippedGrad | PlainGrad = PlainGrad(self.unit.loss, trainable)
         self.noise: GaussianNoise | None = None
         self._sums: Grid | PlainSums = PlainSums()
         if clip_norm is not None:
             self.grad_fn = clipped_grad(
-                whole,
+                self.unit.loss,
                 clip_norm=clip_norm,
                 strategy=runtime.strategy,
                 memory=runtime.memory,
@@ -146,14 +141,15 @@ class Step:
 
         `example` has a leading axis; the size is that of all devices together.
         """
-        held = self.sampler.examples if self.in_memory else physical_batch_size
+        rows = self.unit.shape(physical_batch_size)
+        held = (self._examples,) if self.in_memory else rows
         batch = PhysicalBatch(
             jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct((held, *leaf.shape[1:]), leaf.dtype),
+                lambda leaf: jax.ShapeDtypeStruct((*held, *leaf.shape[1:]), leaf.dtype),
                 example,
             ),
-            jax.ShapeDtypeStruct((physical_batch_size,), jnp.bool_),
-            jax.ShapeDtypeStruct((physical_batch_size,), jnp.int32),
+            jax.ShapeDtypeStruct(rows, jnp.bool_),
+            jax.ShapeDtypeStruct(rows, jnp.int32),
         )
         arrays = (
             params,
@@ -176,14 +172,15 @@ class Step:
 
         `report` is called with what is being measured.
         """
-        size = self.layout.rows_each(physical_batch_size)
+        rows = self.unit.shape(self.layout.rows_each(physical_batch_size))
 
         def views(example: PyTree) -> PyTree:
-            rows = jax.tree.map(
-                lambda leaf: jnp.zeros((size, *leaf.shape[1:]), leaf.dtype), example
+            examples = jax.tree.map(
+                lambda leaf: jnp.zeros((*rows, *leaf.shape[1:]), leaf.dtype), example
             )
-            batch = PhysicalBatch(rows, None, jnp.zeros(size, jnp.int32))
-            return self.views(batch, self.augmentation_key(0))
+            indices = jnp.zeros(rows, jnp.int32)
+            batch = PhysicalBatch(examples, indices == 0, indices)
+            return self.unit.views(batch, self.augmentation_key(0))
 
         shapes = jax.eval_shape(views, example)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
@@ -226,7 +223,8 @@ class Step:
 
     def example_loss(self, params: PyTree, frozen: PyTree, example: Any) -> Array:
         """Return the loss of one example and view, for fingerprints."""
-        return self._loss(eqx.combine(params, frozen, self._static), example)
+        model = eqx.combine(params, frozen, self._static)
+        return self.unit.example_loss(model, example)
 
     def start(self, params: PyTree) -> State:
         """Return the state before the first update: copies, placed on the devices."""
@@ -253,22 +251,6 @@ class Step:
     def augmentation_key(self, step: int) -> Key[Array, ""]:
         """Return the key all views of this step are drawn from."""
         return derive_keys(self._seed, "augmentation", step)[0]
-
-    def views(self, batch: PhysicalBatch, key: Key[Array, ""]) -> PyTree:
-        """Return K augmented views of each example, whatever batch it travels in.
-
-        The randomness belongs to the pair (step, example), so that the size of
-        physical batches cannot change the result.
-        """
-        augment = self.augment
-        if augment is None:
-            return batch.examples
-
-        def example_views(index: Array, example: Any) -> Any:
-            own = jax.random.fold_in(key, index)
-            return augmentation.views(augment, own, example, self.multiplicity)
-
-        return jax.vmap(example_views)(batch.indices, batch.examples)
 
     def accumulate(
         self,
@@ -324,8 +306,9 @@ class Step:
             rows = jax.tree.map(lambda leaf: leaf[batch.indices], batch.examples)
             batch = batch._replace(examples=rows)
         model = eqx.combine(params, frozen, self._static)
-        out = self.grad_fn(model, self.views(batch, key), batch.mask)
-        counts = count(out.norms, out.losses, batch.mask, self.grad_fn.clip_norm)
+        mask = self.unit.mask(batch)
+        out = self.grad_fn(model, self.unit.views(batch, key), mask)
+        counts = count(out.norms, out.losses, mask, self.grad_fn.clip_norm)
         rounded = self.layout.scatter(self._sums.round(out.sum))
         return Accumulator(
             self._sums.plus(accumulator.sum, rounded),

@@ -11,7 +11,7 @@ from tanager import _validate as validate
 from tanager._files import write_json
 from tanager._heap import run_in_place
 from tanager._reading import read_json
-from tanager.commands import flags
+from tanager.commands import accounts, flags
 from tanager.commands.audit.options import Options
 from tanager.commands.tables import print_json
 
@@ -49,12 +49,13 @@ def run(arguments: Sequence[str]) -> int:
     if options.method == "replay":
         return _replayed(content, out, options.json)
     content = {"sentence": audit_page.sentence(content), **content}
+    content["account"] = accounts.total_of(recipe, content["delta"])
     write_json(out / "audit.json", content)
     page = audit_page.write_report(out)
     if options.json:
         print_json(content)
     else:
-        _print(content, page)
+        _print(content, page, accounts.sentence(recipe, content["account"]))
     return int(content["violated"])
 
 
@@ -72,7 +73,7 @@ def _is_an_audits(config: Path) -> bool:
         return False
 
 
-def _print(content: dict[str, Any], page: Path) -> None:
+def _print(content: dict[str, Any], page: Path, charged: str) -> None:
     console = Console(highlight=False, markup=False)
     console.print(content["sentence"])
     if content["violated"]:
@@ -88,7 +89,7 @@ def _print(content: dict[str, Any], page: Path) -> None:
         f"AUC {content['auc']:.3f}, advantage {content['advantage']:.3f} where the "
         f"claimed ε allows {content['highest_advantage']:.3f}"
     )
-    console.print(f"report: {page}", soft_wrap=True)
+    console.print(f"{charged}report: {page}", soft_wrap=True)
 
 
 def _replayed(content: dict[str, Any], out: Path, as_json: bool) -> int:

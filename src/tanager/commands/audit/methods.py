@@ -17,12 +17,14 @@ from tanager.audit.bounds import highest_advantage
 from tanager.audit.membership import Attack, audit_membership
 from tanager.audit.replay import FALSE_ALARM, replay
 from tanager.audit.white_box import audit_white_box
-from tanager.data import Dataset, gather, subset
+from tanager.data import Dataset, gather
 from tanager.privacy.mechanism import Mechanism
 from tanager.privacy.shown import format_epsilon
 from tanager.recipes import runner, tasks
+from tanager.recipes.accounts import account_of
 from tanager.recipes.recipe import Recipe
 from tanager.seed import Seed
+from tanager.training import charging
 from tanager.training.problem import DPSGD, Problem, Runtime
 from tanager.training.run_folder import RunFolder
 
@@ -46,6 +48,7 @@ def white_box(
         algorithm,
         _runtime(recipe, options),
         canaries=options.canaries,
+        examples_each=options.canary_examples,
         confidence=_confidence(options),
         knows_sample=options.knows_sample,
         steps=options.audited_steps,
@@ -122,6 +125,7 @@ def membership(
     dataset = runner.load(recipe)
     secret, task = _task(recipe, dataset, out, options)
     canaries = _canaries(dataset, options.canary_kinds, secret)
+    account = account_of(recipe, dataset, "audit")
     attack = Attack(
         recipe.epsilon,
         recipe.delta,
@@ -142,7 +146,7 @@ def membership(
         disable=options.json,
     ) as bars:
         found = audit_membership(
-            task.problem,
+            dataclasses.replace(task.problem, account=account),
             attack,
             canaries,
             models=options.models,
@@ -173,30 +177,40 @@ def _prepared(
     name: str, recipe: Recipe, folder: Path, options: "Options"
 ) -> tuple[runner.Prepared, Problem, DPSGD]:
     prepared = runner.prepare(name, recipe)
-    mechanism = prepared.budget.mechanism
+    mechanism, delta = prepared.budget.mechanism, prepared.budget.delta
     Console(stderr=True, highlight=False).print(
         f"{name}: claims ε = {format_epsilon(prepared.budget.epsilon)} at δ = "
-        f"{prepared.budget.delta:g}: sample rate {mechanism.sample_rate:.4g}, noise "
+        f"{delta:g}: sample rate {mechanism.sample_rate:.4g}, noise "
         f"multiplier {mechanism.noise_multiplier:.4g} and {mechanism.steps} steps"
     )
+    account = None
+    if options.method != "replay":
+        account = account_of(recipe, prepared.dataset, "audit")
+        run = mechanism
+        if options.method == "white-box" and options.audited_steps:
+            run = dataclasses.replace(mechanism, steps=options.audited_steps)
+        charging.require_room(account, [run], delta, folder, recipe.seed)
     _, task = _task(recipe, prepared.dataset, folder, options)
-    algorithm = runner.algorithm(prepared, len(task.problem.data))
-    return prepared, task.problem, algorithm
+    algorithm = runner.algorithm(prepared, task.problem.size())
+    problem = dataclasses.replace(task.problem, account=account)
+    return prepared, problem, algorithm
 
 
 def _task(
     recipe: Recipe, dataset: Dataset, folder: Path, options: "Options"
 ) -> tuple[Seed, tasks.Task]:
-    whole, examples = len(dataset.train), options.audited_examples
+    numbers, whole = dataset.units()
+    if recipe.unit == "example":
+        numbers, whole = np.arange(len(dataset.train)), len(dataset.train)
+    examples = options.audited_examples
     if examples is None:
         examples = min(_EXAMPLES.get(options.method, whole), whole)
     validate.whole(audited_examples=examples, at_least=1)
     if examples > whole:
-        rule = f"must be at most the {whole} training examples"
+        rule = f"must be at most the {whole} training {recipe.unit}s"
         validate.refuse("audited_examples", examples, rule)
     if examples < whole:
-        rows = np.arange(examples)
-        dataset = dataclasses.replace(dataset, train=subset(dataset.train, rows))
+        dataset = dataset.only(numbers < examples)
     secret = RunFolder(folder).seed(recipe.seed)
     return secret, tasks.make(recipe, dataset, secret, folder, not options.json)
 

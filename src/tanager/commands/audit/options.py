@@ -21,10 +21,13 @@ class Options:
     """Probability that the bound holds. Default: 0.95; membership: 0.999."""
 
     audited_examples: int | None = None
-    """Examples. Default: white-box 256, membership 100, replay 24; else all."""
+    """Examples or persons. Default: white-box 256, membership 100, replay 24."""
 
     canaries: int = 2000
     """white-box, one-run: number of canaries; about half join the data."""
+
+    canary_examples: int = 1
+    """white-box: examples of each canary; a person with unit group."""
 
     knows_sample: bool = False
     """white-box: the attacker knows who is sampled; trusts it to be Poisson."""

@@ -1,0 +1,251 @@
+"""`tanager account`: what all runs on the same data spent together."""
+
+import abc
+import dataclasses
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+from tyro.conf import Positional
+
+from tanager import _validate as validate
+from tanager._record import Maybe, read_record
+from tanager.commands import flags
+from tanager.commands.tables import new_table, print_json
+from tanager.privacy import accountant
+from tanager.privacy.account import Account, Balance
+from tanager.privacy.charges import Charge, together
+from tanager.privacy.ledger import Ledger
+from tanager.privacy.mechanism import Mechanism
+from tanager.privacy.shown import format_bound, format_epsilon
+from tanager.recipes.accounts import default_path
+from tanager.seed import Seed
+
+
+_OF_A_RUN = {
+    "config.json": {"delta": Maybe(float)},
+    "result.json": {"private": Maybe(bool)},
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Named(abc.ABC):
+    """An account, by its file or by its data."""
+
+    account: str | None = None
+    """File of the account. Default: where the runs on the data below charge."""
+
+    data: str | None = None
+    """Folder or file with the data. Default: the data that tanager brings."""
+
+    dataset: str = "digits"
+    """Name of the data set, without --data."""
+
+    json: bool = False
+    """Print one JSON object only."""
+
+    def named(self) -> Account:
+        """Return the account."""
+        return Account(Path(self.account or default_path(self.dataset, self.data)))
+
+    def existing(self) -> Account:
+        """Return the account; refuse one that is not there."""
+        found = self.named()
+        if not found.path.exists():
+            validate.refuse(
+                "account",
+                str(found.path),
+                "does not exist: no run was charged to it",
+                "name its data with --data, or its file with --account",
+            )
+        return found
+
+    @abc.abstractmethod
+    def apply(self) -> float | None:
+        """Do what the command is for, and return the δ to show totals at, if any."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Show(_Named):
+    """Show what all runs on the same data spent together, and what remains.
+
+    `tanager account limit` sets a limit that no run may exceed; `add` charges runs that
+    were made without the account; `accept` goes on after the data were changed.
+    """
+
+    file: Positional[Annotated[str | None, tyro.conf.arg(metavar="FILE")]] = None
+    """File of the account, in place of --account."""
+
+    delta: float | None = None
+    """Failure probability δ. Default: the limit's, or the smallest of a run."""
+
+    def named(self) -> Account:
+        """Return the account."""
+        return super().named() if self.file is None else Account(Path(self.file))
+
+    def apply(self) -> float | None:
+        """Check that there is something to show."""
+        self.existing()
+        return self.delta
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limit(_Named):
+    """Set or change the limit that all runs on the data must keep within."""
+
+    epsilon: float
+    """Privacy budget ε of all runs together, those before included."""
+
+    delta: float
+    """Failure probability δ of that ε."""
+
+    def apply(self) -> float | None:
+        """Write the limit."""
+        self.named().set_limit(self.epsilon, self.delta)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Add(_Named):
+    """Charge runs that were made without the account, by what their ledgers say.
+
+    A run that was charged before is charged once. Give runs on the data of this account
+    only: a ledger does not say what data it is of.
+    """
+
+    runs: Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN")]]
+    """Folders of the runs, or their ledgers."""
+
+    delta: float = 1e-5
+    """δ of a ledger without a config.json beside it."""
+
+    def apply(self) -> float | None:
+        """Charge the ledgers, once all of them were read."""
+        account = self.named()
+        for charge in [_ledger(Path(each), self.delta) for each in self.runs]:
+            account.charge(charge)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Accept(_Named):
+    """Go on with an account after its data were changed, such as by new images.
+
+    The next run may have other data than those before, and is charged all the same.
+    """
+
+    def apply(self) -> float | None:
+        """Write that other data are accepted."""
+        self.existing().accept_other_data()
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command; `arguments` are the words after `tanager account`."""
+    words = list(arguments)
+    kinds = {"limit": Limit, "add": Add, "accept": Accept}
+    if words[:1] and words[0] in kinds:
+        options = flags.read(kinds[words[0]], f"account {words[0]}", words[1:])
+    else:
+        options = flags.read(Show, "account", words)
+    delta = options.apply()
+    account, balance = options.named(), options.named().read()
+    delta = delta or balance.delta() or 1e-5
+    with Console(stderr=True).status("computing ε"):
+        content = _content(account, balance, delta)
+    if options.json:
+        return print_json(content)
+    _print(content)
+    return 0
+
+
+def _ledger(run: Path, delta: float) -> Charge:
+    """Return what the ledger of a run says, under the id that training charges."""
+    # JAX is imported from here on: the command line was fine.
+    from tanager.training import charging
+    from tanager.training.run_folder import seed_of
+
+    path = run / "ledger.jsonl" if run.is_dir() else run
+    if not path.is_file():
+        rule = "has no ledger.jsonl, so what it spent is unknown"
+        validate.refuse("runs", str(run), rule, "give the folder of a run")
+    spent = Ledger.read(path).mechanisms()
+    if not spent:
+        validate.refuse("runs", str(run), "charges no step in its ledger", "omit it")
+    found = {}
+    for name, shape in _OF_A_RUN.items():
+        if (path.parent / name).exists():
+            found |= read_record(path.parent / name, shape)
+    account = Account(path, what="ledger")
+    secret = seed_of(path.parent)
+    if secret is None:
+        first = path.read_bytes().partition(b"\n")[0] + os.fsencode(path.resolve())
+        digest = hashlib.blake2b(first, digest_size=32).digest()
+        secret = Seed(digest, private=found.get("private") is not False)
+    where = path.parent if run.is_dir() else path
+    return charging.charge_of(
+        account, spent, found.get("delta") or delta, where, secret
+    )
+
+
+def _content(account: Account, balance: Balance, delta: float) -> dict[str, Any]:
+    total = balance.total(delta)
+    content = {
+        "account": str(account.path),
+        "unit": balance.unit or account.unit,
+        **total.to_json(),
+        "limit": None,
+        "charges": [
+            {**charge.to_json(), "epsilon": together([charge], delta).epsilon}
+            for charge in balance.charges.values()
+        ],
+    }
+    if balance.limit is not None:
+        most, at = balance.limit
+        spent = balance.total(at)
+        fits = balance.fitting(Mechanism(1.0, 1.0, 1, spent.adjacency))
+        content["limit"] = {
+            "epsilon": most,
+            "delta": at,
+            "remaining": max(most - spent.epsilon, 0.0),
+            "fits": 0.0 if fits is None else accountant.epsilon(fits, at),
+        }
+    return content
+
+
+def _print(content: dict[str, Any]) -> None:
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = 160
+    headings = ("charged (UTC)", "what", "q", "σ", "steps", "ε alone", "name")
+    table = new_table(*headings, texts=("what", "name"))
+    for charge in content["charges"]:
+        what, name = charge["what"], charge["name"]
+        if found := charge["selection"]:
+            what = f"search of about {found['mean']:g} private runs"
+        when = charge["time"][:16].replace("T", " ")
+        first = (when, what, format_epsilon(charge["epsilon"]), name)
+        for one in charge["mechanisms"]:
+            time, what, alone, name = first
+            q, sigma = (
+                f"{one[key]:.4g}" for key in ("sample_rate", "noise_multiplier")
+            )
+            table.add_row(time, what, q, sigma, f"{one['steps']}", alone, name)
+            first = ("",) * 4
+    console.print(table)
+    console.print(
+        f"together ε = {format_epsilon(content['epsilon'])} at δ = "
+        f"{content['delta']:g} ({content['adjacency']}, "
+        f"{content['accountant'].upper()}), for each {content['unit']}"
+    )
+    limit = content["limit"]
+    if limit is None:
+        console.print("no limit: `tanager account limit` sets one")
+    else:
+        console.print(
+            f"limit ε = {format_bound(limit['epsilon'])} at δ = {limit['delta']:g}: "
+            f"{format_bound(limit['remaining'])} remains; a further run fits whose ε "
+            f"alone is {format_bound(limit['fits'])}"
+        )
+    console.print(f"account: {content['account']}", soft_wrap=True)

@@ -1,0 +1,307 @@
+"""The account: what all runs on one data set spend together.
+
+A run is charged in full, and the charge is on the disk, before its first step. So a run
+that was killed or deleted stays charged. A limit refuses a run that would exceed it
+before anything is made. The file is like a ledger, see `tanager.privacy.hashed_file`:
+
+    {"account": 1, "unit": "example", "hash": "…"}
+    {"data": "9f0c…", "hash": "…"}
+    {"limit": {"epsilon": 4.0, "delta": 1e-05}, "hash": "…"}
+    {"charge": {"what": "run", "name": "runs/one", "mechanisms": […], …}, "hash": "…"}
+
+`data` is a digest of the data set. It is not keyed, so the file is private (mode 0600):
+whoever knows all examples except one could test guesses at that one.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tanager import _validate as validate
+from tanager.privacy import accountant as accountants
+from tanager.privacy.charges import WHAT, Charge, Total, common_adjacency, together
+from tanager.privacy.hashed_file import HashedFile, read_lines
+from tanager.privacy.mechanism import Mechanism
+from tanager.privacy.shown import format_bound, format_epsilon
+
+
+_VERSION = 1
+_MOST_NOISE = 1e5
+
+
+@dataclasses.dataclass
+class Balance:
+    """What an account says.
+
+    Attributes:
+        charges: by id, in the order of their first charge.
+        limit: (ε, δ) that all charges together must keep within; None for no limit.
+        unit: of privacy; None while nothing was written.
+        data: digests of the data sets that may be charged.
+        accepts_other: whether the next data set is added to these.
+    """
+
+    charges: dict[str, Charge] = dataclasses.field(default_factory=dict)
+    limit: tuple[float, float] | None = None
+    unit: str | None = None
+    data: set[str] = dataclasses.field(default_factory=set)
+    accepts_other: bool = True
+
+    def total(self, delta: float) -> Total:
+        """Return what all charges spend together."""
+        return together(self.charges.values(), delta)
+
+    def delta(self) -> float | None:
+        """Return the δ of the limit, else the smallest of a charge; None without."""
+        if self.limit is not None:
+            return self.limit[1]
+        return min((each.delta for each in self.charges.values()), default=None)
+
+    def holds(self, charge: Charge) -> bool:
+        """Return whether a charge was made before, with as many steps."""
+        before = self.charges.get(charge.id)
+        return before is not None and before.joined(charge) == before
+
+    def with_charge(self, charge: Charge) -> "Balance":
+        """Return the balance after a charge."""
+        before = self.charges.get(charge.id)
+        after = charge if before is None else before.joined(charge)
+        return dataclasses.replace(self, charges=self.charges | {charge.id: after})
+
+    def fitting(self, like: Mechanism) -> Mechanism | None:
+        """Return `like` with the least noise that the limit leaves room for.
+
+        Its noise multiplier is within a relative 1e-3 of the smallest. None if there is
+        no limit, or no noise is enough.
+        """
+        if self.limit is None:
+            return None
+        (most, delta), spent = self.limit, [*self.charges.values()]
+
+        def fits(logarithm: float) -> Mechanism | None:
+            one = dataclasses.replace(like, noise_multiplier=math.exp(logarithm))
+            run = Charge("run", "", "", delta, (one,))
+            return one if together([*spent, run], delta).epsilon <= most else None
+
+        low, high = math.log(1e-2), math.log(_MOST_NOISE)
+        found = fits(high)
+        while found is not None and high - low > 1e-3:
+            middle = (low + high) / 2
+            if (less := fits(middle)) is None:
+                low = middle
+            else:
+                high, found = middle, less
+        return found
+
+    def accept(self, entry: dict[str, Any]) -> None:
+        """Take one line of the file; raise an error if it means nothing."""
+        if (self.unit is None) != ("account" in entry):
+            raise ValueError("first line")
+        match entry:
+            case {"account": version, "unit": str(unit)} if version == _VERSION:
+                self.unit = unit
+            case {"data": None}:
+                self.accepts_other = True
+            case {"data": str(data)}:
+                self.data.add(data)
+                self.accepts_other = False
+            case {"limit": {"epsilon": epsilon, "delta": delta}}:
+                validate.positive(epsilon=epsilon)
+                validate.probability(delta=delta)
+                self.limit = epsilon, delta
+            case {"charge": {"id": str()} as fields}:
+                charge = Charge.from_json(fields)
+                before = self.charges.get(charge.id)
+                if before is not None and before.selection != charge.selection:
+                    raise ValueError("selection")
+                self.charges = self.with_charge(charge).charges
+            case _:
+                raise ValueError("kind of line")
+
+
+@dataclasses.dataclass(frozen=True)
+class Account:
+    """The account of one data set, in a file that runs add to; see the module.
+
+    Processes that charge at once wait for one another, for the moment that it takes.
+
+    Attributes:
+        path: of the file; the first charge or limit creates it.
+        data: digest of the data set; None lets `tanager.train` compute it.
+        what: one of `WHAT`: what is charged.
+        unit: of privacy.
+    """
+
+    path: Path
+    data: str | None = None
+    what: str = "run"
+    unit: str = "example"
+
+    def __post_init__(self):
+        object.__setattr__(self, "path", Path(self.path))
+        validate.one_of(WHAT, what=self.what)
+
+    def read(self) -> Balance:
+        """Return what the file says, without changing it; nothing if it is missing.
+
+        Raises:
+            ValueError: the file is damaged, or of another unit.
+        """
+        balance = Balance()
+        with self._reachable(), contextlib.suppress(FileNotFoundError):
+            read_lines(self.path, balance.accept, self._damaged)
+        self._require_unit(balance)
+        return balance
+
+    def require_room(self, charge: Charge) -> None:
+        """Refuse what `charge` would refuse, and charge nothing.
+
+        Raises:
+            ValueError: see `charge`.
+        """
+        self._require(self.read(), charge)
+
+    def charge(self, charge: Charge) -> None:
+        """Charge a run that is about to begin; return once it is on the disk.
+
+        A run that was charged before counts once, with the most steps of any charge. A
+        ledger, of steps that were made, is charged even beyond the limit.
+
+        Raises:
+            ValueError: the account is of other data or of another unit, its limit would
+                be exceeded, its file is damaged, or the charge has no ε together with
+                the others. Nothing is charged.
+        """
+        with self._open() as (balance, append):
+            self._require(balance, charge)
+            if self.data is not None and self.data not in balance.data:
+                append({"data": self.data})
+            if not balance.holds(charge):
+                now = datetime.datetime.now(datetime.UTC)
+                stamped = dataclasses.replace(
+                    charge, time=now.isoformat(timespec="seconds")
+                )
+                append({"charge": stamped.to_json()})
+
+    def set_limit(self, epsilon: float, delta: float) -> None:
+        """Set or change the limit of all charges together, those before included.
+
+        Raises:
+            ValueError: a number is out of range, or the file is damaged.
+        """
+        validate.positive(epsilon=epsilon)
+        validate.probability(delta=delta)
+        with self._open() as (_, append):
+            append({"limit": {"epsilon": float(epsilon), "delta": float(delta)}})
+
+    def accept_other_data(self) -> None:
+        """Let the next charge be of other data: the same people may be in them.
+
+        Raises:
+            ValueError: there is no such account, or its file is damaged.
+        """
+        if not self.path.exists():
+            rule = "does not exist"
+            validate.refuse("account", str(self.path), rule, "the first run creates it")
+        with self._open() as (_, append):
+            append({"data": None})
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[tuple[Balance, Callable[[dict[str, Any]], None]]]:
+        """Lock the file, created if it is missing; yield its balance and `append`."""
+        balance = Balance()
+        with self._reachable():
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            file = HashedFile(self.path, balance.accept, self._damaged, mode=0o600)
+        with file:
+            self._require_unit(balance)
+            if balance.unit is None:
+                file.append({"account": _VERSION, "unit": self.unit})
+            yield balance, file.append
+
+    @contextlib.contextmanager
+    def _reachable(self) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            validate.refuse(
+                "account",
+                str(self.path),
+                f"cannot be opened ({error.strerror})",
+                "make it a file that you can read and write, or name another with "
+                "--account",
+            )
+
+    def _damaged(self, line: int) -> str:
+        return (
+            f"account {self.path}, line {line}, does not follow from the line before "
+            "it: the file was changed or damaged, or is not an account. Restore it "
+            "from a copy; or begin another with --account FILE, and add the runs that "
+            "you know of: tanager account add RUN --account FILE"
+        )
+
+    def _require_unit(self, balance: Balance) -> None:
+        if balance.unit not in (None, self.unit):
+            validate.refuse(
+                "account",
+                str(self.path),
+                f"counts what each {balance.unit} spends, and this run's unit of "
+                f"privacy is one {self.unit}",
+                "name another with --account",
+            )
+
+    def _require(self, balance: Balance, charge: Charge) -> None:
+        """Refuse a charge of other data, or one that exceeds the limit."""
+        other = self.data is not None and self.data not in balance.data
+        if other and not balance.accepts_other:
+            validate.refuse(
+                "account",
+                str(self.path),
+                "is of other data, or the data were changed since",
+                "if the same people may be in them, run `tanager account accept "
+                f"--account {self.path}` and the same command again; else name another "
+                "with --account",
+            )
+        if balance.holds(charge):
+            return
+        after = balance.with_charge(charge)
+        common_adjacency(after.charges.values())
+        if balance.limit is None or charge.what == "ledger":
+            return
+        most, delta = balance.limit
+        total = after.total(delta).epsilon
+        if total > most:
+            spent = balance.total(delta).epsilon
+            validate.refuse(
+                "account",
+                str(self.path),
+                f"has a limit of ε = {format_bound(most)} at δ = {delta:g}, of which "
+                f"{format_epsilon(spent)} is spent, and with this {charge.what} "
+                f"{format_epsilon(total)} would be",
+                _advice(balance, charge),
+            )
+
+
+def _advice(balance: Balance, charge: Charge) -> str:
+    """Return what still fits, like a charge that does not."""
+    like, *more = charge.mechanisms
+    raise_it = "raise the limit with `tanager account limit`"
+    if not like.noise_multiplier:
+        return f"a run that is not private never fits: {raise_it}"
+    if more or charge.selection:
+        like = Mechanism(1.0, 1.0, 1, like.adjacency)
+    found = balance.fitting(like)
+    if found is None:
+        return f"no further run fits: {raise_it}"
+    alone = accountants.epsilon(found, charge.delta)
+    text = f"what fits is ε = {format_bound(alone)} alone at δ = {charge.delta:g}"
+    if like is charge.mechanisms[0]:
+        noise = format_epsilon(found.noise_multiplier)
+        text += f" (noise multiplier {noise} in as many steps)"
+    return f"{text}; or {raise_it}"

@@ -1,0 +1,121 @@
+"""JSON lines in a file that only grows, each with a hash over itself and those before.
+
+The ledger of a run and the account of a data set are such files. Anyone can compute
+the hashes: they show damage, not a careful forgery.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from tanager._files import sync_folder
+from tanager._reading import MALFORMED, parse_json
+
+
+Accept = Callable[[dict[str, Any]], None]
+"""Takes a line without its hash; raises one of `MALFORMED` if it means nothing."""
+
+
+class HashedFile:
+    """The lines of a file, read and checked; it is locked until it is closed.
+
+    A torn last line is cut off: what it says had not begun, because `append` returns
+    once the whole line is on the disk.
+
+    Args:
+        path: of the file, created if it is missing.
+        accept: is called with each line.
+        damaged: from the number of a line to what to say if it is damaged.
+        busy: what to say if another process holds the lock; None waits for it.
+        mode: of a new file, masked by the process's umask.
+
+    Raises:
+        ValueError: a line does not follow from the one before, or the file is locked.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        accept: Accept,
+        damaged: Callable[[int], str],
+        *,
+        busy: str | None = None,
+        mode: int = 0o666,
+    ):
+        new = not path.exists()
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+        self._file = os.fdopen(os.open(path, flags, mode), "a+b", buffering=0)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
+            if new:
+                sync_folder(path.parent)
+            self._hash, length = _read(path.read_bytes(), accept, damaged)
+            self._file.truncate(length)
+        except BlockingIOError as error:
+            self.close()
+            raise ValueError(busy) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def append(self, entry: Mapping[str, Any]) -> None:
+        """Add a line, and return once it is on the disk; or leave the file as it is."""
+        digest = digest_of(self._hash, entry)
+        line = json.dumps({**entry, "hash": digest}) + "\n"
+        before = os.fstat(self._file.fileno()).st_size
+        try:
+            data = memoryview(line.encode())
+            while data:
+                data = data[self._file.write(data) :]
+            os.fsync(self._file.fileno())
+        except OSError:
+            self._file.truncate(before)
+            raise
+        self._hash = digest
+
+    def close(self) -> None:
+        """Close the file; adding a line afterwards is an error."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def read_lines(path: Path, accept: Accept, damaged: Callable[[int], str]) -> None:
+    """Read and check the lines of a file that may be locked, without changing it.
+
+    Raises:
+        ValueError: a line does not follow from the one before.
+    """
+    _read(path.read_bytes(), accept, damaged)
+
+
+def digest_of(previous: str, entry: Mapping[str, Any]) -> str:
+    """Return the hash of a line after the line whose hash is `previous`."""
+    text = previous + json.dumps(entry, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _read(
+    content: bytes, accept: Accept, damaged: Callable[[int], str]
+) -> tuple[str, int]:
+    """Read every complete line; return the last hash, and the bytes that they take."""
+    last, length = "", content.rfind(b"\n") + 1
+    for number, line in enumerate(content[:length].split(b"\n")[:-1], 1):
+        try:
+            entry = parse_json(line)
+            digest = entry.pop("hash")
+            if digest != digest_of(last, entry):
+                raise ValueError("hash")
+            accept(entry)
+        except MALFORMED as error:
+            raise ValueError(damaged(number)) from error
+        last = digest
+    return last, length

@@ -1,0 +1,101 @@
+"""Charge a run to the account of its data: once, in full, before its first step."""
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from tanager.parallel import hosts
+from tanager.privacy.account import Account
+from tanager.privacy.charges import Charge
+from tanager.privacy.mechanism import Mechanism
+from tanager.privacy.selection import Selection
+from tanager.seed import Seed
+from tanager.training import fingerprint
+from tanager.training.problem import Problem
+from tanager.training.run_folder import seed_of
+
+
+def account_of(problem: Problem, what: str | None = None) -> Account | None:
+    """Return a problem's account with its data, its unit, and what is charged.
+
+    `what` is that of the account if it is None. So is the data, if the account has any.
+    """
+    account = problem.account
+    if account is None:
+        return None
+    data = account.data
+    if data is None:
+        content = fingerprint.sample(problem.source())
+        data = hashlib.blake2b(content, digest_size=32).hexdigest()
+    return dataclasses.replace(
+        account, data=data, what=what or account.what, unit=problem.unit
+    )
+
+
+def require_room(
+    account: Account | None,
+    mechanisms: Sequence[Mechanism],
+    delta: float,
+    out: str | Path | None,
+    seed: int | None,
+) -> None:
+    """Refuse a run that could not be charged, before anything of it is made.
+
+    `out` is its folder, which may hold a part of it, and `seed` a person's number.
+
+    Raises:
+        ValueError: see `Account.charge`.
+    """
+
+    def check() -> None:
+        if account is not None:
+            secret = None if out is None else seed_of(out)
+            if secret is None:
+                secret = Seed.from_os() if seed is None else Seed.from_int(seed)
+            account.require_room(charge_of(account, mechanisms, delta, out, secret))
+
+    hosts.from_chief(check)
+
+
+def charge(
+    account: Account | None,
+    mechanisms: Sequence[Mechanism],
+    delta: float,
+    out: str | Path | None,
+    secret: Seed,
+) -> None:
+    """Charge a run whose secret is `secret`, unless it was charged before.
+
+    On several hosts the chief does so.
+
+    Raises:
+        ValueError: see `Account.charge`.
+    """
+
+    def write() -> None:
+        if account is not None:
+            account.charge(charge_of(account, mechanisms, delta, out, secret))
+
+    hosts.from_chief(write)
+
+
+def charge_of(
+    account: Account,
+    mechanisms: Sequence[Mechanism],
+    delta: float,
+    out: str | Path | None,
+    secret: Seed,
+    selection: Selection | None = None,
+) -> Charge:
+    """Return what is charged for a run; with a person's seed it is not private."""
+    spent = tuple(
+        one if secret.private else dataclasses.replace(one, noise_multiplier=0.0)
+        for one in mechanisms
+    )
+    name = "without a folder" if out is None else str(Path(out).absolute())
+    # Many runs may have a person's seed.
+    known = b"" if secret.private else os.fsencode(name)
+    id = secret.fingerprint(b"account" + known)
+    return Charge(account.what, name, id, delta, spent, selection)

@@ -1,0 +1,166 @@
+"""`tanager account`: what the runs on some data spent, by command as by hand."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tanager import Mechanism, cli
+from tanager.privacy import accountant
+from tanager.privacy.account import Account
+from tanager.privacy.shown import format_epsilon
+from tanager.recipes.accounts import default_path
+
+
+TRAIN = "train digits --model linear --strategy bk --steps 4 --evaluate-every 4 "
+TRAIN += "--physical-batch-size 512"
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def said(capsys):
+    """Run a command, and return its exit code, what it printed and its errors."""
+
+    def run(words, *more):
+        code = cli.main([*words.split(), *more])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_three_runs_by_command_spend_what_they_do_by_hand(said, tmp_path):
+    code, _, errors = said("account")
+    assert code == 2 and "does not exist: no run was charged to it" in errors
+    noises, printed = (2.0, 3.0, 4.0), ""
+    for noise in noises:
+        code, printed, _ = said(
+            f"{TRAIN} --noise-multiplier {noise} --out runs/{noise}"
+        )
+        assert code == 0
+    by_hand = [Mechanism(512 / 1437, noise, 4) for noise in noises]
+    total = accountant.composed_epsilon(by_hand, 1e-4)
+    sentence = f"all runs on these data together ε = {format_epsilon(total)} at δ = "
+    assert f"digits.account.jsonl: {sentence}0.0001 (zero-out, PLD)" in printed
+    code, printed, _ = said("account --json")
+    found = json.loads(printed)
+    assert (code, found["epsilon"], found["delta"]) == (0, total, 1e-4)
+    for charge, one in zip(found["charges"], by_hand, strict=True):
+        assert charge["epsilon"] == accountant.epsilon(one, 1e-4)
+        assert charge["name"] == str(tmp_path / "runs" / str(one.noise_multiplier))
+    code, printed, _ = said("account limit --epsilon 4 --delta 1e-4")
+    assert code == 0 and "limit ε = 4 at δ = 0.0001: " in printed
+    # Refused, and nothing is made.
+    code, _, errors = said(f"{TRAIN} --noise-multiplier 1 --out runs/more")
+    assert code == 2 and "has a limit of ε = 4 at δ = 0.0001, of which" in errors
+    assert "what fits is ε = " in errors
+    assert not (tmp_path / "runs/more").exists()
+    # Deleted runs stay charged; a finished one that is run again counts once.
+    shutil.rmtree(tmp_path / "runs/2.0")
+    said(f"{TRAIN} --noise-multiplier 3.0 --out runs/3.0")
+    found = json.loads(said("account --json")[1])
+    assert (found["epsilon"], len(found["charges"])) == (total, 3)
+    remains = found["limit"]["remaining"]
+    assert remains == pytest.approx(4 - total) and remains < found["limit"]["fits"] < 4
+    lines = said("account", found["account"])[1].splitlines()
+    assert [line.split()[2] for line in lines[1:4]] == ["run"] * 3
+    assert f"together ε = {format_epsilon(total)} at δ = 0.0001" in lines[4]
+
+
+def test_ledgers_are_added_once(said, tmp_path):
+    for number in (1, 2):
+        said(f"{TRAIN} --noise-multiplier 2 --account none --out runs/{number}")
+    assert not default_path("digits", None).exists()
+    shutil.copy(tmp_path / "runs/2/ledger.jsonl", tmp_path / "alone.jsonl")
+    words = "account add runs/1 alone.jsonl --account mine --delta 1e-3 --json"
+    for _ in range(2):
+        code, printed, _ = said(words)
+        found = json.loads(printed)
+        assert code == 0
+        assert [each["delta"] for each in found["charges"]] == [1e-4, 1e-3]
+        two = [Mechanism(512 / 1437, 2.0, 8)]
+        assert found["epsilon"] == accountant.composed_epsilon(two, 1e-4)
+    # The run that was added goes on in the account without another charge.
+    said(f"{TRAIN} --noise-multiplier 2 --account mine --out runs/1")
+    assert len(Account(tmp_path / "mine").read().charges) == 2
+    before = (tmp_path / "mine").read_bytes()
+    for words, message in (
+        ("runs", "runs (='runs') has no ledger.jsonl, so what it spent is unknown"),
+        ("runs/2 none", "runs (='none') has no ledger.jsonl"),
+    ):
+        code, _, errors = said(f"account add {words} --account mine")
+        assert code == 2 and message in errors
+    assert (tmp_path / "mine").read_bytes() == before
+
+
+FOLDER = "train folder --data photos --image-size 8 --model linear --strategy bk "
+FOLDER += "--steps 2 --noise-multiplier 9 --batch-size 4 --delta 0.001"
+
+
+def test_changed_data_are_refused_until_they_are_accepted(said, tmp_path, monkeypatch):
+    draw = np.random.default_rng(0)
+    for number in range(20):
+        folder = tmp_path / "photos" / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = draw.integers(0, 256, (8, 8, 3)).astype(np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    beside = tmp_path / "photos.account.jsonl"
+    # The same data, whatever is taken of them and however they are read.
+    for more in ("", "--stream True", "--image-size 9", "--train-examples 10"):
+        assert said(f"{FOLDER} {more} --out runs/{more.split()[:1]}")[0] == 0
+    assert beside.stat().st_mode & 0o777 == 0o600
+    assert len(Account(beside).read().charges) == 4
+    photos = tmp_path / "photos"
+    shutil.copy(photos / "a/0.png", photos / "a/more.png")
+    before = beside.read_bytes()
+    code, _, errors = said(f"{FOLDER} --out runs/changed")
+    assert code == 2 and "is of other data, or the data were changed since" in errors
+    assert f"tanager account accept --account {beside}" in errors
+    assert not (tmp_path / "runs/changed").exists() and beside.read_bytes() == before
+    assert said(f"account accept --data {photos}")[0] == 0
+    assert said(f"{FOLDER} --out runs/changed")[0] == 0
+    assert len(Account(beside).read().charges) == 5
+    # Where the data's folder cannot be written to, it is among this user's files.
+    beside.unlink()
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    elsewhere = default_path("folder", "photos")
+    assert elsewhere.parent.name == "accounts" and elsewhere.name.startswith("photos-")
+
+
+def test_simulations_are_charged_and_refused_before_their_study(said, tmp_path):
+    search = "search digits --model linear --strategy bk --steps 2 --trials 2 "
+    search += "--simulation-batch-sizes 16 --repeats 1 --vary learning-rate=0.5,1 "
+    search += "--noise-multiplier 4 --sampler random --pruner none --account mine"
+    Account(tmp_path / "mine").set_limit(2.0, 1e-4)
+    code, _, errors = said(f"{search} --out study")
+    assert code == 2 and "with this search" in errors
+    assert not (tmp_path / "study").exists()
+    Account(tmp_path / "mine").set_limit(1e6, 1e-4)
+    code, printed, _ = said(f"{search} --out study")
+    assert code == 0 and "charged to mine: all runs on these data together" in printed
+    charges = Account(tmp_path / "mine").read().charges.values()
+    assert [charge.what for charge in charges] == ["search"] * 3
+    # A batch of 16 from those that are not held out, with as much less noise.
+    [one] = {charge.mechanisms for charge in charges}
+    assert one == (Mechanism(16 / (1437 - 143), 4.0 * 16 / 512, 2),)
+
+
+def test_an_audit_says_what_it_charged(said, tmp_path):
+    words = "audit digits --model linear --strategy bk --steps 4 --noise-multiplier 2 "
+    words += (
+        "--canaries 20 --audited-examples 32 --physical-batch-size 64 --batch-size "
+    )
+    words += "150 --audited-steps 2 --account mine"
+    code, printed, _ = said(f"{words} --out audit")
+    assert code == 0 and "charged to mine: all runs on these data together" in printed
+    [charge] = Account(tmp_path / "mine").read().charges.values()
+    assert (charge.what, charge.mechanisms[0].steps) == ("audit", 2)
+    Account(tmp_path / "mine").set_limit(0.01, 1e-4)
+    code, _, errors = said(f"{words} --out more")
+    assert code == 2 and "has a limit of ε = 0.01" in errors
+    assert not (tmp_path / "more").exists()

@@ -1,0 +1,110 @@
+"""Owners of images: from folders and columns, and splits by person."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import small_sources as small
+from PIL import Image
+
+from tanager.data import gather, load
+
+
+OWNERS = [f"zoe{number}" for number in (0, 0, 1, 1, 1, 2, 3, 3, 4, 5)]
+
+
+def write(file, value):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((8, 8, 3), value, np.uint8)).save(file)
+
+
+def write_persons(path, persons, classes=("cat", "dog")):
+    """Person p has p + 1 images in each class, all of value p."""
+    for name in classes:
+        for person in persons:
+            for image in range(person % 5 + 1):
+                write(path / name / f"zoe{person:02}" / f"{image}.png", person)
+
+
+def owners_of(dataset):
+    assert dataset.owners is not None
+    return dataset.owners
+
+
+def persons_of(dataset, split="train"):
+    source = getattr(dataset, split)
+    return {*np.unique(gather(source, np.arange(len(source)))["image"])}
+
+
+def test_folders_in_class_folders_are_persons(tmp_path):
+    for split, persons in (("train", range(7)), ("test", (7, 8))):
+        write_persons(tmp_path / split, persons)
+    dataset = load("folder", tmp_path, groups="folder")
+    images = gather(dataset.train, np.arange(len(dataset.train)))["image"]
+    owners = [f"zoe{value:02}" for value in images[:, 0, 0, 0]]
+    np.testing.assert_array_equal(owners_of(dataset), owners)
+    assert len(set(owners)) == 7 and len(owners) == 36
+    streamed = load("folder", tmp_path, groups="folder", stream=True, image_size=8)
+    np.testing.assert_array_equal(owners_of(streamed), owners)
+
+
+def test_splits_and_counts_are_of_persons(tmp_path):
+    write_persons(tmp_path, range(30))
+    dataset = load("folder", tmp_path, groups="folder")
+    trained, tested = persons_of(dataset), persons_of(dataset, "test")
+    assert len(tested) == 6 and not trained & tested
+    held = load(
+        "folder", tmp_path, groups="folder", validation_examples=5, train_examples=10
+    )
+    assert len(persons_of(held)) == 10 and len(persons_of(held, "test")) == 5
+    assert not persons_of(held) & persons_of(held, "test")
+    assert persons_of(held) | persons_of(held, "test") <= trained
+    assert len(owners_of(held)) == len(held.train)
+    some = load("folder", tmp_path, groups="folder", classes=("dog", "cat"))
+    np.testing.assert_array_equal(some.owners, dataset.owners)
+
+
+def parquet(path, owners, **more):
+    rows = small.table([small.png(image) for image in small.IMAGES], [0, 1] * 5)
+    rows = rows.append_column("patient", owners)
+    for split in ("train", "test"):
+        pq.write_table(rows, path / f"{split}.parquet")
+    return load("folder", path, **{"image_size": 8, "groups": "patient"} | more)
+
+
+def test_a_column_has_the_owners(tmp_path):
+    dataset = parquet(tmp_path, pa.array(OWNERS), validation_examples=2)
+    assert dataset.units()[1] == 4
+    chosen = np.isin(OWNERS, owners_of(dataset))
+    np.testing.assert_array_equal(np.array(OWNERS)[chosen], dataset.owners)
+
+
+@pytest.mark.parametrize(
+    ("owners", "message"),
+    [
+        (pa.array([[name, "bob"] for name in OWNERS]), "one for each image"),
+        (pa.array([0.5] * 10), "whole numbers or texts"),
+        (pa.array([None, *OWNERS[1:]]), "row 0 has no 'patient'"),
+        (pa.array(OWNERS), "persons with images in both train and test"),
+    ],
+)
+def test_bad_columns_are_refused(tmp_path, owners, message):
+    with pytest.raises(ValueError, match=message) as refused:
+        parquet(tmp_path, owners)
+    assert "zoe" not in str(refused.value)
+
+
+def test_owners_that_are_not_there_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="does not apply to digits"):
+        load("digits", groups="folder")
+    write_persons(tmp_path / "few", [0])
+    with pytest.raises(ValueError, match="too few persons"):
+        load("folder", tmp_path / "few", groups="folder")
+    with pytest.raises(ValueError, match="must be 'folder'"):
+        load("folder", tmp_path / "few", groups="patient")
+    write(tmp_path / "few/cat/loose.png", 1)
+    with pytest.raises(ValueError, match="in no person's folder"):
+        load("folder", tmp_path / "few", groups="folder")
+    (tmp_path / "table").mkdir()
+    with pytest.raises(ValueError, match="has no column 'hospital'"):
+        parquet(tmp_path / "table", pa.array(OWNERS), groups="hospital")

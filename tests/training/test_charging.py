@@ -1,0 +1,178 @@
+"""A run is charged to the account of its data: in full, once, before its first step."""
+
+import shutil
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import parts
+from tanager import Account, Mechanism
+from tanager.audit.black_box import audit_one_run
+from tanager.audit.replay import replay
+from tanager.audit.white_box import audit_white_box
+from tanager.privacy import accountant
+from tanager.privacy.account import Balance
+from tanager.seed import Seed
+from tanager.training import charging, loop, resume
+
+
+MECHANISM, DELTA = Mechanism(0.3, 2.0, 4), 1e-3
+
+
+def data(examples=40):
+    x = np.random.default_rng(0).normal(size=(examples, 3)).astype(np.float32)
+    return x, x.sum(1)
+
+
+def loss(params, example):
+    return (params @ example[0] - example[1]) ** 2
+
+
+def settings(account, **changes):
+    return {
+        "loss": loss,
+        "params": jnp.zeros(3),
+        "data": data(),
+        "mechanism": MECHANISM,
+        "delta": DELTA,
+        "optimizer": optax.sgd(0.1),
+        "physical_batch_size": 8,
+        "strategy": "per_example",
+        "account": account,
+        "progress": False,
+    } | changes
+
+
+def train(account, out=None, **changes):
+    return parts.train(**settings(account, **changes), out=out)
+
+
+@pytest.fixture
+def account(tmp_path):
+    return Account(tmp_path / "account.jsonl")
+
+
+def mechanisms(account):
+    return [one for each in account.read().charges.values() for one in each.mechanisms]
+
+
+def check_killed_and_resumed(account, out, monkeypatch):
+    """Kill a run between its charge and its first step, resume it, delete it."""
+
+    def killed(self, mechanism, step):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(resume.Position, "charge", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train(account, out)
+    assert mechanisms(account) == [MECHANISM]
+    result = train(account, out)
+    assert mechanisms(account) == [MECHANISM]
+    assert result.summary["account"] == {
+        "epsilon": result.epsilon,
+        "delta": DELTA,
+        "adjacency": "zero-out",
+        "accountant": "pld",
+    }
+    assert "this one included, had spent ε" in (out / "report.html").read_text()
+    train(account, out)
+    assert mechanisms(account) == [MECHANISM]
+    shutil.rmtree(out)
+    train(account, out)
+    both = [MECHANISM, MECHANISM]
+    assert mechanisms(account) == both
+    total = account.read().total(DELTA).epsilon
+    assert total == accountant.composed_epsilon(both, DELTA)
+
+
+def test_a_run_is_charged_once_in_full_before_its_first_step(
+    account, tmp_path, monkeypatch
+):
+    check_killed_and_resumed(account, tmp_path / "run", monkeypatch)
+
+
+def after_the_run(patch):
+    charge, hand_over = charging.charge, loop.hand_over
+    waiting = []
+
+    def late(*arguments):
+        found = hand_over(*arguments)
+        charge(*waiting.pop())
+        return found
+
+    patch.setattr(charging, "charge", lambda *arguments: waiting.append(arguments))
+    patch.setattr(loop, "hand_over", late)
+
+
+def twice(patch):
+    patch.setattr(
+        Seed, "fingerprint", lambda self, content: Seed.from_os().secret.hex()[:32]
+    )
+
+
+def never(patch):
+    patch.setattr(Balance, "holds", lambda self, charge: True)
+
+
+def one_step(patch):
+    charge_of = charging.charge_of
+
+    def of_a_step(account, mechanisms, *more):
+        return charge_of(account, [Mechanism(0.3, 2.0, 1)], *more)
+
+    patch.setattr(charging, "charge_of", of_a_step)
+
+
+@pytest.mark.parametrize("bug", [after_the_run, twice, never, one_step])
+def test_planted_charges(account, tmp_path, monkeypatch, bug):
+    with monkeypatch.context() as patch:
+        bug(patch)
+        with pytest.raises((AssertionError, ValueError)):
+            check_killed_and_resumed(account, tmp_path / "run", monkeypatch)
+
+
+def test_a_run_beyond_the_limit_is_refused_before_anything_is_made(account, tmp_path):
+    account.set_limit(accountant.epsilon(MECHANISM, DELTA), DELTA)
+    train(account, tmp_path / "one")
+    before = account.path.read_bytes()
+    with pytest.raises(ValueError, match="has a limit of"):
+        train(account, tmp_path / "two")
+    assert not (tmp_path / "two").exists()
+    assert account.path.read_bytes() == before
+    train(account, tmp_path / "one")  # which has been charged
+
+
+def test_other_data_are_refused_and_a_seed_of_a_person_has_no_noise(account, tmp_path):
+    train(account)
+    before = account.path.read_bytes()
+    with pytest.raises(ValueError, match="is of other data"):
+        train(account, tmp_path / "other", data=data(41))
+    assert not (tmp_path / "other").exists()
+    assert account.path.read_bytes() == before
+    train(account, seed=1)
+    known = Mechanism(0.3, 0.0, 4)
+    assert mechanisms(account) == [MECHANISM, known]
+    assert train(account, seed=1).summary["account"]["epsilon"] == np.inf
+
+
+def test_what_fails_before_the_first_step_is_not_charged(account):
+    with pytest.raises(ValueError, match="evaluate fails before the next step"):
+        train(account, evaluate=lambda model: 1 / 0)
+    assert not account.path.exists()
+
+
+def test_audits_charge_the_steps_that_they_make_and_no_replay(account):
+    white = settings(account, mechanism=Mechanism(0.3, 1.0, 6))
+    problem, algorithm, runtime, _ = parts.parts(white)
+    audit_white_box(problem, algorithm, runtime, canaries=20, steps=2)
+    assert mechanisms(account) == [Mechanism(0.3, 1.0, 2)]
+    audit_one_run(problem, algorithm, data(20), runtime, guessed=1.0)
+    assert mechanisms(account) == [Mechanism(0.3, 1.0, 2), Mechanism(0.3, 1.0, 6)]
+    assert {each.what for each in account.read().charges.values()} == {"audit"}
+    train(account)  # of the same data, though audits add canaries
+    before = account.path.read_bytes()
+    replay(problem, algorithm, steps=4)
+    assert account.path.read_bytes() == before
