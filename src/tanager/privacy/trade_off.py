@@ -51,7 +51,10 @@ class TradeOff:
         adjacency = common_adjacency(mechanisms)
         parts = accountant.parts_of(*mechanisms)
         signals = (
-            math.sqrt(steps) / sigma if sigma else math.inf for _, sigma, steps in parts
+            math.sqrt(part.steps) / part.noise_multiplier
+            if part.noise_multiplier
+            else math.inf
+            for part in parts
         )
         self.gaussian = adjacency.signals * math.hypot(*signals)
         self.epsilons = self.deltas = _NONE
