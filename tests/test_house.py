@@ -30,6 +30,7 @@ FLOORS = {
     "_text": 0,
     "gaussian": 0,
     "seed": 0,
+    "groups": 0,
     "sampling": 0,
     "privacy": 0,
     "compiling": 1,
