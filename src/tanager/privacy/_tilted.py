@@ -13,7 +13,7 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy import optimize, signal, special
@@ -83,10 +83,12 @@ def _losses(pmf: "DensePLDPmf") -> np.ndarray:
 
 def _log_moment(side: "Side", tilt: float) -> float:
     """Return the logarithm of E[e^{tl}] of all steps together."""
-    return sum(
-        count * float(special.logsumexp(tilt * _losses(pmf), b=pmf._probs))
-        for pmf, count in side
-    )
+    return sum(count * _moment(pmf, tilt * _losses(pmf)) for pmf, count in side)
+
+
+def _moment(pmf: "DensePLDPmf", exponents: np.ndarray) -> float:
+    sums: Any = special.logsumexp(exponents, b=pmf._probs)
+    return float(sums)
 
 
 def _tail(side: "Side", tilt: float) -> tuple[np.ndarray, np.ndarray]:
@@ -96,7 +98,7 @@ def _tail(side: "Side", tilt: float) -> tuple[np.ndarray, np.ndarray]:
     tilted, infinite, lost, log_moment = [], 0.0, 0.0, 0.0
     for pmf, count in side:
         exponents = tilt * _losses(pmf)
-        moment = float(special.logsumexp(exponents, b=pmf._probs))
+        moment = _moment(pmf, exponents)
         weights = pmf._probs * np.exp(exponents - moment)
         one = DensePLDPmf(pmf._discretization, pmf._lower_loss, weights, 0.0, True)
         if (
