@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 from rich.console import Console
@@ -48,6 +48,9 @@ class Arguments:
     ] = str(Adjacency.ZERO_OUT)
     """Which data sets count as neighbours."""
 
+    accountant: Literal["pld", "rdp"] = "pld"
+    """Whose ε keeps the budget: pld, which is tight, or rdp, as papers report it."""
+
     json: bool = False
     """Print one JSON object only."""
 
@@ -56,7 +59,7 @@ class Arguments:
 
 
 _LABELS = {
-    Accountant.PLD: ("PLD", "the guarantee"),
+    Accountant.PLD: ("PLD", "a guarantee, tight"),
     Accountant.RDP: ("RDP", "a guarantee, looser; what the papers report"),
     Accountant.GDP_CLT: ("GDP-CLT", "approximation, never a guarantee"),
     Accountant.TAN: ("TAN", "approximation, never a guarantee"),
@@ -107,8 +110,8 @@ def _print_table(plan: Plan, console: Console) -> None:
     epsilons = new_table("accountant", "ε", "which is", texts=("ε", "which is"))
     for accountant, (label, meaning) in _LABELS.items():
         spent = plan.epsilon[accountant]
-        if accountant is Accountant.PLD:
-            meaning += solved.get("epsilon", "")
+        if accountant == plan.accountant:
+            meaning = "the guarantee" + solved.get("epsilon", "")
         if spent is None:
             meaning = f"not defined for {plan.adjacency}"
         epsilons.add_row(
@@ -118,7 +121,7 @@ def _print_table(plan: Plan, console: Console) -> None:
     console.print()
     risk = plan.risk.to_json()
     console.print(guarantee.risk_in_words(risk), soft_wrap=True)
-    headings = (f"attack on one {guarantee.UNIT}", "at most", "without the model")
+    headings = (f"attack on one {'image'}", "at most", "without the model")
     rows = [
         *guarantee.risk_rows(risk),
         ("μ of Gaussian DP", guarantee.risk_as_gaussian(risk), "0"),

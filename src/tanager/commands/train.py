@@ -66,7 +66,7 @@ def _train(name: str, recipe: Recipe, found: studies.Found | None) -> int:
     else:
         console.print(
             f"budget: ε = {format_epsilon(budget.epsilon)} at δ = {budget.delta:g} "
-            f"({mechanism.adjacency}, PLD): noise multiplier "
+            f"({mechanism.adjacency}, {recipe.accountant.upper()}): noise multiplier "
             f"{mechanism.noise_multiplier:.4g}, expected batch {recipe.batch_size}, "
             f"{mechanism.steps} steps"
         )

@@ -65,6 +65,28 @@ class Accountant(enum.StrEnum):
         return self in (Accountant.PLD, Accountant.RDP)
 
 
+def check_claim(accountant: str, adjacency: Adjacency) -> None:
+    """Refuse an accountant whose ε may not be claimed, or is none for the adjacency.
+
+    Raises:
+        ValueError: it is no guarantee, or RDP under replace-one.
+    """
+    guarantees = [str(each) for each in Accountant if each.is_guarantee]
+    validate.one_of(guarantees, accountant=accountant)
+    if accountant == Accountant.RDP:
+        _require_rdp(adjacency)
+
+
+def _require_rdp(adjacency: Adjacency) -> None:
+    if adjacency is Adjacency.REPLACE_ONE:
+        validate.refuse(
+            "adjacency",
+            str(adjacency),
+            "has no RDP bound under Poisson sampling",
+            "use accountant 'pld', or adjacency 'zero-out'",
+        )
+
+
 # Every tenth to 11, every whole number to 64, then 3 % apart: at the best order ε is
 # flat, so the gaps cost less than 0.02 %. If the last is best, larger ones are tried.
 RDP_ORDERS = (
@@ -319,13 +341,7 @@ def epsilon_gaussian(mu: float, delta: float) -> float:
 def _divergences(
     parts: Sequence[_pld.Part], orders: Sequence[float], adjacency: Adjacency
 ) -> np.ndarray:
-    if adjacency is Adjacency.REPLACE_ONE:
-        validate.refuse(
-            "adjacency",
-            str(adjacency),
-            "has no RDP bound under Poisson sampling",
-            "use accountant 'pld', or adjacency 'zero-out'",
-        )
+    _require_rdp(adjacency)
     with np.errstate(all="ignore"):
         divergences = sum(
             (part.steps * _rdp_of_a_step(*part[:2], tuple(orders)) for part in parts),

@@ -10,7 +10,8 @@ from typing import Any, Self
 
 from tanager import _validate as validate
 from tanager._files import as_json
-from tanager.privacy import accountant, tan
+from tanager.privacy import accountant as accountants
+from tanager.privacy import tan
 from tanager.privacy.accountant import Accountant
 from tanager.privacy.calibrate import calibrate
 from tanager.privacy.mechanism import Adjacency, Mechanism
@@ -34,6 +35,7 @@ class Plan:
         delta: δ.
         adjacency: which data sets are neighbours.
         solved: which of batch_size, steps, noise_multiplier and epsilon was left out.
+        accountant: whose ε is claimed, and kept the budget.
         epsilon: ε by each accountant; None where it does not apply.
         warnings: what to worry about, as sentences.
     """
@@ -45,6 +47,7 @@ class Plan:
     delta: float
     adjacency: Adjacency
     solved: str
+    accountant: str
     epsilon: dict[str, float | None]
     warnings: tuple[str, ...]
 
@@ -58,10 +61,11 @@ class Plan:
         epsilon: float | None = None,
         delta: float | None = None,
         adjacency: Adjacency | str = Adjacency.ZERO_OUT,
+        accountant: str = Accountant.PLD,
     ) -> Self:
         """Plan a run, solving for the one of four parameters that is left out.
 
-        The budget is kept by PLD. The batch size is the largest whole number that
+        The batch size is the largest whole number that
         keeps it, the number of steps likewise; the noise multiplier is the smallest,
         to a relative 1e-3.
 
@@ -73,6 +77,7 @@ class Plan:
             epsilon: the budget ε, above 0.
             delta: δ; by default the largest power of ten strictly below 1/N.
             adjacency: which data sets are neighbours.
+            accountant: whose ε keeps the budget and is claimed, "pld" or "rdp".
 
         Raises:
             ValueError: not exactly one of the four is left out, one is out of range,
@@ -93,6 +98,7 @@ class Plan:
         validate.probability(delta=delta)
         validate.one_of([*Adjacency], adjacency=adjacency)
         adjacency = Adjacency(adjacency)
+        accountants.check_claim(accountant, adjacency)
         solved = _missing(
             batch_size=batch_size,
             steps=steps,
@@ -110,10 +116,13 @@ class Plan:
                 sample_rate=None if batch_size is None else batch_size / examples,
                 noise_multiplier=noise_multiplier,
                 steps=steps,
+                accountant=accountant,
                 adjacency=adjacency,
             )
             if batch_size is None:
-                batch_size = _whole_batch(mechanism, examples, epsilon, delta)
+                batch_size = _whole_batch(
+                    mechanism, examples, epsilon, delta, accountant
+                )
                 mechanism = dataclasses.replace(
                     mechanism, sample_rate=batch_size / examples
                 )
@@ -127,10 +136,11 @@ class Plan:
             delta=float(delta),
             adjacency=adjacency,
             solved=solved,
+            accountant=str(accountant),
             epsilon={
                 str(name): None
                 if name is Accountant.RDP and replace_one
-                else accountant.epsilon(mechanism, delta, name)
+                else accountants.epsilon(mechanism, delta, name)
                 for name in Accountant
             },
             warnings=(),
@@ -169,6 +179,7 @@ class Plan:
             "noise_multiplier": self.noise_multiplier,
             "delta": self.delta,
             "adjacency": str(self.adjacency),
+            "accountant": self.accountant,
             "epsilon": self.epsilon,
             "eta": tan.eta(mechanism),
             "eta_step": tan.eta_step(mechanism),
@@ -199,14 +210,18 @@ def _missing(**values: float | None) -> str:
 
 
 def _whole_batch(
-    mechanism: Mechanism, examples: int, epsilon: float, delta: float
+    mechanism: Mechanism,
+    examples: int,
+    epsilon: float,
+    delta: float,
+    accountant: str,
 ) -> int:
     """Round the sample rate down to a whole batch, the largest within the budget."""
     batch_size = math.floor(mechanism.sample_rate * examples)
     larger = batch_size + 1
     if larger <= examples:
         rounded_up = dataclasses.replace(mechanism, sample_rate=larger / examples)
-        if accountant.epsilon(rounded_up, delta) <= epsilon:
+        if accountants.epsilon(rounded_up, delta, accountant) <= epsilon:
             return larger
     if batch_size < 1:
         validate.refuse(
@@ -262,7 +277,7 @@ def _moves(plan: Plan) -> list[str]:
             )
             break
         moved = tan.at_batch_size(plan.mechanism, factor=factor)
-        after = accountant.epsilon(moved, plan.delta)
+        after = accountants.epsilon(moved, plan.delta)
         cost = "twice" if factor == 2 else f"{factor} times"
         moves.append(
             f"batch size {larger} and noise multiplier {factor * sigma:.4g} give"

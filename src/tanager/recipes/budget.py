@@ -27,7 +27,7 @@ from tanager.recipes.recipe import Recipe
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """What a run will spend: its mechanism, and ε by PLD at δ."""
+    """What a run will spend: its mechanism, and ε by the recipe's accountant at δ."""
 
     mechanism: Mechanism
     epsilon: float
@@ -50,7 +50,8 @@ def solve_budget(recipe: Recipe, examples: int) -> Budget:
         )
     delta = default_delta(examples) if recipe.delta is None else recipe.delta
     rate = recipe.batch_size / examples
-    adjacency = Adjacency(recipe.adjacency)
+    adjacency, by = Adjacency(recipe.adjacency), recipe.accountant
+    accountant.check_claim(by, adjacency)
     if recipe.non_private:
         assert recipe.steps is not None
         mechanism = Mechanism(rate, 0.0, recipe.steps, adjacency)
@@ -62,7 +63,7 @@ def solve_budget(recipe: Recipe, examples: int) -> Budget:
         given = {"noise_multiplier": noise}
     elif solve != "noise_multiplier" and noise is not None:
         mechanism = Mechanism(rate, noise, steps, adjacency)
-        epsilon = accountant.epsilon(mechanism, delta)
+        epsilon = accountant.epsilon(mechanism, delta, by)
         if solve == "epsilon" or target is None or epsilon <= target:
             return Budget(mechanism, epsilon, delta)
         if solve == "nothing":
@@ -74,6 +75,11 @@ def solve_budget(recipe: Recipe, examples: int) -> Budget:
             )
     assert target is not None
     mechanism = calibrate(
-        epsilon=target, delta=delta, sample_rate=rate, adjacency=adjacency, **given
+        epsilon=target,
+        delta=delta,
+        sample_rate=rate,
+        accountant=by,
+        adjacency=adjacency,
+        **given,
     )
-    return Budget(mechanism, accountant.epsilon(mechanism, delta), delta)
+    return Budget(mechanism, accountant.epsilon(mechanism, delta, by), delta)

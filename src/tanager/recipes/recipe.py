@@ -18,6 +18,7 @@ Head = Literal["load", "fresh", "zero"]
 Schedule = Literal["constant", "step", "cosine"]
 PrecisionName = Literal["float32", "tf32", "bfloat16"]
 Solved = Literal["epsilon", "noise_multiplier", "steps", "nothing"]
+AccountantName = Literal["pld", "rdp"]
 UnitName = Literal["example", "group"]
 AugmentationName = Literal["none", "crop-flip", "rrc", "tan", "simclr", "inception"]
 
@@ -28,6 +29,7 @@ _CHOICES: dict[str, Any] = {
     "solve_for": Solved,
     "adjacency": AdjacencyName,
     "unit": UnitName,
+    "accountant": AccountantName,
     "learning_rate_schedule": Schedule,
     "augmentation": AugmentationName,
     "precision": PrecisionName,
@@ -88,6 +90,7 @@ class Recipe:
         non_private: train WITHOUT privacy, on public data: no clipping, no noise.
         epsilon: privacy budget ε.
         delta: failure probability δ. Default: the largest power of ten below 1/N.
+        accountant: how ε is computed: pld, which is tight, or rdp, as papers report it.
         batch_size: expected batch size B, in examples; the sample rate is q = B/N.
         noise_multiplier: σ: standard deviation of the noise divided by the clipping
             norm; solved for if not given.
@@ -166,6 +169,7 @@ class Recipe:
     non_private: bool = False
     epsilon: float | None = None
     delta: float | None = None
+    accountant: AccountantName = "pld"
     batch_size: int
     noise_multiplier: float | None = None
     steps: int | None = None

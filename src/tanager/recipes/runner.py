@@ -174,6 +174,7 @@ def algorithm(prepared: Prepared, examples: int) -> DPSGD:
         augmentation_multiplicity=recipe.augmentation_multiplicity,
         ema_decay=recipe.ema_decay,
         declared_examples=recipe.public_size(examples),
+        accountant=recipe.accountant,
     )
 
 

@@ -9,7 +9,6 @@ from tanager.privacy.shown import format_epsilon, format_share
 
 _Fields = Mapping[str, Any]
 
-UNIT = "image"
 """The word for what one example is."""
 
 _PROTECTS = {
@@ -24,9 +23,6 @@ _PROTECTS = {
 _PER_PERSON = (
     "The guarantee is per person, for all of their images together, if each image has "
     "the right owner in the data."
-)
-_PER_IMAGE = (
-    "The guarantee is per image. A person with several images is protected less."
 )
 
 
@@ -58,19 +54,19 @@ def meaning(result: _Fields) -> str:
     )
 
 
-def risk_in_words(risk: _Fields, unit: str = UNIT) -> str:
-    """Return one sentence on what the best attack on one image can reach."""
+def risk_in_words(risk: _Fields, one: str = "image") -> str:
+    """Return one sentence on what the best attack on one image or person can reach."""
     return (
-        f"Whoever guesses from the model whether one {unit} was in the training data "
+        f"Whoever guesses from the model whether one {one} was in the training data "
         f"recognises at most {format_share(risk['tpr_at_1_percent'])} of the members at"
         " 1 % false alarms (without the model: 1 %)."
     )
 
 
-def risk_explained(unit: str = UNIT) -> str:
+def risk_explained(one: str = "image") -> str:
     """Return what the words of `risk_rows` mean, and against whom they hold."""
     return (
-        f"A member is one {unit} that was in the training data. At 1 % false alarms, 1 "
+        f"A member is one {one} that was in the training data. At 1 % false alarms, 1 "
         "of 100 others is taken for a member. No attack does better, even one that "
         "knows all other training data and sees every update."
     )
@@ -163,7 +159,7 @@ def assumptions(result: _Fields) -> list[str]:
     )
     return [
         *([skipped] if result.get("unreadable") == "skip" else []),
-        _PER_PERSON if one == "person" else _PER_IMAGE,
+        _PER_PERSON if one == "person" else _per_image(result),
         f"The guarantee compares two data sets that differ in one {one}. "
         f"{str(_PROTECTS.get(adjacency, adjacency)).format(unit=one)}",
         f"{unprotected} The initial parameters do not depend on the private data.",
@@ -173,6 +169,15 @@ def assumptions(result: _Fields) -> list[str]:
         "covered: sums and noise are whole numbers on a public grid, and the noise "
         "covers the rounding before it.",
     ]
+
+
+def _per_image(result: _Fields) -> str:
+    text = "The guarantee is per image. A person with several images is protected less"
+    of_sizes = result.get("epsilon_of_person") or {}
+    known = [
+        f"{simulated(value)} with {size} images" for size, value in of_sizes.items()
+    ]
+    return f"{text}: ε is {', '.join(known)}." if known else f"{text}."
 
 
 def reason_against(result: _Fields) -> str:
@@ -210,6 +215,16 @@ search = dp_event.RepeatAndSelectDpEvent(run, {search["mean"]!r}, {shape})
 orders = [1 + tenth / 10 for tenth in range(1, 100)]
 accountant = RdpAccountant([*orders, *range(11, 513)])
 accountant.compose(search)
+{spent}"""
+    if result["accountant"] == "rdp":
+        return f"""\
+from dp_accounting import dp_event
+from dp_accounting.rdp import RdpAccountant
+
+{step}\
+orders = [1 + tenth / 10 for tenth in range(1, 100)]
+accountant = RdpAccountant([*orders, *range(11, 513)])
+accountant.compose(run)
 {spent}"""
     # Zero-out has the ε of add-or-remove-one.
     replaced = result["adjacency"] == "replace-one"

@@ -45,6 +45,7 @@ _RESULT = {
     "private_search": Maybe(bool),
     "epsilon": _NUMBER,
     "epsilon_rdp": _NUMBER,
+    "epsilon_of_person": Maybe(Each(_NUMBER)),
     "delta": float,
     "adjacency": str,
     "accountant": str,

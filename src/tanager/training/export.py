@@ -30,7 +30,7 @@ from tanager.privacy.mechanism import Mechanism
 from tanager.privacy.risk import Risk
 from tanager.report.card import model_card
 from tanager.report.run_files import read_config, read_result
-from tanager.training.result import cost
+from tanager.training.result import PERSON_SIZES, cost
 
 
 WEIGHTS = {"average": "model-ema.safetensors", "last": "model.safetensors"}
@@ -45,6 +45,8 @@ _GUARANTEE = (
 _OF_A_SEARCH = ("mean", "shape")
 _COMPUTED = ("epsilon", "epsilon_rdp", "eta", "eta_step", "total_noise")
 _COMPUTED += tuple(field.name for field in dataclasses.fields(Risk))
+_COMPUTED += tuple(map(str, PERSON_SIZES))
+_NESTED = ("risk", "epsilon_of_person")
 _TOLERANCE = 1e-3  # of them, for another version of the accountant
 _CONFIG = {
     "mechanism": {
@@ -154,10 +156,11 @@ def _require_agreement(
         _compare(run, "study.json", {name: study[name] for name in shape}, result)
     else:
         file, expected = "config.json and ledger.jsonl", as_json(_cost(run, config))
-        risk = expected.pop("risk")
+        parts = [(expected.pop(name), result[name]) for name in _NESTED]
         _compare(run, file, expected, result)
-        if result["risk"] is not None:  # a run of an older version has none
-            _compare(run, file, risk, result["risk"])
+        for computed, found in parts:
+            if found is not None:  # a run of an older version has none
+                _compare(run, file, computed, found)
     with reading(model, "holds no tensors", _REPEAT):
         with safe_open(model, "numpy") as file:
             claimed = (file.metadata() or {}).get("tanager", "{}")

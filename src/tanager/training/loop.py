@@ -17,7 +17,6 @@ from tanager.data.loader import an_example
 from tanager.parallel import hosts
 from tanager.privacy import accountant
 from tanager.privacy.ledger import Ledger
-from tanager.privacy.mechanism import Mechanism
 from tanager.privacy.shown import format_epsilon
 from tanager.seed import Seed
 from tanager.training import beginning, charging, fingerprint
@@ -130,7 +129,7 @@ def train(
     metrics = Metrics(folder if chief else None, begun)
     shown = TrainingProgress(mechanism.steps, begun, runtime.progress and chief)
     clock = Clock(metrics.released)
-    bound = _epsilon_ahead(mechanism, delta, begun, every)
+    bound = _epsilon_ahead(algorithm, begun, every)
     evaluations = None
 
     # 3. Charge, sample, clip, add noise, update; evaluate and checkpoint on the way.
@@ -178,7 +177,7 @@ def train(
                     if on_metrics is not None:
                         on_metrics(line)
                     shown.say(_sentence(line, mechanism.steps))
-                    bound = _epsilon_ahead(mechanism, delta, done, every)
+                    bound = _epsilon_ahead(algorithm, done, every)
                 if done == mechanism.steps or due or stop:
                     position.save(done, state)
                 if stop and done < mechanism.steps:
@@ -197,12 +196,12 @@ def train(
         return result
 
 
-def _epsilon_ahead(mechanism: Mechanism, delta: float, done: int, every: int) -> float:
+def _epsilon_ahead(algorithm: DPSGD, done: int, every: int) -> float:
     """Return ε at the next evaluation: a bound on what is spent until then."""
+    mechanism, delta, by = algorithm.mechanism, algorithm.delta, algorithm.accountant
     steps = min((done // every + 1) * every, mechanism.steps)
-    if steps == mechanism.steps:
-        return accountant.epsilon(mechanism, delta)
-    return accountant.epsilon(mechanism, delta, steps=steps, coarseness=8.0)
+    coarseness = 1.0 if steps == mechanism.steps else 8.0
+    return accountant.epsilon(mechanism, delta, by, steps, coarseness)
 
 
 def _private_line(done: int, drawn: Counts, skipped: int) -> dict[str, Any]:

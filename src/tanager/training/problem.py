@@ -25,6 +25,7 @@ from tanager.data.loader import Unreadable
 from tanager.groups import Groups
 from tanager.parallel.layout import Layout
 from tanager.privacy.account import Account
+from tanager.privacy.accountant import check_claim
 from tanager.privacy.mechanism import Mechanism
 
 
@@ -122,6 +123,8 @@ class DPSGD:
             rate, and that is published; None for len(data). Under add-or-remove-one
             len(data) is private, and a size must be given that was chosen without
             looking at it.
+        accountant: whose ε is claimed, "pld" or "rdp", see
+            `tanager.privacy.accountant.Accountant`.
 
     Raises:
         ValueError: a field is out of range.
@@ -135,9 +138,11 @@ class DPSGD:
     augmentation_multiplicity: int = 0
     ema_decay: float = 0.9999
     declared_examples: int | None = None
+    accountant: str = "pld"
 
     def __post_init__(self):
         validate.probability(delta=self.delta)
+        check_claim(self.accountant, self.mechanism.adjacency)
         if self.clip_norm is not None:
             validate.clipping_norm(self.clip_norm)
         validate.whole(
@@ -173,6 +178,7 @@ class DPSGD:
             "delta": self.delta,
             "augmentation_multiplicity": self.augmentation_multiplicity,
             "ema_decay": self.ema_decay,
+            "accountant": str(self.accountant),
         }
 
 

@@ -26,6 +26,10 @@ from tanager.training.resume import Position
 from tanager.training.run_folder import RunFolder
 
 
+PERSON_SIZES = (2, 5, 10)
+"""Images of a person whose ε a run per image states."""
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainResult:
     """What a complete run hands over; all of it may be released.
@@ -33,7 +37,7 @@ class TrainResult:
     Attributes:
         params: the final parameters, like the `params` given.
         average: their exponential moving average, likewise.
-        epsilon: ε spent, by PLD, for every step in the ledger.
+        epsilon: ε spent, by the run's accountant, for every step in the ledger.
         delta: the δ it holds at.
         evaluation: of the final parameters; None without an evaluator.
         evaluation_ema: of the average; None without an evaluator.
@@ -104,20 +108,25 @@ def cost(
     """
     ledger.require(mechanism, mechanism.steps)
     spent = dataclasses.replace(mechanism, steps=max(mechanism.steps, ledger.steps()))
-    delta, rdp = config["delta"], mechanism.adjacency is not Adjacency.REPLACE_ONE
+    delta, replaces = config["delta"], mechanism.adjacency is Adjacency.REPLACE_ONE
+    by, unit = config.get("accountant", "pld"), config.get("unit", "example")
+    sizes = () if replaces or unit != "example" else PERSON_SIZES
     return {
-        "epsilon": accountant.epsilon(spent, delta),
+        "epsilon": accountant.epsilon(spent, delta, by),
         "delta": delta,
         "adjacency": str(mechanism.adjacency),
-        "accountant": "pld",
-        "epsilon_rdp": accountant.epsilon(spent, delta, "rdp") if rdp else None,
+        "accountant": by,
+        "epsilon_rdp": None if replaces else accountant.epsilon(spent, delta, "rdp"),
+        "epsilon_of_person": {
+            str(size): accountant.epsilon(spent, delta, group=size) for size in sizes
+        },
         "steps": spent.steps,
         "batch_size": config["batch_size"],
         "sample_rate": mechanism.sample_rate,
         "noise_multiplier": mechanism.noise_multiplier,
         "clip_norm": config["clip_norm"],
         "examples": config["examples"],
-        "unit": config.get("unit", "example"),
+        "unit": unit,
         "examples_per_group": config.get("examples_per_group"),
         "eta": tan.eta(spent),
         "eta_step": tan.eta_step(spent),
