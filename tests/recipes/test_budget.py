@@ -163,3 +163,17 @@ def test_replace_one_costs_more_noise():
     one, _ = budget_of("digits", 1437)
     two, _ = budget_of("digits", 1437, adjacency="replace-one")
     assert two.noise_multiplier > 1.5 * one.noise_multiplier
+
+
+def test_the_accountant_is_whose_epsilon_keeps_the_budget():
+    solved = {"solve_for": "noise_multiplier", "accountant": "rdp"}
+    recipe = dataclasses.replace(DIGITS, **solved)
+    by_rdp = solve_budget(recipe, 1437)
+    by_pld = solve_budget(dataclasses.replace(recipe, accountant="pld"), 1437)
+    assert by_rdp.mechanism.noise_multiplier > by_pld.mechanism.noise_multiplier
+    spent = accountant.epsilon(by_rdp.mechanism, by_rdp.delta, "rdp")
+    assert by_rdp.epsilon == spent <= 3
+    with pytest.raises(ValueError, match="has no RDP bound"):
+        solve_budget(dataclasses.replace(recipe, adjacency="replace-one"), 1437)
+    with pytest.raises(ValueError, match="accountant"):
+        dataclasses.replace(recipe, accountant="tan")

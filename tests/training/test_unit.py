@@ -9,6 +9,7 @@ import pytest
 import tanager
 from parts import step, train
 from tanager.privacy.mechanism import Mechanism
+from tanager.report import guarantee
 from tanager.seed import Seed
 
 
@@ -203,3 +204,29 @@ def test_views_are_of_each_example():
 def test_there_is_one_owner_for_each_example():
     with pytest.raises(ValueError, match="as many as there are examples, 94"):
         grouped(owners=OWNERS[:-1])
+
+
+@pytest.mark.filterwarnings("ignore:")
+def test_a_run_claims_what_its_accountant_computes(tmp_path):
+    """Per image, it also states the ε of persons with several images."""
+    found = run(examples(), tmp_path / "run", accountant="rdp", delta=1e-4)
+    summary = found.summary
+    assert found.epsilon == summary["epsilon"] == summary["epsilon_rdp"]
+    assert summary["accountant"] == "rdp"
+    assert summary["epsilon_of_person"] == {
+        str(size): tanager.epsilon(RUN, 1e-4, group=size) for size in (2, 5, 10)
+    }
+    with pytest.raises(ValueError, match="accountant was 'rdp' and is 'pld'"):
+        run(examples(), tmp_path / "run", delta=1e-4)
+    with pytest.raises(ValueError, match="accountant"):
+        run(examples(), accountant="tan")
+
+
+@pytest.mark.filterwarnings("ignore:")
+def test_a_report_says_by_which_accountant_and_for_how_many_images(tmp_path):
+    settings = {"accountant": "rdp", "delta": 1e-4, "seed": None}
+    found = run(examples(), tmp_path / "run", **settings)
+    page = (tmp_path / "run/report.html").read_text()
+    assert "computed with RDP" in page and "RdpAccountant" in page
+    shown = guarantee.simulated(found.summary["epsilon_of_person"]["5"])
+    assert f"{shown} with 5 images" in page
