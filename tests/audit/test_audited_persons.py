@@ -10,6 +10,7 @@ from parts import parts
 from tanager.audit.black_box import audit_one_run
 from tanager.audit.membership import Attack, audit_membership
 from tanager.audit.replay import replay
+from tanager.data import gather, load
 from tanager.privacy.mechanism import Mechanism
 from tanager.training.problem import Problem
 
@@ -28,30 +29,55 @@ def persons(regression):
     return tanager.Grouped(regression, OWNERS, 4)
 
 
+@pytest.fixture(scope="module")
+def digits():
+    """200 digits, as flat rows, with planted owners of 1 to 9 images each."""
+    rows = gather(load("digits").train, np.arange(200))
+    pixels = rows["image"].reshape(200, -1).astype(np.float32) / 255
+    sizes = np.random.default_rng(0).integers(1, 10, 200)
+    owners = np.repeat(np.arange(200), sizes)[:200]
+    return (pixels, rows["label"]), owners
+
+
+def cross_entropy(params, example):
+    logits = example[0] @ params["w"] + params["b"]
+    return optax.softmax_cross_entropy_with_integer_labels(logits, example[1])
+
+
+LINEAR = {
+    "loss": cross_entropy,
+    "params": {"w": jnp.zeros((64, 10)), "b": jnp.zeros(10)},
+    "optimizer": optax.sgd(0.5),
+    "examples_each": 5,
+}
+
+
 @pytest.mark.parametrize("knows_sample", [False, True])
-def test_persons_are_below_the_claim(white_box, persons, knows_sample):
+def test_persons_are_below_the_claim(white_box, digits, knows_sample):
     """Canaries of five images, of which a step uses four."""
+    data, owners = digits
     found = white_box(
         RUN,
         2000,
-        data=persons,
-        examples_each=5,
+        data=tanager.Grouped(data, owners, 4),
         knows_sample=knows_sample,
         physical_batch_size=64,
+        **LINEAR,
     )
     assert 0.4 * found.claimed_epsilon < found.epsilon_lower_bound
     assert not found.violated
 
 
 @pytest.mark.parametrize("knows_sample", [False, True])
-def test_planted_training_per_image_is_above_the_claim(white_box, knows_sample):
+def test_planted_training_per_image_is_above_the_claim(white_box, digits, knows_sample):
     """Persons of five images in a run whose claim is per image."""
     found = white_box(
         RUN,
-        2000,
-        examples_each=5,
+        1000,
+        data=digits[0],
         knows_sample=knows_sample,
         physical_batch_size=256,
+        **LINEAR,
     )
     assert found.violated
     assert found.epsilon_lower_bound > 1.2 * found.claimed_epsilon
