@@ -206,7 +206,8 @@ def _class_files(
             refuse_file(
                 folder / name,
                 "is a class without images",
-                f"put {', '.join(_SUFFIXES)} files in it, or remove it",
+                f"put {', '.join(_SUFFIXES)} files in it, or remove it; if its folders "
+                "are persons, give groups='folder' (--groups folder)",
             )
         yield name, files
 
