@@ -15,7 +15,7 @@ def folder(tmp_path):
     for person in range(40):
         for image in range(1 + person % 7):
             label = "sick" if person % 2 else "well"
-            file = tmp_path / "data" / label / f"zoe{person}" / f"{image}.png"
+            file = tmp_path / "data" / label / f"patient-zoe-{person}" / f"{image}.png"
             file.parent.mkdir(parents=True, exist_ok=True)
             pixels = draw.integers(0, 256, (8, 8), np.uint8)
             Image.fromarray(pixels).save(file)
@@ -41,12 +41,12 @@ def test_persons_are_trained_on_reported_and_exported(folder, tmp_path, capsys):
     page = (tmp_path / "run/report.html").read_text()
     for text in ("about one person", "32 persons", "at most 3 images", "per person"):
         assert text in page, text
-    assert "zoe" not in page
+    assert "patient-zoe" not in page
     out = tmp_path / "model"
     assert main(["export", str(tmp_path / "run"), "--to", str(out)]) == 0
     assert "one person, with all of their images" in (out / "README.md").read_text()
     public = [path for path in tmp_path.glob("run/*") if path.is_file()]
-    assert all(b"zoe" not in path.read_bytes() for path in public)
+    assert all(b"patient-zoe" not in path.read_bytes() for path in public)
     assert main(command(folder, tmp_path / "run", *persons[:4])) == 2
     assert "examples_per_group was 3 and is 4" in capsys.readouterr().err
 

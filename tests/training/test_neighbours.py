@@ -1,6 +1,7 @@
 """Two data sets, one of which lacks an example: what of a run differs, and what not."""
 
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -164,5 +165,5 @@ def test_what_is_published_has_the_declared_size_alone(tmp_path):
     ]
     assert len(public) > 5
     for path in public:
-        assert b"1237" not in path.read_bytes(), path
-        assert b"1,237" not in path.read_bytes(), path
+        # A longer number, as a time in seconds, may have the same digits.
+        assert not re.search(rb"(?<![\w.])1,?237(?!\w)", path.read_bytes()), path
