@@ -271,6 +271,34 @@ class GroupNorm(eqx.Module):
         return (wide * a[None, None, :] + b[None, None, :]).astype(image.dtype)
 
 
+class FrozenBatchNorm(eqx.Module):
+    """Batch norm as it is in inference: a scale and a shift of each channel.
+
+    Shapes: ``[H, W, channels] -> [H, W, channels]``. Running statistics are folded into
+    the two when weights are loaded, so nothing of a batch enters.
+
+    Attributes:
+        scale: float32 ``[channels]``, γ/sqrt(σ² + eps).
+        bias: float32 ``[channels]``, β − μ·γ/sqrt(σ² + eps).
+
+    Raises:
+        ValueError: `channels` is not a whole number of at least 1.
+    """
+
+    scale: Float[Array, " c"]
+    bias: Float[Array, " c"]
+
+    def __init__(self, channels: int):
+        validate.whole(channels=channels, at_least=1)
+        self.scale = jnp.ones(channels, jnp.float32)
+        self.bias = jnp.zeros(channels, jnp.float32)
+
+    def __call__(self, image: Float[Array, "h w c"]) -> Float[Array, "h w c"]:
+        """Scale and shift one image."""
+        scale, bias = (part.astype(image.dtype) for part in (self.scale, self.bias))
+        return image * scale[None, None, :] + bias[None, None, :]
+
+
 class Linear(eqx.Module):
     """Affine map of one vector.
 

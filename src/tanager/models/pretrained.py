@@ -17,8 +17,8 @@ import numpy as np
 
 from tanager import _validate as validate
 from tanager._text import clean
-from tanager.models import hub, weights
-from tanager.models.foreign.layouts import SAME, Foreign, Table
+from tanager.models import hub, packaged, weights
+from tanager.models.foreign.layouts import SAME, Foreign, Table, folded, unfolded
 from tanager.models.foreign.tables import FORMATS, Format
 from tanager.models.tensors import read_tensors
 from tanager.models.vit import VisionTransformer, fit_positions
@@ -68,8 +68,9 @@ def load_weights(
         model: of the architecture of the weights; what is loaded may be shapes, as
             `equinox.filter_eval_shape` returns them.
         source: a safetensors file of timm, of Hugging Face transformers or of
-            tanager; an npz file of Google's; a folder with a ``model.safetensors``; or
-            a name on the Hub, ``hf:timm/vit_base_patch16_224.augreg_in21k``.
+            tanager; an npz file of Google's; a folder with a ``model.safetensors``; a
+            name on the Hub, ``hf:timm/vit_base_patch16_224.augreg_in21k``; or one of
+            `packaged.PACKAGED`, such as ``efficientnet-lite0``.
         head: ``"load"`` the head too, keep the model's (``"fresh"``), or set it to 0
             (``"zero"``).
 
@@ -84,12 +85,15 @@ def load_weights(
     """
     validate.one_of(HEADS, head=head)
     path = _find(source)
-    found = read_tensors(path)
+    found = packaged.read(path) if packaged.is_packaged(path) else read_tensors(path)
     changes: list[str] = []
     if head != "load":
         _require_head(model)
     name, table, form, refusals = _recognise(model, found, source)
     theirs = dict(found)
+    if form.batch_norm_eps is not None:
+        theirs = folded(found, form.batch_norm_eps)
+        changes.append("batch norms folded into scales and shifts")
     for unused in form.unused:
         if theirs.pop(unused, None) is not None:
             changes.append(f"{unused} left out: no logit depends on it")
@@ -149,6 +153,11 @@ def save_weights(
     for name, leaf in weights.named_tensors(model).items():
         parts = table[name].to_theirs(np.asarray(leaf))
         theirs |= zip(table[name].names, parts, strict=True)
+    eps = _forms(model)[format].batch_norm_eps
+    if eps is not None:
+        scales = (name for name in table if name.endswith("norm.scale"))
+        norms = (table[name].names[0].removesuffix(".weight") for name in scales)
+        theirs = unfolded(theirs, norms, eps)
     weights.save(theirs, path, metadata)
 
 
@@ -168,6 +177,8 @@ def table_of(model: Any, format: str) -> Table:
 def _find(source: str | os.PathLike[str]) -> Path:
     if hub.is_hub_name(source):
         return hub.download(str(source))
+    if source in packaged.PACKAGED and not Path(source).exists():
+        return packaged.find(str(source))
     path = Path(source).expanduser()
     if (path / "ledger.jsonl").exists():
         remedy = "name model.safetensors in it, or model-ema.safetensors, their average"

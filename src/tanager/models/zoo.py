@@ -9,7 +9,7 @@ from typing import Any
 from jaxtyping import PRNGKeyArray
 
 from tanager import _validate as validate
-from tanager.models import bit, nf_resnet, nfnet, vit, wide_resnet
+from tanager.models import bit, efficientnet, nf_resnet, nfnet, vit, wide_resnet
 from tanager.models.layers import Model
 from tanager.models.small import MLP, LeNet, SmallCNN
 from tanager.models.wide_resnet import NORMALISATION_ORDERS, WideResNet
@@ -98,6 +98,7 @@ def _vit(size: str, patch: int, source: str) -> ModelEntry:
 
 _small = functools.partial(ModelEntry, source="this library", image_side=32, classes=10)
 _BIT = "Kolesnikov et al. 2020; Rodriguez Beltran et al. 2024, table 1"
+_LITE = "Tan and Le 2019, table 1, as TensorFlow's lite release"
 _NF_RESNET = "Brock et al. 2021a, section 4; De et al. 2022, section 3.3"
 _DEIT, _VIT = "Touvron et al. 2021, table 1", "Dosovitskiy et al. 2021, table 1"
 _LENET = "Papernot et al. 2021; Tramèr and Boneh 2021"
@@ -132,6 +133,16 @@ ENTRIES = {
                 implementations=nfnet.IMPLEMENTATIONS,
             )
             for size, blocks in nfnet.DEPTHS.items()
+        ),
+        *(
+            _convolutional(
+                f"efficientnet-{size}",
+                _LITE,
+                efficientnet.EfficientNetLite,
+                variant,
+                side=variant.image_side,
+            )
+            for size, variant in efficientnet.VARIANTS.items()
         ),
         _vit("tiny", 16, _DEIT),
         _vit("small", 16, _DEIT),

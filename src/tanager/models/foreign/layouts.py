@@ -1,6 +1,6 @@
 """How the axes (and sometimes the scale) of a tensor differ between libraries."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -72,3 +72,47 @@ def scaled(layout: Layout, factor: float) -> Layout:
         lambda a: layout.to_ours(a * a.dtype.type(factor)),
         lambda a: layout.to_theirs(a * a.dtype.type(1 / factor)),
     )
+
+
+_STATISTICS = ("running_mean", "running_var")
+
+
+def folded(tensors: Mapping[str, np.ndarray], eps: float) -> dict[str, np.ndarray]:
+    """Return tensors in which each batch norm is the scale and shift of inference.
+
+    A norm with ``running_mean`` and ``running_var`` keeps ``weight`` and ``bias``:
+    γ/sqrt(σ² + eps) and β − μ·γ/sqrt(σ² + eps). Nothing happens to a norm that lacks
+    one of the four.
+    """
+    kept = dict(tensors)
+    for name in tensors:
+        norm, _, last = name.rpartition(".")
+        parts = [f"{norm}.{part}" for part in ("weight", "bias", *_STATISTICS)]
+        if last != "running_var" or not all(part in kept for part in parts):
+            continue
+        shapes = {tensors[part].shape for part in parts}
+        if len(shapes) != 1:
+            continue
+        weight, bias, mean, variance = (np.float64(tensors[part]) for part in parts)
+        scale = weight / np.sqrt(variance + eps)
+        for part, array in zip(parts, (scale, bias - mean * scale), strict=False):
+            kept[part] = array.astype(tensors[part].dtype)
+        for part in (*parts[2:], f"{norm}.num_batches_tracked"):
+            kept.pop(part, None)
+    return kept
+
+
+def unfolded(
+    tensors: Mapping[str, np.ndarray], norms: Iterable[str], eps: float
+) -> dict[str, np.ndarray]:
+    """Return tensors with running statistics under which `norms` change nothing more.
+
+    A mean of 0 and a variance of 1 − eps: the inverse of `folded`.
+    """
+    whole = dict(tensors)
+    for norm in norms:
+        weight = tensors[f"{norm}.weight"]
+        whole[f"{norm}.running_mean"] = np.zeros_like(weight)
+        whole[f"{norm}.running_var"] = np.full_like(weight, 1 - eps)
+        whole[f"{norm}.num_batches_tracked"] = np.zeros((), np.int64)
+    return whole

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from tanager import _validate as validate
 from tanager.models.bit import BiT
+from tanager.models.efficientnet import BATCH_NORM_EPS, EfficientNetLite
 from tanager.models.foreign.layouts import (
     CONV,
     FIRST_AXIS,
@@ -41,17 +42,23 @@ class Rule(NamedTuple):
 
 
 class Format(NamedTuple):
-    """From a model to its table, and tensors in files that no logit depends on."""
+    """From a model to its table, and tensors in files that no logit depends on.
+
+    `batch_norm_eps` is what their batch norms add to the variance. Their four tensors
+    of each are then two, see `layouts.folded`.
+    """
 
     names: Callable[[Any], Table]
     unused: tuple[str, ...] = ()
+    batch_norm_eps: float | None = None
 
 
 def table(rules: Iterable[Rule], model: Any) -> Table:
     """Return the table of a model: for each of our tensors, the first rule that fits.
 
     ``{b}`` is a block of a normaliser-free network, ``{stage}`` and ``{place}`` its
-    place in theirs, where every stage counts its blocks from 0.
+    place in theirs, where every stage counts its blocks from 0. ``{flat}`` counts the
+    blocks of all stages, where ours, ``{i}.{j}``, start anew in each.
     """
     found = {}
     for name in named_tensors(model):
@@ -68,6 +75,9 @@ def table(rules: Iterable[Rule], model: Any) -> Table:
                     "stage": len(starts) - 1,
                     "place": numbers["b"] - starts[-1],
                 }
+            if "j" in numbers:
+                before = model.stages[: numbers.get("i", 0)]
+                numbers["flat"] = sum(map(len, before)) + numbers["j"]
             names = rule.theirs.format(**numbers).split("|")
             found[name] = Foreign(tuple(names), rule.layout)
             break
@@ -226,8 +236,44 @@ def _nf_resnet_timm(model: NFResNet) -> Table:
     return table(_NF_RESNET_TIMM, model)
 
 
-def _format(rules: Iterable[Rule], *unused: str) -> Format:
-    return Format(functools.partial(table, rules), unused)
+# A stage's blocks in timm: {i}.{j}; the first stage has no expansion, so that its
+# norms and its projection count from 1.
+_LITE_TIMM = (
+    *_conv("stem", "conv_stem"),
+    *_norm("stem_norm", "bn1"),
+    *_conv("stages.0.{j}.depthwise", "blocks.0.{j}.conv_dw"),
+    *_norm("stages.0.{j}.depthwise_norm", "blocks.0.{j}.bn1"),
+    *_conv("stages.0.{j}.project", "blocks.0.{j}.conv_pw"),
+    *_norm("stages.0.{j}.project_norm", "blocks.0.{j}.bn2"),
+    *_conv("stages.{i}.{j}.expand", "blocks.{i}.{j}.conv_pw"),
+    *_norm("stages.{i}.{j}.expand_norm", "blocks.{i}.{j}.bn1"),
+    *_conv("stages.{i}.{j}.depthwise", "blocks.{i}.{j}.conv_dw"),
+    *_norm("stages.{i}.{j}.depthwise_norm", "blocks.{i}.{j}.bn2"),
+    *_conv("stages.{i}.{j}.project", "blocks.{i}.{j}.conv_pwl"),
+    *_norm("stages.{i}.{j}.project_norm", "blocks.{i}.{j}.bn3"),
+    *_conv("last", "conv_head"),
+    *_norm("last_norm", "bn2"),
+    *_linear("head", "classifier"),
+)
+
+# The package index's, whose names are those of efficientnet_pytorch.
+_LITE_PACKAGE = (
+    *_conv("stem", "_conv_stem"),
+    *_norm("stem_norm", "_bn0"),
+    *_conv("stages.{i}.{j}.expand", "_blocks.{flat}._expand_conv"),
+    *_norm("stages.{i}.{j}.expand_norm", "_blocks.{flat}._bn0"),
+    *_conv("stages.{i}.{j}.depthwise", "_blocks.{flat}._depthwise_conv"),
+    *_norm("stages.{i}.{j}.depthwise_norm", "_blocks.{flat}._bn1"),
+    *_conv("stages.{i}.{j}.project", "_blocks.{flat}._project_conv"),
+    *_norm("stages.{i}.{j}.project_norm", "_blocks.{flat}._bn2"),
+    *_conv("last", "_conv_head"),
+    *_norm("last_norm", "_bn1"),
+    *_linear("head", "_fc"),
+)
+
+
+def _format(rules: Iterable[Rule], *unused: str, eps: float | None = None) -> Format:
+    return Format(functools.partial(table, rules), unused, eps)
 
 
 FORMATS: Mapping[type, Mapping[str, Format]] = {
@@ -243,5 +289,9 @@ FORMATS: Mapping[type, Mapping[str, Format]] = {
     NFResNet: {"timm": Format(_nf_resnet_timm)},
     NFNet: {"timm": _format(_NFNET_TIMM)},
     BiT: {"timm": _format(_BIT_TIMM), "google": _format(_BIT_GOOGLE)},
+    EfficientNetLite: {
+        "timm": _format(_LITE_TIMM, eps=BATCH_NORM_EPS),
+        "efficientnet-pytorch": _format(_LITE_PACKAGE, eps=BATCH_NORM_EPS),
+    },
 }
 """By class of model and by name of the format, besides ``"tanager"``, our own."""

