@@ -1,0 +1,174 @@
+"""From an image to what a network was trained to see.
+
+Pretrained weights come with a size, an interpolation, a crop, and a mean and deviation
+of the pixels. Images are resized as Pillow does it, to the last bit, so that a network
+sees what it saw where it was trained; and inside a jitted step, so that the views of an
+augmentation can be resized too.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float32, UInt8
+
+from tanager import _validate as validate
+from tanager.data import crops
+from tanager.data.augment import standardise
+from tanager.data.datasets import check_constants
+
+
+def _triangle(x: np.ndarray) -> np.ndarray:
+    return np.maximum(1 - np.abs(x), 0)
+
+
+def _keys(x: np.ndarray) -> np.ndarray:
+    """Keys's cubic with a = −1/2."""
+    x = np.abs(x)
+    inner, outer = (1.5 * x - 2.5) * x * x + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2
+    return np.where(x < 1, inner, np.where(x < 2, outer, 0))
+
+
+def _lanczos(x: np.ndarray) -> np.ndarray:
+    return np.where(np.abs(x) < 3, np.sinc(x) * np.sinc(x / 3), 0)
+
+
+_FILTERS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], float]] = {
+    "bilinear": (_triangle, 1.0),
+    "bicubic": (_keys, 2.0),
+    "lanczos": (_lanczos, 3.0),
+}
+"""Each filter of `INTERPOLATIONS`, and how far from 0 it reaches."""
+
+INTERPOLATIONS = tuple(_FILTERS)
+"""How pixels are interpolated: names of timm, and of Pillow's filters."""
+
+_BITS = 22  # of a weight's fraction, as in Pillow's Resample.c
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Preprocessing:
+    """Resize, crop and standardise one image, as a network's images were.
+
+    Called with uint8 `[H, W, C]`, it returns float32 `[h, w, c]`. The image is resized
+    so that it covers the size divided by `crop`, and its middle is taken: as timm and
+    torchvision evaluate. A grey image is repeated for a network that sees colours.
+
+    Attributes:
+        mean: one number per channel of the network, on the 0..1 scale.
+        std: likewise, positive.
+        size: (height, width) that the network sees; None for the image's own.
+        interpolation: one of `INTERPOLATIONS`.
+        crop: share of each side that is kept, in (0, 1]; 1 keeps all of a square.
+        squash: resize both sides to the size at once, whatever their ratio.
+
+    Raises:
+        ValueError: a field is out of range; or, when called, not one uint8 image, or
+            one with other channels.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    size: tuple[int, int] | None = None
+    interpolation: str = "bicubic"
+    crop: float = 1.0
+    squash: bool = False
+
+    def __post_init__(self):
+        check_constants(len(self.mean), self.mean, self.std)
+        validate.one_of(INTERPOLATIONS, interpolation=self.interpolation)
+        validate.share(crop=self.crop)
+        validate.positive(crop=self.crop)
+        if self.size is not None:
+            validate.whole(height=self.size[0], width=self.size[1], at_least=1)
+
+    def __call__(self, image: UInt8[Array, "H W C"]) -> Float32[Array, "h w c"]:
+        """Return what the network sees of one image."""
+        shape = self.seen(image.shape)
+        if image.dtype != jnp.uint8:
+            validate.refuse("image dtype", str(image.dtype), "must be uint8")
+        image = resize(image, self._before_crop(image.shape), self.interpolation)
+        top, left = (
+            round((whole - side) / 2)
+            for whole, side in zip(image.shape, shape[:2], strict=False)
+        )
+        image = image[top : top + shape[0], left : left + shape[1]]
+        return standardise(jnp.broadcast_to(image, shape), self.mean, self.std)
+
+    def seen(self, image_shape: tuple[int, ...]) -> tuple[int, int, int]:
+        """Return (height, width, channels) of what the network sees of an image.
+
+        Raises:
+            ValueError: its shape is not [H, W, C] with the channels of the mean, or 1.
+        """
+        channels = len(self.mean)
+        if len(image_shape) != 3 or image_shape[-1] not in (1, channels):
+            rule = f"must be (height, width, {channels})"
+            validate.refuse("image shape", tuple(image_shape), rule)
+        return (*(self.size or image_shape[:2]), channels)
+
+    def _before_crop(self, image_shape: tuple[int, ...]) -> tuple[int, int]:
+        height, width = image_shape[:2]
+        if self.size is None:
+            return height, width
+        rows, columns = (math.floor(side / self.crop) for side in self.size)
+        if self.squash:
+            return rows, columns
+        if rows == columns:  # torchvision's, of the shorter side
+            short = min(height, width)
+            return int(rows * height / short), int(rows * width / short)
+        scale = max(rows / height, columns / width)
+        return round(height * scale), round(width * scale)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as plain values."""
+        return dataclasses.asdict(self)
+
+
+def resize(
+    image: UInt8[Array, "H W C"], size: tuple[int, int], interpolation: str = "bicubic"
+) -> UInt8[Array, "h w C"]:
+    """Resize one image as Pillow does, to the last bit.
+
+    Weights are whole multiples of 2⁻²², antialiased for a smaller image; columns come
+    before rows, and levels are rounded after each (Pillow's Resample.c).
+
+    Args:
+        image: uint8[H, W, C].
+        size: (height, width) of the result.
+        interpolation: one of `INTERPOLATIONS`.
+    """
+    for axis in (1, 0):
+        if size[axis] != image.shape[axis]:
+            taps = _taps(image.shape[axis], size[axis], interpolation)
+            positions, weights = map(jnp.asarray, taps)
+            total = crops.mixed(image, axis, positions, weights)
+            levels = lax.shift_right_arithmetic(total + (1 << (_BITS - 1)), _BITS)
+            image = jnp.clip(levels, 0, 255).astype(jnp.uint8)
+    return image
+
+
+@functools.lru_cache(maxsize=64)
+def _taps(before: int, after: int, interpolation: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return positions and whole weights of what each new row is mixed from.
+
+    Both are int32[taps, after].
+    """
+    function, support = _FILTERS[interpolation]
+    scale = before / after
+    stretch = max(scale, 1.0)
+    reach = support * stretch
+    centre = (np.arange(after) + 0.5) * scale
+    first = np.maximum((centre - reach + 0.5).astype(np.int64), 0)
+    last = np.minimum((centre + reach + 0.5).astype(np.int64), before)
+    positions = first + np.arange(int((last - first).max()))[:, None]
+    weights = function((positions - centre + 0.5) / stretch)
+    weights = np.where(positions < last, weights, 0)
+    weights /= weights.sum(axis=0)
+    whole = np.trunc(weights * (1 << _BITS) + np.copysign(0.5, weights))
+    return np.int32(np.minimum(positions, before - 1)), np.int32(whole)
