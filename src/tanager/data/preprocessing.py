@@ -136,7 +136,8 @@ def resize(
     """Resize one image as Pillow does, to the last bit.
 
     Weights are whole multiples of 2⁻²², antialiased for a smaller image; columns come
-    before rows, and levels are rounded after each (Pillow's Resample.c).
+    before rows, and levels are rounded after each (Resample.c of Pillow up to 12;
+    Pillow 13 takes rows first where they shrink by more than columns do).
 
     Args:
         image: uint8[H, W, C].
@@ -171,4 +172,4 @@ def _taps(before: int, after: int, interpolation: str) -> tuple[np.ndarray, np.n
     weights = np.where(positions < last, weights, 0)
     weights /= weights.sum(axis=0)
     whole = np.trunc(weights * (1 << _BITS) + np.copysign(0.5, weights))
-    return np.int32(np.minimum(positions, before - 1)), np.int32(whole)
+    return np.minimum(positions, before - 1).astype(np.int32), whole.astype(np.int32)

@@ -11,58 +11,54 @@ from jaxtyping import Array, ArrayLike
 
 from tanager import _validate as validate
 from tanager._reading import read_json, reading, refuse_file
-from tanager._record import Each, Maybe, check_record
-from tanager.data.augment import standardise
+from tanager._record import Each, check_record
+from tanager.data.preprocessing import Preprocessing
 from tanager.models import hub, zoo
+from tanager.models.foreign.preprocessing import of_fields
 from tanager.models.pretrained import load_weights
 
 
 _ARCHITECTURE = {"name": str, "image_shape": [int], "options": Each(object)}
 _DESCRIBED = {"architecture": _ARCHITECTURE, "classes": [str]}
-_OURS = {"mean": [float], "std": [float], "resized_from": Maybe([int])}
+_OURS = {
+    "preprocessing": {
+        "mean": [float],
+        "std": [float],
+        "size": [int],
+        "interpolation": str,
+        "crop": float,
+        "squash": bool,
+    }
+}
+_FIELDS = tuple(_OURS["preprocessing"])
 _LARGEST_SIDE = 1 << 14
 
 
 class Pretrained(NamedTuple):
     """An exported model with its preprocessing.
 
-    Called with one image, uint8 `[H, W, C]`, it returns float32 logits `[classes]`. The
-    image has the size the model was trained on, or that of the data before resizing.
+    Called with one image, uint8 `[H, W, C]` of any size, it returns float32 logits
+    `[classes]`.
 
     Attributes:
-        model: from one standardised image `[H, W, C]` to logits.
+        model: from one preprocessed image `[H, W, C]` to logits.
         classes: their names, in the order of the logits.
-        mean: per channel, on the 0..1 scale, for `tanager.data.augment.standardise`.
-        std: likewise.
+        preprocessing: from an image to what the model takes.
         config: all of its config.json.
     """
 
     model: Any
     classes: tuple[str, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    preprocessing: Preprocessing
     config: dict[str, Any]
 
     def __call__(self, image: ArrayLike) -> Array:
         """Return the logits of one image, as the run's evaluation computed them.
 
         Raises:
-            ValueError: an image of another size.
+            ValueError: not one uint8 image, or one with other channels.
         """
-        pixels = jnp.asarray(image)
-        ours = self.config["tanager"]
-        seen, before = tuple(ours["model"]["image_shape"]), ours.get("resized_from")
-        if pixels.shape not in (seen, tuple(before or seen)):
-            validate.refuse(
-                "image shape",
-                pixels.shape,
-                f"must be {seen}",
-                "crop or resize it as the training images were; or call .model",
-            )
-        pixels = standardise(pixels, self.mean, self.std)
-        if pixels.shape != seen:
-            pixels = jax.image.resize(pixels, seen, "cubic")
-        return self.model(pixels)
+        return self.model(self.preprocessing(jnp.asarray(image)))
 
 
 def load_pretrained(source: str | os.PathLike[str]) -> Pretrained:
@@ -95,12 +91,12 @@ def load_pretrained(source: str | os.PathLike[str]) -> Pretrained:
     check_record(path, ours, _OURS, "export it again", "source")
     template = template_of(path, architecture, ours.get("classes"), "source")
     model = load_weights(template, source).model
-    classes, mean, std = (tuple(ours[key]) for key in ("classes", "mean", "std"))
-    for name, numbers in (("mean", mean), ("std", std)):
-        if len(numbers) != architecture["image_shape"][-1]:
-            rule = f"has {name} {numbers}, which must be one number for each channel"
-            refuse_file(path, rule, "export it again", "source")
-    return Pretrained(model, classes, mean, std, config)
+    with reading(path, "cannot be followed", "export it again", "source"):
+        preprocessing = of_fields({key: ours["preprocessing"][key] for key in _FIELDS})
+    if len(preprocessing.mean) != architecture["image_shape"][-1]:
+        rule = f"has mean {preprocessing.mean}, not one number for each channel"
+        refuse_file(path, rule, "export it again", "source")
+    return Pretrained(model, tuple(ours["classes"]), preprocessing, config)
 
 
 def template_of(

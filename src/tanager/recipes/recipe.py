@@ -70,8 +70,14 @@ class Recipe:
         dataset: name of the data set; folder for your own images.
         data: folder or file with the data. Default: the data that tanager brings.
         classes: train and test on these classes only. Default: all.
-        image_size: resize images to this many pixels per side. Default: as they are.
-            Images of a folder are resized when read, others before the model.
+        image_size: resize images to this many pixels per side. Default: what the
+            weights were trained on, else as they are. Images of a folder are resized
+            when read, others before the model.
+        crop_fraction: part of each side that is kept: 1 keeps all, 0.875 the middle.
+            Default: what the weights are evaluated with, else 1.
+        preprocessing: file that says how images are resized and standardised (timm's
+            config.json, transformers' preprocessor_config.json), or data, for the data
+            set's mean and deviation. Default: beside the weights, else data.
         model: name of the model, see `tanager models`.
         implementation: whose code the model follows, such as tan or timm. Default:
             tanager's.
@@ -157,6 +163,8 @@ class Recipe:
     data: str | None = None
     classes: tuple[str, ...] | None = None
     image_size: int | None = None
+    crop_fraction: float | None = None
+    preprocessing: str | None = None
     model: str
     implementation: str | None = None
     normalisation_order: NormalisationOrder = "post-activation"
@@ -242,6 +250,9 @@ class Recipe:
             checkpoint_seconds=self.checkpoint_seconds,
         )
         validate.ema_decay(self.ema_decay)
+        if self.crop_fraction is not None:
+            validate.share(crop_fraction=self.crop_fraction)
+            validate.positive(crop_fraction=self.crop_fraction)
         self._check_features()
         self._check_views()
 

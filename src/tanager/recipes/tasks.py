@@ -14,13 +14,19 @@ from jaxtyping import PyTree
 from rich.console import Console
 from rich.progress import Progress
 
+from tanager import _validate as validate
 from tanager import models
 from tanager.data import RESIZED, Dataset, Source
-from tanager.data.augment import KINDS, Augmentation, standardise
+from tanager.data.augment import KINDS, Augmentation
 from tanager.data.grouped import Grouped
+from tanager.data.preprocessing import Preprocessing
 from tanager.keys import derive_keys
 from tanager.models.low_rank import merge
-from tanager.models.pretrained import load_weights
+from tanager.models.pretrained import (
+    load_weights,
+    preprocessing_of,
+    read_preprocessing,
+)
 from tanager.models.tuning import fine_tune
 from tanager.parallel import hosts
 from tanager.recipes.recipe import Recipe
@@ -68,11 +74,11 @@ def make(
         ValueError: the weights do not fit the model, the model cannot be fine-tuned so,
             or cached features are of another origin.
     """
-    seen = seen_shape(recipe, dataset)
+    prepared = preprocessing(recipe, dataset)
     model = models.create(
         recipe.model,
         classes=len(dataset.classes),
-        image_shape=seen,
+        image_shape=prepared.seen(cropped_shape(recipe, dataset)),
         key=derive_keys(secret, "initialisation")[0],
         **model_options(recipe),
     )
@@ -84,10 +90,7 @@ def make(
     augmented = augmentation(recipe, dataset.image_shape)
 
     def pixels(example: Any) -> jax.Array:
-        image = augmented.eval_view(example["image"])
-        image = standardise(image, dataset.mean, dataset.std)
-        if image.shape != seen:
-            image = jax.image.resize(image, seen, "cubic")
+        image = prepared(augmented.eval_view(example["image"]))
         return image.astype(image_dtype(recipe.precision))
 
     if recipe.caches_features:
@@ -146,11 +149,36 @@ def cropped_shape(recipe: Recipe, dataset: Dataset) -> tuple[int, int, int]:
 
 
 def seen_shape(recipe: Recipe, dataset: Dataset) -> tuple[int, int, int]:
-    """Return (height, width, channels) of what the model sees: that, or resized."""
-    shape = cropped_shape(recipe, dataset)
-    if recipe.image_size is None or recipe.dataset in RESIZED:
-        return shape
-    return recipe.image_size, recipe.image_size, shape[-1]
+    """Return (height, width, channels) of what the model sees."""
+    return preprocessing(recipe, dataset).seen(cropped_shape(recipe, dataset))
+
+
+def preprocessing(recipe: Recipe, dataset: Dataset) -> Preprocessing:
+    """Return how a view of an image becomes what the model sees.
+
+    Its size is always given: that of the recipe, else of the weights, else the view's.
+
+    Raises:
+        ValueError: the recipe's file, or that beside the weights, cannot be followed.
+    """
+    view = cropped_shape(recipe, dataset)
+    found = None
+    if recipe.preprocessing not in (None, "data"):
+        found = read_preprocessing(recipe.preprocessing)
+        if found is None:
+            rule = "describes no preprocessing"
+            remedy = "give timm's config.json or transformers' preprocessor_config.json"
+            validate.refuse("preprocessing", recipe.preprocessing, rule, remedy)
+    elif recipe.preprocessing is None and recipe.weights is not None:
+        found = preprocessing_of(recipe.weights)
+    found = found or Preprocessing(mean=dataset.mean, std=dataset.std)
+    if recipe.crop_fraction is not None:
+        found = dataclasses.replace(found, crop=recipe.crop_fraction)
+    side = recipe.image_size
+    if recipe.crop_size or (side and recipe.dataset in RESIZED):
+        return dataclasses.replace(found, size=view[:2], crop=1.0)
+    size = (side, side) if side else found.size or view[:2]
+    return dataclasses.replace(found, size=size)
 
 
 def augmentation(recipe: Recipe, image_shape: tuple[int, ...]) -> Augmentation:

@@ -20,7 +20,6 @@ _CONFIG = {
     "classes": Maybe([str]),
     "architecture": Maybe({"name": str, "image_shape": [int], "options": Each(object)}),
     "preprocessing": Maybe({"mean": [float], "std": [float]}),
-    "resized_from": Maybe([int]),
     "parameters": Maybe(int),
     "physical_batch_size": Maybe(int),
     "weights": Maybe(_ORIGIN),

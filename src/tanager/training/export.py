@@ -209,15 +209,12 @@ def _model(config: Mapping[str, Any], source: Path, format: str) -> Any:
 def _description(
     config: Mapping[str, Any], result: Mapping[str, Any], weights: str, format: str
 ) -> dict[str, Any]:
-    scale = config.get("preprocessing") or {}
     ours = {
         "version": __version__,
         "format": format,
         "model": config.get("architecture"),
         "classes": config.get("classes"),
-        "mean": scale.get("mean"),
-        "std": scale.get("std"),
-        "resized_from": config.get("resized_from"),
+        "preprocessing": config.get("preprocessing"),
         "weights": weights,
         "guarantee": {name: result[name] for name in _GUARANTEE},
     }
@@ -229,6 +226,7 @@ def _description(
 def _timm_description(config: Mapping[str, Any], model: Any) -> dict[str, Any]:
     """Return what timm builds the model from, and replaces its ends by."""
     height, width, channels = config["architecture"]["image_shape"]
+    seen = config["preprocessing"]
     one_size = isinstance(model, VisionTransformer)
     table = table_of(model, "timm")
     kernels = (
@@ -247,12 +245,14 @@ def _timm_description(config: Mapping[str, Any], model: Any) -> dict[str, Any]:
         "pretrained_cfg": {
             "input_size": [channels, height, width],
             "fixed_input_size": one_size,
-            "interpolation": "bicubic",
-            "crop_pct": 1.0,
+            "interpolation": seen.get("interpolation", "bicubic"),
+            "crop_pct": seen.get("crop", 1.0),
+            "crop_mode": "squash" if seen.get("squash") else "center",
+            "mean": seen["mean"],
+            "std": seen["std"],
             "num_classes": len(config["classes"]),
             "first_conv": next(kernels).removesuffix(".weight"),
             "classifier": table["head.weight"].names[0].removesuffix(".weight"),
-            **config["preprocessing"],
         },
     }
 

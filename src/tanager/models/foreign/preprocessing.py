@@ -7,7 +7,7 @@ from tanager import _validate as validate
 from tanager.data.preprocessing import Preprocessing
 
 
-_RESAMPLE = {1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
+_RESAMPLE = {"1": "lanczos", "2": "bilinear", "3": "bicubic"}  # Pillow's numbers
 _CONVNEXT_WHOLE = 384  # pixels from which transformers does not crop for ConvNeXt
 
 
@@ -34,7 +34,10 @@ def _tanager(config: Mapping[str, Any]) -> Preprocessing | None:
 
 def of_fields(fields: Mapping[str, Any]) -> Preprocessing:
     """Return what `Preprocessing.to_json` made the fields of."""
-    values = {key: tuple(v) if isinstance(v, list) else v for key, v in fields.items()}
+    values: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in fields.items()
+    }
     return Preprocessing(**values)
 
 
@@ -69,7 +72,7 @@ def _transformers(config: Mapping[str, Any]) -> Preprocessing:
     elif before is not None and "crop_pct" in wanted:
         squash = before[0] >= _CONVNEXT_WHOLE
         crop = 1.0 if squash else wanted["crop_pct"]
-    resample = wanted.get("resample", 2)
+    resample = str(wanted.get("resample", 2))
     validate.one_of(_RESAMPLE, resample=resample)
     return Preprocessing(
         mean=tuple(wanted["image_mean"]),
