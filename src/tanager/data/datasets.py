@@ -62,7 +62,7 @@ _FILES = {
     "mnist": (Wanted(("test",), (28, 28, 1), _DIGITS), (0.1307,), (0.3081,)),
     "folder": (Wanted(TESTS), _HALF, _HALF),
     "imagenet": _IMAGENET,
-    "imagenet-32": _IMAGENET,
+    "imagenet-32": (Wanted(_HELD_OUT), _HALF, _HALF),  # Unlocking, appendix C.2
     "places365": _IMAGENET,
 }
 """What the files of a data set must hold, and its mean and deviation."""
@@ -99,7 +99,7 @@ class Dataset:
         std: likewise. Both are public constants, never computed from the private
             images: mean and standard deviation of the public benchmark as commonly
             published for CIFAR-10 (used for CIFAR-100 too), MNIST and ImageNet (used
-            for Places-365 too), and 0.5 for everything else.
+            for Places-365 too), and 0.5 for everything else, ImageNet-32 among it.
         owners: [n] whose each training example is, for `tanager.Grouped`; None where
             they were not asked for.
         origin: digest of all training examples that `train` was taken from, however

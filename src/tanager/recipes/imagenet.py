@@ -15,7 +15,7 @@ from tanager.recipes.papers import rows_of
 from tanager.recipes.recipe import RecipeEntry, from_papers
 
 
-_SIDE = 224
+_SIDE, _PLACES_SIDE = 224, 256
 
 
 def _entry(
@@ -73,13 +73,13 @@ PLACES_ALL = _entry(
     "Places-365 from a pretrained NF-ResNet-50, all layers.",
     "JFT-300M (not public)",
     dataset="places365",
-    image_size=_SIDE,
+    image_size=_PLACES_SIDE,
 )
 PLACES_LAST_LAYER = _entry(
     "places365-nf-resnet-50-last-layer",
     "Places-365 from a pretrained NF-ResNet-50, the last layer.",
     "JFT-300M (not public)",
     dataset="places365",
-    image_size=_SIDE,
+    image_size=_PLACES_SIDE,
     fine_tune="last-layer",
 )
