@@ -93,7 +93,9 @@ def task_of(folder, **fields):
     )
     models.save_weights(model, folder / "weights.safetensors")
     recipe = dataclasses.replace(recipe, weights=str(folder / "weights.safetensors"))
-    task = tasks.make(recipe, dataset, Seed.from_int(0), folder, False)
+    task = tasks.make(
+        recipe, dataset, Seed.from_int(0), folder, False, noise_multiplier=1.0
+    )
     return model, task.problem
 
 

@@ -372,6 +372,48 @@ class Linear(eqx.Module):
         return output if self.bias is None else output + self.bias.astype(output.dtype)
 
 
+HEAD_INPUTS = ("features", "norm", "root")
+"""What a head is given: features as they are, or as a `ScaledHead` sees them."""
+
+
+class ScaledHead(Linear):
+    """Linear head on features of norm 1, without bias.
+
+    Noise is drawn for the largest gradient, so examples whose features are longer than
+    others' would drown them; a bias would only add to the norm. Every example is scaled
+    by itself.
+
+    Attributes:
+        scaling: ``"norm"``: x/‖x‖. ``"root"``: the square roots of features that are
+            not negative, minus their mean over the features, scaled to norm 1.
+
+    References:
+        Perronnin et al. 2010, "Improving the Fisher kernel": square roots of features.
+    """
+
+    scaling: str = eqx.field(static=True)
+
+    def __init__(
+        self, features_in: int, features_out: int, scaling: str, *, key: PRNGKeyArray
+    ):
+        validate.one_of(HEAD_INPUTS[1:], scaling=scaling)
+        super().__init__(features_in, features_out, bias=False, key=key)
+        self.scaling = scaling
+
+    def scaled(self, features: Float[Array, " i"]) -> Float[Array, " i"]:
+        """Return what the weight is multiplied by."""
+        wide = features.astype(accumulation_dtype(features.dtype))
+        if self.scaling == "root":
+            wide = jnp.sqrt(jnp.maximum(wide, 1e-6))  # at 0 its slope is infinite
+            wide = wide - jnp.mean(wide)
+        norm = jnp.sqrt(jnp.sum(jnp.square(wide)))
+        return (wide / jnp.maximum(norm, 1e-12)).astype(features.dtype)
+
+    def __call__(self, features: Float[Array, " i"]) -> Float[Array, " o"]:
+        """Map one vector."""
+        return super().__call__(self.scaled(features))
+
+
 class Model(eqx.Module):
     """What every named model is: features of one image, and a linear head.
 

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import equinox as eqx
 from jaxtyping import PRNGKeyArray
 
 from tanager import _validate as validate
 from tanager.models import bit, efficientnet, nf_resnet, nfnet, vit, wide_resnet
-from tanager.models.layers import Model
+from tanager.models.layers import HEAD_INPUTS, Model, ScaledHead
 from tanager.models.small import MLP, LeNet, SmallCNN
 from tanager.models.wide_resnet import NORMALISATION_ORDERS, WideResNet
 
@@ -184,6 +185,7 @@ def create(
     implementation: str | None = None,
     normalisation_order: str | None = None,
     weight_standardisation: bool | None = None,
+    head_input: str = "features",
 ) -> Model:
     """Build a model by name, with initial weights drawn from `key`.
 
@@ -203,6 +205,8 @@ def create(
             the next.
         weight_standardisation: whether to standardise the weights of convolutions; None
             for the implementation's choice.
+        head_input: one of `layers.HEAD_INPUTS`: what the last layer sees of the
+            features.
 
     Returns:
         A module from one image `[H, W, C]` to logits `[classes]`.
@@ -232,4 +236,9 @@ def create(
             options["normalisation_order"] = normalisation_order
         if weight_standardisation is not None:
             options["weight_standardisation"] = weight_standardisation
-    return entry.builder(classes=classes, image_shape=shape, key=key, **options)
+    model = entry.builder(classes=classes, image_shape=shape, key=key, **options)
+    validate.one_of(HEAD_INPUTS, head_input=head_input)
+    if head_input == "features":
+        return model
+    head = ScaledHead(model.head.weight.shape[0], classes, head_input, key=key)
+    return eqx.tree_at(lambda tree: tree.head, model, head)

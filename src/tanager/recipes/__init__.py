@@ -4,7 +4,14 @@ Every table of the papers' runs is here. Some need images or weights of your own
 """
 
 from tanager import _validate as validate
-from tanager.recipes import cifar10, cifar_fine_tuned, class_split, imagenet, starters
+from tanager.recipes import (
+    cifar10,
+    cifar_fine_tuned,
+    class_split,
+    imagenet,
+    public_features,
+    starters,
+)
 from tanager.recipes.papers import PUBLISHED as PUBLISHED
 from tanager.recipes.papers import PublishedRun as PublishedRun
 from tanager.recipes.recipe import Recipe as Recipe
@@ -26,6 +33,8 @@ RECIPES: dict[str, RecipeEntry] = {
         cifar_fine_tuned.IMAGENET32_PRETRAINING,
         cifar_fine_tuned.CIFAR100_PRETRAINING,
         *cifar_fine_tuned.EFFICIENCY,
+        public_features.LITE0,
+        public_features.LITE2,
         class_split.PRETRAINING,
         class_split.OTHER_FIVE,
         imagenet.NF_RESNET_50,

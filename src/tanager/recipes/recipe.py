@@ -15,6 +15,8 @@ NormalisationOrder = Literal["pre-activation", "post-activation"]
 AdjacencyName = Literal["zero-out", "add-or-remove-one", "replace-one"]
 FineTuning = Literal["all", "last-layer", "biases-and-norms", "film", "lora"]
 Head = Literal["load", "fresh", "zero"]
+HeadInput = Literal["features", "norm", "root"]
+SolverName = Literal["dp-sgd", "second-moments", "class-means", "auto"]
 Schedule = Literal["constant", "step", "cosine"]
 PrecisionName = Literal["float32", "tf32", "bfloat16"]
 Solved = Literal["epsilon", "noise_multiplier", "steps", "nothing"]
@@ -25,6 +27,8 @@ AugmentationName = Literal["none", "crop-flip", "rrc", "tan", "simclr", "incepti
 _CHOICES: dict[str, Any] = {
     "normalisation_order": NormalisationOrder,
     "head": Head,
+    "head_input": HeadInput,
+    "solver": SolverName,
     "fine_tune": FineTuning,
     "solve_for": Solved,
     "adjacency": AdjacencyName,
@@ -39,7 +43,7 @@ _BUDGET = ("epsilon", "noise_multiplier", "steps")
 _AT_LEAST = {
     "image_size": 8,
     "lora_rank": 1,
-    "batch_size": 1,
+    "batch_size": 0,
     "examples_per_group": 1,
     "steps": 1,
     "declared_examples": 1,
@@ -88,6 +92,11 @@ class Recipe:
             random weights.
         head: start the last layer from the given weights (load), at random (fresh), or
             at zero.
+        head_input: what the last layer sees: features, those scaled to norm 1 (norm),
+            or their square roots, centred and scaled (root), for features from a ReLU.
+        solver: how the last layer is computed: dp-sgd; second-moments, from one noisy
+            sum of products of features; class-means; or auto, the best of the three for
+            N, ε and the number of features.
         fine_tune: what to train: all layers, the last one, biases and norms, a scale
             and shift per channel (film), or low-rank products (lora).
         lora_rank: rank of the low-rank products.
@@ -97,7 +106,8 @@ class Recipe:
         epsilon: privacy budget ε.
         delta: failure probability δ. Default: the largest power of ten below 1/N.
         accountant: how ε is computed: pld, which is tight, or rdp, as papers report it.
-        batch_size: expected batch size B, in examples; the sample rate is q = B/N.
+        batch_size: expected batch size B, in examples; the sample rate is q = B/N. 0
+            for all of them: no sampling, the Gaussian mechanism.
         noise_multiplier: σ: standard deviation of the noise divided by the clipping
             norm; solved for if not given.
         steps: number of updates T; solved for if not given.
@@ -171,6 +181,8 @@ class Recipe:
     weight_standardisation: bool = True
     weights: str | None = None
     head: Head = "fresh"
+    head_input: HeadInput = "features"
+    solver: SolverName = "dp-sgd"
     fine_tune: FineTuning = "all"
     lora_rank: int = 8
     features: str | None = None

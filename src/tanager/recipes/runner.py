@@ -12,7 +12,7 @@ from tanager.parallel import hosts
 from tanager.privacy.account import Account
 from tanager.privacy.mechanism import LARGE_EPSILON
 from tanager.privacy.shown import format_epsilon
-from tanager.recipes import tasks
+from tanager.recipes import heads, tasks
 from tanager.recipes.budget import Budget, solve_budget
 from tanager.recipes.optimizers import optimizer
 from tanager.recipes.recipe import Recipe
@@ -81,7 +81,10 @@ def prepare(
             "must be all without pretrained weights",
             "give weights to start from",
         )
-    budget = solve_budget(recipe, tasks.size(recipe, dataset))
+    size = tasks.size(recipe, dataset)
+    width = tasks.head_width(recipe, dataset) if recipe.solver != "dp-sgd" else 0
+    recipe = heads.resolved(recipe, recipe.public_size(size), width)
+    budget = solve_budget(recipe, size)
     optimizer(recipe, budget.mechanism.steps)
     if not recipe.non_private and budget.epsilon >= LARGE_EPSILON:
         warnings.warn(
@@ -120,7 +123,14 @@ def run(
         folder = hosts.chief_first(lambda: RunFolder(out))
         make = hosts.is_chief()
         secret = hosts.chief_first(lambda: folder.seed(recipe.seed, make=make))
-        task = tasks.make(recipe, dataset, secret, Path(out), progress)
+        task = tasks.make(
+            recipe,
+            dataset,
+            secret,
+            Path(out),
+            progress,
+            noise_multiplier=prepared.budget.mechanism.noise_multiplier,
+        )
         return train(
             dataclasses.replace(task.problem, account=account),
             algorithm(prepared, task.problem.size()),

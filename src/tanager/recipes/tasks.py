@@ -29,6 +29,7 @@ from tanager.models.pretrained import (
 )
 from tanager.models.tuning import fine_tune
 from tanager.parallel import hosts
+from tanager.recipes import heads
 from tanager.recipes.recipe import Recipe
 from tanager.seed import Seed
 from tanager.training.features import cache_features
@@ -63,12 +64,18 @@ def _cross_entropy(predict: Callable[[Any, Any], jax.Array]) -> Callable:
 
 
 def make(
-    recipe: Recipe, dataset: Dataset, secret: Seed, out: Path, progress: bool
+    recipe: Recipe,
+    dataset: Dataset,
+    secret: Seed,
+    out: Path,
+    progress: bool,
+    *,
+    noise_multiplier: float,
 ) -> Task:
     """Create the model, load its weights, and choose what is trained on what.
 
     Initial weights are drawn from `secret`. Cached features go into the run's folder,
-    `out`, by default.
+    `out`, by default. The noise is that of the run, for heads that are solved for.
 
     Raises:
         ValueError: the weights do not fit the model, the model cannot be fine-tuned so,
@@ -94,7 +101,8 @@ def make(
         return image.astype(image_dtype(recipe.precision))
 
     if recipe.caches_features:
-        return _on_features(recipe, dataset, model, pixels, out, progress, origin)
+        task = _on_features(recipe, dataset, model, pixels, out, progress, origin)
+        return _solved(recipe, dataset, task, noise_multiplier)
     model, marks = fine_tune(
         model,
         recipe.fine_tune,
@@ -139,6 +147,7 @@ def model_options(recipe: Recipe) -> dict[str, Any]:
         "implementation": recipe.implementation,
         "normalisation_order": recipe.normalisation_order,
         "weight_standardisation": recipe.weight_standardisation,
+        "head_input": recipe.head_input,
     }
 
 
@@ -146,6 +155,19 @@ def cropped_shape(recipe: Recipe, dataset: Dataset) -> tuple[int, int, int]:
     """Return (height, width, channels) of what is taken of an image."""
     shape = dataset.image_shape
     return (*augmentation(recipe, shape).size(shape), shape[-1])
+
+
+def head_width(recipe: Recipe, dataset: Dataset) -> int:
+    """Return the number of features that the last layer sees."""
+    model = eqx.filter_eval_shape(
+        models.create,
+        recipe.model,
+        classes=len(dataset.classes),
+        image_shape=seen_shape(recipe, dataset),
+        key=jax.random.key(0),
+        **model_options(recipe),
+    )
+    return model.head.weight.shape[0]
 
 
 def seen_shape(recipe: Recipe, dataset: Dataset) -> tuple[int, int, int]:
@@ -228,6 +250,25 @@ def _on_features(
     )
     test = hosts.chief_first(lambda: cached("test", dataset.test))
     return Task(problem, predict, test, None, origin)
+
+
+def _solved(
+    recipe: Recipe, dataset: Dataset, task: Task, noise_multiplier: float
+) -> Task:
+    """Return the task in which the recipe's solver computes the head."""
+    if recipe.solver == "dp-sgd":
+        return task
+    head, finish = task.problem.params, task.problem.finish
+    examples = recipe.public_size(size(recipe, dataset))
+    sums = heads.begin(recipe.solver, head, noise_multiplier, examples)
+    problem = dataclasses.replace(
+        task.problem,
+        loss=heads.loss,
+        params=sums,
+        trainable=heads.trainable(sums),
+        finish=lambda solved: finish(solved.solve()),
+    )
+    return task._replace(problem=problem, predict=heads.predict)
 
 
 @contextlib.contextmanager

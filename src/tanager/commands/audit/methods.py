@@ -123,7 +123,10 @@ def membership(
         remedy = "the noise of each setting is solved for from them"
         validate.refuse("epsilon", recipe.epsilon, rule, remedy)
     dataset = runner.load(recipe)
-    secret, task = _task(recipe, dataset, out, options)
+    if recipe.solver != "dp-sgd":
+        rule = "must be dp-sgd for membership, which trains in several settings"
+        validate.refuse("solver", recipe.solver, rule, "or audit by white-box")
+    secret, task = _task(recipe, dataset, out, options, 0.0)
     canaries = _canaries(dataset, options.canary_kinds, secret)
     account = account_of(recipe, dataset, "audit")
     attack = Attack(
@@ -190,14 +193,16 @@ def _prepared(
         if options.method == "white-box" and options.audited_steps:
             run = dataclasses.replace(mechanism, steps=options.audited_steps)
         charging.require_room(account, [run], delta, folder, recipe.seed)
-    _, task = _task(recipe, prepared.dataset, folder, options)
+    task = _task(
+        prepared.recipe, prepared.dataset, folder, options, mechanism.noise_multiplier
+    )[1]
     algorithm = runner.algorithm(prepared, task.problem.size())
     problem = dataclasses.replace(task.problem, account=account)
     return prepared, problem, algorithm
 
 
 def _task(
-    recipe: Recipe, dataset: Dataset, folder: Path, options: "Options"
+    recipe: Recipe, dataset: Dataset, folder: Path, options: "Options", noise: float
 ) -> tuple[Seed, tasks.Task]:
     numbers, whole = dataset.units()
     if recipe.unit == "example":
@@ -212,7 +217,10 @@ def _task(
     if examples < whole:
         dataset = dataset.only(numbers < examples)
     secret = RunFolder(folder).seed(recipe.seed)
-    return secret, tasks.make(recipe, dataset, secret, folder, not options.json)
+    progress = not options.json
+    return secret, tasks.make(
+        recipe, dataset, secret, folder, progress, noise_multiplier=noise
+    )
 
 
 def _runtime(recipe: Recipe, options: "Options") -> Runtime:
