@@ -8,6 +8,7 @@ import zipfile
 
 import ml_dtypes
 import numpy as np
+import orbax.checkpoint as orbax
 import pytest
 from safetensors import numpy as safetensors
 
@@ -220,3 +221,20 @@ def test_a_folder_without_weights_says_what_to_do(tmp_path):
     ]
     (folder / "model.safetensors").write_bytes(WHOLE)
     assert file_in(folder) == folder / "model.safetensors"
+
+
+def test_a_folder_of_orbax_is_converted_by_the_command(tmp_path, monkeypatch):
+    """As jax_privacy releases its networks since version 0.3."""
+    arrays = {"net/conv": {"w": ARRAYS["a/kernel"]}, "net": {"b": ARRAYS["b"]}}
+    folder = tmp_path / "wrn"
+    orbax.PyTreeCheckpointer().save(folder, {"params": arrays, "network_state": {}})
+    with pytest.raises(
+        ValueError, match="is a checkpoint of orbax: convert"
+    ) as refused:
+        file_in(folder)
+    _, _, program, *paths = shlex.split(str(refused.value).partition("it: ")[2])
+    monkeypatch.setattr("sys.argv", ["-c", *paths])
+    exec(program, {})
+    found = read_tensors(tmp_path / "wrn.npz")
+    assert found.keys() == {"net/conv/w", "net/b"}
+    np.testing.assert_array_equal(found["net/conv/w"], ARRAYS["a/kernel"])

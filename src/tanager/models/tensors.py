@@ -38,11 +38,17 @@ from safetensors.torch import save_file
 t = torch.load(sys.argv[1], 'cpu', weights_only=True)
 t = t.get('state_dict', t.get('model', t))
 save_file({k: v.clone().contiguous() for k, v in t.items()}, sys.argv[2])"""
-_CONVERT_TREE = """\
-import sys, dill, numpy
-t = dill.load(open(sys.argv[1], 'rb'))
-t = {f'{m}/{n}': a for m, d in t.get('params', t).items() for n, a in d.items()}
-numpy.savez(sys.argv[2], **t)"""
+_SAVE_TREE = """
+t = t.get('params', t)
+numpy.savez(sys.argv[2], **{f'{m}/{n}': a for m in t for n, a in t[m].items()})"""
+_CONVERT_DILL = f"""\
+import sys, dill, numpy, pathlib
+t = dill.loads(pathlib.Path(sys.argv[1]).read_bytes()){_SAVE_TREE}"""
+_CONVERT_ORBAX = f"""\
+import os, sys, numpy
+from orbax.checkpoint import PyTreeCheckpointer as Reader
+t = Reader().restore(os.path.abspath(sys.argv[1])){_SAVE_TREE}"""
+_OF_ORBAX = ("_METADATA", "commit_success.txt")
 
 
 def read_tensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
@@ -74,7 +80,7 @@ def read_tensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     if start.startswith(b"PK"):
         return _read_npz(path)
     if start[0] == 0x80 and path.suffix.lower() in pickled.SUFFIXES:
-        trusted = f"if you trust its author: {_command(_CONVERT_TREE, path, '.npz')}"
+        trusted = f"if you trust its author, convert it: {_command(_CONVERT_DILL, path, '.npz')}"
         rule = "cannot be read as a haiku tree of arrays"
         with reading(path, rule, trusted, argument="weights"):
             return pickled.read(path)
@@ -163,6 +169,9 @@ def file_in(folder: Path) -> Path:
             return folder / name
     if (folder / "pytorch_model.bin").is_file():
         _refuse_pickle(folder / "pytorch_model.bin")
+    if any((folder / name).is_file() for name in _OF_ORBAX):
+        convert = _command(_CONVERT_ORBAX, folder, ".npz")
+        _refuse(folder, "is a checkpoint of orbax", f"convert it: {convert}")
     others = sorted(file.name for file in folder.iterdir() if file.is_file())
     more = ["…"] if len(others) > 4 else []
     held = ", ".join(others[:4] + more) or "no file"
