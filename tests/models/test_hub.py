@@ -161,7 +161,7 @@ def test_timms_own_names_are_understood(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     name = "timm/vit_base_patch16_224.augreg_in21k"
     assert hub.full_name(name) == f"hf:{name}"
-    assert hub.full_name(f"{name}@main") == f"hf:{name}@main"
+    assert hub.full_name(f"{name}@main:a.npz") == f"hf:{name}@main:a.npz"
     for other in ("timmy/a", "my/timm/a", "timm/a/b.safetensors", tmp_path):
         assert hub.full_name(other) == other
     (tmp_path / "timm").mkdir()

@@ -19,7 +19,7 @@ _NAME = re.compile(
     r"hf:(?P<repository>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?(?::(?P<file>.+))?"
 )
 _SHA256 = re.compile("[0-9a-f]{64}")
-_TIMM = re.compile(r"timm/[\w.-]+(@.+)?")
+_TIMM = re.compile(r"timm/[\w.-]+([@:].+)?")
 
 
 class HubFile(NamedTuple):

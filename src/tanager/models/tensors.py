@@ -80,9 +80,10 @@ def read_tensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     if start.startswith(b"PK"):
         return _read_npz(path)
     if start[0] == 0x80 and path.suffix.lower() in pickled.SUFFIXES:
-        trusted = f"if you trust its author, convert it: {_command(_CONVERT_DILL, path, '.npz')}"
+        convert = _command(_CONVERT_DILL, path, ".npz")
+        remedy = f"if you trust its author, convert it: {convert}"
         rule = "cannot be read as a haiku tree of arrays"
-        with reading(path, rule, trusted, argument="weights"):
+        with reading(path, rule, remedy, argument="weights"):
             return pickled.read(path)
     if start[8:9] != b"{":
         _refuse_other(path, start)
