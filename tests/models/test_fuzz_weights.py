@@ -2,6 +2,7 @@
 
 import io
 import json
+import pickle
 import struct
 import zipfile
 
@@ -49,6 +50,23 @@ def fuzz(file, good, read):
 )
 def test_weights(tmp_path, good):
     fuzz(tmp_path / "model.weights", good, read_tensors)
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_trees_in_pickles(tmp_path, protocol):
+    tree = {"params": {"a": ARRAYS}, "step": np.float32(3)}
+    fuzz(tmp_path / "params.dill", pickle.dumps(tree, protocol), read_tensors)
+
+
+def test_indexes_of_safetensors(tmp_path):
+    (tmp_path / "a.safetensors").write_bytes(safetensors.save(ARRAYS))
+    index = {"weight_map": dict.fromkeys(ARRAYS, "a.safetensors"), "metadata": {}}
+    file = tmp_path / "model.safetensors.index.json"
+    fuzzed = mutations.Fuzz(str(tmp_path))
+    for text in mutations.of_json(index, CASES):
+        file.write_bytes(text)
+        fuzzed(read_tensors, file)
+    fuzzed.end()
 
 
 def test_headers_of_safetensors(tmp_path):

@@ -3,6 +3,7 @@
 import hashlib
 import http.server
 import importlib
+import json
 import re
 import sys
 import threading
@@ -11,6 +12,7 @@ from typing import cast
 import equinox as eqx
 import jax
 import pytest
+from safetensors import numpy as safetensors
 
 from tanager import models
 from tanager.models import hub
@@ -132,6 +134,48 @@ def test_a_model_loads_by_name_and_comes_from_the_cache_afterwards(server, conte
     assert server.ranges == [None]
 
 
+@pytest.mark.parametrize("folder", ["", "weights/"])
+def test_weights_in_several_files_load_by_name(server, content, folder):
+    tensors = safetensors.load(content)
+    shards = {}
+    for n, (name, array) in enumerate(tensors.items()):
+        shards.setdefault(f"model-{n % 2}.safetensors", {})[name] = array
+    for shard, held in shards.items():
+        server.files[folder + shard] = safetensors.save(held)
+    mapped = {name: shard for shard, held in shards.items() for name in held}
+    index = json.dumps({"metadata": {}, "weight_map": mapped}).encode()
+    server.files[f"{folder}model.safetensors.index.json"] = index
+    name = f"{NAME}:{folder}model.safetensors.index.json" if folder else NAME
+    loaded, origin = models.load_weights(model(1), name)
+    assert eqx.tree_equal(loaded, model(0))
+    assert len(server.ranges) == 3
+    whole = index + b"".join(server.files[folder + shard] for shard in sorted(shards))
+    assert origin["sha256"] == hashlib.sha256(whole).hexdigest()
+    server.shutdown()
+    server.server_close()
+    again = models.load_weights(model(1), name)  # from the cache, without the network
+    assert again.origin == origin
+
+
+def test_timms_own_names_are_understood(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    name = "timm/vit_base_patch16_224.augreg_in21k"
+    assert hub.full_name(name) == f"hf:{name}"
+    assert hub.full_name(f"{name}@main:a.npz") == f"hf:{name}@main:a.npz"
+    for other in ("timmy/a", "my/timm/a", "timm/a/b.safetensors", tmp_path):
+        assert hub.full_name(other) == other
+    (tmp_path / "timm").mkdir()
+    (tmp_path / name).touch()
+    assert hub.full_name(name) == name
+
+
+def test_a_name_of_timms_is_on_record_as_one_of_the_hub(server, content, monkeypatch):
+    server.files["model.safetensors"] = content
+    monkeypatch.setattr(hub, "full_name", lambda _: NAME)
+    origin = models.load_weights(model(1), "timm/small").origin
+    assert origin["weights"] == NAME
+
+
 def test_a_broken_connection_is_resumed_where_it_stopped(server, content):
     server.files["model.safetensors"] = content
     half = len(content) // 2000 * 1000
@@ -168,11 +212,12 @@ def test_a_file_with_another_digest_is_deleted(server, content):
         ("hf:ours/gated", "is not open to everyone: ask for access"),
         (f"{NAME}@old", "has no revision old: leave out @REVISION"),
         (f"{NAME}:pytorch_model.bin", "has no file pytorch_model.bin: name another"),
+        (NAME, "has no file model.safetensors: name another one after a colon; if"),
     ],
 )
 def test_what_the_hub_does_not_give_is_refused_by_name(server, name, message):
     with pytest.raises(ValueError, match=re.escape(f"weights (={name!r}) {message}")):
-        hub.download(name)
+        hub.download_weights(name)
 
 
 def test_without_the_network_the_cache_serves_or_one_message_comes(server, content):

@@ -151,6 +151,77 @@ def test_the_unused_pooler_of_transformers_is_put_on_record(file):
     assert origin["changes"] == ["pooler.dense.bias left out: no logit depends on it"]
 
 
+@pytest.mark.parametrize(
+    "prefix", ["module.", "_module.", "_orig_mod._module.", "model.", "backbone.model."]
+)
+def test_prefixes_of_wrappers_are_left_out(file, prefix):
+    def wrap(tensors):
+        return {prefix + name: tensor for name, tensor in tensors.items()}
+
+    loaded, origin = models.load_weights(vit(1), file(vit(0), "timm", wrap))
+    assert eqx.tree_equal(loaded, vit(0))
+    leaves = len(jax.tree.leaves(vit()))
+    changed = f"{leaves} tensors named without the prefixes of wrappers"
+    assert origin["changes"] == [changed]
+
+
+def test_a_prefix_of_all_but_the_head(file):
+    def wrap(tensors):
+        return {
+            name if name.startswith("head.") else f"backbone.{name}": tensor
+            for name, tensor in tensors.items()
+        }
+
+    path = file(vit(0, classes=7), "timm", wrap)
+    loaded, origin = models.load_weights(vit(1), path, head="fresh")
+    assert eqx.tree_equal(loaded.blocks, vit(0).blocks)
+    assert origin["changes"][0].startswith(f"{len(jax.tree.leaves(vit())) - 2} tensors")
+
+
+def test_names_that_are_one_without_prefixes_are_refused(file):
+    def twice(tensors):
+        return {
+            prefix + name: tensor
+            for prefix in ("model.", "module.")
+            for name, tensor in tensors.items()
+        }
+
+    with pytest.raises(ValueError, match=r"are one name without prefixes: leave one o"):
+        models.load_weights(vit(1), file(vit(0), "timm", twice))
+
+
+def test_a_model_of_ones_own_may_have_such_a_name(file):
+    own = {"model": {"a": jnp.ones(2)}, "a": jnp.zeros(2)}
+    path = file(own, "tanager")
+    loaded, origin = models.load_weights(jax.tree.map(jnp.ones_like, own), path)
+    assert eqx.tree_equal(loaded, own)
+    assert origin["changes"] == []
+
+
+def test_integers_take_one_line(file):
+    def quantise(tensors):
+        return {k: v.astype(np.int8) for k, v in tensors.items()}
+
+    path = file(vit(0), "timm", quantise)
+    with pytest.raises(ValueError, match="read as timm, do not fit") as refused:
+        models.load_weights(vit(1), path)
+    more = len(jax.tree.leaves(vit())) - 1
+    assert str(refused.value).splitlines()[1:] == [
+        f"  other numbers: patch_embed.proj.weight and {more} more are int8, "
+        "must be float32",
+        "take the float32, float16 or bfloat16 weights of the same model",
+    ]
+
+
+def test_a_network_with_batch_norm_is_named(file):
+    def normed(tensors):
+        extra = {f"bn{n}.running_var": np.ones(2, np.float32) for n in range(9)}
+        return tensors | extra
+
+    with pytest.raises(ValueError, match="of a network with batch norm, which mixes"):
+        models.load_weights(vit(1), file(vit(0), "timm", normed))
+
+
 def test_every_misfit_is_named(file):
     def spoil(tensors):
         tensors = dict(tensors)
@@ -167,8 +238,8 @@ def test_every_misfit_is_named(file):
     assert str(refused.value).splitlines()[1:] == [
         "  not finite: cls_token",
         "  differs: blocks.0.mlp.fc1.weight is [3, 12], must be [48, 12]",
-        "  differs: blocks.1.norm1.bias is int32, must be float32",
         "  missing: norm.weight",
+        "  other numbers: blocks.1.norm1.bias is int32, must be float32",
         "  extra: fc_norm.weight",
         "create the model these weights are of, by its name, size and channels",
     ]
@@ -184,11 +255,12 @@ def test_weights_of_another_model_are_refused(file):
     with pytest.raises(ValueError, match="missing: stages") as error:
         models.load_weights(cnn(), file(vit()))  # only their heads share a name
     leaves = len(jax.tree.leaves(vit()))
-    assert len(re.findall("extra: ", str(error.value))) == leaves - 2
+    assert len(re.findall(r"extra: .*\.", str(error.value))) == 4
+    assert f"extra: {leaves - 2 - 4} more" in str(error.value)
     with pytest.raises(ValueError, match=r"differs: patch_embed\.proj\.w") as error:
         models.load_weights(vit(width=24), file(vit()))
-    misshapen = re.findall("differs: (.*) is", str(error.value))
-    assert len(misshapen) == leaves - 1  # but head.bias
+    assert f"differs: {leaves - 1 - 4} more" in str(error.value)  # but head.bias
+    assert len(str(error.value).splitlines()) == 7
 
 
 def test_a_damaged_number_has_its_own_remedy(file):

@@ -2,15 +2,17 @@ import io
 import json
 import pickle
 import re
+import shlex
 import struct
 import zipfile
 
 import ml_dtypes
 import numpy as np
+import orbax.checkpoint as orbax
 import pytest
 from safetensors import numpy as safetensors
 
-from tanager.models.tensors import read_tensors
+from tanager.models.tensors import file_in, files_of, read_tensors
 
 
 ARRAYS = {
@@ -110,11 +112,129 @@ def test_what_is_not_there_is_refused(tmp_path):
             read_tensors(path)
 
 
-def test_a_dtype_that_numpy_lacks_is_refused(tmp_path):
-    entry = {"dtype": "F8_E4M3", "shape": [2], "data_offsets": [0, 2]}
+def test_quantised_numbers_are_refused_in_one_line(tmp_path):
+    entries = {
+        f"{name}.weight": {"dtype": dtype, "shape": [2], "data_offsets": [n, n + 2]}
+        for n, (name, dtype) in zip(
+            (0, 2, 4), (("a", "F8_E4M3"), ("b", "F8_E4M3"), ("c", "I8")), strict=True
+        )
+    }
     path = tmp_path / "m.safetensors"
-    path.write_bytes(header(json.dumps({"a": entry}).encode()) + b"\0\0")
-    try:
-        assert read_tensors(path)["a"].shape == (2,)  # a newer safetensors knows it
-    except ValueError as error:
-        assert "is cut short or damaged" in str(error)
+    path.write_bytes(header(json.dumps(entries).encode()) + bytes(6))
+    message = (
+        f"weights (={str(path)!r}) has 2 of 3 tensors in F8_E4M3, which is not read: "
+        "take the float32, float16 or bfloat16 weights of the same model"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        read_tensors(path)
+
+
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture
+def sharded(tmp_path):
+    """Return an index of two files, and a function that writes it otherwise."""
+    names = {f"model-{n}.safetensors": [name] for n, name in enumerate(ARRAYS)}
+    for shard, (name,) in names.items():
+        (tmp_path / shard).write_bytes(safetensors.save({name: ARRAYS[name]}))
+
+    def write(**changes):
+        mapped = {name: shard for shard, (name,) in names.items()}
+        content = {"metadata": {"total_size": 9}, "weight_map": mapped} | changes
+        (tmp_path / INDEX).write_text(json.dumps(content))
+        return tmp_path / INDEX
+
+    return write
+
+
+def test_an_index_stands_for_all_its_files(sharded, tmp_path):
+    found = read_tensors(sharded())
+    assert found.keys() == ARRAYS.keys()
+    for name, array in ARRAYS.items():
+        np.testing.assert_array_equal(found[name], array)
+    assert file_in(tmp_path) == tmp_path / INDEX
+    assert files_of(tmp_path / INDEX) == [
+        tmp_path / INDEX,
+        *(tmp_path / f"model-{n}.safetensors" for n in (0, 1)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"weight_map": {"b": "../b.safetensors"}}, "names '../b.safetensors', which"),
+        ({"weight_map": {"b": "/etc/passwd"}}, "names '/etc/passwd', which is not a"),
+        ({"weight_map": {"b": ".."}}, "names '..', which is not"),
+        ({"weight_map": {"b": 3}}, "names 3, which is not a safetensors"),
+        ({"weight_map": {"b": INDEX}}, f"names '{INDEX}', which is not a safetensors"),
+        ({"weight_map": {"b": []}}, "is not an index of safetensors"),
+        ({"weight_map": ["b"]}, "is not an index of safetensors"),
+        (
+            {"weight_map": {"b": "c.safetensors"}},
+            "names c.safetensors, which is not be",
+        ),
+        (
+            {"weight_map": {"c": "model-0.safetensors"}},
+            f"does not hold the tensors that {INDEX} says it does: download both again",
+        ),
+    ],
+)
+def test_an_index_that_does_not_fit_is_refused(sharded, changes, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read_tensors(sharded(**changes))
+
+
+def test_an_index_alone_is_refused(sharded):
+    index = sharded()
+    (index.parent / "model-1.safetensors").unlink()
+    with pytest.raises(
+        ValueError, match=r"names model-1\.safetensors, which is not be"
+    ):
+        read_tensors(index)
+    index.write_text("{}")
+    with pytest.raises(ValueError, match="it has no 'weight_map'"):
+        files_of(index)
+
+
+def test_a_folder_without_weights_says_what_to_do(tmp_path):
+    for name in "edcba":
+        (tmp_path / f"{name}.txt").touch()
+    with pytest.raises(
+        ValueError, match=r"has no model.safetensors: it holds a\.txt, b"
+    ):
+        file_in(tmp_path)
+    folder = tmp_path / "of mine"
+    folder.mkdir()
+    (folder / "pytorch_model.bin").write_bytes(PICKLED)
+    with pytest.raises(ValueError, match="is a pickle, which can run any") as refused:
+        file_in(folder)
+    command = str(refused.value).partition("nothing but tensors: ")[2]
+    assert command.startswith(
+        'python -c "import sys, torch; from safetensors.torch imp'
+    )
+    _, option, program, *paths = shlex.split(command)
+    assert option == "-c" and "weights_only=True" in program
+    compile(program, "command", "exec")
+    assert paths == [
+        str(folder / n) for n in ("pytorch_model.bin", "model.safetensors")
+    ]
+    (folder / "model.safetensors").write_bytes(WHOLE)
+    assert file_in(folder) == folder / "model.safetensors"
+
+
+def test_a_folder_of_orbax_is_converted_by_the_command(tmp_path, monkeypatch):
+    """As jax_privacy releases its networks since version 0.3."""
+    arrays = {"net/conv": {"w": ARRAYS["a/kernel"]}, "net": {"b": ARRAYS["b"]}}
+    folder = tmp_path / "wrn"
+    orbax.PyTreeCheckpointer().save(folder, {"params": arrays, "network_state": {}})
+    with pytest.raises(
+        ValueError, match="is a checkpoint of orbax: convert"
+    ) as refused:
+        file_in(folder)
+    _, _, program, *paths = shlex.split(str(refused.value).partition("it: ")[2])
+    monkeypatch.setattr("sys.argv", ["-c", *paths])
+    exec(program, {})
+    found = read_tensors(tmp_path / "wrn.npz")
+    assert found.keys() == {"net/conv/w", "net/b"}
+    np.testing.assert_array_equal(found["net/conv/w"], ARRAYS["a/kernel"])

@@ -32,7 +32,7 @@ def run(arguments: Sequence[str]) -> int:
         rule = (
             f"must be given: {name} needs a model pretrained on {entry.pretrained_on}"
         )
-        remedy = "give --weights with a file, a folder, or hf:OWNER/NAME"
+        remedy = "give --weights with a file, a folder, hf:OWNER/NAME or timm/NAME"
         validate.refuse("weights", None, rule, remedy)
 
     # JAX is imported from here on: the command line was fine.

@@ -6,17 +6,20 @@ connection from where it stopped. A second use asks only whether there is a newe
 """
 
 import hashlib
+import os
 import re
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from tanager import _validate as validate
+from tanager.models.tensors import INDEX, SAFETENSORS, files_of
 
 
 _NAME = re.compile(
     r"hf:(?P<repository>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?(?::(?P<file>.+))?"
 )
 _SHA256 = re.compile("[0-9a-f]{64}")
+_TIMM = re.compile(r"timm/[\w.-]+([@:].+)?")
 
 
 class HubFile(NamedTuple):
@@ -40,7 +43,14 @@ def is_hub_name(weights: object) -> bool:
     return isinstance(weights, str) and weights.startswith("hf:")
 
 
-def parse(name: str, file: str = "model.safetensors") -> HubFile:
+def full_name(source: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """Return ``timm/NAME`` with ``hf:`` before it, unless there is such a path."""
+    if not isinstance(source, str) or not _TIMM.fullmatch(source):
+        return source
+    return source if Path(source).exists() else f"hf:{source}"
+
+
+def parse(name: str, file: str = SAFETENSORS) -> HubFile:
     """Return the file that a name stands for.
 
     Args:
@@ -68,12 +78,32 @@ def beside(name: str, file: str) -> str:
     return f"hf:{wanted.repository}@{wanted.revision}:{file}"
 
 
-def download(name: str, file: str = "model.safetensors") -> Path:
+def download_weights(name: str) -> Path:
+    """Download all files of weights, and return the path of the one, or of the index.
+
+    Args:
+        name: see `parse`. Without a file it is ``model.safetensors``, or, if there is
+            none, what ``model.safetensors.index.json`` names.
+
+    Raises:
+        ValueError: as `download`, or the index is not one.
+        OSError: as `download`.
+    """
+    path = download(name, SAFETENSORS, INDEX)
+    repository, revision, file = parse(name, INDEX)
+    for shard in files_of(path)[1:]:
+        beside = PurePosixPath(file).with_name(shard.name)
+        download(f"hf:{repository}@{revision}:{beside}")
+    return path
+
+
+def download(name: str, file: str = SAFETENSORS, *others: str) -> Path:
     """Download a file of the Hub unless it is in the cache, and return its path.
 
     Args:
         name: see `parse`.
         file: see `parse`.
+        others: looked for in turn if the name has no file, and `file` is not there.
 
     Raises:
         ValueError: the name has another form, huggingface_hub is not installed, the
@@ -106,16 +136,28 @@ def download(name: str, file: str = "model.safetensors") -> Path:
         ),
         errors.RemoteEntryNotFoundError: (
             f"has no file {wanted.file}",
-            "name another one after a colon; pickled weights (.bin, .pth) are not read",
+            "name another one after a colon; if there are only pickled weights (.bin, "
+            ".pth), download them by hand and give their path: the message then has "
+            "the command that converts them",
         ),
     }
+
+    def first(files: list[str]) -> str:
+        missing = []
+        for each in files:
+            try:
+                return hf_hub_download(
+                    wanted.repository,
+                    each,
+                    revision=wanted.revision,
+                    library_name="tanager",
+                )
+            except errors.EntryNotFoundError as error:
+                missing.append(error)
+        raise missing[0]
+
     try:
-        path = hf_hub_download(
-            wanted.repository,
-            wanted.file,
-            revision=wanted.revision,
-            library_name="tanager",
-        )
+        path = first([wanted.file, *(others if wanted.file == file else ())])
     except tuple(refusals) as error:
         # A closed repository is also one that was not found: the first kind counts.
         kind = next(kind for kind in refusals if isinstance(error, kind))
@@ -150,7 +192,10 @@ def _check_digest(path: Path, name: str) -> None:
         )
 
 
-def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def sha256(*paths: Path) -> str:
+    """Return the SHA-256 of files one after the other, in hexadecimal."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with open(path, "rb") as file:
+            hashlib.file_digest(file, lambda: digest)
+    return digest.hexdigest()

@@ -8,7 +8,8 @@ tensor that is left out, cast or resized is recorded.
 import contextlib
 import itertools
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ from tanager.models.foreign import preprocessing
 from tanager.models.foreign.layouts import SAME, Foreign, Table, folded, unfolded
 from tanager.models.foreign.tables import FORMATS, Format
 from tanager.models.published import PUBLISHED
-from tanager.models.tensors import read_tensors
+from tanager.models.tensors import FLOATS, file_in, files_of, read_tensors
 from tanager.models.vit import VisionTransformer, fit_positions
 
 
@@ -35,6 +36,12 @@ HEADS = ("load", "fresh", "zero")
 
 OWN_FORMAT = "tanager"
 _HEAD = "head."
+_DTYPE = "other numbers"
+_WRAPPERS = re.compile(
+    r"^(?:(?:_?module|_orig_mod|model|backbone)\.)+|~(?:norm|conv)_fn/"
+)
+"""What is in names because of what a model was in: DataParallel, Opacus,
+`torch.compile`, a training loop; and methods, in old files of jax_privacy."""
 
 
 class Loaded(NamedTuple):
@@ -43,8 +50,9 @@ class Loaded(NamedTuple):
     Attributes:
         model: the model.
         origin: where they come from, as JSON: ``weights`` (the name on the Hub or of
-            the file, without its folder), ``format``, ``sha256`` of the file, ``head``,
-            and ``changes``, one sentence for each difference between file and model.
+            the file, without its folder), ``format``, ``sha256`` of the file (of index
+            and files one after the other, if it is in several), ``head``, and
+            ``changes``, one sentence for each difference between file and model.
     """
 
     model: Any
@@ -73,10 +81,12 @@ def load_weights(
     Args:
         model: of the architecture of the weights; what is loaded may be shapes, as
             `equinox.filter_eval_shape` returns them.
-        source: a safetensors file of timm, of Hugging Face transformers or of
-            tanager; an npz file of Google's; a folder with a ``model.safetensors``; a
-            name on the Hub, ``hf:timm/vit_base_patch16_224.augreg_in21k``; or one of
-            `packaged.PACKAGED`, such as ``efficientnet-lite0``.
+        source: a safetensors file of timm, of Hugging Face transformers or of tanager,
+            or the index of several; an npz file of Google's; a ``.dill`` file of
+            jax_privacy's; a folder with a ``model.safetensors`` or its index; a name on
+            the Hub, ``hf:timm/vit_base_patch16_224.augreg_in21k``, where ``hf:`` may be
+            left out for timm's; or one of `packaged.PACKAGED`, such as
+            ``efficientnet-lite0``.
         head: ``"load"`` the head too, keep the model's (``"fresh"``), or set it to 0
             (``"zero"``).
 
@@ -85,20 +95,23 @@ def load_weights(
 
     Raises:
         ValueError: the file cannot be read (see `tensors.read_tensors`), or does not
-            fit: the message names every tensor that is missing, extra, of another shape
-            or dtype, or not finite.
+            fit: the message counts the tensors that are missing, extra, of another
+            shape or dtype, or not finite, and names the first of each kind.
         OSError: a file on the Hub cannot be downloaded.
     """
     validate.one_of(HEADS, head=head)
+    source = hub.full_name(source)
     path = _find(source)
     found = packaged.read(path) if packaged.is_packaged(path) else read_tensors(path)
     changes: list[str] = []
     if head != "load":
         _require_head(model)
-    name, table, form, refusals = _recognise(model, found, source)
-    theirs = dict(found)
+    name, table, form, theirs, refusals = _recognise(model, found, source)
+    renamed = len(found.keys() - theirs.keys())
+    if renamed:
+        changes.append(f"{renamed} tensors named without the prefixes of wrappers")
     if form.batch_norm_eps is not None:
-        theirs = folded(found, form.batch_norm_eps)
+        theirs = folded(theirs, form.batch_norm_eps)
         changes.append("batch norms folded into scales and shifts")
     for unused in form.unused:
         if theirs.pop(unused, None) is not None:
@@ -106,17 +119,21 @@ def load_weights(
     ours = weights.named_tensors(model)
     if head != "load":
         ours = {key: leaf for key, leaf in ours.items() if not key.startswith(_HEAD)}
-        for key in table:
-            if key.startswith(_HEAD):
-                for part in table[key].names:
-                    theirs.pop(part, None)
+        heads = tuple(
+            part.removesuffix(re.split("[./]", part)[-1])
+            for key in table
+            if key.startswith(_HEAD)
+            for part in table[key].names
+        )
+        # All that is theirs there: a bias too, where our head has none.
+        theirs = {part: theirs[part] for part in theirs if not part.startswith(heads)}
         changes.append(f"head {'as created' if head == 'fresh' else 'set to zero'}")
     arrays, misfits = _fit(model, ours, theirs, table, changes)
     if misfits:
         raise ValueError(
             f"weights (={os.fspath(source)!r}), read as {name}, do not fit this "
             f"{type(model).__name__}:\n  "
-            + "\n  ".join(map(clean, misfits + refusals))
+            + "\n  ".join([*weights.first_of_each_kind(misfits), *refusals])
             + f"\n{_remedy(misfits, table)}"
         )
     loaded = weights.replace_tensors(model, arrays)
@@ -126,7 +143,7 @@ def load_weights(
     origin = {
         "weights": source if hub.is_hub_name(source) else path.name,
         "format": name,
-        "sha256": hub.sha256(path),
+        "sha256": hub.sha256(*files_of(path)),
         "head": head,
         "changes": changes,
     }
@@ -149,6 +166,7 @@ def preprocessing_of(source: str | os.PathLike[str]) -> Preprocessing | None:
         ValueError: such a file is damaged, or asks for what `Preprocessing` cannot do.
         OSError: a file on the Hub cannot be downloaded.
     """
+    source = hub.full_name(source)
     if hub.is_hub_name(source):
         return _on_hub(str(source))
     if source in packaged.PACKAGED and not Path(source).exists():
@@ -158,12 +176,12 @@ def preprocessing_of(source: str | os.PathLike[str]) -> Preprocessing | None:
     for name in _DESCRIPTIONS:
         if (folder / name).is_file() and (found := read_preprocessing(folder / name)):
             return found
-    return _OF_GOOGLE if path.suffix == ".npz" else None
+    return _BIT if path.name.startswith("BiT-") else None
 
 
 _DESCRIPTIONS = ("preprocessor_config.json", "config.json")
-_OF_GOOGLE = Preprocessing(mean=(0.5,) * 3, std=(0.5,) * 3, interpolation="bilinear")
-"""BiT's and ViT's npz files."""
+_BIT = Preprocessing(mean=(0.5,) * 3, std=(0.5,) * 3, interpolation="bilinear")
+"""Of Google's npz files, which lie alone."""
 
 
 def read_preprocessing(path: str | os.PathLike[str]) -> Preprocessing | None:
@@ -238,14 +256,14 @@ def table_of(model: Any, format: str) -> Table:
 
 def _find(source: str | os.PathLike[str]) -> Path:
     if hub.is_hub_name(source):
-        return hub.download(str(source))
+        return hub.download_weights(str(source))
     if source in packaged.PACKAGED and not Path(source).exists():
         return packaged.find(str(source))
     path = Path(source).expanduser()
     if (path / "ledger.jsonl").exists():
         remedy = "name model.safetensors in it, or model-ema.safetensors, their average"
         validate.refuse("weights", os.fspath(source), "is the folder of a run", remedy)
-    return path / "model.safetensors" if path.is_dir() else path
+    return file_in(path) if path.is_dir() else path
 
 
 def _require_head(model: Any) -> None:
@@ -264,15 +282,30 @@ def _forms(model: Any) -> dict[str, Format]:
     return {OWN_FORMAT: Format(own), **FORMATS.get(type(model), {})}
 
 
+def _unwrapped(
+    found: Mapping[str, np.ndarray],
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Return tensors without the prefixes of wrappers, and what stands against it."""
+    bare: dict[str, str] = {}
+    for name in found:
+        other = bare.setdefault(_WRAPPERS.sub("", name), name)
+        if other != name:
+            both = f"{clean(other)} and {clean(name)}"
+            return {}, [f"{both} are one name without prefixes: leave one of them out"]
+    return {name: found[wrapped] for name, wrapped in bare.items()}, []
+
+
 def _recognise(
     model: Any, found: Mapping[str, np.ndarray], source: Any
-) -> tuple[str, Table, Format, list[str]]:
-    """Return the format that shares most names with the file, its table, and refusals.
+) -> tuple[str, Table, Format, dict[str, np.ndarray], list[str]]:
+    """Return the format that shares most names with the file, and what it is read with.
 
-    A table refuses a model that computes something else from the same weights.
+    That is its table, the tensors under its names, and refusals: a table refuses a
+    model that computes something else from the same weights.
     """
-    best, best_share, best_table = OWN_FORMAT, 0.0, {}
-    forms, refusals = _forms(model), []
+    bare, refusals = _unwrapped(found)
+    best, best_share, best_table, tensors = OWN_FORMAT, 0.0, {}, dict(found)
+    forms = _forms(model)
     for name, form in forms.items():
         try:
             table = form.names(model)
@@ -280,9 +313,11 @@ def _recognise(
             refusals.append(f"not read as {name}: {error}")
             continue
         theirs = [part for tensor in table.values() for part in tensor.names]
-        share = sum(part in found for part in theirs) / len(theirs)
-        if share > best_share:
-            best, best_share, best_table = name, share, table
+        for candidate in (found, bare):
+            share = sum(part in candidate for part in theirs) / len(theirs)
+            if share > best_share:
+                best, best_share, best_table = name, share, table
+                tensors = dict(candidate)
     if not best_share:
         names = sorted(found)
         more = [f"… ({len(names)} tensors)"] if len(names) > 4 else []
@@ -295,7 +330,7 @@ def _recognise(
         validate.refuse(
             "weights", os.fspath(source), rule + ", ".join(forms), "; ".join(remedies)
         )
-    return best, best_table, forms[best], refusals
+    return best, best_table, forms[best], tensors, refusals
 
 
 def _fit(
@@ -306,7 +341,7 @@ def _fit(
     changes: list[str],
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Return our arrays by name, and a line for each tensor that does not fit."""
-    arrays, lines, cast = {}, [], {}
+    arrays, lines, cast, kinds = {}, [], {}, {}
     for name, leaf in ours.items():
         if name not in table:
             lines.append(f"missing: {name}, which the other library does not have")
@@ -318,6 +353,12 @@ def _fit(
         unlike = unlike or _unlike(tensor, theirs, leaf, resizable)
         if unlike:
             lines += unlike
+            continue
+        uncast = [part for part in theirs if not _castable(theirs[part], leaf)]
+        for part in uncast:
+            both = f"{theirs[part].dtype}, must be {leaf.dtype}"
+            kinds.setdefault(both, []).append(part)
+        if uncast:
             continue
         for dtype in {str(array.dtype) for array in theirs.values()}:
             cast[dtype] = cast.get(dtype, 0) + int(dtype != leaf.dtype)
@@ -334,6 +375,7 @@ def _fit(
         if not np.isfinite(array).all():
             lines.append(f"not finite: {', '.join(tensor.names)}")
         arrays[name] = array
+    lines += _kinds(kinds)
     used = {part for name in ours if name in table for part in table[name].names}
     lines += [f"extra: {part}" for part in sorted(found) if part not in used]
     changes += [f"{n} tensors cast from {dtype}" for dtype, n in cast.items() if n]
@@ -343,23 +385,30 @@ def _fit(
 def _unlike(
     tensor: Foreign, theirs: Mapping[str, np.ndarray], leaf: Any, resizable: bool
 ) -> list[str]:
-    """Return a line for each of their arrays of another shape or kind of number."""
+    """Return a line for each of their arrays of another shape."""
     lines = []
     wanted = tensor.to_theirs(np.broadcast_to(np.float32(0), leaf.shape))
     for (part, array), like in zip(theirs.items(), wanted, strict=True):
         fits = array.shape == like.shape or (
             resizable and array.ndim == like.ndim and array.shape[-1] == like.shape[-1]
         )
-        both = (array.dtype, leaf.dtype)
-        castable = both[0] == both[1] or all(
-            jnp.issubdtype(dtype, jnp.floating) for dtype in both
-        )
         if not fits:
             shapes = f"{list(array.shape)}, must be {list(like.shape)}"
             lines.append(f"differs: {part} is {shapes}")
-        elif not castable:
-            lines.append(f"differs: {part} is {array.dtype}, must be {leaf.dtype}")
     return lines
+
+
+def _castable(array: np.ndarray, leaf: Any) -> bool:
+    both = (array.dtype, leaf.dtype)
+    floats = all(jnp.issubdtype(dtype, jnp.floating) for dtype in both)
+    return both[0] == both[1] or floats
+
+
+def _kinds(kinds: Mapping[str, list[str]]) -> Iterable[str]:
+    """Yield one line for all tensors of a kind of number that cannot be cast."""
+    for both, parts in kinds.items():
+        which = "is" if len(parts) == 1 else f"and {len(parts) - 1} more are"
+        yield f"{_DTYPE}: {parts[0]} {which} {both}"
 
 
 def _remedy(misfits: list[str], table: Table) -> str:
@@ -373,4 +422,12 @@ def _remedy(misfits: list[str], table: Table) -> str:
         )
     if all(line.startswith("not finite") for line in misfits):
         return "the file is damaged: download it again"
+    kinds = {line.partition(":")[0] for line in misfits}
+    if _DTYPE in kinds and "differs" not in kinds:
+        return f"take the {FLOATS}"
+    if any(line.endswith("running_var") for line in misfits):
+        return (
+            "these weights are of a network with batch norm, which mixes examples: "
+            "take those of a network with group norm or without norms"
+        )
     return "create the model these weights are of, by its name, size and channels"

@@ -6,7 +6,7 @@ The file has only arrays and strings; loading it executes nothing.
 
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import equinox as eqx
@@ -20,6 +20,7 @@ from tanager.models.tensors import read_tensors
 
 
 Tree = TypeVar("Tree")
+_SHOWN = 4
 
 
 def is_tensor(leaf: Any) -> bool:
@@ -85,6 +86,20 @@ def _differences(wanted: dict[str, Any], found: dict[str, np.ndarray]) -> list[s
     return lines
 
 
+def first_of_each_kind(lines: Iterable[str]) -> Iterator[str]:
+    """Yield the first few lines of each kind, such as "missing", then a count.
+
+    Another network's file differs in hundreds of tensors; the first ones tell.
+    """
+    kinds: dict[str, list[str]] = {}
+    for line in lines:
+        kinds.setdefault(line.partition(":")[0], []).append(line)
+    for kind, those in kinds.items():
+        yield from map(clean, those[:_SHOWN])
+        if len(those) > _SHOWN:
+            yield f"{kind}: {len(those) - _SHOWN} more"
+
+
 def load(template: Tree, path: str | os.PathLike[str]) -> Tree:
     """Load a safetensors file into a tree like `template`.
 
@@ -96,14 +111,14 @@ def load(template: Tree, path: str | os.PathLike[str]) -> Tree:
 
     Raises:
         ValueError: tensors are missing, extra, or of another shape or dtype; the
-            message names every one. Or the file cannot be read, see `read_tensors`.
+            message names the first few. Or the file cannot be read, see `read_tensors`.
     """
     found = read_tensors(path)
     differences = _differences(named_tensors(template), found)
     if differences:
         raise ValueError(
             f"{clean(os.fspath(path))} does not fit the template:\n  "
-            + "\n  ".join(map(clean, differences))
+            + "\n  ".join(first_of_each_kind(differences))
             + "\nload it into the model it was saved from"
         )
     return replace_tensors(template, found)

@@ -1,9 +1,9 @@
 """Last layers computed from one noisy sum, by the same step as those that are trained.
 
 A sum over examples of outer products is a sum of gradients: of losses that are linear
-in their parameters. So a solver here is a loss whose gradients are what is to be summed,
-one step of full-batch DP-SGD, which clips, adds the noise and charges for it, and a
-function from the noisy sums to a head, which costs no privacy.
+in their parameters. So a solver here is a loss whose gradients are to be summed, one
+step of full-batch DP-SGD, which clips, adds noise and charges for it, and a function
+from the noisy sums to a head, which costs no privacy.
 
 | solver | gradient of one example (x of norm 1, y one-hot) | head |
 |---|---|---|

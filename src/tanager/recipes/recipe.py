@@ -88,8 +88,8 @@ class Recipe:
         normalisation_order: norm, ReLU, convolution (pre-activation) or ReLU, norm,
             convolution (post-activation).
         weight_standardisation: standardise the weights of every convolution.
-        weights: pretrained weights: a file, a folder, or hf:OWNER/NAME. Default:
-            random weights.
+        weights: pretrained weights: a file, a folder, hf:OWNER/NAME or timm/NAME.
+            Default: random weights.
         head: start the last layer from the given weights (load), at random (fresh), or
             at zero.
         head_input: what the last layer sees: features, those scaled to norm 1 (norm),

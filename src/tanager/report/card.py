@@ -134,5 +134,5 @@ def _has_path(value: Any) -> bool:
         return any(map(_has_path, value.values()))
     if isinstance(value, list | tuple):
         return any(map(_has_path, value))
-    is_name = isinstance(value, str) and not value.startswith("hf:")
-    return is_name and re.search(r"[/\\~]", value) is not None
+    is_text = isinstance(value, str) and not value.startswith(("hf:", "timm/"))
+    return is_text and re.search(r"[/\\~]", value) is not None

@@ -26,11 +26,13 @@ from tanager.models.foreign.layouts import (
     Table,
     scaled,
 )
+from tanager.models.layers import StandardisedConv
 from tanager.models.nf_resnet import IMPLEMENTATIONS, NFResNet
 from tanager.models.nfnet import NFNet
-from tanager.models.normaliser_free import RELU_GAMMA
+from tanager.models.normaliser_free import EPS, RELU_GAMMA
 from tanager.models.vit import VisionTransformer
 from tanager.models.weights import named_tensors
+from tanager.models.wide_resnet import WideResNet
 
 
 class Rule(NamedTuple):
@@ -57,8 +59,9 @@ def table(rules: Iterable[Rule], model: Any) -> Table:
     """Return the table of a model: for each of our tensors, the first rule that fits.
 
     ``{b}`` is a block of a normaliser-free network, ``{stage}`` and ``{place}`` its
-    place in theirs, where every stage counts its blocks from 0. ``{flat}`` counts the
-    blocks of all stages, where ours, ``{i}.{j}``, start anew in each.
+    place in theirs, where every stage counts its blocks from 0; ``{haiku}`` is what
+    haiku adds to the name of a block. ``{flat}`` counts the blocks of all stages, where
+    ours, ``{i}.{j}``, start anew in each.
     """
     found = {}
     for name in named_tensors(model):
@@ -67,7 +70,6 @@ def table(rules: Iterable[Rule], model: Any) -> Table:
             if match is None:
                 continue
             numbers = {letter: int(text) for letter, text in match.groupdict().items()}
-            numbers |= {f"{letter}1": n + 1 for letter, n in numbers.items()}
             if "b" in numbers:
                 blocks = model.blocks[: numbers["b"] + 1]
                 starts = [n for n, b in enumerate(blocks) if b.shortcut is not None]
@@ -78,7 +80,9 @@ def table(rules: Iterable[Rule], model: Any) -> Table:
             if "j" in numbers:
                 before = model.stages[: numbers.get("i", 0)]
                 numbers["flat"] = sum(map(len, before)) + numbers["j"]
-            names = rule.theirs.format(**numbers).split("|")
+            numbers |= {f"{letter}1": n + 1 for letter, n in numbers.items()}
+            haiku = f"_{numbers['b']}" if numbers.get("b") else ""
+            names = rule.theirs.format(**numbers, haiku=haiku).split("|")
             found[name] = Foreign(tuple(names), rule.layout)
             break
     return found
@@ -217,23 +221,107 @@ _NFNET_TIMM = (
 )
 
 
-def _nf_resnet_timm(model: NFResNet) -> Table:
-    """Return the table of a model that computes what timm computes.
+def _nf_resnet(rules: Iterable[Rule], implementation: str, model: NFResNet) -> Table:
+    """Return the table of a model that computes what an implementation computes.
 
-    timm's published weights have no skip gain; its ``skipinit=True`` does.
+    Skip gains may differ: timm's published weights have none; its ``skipinit=True`` do.
 
     Raises:
         ValueError: the model computes something else from the same weights.
     """
-    for name, value in (IMPLEMENTATIONS["timm"] | {"gamma": RELU_GAMMA}).items():
+    ours = {"shortcut": "strided", "padding": "SAME", "gamma": RELU_GAMMA, "eps": EPS}
+    for name, value in (ours | IMPLEMENTATIONS[implementation]).items():
         if name != "skip_gain" and getattr(model, name) != value:
+            options = f'IMPLEMENTATIONS["{implementation}"]'
             validate.refuse(
                 name,
                 getattr(model, name),
-                f"must be {value!r} for timm's weights",
-                'build the model with the options of IMPLEMENTATIONS["timm"]',
+                f"must be {value!r} for {implementation}'s weights",
+                f"build the model with the options of {options}",
             )
-    return table(_NF_RESNET_TIMM, model)
+    return table(rules, model)
+
+
+def _haiku(ours: str, theirs: str) -> list[Rule]:
+    """Return the rules of a convolution, norm or linear layer of haiku's."""
+    bias = "b" if ours.startswith(("head", _ATTENTION)) else "bias"
+    return [
+        Rule(f"{ours}.weight", f"{theirs}/w", SAME),
+        Rule(f"{ours}.gain", f"{theirs}/gain", SAME),
+        Rule(f"{ours}.scale", f"{theirs}/scale", SAME),
+        Rule(f"{ours}.bias", f"{theirs}/{'offset' if 'norm' in ours else bias}", SAME),
+    ]
+
+
+# jax_privacy, experiments/image_classification/models: cifar.py, imagenet_nfnets.py and
+# imagenet_nfresnets.py at commit 8c284ce. The released NFNets of DeepMind are alike.
+_ATTENTION = "blocks.{b}.attention"
+_JP_BLOCK = "wide_res_net/Block_{stage1}"
+_WRN_JAX_PRIVACY = (
+    *_haiku("stem", "wide_res_net/First_conv"),
+    *_haiku("blocks.{b}.shortcut_norm", f"{_JP_BLOCK}_skip_norm"),
+    *_haiku("blocks.{b}.shortcut", f"{_JP_BLOCK}_skip_conv"),
+    *_haiku("blocks.{b}.norm1", f"{_JP_BLOCK}_norm_{{place}}_0"),
+    *_haiku("blocks.{b}.conv1", f"{_JP_BLOCK}Conv_{{place}}_0"),
+    *_haiku("blocks.{b}.norm2", f"{_JP_BLOCK}_norm_{{place}}_1"),
+    *_haiku("blocks.{b}.conv2", f"{_JP_BLOCK}Conv_{{place}}_1"),
+    *_haiku("norm", "wide_res_net/Final_norm"),
+    *_haiku("head", "wide_res_net/Softmax"),
+)
+
+
+def _normaliser_free_haiku(block: str, convs: Mapping[str, str]) -> tuple[Rule, ...]:
+    return (
+        *(
+            rule
+            for ours, theirs in {**convs, "shortcut": "conv_shortcut"}.items()
+            for rule in _haiku(f"blocks.{{b}}.{ours}", f"{block}/~/{theirs}")
+        ),
+        Rule("blocks.{b}.skip_gain", f"{block}/skip_gain", SAME),
+    )
+
+
+_NF_RESNET_JAX_PRIVACY = (
+    *_haiku("stem", "NF_ResNet/~/initial_conv"),
+    *_normaliser_free_haiku(
+        "NF_ResNet/~/nf_res_block{haiku}",
+        {"conv1": "conv0", "conv2": "conv1", "conv3": "conv2"},
+    ),
+    *_haiku("head", "NF_ResNet/~/linear"),
+)
+
+_NFNET_BLOCK = "NFNet/~/nf_block{haiku}"
+_NFNET_JAX_PRIVACY = (
+    *_haiku("stem.{i}", "NFNet/~/stem_conv{i}"),
+    *_normaliser_free_haiku(
+        _NFNET_BLOCK,
+        {"conv1": "conv0", "conv2": "conv1", "conv2b": "conv1b", "conv3": "conv2"},
+    ),
+    *_haiku(f"{_ATTENTION}.squeeze", f"{_NFNET_BLOCK}/~/squeeze_excite/~/linear"),
+    *_haiku(f"{_ATTENTION}.expand", f"{_NFNET_BLOCK}/~/squeeze_excite/~/linear_1"),
+    *_haiku("last", "NFNet/~/final_conv"),
+    *_haiku("head", "NFNet/~/linear"),
+)
+
+
+def _wrn_jax_privacy(model: WideResNet) -> Table:
+    """Return the table of a model that computes what jax_privacy computes.
+
+    Raises:
+        ValueError: the model computes something else from the same weights.
+    """
+    whose = "for jax_privacy's weights"
+    computed = {
+        "normalisation_order": (model.order, "post-activation"),
+        "padding": (model.stem.padding, "SAME"),
+        "weight_standardisation": (isinstance(model.stem, StandardisedConv), True),
+    }
+    for name, (value, wanted) in computed.items():
+        if value != wanted:
+            validate.refuse(name, value, f"must be {wanted!r} {whose}")
+    if model.blocks[0].shortcut is None:
+        validate.refuse("width", 1, f"must be at least 2 {whose}")
+    return table(_WRN_JAX_PRIVACY, model)
 
 
 # A stage's blocks in timm: {i}.{j}; the first stage has no expansion, so that its
@@ -286,8 +374,14 @@ FORMATS: Mapping[type, Mapping[str, Format]] = {
             _vit_huggingface(""), "pooler.dense.weight", "pooler.dense.bias"
         ),
     },
-    NFResNet: {"timm": Format(_nf_resnet_timm)},
-    NFNet: {"timm": _format(_NFNET_TIMM)},
+    WideResNet: {"jax-privacy": Format(_wrn_jax_privacy)},
+    NFResNet: {
+        "timm": Format(functools.partial(_nf_resnet, _NF_RESNET_TIMM, "timm")),
+        "jax-privacy": Format(
+            functools.partial(_nf_resnet, _NF_RESNET_JAX_PRIVACY, "deepmind")
+        ),
+    },
+    NFNet: {"timm": _format(_NFNET_TIMM), "jax-privacy": _format(_NFNET_JAX_PRIVACY)},
     BiT: {"timm": _format(_BIT_TIMM), "google": _format(_BIT_GOOGLE)},
     EfficientNetLite: {
         "timm": _format(_LITE_TIMM, eps=BATCH_NORM_EPS),
