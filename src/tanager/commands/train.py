@@ -54,6 +54,7 @@ def _train(name: str, recipe: Recipe, found: studies.Found | None) -> int:
 
     with tasks.progress_bar("reading images", hosts.is_chief()) as report:
         prepared = runner.prepare(name, recipe, report)
+    recipe = prepared.recipe
     budget, mechanism = prepared.budget, prepared.budget.mechanism
     console = Console(highlight=False, markup=False, quiet=not hosts.is_chief())
     console.print(

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import PyTree
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, TextColumn
 
 from tanager import _validate as validate
 from tanager import models
@@ -276,6 +276,12 @@ def progress_bar(title: str, shown: bool) -> Iterator[Callable[[int, int], None]
     """Show a bar on a terminal; call it with (done, all)."""
     screen = Console(stderr=True)
     hidden = not (shown and screen.is_terminal)
-    with Progress(console=screen, transient=True, disable=hidden) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    columns = (*Progress.get_default_columns(), TextColumn("{task.fields[rate]}"))
+    with Progress(*columns, console=screen, transient=True, disable=hidden) as bar:
+        task = bar.add_task(title, total=None, rate="")
+
+        def report(done: int, total: int) -> None:
+            rate = f"{bar.tasks[0].speed or 0:.0f} images/s"
+            bar.update(task, completed=done, total=total, rate=rate)
+
+        yield report

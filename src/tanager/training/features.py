@@ -7,7 +7,7 @@ layers. Here they go through once, into a file that later runs read instead.
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ from tanager._files import write_json
 from tanager._reading import reading, refuse_file
 from tanager._record import read_record
 from tanager.compiling import jit
-from tanager.data import ArraySource, as_source, gather
+from tanager.data import ArraySource, Source, as_source, gather
 from tanager.sampling import pack
 from tanager.training import fingerprint
 
@@ -38,7 +38,7 @@ def cache_features(
     data: Any,
     folder: str | Path,
     *,
-    physical_batch_size: int = 256,
+    physical_batch_size: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> ArraySource:
     """Compute the features of every example, or read those that are there.
@@ -52,7 +52,8 @@ def cache_features(
         model: pytree of arrays, or an Equinox module.
         data: examples ``{"label": ..., ...}``: a source or arrays in memory.
         folder: where to keep them; made if it is not there.
-        physical_batch_size: examples computed on at once.
+        physical_batch_size: examples computed on at once; None for 8 on a CPU, whose
+            caches hold what a network makes of them, and 256 elsewhere.
         progress: called with (examples done, all examples).
 
     Returns:
@@ -63,6 +64,8 @@ def cache_features(
         ValueError: the folder holds features of other weights, data or of another
             function, or the disk is too full.
     """
+    if physical_batch_size is None:
+        physical_batch_size = 8 if jax.default_backend() == "cpu" else 256
     validate.whole(physical_batch_size=physical_batch_size, at_least=1)
     source, place = as_source(data), Path(folder)
     examples = len(source)
@@ -86,11 +89,10 @@ def cache_features(
     saved = time.monotonic()
     progress(done, examples)
     size = min(physical_batch_size, examples)
-    for _, mask, indices in pack(np.arange(done, examples), size):
-        batch = gather(source, indices)
-        rows = indices[mask]
-        values[rows] = np.asarray(compute(arrays, batch))[mask]
-        labels[rows] = np.asarray(batch["label"])[mask]
+    batches = pack(np.arange(done, examples), size)
+    for rows, labelled, found in _ahead(compute, arrays, source, batches):
+        values[rows] = found
+        labels[rows] = labelled
         done += len(rows)
         progress(done, examples)
         if time.monotonic() - saved > _SAVE_SECONDS or done == examples:
@@ -104,6 +106,24 @@ def cache_features(
             "label": np.array(labels),
         }
     )
+
+
+def _ahead(
+    compute: Callable[[PyTree, Any], Array],
+    arrays: PyTree,
+    source: Source,
+    batches: Iterator[tuple[Any, np.ndarray, np.ndarray]],
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Give rows, their labels and features, while the next are being computed."""
+    begun = None
+    for _, mask, indices in batches:
+        batch = gather(source, indices)
+        now = indices[mask], np.asarray(batch["label"])[mask], compute(arrays, batch)
+        if begun is not None:
+            yield *begun[:2], np.asarray(begun[2])[: len(begun[0])]
+        begun = now
+    if begun is not None:
+        yield *begun[:2], np.asarray(begun[2])[: len(begun[0])]
 
 
 def _begin(place: Path, made_of: dict[str, Any]) -> int:
