@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
+from jaxtyping import Array, Float, Int, PRNGKeyArray, Real, Shaped
 
 from tanager import _validate as validate
 
@@ -174,8 +174,8 @@ def mixed(
     image: Image,
     axis: int,
     positions: Int[Array, "taps n"],
-    weights: Float[Array, "taps n"],
-) -> Float[Array, "h w c"]:
+    weights: Real[Array, "taps n"],
+) -> Real[Array, "h w c"]:
     """Return n rows (axis 0) or columns (1), each a weighted sum of the image's.
 
     `positions` says which of the image's rows, or columns, go into each of the new.
