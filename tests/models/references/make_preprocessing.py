@@ -36,7 +36,7 @@ CONFIGS = [
 ]
 PROCESSORS = [
     transformers.ViTImageProcessor(),
-    transformers.BitImageProcessor(),
+    transformers.BitImageProcessor(size={"shortest_edge": 250}),
     transformers.ConvNextImageProcessor(),
     transformers.ConvNextImageProcessor(size={"shortest_edge": 384}),
 ]

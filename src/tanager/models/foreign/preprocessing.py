@@ -16,7 +16,8 @@ def read(config: Mapping[str, Any]) -> Preprocessing | None:
 
     Args:
         config: of tanager's ``config.json``, timm's ``config.json``, or transformers'
-            ``preprocessor_config.json``.
+            ``preprocessor_config.json`` (which puts a crop that is not in the middle
+            of whole pixels one pixel higher or further left).
 
     Raises:
         ValueError: it asks for what `Preprocessing` cannot do.
