@@ -143,7 +143,7 @@ class ClippedGrad:
             self._checked.add(shapes)
         return trainable, fixed
 
-    def _loss(self, trainable: PyTree, fixed: PyTree, example: PyTree) -> Array:
+    def _loss(self, trainable: PyTree, fixed: PyTree, example: PyTree) -> Any:
         return self.loss(eqx.combine(trainable, fixed), example)
 
     def _loss_of(self, fixed: PyTree) -> Callable[[PyTree, PyTree], Array]:

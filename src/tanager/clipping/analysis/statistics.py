@@ -12,6 +12,7 @@ import inspect
 import sys
 import threading
 import traceback
+import types
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -109,11 +110,15 @@ def _checked(
 def _place() -> str:
     """Return the line of the loss, or of its model, that calls the layer."""
     frame = sys._getframe(2)
-    while frame.f_back and frame.f_globals["__name__"].split(".")[0] in _FRAMEWORKS:
+    while frame.f_back and _library(frame) in _FRAMEWORKS:
         frame = frame.f_back
     code = frame.f_code
     line = traceback.FrameSummary(code.co_filename, frame.f_lineno, code.co_name).line
     return f"{Path(code.co_filename).name}, line {frame.f_lineno}: {line}".rstrip(": ")
+
+
+def _library(frame: types.FrameType) -> str:
+    return frame.f_globals.get("__name__", "").split(".")[0]
 
 
 def _mode(flag: str, mend: str, statistics: Callable = lambda layer: ()) -> Check:
