@@ -4,6 +4,8 @@
 keys take all 64 bits that Threefry has, and differ by purpose and position.
 """
 
+from typing import Any, TypeGuard
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,3 +41,9 @@ def key_words(
 def from_words(words: UInt32[ArrayLike, "*shape 2"]) -> Key[Array, "*shape"]:
     """Return the keys made of these words."""
     return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
+
+
+def is_key(leaf: Any) -> TypeGuard[Array]:
+    """Return whether a leaf of a pytree is a JAX key with a type (`jax.random.key`)."""
+    dtype = getattr(leaf, "dtype", None)
+    return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)

@@ -295,12 +295,15 @@ def test_a_loss_with_a_collective_over_examples_is_refused():
         clipped_grad(mixing, clip_norm=C)(params, batch)
 
 
-def test_batch_normalisation_is_refused_by_name():
-    layer = eqx.nn.BatchNorm(3, axis_name="batch", mode="batch")
-    with pytest.raises(ValueError, match=r"params\['norm'\] \(=BatchNorm\)"):
-        clipped_grad(lambda params, example: jnp.float32(0), clip_norm=C)(
-            {"norm": layer}, jnp.ones((2, 3))
-        )
+def test_a_loss_of_a_batch_is_refused_as_such():
+    params, batch = problem()
+
+    def of_a_batch(params, batch):
+        hidden = jnp.einsum("bi,ij->bj", batch["x"], jnp.ones((batch["x"].shape[1], 2)))
+        return jnp.mean(hidden) + loss(params, jax.tree.map(lambda x: x[0], batch))
+
+    with pytest.raises(ValueError, match=r"takes a batch.*must take one example.*row"):
+        clipped_grad(of_a_batch, clip_norm=C)(params, batch)
 
 
 def test_batches_that_do_not_fit_are_refused():

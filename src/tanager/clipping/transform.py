@@ -46,9 +46,9 @@ from tanager.clipping.analysis.layouts import safe_to_split
 from tanager.clipping.analysis.refusals import (
     check_leaves,
     check_loss,
-    refuse_cross_example_layers,
 )
 from tanager.clipping.analysis.rounding import ALLOWANCE, FloatError, float_error
+from tanager.clipping.analysis.statistics import held_fixed
 from tanager.clipping.analysis.taps import Program, read_loss
 from tanager.clipping.per_example import per_example
 from tanager.clipping.planning.autotune import Timings
@@ -138,16 +138,16 @@ class ClippedGrad:
         trainable, fixed = split(params, self.trainable)
         shapes = batches.shapes_of((params, batch))
         if shapes not in self._checked:
-            refuse_cross_example_layers(params)
             check_leaves(trainable)
-            check_loss(self._loss_of(fixed), trainable, batches.example_of(batch))
+            check_loss(self._loss, trainable, fixed, batches.example_of(batch))
             self._checked.add(shapes)
         return trainable, fixed
 
+    def _loss(self, trainable: PyTree, fixed: PyTree, example: PyTree) -> Any:
+        return self.loss(eqx.combine(trainable, fixed), example)
+
     def _loss_of(self, fixed: PyTree) -> Callable[[PyTree, PyTree], Array]:
-        return lambda trainable, example: self.loss(
-            eqx.combine(trainable, fixed), example
-        )
+        return lambda trainable, example: self._loss(trainable, fixed, example)
 
     def _clip(
         self, trainable: PyTree, fixed: PyTree, batch: PyTree, mask: Bool[Array, " b"]
@@ -283,6 +283,8 @@ def split(
 ) -> tuple[PyTree, PyTree]:
     """Return the leaves that are trained and the others, None in each other's place.
 
+    Running statistics and other state of layers is never trained (`held_fixed`).
+
     Args:
         params: pytree of arrays or their shapes, or an Equinox module.
         trainable: as of `clipped_grad`.
@@ -290,7 +292,10 @@ def split(
     Raises:
         ValueError: `trainable` does not fit `params`.
     """
-    numbers, others = eqx.partition(params, _is_float)
+    trains = jax.tree.map(
+        lambda leaf, held: _is_float(leaf) and not held, params, held_fixed(params)
+    )
+    numbers, others = eqx.partition(params, trains)
     if trainable is None:
         return numbers, others
     try:

@@ -16,6 +16,7 @@ import numpy as np
 
 from tanager._files import write_atomically
 from tanager._text import clean
+from tanager.keys import is_key
 from tanager.models.tensors import read_tensors
 
 
@@ -41,7 +42,7 @@ def named_tensors(tree: Any) -> dict[str, Any]:
         name = jax.tree_util.keystr(path, simple=True, separator=".")
         if name in named:
             raise ValueError(f"two arrays of the tree share the name {name!r}")
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if is_key(leaf):
             raise ValueError(f"{name} is a JAX key: randomness is not a weight")
         named[name] = leaf
     return named

@@ -31,6 +31,7 @@ from tanager._version import __version__
 from tanager.clipping.analysis.batches import example_of
 from tanager.data import Source, UnreadableExample, gather
 from tanager.data.source import in_memory
+from tanager.keys import is_key
 from tanager.seed import Seed
 from tanager.training.problem import Runtime
 from tanager.training.run_folder import RunFolder
@@ -265,7 +266,7 @@ def contents(tree: PyTree) -> bytes:
     digest = hashlib.blake2b()
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if isinstance(leaf, jax.Array | np.ndarray | np.generic | float | int):
-            array = np.asarray(leaf)
+            array = np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
             digest.update(jax.tree_util.keystr(path).encode())
             digest.update(f"{array.dtype}{array.shape}".encode())
             digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 from jaxtyping import PyTree
 
 from tanager._files import write_json
 from tanager._reading import UnreadableFile
+from tanager.keys import is_key
 from tanager.models import weights
 from tanager.parallel import hosts
 from tanager.privacy import accountant, tan
@@ -167,8 +169,9 @@ def _write(
     names = ("epsilon", "delta", "adjacency", "unit", "accountant", "private", "steps")
     # One string: safetensors keeps several in no fixed order.
     metadata = {"tanager": json.dumps({name: summary[name] for name in names})}
-    weights.save(params, folder.path / "model.safetensors", metadata)
-    weights.save(average, folder.path / "model-ema.safetensors", metadata)
+    for model, name in ((params, "model"), (average, "model-ema")):
+        tensors = eqx.filter(model, is_key, inverse=True)
+        weights.save(tensors, folder.path / f"{name}.safetensors", metadata)
     write_json(folder.result, summary)
     run_page.write_report(folder.path)
 

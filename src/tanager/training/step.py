@@ -25,7 +25,7 @@ from tanager.clipping.analysis.dtypes import accumulation_dtype
 from tanager.clipping.planning.autotune import Timings
 from tanager.compiling import jit
 from tanager.grid import Grid, Whole, checksum
-from tanager.keys import derive_keys
+from tanager.keys import derive_keys, is_key
 from tanager.noise import GaussianNoise
 from tanager.parallel import hosts
 from tanager.parallel.layout import AXIS, Layout
@@ -71,7 +71,7 @@ class Step:
     Attributes:
         params: the leaves that are trained.
         fixed: the others.
-        frozen: the arrays that are not trained.
+        frozen: the arrays that are not trained, other than JAX keys.
     """
 
     def __init__(
@@ -91,7 +91,9 @@ class Step:
         self.in_memory = in_memory
         self.unit, self._examples = Unit.of(problem, algorithm), examples
         self.params, self.fixed = problem.split()
-        self.frozen, self._static = eqx.partition(self.fixed, eqx.is_array)
+        self.frozen, self._static = eqx.partition(
+            self.fixed, lambda leaf: eqx.is_array(leaf) and not is_key(leaf)
+        )
         trainable = jax.tree.map(
             lambda leaf: leaf is None, self.fixed, is_leaf=lambda leaf: leaf is None
         )

@@ -4,13 +4,13 @@ import numbers
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from tanager.clipping.analysis.jaxprs import every_equation
+from tanager.clipping.analysis.statistics import RefusedLayer, watching
 
 
 _REFUSED = {
@@ -115,16 +115,46 @@ def check_leaves(trainable: PyTree) -> None:
     """Refuse parameters without a leaf to train, and complex ones."""
     leaves = jax.tree.leaves(trainable)
     if not leaves:
-        raise ValueError("params must hold at least one floating-point array to train")
+        raise ValueError(
+            "params must hold at least one floating-point array to train; of an NNX "
+            "module, nnx.Param is trained"
+        )
     if any(jnp.issubdtype(leaf.dtype, jnp.complexfloating) for leaf in leaves):
         raise ValueError(
             "params must be real: write a complex parameter as two real arrays"
         )
 
 
-def check_loss(loss: Callable, trainable: PyTree, example: PyTree) -> None:
-    """Refuse a loss that does not return one number, or that mixes examples."""
-    closed, value = _traced(loss, trainable, example)
+def check_loss(
+    loss: Callable[[PyTree, PyTree, PyTree], Any],
+    trainable: PyTree,
+    fixed: PyTree,
+    example: PyTree,
+) -> None:
+    """Refuse a loss that does not return one number, or that mixes examples.
+
+    `loss` is of the leaves that are trained, of the others, and of an example.
+    """
+
+    def of_leaves(trainable: PyTree, example: PyTree) -> Any:
+        return loss(trainable, fixed, example)
+
+    def watched(trainable: PyTree, example: PyTree) -> Any:
+        with watching(trainable, fixed):
+            return of_leaves(trainable, example)
+
+    try:
+        closed, value = _traced(watched, trainable, example)
+    except RefusedLayer:
+        raise
+    except Exception as error:
+        if _takes_a_batch(of_leaves, trainable, example):
+            raise ValueError(
+                f"loss (failing with {type(error).__name__}) takes a batch, but must "
+                "take one example, without a batch axis: call the model on x[None], "
+                "and take the loss of row [0] of what it returns"
+            ) from error
+        raise
     ok = isinstance(value, jax.ShapeDtypeStruct) and value.shape == ()
     if not ok or not jnp.issubdtype(value.dtype, jnp.floating):
         raise ValueError(
@@ -135,9 +165,21 @@ def check_loss(loss: Callable, trainable: PyTree, example: PyTree) -> None:
     refuse_ill_defined(closed.jaxpr)
     _refuse_answers_of_the_batch(closed.jaxpr)
     if _holds(closed.jaxpr, (*_DERIVED, "while")):
-        derived, _ = _traced(jax.grad(loss), trainable, example)
+        derived, _ = _traced(jax.grad(of_leaves), trainable, example)
         _refuse_references(derived.jaxpr)
         refuse_ill_defined(derived.jaxpr)
+
+
+def _takes_a_batch(loss: Callable, trainable: PyTree, example: PyTree) -> bool:
+    """Whether a loss returns one number for two examples with a batch axis."""
+    two = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape), leaf.dtype), example
+    )
+    try:
+        value = jax.eval_shape(loss, trainable, two)
+    except Exception:
+        return False
+    return isinstance(value, jax.ShapeDtypeStruct) and value.shape == ()
 
 
 def _refuse_answers_of_the_batch(jaxpr: Any, allowed: bool = False) -> None:
@@ -209,19 +251,3 @@ def _traced(function: Callable, *arguments: PyTree) -> tuple[jex.ClosedJaxpr, Py
 
 def _holds(jaxpr: Any, names: Sequence[str]) -> bool:
     return any(each.primitive.name in names for each in every_equation(jaxpr.eqns))
-
-
-def refuse_cross_example_layers(params: PyTree) -> None:
-    """Refuse layers of Equinox that keep statistics across examples."""
-
-    def is_module(node):
-        return isinstance(node, eqx.nn.BatchNorm | eqx.nn.SpectralNorm)
-
-    for path, node in jax.tree_util.tree_leaves_with_path(params, is_leaf=is_module):
-        if is_module(node):
-            where = jax.tree_util.keystr(path) or "params"
-            raise ValueError(
-                f"params{where} (={type(node).__name__}) keeps statistics across "
-                "examples, which breaks the bound on what one example contributes: "
-                "use group or layer normalisation"
-            )

@@ -1,0 +1,192 @@
+"""Batch norm of every framework: refused in training, held fixed in inference.
+
+In training mode a batch norm mixes examples. Called on one example, it would take the
+statistics of that example without a word, so its calls are watched while the loss is
+traced (`watching`). In inference mode it is a fixed map of one example. Its running
+statistics are not trained, nor is other state of a layer (`held_fixed`).
+"""
+
+import contextlib
+import functools
+import inspect
+import sys
+import threading
+import traceback
+import types
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+from jax.core import Tracer
+from jaxtyping import PyTree
+
+
+_MOVING_AVERAGE = {"average", "counter", "hidden"}
+"""The state of Haiku's `ExponentialMovingAverage`."""
+
+_FRAMEWORKS = ("contextlib", "equinox", "flax", "functools", "haiku", "jax")
+
+_FRESH = jax.make_user_context(None)
+"""Part of the key of JAX's caches: what was traced before is traced again."""
+
+_LOCK = threading.RLock()
+
+Leaves = list[Any]
+Check = Callable[[Any, Mapping[str, Any], Leaves, Leaves], tuple[str, str] | None]
+"""From a layer, the arguments of its call, and the leaves that are trained and fixed.
+
+It returns what is wrong with the call, and what mends it.
+"""
+
+
+class RefusedLayer(ValueError):
+    """A layer is called as it must not be in a loss of one example."""
+
+
+def held_fixed(params: PyTree) -> PyTree:
+    """Return a pytree of booleans like `params`: True where a leaf is never trained.
+
+    That is what an NNX module holds other than `nnx.Param`; linen's collection
+    `batch_stats`; Haiku's moving averages; and Equinox's `State`.
+    """
+
+    def of_node(path: tuple[Any, ...], node: Any) -> PyTree:
+        collection = any(getattr(key, "key", None) == "batch_stats" for key in path)
+        held = collection or _is_state(node)
+        return jax.tree.map(lambda _: held, node)
+
+    return jax.tree_util.tree_map_with_path(of_node, params, is_leaf=_is_state)
+
+
+def _is_state(node: Any) -> bool:
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is not None and isinstance(node, nnx.Variable):
+        return not isinstance(node, nnx.Param)
+    if isinstance(node, Mapping):
+        return set(node) == _MOVING_AVERAGE
+    return isinstance(node, eqx.nn.State | eqx.nn.StateIndex)
+
+
+@contextlib.contextmanager
+def watching(trained: PyTree, fixed: PyTree) -> Iterator[None]:
+    """Refuse, in this thread, calls of layers that a loss must not make.
+
+    Raises:
+        RefusedLayer: a batch norm is called in training mode, or with statistics that
+            are trained; or a dropout of NNX draws the same numbers in every step.
+    """
+    leaves = jax.tree.leaves(trained), jax.tree.leaves(fixed)
+    with _LOCK, contextlib.ExitStack() as stack:
+        for (module, name), check in _CHECKS.items():
+            layer = getattr(sys.modules.get(module), name, None)
+            if layer is not None:
+                stack.callback(setattr, layer, "__call__", layer.__call__)
+                layer.__call__ = _checked(f"{module}.{name}", layer, check, leaves)
+        with _FRESH(object()):
+            yield
+
+
+def _checked(
+    name: str, layer: type, check: Check, leaves: tuple[Leaves, Leaves]
+) -> Callable:
+    """Return the method `__call__` of a layer, with a check before it."""
+    call, watched = layer.__call__, threading.get_ident()
+    signature = inspect.signature(call)
+
+    @functools.wraps(call)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == watched:
+            given = signature.bind(self, *args, **kwargs).arguments
+            if wrong := check(self, given, *leaves):
+                what, mend = wrong
+                raise RefusedLayer(f"loss calls {name} {what} ({_place()}): {mend}")
+        return call(self, *args, **kwargs)
+
+    return checked
+
+
+def _place() -> str:
+    """Return the line of the loss, or of its model, that calls the layer."""
+    frame = sys._getframe(2)
+    while frame.f_back and _library(frame) in _FRAMEWORKS:
+        frame = frame.f_back
+    code = frame.f_code
+    line = traceback.FrameSummary(code.co_filename, frame.f_lineno, code.co_name).line
+    return f"{Path(code.co_filename).name}, line {frame.f_lineno}: {line}".rstrip(": ")
+
+
+def _library(frame: types.FrameType) -> str:
+    return frame.f_globals.get("__name__", "").split(".")[0]
+
+
+def _mode(flag: str, mend: str, statistics: Callable = lambda layer: ()) -> Check:
+    """Return the check of a layer that is in inference mode where `flag` says so.
+
+    `flag` is an argument of the call, or else an attribute of the layer.
+    """
+
+    def check(
+        layer: Any, given: Mapping[str, Any], trained: Leaves, fixed: Leaves
+    ) -> tuple[str, str] | None:
+        told = given.get(flag)
+        inference = getattr(layer, flag, None) if told is None else told
+        if flag == "is_training":
+            inference = not (told or given.get("test_local_stats"))
+        if inference is False:
+            what = "in training mode, which mixes the examples of a batch"
+            return what, f"{mend}, or use group or layer normalisation"
+        if any(_among(leaf, trained) for leaf in jax.tree.leaves(statistics(layer))):
+            return (
+                "with running statistics that would be trained as parameters",
+                'leave them out of params, name them "batch_stats" there, or give '
+                "trainable=… with False in their place",
+            )
+        return None
+
+    return check
+
+
+def _dropout(
+    layer: Any, given: Mapping[str, Any], trained: Leaves, fixed: Leaves
+) -> tuple[str, str] | None:
+    """Check a dropout of NNX: a key that no example gave is a constant."""
+    told = given.get("deterministic")
+    deterministic = layer.deterministic if told is None else told
+    if deterministic or layer.rate == 0 or not layer.rngs or given.get("rngs"):
+        return None
+    key = layer.rngs.key.get_value()
+    if isinstance(key, Tracer) and not _among(key, fixed):
+        return None
+    return (
+        "with a key that never changes: all examples get the same mask in every step",
+        "call model.eval() first, or begin the loss with model = nnx.clone(model); "
+        f"nnx.reseed(model, {layer.rngs.tag}=key), where key is of the example",
+    )
+
+
+def _among(value: Any, leaves: Leaves) -> bool:
+    return any(value is leaf for leaf in leaves)
+
+
+_CHECKS: Mapping[tuple[str, str], Check] = {
+    **{
+        ("equinox.nn", name): _mode(
+            "inference", "call equinox.nn.inference_mode(model) first"
+        )
+        for name in ("BatchNorm", "SpectralNorm")
+    },
+    ("flax.nnx", "BatchNorm"): _mode(
+        "use_running_average",
+        "call model.eval() first",
+        lambda layer: (layer.mean, layer.var),
+    ),
+    ("flax.linen", "BatchNorm"): _mode(
+        "use_running_average",
+        "give it use_running_average=True",
+        lambda layer: layer.variables.get("batch_stats", {}),
+    ),
+    ("haiku", "BatchNorm"): _mode("is_training", "call it with is_training=False"),
+    ("flax.nnx", "Dropout"): _dropout,
+}
