@@ -1,13 +1,14 @@
 """Write what timm's models give for the weights and the image of `draw`.
 
-    python tests/models/references/make_references.py
+    python tests/models/references/make_references.py [FILE ...]
 
 needs PyTorch and timm, and nothing of this library. The tests need neither: they read
-the files that stand beside this one.
+the files (``bit``, for example) that stand beside this one.
 """
 
 import json
 import pathlib
+import sys
 
 import draw
 import timm  # pyright: ignore[reportMissingImports]
@@ -19,7 +20,9 @@ from torch.utils.flop_counter import (  # pyright: ignore[reportMissingImports]
 
 HERE = pathlib.Path(__file__).parent
 IMAGE_SHAPE = (3, 65, 50)  # odd and not square, so that paddings show
+GRIDS = {14: (3, 42, 28), 16: (3, 48, 32)}  # of patches, for transformers
 CLASSES = 10
+EVERY = 48  # one feature of so many is written
 
 # name: (timm's name, options, conv_scale, whether to compute logits)
 FILES = {
@@ -36,6 +39,35 @@ FILES = {
         "vit-base-16": ("vit_base_patch16_224", {}, 1.0, False),
         "vit-large-16": ("vit_large_patch16_224", {}, 1.0, False),
         "vit-huge-14": ("vit_huge_patch14_224", {}, 1.0, False),
+    },
+    "convnext": {
+        f"convnext-{size}": (f"convnext_{size}", {}, 1.0, size == "tiny")
+        for size in ("tiny", "small", "base", "large")
+    },
+    "efficientnet": {
+        f"efficientnet-lite{n}": (f"tf_efficientnet_lite{n}", {}, 1.0, n in (0, 4))
+        for n in range(5)
+    },
+    "dino": {
+        **{
+            f"dinov2-{size}{ours}": (
+                f"vit_{size}_patch14{theirs}_dinov2",
+                {},
+                1.0,
+                size == "small",
+            )
+            for ours, theirs in (("", ""), ("-reg4", "_reg4"))
+            for size in ("small", "base", "large", "giant")
+        },
+        **{
+            f"dinov3-{size}": (
+                f"vit_{size.replace('-', '_')}_patch16_dinov3",
+                {},
+                1.0,
+                size.startswith("small"),
+            )
+            for size in ("small", "small-plus", "base", "large", "huge-plus")
+        },
     },
 }
 
