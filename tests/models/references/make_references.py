@@ -22,7 +22,6 @@ HERE = pathlib.Path(__file__).parent
 IMAGE_SHAPE = (3, 65, 50)  # odd and not square, so that paddings show
 GRIDS = {14: (3, 42, 28), 16: (3, 48, 32)}  # of patches, for transformers
 CLASSES = 10
-EVERY = 48  # one feature of so many is written
 
 # name: (timm's name, options, conv_scale, whether to compute logits)
 FILES = {
@@ -72,45 +71,52 @@ FILES = {
 }
 
 
-def logits(name: str, options: dict, conv_scale: float) -> list[float]:
-    """Return the logits in float64, of weights and an image drawn in float32."""
-    model = timm.create_model(name, num_classes=CLASSES, **options).double().eval()
-    state = model.state_dict()
-    for key, value in state.items():
+def outputs(name: str, options: dict, conv_scale: float) -> dict[str, object]:
+    """Return features and logits in float64, of numbers drawn in float32."""
+    patch = next((n for n in GRIDS if f"patch{n}" in name), None)
+    shape = IMAGE_SHAPE if patch is None else GRIDS[patch]
+    sized = {} if patch is None else {"img_size": shape[1:]}
+    model = timm.create_model(name, num_classes=CLASSES, **sized, **options)
+    for key, value in model.double().eval().state_dict().items():
         array = draw.tensor(key, tuple(value.shape), conv_scale=conv_scale)
         value.copy_(torch.from_numpy(array))
-    image = torch.from_numpy(draw.image(IMAGE_SHAPE)).double()
+    image = torch.from_numpy(draw.image(shape)).double()[None]
     with torch.no_grad():
-        return model(image[None])[0].tolist()
+        features = model.forward_head(model.forward_features(image), pre_logits=True)
+        return {
+            "conv_scale": conv_scale,
+            "image_shape": shape,
+            "features": features[0, :: draw.EVERY].tolist(),
+            "logits": model(image)[0].tolist(),
+        }
 
 
 def reference(
-    name: str, options: dict, conv_scale: float, with_logits: bool
+    name: str, options: dict, conv_scale: float, with_outputs: bool
 ) -> dict[str, object]:
     """Return what is to be known of one model."""
+    sized = {"img_size": 224} if "patch" in name else {}
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
-        model = timm.create_model(name, num_classes=1000, **options).eval()
+        model = timm.create_model(name, num_classes=1000, **sized, **options).eval()
         model(torch.empty(1, 3, 224, 224))
+    shapes = {key: tuple(value.shape) for key, value in model.state_dict().items()}
     found = {
         "timm": name,
         "options": options,
         "weights": [] if options else timm.list_models(f"{name}.*", pretrained=True),
         "parameters": sum(p.numel() for p in model.parameters()),
+        "fingerprint": draw.fingerprint(shapes),
         "flops": counter.get_total_flops(),
     }
-    if with_logits:
-        found |= {
-            "conv_scale": conv_scale,
-            "image_shape": IMAGE_SHAPE,
-            "logits": logits(name, options, conv_scale),
-        }
+    if with_outputs:
+        found |= outputs(name, options, conv_scale)
     return found
 
 
 def main() -> None:
-    """Write every file."""
-    for file, models in FILES.items():
-        references = {ours: reference(*how) for ours, how in models.items()}
+    """Write the files that are named, or all."""
+    for file in sys.argv[1:] or FILES:
+        references = {ours: reference(*how) for ours, how in FILES[file].items()}
         text = json.dumps({"timm": timm.__version__, "models": references}, indent=1)
         (HERE / f"{file}.json").write_text(f"{text}\n")
         print(f"{file}.json: {', '.join(references)}")
