@@ -9,10 +9,11 @@ from references import parity
 
 from switch import FULL
 from tanager import models
-from tanager.models import layers, vit
+from tanager.models import layers
 
 
-REFERENCES = parity.read("bit") | parity.read("vit")
+FILES = ("bit", "vit", "convnext", "dino")
+REFERENCES = {name: one for file in FILES for name, one in parity.read(file).items()}
 
 
 def test_parameters_are_counted_from_arrays_or_shapes():
@@ -21,8 +22,10 @@ def test_parameters_are_counted_from_arrays_or_shapes():
     assert models.count_parameters(jax.eval_shape(lambda: jnp.zeros((2, 3)))) == 6
 
 
-# test_foreign_vit has the tensors of the other vision transformers.
-COUNTED = [n for n in REFERENCES if FULL or n[:3] == "bit" or n == "vit-tiny-16"]
+# The files of the other architectures have the tensors of all their sizes.
+TRACED = ("bit-50x1", "vit-tiny-16", "convnext-tiny")
+TRACED += ("dinov2-small-reg4", "dinov3-small")
+COUNTED = [n for n in REFERENCES if FULL or n[:3] == "bit" or n in TRACED]
 
 
 @pytest.mark.parametrize("name", COUNTED)
@@ -34,14 +37,17 @@ def test_parameters_and_flops_are_those_that_pytorch_counts(name):
         entry.builder, classes=1000, image_shape=(224, 224, 3), key=jax.random.key(0)
     )
     assert models.count_parameters(model) == REFERENCES[name]["parameters"]
-    if not FULL and name not in ("bit-50x1", "vit-tiny-16"):
+    if not FULL and name not in TRACED:
         return  # tracing takes seconds, and their blocks are those of bit-50x1
     unseen = 0
-    if isinstance(model, vit.VisionTransformer):
+    if getattr(model, "positions", None) is not None:
         # timm takes all tokens through the last block, of which the head sees one.
-        others, width = model.positions.shape[0] - 1, model.positions.shape[1]
-        attention, projection, mlp = 2 * (others + 1) * width, width**2, 8 * width**2
-        unseen = 2 * others * (attention + projection + mlp)
+        tokens, width = model.positions.shape
+        registers = getattr(model, "registers", None)
+        others = tokens - 1 if registers is None else tokens + registers.shape[0]
+        block = model.blocks[-1]
+        mlp = block.expand.weight.size + block.contract.weight.size
+        unseen = 2 * others * (2 * (others + 1) * width + width**2 + mlp)
     flops = models.count_flops(model, (224, 224, 3))
     assert flops == REFERENCES[name]["flops"] - unseen
 

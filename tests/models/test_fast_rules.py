@@ -7,7 +7,7 @@ import pytest
 
 import tanager
 from tanager import models
-from tanager.models import bit, nf_resnet, nfnet, tuning, vit
+from tanager.models import bit, convnext, dino, nf_resnet, nfnet, tuning, vit
 
 
 KEY = jax.random.key(0)
@@ -16,6 +16,21 @@ TINY = {
     "bit": lambda: bit.BiT(bit.Variant((1, 1), 1), 10, key=KEY),
     "nf-resnet": lambda: nf_resnet.NFResNet((1, 2, 1, 1), 10, key=KEY),
     "nfnet": lambda: nfnet.NFNet((1, 1, 1, 1), 10, key=KEY),
+    "convnext": lambda: convnext.ConvNeXt(
+        convnext.Variant((1, 1, 1, 1), (8, 8, 16, 16)), 10, key=KEY
+    ),
+    "dinov2": lambda: dino.DINO(
+        dino.Variant(vit.Variant(12, 2, 3), 8, 24), 10, (32, 32, 3), key=KEY
+    ),
+    "dinov3": lambda: dino.DINO(
+        dino.Variant(vit.Variant(12, 2, 3), 8, 24, True, 2, rotary=True),
+        10,
+        (32, 32, 3),
+        key=KEY,
+    ),
+    "efficientnet": lambda: models.ENTRIES["efficientnet-lite0"].builder(
+        classes=10, image_shape=(32, 32, 3), key=KEY
+    ),
     "lenet": lambda: models.LeNet(10, (28, 28, 1), key=KEY),
     "vit": lambda: vit.VisionTransformer(
         vit.Variant(12, 2, 3), 8, 10, (32, 32, 3), key=KEY
@@ -56,7 +71,9 @@ def check(rows, leaves):
 @pytest.mark.parametrize("name", TINY)
 def test_no_tap_is_left_to_a_slow_rule(name):
     model = eqx.filter_eval_shape(TINY[name])
-    shape = (28, 28, 1) if name == "lenet" else (32, 32, 3)
+    # At fewer pixels than weights of a kernel, EfficientNet's sums have no fast rule.
+    shapes = {"lenet": (28, 28, 1), "efficientnet": (224, 224, 3)}
+    shape = shapes.get(name, (32, 32, 3))
     rows, leaves = taps(model, shape), jax.tree.leaves(model)
     check(rows, leaves)
     if name in ("lenet", "bit"):
@@ -68,7 +85,9 @@ def test_no_tap_is_left_to_a_slow_rule(name):
                 assert row.why == "elementwise: the gradient is small", row
 
 
-@pytest.mark.parametrize("name", ["nf-resnet", "nfnet", "vit", "wrn"])
+@pytest.mark.parametrize(
+    "name", ["nf-resnet", "nfnet", "vit", "wrn", "convnext", "dinov3"]
+)
 def test_no_tap_of_lora_is_left_to_a_slow_rule(name):
     found = []
 

@@ -9,10 +9,21 @@ import pytest
 from references import parity
 
 from tanager import models
-from tanager.models import bit, vit
+from tanager.models import bit, convnext, dino, vit
 
 
 CLASSES = 7
+
+
+def _awake(model):
+    """Branches as they are after training: at first their factors are nearly 0."""
+
+    def one(path, leaf):
+        return jnp.ones_like(leaf) if path[-1].name == "gain" else leaf
+
+    return jax.tree_util.tree_map_with_path(one, model)
+
+
 # Everything small enough to compile here; the published networks are the same code, and
 # the tests of their own files check their shapes.
 TINY = {
@@ -21,6 +32,25 @@ TINY = {
     ),
     "tiny vit": lambda shape, **options: vit.VisionTransformer(
         vit.Variant(12, 2, 3), 4, image_shape=shape, **options
+    ),
+    "tiny convnext": lambda shape, **options: _awake(
+        convnext.ConvNeXt(
+            convnext.Variant((1, 1), (8, 12)), channels_in=shape[2], **options
+        )
+    ),
+    "tiny dinov2": lambda shape, **options: _awake(
+        dino.DINO(
+            dino.Variant(vit.Variant(12, 1, 3), 4, 16, registers=1),
+            image_shape=shape,
+            **options,
+        )
+    ),
+    "tiny dinov3": lambda shape, **options: _awake(
+        dino.DINO(
+            dino.Variant(vit.Variant(12, 2, 3), 4, 16, True, 1, rotary=True),
+            image_shape=shape,
+            **options,
+        )
     ),
 }
 CASES = [
@@ -31,6 +61,9 @@ CASES = [
     ("lenet", (16, 18, 1), {}),
     ("tiny bit", (16, 11, 3), {}),
     ("tiny vit", (8, 12, 3), {}),
+    ("tiny convnext", (9, 13, 3), {}),
+    ("tiny dinov2", (8, 12, 3), {}),
+    ("tiny dinov3", (8, 12, 3), {}),
 ]
 
 
@@ -184,7 +217,7 @@ def test_create_refuses_with_a_remedy(change, message):
         models.create(options.pop("name"), **options, key=jax.random.key(0))
 
 
-@pytest.mark.parametrize("file", ["bit", "vit"])
+@pytest.mark.parametrize("file", ["bit", "vit", "convnext", "dino", "efficientnet"])
 def test_weights_are_offered_under_names_that_timm_has(file):
     for name, reference in parity.read(file).items():
         prefix = "hf:timm/"

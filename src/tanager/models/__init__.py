@@ -1,8 +1,10 @@
 """Models for ONE image `[H, W, C]`, as Equinox modules; batching is `vmap`."""
 
 from tanager.models.bit import BiT as BiT
+from tanager.models.convnext import ConvNeXt as ConvNeXt
 from tanager.models.counts import count_flops as count_flops
 from tanager.models.counts import count_parameters as count_parameters
+from tanager.models.dino import DINO as DINO
 from tanager.models.exported import Pretrained as Pretrained
 from tanager.models.exported import load_pretrained as load_pretrained
 from tanager.models.layers import Conv as Conv

@@ -39,6 +39,14 @@ def gaussian(key: PRNGKeyArray, shape: Sequence[int]) -> Array:
     return drawn.reshape(tuple(shape)) / math.sqrt(fan_in)
 
 
+_LARGEST_SUM = 5
+"""Side of the largest depthwise kernels that are summed by hand.
+
+For 7×7 (8 × 56 × 56 × 96 on two cores) a clipped step takes 946 ms so, by XLA 545, and
+compiles in 11 s instead of 3.
+"""
+
+
 def convolve(
     image: Float[Array, "h w i"],
     weight: Float[Array, "kh kw fan_in o"],
@@ -49,18 +57,19 @@ def convolve(
     groups: int = 1,
 ) -> Float[Array, "h2 w2 o"]:
     """Convolve one image, in its dtype; the arguments are those of `Conv`."""
-    if groups == image.shape[-1] == weight.shape[-1] > 1:
+    depthwise = groups == image.shape[-1] == weight.shape[-1] > 1
+    if depthwise and weight.shape[0] <= _LARGEST_SUM:
         output = _depthwise(image, weight, stride, padding)
-        return output if bias is None else output + bias.astype(image.dtype)
-    output = lax.conv_general_dilated(
-        jnp.expand_dims(image, 0),
-        weight.astype(image.dtype),
-        window_strides=(stride, stride),
-        padding=edges(padding, image, weight.shape[0], stride),
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        feature_group_count=groups,
-    )
-    output = jnp.squeeze(output, 0)
+    else:
+        output = lax.conv_general_dilated(
+            jnp.expand_dims(image, 0),
+            weight.astype(image.dtype),
+            window_strides=(stride, stride),
+            padding=edges(padding, image, weight.shape[0], stride),
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            feature_group_count=groups,
+        )
+        output = jnp.squeeze(output, 0)
     if bias is None:
         return output
     return output + bias.astype(image.dtype)[None, None, :]
@@ -84,7 +93,7 @@ def _depthwise(
     bottom, right = padded.shape[0] - rows, padded.shape[1] - columns
     parts = [
         padded[row : bottom + row + 1 : stride, column : right + column + 1 : stride]
-        * weight[row, column].astype(wide)
+        * weight[row, column].astype(wide)[None]
         for row in range(rows)
         for column in range(columns)
     ]

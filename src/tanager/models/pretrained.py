@@ -28,7 +28,7 @@ from tanager.models.foreign.layouts import SAME, Foreign, Table, folded, unfolde
 from tanager.models.foreign.tables import FORMATS, Format
 from tanager.models.published import PUBLISHED
 from tanager.models.tensors import FLOATS, file_in, files_of, read_tensors
-from tanager.models.vit import VisionTransformer, fit_positions
+from tanager.models.vit import fit_positions
 
 
 HEADS = ("load", "fresh", "zero")
@@ -347,7 +347,7 @@ def _fit(
             lines.append(f"missing: {name}, which the other library does not have")
             continue
         tensor = table[name]
-        resizable = isinstance(model, VisionTransformer) and name == "positions"
+        resizable = name == "positions"
         theirs = {part: found[part] for part in tensor.names if part in found}
         unlike = [f"missing: {part}" for part in tensor.names if part not in found]
         unlike = unlike or _unlike(tensor, theirs, leaf, resizable)

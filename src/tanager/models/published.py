@@ -32,8 +32,8 @@ _HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
-def _timm(name: str, classes: int, size: int = 224, scale=_HALF) -> Published:
-    return Published(f"hf:timm/{name}", classes, size, *scale)
+def _timm(name: str, classes: int, size: int = 224, scale=_HALF, **more) -> Published:
+    return Published(f"hf:timm/{name}", classes, size, *scale, **more)
 
 
 def _vit(size: str) -> tuple[Published, ...]:
@@ -50,6 +50,28 @@ def _dino(size: str) -> Published:
     return _timm(f"vit_{size}_patch16_224.dino", 0, scale=_IMAGENET)
 
 
+def _convnext(size: str) -> tuple[Published, ...]:
+    kinds = {"fb_in22k": 21841, "fb_in22k_ft_in1k": 1000, "fb_in1k": 1000}
+    return tuple(
+        _timm(f"convnext_{size}.{kind}", classes, scale=_IMAGENET)
+        for kind, classes in kinds.items()
+    )
+
+
+def _dino_v2(size: str, registers: str = "") -> tuple[Published, ...]:
+    name = f"vit_{size}_patch14{registers}_dinov2.lvd142m"
+    return (_timm(name, 0, 518, _IMAGENET),)
+
+
+def _dino_v3(size: str) -> tuple[Published, ...]:
+    name = f"vit_{size.replace('-', '_')}_patch16_dinov3.lvd1689m"
+    return (_timm(name, 0, 256, _IMAGENET, licence="dinov3-license"),)
+
+
+_LITE_SIZES = (224, 240, 260, 300, 380)
+_CONVNEXT_SIZES = ("tiny", "small", "base", "large")
+_DINO_V2_SIZES = ("small", "base", "large", "giant")
+_DINO_V3_SIZES = ("small", "small-plus", "base", "large", "huge-plus")
 _NFNET_SIZES = (192, 224, 256, 320, 384, 416, 448)
 
 PUBLISHED: Mapping[str, tuple[Published, ...]] = {
@@ -68,6 +90,16 @@ PUBLISHED: Mapping[str, tuple[Published, ...]] = {
     "bit-50x3": _bit("50x3", 448),
     "bit-101x3": _bit("101x3", 448),
     "bit-152x4": _bit("152x4", 480),
+    **{
+        f"efficientnet-lite{size}": (
+            _timm(f"tf_efficientnet_lite{size}.in1k", 1000, pixels),
+        )
+        for size, pixels in enumerate(_LITE_SIZES)
+    },
+    **{f"convnext-{size}": _convnext(size) for size in _CONVNEXT_SIZES},
+    **{f"dinov2-{size}": _dino_v2(size) for size in _DINO_V2_SIZES},
+    **{f"dinov2-{size}-reg4": _dino_v2(size, "_reg4") for size in _DINO_V2_SIZES},
+    **{f"dinov3-{size}": _dino_v3(size) for size in _DINO_V3_SIZES},
 }
 """By name of the model; start from the first."""
 

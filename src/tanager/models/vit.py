@@ -10,7 +10,8 @@ serves all tokens under `vmap`, and the class token is added to a row of zeros.
 
 import functools
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -45,7 +46,7 @@ transformers", table 1; Steiner et al. 2022, "How to train your ViT?", section 3
 """
 
 _MLP_RATIO = 4
-_NORM_EPS = 1e-6
+NORM_EPS = 1e-6
 _EMBEDDING_DEVIATION = 0.02
 
 
@@ -90,7 +91,7 @@ class LayerNorm(eqx.Module):
     bias: Float[Array, " d"]
     eps: float = eqx.field(static=True)
 
-    def __init__(self, width: int, *, eps: float = _NORM_EPS):
+    def __init__(self, width: int, *, eps: float = NORM_EPS):
         validate.whole(width=width, at_least=1)
         validate.positive(eps=eps)
         self.scale = jnp.ones(width, jnp.float32)
@@ -105,27 +106,64 @@ class LayerNorm(eqx.Module):
         return output.astype(token.dtype)
 
 
+class LayerScale(eqx.Module):
+    """A factor for each channel of a residual branch: gain · x.
+
+    Shapes: ``[width] -> [width]``.
+
+    Args:
+        width: number of channels.
+        initial: their first factor, positive and usually small.
+
+    Raises:
+        ValueError: `width` is not a whole number of at least 1, `initial` not positive.
+
+    References:
+        Touvron et al. 2021, "Going deeper with image transformers", arXiv:2103.17239.
+    """
+
+    gain: Float[Array, " d"]
+
+    def __init__(self, width: int, initial: float):
+        validate.whole(width=width, at_least=1)
+        validate.positive(initial=initial)
+        self.gain = jnp.full(width, initial, jnp.float32)
+
+    def __call__(self, token: Float[Array, " d"]) -> Float[Array, " d"]:
+        """Scale one token."""
+        return token * self.gain.astype(token.dtype)
+
+
 class Attention(eqx.Module):
     """Multi-head self-attention over the tokens of one image.
 
     Shapes: ``[T, width] -> [T, width]``. The softmax is taken in float32 or wider.
-    `qkv` gives queries, keys and values, each with its heads in order.
+    `qkv` gives queries, keys and values, each with its heads in order; it has a bias
+    unless `bias` is False.
     """
 
     qkv: layers.Linear
     projection: layers.Linear
     heads: int = eqx.field(static=True)
 
-    def __init__(self, width: int, heads: int, *, key: PRNGKeyArray):
+    def __init__(self, width: int, heads: int, *, bias: bool = True, key: PRNGKeyArray):
         qkv_key, projection_key = jax.random.split(key)
-        self.qkv = layers.Linear(width, 3 * width, key=qkv_key)
+        self.qkv = layers.Linear(width, 3 * width, bias=bias, key=qkv_key)
         self.projection = layers.Linear(width, width, key=projection_key)
         self.heads = heads
 
     def __call__(
-        self, tokens: Float[Array, "t d"], *, queries: int | None = None
+        self,
+        tokens: Float[Array, "t d"],
+        *,
+        queries: int | None = None,
+        rotate: Callable[[Array], Array] | None = None,
     ) -> Float[Array, "q d"]:
-        """Let every token look at every token, or only the first `queries` of them."""
+        """Let every token look at every token, or only the first `queries` of them.
+
+        `rotate` changes the queries and the keys ``[heads, T, width/heads]`` by their
+        position.
+        """
         width = tokens.shape[1]
         per_head = width // self.heads
         query, key, value = jnp.split(jax.vmap(self.qkv)(tokens), 3, axis=1)
@@ -134,6 +172,8 @@ class Attention(eqx.Module):
             jnp.transpose(part.reshape(-1, self.heads, per_head), (1, 0, 2))
             for part in (query[:queries], key, value)
         )
+        if rotate is not None:
+            query, key = rotate(query), rotate(key)
         wide = accumulation_dtype(tokens.dtype)
         query = query * (1 / math.sqrt(per_head))
         scores = jnp.einsum("hqd,hkd->hqk", query, key, preferred_element_type=wide)
@@ -215,27 +255,14 @@ class VisionTransformer(layers.Model):
         *,
         key: PRNGKeyArray,
     ):
-        height, width, channels = image_shape
-        validate.whole(depth=variant.depth, heads=variant.heads, at_least=1)
-        validate.whole(patch=patch, classes=classes, channels=channels, at_least=1)
-        if variant.width % variant.heads:
-            validate.refuse(
-                "heads", variant.heads, f"must divide the width of {variant.width}"
-            )
-        for name, side in (("image_height", height), ("image_width", width)):
-            if side % patch or side < patch:
-                below = side // patch * patch
-                near = f"{below} or {below + patch}" if below > 0 else f"{patch}"
-                rule = f"must be a multiple of the patch side {patch}"
-                validate.refuse(name, side, rule, f"use {near}")
+        validate.whole(classes=classes, at_least=1)
+        rows, columns = patch_grid(variant, patch, image_shape)
         patch_key, token_key, position_key, head_key, *block_keys = jax.random.split(
             key, 4 + variant.depth
         )
-        conv = functools.partial(layers.Conv, stride=patch, padding="VALID", bias=True)
-        self.patches = conv(channels, variant.width, patch, key=patch_key)
-        count = (height // patch) * (width // patch)
-        self.class_token = _embedding(token_key, (variant.width,))
-        self.positions = _embedding(position_key, (1 + count, variant.width))
+        self.patches = patch_layer(image_shape[2], variant.width, patch, key=patch_key)
+        self.class_token = embedding(token_key, (variant.width,))
+        self.positions = embedding(position_key, (1 + rows * columns, variant.width))
         self.blocks = tuple(
             Block(variant.width, variant.heads, key=block_key)
             for block_key in block_keys
@@ -259,18 +286,53 @@ class VisionTransformer(layers.Model):
         return self.norm(self.blocks[-1](tokens, queries=1)[0])
 
 
-def _embedding(key: PRNGKeyArray, shape: tuple[int, ...]) -> Array:
+def patch_grid(
+    variant: Variant, patch: int, image_shape: tuple[int, int, int]
+) -> tuple[int, int]:
+    """Return how many patches an image has in a column and in a row.
+
+    Raises:
+        ValueError: an impossible size of the transformer or of its images.
+    """
+    *sides, channels = image_shape
+    validate.whole(depth=variant.depth, heads=variant.heads, at_least=1)
+    validate.whole(patch=patch, channels=channels, at_least=1)
+    if variant.width % variant.heads:
+        validate.refuse(
+            "heads", variant.heads, f"must divide the width of {variant.width}"
+        )
+    for name, side in zip(("image_height", "image_width"), sides, strict=True):
+        if side % patch or side < patch:
+            below = side // patch * patch
+            near = f"{below} or {below + patch}" if below > 0 else f"{patch}"
+            rule = f"must be a multiple of the patch side {patch}"
+            validate.refuse(name, side, rule, f"use {near}")
+    return sides[0] // patch, sides[1] // patch
+
+
+def patch_layer(
+    channels: int, width: int, patch: int, *, key: PRNGKeyArray
+) -> layers.Conv:
+    """Return the convolution that makes a token of each patch."""
+    return layers.Conv(
+        channels, width, patch, stride=patch, padding="VALID", bias=True, key=key
+    )
+
+
+def embedding(key: PRNGKeyArray, shape: tuple[int, ...]) -> Array:
+    """Draw tokens or positions to start from."""
     return _EMBEDDING_DEVIATION * jax.random.normal(key, shape, jnp.float32)
 
 
-def fit_positions(positions: np.ndarray, model: VisionTransformer) -> np.ndarray:
+def fit_positions(positions: np.ndarray, model: Any) -> np.ndarray:
     """Return position embeddings for the grid of a model.
 
     Bicubic (Keys's kernel with a = −1/2), antialiased for a coarser grid, as in timm's
     `resample_abs_pos_embed`. The embedding of the class token is not changed.
 
     Args:
-        positions: ``[1 + patches, width]`` of a square grid, the class token first.
+        positions: ``[1 + patches, width]`` of a square grid, the class token first;
+            or ``[patches, width]`` for a model whose class token has none.
         model: its image and patch size give the grid. With the same number of
             patches nothing changes.
 
@@ -283,13 +345,14 @@ def fit_positions(positions: np.ndarray, model: VisionTransformer) -> np.ndarray
     """
     patch = model.patches.weight.shape[0]
     height, width = (side // patch for side in model.image_shape[:2])
-    count = len(positions) - 1
+    first = model.positions.shape[0] - height * width
+    count = len(positions) - first
     if count == height * width:
         return positions
     side = math.isqrt(max(count, 0))
     if side * side != count or not count:
         raise ValueError(f"{count} patches are not a square grid")
-    grid = np.float32(positions[1:]).reshape(side, side, -1)
+    grid = np.float32(positions[first:]).reshape(side, side, -1)
     resized = jax.image.resize(grid, (height, width, grid.shape[-1]), "cubic")
     rows = np.asarray(resized).reshape(height * width, -1)
-    return np.concatenate([np.float32(positions[:1]), rows])
+    return np.concatenate([np.float32(positions[:first]), rows])

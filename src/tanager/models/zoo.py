@@ -10,14 +10,22 @@ import equinox as eqx
 from jaxtyping import PRNGKeyArray
 
 from tanager import _validate as validate
-from tanager.models import bit, efficientnet, nf_resnet, nfnet, vit, wide_resnet
+from tanager.models import (
+    bit,
+    convnext,
+    dino,
+    efficientnet,
+    nf_resnet,
+    nfnet,
+    vit,
+    wide_resnet,
+)
 from tanager.models.layers import HEAD_INPUTS, Model, ScaledHead
 from tanager.models.small import MLP, LeNet, SmallCNN
 from tanager.models.wide_resnet import NORMALISATION_ORDERS, WideResNet
 
 
 _WIDE_RESNET_NAME = re.compile(r"wrn-([1-9]\d*)-([1-9]\d*)")
-_SMALLEST_SIDE = 8
 
 
 @dataclass(frozen=True)
@@ -60,6 +68,7 @@ def _convolutional(
     make: Callable[..., Model],
     *sizes: Any,
     side: int = 224,
+    smallest_side: int = 8,
     classes: int = 1000,
     **options: Any,
 ) -> ModelEntry:
@@ -68,7 +77,7 @@ def _convolutional(
         validate.whole(
             image_height=height,
             image_width=width,
-            at_least=_SMALLEST_SIDE,
+            at_least=smallest_side,
             remedy="enlarge the images: convolutional models halve them",
         )
         return make(*sizes, channels_in=channels, **given)
@@ -99,6 +108,8 @@ def _vit(size: str, patch: int, source: str) -> ModelEntry:
 
 _small = functools.partial(ModelEntry, source="this library", image_side=32, classes=10)
 _BIT = "Kolesnikov et al. 2020; Rodriguez Beltran et al. 2024, table 1"
+_CONVNEXT = "Liu et al. 2022, section 3"
+_DINO = {"2": "Oquab et al. 2024, appendix B", "3": "Siméoni et al. 2025, section 5"}
 _LITE = "Tan and Le 2019, table 1, as TensorFlow's lite release"
 _NF_RESNET = "Brock et al. 2021a, section 4; De et al. 2022, section 3.3"
 _DEIT, _VIT = "Touvron et al. 2021, table 1", "Dosovitskiy et al. 2021, table 1"
@@ -145,11 +156,31 @@ ENTRIES = {
             )
             for size, variant in efficientnet.VARIANTS.items()
         ),
+        *(
+            _convolutional(
+                f"convnext-{size}",
+                _CONVNEXT,
+                convnext.ConvNeXt,
+                variant,
+                smallest_side=32,
+            )
+            for size, variant in convnext.VARIANTS.items()
+        ),
         _vit("tiny", 16, _DEIT),
         _vit("small", 16, _DEIT),
         _vit("base", 16, _VIT),
         _vit("large", 16, _VIT),
         _vit("huge", 14, _VIT),
+        *(
+            ModelEntry(
+                name,
+                functools.partial(dino.DINO, variant),
+                "transformer",
+                _DINO[name[5]],
+                224,
+            )
+            for name, variant in dino.VARIANTS.items()
+        ),
         ModelEntry("lenet", LeNet, "convolutional", _LENET, 28, channels=1, classes=10),
         _small("mlp", MLP, "flat"),
         _small("linear", functools.partial(MLP, hidden=()), "flat"),
@@ -193,9 +224,9 @@ def create(
         name: one of `ENTRIES`, or ``"wrn-DEPTH-WIDTH"`` with a depth of 6n + 4.
         classes: number of logits, at least 2.
         image_shape: (height, width, channels) of one image: at least 8×8 for the
-            convolutional models (16×16 for ``"lenet"``), multiples of the patch for
-            transformers. ``"mlp"`` and ``"linear"`` also take a feature vector:
-            (features,).
+            convolutional models (16×16 for ``"lenet"``, 32×32 for ConvNeXt), multiples
+            of the patch for transformers. ``"mlp"`` and ``"linear"`` also take a
+            feature vector: (features,).
         key: JAX key; the same key gives the same weights.
         implementation: ``"timm"`` or ``"tan"``, for example, builds exactly the model
             of that code; None for ours, see `ModelEntry.implementations`.

@@ -20,6 +20,7 @@ from tanager._reading import reading
 from tanager._record import Maybe, check_record, read_record
 from tanager._version import __version__
 from tanager.models import weights as files
+from tanager.models.dino import DINO
 from tanager.models.exported import template_of
 from tanager.models.pretrained import table_of
 from tanager.models.published import timm_architecture
@@ -227,7 +228,7 @@ def _timm_description(config: Mapping[str, Any], model: Any) -> dict[str, Any]:
     """Return what timm builds the model from, and replaces its ends by."""
     height, width, channels = config["architecture"]["image_shape"]
     seen = config["preprocessing"]
-    one_size = isinstance(model, VisionTransformer)
+    one_size = isinstance(model, VisionTransformer | DINO)
     table = table_of(model, "timm")
     kernels = (
         table[name].names[0]

@@ -13,6 +13,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 
+EVERY = 48
+"""Of so many features one is kept."""
+
+
 def uniform(name: str, shape: Sequence[int]) -> np.ndarray:
     """Return float32 numbers, uniform in [−1, 1)."""
     bits = np.random.PCG64(zlib.crc32(name.encode())).random_raw(math.prod(shape))

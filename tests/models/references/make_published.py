@@ -19,6 +19,17 @@ ARCHITECTURES = (
     "resnet50_gn",
     *(f"dm_nfnet_f{size}" for size in range(7)),
     *(f"resnetv2_{size}_bit" for size in ("50x1", "101x1", "50x3", "101x3", "152x4")),
+    *(f"convnext_{size}" for size in ("tiny", "small", "base", "large")),
+    *(f"tf_efficientnet_lite{size}" for size in range(5)),
+    *(
+        f"vit_{size}_patch14{registers}_dinov2"
+        for size in ("small", "base", "large", "giant")
+        for registers in ("", "_reg4")
+    ),
+    *(
+        f"vit_{size}_patch16_dinov3"
+        for size in ("small", "small_plus", "base", "large", "huge_plus")
+    ),
 )
 FIELDS = ("architecture", "num_classes", "input_size", "mean", "std", "license")
 

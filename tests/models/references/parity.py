@@ -74,13 +74,27 @@ def drawn(name: str, reference: dict[str, Any], names: Callable[[Any], Table]) -
 def difference(
     name: str, reference: dict[str, Any], names: Callable[[Any], Table]
 ) -> float:
-    """Return how far our float32 logits are from the reference, relative to it."""
-    model = drawn(name, reference, names)
+    """Return how far our float32 outputs are from the reference, relative to it."""
+    return distance(drawn(name, reference, names), reference)
+
+
+def distance(model: Any, reference: dict[str, Any]) -> float:
+    """Return how far a model's logits (and features) are from the reference's."""
     pixels = draw.image(reference["image_shape"]).transpose(1, 2, 0)
-    run = jax.jit(lambda model, image: model(image))
-    logits = np.asarray(run(model, jnp.asarray(pixels)), np.float64)
-    expected = np.asarray(reference["logits"])
-    return float(np.abs(logits - expected).max() / np.abs(expected).max())
+
+    @jax.jit
+    def run(model, image):
+        features = model.features(image)
+        return features, model.head(features)
+
+    features, logits = (
+        np.asarray(output, np.float64) for output in run(model, jnp.asarray(pixels))
+    )
+    pairs = [(logits, np.asarray(reference["logits"]))]
+    if "features" in reference:
+        assert len(features) > draw.EVERY
+        pairs += [(features[:: draw.EVERY], np.asarray(reference["features"]))]
+    return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
 
 
 def random(build: Callable[[], Any], size: float = 0.3) -> Any:

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 from tanager import _validate as validate
 from tanager.models.bit import BiT
+from tanager.models.convnext import ConvNeXt
+from tanager.models.dino import DINO
 from tanager.models.efficientnet import BATCH_NORM_EPS, EfficientNetLite
 from tanager.models.foreign.layouts import (
     CONV,
@@ -132,6 +134,24 @@ _VIT_TIMM = (
 )
 
 
+def _dino_timm(model: DINO) -> Table:
+    """Return the table of a model in timm, where DINOv3 is an `Eva`.
+
+    That has other names for the factors of branches, and two layers where we have one
+    that gives the gate and what it multiplies.
+    """
+    v3 = model.positions is None
+    rules = [Rule("registers", "reg_token", FIRST_AXIS)]
+    for n in (1, 2):
+        theirs = f"gamma_{n}" if v3 else f"ls{n}.gamma"
+        rules += [Rule(f"blocks.{{i}}.scale{n}.gain", f"blocks.{{i}}.{theirs}", SAME)]
+    if v3 and model.blocks[0].gated:
+        for leaf, layout in (("weight", LINEAR), ("bias", SAME)):
+            parts = "|".join(f"blocks.{{i}}.mlp.fc1_{part}.{leaf}" for part in "gx")
+            rules += [Rule(f"blocks.{{i}}.expand.{leaf}", parts, layout)]
+    return table((*rules, *_VIT_TIMM), model)
+
+
 def _vit_huggingface(prefix: str) -> tuple[Rule, ...]:
     """Return the rules of transformers' `ViTForImageClassification`.
 
@@ -167,6 +187,20 @@ _BIT_TIMM = (
     *_conv("stages.{i}.{j}.convs.{n}", "stages.{i}.blocks.{j}.conv{n1}"),
     *_norm("stages.{i}.{j}.norms.{n}", "stages.{i}.blocks.{j}.norm{n1}"),
     *_conv("stages.{i}.{j}.shortcut", "stages.{i}.blocks.{j}.downsample.conv"),
+)
+
+_CONVNEXT_TIMM = (
+    *_conv("stem", "stem.0"),
+    *_norm("stem_norm", "stem.1"),
+    *_norm("downsamples.{i}.norm", "stages.{i1}.downsample.0"),
+    *_conv("downsamples.{i}.conv", "stages.{i1}.downsample.1"),
+    *_conv("stages.{i}.{j}.depthwise", "stages.{i}.blocks.{j}.conv_dw"),
+    *_norm("stages.{i}.{j}.norm", "stages.{i}.blocks.{j}.norm"),
+    *_linear("stages.{i}.{j}.expand", "stages.{i}.blocks.{j}.mlp.fc1"),
+    *_linear("stages.{i}.{j}.contract", "stages.{i}.blocks.{j}.mlp.fc2"),
+    Rule("stages.{i}.{j}.scale.gain", "stages.{i}.blocks.{j}.gamma", SAME),
+    *_norm("norm", "head.norm"),
+    *_linear("head", "head.fc"),
 )
 
 # Google's ``BiT-M-R50x1.npz``: `load_from` in github.com/google-research/big_transfer,
@@ -374,6 +408,8 @@ FORMATS: Mapping[type, Mapping[str, Format]] = {
             _vit_huggingface(""), "pooler.dense.weight", "pooler.dense.bias"
         ),
     },
+    DINO: {"timm": Format(_dino_timm)},
+    ConvNeXt: {"timm": _format(_CONVNEXT_TIMM)},
     WideResNet: {"jax-privacy": Format(_wrn_jax_privacy)},
     NFResNet: {
         "timm": Format(functools.partial(_nf_resnet, _NF_RESNET_TIMM, "timm")),

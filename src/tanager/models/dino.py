@@ -1,0 +1,244 @@
+"""DINOv2 and DINOv3: vision transformers trained without labels, called on one image.
+
+The structure is that of timm's `vit_*_dinov2` and `vit_*_dinov3`, so that its weights
+fit: a vision transformer (`vit`) with a factor for each channel of every residual
+branch, and in some a gated network and register tokens.
+
+| | DINOv2 | DINOv3 |
+|---|---|---|
+| positions | learned, added once | rotate queries and keys in every block |
+| queries, keys and values | have a bias | have none |
+| input of the head | the class token | the mean of the patches |
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from tanager import _validate as validate
+from tanager.clipping.analysis.dtypes import accumulation_dtype
+from tanager.models import layers, vit
+
+
+class Variant(NamedTuple):
+    """What the transformers of the two papers differ in.
+
+    Attributes:
+        sizes: channels of a token, number of blocks and of heads.
+        patch: side of a patch in pixels.
+        hidden: channels inside a block's network.
+        gated: whether that is SwiGLU (Shazeer 2020, arXiv:2002.05202), not GELU.
+        registers: tokens beside the class token (Darcet et al. 2024, arXiv:2309.16588).
+        rotary: whether positions rotate queries and keys, as in DINOv3.
+    """
+
+    sizes: vit.Variant
+    patch: int
+    hidden: int
+    gated: bool = False
+    registers: int = 0
+    rotary: bool = False
+
+
+def _v2(size: str, registers: int = 0) -> Variant:
+    sizes = (vit.VARIANTS | {"giant": vit.Variant(1536, 40, 24)})[size]
+    gated = size == "giant"
+    hidden = 4096 if gated else 4 * sizes.width
+    return Variant(sizes, 14, hidden, gated, registers)
+
+
+def _v3(sizes: vit.Variant, gated: bool = False) -> Variant:
+    return Variant(sizes, 16, 4 * sizes.width, gated, registers=4, rotary=True)
+
+
+_V2_SIZES = ("small", "base", "large", "giant")
+
+VARIANTS = {
+    **{f"dinov2-{size}": _v2(size) for size in _V2_SIZES},
+    **{f"dinov2-{size}-reg4": _v2(size, registers=4) for size in _V2_SIZES},
+    "dinov3-small": _v3(vit.VARIANTS["small"]),
+    "dinov3-small-plus": _v3(vit.VARIANTS["small"], gated=True),
+    "dinov3-base": _v3(vit.VARIANTS["base"]),
+    "dinov3-large": _v3(vit.VARIANTS["large"]),
+    "dinov3-huge-plus": _v3(vit.Variant(1280, 32, 20), gated=True),
+}
+"""Oquab et al. 2024, "DINOv2", arXiv:2304.07193, appendix B; Siméoni et al. 2025,
+"DINOv3", arXiv:2508.10104, section 5. All without the heads of their training.
+"""
+
+_LAYER_SCALE = 1e-5
+_V3_NORM_EPS = 1e-5
+_TEMPERATURE = 100.0
+
+
+class Block(eqx.Module):
+    """Attention, then a network on each token, each scaled on a residual branch.
+
+    A gated network multiplies one half of what `expand` gives by the SiLU of the other,
+    which comes first.
+    """
+
+    norm1: vit.LayerNorm
+    attention: vit.Attention
+    scale1: vit.LayerScale
+    norm2: vit.LayerNorm
+    expand: layers.Linear
+    contract: layers.Linear
+    scale2: vit.LayerScale
+    gated: bool = eqx.field(static=True)
+
+    def __init__(self, variant: Variant, *, key: PRNGKeyArray):
+        width, _, heads = variant.sizes
+        keys = jax.random.split(key, 3)
+        eps, bias = _norm_eps(variant), not variant.rotary
+        inner = variant.hidden * (2 if variant.gated else 1)
+        self.norm1 = vit.LayerNorm(width, eps=eps)
+        self.attention = vit.Attention(width, heads, bias=bias, key=keys[0])
+        self.scale1 = vit.LayerScale(width, _LAYER_SCALE)
+        self.norm2 = vit.LayerNorm(width, eps=eps)
+        self.expand = layers.Linear(width, inner, key=keys[1])
+        self.contract = layers.Linear(variant.hidden, width, key=keys[2])
+        self.scale2 = vit.LayerScale(width, _LAYER_SCALE)
+        self.gated = variant.gated
+
+    def __call__(
+        self,
+        tokens: Float[Array, "t d"],
+        *,
+        queries: int | None = None,
+        rotate: Callable[[Array], Array] | None = None,
+    ) -> Float[Array, "q d"]:
+        """Return the tokens, or only the first `queries`, plus both branches."""
+        normal = jax.vmap(self.norm1)(tokens)
+        seen = self.attention(normal, queries=queries, rotate=rotate)
+        tokens = tokens[:queries] + jax.vmap(self.scale1)(seen)
+        hidden = jax.vmap(self.expand)(jax.vmap(self.norm2)(tokens))
+        if self.gated:
+            gate, hidden = jnp.split(hidden, 2, axis=1)
+            hidden = jax.nn.silu(gate) * hidden
+        else:
+            hidden = layers.gelu(hidden)
+        return tokens + jax.vmap(self.scale2)(jax.vmap(self.contract)(hidden))
+
+
+class DINO(layers.Model):
+    """DINOv2 or DINOv3 for one image `[H, W, C]`, giving logits.
+
+    Attributes:
+        patches: convolution whose kernel and stride are the patch, with a bias.
+        class_token: float32 ``[width]``.
+        registers: float32 ``[registers, width]``, or None.
+        positions: float32 ``[patches, width]``, row by row; the class token's comes
+            first where there are no registers. None in DINOv3.
+
+    Args:
+        variant: such as ``VARIANTS["dinov2-base"]``.
+        image_shape: (height, width, channels), both sides multiples of the patch.
+    """
+
+    patches: layers.Conv
+    class_token: Float[Array, " d"]
+    registers: Float[Array, "r d"] | None
+    positions: Float[Array, "t d"] | None
+    blocks: tuple[Block, ...]
+    norm: vit.LayerNorm
+    head: layers.Linear
+    image_shape: tuple[int, int, int] = eqx.field(static=True)
+
+    def __init__(
+        self,
+        variant: Variant,
+        classes: int,
+        image_shape: tuple[int, int, int],
+        *,
+        key: PRNGKeyArray,
+    ):
+        width, depth, heads = variant.sizes
+        validate.whole(classes=classes, hidden=variant.hidden, at_least=1)
+        validate.whole(registers=variant.registers, at_least=0)
+        rows, columns = vit.patch_grid(variant.sizes, variant.patch, image_shape)
+        if variant.rotary and width // heads % 4:
+            rule = "must give heads of a multiple of 4 channels, two for each axis"
+            validate.refuse("width", width, rule)
+        keys = iter(jax.random.split(key, 5 + depth))
+        channels = image_shape[2]
+        self.patches = vit.patch_layer(channels, width, variant.patch, key=next(keys))
+        self.class_token = vit.embedding(next(keys), (width,))
+        self.registers = self.positions = None
+        if variant.registers:
+            self.registers = vit.embedding(next(keys), (variant.registers, width))
+        if not variant.rotary:
+            count = rows * columns + int(not variant.registers)
+            self.positions = vit.embedding(next(keys), (count, width))
+        self.head = layers.Linear(width, classes, key=next(keys))
+        self.blocks = tuple(Block(variant, key=next(keys)) for _ in range(depth))
+        self.norm = vit.LayerNorm(width, eps=_norm_eps(variant))
+        self.image_shape = image_shape
+
+    def features(self, image: Array) -> Float[Array, " d"]:
+        """Return the input of the head for one image: one normalised token.
+
+        That is the class token in DINOv2, and the mean of the patches in DINOv3.
+        """
+        layers.check_image(image, self.image_shape[2], self.image_shape)
+        grid = self.patches(image)
+        tokens = grid.reshape(-1, grid.shape[-1])
+        others = 1 + (0 if self.registers is None else self.registers.shape[0])
+        if self.positions is not None and self.registers is not None:
+            tokens = tokens + self.positions.astype(image.dtype)
+        rows = jnp.pad(tokens, ((others, 0), (0, 0)))
+        parts = [rows[:1] + self.class_token.astype(image.dtype)[None, :]]
+        if self.registers is not None:
+            parts.append(rows[1:others] + self.registers.astype(image.dtype))
+        tokens = jnp.concatenate([*parts, rows[others:]])
+        if self.positions is None:
+            heads = self.blocks[0].attention.heads
+            rotate = _rotation(grid.shape[:2], tokens.shape[1] // heads, others)
+            for block in self.blocks:
+                tokens = block(tokens, rotate=rotate)
+            return jnp.mean(jax.vmap(self.norm)(tokens[others:]), axis=0)
+        if self.registers is None:
+            tokens = tokens + self.positions.astype(image.dtype)
+        for block in self.blocks[:-1]:
+            tokens = block(tokens)
+        # The head sees the class token alone: no other need leave the last block.
+        return self.norm(self.blocks[-1](tokens, queries=1)[0])
+
+
+def _norm_eps(variant: Variant) -> float:
+    return _V3_NORM_EPS if variant.rotary else vit.NORM_EPS
+
+
+def _rotation(
+    grid: tuple[int, ...], channels: int, others: int
+) -> Callable[[Array], Array]:
+    """Return what rotates ``[heads, others + patches, channels]`` by position.
+
+    Channel c and channel c + channels/2 are turned as a point of the plane, by 2π times
+    the patch's centre, from −1 to 1, over a period of 1 to 100. The first half of these
+    pairs takes the centre's height, the other its place in the row. The first `others`
+    tokens stay.
+
+    References:
+        Siméoni et al. 2025, section 3.2; Su et al. 2021, arXiv:2104.09864.
+    """
+    periods = _TEMPERATURE ** (np.arange(channels // 4) / (channels // 4))
+    centres = [2 * (np.arange(side) + 0.5) / side - 1 for side in grid]
+    height, width = np.meshgrid(*centres, indexing="ij")
+    angles = [2 * np.pi * place.reshape(-1, 1) / periods for place in (height, width)]
+    half = np.pad(np.concatenate(angles, axis=1), ((others, 0), (0, 0)))
+    cosine, sine = np.cos(half), np.sin(half)
+
+    def rotate(tokens: Array) -> Array:
+        wide = accumulation_dtype(tokens.dtype)
+        x, y = jnp.split(tokens.astype(wide), 2, axis=2)
+        c, s = (jnp.asarray(turn, wide)[None] for turn in (cosine, sine))
+        turned = jnp.concatenate([x * c - y * s, y * c + x * s], axis=2)
+        return turned.astype(tokens.dtype)
+
+    return rotate

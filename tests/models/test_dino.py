@@ -1,0 +1,136 @@
+"""DINOv2 and DINOv3 against timm; references/make_references.py made the numbers."""
+
+import re
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from references import draw, parity
+
+from tanager import clipped_grad, models
+from tanager.models import dino, tuning, vit
+from tanager.models.foreign.tables import FORMATS
+
+
+REFERENCES = parity.read("dino")
+NAMES = FORMATS[models.DINO]["timm"].names
+TINY = vit.Variant(width=12, depth=2, heads=3)
+SHAPE = (8, 12, 3)
+KEY = jax.random.key(0)
+KINDS = {
+    "v2": dino.Variant(TINY, 4, 16),
+    "v2, registers": dino.Variant(TINY, 4, 16, registers=2),
+    "v3, gated": dino.Variant(TINY, 4, 16, True, 2, rotary=True),
+}
+
+
+def _make(kind, shape=SHAPE):
+    return jax.tree.map(
+        jnp.asarray, parity.random(lambda: dino.DINO(KINDS[kind], 5, shape, key=KEY))
+    )
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_every_tensor_has_its_place_in_timm(name):
+    model = eqx.filter_eval_shape(
+        models.create, name, classes=1000, image_shape=(224, 224, 3), key=KEY
+    )
+    expected = REFERENCES[name]
+    assert (
+        draw.fingerprint(parity.shapes(model, NAMES(model)))
+        == (expected["fingerprint"])
+    )
+    assert models.count_parameters(model) == expected["parameters"]
+
+
+@pytest.mark.parametrize("name", [n for n in REFERENCES if "logits" in REFERENCES[n]])
+def test_features_and_logits_are_timms(name):
+    """On a grid that is not square: a swapped axis of the rotation shows."""
+    assert parity.difference(name, REFERENCES[name], NAMES) < 1e-5
+
+
+def test_the_gated_network_of_dinov2_is_timms_packed_swiglu():
+    """The giant's: SiLU of the first half of fc1, times the second."""
+    block = dino.Block(dino.Variant(TINY, 4, 16, gated=True), key=KEY)
+    block = eqx.tree_at(lambda b: b.scale2.gain, block, jnp.ones(12))
+    silent = eqx.tree_at(lambda b: b.scale1.gain, block, jnp.zeros(12))
+    tokens = jnp.asarray(np.random.default_rng(0).standard_normal((3, 12)), "f")
+    normal = np.asarray(jax.vmap(block.norm2)(tokens))
+    gate, value = np.split(normal @ np.asarray(block.expand.weight), 2, axis=1)
+    hidden = gate / (1 + np.exp(-gate)) * value
+    expected = tokens + hidden @ np.asarray(block.contract.weight)
+    np.testing.assert_allclose(silent(tokens), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_clipped_gradients_are_those_of_vmap(kind):
+    model = _make(kind)
+    pixels = np.random.default_rng(0).standard_normal((3, *SHAPE))
+    images = jnp.asarray(pixels, jnp.float32)
+
+    def loss(model, image):
+        return jax.nn.logsumexp(model(image))
+
+    def sums(strategy):
+        grad_fn = clipped_grad(loss, clip_norm=0.5, strategy=strategy)
+        return jax.jit(lambda model: grad_fn(model, images)[:2])(model)
+
+    (right, norms), (fast, bounds) = sums("per_example"), sums("ghost")
+    assert np.all(norms > 0.5) and np.all(bounds >= norms * (1 - 1e-4))
+    for one, other in zip(jax.tree.leaves(fast), jax.tree.leaves(right), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-3, atol=1e-5)
+
+
+def test_film_trains_the_norms_and_biases_train_the_factors_of_branches_too():
+    model = _make("v3, gated")
+    found = {}
+    for what in ("film", "biases-and-norms"):
+        _, marks = tuning.fine_tune(model, what, key=KEY)
+        found[what] = {
+            jax.tree_util.keystr(path, simple=True, separator=".")
+            for path, mark in jax.tree_util.tree_leaves_with_path(marks)
+            if mark
+        }
+    assert {name for name in found["film"] if "scale1" in name} == set()
+    assert "blocks.0.norm1.scale" in found["film"]
+    assert "blocks.1.scale2.gain" in found["biases-and-norms"]
+    assert found["film"] < found["biases-and-norms"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "first"), [("v2", 1), ("v2, registers", 0), ("v3, gated", None)]
+)
+def test_weights_of_another_grid_fit(kind, first, tmp_path):
+    path = tmp_path / "model.safetensors"
+    before, target = _make(kind, (12, 12, 3)), _make(kind, (8, 16, 3))
+    models.save_weights(before, path, format="timm")
+    loaded, origin = models.load_weights(target, path)
+    assert origin["format"] == "timm"
+    assert loaded(jnp.ones((8, 16, 3))).shape == (5,)
+    if first is None:  # nothing of DINOv3 depends on the grid
+        assert origin["changes"] == []
+        return
+    sizes = f"{9 + first} to {8 + first}"
+    assert origin["changes"] == [f"positions resized from {sizes} (bicubic)"]
+    assert loaded.positions.shape == target.positions.shape
+    np.testing.assert_array_equal(loaded.positions[:first], before.positions[:first])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"registers": -1}, "registers (=-1) must be at least 0"),
+        ({"hidden": 0}, "hidden (=0) must be at least 1"),
+        (
+            {"sizes": vit.Variant(18, 1, 3), "rotary": True},
+            "width (=18) must give heads of a multiple of 4 channels",
+        ),
+        ({"patch": 3}, "image_height (=8) must be a multiple of the patch side 3"),
+    ],
+)
+def test_what_cannot_be_is_refused(change, message):
+    variant = KINDS["v2"]._replace(**change)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        eqx.filter_eval_shape(dino.DINO, variant, 5, SHAPE, key=KEY)
