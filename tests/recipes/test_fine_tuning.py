@@ -93,9 +93,7 @@ def task_of(folder, **fields):
     )
     models.save_weights(model, folder / "weights.safetensors")
     recipe = dataclasses.replace(recipe, weights=str(folder / "weights.safetensors"))
-    task = tasks.make(
-        recipe, dataset, Seed.from_int(0), folder, False, noise_multiplier=1.0
-    )
+    task = tasks.make(recipe, dataset, Seed.from_int(0), folder, False)
     return model, task.problem
 
 

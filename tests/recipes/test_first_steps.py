@@ -89,7 +89,7 @@ def step_once(text, folder):
         recipe = dataclasses.replace(
             recipe, weights=str(folder / "weights.safetensors")
         )
-    task = tasks.make(recipe, dataset, SEED, folder, False, noise_multiplier=1.0)
+    task = tasks.make(recipe, dataset, SEED, folder, False)
     train, count = task.problem.data, len(task.problem.data)
     prepared = runner.Prepared("", recipe, dataset, solve_budget(recipe, count))
     step = Step(

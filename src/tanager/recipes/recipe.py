@@ -16,7 +16,7 @@ AdjacencyName = Literal["zero-out", "add-or-remove-one", "replace-one"]
 FineTuning = Literal["all", "last-layer", "biases-and-norms", "film", "lora"]
 Head = Literal["load", "fresh", "zero"]
 HeadInput = Literal["features", "norm", "root"]
-SolverName = Literal["dp-sgd", "second-moments", "class-means", "auto"]
+SolverName = Literal["dp-sgd", "class-means", "auto"]
 Schedule = Literal["constant", "step", "cosine"]
 PrecisionName = Literal["float32", "tf32", "bfloat16"]
 Solved = Literal["epsilon", "noise_multiplier", "steps", "nothing"]
@@ -94,9 +94,9 @@ class Recipe:
             at zero.
         head_input: what the last layer sees: features, those scaled to norm 1 (norm),
             or their square roots, centred and scaled (root), for features from a ReLU.
-        solver: how the last layer is computed: dp-sgd; second-moments, from one noisy
-            sum of products of features; class-means; or auto, the best of the three for
-            N, ε and the number of features.
+        solver: how the last layer is computed: dp-sgd; class-means, one noisy sum; or
+            auto, the better of the two for N, ε, classes and features, which also
+            chooses steps and learning rate where they are not given.
         fine_tune: what to train: all layers, the last one, biases and norms, a scale
             and shift per channel (film), or low-rank products (lora).
         lora_rank: rank of the low-rank products.
@@ -125,7 +125,8 @@ class Recipe:
         clip_norm: clipping norm C: largest gradient norm of one example.
         optimizer: name of an optax optimizer, such as sgd or adamw.
         optimizer_options: its options besides the learning rate, such as momentum 0.9.
-        learning_rate: learning rate, for the gradient sum divided by C and by B.
+        learning_rate: learning rate, for the gradient sum divided by C and by B; 0 with
+            solver auto lets it choose.
         learning_rate_schedule: constant; step: a tenth after half of the steps, again
             after three quarters; or cosine, down to 0.
         warmup_steps: updates in which the learning rate rises from 0.
@@ -251,7 +252,8 @@ class Recipe:
             )
         self._check_budget()
         validate.clipping_norm(self.clip_norm)
-        validate.positive(learning_rate=self.learning_rate)
+        if self.learning_rate or self.solver != "auto":
+            validate.positive(learning_rate=self.learning_rate)
         for option, value in self.optimizer_options.items():
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if not number or not math.isfinite(value):
@@ -340,7 +342,10 @@ class Recipe:
             validate.not_negative(noise_multiplier=self.noise_multiplier)
         given = {name: getattr(self, name) for name in _BUDGET}
         missing = {name for name in _BUDGET if given[name] is None}
-        if len(missing - {self.solve_for}) > (self.solve_for is None):
+        unknown = len(missing - {self.solve_for})
+        if self.solver == "auto" and self.epsilon is not None:
+            return
+        if unknown > (self.solve_for is None):
             which = "all" if self.solve_for == "nothing" else "two"
             raise ValueError(
                 f"{which} of epsilon, noise_multiplier and steps must be given beside "

@@ -83,7 +83,8 @@ def prepare(
         )
     size = tasks.size(recipe, dataset)
     width = tasks.head_width(recipe, dataset) if recipe.solver != "dp-sgd" else 0
-    recipe = heads.resolved(recipe, recipe.public_size(size), width)
+    examples, classes = recipe.public_size(size), len(dataset.classes)
+    recipe = heads.resolved(recipe, examples, classes, width)
     budget = solve_budget(recipe, size)
     optimizer(recipe, budget.mechanism.steps)
     if not recipe.non_private and budget.epsilon >= LARGE_EPSILON:
@@ -123,14 +124,7 @@ def run(
         folder = hosts.chief_first(lambda: RunFolder(out))
         make = hosts.is_chief()
         secret = hosts.chief_first(lambda: folder.seed(recipe.seed, make=make))
-        task = tasks.make(
-            recipe,
-            dataset,
-            secret,
-            Path(out),
-            progress,
-            noise_multiplier=prepared.budget.mechanism.noise_multiplier,
-        )
+        task = tasks.make(recipe, dataset, secret, Path(out), progress)
         return train(
             dataclasses.replace(task.problem, account=account),
             algorithm(prepared, task.problem.size()),

@@ -69,13 +69,11 @@ def make(
     secret: Seed,
     out: Path,
     progress: bool,
-    *,
-    noise_multiplier: float,
 ) -> Task:
     """Create the model, load its weights, and choose what is trained on what.
 
     Initial weights are drawn from `secret`. Cached features go into the run's folder,
-    `out`, by default. The noise is that of the run, for heads that are solved for.
+    `out`, by default.
 
     Raises:
         ValueError: the weights do not fit the model, the model cannot be fine-tuned so,
@@ -102,7 +100,7 @@ def make(
 
     if recipe.caches_features:
         task = _on_features(recipe, dataset, model, pixels, out, progress, origin)
-        return _solved(recipe, dataset, task, noise_multiplier)
+        return _solved(recipe, task)
     model, marks = fine_tune(
         model,
         recipe.fine_tune,
@@ -252,21 +250,17 @@ def _on_features(
     return Task(problem, predict, test, None, origin)
 
 
-def _solved(
-    recipe: Recipe, dataset: Dataset, task: Task, noise_multiplier: float
-) -> Task:
+def _solved(recipe: Recipe, task: Task) -> Task:
     """Return the task in which the recipe's solver computes the head."""
     if recipe.solver == "dp-sgd":
         return task
-    head, finish = task.problem.params, task.problem.finish
-    examples = recipe.public_size(size(recipe, dataset))
-    sums = heads.begin(recipe.solver, head, noise_multiplier, examples)
+    finish, means = task.problem.finish, heads.class_means(task.problem.params)
     problem = dataclasses.replace(
         task.problem,
         loss=heads.loss,
-        params=sums,
-        trainable=heads.trainable(sums),
-        finish=lambda solved: finish(solved.solve()),
+        params=means,
+        trainable=heads.trainable(means),
+        finish=lambda means: finish(means.solve()),
     )
     return task._replace(problem=problem, predict=heads.predict)
 

@@ -1,4 +1,4 @@
-"""Write preprocessing.json: what timm's and transformers' own transforms make of photos.
+"""Write preprocessing.json: what timm's and transformers' transforms make of photos.
 
     python make_preprocessing.py PHOTO.jpg…    # timm, transformers, torch, torchvision
 

@@ -126,7 +126,7 @@ def membership(
     if recipe.solver != "dp-sgd":
         rule = "must be dp-sgd for membership, which trains in several settings"
         validate.refuse("solver", recipe.solver, rule, "or audit by white-box")
-    secret, task = _task(recipe, dataset, out, options, 0.0)
+    secret, task = _task(recipe, dataset, out, options)
     canaries = _canaries(dataset, options.canary_kinds, secret)
     account = account_of(recipe, dataset, "audit")
     attack = Attack(
@@ -193,16 +193,14 @@ def _prepared(
         if options.method == "white-box" and options.audited_steps:
             run = dataclasses.replace(mechanism, steps=options.audited_steps)
         charging.require_room(account, [run], delta, folder, recipe.seed)
-    task = _task(
-        prepared.recipe, prepared.dataset, folder, options, mechanism.noise_multiplier
-    )[1]
+    _, task = _task(prepared.recipe, prepared.dataset, folder, options)
     algorithm = runner.algorithm(prepared, task.problem.size())
     problem = dataclasses.replace(task.problem, account=account)
     return prepared, problem, algorithm
 
 
 def _task(
-    recipe: Recipe, dataset: Dataset, folder: Path, options: "Options", noise: float
+    recipe: Recipe, dataset: Dataset, folder: Path, options: "Options"
 ) -> tuple[Seed, tasks.Task]:
     numbers, whole = dataset.units()
     if recipe.unit == "example":
@@ -217,10 +215,7 @@ def _task(
     if examples < whole:
         dataset = dataset.only(numbers < examples)
     secret = RunFolder(folder).seed(recipe.seed)
-    progress = not options.json
-    return secret, tasks.make(
-        recipe, dataset, secret, folder, progress, noise_multiplier=noise
-    )
+    return secret, tasks.make(recipe, dataset, secret, folder, not options.json)
 
 
 def _runtime(recipe: Recipe, options: "Options") -> Runtime:

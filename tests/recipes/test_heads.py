@@ -1,0 +1,148 @@
+"""Last layers on features: class means, and the choice between solvers."""
+
+import dataclasses
+import json
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tanager
+from tanager import models
+from tanager.cli import main
+from tanager.models.layers import ScaledHead
+from tanager.recipes import RECIPES, heads
+from tanager.recipes.recipe import Recipe
+
+
+WIDTH, CLASSES, N = 6, 3, 40
+AUTO = Recipe(
+    dataset="digits",
+    model="small-cnn",
+    fine_tune="last-layer",
+    head_input="root",
+    solver="auto",
+    epsilon=1.0,
+    batch_size=0,
+    learning_rate=0.0,
+)
+
+
+def examples(seed=0):
+    draw = np.random.default_rng(seed)
+    return {
+        "features": draw.uniform(0, 3, (N, WIDTH)).astype(np.float32),
+        "label": draw.integers(0, CLASSES, N).astype(np.int32),
+    }
+
+
+def head(scaling="root"):
+    return ScaledHead(WIDTH, CLASSES, scaling, key=jax.random.key(0))
+
+
+@pytest.mark.parametrize("scaling", ["norm", "root"])
+def test_one_step_sums_the_features_of_each_class(scaling):
+    """The same as adding them up by hand, and no example counts for more than C."""
+    means, data = heads.class_means(head(scaling)), examples()
+    grad_fn = tanager.clipped_grad(
+        heads.loss, clip_norm=1.0, trainable=heads.trainable(means)
+    )
+    out = grad_fn(means, data, jnp.ones(N, bool))
+    x = np.float64(data["features"])
+    if scaling == "root":
+        x = np.sqrt(x)
+        x -= x.mean(axis=1, keepdims=True)
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    expected = x.T @ np.eye(CLASSES)[data["label"]]
+    np.testing.assert_allclose(out.sum.sums, expected, rtol=2e-3, atol=1e-5)
+    np.testing.assert_allclose(out.norms, 1.0, rtol=1e-3)
+    assert out.sum.head.weight is None
+
+
+def test_the_head_is_the_directions_of_the_sums():
+    means = heads.class_means(head())
+    sums = jnp.asarray(np.random.default_rng(1).normal(size=(WIDTH, CLASSES)))
+    solved = eqx.tree_at(lambda tree: tree.sums, means, -3 * sums).solve()
+    np.testing.assert_allclose(
+        solved.weight, sums / jnp.linalg.norm(sums, axis=0, keepdims=True), rtol=1e-5
+    )
+
+
+def test_a_scaled_head_is_blind_to_the_length_of_features():
+    one = head("norm")
+    x = jnp.arange(1.0, 1.0 + WIDTH)
+    np.testing.assert_allclose(one(x), one(7 * x), rtol=1e-5)
+    gradient = jax.grad(lambda x: head("root")(x).sum())(jnp.zeros(WIDTH))
+    assert np.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize(
+    ("given", "examples", "solver", "steps", "rate"),
+    [
+        ({}, 600, "class-means", 1, 1.0),
+        ({"epsilon": 4.0}, 600, "dp-sgd", 60, 0.84),
+        ({}, 50_000, "dp-sgd", 60, 17.47),
+        ({"epsilon": 8.0}, 50_000, "dp-sgd", 150, 20.0),
+        ({"steps": 7}, 600, "dp-sgd", 7, 0.21),
+        ({"learning_rate": 3.0}, 600, "dp-sgd", 60, 3.0),
+    ],
+)
+def test_public_numbers_choose_the_solver(given, examples, solver, steps, rate):
+    recipe = dataclasses.replace(AUTO, **given)
+    found = heads.resolved(recipe, examples, 10, 1280)
+    assert (found.solver, found.steps) == (solver, steps)
+    assert found.learning_rate == pytest.approx(rate, abs=0.01)
+    assert found.batch_size == examples
+
+
+@pytest.mark.parametrize(
+    "given", [{"head_input": "features"}, {"fine_tune": "all", "weights": "x"}]
+)
+def test_class_means_need_features_of_norm_1(given):
+    recipe = dataclasses.replace(
+        AUTO, steps=1, solver="class-means", learning_rate=1, **given
+    )
+    with pytest.raises(ValueError, match="features of norm 1"):
+        heads.resolved(recipe, 600, 10, 1280)
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    out = tmp_path_factory.mktemp("open") / "run"
+    words = ["train", "digits", "--non-private", "--out", str(out), "--steps", "30"]
+    assert main([*words, "--evaluate-every", "30", "--seed", "1"]) == 0
+    return out / "model.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "solver"), [("0.3", "class-means"), ("9", "dp-sgd")]
+)
+def test_a_run_spends_what_it_says_and_its_export_predicts(
+    pretrained, tmp_path, epsilon, solver
+):
+    out = tmp_path / "run"
+    words = ["train", "digits", "--weights", str(pretrained), "--head", "zero"]
+    words += ["--fine-tune", "last-layer", "--head-input", "root", "--solver", "auto"]
+    words += ["--batch-size", "0", "--learning-rate", "0", "--steps", "None"]
+    words += ["--epsilon", epsilon, "--seed", "1", "--out", str(out)]
+    assert main(words) == 0
+    config = json.loads((out / "config.json").read_text())
+    result = json.loads((out / "result.json").read_text())
+    assert config["recipe"]["solver"] == solver
+    assert result["sample_rate"] == 1.0
+    assert float(epsilon) * 0.99 < result["epsilon"] <= float(epsilon)
+    gaussian = tanager.Mechanism(1.0, result["noise_multiplier"], result["steps"])
+    assert result["epsilon"] == pytest.approx(tanager.epsilon(gaussian, 1e-4), rel=1e-3)
+    assert result["test_accuracy"] > (0.5 if solver == "dp-sgd" else 0.2)
+    trained = models.load_pretrained(tanager.export(out, tmp_path / "model"))
+    logits = trained(np.zeros((8, 8, 1), np.uint8))
+    assert logits.shape == (10,) and np.isfinite(logits).all()
+
+
+def test_recipes_on_public_features_need_a_package_and_nothing_else():
+    for size in ("0", "2"):
+        entry = RECIPES[f"cifar10-efficientnet-lite{size}"]
+        assert entry.recipe.weights == entry.recipe.model
+        assert "public-weights" in entry.pretrained_on
