@@ -1,8 +1,6 @@
 """Layers for ONE image `[H, W, C]`: convolution, weight standardisation, norm.
 
-Batching is `vmap`. The leading axis of 1 that XLA's convolution asks for is added
-around that one operation only, so that `vmap` turns it into one batched convolution
-and nothing else carries a spare axis.
+Batching is `vmap`.
 
 A layer computes in the dtype of its input and casts its parameters to it: a bfloat16
 image runs a float32 model in bfloat16. Statistics (of group norm and of weight
@@ -14,7 +12,6 @@ Initialisation: Gaussian weights of variance 1/fan-in, not truncated (De et al.,
 """
 
 import abc
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -28,7 +25,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from tanager import _validate as validate
 from tanager.clipping.analysis.dtypes import accumulation_dtype
 from tanager.clipping.analysis.standardise import standardise
-from tanager.models.windows import Padding, check_padding, edges
+from tanager.models.windows import Padding, check_padding, convolve
 
 
 def gaussian(key: PRNGKeyArray, shape: Sequence[int]) -> Array:
@@ -37,67 +34,6 @@ def gaussian(key: PRNGKeyArray, shape: Sequence[int]) -> Array:
     # In one dimension the same numbers compile in half the time, for every new shape.
     drawn = jax.random.normal(key, (math.prod(shape),), jnp.float32)
     return drawn.reshape(tuple(shape)) / math.sqrt(fan_in)
-
-
-_LARGEST_SUM = 5
-"""Side of the largest depthwise kernels that are summed by hand.
-
-For 7×7 (8 × 56 × 56 × 96 on two cores) a clipped step takes 946 ms so, by XLA 545, and
-compiles in 11 s instead of 3.
-"""
-
-
-def convolve(
-    image: Float[Array, "h w i"],
-    weight: Float[Array, "kh kw fan_in o"],
-    bias: Float[Array, " o"] | None = None,
-    *,
-    stride: int = 1,
-    padding: Padding = "SAME",
-    groups: int = 1,
-) -> Float[Array, "h2 w2 o"]:
-    """Convolve one image, in its dtype; the arguments are those of `Conv`."""
-    depthwise = groups == image.shape[-1] == weight.shape[-1] > 1
-    if depthwise and weight.shape[0] <= _LARGEST_SUM:
-        output = _depthwise(image, weight, stride, padding)
-    else:
-        output = lax.conv_general_dilated(
-            jnp.expand_dims(image, 0),
-            weight.astype(image.dtype),
-            window_strides=(stride, stride),
-            padding=edges(padding, image, weight.shape[0], stride),
-            dimension_numbers=("NHWC", "HWIO", "NHWC"),
-            feature_group_count=groups,
-        )
-        output = jnp.squeeze(output, 0)
-    if bias is None:
-        return output
-    return output + bias.astype(image.dtype)[None, None, :]
-
-
-def _depthwise(
-    image: Float[Array, "h w c"],
-    weight: Float[Array, "kh kw 1 c"],
-    stride: int,
-    padding: Padding,
-) -> Float[Array, "h2 w2 c"]:
-    """Convolve each channel with its own kernel, as a sum of shifted products.
-
-    XLA fuses them into one loop; its own convolution takes a CPU 13 to 70 times as long
-    for the shapes of EfficientNet.
-    """
-    rows, columns = weight.shape[:2]
-    around = edges(padding, image, rows, stride)
-    wide = accumulation_dtype(image.dtype)
-    padded = jnp.pad(image.astype(wide), (*around, (0, 0)))
-    bottom, right = padded.shape[0] - rows, padded.shape[1] - columns
-    parts = [
-        padded[row : bottom + row + 1 : stride, column : right + column + 1 : stride]
-        * weight[row, column].astype(wide)[None]
-        for row in range(rows)
-        for column in range(columns)
-    ]
-    return functools.reduce(jnp.add, parts).astype(image.dtype)
 
 
 class Conv(eqx.Module):

@@ -24,6 +24,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from tanager import _validate as validate
 from tanager.models import layers
+from tanager.models.windows import convolve
 
 
 Model = TypeVar("Model", bound=eqx.Module)
@@ -119,8 +120,8 @@ class LowRankConv(eqx.Module):
         """Convolve one image."""
         conv = self.conv
         options = {"padding": conv.padding, "groups": conv.groups}
-        inner = layers.convolve(image, self._down(), stride=conv.stride, **options)
-        added = layers.convolve(inner * self.scale, self.up, groups=conv.groups)
+        inner = convolve(image, self._down(), stride=conv.stride, **options)
+        added = convolve(inner * self.scale, self.up, groups=conv.groups)
         return conv(image) + added
 
     def merged(self) -> layers.Conv:

@@ -7,14 +7,15 @@ root of their number. Every choice trains the head, which is new.
 |---|---|
 | `all` | everything |
 | `last-layer` | nothing |
-| `biases-and-norms` | every bias, and the scales and gains of norms and convolutions |
+| `biases-and-norms` | every bias, and all scales and gains of channels |
 | `film` | a scale and a shift of each channel: of norms, or of gains without norms |
 | `lora` | two thin matrices beside each linear layer and convolution of the blocks |
 
 `biases-and-norms` is BitFit (Ben Zaken et al. 2022, arXiv:2106.10199; privately: Bu et
 al. 2022, arXiv:2210.00036) with the norms. `film` is Perez et al. 2018
 (arXiv:1709.07871) as Tobaben et al. 2023 (arXiv:2302.01190) fine-tune privately: a
-model that normalises trains the norms' own scale and shift. `lora` is Hu et al. 2021
+model that normalises trains the norms' own scale and shift, and leaves the factors
+of its residual branches. `lora` is Hu et al. 2021
 (arXiv:2106.09685), privately as Yu et al. 2022 (arXiv:2110.06500); see
 `tanager.models.low_rank`.
 """

@@ -1,12 +1,10 @@
 """Which libraries' files each architecture can be read from and written to.
 
-A format is a list of rules; each gives our name, theirs, and the layout. A letter in
-braces stands for a number: ``{i}``, and ``{i1}`` for the number plus 1 in their name. A
+A format is a list of rules (`rules`); each gives our name, theirs, and the layout. A
 new architecture is one entry of `FORMATS`; loading, exporting and the Hub follow.
 """
 
 import functools
-import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -16,33 +14,22 @@ from tanager.models.convnext import ConvNeXt
 from tanager.models.dino import DINO
 from tanager.models.efficientnet import BATCH_NORM_EPS, EfficientNetLite
 from tanager.models.foreign.layouts import (
-    CONV,
     FIRST_AXIS,
     FIRST_TWO_AXES,
     GAIN,
     LINEAR,
     POINTWISE,
     SAME,
-    Foreign,
-    Layout,
     Table,
     scaled,
 )
+from tanager.models.foreign.rules import Rule, conv, linear, norm, table
 from tanager.models.layers import StandardisedConv
 from tanager.models.nf_resnet import IMPLEMENTATIONS, NFResNet
 from tanager.models.nfnet import NFNet
 from tanager.models.normaliser_free import EPS, RELU_GAMMA
 from tanager.models.vit import VisionTransformer
-from tanager.models.weights import named_tensors
 from tanager.models.wide_resnet import WideResNet
-
-
-class Rule(NamedTuple):
-    """Their name for tensors of ours; several, joined by ``|``, are parts of one."""
-
-    ours: str
-    theirs: str
-    layout: Layout
 
 
 class Format(NamedTuple):
@@ -57,80 +44,20 @@ class Format(NamedTuple):
     batch_norm_eps: float | None = None
 
 
-def table(rules: Iterable[Rule], model: Any) -> Table:
-    """Return the table of a model: for each of our tensors, the first rule that fits.
-
-    ``{b}`` is a block of a normaliser-free network, ``{stage}`` and ``{place}`` its
-    place in theirs, where every stage counts its blocks from 0; ``{haiku}`` is what
-    haiku adds to the name of a block. ``{flat}`` counts the blocks of all stages, where
-    ours, ``{i}.{j}``, start anew in each.
-    """
-    found = {}
-    for name in named_tensors(model):
-        for rule in rules:
-            match = _pattern(rule.ours).fullmatch(name)
-            if match is None:
-                continue
-            numbers = {letter: int(text) for letter, text in match.groupdict().items()}
-            if "b" in numbers:
-                blocks = model.blocks[: numbers["b"] + 1]
-                starts = [n for n, b in enumerate(blocks) if b.shortcut is not None]
-                numbers |= {
-                    "stage": len(starts) - 1,
-                    "place": numbers["b"] - starts[-1],
-                }
-            if "j" in numbers:
-                before = model.stages[: numbers.get("i", 0)]
-                numbers["flat"] = sum(map(len, before)) + numbers["j"]
-            numbers |= {f"{letter}1": n + 1 for letter, n in numbers.items()}
-            haiku = f"_{numbers['b']}" if numbers.get("b") else ""
-            names = rule.theirs.format(**numbers, haiku=haiku).split("|")
-            found[name] = Foreign(tuple(names), rule.layout)
-            break
-    return found
-
-
-@functools.cache
-def _pattern(name: str) -> re.Pattern[str]:
-    return re.compile(re.sub(r"\\{(\w)\\}", r"(?P<\1>\\d+)", re.escape(name)))
-
-
-def _conv(ours: str, theirs: str, gain: Layout = GAIN) -> list[Rule]:
-    return [
-        Rule(f"{ours}.weight", f"{theirs}.weight", CONV),
-        Rule(f"{ours}.gain", f"{theirs}.gain", gain),
-        Rule(f"{ours}.bias", f"{theirs}.bias", SAME),
-    ]
-
-
-def _linear(ours: str, theirs: str, layout: Layout = LINEAR) -> list[Rule]:
-    return [
-        Rule(f"{ours}.weight", f"{theirs}.weight", layout),
-        Rule(f"{ours}.bias", f"{theirs}.bias", SAME),
-    ]
-
-
-def _norm(ours: str, theirs: str, scale: str = "weight", bias="bias") -> list[Rule]:
-    return [
-        Rule(f"{ours}.scale", f"{theirs}.{scale}", SAME),
-        Rule(f"{ours}.bias", f"{theirs}.{bias}", SAME),
-    ]
-
-
 # timm's `VisionTransformer` with a class token, a last norm before the head and no
 # layer scale: ``vit_*_patch*`` of its augreg, orig and deit families.
 _VIT_TIMM = (
-    *_conv("patches", "patch_embed.proj"),
+    *conv("patches", "patch_embed.proj"),
     Rule("class_token", "cls_token", FIRST_TWO_AXES),
     Rule("positions", "pos_embed", FIRST_AXIS),
-    *_norm("norm", "norm"),
-    *_linear("head", "head"),
-    *_norm("blocks.{i}.norm1", "blocks.{i}.norm1"),
-    *_linear("blocks.{i}.attention.qkv", "blocks.{i}.attn.qkv"),
-    *_linear("blocks.{i}.attention.projection", "blocks.{i}.attn.proj"),
-    *_norm("blocks.{i}.norm2", "blocks.{i}.norm2"),
-    *_linear("blocks.{i}.expand", "blocks.{i}.mlp.fc1"),
-    *_linear("blocks.{i}.contract", "blocks.{i}.mlp.fc2"),
+    *norm("norm", "norm"),
+    *linear("head", "head"),
+    *norm("blocks.{i}.norm1", "blocks.{i}.norm1"),
+    *linear("blocks.{i}.attention.qkv", "blocks.{i}.attn.qkv"),
+    *linear("blocks.{i}.attention.projection", "blocks.{i}.attn.proj"),
+    *norm("blocks.{i}.norm2", "blocks.{i}.norm2"),
+    *linear("blocks.{i}.expand", "blocks.{i}.mlp.fc1"),
+    *linear("blocks.{i}.contract", "blocks.{i}.mlp.fc2"),
 )
 
 
@@ -165,42 +92,42 @@ def _vit_huggingface(prefix: str) -> tuple[Rule, ...]:
     parts = [f"{layer}.attention.attention.{p}" for p in ("query", "key", "value")]
     weight, bias = ("|".join(f"{p}.{k}" for p in parts) for k in ("weight", "bias"))
     return (
-        *_conv("patches", f"{embeddings}.patch_embeddings.projection"),
+        *conv("patches", f"{embeddings}.patch_embeddings.projection"),
         Rule("class_token", f"{embeddings}.cls_token", FIRST_TWO_AXES),
         Rule("positions", f"{embeddings}.position_embeddings", FIRST_AXIS),
-        *_norm("norm", f"{prefix}layernorm"),
-        *_linear("head", "classifier"),
-        *_norm("blocks.{i}.norm1", f"{layer}.layernorm_before"),
+        *norm("norm", f"{prefix}layernorm"),
+        *linear("head", "classifier"),
+        *norm("blocks.{i}.norm1", f"{layer}.layernorm_before"),
         Rule("blocks.{i}.attention.qkv.weight", weight, LINEAR),
         Rule("blocks.{i}.attention.qkv.bias", bias, SAME),
-        *_linear("blocks.{i}.attention.projection", f"{layer}.attention.output.dense"),
-        *_norm("blocks.{i}.norm2", f"{layer}.layernorm_after"),
-        *_linear("blocks.{i}.expand", f"{layer}.intermediate.dense"),
-        *_linear("blocks.{i}.contract", f"{layer}.output.dense"),
+        *linear("blocks.{i}.attention.projection", f"{layer}.attention.output.dense"),
+        *norm("blocks.{i}.norm2", f"{layer}.layernorm_after"),
+        *linear("blocks.{i}.expand", f"{layer}.intermediate.dense"),
+        *linear("blocks.{i}.contract", f"{layer}.output.dense"),
     )
 
 
 _BIT_TIMM = (
-    *_conv("stem", "stem.conv"),
-    *_norm("norm", "norm"),
-    *_linear("head", "head.fc", POINTWISE),
-    *_conv("stages.{i}.{j}.convs.{n}", "stages.{i}.blocks.{j}.conv{n1}"),
-    *_norm("stages.{i}.{j}.norms.{n}", "stages.{i}.blocks.{j}.norm{n1}"),
-    *_conv("stages.{i}.{j}.shortcut", "stages.{i}.blocks.{j}.downsample.conv"),
+    *conv("stem", "stem.conv"),
+    *norm("norm", "norm"),
+    *linear("head", "head.fc", POINTWISE),
+    *conv("stages.{i}.{j}.convs.{n}", "stages.{i}.blocks.{j}.conv{n1}"),
+    *norm("stages.{i}.{j}.norms.{n}", "stages.{i}.blocks.{j}.norm{n1}"),
+    *conv("stages.{i}.{j}.shortcut", "stages.{i}.blocks.{j}.downsample.conv"),
 )
 
 _CONVNEXT_TIMM = (
-    *_conv("stem", "stem.0"),
-    *_norm("stem_norm", "stem.1"),
-    *_norm("downsamples.{i}.norm", "stages.{i1}.downsample.0"),
-    *_conv("downsamples.{i}.conv", "stages.{i1}.downsample.1"),
-    *_conv("stages.{i}.{j}.depthwise", "stages.{i}.blocks.{j}.conv_dw"),
-    *_norm("stages.{i}.{j}.norm", "stages.{i}.blocks.{j}.norm"),
-    *_linear("stages.{i}.{j}.expand", "stages.{i}.blocks.{j}.mlp.fc1"),
-    *_linear("stages.{i}.{j}.contract", "stages.{i}.blocks.{j}.mlp.fc2"),
+    *conv("stem", "stem.0"),
+    *norm("stem_norm", "stem.1"),
+    *norm("downsamples.{i}.norm", "stages.{i1}.downsample.0"),
+    *conv("downsamples.{i}.conv", "stages.{i1}.downsample.1"),
+    *conv("stages.{i}.{j}.depthwise", "stages.{i}.blocks.{j}.conv_dw"),
+    *norm("stages.{i}.{j}.norm", "stages.{i}.blocks.{j}.norm"),
+    *linear("stages.{i}.{j}.expand", "stages.{i}.blocks.{j}.mlp.fc1"),
+    *linear("stages.{i}.{j}.contract", "stages.{i}.blocks.{j}.mlp.fc2"),
     Rule("stages.{i}.{j}.scale.gain", "stages.{i}.blocks.{j}.gamma", SAME),
-    *_norm("norm", "head.norm"),
-    *_linear("head", "head.fc"),
+    *norm("norm", "head.norm"),
+    *linear("head", "head.fc"),
 )
 
 # Google's ``BiT-M-R50x1.npz``: `load_from` in github.com/google-research/big_transfer,
@@ -230,9 +157,9 @@ _NORMALISER_FREE_BLOCK = (
     *(
         rule
         for name in ("conv1", "conv2", "conv2b", "conv3")
-        for rule in _conv(f"blocks.{{b}}.{name}", f"{_BLOCK}.{name}")
+        for rule in conv(f"blocks.{{b}}.{name}", f"{_BLOCK}.{name}")
     ),
-    *_conv("blocks.{b}.shortcut", f"{_BLOCK}.downsample.conv"),
+    *conv("blocks.{b}.shortcut", f"{_BLOCK}.downsample.conv"),
     Rule("blocks.{b}.skip_gain", f"{_BLOCK}.skipinit_gain", SAME),
 )
 
@@ -240,18 +167,18 @@ _NORMALISER_FREE_BLOCK = (
 # a convolution follows no activation (the stem, whose gain is γ times theirs) and an
 # activation no convolution (the head, whose weight is theirs divided by γ).
 _NF_RESNET_TIMM = (
-    *_conv("stem", "stem.conv", scaled(GAIN, RELU_GAMMA)),
+    *conv("stem", "stem.conv", scaled(GAIN, RELU_GAMMA)),
     *_NORMALISER_FREE_BLOCK,
-    *_linear("head", "head.fc", scaled(LINEAR, 1 / RELU_GAMMA)),
+    *linear("head", "head.fc", scaled(LINEAR, 1 / RELU_GAMMA)),
 )
 
 _NFNET_TIMM = (
-    *_conv("stem.{i}", "stem.conv{i1}"),
+    *conv("stem.{i}", "stem.conv{i1}"),
     *_NORMALISER_FREE_BLOCK,
-    *_linear("blocks.{b}.attention.squeeze", f"{_BLOCK}.attn_last.fc1", POINTWISE),
-    *_linear("blocks.{b}.attention.expand", f"{_BLOCK}.attn_last.fc2", POINTWISE),
-    *_conv("last", "final_conv"),
-    *_linear("head", "head.fc"),
+    *linear("blocks.{b}.attention.squeeze", f"{_BLOCK}.attn_last.fc1", POINTWISE),
+    *linear("blocks.{b}.attention.expand", f"{_BLOCK}.attn_last.fc2", POINTWISE),
+    *conv("last", "final_conv"),
+    *linear("head", "head.fc"),
 )
 
 
@@ -361,36 +288,36 @@ def _wrn_jax_privacy(model: WideResNet) -> Table:
 # A stage's blocks in timm: {i}.{j}; the first stage has no expansion, so that its
 # norms and its projection count from 1.
 _LITE_TIMM = (
-    *_conv("stem", "conv_stem"),
-    *_norm("stem_norm", "bn1"),
-    *_conv("stages.0.{j}.depthwise", "blocks.0.{j}.conv_dw"),
-    *_norm("stages.0.{j}.depthwise_norm", "blocks.0.{j}.bn1"),
-    *_conv("stages.0.{j}.project", "blocks.0.{j}.conv_pw"),
-    *_norm("stages.0.{j}.project_norm", "blocks.0.{j}.bn2"),
-    *_conv("stages.{i}.{j}.expand", "blocks.{i}.{j}.conv_pw"),
-    *_norm("stages.{i}.{j}.expand_norm", "blocks.{i}.{j}.bn1"),
-    *_conv("stages.{i}.{j}.depthwise", "blocks.{i}.{j}.conv_dw"),
-    *_norm("stages.{i}.{j}.depthwise_norm", "blocks.{i}.{j}.bn2"),
-    *_conv("stages.{i}.{j}.project", "blocks.{i}.{j}.conv_pwl"),
-    *_norm("stages.{i}.{j}.project_norm", "blocks.{i}.{j}.bn3"),
-    *_conv("last", "conv_head"),
-    *_norm("last_norm", "bn2"),
-    *_linear("head", "classifier"),
+    *conv("stem", "conv_stem"),
+    *norm("stem_norm", "bn1"),
+    *conv("stages.0.{j}.depthwise", "blocks.0.{j}.conv_dw"),
+    *norm("stages.0.{j}.depthwise_norm", "blocks.0.{j}.bn1"),
+    *conv("stages.0.{j}.project", "blocks.0.{j}.conv_pw"),
+    *norm("stages.0.{j}.project_norm", "blocks.0.{j}.bn2"),
+    *conv("stages.{i}.{j}.expand", "blocks.{i}.{j}.conv_pw"),
+    *norm("stages.{i}.{j}.expand_norm", "blocks.{i}.{j}.bn1"),
+    *conv("stages.{i}.{j}.depthwise", "blocks.{i}.{j}.conv_dw"),
+    *norm("stages.{i}.{j}.depthwise_norm", "blocks.{i}.{j}.bn2"),
+    *conv("stages.{i}.{j}.project", "blocks.{i}.{j}.conv_pwl"),
+    *norm("stages.{i}.{j}.project_norm", "blocks.{i}.{j}.bn3"),
+    *conv("last", "conv_head"),
+    *norm("last_norm", "bn2"),
+    *linear("head", "classifier"),
 )
 
 # The package index's, whose names are those of efficientnet_pytorch.
 _LITE_PACKAGE = (
-    *_conv("stem", "_conv_stem"),
-    *_norm("stem_norm", "_bn0"),
-    *_conv("stages.{i}.{j}.expand", "_blocks.{flat}._expand_conv"),
-    *_norm("stages.{i}.{j}.expand_norm", "_blocks.{flat}._bn0"),
-    *_conv("stages.{i}.{j}.depthwise", "_blocks.{flat}._depthwise_conv"),
-    *_norm("stages.{i}.{j}.depthwise_norm", "_blocks.{flat}._bn1"),
-    *_conv("stages.{i}.{j}.project", "_blocks.{flat}._project_conv"),
-    *_norm("stages.{i}.{j}.project_norm", "_blocks.{flat}._bn2"),
-    *_conv("last", "_conv_head"),
-    *_norm("last_norm", "_bn1"),
-    *_linear("head", "_fc"),
+    *conv("stem", "_conv_stem"),
+    *norm("stem_norm", "_bn0"),
+    *conv("stages.{i}.{j}.expand", "_blocks.{flat}._expand_conv"),
+    *norm("stages.{i}.{j}.expand_norm", "_blocks.{flat}._bn0"),
+    *conv("stages.{i}.{j}.depthwise", "_blocks.{flat}._depthwise_conv"),
+    *norm("stages.{i}.{j}.depthwise_norm", "_blocks.{flat}._bn1"),
+    *conv("stages.{i}.{j}.project", "_blocks.{flat}._project_conv"),
+    *norm("stages.{i}.{j}.project_norm", "_blocks.{flat}._bn2"),
+    *conv("last", "_conv_head"),
+    *norm("last_norm", "_bn1"),
+    *linear("head", "_fc"),
 )
 
 
