@@ -37,7 +37,8 @@ def path_of(recipe: Recipe) -> Path | None:
     """Return the file of the account of a recipe; None if it does without."""
     if recipe.account == NONE:
         return None
-    return Path(recipe.account or default_path(recipe.dataset, recipe.data))
+    data = recipe.data or recipe.features_from
+    return Path(recipe.account or default_path(recipe.dataset, data))
 
 
 def default_path(dataset: str, data: str | None) -> Path:

@@ -64,6 +64,28 @@ MNIST_LENET = RecipeEntry(
     ),
 )
 
+FEATURES = RecipeEntry(
+    name="features",
+    summary="A last layer on features of any program (--features-from), in seconds.",
+    source="tanager",
+    recipe=Recipe(
+        dataset="features",
+        model="linear",
+        head="zero",
+        head_input="norm",
+        fine_tune="last-layer",
+        epsilon=2.0,
+        batch_size=0,
+        steps=20,
+        learning_rate=5.0,
+        optimizer_options={"momentum": 0.9},
+        ema_decay=0.0,
+        augmentation="none",
+        physical_batch_size=4096,
+        evaluate_every=20,
+    ),
+)
+
 FOLDER = RecipeEntry(
     name="folder",
     summary="Your own images, one folder for each class (--data); a start, not tuned.",
