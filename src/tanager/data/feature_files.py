@@ -32,6 +32,8 @@ def read_arrays(
     Raises:
         UnreadableFile: the file is in no layout, is truncated or holds Python objects.
     """
+    if not file.exists():
+        refuse(file, "does not exist", _LAYOUTS)
     if file.suffix == ".parquet":
         return _parquet(file, groups)
     if file.is_dir() or file.name == _FIRST:
@@ -96,7 +98,7 @@ def _parquet(file: Path, groups: str | None) -> dict[str, np.ndarray]:
     values = lists.flatten()
     if values.null_count or not len(lists) or len(values) % len(lists):
         refuse(file, "column 'features' has lists of several lengths, or with gaps")
-    lengths = np.asarray(pc.list_value_length(lists))
+    lengths = np.asarray(pc.call_function("list_value_length", [lists]))
     if lengths.min() != lengths.max():
         refuse(file, "column 'features' has lists of several lengths")
     labels, splits, *owners = (np.array(each.to_pylist()) for each in others)
