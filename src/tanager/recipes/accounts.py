@@ -51,6 +51,8 @@ def default_path(dataset: str, data: str | None) -> Path:
     if data is None:
         return accounts / f"{dataset}.account.jsonl"
     place = Path(data).expanduser().resolve()
+    if place.name == "train_features.npy":  # It stands for its folder.
+        place = place.parent
     beside = Path(f"{place}.account.jsonl")
     digest = hashlib.blake2b(os.fsencode(place), digest_size=8).hexdigest()
     elsewhere = accounts / f"{place.name}-{digest}.account.jsonl"
