@@ -40,7 +40,7 @@ from tanager._reading import reading
 from tanager._text import clean
 from tanager.data.feature_files import ARGUMENT, SPLITS, read_arrays, refuse
 from tanager.data.source import ArraySource, Source, gather
-from tanager.data.streamed import check_labels, digest
+from tanager.data.streamed import digest
 
 
 _ROWS = 4096  # checked and digested at once
@@ -269,6 +269,10 @@ def _numbered(
         for split in splits
     }
     train = found["train"]
+    for split, each in found.items():
+        if (each.dtype.kind == "U") != (train.dtype.kind == "U"):
+            rule = f"has train_labels of {train.dtype} and {split}_labels of "
+            refuse(file, f"{rule}{each.dtype}", "give all as text, or all as numbers")
     names = arrays.get("classes")
     if names is None and train.dtype.kind == "U":
         names = np.unique(train)
@@ -295,7 +299,11 @@ def _numbered(
 
 def _numbers(file: Path, split: str, labels: np.ndarray, names: np.ndarray) -> Any:
     if labels.dtype.kind != "U":
-        return check_labels(file, labels, len(names))
+        wrong = np.flatnonzero((labels < 0) | (labels >= len(names)))
+        if wrong.size:
+            rule = f"{split}_labels has label {labels[wrong[0]]} in row {wrong[0]}"
+            refuse(file, rule, f"it must be from 0 to {len(names) - 1}")
+        return labels.astype(np.int32)
     order = np.argsort(names)
     places = np.searchsorted(names, labels, sorter=order)
     numbers = order[np.minimum(places, len(names) - 1)].astype(np.int32)
