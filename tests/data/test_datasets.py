@@ -123,5 +123,5 @@ def test_dataset_constants_fit_the_channels(mean, std, message):
 def test_names_of_data_sets():
     assert (
         *("digits", "cifar10", "cifar100", "mnist"),
-        *("folder", "imagenet", "imagenet-32", "places365"),
+        *("folder", "imagenet", "imagenet-32", "places365", "features"),
     ) == DATASETS

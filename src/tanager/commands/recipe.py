@@ -55,7 +55,9 @@ def run(arguments: Sequence[str]) -> int:
 def _shown(entry: RecipeEntry) -> dict[str, Any]:
     recipe = entry.recipe
     command = f"tanager train {entry.name}"
-    if recipe.dataset != "digits":
+    if recipe.dataset == "features":
+        command += " --features-from FILE"
+    elif recipe.dataset != "digits":
         command += " --data PATH"
     if entry.pretrained_on and recipe.weights is None:
         command += " --weights FILE"
@@ -86,8 +88,8 @@ def _cost(entry: RecipeEntry) -> dict[str, Any] | None:
     from tanager.recipes import cost
 
     recipe = entry.recipe
-    if recipe.steps is None:
-        return None
+    if recipe.steps is None or recipe.dataset == "features":
+        return None  # It follows from the number of features.
     classes, shape = _KNOWN.get(recipe.dataset, (1000, (224, 224, 3)))
     if recipe.classes is not None:
         classes = len(recipe.classes)

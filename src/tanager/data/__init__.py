@@ -12,6 +12,9 @@ from tanager.data.datasets import IMAGENET_STD as IMAGENET_STD
 from tanager.data.datasets import RESIZED as RESIZED
 from tanager.data.datasets import Dataset as Dataset
 from tanager.data.datasets import load as load
+from tanager.data.features import FeatureFile as FeatureFile
+from tanager.data.features import read_features as read_features
+from tanager.data.features import write_features as write_features
 from tanager.data.source import ArraySource as ArraySource
 from tanager.data.source import Source as Source
 from tanager.data.source import StreamedSource as StreamedSource

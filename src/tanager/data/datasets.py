@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from tanager import _validate as validate
+from tanager.data.features import read_features
 from tanager.data.find import WANTED, Wanted, find_images
 from tanager.data.folder import TESTS
 from tanager.data.source import ArraySource, Source, subset
@@ -66,7 +67,7 @@ _FILES = {
     "places365": _IMAGENET,
 }
 """What the files of a data set must hold, and its mean and deviation."""
-DATASETS = ("digits", *_FILES)
+DATASETS = ("digits", *_FILES, "features")
 """The names that `load` takes."""
 RESIZED = tuple(name for name, (wanted, *_) in _FILES.items() if not wanted.classes)
 """Data sets whose images are resized as they are read."""
@@ -94,7 +95,8 @@ class Dataset:
         train: the private examples; how many there are is public.
         test: examples that training does not see. The guarantee is not about them.
         classes: the class names; label k is `classes[k]`.
-        image_shape: (H, W, C).
+        image_shape: (H, W, C); or (d,) of features, ``{"features": float32[d], "label":
+            int32[]}``, which have no mean and no deviation.
         mean: per channel, on the 0..1 scale, for `augment.standardise`.
         std: likewise. Both are public constants, never computed from the private
             images: mean and standard deviation of the public benchmark as commonly
@@ -113,14 +115,15 @@ class Dataset:
     train: Source
     test: Source
     classes: tuple[str, ...]
-    image_shape: tuple[int, int, int]
+    image_shape: tuple[int, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
     owners: np.ndarray | None = None
     origin: Callable[[], bytes] | None = None
 
     def __post_init__(self):
-        check_constants(self.image_shape[-1], self.mean, self.std)
+        channels = self.image_shape[-1] if len(self.image_shape) == 3 else 0
+        check_constants(channels, self.mean, self.std)
 
     def units(self) -> tuple[np.ndarray, int]:
         """Return the number of each training example's owner, and how many there are.
@@ -149,6 +152,7 @@ def load(
     image_size: int | None = None,
     stream: bool | None = None,
     groups: str | None = None,
+    features_from: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Dataset:
     """Load a data set into memory, or open it and decode images as they are used.
@@ -166,6 +170,7 @@ def load(
     imagenet     ``train/<class>/*`` and ``val/<class>/*``, or any of those formats
     imagenet-32  the same, of 32 × 32 pixels
     places365    the same
+    features     `features_from` alone: features and labels, without images
     ===========  ==================================================================
 
     Pictures of any mode become RGB, see `tanager.data.decoding`. The images of a
@@ -192,6 +197,9 @@ def load(
         groups: where the owners of images are: "folder" for class folders with a
             folder for each person, or the name of a column. Examples are then split,
             held out and counted (`validation_examples`, `train_examples`) by person.
+        features_from: a file of features that another program made, see
+            `tanager.data.features`. They take the place of the images of the data set,
+            in whose order they are; no image is decoded.
         progress: called with the number of images decoded so far and their total.
 
     Raises:
@@ -205,23 +213,33 @@ def load(
     unused = {"image_size": image_size if name not in RESIZED else None}
     if name == "digits":
         unused |= {"path": path, "stream": stream, "groups": groups}
+    if name == "features":
+        unused |= {"path": path, "stream": stream}
     for argument, value in unused.items():
         if value:
             shown = value if isinstance(value, int) else str(value)
             rule = f"does not apply to {name}"
             validate.refuse(argument, shown, rule, "leave it out")
-    if name == "digits":
+    tested = not validation_examples
+    if name == "features":
+        dataset = _of_features(features_from, tested, groups)
+    elif name == "digits":
         dataset = _digits()
     else:
         wanted = dataclasses.replace(
             _FILES[name][0],
             stream=stream,
-            tested=not validation_examples,
+            tested=tested,
             groups=groups,
         )
+        if features_from is not None and wanted.shape is None:
+            wanted = dataclasses.replace(wanted, shape=(1, 1, 3))  # none is decoded
         if image_size is not None:
             wanted = dataclasses.replace(wanted, shape=(image_size, image_size, 3))
-        dataset = _found(name, _existing(name, path), wanted, progress)
+        decoded = features_from is None
+        dataset = _found(name, _existing(name, path), wanted, decoded, progress)
+    if features_from is not None and name != "features":
+        dataset = _with_features(dataset, features_from, tested)
     if classes is not None:
         dataset = _with_classes(dataset, tuple(classes))
     return _parted(dataset, validation_examples, train_examples)
@@ -257,7 +275,46 @@ def _digits() -> Dataset:
     return Dataset("digits", first, second, *of_all, origin=lambda: whole)
 
 
-def _found(name: str, path: Path, wanted: Wanted, progress: Progress | None) -> Dataset:
+def _of_features(path: str | Path | None, tested: bool, groups: str | None) -> Dataset:
+    if path is None:
+        remedy = "give a file of features and labels (--features-from FILE.npz)"
+        validate.refuse("features_from", None, "is needed for features", remedy)
+    found = read_features(path, tested=tested, groups=groups)
+    return Dataset(
+        "features",
+        found.train,
+        found.test or found.train,
+        found.classes,
+        found.train.tree["features"].shape[1:],
+        mean=(),
+        std=(),
+        owners=found.owners,
+        origin=found.origin,
+    )
+
+
+def _with_features(dataset: Dataset, path: str | Path, tested: bool) -> Dataset:
+    """Put features in the place of the images that they were made of."""
+    labels = {"train": _labels(dataset.train), "test": _labels(dataset.test)}
+    found = read_features(path, tested=tested, data=(dataset.classes, labels))
+    return dataclasses.replace(
+        dataset,
+        train=found.train,
+        test=found.test or found.train,
+        image_shape=found.train.tree["features"].shape[1:],
+        mean=(),
+        std=(),
+    )
+
+
+def _labels(source: Any) -> np.ndarray:
+    in_memory = isinstance(source, ArraySource)
+    return source.tree["label"] if in_memory else source.labels
+
+
+def _found(
+    name: str, path: Path, wanted: Wanted, decoded: bool, progress: Progress | None
+) -> Dataset:
     train, test, classes = find_images(name, path, wanted)
     _, mean, std = _FILES[name]
     if len(mean) != train.shape[-1]:
@@ -287,7 +344,7 @@ def _found(name: str, path: Path, wanted: Wanted, progress: Progress | None) -> 
         )
     shape = train.shape
     origin = copy.copy(train)._files  # a copy has no file in memory
-    if not wanted.streams(total, shape):
+    if decoded and not wanted.streams(total, shape):
         images = [into_memory(each, report) for each in images]
     return Dataset(
         name, images[0], images[-1], classes, shape, mean, std, owners, origin
@@ -305,13 +362,11 @@ def _with_classes(dataset: Dataset, names: tuple[str, ...]) -> Dataset:
     numbers[[dataset.classes.index(name) for name in names]] = np.arange(len(names))
 
     def of_classes(source: Any) -> tuple[Source, np.ndarray]:
-        in_memory = isinstance(source, ArraySource)
-        labels = numbers[source.tree["label"] if in_memory else source.labels]
+        labels = numbers[_labels(source)]
         chosen = np.flatnonzero(labels >= 0)
-        if not in_memory:
+        if not isinstance(source, ArraySource):
             return subset(source.relabelled(labels), chosen), chosen
-        images = source.tree["image"][chosen]
-        return ArraySource({"image": images, "label": labels[chosen]}), chosen
+        return ArraySource({**source.gather(chosen), "label": labels[chosen]}), chosen
 
     (train, chosen), (test, _) = of_classes(dataset.train), of_classes(dataset.test)
     owners = None if dataset.owners is None else dataset.owners[chosen]

@@ -74,7 +74,7 @@ class TableSource(StreamedImages):
             if _is_parquet(file):
                 self._opened[part] = images
             if self.class_names is None:
-                self.class_names = _class_names(table)
+                self.class_names = class_names(table)
             return _label_values(file, table)
 
     def _read(self, index: int) -> np.ndarray:
@@ -115,10 +115,10 @@ def _is_parquet(file: Path) -> bool:
 
 def _table(file: Path, label_columns: Sequence[str]) -> Any:
     """Return two columns, images and labels."""
-    return _read(file, lambda names: _columns(file, names, label_columns))
+    return read_columns(file, lambda names: _columns(file, names, label_columns))
 
 
-def _read(file: Path, columns: Callable[[Sequence[str]], list[str]]) -> Any:
+def read_columns(file: Path, columns: Callable[[Sequence[str]], list[str]]) -> Any:
     """Return some of the columns, of at most 100 times the file's size."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -205,7 +205,7 @@ def _owners(file: Path, column: str) -> np.ndarray:
         return [column]
 
     with reading(file, "is not a file of a table that can be read"):
-        owners = _read(file, only).column(0)
+        owners = read_columns(file, only).column(0)
         kind = owners.type
         text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
         if not (text or pa.types.is_integer(kind)):
@@ -222,8 +222,11 @@ def _owners(file: Path, column: str) -> np.ndarray:
         return np.array(owners.to_pylist())
 
 
-def _class_names(table: Any) -> tuple[str, ...] | None:
-    """Return the names of the labels that `datasets` writes into a schema, if any."""
+def class_names(table: Any) -> tuple[str, ...] | None:
+    """Return the names of the labels that `datasets` writes into a schema, if any.
+
+    The labels are the second column.
+    """
     try:
         content = parse_json((table.schema.metadata or {})[b"huggingface"])
         features = content["info"]["features"]

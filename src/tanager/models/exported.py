@@ -38,26 +38,30 @@ class Pretrained(NamedTuple):
     """An exported model with its preprocessing.
 
     Called with one image, uint8 `[H, W, C]` of any size, it returns float32 logits
-    `[classes]`.
+    `[classes]`. A model that was trained on features of another program is called with
+    the features of one image, `[d]`.
 
     Attributes:
-        model: from one preprocessed image `[H, W, C]` to logits.
+        model: from one preprocessed image `[H, W, C]`, or features `[d]`, to logits.
         classes: their names, in the order of the logits.
-        preprocessing: from an image to what the model takes.
+        preprocessing: from an image to what the model takes; None for features.
         config: all of its config.json.
     """
 
     model: Any
     classes: tuple[str, ...]
-    preprocessing: Preprocessing
+    preprocessing: Preprocessing | None
     config: dict[str, Any]
 
     def __call__(self, image: ArrayLike) -> Array:
         """Return the logits of one image, as the run's evaluation computed them.
 
         Raises:
-            ValueError: not one uint8 image, or one with other channels.
+            ValueError: not one uint8 image, or one with other channels; or features of
+                another number.
         """
+        if self.preprocessing is None:
+            return self.model(jnp.asarray(image, jnp.float32))
         return self.model(self.preprocessing(jnp.asarray(image)))
 
 
@@ -88,9 +92,13 @@ def load_pretrained(source: str | os.PathLike[str]) -> Pretrained:
         rule = "holds a model that is not one of tanager's"
         remedy = "create that model and use tanager.models.weights.load(model, file)"
         validate.refuse("source", os.fspath(source), rule, remedy)
-    check_record(path, ours, _OURS, "export it again", "source")
     template = template_of(path, architecture, ours.get("classes"), "source")
+    on_features = len(architecture["image_shape"]) == 1
+    if not on_features:
+        check_record(path, ours, _OURS, "export it again", "source")
     model = load_weights(template, source).model
+    if on_features:
+        return Pretrained(model, tuple(ours["classes"]), None, config)
     with reading(path, "cannot be followed", "export it again", "source"):
         preprocessing = of_fields({key: ours["preprocessing"][key] for key in _FIELDS})
     if len(preprocessing.mean) != architecture["image_shape"][-1]:

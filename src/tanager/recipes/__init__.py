@@ -46,6 +46,7 @@ RECIPES: dict[str, RecipeEntry] = {
         starters.MNIST_LENET,
         starters.MNIST_SMALL_CNN,
         starters.FOLDER,
+        starters.FEATURES,
     )
 }
 """Every recipe, by name."""

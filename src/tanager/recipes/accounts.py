@@ -37,7 +37,8 @@ def path_of(recipe: Recipe) -> Path | None:
     """Return the file of the account of a recipe; None if it does without."""
     if recipe.account == NONE:
         return None
-    return Path(recipe.account or default_path(recipe.dataset, recipe.data))
+    data = recipe.data or recipe.features_from
+    return Path(recipe.account or default_path(recipe.dataset, data))
 
 
 def default_path(dataset: str, data: str | None) -> Path:
@@ -50,6 +51,8 @@ def default_path(dataset: str, data: str | None) -> Path:
     if data is None:
         return accounts / f"{dataset}.account.jsonl"
     place = Path(data).expanduser().resolve()
+    if place.name == "train_features.npy":  # It stands for its folder.
+        place = place.parent
     beside = Path(f"{place}.account.jsonl")
     digest = hashlib.blake2b(os.fsencode(place), digest_size=8).hexdigest()
     elsewhere = accounts / f"{place.name}-{digest}.account.jsonl"

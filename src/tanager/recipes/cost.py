@@ -31,11 +31,11 @@ class Cost(NamedTuple):
 
 
 def estimate(
-    recipe: Recipe, steps: int, classes: int, image_shape: tuple[int, int, int]
+    recipe: Recipe, steps: int, classes: int, image_shape: tuple[int, ...]
 ) -> Cost:
     """Return the cost of a recipe from shapes alone.
 
-    `image_shape` is (height, width, channels) of what the model sees.
+    `image_shape` is (height, width, channels) of what the model sees, or (features,).
     """
     from tanager.recipes.tasks import model_options
 

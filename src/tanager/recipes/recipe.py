@@ -39,6 +39,8 @@ _CHOICES: dict[str, Any] = {
     "precision": PrecisionName,
     "unreadable": Unreadable,
 }
+_OF_IMAGES = ("features", "image_size", "crop_fraction", "crop_size", "preprocessing")
+_OF_IMAGES += ("stream", "implementation")
 _BUDGET = ("epsilon", "noise_multiplier", "steps")
 _AT_LEAST = {
     "image_size": 8,
@@ -102,6 +104,8 @@ class Recipe:
         lora_rank: rank of the low-rank products.
         features: folder that caches the last layer's input, for fine_tune last-layer
             without augmentation. Default: in the run's private folder.
+        features_from: file of features that another program made (.npz, .parquet, or
+            train_features.npy): trains the model linear on them, without images.
         non_private: train WITHOUT privacy, on public data: no clipping, no noise.
         epsilon: privacy budget ε.
         delta: failure probability δ. Default: the largest power of ten below 1/N.
@@ -187,6 +191,7 @@ class Recipe:
     fine_tune: FineTuning = "all"
     lora_rank: int = 8
     features: str | None = None
+    features_from: str | None = None
     non_private: bool = False
     epsilon: float | None = None
     delta: float | None = None
@@ -296,6 +301,19 @@ class Recipe:
         return self.fine_tune == "last-layer" and not views
 
     def _check_features(self) -> None:
+        if self.features_from is not None:
+            for name in _OF_IMAGES:
+                if (value := getattr(self, name)) is not None:
+                    rule = "must be left out with features_from, which has no images"
+                    validate.refuse(name, value, rule)
+            if self.model != "linear" or not self.caches_features:
+                validate.refuse(
+                    "features_from",
+                    self.features_from,
+                    "trains a last layer alone, without augmentation",
+                    "start from the recipe features (tanager train features), or give "
+                    "model linear and fine_tune last-layer",
+                )
         if self.features is not None and not self.caches_features:
             validate.refuse(
                 "features",

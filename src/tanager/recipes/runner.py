@@ -54,6 +54,7 @@ def load(
         image_size=recipe.image_size if recipe.dataset in data.RESIZED else None,
         stream=recipe.stream,
         groups=recipe.groups,
+        features_from=recipe.features_from,
         progress=progress,
     )
 
@@ -73,8 +74,9 @@ def prepare(
     """
     if dataset is None:
         dataset = load(recipe, progress)
-    tasks.augmentation(recipe, dataset.image_shape)
-    if recipe.fine_tune != "all" and recipe.weights is None:
+    tasks.check_augmentation(recipe, dataset)
+    starts = recipe.weights or recipe.features_from
+    if recipe.fine_tune != "all" and starts is None:
         validate.refuse(
             "fine_tune",
             recipe.fine_tune,
@@ -152,7 +154,9 @@ def run(
                     "image_shape": list(tasks.seen_shape(recipe, dataset)),
                     "options": tasks.model_options(recipe),
                 },
-                "preprocessing": tasks.preprocessing(recipe, dataset).to_json(),
+                "preprocessing": None
+                if recipe.features_from
+                else tasks.preprocessing(recipe, dataset).to_json(),
                 "weights": task.origin,
                 "dataset": dataset.name,
                 "classes": list(dataset.classes),

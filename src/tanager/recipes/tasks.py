@@ -79,11 +79,10 @@ def make(
         ValueError: the weights do not fit the model, the model cannot be fine-tuned so,
             or cached features are of another origin.
     """
-    prepared = preprocessing(recipe, dataset)
     model = models.create(
         recipe.model,
         classes=len(dataset.classes),
-        image_shape=prepared.seen(cropped_shape(recipe, dataset)),
+        image_shape=seen_shape(recipe, dataset),
         key=derive_keys(secret, "initialisation")[0],
         **model_options(recipe),
     )
@@ -91,7 +90,14 @@ def make(
     assert isinstance(model, eqx.Module)
     if recipe.weights is not None:
         model, origin = load_weights(model, recipe.weights, head=recipe.head)
+    elif recipe.head == "zero":
+        zeros = jax.tree.map(jnp.zeros_like, model.head)
+        model = eqx.tree_at(lambda tree: tree.head, model, zeros)
+    if recipe.features_from is not None:
+        task = _on_features(recipe, dataset, model, origin, lambda name, source: source)
+        return _solved(recipe, task)
 
+    prepared = preprocessing(recipe, dataset)
     augmented = augmentation(recipe, dataset.image_shape)
 
     def pixels(example: Any) -> jax.Array:
@@ -99,8 +105,8 @@ def make(
         return image.astype(image_dtype(recipe.precision))
 
     if recipe.caches_features:
-        task = _on_features(recipe, dataset, model, pixels, out, progress, origin)
-        return _solved(recipe, task)
+        cached = _caching(recipe, model, pixels, out, progress)
+        return _solved(recipe, _on_features(recipe, dataset, model, origin, cached))
     model, marks = fine_tune(
         model,
         recipe.fine_tune,
@@ -168,8 +174,10 @@ def head_width(recipe: Recipe, dataset: Dataset) -> int:
     return model.head.weight.shape[0]
 
 
-def seen_shape(recipe: Recipe, dataset: Dataset) -> tuple[int, int, int]:
-    """Return (height, width, channels) of what the model sees."""
+def seen_shape(recipe: Recipe, dataset: Dataset) -> tuple[int, ...]:
+    """Return (height, width, channels) of what the model sees, or (features,)."""
+    if recipe.features_from is not None:
+        return dataset.image_shape
     return preprocessing(recipe, dataset).seen(cropped_shape(recipe, dataset))
 
 
@@ -201,6 +209,12 @@ def preprocessing(recipe: Recipe, dataset: Dataset) -> Preprocessing:
     return dataclasses.replace(found, size=size)
 
 
+def check_augmentation(recipe: Recipe, dataset: Dataset) -> None:
+    """Refuse an augmentation that the images of a data set are too small for."""
+    if recipe.features_from is None:
+        augmentation(recipe, dataset.image_shape)
+
+
 def augmentation(recipe: Recipe, image_shape: tuple[int, ...]) -> Augmentation:
     """Return the augmentation a recipe names; refuse images it cannot be used on."""
     kind = KINDS[recipe.augmentation]
@@ -211,15 +225,14 @@ def augmentation(recipe: Recipe, image_shape: tuple[int, ...]) -> Augmentation:
     return made
 
 
-def _on_features(
+def _caching(
     recipe: Recipe,
-    dataset: Dataset,
     model: Any,
     pixels: Callable[[Any], jax.Array],
     out: Path,
     progress: bool,
-    origin: dict[str, Any] | None,
-) -> Task:
+) -> Callable[[str, Source], Source]:
+    """Return how images become features, which are computed once."""
     folder = Path(recipe.features or out / "private" / "features")
 
     def cached(name: str, source: Source) -> Source:
@@ -232,6 +245,16 @@ def _on_features(
                 progress=report,
             )
 
+    return cached
+
+
+def _on_features(
+    recipe: Recipe,
+    dataset: Dataset,
+    model: Any,
+    origin: dict[str, Any] | None,
+    cached: Callable[[str, Source], Source],
+) -> Task:
     def predict(head: Any, example: Any) -> jax.Array:
         return head(example["features"])
 

@@ -19,7 +19,7 @@ UNKNOWN_LICENCE = "unknown"
 
 _Fields = Mapping[str, Any]
 
-_OF_THIS_MACHINE = {"account", "data", "out", "seed"}
+_OF_THIS_MACHINE = {"account", "data", "features_from", "out", "seed"}
 _WEIGHTS = {
     "average": "the exponential moving average of the parameters",
     "last": "the parameters after the last update",
@@ -51,6 +51,7 @@ def model_card(
     classes = result.get("per_class") or ()
     measured = [each for each in classes if each[key] is not None]
     architecture = config.get("architecture")
+    image_shape = (architecture or {}).get("image_shape")
     return render(
         "card.md",
         head=_head(config, result, clean(name), licence, accuracy, format),
@@ -60,7 +61,8 @@ def model_card(
         guarantee=guarantee,
         large=result["private"] and result["epsilon"] >= LARGE_EPSILON,
         architecture=architecture,
-        image_shape=(architecture or {}).get("image_shape"),
+        image_shape=image_shape,
+        on_features=image_shape is not None and len(image_shape) == 1,
         format=format,
         timm_name=timm_name,
         search=result.get("search"),
@@ -124,7 +126,9 @@ def _head(
 def _initial(config: _Fields) -> str | None:
     origin = config.get("weights")
     if not origin:
-        return "drawn at random" if config.get("architecture") else None
+        zero = (config.get("recipe") or {}).get("head") == "zero"
+        drawn = "drawn at random; head set to zero" if zero else "drawn at random"
+        return drawn if config.get("architecture") else None
     text = f"{origin['weights']} (sha256 {origin['sha256']})"
     return "; ".join([text, *origin["changes"]])
 

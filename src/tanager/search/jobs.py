@@ -238,6 +238,7 @@ _OF_DATA = (
     "image_size",
     "stream",
     "groups",
+    "features_from",
 )
 _loaded: dict[tuple[Any, ...], Dataset] = {}
 

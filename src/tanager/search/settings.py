@@ -138,7 +138,7 @@ def check_choices(space: Space, start: Recipe, steps: int, dataset: Dataset) -> 
     for name, values in space.values.items():
         for value in values if isinstance(values, Between) else values.values:
             recipe = space.recipe(start, {name: value})
-            tasks.augmentation(recipe, dataset.image_shape)
+            tasks.check_augmentation(recipe, dataset)
             optimizer(recipe, steps)
             jobs.flops_of(recipe, dataset)
 

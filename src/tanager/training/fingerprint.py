@@ -46,6 +46,7 @@ _MAY_CHANGE = {field.name for field in dataclasses.fields(Runtime)} | {
     "clipping",
     "data",
     "evaluate_every",
+    "features_from",
     "hosts",
     "out",
     "stream",

@@ -123,6 +123,11 @@ def membership(
         remedy = "the noise of each setting is solved for from them"
         validate.refuse("epsilon", recipe.epsilon, rule, remedy)
     dataset = runner.load(recipe)
+    if recipe.features_from is not None:
+        rule = "must be left out for membership, whose canaries are images"
+        validate.refuse(
+            "features_from", recipe.features_from, rule, "or audit by white-box"
+        )
     if recipe.solver != "dp-sgd":
         rule = "must be dp-sgd for membership, which trains in several settings"
         validate.refuse("solver", recipe.solver, rule, "or audit by white-box")
