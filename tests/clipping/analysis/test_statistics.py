@@ -342,7 +342,7 @@ def test_dropout_by_a_key_of_the_example_is_not():
 
 
 def test_other_threads_and_later_calls_are_not_watched():
-    norm, calls = nnx.BatchNorm(2, rngs=nnx.Rngs(0)), []
+    norm, calls = nnx.BatchNorm(2, use_running_average=np.False_, rngs=nnx.Rngs(0)), []
     image, method = jnp.ones((4, 2)), nnx.BatchNorm.__call__
     with watching({}, {}):
         with pytest.raises(RefusedLayer):

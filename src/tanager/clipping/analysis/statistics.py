@@ -134,7 +134,7 @@ def _mode(flag: str, mend: str, statistics: Callable = lambda layer: ()) -> Chec
         inference = getattr(layer, flag, None) if told is None else told
         if flag == "is_training":
             inference = not (told or given.get("test_local_stats"))
-        if inference is False:
+        if inference is not None and not inference:
             what = "in training mode, which mixes the examples of a batch"
             return what, f"{mend}, or use group or layer normalisation"
         if any(_among(leaf, trained) for leaf in jax.tree.leaves(statistics(layer))):
