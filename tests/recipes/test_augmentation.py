@@ -9,7 +9,7 @@ import pytest
 from tanager import recipes
 from tanager.cli import main
 from tanager.data.augment import KINDS, CropFlip, RandomResizedCrop, Tan
-from tanager.recipes.recipe import AugmentationName
+from tanager.recipes.fields import AugmentationName
 from tanager.recipes.tasks import augmentation
 
 

@@ -11,7 +11,8 @@ import pytest
 from tanager import recipes
 from tanager.cli import main
 from tanager.recipes import papers
-from tanager.recipes.recipe import _AT_LEAST, Recipe
+from tanager.recipes.fields import _AT_LEAST
+from tanager.recipes.recipe import Recipe
 
 
 MINIMAL: dict = {

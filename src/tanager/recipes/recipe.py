@@ -1,68 +1,28 @@
 """A recipe: everything that one training run is made of, as one frozen object."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
-from typing import Any, Literal, Self, get_args
+from typing import Any, Self
 
 from tanager import _validate as validate
 from tanager.data.loader import Unreadable
 from tanager.privacy.mechanism import Adjacency
+from tanager.recipes.fields import (
+    AccountantName,
+    AdjacencyName,
+    AugmentationName,
+    FineTuning,
+    Head,
+    HeadInput,
+    NormalisationOrder,
+    PrecisionName,
+    Schedule,
+    Solved,
+    SolverName,
+    UnitName,
+    check,
+)
 from tanager.recipes.papers import PublishedRun, rows_of
-
-
-NormalisationOrder = Literal["pre-activation", "post-activation"]
-AdjacencyName = Literal["zero-out", "add-or-remove-one", "replace-one"]
-FineTuning = Literal["all", "last-layer", "biases-and-norms", "film", "lora"]
-Head = Literal["load", "fresh", "zero"]
-HeadInput = Literal["features", "norm", "root"]
-SolverName = Literal["dp-sgd", "class-means", "auto"]
-Schedule = Literal["constant", "step", "cosine"]
-PrecisionName = Literal["float32", "tf32", "bfloat16"]
-Solved = Literal["epsilon", "noise_multiplier", "steps", "nothing"]
-AccountantName = Literal["pld", "rdp"]
-UnitName = Literal["example", "group"]
-AugmentationName = Literal["none", "crop-flip", "rrc", "tan", "simclr", "inception"]
-
-_CHOICES: dict[str, Any] = {
-    "normalisation_order": NormalisationOrder,
-    "head": Head,
-    "head_input": HeadInput,
-    "solver": SolverName,
-    "fine_tune": FineTuning,
-    "solve_for": Solved,
-    "adjacency": AdjacencyName,
-    "unit": UnitName,
-    "accountant": AccountantName,
-    "learning_rate_schedule": Schedule,
-    "augmentation": AugmentationName,
-    "precision": PrecisionName,
-    "unreadable": Unreadable,
-}
-_OF_IMAGES = ("features", "image_size", "crop_fraction", "crop_size", "preprocessing")
-_OF_IMAGES += ("stream", "implementation")
-_BUDGET = ("epsilon", "noise_multiplier", "steps")
-_AT_LEAST = {
-    "image_size": 8,
-    "lora_rank": 1,
-    "batch_size": 0,
-    "examples_per_group": 1,
-    "steps": 1,
-    "declared_examples": 1,
-    "warmup_steps": 0,
-    "augmentation_multiplicity": 0,
-    "crop_padding": 0,
-    "crop_size": 8,
-    "test_views": 0,
-    "validation_examples": 0,
-    "train_examples": 1,
-    "physical_batch_size": 1,
-    "devices": 1,
-    "workers": 0,
-    "evaluate_every": 1,
-    "seed": 0,
-}
-"""The least that a whole number may be."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -236,44 +196,7 @@ class Recipe:
     account: str | None = None
 
     def __post_init__(self):
-        for field in dataclasses.fields(self):
-            name, value = field.name, getattr(self, field.name)
-            named: Any = {name: value}
-            if value is None and field.default is None:
-                continue
-            if name in ("dataset", "model", "optimizer", "strategy"):
-                if not isinstance(value, str) or not value:
-                    validate.refuse(name, value, "must be a name")
-            elif name in _CHOICES:
-                validate.one_of(get_args(_CHOICES[name]), **named)
-            elif name in _AT_LEAST:
-                validate.whole(**named, at_least=_AT_LEAST[name], remedy="")
-        if self.unit == "group" and self.groups is None:
-            validate.refuse(
-                "groups",
-                None,
-                "must be given to protect persons",
-                "give --groups folder, or the name of the column with the owners",
-            )
-        self._check_budget()
-        validate.clipping_norm(self.clip_norm)
-        if self.learning_rate or self.solver != "auto":
-            validate.positive(learning_rate=self.learning_rate)
-        for option, value in self.optimizer_options.items():
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not math.isfinite(value):
-                rule = f"must be a finite number for {option}"
-                validate.refuse("optimizer_options", value, rule)
-        validate.not_negative(
-            weight_decay=self.weight_decay,
-            checkpoint_seconds=self.checkpoint_seconds,
-        )
-        validate.ema_decay(self.ema_decay)
-        if self.crop_fraction is not None:
-            validate.share(crop_fraction=self.crop_fraction)
-            validate.positive(crop_fraction=self.crop_fraction)
-        self._check_features()
-        self._check_views()
+        check(self)
 
     def public_size(self, examples: int) -> int:
         """Return N, which q, the divisor of updates and δ are computed from.
@@ -299,90 +222,6 @@ class Recipe:
         """Whether the last layer alone is trained, on inputs that never change."""
         views = self.augmentation_multiplicity or self.test_views
         return self.fine_tune == "last-layer" and not views
-
-    def _check_features(self) -> None:
-        if self.features_from is not None:
-            for name in _OF_IMAGES:
-                if (value := getattr(self, name)) is not None:
-                    rule = "must be left out with features_from, which has no images"
-                    validate.refuse(name, value, rule)
-            if self.model != "linear" or not self.caches_features:
-                validate.refuse(
-                    "features_from",
-                    self.features_from,
-                    "trains a last layer alone, without augmentation",
-                    "start from the recipe features (tanager train features), or give "
-                    "model linear and fine_tune last-layer",
-                )
-        if self.features is not None and not self.caches_features:
-            validate.refuse(
-                "features",
-                self.features,
-                "must be left out unless the last layer alone is trained, without "
-                "augmentation",
-                "give fine_tune last-layer and augmentation_multiplicity 0",
-            )
-        if self.unreadable == "skip" and self.caches_features:
-            validate.refuse(
-                "unreadable",
-                self.unreadable,
-                "must be 'error' when features are cached",
-                "remove the images that cannot be read",
-            )
-
-    def _check_views(self) -> None:
-        moves = self.crop_padding or self.flip or self.crop_size
-        same = self.augmentation == "crop-flip" and not moves
-        for name in ("augmentation_multiplicity", "test_views"):
-            number = getattr(self, name)
-            if number and (same or self.augmentation == "none"):
-                validate.refuse(
-                    name,
-                    number,
-                    "must be 0 without augmentation",
-                    "its views would all be the same: give crop_padding or flip, or "
-                    "another augmentation",
-                )
-
-    def _check_budget(self) -> None:
-        if self.non_private:
-            self._check_no_budget()
-            return
-        if self.epsilon is not None:
-            validate.positive(
-                epsilon=self.epsilon, remedy="it is the privacy budget, often 1 to 8"
-            )
-        if self.delta is not None:
-            validate.probability(
-                delta=self.delta, remedy="it is a probability, below 1/N"
-            )
-        if self.noise_multiplier is not None:
-            validate.not_negative(noise_multiplier=self.noise_multiplier)
-        given = {name: getattr(self, name) for name in _BUDGET}
-        missing = {name for name in _BUDGET if given[name] is None}
-        unknown = len(missing - {self.solve_for})
-        if self.solver == "auto" and self.epsilon is not None:
-            return
-        if unknown > (self.solve_for is None):
-            which = "all" if self.solve_for == "nothing" else "two"
-            raise ValueError(
-                f"{which} of epsilon, noise_multiplier and steps must be given beside "
-                f"solve_for={self.solve_for}; found "
-                + ", ".join(f"{name}={value}" for name, value in given.items())
-            )
-
-    def _check_no_budget(self) -> None:
-        for name in ("epsilon", "noise_multiplier"):
-            if getattr(self, name):
-                validate.refuse(
-                    name,
-                    getattr(self, name),
-                    "must be left out of a run that is not private",
-                    "leave out non_private for a private run",
-                )
-        if self.steps is None:
-            validate.refuse("steps", None, "must be given for a run without a budget")
-        validate.whole(steps=self.steps, at_least=1)
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as plain values that `json.dumps` takes."""

@@ -1,0 +1,196 @@
+"""What the fields of a recipe may be, and which do not go together."""
+
+import dataclasses
+import math
+from typing import Any, Literal, get_args
+
+from tanager import _validate as validate
+from tanager.data.loader import Unreadable
+
+
+NormalisationOrder = Literal["pre-activation", "post-activation"]
+AdjacencyName = Literal["zero-out", "add-or-remove-one", "replace-one"]
+FineTuning = Literal["all", "last-layer", "biases-and-norms", "film", "lora"]
+Head = Literal["load", "fresh", "zero"]
+HeadInput = Literal["features", "norm", "root"]
+SolverName = Literal["dp-sgd", "class-means", "auto"]
+Schedule = Literal["constant", "step", "cosine"]
+PrecisionName = Literal["float32", "tf32", "bfloat16"]
+Solved = Literal["epsilon", "noise_multiplier", "steps", "nothing"]
+AccountantName = Literal["pld", "rdp"]
+UnitName = Literal["example", "group"]
+AugmentationName = Literal["none", "crop-flip", "rrc", "tan", "simclr", "inception"]
+
+_CHOICES: dict[str, Any] = {
+    "normalisation_order": NormalisationOrder,
+    "head": Head,
+    "head_input": HeadInput,
+    "solver": SolverName,
+    "fine_tune": FineTuning,
+    "solve_for": Solved,
+    "adjacency": AdjacencyName,
+    "unit": UnitName,
+    "accountant": AccountantName,
+    "learning_rate_schedule": Schedule,
+    "augmentation": AugmentationName,
+    "precision": PrecisionName,
+    "unreadable": Unreadable,
+}
+_OF_IMAGES = ("features", "image_size", "crop_fraction", "crop_size", "preprocessing")
+_OF_IMAGES += ("stream", "implementation")
+_BUDGET = ("epsilon", "noise_multiplier", "steps")
+_AT_LEAST = {
+    "image_size": 8,
+    "lora_rank": 1,
+    "batch_size": 0,
+    "examples_per_group": 1,
+    "steps": 1,
+    "declared_examples": 1,
+    "warmup_steps": 0,
+    "augmentation_multiplicity": 0,
+    "crop_padding": 0,
+    "crop_size": 8,
+    "test_views": 0,
+    "validation_examples": 0,
+    "train_examples": 1,
+    "physical_batch_size": 1,
+    "devices": 1,
+    "workers": 0,
+    "evaluate_every": 1,
+    "seed": 0,
+}
+"""The least that a whole number may be."""
+
+
+def check(recipe: Any) -> None:
+    """Refuse a field that is out of range, or fields that do not go together.
+
+    Raises:
+        ValueError: the message has the field, its value and the rule.
+    """
+    for field in dataclasses.fields(recipe):
+        name, value = field.name, getattr(recipe, field.name)
+        named: Any = {name: value}
+        if value is None and field.default is None:
+            continue
+        if name in ("dataset", "model", "optimizer", "strategy"):
+            if not isinstance(value, str) or not value:
+                validate.refuse(name, value, "must be a name")
+        elif name in _CHOICES:
+            validate.one_of(get_args(_CHOICES[name]), **named)
+        elif name in _AT_LEAST:
+            validate.whole(**named, at_least=_AT_LEAST[name], remedy="")
+    if recipe.unit == "group" and recipe.groups is None:
+        validate.refuse(
+            "groups",
+            None,
+            "must be given to protect persons",
+            "give --groups folder, or the name of the column with the owners",
+        )
+    _check_budget(recipe)
+    validate.clipping_norm(recipe.clip_norm)
+    if recipe.learning_rate or recipe.solver != "auto":
+        validate.positive(learning_rate=recipe.learning_rate)
+    for option, value in recipe.optimizer_options.items():
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not math.isfinite(value):
+            rule = f"must be a finite number for {option}"
+            validate.refuse("optimizer_options", value, rule)
+    validate.not_negative(
+        weight_decay=recipe.weight_decay,
+        checkpoint_seconds=recipe.checkpoint_seconds,
+    )
+    validate.ema_decay(recipe.ema_decay)
+    if recipe.crop_fraction is not None:
+        validate.share(crop_fraction=recipe.crop_fraction)
+        validate.positive(crop_fraction=recipe.crop_fraction)
+    _check_features(recipe)
+    _check_views(recipe)
+
+
+def _check_features(recipe: Any) -> None:
+    if recipe.features_from is not None:
+        for name in _OF_IMAGES:
+            if (value := getattr(recipe, name)) is not None:
+                rule = "must be left out with features_from, which has no images"
+                validate.refuse(name, value, rule)
+        if recipe.model != "linear" or not recipe.caches_features:
+            validate.refuse(
+                "features_from",
+                recipe.features_from,
+                "trains a last layer alone, without augmentation",
+                "start from the recipe features (tanager train features), or give "
+                "model linear and fine_tune last-layer",
+            )
+    if recipe.features is not None and not recipe.caches_features:
+        validate.refuse(
+            "features",
+            recipe.features,
+            "must be left out unless the last layer alone is trained, without "
+            "augmentation",
+            "give fine_tune last-layer and augmentation_multiplicity 0",
+        )
+    if recipe.unreadable == "skip" and recipe.caches_features:
+        validate.refuse(
+            "unreadable",
+            recipe.unreadable,
+            "must be 'error' when features are cached",
+            "remove the images that cannot be read",
+        )
+
+
+def _check_views(recipe: Any) -> None:
+    moves = recipe.crop_padding or recipe.flip or recipe.crop_size
+    same = recipe.augmentation == "crop-flip" and not moves
+    for name in ("augmentation_multiplicity", "test_views"):
+        number = getattr(recipe, name)
+        if number and (same or recipe.augmentation == "none"):
+            validate.refuse(
+                name,
+                number,
+                "must be 0 without augmentation",
+                "its views would all be the same: give crop_padding or flip, or "
+                "another augmentation",
+            )
+
+
+def _check_budget(recipe: Any) -> None:
+    if recipe.non_private:
+        _check_no_budget(recipe)
+        return
+    if recipe.epsilon is not None:
+        validate.positive(
+            epsilon=recipe.epsilon, remedy="it is the privacy budget, often 1 to 8"
+        )
+    if recipe.delta is not None:
+        validate.probability(
+            delta=recipe.delta, remedy="it is a probability, below 1/N"
+        )
+    if recipe.noise_multiplier is not None:
+        validate.not_negative(noise_multiplier=recipe.noise_multiplier)
+    given = {name: getattr(recipe, name) for name in _BUDGET}
+    missing = {name for name in _BUDGET if given[name] is None}
+    unknown = len(missing - {recipe.solve_for})
+    if recipe.solver == "auto" and recipe.epsilon is not None:
+        return
+    if unknown > (recipe.solve_for is None):
+        which = "all" if recipe.solve_for == "nothing" else "two"
+        raise ValueError(
+            f"{which} of epsilon, noise_multiplier and steps must be given beside "
+            f"solve_for={recipe.solve_for}; found "
+            + ", ".join(f"{name}={value}" for name, value in given.items())
+        )
+
+
+def _check_no_budget(recipe: Any) -> None:
+    for name in ("epsilon", "noise_multiplier"):
+        if getattr(recipe, name):
+            validate.refuse(
+                name,
+                getattr(recipe, name),
+                "must be left out of a run that is not private",
+                "leave out non_private for a private run",
+            )
+    if recipe.steps is None:
+        validate.refuse("steps", None, "must be given for a run without a budget")
+    validate.whole(steps=recipe.steps, at_least=1)
