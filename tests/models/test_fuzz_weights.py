@@ -164,9 +164,14 @@ CONFIG = {
     "tanager": {
         "model": {"name": "linear", "image_shape": [2, 2, 1], "options": {}},
         "classes": ["a", "b", "c"],
-        "mean": [0.5],
-        "std": [0.5],
-        "resized_from": [4, 4, 1],
+        "preprocessing": {
+            "mean": [0.5],
+            "std": [0.5],
+            "size": [2, 2],
+            "interpolation": "bicubic",
+            "crop": 1.0,
+            "squash": False,
+        },
     }
 }
 

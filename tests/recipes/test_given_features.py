@@ -93,7 +93,7 @@ def test_the_exported_head_takes_features(file, run, tmp_path, capsys):
 
 def test_persons_held_out_examples_and_solvers(file, tmp_path, capsys):
     persons = ["--unit", "group", "--groups", "person", "--validation-examples", "50"]
-    persons += ["--solver", "second-moments", "--train-examples", "200"]
+    persons += ["--solver", "class-means", "--train-examples", "200"]
     persons += ["--account", "none"]
     assert main(command(file, tmp_path / "run", *persons)) == 0
     assert "200 persons of features" in capsys.readouterr().out

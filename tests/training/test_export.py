@@ -122,7 +122,7 @@ def resized_run(tmp_path_factory):
 
 def test_an_exported_model_resizes_as_its_training_did(resized_run, tmp_path):
     to = tanager.export(resized_run, tmp_path / "model")
-    assert "| resized from | 8, 8, 1 |" in (to / "README.md").read_text()
+    assert "| resized | bicubic |" in (to / "README.md").read_text()
     trained = models.load_pretrained(to)
     digits = data.load("digits")
     examples = data.gather(digits.test, np.arange(len(digits.test)))
@@ -131,9 +131,11 @@ def test_an_exported_model_resizes_as_its_training_did(resized_run, tmp_path):
     result = json.loads((resized_run / "result.json").read_text())
     measured = result["test_accuracy_ema"]
     assert float(jnp.mean(right, dtype=jnp.float32)) == pytest.approx(measured)
-    assert trained(np.zeros((12, 12, 1), np.uint8)).shape == (10,)
-    with pytest.raises(ValueError, match=r"image shape .* must be \(12, 12, 1\)"):
-        trained(np.zeros((10, 10, 1), np.uint8))
+    assert trained(np.zeros((99, 68, 1), np.uint8)).shape == (10,)
+    with pytest.raises(
+        ValueError, match=r"image shape .* must be \(height, width, 1\)"
+    ):
+        trained(np.zeros((10, 10, 3), np.uint8))
 
 
 def test_nothing_private_and_no_path_is_exported(run, tmp_path):
@@ -181,6 +183,7 @@ def test_timm_finds_its_names_and_what_to_build(vit_run, tmp_path):
             "fixed_input_size": True,
             "interpolation": "bicubic",
             "crop_pct": 1.0,
+            "crop_mode": "center",
             "num_classes": 2,
             "first_conv": "patch_embed.proj",
             "classifier": "head",
@@ -283,7 +286,10 @@ def test_an_export_is_there_whole_or_not_at_all(vit_run, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda ours: ours.pop("mean"), "has no mean, which must be a list"),
+        (
+            lambda ours: ours["preprocessing"].pop("mean"),
+            "has no preprocessing.mean, which must be a list",
+        ),
         (
             lambda ours: ours["model"].update(options={"x": 1}),
             "does not describe a model",

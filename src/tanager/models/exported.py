@@ -11,7 +11,7 @@ from jaxtyping import Array, ArrayLike
 
 from tanager import _validate as validate
 from tanager._reading import read_json, reading, refuse_file
-from tanager._record import Each, check_record
+from tanager._record import Each, Maybe, check_record
 from tanager.data.preprocessing import Preprocessing
 from tanager.models import hub, zoo
 from tanager.models.foreign.preprocessing import of_fields
@@ -24,10 +24,10 @@ _OURS = {
     "preprocessing": {
         "mean": [float],
         "std": [float],
-        "size": [int],
-        "interpolation": str,
-        "crop": float,
-        "squash": bool,
+        "size": Maybe([int]),
+        "interpolation": Maybe(str),
+        "crop": Maybe(float),
+        "squash": Maybe(bool),
     }
 }
 _FIELDS = tuple(_OURS["preprocessing"])
@@ -100,7 +100,11 @@ def load_pretrained(source: str | os.PathLike[str]) -> Pretrained:
     if on_features:
         return Pretrained(model, tuple(ours["classes"]), None, config)
     with reading(path, "cannot be followed", "export it again", "source"):
-        preprocessing = of_fields({key: ours["preprocessing"][key] for key in _FIELDS})
+        described = {key: ours["preprocessing"].get(key) for key in _FIELDS}
+        described["size"] = described["size"] or architecture["image_shape"][:2]
+        preprocessing = of_fields(
+            {key: value for key, value in described.items() if value is not None}
+        )
     if len(preprocessing.mean) != architecture["image_shape"][-1]:
         rule = f"has mean {preprocessing.mean}, not one number for each channel"
         refuse_file(path, rule, "export it again", "source")

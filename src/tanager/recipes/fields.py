@@ -89,7 +89,7 @@ def check(recipe: Any) -> None:
         )
     _check_budget(recipe)
     validate.clipping_norm(recipe.clip_norm)
-    if recipe.learning_rate or recipe.solver != "auto":
+    if recipe.learning_rate or recipe.solver == "dp-sgd":
         validate.positive(learning_rate=recipe.learning_rate)
     for option, value in recipe.optimizer_options.items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -171,7 +171,7 @@ def _check_budget(recipe: Any) -> None:
     given = {name: getattr(recipe, name) for name in _BUDGET}
     missing = {name for name in _BUDGET if given[name] is None}
     unknown = len(missing - {recipe.solve_for})
-    if recipe.solver == "auto" and recipe.epsilon is not None:
+    if recipe.solver != "dp-sgd" and recipe.epsilon is not None:
         return
     if unknown > (recipe.solve_for is None):
         which = "all" if recipe.solve_for == "nothing" else "two"

@@ -89,8 +89,8 @@ class Recipe:
         clip_norm: clipping norm C: largest gradient norm of one example.
         optimizer: name of an optax optimizer, such as sgd or adamw.
         optimizer_options: its options besides the learning rate, such as momentum 0.9.
-        learning_rate: learning rate, for the gradient sum divided by C and by B; 0 with
-            solver auto lets it choose.
+        learning_rate: learning rate, for the gradient sum divided by C and by B; 0 lets
+            solver auto choose.
         learning_rate_schedule: constant; step: a tenth after half of the steps, again
             after three quarters; or cosine, down to 0.
         warmup_steps: updates in which the learning rate rises from 0.
