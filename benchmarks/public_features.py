@@ -1,0 +1,125 @@
+"""Train last layers on public features of CIFAR-10, at several ε, sizes and seeds.
+
+    python benchmarks/public_features.py --data DIR [--out DIR] [--sizes] [--plot FILE]
+
+Runs the recipes of `recipes.public_features` as they are, each seed a run of its own
+with a secret seed; `--sizes` runs them on 1,000 and 5,000 images too. Prints each
+command before it is run, and in the end a table as Markdown: mean ± standard deviation.
+Killed at any moment, the same command goes on. Features are computed once.
+"""
+
+import argparse
+import json
+import shlex
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+
+from tanager.cli import main as tanager
+
+
+EPSILONS = (1, 2, 4, 8)
+RECIPES = ("cifar10-efficientnet-lite0", "cifar10-efficientnet-lite2")
+LOOKS = {RECIPES[0]: ("#0072b2", "o"), RECIPES[1]: ("#d55e00", "s")}
+PUBLISHED: Mapping[str, tuple[float, ...]] = {
+    "WRN-28-10 from ImageNet-32, all layers": (94.8, 95.4, 96.1, 96.6),
+    "WRN-28-10 from ImageNet-32, last layer": (93.1, 93.6, 94.0, 94.2),
+    "WRN-16-4 from scratch": (56.8, 64.9, 71.9, 79.5),
+}
+"""De et al. 2022, table 5 and figure 1: on accelerators."""
+
+Row = Mapping[int, tuple[float, float]]
+
+
+def accuracies(
+    recipe: str, data: Path, out: Path, seeds: int, examples: int | None = None
+) -> Row:
+    """Return mean and standard deviation at each ε, in percent, of runs made here."""
+    row = {}
+    size = "all" if examples is None else str(examples)
+    for epsilon in EPSILONS:
+        found = []
+        for seed in range(1, seeds + 1):
+            run = out / f"{recipe}-{size}-{epsilon}-{seed}"
+            words = ["train", recipe, "--data", str(data), "--out", str(run)]
+            words += ["--epsilon", str(epsilon), "--account", "none"]
+            words += ["--features", str(out / f"features-{recipe}-{size}")]
+            if examples is not None:
+                words += ["--train-examples", str(examples)]
+            print(f"\n$ tanager {shlex.join(words)}", flush=True)
+            if not (run / "result.json").exists() and (status := tanager(words)):
+                raise SystemExit(status)
+            result = json.loads((run / "result.json").read_text())
+            found.append(100 * result["test_accuracy"])
+        spread = statistics.stdev(found) if seeds > 1 else 0.0
+        row[epsilon] = (statistics.mean(found), spread)
+    return row
+
+
+def markdown(rows: Mapping[tuple[str, str], Row]) -> str:
+    """Return the table: a row for each recipe and size, a column for each ε."""
+    head = " | ".join(f"ε = {epsilon}" for epsilon in EPSILONS)
+    lines = [f"| recipe | images | {head} |", "|---" * (2 + len(EPSILONS)) + "|"]
+    for (recipe, size), row in rows.items():
+        cells = " | ".join(f"{mean:.1f} ± {std:.1f} %" for mean, std in row.values())
+        lines.append(f"| `{recipe}` | {size} | {cells} |")
+    return "\n".join(lines)
+
+
+def draw(rows: Mapping[str, Row], path: Path) -> None:
+    """Draw accuracy against ε, ours over the published, each line named at its end."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.0, 4.4), layout="constrained")
+    axis = figure.subplots()
+
+    def line(name: str, heights: tuple[float, ...], colour: str, **look) -> None:
+        axis.plot(EPSILONS, heights, color=colour, **look)
+        place = (EPSILONS[-1], heights[-1])
+        offset = {"xytext": (8, 0), "textcoords": "offset points", "va": "center"}
+        axis.annotate(name, place, color=colour, fontsize=9, **offset)
+
+    for name, heights in PUBLISHED.items():
+        line(name, heights, "#767676", linestyle="--", linewidth=1)
+    for recipe, row in rows.items():
+        colour, marker = LOOKS[recipe]
+        means = tuple(mean for mean, _ in row.values())
+        size = recipe.rpartition("-")[2]
+        line(
+            f"EfficientNet-{size.title()}, two CPU cores", means, colour, marker=marker
+        )
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(EPSILONS, [str(epsilon) for epsilon in EPSILONS])
+    axis.set_xlim(0.9, 26)
+    axis.set_xlabel("ε (δ = 1e-5)")
+    axis.set_ylabel("accuracy on CIFAR-10's test images (%)")
+    axis.grid(True, linewidth=0.6, alpha=0.5)
+    axis.spines[["top", "right"]].set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    """Train everything, print the table, draw the plot."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path("runs/public-features"))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--sizes", action="store_true")
+    parser.add_argument("--plot", type=Path)
+    options = parser.parse_args()
+    made = options.data, options.out, options.seeds
+    whole = {recipe: accuracies(recipe, *made) for recipe in RECIPES}
+    rows = {(recipe, "50,000"): row for recipe, row in whole.items()}
+    if options.sizes:
+        for examples in (1000, 5000):
+            for recipe in RECIPES:
+                row = accuracies(recipe, *made, examples)
+                rows[recipe, f"{examples:,}"] = row
+    print("\n" + markdown(rows))
+    if options.plot is not None:
+        draw(whole, options.plot)
+
+
+if __name__ == "__main__":
+    main()
