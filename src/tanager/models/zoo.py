@@ -12,6 +12,7 @@ from jaxtyping import PRNGKeyArray
 from tanager import _validate as validate
 from tanager.models import bit, efficientnet, nf_resnet, nfnet, vit, wide_resnet
 from tanager.models.layers import HEAD_INPUTS, Model, ScaledHead
+from tanager.models.scattering import ScatteringCNN, ScatteringLinear
 from tanager.models.small import MLP, LeNet, SmallCNN
 from tanager.models.wide_resnet import NORMALISATION_ORDERS, WideResNet
 
@@ -102,6 +103,7 @@ _BIT = "Kolesnikov et al. 2020; Rodriguez Beltran et al. 2024, table 1"
 _LITE = "Tan and Le 2019, table 1, as TensorFlow's lite release"
 _NF_RESNET = "Brock et al. 2021a, section 4; De et al. 2022, section 3.3"
 _DEIT, _VIT = "Touvron et al. 2021, table 1", "Dosovitskiy et al. 2021, table 1"
+_SCATTERING = "Bruna and Mallat 2013; Tramèr and Boneh 2021, table 6"
 _LENET = "Papernot et al. 2021; Tramèr and Boneh 2021"
 
 ENTRIES = {
@@ -150,6 +152,10 @@ ENTRIES = {
         _vit("base", 16, _VIT),
         _vit("large", 16, _VIT),
         _vit("huge", 14, _VIT),
+        *(
+            _small(f"scattering-{name}", make, "convolutional", source=_SCATTERING)
+            for name, make in (("linear", ScatteringLinear), ("cnn", ScatteringCNN))
+        ),
         ModelEntry("lenet", LeNet, "convolutional", _LENET, 28, channels=1, classes=10),
         _small("mlp", MLP, "flat"),
         _small("linear", functools.partial(MLP, hidden=()), "flat"),
