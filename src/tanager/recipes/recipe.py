@@ -290,8 +290,17 @@ class Recipe:
     @property
     def caches_features(self) -> bool:
         """Whether the last layer alone is trained, on inputs that never change."""
-        views = self.augmentation_multiplicity or self.test_views
-        return self.fine_tune == "last-layer" and not views
+        return self.fine_tune == "last-layer" and not self._views
+
+    @property
+    def caches_transform(self) -> bool:
+        """Whether all layers are trained, on images that never change."""
+        readable = self.unreadable == "error"
+        return self.fine_tune == "all" and not self._views and readable
+
+    @property
+    def _views(self) -> int:
+        return self.augmentation_multiplicity or self.test_views
 
     def _check_features(self) -> None:
         if self.features is not None and not self.caches_features:

@@ -21,6 +21,7 @@ from tanager.data.augment import KINDS, Augmentation
 from tanager.data.grouped import Grouped
 from tanager.data.preprocessing import Preprocessing
 from tanager.keys import derive_keys
+from tanager.models.layers import TransformModel
 from tanager.models.low_rank import merge
 from tanager.models.pretrained import (
     load_weights,
@@ -103,6 +104,8 @@ def make(
     if recipe.caches_features:
         task = _on_features(recipe, dataset, model, pixels, out, progress, origin)
         return _solved(recipe, dataset, task, noise_multiplier)
+    if isinstance(model, TransformModel) and recipe.caches_transform:
+        return _on_transform(recipe, dataset, model, pixels, out, progress, origin)
     model, marks = fine_tune(
         model,
         recipe.fine_tune,
@@ -222,34 +225,72 @@ def _on_features(
     progress: bool,
     origin: dict[str, Any] | None,
 ) -> Task:
+    """Train the last layer on its inputs."""
+
+    def features(model: Any, example: Any) -> jax.Array:
+        return model.features(pixels(example))
+
+    def predict(head: Any, example: Any) -> jax.Array:
+        return head(example["features"])
+
+    train, test = _cached(recipe, dataset, features, model, out, progress)
+    problem = Problem(
+        _cross_entropy(predict),
+        model.head,
+        units(recipe, dataset, train),
+        finish=lambda head: eqx.tree_at(lambda model: model.head, model, head),
+        unreadable=recipe.unreadable,
+    )
+    return Task(problem, predict, test, None, origin)
+
+
+def _on_transform(
+    recipe: Recipe,
+    dataset: Dataset,
+    model: TransformModel,
+    pixels: Callable[[Any], jax.Array],
+    out: Path,
+    progress: bool,
+    origin: dict[str, Any] | None,
+) -> Task:
+    """Train a model on what its transform, which has no parameters, makes of images."""
+
+    def transform(_: Any, example: Any) -> jax.Array:
+        return model.transform(pixels(example))
+
+    def predict(model: Any, example: Any) -> jax.Array:
+        values = example["features"].astype(image_dtype(recipe.precision))
+        return model.head(model.of_transform(values)).astype(jnp.float32)
+
+    train, test = _cached(recipe, dataset, transform, None, out, progress)
+    problem = Problem(
+        _cross_entropy(predict),
+        model,
+        units(recipe, dataset, train),
+        unreadable=recipe.unreadable,
+    )
+    return Task(problem, predict, test, None, origin)
+
+
+def _cached(
+    recipe: Recipe,
+    dataset: Dataset,
+    function: Callable[[Any, Any], jax.Array],
+    parameters: Any,
+    out: Path,
+    progress: bool,
+) -> tuple[Source, Source]:
+    """Return the training and test examples with features in place of images."""
     folder = Path(recipe.features or out / "private" / "features")
 
     def cached(name: str, source: Source) -> Source:
         with progress_bar(f"features of the {name} images", progress) as report:
             return cache_features(
-                lambda model, example: model.features(pixels(example)),
-                model,
-                source,
-                folder / name,
-                progress=report,
+                function, parameters, source, folder / name, progress=report
             )
 
-    def predict(head: Any, example: Any) -> jax.Array:
-        return head(example["features"])
-
-    problem = Problem(
-        _cross_entropy(predict),
-        model.head,
-        units(
-            recipe,
-            dataset,
-            hosts.chief_first(lambda: cached("training", dataset.train)),
-        ),
-        finish=lambda head: eqx.tree_at(lambda model: model.head, model, head),
-        unreadable=recipe.unreadable,
-    )
-    test = hosts.chief_first(lambda: cached("test", dataset.test))
-    return Task(problem, predict, test, None, origin)
+    train = hosts.chief_first(lambda: cached("training", dataset.train))
+    return train, hosts.chief_first(lambda: cached("test", dataset.test))
 
 
 def _solved(
