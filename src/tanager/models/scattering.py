@@ -24,6 +24,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from tanager import _validate as validate
 from tanager.models import layers, windows
+from tanager.models.transformed import TransformModel
 
 
 PATHS = 81
@@ -37,7 +38,31 @@ _CHANNELS = 64
 _EPS = 1e-5
 
 
-class Scattering(layers.TransformModel):
+def _random() -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean and deviation of each feature over random images.
+
+    These are Gaussian, of variance 1 and a 1/f spectrum, which photographs have, too.
+    Of moduli of moduli they depend on the angle between the two wavelets.
+    """
+    angles = np.arange(_ANGLES)
+    apart = np.abs(angles[:, None] - angles)
+    apart = np.minimum(apart, _ANGLES - apart).ravel()
+    second = (
+        (0.0154, 0.0138, 0.0110, 0.0092, 0.0087),
+        (65e-4, 55e-4, 44e-4, 37e-4, 36e-4),
+    )
+    first = ((0.0, 0.127, 0.124), (0.73, 0.031, 0.046))
+    means, deviations = (
+        np.concatenate([np.repeat(one, (1, _ANGLES, _ANGLES)), np.take(two, apart)])
+        for one, two in zip(first, second, strict=True)
+    )
+    return means.astype(np.float32), deviations.astype(np.float32)
+
+
+_RANDOM = _random()
+
+
+class Scattering(TransformModel):
     """What the networks on scattering features share: the features, normalised.
 
     Args:
@@ -124,13 +149,19 @@ def _features_shape(
 
 
 def normalise(features: Float[Array, "h w f"]) -> Float[Array, "h w f"]:
-    """Normalise groups of nine consecutive features of one image over all pixels."""
+    """Bring the features of one image to one scale, without parameters.
+
+    First each by its mean and deviation over random images, then those of each channel
+    of the image together to mean 0 and variance 1.
+    """
     height, width, _ = features.shape
-    grouped = features.reshape(height * width, -1, 9).astype(jnp.float32)
-    mean = jnp.mean(grouped, (0, 2), keepdims=True)
-    variance = jnp.var(grouped, (0, 2), keepdims=True)
-    normalised = (grouped - mean) * lax.rsqrt(variance + _EPS)
-    return normalised.reshape(features.shape).astype(features.dtype)
+    values = features.reshape(height, width, -1, PATHS).astype(jnp.float32)
+    means, deviations = (moments[None, None, None] for moments in _RANDOM)
+    values = (values - means) / deviations
+    mean = jnp.mean(values, (0, 1, 3), keepdims=True)
+    variance = jnp.var(values, (0, 1, 3), keepdims=True)
+    values = (values - mean) * lax.rsqrt(variance + _EPS)
+    return values.reshape(features.shape).astype(features.dtype)
 
 
 def scatter(image: Float[Array, "h w c"]) -> Float[Array, "h2 w2 f"]:
@@ -147,6 +178,7 @@ def scatter(image: Float[Array, "h w c"]) -> Float[Array, "h2 w2 f"]:
     fine, coarse = _wavelets(shape)
 
     def moduli(spectra: Array, filters: np.ndarray, step: int) -> Array:
+        filters = np.expand_dims(filters, tuple(range(spectra.ndim - 2)))
         split = spectra[..., None, :, :] * filters
         *front, rows, columns = split.shape
         folded = split.reshape(*front, step, rows // step, step, columns // step)
@@ -178,13 +210,13 @@ def _padded(side: int) -> int:
 
 @functools.cache
 def _wavelets(shape: tuple[int, int]) -> np.ndarray:
-    """Return the wavelets' Fourier transforms, float32 ``[2, 8, H', W']``: all real."""
+    """Return the wavelets' Fourier transforms, complex64 ``[2, 8, H', W']``."""
     found = [
         _morlet(shape, scale, (_ANGLES // 2 - 1 - angle) * math.pi / _ANGLES)
         for scale in range(_SCALES)
         for angle in range(_ANGLES)
     ]
-    stacked = np.stack(found).astype(np.float32)
+    stacked = np.stack(found).astype(np.complex64)
     return stacked.reshape(_SCALES, _ANGLES, *stacked.shape[1:])
 
 

@@ -21,13 +21,13 @@ from tanager.data.augment import KINDS, Augmentation
 from tanager.data.grouped import Grouped
 from tanager.data.preprocessing import Preprocessing
 from tanager.keys import derive_keys
-from tanager.models.layers import TransformModel
 from tanager.models.low_rank import merge
 from tanager.models.pretrained import (
     load_weights,
     preprocessing_of,
     read_preprocessing,
 )
+from tanager.models.transformed import TransformModel
 from tanager.models.tuning import fine_tune
 from tanager.parallel import hosts
 from tanager.recipes import heads
