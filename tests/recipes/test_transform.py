@@ -53,11 +53,36 @@ def test_losses_and_gradients_are_those_of_the_whole_model(dataset, tmp_path):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model": "small-cnn"},
+        {"augmentation_multiplicity": 2, "crop_padding": 1},
+        {"unreadable": "skip"},
+    ],
+    ids=str,
+)
+def test_a_folder_for_features_is_refused_where_there_are_none(fields):
+    with pytest.raises(ValueError, match=r"features \(='f'\) must be left out unless"):
+        dataclasses.replace(RECIPE, features="f", **fields)
+
+
 def test_a_trained_model_is_exported_whole(tmp_path, dataset):
     run, out = tmp_path / "run", tmp_path / "model"
-    words = ["--steps", "2", "--batch-size", "20", "--evaluate-every", "2", "--seed"]
+    words = [
+        "--features",
+        str(tmp_path / "features"),
+        "--steps",
+        "2",
+        "--batch-size",
+        "20",
+        "--evaluate-every",
+        "2",
+        "--seed",
+    ]
     words += ["1", "--model", "scattering-linear", "--train-examples", "30"]
     assert main(["train", "digits", "--out", str(run), *words]) == 0
+    assert (tmp_path / "features/training/features.npy").is_file()
     assert main(["export", str(run), "--to", str(out)]) == 0
     loaded = models.load_pretrained(out)
     image = gather(dataset.test, np.arange(1))["image"][0]

@@ -101,7 +101,8 @@ class Recipe:
             and shift per channel (film), or low-rank products (lora).
         lora_rank: rank of the low-rank products.
         features: folder that caches the last layer's input, for fine_tune last-layer
-            without augmentation. Default: in the run's private folder.
+            without augmentation, or a scattering network's features. Default: in the
+            run's private folder.
         non_private: train WITHOUT privacy, on public data: no clipping, no noise.
         epsilon: privacy budget ε.
         delta: failure probability δ. Default: the largest power of ten below 1/N.
@@ -294,21 +295,22 @@ class Recipe:
 
     @property
     def caches_transform(self) -> bool:
-        """Whether all layers are trained, on images that never change."""
-        readable = self.unreadable == "error"
-        return self.fine_tune == "all" and not self._views and readable
+        """Whether all layers of a scattering network see what never changes."""
+        whole = self.model.startswith("scattering-") and self.fine_tune == "all"
+        return whole and not self._views and self.unreadable == "error"
 
     @property
     def _views(self) -> int:
         return self.augmentation_multiplicity or self.test_views
 
     def _check_features(self) -> None:
-        if self.features is not None and not self.caches_features:
+        caches = self.caches_features or self.caches_transform
+        if self.features is not None and not caches:
             validate.refuse(
                 "features",
                 self.features,
-                "must be left out unless the last layer alone is trained, without "
-                "augmentation",
+                "must be left out unless the last layer alone is trained, or a "
+                "scattering network, without augmentation",
                 "give fine_tune last-layer and augmentation_multiplicity 0",
             )
         if self.unreadable == "skip" and self.caches_features:
