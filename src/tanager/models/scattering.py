@@ -82,17 +82,33 @@ class ScatteringLinear(Scattering):
 
     Args:
         image_shape: (height, width, channels), each side at least 8.
+        mirror: average the features of an image and of its mirror image: logits do not
+            tell left from right, and half as much noise reaches them.
     """
 
     head: layers.Linear
     image_shape: tuple[int, int, int] = eqx.field(static=True)
+    mirror: bool = eqx.field(static=True)
 
     def __init__(
-        self, classes: int, image_shape: tuple[int, int, int], *, key: PRNGKeyArray
+        self,
+        classes: int,
+        image_shape: tuple[int, int, int],
+        *,
+        mirror: bool = False,
+        key: PRNGKeyArray,
     ):
         height, width, planes = _features_shape(image_shape, classes)
         self.head = layers.Linear(height * width * planes, classes, key=key)
         self.image_shape = image_shape
+        self.mirror = mirror
+
+    def transform(self, image: Array) -> Float[Array, "h2 w2 f"]:
+        """Return the normalised scattering features of one image: what is cached."""
+        values = super().transform(image)
+        if not self.mirror:
+            return values
+        return (values + super().transform(image[:, ::-1])) / 2
 
     def of_transform(self, values: Array) -> Float[Array, " features"]:
         """Return the input of the head: the features, flattened."""

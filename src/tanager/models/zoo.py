@@ -154,7 +154,11 @@ ENTRIES = {
         _vit("huge", 14, _VIT),
         *(
             _small(f"scattering-{name}", make, "convolutional", source=_SCATTERING)
-            for name, make in (("linear", ScatteringLinear), ("cnn", ScatteringCNN))
+            for name, make in (
+                ("linear", ScatteringLinear),
+                ("mirror-linear", functools.partial(ScatteringLinear, mirror=True)),
+                ("cnn", ScatteringCNN),
+            )
         ),
         ModelEntry("lenet", LeNet, "convolutional", _LENET, 28, channels=1, classes=10),
         _small("mlp", MLP, "flat"),
