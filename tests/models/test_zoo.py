@@ -59,6 +59,8 @@ CASES = [
     ("wrn-10-1", (8, 12, 3), {}),
     ("mlp", (8, 9, 2), {}),
     ("lenet", (16, 18, 1), {}),
+    ("scattering-linear", (9, 12, 2), {}),
+    ("scattering-cnn", (9, 17, 2), {}),
     ("tiny bit", (16, 11, 3), {}),
     ("tiny vit", (8, 12, 3), {}),
     ("tiny convnext", (9, 13, 3), {}),

@@ -23,6 +23,8 @@ from tanager.models.pretrained import load_weights as load_weights
 from tanager.models.pretrained import save_weights as save_weights
 from tanager.models.published import PUBLISHED as PUBLISHED
 from tanager.models.published import Published as Published
+from tanager.models.scattering import ScatteringCNN as ScatteringCNN
+from tanager.models.scattering import ScatteringLinear as ScatteringLinear
 from tanager.models.small import LeNet as LeNet
 from tanager.models.small import SmallCNN as SmallCNN
 from tanager.models.tuning import FINE_TUNING as FINE_TUNING

@@ -21,6 +21,7 @@ from tanager.models import (
     wide_resnet,
 )
 from tanager.models.layers import HEAD_INPUTS, Model, ScaledHead
+from tanager.models.scattering import ScatteringCNN, ScatteringLinear
 from tanager.models.small import MLP, LeNet, SmallCNN
 from tanager.models.wide_resnet import NORMALISATION_ORDERS, WideResNet
 
@@ -113,6 +114,7 @@ _DINO = {"2": "Oquab et al. 2024, appendix B", "3": "Siméoni et al. 2025, secti
 _LITE = "Tan and Le 2019, table 1, as TensorFlow's lite release"
 _NF_RESNET = "Brock et al. 2021a, section 4; De et al. 2022, section 3.3"
 _DEIT, _VIT = "Touvron et al. 2021, table 1", "Dosovitskiy et al. 2021, table 1"
+_SCATTERING = "Bruna and Mallat 2013; Tramèr and Boneh 2021, table 6"
 _LENET = "Papernot et al. 2021; Tramèr and Boneh 2021"
 
 ENTRIES = {
@@ -180,6 +182,14 @@ ENTRIES = {
                 224,
             )
             for name, variant in dino.VARIANTS.items()
+        ),
+        *(
+            _small(f"scattering-{name}", make, "convolutional", source=_SCATTERING)
+            for name, make in (
+                ("linear", ScatteringLinear),
+                ("mirror-linear", functools.partial(ScatteringLinear, mirror=True)),
+                ("cnn", ScatteringCNN),
+            )
         ),
         ModelEntry("lenet", LeNet, "convolutional", _LENET, 28, channels=1, classes=10),
         _small("mlp", MLP, "flat"),

@@ -10,6 +10,7 @@ from tanager.recipes import (
     class_split,
     imagenet,
     public_features,
+    scattering,
     starters,
 )
 from tanager.recipes.papers import PUBLISHED as PUBLISHED
@@ -35,6 +36,8 @@ RECIPES: dict[str, RecipeEntry] = {
         *cifar_fine_tuned.EFFICIENCY,
         public_features.LITE0,
         public_features.LITE2,
+        scattering.CIFAR10,
+        scattering.MNIST,
         class_split.PRETRAINING,
         class_split.OTHER_FIVE,
         imagenet.NF_RESNET_50,

@@ -122,12 +122,13 @@ def _check_features(recipe: Any) -> None:
                 "start from the recipe features (tanager train features), or give "
                 "model linear and fine_tune last-layer",
             )
-    if recipe.features is not None and not recipe.caches_features:
+    caches = recipe.caches_features or recipe.caches_transform
+    if recipe.features is not None and not caches:
         validate.refuse(
             "features",
             recipe.features,
-            "must be left out unless the last layer alone is trained, without "
-            "augmentation",
+            "must be left out unless the last layer alone is trained, or a "
+            "scattering network, without augmentation",
             "give fine_tune last-layer and augmentation_multiplicity 0",
         )
     if recipe.unreadable == "skip" and recipe.caches_features:

@@ -63,7 +63,8 @@ class Recipe:
             and shift per channel (film), or low-rank products (lora).
         lora_rank: rank of the low-rank products.
         features: folder that caches the last layer's input, for fine_tune last-layer
-            without augmentation. Default: in the run's private folder.
+            without augmentation, or a scattering network's features. Default: in the
+            run's private folder.
         features_from: file of features that another program made (.npz, .parquet, or
             train_features.npy): trains the model linear on them, without images.
         non_private: train WITHOUT privacy, on public data: no clipping, no noise.
@@ -220,8 +221,17 @@ class Recipe:
     @property
     def caches_features(self) -> bool:
         """Whether the last layer alone is trained, on inputs that never change."""
-        views = self.augmentation_multiplicity or self.test_views
-        return self.fine_tune == "last-layer" and not views
+        return self.fine_tune == "last-layer" and not self._views
+
+    @property
+    def caches_transform(self) -> bool:
+        """Whether all layers of a scattering network see what never changes."""
+        whole = self.model.startswith("scattering-") and self.fine_tune == "all"
+        return whole and not self._views and self.unreadable == "error"
+
+    @property
+    def _views(self) -> int:
+        return self.augmentation_multiplicity or self.test_views
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as plain values that `json.dumps` takes."""

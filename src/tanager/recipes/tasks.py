@@ -27,6 +27,7 @@ from tanager.models.pretrained import (
     preprocessing_of,
     read_preprocessing,
 )
+from tanager.models.transformed import TransformModel
 from tanager.models.tuning import fine_tune
 from tanager.parallel import hosts
 from tanager.recipes import heads
@@ -94,8 +95,8 @@ def make(
         zeros = jax.tree.map(jnp.zeros_like, model.head)
         model = eqx.tree_at(lambda tree: tree.head, model, zeros)
     if recipe.features_from is not None:
-        task = _on_features(recipe, dataset, model, origin, lambda name, source: source)
-        return _solved(recipe, task)
+        sources = dataset.train, dataset.test
+        return _solved(recipe, _on_features(recipe, dataset, model, origin, sources))
 
     prepared = preprocessing(recipe, dataset)
     augmented = augmentation(recipe, dataset.image_shape)
@@ -105,8 +106,25 @@ def make(
         return image.astype(image_dtype(recipe.precision))
 
     if recipe.caches_features:
-        cached = _caching(recipe, model, pixels, out, progress)
-        return _solved(recipe, _on_features(recipe, dataset, model, origin, cached))
+        sources = _cached(
+            recipe,
+            dataset,
+            lambda model, example: model.features(pixels(example)),
+            model,
+            out,
+            progress,
+        )
+        return _solved(recipe, _on_features(recipe, dataset, model, origin, sources))
+    if isinstance(model, TransformModel) and recipe.caches_transform:
+        sources = _cached(
+            recipe,
+            dataset,
+            lambda _, example: model.transform(pixels(example)),
+            None,
+            out,
+            progress,
+        )
+        return _on_transform(recipe, dataset, model, origin, sources)
     model, marks = fine_tune(
         model,
         recipe.fine_tune,
@@ -225,27 +243,25 @@ def augmentation(recipe: Recipe, image_shape: tuple[int, ...]) -> Augmentation:
     return made
 
 
-def _caching(
+def _cached(
     recipe: Recipe,
-    model: Any,
-    pixels: Callable[[Any], jax.Array],
+    dataset: Dataset,
+    function: Callable[[Any, Any], jax.Array],
+    parameters: Any,
     out: Path,
     progress: bool,
-) -> Callable[[str, Source], Source]:
-    """Return how images become features, which are computed once."""
+) -> tuple[Source, Source]:
+    """Return the training and test examples with features in place of images."""
     folder = Path(recipe.features or out / "private" / "features")
 
     def cached(name: str, source: Source) -> Source:
         with progress_bar(f"features of the {name} images", progress) as report:
             return cache_features(
-                lambda model, example: model.features(pixels(example)),
-                model,
-                source,
-                folder / name,
-                progress=report,
+                function, parameters, source, folder / name, progress=report
             )
 
-    return cached
+    train = hosts.chief_first(lambda: cached("training", dataset.train))
+    return train, hosts.chief_first(lambda: cached("test", dataset.test))
 
 
 def _on_features(
@@ -253,23 +269,44 @@ def _on_features(
     dataset: Dataset,
     model: Any,
     origin: dict[str, Any] | None,
-    cached: Callable[[str, Source], Source],
+    sources: tuple[Source, Source],
 ) -> Task:
+    """Train the last layer on its inputs."""
+
     def predict(head: Any, example: Any) -> jax.Array:
         return head(example["features"])
 
+    train, test = sources
     problem = Problem(
         _cross_entropy(predict),
         model.head,
-        units(
-            recipe,
-            dataset,
-            hosts.chief_first(lambda: cached("training", dataset.train)),
-        ),
+        units(recipe, dataset, train),
         finish=lambda head: eqx.tree_at(lambda model: model.head, model, head),
         unreadable=recipe.unreadable,
     )
-    test = hosts.chief_first(lambda: cached("test", dataset.test))
+    return Task(problem, predict, test, None, origin)
+
+
+def _on_transform(
+    recipe: Recipe,
+    dataset: Dataset,
+    model: TransformModel,
+    origin: dict[str, Any] | None,
+    sources: tuple[Source, Source],
+) -> Task:
+    """Train a model on what its transform, which has no parameters, makes of images."""
+
+    def predict(model: Any, example: Any) -> jax.Array:
+        values = example["features"].astype(image_dtype(recipe.precision))
+        return model.head(model.of_transform(values)).astype(jnp.float32)
+
+    train, test = sources
+    problem = Problem(
+        _cross_entropy(predict),
+        model,
+        units(recipe, dataset, train),
+        unreadable=recipe.unreadable,
+    )
     return Task(problem, predict, test, None, origin)
 
 

@@ -1,9 +1,10 @@
-"""Features of a frozen model, computed once: what a last layer is trained on.
+"""Features of a frozen model, computed once: what the layers after it are trained on.
 
 Without augmentation every step would push the same images through the same frozen
 layers. Here they go through once, into a file that later runs read instead.
 """
 
+import math
 import os
 import shutil
 import time
@@ -48,7 +49,7 @@ def cache_features(
     private as the examples: only its owner can read the folder.
 
     Args:
-        features: ``features(model, example) -> float[d]`` for ONE example.
+        features: ``features(model, example) -> float[...]`` for ONE example.
         model: pytree of arrays, or an Equinox module.
         data: examples ``{"label": ..., ...}``: a source or arrays in memory.
         folder: where to keep them; made if it is not there.
@@ -57,8 +58,8 @@ def cache_features(
         progress: called with (examples done, all examples).
 
     Returns:
-        Examples ``{"features": float32[d], "label": int32[]}``, in the order of `data`;
-        features are read from disk when they are needed.
+        Examples ``{"features": float32[...], "label": int32[]}``, in the order of
+        `data`; features are read from disk when they are needed.
 
     Raises:
         ValueError: the folder holds features of other weights, data or of another
@@ -75,15 +76,15 @@ def cache_features(
     def of_example(arrays: PyTree, example: Any) -> Array:
         return features(eqx.combine(arrays, static), example).astype(jnp.float32)
 
-    (width,) = jax.eval_shape(of_example, arrays, one).shape
+    shape = (examples, *jax.eval_shape(of_example, arrays, one).shape)
     made_of = {
         "function": fingerprint.computation(of_example, arrays, one).hex(),
         "weights": fingerprint.contents(arrays).hex(),
         "data": fingerprint.sample(source).hex(),
-        "shape": [examples, width],
+        "shape": list(shape),
     }
     done = _begin(place, made_of)
-    values = _opened(place / "features.npy", (examples, width), np.float32, "r+")
+    values = _opened(place / "features.npy", shape, np.float32, "r+")
     labels = _opened(place / "labels.npy", (examples,), np.int32, "r+")
     compute = jit(jax.vmap(of_example, (None, 0)))
     saved = time.monotonic()
@@ -102,7 +103,7 @@ def cache_features(
             saved = time.monotonic()
     return ArraySource(
         {
-            "features": _opened(place / "features.npy", values.shape, np.float32, "r"),
+            "features": _opened(place / "features.npy", shape, np.float32, "r"),
             "label": np.array(labels),
         }
     )
@@ -139,17 +140,17 @@ def _begin(place: Path, made_of: dict[str, Any]) -> int:
         if found["done"] > made_of["shape"][0]:
             refuse_file(record, "records too many examples", "delete the folder")
         return found["done"]
-    examples, width = made_of["shape"]
+    shape = tuple(made_of["shape"])
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.chmod(place, 0o700)
-    needed, free = 4 * examples * (width + 1), shutil.disk_usage(place).free
+    needed, free = 4 * (math.prod(shape) + shape[0]), shutil.disk_usage(place).free
     if needed > free:
         rule = f"needs {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free"
         remedy = "name a folder on another disk"
         validate.refuse("features", str(place), rule, remedy)
     new = np.lib.format.open_memmap
-    new(place / "features.npy", "w+", np.float32, (examples, width)).flush()
-    new(place / "labels.npy", "w+", np.int32, (examples,)).flush()
+    new(place / "features.npy", "w+", np.float32, shape).flush()
+    new(place / "labels.npy", "w+", np.int32, shape[:1]).flush()
     write_json(record, {**made_of, "done": 0})
     return 0
 

@@ -1,0 +1,90 @@
+"""A model's public transform is computed once, and nothing else changes."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tanager import models, recipes
+from tanager.cli import main
+from tanager.data import gather
+from tanager.recipes import runner, tasks
+from tanager.seed import Seed
+
+
+RECIPE = dataclasses.replace(
+    recipes.get("digits").recipe, model="scattering-cnn", train_examples=30
+)
+
+
+@pytest.fixture(scope="module")
+def dataset():
+    return runner.load(RECIPE)
+
+
+def make(dataset, folder, **fields):
+    recipe = dataclasses.replace(RECIPE, **fields)
+    return tasks.make(
+        recipe, dataset, Seed.from_int(0), folder, False, noise_multiplier=1.0
+    )
+
+
+def test_losses_and_gradients_are_those_of_the_whole_model(dataset, tmp_path):
+    cached = make(dataset, tmp_path)
+    views = {"augmentation_multiplicity": 2, "crop_padding": 1}
+    whole = make(dataset, tmp_path / "whole", **views)  # views leave no cache
+    assert not (tmp_path / "whole/private").exists()
+    index = np.arange(3)
+    examples = [gather(task.problem.source(), index) for task in (cached, whole)]
+    assert examples[0]["features"].shape == (3, 2, 2, 81)
+    assert "image" in examples[1]
+    (losses, gradients), (expected, their_gradients) = (
+        jax.jit(jax.vmap(jax.value_and_grad(task.problem.loss), (None, 0)))(
+            task.problem.params, {name: jnp.asarray(x) for name, x in batch.items()}
+        )
+        for task, batch in zip((cached, whole), examples, strict=True)
+    )
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    for ours, theirs in zip(
+        jax.tree.leaves(gradients), jax.tree.leaves(their_gradients), strict=True
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model": "small-cnn"},
+        {"augmentation_multiplicity": 2, "crop_padding": 1},
+        {"unreadable": "skip"},
+    ],
+    ids=str,
+)
+def test_a_folder_for_features_is_refused_where_there_are_none(fields):
+    with pytest.raises(ValueError, match=r"features \(='f'\) must be left out unless"):
+        dataclasses.replace(RECIPE, features="f", **fields)
+
+
+def test_a_trained_model_is_exported_whole(tmp_path, dataset):
+    run, out = tmp_path / "run", tmp_path / "model"
+    words = [
+        "--features",
+        str(tmp_path / "features"),
+        "--steps",
+        "2",
+        "--batch-size",
+        "20",
+        "--evaluate-every",
+        "2",
+        "--seed",
+    ]
+    words += ["1", "--model", "scattering-linear", "--train-examples", "30"]
+    assert main(["train", "digits", "--out", str(run), *words]) == 0
+    assert (tmp_path / "features/training/features.npy").is_file()
+    assert main(["export", str(run), "--to", str(out)]) == 0
+    loaded = models.load_pretrained(out)
+    image = gather(dataset.test, np.arange(1))["image"][0]
+    logits = loaded(jnp.asarray(image))
+    assert logits.shape == (10,) and np.isfinite(logits).all()
