@@ -26,9 +26,7 @@ def dataset():
 
 def make(dataset, folder, **fields):
     recipe = dataclasses.replace(RECIPE, **fields)
-    return tasks.make(
-        recipe, dataset, Seed.from_int(0), folder, False, noise_multiplier=1.0
-    )
+    return tasks.make(recipe, dataset, Seed.from_int(0), folder, False)
 
 
 def test_losses_and_gradients_are_those_of_the_whole_model(dataset, tmp_path):
