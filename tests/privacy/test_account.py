@@ -247,6 +247,42 @@ def test_planted_no_lock(tmp_path, monkeypatch):
         check_at_once(tmp_path / "account", monkeypatch)
 
 
+def check_replaced(path, monkeypatch, replace):
+    """While a charge waits for the lock, another file takes the place of this one."""
+    charged(path, THREE[:1])
+    other = charged(path.with_name("other"), THREE[:2]).path
+    flock = hashed_file.fcntl.flock
+
+    def slowly(file, how):
+        monkeypatch.setattr(hashed_file.fcntl, "flock", flock)
+        replace(path, other)
+        flock(file, how)
+
+    monkeypatch.setattr(hashed_file.fcntl, "flock", slowly)
+    Account(path, "data").charge(charge(THREE[2], "new"))
+    return [*Account(path).read().charges]
+
+
+def test_a_charge_is_in_the_file_that_is_there_after_the_wait(tmp_path, monkeypatch):
+    path = tmp_path / "account"
+    assert check_replaced(path, monkeypatch, lambda path, other: other.rename(path)) == [
+        "0",
+        "1",
+        "new",
+    ]
+    path.unlink()
+    gone = check_replaced(path, monkeypatch, lambda path, other: path.unlink())
+    assert gone == ["new"]
+
+
+def test_planted_a_file_that_is_gone_is_charged(tmp_path, monkeypatch):
+    monkeypatch.setattr(hashed_file, "_is_at", lambda file, path: True)
+    lost = check_replaced(
+        tmp_path / "account", monkeypatch, lambda path, other: other.rename(path)
+    )
+    assert lost == ["0", "1"]
+
+
 CHARGING = """
 import sys
 from tanager.privacy.account import Account
