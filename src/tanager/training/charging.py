@@ -20,15 +20,20 @@ from tanager.training.run_folder import seed_of
 def account_of(problem: Problem, what: str | None = None) -> Account | None:
     """Return a problem's account with its data, its unit, and what is charged.
 
-    `what` is that of the account if it is None. So is the data, if the account has any.
+    `what` is that of the account if it is None. So is the data, if the account has any;
+    else it is the `origin` of what `tanager.data.load` returned, as for a command.
     """
     account = problem.account
     if account is None:
         return None
     data = account.data
     if data is None:
-        content = fingerprint.sample(problem.source())
-        data = hashlib.blake2b(content, digest_size=32).hexdigest()
+        source = problem.source()
+        if (origin := getattr(source, "origin", None)) is not None:
+            data = origin().hex()
+        else:
+            content = fingerprint.sample(source)
+            data = hashlib.blake2b(content, digest_size=32).hexdigest()
     return dataclasses.replace(
         account, data=data, what=what or account.what, unit=problem.unit
     )
