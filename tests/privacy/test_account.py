@@ -265,7 +265,9 @@ def check_replaced(path, monkeypatch, replace):
 
 def test_a_charge_is_in_the_file_that_is_there_after_the_wait(tmp_path, monkeypatch):
     path = tmp_path / "account"
-    assert check_replaced(path, monkeypatch, lambda path, other: other.rename(path)) == [
+    assert check_replaced(
+        path, monkeypatch, lambda path, other: other.rename(path)
+    ) == [
         "0",
         "1",
         "new",

@@ -136,7 +136,9 @@ class Account:
 
     Attributes:
         path: of the file; the first charge or limit creates it.
-        data: digest of the data set; None lets `tanager.train` compute it.
+        data: digest of the data set; None lets `tanager.train` compute it. For other
+            images made of what `tanager.data.load` returned, give
+            ``dataset.origin().hex()``: by it a command knows the data.
         what: one of `WHAT`: what is charged.
         unit: of privacy of what is charged, "example" or "person"; None is that of
             the file, or "example" in a new one.
@@ -170,8 +172,8 @@ class Account:
         """
         self._require(self.read(), charge)
 
-    def charge(self, charge: Charge) -> None:
-        """Charge a run that is about to begin; return once it is on the disk.
+    def charge(self, charge: Charge) -> Balance:
+        """Charge a run that is about to begin; return the balance, once on the disk.
 
         A run that was charged before counts once, with the most steps of any charge. A
         ledger, of steps that were made, is charged even beyond the limit.
@@ -193,6 +195,7 @@ class Account:
                     charge, time=now.isoformat(timespec="seconds")
                 )
                 append({"charge": stamped.to_json()})
+            return balance.with_charge(charge)
 
     def set_limit(self, epsilon: float, delta: float) -> None:
         """Set or change the limit of all charges together, those before included.
