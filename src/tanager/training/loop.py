@@ -111,6 +111,7 @@ def train(
         **problem.as_json(),
         **algorithm.as_json(public),
         **runtime.as_json(),
+        **charging.record(out, secret),
         "devices": layout.count,
         "hosts": hosts.count(),
         "clipping": clipping.fingerprint,
