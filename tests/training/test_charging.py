@@ -208,7 +208,8 @@ def test_what_load_returned_is_the_data_that_commands_charge(tmp_path, options):
             assert charged is not None and charged.data == account.data
         other = {"image": np.zeros((2, 4, 4, 1))}
         problem = Problem(loss, None, other, account=Account(account.path))
-        assert charging.account_of(problem).data != account.data
+        charged = charging.account_of(problem)
+        assert charged is not None and charged.data != account.data
 
 
 def test_what_fails_before_the_first_step_is_not_charged(account):
