@@ -210,10 +210,11 @@ def _print(content: dict[str, Any]) -> None:
             table.add_row(time, what, q, sigma, f"{one['steps']}", alone, name)
             first = ("",) * 4
     console.print(table)
+    unit = f", for each {content['unit']}" if content["unit"] else ""
     console.print(
         f"together ε = {format_epsilon(content['epsilon'])} at δ = "
         f"{content['delta']:g} ({content['adjacency']}, "
-        f"{content['accountant'].upper()}), for each {content['unit'] or 'example'}"
+        f"{content['accountant'].upper()}){unit}"
     )
     limit = content["limit"]
     if limit is None:
