@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tanager.groups import Groups
+from tanager.groups import MOST_EXAMPLES, Groups
 from tanager.privacy.mechanism import Mechanism
 from tanager.sampling import PoissonSampler
 from tanager.seed import Seed
@@ -71,6 +71,23 @@ def test_the_sampler_draws_groups():
         PoissonSampler(mechanism, 501, SECRET, groups=groups)
 
 
+def test_large_numbers_are_owners():
+    """NumPy makes floats of these, in which the last two would be one person."""
+    for low in (0, 2**70):
+        found = Groups([low + 2**63, 1, low + 2**63 + 1, 1], 1).numbers
+        assert found.tolist() == [1, 0, 2, 0]
+    unmasked = np.ma.array([1, 5, 2])
+    assert Groups(unmasked, 1).numbers.tolist() == [0, 2, 1]
+
+
+def test_more_examples_of_a_person_than_fit_are_refused():
+    Groups([1, 2], MOST_EXAMPLES)
+    with pytest.raises(
+        ValueError, match=r"per_group .=100000000. must be at most 4096"
+    ):
+        Groups([1, 2], 10**8)
+
+
 @pytest.mark.parametrize(
     ("owners", "message"),
     [
@@ -78,6 +95,7 @@ def test_the_sampler_draws_groups():
         ([["zoe"], ["zoe", "eve"]], "one owner for each example"),
         ([], "one owner for each example"),
         (["zoe", None], "none of them missing"),
+        (np.ma.array([1, 5, 2], mask=[0, 1, 0]), "=.masked.* none of them missing"),
         ([1.0, float("nan")], "whole numbers or texts"),
     ],
 )

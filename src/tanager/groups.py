@@ -6,6 +6,7 @@ these, clipped once. So a person contributes at most the clipping norm, however 
 examples they have, and the accountant's ε is that of a person.
 """
 
+import numbers
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -13,6 +14,10 @@ import numpy as np
 
 from tanager import _validate as validate
 from tanager.seed import Seed
+
+
+MOST_EXAMPLES = 4096
+"""Largest `examples_per_group`: every row of a physical batch has room for as many."""
 
 
 class Groups:
@@ -30,12 +35,16 @@ class Groups:
         examples_per_group: as above, public.
 
     Raises:
-        ValueError: there is not one owner for each example, or k is below 1. The
-            message names no owner.
+        ValueError: there is not one owner for each example, or k is not from 1 to
+            `MOST_EXAMPLES`. The message names no owner.
     """
 
     def __init__(self, owners: Any, examples_per_group: int):
         validate.whole(examples_per_group=examples_per_group, at_least=1)
+        if examples_per_group > MOST_EXAMPLES:
+            rule = f"must be at most {MOST_EXAMPLES}"
+            remedy = "a step makes room for so many examples of each person"
+            validate.refuse("examples_per_group", examples_per_group, rule, remedy)
         self.examples_per_group = int(examples_per_group)
         _, numbers = np.unique(_checked(owners), return_inverse=True)
         self.numbers = numbers.astype(np.int64)
@@ -96,11 +105,18 @@ def _checked(owners: Any) -> np.ndarray:
         )
     if array.dtype == object and all(isinstance(owner, str) for owner in array):
         array = array.astype(str)
-    if array.dtype.kind not in "iuU":
+    elif array.dtype.kind in "fO" and all(map(_is_whole, owners)):
+        return np.array([*owners], object)  # NumPy rounds those from 2⁶³ on
+    masked = np.ma.is_masked(owners)
+    if array.dtype.kind not in "iuU" or masked:
         validate.refuse(
             "owners",
-            f"of dtype {array.dtype}",
+            "masked" if masked else f"of dtype {array.dtype}",
             "must be whole numbers or texts, none of them missing",
             "give an example without an owner an owner of its own",
         )
     return array
+
+
+def _is_whole(owner: Any) -> bool:
+    return isinstance(owner, numbers.Integral) and not isinstance(owner, bool)

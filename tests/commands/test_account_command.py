@@ -1,5 +1,6 @@
 """`tanager account`: what the runs on some data spent, by command as by hand."""
 
+import dataclasses
 import json
 import shutil
 
@@ -7,9 +8,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tanager import Mechanism, cli
+from tanager import Mechanism, cli, recipes
+from tanager._files import write_json
+from tanager.commands import spent
+from tanager.commands.accounts import sentence, total_of
+from tanager.commands.spent import spent_by
 from tanager.privacy import accountant
 from tanager.privacy.account import Account
+from tanager.privacy.charges import Charge
 from tanager.privacy.shown import format_epsilon
 from tanager.recipes.accounts import default_path
 
@@ -88,14 +94,126 @@ def test_ledgers_are_added_once(said, tmp_path):
     # The run that was added goes on in the account without another charge.
     said(f"{TRAIN} --noise-multiplier 2 --account mine --out runs/1")
     assert len(Account(tmp_path / "mine").read().charges) == 2
+    # So does one whose secret is gone, as that of a search's trials is.
+    shutil.rmtree(tmp_path / "runs/1/private")
+    assert len(json.loads(said(words)[1])["charges"]) == 2
     before = (tmp_path / "mine").read_bytes()
+    (tmp_path / "study").mkdir()
+    write_json(tmp_path / "study/study.json", {"recipe": {"batch_size": 4}})
+    edited(tmp_path / "runs/2", tmp_path / "persons", unit="person")
     for words, message in (
         ("runs", "runs (='runs') has no ledger.jsonl, so what it spent is unknown"),
         ("runs/2 none", "runs (='none') has no ledger.jsonl"),
+        ("study", "is a search of simulations, which are charged one by one"),
+        ("persons", "spends, and this run's unit of privacy is one person"),
     ):
         code, _, errors = said(f"account add {words} --account mine")
         assert code == 2 and message in errors
     assert (tmp_path / "mine").read_bytes() == before
+
+
+def edited(run, out, **changes):
+    """Copy a run, as if it had been another, without its secret and its result."""
+    shutil.copytree(run, out)
+    shutil.rmtree(out / "private")
+    (out / "result.json").unlink()
+    config = json.loads((out / "config.json").read_text()) | changes
+    write_json(out / "config.json", config)
+    return out
+
+
+def check_added(tmp_path):
+    """What is not on record is taken to be as bad as it can be."""
+    whole = (Mechanism(512 / 1437, 2.0, 4),)
+    (known,) = (dataclasses.replace(one, noise_multiplier=0.0) for one in whole)
+    run, account = tmp_path / "run", Account(tmp_path / "new")
+    _, first = spent_by(account, run, 1e-3)
+    assert (first.mechanisms, first.delta) == (whole, 1e-4)
+    cut = edited(run, tmp_path / "cut")
+    lines = (cut / "ledger.jsonl").read_text().splitlines(keepends=True)
+    (cut / "ledger.jsonl").write_text("".join(lines[:2]))
+    _, unfinished = spent_by(account, cut, 1e-3)
+    assert (unfinished.mechanisms, unfinished.id) == (whole, first.id)
+    recipe = {"recipe": {"seed": 3}}
+    for number, changes in enumerate([{"private": False}, recipe]):
+        fixed = edited(run, tmp_path / f"fixed{number}", **changes)
+        assert spent_by(account, fixed, 1e-3)[1].mechanisms == (known,)
+    # Another ledger that was put beside it is another run.
+    shutil.copy(run / "ledger.jsonl", run / "other.jsonl")
+    own, other = spent_by(account, run / "other.jsonl", 1e-3)
+    assert other.id != first.id and (other.delta, own.unit) == (1e-3, "example")
+    persons = edited(run, tmp_path / "persons", unit="person")
+    assert spent_by(account, persons, 1e-3)[0].unit == "person"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A run without an account."""
+    out = tmp_path_factory.mktemp("made") / "run"
+    words = f"{TRAIN} --noise-multiplier 2 --account none --out"
+    assert cli.main([*words.split(), str(out)]) == 0
+    return out
+
+
+def test_a_run_is_added_in_full(made, tmp_path):
+    shutil.copytree(made, tmp_path / "run")
+    check_added(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["charge", "private", "mechanism", "recipe", "unit"])
+def test_planted_a_part_of_the_record_is_not_read(made, tmp_path, monkeypatch, name):
+    shutil.copytree(made, tmp_path / "run")
+    if_there = spent._if_there
+
+    def without(path, shape):
+        return {**if_there(path, shape), name: None}
+
+    monkeypatch.setattr(spent, "_if_there", without)
+    with pytest.raises(AssertionError):
+        check_added(tmp_path)
+
+
+def test_an_account_without_data_is_named_by_its_file_alone(said, tmp_path):
+    for words, message in (
+        ("--data photoz", "data (='photoz') does not exist: name the folder of"),
+        ("--dataset digit", "dataset (='digit') is not brought by tanager"),
+    ):
+        for command in ("limit --epsilon 4 --delta 1e-5", "add run"):
+            code, _, errors = said(f"account {command} {words}")
+            assert code == 2 and message in errors
+    code, printed, _ = said("account limit --epsilon 4 --delta 1e-5 --account new")
+    assert code == 0 and "limit ε = 4 at δ = 1e-05" in printed
+    code, _, errors = said("account new --delta 0")
+    assert code == 2 and "delta (=0.0) must be strictly between 0 and 1" in errors
+    # A limit says nothing of the unit, and commands read an account of any.
+    account = Account(tmp_path / "new", unit="person")
+    account.charge(Charge("run", "", "", 1e-5, (Mechanism(0.1, 2.0, 5),)))
+    words = "account limit --epsilon 5 --delta 1e-5 --account new"
+    assert ", for each person\n" in said(words)[1]
+    recipe = dataclasses.replace(recipes.get("digits").recipe, account="new")
+    total = total_of(recipe, 1e-5)
+    assert total == account.read().total(1e-5).to_json()
+    assert sentence(recipe, total).startswith("charged to new: all runs on these data")
+    account.path.unlink()
+    assert total_of(recipe, 1e-5) is None
+    assert sentence(recipe, None).startswith("new has no charges: it was deleted since")
+
+
+def test_two_accounts_of_the_same_data_are_refused(tmp_path, monkeypatch):
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr("os.access", lambda path, mode: False)
+        elsewhere = default_path("folder", "photos")
+    Account(elsewhere).set_limit(1.0, 1e-5)
+    assert default_path("folder", "photos") == elsewhere
+    beside = tmp_path / "photos.account.jsonl"
+    Account(beside).set_limit(1.0, 1e-5)
+    with pytest.raises(ValueError, match="has two accounts") as refused:
+        default_path("folder", "photos")
+    assert str(beside) in str(refused.value) and str(elsewhere) in str(refused.value)
+    elsewhere.unlink()
+    assert default_path("folder", "photos") == beside
 
 
 FOLDER = "train folder --data photos --image-size 8 --model linear --strategy bk "

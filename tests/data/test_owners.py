@@ -105,6 +105,14 @@ def test_owners_that_are_not_there_are_refused(tmp_path):
     write(tmp_path / "few/cat/loose.png", 1)
     with pytest.raises(ValueError, match="in no person's folder"):
         load("folder", tmp_path / "few", groups="folder")
+    (tmp_path / "few/cat/loose.png").unlink()
+    (tmp_path / "few/cat/zoe").mkdir()
+    with pytest.raises(ValueError, match=r"zoe.* is a person's folder without images"):
+        load("folder", tmp_path / "few", groups="folder")
+    write(tmp_path / "few/cat/zoe/visit/deep/1.png", 1)
+    write(tmp_path / "few/cat/zoe/2.png", 1)
+    with pytest.raises(ValueError, match=r"deep/1.png.* too deep.*move it into .*zoe"):
+        load("folder", tmp_path / "few", groups="folder")
     (tmp_path / "table").mkdir()
     with pytest.raises(ValueError, match="has no column 'hospital'"):
         parquet(tmp_path / "table", pa.array(OWNERS), groups="hospital")

@@ -2,10 +2,12 @@
 
 import contextlib
 import dataclasses
+import errno
 import json
 import math
 import threading
 
+import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
@@ -81,7 +83,9 @@ def test_planted_no_composition(tmp_path, monkeypatch, bug):
 
 def test_planted_only_the_last_run_counts(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        Balance, "with_charge", lambda self, one: Balance({one.id: one}, unit="example")
+        Balance,
+        "with_charge",
+        lambda self, one: Balance({one.id: one}, unit="example", begun=True),
     )
     with pytest.raises(AssertionError):
         check_three_runs(tmp_path / "account")
@@ -146,7 +150,7 @@ def test_a_run_counts_once_with_the_most_steps_of_any_charge(tmp_path):
         account.charge(charge(mechanism))
     [found] = account.read().charges.values()
     assert found.mechanisms == (whole,)
-    assert len(account.path.read_text().splitlines()) == 1 + 2
+    assert len(account.path.read_text().splitlines()) == 2 + 2
     account.charge(charge(Mechanism(0.2, 2.0, 5)))
     [found] = account.read().charges.values()
     assert found.mechanisms == (whole, Mechanism(0.2, 2.0, 5))
@@ -243,6 +247,44 @@ def test_planted_no_lock(tmp_path, monkeypatch):
         check_at_once(tmp_path / "account", monkeypatch)
 
 
+def check_replaced(path, monkeypatch, replace):
+    """While a charge waits for the lock, another file takes the place of this one."""
+    charged(path, THREE[:1])
+    other = charged(path.with_name("other"), THREE[:2]).path
+    flock = hashed_file.fcntl.flock
+
+    def slowly(file, how):
+        monkeypatch.setattr(hashed_file.fcntl, "flock", flock)
+        replace(path, other)
+        flock(file, how)
+
+    monkeypatch.setattr(hashed_file.fcntl, "flock", slowly)
+    Account(path, "data").charge(charge(THREE[2], "new"))
+    return [*Account(path).read().charges]
+
+
+def test_a_charge_is_in_the_file_that_is_there_after_the_wait(tmp_path, monkeypatch):
+    path = tmp_path / "account"
+    assert check_replaced(
+        path, monkeypatch, lambda path, other: other.rename(path)
+    ) == [
+        "0",
+        "1",
+        "new",
+    ]
+    path.unlink()
+    gone = check_replaced(path, monkeypatch, lambda path, other: path.unlink())
+    assert gone == ["new"]
+
+
+def test_planted_a_file_that_is_gone_is_charged(tmp_path, monkeypatch):
+    monkeypatch.setattr(hashed_file, "_is_at", lambda file, path: True)
+    lost = check_replaced(
+        tmp_path / "account", monkeypatch, lambda path, other: other.rename(path)
+    )
+    assert lost == ["0", "1"]
+
+
 CHARGING = """
 import sys
 from tanager.privacy.account import Account
@@ -302,7 +344,7 @@ def alter(line, **changes):
         lambda lines: [*lines[:2], lines[3], lines[2], *lines[4:]],
         lambda lines: [*lines, lines[-1]],
         lambda lines: [*lines[:-1], alter(lines[-1], charge={"id": "x"})],
-        lambda lines: [lines[0].replace("example", "person"), *lines[1:]],
+        lambda lines: [lines[0], lines[1].replace("example", "person"), *lines[2:]],
     ],
     ids=["first-gone", "line-gone", "swapped", "repeated", "altered", "other-unit"],
 )
@@ -324,7 +366,8 @@ GOOD = charge(THREE[0]).to_json()
 @pytest.mark.parametrize(
     "entry",
     [
-        {"account": 1, "unit": "example"},
+        {"account": 1},
+        {"unit": "person"},
         {"data": 3},
         {"limit": {"epsilon": 0, "delta": DELTA}},
         {"limit": {"epsilon": 4.0, "delta": 2.0}},
@@ -345,7 +388,7 @@ def test_a_line_must_mean_something_whatever_its_hash(tmp_path, entry):
     with account.path.open("a") as file:
         file.write(json.dumps({**entry, "hash": digest_of(last, entry)}) + "\n")
     with pytest.raises(
-        ValueError, match="line 6, does not follow from the line before"
+        ValueError, match="line 7, does not follow from the line before"
     ):
         account.read()
 
@@ -367,11 +410,11 @@ def test_damaged_accounts(tmp_path):
 
 def test_what_is_no_account_is_refused(tmp_path):
     with pytest.raises(
-        ValueError, match=r"cannot be opened .Is a directory.*--account"
+        ValueError, match=r"cannot be read or written .Is a directory.*--account"
     ):
         Account(tmp_path).charge(charge(THREE[0]))
     (tmp_path / "file").write_text("{}\n")
-    with pytest.raises(ValueError, match="cannot be opened"):
+    with pytest.raises(ValueError, match="cannot be read or written"):
         Account(tmp_path / "file/account").charge(charge(THREE[0]))
     with pytest.raises(ValueError, match="or is not an account"):
         Account(tmp_path / "file").charge(charge(THREE[0]))
@@ -380,13 +423,58 @@ def test_what_is_no_account_is_refused(tmp_path):
         Account(tmp_path / "none").accept_other_data()
 
 
-def test_an_account_of_persons_is_not_one_of_examples(tmp_path):
-    Account(tmp_path / "account", unit="person").charge(charge(THREE[0]))
-    examples = Account(tmp_path / "account")
-    refused = "counts what each person spends, and this run's unit of privacy is one"
-    for attempt in (examples.read, lambda: examples.charge(charge(THREE[1], "two"))):
-        with pytest.raises(ValueError, match=refused):
-            attempt()
+def check_units(path, unit, other):
+    """A limit is of either; the first charge says which, and no other is added."""
+    account, wrong = Account(path, unit=unit), Account(path, unit=other)
+    Account(path).set_limit(9.0, DELTA)
+    wrong.require_room(charge(THREE[0]))
+    account.charge(charge(THREE[0]))
+    Account(path).set_limit(8.0, DELTA)
+    assert Account(path).read().unit == unit
+    assert wrong.read().limit == (8.0, DELTA)
+    before = path.read_bytes()
+    for attempt in (wrong.require_room, wrong.charge):
+        with pytest.raises(ValueError, match=f"each {unit} spends.* is one {other};"):
+            attempt(charge(THREE[1], "two"))
+    assert path.read_bytes() == before
+    Account(path).charge(charge(THREE[1], "two"))
+    assert Account(path).read().unit == unit
+
+
+@pytest.mark.parametrize("units", [("person", "example"), ("example", "person")])
+def test_an_account_is_of_persons_or_of_examples(tmp_path, units):
+    check_units(tmp_path / "account", *units)
+
+
+def test_planted_units_are_added_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(Account, "_require_unit", lambda self, balance: None)
+    with pytest.raises(pytest.fail.Exception):
+        check_units(tmp_path / "account", "person", "example")
+
+
+def test_numbers_of_numpy_are_charged(tmp_path):
+    one = Mechanism(np.float32(0.2), np.float32(2.0), np.int64(5))
+    search = Selection(np.float32(3.0), np.float32(1.0))
+    account = Account(tmp_path / "account")
+    account.charge(Charge("search", "", "", np.float64(DELTA), (one,), search))
+    [found] = account.read().charges.values()
+    assert found.mechanisms == (one,)
+
+
+@pytest.mark.parametrize("charges", [0, 1])
+def test_a_full_disk_is_told_and_charges_nothing(tmp_path, monkeypatch, charges):
+    account = charged(tmp_path / "account", THREE[:charges])
+    before = account.read()
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hashed_file.os, "fsync", full)
+        with pytest.raises(ValueError, match=r"No space left.*free space.*--account"):
+            account.charge(charge(THREE[1], "two"))
+    assert account.read() == before
+    account.charge(charge(THREE[1], "two"))
 
 
 ### Its data

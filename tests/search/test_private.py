@@ -13,6 +13,7 @@ from scipy import stats
 
 from tanager import recipes
 from tanager.cli import main
+from tanager.commands.spent import spent_by
 from tanager.privacy.account import Account
 from tanager.privacy.selection import PrivateSearch, Selection
 from tanager.report.guarantee import recomputation
@@ -267,8 +268,22 @@ def test_the_search_is_charged_once_whatever_its_number_of_runs(
         patch.setattr(private, "_right", killed)
         with pytest.raises(KeyboardInterrupt):
             search_privately(out, settings)
+    right = private._right
+
+    def deleting(*of):
+        account.path.unlink(missing_ok=True)
+        return right(*of)
+
+    monkeypatch.setattr(private, "_right", deleting)
     search_privately(out, settings)
     assert len(account.read().charges) == 1
+    # Added by hand, from study.json, it is the same charge.
+    own, charge = spent_by(Account(account.path), out, 1e-3)
+    assert own.unit == "example" and account.read().holds(charge)
+    shutil.rmtree(out / "private")
+    without = spent_by(account, out, 1e-3)[1]
+    assert (without.selection, without.delta) == (charge.selection, settings.delta)
+    assert without.mechanisms == charge.mechanisms
     total = read(out / "result.json")["account"]
     assert (total["epsilon"], total["accountant"]) == (settings.epsilon, "rdp")
     assert "this one included, had spent ε = 3 at" in (out / "report.html").read_text()

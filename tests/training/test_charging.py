@@ -1,17 +1,20 @@
 """A run is charged to the account of its data: in full, once, before its first step."""
 
+import pickle
 import shutil
 
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from PIL import Image
 
 import parts
-from tanager import Account, Mechanism
+from tanager import Account, Grouped, Mechanism, Problem
 from tanager.audit.black_box import audit_one_run
 from tanager.audit.replay import replay
 from tanager.audit.white_box import audit_white_box
+from tanager.data import load, subset
 from tanager.privacy import accountant
 from tanager.privacy.account import Balance
 from tanager.seed import Seed
@@ -156,6 +159,57 @@ def test_other_data_are_refused_and_a_seed_of_a_person_has_no_noise(account, tmp
     known = Mechanism(0.3, 0.0, 4)
     assert mechanisms(account) == [MECHANISM, known]
     assert train(account, seed=1).summary["account"]["epsilon"] == np.inf
+
+
+def check_deleted_while_it_runs(account, tmp_path):
+    def delete(line):
+        account.path.unlink(missing_ok=True)
+
+    train(account)
+    before = account.path.read_bytes()
+    result = train(account, tmp_path / "run", on_metrics=delete)
+    assert mechanisms(account) == [MECHANISM]
+    assert result.summary["account"]["epsilon"] == result.epsilon
+    account.path.write_bytes(before)
+    result = train(account, tmp_path / "run")
+    assert result.summary["account"]["epsilon"] > result.epsilon
+
+
+def test_a_total_has_its_own_run_whatever_became_of_the_file(account, tmp_path):
+    check_deleted_while_it_runs(account, tmp_path)
+
+
+def test_planted_a_file_that_is_missing_has_spent_nothing(
+    account, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(
+        charging, "total", lambda account, *of: account.read().total(DELTA).to_json()
+    )
+    with pytest.raises(AssertionError):
+        check_deleted_while_it_runs(account, tmp_path)
+
+
+@pytest.mark.parametrize("options", [{}, {"train_examples": 5}, {"stream": True}])
+def test_what_load_returned_is_the_data_that_commands_charge(tmp_path, options):
+    for name in ("a/1", "a/2", "a/3", "b/1", "b/2", "b/3", "b/4", "b/5"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.new("L", (4, 4)).save(tmp_path / f"{name}.png")
+    sets = [load("folder", tmp_path, image_size=4, **options)]
+    sets += [load("digits")] if not options else []
+    for found in sets:
+        assert found.origin is not None
+        account = Account(tmp_path / "account", found.origin().hex())
+        owners = np.arange(len(found.train))
+        some = subset(found.train, [0, 1])
+        unpickled = pickle.loads(pickle.dumps(found.train))
+        for data in (found.train, Grouped(found.train, owners), some, unpickled):
+            problem = Problem(loss, None, data, account=Account(account.path))
+            charged = charging.account_of(problem)
+            assert charged is not None and charged.data == account.data
+        other = {"image": np.zeros((2, 4, 4, 1))}
+        problem = Problem(loss, None, other, account=Account(account.path))
+        charged = charging.account_of(problem)
+        assert charged is not None and charged.data != account.data
 
 
 def test_what_fails_before_the_first_step_is_not_charged(account):

@@ -2,8 +2,6 @@
 
 import abc
 import dataclasses
-import hashlib
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,23 +11,15 @@ from rich.console import Console
 from tyro.conf import Positional
 
 from tanager import _validate as validate
-from tanager._record import Maybe, read_record
 from tanager.commands import flags
+from tanager.commands.spent import spent_by
 from tanager.commands.tables import new_table, print_json
 from tanager.privacy import accountant
 from tanager.privacy.account import Account, Balance
-from tanager.privacy.charges import Charge, together
-from tanager.privacy.ledger import Ledger
+from tanager.privacy.charges import together
 from tanager.privacy.mechanism import Mechanism
 from tanager.privacy.shown import format_bound, format_epsilon
 from tanager.recipes.accounts import default_path
-from tanager.seed import Seed
-
-
-_OF_A_RUN = {
-    "config.json": {"delta": Maybe(float)},
-    "result.json": {"private": Maybe(bool)},
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,8 +39,19 @@ class _Named(abc.ABC):
     """Print one JSON object only."""
 
     def named(self) -> Account:
-        """Return the account."""
-        return Account(Path(self.account or default_path(self.dataset, self.data)))
+        """Return the account; refuse data that are not there and have none."""
+        if self.account is not None:
+            return Account(Path(self.account))
+        if self.data is None and self.dataset != "digits":
+            rule = "is not brought by tanager, so its account is unknown"
+            remedy = "name its folder with --data, or the account with --account"
+            validate.refuse("dataset", self.dataset, rule, remedy)
+        path = default_path(self.dataset, self.data)
+        there = self.data is None or Path(self.data).expanduser().exists()
+        if not there and not path.exists():
+            remedy = "name the folder of the data, or the account with --account"
+            validate.refuse("data", self.data, "does not exist", remedy)
+        return Account(path)
 
     def existing(self) -> Account:
         """Return the account; refuse one that is not there."""
@@ -112,21 +113,24 @@ class Limit(_Named):
 class Add(_Named):
     """Charge runs that were made without the account, by what their ledgers say.
 
-    A run that was charged before is charged once. Give runs on the data of this account
-    only: a ledger does not say what data it is of.
+    A run that was charged before is charged once. An unfinished run is charged in full.
+    Give runs on the data of this account only: no ledger says what data it is of.
     """
 
     runs: Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN")]]
-    """Folders of the runs, or their ledgers."""
+    """Folders of runs or private searches, or ledgers."""
 
     delta: float = 1e-5
     """δ of a ledger without a config.json beside it."""
 
     def apply(self) -> float | None:
-        """Charge the ledgers, once all of them were read."""
+        """Charge the runs, once all of them were read."""
         account = self.named()
-        for charge in [_ledger(Path(each), self.delta) for each in self.runs]:
-            account.charge(charge)
+        found = [spent_by(account, Path(each), self.delta) for each in self.runs]
+        for each, charge in found:
+            each.require_room(charge)
+        for each, charge in found:
+            each.charge(charge)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -151,7 +155,8 @@ def run(arguments: Sequence[str]) -> int:
         options = flags.read(Show, "account", words)
     delta = options.apply()
     account, balance = options.named(), options.named().read()
-    delta = delta or balance.delta() or 1e-5
+    if delta is None:
+        delta = balance.delta() or 1e-5
     with Console(stderr=True).status("computing ε"):
         content = _content(account, balance, delta)
     if options.json:
@@ -160,40 +165,11 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _ledger(run: Path, delta: float) -> Charge:
-    """Return what the ledger of a run says, under the id that training charges."""
-    # JAX is imported from here on: the command line was fine.
-    from tanager.training import charging
-    from tanager.training.run_folder import seed_of
-
-    path = run / "ledger.jsonl" if run.is_dir() else run
-    if not path.is_file():
-        rule = "has no ledger.jsonl, so what it spent is unknown"
-        validate.refuse("runs", str(run), rule, "give the folder of a run")
-    spent = Ledger.read(path).mechanisms()
-    if not spent:
-        validate.refuse("runs", str(run), "charges no step in its ledger", "omit it")
-    found = {}
-    for name, shape in _OF_A_RUN.items():
-        if (path.parent / name).exists():
-            found |= read_record(path.parent / name, shape)
-    account = Account(path, what="ledger")
-    secret = seed_of(path.parent)
-    if secret is None:
-        first = path.read_bytes().partition(b"\n")[0] + os.fsencode(path.resolve())
-        digest = hashlib.blake2b(first, digest_size=32).digest()
-        secret = Seed(digest, private=found.get("private") is not False)
-    where = path.parent if run.is_dir() else path
-    return charging.charge_of(
-        account, spent, found.get("delta") or delta, where, secret
-    )
-
-
 def _content(account: Account, balance: Balance, delta: float) -> dict[str, Any]:
     total = balance.total(delta)
     content = {
         "account": str(account.path),
-        "unit": balance.unit or account.unit,
+        "unit": balance.unit,
         **total.to_json(),
         "limit": None,
         "charges": [
@@ -234,10 +210,11 @@ def _print(content: dict[str, Any]) -> None:
             table.add_row(time, what, q, sigma, f"{one['steps']}", alone, name)
             first = ("",) * 4
     console.print(table)
+    unit = f", for each {content['unit']}" if content["unit"] else ""
     console.print(
         f"together ε = {format_epsilon(content['epsilon'])} at δ = "
         f"{content['delta']:g} ({content['adjacency']}, "
-        f"{content['accountant'].upper()}), for each {content['unit']}"
+        f"{content['accountant'].upper()}){unit}"
     )
     limit = content["limit"]
     if limit is None:

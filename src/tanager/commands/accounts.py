@@ -10,17 +10,25 @@ from tanager.recipes.recipe import Recipe
 
 
 def total_of(recipe: Recipe, delta: float) -> dict[str, Any] | None:
-    """Return what all charges to a recipe's account spend; None if it does without."""
+    """Return what all charges to a recipe's account spend; None if there are none."""
     path = path_of(recipe)
-    return None if path is None else Account(path).read().total(delta).to_json()
+    if path is None or not (balance := Account(path).read()).charges:
+        return None
+    return balance.total(delta).to_json()
 
 
 def sentence(recipe: Recipe, total: Mapping[str, Any] | None) -> str:
     """Return a line on what was charged, with its end; nothing without an account."""
-    if total is None:
+    path = path_of(recipe)
+    if path is None:
         return ""
+    if total is None:
+        return (
+            f"{path} has no charges: it was deleted since, or the runs were made "
+            f"without it. Charge them: tanager account add RUN --account {path}\n"
+        )
     return (
-        f"charged to {path_of(recipe)}: all runs on these data together ε = "
+        f"charged to {path}: all runs on these data together ε = "
         f"{format_epsilon(total['epsilon'])} at δ = {total['delta']:g} "
         f"({total['adjacency']}, {total['accountant'].upper()})\n"
     )

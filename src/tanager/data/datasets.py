@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -105,7 +106,8 @@ class Dataset:
         owners: [n] whose each training example is, for `tanager.Grouped`; None where
             they were not asked for.
         origin: digest of all training examples that `train` was taken from, however
-            they are resized or read; None if it is not known.
+            they are resized or read; None if it is not known. `load` makes it an
+            attribute of `train`, too: by it an account knows the data.
 
     Raises:
         ValueError: `mean` or `std` does not fit the channels, or `std` is not positive.
@@ -242,7 +244,9 @@ def load(
         dataset = _with_features(dataset, features_from, tested)
     if classes is not None:
         dataset = _with_classes(dataset, tuple(classes))
-    return _parted(dataset, validation_examples, train_examples)
+    dataset = _parted(dataset, validation_examples, train_examples)
+    setattr(dataset.train, "origin", dataset.origin)  # noqa: B010
+    return dataset
 
 
 def _existing(name: str, path: str | Path | None) -> Path:
@@ -272,7 +276,9 @@ def _digits() -> Dataset:
     )
     whole = digest(images[train], labels[train])
     of_all = (_DIGITS, (8, 8, 1), (0.5,), (0.5,))
-    return Dataset("digits", first, second, *of_all, origin=lambda: whole)
+    return Dataset(
+        "digits", first, second, *of_all, origin=functools.partial(bytes, whole)
+    )
 
 
 def _of_features(path: str | Path | None, tested: bool, groups: str | None) -> Dataset:

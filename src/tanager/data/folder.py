@@ -200,7 +200,7 @@ def _class_files(
             files = [
                 f"{person}/{file}"
                 for person in _class_names(folder / name)
-                for file in _images(folder / name / person)
+                for file in _images_of_person(folder / name / person)
             ]
         if not files:
             refuse_file(
@@ -210,6 +210,26 @@ def _class_files(
                 "are persons, give groups='folder' (--groups folder)",
             )
         yield name, files
+
+
+def _images_of_person(folder: Path) -> list[str]:
+    """Return the images of a person; refuse to leave any out, or the whole person."""
+    files = _images(folder)
+    for inner in _class_names(folder):
+        for below, _, _ in os.walk(folder / inner):
+            if deeper := _images(Path(below)):
+                refuse_file(
+                    Path(below, deeper[0]),
+                    "is too deep: images in folders of a person's folder are not read",
+                    f"move it into {folder}",
+                )
+    if not files:
+        refuse_file(
+            folder,
+            "is a person's folder without images",
+            f"put {', '.join(_SUFFIXES)} files in it, or remove it",
+        )
+    return files
 
 
 def _images(folder: Path) -> list[str]:

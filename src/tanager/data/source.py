@@ -103,6 +103,7 @@ class _Subset:
     def __init__(self, source: Source, indices: np.ndarray):
         self._source = source
         self._indices = indices
+        self.origin = getattr(source, "origin", None)
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -206,9 +207,8 @@ def subset(source: Source, indices: np.ndarray | Sequence[int]) -> Source:
             "appears more than once",
             "an example that is in the data twice is protected less: list it once",
         )
-    if isinstance(source, StreamedSource):
-        return _StreamedSubset(source, chosen)
-    return _Subset(source, chosen)
+    kind = _StreamedSubset if isinstance(source, StreamedSource) else _Subset
+    return kind(source, chosen)
 
 
 def check_index(index: int, length: int) -> None:

@@ -4,7 +4,8 @@ A run is charged in full, and the charge is on the disk, before its first step. 
 that was killed or deleted stays charged. A limit refuses a run that would exceed it
 before anything is made. The file is like a ledger, see `tanager.privacy.hashed_file`:
 
-    {"account": 1, "unit": "example", "hash": "…"}
+    {"account": 1, "hash": "…"}
+    {"unit": "example", "hash": "…"}
     {"data": "9f0c…", "hash": "…"}
     {"limit": {"epsilon": 4.0, "delta": 1e-05}, "hash": "…"}
     {"charge": {"what": "run", "name": "runs/one", "mechanisms": […], …}, "hash": "…"}
@@ -40,9 +41,10 @@ class Balance:
     Attributes:
         charges: by id, in the order of their first charge.
         limit: (ε, δ) that all charges together must keep within; None for no limit.
-        unit: of privacy; None while nothing was written.
+        unit: of privacy of all charges; None while there is none.
         data: digests of the data sets that may be charged.
         accepts_other: whether the next data set is added to these.
+        begun: whether anything was written.
     """
 
     charges: dict[str, Charge] = dataclasses.field(default_factory=dict)
@@ -50,6 +52,7 @@ class Balance:
     unit: str | None = None
     data: set[str] = dataclasses.field(default_factory=set)
     accepts_other: bool = True
+    begun: bool = False
 
     def total(self, delta: float) -> Total:
         """Return what all charges spend together."""
@@ -99,10 +102,12 @@ class Balance:
 
     def accept(self, entry: dict[str, Any]) -> None:
         """Take one line of the file; raise an error if it means nothing."""
-        if (self.unit is None) != ("account" in entry):
+        if self.begun == ("account" in entry):
             raise ValueError("first line")
         match entry:
-            case {"account": version, "unit": str(unit)} if version == _VERSION:
+            case {"account": version} if version == _VERSION:
+                self.begun = True
+            case {"unit": str(unit)} if self.unit is None:
                 self.unit = unit
             case {"data": None}:
                 self.accepts_other = True
@@ -131,15 +136,18 @@ class Account:
 
     Attributes:
         path: of the file; the first charge or limit creates it.
-        data: digest of the data set; None lets `tanager.train` compute it.
+        data: digest of the data set; None lets `tanager.train` compute it. For other
+            images made of what `tanager.data.load` returned, give
+            ``dataset.origin().hex()``: by it a command knows the data.
         what: one of `WHAT`: what is charged.
-        unit: of privacy.
+        unit: of privacy of what is charged, "example" or "person"; None is that of
+            the file, or "example" in a new one.
     """
 
     path: Path
     data: str | None = None
     what: str = "run"
-    unit: str = "example"
+    unit: str | None = None
 
     def __post_init__(self):
         object.__setattr__(self, "path", Path(self.path))
@@ -149,12 +157,11 @@ class Account:
         """Return what the file says, without changing it; nothing if it is missing.
 
         Raises:
-            ValueError: the file is damaged, or of another unit.
+            ValueError: the file is damaged.
         """
         balance = Balance()
         with self._reachable(), contextlib.suppress(FileNotFoundError):
             read_lines(self.path, balance.accept, self._damaged)
-        self._require_unit(balance)
         return balance
 
     def require_room(self, charge: Charge) -> None:
@@ -165,8 +172,8 @@ class Account:
         """
         self._require(self.read(), charge)
 
-    def charge(self, charge: Charge) -> None:
-        """Charge a run that is about to begin; return once it is on the disk.
+    def charge(self, charge: Charge) -> Balance:
+        """Charge a run that is about to begin; return the balance, once on the disk.
 
         A run that was charged before counts once, with the most steps of any charge. A
         ledger, of steps that were made, is charged even beyond the limit.
@@ -178,6 +185,8 @@ class Account:
         """
         with self._open() as (balance, append):
             self._require(balance, charge)
+            if balance.unit is None:
+                append({"unit": self.unit or "example"})
             if self.data is not None and self.data not in balance.data:
                 append({"data": self.data})
             if not balance.holds(charge):
@@ -186,6 +195,7 @@ class Account:
                     charge, time=now.isoformat(timespec="seconds")
                 )
                 append({"charge": stamped.to_json()})
+            return balance.with_charge(charge)
 
     def set_limit(self, epsilon: float, delta: float) -> None:
         """Set or change the limit of all charges together, those before included.
@@ -214,14 +224,19 @@ class Account:
     def _open(self) -> Iterator[tuple[Balance, Callable[[dict[str, Any]], None]]]:
         """Lock the file, created if it is missing; yield its balance and `append`."""
         balance = Balance()
+
+        def append(entry: dict[str, Any]) -> None:
+            with self._reachable():
+                if not balance.begun:
+                    file.append({"account": _VERSION})
+                    balance.begun = True
+                file.append(entry)
+
         with self._reachable():
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             file = HashedFile(self.path, balance.accept, self._damaged, mode=0o600)
         with file:
-            self._require_unit(balance)
-            if balance.unit is None:
-                file.append({"account": _VERSION, "unit": self.unit})
-            yield balance, file.append
+            yield balance, append
 
     @contextlib.contextmanager
     def _reachable(self) -> Iterator[None]:
@@ -233,9 +248,9 @@ class Account:
             validate.refuse(
                 "account",
                 str(self.path),
-                f"cannot be opened ({error.strerror})",
-                "make it a file that you can read and write, or name another with "
-                "--account",
+                f"cannot be read or written ({error.strerror})",
+                "free space on its disk and make it a file that you can read and "
+                "write, or name another with --account",
             )
 
     def _damaged(self, line: int) -> str:
@@ -247,17 +262,20 @@ class Account:
         )
 
     def _require_unit(self, balance: Balance) -> None:
-        if balance.unit not in (None, self.unit):
+        # Not even a person's run covers an image: without it, the person's clipped
+        # gradient can turn round, twice as far as to zero.
+        if None not in (balance.unit, self.unit) and balance.unit != self.unit:
             validate.refuse(
                 "account",
                 str(self.path),
                 f"counts what each {balance.unit} spends, and this run's unit of "
-                f"privacy is one {self.unit}",
+                f"privacy is one {self.unit}; the two cannot be added up",
                 "name another with --account",
             )
 
     def _require(self, balance: Balance, charge: Charge) -> None:
-        """Refuse a charge of other data, or one that exceeds the limit."""
+        """Refuse a charge of other data or unit, or one that exceeds the limit."""
+        self._require_unit(balance)
         other = self.data is not None and self.data not in balance.data
         if other and not balance.accepts_other:
             validate.refuse(

@@ -56,6 +56,7 @@ class Charge:
         merged = [dataclasses.replace(one, steps=many) for one, many in steps.items()]
         object.__setattr__(self, "mechanisms", tuple(merged))
         object.__setattr__(self, "name", clean(self.name))
+        object.__setattr__(self, "delta", float(self.delta))
 
     def joined(self, other: "Charge") -> "Charge":
         """Return this charge where `other` is the same run: the most steps count."""
@@ -73,8 +74,6 @@ class Charge:
     def to_json(self) -> dict[str, Any]:
         """Return the fields as plain values; the shape of poisson is None."""
         fields = dataclasses.asdict(self)
-        for one in fields["mechanisms"]:
-            one["steps"] = int(one["steps"])
         if self.selection is not None and math.isinf(self.selection.shape):
             fields["selection"]["shape"] = None
         return fields

@@ -4,8 +4,10 @@ The ledger of a run and the account of a data set are such files. Anyone can com
 the hashes: they show damage, not a careful forgery.
 """
 
+import contextlib
 import fcntl
 import hashlib
+import io
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -46,18 +48,14 @@ class HashedFile:
         busy: str | None = None,
         mode: int = 0o666,
     ):
-        new = not path.exists()
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
-        self._file = os.fdopen(os.open(path, flags, mode), "a+b", buffering=0)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
-            if new:
-                sync_folder(path.parent)
-            self._hash, length = _read(path.read_bytes(), accept, damaged)
-            self._file.truncate(length)
+            self._file = _locked(path, mode, wait=busy is None)
         except BlockingIOError as error:
-            self.close()
             raise ValueError(busy) from error
+        try:
+            self._file.seek(0)
+            self._hash, length = _read(self._file.readall(), accept, damaged)
+            self._file.truncate(length)
         except BaseException:
             self.close()
             raise
@@ -101,6 +99,30 @@ def digest_of(previous: str, entry: Mapping[str, Any]) -> str:
     """Return the hash of a line after the line whose hash is `previous`."""
     text = previous + json.dumps(entry, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _locked(path: Path, mode: int, wait: bool) -> io.FileIO:
+    """Open and lock a file, the one that is at `path` once the lock is ours."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+    while True:
+        new = not path.exists()
+        file = os.fdopen(os.open(path, flags, mode), "a+b", buffering=0)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            if _is_at(file, path):
+                if new:
+                    sync_folder(path.parent)
+                return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()  # it was replaced or deleted during the wait
+
+
+def _is_at(file: io.FileIO, path: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    return False
 
 
 def _read(

@@ -78,7 +78,14 @@ class Mechanism:
         validate.not_negative(noise_multiplier=self.noise_multiplier)
         validate.whole(steps=self.steps, at_least=1)
         validate.one_of([*Adjacency], adjacency=self.adjacency)
-        object.__setattr__(self, "adjacency", Adjacency(self.adjacency))
+        plain = {
+            "sample_rate": float(self.sample_rate),
+            "noise_multiplier": float(self.noise_multiplier),
+            "steps": int(self.steps),
+            "adjacency": Adjacency(self.adjacency),
+        }
+        for name, value in plain.items():
+            object.__setattr__(self, name, value)  # JSON holds no number of NumPy's
 
     def require_public_size(self) -> None:
         """Refuse to use the number of examples as a public constant if it is private.

@@ -52,6 +52,8 @@ class Selection:
             validate.refuse("mean", self.mean, "must be at least 1")
         if self.shape != math.inf:
             validate.not_negative(shape=self.shape, remedy="infinity is poisson")
+        object.__setattr__(self, "mean", float(self.mean))
+        object.__setattr__(self, "shape", float(self.shape))
 
     def draw(self, seed: Seed) -> int:
         """Draw the number of runs to make; it is secret, like the seed.

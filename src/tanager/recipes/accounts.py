@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tanager import _validate as validate
 from tanager._cache import state_folder
 from tanager.privacy.account import Account
 from tanager.recipes.recipe import Recipe
@@ -46,6 +47,9 @@ def default_path(dataset: str, data: str | None) -> Path:
 
     It is beside the data, ``DATA.account.jsonl``; or in the folder of this user's
     state, if the data's folder cannot be written to, or tanager brings the data.
+
+    Raises:
+        ValueError: both files exist, so that each misses the other's charges.
     """
     accounts = state_folder() / "accounts"
     if data is None:
@@ -56,7 +60,11 @@ def default_path(dataset: str, data: str | None) -> Path:
     beside = Path(f"{place}.account.jsonl")
     digest = hashlib.blake2b(os.fsencode(place), digest_size=8).hexdigest()
     elsewhere = accounts / f"{place.name}-{digest}.account.jsonl"
-    for path in (beside, elsewhere):
-        if path.exists():
-            return path
+    both = [path for path in (beside, elsewhere) if path.exists()]
+    if len(both) == 2:
+        rule = f"has two accounts: {beside} and {elsewhere}"
+        remedy = "name the one to charge with --account; it misses the other's charges"
+        validate.refuse("data", data, rule, remedy)
+    if both:
+        return both[0]
     return beside if os.access(beside.parent, os.W_OK) else elsewhere

@@ -251,7 +251,10 @@ def _search(
             "search spends another budget: geometric makes at least one run"
         )
     score, best, values = max(runs_made, key=lambda run: run[0])
-    total = account and account.read().total(settings.delta).to_json()
+    total = None
+    if account is not None:  # charged again if its file was deleted or replaced since
+        balance = account.charge(_charge(account, run_folder.path, settings, seed))
+        total = balance.total(settings.delta).to_json()
     _release(run_folder, best, settings, values, score / held_out, total)
 
 
@@ -362,7 +365,8 @@ def _release(
         save_file(read_tensors(best / name), folder.path / name, metadata)
     config = read_record(best / "config.json", {"recipe": Each(object)})
     config["recipe"]["out"] = None  # It says how many runs came before.
-    config.pop("private_search", None)
+    for name in ("charge", "private_search"):  # of the run, not of the search
+        config.pop(name, None)
     write_json(folder.config, config)
     write_json(folder.result, result)
 

@@ -5,6 +5,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tanager.parallel import hosts
 from tanager.privacy.account import Account
@@ -20,15 +21,20 @@ from tanager.training.run_folder import seed_of
 def account_of(problem: Problem, what: str | None = None) -> Account | None:
     """Return a problem's account with its data, its unit, and what is charged.
 
-    `what` is that of the account if it is None. So is the data, if the account has any.
+    `what` is that of the account if it is None. So is the data, if the account has any;
+    else it is the `origin` of what `tanager.data.load` returned, as for a command.
     """
     account = problem.account
     if account is None:
         return None
     data = account.data
     if data is None:
-        content = fingerprint.sample(problem.source())
-        data = hashlib.blake2b(content, digest_size=32).hexdigest()
+        source = problem.source()
+        if (origin := getattr(source, "origin", None)) is not None:
+            data = origin().hex()
+        else:
+            content = fingerprint.sample(source)
+            data = hashlib.blake2b(content, digest_size=32).hexdigest()
     return dataclasses.replace(
         account, data=data, what=what or account.what, unit=problem.unit
     )
@@ -81,6 +87,43 @@ def charge(
     hosts.from_chief(write)
 
 
+def total(
+    account: Account | None,
+    mechanisms: Sequence[Mechanism],
+    delta: float,
+    out: str | Path | None,
+    secret: Seed,
+) -> dict[str, Any] | None:
+    """Return what all charges spend together, at the end of a run that is one of them.
+
+    It is charged again if the file was deleted or replaced since. On several hosts the
+    chief does so.
+
+    Raises:
+        ValueError: see `Account.charge`.
+    """
+
+    def spent() -> dict[str, Any] | None:
+        if account is None:
+            return None
+        own = charge_of(account, mechanisms, delta, out, secret)
+        return account.charge(own).total(delta).to_json()
+
+    return hosts.from_chief(spent)
+
+
+def record(out: str | Path | None, secret: Seed) -> dict[str, Any]:
+    """Return what config.json says, so that a run is charged once without its seed."""
+    return {"charge": id_of(out, secret), "private": secret.private}
+
+
+def id_of(out: str | Path | None, secret: Seed) -> str:
+    """Return the id of a run's charge: public, and the same whenever it is charged."""
+    # Many runs may have a person's seed.
+    known = b"" if secret.private else os.fsencode(_name(out))
+    return secret.fingerprint(b"account" + known)
+
+
 def charge_of(
     account: Account,
     mechanisms: Sequence[Mechanism],
@@ -94,8 +137,9 @@ def charge_of(
         one if secret.private else dataclasses.replace(one, noise_multiplier=0.0)
         for one in mechanisms
     )
-    name = "without a folder" if out is None else str(Path(out).absolute())
-    # Many runs may have a person's seed.
-    known = b"" if secret.private else os.fsencode(name)
-    id = secret.fingerprint(b"account" + known)
-    return Charge(account.what, name, id, delta, spent, selection)
+    id = id_of(out, secret)
+    return Charge(account.what, _name(out), id, delta, spent, selection)
+
+
+def _name(out: str | Path | None) -> str:
+    return "without a folder" if out is None else str(Path(out).absolute())

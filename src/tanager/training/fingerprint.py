@@ -43,12 +43,14 @@ _SAMPLED_EXAMPLES = 1024
 _BLOCK = 1 << 22  # bytes digested at once
 _MAY_CHANGE = {field.name for field in dataclasses.fields(Runtime)} | {
     "account",
+    "charge",
     "clipping",
     "data",
     "evaluate_every",
     "features_from",
     "hosts",
     "out",
+    "private",
     "stream",
     "test_views",
     "unreadable",

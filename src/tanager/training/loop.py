@@ -111,6 +111,7 @@ def train(
         **problem.as_json(),
         **algorithm.as_json(public),
         **runtime.as_json(),
+        **charging.record(out, secret),
         "devices": layout.count,
         "hosts": hosts.count(),
         "clipping": clipping.fingerprint,
@@ -187,8 +188,9 @@ def train(
         evaluations = evaluations or _evaluate(evaluate, step, state)
         params, average = map(problem.finish, layout.whole(step.models(state)))
         models, speed = (params, average), clock.speed(step.sampler.expected_batch_size)
+        total = charging.total(account, [mechanism], delta, out, secret)
         result = hand_over(
-            position, config, models, evaluations, secret.private, speed, account
+            position, config, models, evaluations, secret.private, speed, total
         )
         (stop,) = hosts.total(bool(interrupt))
         if stop:

@@ -16,7 +16,6 @@ from tanager.keys import is_key
 from tanager.models import weights
 from tanager.parallel import hosts
 from tanager.privacy import accountant, tan
-from tanager.privacy.account import Account
 from tanager.privacy.ledger import Ledger
 from tanager.privacy.mechanism import Adjacency, Mechanism
 from tanager.privacy.risk import risk
@@ -64,11 +63,12 @@ def hand_over(
     evaluations: tuple[Evaluation, Evaluation] | None,
     private: bool,
     speed: Mapping[str, float | None],
-    account: Account | None = None,
+    total: Mapping[str, Any] | None = None,
 ) -> TrainResult:
     """Compute the guarantee from the ledger and write the run's final files.
 
-    On several hosts the chief does so, and tells the others.
+    `total` is what the account of the data says, see `charging.total`. On several
+    hosts the chief does so, and tells the others.
     """
     raw, ema = evaluations or (None, None)
     folder, mechanism = position.folder, Mechanism(**config["mechanism"])
@@ -87,8 +87,8 @@ def hand_over(
         }
         if of_search:
             summary["private_search"] = True
-        if account is not None:
-            summary["account"] = account.read().total(config["delta"]).to_json()
+        if total is not None:
+            summary["account"] = total
         if folder is not None:
             _write(folder, summary, *models)
         return summary

@@ -1,0 +1,134 @@
+"""What runs spent that were made without the account, from the files of each."""
+
+import dataclasses
+import hashlib
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tanager import _validate as validate
+from tanager._record import Maybe, read_record
+from tanager.privacy.account import Account
+from tanager.privacy.charges import Charge
+from tanager.privacy.ledger import Ledger
+from tanager.privacy.mechanism import Mechanism
+from tanager.privacy.selection import Selection
+from tanager.seed import Seed
+
+
+_MECHANISM = {
+    "sample_rate": float,
+    "noise_multiplier": float,
+    "steps": int,
+    "adjacency": str,
+}
+_CONFIG = {
+    "charge": Maybe(str),
+    "private": Maybe(bool),
+    "unit": Maybe(str),
+    "delta": Maybe(float),
+    "mechanism": Maybe(_MECHANISM),
+    "recipe": Maybe({"seed": Maybe(int)}),
+}
+_STUDY = {
+    "private": Maybe(bool),
+    "recipe": {
+        "batch_size": float,
+        "declared_examples": Maybe(int),
+        "noise_multiplier": Maybe(float),
+        "steps": Maybe(int),
+    },
+    "selection": Maybe({"mean": float, "shape": Maybe(float)}),
+    "examples": Maybe(int),
+    "delta": Maybe(float),
+}
+
+
+def spent_by(account: Account, run: Path, delta: float) -> tuple[Account, Charge]:
+    """Return the charge of a run under the id that training gives it, and its account.
+
+    The account returned is `account` with the run's unit of privacy.
+
+    Args:
+        account: to charge.
+        run: folder of a run or of a private search, or a ledger.
+        delta: δ of a ledger without a config.json beside it.
+
+    Raises:
+        ValueError: what was spent is not on record there, or a file is damaged.
+    """
+    # JAX is imported from here on: the command line was fine.
+    from tanager.training import charging
+    from tanager.training.run_folder import seed_of
+
+    if (run / "study.json").exists():
+        return _spent_by_search(account, run)
+    path = run / "ledger.jsonl" if run.is_dir() else run
+    if not path.is_file():
+        validate.refuse(
+            "runs",
+            str(run),
+            "has no ledger.jsonl, so what it spent is unknown",
+            "give the folder of a run or of a private search; a membership audit can "
+            "only be charged when it is made",
+        )
+    made = Ledger.read(path).mechanisms()
+    if not made:
+        validate.refuse("runs", str(run), "charges no step in its ledger", "omit it")
+    config, private, secret = {}, True, None
+    if path.name == "ledger.jsonl":  # else what is beside it may be of another run
+        config = _if_there(path.with_name("config.json"), _CONFIG)
+        result = _if_there(path.with_name("result.json"), {"private": Maybe(bool)})
+        fixed = (config.get("recipe") or {}).get("seed") is not None
+        private = not fixed and False not in (
+            config.get("private"),
+            result.get("private"),
+        )
+        secret = seed_of(path.parent)
+    if secret is None:
+        secret = _instead_of_seed(path, private)
+    account = dataclasses.replace(
+        account, what="ledger", unit=config.get("unit") or "example"
+    )
+    more = config.get("delta") or delta, path.parent if run.is_dir() else path, secret
+    charge = charging.charge_of(account, made, *more)
+    if whole := config.get("mechanism"):
+        whole = Mechanism(**{name: whole[name] for name in _MECHANISM})
+        charge = charge.joined(charging.charge_of(account, [whole], *more))
+    return account, dataclasses.replace(charge, id=config.get("charge") or charge.id)
+
+
+def _spent_by_search(account: Account, folder: Path) -> tuple[Account, Charge]:
+    """Return what a private search spends, however many of its runs were made."""
+    from tanager.training import charging
+    from tanager.training.run_folder import seed_of
+
+    path = folder / "study.json"
+    study = read_record(path, _STUDY)
+    if not study["private"] or not study["selection"]:
+        rule = "is a search of simulations, which are charged one by one"
+        validate.refuse("runs", str(folder), rule, "give the folders of its runs")
+    recipe, shape = study["recipe"], study["selection"]["shape"]
+    size = recipe["declared_examples"] or study["examples"]
+    rate = min(1.0, recipe["batch_size"] / size)
+    one = Mechanism(rate, recipe["noise_multiplier"], recipe["steps"])
+    mean = study["selection"]["mean"]
+    selection = Selection(mean, math.inf if shape is None else shape)
+    account = dataclasses.replace(account, what="search", unit="example")
+    secret = seed_of(folder) or _instead_of_seed(path, private=True)
+    charge = charging.charge_of(
+        account, [one], study["delta"], folder, secret, selection
+    )
+    return account, charge
+
+
+def _if_there(path: Path, shape: Mapping[str, Any]) -> Mapping[str, Any]:
+    return read_record(path, shape) if path.exists() else {}
+
+
+def _instead_of_seed(path: Path, private: bool) -> Seed:
+    """Return what gives a file without a seed an id: it, and the place where it is."""
+    first = path.read_bytes().partition(b"\n")[0] + os.fsencode(path.resolve())
+    return Seed(hashlib.blake2b(first, digest_size=32).digest(), private)
