@@ -95,7 +95,10 @@ def test_more_examples_of_a_person_than_fit_are_refused():
         ([["zoe"], ["zoe", "eve"]], "one owner for each example"),
         ([], "one owner for each example"),
         (["zoe", None], "none of them missing"),
-        (np.ma.array([1, 5, 2], mask=[0, 1, 0]), "=.masked.* none of them missing"),
+        (
+            np.ma.array([1, 5, 2], mask=[False, True, False]),
+            "=.masked.* none of them missing",
+        ),
         ([1.0, float("nan")], "whole numbers or texts"),
     ],
 )

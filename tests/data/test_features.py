@@ -249,6 +249,7 @@ def test_features_of_any_function_are_written_in_the_datas_order(digits, written
             )
             assert one["label"] == digits.train[index]["label"]
         assert (len(found.train), len(found.test)) == (1437, 360)
+    assert found.origin is not None and digits.origin is not None
     assert found.origin() == digits.origin()  # so it is charged as the images are
 
 

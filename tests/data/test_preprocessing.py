@@ -3,6 +3,7 @@ import json
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
@@ -61,7 +62,7 @@ def test_the_record_and_the_object_are_one():
 
 def test_grey_images_are_repeated_for_a_network_of_colours():
     grey = np.arange(64, dtype=np.uint8).reshape(8, 8, 1)
-    pixels = np.asarray(HALF(grey))
+    pixels = np.asarray(HALF(jnp.asarray(grey)))
     assert pixels.shape == (8, 8, 3)
     assert (pixels[..., :1] == pixels).all()
 

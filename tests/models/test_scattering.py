@@ -10,6 +10,7 @@ from references.make_scattering import SHAPES, draw
 
 from tanager import models
 from tanager.models import scattering
+from tanager.models.transformed import TransformModel
 
 
 REFERENCES = parity.read("scattering")
@@ -54,6 +55,7 @@ def test_normalised_features_of_a_channel_have_mean_0_and_variance_1():
 def test_a_network_is_its_layers_on_the_transform(name):
     shape = (9, 17, 2)
     model = models.create(name, classes=3, image_shape=shape, key=KEY)
+    assert isinstance(model, TransformModel)
     image = jnp.asarray(draw(shape))
     values = scattering.normalise(scattering.scatter(image))
     np.testing.assert_array_equal(model.transform(image), values)

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import threading
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -453,8 +454,10 @@ def test_planted_units_are_added_up(tmp_path, monkeypatch):
 
 
 def test_numbers_of_numpy_are_charged(tmp_path):
-    one = Mechanism(np.float32(0.2), np.float32(2.0), np.int64(5))
-    search = Selection(np.float32(3.0), np.float32(1.0))
+    rate, noise, mean, shape = map(np.float32, (0.2, 2.0, 3.0, 1.0))
+    steps: Any = np.int64(5)
+    one = Mechanism(cast(Any, rate), cast(Any, noise), steps)
+    search = Selection(cast(Any, mean), cast(Any, shape))
     account = Account(tmp_path / "account")
     account.charge(Charge("search", "", "", np.float64(DELTA), (one,), search))
     [found] = account.read().charges.values()

@@ -333,13 +333,17 @@ def test_a_run_that_diverges_takes_part_and_has_nothing_right(
         if len(seen) in (1, 3):
             private.Path(prepared.recipe.out).mkdir(parents=True)
             raise FloatingPointError
-        return run(prepared, **options)
+        trained = run(prepared, **options)
+        file = private.Path(prepared.recipe.out) / "result.json"
+        right = json.loads(file.read_text()) | {"test_accuracy_ema": 1.0}
+        file.write_text(json.dumps(right))
+        return trained
 
     monkeypatch.setattr(private.runner, "run", diverges)
     draws(monkeypatch, 2)
     winner = search_privately(tmp_path / "search", settings)
     assert (tmp_path / "search/private/runs/0000/diverged").exists()
-    assert winner.noisy_accuracy > 0.1
+    assert winner.noisy_accuracy > 0.5  # 1 and 0, with a noise of a hundredth
     assert len(seen) == 2
     draws(monkeypatch, 1)
     with pytest.raises(ValueError, match="the best run diverged, so nothing is releas"):

@@ -3,6 +3,7 @@
 import functools
 import re
 import threading
+from typing import Any
 
 import equinox as eqx
 import haiku as hk
@@ -113,7 +114,7 @@ def of_nnx_state(train):
     return of_batches(lambda state, x: nnx.merge(graph, state)(x)), state
 
 
-def of_linen(train, mutable=False):
+def of_linen(train, mutable: Any = False):
     variables = InLinen(train=False).init(KEY, data()["image"])
     variables = {**variables, "batch_stats": moved(variables["batch_stats"])}
 
@@ -342,7 +343,8 @@ def test_dropout_by_a_key_of_the_example_is_not():
 
 
 def test_other_threads_and_later_calls_are_not_watched():
-    norm, calls = nnx.BatchNorm(2, use_running_average=np.False_, rngs=nnx.Rngs(0)), []
+    falsy: Any = np.False_
+    norm, calls = nnx.BatchNorm(2, use_running_average=falsy, rngs=nnx.Rngs(0)), []
     image, method = jnp.ones((4, 2)), nnx.BatchNorm.__call__
     with watching({}, {}):
         with pytest.raises(RefusedLayer):

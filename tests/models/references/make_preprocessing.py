@@ -10,10 +10,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import timm
-import transformers
+import timm  # pyright: ignore[reportMissingImports]
+import transformers  # pyright: ignore[reportMissingImports]
 from PIL import Image
-from timm.data import create_transform
+from timm.data import (  # pyright: ignore[reportMissingImports]
+    create_transform,
+)
 
 
 CONFIGS = [

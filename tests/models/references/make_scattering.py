@@ -25,11 +25,13 @@ def draw(shape: tuple[int, ...]) -> np.ndarray:
 
 def main() -> None:
     """Compute and write; of the last image, every third row and column."""
-    from kymatio.scattering2d.frontend.numpy_frontend import ScatteringNumPy2D
+    from kymatio.scattering2d.frontend import (  # pyright: ignore[reportMissingImports]
+        numpy_frontend,
+    )
 
     found = {}
     for shape, step in zip(SHAPES, (1, 3), strict=True):
-        scattering = ScatteringNumPy2D(2, shape[:2])
+        scattering = numpy_frontend.ScatteringNumPy2D(2, shape[:2])
         planes = scattering(np.moveaxis(draw(shape), -1, 0))
         features = np.moveaxis(planes.reshape(-1, *planes.shape[-2:]), 0, -1)
         key = "x".join(map(str, shape))
