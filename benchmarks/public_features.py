@@ -90,7 +90,7 @@ def draw(rows: Mapping[str, Row], path: Path) -> None:
         )
     axis.set_xscale("log", base=2)
     axis.set_xticks(EPSILONS, [str(epsilon) for epsilon in EPSILONS])
-    axis.set_xlim(0.9, 26)
+    axis.set_xlim(0.9, 30)
     axis.set_xlabel("ε (δ = 1e-5)")
     axis.set_ylabel("accuracy on CIFAR-10's test images (%)")
     axis.grid(True, linewidth=0.6, alpha=0.5)
