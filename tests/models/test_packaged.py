@@ -3,6 +3,7 @@
 import collections
 import pickle
 import struct
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,10 @@ class _Named:
         self.made = (module, name, arguments)
 
 
-class _Pickler(pickle._Pickler):
+_PICKLER: Any = pickle._Pickler  # of Python, whose steps can be replaced
+
+
+class _Pickler(_PICKLER):
     """Write names that cannot be imported here, and ids of storages."""
 
     def persistent_id(self, obj):
