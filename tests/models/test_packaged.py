@@ -3,6 +3,7 @@
 import collections
 import pickle
 import struct
+import sys
 from typing import Any
 
 import numpy as np
@@ -104,6 +105,7 @@ def test_another_file_in_the_package_is_refused(tmp_path, monkeypatch):
     file = tmp_path / entry.module / entry.file
     file.write_bytes(b"another")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, entry.module, raising=False)
     with pytest.raises(ValueError, match="is not the file that"):
         packaged.find("efficientnet-lite0")
     assert not packaged.is_packaged(file)
