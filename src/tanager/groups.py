@@ -43,7 +43,7 @@ class Groups:
         validate.whole(examples_per_group=examples_per_group, at_least=1)
         if examples_per_group > MOST_EXAMPLES:
             rule = f"must be at most {MOST_EXAMPLES}"
-            remedy = "a step makes room for so many examples of each person"
+            remedy = "every step reserves memory for this many examples of each person"
             validate.refuse("examples_per_group", examples_per_group, rule, remedy)
         self.examples_per_group = int(examples_per_group)
         _, numbers = np.unique(_checked(owners), return_inverse=True)

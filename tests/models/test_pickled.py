@@ -93,7 +93,7 @@ def test_names_of_other_versions_are_known(read):
 
 
 class Calls:
-    """Calls a function as it is read."""
+    """Calls a function when it is unpickled."""
 
     def __init__(self, function, *arguments):
         self.reduced = (function, arguments)

@@ -10,7 +10,7 @@ from tanager.recipes.recipe import Recipe
 
 
 def total_of(recipe: Recipe, delta: float) -> dict[str, Any] | None:
-    """Return what all charges to a recipe's account spend; None if there are none."""
+    """Return the total ε of a recipe's account; None if nothing is charged to it."""
     path = path_of(recipe)
     if path is None or not (balance := Account(path).read()).charges:
         return None

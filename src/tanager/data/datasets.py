@@ -245,6 +245,7 @@ def load(
     if classes is not None:
         dataset = _with_classes(dataset, tuple(classes))
     dataset = _parted(dataset, validation_examples, train_examples)
+    # By name: the protocol of sources, which others implement too, has no origin.
     setattr(dataset.train, "origin", dataset.origin)  # noqa: B010
     return dataset
 

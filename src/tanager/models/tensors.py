@@ -58,8 +58,8 @@ def read_tensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         path: a safetensors file, an index of several, an npz file, or a haiku tree.
 
     Raises:
-        ValueError: there is no such file; it is another pickle, which can run any
-            program when it is read; its numbers are quantised; it is a Git LFS pointer,
+        ValueError: there is no such file; it is a pickle of another kind, and
+            reading one can run any program; its numbers are quantised; it is a Git LFS pointer,
             is cut short or damaged, or is of another kind.
     """
     path = Path(path)
@@ -139,7 +139,7 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
     ):
         kinds = collections.Counter(
             file.get_slice(name).get_dtype()
-            for name in file.keys()  # noqa: SIM118
+            for name in file.keys()  # noqa: SIM118 (it is no mapping)
         )
         for kind in kinds.keys() - _DTYPES:
             count = f"{kinds[kind]} of {kinds.total()} tensors"

@@ -14,7 +14,7 @@ import numpy as np
 
 
 EVERY = 48
-"""Of so many features one is kept."""
+"""One feature in this many is kept."""
 
 
 def uniform(name: str, shape: Sequence[int]) -> np.ndarray:

@@ -16,7 +16,7 @@ import torch  # pyright: ignore[reportMissingImports]
 
 
 SIDES = {0: 224, 1: 240, 2: 260}
-EVERY = 100  # one logit of so many is written
+EVERY = 100  # one logit in this many is written
 
 
 def logits(size: int) -> list[float]:

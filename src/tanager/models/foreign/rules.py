@@ -35,7 +35,7 @@ def table(rules: Iterable[Rule], model: Any) -> Table:
     ``{b}`` is a block of a normaliser-free network, ``{stage}`` and ``{place}`` its
     place in theirs, where every stage counts its blocks from 0; ``{haiku}`` is what
     haiku adds to the name of a block. ``{flat}`` counts the blocks of all stages, where
-    ours, ``{i}.{j}``, start anew in each.
+    ours, ``{i}.{j}``, start at 0 in each.
     """
     found = {}
     for name in named_tensors(model):
