@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import epsilon_axis
+
 from tanager.cli import main as tanager
 
 
@@ -67,31 +69,13 @@ def markdown(results: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> str:
 
 def draw(results: Mapping[str, Mapping[int, Mapping[str, Any]]], path: Path) -> None:
     """Draw accuracy against ε, a line for each way, named at its end."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
-    axis = figure.subplots()
+    axis = epsilon_axis.new(EPSILONS, 16, (6.4, 4.0), "the test images")
     for way, row in results.items():
         colour, marker = LOOKS[way]
         heights = [100 * row[e]["test_accuracy_ema"] for e in EPSILONS]
-        axis.plot(EPSILONS, heights, color=colour, marker=marker)
-        axis.annotate(
-            way,
-            (EPSILONS[-1], heights[-1]),
-            (8, 0),
-            textcoords="offset points",
-            color=colour,
-            va="center",
-        )
-    axis.set_xscale("log", base=2)
-    axis.set_xticks(EPSILONS, [str(epsilon) for epsilon in EPSILONS])
-    axis.set_xlim(0.9, 16)
+        epsilon_axis.line(axis, EPSILONS, heights, way, colour, marker=marker)
     axis.set_xlabel("ε (δ = 1e-5, PLD)")
-    axis.set_ylabel("accuracy on the test images (%)")
-    axis.grid(True, linewidth=0.6, alpha=0.5)
-    axis.spines[["top", "right"]].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    epsilon_axis.save(axis, path)
 
 
 def main() -> None:

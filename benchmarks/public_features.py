@@ -15,6 +15,8 @@ import statistics
 from collections.abc import Mapping
 from pathlib import Path
 
+import epsilon_axis
+
 from tanager.cli import main as tanager
 
 
@@ -68,35 +70,17 @@ def markdown(rows: Mapping[tuple[str, str], Row]) -> str:
 
 def draw(rows: Mapping[str, Row], path: Path) -> None:
     """Draw accuracy against ε, ours over the published, each line named at its end."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8.0, 4.4), layout="constrained")
-    axis = figure.subplots()
-
-    def line(name: str, heights: tuple[float, ...], colour: str, **look) -> None:
-        axis.plot(EPSILONS, heights, color=colour, **look)
-        place = (EPSILONS[-1], heights[-1])
-        offset = {"xytext": (8, 0), "textcoords": "offset points", "va": "center"}
-        axis.annotate(name, place, color=colour, fontsize=9, **offset)
-
+    axis = epsilon_axis.new(EPSILONS, 30, (8.0, 4.4), "CIFAR-10's test images")
     for name, heights in PUBLISHED.items():
-        line(name, heights, "#767676", linestyle="--", linewidth=1)
+        look = {"linestyle": "--", "linewidth": 1}
+        epsilon_axis.line(axis, EPSILONS, heights, name, "#767676", **look)
     for recipe, row in rows.items():
         colour, marker = LOOKS[recipe]
-        means = tuple(mean for mean, _ in row.values())
-        size = recipe.rpartition("-")[2]
-        line(
-            f"EfficientNet-{size.title()}, two CPU cores", means, colour, marker=marker
-        )
-    axis.set_xscale("log", base=2)
-    axis.set_xticks(EPSILONS, [str(epsilon) for epsilon in EPSILONS])
-    axis.set_xlim(0.9, 30)
+        means = [mean for mean, _ in row.values()]
+        name = f"EfficientNet-{recipe.rpartition('-')[2].title()}, two CPU cores"
+        epsilon_axis.line(axis, EPSILONS, means, name, colour, marker=marker)
     axis.set_xlabel("ε (δ = 1e-5)")
-    axis.set_ylabel("accuracy on CIFAR-10's test images (%)")
-    axis.grid(True, linewidth=0.6, alpha=0.5)
-    axis.spines[["top", "right"]].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    epsilon_axis.save(axis, path)
 
 
 def main() -> None:

