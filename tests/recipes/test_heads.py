@@ -14,6 +14,7 @@ from tanager import models
 from tanager.cli import main
 from tanager.models.layers import ScaledHead
 from tanager.recipes import RECIPES, heads
+from tanager.recipes.budget import solve_budget
 from tanager.recipes.recipe import Recipe
 
 
@@ -104,8 +105,35 @@ def test_class_means_need_features_of_norm_1(given):
     recipe = dataclasses.replace(
         AUTO, steps=1, solver="class-means", learning_rate=1, **given
     )
-    with pytest.raises(ValueError, match="features of norm 1"):
+    with pytest.raises(ValueError, match="is for a last layer on features of norm 1"):
         heads.resolved(recipe, 600, 10, 1280)
+
+
+def test_noise_that_is_given_is_kept():
+    given = dataclasses.replace(AUTO, noise_multiplier=500.0)
+    found = heads.resolved(given, 600, 10, 1280)
+    budget = solve_budget(found, 600)
+    assert budget.mechanism.noise_multiplier == 500
+    assert budget.epsilon < 0.05
+    little = dataclasses.replace(given, noise_multiplier=0.1, solve_for="nothing")
+    with pytest.raises(ValueError, match="is less than these settings spend"):
+        solve_budget(heads.resolved(little, 600, 10, 1280), 600)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"head_input": "features"}, "is for a last layer on features of norm 1"),
+        (
+            {"epsilon": None, "noise_multiplier": 9.0, "steps": 3},
+            "must be given for so",
+        ),
+        ({"solve_for": "steps", "noise_multiplier": 9.0}, "of 1 step"),
+    ],
+)
+def test_what_the_map_does_not_know_is_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        heads.resolved(dataclasses.replace(AUTO, **given), 600, 10, 1280)
 
 
 @pytest.fixture(scope="module")

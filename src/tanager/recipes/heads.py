@@ -41,22 +41,26 @@ def resolved(recipe: Recipe, examples: int, classes: int, features: int) -> Reci
     Raises:
         ValueError: the solver does not suit the rest of the recipe.
     """
+    on_features = recipe.caches_features and recipe.head_input != "features"
+    if recipe.solver != "dp-sgd" and not on_features:
+        validate.refuse(
+            "solver",
+            recipe.solver,
+            "is for a last layer on features of norm 1",
+            "give fine_tune last-layer, no augmentation, and head_input norm or root",
+        )
     if recipe.solver == "auto":
         recipe = _chosen(recipe, examples, classes, features)
     if recipe.solver == "dp-sgd":
         return dataclasses.replace(recipe, batch_size=recipe.batch_size or examples)
-    if not recipe.caches_features or recipe.head_input == "features":
+    if recipe.solve_for == "steps":
         validate.refuse(
-            "solver",
-            recipe.solver,
-            "computes a last layer on features of norm 1",
-            "give fine_tune last-layer, no augmentation, and head_input norm or root",
+            "solve_for", "steps", "must be another for class-means, of 1 step"
         )
     return dataclasses.replace(
         recipe,
         batch_size=examples,
         steps=1,
-        noise_multiplier=None if recipe.epsilon else recipe.noise_multiplier,
         clip_norm=1.0,
         optimizer="sgd",
         optimizer_options={},
@@ -73,13 +77,15 @@ def _chosen(recipe: Recipe, examples: int, classes: int, features: int) -> Recip
 
     What decides is N·ε/(classes·√features), a class's signal over its noise.
     """
-    epsilon = math.inf if recipe.epsilon is None else recipe.epsilon
+    steps, rate, epsilon = recipe.steps, recipe.learning_rate, recipe.epsilon
+    if epsilon is None:
+        if steps is None or not rate:
+            rule = "must be given for solver auto, which chooses by it"
+            validate.refuse("epsilon", None, rule, "or give steps and learning_rate")
+        return dataclasses.replace(recipe, solver="dp-sgd")
     signal = examples * epsilon / (classes * math.sqrt(features))
-    steps, rate = recipe.steps, recipe.learning_rate
     if signal < _FEW and steps is None and not rate:
-        return dataclasses.replace(
-            recipe, solver="class-means", steps=1, learning_rate=1.0
-        )
+        return dataclasses.replace(recipe, solver="class-means")
     return dataclasses.replace(
         recipe,
         solver="dp-sgd",
