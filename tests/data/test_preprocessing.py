@@ -56,8 +56,9 @@ def test_photos_become_what_other_libraries_make_of_them(record):
 
 def test_the_record_and_the_object_are_one():
     made = dataclasses.replace(HALF, size=(20, 30), crop=0.9, squash=True)
-    config = json.loads(json.dumps({"tanager": {"preprocessing": made.to_json()}}))
-    assert preprocessing.read(config) == made
+    run = json.loads(json.dumps({"preprocessing": made.to_json(), "model": "x"}))
+    assert preprocessing.read(run) == preprocessing.read({"tanager": run}) == made
+    assert preprocessing.read({"preprocessing": None}) is None
 
 
 def test_grey_images_are_repeated_for_a_network_of_colours():

@@ -90,10 +90,9 @@ def download_weights(name: str) -> Path:
         OSError: as `download`.
     """
     path = download(name, SAFETENSORS, INDEX)
-    repository, revision, file = parse(name, INDEX)
+    file = PurePosixPath(parse(name, INDEX).file)
     for shard in files_of(path)[1:]:
-        beside = PurePosixPath(file).with_name(shard.name)
-        download(f"hf:{repository}@{revision}:{beside}")
+        download(beside(name, str(file.with_name(shard.name))))
     return path
 
 

@@ -94,7 +94,7 @@ def is_packaged(path: Path) -> bool:
     """Return whether a file is one of `PACKAGED`, to the last bit."""
     known = {packaged.sha256 for packaged in PACKAGED.values()}
     names = {Path(packaged.file).name for packaged in PACKAGED.values()}
-    return path.name in names and hub.sha256(path) in known
+    return path.name in names and path.is_file() and hub.sha256(path) in known
 
 
 def read(path: Path) -> dict[str, np.ndarray]:

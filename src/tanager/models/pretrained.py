@@ -160,11 +160,11 @@ def preprocessing_of(source: str | os.PathLike[str]) -> Preprocessing | None:
         source: see `load_weights`.
 
     Returns:
-        It, or None if nothing says it.
+        It, or None if nothing says it. Where the Hub does not give such a file, what
+            `PUBLISHED` knows.
 
     Raises:
         ValueError: such a file is damaged, or asks for what `Preprocessing` cannot do.
-        OSError: a file on the Hub cannot be downloaded.
     """
     source = hub.full_name(source)
     if hub.is_hub_name(source):
@@ -197,9 +197,11 @@ def read_preprocessing(path: str | os.PathLike[str]) -> Preprocessing | None:
 
 def _on_hub(name: str) -> Preprocessing | None:
     for file in _DESCRIPTIONS:
-        with contextlib.suppress(ValueError, OSError):
-            if found := read_preprocessing(hub.download(hub.beside(name, file))):
-                return found
+        path = None
+        with contextlib.suppress(ValueError, OSError):  # no such file, or off line
+            path = hub.download(hub.beside(name, file))
+        if path is not None and (found := read_preprocessing(path)):
+            return found
     for published in itertools.chain.from_iterable(PUBLISHED.values()):
         if published.weights == name:
             sides = (published.image_size, published.image_size)

@@ -15,9 +15,9 @@ def read(config: Mapping[str, Any]) -> Preprocessing | None:
     """Return the preprocessing that a JSON file describes; None if it describes none.
 
     Args:
-        config: of tanager's ``config.json``, timm's ``config.json``, or transformers'
-            ``preprocessor_config.json`` (which puts a crop that is not in the middle
-            of whole pixels one pixel higher or further left).
+        config: of the ``config.json`` of timm, or of a run or an export of tanager; or
+            transformers' ``preprocessor_config.json`` (which puts a crop that is not in
+            the middle of whole pixels one pixel higher or further left).
 
     Raises:
         ValueError: it asks for what `Preprocessing` cannot do.
@@ -29,7 +29,8 @@ def read(config: Mapping[str, Any]) -> Preprocessing | None:
 
 
 def _tanager(config: Mapping[str, Any]) -> Preprocessing | None:
-    ours = config["tanager"].get("preprocessing")
+    """Of an export, or of a run."""
+    ours = config.get("tanager", config).get("preprocessing")
     return None if ours is None else of_fields(ours)
 
 
@@ -101,5 +102,6 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], Preprocessing | None]] = {
     "tanager": _tanager,
     "pretrained_cfg": _timm,
     "image_mean": _transformers,
+    "preprocessing": _tanager,
 }
 """By an entry that only this kind of file has."""
