@@ -367,7 +367,8 @@ GOOD = charge(THREE[0]).to_json()
 @pytest.mark.parametrize(
     "entry",
     [
-        {"account": 1},
+        {"account": 1, "unit": "person"},
+        {"account": 2},
         {"unit": "person"},
         {"data": 3},
         {"limit": {"epsilon": 0, "delta": DELTA}},

@@ -12,10 +12,12 @@ import pytest
 import tanager
 from tanager import models
 from tanager.cli import main
+from tanager.data import load
 from tanager.models.layers import ScaledHead
-from tanager.recipes import RECIPES, heads
+from tanager.recipes import RECIPES, heads, tasks
 from tanager.recipes.budget import solve_budget
 from tanager.recipes.recipe import Recipe
+from tanager.search.simulation import plan_simulation
 
 
 WIDTH, CLASSES, N = 6, 3, 40
@@ -134,6 +136,23 @@ def test_noise_that_is_given_is_kept():
 def test_what_the_map_does_not_know_is_refused(given, message):
     with pytest.raises(ValueError, match=message):
         heads.resolved(dataclasses.replace(AUTO, **given), 600, 10, 1280)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [({}, "batch_size"), ({"batch_size": 64}, "must be dp-sgd in a search")],
+)
+def test_a_search_needs_batches_and_steps(given, message):
+    with pytest.raises(ValueError, match=message):
+        plan_simulation("x", dataclasses.replace(AUTO, **given), 600)
+
+
+def test_a_crop_is_resized_to_the_size_that_is_given():
+    dataset = load("digits")
+    recipe = dataclasses.replace(AUTO, crop_size=8, image_size=12, flip=True)
+    assert tasks.seen_shape(recipe, dataset) == (12, 12, 1)
+    recipe = dataclasses.replace(recipe, image_size=None)
+    assert tasks.seen_shape(recipe, dataset) == (8, 8, 1)
 
 
 @pytest.fixture(scope="module")

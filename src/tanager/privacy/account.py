@@ -4,7 +4,7 @@ A run is charged in full, and the charge is on the disk, before its first step. 
 that was killed or deleted stays charged. A limit refuses a run that would exceed it
 before anything is made. The file is like a ledger, see `tanager.privacy.hashed_file`:
 
-    {"account": 1, "hash": "…"}
+    {"account": 2, "hash": "…"}
     {"unit": "example", "hash": "…"}
     {"data": "9f0c…", "hash": "…"}
     {"limit": {"epsilon": 4.0, "delta": 1e-05}, "hash": "…"}
@@ -30,7 +30,7 @@ from tanager.privacy.mechanism import Mechanism
 from tanager.privacy.shown import format_bound, format_epsilon
 
 
-_VERSION = 1
+_VERSION = 2
 _MOST_NOISE = 1e5
 
 

@@ -218,6 +218,17 @@ class Recipe:
             )
         return examples
 
+    def require_batches(self) -> None:
+        """Refuse what a search cannot vary: full batches, and heads that are solved.
+
+        Raises:
+            ValueError: batch_size is 0, or solver is not dp-sgd.
+        """
+        validate.whole(batch_size=self.batch_size, at_least=1)
+        if self.solver != "dp-sgd":
+            remedy = "give --solver dp-sgd, --steps and --learning-rate"
+            validate.refuse("solver", self.solver, "must be dp-sgd in a search", remedy)
+
     @property
     def caches_features(self) -> bool:
         """Whether the last layer alone is trained, on inputs that never change."""

@@ -221,10 +221,11 @@ def preprocessing(recipe: Recipe, dataset: Dataset) -> Preprocessing:
     if recipe.crop_fraction is not None:
         found = dataclasses.replace(found, crop=recipe.crop_fraction)
     side = recipe.image_size
-    if recipe.crop_size or (side and recipe.dataset in RESIZED):
+    if side and recipe.dataset not in RESIZED:
+        return dataclasses.replace(found, size=(side, side))
+    if side or recipe.crop_size:
         return dataclasses.replace(found, size=view[:2], crop=1.0)
-    size = (side, side) if side else found.size or view[:2]
-    return dataclasses.replace(found, size=size)
+    return dataclasses.replace(found, size=found.size or view[:2])
 
 
 def check_augmentation(recipe: Recipe, dataset: Dataset) -> None:

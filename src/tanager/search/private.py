@@ -137,6 +137,7 @@ def calibrate_selection(
         rule = "and steps must be given: the noise multiplier is calibrated"
         remedy = "epsilon is that of the whole search"
         validate.refuse("epsilon", recipe.epsilon, rule, remedy)
+    recipe.require_batches()
     validate.whole(validation_examples=recipe.validation_examples, at_least=1)
     if recipe.adjacency != Adjacency.ZERO_OUT:
         rule, remedy = "is not supported by private searches", "use zero-out"

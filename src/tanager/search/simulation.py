@@ -152,6 +152,7 @@ def plan_simulation(name: str, recipe: Recipe, examples: int) -> Target:
             "has no noise, and simulations scale the noise",
             "search for a private recipe",
         )
+    recipe.require_batches()
     budget = solve_budget(recipe, examples)
     mechanism = budget.mechanism
     if mechanism.noise_multiplier == 0:
