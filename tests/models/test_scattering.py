@@ -10,7 +10,7 @@ from references.make_scattering import SHAPES, draw
 
 from tanager import models
 from tanager.models import scattering
-from tanager.models.transformed import TransformModel
+from tanager.models.staged import StagedModel
 
 
 REFERENCES = parity.read("scattering")
@@ -55,13 +55,13 @@ def test_normalised_features_of_a_channel_have_mean_0_and_variance_1():
 def test_a_network_is_its_layers_on_the_transform(name):
     shape = (9, 17, 2)
     model = models.create(name, classes=3, image_shape=shape, key=KEY)
-    assert isinstance(model, TransformModel)
+    assert isinstance(model, StagedModel)
     image = jnp.asarray(draw(shape))
     values = scattering.normalise(scattering.scatter(image))
-    np.testing.assert_array_equal(model.transform(image), values)
-    logits = model.head(model.of_transform(values))
+    np.testing.assert_array_equal(model.front(image), values)
+    logits = model.head(model.back(values))
     np.testing.assert_allclose(model(image), logits, rtol=1e-5, atol=1e-5)
-    narrow = model.transform(image.astype(jnp.bfloat16))
+    narrow = model.front(image.astype(jnp.bfloat16))
     assert narrow.dtype == jnp.bfloat16
 
 

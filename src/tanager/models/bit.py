@@ -6,15 +6,17 @@ variance 1. The structure is that of Google's `big_transfer` and of timm's
 """
 
 import functools
+import itertools
 from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from tanager import _validate as validate
 from tanager.models import layers, windows
+from tanager.models.staged import StagedModel
 
 
 class Variant(NamedTuple):
@@ -86,7 +88,7 @@ class Block(eqx.Module):
         return skip + residual
 
 
-class BiT(layers.Model):
+class BiT(StagedModel):
     """BiT ResNet-v2 for one image `[H, W, channels_in]`, giving logits.
 
     A 7×7 convolution to 64 channels at stride 2, a 3×3 maximum at stride 2 over the
@@ -134,14 +136,24 @@ class BiT(layers.Model):
         self.head = layers.Linear(channels, classes, key=head_key)
         self.channels_in = channels_in
 
-    def features(self, image: Array) -> Float[Array, " features"]:
-        """Return the input of the head for one image: the mean over all pixels."""
+    @property
+    def last_stage(self) -> PyTree:
+        """The blocks of the last stage, and the norm after them."""
+        return self.stages[-1], self.norm
+
+    def front(self, image: Array) -> Float[Array, "h w c"]:
+        """Return what the last stage sees of one image."""
         layers.check_image(image, self.channels_in)
         image = self.stem(image)
         # Zeros and not −∞: nothing keeps the convolution's outputs above 0.
         image = jnp.pad(image, ((1, 1), (1, 1), (0, 0)))
         image = windows.max_pool(image, 3, stride=2, padding="VALID")
-        for stage in self.stages:
-            for block in stage:
-                image = block(image)
-        return jnp.mean(jax.nn.relu(self.norm(image)), axis=(0, 1))
+        for block in itertools.chain(*self.stages[:-1]):
+            image = block(image)
+        return image
+
+    def back(self, seen: Array) -> Float[Array, " features"]:
+        """Return the input of the head: the mean over all pixels."""
+        for block in self.stages[-1]:
+            seen = block(seen)
+        return jnp.mean(jax.nn.relu(self.norm(seen)), axis=(0, 1))

@@ -10,10 +10,11 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from tanager import _validate as validate
 from tanager.models import layers
+from tanager.models.staged import StagedModel
 from tanager.models.vit import LayerNorm, LayerScale
 
 
@@ -80,7 +81,7 @@ class Downsample(eqx.Module):
         return self.conv(jax.vmap(jax.vmap(self.norm))(image))
 
 
-class ConvNeXt(layers.Model):
+class ConvNeXt(StagedModel):
     """ConvNeXt for one image `[H, W, channels_in]`, giving logits.
 
     Both sides are at least 32 pixels: the four stages divide them by 32.
@@ -131,16 +132,26 @@ class ConvNeXt(layers.Model):
         self.head = layers.Linear(widths[-1], classes, key=next(keys))
         self.channels_in = channels_in
 
-    def features(self, image: Array) -> Float[Array, " features"]:
-        """Return the input of the head for one image: the normalised mean pixel."""
+    @property
+    def last_stage(self) -> PyTree:
+        """The blocks of the last stage, and the norm after them."""
+        return self.stages[-1], self.norm
+
+    def front(self, image: Array) -> Float[Array, "h w c"]:
+        """Return what the last stage sees of one image."""
         layers.check_image(image, self.channels_in)
         height, width, _ = image.shape
         smallest = _PATCH * 2 ** (len(self.stages) - 1)
         validate.whole(image_height=height, image_width=width, at_least=smallest)
         image = jax.vmap(jax.vmap(self.stem_norm))(self.stem(image))
-        for number, stage in enumerate(self.stages):
-            if number:
-                image = self.downsamples[number - 1](image)
+        for stage, downsample in zip(self.stages, self.downsamples, strict=False):
             for block in stage:
                 image = block(image)
-        return self.norm(jnp.mean(image, axis=(0, 1)))
+            image = downsample(image)
+        return image
+
+    def back(self, seen: Array) -> Float[Array, " features"]:
+        """Return the input of the head: the normalised mean pixel."""
+        for block in self.stages[-1]:
+            seen = block(seen)
+        return self.norm(jnp.mean(seen, axis=(0, 1)))

@@ -18,11 +18,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from tanager import _validate as validate
 from tanager.clipping.analysis.dtypes import accumulation_dtype
 from tanager.models import layers, vit
+from tanager.models.staged import StagedModel
 
 
 class Variant(NamedTuple):
@@ -126,7 +127,7 @@ class Block(eqx.Module):
         return tokens + jax.vmap(self.scale2)(jax.vmap(self.contract)(hidden))
 
 
-class DINO(layers.Model):
+class DINO(StagedModel):
     """DINOv2 or DINOv3 for one image `[H, W, C]`, giving logits.
 
     Attributes:
@@ -180,34 +181,53 @@ class DINO(layers.Model):
         self.norm = vit.LayerNorm(width, eps=_norm_eps(variant))
         self.image_shape = image_shape
 
-    def features(self, image: Array) -> Float[Array, " d"]:
-        """Return the input of the head for one image: one normalised token.
+    @property
+    def last_stage(self) -> PyTree:
+        """The last block, and the norm after it."""
+        return self.blocks[-1], self.norm
 
-        That is the class token in DINOv2, and the mean of the patches in DINOv3.
-        """
+    def front(self, image: Array) -> Float[Array, "t d"]:
+        """Return the tokens that the last block sees of one image."""
         layers.check_image(image, self.image_shape[2], self.image_shape)
         grid = self.patches(image)
         tokens = grid.reshape(-1, grid.shape[-1])
-        others = 1 + (0 if self.registers is None else self.registers.shape[0])
         if self.positions is not None and self.registers is not None:
             tokens = tokens + self.positions.astype(image.dtype)
-        rows = jnp.pad(tokens, ((others, 0), (0, 0)))
+        rows = jnp.pad(tokens, ((self._others, 0), (0, 0)))
         parts = [rows[:1] + self.class_token.astype(image.dtype)[None, :]]
         if self.registers is not None:
-            parts.append(rows[1:others] + self.registers.astype(image.dtype))
-        tokens = jnp.concatenate([*parts, rows[others:]])
-        if self.positions is None:
-            heads = self.blocks[0].attention.heads
-            rotate = _rotation(grid.shape[:2], tokens.shape[1] // heads, others)
-            for block in self.blocks:
-                tokens = block(tokens, rotate=rotate)
-            return jnp.mean(jax.vmap(self.norm)(tokens[others:]), axis=0)
-        if self.registers is None:
+            parts.append(rows[1 : self._others] + self.registers.astype(image.dtype))
+        tokens = jnp.concatenate([*parts, rows[self._others :]])
+        if self.positions is not None and self.registers is None:
             tokens = tokens + self.positions.astype(image.dtype)
+        rotate = self._rotate()
         for block in self.blocks[:-1]:
-            tokens = block(tokens)
+            tokens = block(tokens, rotate=rotate)
+        return tokens
+
+    def back(self, seen: Array) -> Float[Array, " d"]:
+        """Return the input of the head: one normalised token.
+
+        That is the class token in DINOv2, and the mean of the patches in DINOv3.
+        """
+        last = self.blocks[-1]
+        if self.positions is None:
+            tokens = last(seen, rotate=self._rotate())[self._others :]
+            return jnp.mean(jax.vmap(self.norm)(tokens), axis=0)
         # The head sees the class token alone: no other need leave the last block.
-        return self.norm(self.blocks[-1](tokens, queries=1)[0])
+        return self.norm(last(seen, queries=1)[0])
+
+    @property
+    def _others(self) -> int:
+        return 1 + (0 if self.registers is None else self.registers.shape[0])
+
+    def _rotate(self) -> Callable[[Array], Array] | None:
+        if self.positions is not None:
+            return None
+        patch = self.patches.weight.shape[0]
+        grid = tuple(side // patch for side in self.image_shape[:2])
+        heads = self.blocks[0].attention.heads
+        return _rotation(grid, len(self.class_token) // heads, self._others)
 
 
 def _norm_eps(variant: Variant) -> float:

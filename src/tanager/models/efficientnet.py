@@ -4,16 +4,18 @@ The structure is that of TensorFlow's release and of timm's `tf_efficientnet_lit
 EfficientNet's blocks without squeeze-and-excitation, ReLU6, padding as TensorFlow pads.
 """
 
+import itertools
 import math
 from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from tanager import _validate as validate
 from tanager.models import layers
+from tanager.models.staged import StagedModel
 
 
 class Variant(NamedTuple):
@@ -107,7 +109,7 @@ class Block(eqx.Module):
         return image + output if output.shape == image.shape else output
 
 
-class EfficientNetLite(layers.Model):
+class EfficientNetLite(StagedModel):
     """EfficientNet-Lite for one image `[H, W, channels_in]`, giving logits.
 
     Batch norm is what it is in inference, a scale and a shift of each channel
@@ -164,15 +166,25 @@ class EfficientNetLite(layers.Model):
         self.head = layers.Linear(_FEATURES, classes, key=head_key)
         self.channels_in = channels_in
 
-    def features(self, image: Array) -> Float[Array, " features"]:
-        """Return the input of the head for one image: the mean over all pixels."""
+    @property
+    def last_stage(self) -> PyTree:
+        """The last block and convolution, with their norms."""
+        return self.stages[-1], self.last, self.last_norm
+
+    def front(self, image: Array) -> Float[Array, "h w c"]:
+        """Return what the last stage sees of one image."""
         layers.check_image(image, self.channels_in)
         image = jax.nn.relu6(self.stem_norm(self.stem(image)))
-        for stage in self.stages:
-            for block in stage:
-                image = block(image)
-        image = jax.nn.relu6(self.last_norm(self.last(image)))
-        return jnp.mean(image, axis=(0, 1))
+        for block in itertools.chain(*self.stages[:-1]):
+            image = block(image)
+        return image
+
+    def back(self, seen: Array) -> Float[Array, " features"]:
+        """Return the input of the head: the mean over all pixels."""
+        for block in self.stages[-1]:
+            seen = block(seen)
+        seen = jax.nn.relu6(self.last_norm(self.last(seen)))
+        return jnp.mean(seen, axis=(0, 1))
 
 
 def _rounded(channels: float) -> int:

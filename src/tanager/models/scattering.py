@@ -20,11 +20,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from tanager import _validate as validate
 from tanager.models import layers, windows
-from tanager.models.transformed import TransformModel
+from tanager.models.staged import StagedModel
 
 
 PATHS = 81
@@ -62,7 +62,7 @@ def _random() -> tuple[np.ndarray, np.ndarray]:
 _RANDOM = _random()
 
 
-class Scattering(TransformModel):
+class Scattering(StagedModel):
     """What the networks on scattering features share: the features, normalised.
 
     Args:
@@ -71,8 +71,8 @@ class Scattering(TransformModel):
 
     image_shape: eqx.AbstractVar[tuple[int, int, int]]
 
-    def transform(self, image: Array) -> Float[Array, "h2 w2 f"]:
-        """Return the normalised scattering features of one image: what is cached."""
+    def front(self, image: Array) -> Float[Array, "h2 w2 f"]:
+        """Return the normalised scattering features of one image."""
         layers.check_image(image, self.image_shape[2], self.image_shape)
         return normalise(scatter(image))
 
@@ -103,16 +103,21 @@ class ScatteringLinear(Scattering):
         self.image_shape = image_shape
         self.mirror = mirror
 
-    def transform(self, image: Array) -> Float[Array, "h2 w2 f"]:
-        """Return the normalised scattering features of one image: what is cached."""
-        values = super().transform(image)
+    @property
+    def last_stage(self) -> PyTree:
+        """Nothing: the head sees the features."""
+        return ()
+
+    def front(self, image: Array) -> Float[Array, "h2 w2 f"]:
+        """Return the normalised scattering features of one image."""
+        values = super().front(image)
         if not self.mirror:
             return values
-        return (values + super().transform(image[:, ::-1])) / 2
+        return (values + super().front(image[:, ::-1])) / 2
 
-    def of_transform(self, values: Array) -> Float[Array, " features"]:
+    def back(self, seen: Array) -> Float[Array, " features"]:
         """Return the input of the head: the features, flattened."""
-        return values.reshape(-1)
+        return seen.reshape(-1)
 
 
 class ScatteringCNN(Scattering):
@@ -141,10 +146,15 @@ class ScatteringCNN(Scattering):
         self.head = layers.Linear(positions * _CHANNELS, classes, key=three)
         self.image_shape = image_shape
 
-    def of_transform(self, values: Array) -> Float[Array, " features"]:
+    @property
+    def last_stage(self) -> PyTree:
+        """Both convolutions."""
+        return self.convs
+
+    def back(self, seen: Array) -> Float[Array, " features"]:
         """Return the input of the head: the second convolution, flattened."""
         first, second = self.convs
-        values = jnp.tanh(first(values))
+        values = jnp.tanh(first(seen))
         values = windows.max_pool(values, 2, stride=2, padding="VALID")
         return jnp.tanh(second(values)).reshape(-1)
 

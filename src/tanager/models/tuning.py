@@ -7,6 +7,7 @@ root of their number. Every choice trains the head, which is new.
 |---|---|
 | `all` | everything |
 | `last-layer` | nothing |
+| `last-stage` | the last blocks, and what comes after them |
 | `biases-and-norms` | every bias, and all scales and gains of channels |
 | `film` | a scale and a shift of each channel: of norms, or of gains without norms |
 | `lora` | two thin matrices beside each linear layer and convolution of the blocks |
@@ -29,9 +30,10 @@ from jaxtyping import PRNGKeyArray, PyTree
 from tanager import _validate as validate
 from tanager.models import layers
 from tanager.models.low_rank import with_low_rank
+from tanager.models.staged import StagedModel
 
 
-FINE_TUNING = ("all", "last-layer", "biases-and-norms", "film", "lora")
+FINE_TUNING = ("all", "last-layer", "last-stage", "biases-and-norms", "film", "lora")
 """The choices of `fine_tune`."""
 
 _TRAINED = {
@@ -75,6 +77,12 @@ def fine_tune(
         validate.refuse("model", kind, "must have a linear layer called head", remedy)
     if what == "lora":
         model = with_low_rank(model, rank, alpha, key=key)
+    late: set[int] = set()
+    if what == "last-stage":
+        if not isinstance(model, StagedModel):
+            rule, remedy = f"is not marked in {kind}", "use all or last-layer"
+            validate.refuse("fine_tune", what, rule, remedy)
+        late = {id(leaf) for leaf in jax.tree.leaves(model.last_stage)}
     leaves = _leaves(model)
     if what == "film" and not any(_has(owner, ("scale",)) for _, owner, _ in leaves):
         what = "film without norms"
@@ -84,6 +92,7 @@ def fine_tune(
         and (
             what == "all"
             or path[0] == "head"
+            or id(leaf) in late
             or (path[-1] in names and _has(owner, beside))
         )
         for path, owner, leaf in leaves

@@ -18,11 +18,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from tanager import _validate as validate
 from tanager.clipping.analysis.dtypes import accumulation_dtype
 from tanager.models import layers
+from tanager.models.staged import StagedModel
 
 
 class Variant(NamedTuple):
@@ -219,7 +220,7 @@ class Block(eqx.Module):
         return tokens + jax.vmap(self.contract)(layers.gelu(hidden))
 
 
-class VisionTransformer(layers.Model):
+class VisionTransformer(StagedModel):
     """Vision transformer for one image `[H, W, C]`, giving logits.
 
     Attributes:
@@ -271,8 +272,13 @@ class VisionTransformer(layers.Model):
         self.head = layers.Linear(variant.width, classes, key=head_key)
         self.image_shape = image_shape
 
-    def features(self, image: Array) -> Float[Array, " d"]:
-        """Return the input of the head for one image: the normalised class token."""
+    @property
+    def last_stage(self) -> PyTree:
+        """The last block, and the norm after it."""
+        return self.blocks[-1], self.norm
+
+    def front(self, image: Array) -> Float[Array, "t d"]:
+        """Return the tokens that the last block sees of one image."""
         layers.check_image(image, self.image_shape[2], self.image_shape)
         patches = self.patches(image)
         patches = patches.reshape(-1, patches.shape[-1])
@@ -282,8 +288,12 @@ class VisionTransformer(layers.Model):
         tokens = tokens + self.positions.astype(image.dtype)
         for block in self.blocks[:-1]:
             tokens = block(tokens)
+        return tokens
+
+    def back(self, seen: Array) -> Float[Array, " d"]:
+        """Return the input of the head: the normalised class token."""
         # The head sees the class token alone: no other need leave the last block.
-        return self.norm(self.blocks[-1](tokens, queries=1)[0])
+        return self.norm(self.blocks[-1](seen, queries=1)[0])
 
 
 def patch_grid(

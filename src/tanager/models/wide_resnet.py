@@ -7,10 +7,11 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from tanager import _validate as validate
 from tanager.models import layers
+from tanager.models.staged import StagedModel
 
 
 NORMALISATION_ORDERS = ("pre-activation", "post-activation")
@@ -85,7 +86,7 @@ class Block(eqx.Module):
         return image + residual
 
 
-class WideResNet(layers.Model):
+class WideResNet(StagedModel):
     """WRN-`depth`-`width` for one image `[H, W, channels_in]`, giving logits.
 
     A 3×3 convolution to 16 channels; three stages of (depth − 4)/6 blocks with 16k,
@@ -168,10 +169,25 @@ class WideResNet(layers.Model):
         self.channels_in = channels_in
         self.order = normalisation_order
 
-    def features(self, image: Array) -> Float[Array, " features"]:
-        """Return the input of the head for one image: the mean over all pixels."""
+    @property
+    def last_stage(self) -> PyTree:
+        """The last third of the blocks, and the norm after them."""
+        return self._last_blocks, self.norm
+
+    def front(self, image: Array) -> Float[Array, "h w c"]:
+        """Return what the last stage sees of one image."""
         layers.check_image(image, self.channels_in)
         image = self.stem(image)
-        for block in self.blocks:
+        for block in self.blocks[: -len(self._last_blocks)]:
             image = block(image)
-        return jnp.mean(normalise(self.norm, image, self.order), axis=(0, 1))
+        return image
+
+    def back(self, seen: Array) -> Float[Array, " features"]:
+        """Return the input of the head: the mean over all pixels."""
+        for block in self._last_blocks:
+            seen = block(seen)
+        return jnp.mean(normalise(self.norm, seen, self.order), axis=(0, 1))
+
+    @property
+    def _last_blocks(self) -> tuple[Block, ...]:
+        return self.blocks[2 * len(self.blocks) // 3 :]

@@ -6,6 +6,7 @@ import equinox as eqx
 import jax
 
 from tanager import models
+from tanager.models.staged import StagedModel
 from tanager.recipes.recipe import Recipe
 
 
@@ -52,6 +53,9 @@ def estimate(
     if recipe.caches_features:
         head = 2 * sum(leaf.size for leaf in jax.tree.leaves(model.head))
         flops = _PASSES * head * seen
+    elif recipe.caches_front and isinstance(model, StagedModel):
+        front = models.count_flops(model.front, image_shape)
+        flops = _PASSES * (once - front) * seen
     else:
         views = max(1, recipe.augmentation_multiplicity)
         passes = 1 if recipe.fine_tune == "last-layer" else _PASSES

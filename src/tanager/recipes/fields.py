@@ -10,7 +10,9 @@ from tanager.data.loader import Unreadable
 
 NormalisationOrder = Literal["pre-activation", "post-activation"]
 AdjacencyName = Literal["zero-out", "add-or-remove-one", "replace-one"]
-FineTuning = Literal["all", "last-layer", "biases-and-norms", "film", "lora"]
+FineTuning = Literal[
+    "all", "last-layer", "last-stage", "biases-and-norms", "film", "lora"
+]
 Head = Literal["load", "fresh", "zero"]
 HeadInput = Literal["features", "norm", "root"]
 SolverName = Literal["dp-sgd", "class-means", "auto"]
@@ -122,12 +124,12 @@ def _check_features(recipe: Any) -> None:
                 "start from the recipe features (tanager train features), or give "
                 "model linear and fine_tune last-layer",
             )
-    caches = recipe.caches_features or recipe.caches_transform
+    caches = recipe.caches_features or recipe.caches_front
     if recipe.features is not None and not caches:
         validate.refuse(
             "features",
             recipe.features,
-            "must be left out unless the last layer alone is trained, or a "
+            "must be left out unless the last layer or stage alone is trained, or a "
             "scattering network, without augmentation",
             "give fine_tune last-layer and augmentation_multiplicity 0",
         )

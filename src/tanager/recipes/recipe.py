@@ -59,12 +59,12 @@ class Recipe:
         solver: how the last layer is computed: dp-sgd; class-means, one noisy sum; or
             auto, the better of the two for N, ε, classes and features, with steps and
             learning rate for it; dp-sgd if one of these is given.
-        fine_tune: what to train: all layers, the last one, biases and norms, a scale
-            and shift per channel (film), or low-rank products (lora).
+        fine_tune: what to train: all layers, the last one, the last stage, biases and
+            norms, a scale and shift per channel (film), or low-rank products (lora).
         lora_rank: rank of the low-rank products.
-        features: folder that caches the last layer's input, for fine_tune last-layer
-            without augmentation, or a scattering network's features. Default: in the
-            run's private folder.
+        features: folder that caches the input of the last layer or stage, for these
+            choices of fine_tune without augmentation, or a scattering network's
+            features. Default: in the run's private folder.
         features_from: file of features that another program made (.npz, .parquet, or
             train_features.npy): trains the model linear on them, without images.
         non_private: train WITHOUT privacy, on public data: no clipping, no noise.
@@ -235,10 +235,11 @@ class Recipe:
         return self.fine_tune == "last-layer" and not self._views
 
     @property
-    def caches_transform(self) -> bool:
-        """Whether all layers of a scattering network see what never changes."""
-        whole = self.model.startswith("scattering-") and self.fine_tune == "all"
-        return whole and not self._views and self.unreadable == "error"
+    def caches_front(self) -> bool:
+        """Whether all that is trained sees what never changes, of several axes."""
+        late = self.fine_tune == "last-stage"
+        late |= self.model.startswith("scattering-") and self.fine_tune == "all"
+        return late and not self._views and self.unreadable == "error"
 
     @property
     def _views(self) -> int:

@@ -27,7 +27,7 @@ from tanager.models.pretrained import (
     preprocessing_of,
     read_preprocessing,
 )
-from tanager.models.transformed import TransformModel
+from tanager.models.staged import StagedModel
 from tanager.models.tuning import fine_tune
 from tanager.parallel import hosts
 from tanager.recipes import heads
@@ -105,32 +105,27 @@ def make(
         image = prepared(augmented.eval_view(example["image"]))
         return image.astype(image_dtype(recipe.precision))
 
-    if recipe.caches_features:
-        sources = _cached(
-            recipe,
-            dataset,
-            lambda model, example: model.features(pixels(example)),
-            model,
-            out,
-            progress,
-        )
-        return _solved(recipe, _on_features(recipe, dataset, model, origin, sources))
-    if isinstance(model, TransformModel) and recipe.caches_transform:
-        sources = _cached(
-            recipe,
-            dataset,
-            lambda _, example: model.transform(pixels(example)),
-            None,
-            out,
-            progress,
-        )
-        return _on_transform(recipe, dataset, model, origin, sources)
     model, marks = fine_tune(
         model,
         recipe.fine_tune,
         key=derive_keys(secret, "low-rank")[0],
         rank=recipe.lora_rank,
     )
+    trainable = None if recipe.fine_tune == "all" else marks
+    if recipe.caches_features or recipe.caches_front:
+        part = "features" if recipe.caches_features else "front"
+        sources = _cached(
+            recipe,
+            dataset,
+            lambda frozen, example: getattr(frozen, part)(pixels(example)),
+            eqx.filter(model, marks, inverse=True),
+            out,
+            progress,
+        )
+        if recipe.caches_features:
+            task = _on_features(recipe, dataset, model, origin, sources)
+            return _solved(recipe, task)
+        return _on_front(recipe, dataset, model, trainable, origin, sources)
 
     def augment(key: jax.Array, example: Any) -> Any:
         return {**example, "image": augmented(key, example["image"])}
@@ -143,7 +138,7 @@ def make(
         model,
         units(recipe, dataset, dataset.train),
         augment=augment if recipe.augmentation_multiplicity else None,
-        trainable=None if recipe.fine_tune == "all" else marks,
+        trainable=trainable,
         finish=merge,
         unreadable=recipe.unreadable,
     )
@@ -288,24 +283,26 @@ def _on_features(
     return Task(problem, predict, test, None, origin)
 
 
-def _on_transform(
+def _on_front(
     recipe: Recipe,
     dataset: Dataset,
-    model: TransformModel,
+    model: Any,
+    trainable: PyTree,
     origin: dict[str, Any] | None,
     sources: tuple[Source, Source],
 ) -> Task:
-    """Train a model on what its transform, which has no parameters, makes of images."""
+    """Train the last stage on what the front, which stays as it is, makes of images."""
 
     def predict(model: Any, example: Any) -> jax.Array:
-        values = example["features"].astype(image_dtype(recipe.precision))
-        return model.head(model.of_transform(values)).astype(jnp.float32)
+        seen = example["features"].astype(image_dtype(recipe.precision))
+        return model.head(model.back(seen)).astype(jnp.float32)
 
     train, test = sources
     problem = Problem(
         _cross_entropy(predict),
         model,
         units(recipe, dataset, train),
+        trainable=trainable,
         unreadable=recipe.unreadable,
     )
     return Task(problem, predict, test, None, origin)

@@ -1,7 +1,8 @@
-"""A model's public transform is computed once, and nothing else changes."""
+"""What stays as it is of a model is computed once, and nothing else changes."""
 
 import dataclasses
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,15 +30,27 @@ def make(dataset, folder, **fields):
     return tasks.make(recipe, dataset, Seed.from_int(0), folder, False)
 
 
-def test_losses_and_gradients_are_those_of_the_whole_model(dataset, tmp_path):
-    cached = make(dataset, tmp_path)
+@pytest.mark.parametrize(
+    ("fields", "shape"),
+    [
+        ({}, (2, 2, 81)),
+        ({"model": "wrn-10-1", "fine_tune": "last-stage"}, (4, 4, 32)),
+    ],
+    ids=["scattering", "last stage"],
+)
+def test_losses_and_gradients_are_those_of_the_whole_model(
+    dataset, tmp_path, fields, shape
+):
+    cached = make(dataset, tmp_path, **fields)
     views = {"augmentation_multiplicity": 2, "crop_padding": 1}
-    whole = make(dataset, tmp_path / "whole", **views)  # views leave no cache
+    whole = make(dataset, tmp_path / "whole", **fields, **views)  # so nothing is cached
     assert not (tmp_path / "whole/private").exists()
     index = np.arange(3)
     examples = [gather(task.problem.source(), index) for task in (cached, whole)]
-    assert examples[0]["features"].shape == (3, 2, 2, 81)
+    assert examples[0]["features"].shape == (3, *shape)
     assert "image" in examples[1]
+    trained = cached.problem.trainable or True
+    assert jax.tree.leaves(trained) == jax.tree.leaves(whole.problem.trainable or True)
     (losses, gradients), (expected, their_gradients) = (
         jax.jit(jax.vmap(jax.value_and_grad(task.problem.loss), (None, 0)))(
             task.problem.params, {name: jnp.asarray(x) for name, x in batch.items()}
@@ -45,9 +58,8 @@ def test_losses_and_gradients_are_those_of_the_whole_model(dataset, tmp_path):
         for task, batch in zip((cached, whole), examples, strict=True)
     )
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
-    for ours, theirs in zip(
-        jax.tree.leaves(gradients), jax.tree.leaves(their_gradients), strict=True
-    ):
+    found = [eqx.filter(tree, trained) for tree in (gradients, their_gradients)]
+    for ours, theirs in zip(*map(jax.tree.leaves, found), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
