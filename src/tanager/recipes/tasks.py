@@ -27,7 +27,6 @@ from tanager.models.pretrained import (
     preprocessing_of,
     read_preprocessing,
 )
-from tanager.models.staged import StagedModel
 from tanager.models.tuning import fine_tune
 from tanager.parallel import hosts
 from tanager.recipes import heads
