@@ -1,5 +1,6 @@
 """Files of features: read in every layout, refused by name, and written."""
 
+import pickle
 import re
 
 import numpy as np
@@ -88,6 +89,14 @@ def test_npy_files_are_mapped_and_the_folder_stands_for_them(tmp_path):
     assert first == read_features(file).origin()
     write_npy(tmp_path, {"train_features": 2 * ARRAYS["train_features"]})
     assert first != read_features(file).origin()
+
+
+def test_the_origin_of_training_examples_holds_no_test_set(tmp_path):
+    found = load("features", features_from=write_npz(tmp_path, ARRAYS))
+    pickled = pickle.dumps(found.train)
+    assert ARRAYS["train_features"].tobytes() in pickled
+    assert ARRAYS["test_features"].tobytes() not in pickled
+    assert pickle.loads(pickled).origin() == read_features(tmp_path / "made.npz").origin()
 
 
 def test_examples_are_held_out_and_chosen_as_of_images(tmp_path):
