@@ -97,7 +97,7 @@ def read_features(
     wanted += ["test_features", "test_labels"] if tested else []
     wanted += [f"{split}_{groups}" for split in SPLITS[: 1 + tested] if groups]
     with reading(file, "has no features that can be read", argument=ARGUMENT):
-        arrays = read_arrays(file, wanted, groups)
+        arrays = read_arrays(file, wanted, groups, labelled=data is None)
         optional = {"classes", f"test_{groups}"}
         if data is not None:
             optional |= {"train_labels", "test_labels"}
