@@ -110,6 +110,7 @@ class PrivateSettings:
             "recipe": {"name": self.name, **self.recipe.to_json()},
             "space": self.space.to_json(),
             "selection": dataclasses.asdict(self.search.selection),
+            "mechanism": dataclasses.asdict(self.search.run),
             "examples": self.examples,
             "epsilon": self.epsilon,
             "delta": self.delta,
