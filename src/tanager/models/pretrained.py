@@ -22,7 +22,7 @@ from tanager import _validate as validate
 from tanager._reading import read_json, reading
 from tanager._text import clean
 from tanager.data.preprocessing import Preprocessing
-from tanager.models import hub, packaged, weights
+from tanager.models import hub, packaged, pytorch, weights
 from tanager.models.foreign import preprocessing
 from tanager.models.foreign.layouts import SAME, Foreign, Table, folded, unfolded
 from tanager.models.foreign.tables import FORMATS, Format
@@ -102,7 +102,7 @@ def load_weights(
     validate.one_of(HEADS, head=head)
     source = hub.full_name(source)
     path = _find(source)
-    found = packaged.read(path) if packaged.is_packaged(path) else read_tensors(path)
+    found = pytorch.read(path) if packaged.is_packaged(path) else read_tensors(path)
     changes: list[str] = []
     if head != "load":
         _require_head(model)
