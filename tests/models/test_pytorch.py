@@ -87,5 +87,5 @@ def test_what_reaches_beyond_its_storage_is_refused(tmp_path):
 )
 def test_other_names_are_never_looked_up(tmp_path, name):
     legacy(tmp_path / "w.pth", {"w": _Named(*name, "touch /tmp/never")}, {})
-    with pytest.raises(ValueError, match=rf"name {name[0]}\.{name[1]}, which is not"):
+    with pytest.raises(ValueError, match=rf"names {name[0]}\.{name[1]}, which is not"):
         pytorch.read(tmp_path / "w.pth")
