@@ -271,7 +271,7 @@ def test_the_search_is_charged_once_whatever_its_number_of_runs(
     right = private._right
 
     def deleting(*of):
-        """In its place is one that has no room: what was spent is written all the same."""
+        """In its place is one without room; what was spent is written all the same."""
         account.path.unlink(missing_ok=True)
         account.set_limit(0.9 * settings.epsilon, settings.delta)
         return right(*of)
