@@ -155,6 +155,15 @@ def test_a_crop_is_resized_to_the_size_that_is_given():
     assert tasks.seen_shape(recipe, dataset) == (8, 8, 1)
 
 
+@pytest.mark.parametrize("changes", [{"crop_size": 8, "flip": True}, {}])
+def test_a_crop_fraction_is_kept_wherever_the_size_comes_from(changes):
+    recipe = dataclasses.replace(AUTO, crop_fraction=0.75, **changes)
+    assert tasks.preprocessing(recipe, load("digits")).crop == 0.75
+    folder = dataclasses.replace(load("digits"), name="folder")
+    recipe = dataclasses.replace(recipe, dataset="folder", image_size=8)
+    assert tasks.preprocessing(recipe, folder).crop == 0.75
+
+
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory):
     out = tmp_path_factory.mktemp("open") / "run"

@@ -218,14 +218,12 @@ def preprocessing(recipe: Recipe, dataset: Dataset) -> Preprocessing:
     elif recipe.preprocessing is None and recipe.weights is not None:
         found = preprocessing_of(recipe.weights)
     found = found or Preprocessing(mean=dataset.mean, std=dataset.std)
-    if recipe.crop_fraction is not None:
-        found = dataclasses.replace(found, crop=recipe.crop_fraction)
-    side = recipe.image_size
+    side, size, crop = recipe.image_size, found.size or view[:2], found.crop
     if side and recipe.dataset not in RESIZED:
-        return dataclasses.replace(found, size=(side, side))
-    if side or recipe.crop_size:
-        return dataclasses.replace(found, size=view[:2], crop=1.0)
-    return dataclasses.replace(found, size=found.size or view[:2])
+        size = (side, side)
+    elif side or recipe.crop_size:
+        size, crop = view[:2], 1.0
+    return dataclasses.replace(found, size=size, crop=recipe.crop_fraction or crop)
 
 
 def check_augmentation(recipe: Recipe, dataset: Dataset) -> None:
