@@ -75,6 +75,7 @@ def prepare(
     if dataset is None:
         dataset = load(recipe, progress)
     tasks.check_augmentation(recipe, dataset)
+    tasks.warn_of_preprocessing(recipe)
     starts = recipe.weights or recipe.features_from
     if recipe.fine_tune != "all" and starts is None:
         validate.refuse(

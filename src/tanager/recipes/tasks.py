@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,6 +54,11 @@ class Task(NamedTuple):
     origin: dict[str, Any] | None
 
 
+_ASSUMED = (
+    "their preprocessing is unknown: images have the data set's mean and deviation"
+)
+
+
 def _cross_entropy(predict: Callable[[Any, Any], jax.Array]) -> Callable:
     """Return the loss of one example, in nats."""
 
@@ -91,6 +97,8 @@ def make(
     assert isinstance(model, eqx.Module)
     if recipe.weights is not None:
         model, origin = load_weights(model, recipe.weights, head=recipe.head)
+        if assumes_preprocessing(recipe):
+            origin["changes"].append(_ASSUMED)
     elif recipe.head == "zero":
         zeros = jax.tree.map(jnp.zeros_like, model.head)
         model = eqx.tree_at(lambda tree: tree.head, model, zeros)
@@ -224,6 +232,26 @@ def preprocessing(recipe: Recipe, dataset: Dataset) -> Preprocessing:
     elif side or recipe.crop_size:
         size, crop = view[:2], 1.0
     return dataclasses.replace(found, size=size, crop=recipe.crop_fraction or crop)
+
+
+def assumes_preprocessing(recipe: Recipe) -> bool:
+    """Return whether pretrained weights do not say how images are standardised."""
+    known = recipe.preprocessing is not None or recipe.features_from is not None
+    if recipe.weights is None or known:
+        return False
+    return preprocessing_of(recipe.weights) is None
+
+
+def warn_of_preprocessing(recipe: Recipe) -> None:
+    """Warn if the preprocessing of pretrained weights is assumed."""
+    if assumes_preprocessing(recipe):
+        warnings.warn(
+            f"weights (={recipe.weights!r}) have no description of their preprocessing "
+            "beside them, so images are standardised with the data set's mean and "
+            "deviation: if they were trained with others, give --preprocessing FILE; "
+            "if not, --preprocessing data",
+            stacklevel=3,
+        )
 
 
 def check_augmentation(recipe: Recipe, dataset: Dataset) -> None:
