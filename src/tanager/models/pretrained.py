@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,6 +27,7 @@ from tanager.models.foreign.layouts import SAME, Foreign, Table, folded, unfolde
 from tanager.models.foreign.tables import FORMATS, Format
 from tanager.models.published import PUBLISHED
 from tanager.models.tensors import FLOATS, file_in, files_of, read_tensors
+from tanager.models.tuning import with_zero_head
 from tanager.models.vit import fit_positions
 
 
@@ -138,8 +138,7 @@ def load_weights(
         )
     loaded = weights.replace_tensors(model, arrays)
     if head == "zero":
-        zeros = jax.tree.map(jnp.zeros_like, loaded.head)
-        loaded = eqx.tree_at(lambda tree: tree.head, loaded, zeros)
+        loaded = with_zero_head(loaded)
     origin = {
         "weights": source if hub.is_hub_name(source) else path.name,
         "format": name,

@@ -29,7 +29,7 @@ from tanager.models.pretrained import (
     read_preprocessing,
 )
 from tanager.models.transformed import TransformModel
-from tanager.models.tuning import fine_tune
+from tanager.models.tuning import fine_tune, with_zero_head
 from tanager.parallel import hosts
 from tanager.recipes import heads
 from tanager.recipes.recipe import Recipe
@@ -100,8 +100,7 @@ def make(
         if assumes_preprocessing(recipe):
             origin["changes"].append(_ASSUMED)
     elif recipe.head == "zero":
-        zeros = jax.tree.map(jnp.zeros_like, model.head)
-        model = eqx.tree_at(lambda tree: tree.head, model, zeros)
+        model = with_zero_head(model)
     if recipe.features_from is not None:
         sources = dataset.train, dataset.test
         return _solved(recipe, _on_features(recipe, dataset, model, origin, sources))
