@@ -4,12 +4,15 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from tanager import _validate as validate
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
@@ -63,6 +66,34 @@ def _neighbour(path: Path, content: bytes, mode: int) -> Iterator[Path]:
         yield Path(name)
     finally:
         Path(name).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def new_folder(path: Path, argument: str, mode: int = 0o700) -> Iterator[Path]:
+    """Give a folder to write files in, and rename it to `path` when it is whole.
+
+    The files are on the disk before it takes its name. On an error it is deleted.
+
+    Raises:
+        ValueError: no folder can be made beside `path`; `argument` names it.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        parts = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    except OSError as error:
+        validate.refuse(argument, str(path), "cannot be written", str(error))
+    try:
+        yield parts
+        for file in parts.iterdir():
+            with open(file, "rb") as written:
+                os.fsync(written.fileno())
+        parts.chmod(mode)
+        sync_folder(parts)
+        os.replace(parts, path)
+    except BaseException:
+        shutil.rmtree(parts, ignore_errors=True)
+        raise
+    sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

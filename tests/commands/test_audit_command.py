@@ -110,7 +110,6 @@ def test_a_replay_passes_and_fails(tmp_path, capsys, monkeypatch):
     ("words", "message"),
     [
         (["--non-private"], "non_private (=True) has no guarantee"),
-        (["--audited-examples", "0"], "audited_examples (=0) must be at least 1"),
         (["--audited-examples", "100000"], "must be at most the 1437 training"),
         (
             ["--audited-examples", "1438", "--method", "membership"],
@@ -118,10 +117,6 @@ def test_a_replay_passes_and_fails(tmp_path, capsys, monkeypatch):
         ),
         (["--audited-steps", "999"], "steps (=999) must be at most the mechanism's"),
         (["--method", "one-run", "--canaries", "900"], "canaries (=900) must be at"),
-        (
-            ["--method", "membership", "--epsilon", "None", "--noise-multiplier", "1"],
-            "epsilon (=None) must be given for membership",
-        ),
     ],
 )
 def test_bad_input_is_refused(tmp_path, words, message, capsys):
@@ -129,6 +124,32 @@ def test_bad_input_is_refused(tmp_path, words, message, capsys):
     assert main(["audit", "digits", *words, "--out", str(out)]) == 2
     assert message in capsys.readouterr().err
     assert not (out / "audit.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("digits --audited-examples 0", "audited_examples (=0) must be at least 1"),
+        ("digits --method membership", "epsilon (=None) must be given for membership"),
+        (
+            "features --features-from no.npz --method membership --delta 0.01",
+            "features_from (='no.npz') must be left out for membership",
+        ),
+        (
+            "cifar10-efficientnet-lite0 --method membership",
+            "solver (='auto') must be dp-sgd for membership",
+        ),
+    ],
+)
+def test_bad_input_is_refused_before_data_are_read(
+    tmp_path, monkeypatch, capsys, words, message
+):
+    monkeypatch.setattr(methods.runner, "load", None)
+    more = (
+        ["--epsilon", "None", "--noise-multiplier", "1"] if "=None" in message else []
+    )
+    assert main(["audit", *words.split(), *more, "--out", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["config.json", "ledger.jsonl", "study.json"])

@@ -1,5 +1,6 @@
 """Files of features: read in every layout, refused by name, and written."""
 
+import pickle
 import re
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 import mutations
 from tanager.data import gather, load
+from tanager.data.feature_files import SPLITS
 from tanager.data.features import read_features, write_features
 
 
@@ -40,9 +42,10 @@ def write_parquet(folder, arrays, **columns):
     splits = [split for split in ("train", "test") if f"{split}_features" in arrays]
     whole = {
         "features": [row for s in splits for row in arrays[f"{s}_features"].tolist()],
-        "label": [label for s in splits for label in arrays[f"{s}_labels"].tolist()],
-        "split": [s for s in splits for _ in arrays[f"{s}_labels"]],
+        "split": [s for s in splits for _ in arrays[f"{s}_features"]],
     }
+    if "train_labels" in arrays:
+        whole["label"] = [x for s in splits for x in arrays[f"{s}_labels"].tolist()]
     if "train_person" in arrays:
         whole["person"] = [name for s in splits for name in arrays[f"{s}_person"]]
     pq.write_table(pa.table(whole | columns), folder / "made.parquet")
@@ -88,6 +91,16 @@ def test_npy_files_are_mapped_and_the_folder_stands_for_them(tmp_path):
     assert first == read_features(file).origin()
     write_npy(tmp_path, {"train_features": 2 * ARRAYS["train_features"]})
     assert first != read_features(file).origin()
+
+
+def test_the_origin_of_training_examples_holds_no_test_set(tmp_path):
+    found = load("features", features_from=write_npz(tmp_path, ARRAYS))
+    pickled = pickle.dumps(found.train)
+    assert ARRAYS["train_features"].tobytes() in pickled
+    assert ARRAYS["test_features"].tobytes() not in pickled
+    assert (
+        pickle.loads(pickled).origin() == read_features(tmp_path / "made.npz").origin()
+    )
 
 
 def test_examples_are_held_out_and_chosen_as_of_images(tmp_path):
@@ -265,9 +278,17 @@ def test_features_of_other_examples_or_another_order_are_refused(written, tmp_pa
     fewer = {name: array[:100] for name, array in arrays.items()}
     with pytest.raises(ValueError, match="has 100 rows of train_features for 1437 ex"):
         load("digits", features_from=write_npz(tmp_path, fewer))
-    del arrays["train_labels"], arrays["test_labels"]
-    file = write_npz(tmp_path, arrays)
-    assert len(load("digits", features_from=file, train_examples=50).train) == 50
+
+
+@pytest.mark.parametrize("write", LAYOUTS)
+def test_features_of_data_need_no_labels(digits, written, tmp_path, write):
+    arrays = {f"{s}_features": np.load(written / f"{s}_features.npy") for s in SPLITS}
+    file = write(tmp_path, arrays)
+    found = load("digits", features_from=file, train_examples=50).train
+    assert len(found) == 50 and found[0]["label"] in range(10)
+    message = "has no column 'label'" if write is write_parquet else "no array 'train_l"
+    with pytest.raises(ValueError, match=message):
+        load("features", features_from=file)
 
 
 def few(batch):

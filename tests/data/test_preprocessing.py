@@ -87,6 +87,8 @@ def test_what_is_no_image_is_refused(image, message):
         ({"crop": 1.5}, "crop"),
         ({"interpolation": "nearest"}, "bicubic"),
         ({"size": (0, 4)}, "height"),
+        ({"crop": 0.5}, r"crop \(=0.5\) needs a size: give size=\(height, width\), or"),
+        ({"squash": True}, "squash .*needs a size"),
         ({"std": (0.5, 0.0, 0.5)}, "std"),
     ],
 )
@@ -101,11 +103,23 @@ def test_impossible_preprocessing_is_refused(changes, message):
         ({"pretrained_cfg": {"crop_mode": "border"}}, "crop_mode"),
         ({"image_mean": [0.5], "do_rescale": False}, "rescale_factor"),
         ({"image_mean": [0.5], "resample": 0, "size": 8}, "resample"),
+        (
+            {"image_mean": [0.5], "size": 8, "do_resize": False, "do_center_crop": 1},
+            "must be false without do_resize",
+        ),
     ],
 )
 def test_what_cannot_be_followed_is_refused(config, message):
     with pytest.raises(ValueError, match=message):
         preprocessing.read(config)
+
+
+def test_images_that_are_not_resized_are_seen_whole():
+    size = {"height": 8, "width": 4}
+    config = {"image_mean": [0.5], "image_std": [1.0], "size": size}
+    assert preprocessing.read(config | {"do_resize": False}) == Preprocessing(
+        mean=(0.5,), std=(1.0,), interpolation="bilinear"
+    )
 
 
 def test_other_files_describe_none():

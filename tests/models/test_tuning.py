@@ -77,6 +77,11 @@ def test_everything_or_the_head_alone():
     assert names(same, marks) == {"head.weight", "head.bias"}
 
 
+def test_a_head_of_zeros_gives_logits_of_zeros():
+    model = tuning.with_zero_head(transformer())
+    assert not model(jnp.ones(IMAGE)).any() and model.features(jnp.ones(IMAGE)).any()
+
+
 def test_biases_and_norms_of_a_transformer():
     model, marks = tuning.fine_tune(transformer(), "biases-and-norms", key=KEY)
     block = {

@@ -152,6 +152,8 @@ def test_every_name_says_what_it_is():
         assert models.find(name) is entry
         assert entry.name == name and entry.source
         assert entry.family in ("convolutional", "transformer", "flat")
+    for paper, known in (("Oquab", "dinov2-giant-reg4"), ("Siméoni", "dinov3-base")):
+        assert models.find(known).source.startswith(paper)
 
 
 @pytest.mark.parametrize("name", ["small-cnn", "wrn-16-4", "wrn-22-2", "linear"])

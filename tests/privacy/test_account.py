@@ -361,6 +361,21 @@ def test_an_altered_account_is_refused_and_left_alone(tmp_path, spoil):
     assert account.path.read_text() == text
 
 
+@pytest.mark.parametrize("version", [1, 3])
+def test_an_account_of_another_version_is_named_as_such(tmp_path, version):
+    first = {"account": version}
+    text = json.dumps(first | {"hash": digest_of("", first)}) + "\n"
+    account = Account(tmp_path / "account")
+    account.path.write_text(text)
+    message = (
+        f"of another version of tanager: it is an account of version {version}, an"
+    )
+    for attempt in (account.read, lambda: account.charge(charge(THREE[0]))):
+        with pytest.raises(ValueError, match=message):
+            attempt()
+    assert account.path.read_text() == text
+
+
 GOOD = charge(THREE[0]).to_json()
 
 

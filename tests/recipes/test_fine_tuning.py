@@ -14,6 +14,8 @@ from tanager import models, recipes
 from tanager.cli import main
 from tanager.recipes import runner, tasks
 from tanager.recipes.recipe import Recipe
+from tanager.search.settings import check_choices
+from tanager.search.space import Space
 from tanager.seed import Seed
 
 
@@ -103,6 +105,25 @@ def test_the_head_can_be_kept_or_start_at_nothing(tmp_path):
         np.testing.assert_array_equal(
             problem.params.head.weight, scale * model.head.weight
         )
+
+
+def test_weights_that_do_not_say_their_preprocessing_are_warned_of(tmp_path):
+    task_of(tmp_path)
+    weights = str(tmp_path / "weights.safetensors")
+    recipe = dataclasses.replace(recipes.get("digits").recipe, weights=weights)
+    dataset = runner.load(recipe)
+    with pytest.warns(UserWarning, match="no description of their preprocessing"):
+        runner.prepare("digits", recipe, dataset=dataset)
+    space = Space.parse(["learning-rate=0.25,0.5"])
+    with pytest.warns(UserWarning, match="no description") as warned:
+        check_choices(space, recipe, 4, dataset)
+    assert len(warned) == 1
+    known = dataclasses.replace(recipe, preprocessing="data")
+    runner.prepare("digits", known, dataset=dataset)
+    for each, said in ((recipe, True), (known, False)):
+        origin = tasks.make(each, dataset, Seed.from_int(0), tmp_path, False).origin
+        assert origin is not None
+        assert any("is unknown" in change for change in origin["changes"]) is said
 
 
 def test_low_rank_products_become_part_of_the_convolutions(tmp_path):

@@ -85,6 +85,8 @@ def test_a_scaled_head_is_blind_to_the_length_of_features():
     ("given", "examples", "solver", "steps", "rate"),
     [
         ({}, 600, "class-means", 1, 1.0),
+        ({}, 700, "class-means", 1, 1.0),
+        ({}, 720, "dp-sgd", 60, 0.25),
         ({"epsilon": 4.0}, 600, "dp-sgd", 60, 0.84),
         ({}, 50_000, "dp-sgd", 60, 17.47),
         ({"epsilon": 8.0}, 50_000, "dp-sgd", 150, 20.0),
@@ -94,7 +96,7 @@ def test_a_scaled_head_is_blind_to_the_length_of_features():
 )
 def test_public_numbers_choose_the_solver(given, examples, solver, steps, rate):
     recipe = dataclasses.replace(AUTO, **given)
-    found = heads.resolved(recipe, examples, 10, 1280)
+    found = heads.resolved(recipe, examples, 1280)
     assert (found.solver, found.steps) == (solver, steps)
     assert found.learning_rate == pytest.approx(rate, abs=0.01)
     assert found.batch_size == examples
@@ -108,18 +110,18 @@ def test_class_means_need_features_of_norm_1(given):
         AUTO, steps=1, solver="class-means", learning_rate=1, **given
     )
     with pytest.raises(ValueError, match="is for a last layer on features of norm 1"):
-        heads.resolved(recipe, 600, 10, 1280)
+        heads.resolved(recipe, 600, 1280)
 
 
 def test_noise_that_is_given_is_kept():
     given = dataclasses.replace(AUTO, noise_multiplier=500.0)
-    found = heads.resolved(given, 600, 10, 1280)
+    found = heads.resolved(given, 600, 1280)
     budget = solve_budget(found, 600)
     assert budget.mechanism.noise_multiplier == 500
     assert budget.epsilon < 0.05
     little = dataclasses.replace(given, noise_multiplier=0.1, solve_for="nothing")
     with pytest.raises(ValueError, match="is less than these settings spend"):
-        solve_budget(heads.resolved(little, 600, 10, 1280), 600)
+        solve_budget(heads.resolved(little, 600, 1280), 600)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,7 @@ def test_noise_that_is_given_is_kept():
 )
 def test_what_the_map_does_not_know_is_refused(given, message):
     with pytest.raises(ValueError, match=message):
-        heads.resolved(dataclasses.replace(AUTO, **given), 600, 10, 1280)
+        heads.resolved(dataclasses.replace(AUTO, **given), 600, 1280)
 
 
 @pytest.mark.parametrize(
@@ -153,6 +155,15 @@ def test_a_crop_is_resized_to_the_size_that_is_given():
     assert tasks.seen_shape(recipe, dataset) == (12, 12, 1)
     recipe = dataclasses.replace(recipe, image_size=None)
     assert tasks.seen_shape(recipe, dataset) == (8, 8, 1)
+
+
+@pytest.mark.parametrize("changes", [{"crop_size": 8, "flip": True}, {}])
+def test_a_crop_fraction_is_kept_wherever_the_size_comes_from(changes):
+    recipe = dataclasses.replace(AUTO, crop_fraction=0.75, **changes)
+    assert tasks.preprocessing(recipe, load("digits")).crop == 0.75
+    folder = dataclasses.replace(load("digits"), name="folder")
+    recipe = dataclasses.replace(recipe, dataset="folder", image_size=8)
+    assert tasks.preprocessing(recipe, folder).crop == 0.75
 
 
 @pytest.fixture(scope="module")

@@ -271,7 +271,9 @@ def test_the_search_is_charged_once_whatever_its_number_of_runs(
     right = private._right
 
     def deleting(*of):
+        """In its place is one without room; what was spent is written all the same."""
         account.path.unlink(missing_ok=True)
+        account.set_limit(0.9 * settings.epsilon, settings.delta)
         return right(*of)
 
     monkeypatch.setattr(private, "_right", deleting)
@@ -284,6 +286,14 @@ def test_the_search_is_charged_once_whatever_its_number_of_runs(
     without = spent_by(account, out, 1e-3)[1]
     assert (without.selection, without.delta) == (charge.selection, settings.delta)
     assert without.mechanisms == charge.mechanisms
+    study = read(out / "study.json")
+    (out / "study.json").write_text(json.dumps(study | {"mechanism": None}))
+    with pytest.raises(ValueError, match="of an older version of tanager, which did"):
+        spent_by(account, out, 1e-3)
+    # Nothing of it is derived from the recipe.
+    less = study | {"recipe": {}, "examples": 10**9}
+    (out / "study.json").write_text(json.dumps(less))
+    assert spent_by(account, out, 1e-3)[1].mechanisms == charge.mechanisms
     total = read(out / "result.json")["account"]
     assert (total["epsilon"], total["accountant"]) == (settings.epsilon, "rdp")
     assert "this one included, had spent ε = 3 at" in (out / "report.html").read_text()

@@ -83,12 +83,12 @@ def test_a_pass_cut_off_goes_on_where_it_stopped(tmp_path, monkeypatch):
         cache_features(
             of_example, model(), broken, tmp_path / "f", physical_batch_size=5
         )
-    assert json.loads((tmp_path / "f/features.json").read_text())["done"] == 5
+    assert json.loads((tmp_path / "f/features.json").read_text())["done"] == 10
     source = Counting(data())
     found = cache_features(
         of_example, model(), source, tmp_path / "f", physical_batch_size=5
     )
-    assert source.read[2] == [5, 6, 7, 8, 9]
+    assert source.read[2] == [10, 11, 12, 13, 14]  # all that was read was computed
     whole = cache_features(of_example, model(), data(), tmp_path / "whole")
     np.testing.assert_allclose(
         found.tree["features"], whole.tree["features"], rtol=1e-5, atol=1e-6

@@ -34,14 +34,8 @@ _CONFIG = {
 }
 _STUDY = {
     "private": Maybe(bool),
-    "recipe": {
-        "batch_size": float,
-        "declared_examples": Maybe(int),
-        "noise_multiplier": Maybe(float),
-        "steps": Maybe(int),
-    },
     "selection": Maybe({"mean": float, "shape": Maybe(float)}),
-    "examples": Maybe(int),
+    "mechanism": Maybe(_MECHANISM),
     "delta": Maybe(float),
 }
 
@@ -110,13 +104,14 @@ def _spent_by_search(account: Account, folder: Path) -> tuple[Account, Charge]:
     if not study["private"] or not study["selection"]:
         rule = "is a search of simulations, which are charged one by one"
         validate.refuse("runs", str(folder), rule, "give the folders of its runs")
-    recipe, shape = study["recipe"], study["selection"]["shape"]
-    size = recipe["declared_examples"] or study["examples"]
-    rate = min(1.0, recipe["batch_size"] / size)
-    one = Mechanism(rate, recipe["noise_multiplier"], recipe["steps"])
-    mean = study["selection"]["mean"]
+    if not study["mechanism"]:
+        rule = "is of an older version of tanager, which did not record what runs spend"
+        remedy = "add it with the version that made it"
+        validate.refuse("runs", str(folder), rule, remedy)
+    one = Mechanism(**{name: study["mechanism"][name] for name in _MECHANISM})
+    mean, shape = study["selection"]["mean"], study["selection"]["shape"]
     selection = Selection(mean, math.inf if shape is None else shape)
-    account = dataclasses.replace(account, what="search", unit="example")
+    account = dataclasses.replace(account, what="ledger", unit="example")
     secret = seed_of(folder) or _instead_of_seed(path, private=True)
     charge = charging.charge_of(
         account, [one], study["delta"], folder, secret, selection

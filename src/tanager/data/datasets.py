@@ -296,7 +296,7 @@ def _of_features(path: str | Path | None, tested: bool, groups: str | None) -> D
         mean=(),
         std=(),
         owners=found.owners,
-        origin=found.origin,
+        origin=functools.partial(bytes, found.origin()),
     )
 
 

@@ -25,9 +25,11 @@ def refuse(file: Path, rule: str, remedy: str = "") -> NoReturn:
 
 
 def read_arrays(
-    file: Path, wanted: Sequence[str], groups: str | None
+    file: Path, wanted: Sequence[str], groups: str | None, *, labelled: bool
 ) -> dict[str, np.ndarray]:
     """Return those of the wanted arrays that a file has, or the files beside it.
+
+    A table must have labels if it is `labelled`; else they are read if they are there.
 
     Raises:
         UnreadableFile: the file is in no layout, is truncated or holds Python objects.
@@ -35,7 +37,7 @@ def read_arrays(
     if not file.exists():
         refuse(file, "does not exist", _LAYOUTS)
     if file.suffix == ".parquet":
-        return _parquet(file, groups)
+        return _parquet(file, groups, labelled)
     if file.is_dir() or file.name == _FIRST:
         folder = file if file.is_dir() else file.parent
         named = {name: folder / f"{name}.npy" for name in wanted}
@@ -73,13 +75,13 @@ def _npy_file(file: Path) -> np.ndarray:
         return np.memmap(file, np.float32, "r", stream.tell(), header.shape)
 
 
-def _parquet(file: Path, groups: str | None) -> dict[str, np.ndarray]:
+def _parquet(file: Path, groups: str | None, labelled: bool) -> dict[str, np.ndarray]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    wanted = ["features", "label", "split", *([groups] if groups else [])]
-
     def columns(names: Sequence[str]) -> list[str]:
+        wanted = ["features", "split", *([groups] if groups else [])]
+        wanted += ["label"] if labelled or "label" in names else []
         for name in wanted:
             if name not in names:
                 found = f"its columns are {list(names)!r:.300}"
@@ -87,7 +89,8 @@ def _parquet(file: Path, groups: str | None) -> dict[str, np.ndarray]:
         return wanted
 
     table = read_columns(file, columns)
-    lists, *others = (_whole(file, name, table[name]) for name in wanted)
+    found = {name: _whole(file, name, table[name]) for name in table.column_names}
+    lists = found.pop("features")
     kind = lists.type
     if not (
         pa.types.is_list(kind)
@@ -101,7 +104,8 @@ def _parquet(file: Path, groups: str | None) -> dict[str, np.ndarray]:
     lengths = np.asarray(pc.call_function("list_value_length", [lists]))
     if lengths.min() != lengths.max():
         refuse(file, "column 'features' has lists of several lengths")
-    labels, splits, *owners = (np.array(each.to_pylist()) for each in others)
+    others = {name: np.array(each.to_pylist()) for name, each in found.items()}
+    splits = others.pop("split")
     if unknown := {*np.unique(splits).tolist()} - {*SPLITS}:
         rule = f"column 'split' has {str(min(map(str, unknown)))!r:.100}"
         refuse(file, rule, "it must be train or test")
@@ -111,9 +115,9 @@ def _parquet(file: Path, groups: str | None) -> dict[str, np.ndarray]:
         rows = splits == split
         if rows.any():
             arrays[f"{split}_features"] = features[rows]
-            arrays[f"{split}_labels"] = labels[rows]
-            for each in owners:
-                arrays[f"{split}_{groups}"] = each[rows]
+            for name, each in others.items():
+                own = "labels" if name == "label" else name
+                arrays[f"{split}_{own}"] = each[rows]
     names = class_names(table)
     return arrays if names is None else arrays | {"classes": np.array(names)}
 

@@ -26,8 +26,6 @@ second layout, with any function from a batch of images to an array.
 """
 
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,7 +33,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tanager import _validate as validate
-from tanager._files import sync_folder
+from tanager._files import new_folder
 from tanager._reading import reading
 from tanager._text import clean
 from tanager.data.feature_files import ARGUMENT, SPLITS, read_arrays, refuse
@@ -97,7 +95,7 @@ def read_features(
     wanted += ["test_features", "test_labels"] if tested else []
     wanted += [f"{split}_{groups}" for split in SPLITS[: 1 + tested] if groups]
     with reading(file, "has no features that can be read", argument=ARGUMENT):
-        arrays = read_arrays(file, wanted, groups)
+        arrays = read_arrays(file, wanted, groups, labelled=data is None)
         optional = {"classes", f"test_{groups}"}
         if data is not None:
             optional |= {"train_labels", "test_labels"}
@@ -152,16 +150,14 @@ def write_features(
         The folder, for ``features_from`` (``--features-from``).
 
     Raises:
-        ValueError: the folder exists, or the function returned another shape, NaN,
-            infinity or a row of norm 0.
+        ValueError: the folder exists or cannot be written, or the function returned
+            another shape, NaN, infinity or a row of norm 0.
     """
     validate.whole(physical_batch_size=physical_batch_size, at_least=1)
     to = Path(folder).expanduser()
     if to.exists():
         validate.refuse("folder", str(to), "exists", "name a new folder")
-    to.parent.mkdir(parents=True, exist_ok=True)
-    parts = Path(tempfile.mkdtemp(dir=to.parent, prefix=f".{to.name}."))
-    try:
+    with new_folder(to, "folder") as parts:
         total, before, width = len(dataset.train) + len(dataset.test), 0, None
         for split, source in zip(SPLITS, (dataset.train, dataset.test), strict=True):
             labels, out = np.empty(len(source), np.int32), None
@@ -181,11 +177,6 @@ def write_features(
         np.save(parts / "classes.npy", np.array(dataset.classes, str))
         if dataset.owners is not None:
             np.save(parts / "train_owners.npy", dataset.owners)
-        os.replace(parts, to)
-    except BaseException:
-        shutil.rmtree(parts, ignore_errors=True)
-        raise
-    sync_folder(to.parent)
     return to
 
 

@@ -62,7 +62,7 @@ class Preprocessing:
     Attributes:
         mean: one number per channel of the network, on the 0..1 scale.
         std: likewise, positive.
-        size: (height, width) that the network sees; None for the image's own.
+        size: (height, width) that the network sees; None for the image's own, whole.
         interpolation: one of `INTERPOLATIONS`.
         crop: share of each side that is kept, in (0, 1]; 1 keeps all of a square.
         squash: resize both sides to the size at once, whatever their ratio.
@@ -84,7 +84,12 @@ class Preprocessing:
         validate.one_of(INTERPOLATIONS, interpolation=self.interpolation)
         validate.share(crop=self.crop)
         validate.positive(crop=self.crop)
-        if self.size is not None:
+        if self.size is None:
+            for name, value in (("crop", self.crop != 1), ("squash", self.squash)):
+                if value:
+                    remedy = f"give size=(height, width), or leave {name} out"
+                    validate.refuse(name, getattr(self, name), "needs a size", remedy)
+        else:
             validate.whole(height=self.size[0], width=self.size[1], at_least=1)
 
     def __call__(self, image: UInt8[Array, "H W C"]) -> Float32[Array, "h w c"]:

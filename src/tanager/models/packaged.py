@@ -1,18 +1,13 @@
 """Public weights that install as packages: nothing is downloaded when they are used.
 
 The packages hold a file of PyTorch's, which is a pickle. It is read only if its SHA-256
-is the recorded one, and even then by a reader that knows tensors and nothing else.
+is the recorded one, and even then by `pytorch`, which knows tensors and nothing else.
 """
 
-import collections
 import importlib.util
-import io
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
-
-import numpy as np
+from typing import NamedTuple
 
 from tanager import _validate as validate
 from tanager.data.preprocessing import Preprocessing
@@ -95,81 +90,3 @@ def is_packaged(path: Path) -> bool:
     known = {packaged.sha256 for packaged in PACKAGED.values()}
     names = {Path(packaged.file).name for packaged in PACKAGED.values()}
     return path.name in names and path.is_file() and hub.sha256(path) in known
-
-
-def read(path: Path) -> dict[str, np.ndarray]:
-    """Return the tensors of one of these files: PyTorch's format before 1.6.
-
-    Four pickles (a magic number, a version, the machine, the names), the keys of the
-    storages, and each storage: a count of 8 bytes and its numbers.
-
-    Raises:
-        ValueError: there is something other than tensors in it.
-    """
-    with open(path, "rb") as file:
-        stream = io.BytesIO(file.read())
-    for _ in range(3):
-        _Tensors(stream).load()
-    named, keys = (_Tensors(stream).load() for _ in range(2))
-    storages = {}
-    for key in keys:
-        count = int.from_bytes(stream.read(8), "little")
-        storages[key] = (count, stream.tell())
-        sizes = {one.dtype.itemsize for one in named.values() if one.storage == key}
-        stream.seek(count * sizes.pop(), io.SEEK_CUR)
-    return {
-        name: _array(stream, one, *storages[one.storage]) for name, one in named.items()
-    }
-
-
-class _Tensor(NamedTuple):
-    """Where the numbers of a tensor are; offset and strides count numbers."""
-
-    storage: str
-    dtype: np.dtype
-    offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-
-
-_DTYPES = {"FloatStorage": np.dtype("<f4"), "LongStorage": np.dtype("<i8")}
-
-
-def _rebuilt(storage: Any, offset: int, shape: Any, strides: Any, *_: Any) -> _Tensor:
-    dtype, key = storage[1:3]
-    return _Tensor(key, dtype, offset, tuple(shape), tuple(strides))
-
-
-class _Tensors(pickle.Unpickler):
-    """Read tensors; refuse to name anything else."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module == "torch" and name in _DTYPES:
-            return _DTYPES[name]
-        known = {
-            ("collections", "OrderedDict"): collections.OrderedDict,
-            ("torch._utils", "_rebuild_tensor_v2"): _rebuilt,
-        }
-        if (module, name) not in known:
-            _refuse_object(f"{module}.{name}")
-        return known[module, name]
-
-    def persistent_load(self, pid: Any) -> Any:
-        return pid
-
-
-def _refuse_object(name: str) -> NoReturn:
-    raise ValueError(
-        f"weights name {name:.80}, which is not a tensor: reinstall the package"
-    )
-
-
-def _array(stream: io.BytesIO, one: _Tensor, count: int, start: int) -> np.ndarray:
-    size = one.dtype.itemsize
-    return np.ndarray(  # refuses what would reach beyond the storage
-        one.shape,
-        one.dtype,
-        stream.getbuffer()[start : start + count * size],
-        one.offset * size,
-        tuple(stride * size for stride in one.strides),
-    ).copy()

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,12 +21,13 @@ from tanager import _validate as validate
 from tanager._reading import read_json, reading
 from tanager._text import clean
 from tanager.data.preprocessing import Preprocessing
-from tanager.models import hub, packaged, weights
+from tanager.models import hub, packaged, pytorch, weights
 from tanager.models.foreign import preprocessing
 from tanager.models.foreign.layouts import SAME, Foreign, Table, folded, unfolded
 from tanager.models.foreign.tables import FORMATS, Format
 from tanager.models.published import PUBLISHED
 from tanager.models.tensors import FLOATS, file_in, files_of, read_tensors
+from tanager.models.tuning import with_zero_head
 from tanager.models.vit import fit_positions
 
 
@@ -102,7 +102,7 @@ def load_weights(
     validate.one_of(HEADS, head=head)
     source = hub.full_name(source)
     path = _find(source)
-    found = packaged.read(path) if packaged.is_packaged(path) else read_tensors(path)
+    found = pytorch.read(path) if packaged.is_packaged(path) else read_tensors(path)
     changes: list[str] = []
     if head != "load":
         _require_head(model)
@@ -138,8 +138,7 @@ def load_weights(
         )
     loaded = weights.replace_tensors(model, arrays)
     if head == "zero":
-        zeros = jax.tree.map(jnp.zeros_like, loaded.head)
-        loaded = eqx.tree_at(lambda tree: tree.head, loaded, zeros)
+        loaded = with_zero_head(loaded)
     origin = {
         "weights": source if hub.is_hub_name(source) else path.name,
         "format": name,

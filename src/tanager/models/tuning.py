@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray, PyTree
 
 from tanager import _validate as validate
@@ -45,6 +46,12 @@ _TRAINED = {
 """Names of trained leaves, and of the arrays that the module must have beside them."""
 
 Model = TypeVar("Model", bound=eqx.Module)
+
+
+def with_zero_head(model: Any) -> Any:
+    """Set a model's head to 0, and with it all logits."""
+    zeros = jax.tree.map(jnp.zeros_like, model.head)
+    return eqx.tree_at(lambda tree: tree.head, model, zeros)
 
 
 def fine_tune(

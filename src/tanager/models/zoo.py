@@ -110,7 +110,10 @@ def _vit(size: str, patch: int, source: str) -> ModelEntry:
 _small = functools.partial(ModelEntry, source="this library", image_side=32, classes=10)
 _BIT = "Kolesnikov et al. 2020; Rodriguez Beltran et al. 2024, table 1"
 _CONVNEXT = "Liu et al. 2022, section 3"
-_DINO = {"2": "Oquab et al. 2024, appendix B", "3": "Siméoni et al. 2025, section 5"}
+_DINO = {
+    "dinov2": "Oquab et al. 2024, appendix B",
+    "dinov3": "Siméoni et al. 2025, section 5",
+}
 _LITE = "Tan and Le 2019, table 1, as TensorFlow's lite release"
 _NF_RESNET = "Brock et al. 2021a, section 4; De et al. 2022, section 3.3"
 _DEIT, _VIT = "Touvron et al. 2021, table 1", "Dosovitskiy et al. 2021, table 1"
@@ -178,7 +181,7 @@ ENTRIES = {
                 name,
                 functools.partial(dino.DINO, variant),
                 "transformer",
-                _DINO[name[5]],
+                _DINO[name.partition("-")[0]],
                 224,
             )
             for name, variant in dino.VARIANTS.items()

@@ -23,15 +23,21 @@ from pathlib import Path
 from typing import Any
 
 from tanager import _validate as validate
+from tanager._reading import UnreadableFile, is_count
+from tanager._version import __version__
 from tanager.privacy import accountant as accountants
 from tanager.privacy.charges import WHAT, Charge, Total, common_adjacency, together
-from tanager.privacy.hashed_file import HashedFile, read_lines
+from tanager.privacy.hashed_file import Accept, HashedFile, read_lines
 from tanager.privacy.mechanism import Mechanism
 from tanager.privacy.shown import format_bound, format_epsilon
 
 
 _VERSION = 2
 _MOST_NOISE = 1e5
+_ANOTHER = (
+    "begin another with --account FILE, and add the runs that you know of: "
+    "tanager account add RUN --account FILE"
+)
 
 
 @dataclasses.dataclass
@@ -161,7 +167,7 @@ class Account:
         """
         balance = Balance()
         with self._reachable(), contextlib.suppress(FileNotFoundError):
-            read_lines(self.path, balance.accept, self._damaged)
+            read_lines(self.path, self._accept(balance), self._damaged)
         return balance
 
     def require_room(self, charge: Charge) -> None:
@@ -234,7 +240,9 @@ class Account:
 
         with self._reachable():
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            file = HashedFile(self.path, balance.accept, self._damaged, mode=0o600)
+            file = HashedFile(
+                self.path, self._accept(balance), self._damaged, mode=0o600
+            )
         with file:
             yield balance, append
 
@@ -253,12 +261,26 @@ class Account:
                 "write, or name another with --account",
             )
 
+    def _accept(self, balance: Balance) -> Accept:
+        """Return what takes the lines of the file, of this version alone."""
+
+        def accept(entry: dict[str, Any]) -> None:
+            version = entry.get("account", _VERSION)
+            if version != _VERSION and is_count(version) and not balance.begun:
+                raise UnreadableFile(
+                    f"account {self.path} is of another version of tanager: it is an "
+                    f"account of version {version}, and tanager {__version__} reads "
+                    f"version {_VERSION}. Use the tanager that wrote it; or {_ANOTHER}"
+                )
+            balance.accept(entry)
+
+        return accept
+
     def _damaged(self, line: int) -> str:
         return (
             f"account {self.path}, line {line}, does not follow from the line before "
             "it: the file was changed or damaged, or is not an account. Restore it "
-            "from a copy; or begin another with --account FILE, and add the runs that "
-            "you know of: tanager account add RUN --account FILE"
+            f"from a copy; or {_ANOTHER}"
         )
 
     def _require_unit(self, balance: Balance) -> None:

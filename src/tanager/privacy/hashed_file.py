@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from tanager._files import sync_folder
-from tanager._reading import MALFORMED, parse_json
+from tanager._reading import MALFORMED, UnreadableFile, parse_json
 
 
 Accept = Callable[[dict[str, Any]], None]
-"""Takes a line without its hash; raises one of `MALFORMED` if it means nothing."""
+"""Takes a line without its hash; raises one of `MALFORMED` if it means nothing, or
+`UnreadableFile` with what to say of the whole file."""
 
 
 class HashedFile:
@@ -36,7 +37,8 @@ class HashedFile:
         mode: of a new file, masked by the process's umask.
 
     Raises:
-        ValueError: a line does not follow from the one before, or the file is locked.
+        ValueError: a line does not follow from the one before, `accept` refuses one, or
+            the file is locked.
     """
 
     def __init__(
@@ -137,6 +139,8 @@ def _read(
             if digest != digest_of(last, entry):
                 raise ValueError("hash")
             accept(entry)
+        except UnreadableFile:  # It says itself what is wrong with the file.
+            raise
         except MALFORMED as error:
             raise ValueError(damaged(number)) from error
         last = digest

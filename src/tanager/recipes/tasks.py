@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ from tanager.models.pretrained import (
     preprocessing_of,
     read_preprocessing,
 )
-from tanager.models.tuning import fine_tune
+from tanager.models.tuning import fine_tune, with_zero_head
 from tanager.parallel import hosts
 from tanager.recipes import heads
 from tanager.recipes.recipe import Recipe
@@ -50,6 +51,11 @@ class Task(NamedTuple):
     test: Source
     augment_test: Callable[[jax.Array, Any], Any] | None
     origin: dict[str, Any] | None
+
+
+_ASSUMED = (
+    "their preprocessing is unknown: images have the data set's mean and deviation"
+)
 
 
 def _cross_entropy(predict: Callable[[Any, Any], jax.Array]) -> Callable:
@@ -90,9 +96,10 @@ def make(
     assert isinstance(model, eqx.Module)
     if recipe.weights is not None:
         model, origin = load_weights(model, recipe.weights, head=recipe.head)
+        if assumes_preprocessing(recipe):
+            origin["changes"].append(_ASSUMED)
     elif recipe.head == "zero":
-        zeros = jax.tree.map(jnp.zeros_like, model.head)
-        model = eqx.tree_at(lambda tree: tree.head, model, zeros)
+        model = with_zero_head(model)
     if recipe.features_from is not None:
         sources = dataset.train, dataset.test
         return _solved(recipe, _on_features(recipe, dataset, model, origin, sources))
@@ -212,14 +219,32 @@ def preprocessing(recipe: Recipe, dataset: Dataset) -> Preprocessing:
     elif recipe.preprocessing is None and recipe.weights is not None:
         found = preprocessing_of(recipe.weights)
     found = found or Preprocessing(mean=dataset.mean, std=dataset.std)
-    if recipe.crop_fraction is not None:
-        found = dataclasses.replace(found, crop=recipe.crop_fraction)
-    side = recipe.image_size
+    side, size, crop = recipe.image_size, found.size or view[:2], found.crop
     if side and recipe.dataset not in RESIZED:
-        return dataclasses.replace(found, size=(side, side))
-    if side or recipe.crop_size:
-        return dataclasses.replace(found, size=view[:2], crop=1.0)
-    return dataclasses.replace(found, size=found.size or view[:2])
+        size = (side, side)
+    elif side or recipe.crop_size:
+        size, crop = view[:2], 1.0
+    return dataclasses.replace(found, size=size, crop=recipe.crop_fraction or crop)
+
+
+def assumes_preprocessing(recipe: Recipe) -> bool:
+    """Return whether pretrained weights do not say how images are standardised."""
+    known = recipe.preprocessing is not None or recipe.features_from is not None
+    if recipe.weights is None or known:
+        return False
+    return preprocessing_of(recipe.weights) is None
+
+
+def warn_of_preprocessing(recipe: Recipe) -> None:
+    """Warn if the preprocessing of pretrained weights is assumed."""
+    if assumes_preprocessing(recipe):
+        warnings.warn(
+            f"weights (={recipe.weights!r}) have no description of their preprocessing "
+            "beside them, so images are standardised with the data set's mean and "
+            "deviation: if they were trained with others, give --preprocessing FILE; "
+            "if not, --preprocessing data",
+            stacklevel=3,
+        )
 
 
 def check_augmentation(recipe: Recipe, dataset: Dataset) -> None:

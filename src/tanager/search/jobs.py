@@ -137,8 +137,10 @@ def _prepared(job: Job, **fields: Any) -> tuple[runner.Prepared, Account | None]
     """Return a job's run, with other `fields` of its recipe, and its account."""
     recipe = dataclasses.replace(job.recipe, out=str(job.folder), **fields)
     with warnings.catch_warnings():
-        # The search has already said that simulations have no privacy guarantee.
-        warnings.filterwarnings("ignore", message="ε = .* protects")
+        # The search has already said what it assumes of pretrained weights, and that
+        # simulations have no privacy guarantee.
+        for said in ("ε = .* protects", "weights .* preprocessing"):
+            warnings.filterwarnings("ignore", message=said)
         prepared = runner.prepare(job.name, recipe, dataset=load(recipe))
     return prepared, account_of(recipe, prepared.dataset, "search")
 

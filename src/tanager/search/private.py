@@ -34,7 +34,6 @@ from tanager.data import Dataset
 from tanager.gaussian import rounded_normals, scale_of
 from tanager.models.tensors import read_tensors
 from tanager.privacy.account import Account
-from tanager.privacy.charges import Charge
 from tanager.privacy.mechanism import LARGE_EPSILON, Adjacency
 from tanager.privacy.plan import default_delta
 from tanager.privacy.selection import PrivateSearch, Selection
@@ -110,6 +109,7 @@ class PrivateSettings:
             "recipe": {"name": self.name, **self.recipe.to_json()},
             "space": self.space.to_json(),
             "selection": dataclasses.asdict(self.search.selection),
+            "mechanism": dataclasses.asdict(self.search.run),
             "examples": self.examples,
             "epsilon": self.epsilon,
             "delta": self.delta,
@@ -201,7 +201,8 @@ def search_privately(folder: str | os.PathLike, settings: PrivateSettings) -> Wi
         account = account_of(settings.recipe, jobs.load(settings.recipe), "search")
     if account is not None:
         secret = seed_of(folder) or Seed.from_os()
-        account.require_room(_charge(account, folder, settings, secret))
+        spent = charging.charge_of(account, *_spent(folder, settings, secret))
+        account.require_room(spent)
     run_folder = RunFolder(folder, of_search=True)
     if not (folder / "study.json").exists():
         write_json(folder / "study.json", content)
@@ -216,22 +217,19 @@ def search_privately(folder: str | os.PathLike, settings: PrivateSettings) -> Wi
         same_times(run_folder.path, run_folder.path / "study.json")
 
 
-def _charge(
-    account: Account, folder: Path, settings: PrivateSettings, secret: Seed
-) -> Charge:
-    """Return the cost of the whole search: that of its runs would tell how many."""
+def _spent(folder: Path, settings: PrivateSettings, secret: Seed) -> tuple[Any, ...]:
+    """Return what the whole search is charged: its runs would tell how many."""
     search = settings.search
-    return charging.charge_of(
-        account, [search.run], settings.delta, folder, secret, search.selection
-    )
+    return [search.run], settings.delta, folder, secret, search.selection
 
 
 def _search(
     run_folder: RunFolder, settings: PrivateSettings, account: Account | None
 ) -> None:
     seed = run_folder.seed(None)
+    spent = _spent(run_folder.path, settings, seed)
     if account is not None:
-        account.charge(_charge(account, run_folder.path, settings, seed))
+        account.charge(charging.charge_of(account, *spent))
     runs = run_folder.private / "runs"
     runs.mkdir(exist_ok=True)
     run_folder.seed_is_used()
@@ -252,10 +250,7 @@ def _search(
             "search spends another budget: geometric makes at least one run"
         )
     score, best, values = max(runs_made, key=lambda run: run[0])
-    total = None
-    if account is not None:  # charged again if its file was deleted or replaced since
-        balance = account.charge(_charge(account, run_folder.path, settings, seed))
-        total = balance.total(settings.delta).to_json()
+    total = charging.total(account, *spent)
     _release(run_folder, best, settings, values, score / held_out, total)
 
 

@@ -135,6 +135,7 @@ def check_choices(space: Space, start: Recipe, steps: int, dataset: Dataset) -> 
 
     Each value is tried alone in the recipe; of a range, its two ends.
     """
+    tasks.warn_of_preprocessing(start)
     for name, values in space.values.items():
         for value in values if isinstance(values, Between) else values.values:
             recipe = space.recipe(start, {name: value})

@@ -93,11 +93,12 @@ def total(
     delta: float,
     out: str | Path | None,
     secret: Seed,
+    selection: Selection | None = None,
 ) -> dict[str, Any] | None:
     """Return what all charges spend together, at the end of a run that is one of them.
 
-    It is charged again if the file was deleted or replaced since. On several hosts the
-    chief does so.
+    It is charged again if the file was deleted or replaced since, even beyond its
+    limit. On several hosts the chief does so.
 
     Raises:
         ValueError: see `Account.charge`.
@@ -107,7 +108,7 @@ def total(
         if account is None:
             return None
         made = dataclasses.replace(account, what="ledger")  # whatever the limit
-        own = charge_of(made, mechanisms, delta, out, secret)
+        own = charge_of(made, mechanisms, delta, out, secret, selection)
         return account.charge(own).total(delta).to_json()
 
     return hosts.from_chief(spent)

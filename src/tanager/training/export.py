@@ -1,13 +1,10 @@
 """Export a finished run as a model: weights, description, model card."""
 
-import contextlib
 import dataclasses
 import json
 import math
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,7 +12,7 @@ from safetensors import safe_open
 
 from tanager import _validate as validate
 from tanager import models
-from tanager._files import as_json, json_text, sync_folder, write_text
+from tanager._files import as_json, json_text, new_folder, write_text
 from tanager._reading import reading
 from tanager._record import Maybe, check_record, read_record
 from tanager._version import __version__
@@ -125,7 +122,7 @@ def export(
     card = model_card(
         config, result, weights=weights, format=format, licence=licence, timm_name=timm
     )
-    with _folder(to) as folder:
+    with new_folder(to, "to", 0o755) as folder:
         models.save_weights(model, folder / "model.safetensors", format=format)
         write_text(folder / "config.json", json_text(described, indent=2) + "\n")
         write_text(folder / "README.md", card)
@@ -256,21 +253,3 @@ def _timm_description(config: Mapping[str, Any], model: Any) -> dict[str, Any]:
             "classifier": table["head.weight"].names[0].removesuffix(".weight"),
         },
     }
-
-
-@contextlib.contextmanager
-def _folder(to: Path) -> Iterator[Path]:
-    """Give a folder to write in, and rename it when it is whole."""
-    try:
-        to.parent.mkdir(parents=True, exist_ok=True)
-        parts = Path(tempfile.mkdtemp(dir=to.parent, prefix=f".{to.name}."))
-    except OSError as error:
-        validate.refuse("to", str(to), "cannot be written", str(error))
-    try:
-        yield parts
-        parts.chmod(0o755)
-        os.replace(parts, to)
-    except BaseException:
-        shutil.rmtree(parts, ignore_errors=True)
-        raise
-    sync_folder(to.parent)

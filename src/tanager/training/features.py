@@ -9,6 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -115,16 +116,15 @@ def _ahead(
     source: Source,
     batches: Iterator[tuple[Any, np.ndarray, np.ndarray]],
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Give rows, their labels and features, while the next are being computed."""
-    begun = None
-    for _, mask, indices in batches:
-        batch = gather(source, indices)
-        now = indices[mask], np.asarray(batch["label"])[mask], compute(arrays, batch)
-        if begun is not None:
-            yield *begun[:2], np.asarray(begun[2])[: len(begun[0])]
-        begun = now
-    if begun is not None:
-        yield *begun[:2], np.asarray(begun[2])[: len(begun[0])]
+    """Give rows, their labels and features, while the next examples are being read."""
+    read = ((mask, indices, gather(source, indices)) for _, mask, indices in batches)
+    with ThreadPoolExecutor(1) as reader:
+        coming = reader.submit(next, read, None)
+        while (found := coming.result()) is not None:
+            coming = reader.submit(next, read, None)
+            mask, indices, batch = found
+            made = np.asarray(compute(arrays, batch))
+            yield indices[mask], np.asarray(batch["label"])[mask], made[mask]
 
 
 def _begin(place: Path, made_of: dict[str, Any]) -> int:

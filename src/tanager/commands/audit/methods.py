@@ -122,7 +122,6 @@ def membership(
         rule = "must be given for membership, and delta too"
         remedy = "the noise of each setting is solved for from them"
         validate.refuse("epsilon", recipe.epsilon, rule, remedy)
-    dataset = runner.load(recipe)
     if recipe.features_from is not None:
         rule = "must be left out for membership, whose canaries are images"
         validate.refuse(
@@ -131,6 +130,9 @@ def membership(
     if recipe.solver != "dp-sgd":
         rule = "must be dp-sgd for membership, which trains in several settings"
         validate.refuse("solver", recipe.solver, rule, "or audit by white-box")
+    dataset = runner.load(recipe)
+    tasks.check_augmentation(recipe, dataset)
+    tasks.warn_of_preprocessing(recipe)
     secret, task = _task(recipe, dataset, out, options)
     canaries = _canaries(dataset, options.canary_kinds, secret)
     account = account_of(recipe, dataset, "audit")
@@ -213,7 +215,6 @@ def _task(
     examples = options.audited_examples
     if examples is None:
         examples = min(_EXAMPLES.get(options.method, whole), whole)
-    validate.whole(audited_examples=examples, at_least=1)
     if examples > whole:
         rule = f"must be at most the {whole} training {recipe.unit}s"
         validate.refuse("audited_examples", examples, rule)

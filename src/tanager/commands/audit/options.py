@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Literal
 
+from tanager import _validate as validate
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
@@ -68,3 +70,7 @@ class Options:
 
     json: bool = False
     """Print one JSON object only."""
+
+    def __post_init__(self):
+        if self.audited_examples is not None:
+            validate.whole(audited_examples=self.audited_examples, at_least=1)

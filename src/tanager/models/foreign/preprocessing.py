@@ -66,7 +66,9 @@ def _transformers(config: Mapping[str, Any]) -> Preprocessing:
         wanted |= {"image_mean": [0.0] * 3, "image_std": [1.0] * 3}
     before, squash = _sides(wanted["size"])
     if not wanted.get("do_resize", True):
-        before = None
+        before, squash = None, False
+        if wanted.get("do_center_crop"):
+            validate.refuse("do_center_crop", True, "must be false without do_resize")
     size, crop = before, 1.0
     if before is not None and wanted.get("do_center_crop"):
         size, _ = _sides(wanted["crop_size"])

@@ -1,0 +1,67 @@
+"""Folders are written whole, and are on the disk before they take their name."""
+
+import os
+import stat
+
+import pytest
+
+from tanager._files import new_folder
+from tanager.data import load
+from tanager.data.features import write_features
+
+
+@pytest.fixture
+def events(monkeypatch):
+    """What is forced to the disk, and what is renamed, in order."""
+    found = []
+    fsync, replace = os.fsync, os.replace
+
+    def watched_fsync(handle):
+        kind = "folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "file"
+        found.append(f"fsync {kind}")
+        fsync(handle)
+
+    def watched_replace(source, target):
+        found.append("replace")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", watched_fsync)
+    monkeypatch.setattr(os, "replace", watched_replace)
+    return found
+
+
+def two_files(to):
+    with new_folder(to, "to") as folder:
+        for name in "ab":
+            (folder / name).write_text(name)
+
+
+def features(to):
+    write_features(lambda batch: batch["image"].reshape(-1, 64) + 1, load("digits"), to)
+
+
+@pytest.mark.parametrize(("write", "files"), [(two_files, 2), (features, 5)])
+def test_a_folder_is_on_the_disk_before_it_takes_its_name(
+    tmp_path, events, write, files
+):
+    write(tmp_path / "new" / "folder")
+    assert events == ["fsync file"] * files + [
+        "fsync folder",
+        "replace",
+        "fsync folder",
+    ]
+    assert [each.name for each in (tmp_path / "new").iterdir()] == ["folder"]
+    assert (tmp_path / "new" / "folder").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_that_fails_leaves_nothing(tmp_path):
+    with pytest.raises(KeyboardInterrupt), new_folder(tmp_path / "a", "to") as folder:
+        (folder / "half").write_text("half")
+        raise KeyboardInterrupt
+    assert not [*tmp_path.iterdir()]
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(ValueError, match=r"^to \(=.*cannot be written"),
+        new_folder(tmp_path / "file" / "a", "to"),
+    ):
+        pass
