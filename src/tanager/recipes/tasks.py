@@ -102,7 +102,7 @@ def make(
     augmented = augmentation(recipe, dataset.image_shape)
 
     def pixels(example: Any) -> jax.Array:
-        image = prepared(augmented.eval_view(example["image"]))
+        image = prepared(example["image"])
         return image.astype(image_dtype(recipe.precision))
 
     if recipe.caches_features:
@@ -200,7 +200,7 @@ def seen_shape(recipe: Recipe, dataset: Dataset) -> tuple[int, ...]:
 
 
 def preprocessing(recipe: Recipe, dataset: Dataset) -> Preprocessing:
-    """Return how a view of an image becomes what the model sees.
+    """Return how an image, or a view of it, becomes what the model sees.
 
     Its size is always given: that of the recipe, else of the weights, else the view's.
 
@@ -218,6 +218,12 @@ def preprocessing(recipe: Recipe, dataset: Dataset) -> Preprocessing:
     elif recipe.preprocessing is None and recipe.weights is not None:
         found = preprocessing_of(recipe.weights)
     found = found or Preprocessing(mean=dataset.mean, std=dataset.std)
+    found = dataclasses.replace(
+        found,
+        read_shape=dataset.image_shape,
+        view=None if recipe.crop_size is None else view[:2],
+        view_by=KINDS[recipe.augmentation].eval_by,
+    )
     if recipe.crop_fraction is not None:
         found = dataclasses.replace(found, crop=recipe.crop_fraction)
     side = recipe.image_size
