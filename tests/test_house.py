@@ -43,6 +43,7 @@ FLOORS = {
     "data": 2,
     "report": 2,
     "training": 3,
+    "use": 3,
     "recipes": 4,
     "bench": 5,
     "search": 5,

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from tanager.training.problem import Problem as Problem
     from tanager.training.problem import Runtime as Runtime
     from tanager.training.result import TrainResult as TrainResult
+    from tanager.use.model import Model as Model
+    from tanager.use.model import load as load
 
 _HOMES = {
     "Account": "privacy.account",
@@ -54,6 +56,7 @@ _HOMES = {
     "Grouped": "data.grouped",
     "Ledger": "privacy.ledger",
     "Mechanism": "privacy.mechanism",
+    "Model": "use.model",
     "PhysicalBatch": "sampling",
     "Plan": "privacy.plan",
     "PoissonSampler": "sampling",
@@ -67,6 +70,7 @@ _HOMES = {
     "compiler_options": "compiling",
     "epsilon": "privacy.accountant",
     "export": "training.export",
+    "load": "use.model",
     "risk": "privacy.risk",
     "train": "training.loop",
 }
@@ -86,6 +90,7 @@ __all__ = [
     "Grouped",
     "Ledger",
     "Mechanism",
+    "Model",
     "PhysicalBatch",
     "Plan",
     "PoissonSampler",
@@ -100,6 +105,7 @@ __all__ = [
     "compiler_options",
     "epsilon",
     "export",
+    "load",
     "risk",
     "tan",
     "train",

@@ -19,6 +19,8 @@ _COMMANDS = {
     "train": "train a model privately, from a recipe; a stopped run is resumed",
     "search": "search hyper-parameters at small batch size; predict the full run",
     "audit": "attack the training code; bound the ε that it spends from below",
+    "predict": "predict the classes of new images: CSV or JSON lines",
+    "evaluate": "measure a model on labelled images: accuracy, AUROC, intervals",
     "account": "show what all runs on the same data spent; limit what they may",
     "export": "write a finished run's model and model card into a folder",
     "recipe": "show a recipe: settings, published results, ε recomputed, cost",
@@ -30,7 +32,7 @@ _USAGE = "\n".join(
     [
         "usage: tanager COMMAND [OPTIONS]",
         "",
-        *(f"  {name:<7}{summary}" for name, summary in _COMMANDS.items()),
+        *(f"  {name:<10}{summary}" for name, summary in _COMMANDS.items()),
         "",
         "tanager COMMAND --help explains its options.",
         "Set TANAGER_TRACEBACK=1 to print the traceback of an error.",
@@ -65,6 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             more = ": run the same command again to resume"
             _say(f"stopped{more if resumes else ''}")
             return 130
+        except BrokenPipeError:  # `tanager … | head` has read enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
         except (ValueError, OSError, FloatingPointError) as error:
             if os.environ.get("TANAGER_TRACEBACK"):
                 raise

@@ -1,6 +1,7 @@
 """What stays as it is of a model is computed once, and nothing else changes."""
 
 import dataclasses
+import json
 
 import equinox as eqx
 import jax
@@ -77,7 +78,7 @@ def test_a_folder_for_features_is_refused_where_there_are_none(fields):
         dataclasses.replace(RECIPE, features="f", **fields)
 
 
-def test_a_trained_model_is_exported_whole(tmp_path, dataset):
+def test_a_trained_model_is_exported_whole(tmp_path, dataset, capsys):
     run, out = tmp_path / "run", tmp_path / "model"
     words = [
         "--features",
@@ -98,3 +99,8 @@ def test_a_trained_model_is_exported_whole(tmp_path, dataset):
     image = gather(dataset.test, np.arange(1))["image"][0]
     logits = loaded(jnp.asarray(image))
     assert logits.shape == (10,) and np.isfinite(logits).all()
+    capsys.readouterr()
+    assert main(["evaluate", str(run), "--json"]) == 0
+    measured = json.loads(capsys.readouterr().out)["accuracy"]["value"]
+    result = json.loads((run / "result.json").read_text())
+    assert measured == pytest.approx(result["test_accuracy_ema"])

@@ -178,7 +178,7 @@ def pretrained(tmp_path_factory):
     ("epsilon", "solver"), [("0.3", "class-means"), ("9", "dp-sgd")]
 )
 def test_a_run_spends_what_it_says_and_its_export_predicts(
-    pretrained, tmp_path, epsilon, solver
+    pretrained, tmp_path, capsys, epsilon, solver
 ):
     out = tmp_path / "run"
     words = ["train", "digits", "--weights", str(pretrained), "--head", "zero"]
@@ -197,6 +197,10 @@ def test_a_run_spends_what_it_says_and_its_export_predicts(
     trained = models.load_pretrained(tanager.export(out, tmp_path / "model"))
     logits = trained(np.zeros((8, 8, 1), np.uint8))
     assert logits.shape == (10,) and np.isfinite(logits).all()
+    capsys.readouterr()
+    assert main(["evaluate", str(out), "--json"]) == 0
+    measured = json.loads(capsys.readouterr().out)["accuracy"]["value"]
+    assert measured == pytest.approx(result["test_accuracy_ema"])
 
 
 def test_recipes_on_public_features_need_a_package_and_nothing_else():

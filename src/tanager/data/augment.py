@@ -113,6 +113,7 @@ class Augmentation(abc.ABC):
 
     Attributes:
         kind: its name in a recipe.
+        eval_by: how what is evaluated gets a view's size, one of `crops.FIXED_VIEWS`.
         crop_size: pixels of a view each way; None for the image's own size.
 
     Raises:
@@ -120,6 +121,7 @@ class Augmentation(abc.ABC):
     """
 
     kind: ClassVar[str]
+    eval_by: ClassVar[str] = "crop"
     crop_size: int | None = None
 
     def __post_init__(self):
@@ -136,8 +138,8 @@ class Augmentation(abc.ABC):
         """Return one view of an image that suits."""
 
     def eval_view(self, image: Image) -> View:
-        """Return what is evaluated: the image's middle, of a view's size."""
-        return crops.middle(image, self.size(image.shape))
+        """Return what is evaluated, of a view's size: see `crops.fixed_view`."""
+        return crops.fixed_view(image, self.size(image.shape), self.eval_by)
 
     def size(self, image_shape: tuple[int, ...]) -> tuple[int, int]:
         """Return (h, w) of the views of images of a shape [H, W, C].
@@ -203,6 +205,7 @@ class CropFlip(Augmentation):
     """
 
     kind: ClassVar[str] = "crop-flip"
+    eval_by: ClassVar[str] = "resize"
     crop_padding: int = 4
     flip: bool = True
 
@@ -216,11 +219,6 @@ class CropFlip(Augmentation):
         if self.crop_padding or size != image.shape[:2]:
             image = crops.random_crop(crop_key, image, self.crop_padding, size)
         return crops.random_flip(flip_key, image) if self.flip else image
-
-    def eval_view(self, image: Image) -> View:
-        """Return what is evaluated: the whole image, resized to a view's size."""
-        size = self.size(image.shape)
-        return image if size == image.shape[:2] else crops.resize(image, size)
 
     def check(self, image_shape: tuple[int, ...]) -> None:
         """See `Augmentation.check`."""
@@ -243,6 +241,7 @@ class Tan(CropFlip):
     """
 
     kind: ClassVar[str] = "tan"
+    eval_by: ClassVar[str] = "crop"
     crop_padding: int = 20
     jitter: colour.ColourJitter = _JITTER
 
@@ -254,10 +253,6 @@ class Tan(CropFlip):
             view = crops.random_flip(flip_key, view)
         planes = self.jitter(jitter_key, colour.planes(view))
         return colour.image_of(planes, image.dtype)
-
-    def eval_view(self, image: Image) -> View:
-        """See `Augmentation.eval_view`."""
-        return Augmentation.eval_view(self, image)
 
     def check(self, image_shape: tuple[int, ...]) -> None:
         """See `Augmentation.check`."""

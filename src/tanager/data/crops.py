@@ -21,6 +21,8 @@ from tanager import _validate as validate
 Image = Shaped[Array, "height width c"]
 View = Shaped[Array, "h w c"]
 Range = tuple[float, float]
+FIXED_VIEWS = ("crop", "resize")
+"""How `fixed_view` makes an image smaller."""
 _TRIES = 10  # of torchvision's RandomResizedCrop
 _DISTORTED_TRIES = 100  # of TensorFlow's sample_distorted_bounding_box
 
@@ -53,6 +55,19 @@ def middle(image: Image, size: tuple[int, int]) -> View:
     """Return the middle of the image; an odd pixel is cut at the bottom or right."""
     top, left = (image.shape[0] - size[0]) // 2, (image.shape[1] - size[1]) // 2
     return image[top : top + size[0], left : left + size[1]]
+
+
+def fixed_view(image: Image, size: tuple[int, int], by: str) -> View:
+    """Return what is evaluated of an image: its middle, or all of it, resized.
+
+    Args:
+        image: [H, W, C].
+        size: (height, width) of the view; that of the image leaves it as it is.
+        by: one of `FIXED_VIEWS`.
+    """
+    if size == image.shape[:2]:
+        return image
+    return middle(image, size) if by == "crop" else resize(image, size)
 
 
 class Box(NamedTuple):

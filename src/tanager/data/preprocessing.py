@@ -1,9 +1,15 @@
 """From an image to what a network was trained to see.
 
-Pretrained weights come with a size, an interpolation, a crop, and a mean and deviation
-of the pixels. Images are resized as Pillow does it, to the last bit, so that a network
-sees what it saw where it was trained; and inside a jitted step, so that the views of an
-augmentation can be resized too.
+One object says all of it, in the order of events. It is saved with a model, and
+training, evaluation, prediction and export use it:
+
+1. An image is read: mode and size as `tanager.data.decoding` changes them.
+2. Its view for evaluation is taken, where the network was trained on crops.
+3. It is resized, cropped and standardised, as the network's pretraining did.
+
+Images are resized as Pillow does it, to the last bit, so that a network sees what it
+saw where it was trained. The second and third step work inside a jitted step, so that
+the views of an augmentation can be resized too.
 """
 
 import dataclasses
@@ -21,6 +27,7 @@ from tanager import _validate as validate
 from tanager.data import crops
 from tanager.data.augment import standardise
 from tanager.data.datasets import check_constants
+from tanager.data.given import read_image
 
 
 def _triangle(x: np.ndarray) -> np.ndarray:
@@ -55,9 +62,10 @@ _BITS = 22  # of a weight's fraction, as in Pillow's Resample.c
 class Preprocessing:
     """Resize, crop and standardise one image, as a network's images were.
 
-    Called with uint8 `[H, W, C]`, it returns float32 `[h, w, c]`. The image is resized
-    so that it covers the size divided by `crop`, and its middle is taken: as timm and
-    torchvision evaluate. A grey image is repeated for a network that sees colours.
+    `read` makes uint8 `[H, W, C]` of any image. Called with that, it returns float32
+    `[h, w, c]`. The image is resized so that it covers the size divided by `crop`, and
+    its middle is taken: as timm and torchvision evaluate. A grey image is repeated for
+    a network that sees colours.
 
     Attributes:
         mean: one number per channel of the network, on the 0..1 scale.
@@ -66,10 +74,15 @@ class Preprocessing:
         interpolation: one of `INTERPOLATIONS`.
         crop: share of each side that is kept, in (0, 1]; 1 keeps all of a square.
         squash: resize both sides to the size at once, whatever their ratio.
+        read_shape: (height, width, channels) of every image that training read; None
+            if that is not known.
+        view: (height, width) of the view of such an image that is evaluated; None for
+            all of it.
+        view_by: how the view is taken, one of `crops.FIXED_VIEWS`.
 
     Raises:
         ValueError: a field is out of range; or, when called, not one uint8 image, or
-            one with other channels.
+            one with other channels or of a size that training never read.
     """
 
     mean: tuple[float, ...]
@@ -78,9 +91,16 @@ class Preprocessing:
     interpolation: str = "bicubic"
     crop: float = 1.0
     squash: bool = False
+    read_shape: tuple[int, int, int] | None = None
+    view: tuple[int, int] | None = None
+    view_by: str = "crop"
 
     def __post_init__(self):
         check_constants(len(self.mean), self.mean, self.std)
+        validate.one_of(crops.FIXED_VIEWS, view_by=self.view_by)
+        for name in ("read_shape", "view"):
+            for side in getattr(self, name) or ():
+                validate.whole(**{name: side}, at_least=1)
         validate.one_of(INTERPOLATIONS, interpolation=self.interpolation)
         validate.share(crop=self.crop)
         validate.positive(crop=self.crop)
@@ -93,10 +113,16 @@ class Preprocessing:
             validate.whole(height=self.size[0], width=self.size[1], at_least=1)
 
     def __call__(self, image: UInt8[Array, "H W C"]) -> Float32[Array, "h w c"]:
-        """Return what the network sees of one image."""
+        """Return what the network sees of one image, of the size that was read."""
         shape = self.seen(image.shape)
         if image.dtype != jnp.uint8:
             validate.refuse("image dtype", str(image.dtype), "must be uint8")
+        if self.read_shape and image.shape[:2] not in (self.read_shape[:2], self.view):
+            remedy = "make it so with Preprocessing.read, outside of jax.jit"
+            rule = f"must be {self.read_shape}, as training read it"
+            validate.refuse("image shape", tuple(image.shape), rule, remedy)
+        if self.view:
+            image = crops.fixed_view(image, self.view, self.view_by)
         image = resize(image, self._before_crop(image.shape), self.interpolation)
         top, left = (
             round((whole - side) / 2)
@@ -104,6 +130,28 @@ class Preprocessing:
         )
         image = image[top : top + shape[0], left : left + shape[1]]
         return standardise(jnp.broadcast_to(image, shape), self.mean, self.std)
+
+    def read(self, image: Any) -> UInt8[np.ndarray, "H W C"]:
+        """Return an image as training read it: in mode, channels and size.
+
+        Where `read_shape` is not known, the image is brought to the size that it is
+        cropped from.
+
+        Args:
+            image: path or bytes of a file, a Pillow image, or an array, see
+                `tanager.data.given`.
+
+        Raises:
+            ValueError: it cannot be read as an image.
+        """
+        return read_image(image, self.read_shape or self._guessed())
+
+    def _guessed(self) -> tuple[int, int, int]:
+        if self.size is None:
+            rule = "is needed to read images of any size"
+            validate.refuse("size", None, rule, "give size=(height, width)")
+        rows, columns = (math.floor(side / self.crop) for side in self.size)
+        return rows, columns, len(self.mean)
 
     def seen(self, image_shape: tuple[int, ...]) -> tuple[int, int, int]:
         """Return (height, width, channels) of what the network sees of an image.
@@ -115,7 +163,7 @@ class Preprocessing:
         if len(image_shape) != 3 or image_shape[-1] not in (1, channels):
             rule = f"must be (height, width, {channels})"
             validate.refuse("image shape", tuple(image_shape), rule)
-        return (*(self.size or image_shape[:2]), channels)
+        return (*(self.size or self.view or image_shape[:2]), channels)
 
     def _before_crop(self, image_shape: tuple[int, ...]) -> tuple[int, int]:
         height, width = image_shape[:2]

@@ -108,7 +108,7 @@ def make(
     augmented = augmentation(recipe, dataset.image_shape)
 
     def pixels(example: Any) -> jax.Array:
-        image = prepared(augmented.eval_view(example["image"]))
+        image = prepared(example["image"])
         return image.astype(image_dtype(recipe.precision))
 
     model, marks = fine_tune(
@@ -201,7 +201,7 @@ def seen_shape(recipe: Recipe, dataset: Dataset) -> tuple[int, ...]:
 
 
 def preprocessing(recipe: Recipe, dataset: Dataset) -> Preprocessing:
-    """Return how a view of an image becomes what the model sees.
+    """Return how an image, or a view of it, becomes what the model sees.
 
     Its size is always given: that of the recipe, else of the weights, else the view's.
 
@@ -224,7 +224,14 @@ def preprocessing(recipe: Recipe, dataset: Dataset) -> Preprocessing:
         size = (side, side)
     elif side or recipe.crop_size:
         size, crop = view[:2], 1.0
-    return dataclasses.replace(found, size=size, crop=recipe.crop_fraction or crop)
+    return dataclasses.replace(
+        found,
+        size=size,
+        crop=recipe.crop_fraction or crop,
+        read_shape=dataset.image_shape,
+        view=None if recipe.crop_size is None else view[:2],
+        view_by=KINDS[recipe.augmentation].eval_by,
+    )
 
 
 def assumes_preprocessing(recipe: Recipe) -> bool:

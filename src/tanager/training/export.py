@@ -18,7 +18,7 @@ from tanager._record import Maybe, check_record, read_record
 from tanager._version import __version__
 from tanager.models import weights as files
 from tanager.models.dino import DINO
-from tanager.models.exported import template_of
+from tanager.models.exported import RUN_WEIGHTS, template_of
 from tanager.models.pretrained import table_of
 from tanager.models.published import timm_architecture
 from tanager.models.tensors import read_tensors
@@ -30,9 +30,6 @@ from tanager.report.card import model_card
 from tanager.report.run_files import read_config, read_result
 from tanager.training.result import PERSON_SIZES, cost
 
-
-WEIGHTS = {"average": "model-ema.safetensors", "last": "model.safetensors"}
-"""Which of a run's weights are exported, and the run's file that holds them."""
 
 FORMATS = ("tanager", "timm")
 
@@ -94,7 +91,7 @@ def export(
             weights do not fit its description, the architecture cannot be written in
             this format, or `to` is in use.
     """
-    validate.one_of(WEIGHTS, weights=weights)
+    validate.one_of(RUN_WEIGHTS, weights=weights)
     validate.one_of(FORMATS, format=format)
     if licence is not None and (not licence.strip() or not licence.isprintable()):
         validate.refuse("licence", licence, "must be an identifier", "or leave it out")
@@ -112,7 +109,7 @@ def export(
         )
     _require(run, "result.json")
     result = read_result(run)
-    source = run / WEIGHTS[weights]
+    source = run / RUN_WEIGHTS[weights]
     _require_agreement(run, config, result, source)
     model = _model(config, source, format)
     described = _description(config, result, weights, format)
@@ -213,6 +210,7 @@ def _description(
         "model": config.get("architecture"),
         "classes": config.get("classes"),
         "preprocessing": config.get("preprocessing"),
+        "precision": (config.get("recipe") or {}).get("precision"),
         "weights": weights,
         "guarantee": {name: result[name] for name in _GUARANTEE},
     }

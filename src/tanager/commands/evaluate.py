@@ -1,0 +1,214 @@
+"""`tanager evaluate`: how good a model is on labelled images."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+from rich.console import Console
+from tyro.conf import Positional
+
+from tanager import _validate as validate
+from tanager.commands import flags, models_in_use
+from tanager.commands.tables import new_table, print_json
+
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from tanager.data import Dataset
+    from tanager.use.model import Model
+
+
+SPLITS = ("test", "train", "all")
+_MOST_CLASSES = 20  # of a confusion matrix that fits on a screen
+_NOTE = "ε does not cover these numbers: they depend on the labelled examples exactly."
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Measure a model on labelled images: accuracy, AUROC, intervals, confusion matrix.
+
+    Images are read as training read them. Without --data, a run is measured on its own
+    test examples.
+    """
+
+    model: Positional[Annotated[str, tyro.conf.arg(metavar="MODEL")]]
+    """Folder of a finished run or of an exported model, or hf:OWNER/NAME."""
+
+    data: str | None = None
+    """Labelled images, in any layout that `tanager train folder --data` reads."""
+
+    split: Annotated[str, tyro.conf.arg(metavar="{test,train,all}")] = "test"
+    """Which of the data: the test examples that training would hold out, or all."""
+
+    json: bool = False
+    """Print one JSON object only."""
+
+    batch_size: int = 64
+    """Images computed at once."""
+
+    weights: Annotated[str, tyro.conf.arg(metavar="{average,last}")] = "average"
+    """Of a run: the average of the parameters, or those after the last update."""
+
+    code: str | None = None
+    """MODULE:FUNCTION that returns (params, predict) of a model of your own code."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command; `arguments` are the words after `tanager evaluate`."""
+    options = flags.read(Arguments, "evaluate", arguments)
+    validate.one_of(SPLITS, split=options.split)
+    validate.whole(batch_size=options.batch_size, at_least=1)
+
+    # JAX is imported from here on: the command line was fine.
+    from tanager.use.measures import CONFIDENCE, RESAMPLES, measure
+
+    model = models_in_use.load(options.model, options.weights, options.code)
+    dataset = _labelled(model, options.data)
+    logits, labels = _logits(model, dataset, options)
+    from tanager.use.model import probabilities
+
+    found = measure(probabilities(logits), labels, model.classes)
+    of = options.data or dataset.name
+    if options.json:
+        return print_json(
+            {
+                "model": options.model,
+                "data": of,
+                "split": options.split,
+                **found,
+                "intervals": {
+                    "confidence": CONFIDENCE,
+                    "accuracy": "Wilson",
+                    "others": f"bootstrap, {RESAMPLES} samples within each class",
+                },
+                "note": _NOTE,
+            }
+        )
+    which = {"all": "", "test": "test ", "train": "training "}[options.split]
+    _print(f"{options.model} on {len(labels)} {which}examples of {of}", found)
+    return 0
+
+
+def _labelled(model: "Model", path: str | None) -> "Dataset":
+    """Return the data at a path, or else those that a run held out."""
+    from tanager import data
+    from tanager.recipes import runner
+    from tanager.recipes.recipe import Recipe
+
+    recorded = dict(model.config.get("recipe") or {})
+    recorded.pop("name", None)
+    with models_in_use.progress(True) as report:
+        if path is None:
+            if not recorded:
+                remedy = "give --data DIR"
+                validate.refuse("data", None, "is not known of this model", remedy)
+            return runner.load(Recipe.from_json(recorded), report)
+        if model.preprocessing is None:
+            return data.load("features", features_from=path)
+        name = recorded["dataset"] if recorded else "folder"
+        name = "folder" if name in ("digits", "features") else name
+        side, resized = model.preprocessing.read_shape, name in data.RESIZED
+        square = resized and side and side[0] == side[1]
+        size = side[0] if side and square else None
+        return data.load(name, path, image_size=size, progress=report)
+
+
+def _logits(
+    model: "Model", dataset: "Dataset", options: Arguments
+) -> tuple["np.ndarray", "np.ndarray"]:
+    """Return the logits of a split, and its labels as numbers of the model's classes."""
+    import numpy as np
+
+    from tanager.data import gather
+
+    own = _numbers(model, dataset.classes)
+    wanted = {"test": (dataset.test,), "train": (dataset.train,)}
+    sources = wanted.get(options.split, (dataset.train, dataset.test))
+    total, size = sum(map(len, sources)), options.batch_size
+    logits, labels = [], []
+    with models_in_use.progress(total > size) as report:
+        for source in sources:
+            for start in range(0, len(source), size):
+                part = np.arange(start, min(start + size, len(source)))
+                batch = gather(source, part)
+                examples = batch["image" if "image" in batch else "features"]
+                for row in model.each(examples, size):
+                    if isinstance(row, ValueError):
+                        raise row
+                    logits.append(row)
+                labels.append(own[batch["label"]])
+                report(len(logits), total)
+    return np.array(logits), np.concatenate(labels)
+
+
+def _numbers(model: "Model", names: Sequence[str]) -> Any:
+    """Return the model's number of each class of the data, by name.
+
+    Data without names of classes have numbers as names, and are taken by number.
+    """
+    import numpy as np
+
+    unnamed = list(names) == [str(k) for k in range(len(names))]
+    if not model.classes or (unnamed and len(names) <= len(model.classes)):
+        return np.arange(len(names))
+    for name in names:
+        if name not in model.classes:
+            rule = f"is not one of the model's: {', '.join(model.classes)}"
+            validate.refuse("class", name, rule, "rename it, or leave it out")
+    return np.array([model.classes.index(name) for name in names])
+
+
+def _print(title: str, found: Mapping[str, Any]) -> None:
+    console = Console(highlight=False, markup=False)
+    console.print(f"{title}\n", soft_wrap=True)
+    rows = [
+        ("accuracy", _percent(found["accuracy"]), _between(found["accuracy"])),
+        *(
+            (name, _percent(found[key]), _between(found[key]))
+            for name, key in (
+                ("balanced accuracy", "balanced_accuracy"),
+                ("macro F1", "macro_f1"),
+                ("AUROC, one against the rest", "auroc"),
+            )
+        ),
+        (
+            f"always {found['majority_class']!r}, the largest class",
+            f"{100 * found['majority_share']:.1f} %",
+            "",
+        ),
+    ]
+    headings = ("measure", "value", "95 % interval")
+    console.print(new_table(*headings, rows=rows), soft_wrap=True)
+    rows = [
+        (
+            each["class"],
+            str(each["examples"]),
+            _percent(each["accuracy"]),
+            _between(each["accuracy"]),
+            "—" if each["auroc"] is None else f"{100 * each['auroc']:.1f} %",
+        )
+        for each in found["per_class"]
+    ]
+    headings = ("class", "examples", "accuracy", "95 % interval", "AUROC")
+    console.print()
+    console.print(new_table(*headings, rows=rows), soft_wrap=True)
+    classes = found["classes"]
+    if len(classes) <= _MOST_CLASSES:
+        cells = zip(classes, found["confusion_matrix"], strict=True)
+        rows = [(name, *map(str, row)) for name, row in cells]
+        console.print("\nconfusion matrix: a row for each true class")
+        console.print(new_table("", *classes, rows=rows), soft_wrap=True)
+    console.print(f"\n{_NOTE}", soft_wrap=True)
+
+
+def _percent(interval: Mapping[str, float | None]) -> str:
+    value = interval["value"]
+    return "—" if value is None else f"{100 * value:.1f} %"
+
+
+def _between(interval: Mapping[str, float | None]) -> str:
+    if interval["low"] is None or interval["high"] is None:
+        return "—"
+    return f"{100 * interval['low']:.1f} to {100 * interval['high']:.1f} %"

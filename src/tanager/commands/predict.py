@@ -1,0 +1,153 @@
+"""`tanager predict`: the classes of new images, as CSV or JSON lines."""
+
+import csv
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+from tyro.conf import Positional
+
+from tanager import _validate as validate
+from tanager._text import clean
+from tanager.commands import flags, models_in_use
+
+
+if TYPE_CHECKING:
+    from tanager.use.model import Model
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Predict the class of each image: CSV on standard output, one line an image.
+
+    Its columns are file, class, probability, and the probability of each class. A file
+    that cannot be read is named on standard error, the others are predicted, and the
+    exit status is 1.
+    """
+
+    model: Positional[Annotated[str, tyro.conf.arg(metavar="MODEL")]]
+    """Folder of a finished run or of an exported model, or hf:OWNER/NAME."""
+
+    files: Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="FILE|DIR")]]
+    """Images, and folders of images; for a model of features, one npz or npy file."""
+
+    json: bool = False
+    """Print one JSON object a line: file, class, probability, probabilities."""
+
+    top: int | None = None
+    """Print only so many classes, the most probable first. Default: all."""
+
+    batch_size: int = 64
+    """Images computed at once."""
+
+    weights: Annotated[str, tyro.conf.arg(metavar="{average,last}")] = "average"
+    """Of a run: the average of the parameters, or those after the last update."""
+
+    code: str | None = None
+    """MODULE:FUNCTION that returns (params, predict) of a model of your own code."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command; `arguments` are the words after `tanager predict`."""
+    options = flags.read(Arguments, "predict", arguments)
+    if options.top is not None:
+        validate.whole(top=options.top, at_least=1)
+    validate.whole(batch_size=options.batch_size, at_least=1)
+    if not options.files:
+        validate.refuse("files", "", "are missing", "name images, or folders of them")
+
+    # JAX is imported from here on: the command line was fine.
+    model = models_in_use.load(options.model, options.weights, options.code)
+    names, examples, others = _inputs(model, options.files)
+    if others:
+        counts = ", ".join(f"{ending} {count}" for ending, count in others.items())
+        _say(f"{sum(others.values())} files are not images: {clean(counts)}")
+    failed = 0
+    show = _json_lines if options.json else _csv_lines
+    with models_in_use.progress(len(examples) > options.batch_size) as report:
+        rows = _predicted(model, names, examples, options, report)
+        for error in show(model, rows, options.top):
+            failed += 1
+            _say(f"error: {error}")
+    if failed:
+        _say(f"{failed} of {len(names)} files were not predicted")
+    return int(failed > 0)
+
+
+_Row = tuple[str, dict[str, Any]] | ValueError
+
+
+def _inputs(
+    model: "Model", paths: Sequence[str]
+) -> tuple[Sequence[str], Sequence[Any], Mapping[str, int]]:
+    from tanager.use.inputs import list_images, read_feature_rows
+
+    if model.preprocessing is not None:
+        files, others = list_images(paths)
+        return files, files, others
+    if len(paths) > 1 or not paths[0].endswith((".npz", ".npy")):
+        rule = "must be one .npz or .npy file: this model takes features, not images"
+        remedy = "compute them with the program that made the training features"
+        validate.refuse("files", " ".join(paths), rule, remedy)
+    rows = read_feature_rows(paths[0])
+    return [f"{paths[0]}:{number}" for number in range(len(rows))], rows, {}
+
+
+def _predicted(
+    model: "Model", names: Sequence[str], examples: Any, options: Arguments, report: Any
+) -> Iterator[_Row]:
+    found = model.each(examples, options.batch_size)
+    for done, (name, each) in enumerate(zip(names, found, strict=True), 1):
+        report(done, len(names))
+        if isinstance(each, ValueError):
+            yield each
+        else:
+            yield name, model.described(each, options.top)
+
+
+def _json_lines(
+    model: "Model", rows: Iterator[_Row], top: int | None
+) -> Iterator[ValueError]:
+    for row in rows:
+        if isinstance(row, ValueError):
+            yield row
+        else:
+            print(json.dumps({"file": row[0], **row[1]}, ensure_ascii=False))
+
+
+def _csv_lines(
+    model: "Model", rows: Iterator[_Row], top: int | None
+) -> Iterator[ValueError]:
+    """Print CSV: all classes in their order, or the `top` ones by rank."""
+    out, header = csv.writer(sys.stdout, lineterminator="\n"), False
+    for row in rows:
+        if isinstance(row, ValueError):
+            yield row
+            continue
+        if not header:  # the first prediction tells how many classes there are
+            out.writerow(["file", "class", "probability", *_columns(model, top)])
+            header = True
+        name, found = row
+        pairs = [*found["probabilities"].items()]
+        more = [_shown(value) for _, value in pairs]
+        if top is not None:
+            more = [text for k, v in pairs[1:] for text in (k, _shown(v))]
+        out.writerow([name, found["class"], _shown(found["probability"]), *more])
+
+
+def _columns(model: "Model", top: int | None) -> list[str]:
+    if top is None:
+        return list(model.classes)
+    ranks = range(2, min(top, len(model.classes)) + 1)
+    return [f"{name}_{rank}" for rank in ranks for name in ("class", "probability")]
+
+
+def _shown(probability: float) -> str:
+    return f"{probability:.6g}"
+
+
+def _say(text: str) -> None:
+    print(f"tanager: {clean(text)}", file=sys.stderr)

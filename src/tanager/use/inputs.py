@@ -1,0 +1,89 @@
+"""What to predict: files of images and folders of them, or a file of features."""
+
+import collections
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from tanager import _npy
+from tanager import _validate as validate
+from tanager._reading import reading
+from tanager.data.feature_files import read_arrays
+from tanager.data.folder import _SUFFIXES as SUFFIXES
+
+
+_FEATURES = ("features", "test_features")
+_OTHERS = "__MACOSX"  # copies of names that macOS adds to archives
+
+
+class Listed(NamedTuple):
+    """Files of images, in order, and how many others there are by their ending."""
+
+    files: list[str]
+    others: dict[str, int]
+
+
+def list_images(paths: Sequence[str | os.PathLike[str]]) -> Listed:
+    """List files, and the images in folders and in the folders below.
+
+    A file that is named is listed whatever its ending. Hidden files are left out.
+
+    Raises:
+        ValueError: nothing is there by that name, or there is no image at all.
+    """
+    files, others = [], collections.Counter()
+    for path in map(Path, paths):
+        if path.is_dir():
+            for name in sorted(_below(path)):
+                ending = os.path.splitext(name)[1].lower()
+                if ending in SUFFIXES:
+                    files.append(name)
+                else:
+                    others[ending or "without an ending"] += 1
+        elif path.exists():
+            files.append(str(path))
+        else:
+            validate.refuse("file", str(path), "does not exist", "check its name")
+    if not files:
+        rule = f"hold no images ({', '.join(SUFFIXES)})"
+        shown = " ".join(map(str, paths))
+        validate.refuse("files", shown, rule, "name files, or a folder of them")
+    return Listed(files, dict(others))
+
+
+def read_feature_rows(path: str | os.PathLike[str]) -> np.ndarray:
+    """Return float32[n, d], the features of n examples in a file without labels.
+
+    It is an npy file of them, or an npz file with an array ``features``, else
+    ``test_features``.
+
+    Raises:
+        ValueError: the file has no such array, or it is not numbers[n, d].
+    """
+    file = Path(path).expanduser()
+    remedy = "save them with numpy.savez(FILE, features=…)"
+    with reading(file, "has no features that can be read", remedy, "file"):
+        if file.suffix == ".npy":
+            with open(file, "rb") as stream:
+                arrays = {"features": _npy.read_array(stream, file.stat().st_size)}
+        else:
+            arrays = read_arrays(file, _FEATURES, None)
+        found = next((arrays[name] for name in _FEATURES if name in arrays), None)
+        if found is None or found.ndim != 2 or found.dtype.kind not in "fiu":
+            raise ValueError("it must have an array `features`, numbers[n, d]")
+    return found.astype(np.float32)
+
+
+def _below(folder: Path) -> list[str]:
+    found = []
+    for root, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if _is_shown(name)]
+        found += [os.path.join(root, name) for name in names if _is_shown(name)]
+    return found
+
+
+def _is_shown(name: str) -> bool:
+    return not name.startswith(".") and name != _OTHERS

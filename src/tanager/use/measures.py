@@ -1,0 +1,155 @@
+"""How good a classifier is, from its probabilities on labelled examples.
+
+The numbers are scikit-learn's. Intervals hold 95 % of the time if the examples are a
+random sample: Wilson's for shares (accuracies of all and of each class), and for the
+others the middle 95 % of `RESAMPLES` bootstrap samples, drawn within each class with a
+fixed seed, so that the same input gives the same interval.
+
+Classes without an example are left out of the means over classes.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tanager import _validate as validate
+
+
+CONFIDENCE = 0.95
+RESAMPLES = 500
+_SEED = 0
+
+
+def measure(
+    probabilities: np.ndarray, labels: np.ndarray, classes: Sequence[str]
+) -> dict[str, Any]:
+    """Return accuracy, balanced accuracy, macro F1, AUROC and the confusion matrix.
+
+    Args:
+        probabilities: numbers[n, K].
+        labels: whole numbers[n] from 0 to K − 1.
+        classes: K names.
+
+    Returns:
+        As JSON: ``accuracy``, ``balanced_accuracy``, ``macro_f1`` and ``auroc`` (mean
+        over classes of one against the rest), each with ``value``, ``low`` and
+        ``high``, None where it is not defined; ``majority_share``, the accuracy of
+        always naming the largest class; ``confusion_matrix``, a row for each true class
+        and a column for each predicted one; ``per_class``.
+
+    Raises:
+        ValueError: there are no examples, or the shapes do not fit.
+    """
+    from sklearn import metrics
+
+    probabilities, labels = np.asarray(probabilities), np.asarray(labels)
+    if probabilities.shape != (len(labels), len(classes)) or not len(labels):
+        rule = f"must be [n, {len(classes)}] for {len(labels)} labels, one or more"
+        validate.refuse("probabilities", list(probabilities.shape), rule)
+    predicted, every = probabilities.argmax(axis=1), np.arange(len(classes))
+    matrix = metrics.confusion_matrix(labels, predicted, labels=every)
+    counts, right = matrix.sum(axis=1), matrix.diagonal()
+    present = np.flatnonzero(counts)
+    means = {"labels": present, "average": "macro", "zero_division": 0}
+    areas = {
+        k: float(metrics.roc_auc_score(labels == k, probabilities[:, k]))
+        for k in (present if len(present) > 1 else ())
+    }
+    random = np.random.default_rng(_SEED)
+    drawn = [_redrawn(matrix, random) for _ in range(RESAMPLES)]
+    return {
+        "examples": len(labels),
+        "accuracy": _share(right.sum(), counts.sum()),
+        "balanced_accuracy": _between(
+            metrics.recall_score(labels, predicted, **means), [*map(recall, drawn)]
+        ),
+        "macro_f1": _between(
+            metrics.f1_score(labels, predicted, **means), [*map(f1, drawn)]
+        ),
+        "auroc": _between(
+            np.mean([*areas.values()]) if areas else None,
+            _areas(probabilities, labels, [*areas], random),
+        ),
+        "majority_share": float(counts.max() / len(labels)),
+        "majority_class": classes[int(counts.argmax())],
+        "classes": list(classes),
+        "confusion_matrix": matrix.tolist(),
+        "per_class": [
+            {
+                "class": classes[k],
+                "examples": int(counts[k]),
+                "accuracy": _share(right[k], counts[k]),
+                "auroc": areas.get(k),
+            }
+            for k in every
+        ],
+    }
+
+
+def recall(matrix: np.ndarray) -> float:
+    """Return the mean recall of the classes, balanced accuracy, of matrix[K, K]."""
+    counts, right = matrix.sum(axis=1), matrix.diagonal()
+    return float(np.mean(right[counts > 0] / counts[counts > 0]))
+
+
+def f1(matrix: np.ndarray) -> float:
+    """Return the macro F1 of a confusion matrix[K, K]."""
+    counts, both = matrix.sum(axis=1), matrix.sum(axis=1) + matrix.sum(axis=0)
+    there = counts > 0
+    return float(np.mean(2 * matrix.diagonal()[there] / both[there]))
+
+
+def area(scores: np.ndarray, positive: np.ndarray, weights: np.ndarray) -> float:
+    """Return the area under the ROC curve of weighted examples, ties counted half."""
+    order = np.argsort(scores)
+    scores, positive, weights = scores[order], positive[order], weights[order]
+    below = np.concatenate([[0.0], np.cumsum(weights * ~positive)])
+    first = np.searchsorted(scores, scores[positive], side="left")
+    last = np.searchsorted(scores, scores[positive], side="right")
+    own = weights[positive]
+    return float(own @ (below[first] + below[last]) / (2 * own.sum() * below[-1]))
+
+
+def _share(right: int, count: int) -> dict[str, float | None]:
+    from scipy.stats import binomtest
+
+    if not count:
+        return {"value": None, "low": None, "high": None}
+    found = binomtest(int(right), int(count)).proportion_ci(CONFIDENCE, "wilson")
+    value = float(right / count)
+    return {"value": value, "low": float(found.low), "high": float(found.high)}
+
+
+def _between(value: Any, drawn: Sequence[float]) -> dict[str, float | None]:
+    if value is None:
+        return {"value": None, "low": None, "high": None}
+    low, high = np.quantile(drawn, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
+    return {"value": float(value), "low": float(low), "high": float(high)}
+
+
+def _redrawn(matrix: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Return the confusion matrix of examples drawn again within each class."""
+    counts = matrix.sum(axis=1)
+    shares = matrix / np.maximum(counts, 1)[:, None]
+    shares[counts == 0, 0] = 1
+    return random.multinomial(counts, shares)
+
+
+def _areas(
+    probabilities: np.ndarray,
+    labels: np.ndarray,
+    classes: Sequence[int],
+    random: np.random.Generator,
+) -> list[float]:
+    """Return the mean area of classes for examples drawn again within each class."""
+    groups = [np.flatnonzero(labels == k) for k in np.unique(labels)]
+    drawn = []
+    for _ in range(RESAMPLES if classes else 0):
+        weights = np.zeros(len(labels))
+        for own in groups:
+            chosen = random.integers(len(own), size=len(own))
+            weights[own] = np.bincount(chosen, minlength=len(own))
+        areas = [area(probabilities[:, k], labels == k, weights) for k in classes]
+        drawn.append(float(np.mean(areas)))
+    return drawn

@@ -1,0 +1,241 @@
+"""A trained model in use: `load` it, and `predict`.
+
+    model = tanager.load("runs/1")
+    model.predict("photo.jpg")
+
+A prediction is a plain dictionary:
+
+=================  ===================================================================
+``class``          name of the most probable class
+``probability``    its probability, from 0 to 1
+``probabilities``  probability by class name; the sum is 1. With ``top``, the most
+                   probable classes alone, in that order
+=================  ===================================================================
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float32, PyTree
+
+from tanager import _validate as validate
+from tanager.compiling import filter_jit
+from tanager.data.preprocessing import Preprocessing
+from tanager.keys import is_key
+from tanager.models import weights as files
+from tanager.models.exported import (
+    describe,
+    load_pretrained,
+    preprocessing_in,
+    weights_of,
+)
+from tanager.training.precision import computing, image_dtype
+
+
+Code = tuple[PyTree, Callable[[Any, Any], Any]]
+"""Parameters like those that were trained, and ``predict(params, example)``."""
+
+BATCH_SIZE = 64
+
+
+class Model:
+    """A trained model that predicts classes; `load` returns one.
+
+    Attributes:
+        classes: their names, in the order of the logits. Without names they are
+            numbers from 0, known after the first prediction.
+        preprocessing: from an image to what the network takes; None where examples are
+            features, or arrays that code of your own takes as they are.
+        config: all of config.json of the run or the export.
+    """
+
+    def __init__(
+        self,
+        code: Code,
+        classes: Sequence[str] | None,
+        preprocessing: Preprocessing | None,
+        config: Mapping[str, Any],
+        precision: str = "float32",
+    ):
+        self.classes = tuple(classes or ())
+        self.preprocessing = preprocessing
+        self.config = config
+        self._params, predict = code
+        self._precision = precision
+
+        def logits(params: PyTree, examples: Any) -> jax.Array:
+            def one(example: Any) -> jax.Array:
+                if preprocessing is not None:
+                    example = preprocessing(example).astype(image_dtype(precision))
+                return predict(params, example).astype(jnp.float32)
+
+            return jax.vmap(one)(examples)
+
+        self._logits = filter_jit(logits)
+
+    def predict(
+        self, examples: Any, *, top: int | None = None, batch_size: int = BATCH_SIZE
+    ) -> Any:
+        """Predict the class of one image, or of many.
+
+        Args:
+            examples: an image: its path, its bytes, a Pillow image, or an array (see
+                `tanager.data.given`). Or many: a list of these, or an array
+                `[n, H, W, C]`. For a model of features: `[d]` or `[n, d]`.
+            top: how many classes are in ``probabilities``; None for all of them.
+            batch_size: examples computed at once.
+
+        Returns:
+            A dictionary (see the table above) for one image, a list of them for many.
+
+        Raises:
+            ValueError: an image cannot be read; the message names it.
+        """
+        one = self._is_one(examples)
+        found = []
+        for each in self.each([examples] if one else examples, batch_size):
+            if isinstance(each, ValueError):
+                raise each
+            found.append(self.described(each, top))
+        return found[0] if one else found
+
+    def each(
+        self, examples: Sequence[Any], batch_size: int = BATCH_SIZE
+    ) -> Iterator[Float32[np.ndarray, " classes"] | ValueError]:
+        """Yield the logits of each example in turn; an error where it cannot be read.
+
+        Files are decoded in threads while the devices compute. Batches have one shape.
+        """
+        validate.whole(batch_size=batch_size, at_least=1)
+        count = len(examples)
+        size = min(batch_size, 1 << max(0, count - 1).bit_length())
+        parts = [examples[start : start + size] for start in range(0, count, size)]
+        with ThreadPoolExecutor() as pool:
+            ahead = pool.map(self._read, parts[0]) if parts else ()
+            for number in range(len(parts)):
+                read = list(ahead)
+                if number + 1 < count / size:
+                    ahead = pool.map(self._read, parts[number + 1])
+                good = [one for one in read if not isinstance(one, ValueError)]
+                rows = iter(self._computed(good, size))
+                for one in read:
+                    yield one if isinstance(one, ValueError) else next(rows)
+
+    def described(self, logits: np.ndarray, top: int | None = None) -> dict[str, Any]:
+        """Return the prediction that logits are: see the table above."""
+        if top is not None:
+            validate.whole(top=top, at_least=1)
+        values = probabilities(logits)
+        order = np.argsort(-values, kind="stable")
+        shown = range(len(values)) if top is None else order[:top]
+        return {
+            "class": self.classes[order[0]],
+            "probability": float(values[order[0]]),
+            "probabilities": {self.classes[k]: float(values[k]) for k in shown},
+        }
+
+    def _is_one(self, examples: Any) -> bool:
+        axes = len(getattr(examples, "shape", ()))
+        if isinstance(examples, list | tuple):
+            return False
+        return axes == 1 if self.preprocessing is None else axes != 4
+
+    def _read(self, example: Any) -> np.ndarray | ValueError:
+        try:
+            if self.preprocessing is not None:
+                return self.preprocessing.read(example)
+            return _as_array(example)
+        except ValueError as error:
+            return error
+
+    def _computed(self, rows: Sequence[np.ndarray], size: int) -> np.ndarray:
+        """Return the logits of up to `size` examples, computed as a batch of `size`."""
+        if not rows:
+            return np.zeros((0, 0), np.float32)
+        batch = np.zeros((size, *rows[0].shape), rows[0].dtype)
+        for number, row in enumerate(rows):
+            if row.shape != rows[0].shape:
+                rule = f"must have the shape of the first, {list(rows[0].shape)}"
+                validate.refuse("example", list(row.shape), rule)
+            batch[number] = row
+        with computing(self._precision):
+            found = np.asarray(self._logits(self._params, batch))[: len(rows)]
+        if not self.classes and found.ndim == 2:
+            self.classes = tuple(map(str, range(found.shape[1])))
+        if found.shape[1:] != (len(self.classes),):
+            rule = f"must return one logit for each of {len(self.classes)} classes"
+            validate.refuse("predict", f"logits {list(found.shape[1:])}", rule)
+        return found
+
+
+def load(
+    source: str | os.PathLike[str],
+    *,
+    weights: str = "average",
+    code: Code | None = None,
+    classes: Sequence[str] | None = None,
+    preprocessing: Preprocessing | None = None,
+) -> Model:
+    """Load a trained model to predict with: a run's folder, or an exported model.
+
+    Args:
+        source: the folder of a finished run or of an export, or ``hf:OWNER/NAME``.
+        weights: of a run: the ``"average"`` of the parameters, or the ``"last"`` ones.
+        code: for a model that is not one of tanager's: ``(params, predict)``, with
+            parameters like those that were trained and ``predict(params, example) ->
+            logits`` for one example. It is never taken from a file: a model runs no
+            code that you did not give.
+        classes: names for `code`; by default those that config.json records.
+        preprocessing: of images for `code`; by default what config.json records. None,
+            and none recorded: `predict` is given arrays as they are.
+
+    Raises:
+        ValueError: there is no such model, a run is not finished, a file is damaged, or
+            the weights are not those of `code`.
+        OSError: a file on the Hub cannot be downloaded.
+    """
+    path, config, ours = describe(source)
+    precision = ours.get("precision") or "float32"
+    if code is None:
+        for name, value in (("classes", classes), ("preprocessing", preprocessing)):
+            if value is not None:
+                rule = "is recorded with a model of tanager's"
+                validate.refuse(name, value, rule, "leave it out")
+        found = load_pretrained(source, weights=weights)
+
+        def predict(model: Any, example: Any) -> Any:
+            return model(example)
+
+        own = found.model, predict
+        return Model(own, found.classes, found.preprocessing, config, precision)
+    params, predict = code
+    if preprocessing is None and ours.get("preprocessing"):
+        preprocessing = preprocessing_in(path, ours["preprocessing"], None)
+    # Keys, such as those of dropout, are no weights.
+    tensors = eqx.filter(params, is_key, inverse=True)
+    loaded = files.load(tensors, weights_of(source, config, weights))
+    params = eqx.combine(loaded, params)
+    return Model(
+        (params, predict), classes or ours.get("classes"), preprocessing, config
+    )
+
+
+def probabilities(logits: np.ndarray) -> np.ndarray:
+    """Return the softmax of logits along the last axis, in float64."""
+    shifted = logits.astype(np.float64)
+    shifted = np.exp(shifted - shifted.max(axis=-1, keepdims=True))
+    return shifted / shifted.sum(axis=-1, keepdims=True)
+
+
+def _as_array(example: Any) -> np.ndarray:
+    array = np.asarray(example)
+    if array.dtype.kind not in "fiub":
+        rule = "must be numbers: this model takes features, not images"
+        validate.refuse("example", f"{type(example).__name__}", rule)
+    return array.astype(np.float32) if array.dtype.kind == "f" else array

@@ -1,0 +1,227 @@
+"""`tanager predict` and `tanager evaluate`: what they print, and their exit status."""
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import tanager
+from tanager.cli import main
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "digits"
+    words = ["train", "digits", "--model", "linear", "--steps", "4", "--out"]
+    assert main([*words, str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture
+def photos(tmp_path):
+    draw = np.random.default_rng(0)
+    (tmp_path / "new/more").mkdir(parents=True)
+    for name, mode in (("a.png", "L"), ("more/b.JPG", "RGB"), ("c.png", "RGBA")):
+        pixels = draw.integers(0, 256, (11, 14, 3), np.uint8)
+        image = Image.fromarray(pixels).convert(mode)
+        image.save(tmp_path / "new" / name)
+    return tmp_path / "new"
+
+
+def printed(capsys, *words):
+    capsys.readouterr()
+    code = main([*map(str, words)])
+    found = capsys.readouterr()
+    return code, found.out, found.err
+
+
+def test_a_folder_becomes_csv(run, photos, capsys):
+    (photos / ".hidden.png").write_bytes(b"")
+    (photos / "notes.txt").write_text("")
+    code, out, err = printed(capsys, "predict", run, photos)
+    assert code == 0
+    rows = [*csv.reader(io.StringIO(out))]
+    classes = [str(number) for number in range(10)]
+    assert rows[0] == ["file", "class", "probability", *classes]
+    assert [row[0] for row in rows[1:]] == [
+        str(photos / name) for name in ("a.png", "c.png", "more/b.JPG")
+    ]
+    model = tanager.load(run)
+    for row in rows[1:]:
+        found = model.predict(row[0])
+        assert row[1] == found["class"]
+        assert float(row[2]) == pytest.approx(found["probability"], abs=1e-5)
+        assert sum(map(float, row[3:])) == pytest.approx(1, abs=1e-4)
+    assert err == "tanager: 1 files are not images: .txt 1\n"
+
+
+def test_a_bad_file_is_named_and_the_others_predicted(run, photos, capsys):
+    (photos / "b.png").write_bytes(b"nothing")
+    words = ["--json", "--top", "2", "--batch-size", "2"]
+    code, out, err = printed(capsys, "predict", run, photos, *words)
+    assert code == 1
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert [line["file"][-5:] for line in lines] == ["a.png", "c.png", "b.JPG"]
+    for line in lines:
+        assert list(line) == ["file", "class", "probability", "probabilities"]
+        first, second = line["probabilities"].items()
+        assert first == (line["class"], line["probability"])
+        assert second[1] <= first[1]
+    first, second = err.splitlines()
+    assert first.startswith("tanager: error: image (=") and "b.png" in first
+    assert second == "tanager: 1 of 4 files were not predicted"
+
+
+def test_the_most_probable_classes_have_columns_by_rank(run, photos, capsys):
+    _, out, _ = printed(capsys, "predict", run, photos / "a.png", "--top", "2")
+    header, row = csv.reader(io.StringIO(out))
+    assert header == ["file", "class", "probability", "class_2", "probability_2"]
+    assert len(row) == 5 and float(row[4]) <= float(row[2])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nothing.png"], "file (='nothing.png') does not exist: check its name"),
+        ([], "files (='') are missing: name images, or folders of them"),
+        (["."], "files (='.') hold no images (.png"),
+        (["a.png", "--top", "0"], "top (=0) must be at least 1"),
+        (["a.png", "--batch-size", "0"], "batch_size (=0) must be at least 1"),
+        (["a.png", "--weights", "ema"], "weights (='ema') must be one of average, last"),
+        (["a.png", "--code", "mine"], "code (='mine') is not MODULE:FUNCTION"),
+    ],
+)
+def test_bad_words_are_refused_before_work(
+    run, tmp_path, monkeypatch, capsys, words, message
+):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = printed(capsys, "predict", run, *words)
+    assert (code, out) == (2, "")
+    assert message in err and len(err.splitlines()) == 1
+
+
+def test_a_model_of_features_takes_a_file_of_them(tmp_path, photos, capsys):
+    rows = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    labels = np.arange(40) % 2
+    made, run = tmp_path / "made.npz", tmp_path / "run"
+    np.savez(
+        made,
+        **{"train_features": rows, "train_labels": labels},
+        **{"test_features": rows[:6], "test_labels": labels[:6]},
+    )
+    words = ["train", "features", "--features-from", made, "--out", run]
+    words += ["--epsilon", "8", "--steps", "2", "--account", "none"]
+    assert main([*map(str, words)]) == 0
+    np.savez(tmp_path / "new.npz", features=rows[:6])
+    np.save(tmp_path / "new.npy", rows[:6].astype(np.float64))
+    found = {}
+    for name in ("made.npz", "new.npz", "new.npy"):
+        code, out, _ = printed(capsys, "predict", run, tmp_path / name)
+        assert code == 0
+        header, *lines = csv.reader(io.StringIO(out))
+        assert header[3:] == ["0", "1"]
+        assert [line[0] for line in lines] == [f"{tmp_path / name}:{k}" for k in range(6)]
+        found[name] = [line[1:] for line in lines]
+    assert found["made.npz"] == found["new.npz"] == found["new.npy"]
+    for words in (("evaluate", run), ("evaluate", run, "--data", made)):
+        code, out, _ = printed(capsys, *words, "--json")
+        result = json.loads((run / "result.json").read_text())
+        measured = json.loads(out)["accuracy"]["value"]
+        assert (code, measured) == (0, pytest.approx(result["test_accuracy_ema"]))
+    for words, message in (
+        ([photos], "must be one .npz or .npy file: this model takes features, not"),
+        ([tmp_path / "run/config.json"], "must be one .npz or .npy file"),
+    ):
+        code, _, err = printed(capsys, "predict", run, *words)
+        assert code == 2 and message in err
+    np.savez(tmp_path / "other.npz", wrong=rows)
+    code, _, err = printed(capsys, "predict", run, tmp_path / "other.npz")
+    assert code == 2 and "it must have an array `features`, numbers[n, d]" in err
+
+
+def test_your_own_code_is_named_on_the_command_line(
+    tmp_path, photos, monkeypatch, capsys
+):
+    (tmp_path / "my_own_network.py").write_text("""
+import jax.numpy as jnp
+def create():
+    return {"w": jnp.zeros((16, 3))}, lambda params, x: x.ravel() @ params["w"]
+def wrong():
+    return 1
+""")
+    described = {"preprocessing": {"mean": [0.5], "std": [0.5], "read_shape": [4, 4, 1]}}
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text(
+        json.dumps({"tanager": {"model": None, "classes": None} | described})
+    )
+    tanager.models.weights.save(
+        {"w": np.ones((16, 3), np.float32)}, tmp_path / "model/model.safetensors"
+    )
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = printed(
+        capsys, "predict", "model", photos, "--code", "my_own_network:create"
+    )
+    assert code == 0
+    assert out.startswith("file,class,probability,0,1,2\n") and out.count("0.333333") > 9
+    for name, message in (
+        ("my_own_network:wrong", "returns int, and must return (params, predict)"),
+        ("my_own_network:none", "cannot be run (AttributeError"),
+        ("not_there:create", "No module named 'not_there'"),
+    ):
+        code, _, err = printed(capsys, "predict", "model", photos, "--code", name)
+        assert code == 2 and message in err
+    code, _, err = printed(capsys, "predict", "model", photos)
+    assert code == 2 and "holds a model that is not one of tanager's: give its" in err
+
+
+def test_a_run_is_evaluated_as_its_training_did(run, tmp_path, capsys):
+    code, out, _ = printed(capsys, "evaluate", run, "--json")
+    found = json.loads(out)
+    result = json.loads((run / "result.json").read_text())
+    assert code == 0 and found["examples"] == 360
+    assert found["accuracy"]["value"] == pytest.approx(result["test_accuracy_ema"])
+    for ours, theirs in zip(found["per_class"], result["per_class"], strict=True):
+        assert ours["accuracy"]["value"] == pytest.approx(theirs["accuracy_ema"])
+    code, out, _ = printed(capsys, "evaluate", run, "--weights", "last", "--json")
+    last = json.loads(out)["accuracy"]["value"]
+    assert last == pytest.approx(result["test_accuracy"])
+    code, out, _ = printed(capsys, "evaluate", run)
+    assert code == 0
+    for part in ("on 360 test examples of digits", "confusion matrix: a row"):
+        assert part in out, part
+    assert "ε does not cover these numbers" in out
+
+
+def test_an_export_is_evaluated_on_a_folder(run, tmp_path, capsys):
+    draw = np.random.default_rng(0)
+    for split, count in (("train", 1), ("test", 3)):
+        for name in ("7", "3"):
+            folder = tmp_path / "data" / split / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                pixels = draw.integers(0, 256, (9, 10, 3), np.uint8)
+                Image.fromarray(pixels).save(folder / f"{number}.png")
+    model, data = tanager.export(run, tmp_path / "model"), tmp_path / "data"
+    for words, count in ((("--split", "all"), 8), ((), 6)):
+        code, out, _ = printed(
+            capsys, "evaluate", model, "--data", data, "--json", *words
+        )
+        assert code == 0
+        found = json.loads(out)
+        assert found["examples"] == count
+        by_class = {each["class"]: each["examples"] for each in found["per_class"]}
+        assert by_class["7"] == by_class["3"] == count / 2
+    predicted = json.loads(out)["confusion_matrix"]
+    files = sorted(map(str, (data / "test").rglob("*.png")))
+    expected = np.zeros((10, 10), int)
+    for file, one in zip(files, tanager.load(model).predict(files), strict=True):
+        expected[int(file.split("/")[-2]), int(one["class"])] += 1
+    assert predicted == expected.tolist()
+    code, _, err = printed(capsys, "evaluate", model)
+    assert code == 2 and "data (=None) is not known of this model: give --data" in err
+    (data / "train/7").rename(data / "train/x"), (data / "test/7").rename(data / "test/x")
+    code, _, err = printed(capsys, "evaluate", model, "--data", data)
+    assert code == 2 and "class (='x') is not one of the model's: 0, 1" in err

@@ -1,0 +1,253 @@
+"""A trained model gives what its training measured, of whatever holds an image."""
+
+import dataclasses
+import io
+import json
+import re
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from PIL import Image
+
+import tanager
+from tanager import models
+from tanager.data import gather
+from tanager.data.preprocessing import Preprocessing
+from tanager.models import weights
+from tanager.recipes import runner, tasks
+from tanager.recipes.recipe import Recipe
+from tanager.seed import Seed
+
+
+def opened(file):
+    content = Path(file).read_bytes()
+    image = Image.open(io.BytesIO(content))
+    image.load()
+    return content, image
+
+
+@pytest.fixture(scope="module")
+def exported(run, tmp_path_factory):
+    return tanager.export(run, tmp_path_factory.mktemp("exported") / "model")
+
+
+@pytest.fixture(scope="module")
+def model(run):
+    return tanager.load(run)
+
+
+@pytest.fixture(scope="module")
+def files(photos):
+    return sorted(map(str, (photos / "test").rglob("*.png")))
+
+
+@pytest.fixture(scope="module")
+def measured(run, tmp_path_factory):
+    """The logits that the training's own evaluation computes of the test files."""
+    recorded = json.loads((run / "config.json").read_text())["recipe"]
+    recipe = Recipe.from_json({k: v for k, v in recorded.items() if k != "name"})
+    dataset = runner.load(recipe)
+    out = tmp_path_factory.mktemp("task")
+    task = tasks.make(recipe, dataset, Seed.from_int(0), out, False)
+    trained = weights.load(task.problem.params, run / "model-ema.safetensors")
+    examples = gather(dataset.test, np.arange(len(dataset.test)))
+    assert examples["image"].shape[1:] == (12, 12, 3)
+    return np.asarray(eqx.filter_vmap(task.predict, in_axes=(None, 0))(trained, examples))
+
+
+def test_run_export_and_training_give_the_same_logits_of_a_file(
+    model, exported, files, measured
+):
+    assert len(files) == len(measured) == 8
+    for loaded in (model, tanager.load(exported)):
+        assert loaded.classes == ("cat", "dog")
+        np.testing.assert_allclose([*loaded.each(files, 3)], measured, atol=1e-6)
+    one = models.load_pretrained(exported)
+    for file, expected in zip(files, measured, strict=True):
+        image = np.asarray(opened(file)[1].convert("RGB"))
+        np.testing.assert_allclose(one(image), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"read_shape": None},
+        {"view": None},
+        {"view_by": "crop"},
+        {"crop": 0.5},
+        {"interpolation": "bilinear", "size": (7, 7)},
+        {"mean": (0.4,) * 3},
+    ],
+    ids=str,
+)
+def test_every_field_of_the_preprocessing_is_followed(model, files, fields):
+    """Each, planted wrong, changes what the network sees of a photo."""
+    right = model.preprocessing
+    wrong = dataclasses.replace(right, **fields)
+    seen = [each(jnp.asarray(each.read(files[0]))) for each in (right, wrong)]
+    assert seen[0].shape != seen[1].shape or not np.allclose(*seen, atol=1e-3)
+
+
+def test_a_view_in_a_jitted_program_must_have_a_size_that_training_read(exported):
+    one = models.load_pretrained(exported)
+    assert eqx.filter_jit(one)(np.zeros((12, 12, 3), np.uint8)).shape == (2,)
+    with pytest.raises(ValueError, match=r"must be \(12, 12, 3\), as training read it"):
+        eqx.filter_jit(one)(np.zeros((20, 20, 3), np.uint8))
+
+
+def test_an_image_is_the_same_whatever_holds_it(model, files):
+    content, image = opened(files[0])
+    assert image.mode == "RGB"
+    expected = model.predict(files[0])
+    pixels = np.asarray(image)
+    held = [Path(files[0]), content, image, pixels, jnp.asarray(pixels)]
+    assert [model.predict(each) for each in held] == [expected] * 5
+    many = model.predict(held)
+    assert many == model.predict(tuple(held)) and len(many) == 5
+    batch = model.predict(np.stack([pixels, pixels[::-1]]))
+    assert len(batch) == 2
+    for one in (many[4], batch[0]):  # batches of other sizes round otherwise
+        assert one["probability"] == pytest.approx(expected["probability"], abs=1e-6)
+    grey = image.convert("L")
+    assert model.predict(np.asarray(grey)) == model.predict(grey)
+
+
+@pytest.mark.parametrize("mode", ["CMYK", "YCbCr", "1", "LA", "RGBA", "P"])
+def test_pillow_s_images_of_every_mode_are_converted_as_files_are(model, files, mode):
+    image = opened(files[0])[1].convert("RGB").convert(mode)
+    buffer = io.BytesIO()
+    if mode not in ("CMYK", "YCbCr"):
+        image.save(buffer, "PNG")
+        assert model.predict(image) == model.predict(buffer.getvalue())
+    assert model.predict(image)["probability"] <= 1
+
+
+def test_a_prediction_is_a_plain_dictionary(model, files):
+    found = model.predict(files[0])
+    assert json.loads(json.dumps(found)) == found
+    assert list(found) == ["class", "probability", "probabilities"]
+    assert list(found["probabilities"]) == ["cat", "dog"]
+    assert sum(found["probabilities"].values()) == pytest.approx(1, abs=1e-12)
+    assert found["probability"] == found["probabilities"][found["class"]] > 0.5
+    (logits,) = model.each(files[:1])
+    expected = float(jax.nn.softmax(logits).max())
+    assert found["probability"] == pytest.approx(expected, abs=1e-6)
+    shown = model.predict(files[0], top=1)["probabilities"]
+    assert shown == {found["class"]: found["probability"]}
+    assert model.predict([]) == []
+
+
+def test_the_network_is_traced_once_for_batches_of_one_size(run, files):
+    traced = []
+
+    def predict(params, image):
+        traced.append(image.shape)
+        return jnp.ravel(image)[:2] * params["w"]
+
+    loaded = weights.named_tensors(tanager.load(run)._params)
+    assert set(loaded) == {"head.weight", "head.bias"}
+    params = {"w": jnp.ones(2)}
+    preprocessing = Preprocessing(mean=(0.5,) * 3, std=(0.5,) * 3, size=(6, 6))
+    model = tanager.Model((params, predict), None, preprocessing, {})
+    assert len([*model.each(files, batch_size=3)]) == 8
+    assert [*model.predict(files[0])["probabilities"]] == ["0", "1"]
+    assert traced == [(6, 6, 3)] * 2  # batches of 3, and of 1
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        ("nothing.png", "image (='nothing.png') cannot be read as an image (No such"),
+        (b"words", "image (='in memory') cannot be read as an image"),
+        (np.zeros((3, 12, 12), np.uint8), "it looks like [channels, height, width]"),
+        (np.zeros((9, 9, 3), np.float32), "give np.round(255 * x).astype(np.uint8)"),
+        (np.zeros((9, 9), np.int64), "image (='int64[9, 9]') must be an image of uint8"),
+        (np.ma.zeros((9, 9, 3)), "must not be masked: fill it"),
+        (Image.new("F", (9, 9)), "has mode F, whose values have no public range"),
+        (7, "image (='int') must be an image of uint8"),
+    ],
+)
+def test_what_holds_no_image_is_refused_in_one_sentence(model, image, message):
+    for given in (image, [image]):
+        with pytest.raises(ValueError, match=re.escape(message)) as refused:
+            model.predict(given)
+        assert "\n" not in str(refused.value)
+
+
+def test_what_is_not_a_model_is_refused(run, tmp_path):
+    with pytest.raises(ValueError, match="has no config.json of a run"):
+        tanager.load(tmp_path)
+    for names, message in (
+        (("config.json",), "is not finished: repeat the command that began it"),
+        ((), "is not a config.json of a run or of `tanager export`"),
+    ):
+        (tmp_path / "config.json").write_text("{}")
+        for name in names:
+            (tmp_path / name).write_bytes((run / name).read_bytes())
+        with pytest.raises(ValueError, match=message):
+            tanager.load(tmp_path)
+    with pytest.raises(ValueError, match="must be one of average, last"):
+        tanager.load(run, weights="ema")
+    with pytest.raises(ValueError, match="classes .* is recorded with a model of tan"):
+        tanager.load(run, classes=("a", "b"))
+
+
+def test_the_last_weights_are_there_too(run, files):
+    last, average = (tanager.load(run, weights=name) for name in ("last", "average"))
+    (one,), (other,) = last.each(files[:1]), average.each(files[:1])
+    assert not np.array_equal(one, other)
+
+
+CODE = {"w": jnp.zeros((16, 3)), "b": jnp.zeros(3)}
+
+
+def logits_of(params, image):
+    return jnp.ravel(image) @ params["w"] + params["b"]
+
+
+def test_a_model_of_your_own_code_is_loaded_again(tmp_path):
+    draw = np.random.default_rng(0)
+    images = draw.integers(0, 256, (30, 4, 4, 1), np.uint8)
+    preprocessing = Preprocessing(mean=(0.5,), std=(0.5,), read_shape=(4, 4, 1))
+
+    def loss(params, example):
+        logits = logits_of(params, preprocessing(example["image"]))
+        return optax.softmax_cross_entropy_with_integer_labels(logits, example["label"])
+
+    data = {"image": images, "label": np.arange(30, dtype=np.int32) % 3}
+    mechanism = tanager.Mechanism(0.5, 2.0, 2)
+    result = tanager.train(
+        tanager.Problem(loss, CODE, data),
+        tanager.DPSGD(mechanism, optax.sgd(1.0), delta=1e-3),
+        tanager.Runtime(progress=False),
+        out=tmp_path / "run",
+        description={"classes": list("abc"), "preprocessing": preprocessing.to_json()},
+    )
+    exported = tanager.export(tmp_path / "run", tmp_path / "model")
+    expected = logits_of(result.average, preprocessing(images[0]))
+    for source in (tmp_path / "run", exported):
+        with pytest.raises(ValueError, match=r"give its code: tanager.load\(source, co"):
+            tanager.load(source)
+        loaded = tanager.load(source, code=(CODE, logits_of))
+        assert loaded.classes == tuple("abc")
+        (found,) = loaded.each(images[:1])
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+        with pytest.raises(ValueError, match=r"missing: c"):
+            tanager.load(source, code=(CODE | {"c": jnp.ones(1)}, logits_of))
+    named = tanager.load(exported, code=(CODE, logits_of), classes=("x", "y"))
+    with pytest.raises(ValueError, match="one logit for each of 2 classes"):
+        named.predict(images[0])
+
+
+def test_arrays_go_to_your_own_code_as_they_are():
+    model = tanager.Model((CODE, logits_of), None, None, {})
+    rows = np.ones((5, 16))
+    assert len(model.predict(rows)) == 5
+    assert model.predict(rows[0]) == model.predict(rows)[0]
+    with pytest.raises(ValueError, match="must be numbers: this model takes features"):
+        model.predict(["photo.jpg"])
