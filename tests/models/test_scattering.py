@@ -65,16 +65,6 @@ def test_a_network_is_its_layers_on_the_transform(name):
     assert narrow.dtype == jnp.bfloat16
 
 
-def test_a_mirrored_image_has_the_same_logits_where_it_should():
-    image = jnp.asarray(draw((9, 12, 2)))
-    for name, same in (("mirror-linear", True), ("linear", False)):
-        model = models.create(
-            f"scattering-{name}", classes=3, image_shape=(9, 12, 2), key=KEY
-        )
-        logits, mirrored = model(image), model(image[:, ::-1])
-        assert np.allclose(logits, mirrored, rtol=1e-4, atol=1e-5) == same
-
-
 @pytest.mark.parametrize(
     ("name", "parameters"), [("linear", 155_530), ("cnn", 187_210)]
 )

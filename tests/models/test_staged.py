@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tiny_models import KEY, TINY
 
+from tanager import models
 from tanager.models import tuning
 from tanager.models.staged import StagedModel
 
@@ -32,6 +33,19 @@ def test_the_last_stage_is_all_that_the_back_reads(name):
     shares = [leaf.size for leaf in jax.tree.leaves(eqx.filter(last, eqx.is_array))]
     whole = [leaf.size for leaf in jax.tree.leaves(eqx.filter(model, eqx.is_array))]
     assert sum(model.head.weight.shape) < sum(shares) < sum(whole)
+
+
+@pytest.mark.parametrize("name", ["wrn-10-1", "scattering-linear", "scattering-cnn"])
+def test_a_mirrored_image_has_the_same_logits_where_it_should(name):
+    image = jax.random.normal(KEY, (9, 12, 2))
+    for mirror in (True, False):
+        model = models.create(
+            name, classes=3, image_shape=(9, 12, 2), key=KEY, mirror=mirror
+        )
+        logits, mirrored = model(image), model(image[:, ::-1])
+        assert np.allclose(logits, mirrored, rtol=1e-4, atol=1e-5) == mirror
+        found = model.head(model.head_input_of(model.fronts(image)))
+        np.testing.assert_allclose(logits, found, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", sorted({*TINY} - {*STAGED}))

@@ -14,7 +14,7 @@ Initialisation: Gaussian weights of variance 1/fan-in, not truncated (De et al.,
 import abc
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
@@ -366,20 +366,49 @@ class Model(eqx.Module):
     images, and `key`, the JAX key of the initial weights. The parts are attributes, in
     the order of the forward pass.
 
+    Attributes:
+        mirror: whether the head sees the mean of the features of an image and of its
+            mirror image, see `mirrored`.
+
     Raises:
         ValueError: an impossible size or an unknown option; or, when called, the input
             is not one floating-point image of the model's channels or shape.
     """
 
     head: eqx.AbstractVar[Linear]
+    mirror: bool = eqx.field(static=True, init=False)
+
+    def __new__(cls, *_: Any, **__: Any) -> "Model":
+        """Let `mirror` be False, whatever the constructor of a subclass sets."""
+        self = super().__new__(cls)
+        object.__setattr__(self, "mirror", False)
+        return self
 
     @abc.abstractmethod
     def features(self, image: Array) -> Float[Array, " features"]:
+        """Return the features of one image, as it is."""
+
+    def head_input(self, image: Array) -> Float[Array, " features"]:
         """Return the input of the head for one image."""
+        found = self.features(image)
+        return (found + self.features(image[:, ::-1])) / 2 if self.mirror else found
 
     def __call__(self, image: Array) -> Float[Array, " classes"]:
         """Return the logits of one image, in the image's dtype."""
-        return self.head(self.features(image))
+        return self.head(self.head_input(image))
+
+
+AnyModel = TypeVar("AnyModel", bound=Model)
+
+
+def mirrored(model: AnyModel) -> AnyModel:
+    """Return the model whose logits do not tell an image from its mirror image.
+
+    Its head sees the mean of both's features, at twice the cost.
+    """
+    copy = jax.tree.map(lambda leaf: leaf, model)
+    object.__setattr__(copy, "mirror", True)  # a static field is no leaf of the tree
+    return copy
 
 
 def gelu(values: Float[Array, "*shape"]) -> Float[Array, "*shape"]:

@@ -82,38 +82,31 @@ class ScatteringLinear(Scattering):
 
     Args:
         image_shape: (height, width, channels), each side at least 8.
-        mirror: average the features of an image and of its mirror image: logits do not
-            tell left from right, and half as much noise reaches them.
     """
 
     head: layers.Linear
     image_shape: tuple[int, int, int] = eqx.field(static=True)
-    mirror: bool = eqx.field(static=True)
 
     def __init__(
-        self,
-        classes: int,
-        image_shape: tuple[int, int, int],
-        *,
-        mirror: bool = False,
-        key: PRNGKeyArray,
+        self, classes: int, image_shape: tuple[int, int, int], *, key: PRNGKeyArray
     ):
         height, width, planes = _features_shape(image_shape, classes)
         self.head = layers.Linear(height * width * planes, classes, key=key)
         self.image_shape = image_shape
-        self.mirror = mirror
 
     @property
     def last_stage(self) -> PyTree:
         """Nothing: the head sees the features."""
         return ()
 
-    def front(self, image: Array) -> Float[Array, "h2 w2 f"]:
-        """Return the normalised scattering features of one image."""
-        values = super().front(image)
-        if not self.mirror:
-            return values
-        return (values + super().front(image[:, ::-1])) / 2
+    def fronts(self, image: Array) -> Float[Array, "h2 w2 f"]:
+        """Return the features that the head sees: for `mirror` the mean of both's."""
+        found = self.front(image)
+        return (found + self.front(image[:, ::-1])) / 2 if self.mirror else found
+
+    def head_input_of(self, fronts: Array) -> Float[Array, " features"]:
+        """Return the input of the head, given what `fronts` returned."""
+        return self.back(fronts)
 
     def back(self, seen: Array) -> Float[Array, " features"]:
         """Return the input of the head: the features, flattened."""

@@ -6,6 +6,8 @@ so it can be computed once.
 
 import abc
 
+import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from tanager.models.layers import Model
@@ -28,5 +30,17 @@ class StagedModel(Model):
         """Return the input of the head, given the front of one image."""
 
     def features(self, image: Array) -> Float[Array, " features"]:
-        """Return the input of the head for one image."""
+        """Return the features of one image, as it is."""
         return self.back(self.front(image))
+
+    def fronts(self, image: Array) -> Array:
+        """Return what the last stage sees of one image; of both images for `mirror`."""
+        if not self.mirror:
+            return self.front(image)
+        return jnp.stack([self.front(image), self.front(image[:, ::-1])])
+
+    def head_input_of(self, fronts: Array) -> Float[Array, " features"]:
+        """Return the input of the head, given what `fronts` returned."""
+        if not self.mirror:
+            return self.back(fronts)
+        return jnp.mean(jax.vmap(self.back)(fronts), axis=0)

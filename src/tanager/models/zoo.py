@@ -20,7 +20,7 @@ from tanager.models import (
     vit,
     wide_resnet,
 )
-from tanager.models.layers import HEAD_INPUTS, Model, ScaledHead
+from tanager.models.layers import HEAD_INPUTS, Model, ScaledHead, mirrored
 from tanager.models.scattering import ScatteringCNN, ScatteringLinear
 from tanager.models.small import MLP, LeNet, SmallCNN
 from tanager.models.wide_resnet import NORMALISATION_ORDERS, WideResNet
@@ -190,7 +190,6 @@ ENTRIES = {
             _small(f"scattering-{name}", make, "convolutional", source=_SCATTERING)
             for name, make in (
                 ("linear", ScatteringLinear),
-                ("mirror-linear", functools.partial(ScatteringLinear, mirror=True)),
                 ("cnn", ScatteringCNN),
             )
         ),
@@ -230,6 +229,7 @@ def create(
     normalisation_order: str | None = None,
     weight_standardisation: bool | None = None,
     head_input: str = "features",
+    mirror: bool = False,
 ) -> Model:
     """Build a model by name, with initial weights drawn from `key`.
 
@@ -251,6 +251,8 @@ def create(
             for the implementation's choice.
         head_input: one of `layers.HEAD_INPUTS`: what the last layer sees of the
             features.
+        mirror: whether it sees the mean of the features of an image and of its mirror
+            image.
 
     Returns:
         A module from one image `[H, W, C]` to logits `[classes]`.
@@ -282,7 +284,9 @@ def create(
             options["weight_standardisation"] = weight_standardisation
     model = entry.builder(classes=classes, image_shape=shape, key=key, **options)
     validate.one_of(HEAD_INPUTS, head_input=head_input)
-    if head_input == "features":
-        return model
-    head = ScaledHead(model.head.weight.shape[0], classes, head_input, key=key)
-    return eqx.tree_at(lambda tree: tree.head, model, head)
+    if head_input != "features":
+        head = ScaledHead(model.head.weight.shape[0], classes, head_input, key=key)
+        model = eqx.tree_at(lambda tree: tree.head, model, head)
+    if mirror and len(shape) != 3:
+        validate.refuse("mirror", mirror, "needs images", "leave it out for features")
+    return mirrored(model) if mirror else model

@@ -46,6 +46,7 @@ def _on_features(
             model=model,
             weights=model,
             head_input="root",
+            mirror=dataset == "cifar10",
             epsilon=1.0,
             delta=delta,
             evaluate_every=30,
@@ -60,7 +61,7 @@ LITE0 = _on_features(
     "cifar10", "CIFAR-10", "efficientnet-lite0", 128, 1e-5, _REACHED.format(84.7)
 )
 LITE2 = _on_features(
-    "cifar10", "CIFAR-10", "efficientnet-lite2", 160, 1e-5, _REACHED.format(88.1)
+    "cifar10", "CIFAR-10", "efficientnet-lite2", 224, 1e-5, _REACHED.format(88.1)
 )
 FOLDER = _on_features("folder", "Your own images", "efficientnet-lite0", 224)
 

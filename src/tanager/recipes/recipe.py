@@ -56,6 +56,8 @@ class Recipe:
             at zero.
         head_input: what the last layer sees: features, those scaled to norm 1 (norm),
             or their square roots, centred and scaled (root), for features from a ReLU.
+        mirror: let the last layer see the mean of the features of an image and of its
+            mirror image, at twice the cost; for images that may be mirrored.
         solver: how the last layer is computed: dp-sgd; class-means, one noisy sum; or
             auto, the better of the two for N, ε and features, with steps and learning
             rate for it; dp-sgd if one of these is given.
@@ -148,6 +150,7 @@ class Recipe:
     weights: str | None = None
     head: Head = "fresh"
     head_input: HeadInput = "features"
+    mirror: bool = False
     solver: SolverName = "dp-sgd"
     fine_tune: FineTuning = "all"
     lora_rank: int = 8

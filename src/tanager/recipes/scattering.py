@@ -19,7 +19,8 @@ CIFAR10 = RecipeEntry(
     expected="67.7 % at ε = 3, three runs here",
     recipe=Recipe(
         dataset="cifar10",
-        model="scattering-mirror-linear",
+        model="scattering-linear",
+        mirror=True,
         epsilon=3.0,
         delta=1e-5,
         batch_size=8192,

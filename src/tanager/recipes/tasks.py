@@ -119,7 +119,7 @@ def make(
     )
     trainable = None if recipe.fine_tune == "all" else marks
     if recipe.caches_features or recipe.caches_front:
-        part = "features" if recipe.caches_features else "front"
+        part = "head_input" if recipe.caches_features else "fronts"
         sources = _cached(
             recipe,
             dataset,
@@ -171,6 +171,7 @@ def model_options(recipe: Recipe) -> dict[str, Any]:
         "normalisation_order": recipe.normalisation_order,
         "weight_standardisation": recipe.weight_standardisation,
         "head_input": recipe.head_input,
+        "mirror": recipe.mirror,
     }
 
 
@@ -326,7 +327,7 @@ def _on_front(
 
     def predict(model: Any, example: Any) -> jax.Array:
         seen = example["features"].astype(image_dtype(recipe.precision))
-        return model.head(model.back(seen)).astype(jnp.float32)
+        return model.head(model.head_input_of(seen)).astype(jnp.float32)
 
     train, test = sources
     problem = Problem(
