@@ -14,7 +14,7 @@ from tanager._text import clean
 from tanager.training.interrupt import noting
 
 
-_COMMANDS = {
+COMMANDS = {
     "plan": "plan a privacy budget: solve for noise, steps, batch size or ε",
     "train": "train a model privately, from a recipe; a stopped run is resumed",
     "search": "search hyper-parameters at small batch size; predict the full run",
@@ -26,15 +26,16 @@ _COMMANDS = {
     "recipe": "show a recipe: settings, published results, ε recomputed, cost",
     "models": "list the models: parameters, FLOPs, public weights, source",
     "bench": "measure the cost of privacy: seconds, memory, scaling, each tap",
+    "completion": "print a script with which bash, zsh or fish completes words",
 }
 
 _USAGE = "\n".join(
     [
         "usage: tanager COMMAND [OPTIONS]",
         "",
-        *(f"  {name:<10}{summary}" for name, summary in _COMMANDS.items()),
+        *(f"  {name:<12}{summary}" for name, summary in COMMANDS.items()),
         "",
-        "tanager COMMAND --help explains its options.",
+        "tanager help COMMAND explains its options; tanager version.",
         "Set TANAGER_TRACEBACK=1 to print the traceback of an error.",
     ]
 )
@@ -47,10 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: words after `tanager`; those of the command line by default.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if not words or words[0] in ("-h", "--help"):
+    if words[:1] == ["help"] and len(words) > 1:
+        words = [*words[1:], "--help"]
+    if not words or words[0] in ("-h", "--help", "help"):
         print(_USAGE)
         return 0 if words else 2
-    if words[0] == "--version":
+    if words[0] in ("--version", "version"):
         print(f"tanager {__version__}")
         return 0
     keep_freed_memory()
@@ -59,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = _show_warning
         try:
-            validate.one_of(_COMMANDS, command=words[0])
+            validate.one_of(COMMANDS, command=words[0])
             command = importlib.import_module(f"tanager.commands.{words[0]}")
             return command.run(words[1:])
         except KeyboardInterrupt:

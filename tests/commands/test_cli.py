@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import subprocess
 
 import jax
 import numpy as np
@@ -22,9 +23,59 @@ SHORT += ["--epsilon", "8", "--batch-size", "64", "--out"]
 def test_version_and_help(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"tanager {tanager.__version__}\n"
-    assert main(["--help"]) == 0
-    assert "plan" in capsys.readouterr().out
+    assert main(["version"]) == 0
+    assert capsys.readouterr().out == f"tanager {tanager.__version__}\n"
+    for words in (["--help"], ["help"]):
+        assert main(words) == 0
+        assert "plan" in capsys.readouterr().out
     assert main([]) == 2
+    with pytest.raises(SystemExit):
+        main(["help", "plan"])
+    assert "Plan the privacy budget" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["tra"], ["train"]),
+        (["train", "mnist-l"], ["mnist-lenet"]),
+        (["train", "digits", "--learning-rate-"], ["--learning-rate-schedule"]),
+        (["plan", "mnist-l"], []),
+    ],
+    ids=" ".join,
+)
+def test_bash_completes_commands_recipes_and_flags(capsys, words, expected):
+    assert main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    line = " ".join(["tanager", *words])
+    script += f"COMP_WORDS=({line}); COMP_CWORD={len(words)}; _tanager\n"
+    script += 'printf "%s\\n" "${COMPREPLY[@]}"'
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, check=True
+    )
+    assert done.stdout.decode().split() == expected
+    assert not done.stderr
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_are_given_the_same_words(capsys, shell):
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert "evaluate" in script and "mnist-lenet" in script and "--epsilon" in script
+
+
+@pytest.mark.parametrize("words", ["train", "train folder", "search data", "audit"])
+def test_help_is_short_and_all_of_it_is_there(capsys, words):
+    shown = {}
+    for flag in ("--help", "--help-all"):
+        with pytest.raises(SystemExit) as stop:
+            main([*words.split(), flag])
+        assert not stop.value.code
+        shown[flag] = capsys.readouterr().out
+    assert len(shown["--help"].splitlines()) < 60
+    for name in ("--epsilon", "folder-efficientnet-lite0", "--help-all"):
+        assert name in shown["--help"]
+    assert "--clip-norm" not in shown["--help"] and "--clip-norm" in shown["--help-all"]
 
 
 @pytest.mark.parametrize(

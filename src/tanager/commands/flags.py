@@ -15,6 +15,8 @@ from tanager.recipes.recipe import Recipe, RecipeEntry, Solved
 
 
 Options = TypeVar("Options")
+_USUAL = ("data", "epsilon", "delta", "steps", "batch_size", "seed", "out")
+"""Fields of a recipe that every command's help shows."""
 
 
 def parse(
@@ -28,7 +30,9 @@ def parse(
     Args:
         command: the words after `tanager`.
         words: after these: the name of a recipe, digits by default, and flags.
-        options: a frozen dataclass of defaults with other names than the recipe's.
+        options: a frozen dataclass of defaults with other names than the recipe's. Its
+            `SHORT` names the flags that --help shows, its own and a few of the recipe
+            by default; --help-all shows every one.
         entry: the recipe to start from, if `words` do not name it.
     """
     if entry is None:
@@ -82,15 +86,21 @@ def _parse(
     words: Sequence[str],
     options: type,
 ) -> dict[str, Any]:
-    both = described(options, Recipe)
+    short = None
+    if {"-h", "--help"} & set(words) and "--help-all" not in words:
+        own = (field.name for field in _fields(options))
+        short = getattr(options, "SHORT", (*own, *_USUAL))
+    both = described(options, Recipe, short=short)
     purpose = inspect.getdoc(options).partition("\n\nRaises:")[0]  # pyright: ignore
+    names = f"--help-all explains every flag. Recipes: {', '.join(recipes.RECIPES)}."
+    words = ["--help" if word == "--help-all" else word for word in words]
     shown = default.to_json()
     del shown["solve_for"]
     return vars(
         tyro.cli(
             both,
             prog=f"tanager {command} {entry.name}",
-            description=f"{purpose}\n\nRecipe {entry.name}: {entry.summary}",
+            description=f"{purpose}\n\nRecipe {entry.name}: {entry.summary}\n\n{names}",
             default=both(**shown),
             args=list(words),
         )
@@ -105,11 +115,11 @@ def read(options: type[Options], command: str, words: Sequence[str]) -> Options:
 
 
 @functools.cache
-def described(*kinds: type) -> Any:
+def described(*kinds: type, short: tuple[str, ...] | None = None) -> Any:
     """Join dataclasses into one for tyro, with short help and without checks.
 
-    Help names the default of an option where there is one. The classes themselves say
-    what is wrong with a value.
+    Help names the default of an option where there is one, and shows only those that
+    `short` names, in its order. The classes themselves say what is wrong with a value.
     """
     fields = []
     for kind in kinds:
@@ -120,10 +130,15 @@ def described(*kinds: type) -> Any:
                 shown = Annotated[hint, _short(hint, kind)]
                 if hint is bool and kind is not Recipe:
                     shown = tyro.conf.FlagCreatePairsOff[shown]
+                if short is not None and each.name not in short:
+                    shown = tyro.conf.Suppress[shown]
                 default = dataclasses.field(
                     default=each.default, default_factory=each.default_factory
                 )
                 fields.append((each.name, shown, default))
+    if short is not None:
+        rank = {name: place for place, name in enumerate(short)}
+        fields.sort(key=lambda field: rank.get(field[0], len(rank)))
     return dataclasses.make_dataclass(
         kinds[0].__name__,
         fields,

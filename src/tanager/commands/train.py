@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.console import Console
 
@@ -87,18 +87,37 @@ def _train(name: str, recipe: Recipe, found: studies.Found | None) -> int:
 class Options:
     """Train a model privately, from a recipe. A run that was stopped is resumed.
 
-    Under Slurm, Open MPI, Kubernetes and on Cloud TPUs, --distributed is enough to find
-    the other hosts. Elsewhere give --coordinator, --hosts and --host, too.
+        tanager train digits
+        tanager train folder-efficientnet-lite0 --data IMAGES --epsilon 4
 
     Raises:
         ValueError: an option needs --distributed, or the timeout is not positive.
     """
 
+    SHORT: ClassVar[tuple[str, ...]] = (
+        "data",
+        "epsilon",
+        "delta",
+        "model",
+        "weights",
+        "fine_tune",
+        "image_size",
+        "batch_size",
+        "steps",
+        "learning_rate",
+        "validation_examples",
+        "physical_batch_size",
+        "unit",
+        "groups",
+        "out",
+        "account",
+    )
+
     from_study: str | None = None
     """Folder of a finished search: run its recipe with the best choices."""
 
     distributed: bool = False
-    """Train on several hosts; start this same command on each of them."""
+    """Train on several hosts, each started by this command; see docs/scale.md."""
 
     coordinator: str | None = None
     """ADDRESS:PORT of host 0; this port must be free there."""

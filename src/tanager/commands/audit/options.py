@@ -1,7 +1,7 @@
 """What may be said of an audit on the command line."""
 
 import dataclasses
-from typing import Literal
+from typing import ClassVar, Literal
 
 from tanager import _validate as validate
 
@@ -15,6 +15,24 @@ class Options:
     the trained model alone. replay attacks nothing: it runs a few steps with known
     secrets and compares them with the definition of DP-SGD.
     """
+
+    SHORT: ClassVar[tuple[str, ...]] = (
+        "method",
+        "confidence",
+        "audited_examples",
+        "canaries",
+        "audited_steps",
+        "models",
+        "sweep_models",
+        "json",
+        "data",
+        "epsilon",
+        "delta",
+        "steps",
+        "batch_size",
+        "seed",
+        "out",
+    )
 
     method: Literal["white-box", "membership", "one-run", "replay"] = "white-box"
     """What to do; see above."""
