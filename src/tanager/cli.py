@@ -16,12 +16,14 @@ from tanager.training.interrupt import noting
 
 COMMANDS = {
     "plan": "plan a privacy budget: solve for noise, steps, batch size or ε",
-    "train": "train a model privately, from a recipe; a stopped run is resumed",
+    "train": "train a model privately, from a recipe",
     "search": "search hyper-parameters at small batch size; predict the full run",
     "audit": "attack the training code; bound the ε that it spends from below",
     "predict": "predict the classes of new images: CSV or JSON lines",
     "evaluate": "measure a model on labelled images: accuracy, AUROC, intervals",
     "account": "show what all runs on the same data spent; limit what they may",
+    "runs": "list the runs in a folder, or compare some on one page",
+    "report": "make the page of a finished run again",
     "export": "write a finished run's model and model card into a folder",
     "recipe": "show a recipe: settings, published results, ε recomputed, cost",
     "models": "list the models: parameters, FLOPs, public weights, source",
@@ -66,9 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             command = importlib.import_module(f"tanager.commands.{words[0]}")
             return command.run(words[1:])
         except KeyboardInterrupt:
-            resumes = words[0] in ("train", "search", "audit")
-            more = ": run the same command again to resume"
-            _say(f"stopped{more if resumes else ''}")
+            again = "run the same command again to resume"
+            more = {"train": f"{again}, with the run's folder as --out, or --resume"}
+            more |= dict.fromkeys(("search", "audit"), again)
+            _say(f"stopped{': ' + more[words[0]] if words[0] in more else ''}")
             return 130
         except BrokenPipeError:  # `tanager … | head` has read enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -37,12 +37,12 @@ def test_the_command_alone_trains_the_digits(demo):
     printed, folder = demo
     assert "1437 examples of digits" in printed
     assert "NOT PRIVATE" in printed
-    result = result_of(folder / "runs/digits")
+    result = result_of(folder / "runs/digits-1")
     assert result["epsilon"] <= 3
     assert result["delta"] == 1e-4
     assert len(result["per_class"]) == 10
     assert sum(each["examples"] for each in result["per_class"]) == 360
-    config = json.loads((folder / "runs/digits/config.json").read_text())
+    config = json.loads((folder / "runs/digits-1/config.json").read_text())
     assert config["recipe"]["name"] == "digits"
     assert config["optimizer"] == {"name": "sgd", "learning_rate": 0.5}
     assert result["steps"] == config["recipe"]["steps"]
@@ -85,4 +85,4 @@ def test_images_of_another_size_are_resized_when_asked(tmp_path, images):
 @pytest.mark.slow
 def test_the_demo_reaches_what_a_linear_model_does(demo):
     """Without privacy a linear softmax model reaches 95 %; the demo's aim is 94 %."""
-    assert result_of(demo[1] / "runs/digits")["test_accuracy_ema"] >= 0.94
+    assert result_of(demo[1] / "runs/digits-1")["test_accuracy_ema"] >= 0.94

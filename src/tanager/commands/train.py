@@ -40,18 +40,25 @@ def run(arguments: Sequence[str]) -> int:
 
     run_in_place()
     if not options.distributed:
-        return _train(name, recipe, found)
+        return _train(name, recipe, found, options.resume)
     with hosts.together(
         options.coordinator, options.hosts, options.host, timeout=options.timeout
     ):
-        return _train(name, recipe, found)
+        return _train(name, recipe, found, options.resume)
 
 
-def _train(name: str, recipe: Recipe, found: studies.Found | None) -> int:
+def _train(name: str, recipe: Recipe, found: studies.Found | None, resume: bool) -> int:
     from tanager.parallel import hosts
     from tanager.recipes import runner, tasks
     from tanager.recipes.accounts import account_of
+    from tanager.training.run_folder import numbered, unfinished
 
+    if resume:
+        if recipe.out is not None:
+            rule, remedy = "names the last folder of the recipe itself", "leave it out"
+            validate.refuse("resume", resume, rule, remedy)
+        out = hosts.from_chief(lambda: str(unfinished(name)))
+        recipe = dataclasses.replace(recipe, out=out)
     with tasks.progress_bar("reading images", hosts.is_chief()) as report:
         prepared = runner.prepare(name, recipe, report)
     recipe = prepared.recipe
@@ -71,6 +78,14 @@ def _train(name: str, recipe: Recipe, found: studies.Found | None) -> int:
             f"{mechanism.noise_multiplier:.4g}, expected batch {recipe.batch_size}, "
             f"{mechanism.steps} steps"
         )
+    out = recipe.out or hosts.from_chief(lambda: str(numbered(name)))
+    prepared = dataclasses.replace(
+        prepared, recipe=dataclasses.replace(recipe, out=out)
+    )
+    console.print(
+        f"run: {out} (stopped? repeat the command with --out {out})",
+        soft_wrap=True,
+    )
     account = account_of(recipe, prepared.dataset)
     links = None if found is None else found.links()
     result = runner.run(prepared, links=links, account=account)
@@ -85,7 +100,7 @@ def _train(name: str, recipe: Recipe, found: studies.Found | None) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """Train a model privately, from a recipe. A run that was stopped is resumed.
+    """Train a model privately, from a recipe.
 
         tanager train digits
         tanager train folder-efficientnet-lite0 --data IMAGES --epsilon 4
@@ -110,8 +125,12 @@ class Options:
         "unit",
         "groups",
         "out",
+        "resume",
         "account",
     )
+
+    resume: bool = False
+    """Continue the last run of this recipe in runs/ that did not finish."""
 
     from_study: str | None = None
     """Folder of a finished search: run its recipe with the best choices."""

@@ -129,7 +129,7 @@ class Recipe:
         checkpoint_seconds: least number of seconds between checkpoints.
         seed: a number makes the run repeatable by anyone, so NOT private. Default: a
             secret from the operating system.
-        out: folder of the run. Default: a folder in runs/.
+        out: folder of the run; one that was stopped goes on. Default: runs/NAME-1, -2…
         account: file that all runs on these data are charged to (`tanager account`);
             none for no account. Default: beside the data, or for this user.
 

@@ -22,7 +22,7 @@ from tanager.training.loop import train
 from tanager.training.precision import computing
 from tanager.training.problem import DPSGD, Runtime
 from tanager.training.result import TrainResult
-from tanager.training.run_folder import RunFolder
+from tanager.training.run_folder import RunFolder, numbered
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +120,7 @@ def run(
     recipe, dataset = prepared.recipe, prepared.dataset
     progress = progress and hosts.is_chief()
     with computing(recipe.precision):
-        out = recipe.out or f"runs/{prepared.name}"
+        out = recipe.out or hosts.from_chief(lambda: str(numbered(prepared.name)))
         spent, delta = [prepared.budget.mechanism], prepared.budget.delta
         charging.require_room(account, spent, delta, out, recipe.seed)
         folder = hosts.chief_first(lambda: RunFolder(out))

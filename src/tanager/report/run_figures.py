@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tanager.report.figures import NO_METADATA, embed
+from tanager.report.figures import COLOURS, NO_METADATA, embed
 
 
 # Colours that matplotlib accepts, replaced by the page's variables afterwards.
@@ -90,6 +90,43 @@ def curves(metrics: Sequence[Mapping[str, Any]]) -> str:
         svg = svg.replace(stand_in, variable)
     names = " and ".join(name for name, *_ in panels)
     return embed(svg, f"{names} against step")
+
+
+def compared(metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Draw accuracy (averaged, where there is an average) and ε of several runs.
+
+    Args:
+        metrics: lines of metrics.jsonl by the run's name.
+
+    Returns:
+        An ``<svg>`` element for a white background; empty if there is nothing to draw.
+    """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    drawn = []
+    for name, lines in metrics.items():
+        averages = _series(lines, "test_accuracy_ema", 100.0)
+        accuracies = averages or _series(lines, "test_accuracy", 100.0)
+        drawn.append((name, accuracies, _series(lines, "epsilon", 1.0)))
+    if not any(accuracies or epsilons for _, accuracies, epsilons in drawn):
+        return ""
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "tanager"}):
+        figure = Figure(figsize=(9.2, 3.4), layout="constrained")
+        axes = figure.subplots(1, 2)
+        for number, (name, *both) in enumerate(drawn):
+            colour = COLOURS[number % len(COLOURS)]
+            for axis, points in zip(axes, both, strict=True):
+                if points:
+                    axis.plot(*zip(*points, strict=True), color=colour, label=name)
+        for axis, unit in zip(axes, ("test accuracy (%)", "ε spent"), strict=True):
+            axis.set(xlabel="update", ylabel=unit)
+            axis.spines[["top", "right"]].set_visible(False)
+        axes[1].set_ylim(bottom=0)
+        axes[1].legend(loc="best", frameon=False)
+        content = io.StringIO()
+        figure.savefig(content, format="svg", metadata=NO_METADATA)
+    return embed(content.getvalue(), "test accuracy and ε spent against update")
 
 
 def _series(

@@ -39,6 +39,44 @@ _WRITTEN = (
 _REMEDY = "train into another folder"
 
 
+def numbered(name: str, parent: str | os.PathLike = "runs") -> Path:
+    """Return the first folder ``parent/NAME-1``, ``-2``, … after those that are there.
+
+    It is made, so that no other run takes it.
+    """
+    number = 1 + max(_numbers(name, parent), default=0)
+    while True:
+        path = Path(parent) / f"{name}-{number}"
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:
+            number += 1
+
+
+def unfinished(name: str, parent: str | os.PathLike = "runs") -> Path:
+    """Return the last ``parent/NAME-…`` that has a seed and no result.
+
+    Raises:
+        ValueError: there is none.
+    """
+    folders = [Path(parent) / f"{name}-{number}" for number in _numbers(name, parent)]
+    begun = [each for each in folders if (each / "private/seed.json").exists()]
+    found = [each for each in begun if not (each / "result.json").exists()]
+    if not found:
+        rule = f"finds no unfinished {name}-… in {parent}"
+        remedy = "name the run's folder with --out instead"
+        validate.refuse("resume", True, rule, remedy)
+    return found[-1]
+
+
+def _numbers(name: str, parent: str | os.PathLike) -> list[int]:
+    """Return the numbers of the folders of this name, in order."""
+    found = Path(parent).glob(f"{name}-*")
+    ends = [each.name.removeprefix(f"{name}-") for each in found]
+    return sorted(int(end) for end in ends if end.isascii() and end.isdigit())
+
+
 class RunFolder:
     """Paths and atomic files of one run.
 

@@ -1,0 +1,27 @@
+"""`tanager report`: make the page of a finished run again."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from tyro.conf import Positional
+
+from tanager.commands import flags
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Write report.html of a finished run again, from the run's public files."""
+
+    run: Positional[Path]
+    """Folder of a finished run."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command; `arguments` are the words after `tanager report`."""
+    options = flags.read(Arguments, "report", arguments)
+
+    from tanager.report.run_page import write_report
+
+    print(write_report(options.run))
+    return 0

@@ -1,0 +1,79 @@
+"""`tanager runs`: what was trained in a folder, and several runs side by side."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from tyro.conf import Positional
+
+from tanager.commands import flags
+from tanager.commands.tables import new_table, number, print_json
+from tanager.privacy.shown import format_epsilon
+
+
+@dataclasses.dataclass(frozen=True)
+class Listing:
+    """List the runs in a folder: ε, accuracy, state and date, the newest last.
+
+    `tanager runs compare RUN RUN` shows settings, results and curves side by side.
+    """
+
+    folder: Positional[Path] = Path("runs")
+    """Folder of the runs."""
+
+    json: bool = False
+    """Print one JSON object only."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Write a page with results, curves and settings of some runs side by side."""
+
+    runs: Positional[tuple[Path, ...]]
+    """Folders of two runs or more."""
+
+    to: Path = Path("runs/comparison.html")
+    """Page to write."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command; `arguments` are the words after `tanager runs`."""
+    if arguments[:1] == ["compare"]:
+        return _compare(flags.read(Comparison, "runs compare", arguments[1:]))
+    options = flags.read(Listing, "runs", arguments)
+
+    from tanager.report import runs
+
+    rows = [runs.describe(each) for each in runs.find_runs(options.folder)]
+    if options.json:
+        return print_json({"runs": rows})
+    table = new_table(
+        *("run", "ε", "δ", "test accuracy", "average", "state", "began", "recipe"),
+        texts=("state", "began", "recipe"),
+    )
+    for row in rows:
+        epsilon = row["epsilon"]
+        table.add_row(
+            row["run"],
+            "—"
+            if epsilon is None
+            else format_epsilon(epsilon)
+            if row["private"]
+            else "NOT PRIVATE",
+            number(row["delta"], "{:g}"),
+            number(row["test_accuracy"], "{:.2%}"),
+            number(row["test_accuracy_ema"], "{:.2%}"),
+            row["state"],
+            row["began"],
+            row["recipe"] or "—",
+        )
+    Console(highlight=False, width=1000).print(table)
+    return 0
+
+
+def _compare(options: Comparison) -> int:
+    from tanager.report import runs
+
+    print(runs.write_comparison(options.runs, options.to))
+    return 0

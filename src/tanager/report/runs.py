@@ -1,0 +1,119 @@
+"""Several runs at once: what each of them is and reached, and how they differ."""
+
+import datetime
+import fcntl
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tanager import _validate as validate
+from tanager._files import write_text
+from tanager.report import run_figures
+from tanager.report.render import render, require
+from tanager.report.run_files import read_config, read_metrics, read_result
+
+
+RESULTS = {
+    "state": "state",
+    "epsilon": "ε",
+    "delta": "δ",
+    "test_accuracy": "test accuracy",
+    "test_accuracy_ema": "average of parameters",
+    "noise_multiplier": "noise multiplier",
+    "steps": "updates",
+    "seconds": "seconds",
+}
+"""What a comparison shows of each run, with its name on the page."""
+
+_PLACES = {"out", "data", "features", "account"}
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """Return the runs in a folder, the oldest first; those of searches are not listed.
+
+    Raises:
+        ValueError: there is no such folder.
+    """
+    if not folder.is_dir():
+        remedy = "name the folder of your runs, or train first: tanager train digits"
+        validate.refuse("folder", str(folder), "is not a folder", remedy)
+    found = [each for each in folder.iterdir() if _is_run(each)]
+    return sorted(found, key=lambda run: (run / "config.json").stat().st_mtime)
+
+
+def describe(run: Path) -> dict[str, Any]:
+    """Return what a run is and reached so far, as JSON.
+
+    Raises:
+        ValueError: the folder holds no run, or one of its files is damaged.
+    """
+    file = require(run, "run", "config.json", "give the folder of a run")
+    config, metrics = read_config(run), read_metrics(run)
+    finished = (run / "result.json").exists()
+    result = read_result(run) if finished else {**(metrics[-1] if metrics else {})}
+    began = datetime.datetime.fromtimestamp(file.stat().st_mtime)
+    recipe = config.get("recipe") or {}
+    state = "finished" if finished else "running" if _is_held(run) else "stopped"
+    return {
+        "run": str(run),
+        "recipe": recipe.get("name"),
+        "began": began.isoformat(" ", "minutes"),
+        "state": state,
+        "private": config.get("private", result.get("private")),
+        **{name: result.get(name) for name in RESULTS if name != "state"},
+    }
+
+
+def write_comparison(runs: Sequence[Path], page: Path) -> Path:
+    """Write a page with the results, curves and differing settings of some runs.
+
+    Raises:
+        ValueError: there are fewer than two runs, or a file of one is damaged.
+    """
+    if len(runs) < 2:
+        rule = "must name two runs or more"
+        validate.refuse("runs", " ".join(map(str, runs)), rule)
+    described = [describe(run) for run in runs]
+    settings = [_settings(read_config(run)) for run in runs]
+    names = list(dict.fromkeys(name for each in settings for name in each))
+    rows = {name: [each.get(name) for each in settings] for name in names}
+    differ = {name: row for name, row in rows.items() if len({*map(repr, row)}) > 1}
+    metrics = {str(run): read_metrics(run) for run in runs}
+    content = render(
+        "comparison.html",
+        kind="tanager comparison",
+        subject=f"{len(runs)} runs",
+        runs=described,
+        labels=RESULTS,
+        settings=differ,
+        curves=run_figures.compared(metrics),
+    )
+    write_text(page, content)
+    return page
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run that are worth comparing."""
+    found = config.get("recipe") or config
+    plain = str | int | float | bool | list | tuple
+    return {
+        name: value
+        for name, value in found.items()
+        if name not in _PLACES and (value is None or isinstance(value, plain))
+    }
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "config.json").exists() and "mechanism" in read_config(folder)
+
+
+def _is_held(run: Path) -> bool:
+    """Return whether a process is writing the ledger of a run, which it locks."""
+    if not (run / "ledger.jsonl").exists():
+        return False
+    with open(run / "ledger.jsonl", "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

@@ -1,0 +1,127 @@
+"""A table of runs, and a page of several, from their public files."""
+
+import fcntl
+import json
+import re
+
+import pytest
+
+from tanager.cli import main
+from tanager.report import runs
+from tanager.training.run_folder import numbered, unfinished
+
+
+WORDS = ["--model", "linear", "--strategy", "bk", "--batch-size", "64", "--seed", "1"]
+WORDS += ["--evaluate-every", "1", "--account", "none", "--noise-multiplier", "2"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("runs")
+    for name, steps in (("one", "1"), ("two", "2")):
+        words = ["train", "digits", *WORDS, "--steps", steps, "--out"]
+        assert main([*words, str(made / name)]) == 0
+    (made / "no-run").mkdir()
+    return made
+
+
+def test_runs_are_listed_with_what_they_reached(folder, capsys):
+    assert main(["runs", str(folder), "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)["runs"]
+    assert [row["run"] for row in listed] == [str(folder / n) for n in ("one", "two")]
+    for row, steps in zip(listed, (1, 2), strict=True):
+        result = json.loads((folder / row["run"] / "result.json").read_text())
+        assert row["steps"] == steps and row["state"] == "finished"
+        for name in ("epsilon", "delta", "test_accuracy", "test_accuracy_ema"):
+            assert row[name] == result[name]
+    assert main(["runs", str(folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3 and "NOT PRIVATE" in lines[1]  # a fixed seed
+
+
+def test_a_run_without_a_result_is_stopped_or_running(folder, tmp_path):
+    run = tmp_path / "half"
+    run.mkdir()
+    for name in ("config.json", "metrics.jsonl", "ledger.jsonl"):
+        (run / name).write_bytes((folder / "one" / name).read_bytes())
+    found = runs.describe(run)
+    assert found["state"] == "stopped" and found["epsilon"] > 0
+    assert found["noise_multiplier"] is None
+    with open(run / "ledger.jsonl", "ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert runs.describe(run)["state"] == "running"
+
+
+def test_a_comparison_shows_what_differs_and_only_that(folder, tmp_path, capsys):
+    page = tmp_path / "page.html"
+    both = [str(folder / name) for name in ("one", "two")]
+    assert main(["runs", "compare", *both, "--to", str(page)]) == 0
+    assert capsys.readouterr().out == f"{page}\n"
+    text = page.read_text()
+    differing = re.search(r"Settings that differ.*?</section>", text, re.DOTALL)
+    assert differing is not None
+    names = re.findall(r"<th scope=row>(\w+)</th>", differing[0])
+    assert names == ["steps"]
+    assert "<td>1</td><td>2</td>" in differing[0]
+    assert text.count("<svg") == 1 and "http" not in text.replace("http-equiv", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["runs", "nowhere"], "folder (='nowhere') is not a folder: name the folder"),
+        (["runs", "compare", "one"], "runs (='one') must name two runs or more"),
+        (["runs", "compare", "no-run", "one"], "run (='no-run') has no config.json"),
+        (["report", "no-run"], "run (='no-run') has no config.json"),
+    ],
+    ids=" ".join,
+)
+def test_bad_input_is_refused(folder, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(folder)
+    assert main(words) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_page_is_made_again(folder, capsys):
+    page = folder / "one/report.html"
+    before = page.read_text()
+    page.unlink()
+    assert main(["report", str(folder / "one")]) == 0
+    assert capsys.readouterr().out == f"{page}\n"
+    assert page.read_text() == before
+
+
+def test_each_run_gets_a_folder_of_its_own(tmp_path):
+    for name in ("a-1", "a-9", "a-b", "a-1-2", "ab-12"):
+        (tmp_path / name).mkdir()
+    assert [numbered("a", tmp_path).name for _ in range(2)] == ["a-10", "a-11"]
+    assert numbered("new", tmp_path / "deep").name == "new-1"
+    with pytest.raises(ValueError, match=r"finds no unfinished a-… in .*--out instead"):
+        unfinished("a", tmp_path)
+    for number in (9, 10):
+        (tmp_path / f"a-{number}/private").mkdir()
+        (tmp_path / f"a-{number}/private/seed.json").touch()
+    assert unfinished("a", tmp_path).name == "a-10"
+    (tmp_path / "a-10/result.json").touch()
+    assert unfinished("a", tmp_path).name == "a-9"
+
+
+def test_resume_goes_on_with_the_last_unfinished_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "digits", *WORDS, "--steps", "2"]
+    assert main([*words, "--resume"]) == 2
+    assert "finds no unfinished digits-… in runs" in capsys.readouterr().err
+    assert main([*words, "--resume", "--out", "x"]) == 2
+    assert "resume (=True) names the last folder" in capsys.readouterr().err
+    for _ in range(2):
+        assert main(words) == 0
+    (tmp_path / "runs/digits-1/result.json").unlink()
+    capsys.readouterr()
+    assert main([*words, "--resume"]) == 0
+    printed = capsys.readouterr().out
+    assert "run: runs/digits-1 (stopped?" in printed
+    assert (tmp_path / "runs/digits-1/result.json").exists()
+    assert sorted(each.name for each in (tmp_path / "runs").iterdir()) == [
+        "digits-1",
+        "digits-2",
+    ]
