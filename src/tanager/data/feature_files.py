@@ -79,10 +79,10 @@ def _parquet(file: Path, groups: str | None) -> dict[str, np.ndarray]:
 
     wanted = ["features", "label", "split", *([groups] if groups else [])]
 
-    def columns(names: Sequence[str]) -> list[str]:
+    def columns(schema: Any) -> list[str]:
         for name in wanted:
-            if name not in names:
-                found = f"its columns are {list(names)!r:.300}"
+            if name not in schema.names:
+                found = f"its columns are {schema.names!r:.300}"
                 refuse(file, f"has no column {name!r}", found)
         return wanted
 
