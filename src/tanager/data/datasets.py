@@ -296,7 +296,7 @@ def _found(
 
     if wanted.own and len(classes) < 2:
         remedy = "two classes or more are needed: see --labels and --labels-from-name"
-        validate.refuse("path", wanted.layout.path, "has one class only", remedy)
+        validate.refuse("path", str(wanted.layout.path), "has one class only", remedy)
     for label in np.setdiff1d(np.arange(len(classes)), train.labels):
         rule = f"of {name} has no training example"
         if not wanted.own:

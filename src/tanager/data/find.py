@@ -305,6 +305,8 @@ def _class_folders(folder: Path, wanted: Wanted) -> Found | None:
         validate.refuse("groups", wanted.groups, rule)
     grouped = wanted.groups is not None
     train, test = list_folder(folder, wanted.tests, grouped, wanted.record)
+    if not wanted.own:
+        wanted.record.notes.clear()  # ImageNet's test images have no classes.
     exact = bool(wanted.classes)
     if exact and (odd := sorted({*train.classes} ^ {*wanted.classes})):
         refuse_file(

@@ -68,7 +68,8 @@ class MappedSource(StreamedImages):
             refuse_file(labels.file, found, "give one label for each image")
         super().__init__(pixels.shape[1:], np.zeros(len(pixels), np.int32))
         self.values = values
-        self._opened[0] = pixels
+        if images.name is not None:  # It was unpacked.
+            self._opened[0] = pixels
 
     def _pixels(self) -> np.ndarray:
         file, name = self._array
