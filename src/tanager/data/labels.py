@@ -64,7 +64,7 @@ def number_labels(
 
 
 def _file(source: StreamedImages) -> Path:
-    return source.place(0)[0]
+    return source.label_place(0)[0]
 
 
 def _refuse(
@@ -77,5 +77,5 @@ def _refuse(
     for source, each in zip(sources, values, strict=True):
         rows = np.flatnonzero(wrong(each))
         if rows.size:
-            file, place = source.place(int(rows[0]))
+            file, place = source.label_place(int(rows[0]))
             refuse_file(file, f"{place}has a label that is not {rule}", remedy)

@@ -56,7 +56,7 @@ class MappedSource(StreamedImages):
     """
 
     def __init__(self, images: Array, labels: Array):
-        self._array = images
+        self._array, self._labels = images, labels.file
         with reading(images.file, "has no images that can be read"):
             pixels = self._pixels()
         with reading(labels.file, "has no labels that can be read"):
@@ -91,6 +91,10 @@ class MappedSource(StreamedImages):
     def place(self, index: int) -> tuple[Path, str]:
         """Return the file and the row of an image."""
         return self._array.file, f"row {index} "
+
+    def label_place(self, index: int) -> tuple[Path, str]:
+        """Return the file and the row of a label."""
+        return self._labels, f"row {index} "
 
 
 def _mapped(file: Path) -> np.ndarray:

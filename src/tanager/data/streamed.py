@@ -65,6 +65,10 @@ class StreamedImages(abc.ABC):
     def place(self, index: int) -> tuple[Path, str]:
         """Return an example's file, and words for where it is in it."""
 
+    def label_place(self, index: int) -> tuple[Path, str]:
+        """Return a label's file, and words for where it is in it."""
+        return self.place(index)
+
     def __len__(self) -> int:
         return len(self.labels)
 

@@ -208,16 +208,7 @@ def preprocessing(recipe: Recipe, dataset: Dataset) -> Preprocessing:
         ValueError: the recipe's file, or that beside the weights, cannot be followed.
     """
     view = cropped_shape(recipe, dataset)
-    found = None
-    if recipe.preprocessing not in (None, "data"):
-        found = read_preprocessing(recipe.preprocessing)
-        if found is None:
-            rule = "describes no preprocessing"
-            remedy = "give timm's config.json or transformers' preprocessor_config.json"
-            validate.refuse("preprocessing", recipe.preprocessing, rule, remedy)
-    elif recipe.preprocessing is None and recipe.weights is not None:
-        found = preprocessing_of(recipe.weights)
-    found = found or Preprocessing(mean=dataset.mean, std=dataset.std)
+    found = _given(recipe) or Preprocessing(mean=dataset.mean, std=dataset.std)
     if recipe.crop_fraction is not None:
         found = dataclasses.replace(found, crop=recipe.crop_fraction)
     side = recipe.image_size
@@ -226,6 +217,31 @@ def preprocessing(recipe: Recipe, dataset: Dataset) -> Preprocessing:
     if side or recipe.crop_size:
         return dataclasses.replace(found, size=view[:2], crop=1.0)
     return dataclasses.replace(found, size=found.size or view[:2])
+
+
+def default_side(recipe: Recipe) -> int:
+    """Return the pixels per side of images that differ in size, from public knowledge.
+
+    It is the size that the weights are evaluated on, else the usual one of the model.
+    """
+    found = _given(recipe)
+    if found is not None and found.size is not None:
+        return max(found.size)
+    return models.find(recipe.model).image_side
+
+
+def _given(recipe: Recipe) -> Preprocessing | None:
+    """Return the preprocessing of the recipe's file, else that beside its weights."""
+    if recipe.preprocessing not in (None, "data"):
+        found = read_preprocessing(recipe.preprocessing)
+        if found is None:
+            rule = "describes no preprocessing"
+            remedy = "give timm's config.json or transformers' preprocessor_config.json"
+            validate.refuse("preprocessing", recipe.preprocessing, rule, remedy)
+        return found
+    if recipe.preprocessing is None and recipe.weights is not None:
+        return preprocessing_of(recipe.weights)
+    return None
 
 
 def check_augmentation(recipe: Recipe, dataset: Dataset) -> None:
