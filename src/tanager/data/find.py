@@ -139,6 +139,9 @@ def find_images(name: str, path: Path, wanted: Wanted) -> Found:
         folders = [path, *sorted(below, key=lambda f: (name not in f.name, f))]
     for folder in folders:
         for layout, read in _LAYOUTS.items():
+            # The classes are in the folder that holds everything, not above it.
+            if wanted.own and read is _class_folders and folder != folders[-1]:
+                continue
             if found := read(folder, wanted):
                 wanted.record.layout = layout
                 return found
@@ -280,8 +283,10 @@ def _labelled(folder: Path, wanted: Wanted) -> Found | None:
         if file is None:
             _, others, below = looked(folder)
             file = labelled.only_table(folder, others)
-            inside = [has_classes(folder / name) for name in below]
-            if file is None or len(below) > 1 or any(inside):
+            if file is None or len(below) > 1:
+                return None
+            classes = any(has_classes(folder / name) for name in below)
+            if classes and not labelled.names_images(folder, file):
                 return None
             wanted.record.notes.append(f"labels are read from {file.name}")
         file = Path(file).expanduser()

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from tanager import _validate as validate
-from tanager._reading import reading, refuse_file
+from tanager._reading import UnreadableFile, reading, refuse_file
+from tanager.data.decoding import SUFFIXES
 from tanager.data.folder import FolderSource, list_files
 from tanager.data.layout import Layout, Record, described, walked
 
@@ -82,6 +83,20 @@ def from_table(
     else:
         owners = np.array([line[owner] for line in lines])
     return _labelled(folder, order, [line[label] for line in lines], owners)
+
+
+def names_images(folder: Path, file: Path) -> bool:
+    """Return whether a column of a CSV file names images of a folder by whole names."""
+    try:
+        _, rows = _rows(file)
+    except UnreadableFile:
+        return False
+    known = _known(folder, file, _files(folder, Record()))
+    columns = zip(*rows, strict=True)
+    return any(
+        all(known.get(cell) and cell.lower().endswith(SUFFIXES) for cell in column)
+        for column in columns
+    )
 
 
 def only_table(folder: Path, others: Sequence[str]) -> Path | None:

@@ -92,7 +92,7 @@ class Record:
             are += "" if total == 1 else "images"
             notes.insert(0, f"{are}, and not read: {_most(self.not_read)}")
         for note in notes:
-            warnings.warn(note, stacklevel=4)
+            warnings.warn(note, stacklevel=3)
 
     def to_json(self) -> dict[str, Any]:
         """Return what config.json records."""

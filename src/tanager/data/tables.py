@@ -117,12 +117,19 @@ def parquet_rows(file: Path) -> int:
     import pyarrow.parquet as pq
 
     with reading(file, "is not a parquet file that can be read"):
+        _refuse_pointer(file)
         rows, size = pq.read_metadata(file).num_rows, file.stat().st_size
     # An image takes many bytes, so there are fewer rows than bytes.
     if not 0 <= rows <= size:
         rule = f"claims {rows:,} rows in {size:,} bytes, so it is damaged"
         refuse_file(file, rule, AGAIN)
     return rows
+
+
+def _refuse_pointer(file: Path) -> None:
+    with open(file, "rb") as stream:
+        if stream.read(len(_POINTER)) == _POINTER:
+            refuse_file(file, "is a pointer of Git LFS", "get the file: git lfs pull")
 
 
 def _is_parquet(file: Path) -> bool:
@@ -142,9 +149,7 @@ def read_columns(file: Path, columns: Callable[[Any], list[str]]) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with open(file, "rb") as stream:
-        if stream.read(len(_POINTER)) == _POINTER:
-            refuse_file(file, "is a pointer of Git LFS", "get the file: git lfs pull")
+    _refuse_pointer(file)
 
     if _is_parquet(file):
         parquet = pq.ParquetFile(file)
