@@ -189,15 +189,13 @@ def _refuse_narrowed(name: str, leaf: np.ndarray) -> None:
     if leaf.dtype.kind == "f":
         same |= np.isnan(leaf)
     if not same.all():
-        what = "digits" if leaf.dtype.kind == "f" else "whole numbers"
-        validate.refuse(
-            name,
-            leaf.dtype.name,
-            f"holds {what} that {narrow.name} cannot, and JAX computes with that",
-            "round them yourself: array.astype(np.float32)"
-            if what == "digits"
-            else "leave the array out, or number its values from 0",
-        )
+        if leaf.dtype.kind == "f":
+            rule = "would lose digits in float32, which JAX computes with"
+            remedy = "round it yourself: array.astype(numpy.float32)"
+        else:
+            rule = f"has numbers beyond {narrow.name}, which JAX computes with"
+            remedy = "leave it out, or number its values from 0"
+        validate.refuse(name, leaf.dtype.name, rule, remedy)
 
 
 def _wide() -> bool:
@@ -313,14 +311,20 @@ def _common_length(tree: Any) -> int:
     if not leaves:
         validate.refuse("data", tree, "has no arrays")
     for name, leaf in leaves:
+        if leaf.dtype.names is not None:
+            remedy = (
+                "give its fields: {name: array[name] for name in array.dtype.names}"
+            )
+            validate.refuse(name, "structured array", "must have one dtype", remedy)
         if leaf.dtype.kind in _REFUSED_KINDS:
-            remedy = "give rows of one shape and one numeric dtype"
+            remedy = "give rows of one shape and one numeric dtype; number texts with "
+            remedy += "numpy.unique(texts, return_inverse=True)[1]"
             rule = "must be an array of numbers"
             validate.refuse(name, leaf.dtype.name, rule, remedy)
         if leaf.ndim == 0:
             remedy = "pass arrays that hold all examples, not a list of examples"
             rule = "must have a leading axis over the examples"
-            validate.refuse(name, leaf.item(), rule, remedy)
+            validate.refuse(name, _shaped(leaf), rule, remedy)
     first, length = leaves[0][0], len(leaves[0][1])
     for name, leaf in leaves:
         if len(leaf) == 0:
