@@ -228,7 +228,7 @@ def test_what_is_not_read_is_counted_and_named(tmp_path):
         "5 files are not images, and not read: .txt 3, .docx 1, no ending 1",
         "the folder Valid is not read: the training images are those in Train, the "
         "test images those in Test",
-        "1 images in folders of the class folder a are not read: move them up into it",
+        "not read: 1 image in folders of the class folder a; move them up into it",
         "the folder empty has no images: no class",
     ]
     assert dataset.record == {
@@ -334,7 +334,7 @@ WRITTEN = ("image,label", "1.png,zoe", "2.png,ann")
         (two_tables, "files .png 2, .csv 2"),
         (
             not_images,
-            "no layout that is read: found 1 folders (scans) and files .nii 1",
+            "no layout that is read: found 1 folder (scans) and files .nii 1",
         ),
         (
             channels_first,

@@ -25,7 +25,7 @@ import numpy as np
 
 from tanager._reading import refuse_file
 from tanager._text import clean
-from tanager.data.layout import Record, described, looked, walked
+from tanager.data.layout import Record, counted, described, looked, walked
 from tanager.data.streamed import EncodedImages, digest
 
 
@@ -157,8 +157,8 @@ def _other_entries(path: Path, used: Sequence[str], record: Record) -> None:
         record.skip(name)
     if images:
         record.notes.append(
-            f"{len(images)} images lie beside the folders, in none of them, and are "
-            "not read"
+            f"not read: {counted(len(images), 'image')} beside the folders, in none of "
+            "them"
         )
     for name in folders:
         if used and name not in used:
@@ -212,8 +212,8 @@ def _class_files(
             _refuse_deeper(folder / name, deeper[0])
         elif deeper:
             record.notes.append(
-                f"{len(deeper)} images in folders of the class folder {clean(name)} "
-                "are not read: move them up into it"
+                f"not read: {counted(len(deeper), 'image')} in folders of the class "
+                f"folder {clean(name)}; move them up into it"
             )
         if files:
             count += 1

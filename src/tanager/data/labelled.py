@@ -13,7 +13,7 @@ from tanager import _validate as validate
 from tanager._reading import UnreadableFile, reading, refuse_file
 from tanager.data.decoding import SUFFIXES
 from tanager.data.folder import FolderSource, list_files
-from tanager.data.layout import Layout, Record, described, walked
+from tanager.data.layout import Layout, Record, counted, described, walked
 
 
 TABLES = (".csv", ".tsv")
@@ -74,7 +74,7 @@ def from_table(
         chosen[found] = number
     if without := len(files) - len(chosen):
         record.notes.append(
-            f"{without} images have no row in {file.name}, and are not read"
+            f"not read: {counted(without, 'image')} without a row in {file.name}"
         )
     order = sorted(chosen)
     lines = [rows[chosen[each] - 1] for each in order]

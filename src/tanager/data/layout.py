@@ -88,9 +88,8 @@ class Record:
         """Warn of everything that a person should know about how files were read."""
         notes = list(self.notes)
         if total := self.not_read.total():
-            are = "1 file is not an image" if total == 1 else f"{total} files are not "
-            are += "" if total == 1 else "images"
-            notes.insert(0, f"{are}, and not read: {_most(self.not_read)}")
+            are = "files are not images" if total > 1 else "file is not an image"
+            notes.insert(0, f"{total} {are}, and not read: {_most(self.not_read)}")
         for note in notes:
             warnings.warn(note, stacklevel=3)
 
@@ -156,6 +155,11 @@ def outermost(path: Path) -> list[Path]:
         folders.append(folders[-1] / below[0])
 
 
+def counted(number: int, what: str) -> str:
+    """Return a number of things in words: 1 image, 2 images."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def described(folder: Path) -> str:
     """Return what is in a folder and in those below, in words."""
     below = looked(folder)[2]
@@ -165,7 +169,7 @@ def described(folder: Path) -> str:
         for name in (*images, *others)
     )
     names = ", ".join(below[:_MOST_NAMED]) + (", …" * (len(below) > _MOST_NAMED))
-    folders = f"{len(below)} folders ({names})" if below else "no folders"
+    folders = f"{counted(len(below), 'folder')} ({names})" if below else "no folders"
     files = f"files {_most(endings)}" if endings else "no files"
     return f"found {folders} and {files}"
 
