@@ -157,6 +157,12 @@ def csv_beside_folders_of_people(path):
     (path / "labels.csv").write_text("\n".join(["file,label", *lines]))
 
 
+def csv_with_a_split(path):
+    write(path, *(f"images/{n}.png" for n in range(COUNT)))
+    lines = [f"{n}.png,{'ab'[n % 2]},{'Train' if n < 8 else 'test'}" for n in range(12)]
+    (path / "labels.csv").write_text("\n".join(["file,label,split", *lines]))
+
+
 def csv_of_something_else(path):
     alone(path / "images")
     (path / "prices.csv").write_text("name,price\nx,1\ny,2\n")
@@ -188,6 +194,7 @@ READ = {
     csv_beside: ("ab", 10),
     csv_beside_folders_of_people: ("ab", 10),
     csv_of_something_else: ("ab", 8),
+    csv_with_a_split: ("ab", 8),
     csv_elsewhere: (("no", "yes"), 10),
 }
 
@@ -346,6 +353,7 @@ WRITTEN = ("image,label", "1.png,zoe", "2.png,ann")
         (csv(*WRITTEN, "3.png,"), "row 3 has no 'label': fill it in, or leave out"),
         (csv(*WRITTEN, "3.png"), "row 3 has 1 columns, and the first line has 2"),
         (csv(*WRITTEN[1:], "3.png,zoe"), "has no names of columns: its first line"),
+        (csv("image,label,split", "1.png,zoe,1"), "must say train or test in each row"),
         (csv("image,a,b", "1.png,zoe,1"), "has no column 'label' or 'labels' or"),
         (pointer, "is a pointer of Git LFS: get the file: git lfs pull"),
         (two_columns, "its columns are ['x', 'y']; name that of labels with"),
@@ -377,6 +385,19 @@ def test_decoded_images_are_resized(tmp_path):
     dataset = load("folder", tmp_path / "pathmnist.npz", image_size=12)
     assert dataset.image_shape == (12, 12, 3)
     assert gather(dataset.train, np.arange(8))["image"].shape == (8, 12, 12, 3)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("stream", [True, False])
+def test_classes_of_images_that_were_held_out(tmp_path, stream):
+    csv_beside(tmp_path)
+    both = load("folder", tmp_path, stream=stream)
+    dataset = load("folder", tmp_path, stream=stream, classes=("b", "a"))
+    for split in ("train", "test"):
+        one, two = (getattr(each, split) for each in (both, dataset))
+        one, two = (gather(each, np.arange(len(each))) for each in (one, two))
+        np.testing.assert_array_equal(one["image"], two["image"])
+        np.testing.assert_array_equal(one["label"], 1 - two["label"])
 
 
 @pytest.mark.parametrize(

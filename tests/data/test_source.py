@@ -112,7 +112,7 @@ def test_as_source():
         ((np.zeros(2), np.array(["x", "y"])), "data[1] (='str"),
         ([1, 2], "data[0] (='int64[]') must have a leading axis over the examples"),
         ({}, "data (={}) has no arrays"),
-        ({"a": np.ma.masked_array([1, 2], [0, 1])}, "data['a'] (='masked array') must"),
+        ({"a": np.ma.masked_equal([1, 2], 2)}, "data['a'] (='masked array') must"),
         ({"a": np.array([0, 2**31])}, "data['a'] (='int64') has numbers beyond int32"),
         (
             {"a": np.array([0, 2**32], np.uint64)},

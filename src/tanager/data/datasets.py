@@ -15,7 +15,7 @@ from tanager.data.features import read_features
 from tanager.data.find import OWN, WANTED, Wanted, find_images
 from tanager.data.known import DATASETS, DIGITS, FILES, RESIZED
 from tanager.data.layout import Layout
-from tanager.data.source import ArraySource, Source, subset
+from tanager.data.source import ArraySource, Source, subset, unfolded
 from tanager.data.streamed import digest, into_memory
 
 
@@ -273,8 +273,9 @@ def _with_features(dataset: Dataset, path: str | Path, tested: bool) -> Dataset:
 
 
 def _labels(source: Any) -> np.ndarray:
-    in_memory = isinstance(source, ArraySource)
-    return source.tree["label"] if in_memory else source.labels
+    base, rows = unfolded(source)
+    labels = base.tree["label"] if isinstance(base, ArraySource) else base.labels
+    return labels[rows]
 
 
 def _found(
@@ -343,11 +344,14 @@ def _with_classes(dataset: Dataset, names: tuple[str, ...]) -> Dataset:
     numbers[[dataset.classes.index(name) for name in names]] = np.arange(len(names))
 
     def of_classes(source: Any) -> tuple[Source, np.ndarray]:
-        labels = numbers[_labels(source)]
-        chosen = np.flatnonzero(labels >= 0)
-        if not isinstance(source, ArraySource):
-            return subset(source.relabelled(labels), chosen), chosen
-        return ArraySource({**source.gather(chosen), "label": labels[chosen]}), chosen
+        base, rows = unfolded(source)
+        found = numbers[_labels(source)]
+        chosen = np.flatnonzero(found >= 0)
+        if isinstance(base, ArraySource):
+            examples = {**source.gather(chosen), "label": found[chosen]}
+            return ArraySource(examples), chosen
+        relabelled = base.relabelled(numbers[base.labels])
+        return subset(relabelled, rows[chosen]), chosen
 
     (train, chosen), (test, _) = of_classes(dataset.train), of_classes(dataset.test)
     owners = None if dataset.owners is None else dataset.owners[chosen]

@@ -137,8 +137,11 @@ def find_images(name: str, path: Path, wanted: Wanted) -> Found:
     else:
         below = [entry for entry in path.iterdir() if entry.is_dir()]
         folders = [path, *sorted(below, key=lambda f: (name not in f.name, f))]
+    layouts = _LAYOUTS
+    if wanted.layout.labels is not None or wanted.layout.labels_from_name:
+        layouts = {"labelled files": _labelled}
     for folder in folders:
-        for layout, read in _LAYOUTS.items():
+        for layout, read in layouts.items():
             # The classes are in the folder that holds everything, not above it.
             if wanted.own and read is _class_folders and folder != folders[-1]:
                 continue
@@ -277,7 +280,7 @@ def _labelled(folder: Path, wanted: Wanted) -> Found | None:
     if not wanted.own or folder.is_file():
         return None
     if layout.labels_from_name:
-        found = labelled.from_names(folder, wanted.groups, wanted.record)
+        found = [labelled.from_names(folder, wanted.groups, wanted.record)]
     else:
         file = layout.labels
         if file is None:
@@ -293,7 +296,8 @@ def _labelled(folder: Path, wanted: Wanted) -> Found | None:
         if not file.is_file():
             validate.refuse("labels", str(file), "is not a file", "give a CSV file")
         found = labelled.from_table(folder, file, layout, wanted.groups, wanted.record)
-    return _numbered(wanted, [found], alone=True)
+    alone = len(found) == 1
+    return _numbered(wanted, found[: 1 + wanted.tested], alone=alone)
 
 
 def _class_folders(folder: Path, wanted: Wanted) -> Found | None:

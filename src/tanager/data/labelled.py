@@ -12,7 +12,7 @@ import numpy as np
 from tanager import _validate as validate
 from tanager._reading import UnreadableFile, reading, refuse_file
 from tanager.data.decoding import SUFFIXES
-from tanager.data.folder import FolderSource, list_files
+from tanager.data.folder import TESTS, TRAINS, FolderSource, list_files
 from tanager.data.layout import Layout, Record, counted, described, walked
 
 
@@ -43,8 +43,12 @@ def from_names(folder: Path, groups: str | None, record: Record) -> FolderSource
 
 def from_table(
     folder: Path, file: Path, layout: Layout, groups: str | None, record: Record
-) -> FolderSource:
-    """Return the images of a folder that a CSV file has a label for."""
+) -> list[FolderSource]:
+    """Return the images of a folder that a CSV file has a label for.
+
+    They are training images and test images if it has a column ``split``, or else one
+    source of all.
+    """
     names, rows = _rows(file)
     files = _files(folder, record, besides=file)
     known = _known(folder, file, files)
@@ -56,7 +60,9 @@ def from_table(
     if owner is None and groups not in (None, "folder"):
         rule = f"must be 'folder' or a column of {file.name}, {names!r:.300}"
         validate.refuse("groups", groups, rule)
-    label = _label_column(file, names, {image, owner}, layout.label_column)
+    split = next((n for n, name in enumerate(names) if name.lower() == "split"), None)
+    used = {image, owner, split}
+    label = _label_column(file, names, used, layout.label_column)
     chosen: dict[str, int] = {}
     for number, row in enumerate(rows, 1):
         found = known.get(row[image])
@@ -76,13 +82,37 @@ def from_table(
         record.notes.append(
             f"not read: {counted(without, 'image')} without a row in {file.name}"
         )
-    order = sorted(chosen)
-    lines = [rows[chosen[each] - 1] for each in order]
-    if owner is None:
-        owners = _folders(folder, order, groups)
-    else:
-        owners = np.array([line[owner] for line in lines])
-    return _labelled(folder, order, [line[label] for line in lines], owners)
+    sources = []
+    for part in _parts(file, rows, split):
+        order = sorted(each for each, number in chosen.items() if number in part)
+        lines = [rows[chosen[each] - 1] for each in order]
+        if owner is None:
+            owners = _folders(folder, order, groups)
+        else:
+            owners = np.array([line[owner] for line in lines])
+        values = [line[label] for line in lines]
+        sources.append(_labelled(folder, order, values, owners))
+    return sources
+
+
+def _parts(
+    file: Path, rows: Sequence[Sequence[str]], split: int | None
+) -> list[set[int]]:
+    """Return the numbers of the rows for training, and of those for testing."""
+    if split is None:
+        return [{*range(1, len(rows) + 1)}]
+    found: dict[str, set[int]] = {}
+    for number, row in enumerate(rows, 1):
+        found.setdefault(row[split].lower(), set()).add(number)
+    train, test = (
+        next((name for name in names if name in found), None)
+        for names in (TRAINS, TESTS)
+    )
+    others = {*found} - {*TRAINS, *TESTS}
+    if train is None or test is None or others:
+        rule = "has a column 'split', which must say train or test in each row"
+        refuse_file(file, rule, "rename the column if it says something else", "labels")
+    return [found[train], found[test]]
 
 
 def names_images(folder: Path, file: Path) -> bool:

@@ -204,11 +204,17 @@ def _wide() -> bool:
     return jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def unfolded(source: Source) -> tuple[Any, np.ndarray]:
+    """Return what a source is a `subset` of, and the indices in it; else all of it."""
+    if not isinstance(source, _Subset):
+        return source, np.arange(len(source))
+    base, indices = unfolded(source._source)
+    return base, indices[source._indices]
+
+
 def in_memory(source: Source) -> bool:
     """Return whether a source, or what it is a `subset` of, is an `ArraySource`."""
-    if isinstance(source, _Subset):
-        return in_memory(source._source)
-    return isinstance(source, ArraySource)
+    return isinstance(unfolded(source)[0], ArraySource)
 
 
 def gather(source: Source, indices: np.ndarray) -> Any:
