@@ -160,6 +160,8 @@ def csv_beside_folders_of_people(path):
 def csv_with_a_split(path):
     write(path, *(f"images/{n}.png" for n in range(COUNT)))
     lines = [f"{n}.png,{'ab'[n % 2]},{'Train' if n < 8 else 'test'}" for n in range(12)]
+    write(path, "images/15.png")
+    lines.append("15.png,a,val")
     (path / "labels.csv").write_text("\n".join(["file,label,split", *lines]))
 
 

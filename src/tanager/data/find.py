@@ -34,7 +34,7 @@ from tanager.data.folder import (
     split_folder,
 )
 from tanager.data.labels import number_labels
-from tanager.data.layout import Layout, Record, described, looked, outermost
+from tanager.data.layout import Layout, Record, described, looked, outermost, walked
 from tanager.data.shards import all_shards, find_shards
 from tanager.data.streamed import EncodedImages, StreamedImages, common_shape
 from tanager.data.tables import (
@@ -305,7 +305,7 @@ def _class_folders(folder: Path, wanted: Wanted) -> Found | None:
         return None
     train = split_folder(folder, TRAINS)
     if wanted.own:
-        if not looked(folder)[2]:
+        if not any(images for _, images, _ in walked(folder)) or not looked(folder)[2]:
             return None
     elif train is None or not has_classes(train, wanted.classes):
         return None

@@ -82,36 +82,38 @@ def from_table(
         record.notes.append(
             f"not read: {counted(without, 'image')} without a row in {file.name}"
         )
+    order = sorted(chosen)
+    lines = [rows[chosen[each] - 1] for each in order]
+    owners = _folders(folder, order, groups)
+    if owner is not None:
+        owners = np.array([line[owner] for line in lines])
     sources = []
-    for part in _parts(file, rows, split):
-        order = sorted(each for each, number in chosen.items() if number in part)
-        lines = [rows[chosen[each] - 1] for each in order]
-        if owner is None:
-            owners = _folders(folder, order, groups)
-        else:
-            owners = np.array([line[owner] for line in lines])
-        values = [line[label] for line in lines]
-        sources.append(_labelled(folder, order, values, owners))
+    for part in _parts(file, lines, split, record):
+        values = [lines[n][label] for n in part]
+        theirs = None if owners is None else owners[part]
+        sources.append(_labelled(folder, [order[n] for n in part], values, theirs))
     return sources
 
 
 def _parts(
-    file: Path, rows: Sequence[Sequence[str]], split: int | None
-) -> list[set[int]]:
-    """Return the numbers of the rows for training, and of those for testing."""
+    file: Path, lines: Sequence[Sequence[str]], split: int | None, record: Record
+) -> list[list[int]]:
+    """Return which lines are for training, and which for testing."""
     if split is None:
-        return [{*range(1, len(rows) + 1)}]
-    found: dict[str, set[int]] = {}
-    for number, row in enumerate(rows, 1):
-        found.setdefault(row[split].lower(), set()).add(number)
+        return [[*range(len(lines))]]
+    found: dict[str, list[int]] = {}
+    for number, line in enumerate(lines):
+        found.setdefault(line[split].lower(), []).append(number)
     train, test = (
         next((name for name in names if name in found), None)
         for names in (TRAINS, TESTS)
     )
-    others = {*found} - {*TRAINS, *TESTS}
-    if train is None or test is None or others:
+    if train is None or test is None or {*found} - {*TRAINS, *TESTS}:
         rule = "has a column 'split', which must say train or test in each row"
         refuse_file(file, rule, "rename the column if it says something else", "labels")
+    for name in {*found} - {train, test}:
+        count = counted(len(found[name]), "image")
+        record.notes.append(f"not read: {count} of split {name}, because {test} is")
     return [found[train], found[test]]
 
 
@@ -151,7 +153,7 @@ def _files(folder: Path, record: Record, besides: Path | None = None) -> list[st
         inside = place.relative_to(folder)
         found += [str(inside / name) for name in images]
         for name in others:
-            if place / name != besides:
+            if besides is None or (place / name).resolve() != besides.resolve():
                 record.skip(name)
     if not found:
         refuse_file(folder, "has no images", described(folder))
