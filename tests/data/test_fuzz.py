@@ -183,7 +183,7 @@ def test_names_of_classes_in_a_schema(tmp_path):
 
 
 @pytest.mark.parametrize("label", [2**31 - 2, 10])
-def test_a_label_does_not_make_two_billion_classes(tmp_path, label):
+def test_a_label_that_would_make_two_billion_classes(tmp_path, label):
     small.make_npy(tmp_path)
     labels = LABELS.copy()
     labels[4] = label
