@@ -276,26 +276,15 @@ def _arrays(
 
 
 def _labelled(folder: Path, wanted: Wanted) -> Found | None:
-    layout = wanted.layout
     if not wanted.own or folder.is_file():
         return None
+    layout, record = wanted.layout, wanted.record
     if layout.labels_from_name:
-        found = [labelled.from_names(folder, wanted.groups, wanted.record)]
+        found = [labelled.from_names(folder, wanted.groups, record)]
+    elif file := labelled.table_of(folder, layout, record):
+        found = labelled.from_table(folder, file, layout, wanted.groups, record)
     else:
-        file = layout.labels
-        if file is None:
-            _, others, below = looked(folder)
-            file = labelled.only_table(folder, others)
-            if file is None or len(below) > 1:
-                return None
-            classes = any(has_classes(folder / name) for name in below)
-            if classes and not labelled.names_images(folder, file):
-                return None
-            wanted.record.notes.append(f"labels are read from {file.name}")
-        file = Path(file).expanduser()
-        if not file.is_file():
-            validate.refuse("labels", str(file), "is not a file", "give a CSV file")
-        found = labelled.from_table(folder, file, layout, wanted.groups, wanted.record)
+        return None
     alone = len(found) == 1
     return _numbered(wanted, found[: 1 + wanted.tested], alone=alone)
 

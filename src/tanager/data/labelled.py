@@ -12,8 +12,14 @@ import numpy as np
 from tanager import _validate as validate
 from tanager._reading import UnreadableFile, reading, refuse_file
 from tanager.data.decoding import SUFFIXES
-from tanager.data.folder import TESTS, TRAINS, FolderSource, list_files
-from tanager.data.layout import Layout, Record, counted, described, walked
+from tanager.data.folder import (
+    TESTS,
+    TRAINS,
+    FolderSource,
+    has_classes,
+    list_files,
+)
+from tanager.data.layout import Layout, Record, counted, described, looked, walked
 
 
 TABLES = (".csv", ".tsv")
@@ -117,7 +123,27 @@ def _parts(
     return [found[train], found[test]]
 
 
-def names_images(folder: Path, file: Path) -> bool:
+def table_of(folder: Path, layout: Layout, record: Record) -> Path | None:
+    """Return the CSV file that a layout names, else the only one beside the images."""
+    if layout.labels is not None:
+        file = Path(layout.labels).expanduser()
+        for place in (file, folder / file):
+            if place.is_file():
+                return place
+        validate.refuse("labels", str(file), "is not a file", "give a CSV file")
+    _, others, below = looked(folder)
+    tables = [name for name in others if name.lower().endswith(TABLES)]
+    if len(tables) != 1 or len(below) > 1:
+        return None
+    file = folder / tables[0]
+    nested = any(has_classes(folder / name) for name in below)
+    if nested and not _names_images(folder, file):
+        return None
+    record.notes.append(f"labels are read from {file.name}")
+    return file
+
+
+def _names_images(folder: Path, file: Path) -> bool:
     """Return whether a column of a CSV file names images of a folder by whole names."""
     try:
         _, rows = _rows(file)
@@ -129,12 +155,6 @@ def names_images(folder: Path, file: Path) -> bool:
         all(known.get(cell) and cell.lower().endswith(SUFFIXES) for cell in column)
         for column in columns
     )
-
-
-def only_table(folder: Path, others: Sequence[str]) -> Path | None:
-    """Return the only CSV file among the names of files in a folder."""
-    tables = [name for name in others if name.lower().endswith(TABLES)]
-    return folder / tables[0] if len(tables) == 1 else None
 
 
 def _labelled(
