@@ -108,7 +108,7 @@ def test_the_environments_of_peers_are_pinned():
             assert re.fullmatch(r"[a-z-]+==[\d.]+", line), line
 
 
-OPTIONAL = {"huggingface_hub": "hub", "optuna": "search"}
+OPTIONAL = {"pydicom": "dicom", "huggingface_hub": "hub", "optuna": "search"}
 BROUGHT = {
     "absl": "grain",
     "google": "protobuf, of orbax-checkpoint",

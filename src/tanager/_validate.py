@@ -85,6 +85,15 @@ def whole(*, at_least: int, remedy: str = "", **values: int) -> None:
             refuse(name, value, f"must be at least {at_least}", remedy)
 
 
+def channels_last(image_shape: tuple[int, ...]) -> None:
+    """Refuse the shape of an image that has its channels first, as in NCHW arrays."""
+    shape = tuple(image_shape)
+    if len(shape) == 3 and shape[0] in (1, 3) and shape[2] not in (1, 3):
+        rule = "must be (height, width, channels), and has its channels first (NCHW)"
+        remedy = "move them: numpy.moveaxis(images, 1, -1), of one numpy.moveaxis(image"
+        refuse("image shape", shape, rule, f"{remedy}, 0, -1)")
+
+
 def one_of(choices: Iterable[str], *, remedy: str = "", **values: str) -> None:
     """Refuse a name that is not among `choices`, and offer the nearest one."""
     choices = tuple(choices)

@@ -316,3 +316,15 @@ def test_batches_that_do_not_fit_are_refused():
         grad_of()(params, batch, jnp.ones(6))
     with pytest.raises(ValueError, match="at least one floating-point array"):
         grad_of()({"w": jnp.arange(3)}, batch)
+
+
+@pytest.mark.parametrize("rest", [{"scale": 2.0}, [2.0]])
+def test_a_float_among_the_parameters_is_not_ignored(rest):
+    grad_fn = clipped_grad(lambda params, x: jnp.sum(params["w"] * x), clip_norm=1.0)
+    batch = jnp.ones((2, 3))
+    message = r"params\['rest'\]\[.*\] \(=2.0\) must be an array: write jnp.asarray"
+    with pytest.raises(ValueError, match=message):
+        grad_fn({"w": jnp.ones(3), "rest": rest}, batch)
+    # A module's float is a setting.
+    params = {"w": jnp.ones(3), "drop": eqx.nn.Dropout(0.5)}
+    assert grad_fn(params, batch).norms.shape == (2,)

@@ -12,7 +12,8 @@ from PIL import Image
 
 from tanager.data import UnreadableExample, gather
 from tanager.data.folder import FolderSource, list_folder
-from tanager.data.mapped import MappedSource
+from tanager.data.labels import number_labels
+from tanager.data.mapped import Array, MappedSource
 from tanager.data.tables import TableSource
 
 
@@ -71,7 +72,9 @@ def make_arrow(path, contents):
 
 
 def open_arrow(path):
-    return TableSource(sorted(path.glob("*.arrow")), SHAPE)
+    source = TableSource(sorted(path.glob("*.arrow")), SHAPE)
+    number_labels([source])
+    return source
 
 
 def make_npy(path, images=IMAGES):
@@ -81,7 +84,11 @@ def make_npy(path, images=IMAGES):
 
 
 def open_npy(path):
-    return MappedSource(path / "train_images.npy", path / "train_labels.npy")
+    source = MappedSource(
+        *(Array(path / f"train_{kind}.npy") for kind in ("images", "labels"))
+    )
+    number_labels([source])
+    return source
 
 
 ENCODED_FORMATS = {

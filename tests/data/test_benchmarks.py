@@ -9,7 +9,7 @@ import pytest
 import small_sources as small
 
 from tanager.data import ArraySource, StreamedSource, gather, load
-from tanager.data.datasets import _FILES
+from tanager.data.known import FILES
 
 
 def images_and_labels(count, shape, classes, seed=0):
@@ -55,7 +55,7 @@ CONSTANTS = {"cifar10": _CIFAR, "cifar100": _CIFAR, "mnist": [(0.1307,), (0.3081
 
 
 def assert_is(dataset, name):
-    wanted, *constants = _FILES[name]
+    wanted, *constants = FILES[name]
     assert (dataset.name, dataset.image_shape) == (name, wanted.shape)
     assert [dataset.mean, dataset.std] == constants == CONSTANTS[name]
     assert dataset.classes == wanted.classes
@@ -72,7 +72,7 @@ def assert_is(dataset, name):
     ],
 )
 def test_parquet_of_the_hub(tmp_path, name, columns, files):
-    wanted, *_ = _FILES[name]
+    wanted, *_ = FILES[name]
     count = len(wanted.classes)
     train = images_and_labels(2 * count, wanted.shape, count)
     test = images_and_labels(7, wanted.shape, count, seed=1)
@@ -89,7 +89,7 @@ def test_parquet_of_the_hub(tmp_path, name, columns, files):
 @pytest.mark.parametrize("write", [write_arrow, write_npy])
 @pytest.mark.parametrize("name", ["cifar10", "mnist"])
 def test_benchmarks_are_streamed(tmp_path, name, write):
-    images, labels = images_and_labels(20, _FILES[name][0].shape, 10)
+    images, labels = images_and_labels(20, FILES[name][0].shape, 10)
     for split in ("train", "test"):
         write(tmp_path / f"{split}.arrow", images, labels)
     for stream, kind in ((None, ArraySource), (True, StreamedSource)):
@@ -103,7 +103,7 @@ def test_benchmarks_are_streamed(tmp_path, name, write):
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "mnist"])
 def test_class_folders(tmp_path, name):
     """In the order of their names, which is that of the labels."""
-    wanted, *_ = _FILES[name]
+    wanted, *_ = FILES[name]
     count = len(wanted.classes)
     images, _ = images_and_labels(count, wanted.shape, count)
     for image, each in zip(images, wanted.classes, strict=True):
@@ -162,7 +162,11 @@ GREY = np.zeros((32, 32, 1), np.uint8)
         (SMALL, 1, "row 3 cannot be read as an image (it is an RGB image of 8 × 8"),
         (GREY, 1, "row 3 cannot be read as an image (it is an L image of 32 × 32"),
         (np.zeros((32, 32, 4), np.uint8), 1, "row 3 cannot be read as an image (it is"),
-        (np.zeros((32, 32, 3), np.uint8), 10, "row 3 has label 10: it must be from 0"),
+        (
+            np.zeros((32, 32, 3), np.uint8),
+            10,
+            "row 3 has a label that is not from 0 to 9",
+        ),
     ],
 )
 def test_images_and_labels_must_be_the_benchmarks(tmp_path, image, label, message):
@@ -179,7 +183,7 @@ def test_images_and_labels_must_be_the_benchmarks(tmp_path, image, label, messag
 def test_arrays_of_another_shape(tmp_path):
     for split in ("train", "test"):
         write_npy(tmp_path / split, *images_and_labels(20, (28, 28, 1), 10))
-    message = "has images of (28, 28, 1), and not of (32, 32, 3)"
+    message = "has train_images of (28, 28, 1), and not of (32, 32, 3)"
     with pytest.raises(ValueError, match=re.escape(message)):
         load("cifar10", tmp_path)
 

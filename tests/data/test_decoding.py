@@ -1,6 +1,7 @@
 import io
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -64,10 +65,53 @@ def test_grey_where_one_channel_is_wanted():
     np.testing.assert_array_equal(found[..., 0], np.asarray(RGB.convert("L")))
 
 
-def test_more_than_8_bits_are_refused():
-    deep = Image.fromarray(np.full((8, 8), 40_000, np.uint16))
-    with pytest.raises(ValueError, match="more than 8 bits per channel"):
-        decoded(saved(deep))
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+def test_values_without_a_public_range_are_refused(dtype):
+    deep = Image.fromarray(np.full((8, 8), 40_000, dtype))
+    with pytest.raises(ValueError, match="have no public range: convert it to 8"):
+        decoded(saved(deep, "TIFF"))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_16_bits_become_8_by_one_rule(kind):
+    """The same for each image: an image of few levels is not stretched."""
+    for most in (65_536, 300):
+        values = np.random.default_rng(0).integers(0, most, (36, 12)).astype(np.uint16)
+        content = saved(Image.fromarray(values), kind)
+        found = decoded(content, (36, 12, 1))
+        np.testing.assert_array_equal(found[..., 0], values >> 8)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF", "WEBP"])
+def test_images_are_turned_upright(kind):
+    for orientation in range(1, 9):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        content = saved(RGB, kind, exif=exif)
+        with Image.open(io.BytesIO(content)) as image:
+            upright = ImageOps.exif_transpose(image).convert("RGB")
+        with decoding.open_image(content) as image:
+            assert decoding.upright_size(image) == upright.size[::-1]
+        found = decoded(content, (*upright.size[::-1], 3))
+        np.testing.assert_array_equal(found, np.asarray(upright))
+
+
+@pytest.mark.parametrize("kind", ["TIFF", "BMP", "GIF", "WEBP"])
+def test_other_formats(kind):
+    options = {"lossless": True} if kind == "WEBP" else {}
+    frames = [RGB.rotate(180)] if kind == "GIF" else []
+    if frames:
+        options = {"save_all": True, "append_images": frames}
+    content = saved(RGB, kind, **options)
+    with Image.open(io.BytesIO(content)) as image:
+        expected = np.asarray(image.convert("RGB"))
+    np.testing.assert_array_equal(decoded(content), expected)
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
+def test_damaged_exif_is_no_exif():
+    content = saved(RGB, "JPEG", exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
+    assert decoded(content).shape == SHAPE
 
 
 POSTSCRIPT = (
@@ -81,8 +125,7 @@ POSTSCRIPT = (
     [
         POSTSCRIPT,
         b"",
-        b"GIF89a",
-        *(saved(RGB, kind) for kind in ("TIFF", "BMP", "GIF")),
+        *(saved(RGB, kind) for kind in ("PPM", "TGA", "ICNS")),
     ],
 )
 def test_other_formats_start_no_decoder(tmp_path, content, monkeypatch):
@@ -91,7 +134,7 @@ def test_other_formats_start_no_decoder(tmp_path, content, monkeypatch):
     file = tmp_path / "named.png"
     file.write_bytes(content)
     for source in (content, file):
-        with pytest.raises(ValueError, match="is not a PNG or JPEG image: convert it"):
+        with pytest.raises(ValueError, match="is not a PNG, JPEG, WebP, TIFF, BMP"):
             decoded(source)
 
 
@@ -131,3 +174,77 @@ def test_no_file_of_the_package_unpickles_what_it_does_not_know():
             assert "def find_class" in words
             assert not re.search(r"\bpickle\.loads?\b", words)
     assert found == {"models/pickled.py", "models/pytorch.py"}
+
+
+def dicom(pixels, **changes):
+    pydicom = pytest.importorskip("pydicom")
+    data = pydicom.dataset.FileDataset("", {}, preamble=bytes(128))
+    data.file_meta = pydicom.dataset.FileMetaDataset()
+    data.file_meta.MediaStorageSOPClassUID = "1.2.840.10008.5.1.4.1.1.7"
+    data.file_meta.MediaStorageSOPInstanceUID = "1.2.3"
+    data.file_meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
+    colour = pixels.ndim == 3
+    fields = {
+        "Rows": pixels.shape[0],
+        "Columns": pixels.shape[1],
+        "SamplesPerPixel": 3 if colour else 1,
+        "PhotometricInterpretation": "RGB" if colour else "MONOCHROME2",
+        "BitsAllocated": 8 * pixels.dtype.itemsize,
+        "BitsStored": 8 if colour else 12,
+        "HighBit": 7 if colour else 11,
+        "PixelRepresentation": 0,
+        "PixelData": pixels.tobytes(),
+        "PatientName": "Zoe Example",
+    }
+    for name, value in {
+        **fields,
+        **({"PlanarConfiguration": 0} if colour else {}),
+    }.items():
+        setattr(data, name, changes.pop(name, value))
+    for name, value in changes.items():
+        setattr(data, name, value)
+    buffer = io.BytesIO()
+    pydicom.dcmwrite(buffer, data, enforce_file_format=True)
+    return buffer.getvalue()
+
+
+VALUES = np.arange(0, 4096, 64, dtype=np.uint16).reshape(8, 8)
+
+
+def test_dicom_by_its_own_numbers():
+    shape = (8, 8, 1)
+    plain = np.rint(255 * (VALUES / 4095))
+    np.testing.assert_array_equal(decoded(dicom(VALUES), shape)[..., 0], plain)
+    inverted = dicom(VALUES, PhotometricInterpretation="MONOCHROME1")
+    np.testing.assert_array_equal(decoded(inverted, shape)[..., 0], 255 - plain)
+    # Hounsfield units from 1000·v/1024 − 1000, and a window of 400 around 40.
+    numbers = VALUES * 2.0 - 1000
+    window = dicom(
+        VALUES,
+        RescaleSlope=2,
+        RescaleIntercept=-1000,
+        WindowCenter=[40, 999],
+        WindowWidth=[400, 1],
+    )
+    expected = np.rint(255 * np.clip((numbers - 39.5) / 399 + 0.5, 0, 1))
+    found = decoded(window, shape)[..., 0]
+    np.testing.assert_array_equal(found, expected)
+    assert {*np.unique(found)} > {0, 255}
+    pixels = np.asarray(RGB)
+    np.testing.assert_array_equal(decoded(dicom(pixels)), pixels)
+
+
+def test_dicom_that_cannot_be_read_shows_no_value(monkeypatch):
+    good = dicom(VALUES)
+    with pytest.raises(ValueError, match="it has a palette: convert it to PNG"):
+        decoded(dicom(VALUES, PhotometricInterpretation="PALETTE COLOR"))
+    monkeypatch.setattr(decoding, "LARGEST", 63)
+    with pytest.raises(ValueError, match="too many pixels"):
+        decoded(good)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="pydicom cannot decode it") as refused:
+        decoded(good[:-80])
+    assert "Zoe" not in str(refused.value)
+    monkeypatch.setitem(sys.modules, "pydicom", None)
+    with pytest.raises(ValueError, match=r"pip install 'tanager-dp\[dicom\]'"):
+        decoded(good)

@@ -130,9 +130,12 @@ def spoilt(name, row, value):
         ({"train_labels": np.arange(8)}, "has train_labels [8] for 9 rows of features"),
         (
             {"train_labels": np.arange(9) % 3 - 1},
-            "train_labels has label -1 in row 0: it must",
+            "train_labels has in row 0 a label that is not from 0",
         ),
-        ({"test_labels": np.arange(5)}, "test_labels has label 3 in row 3: it must be"),
+        (
+            {"test_labels": np.arange(5)},
+            "test_labels has in row 3 a label that is not from",
+        ),
         ({"train_labels": np.arange(9) % 3 * 2}, "class '1' has no training example"),
         ({"train_labels": np.arange(9) * 1.0}, "has train_labels of float64: labels"),
         ({"train_labels": np.arange(9) + 9}, "has label 17 and only 9 training"),

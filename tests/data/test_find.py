@@ -20,7 +20,7 @@ from tanager.data import (
     gather,
     load,
 )
-from tanager.data.find import find_shards
+from tanager.data.shards import find_shards
 
 
 HUGGING_FACE = {
@@ -218,8 +218,14 @@ def no_validation(path):
 
 def missing_class(path):
     for split in ("train", "val"):
-        np.save(path / f"{split}_images.npy", IMAGES)
-        np.save(path / f"{split}_labels.npy", LABELS * 2)
+        rows = small.table(ENCODED, LABELS // 2 * 2, HUGGING_FACE)
+        small.write_arrow(path / f"{split}.arrow", rows)
+
+
+def two_sizes(path):
+    parquet(path)
+    rows = small.table([small.png(IMAGES[0, :6])] * 10, LABELS)
+    pq.write_table(rows, path / "data" / "validation-00000-of-00001.parquet")
 
 
 def no_test_arrays(path):
@@ -230,18 +236,13 @@ def no_test_arrays(path):
 @pytest.mark.parametrize(
     ("arguments", "write", "message"),
     [
-        ({"name": "imagenet"}, parquet, "image_size (=None) is needed for images"),
-        (
-            {"name": "imagenet", "image_size": 7},
-            npy,
-            "has images of (8, 8, 3), and not of (7, 7, 3): decoded images are not",
-        ),
+        ({"name": "imagenet"}, two_sizes, "image_size (=None) is needed for images"),
         ({"name": "digits", "stream": True, "path": None}, None, "stream (=True) does"),
         ({"name": "cifar10"}, None, "has no files of cifar10, nor has a folder in it"),
         (
-            {"name": "folder"},
+            {"name": "imagenet"},
             no_test_arrays,
-            "no images to test on: add test_images.npy or val_images.npy",
+            "no images to test on: add val_images.npy or validation_images.npy",
         ),
         (
             {"name": "imagenet"},
@@ -258,7 +259,7 @@ def no_test_arrays(path):
         (
             {"name": "places365"},
             missing_class,
-            "class (='1') of places365 has no train",
+            "class (='bee') of places365 has no train",
         ),
     ],
 )

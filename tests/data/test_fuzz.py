@@ -1,6 +1,7 @@
 """Damaged files of data: read, or refused by one message that names the file."""
 
 import struct
+import warnings
 
 import numpy as np
 import pyarrow as pa
@@ -12,8 +13,9 @@ from small_sources import ENCODED, IMAGES, LABELS, SHAPE
 import mutations
 from tanager._text import clean
 from tanager.data import UnreadableExample, decoding, find
-from tanager.data.folder import FolderSource, common_shape, list_folder
-from tanager.data.streamed import into_memory
+from tanager.data.folder import FolderSource, list_folder
+from tanager.data.labels import number_labels
+from tanager.data.streamed import common_shape, into_memory
 from tanager.data.tables import TableSource
 
 
@@ -32,25 +34,34 @@ def examples_of(source):
     return source
 
 
-def fuzz(file, read, cases=CASES, good=None):
+def fuzz(file, read, cases=CASES, good=None, most=400):
     good = file.read_bytes() if good is None else good
     fuzzed = mutations.Fuzz(file.name)
     for content in mutations.of_bytes(good, cases):
         file.write_bytes(content)
         fuzzed(read)
-    fuzzed.end()
+    fuzzed.end(most)
     file.write_bytes(good)
     read()
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF", "WEBP", "GIF", "BMP"])
 def test_images(tmp_path, kind):
     small.make_folder(tmp_path, [small.png(image, kind) for image in IMAGES])
     train, _ = list_folder(tmp_path)
     file = tmp_path / "train" / "n00" / "0.JPEG"
     source = FolderSource(train, SHAPE)
-    fuzz(file, lambda: examples_of(source))
-    fuzz(file, lambda: common_shape([train], 8))
+    # A TIFF of many pixels is unpacked before they are found missing: 4 bytes for each
+    # of `LARGEST`, twice.
+    fuzz(file, lambda: quietly(examples_of, source), most=800)
+    fuzz(file, lambda: quietly(common_shape, [source]))
+
+
+def quietly(read, *arguments):
+    """Pillow warns of damage to a TIFF that it can do without."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"PIL\.")
+        return read(*arguments)
 
 
 def bomb(width, height):
@@ -136,7 +147,9 @@ def test_parquet(tmp_path):
     pq.write_table(small.table(ENCODED, LABELS), file, row_group_size=3)
 
     def read():
-        return into_memory(TableSource([file], SHAPE, classes=3), lambda more: None)
+        source = TableSource([file], SHAPE)
+        number_labels([source], ("a", "b", "c"))
+        return into_memory(source, lambda more: None)
 
     fuzz(file, read, 500)
 
@@ -177,6 +190,6 @@ def test_a_label_that_would_make_two_billion_classes(tmp_path, label):
     labels = LABELS.copy()
     labels[4] = label
     np.save(tmp_path / "train_labels.npy", labels)
-    message = rf"has label {label} and only 10 training examples"
-    with pytest.raises(ValueError, match=message):
-        find.find_images("folder", tmp_path, find.Wanted(("test",)))
+    wanted = find.Wanted(("test",), own=True)
+    found = find.find_images("folder", tmp_path, wanted)
+    assert found.classes == ("0", "1", "2", str(label))

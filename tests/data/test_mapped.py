@@ -6,7 +6,7 @@ import pytest
 import small_sources as small
 from small_sources import IMAGES, LABELS
 
-from tanager.data.mapped import MappedSource
+from tanager.data.labels import number_labels
 
 
 def npy(name, array, **options):
@@ -16,7 +16,7 @@ def npy(name, array, **options):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (npy("images", IMAGES[0]), "has images as uint8[8, 8, 3]: they must be"),
+        (npy("images", IMAGES[0, 0]), "has images as uint8[8, 3]: they must be"),
         (npy("images", IMAGES.astype(np.int16)), "has images as int16[10, 8, 8"),
         (npy("images", np.asfortranarray(IMAGES)), "has images in Fortran order"),
         (
@@ -30,9 +30,9 @@ def npy(name, array, **options):
             "has no images that",
         ),
         (npy("labels", LABELS[:9]), "has labels [9] for 10 images"),
-        (npy("labels", LABELS * 1.0), "has labels of float64: labels must be in"),
-        (npy("labels", LABELS - 1), "row 0 has label -1: it must be from 0"),
-        (npy("labels", LABELS + 1), "row 8 has label 3: it must be from 0 to 2"),
+        (npy("labels", LABELS * 1.0), "has labels of float64: give whole numbers"),
+        (npy("labels", LABELS - 1), "row 0 has a label that is not 0 or above"),
+        (npy("labels", LABELS + 1), "row 8 has a label that is not from 0 to 2"),
         (lambda p: (p / "train_labels.npy").unlink(), "has no labels that can be read"),
     ],
 )
@@ -40,5 +40,5 @@ def test_bad_arrays_are_named(tmp_path, spoil, message):
     small.make_npy(tmp_path)
     spoil(tmp_path)
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
-        MappedSource(tmp_path / "train_images.npy", tmp_path / "train_labels.npy", 3)
+        number_labels([small.open_npy(tmp_path)], ("a", "b", "c"))
     assert str(tmp_path) in str(caught.value)

@@ -4,7 +4,9 @@ import sys
 
 import jax.numpy as jnp
 import numpy as np
+import pyarrow as pa
 import pytest
+from sklearn.utils import Bunch
 
 import tanager
 from tanager.data import ArraySource, Source, as_source, gather, subset
@@ -108,14 +110,40 @@ def test_as_source():
             "data['a']['b'] (='object') must be an array of numbers",
         ),
         ((np.zeros(2), np.array(["x", "y"])), "data[1] (='str"),
-        ([1, 2], "data[0] (=1) must have a leading axis over the examples"),
+        ([1, 2], "data[0] (='int64[]') must have a leading axis over the examples"),
         ({}, "data (={}) has no arrays"),
+        ({"a": np.ma.masked_equal([1, 2], 2)}, "data['a'] (='masked array') must"),
+        ({"a": np.array([0, 2**31])}, "data['a'] (='int64') has numbers beyond int32"),
+        (
+            {"a": np.array([0, 2**32], np.uint64)},
+            "has numbers beyond uint32, which JAX",
+        ),
+        ({"a": np.array([0.1])}, "would lose digits in float32, which JAX computes"),
+        ({"a": np.zeros(2, [("x", int), ("y", float)])}, "give its fields: {name: arr"),
+        (
+            Bunch(data=np.zeros(2), target=np.zeros(2)),
+            "data (='Bunch') must be a source",
+        ),
+        (Bunch(train=[1], test=[2]), "give one split of it, data['train']"),
+        (pa.table({"a": [1]}), "give a dict of its columns: {name: data[name].to_nump"),
+        (
+            "photos",
+            "data (='str') must be a source or a pytree of arrays: tanager.data",
+        ),
         (7, "data (='int') must be a source or a pytree of arrays: give it __len__"),
     ],
 )
 def test_bad_data_names_the_leaf(data, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         as_source(data)
+
+
+@pytest.mark.parametrize("dtype", [">i4", ">f4", ">i8", np.float64])
+def test_numbers_that_are_the_same_in_32_bits_are_read(dtype):
+    values = np.array([1, 2**20, -3], dtype)
+    source = as_source({"a": values})
+    np.testing.assert_array_equal(gather(source, np.arange(3))["a"], values)
+    assert source[0]["a"].dtype.isnative
 
 
 def test_unequal_examples_name_index_and_leaf():

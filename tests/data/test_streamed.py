@@ -187,6 +187,6 @@ def test_running_out_of_memory_is_not_the_examples_fault(tmp_path, monkeypatch):
         raise MemoryError
 
     source = made("folder", tmp_path)
-    monkeypatch.setattr("tanager.data.folder.decode_image", full)
+    monkeypatch.setattr("tanager.data.streamed.decode_image", full)
     with pytest.raises(MemoryError):
         source[0]

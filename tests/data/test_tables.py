@@ -81,12 +81,11 @@ def damaged_row_group(file):
         (bad(lambda rows: rows.select(["image"])), "has no column 'label'"),
         (
             bad(lambda rows: rows.select(["label"])),
-            "has no column 'img' or 'image': its columns are ['label']",
+            "has no column 'image' or 'img' or",
         ),
         (bad(lambda rows: rows.slice(0, 0)), "has no rows"),
         (with_labels([0] * 9 + [None]), "row 9 has no label"),
-        (with_labels([0] * 9 + [-1]), "row 9 has label -1"),
-        (with_labels([0.0] * 10), "column 'label' holds double: labels must be int"),
+        (with_labels([0.0] * 10), "column 'label' holds double: labels must be whole"),
         (
             bad(lambda rows: pa.table({"image": ["x"] * 10, "label": rows["label"]})),
             "column 'image' holds string: it must hold encoded images",

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import re
 
 import jax
 import pytest
@@ -71,15 +70,38 @@ def test_optimizer_and_its_options_come_from_the_command_line(tmp_path):
     assert config["optimizer"]["weight_decay"] == 0.1
 
 
-def test_images_of_another_size_are_resized_when_asked(tmp_path, images):
+def test_images_that_differ_in_size_become_what_the_model_is_for(tmp_path, images):
     Image.new("RGB", (20, 12)).save(images / "train/dark/odd.png")
     recipe = dataclasses.replace(
         recipes.get("folder").recipe, data=str(images), batch_size=20, steps=5
     )
-    with pytest.raises(ValueError, match=re.escape("odd.png")):
-        runner.prepare("folder", recipe)
+    for model, side in (("wrn-16-4", 32), ("vit-tiny-16", 224)):
+        sized = dataclasses.replace(recipe, model=model)
+        with pytest.warns(UserWarning, match=f"each is resized to {side} × {side} pix"):
+            prepared = runner.prepare("folder", sized)
+        assert prepared.dataset.image_shape == (side, side, 3)
+        assert prepared.recipe.image_size == side
     resized = dataclasses.replace(recipe, image_size=8)
     assert runner.prepare("folder", resized).dataset.image_shape == (8, 8, 3)
+
+
+def test_a_run_records_what_was_not_read(tmp_path, images, capsys):
+    """On standard error, and in config.json; more of it later is no other run."""
+    out = tmp_path / "run"
+    command = ["train", "folder", "--data", str(images), "--model", "linear"]
+    command += ["--steps", "1", "--epsilon", "4", "--batch-size", "8"]
+    for number in range(2):
+        (images / "train/dark" / f"notes{number}.txt").write_text("x")
+        assert cli.main([*command, "--out", str(out)]) == 0
+    told = capsys.readouterr().err
+    assert "tanager: warning: 1 file is not an image, and not read: .txt 1\n" in told
+    assert "tanager: warning: 2 files are not images, and not read: .txt 2\n" in told
+    assert json.loads((out / "config.json").read_text())["reading"] == {
+        "layout": "class folders",
+        "conversion": "upright-8-bit",
+        "size": "as they are",
+        "not_read": {".txt": 2},
+    }
 
 
 @pytest.mark.slow

@@ -138,7 +138,7 @@ class ClippedGrad:
         trainable, fixed = split(params, self.trainable)
         shapes = batches.shapes_of((params, batch))
         if shapes not in self._checked:
-            check_leaves(trainable)
+            check_leaves(trainable, fixed)
             check_loss(self._loss, trainable, fixed, batches.example_of(batch))
             self._checked.add(shapes)
         return trainable, fixed

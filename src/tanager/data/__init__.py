@@ -6,15 +6,16 @@
 import importlib
 from typing import Any
 
-from tanager.data.datasets import DATASETS as DATASETS
-from tanager.data.datasets import IMAGENET_MEAN as IMAGENET_MEAN
-from tanager.data.datasets import IMAGENET_STD as IMAGENET_STD
-from tanager.data.datasets import RESIZED as RESIZED
 from tanager.data.datasets import Dataset as Dataset
 from tanager.data.datasets import load as load
 from tanager.data.features import FeatureFile as FeatureFile
 from tanager.data.features import read_features as read_features
 from tanager.data.features import write_features as write_features
+from tanager.data.known import DATASETS as DATASETS
+from tanager.data.known import IMAGENET_MEAN as IMAGENET_MEAN
+from tanager.data.known import IMAGENET_STD as IMAGENET_STD
+from tanager.data.known import RESIZED as RESIZED
+from tanager.data.layout import Layout as Layout
 from tanager.data.source import ArraySource as ArraySource
 from tanager.data.source import Source as Source
 from tanager.data.source import StreamedSource as StreamedSource

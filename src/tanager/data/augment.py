@@ -59,6 +59,8 @@ def standardise(
     Raises:
         ValueError: `mean` or `std` does not have one number per channel.
     """
+    if image.shape[-1] != len(mean):
+        validate.channels_last(image.shape)
     check_constants(image.shape[-1], mean, std)
     # One multiply-add per pixel; the constants are rounded once, from float64.
     scale = 1 / (255 * np.asarray(std, np.float64))
@@ -147,6 +149,7 @@ class Augmentation(abc.ABC):
         Raises:
             ValueError: the images are too small.
         """
+        validate.channels_last(image_shape)
         height, width, _ = image_shape
         if self.crop_size is None:
             return height, width

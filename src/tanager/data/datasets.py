@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -11,67 +12,15 @@ import numpy as np
 
 from tanager import _validate as validate
 from tanager.data.features import read_features
-from tanager.data.find import WANTED, Wanted, find_images
-from tanager.data.folder import TESTS
-from tanager.data.source import ArraySource, Source, subset
+from tanager.data.find import OWN, WANTED, Wanted, find_images
+from tanager.data.known import DATASETS, DIGITS, FILES, RESIZED
+from tanager.data.layout import Layout
+from tanager.data.source import ArraySource, Source, subset, unfolded
 from tanager.data.streamed import digest, into_memory
 
 
 Progress = Callable[[int, int], None]
-
-_CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
-_CIFAR_STD = (0.2470, 0.2435, 0.2616)
-_CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
-_CIFAR100 = """
-apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy
-bridge bus butterfly camel can castle caterpillar cattle chair chimpanzee clock
-cloud cockroach couch crab crocodile cup dinosaur dolphin elephant flatfish
-forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion
-lizard lobster man maple_tree motorcycle mountain mouse mushroom oak_tree orange
-orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine
-possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper
-snail snake spider squirrel streetcar sunflower sweet_pepper table tank
-telephone television tiger tractor train trout tulip turtle wardrobe whale
-willow_tree wolf woman worm
-"""
-_DIGITS = tuple("0123456789")
-
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-"""Of ImageNet's training images, per channel on the 0..1 scale: public constants.
-
-As commonly published, first with the models of torchvision:
-https://docs.pytorch.org/vision/stable/models.html
-"""
-IMAGENET_STD = (0.229, 0.224, 0.225)
-"""Standard deviation, as `IMAGENET_MEAN`."""
-
-_HALF = (0.5,) * 3
-_HELD_OUT = ("val", "validation", "test")  # What is named test often has no labels.
-_IMAGENET = (Wanted(_HELD_OUT), IMAGENET_MEAN, IMAGENET_STD)
-_FILES = {
-    "cifar10": (
-        Wanted(("test",), (32, 32, 3), tuple(_CIFAR10.split())),
-        _CIFAR_MEAN,
-        _CIFAR_STD,
-    ),
-    "cifar100": (
-        Wanted(
-            ("test",), (32, 32, 3), tuple(_CIFAR100.split()), ("fine_label", "label")
-        ),
-        _CIFAR_MEAN,
-        _CIFAR_STD,
-    ),
-    "mnist": (Wanted(("test",), (28, 28, 1), _DIGITS), (0.1307,), (0.3081,)),
-    "folder": (Wanted(TESTS), _HALF, _HALF),
-    "imagenet": _IMAGENET,
-    "imagenet-32": (Wanted(_HELD_OUT), _HALF, _HALF),  # Unlocking, appendix C.2
-    "places365": _IMAGENET,
-}
-"""What the files of a data set must hold, and its mean and deviation."""
-DATASETS = ("digits", *_FILES, "features")
-"""The names that `load` takes."""
-RESIZED = tuple(name for name, (wanted, *_) in _FILES.items() if not wanted.classes)
-"""Data sets whose images are resized as they are read."""
+_HELD_OUT = 5  # one in five is a test example, where there are none
 
 
 def check_constants(channels: int, mean: Sequence[float], std: Sequence[float]) -> None:
@@ -108,6 +57,7 @@ class Dataset:
         origin: digest of all training examples that `train` was taken from, however
             they are resized or read; None if it is not known. `load` makes it an
             attribute of `train`, too: by it an account knows the data.
+        record: how the files were read, see `tanager.data.layout.Record.to_json`.
 
     Raises:
         ValueError: `mean` or `std` does not fit the channels, or `std` is not positive.
@@ -122,6 +72,7 @@ class Dataset:
     std: tuple[float, ...]
     owners: np.ndarray | None = None
     origin: Callable[[], bytes] | None = None
+    record: dict[str, Any] | None = None
 
     def __post_init__(self):
         channels = self.image_shape[-1] if len(self.image_shape) == 3 else 0
@@ -146,7 +97,7 @@ class Dataset:
 
 def load(
     name: str,
-    path: str | Path | None = None,
+    path: str | Path | Layout | None = None,
     *,
     classes: Sequence[str] | None = None,
     validation_examples: int = 0,
@@ -167,8 +118,8 @@ def load(
                  ``train.parquet`` of the Hugging Face Hub
     cifar100     the same; the 100 fine labels
     mnist        the same
-    folder       one folder of png or jpg images per class: see `tanager.data.folder`;
-                 or files of your own in any of those formats
+    folder       files of your own: one folder of images per class, images and labels in
+                 a CSV file, or another of the layouts of `tanager.data.find`
     imagenet     ``train/<class>/*`` and ``val/<class>/*``, or any of those formats
     imagenet-32  the same, of 32 × 32 pixels
     places365    the same
@@ -176,11 +127,14 @@ def load(
     ===========  ==================================================================
 
     Pictures of any mode become RGB, see `tanager.data.decoding`. The images of a
-    ``folder`` that goes into memory stay grey if all are.
+    ``folder`` that goes into memory stay grey if all are. If it has no test images, a
+    fifth of the images is held out for testing. A warning says which files were not
+    read.
 
     Args:
         name: one of `DATASETS`.
         path: the folder with the files, or the folder above it. The format is detected.
+            A `Layout` says where labels are that the folder does not show.
         classes: keep the examples of these classes alone, label k being the k-th of
             them; None keeps all.
         validation_examples: hold this many examples out of the training examples, by a
@@ -190,9 +144,9 @@ def load(
         train_examples: keep only this many of the training examples, the first of the
             same permutation; None keeps all.
         image_size: resize all images to this many pixels each way: the shorter side is
-            scaled, the middle is kept. For ``folder`` and those below it alone. Needed,
-            except for images that are decoded already (npy), and for class folders of
-            images of one size, which are then all opened first.
+            scaled, the middle is kept. For ``folder`` and those below it alone. None
+            opens all images first: those of one size stay as they are, those of a
+            ``folder`` that differ become `Layout.default_side`, and others are refused.
         stream: True reads and decodes images as they are needed, which class folders,
             Arrow and npy files allow. False decodes all of them now. None streams if
             they would take more than 4 GiB.
@@ -228,18 +182,17 @@ def load(
     elif name == "digits":
         dataset = _digits()
     else:
-        wanted = dataclasses.replace(
-            _FILES[name][0],
-            stream=stream,
-            tested=tested,
-            groups=groups,
+        layout = (
+            path if isinstance(path, Layout) else Layout("" if path is None else path)
         )
-        if features_from is not None and wanted.shape is None:
-            wanted = dataclasses.replace(wanted, shape=(1, 1, 3))  # none is decoded
-        if image_size is not None:
-            wanted = dataclasses.replace(wanted, shape=(image_size, image_size, 3))
-        decoded = features_from is None
-        dataset = _found(name, _existing(name, path), wanted, decoded, progress)
+        wanted = FILES[name][0].over(
+            layout=layout, stream=stream, tested=tested, groups=groups
+        )
+        side = 1 if features_from is not None and wanted.shape is None else image_size
+        if side is not None:
+            wanted = dataclasses.replace(wanted, shape=(side, side, 3))
+        dataset = _found(name, wanted, features_from is None, progress)
+        wanted.record.warn()
     if features_from is not None and name != "features":
         dataset = _with_features(dataset, features_from, tested)
     if classes is not None:
@@ -250,15 +203,20 @@ def load(
     return dataset
 
 
-def _existing(name: str, path: str | Path | None) -> Path:
-    inside = WANTED
-    if name == "folder":
-        inside = "train/<class>/*.png, test/<class>/*.png; <class>/*.png (or .jpg)"
-    if path is None:
+def _existing(name: str, layout: Layout) -> Path:
+    inside, path = OWN if name == "folder" else WANTED, os.fspath(layout.path)
+    if not path:
         validate.refuse("path", None, f"is needed for {name}", f"a folder of {inside}")
+    for argument in ("labels", "labels_from_name"):
+        if getattr(layout, argument) and name != "folder":
+            rule = f"does not apply to {name}"
+            validate.refuse(
+                argument, str(getattr(layout, argument)), rule, "leave it out"
+            )
     folder = Path(path).expanduser()
-    if not folder.is_dir():
-        validate.refuse("path", str(path), "is not a folder", f"looked for {inside}")
+    alone = name == "folder" and folder.suffix == ".npz" and folder.is_file()
+    if not (folder.is_dir() or alone):
+        validate.refuse("path", path, "is not a folder", f"looked for {inside}")
     return folder
 
 
@@ -276,7 +234,7 @@ def _digits() -> Dataset:
         for half in (train, test)
     )
     whole = digest(images[train], labels[train])
-    of_all = (_DIGITS, (8, 8, 1), (0.5,), (0.5,))
+    of_all = (DIGITS, (8, 8, 1), (0.5,), (0.5,))
     return Dataset(
         "digits", first, second, *of_all, origin=functools.partial(bytes, whole)
     )
@@ -315,19 +273,20 @@ def _with_features(dataset: Dataset, path: str | Path, tested: bool) -> Dataset:
 
 
 def _labels(source: Any) -> np.ndarray:
-    in_memory = isinstance(source, ArraySource)
-    return source.tree["label"] if in_memory else source.labels
+    base, rows = unfolded(source)
+    labels = base.tree["label"] if isinstance(base, ArraySource) else base.labels
+    return labels[rows]
 
 
 def _found(
-    name: str, path: Path, wanted: Wanted, decoded: bool, progress: Progress | None
+    name: str, wanted: Wanted, decoded: bool, progress: Progress | None
 ) -> Dataset:
-    train, test, classes = find_images(name, path, wanted)
-    _, mean, std = _FILES[name]
+    train, test, classes = find_images(name, _existing(name, wanted.layout), wanted)
+    _, mean, std = FILES[name]
     if len(mean) != train.shape[-1]:
         mean = std = (0.5,) * train.shape[-1]
     # Held-out examples take the place of a test split that is not read.
-    images = [train, test] if wanted.tested else [train]
+    images = [train, test] if wanted.tested and test is not None else [train]
     total, done = sum(map(len, images)), 0
 
     def report(more: int) -> None:
@@ -336,11 +295,17 @@ def _found(
         if progress is not None:
             progress(done, total)
 
+    if wanted.own and len(classes) < 2:
+        remedy = "two classes or more are needed: see --labels and --labels-from-name"
+        validate.refuse("path", str(wanted.layout.path), "has one class only", remedy)
     for label in np.setdiff1d(np.arange(len(classes)), train.labels):
-        validate.refuse(
-            "class", classes[label], f"of {name} has no training example", "add some"
-        )
-    owners, tested = train.owners, test.owners if wanted.tested else None
+        rule = f"of {name} has no training example"
+        if not wanted.own:
+            validate.refuse("class", classes[label], rule, "add some")
+        wanted.record.notes.append(f"class {classes[label]} has no training example")
+    owners, tested = train.owners, None
+    if wanted.tested and test is not None:
+        tested = test.owners
     if owners is not None and tested is not None and np.isin(tested, owners).any():
         validate.refuse(
             "groups",
@@ -353,9 +318,19 @@ def _found(
     origin = copy.copy(train)._files  # a copy has no file in memory
     if decoded and not wanted.streams(total, shape):
         images = [into_memory(each, report) for each in images]
-    return Dataset(
-        name, images[0], images[-1], classes, shape, mean, std, owners, origin
+    dataset = Dataset(
+        *(name, images[0], images[-1], classes, shape, mean, std, owners, origin),
+        wanted.record.to_json(),
     )
+    if test is not None:
+        return dataset
+    units = dataset.units()[1]
+    wanted.record.notes.append(
+        f"there are no test images: a fifth of the {units} "
+        f"{'examples' if owners is None else 'persons'} is held out for testing, by a "
+        "fixed public permutation"
+    )
+    return _parted(dataset, max(1, units // _HELD_OUT), None)
 
 
 def _with_classes(dataset: Dataset, names: tuple[str, ...]) -> Dataset:
@@ -369,11 +344,14 @@ def _with_classes(dataset: Dataset, names: tuple[str, ...]) -> Dataset:
     numbers[[dataset.classes.index(name) for name in names]] = np.arange(len(names))
 
     def of_classes(source: Any) -> tuple[Source, np.ndarray]:
-        labels = numbers[_labels(source)]
-        chosen = np.flatnonzero(labels >= 0)
-        if not isinstance(source, ArraySource):
-            return subset(source.relabelled(labels), chosen), chosen
-        return ArraySource({**source.gather(chosen), "label": labels[chosen]}), chosen
+        base, rows = unfolded(source)
+        found = numbers[_labels(source)]
+        chosen = np.flatnonzero(found >= 0)
+        if isinstance(base, ArraySource):
+            examples = {**source.gather(chosen), "label": found[chosen]}
+            return ArraySource(examples), chosen
+        relabelled = base.relabelled(numbers[base.labels])
+        return subset(relabelled, rows[chosen]), chosen
 
     (train, chosen), (test, _) = of_classes(dataset.train), of_classes(dataset.test)
     owners = None if dataset.owners is None else dataset.owners[chosen]

@@ -79,12 +79,13 @@ def _parquet(file: Path, groups: str | None, labelled: bool) -> dict[str, np.nda
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    def columns(names: Sequence[str]) -> list[str]:
+    def columns(schema: Any) -> list[str]:
+        names = schema.names
         wanted = ["features", "split", *([groups] if groups else [])]
         wanted += ["label"] if labelled or "label" in names else []
         for name in wanted:
             if name not in names:
-                found = f"its columns are {list(names)!r:.300}"
+                found = f"its columns are {names!r:.300}"
                 refuse(file, f"has no column {name!r}", found)
         return wanted
 

@@ -292,8 +292,10 @@ def _numbers(file: Path, split: str, labels: np.ndarray, names: np.ndarray) -> A
     if labels.dtype.kind != "U":
         wrong = np.flatnonzero((labels < 0) | (labels >= len(names)))
         if wrong.size:
-            rule = f"{split}_labels has label {labels[wrong[0]]} in row {wrong[0]}"
-            refuse(file, rule, f"it must be from 0 to {len(names) - 1}")
+            rule = (
+                f"{split}_labels has in row {wrong[0]} a label that is not from 0 to "
+            )
+            refuse(file, f"{rule}{len(names) - 1}", "number the classes from 0")
         return labels.astype(np.int32)
     order = np.argsort(names)
     places = np.searchsorted(names, labels, sorter=order)

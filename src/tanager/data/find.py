@@ -1,51 +1,77 @@
-"""Find the images in a folder, whatever their format, and open them.
+"""Find the images of a data set, whatever their layout, and open them.
 
-Looked for in this order; nothing is decoded yet:
+Looked for in this order, in a folder and in the folder in it that holds everything;
+nothing is decoded yet:
 
 =============  =====================================================================
-class folders  ``train/<class>/*`` and ``val/<class>/*``
 parquet        ``train*.parquet``, ``*-train*.parquet`` or ``train/*.parquet``
-Arrow          ``train*.arrow``, ``*-train*.arrow`` or ``train/*.arrow``
+Arrow          the same, ``.arrow``, ``.feather`` or ``.ipc``; what `save_to_disk` of
+               Hugging Face's `datasets` writes (its state.json names the files)
 npy            ``train_images.npy``, uint8[N, H, W, C], and ``train_labels.npy``
+npz            one file with ``train_images`` and ``train_labels``, as MedMNIST's
+labels         images in any folders, and one CSV file beside the folders
+class folders  ``train/<class>/*`` and ``test/<class>/*``; or ``<class>/*`` alone
 =============  =====================================================================
 
-All but parquet can be read one image at a time. docs/scale.md shows how to convert
-other formats.
+All but parquet and npz can be read one image at a time. docs/scale.md shows how to
+convert other formats.
 """
 
 import dataclasses
 import math
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 from tanager import _validate as validate
 from tanager._reading import refuse_file
-from tanager.data.folder import FolderSource, common_shape, has_classes, list_folder
-from tanager.data.mapped import MappedSource
-from tanager.data.streamed import StreamedImages
-from tanager.data.tables import LABEL_COLUMNS, TableSource, parquet_rows
+from tanager.data import labelled, mapped
+from tanager.data.folder import (
+    TRAINS,
+    FolderSource,
+    has_classes,
+    list_folder,
+    split_folder,
+)
+from tanager.data.labels import number_labels
+from tanager.data.layout import Layout, Record, described, looked, outermost, walked
+from tanager.data.shards import all_shards, find_shards
+from tanager.data.streamed import EncodedImages, StreamedImages, common_shape
+from tanager.data.tables import (
+    IMAGE_COLUMNS,
+    LABEL_COLUMNS,
+    Columns,
+    TableSource,
+    parquet_rows,
+)
 
 
 WANTED = (
-    "train/<class>/* and val/<class>/*, train*.parquet, *-train*.arrow, "
+    "train/<class>/* and test/<class>/*, train*.parquet, *-train*.arrow, "
     "train_images.npy"
 )
 """The training files that are looked for, in words."""
+OWN = (
+    "train/<class>/*.png and test/<class>/*.png (or .jpg, .tif, …), <class>/*.png "
+    "alone, images with one labels.csv (--labels FILE), files named by their class "
+    "(--labels-from-name), train*.parquet, train*.arrow, train_images.npy, or an .npz "
+    "file"
+)
+"""What a folder of one's own may hold, in words."""
 LARGEST_IN_MEMORY = 4 << 30
 """Most bytes of decoded images that `load` takes into memory by default."""
-_NUMBERS = re.compile(r"-(\d{5})-of-(\d{5})")
+_ARROW = ("arrow", "feather", "ipc")
 
 
 class Found(NamedTuple):
     """What a folder holds: training images, test images, names of the classes.
 
-    The test images are the training images again if no others were wanted.
+    The test images are None if a person's own folder has none, and the training images
+    again if no others were wanted.
     """
 
     train: StreamedImages
-    test: StreamedImages
+    test: StreamedImages | None
     classes: tuple[str, ...]
 
 
@@ -62,6 +88,10 @@ class Wanted:
         stream: as `datasets.load`.
         tested: False where files with test images need not be there.
         groups: where the owners of images are: "folder" or a column's name.
+        own: whether it is a person's own folder: it may lack test images, its images
+            may differ in size, and stay grey if all are.
+        layout: where images and labels are.
+        record: of how files were read.
     """
 
     tests: Sequence[str]
@@ -71,17 +101,23 @@ class Wanted:
     stream: bool | None = None
     tested: bool = True
     groups: str | None = None
+    own: bool = False
+    layout: Layout = dataclasses.field(default_factory=lambda: Layout(""))
+    record: Record = dataclasses.field(default_factory=Record)
 
-    def needed_shape(self) -> tuple[int, int, int]:
-        """Return `shape`; refuse None."""
-        if self.shape is None:
-            validate.refuse(
-                "image_size",
-                None,
-                "is needed for images that are decoded as they are used",
-                "resize all with image_size=256 (--image-size 256), for example",
-            )
-        return self.shape
+    def over(self, **changes: Any) -> Self:
+        """Return a copy with changes, and a new record."""
+        return dataclasses.replace(self, record=Record(), **changes)
+
+    @property
+    def columns(self) -> Columns:
+        """The names that the columns of a table may have."""
+        image, label = self.layout.image_column, self.layout.label_column
+        return Columns(
+            (image,) if image else IMAGE_COLUMNS,
+            (label,) if label else self.label_columns,
+            self.groups,
+        )
 
     def streams(self, examples: int, shape: tuple[int, ...]) -> bool:
         """Return whether to read images as they are needed: by size by default."""
@@ -91,101 +127,49 @@ class Wanted:
 
 
 def find_images(name: str, path: Path, wanted: Wanted) -> Found:
-    """Open the images of a folder, or of the folders in it, whatever their format.
+    """Open the images of a folder, or of the folders in it, whatever their layout.
 
-    A folder with the data set's name in its own is looked through first.
+    A folder with the data set's name in its own is looked through first. Of a person's
+    own folder, only the folder in it that holds everything is looked through, too.
     """
-    own = name == "folder"  # The folders below are its classes.
-    below = [] if own else [entry for entry in path.iterdir() if entry.is_dir()]
-    below.sort(key=lambda entry: (name not in entry.name, entry))
-    for folder in (path, *below):
-        for read in (_parquet, _arrow, _npy):
+    if wanted.own:
+        folders = [path] if path.is_file() else outermost(path)
+    else:
+        below = [entry for entry in path.iterdir() if entry.is_dir()]
+        folders = [path, *sorted(below, key=lambda f: (name not in f.name, f))]
+    layouts = _LAYOUTS
+    if wanted.layout.labels is not None or wanted.layout.labels_from_name:
+        layouts = {"labelled files": _labelled}
+    for folder in folders:
+        for layout, read in layouts.items():
+            # The classes are in the folder that holds everything, not above it.
+            if wanted.own and read is _class_folders and folder != folders[-1]:
+                continue
             if found := read(folder, wanted):
+                wanted.record.layout = layout
                 return found
-        if own or has_classes(folder / "train", wanted.classes):
-            return _class_folders(folder, wanted, grey=own)
+    if wanted.own and looked(path)[0]:
+        refuse_file(
+            path,
+            f"has images, but no class folders: {described(path)}",
+            "make one folder for each class, or give --labels FILE (a CSV file) or "
+            "--labels-from-name, if names begin with the class, as in cat_01.png",
+        )
+    if wanted.own:
+        refuse_file(path, f"has no layout that is read: {described(path)}", OWN)
     return refuse_file(
         path, f"has no files of {name}, nor has a folder in it", f"looked for {WANTED}"
     )
 
 
-def _class_folders(folder: Path, wanted: Wanted, grey: bool) -> Found:
-    if wanted.groups not in (None, "folder"):
-        rule = f"must be 'folder', because {folder} has class folders"
-        validate.refuse("groups", wanted.groups, rule)
-    train, test = list_folder(folder, wanted.tests, wanted.groups is not None)
-    exact = bool(wanted.classes)
-    if exact and (odd := sorted({*train.classes} ^ {*wanted.classes})):
-        refuse_file(
-            folder / "train",
-            f"has class {odd[0]!r} too many or too few",
-            f"name the folders {', '.join(wanted.classes)}",
-        )
-    halves = (train, test) if wanted.tested else (train,)
-    shape = wanted.shape
-    if shape is None:
-        shape = common_shape(halves, None)
-    elif grey and not wanted.streams(sum(map(len, halves)), shape):
-        shape = common_shape(halves, shape[0])
-    if not (grey or exact):
-        shape = (*shape[:2], 3)
-    first, second = (FolderSource(half, shape, exact) for half in (train, test))
-    if wanted.groups is not None:
-        first.owners, second.owners = train.owners(), test.owners()
-    return Found(first, second, train.classes)
-
-
-def find_shards(folder: Path, split: str, ending: str) -> list[Path]:
-    """Return the files of a split, in order; an empty list if there are none.
-
-    They are ``SPLIT.ENDING`` or ``SPLIT-00000-of-00008.ENDING`` and so on, with or
-    without a prefix (``NAME-SPLIT.ENDING``); or else all files ``*.ENDING`` in a folder
-    named SPLIT. Missing parts and a second set of files are refused.
-    """
-    wanted = f"{split}.{ending}"
-    found: dict[str, list[Path]] = {}
-    for file in sorted(folder.iterdir()):
-        name = _NUMBERS.sub("", file.name)
-        if name == wanted or name.endswith(f"-{wanted}"):
-            found.setdefault(_set_of(file), []).append(file)
-    if not found and (folder / split).is_dir():
-        folder /= split
-        for file in sorted(folder.glob(f"*.{ending}")):
-            key = _set_of(file) if _NUMBERS.search(file.name) else ""
-            found.setdefault(key, []).append(file)
-    if len(found) > 1:
-        first, second = list(found.values())[:2]
-        refuse_file(
-            folder,
-            f"has more than one set of {split} files, such as {first[0].name} and "
-            f"{second[0].name}",
-            "leave only one of them there",
-        )
-    files = next(iter(found.values()), [])
-    numbers = [match for file in files if (match := _NUMBERS.search(file.name))]
-    if numbers:
-        parts = int(numbers[0][2])
-        if [int(match[1]) for match in numbers] != list(range(parts)):
-            refuse_file(
-                folder,
-                f"has {len(numbers)} of the {parts} parts of {split}-*.{ending}",
-                "get the missing parts",
-            )
-    return files
-
-
-def _set_of(file: Path) -> str:
-    return _NUMBERS.sub(lambda match: f"-of-{match[2]}", file.name)
-
-
 def _parquet(folder: Path, wanted: Wanted) -> Found | None:
     splits = _splits(folder, wanted, "parquet")
-    if splits is None:
+    if not splits:
         return None
-    rows = sum(parquet_rows(file) for split in splits for file in split)
-    size = sum(file.stat().st_size for split in splits for file in split)
+    files = [file for split in splits[: 1 + wanted.tested] for file in split]
+    rows, size = sum(map(parquet_rows, files)), sum(f.stat().st_size for f in files)
     large = wanted.stream is None and size > LARGEST_IN_MEMORY
-    if large or wanted.streams(rows, wanted.needed_shape()):
+    if large or wanted.streams(rows, wanted.shape or (1, 1, 3)):
         refuse_file(
             folder,
             f"has {rows:,} images in parquet files, which cannot be read one by one",
@@ -196,68 +180,39 @@ def _parquet(folder: Path, wanted: Wanted) -> Found | None:
 
 
 def _arrow(folder: Path, wanted: Wanted) -> Found | None:
-    splits = _splits(folder, wanted, "arrow")
-    return _tables(folder, wanted, splits) if splits else None
+    for kind in _ARROW:
+        if splits := _splits(folder, wanted, kind):
+            return _tables(folder, wanted, splits)
+    return None
 
 
 def _tables(folder: Path, wanted: Wanted, splits: Sequence[list[Path]]) -> Found:
+    shape, exact = wanted.shape or (1, 1, 3), bool(wanted.classes)
     sources = [
-        TableSource(
-            files,
-            wanted.needed_shape(),
-            label_columns=wanted.label_columns,
-            classes=len(wanted.classes) or None,
-            exact=bool(wanted.classes),
-            owner_column=wanted.groups,
-        )
-        for files in splits
+        TableSource(files, shape, wanted.columns, exact)
+        for files in splits[: 1 + wanted.tested]
     ]
     names = sources[0].class_names
     if sources[-1].class_names != names:
         refuse_file(folder, "has training and test files with other names of classes")
-    return _found(folder, wanted, sources, names or ())
+    return _numbered(wanted, sources, names or (), alone=len(splits) == 1)
 
 
-def _npy(folder: Path, wanted: Wanted) -> Found | None:
-    if not (folder / "train_images.npy").is_file():
-        return None
-    if wanted.groups is not None:
-        rule = "must be left out for npy files, which name no owners"
-        remedy = "use class folders, parquet or Arrow files"
-        validate.refuse("groups", wanted.groups, rule, remedy)
-    names = [n for n in wanted.tests if (folder / f"{n}_images.npy").is_file()]
-    if wanted.tested and not names:
-        refuse_file(
-            folder,
-            "has train_images.npy, but no images to test on",
-            f"add {' or '.join(f'{name}_images.npy' for name in wanted.tests)}",
-        )
-    sources = []
-    for name in ("train", *names[: wanted.tested]):
-        files = (folder / f"{name}_{kind}.npy" for kind in ("images", "labels"))
-        source = MappedSource(*files, classes=len(wanted.classes) or None)
-        shape = sources[0].shape if sources else wanted.shape
-        axes = 3 if sources or wanted.classes else 2
-        if shape is not None and source.shape[:axes] != shape[:axes]:
-            refuse_file(
-                folder / f"{name}_images.npy",
-                f"has images of {source.shape}, and not of {shape}",
-                "decoded images are not resized: leave out image_size",
-            )
-        sources.append(source)
-    return _found(folder, wanted, sources)
-
-
-def _splits(folder: Path, wanted: Wanted, ending: str) -> list[list[Path]] | None:
-    """Return the training files and, if they are wanted, the test files."""
-    train = find_shards(folder, "train", ending)
-    if not train:
-        return None
-    if not wanted.tested:
-        return [train]
-    for name in wanted.tests:
-        if test := find_shards(folder, name, ending):
-            return [train, test]
+def _splits(folder: Path, wanted: Wanted, ending: str) -> list[list[Path]]:
+    """Return the training files and the test files; only the first if need be."""
+    if folder.is_file():
+        return []
+    trains = TRAINS if wanted.own else TRAINS[:1]
+    train = _first_shards(folder, trains, ending)
+    test = []
+    if wanted.own or wanted.tested:
+        test = _first_shards(folder, wanted.tests, ending)
+    if wanted.own and not (train or test):
+        train = all_shards(folder, ending)
+    if test and train:
+        return [train, test]
+    if wanted.own or not (wanted.tested and train):
+        return [train] if train else []
     return refuse_file(
         folder,
         f"has {train[0].name}, but no {ending} file to test on",
@@ -265,18 +220,168 @@ def _splits(folder: Path, wanted: Wanted, ending: str) -> list[list[Path]] | Non
     )
 
 
-def _found(
-    folder: Path,
+def _first_shards(folder: Path, names: Sequence[str], ending: str) -> list[Path]:
+    found = (find_shards(folder, name, ending) for name in names)
+    return next(filter(None, found), [])
+
+
+def _npy(folder: Path, wanted: Wanted) -> Found | None:
+    if not (folder / "train_images.npy").is_file():
+        return None
+    arrays = {file.stem: mapped.Array(file) for file in folder.glob("*.npy")}
+    return _arrays(folder, wanted, arrays, "{}.npy")
+
+
+def _npz(folder: Path, wanted: Wanted) -> Found | None:
+    files = [folder] if folder.is_file() else sorted(folder.glob("*.npz"))
+    if not wanted.own or not files:
+        return None
+    if len(files) > 1:
+        rule = f"has {len(files)} npz files, such as {files[0].name}"
+        refuse_file(folder, rule, "give the path of one of them (--data FILE.npz)")
+    return _arrays(files[0], wanted, mapped.arrays_of(files[0]), "{}")
+
+
+def _arrays(
+    place: Path, wanted: Wanted, arrays: dict[str, mapped.Array], form: str
+) -> Found:
+    """Open arrays, all of which are found by name."""
+    if wanted.groups is not None:
+        rule = "must be left out for npy and npz files, which name no owners"
+        remedy = "use class folders, parquet or Arrow files"
+        validate.refuse("groups", wanted.groups, rule, remedy)
+    names = [n for n in wanted.tests if f"{n}_images" in arrays]
+    if wanted.tested and not names and not wanted.own:
+        refuse_file(
+            place,
+            f"has {form.format('train_images')}, but no images to test on",
+            "add " + " or ".join(form.format(f"{n}_images") for n in wanted.tests),
+        )
+    sources = []
+    for name in ("train", *names[: wanted.tested]):
+        pair = [f"{name}_{kind}" for kind in ("images", "labels")]
+        for each in pair:
+            if each not in arrays:
+                rule = f"has no {form.format(each)}"
+                refuse_file(place, rule, f"it has {sorted(arrays)!r:.300}")
+        sources.append(mapped.MappedSource(*(arrays[each] for each in pair)))
+    first = sources[0].shape
+    shape = wanted.shape or first
+    for name, source in zip(("train", *names), sources, strict=False):
+        if source.shape[:2] != (shape[:2] if wanted.classes else first[:2]):
+            found = f"has {name}_images of {source.shape}, and not of "
+            refuse_file(place, f"{found}{shape if wanted.classes else first}")
+        source.shape = (*shape[:2], source.shape[2])
+    return _numbered(wanted, sources, alone=not names)
+
+
+def _labelled(folder: Path, wanted: Wanted) -> Found | None:
+    if not wanted.own or folder.is_file():
+        return None
+    layout, record = wanted.layout, wanted.record
+    if layout.labels_from_name:
+        found = [labelled.from_names(folder, wanted.groups, record)]
+    elif file := labelled.table_of(folder, layout, record):
+        found = labelled.from_table(folder, file, layout, wanted.groups, record)
+    else:
+        return None
+    alone = len(found) == 1
+    return _numbered(wanted, found[: 1 + wanted.tested], alone=alone)
+
+
+def _class_folders(folder: Path, wanted: Wanted) -> Found | None:
+    if folder.is_file():
+        return None
+    train = split_folder(folder, TRAINS)
+    if wanted.own:
+        if not any(images for _, images, _ in walked(folder)) or not looked(folder)[2]:
+            return None
+    elif train is None or not has_classes(train, wanted.classes):
+        return None
+    if wanted.groups not in (None, "folder"):
+        rule = f"must be 'folder', because {folder} has class folders"
+        validate.refuse("groups", wanted.groups, rule)
+    grouped = wanted.groups is not None
+    train, test = list_folder(folder, wanted.tests, grouped, wanted.record)
+    if not wanted.own:
+        wanted.record.notes.clear()  # ImageNet's test images have no classes.
+    exact = bool(wanted.classes)
+    if exact and (odd := sorted({*train.classes} ^ {*wanted.classes})):
+        refuse_file(
+            folder / "train",
+            f"has class {odd[0]!r} too many or too few",
+            f"name the folders {', '.join(wanted.classes)}",
+        )
+    shape = wanted.shape or (1, 1, 3)
+    first, second = (FolderSource(half, shape, exact) for half in (train, test))
+    if grouped:
+        first.owners, second.owners = train.owners(), test.owners()
+    return _sized(wanted, [first, second], train.classes)
+
+
+_LAYOUTS: dict[str, Callable[[Path, Wanted], Found | None]] = {
+    "parquet files": _parquet,
+    "Arrow files": _arrow,
+    "npy files": _npy,
+    "an npz file": _npz,
+    "labelled files": _labelled,
+    "class folders": _class_folders,
+}
+"""Each layout, and what reads it: None if it is not there."""
+
+
+def _numbered(
     wanted: Wanted,
     sources: Sequence[StreamedImages],
     names: tuple[str, ...] = (),
+    alone: bool = False,
 ) -> Found:
-    classes = wanted.classes or names
-    if not classes:
-        # Every class has a training example, so that a label is below their number.
-        label = max(int(source.labels.max()) for source in sources)
-        if label >= len(sources[0]):
-            found = f"has label {label} and only {len(sources[0])} training examples"
-            refuse_file(folder, found, "number the classes from 0, without gaps")
-        classes = tuple(map(str, range(label + 1)))
-    return Found(sources[0], sources[-1], classes)
+    """Number the classes of sources whose labels are only values so far."""
+    classes = number_labels(sources, wanted.classes or names)
+    return _sized(wanted, sources, classes, alone)
+
+
+def _sized(
+    wanted: Wanted,
+    sources: Sequence[StreamedImages],
+    classes: tuple[str, ...],
+    alone: bool = False,
+) -> Found:
+    """Choose the shape that encoded images are decoded to.
+
+    `alone` says that there are no test images.
+    """
+    encoded = [each for each in sources if isinstance(each, EncodedImages)]
+    encoded = encoded if wanted.tested else encoded[:1]
+    if encoded:
+        shape = _shape(wanted, encoded)
+        for source in encoded:
+            source.shape = shape
+    test = sources[1] if wanted.tested and not alone else sources[0]
+    return Found(sources[0], None if alone and wanted.own else test, classes)
+
+
+def _shape(wanted: Wanted, sources: Sequence[EncodedImages]) -> tuple[int, int, int]:
+    if wanted.shape is not None:
+        height, width, channels = wanted.shape
+        in_memory = not wanted.streams(sum(map(len, sources)), wanted.shape)
+        if wanted.own and in_memory:
+            channels = common_shape(sources)[1]
+        return height, width, channels
+    size, channels = common_shape(sources)
+    if size is None and not wanted.own:
+        validate.refuse(
+            "image_size",
+            None,
+            "is needed for images that differ in size",
+            "resize all with image_size=256 (--image-size 256), for example",
+        )
+    wanted.record.size = "as they are" if size else "default"
+    side = wanted.layout.default_side
+    if size is None:
+        wanted.record.notes.append(
+            f"the images differ in size: each is resized to {side} × {side} pixels "
+            "(image_size, --image-size, chooses another size)"
+        )
+    height, width = size or (side, side)
+    return height, width, channels if wanted.own else 3

@@ -1,15 +1,17 @@
 """A folder of images: one sub-folder per class.
 
-Either ``train/<class>/*`` with ``test/<class>/*`` (or ``val``, or ``validation``), or
-``<class>/*`` alone, which is split here: the files of each class are sorted by a hash
-of their relative path, and every fifth is a test example. The split depends on the
-paths alone. It counts as public, and the guarantee covers the training examples. A new
-file can move another one across the split; to avoid that, make the two folders.
+Either ``train/<class>/*`` with ``test/<class>/*`` (or another of `TRAINS` and `TESTS`,
+in lower or upper case), or ``<class>/*`` alone, which is split here: the files of each
+class are sorted by a hash of their relative path, and every fifth is a test example.
+The split depends on the paths alone. It counts as public, and the guarantee covers the
+training examples. A new file can move another one across the split; to avoid that, make
+the two folders.
 
 Where each class folder has a folder for each person, ``<class>/<person>/*``, whole
 persons are split, by a hash of their folders' names.
 
-Files are chosen by their ending: png, jpg or jpeg, in lower or upper case.
+Images are told by the endings in `tanager.data.decoding.SUFFIXES`, in lower or upper
+case, and DICOM files by their content. All other files are counted.
 """
 
 import dataclasses
@@ -17,19 +19,20 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 
-from tanager._reading import reading, refuse_file
+from tanager._reading import refuse_file
 from tanager._text import clean
-from tanager.data.decoding import decode_image, open_image
-from tanager.data.streamed import StreamedImages, digest
+from tanager.data.layout import Record, counted, described, looked, walked
+from tanager.data.streamed import EncodedImages, digest
 
 
-_SUFFIXES = (".png", ".jpg", ".jpeg")
-_GREY = ("1", "L")
 _EVERY = 5  # one in five is a test example
-TESTS = ("test", "val", "validation")
+TRAINS = ("train", "training")
+"""Names that a folder of training images may have, in lower or upper case."""
+TESTS = ("test", "testing", "val", "valid", "validation")
 """Names a folder of test images may have; the first that has class folders is taken."""
 
 
@@ -38,7 +41,8 @@ class Listing:
     """The files of one split, in order of class and name; none has been opened.
 
     All file names are in one string of bytes, `names`: a million paths would take 200
-    MiB. `ends` says where each of them ends, and `root` is above the class folders.
+    MiB. `ends` says where each of them ends. They are relative to `root`, or to the
+    class folders in it if `nested`.
     """
 
     root: Path
@@ -46,9 +50,10 @@ class Listing:
     names: bytes
     ends: np.ndarray
     labels: np.ndarray
+    nested: bool = True
 
     def owners(self) -> np.ndarray:
-        """Return the name of the folder in the class folder that each file is in."""
+        """Return the name of the first folder in each file's name."""
         starts = [0, *self.ends[:-1]]
         names = [self.names[a:b] for a, b in zip(starts, self.ends, strict=True)]
         return np.array([os.fsdecode(name.partition(b"/")[0]) for name in names])
@@ -57,13 +62,14 @@ class Listing:
         """Return the path of one file."""
         start = self.ends[index - 1] if index else 0
         name = os.fsdecode(self.names[start : self.ends[index]])
-        return os.path.join(self.root, self.classes[self.labels[index]], name)
+        folder = self.classes[self.labels[index]] if self.nested else ""
+        return os.path.join(self.root, folder, name)
 
     def __len__(self) -> int:
         return len(self.labels)
 
 
-class FolderSource(StreamedImages):
+class FolderSource(EncodedImages):
     """The images of a listing, decoded on access as `tanager.data.decoding` says."""
 
     def __init__(
@@ -85,110 +91,110 @@ class FolderSource(StreamedImages):
         except OSError:
             return -1
 
-    def _read(self, index: int) -> np.ndarray:
-        return decode_image(self.listing.file(index), self.shape, self._exact)
+    def content(self, index: int) -> str:
+        """Return the path of an image."""
+        return self.listing.file(index)
 
-    def _place(self, index: int) -> tuple[Path, str]:
+    def place(self, index: int) -> tuple[Path, str]:
+        """Return the file of an image."""
         return Path(self.listing.file(index)), ""
 
 
 def has_classes(path: Path, names: Sequence[str] = ()) -> bool:
     """Return whether there is such a folder, with folders in it (some of `names`)."""
-    found = set(_class_names(path)) if path.is_dir() else set()
+    found = set(looked(path)[2]) if path.is_dir() else set()
     return bool(found.intersection(names) if names else found)
 
 
+def split_folder(path: Path, names: Sequence[str]) -> Path | None:
+    """Return the first of `names`, in lower or upper case, that has class folders."""
+    below = {name.lower(): path / name for name in looked(path)[2]}
+    return next((below[n] for n in names if n in below and has_classes(below[n])), None)
+
+
 def list_folder(
-    path: Path, tests: Sequence[str] = TESTS, grouped: bool = False
+    path: Path,
+    tests: Sequence[str] = TESTS,
+    grouped: bool = False,
+    record: Record | None = None,
 ) -> tuple[Listing, Listing]:
     """List the training and test files of a folder; split it if it is not.
 
-    `grouped` lists the files in the folders of persons in each class folder.
+    `grouped` lists the files in the folders of persons in each class folder. Files that
+    are not images, and folders that are not read, go on `record`.
     """
-    test = next((name for name in tests if has_classes(path / name)), None)
-    if (path / "train").is_dir() != (test is not None):
-        found, other = (test, "'train'") if test else ("train", repr(tests[0]))
+    record = Record() if record is None else record
+    halves = [split_folder(path, names) for names in (TRAINS, tests)]
+    train, test = halves
+    if train is not None and test is not None:
+        _other_entries(path, (train.name, test.name), record)
+        found = [dict(_class_files(half, grouped, record)) for half in (train, test)]
+        names = sorted({*found[0], *found[1]})
+        parts = [[(n, half.get(n, [])) for n in names] for half in found]
+        return _listing(train, parts[0]), _listing(test, parts[1])
+    if there := train or test:
+        missing = "train" if train is None else " or ".join(tests)
         refuse_file(
             path,
-            f"has a folder {found!r} but none named {other}",
-            f"it needs both (train and {' or '.join(tests)}), each of class folders, "
-            "or class folders alone",
+            f"has a folder {there.name!r} but none named {missing}",
+            f"it needs both, each of class folders, or class folders alone: "
+            f"{described(path)}",
         )
-    if test is not None:
-        halves = [
-            _listing(path / half, _class_files(path / half, grouped))
-            for half in ("train", test)
-        ]
-        if odd := sorted(set(halves[0].classes) ^ set(halves[1].classes)):
-            refuse_file(
-                path, f"has class {odd[0]!r} in only one of train and {test}", "add it"
-            )
-        return halves[0], halves[1]
-    found = dict(_class_files(path, grouped))
-    parts = _split_persons(path, found) if grouped else _split(path, found)
-    train, test = (
+    _other_entries(path, (), record)
+    found = dict(_class_files(path, grouped, record))
+    parts = _split_persons(path, found) if grouped else _split(found)
+    first, second = (
         _listing(path, [(name, part[half]) for name, part in parts.items()])
         for half in (0, 1)
     )
-    return train, test
+    return first, second
 
 
-def common_shape(
-    listings: Sequence[Listing], image_size: int | None
-) -> tuple[int, int, int]:
-    """Open every file and return the shape (H, W, C) that all can be decoded to.
-
-    If all are grey the images have one channel, otherwise three. H and W are
-    `image_size`, or else the size of all images, which must then have one.
-    """
-    channels, like = 1, None
-    for listing in listings:
-        for index in range(len(listing)):
-            file = Path(listing.file(index))
-            with (
-                reading(file, "cannot be read as an image", "replace it"),
-                open_image(file) as image,
-            ):
-                width, height = image.size
-                channels = channels if image.mode in _GREY else 3
-            first, h, w = like = like or (file, height, width)
-            if image_size is None and (h, w) != (height, width):
-                side = min(h, w, height, width)
-                refuse_file(
-                    file,
-                    f"is {height} × {width} and {first.name} is {h} × {w}",
-                    f"resize them all with image_size={side} (--image-size {side})",
-                )
-    assert like is not None
-    height, width = like[1:] if image_size is None else (image_size, image_size)
-    return height, width, channels
+def _other_entries(path: Path, used: Sequence[str], record: Record) -> None:
+    """Put on record what lies beside the folders that are read."""
+    images, others, folders = looked(path)
+    for name in others:
+        record.skip(name)
+    if images:
+        record.notes.append(
+            f"not read: {counted(len(images), 'image')} beside the folders, in none of "
+            "them"
+        )
+    for name in folders:
+        if used and name not in used:
+            record.notes.append(
+                f"the folder {clean(name)} is not read: the training images are those "
+                f"in {used[0]}, the test images those in {used[1]}"
+            )
 
 
 def _class_names(folder: Path) -> list[str]:
-    with os.scandir(folder) as entries:
-        names = sorted(
-            entry.name
-            for entry in entries
-            if not entry.name.startswith(".") and entry.is_dir()
-        )
+    names = looked(folder)[2]
     for name in names:
-        if clean(name) != name:
-            refuse_file(
-                folder / name,
-                "is a class whose name is not UTF-8, or has control characters",
-                "rename the folder: its name is written into the run's files",
-            )
+        check_name(folder, name)
     return names
 
 
+def check_name(folder: Path, name: str) -> None:
+    """Refuse the name of a class that would spoil the files it is written to."""
+    if clean(name) != name:
+        refuse_file(
+            folder / name,
+            "is a class whose name is not UTF-8, or has control characters",
+            "rename it: its name is written into the run's files",
+        )
+
+
 def _class_files(
-    folder: Path, grouped: bool = False
+    folder: Path, grouped: bool, record: Record
 ) -> Iterator[tuple[str, list[str]]]:
-    names = _class_names(folder)
-    if not names:
-        refuse_file(folder, "has no class folders", "make one folder of images each")
-    for name in names:
-        files = _images(folder / name)
+    """Yield (class, its images); a folder without any image is no class."""
+    count = 0
+    for name in _class_names(folder):
+        files, others, below = looked(folder / name)
+        for other in others:
+            record.skip(other)
+        deeper = [] if grouped else _deeper(folder / name, below)
         if grouped:
             if files:
                 refuse_file(
@@ -199,46 +205,66 @@ def _class_files(
                 )
             files = [
                 f"{person}/{file}"
-                for person in _class_names(folder / name)
-                for file in _images_of_person(folder / name / person)
+                for person in below
+                for file in _images_of_person(folder / name / person, record)
             ]
-        if not files:
-            refuse_file(
-                folder / name,
-                "is a class without images",
-                f"put {', '.join(_SUFFIXES)} files in it, or remove it; if its folders "
-                "are persons, give groups='folder' (--groups folder)",
+        elif deeper and not files:
+            _refuse_deeper(folder / name, deeper[0])
+        elif deeper:
+            record.notes.append(
+                f"not read: {counted(len(deeper), 'image')} in folders of the class "
+                f"folder {clean(name)}; move them up into it"
             )
-        yield name, files
+        if files:
+            count += 1
+            yield name, files
+        else:
+            record.notes.append(f"the folder {clean(name)} has no images: no class")
+    if not count:
+        refuse_file(
+            folder,
+            "has no class folders with images",
+            f"make one folder of images each: {described(folder)}",
+        )
 
 
-def _images_of_person(folder: Path) -> list[str]:
+def _deeper(folder: Path, below: Iterable[str]) -> list[Path]:
+    """Return the images in the folders of a folder."""
+    return [
+        place / image
+        for name in below
+        for place, images, _ in walked(folder / name)
+        for image in images
+    ]
+
+
+def _refuse_deeper(folder: Path, file: Path) -> NoReturn:
+    refuse_file(
+        folder,
+        f"is a class whose images are in folders, such as {file.relative_to(folder)}",
+        "if each folder is one person, give groups='folder' (--groups folder), else "
+        "move the images up into the class folder",
+    )
+
+
+def _images_of_person(folder: Path, record: Record) -> list[str]:
     """Return the images of a person; refuse to leave any out, or the whole person."""
-    files = _images(folder)
-    for inner in _class_names(folder):
-        for below, _, _ in os.walk(folder / inner):
-            if deeper := _images(Path(below)):
-                refuse_file(
-                    Path(below, deeper[0]),
-                    "is too deep: images in folders of a person's folder are not read",
-                    f"move it into {folder}",
-                )
+    files, others, below = looked(folder)
+    for other in others:
+        record.skip(other)
+    if deeper := _deeper(folder, below):
+        refuse_file(
+            deeper[0],
+            "is too deep: images in folders of a person's folder are not read",
+            f"move it into {folder}",
+        )
     if not files:
         refuse_file(
             folder,
             "is a person's folder without images",
-            f"put {', '.join(_SUFFIXES)} files in it, or remove it",
+            f"put images in it, or move it elsewhere: {described(folder)}",
         )
     return files
-
-
-def _images(folder: Path) -> list[str]:
-    with os.scandir(folder) as entries:
-        return sorted(
-            entry.name
-            for entry in entries
-            if entry.name.lower().endswith(_SUFFIXES) and not entry.name.startswith(".")
-        )
 
 
 def _hash(name: str) -> bytes:
@@ -246,19 +272,11 @@ def _hash(name: str) -> bytes:
     return hashlib.blake2b(encoded, digest_size=16).digest()
 
 
-def _split(
-    path: Path, classes: dict[str, list[str]]
-) -> dict[str, tuple[list[str], list[str]]]:
+def _split(classes: dict[str, list[str]]) -> dict[str, tuple[list[str], list[str]]]:
     parts = {}
     for name, files in classes.items():
-        if len(files) < 2:
-            refuse_file(
-                path / name,
-                "is a class of one image, which cannot be split",
-                "add images, or make train and test folders",
-            )
         ordered = sorted(files, key=lambda file, name=name: _hash(f"{name}/{file}"))
-        test = sorted(ordered[::_EVERY])
+        test = sorted(ordered[::_EVERY]) if len(files) > 1 else []
         parts[name] = sorted(set(files) - set(test)), test
     return parts
 
@@ -272,7 +290,7 @@ def _split_persons(
     for name, files in classes.items():
         test = [file for file in files if file.partition("/")[0] in tested]
         train = [file for file in files if file.partition("/")[0] not in tested]
-        if not (train and test):
+        if not train:
             refuse_file(
                 path / name,
                 "is a class of too few persons, which cannot be split by person",
@@ -293,3 +311,11 @@ def _listing(root: Path, classes: Iterable[tuple[str, list[str]]]) -> Listing:
     ends = np.cumsum(np.concatenate(lengths))
     labels = np.repeat(np.arange(len(found), dtype=np.int32), counts)
     return Listing(root, tuple(found), bytes(names), ends, labels)
+
+
+def list_files(root: Path, files: Sequence[str]) -> Listing:
+    """Return a listing of files that are not in class folders, without labels."""
+    encoded = [os.fsencode(file) for file in files]
+    ends = np.cumsum(np.fromiter(map(len, encoded), np.int64, len(encoded)))
+    labels = np.zeros(len(files), np.int32)
+    return Listing(root, (), b"".join(encoded), ends, labels, nested=False)

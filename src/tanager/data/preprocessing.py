@@ -161,6 +161,7 @@ class Preprocessing:
         """
         channels = len(self.mean)
         if len(image_shape) != 3 or image_shape[-1] not in (1, channels):
+            validate.channels_last(image_shape)
             rule = f"must be (height, width, {channels})"
             validate.refuse("image shape", tuple(image_shape), rule)
         return (*(self.size or self.view or image_shape[:2]), channels)

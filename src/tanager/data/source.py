@@ -7,7 +7,7 @@ indices is protected less. `tanager.data.grouped` protects persons.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -78,13 +78,19 @@ class ArraySource:
         tree: the pytree, its leaves NumPy arrays with one leading axis in common.
 
     Raises:
-        ValueError: the leaves are not arrays of numbers, differ in length, or are
-            empty. The message names the leaf.
+        ValueError: the leaves are not arrays of numbers, differ in length, are empty,
+            are masked, or JAX would change their values. The message names the leaf.
     """
 
     def __init__(self, tree: Any):
-        self.tree = map_leaves(np.asarray, tree)
+        for name, leaf in _named_leaves(tree):
+            if isinstance(leaf, np.ma.MaskedArray):
+                remedy = "fill it with a value of your choice: array.filled(0)"
+                validate.refuse(name, "masked array", "must have no mask", remedy)
+        self.tree = map_leaves(_native, tree)
         self._length = _common_length(self.tree)
+        for name, leaf in _named_leaves(self.tree):
+            _refuse_narrowed(name, leaf)
 
     def __len__(self) -> int:
         return self._length
@@ -142,22 +148,73 @@ def as_source(data: Any) -> Source:
 
     is_array = hasattr(data, "dtype") and hasattr(data, "shape")
     if tree_util.all_leaves([data]) and not is_array:
-        if isinstance(data, Source):
+        remedy = _remedy(data)
+        if remedy is None and isinstance(data, Source):
             return data
         validate.refuse(
             "data",
             type(data).__name__,
             "must be a source or a pytree of arrays",
-            "give it __len__ and __getitem__, or pass a dict of arrays",
+            remedy or "give it __len__ and __getitem__, or pass a dict of arrays",
         )
     return ArraySource(data)
 
 
+def _remedy(data: Any) -> str | None:
+    """Return how to give what has a length and items, but not one for each example."""
+    if isinstance(data, str | bytes):
+        return "tanager.data.load reads files"
+    if isinstance(data, Mapping):
+        if "train" in data:
+            return "give one split of it, data['train']"
+        return 'give a dict of its arrays: {"image": data[…], "label": data[…]}'
+    if type(data).__module__.partition(".")[0] in ("pandas", "polars", "pyarrow"):
+        return "give a dict of its columns: {name: data[name].to_numpy() for name in …}"
+    return None
+
+
+def _native(leaf: Any) -> np.ndarray:
+    """Return an array in the byte order of this machine."""
+    array = np.asarray(leaf)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def _refuse_narrowed(name: str, leaf: np.ndarray) -> None:
+    """Refuse numbers of 64 bits that JAX would cut to 32 with other values."""
+    if leaf.dtype.kind not in "iuf" or leaf.dtype.itemsize < 8 or _wide():
+        return
+    narrow = np.dtype(f"{leaf.dtype.kind}4")
+    with np.errstate(over="ignore"):
+        same = leaf == leaf.astype(narrow)
+    if leaf.dtype.kind == "f":
+        same |= np.isnan(leaf)
+    if not same.all():
+        if leaf.dtype.kind == "f":
+            rule = "would lose digits in float32, which JAX computes with"
+            remedy = "round it yourself: array.astype(numpy.float32)"
+        else:
+            rule = f"has numbers beyond {narrow.name}, which JAX computes with"
+            remedy = "leave it out, or number its values from 0"
+        validate.refuse(name, leaf.dtype.name, rule, remedy)
+
+
+def _wide() -> bool:
+    import jax
+
+    return jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def unfolded(source: Source) -> tuple[Any, np.ndarray]:
+    """Return what a source is a `subset` of, and the indices in it; else all of it."""
+    if not isinstance(source, _Subset):
+        return source, np.arange(len(source))
+    base, indices = unfolded(source._source)
+    return base, indices[source._indices]
+
+
 def in_memory(source: Source) -> bool:
     """Return whether a source, or what it is a `subset` of, is an `ArraySource`."""
-    if isinstance(source, _Subset):
-        return in_memory(source._source)
-    return isinstance(source, ArraySource)
+    return isinstance(unfolded(source)[0], ArraySource)
 
 
 def gather(source: Source, indices: np.ndarray) -> Any:
@@ -260,14 +317,20 @@ def _common_length(tree: Any) -> int:
     if not leaves:
         validate.refuse("data", tree, "has no arrays")
     for name, leaf in leaves:
+        if leaf.dtype.names is not None:
+            remedy = (
+                "give its fields: {name: array[name] for name in array.dtype.names}"
+            )
+            validate.refuse(name, "structured array", "must have one dtype", remedy)
         if leaf.dtype.kind in _REFUSED_KINDS:
-            remedy = "give rows of one shape and one numeric dtype"
+            remedy = "give rows of one shape and one numeric dtype; number texts with "
+            remedy += "numpy.unique(texts, return_inverse=True)[1]"
             rule = "must be an array of numbers"
             validate.refuse(name, leaf.dtype.name, rule, remedy)
         if leaf.ndim == 0:
             remedy = "pass arrays that hold all examples, not a list of examples"
             rule = "must have a leading axis over the examples"
-            validate.refuse(name, leaf.item(), rule, remedy)
+            validate.refuse(name, _shaped(leaf), rule, remedy)
     first, length = leaves[0][0], len(leaves[0][1])
     for name, leaf in leaves:
         if len(leaf) == 0:

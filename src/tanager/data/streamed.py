@@ -5,14 +5,15 @@ import concurrent.futures
 import copy
 import hashlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
 from tanager import _validate as validate
-from tanager._reading import AGAIN, reason, refuse_file
+from tanager._reading import reading, reason
+from tanager.data.decoding import decode_image, is_grey, open_image, upright_size
 from tanager.data.source import (
     ArraySource,
     UnreadableExample,
@@ -37,10 +38,12 @@ class StreamedImages(abc.ABC):
     Attributes:
         shape: (H, W, C) of every image.
         labels: int32[N]; not to be written to.
+        values: [N] the labels as they are in the files, before classes are numbered.
         owners: [N] whose each image is, whole numbers or texts; None if unknown.
     """
 
     owners: np.ndarray | None = None
+    values: np.ndarray
 
     def __init__(
         self, shape: tuple[int, int, int], labels: np.ndarray, exact: bool = False
@@ -59,8 +62,12 @@ class StreamedImages(abc.ABC):
         """Return an image, or raise whatever goes wrong."""
 
     @abc.abstractmethod
-    def _place(self, index: int) -> tuple[Path, str]:
+    def place(self, index: int) -> tuple[Path, str]:
         """Return an example's file, and words for where it is in it."""
+
+    def label_place(self, index: int) -> tuple[Path, str]:
+        """Return a label's file, and words for where it is in it."""
+        return self.place(index)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -76,7 +83,7 @@ class StreamedImages(abc.ABC):
         except MemoryError:
             raise
         except Exception as error:  # Pillow's decoders raise nearly anything
-            file, place = self._place(index)
+            file, place = self.place(index)
             rule = f"{place}cannot be read as an image ({reason(error)})"
             message = validate.message("path", str(file), rule, "replace it")
             raise UnreadableExample(message, index) from error
@@ -104,6 +111,39 @@ class StreamedImages(abc.ABC):
         return {**self.__dict__, "_opened": {}}
 
 
+class EncodedImages(StreamedImages):
+    """Images that are decoded to one shape as `tanager.data.decoding` says."""
+
+    @abc.abstractmethod
+    def content(self, index: int) -> bytes | str:
+        """Return an encoded image, or its path."""
+
+    def _read(self, index: int) -> np.ndarray:
+        return decode_image(self.content(index), self.shape, self._exact)
+
+
+def common_shape(
+    sources: Sequence[EncodedImages],
+) -> tuple[tuple[int, int] | None, int]:
+    """Open every image; return the (H, W) that all have, and the number of channels.
+
+    If all are grey they have one channel, otherwise three. (H, W) is None if they
+    differ in size.
+    """
+    sizes, channels = set(), 1
+    for source in sources:
+        for index in range(len(source)):
+            file, place = source.place(index)
+            rule = f"{place}cannot be read as an image"
+            with (
+                reading(file, rule, "replace it"),
+                open_image(source.content(index)) as image,
+            ):
+                sizes.add(upright_size(image))
+                channels = channels if is_grey(image) else 3
+    return (sizes.pop() if len(sizes) == 1 else None), channels
+
+
 def into_memory(source: StreamedImages, report: Report) -> ArraySource:
     """Decode all of a source, in a pool of threads.
 
@@ -121,24 +161,6 @@ def into_memory(source: StreamedImages, report: Report) -> ArraySource:
         for done in pool.map(decode_part, range(0, len(source), _PART)):
             report(done)
     return ArraySource({"image": images, "label": np.array(source.labels)})
-
-
-def check_labels(
-    file: Path, labels: np.ndarray, classes: int | None = None
-) -> np.ndarray:
-    """Return labels as int32[N]; refuse all but integers from 0 to `classes` − 1."""
-    if not len(labels):
-        refuse_file(file, "has no rows", AGAIN)
-    if labels.dtype.kind not in "iu":
-        refuse_file(file, f"has labels of {labels.dtype}", "labels must be integers")
-    most = np.iinfo(np.int32).max if classes is None else classes - 1
-    wrong = np.flatnonzero((labels < 0) | (labels > most))
-    if wrong.size:
-        row = int(wrong[0])
-        refuse_file(
-            file, f"row {row} has label {labels[row]}", f"it must be from 0 to {most}"
-        )
-    return labels.astype(np.int32)
 
 
 def digest(*parts: bytes | np.ndarray | Iterable[object]) -> bytes:

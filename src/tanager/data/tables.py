@@ -1,12 +1,13 @@
-"""Parquet and Arrow files of encoded images, as the Hugging Face Hub has them.
+"""Parquet and Arrow files of encoded images: of the Hugging Face Hub, polars, pandas.
 
-Images are PNG or JPEG, as binary or as a struct with a field ``bytes``; labels are
-integers. Arrow files are memory-mapped, in the file format or in the stream format of
-the cache of `datasets`; compressed buffers, which neither has by default, are taken
-into memory. Parquet files are taken into memory, still encoded, because reading one of
-their images costs a whole row group.
+Images are encoded, as binary or as a struct with a field ``bytes``; labels are whole
+numbers, text, true or false, or categories. Arrow files are memory-mapped, in the file
+format or in the stream format of the cache of `datasets`; compressed buffers, which
+neither has by default, are taken into memory. Parquet files are taken into memory,
+still encoded, because reading one of their images costs a whole row group.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,51 +15,62 @@ from typing import Any
 import numpy as np
 
 from tanager._reading import AGAIN, parse_json, reading, refuse_file
-from tanager.data.decoding import decode_image
-from tanager.data.streamed import StreamedImages, check_labels, of_files
+from tanager.data.streamed import EncodedImages, of_files
 
 
-IMAGE_COLUMNS = ("img", "image")
-LABEL_COLUMNS = ("label",)
+IMAGE_COLUMNS = ("image", "img", "images", "picture", "photo")
+LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "target", "category")
+"""Names that columns usually have, the first that is there being taken."""
 _FILE_FORMAT = b"ARROW1"
 _ROWS = 256  # of a parquet file, read at a time
 _LARGEST_RATIO = 100  # Encoded images hardly get smaller; a file may repeat some.
+_LONGEST_LABEL = 200
+_POINTER = b"version https://git-lfs"
 
 
-class TableSource(StreamedImages):
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """Names that the columns of a table may have.
+
+    Where there are several names and no such column, the only one that holds encoded
+    images, or the only other one that holds labels, is taken. `owner` names the column
+    of owners.
+    """
+
+    images: Sequence[str] = IMAGE_COLUMNS
+    labels: Sequence[str] = LABEL_COLUMNS
+    owner: str | None = None
+
+
+class TableSource(EncodedImages):
     """The rows of parquet or Arrow files, in the files' order, decoded to one shape.
 
-    The number of `classes` is taken from the files if it is not given; `class_names`
-    are those in a file, if one has them; `owners` those in the `owner_column`. A file
-    that is damaged, lacks a column or has one of another type is refused, and so is a
-    label that is missing or out of range.
+    `values` are the labels as they are in the files; `class_names` are those in a file,
+    if one has them; `owners` those in the column of owners. A file that is damaged,
+    lacks a column or has one of another type is refused, and so is a missing label.
     """
 
     def __init__(
         self,
         files: Sequence[Path],
         shape: tuple[int, int, int],
-        *,
-        label_columns: Sequence[str] = LABEL_COLUMNS,
-        classes: int | None = None,
+        columns: Columns | None = None,
         exact: bool = False,
-        owner_column: str | None = None,
     ):
         super().__init__(shape, np.empty(0, np.int32), exact)
         self._parts = tuple(files)
-        if owner_column is not None:
-            owners = [_owners(file, owner_column) for file in self._parts]
+        self._columns = columns or Columns()
+        if self._columns.owner is not None:
+            owners = [_owners(file, self._columns.owner) for file in self._parts]
             self.owners = np.concatenate(owners)
-        self._label_columns = tuple(label_columns)
         self.class_names: tuple[str, ...] | None = None
-        labels = [self._labels_of(part) for part in range(len(files))]
-        self._ends = np.cumsum([len(part) for part in labels])
-        classes = classes or len(self.class_names or ()) or None
-        checked = [
-            check_labels(file, part, classes)
-            for file, part in zip(files, labels, strict=True)
-        ]
-        self.labels = np.concatenate(checked)
+        values = [self._labels_of(part) for part in range(len(files))]
+        kinds = {each.dtype.kind.replace("u", "i") for each in values}
+        if len(kinds) > 1:
+            refuse_file(self._parts[-1], "has labels of another kind than files before")
+        self._ends = np.cumsum([len(part) for part in values])
+        self.values = np.concatenate(values)
+        self.labels = np.zeros(len(self.values), np.int32)
 
     def _files(self) -> bytes:
         return of_files(self._parts)
@@ -67,27 +79,31 @@ class TableSource(StreamedImages):
         file = self._parts[part]
         kind = "a parquet" if _is_parquet(file) else "an Arrow"
         with reading(file, f"is not {kind} file that can be read"):
-            table = _table(file, self._label_columns)
+            table = _table(file, self._columns)
             images = _encoded(file, table)
             # Arrow itself believes the lengths and offsets in a file.
             images.validate(full=True)
+            if not len(images):
+                refuse_file(file, "has no rows", AGAIN)
             if _is_parquet(file):
                 self._opened[part] = images
             if self.class_names is None:
                 self.class_names = class_names(table)
             return _label_values(file, table)
 
-    def _read(self, index: int) -> np.ndarray:
+    def content(self, index: int) -> bytes:
+        """Return the bytes of an image."""
         part, row = self._locate(index)
         if part not in self._opened:
             file = self._parts[part]
-            self._opened[part] = _encoded(file, _table(file, self._label_columns))
+            self._opened[part] = _encoded(file, _table(file, self._columns))
         content = self._opened[part][row].as_py()
         if content is None:
             raise ValueError("it has no image bytes: it may only hold a path")
-        return decode_image(content, self.shape, self._exact)
+        return content
 
-    def _place(self, index: int) -> tuple[Path, str]:
+    def place(self, index: int) -> tuple[Path, str]:
+        """Return the file and the row of an image."""
         part, row = self._locate(index)
         return self._parts[part], f"row {row} "
 
@@ -101,6 +117,7 @@ def parquet_rows(file: Path) -> int:
     import pyarrow.parquet as pq
 
     with reading(file, "is not a parquet file that can be read"):
+        _refuse_pointer(file)
         rows, size = pq.read_metadata(file).num_rows, file.stat().st_size
     # An image takes many bytes, so there are fewer rows than bytes.
     if not 0 <= rows <= size:
@@ -109,24 +126,35 @@ def parquet_rows(file: Path) -> int:
     return rows
 
 
+def _refuse_pointer(file: Path) -> None:
+    with open(file, "rb") as stream:
+        if stream.read(len(_POINTER)) == _POINTER:
+            refuse_file(file, "is a pointer of Git LFS", "get the file: git lfs pull")
+
+
 def _is_parquet(file: Path) -> bool:
     return file.suffix == ".parquet"
 
 
-def _table(file: Path, label_columns: Sequence[str]) -> Any:
+def _table(file: Path, columns: Columns) -> Any:
     """Return two columns, images and labels."""
-    return read_columns(file, lambda names: _columns(file, names, label_columns))
+    return read_columns(file, lambda schema: _chosen(file, schema, columns))
 
 
-def read_columns(file: Path, columns: Callable[[Sequence[str]], list[str]]) -> Any:
-    """Return some of the columns, of at most 100 times the file's size."""
+def read_columns(file: Path, columns: Callable[[Any], list[str]]) -> Any:
+    """Return some of the columns, of at most 100 times the file's size.
+
+    `columns` returns their names, given the schema.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
+
+    _refuse_pointer(file)
 
     if _is_parquet(file):
         parquet = pq.ParquetFile(file)
         schema = parquet.schema_arrow
-        wanted = columns(schema.names)
+        wanted = columns(schema)
         found = parquet.iter_batches(_ROWS, columns=wanted)
     else:
         source = pa.memory_map(str(file))
@@ -134,7 +162,7 @@ def read_columns(file: Path, columns: Callable[[Sequence[str]], list[str]]) -> A
         source.seek(0)
         reader = pa.ipc.open_file(source) if with_footer else pa.ipc.open_stream(source)
         schema, found = reader.schema, reader
-        wanted = columns(schema.names)
+        wanted = columns(schema)
         if with_footer:
             found = map(reader.get_batch, range(reader.num_record_batches))
     batches, room = [], _LARGEST_RATIO * file.stat().st_size
@@ -150,19 +178,66 @@ def read_columns(file: Path, columns: Callable[[Sequence[str]], list[str]]) -> A
     return pa.Table.from_batches(batches, pa.schema(fields, schema.metadata))
 
 
-def _columns(
-    file: Path, names: Sequence[str], label_columns: Sequence[str]
-) -> list[str]:
+def _chosen(file: Path, schema: Any, columns: Columns) -> list[str]:
     """Return the names of the image and of the label column."""
-    found = []
-    for wanted in (IMAGE_COLUMNS, label_columns):
-        name = next((name for name in wanted if name in names), None)
-        if name is None:
-            choices = " or ".join(map(repr, wanted))
-            rule = f"its columns are {list(names)!r:.300}"
-            refuse_file(file, f"has no column {choices}", rule)
-        found.append(name)
-    return found
+    import pyarrow as pa
+
+    images = _column(file, schema, "image", columns.images, _is_encoded)
+    used = (images, columns.owner)
+    others = pa.schema([field for field in schema if field.name not in used])
+    return [images, _column(file, others, "label", columns.labels, _is_label)]
+
+
+def _column(
+    file: Path,
+    schema: Any,
+    what: str,
+    usual: Sequence[str],
+    fits: Callable[[Any], bool],
+) -> str:
+    for name in usual:
+        if name in schema.names:
+            return name
+    fitting = [field.name for field in schema if fits(field.type)]
+    if len(usual) > 1 and len(fitting) == 1:
+        return fitting[0]
+    return refuse_file(
+        file,
+        f"has no column {' or '.join(map(repr, usual))}",
+        f"its columns are {schema.names!r:.300}; name that of {what}s with "
+        f"{what}_column (--{what}-column)",
+    )
+
+
+def _is_encoded(kind: Any) -> bool:
+    import pyarrow as pa
+
+    if pa.types.is_struct(kind):
+        return "bytes" in kind.names and _is_encoded(kind.field("bytes").type)
+    types = pa.types
+    return types.is_binary(kind) or types.is_large_binary(kind) or _is_view(kind)
+
+
+def _is_view(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return pa.types.is_binary_view(kind)
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow as pa
+
+    types = pa.types
+    texts = (types.is_string, types.is_large_string, types.is_string_view)
+    return any(is_one(kind) for is_one in texts)
+
+
+def _is_label(kind: Any) -> bool:
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return pa.types.is_integer(kind) or pa.types.is_boolean(kind) or _is_text(kind)
 
 
 def _encoded(file: Path, table: Any) -> Any:
@@ -170,45 +245,50 @@ def _encoded(file: Path, table: Any) -> Any:
     import pyarrow as pa
 
     name, column = table.column_names[0], table.column(0)
-    if pa.types.is_struct(column.type) and "bytes" in column.type.names:
-        column = column.flatten()[column.type.get_field_index("bytes")]
-    if not (pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)):
+    if not _is_encoded(column.type):
         refuse_file(
             file,
             f"column {name!r} holds {column.type!s:.100}",
             "it must hold encoded images, as {bytes, path} or as binary",
         )
+    if pa.types.is_struct(column.type):
+        column = column.flatten()[column.type.get_field_index("bytes")]
     return column
 
 
 def _label_values(file: Path, table: Any) -> np.ndarray:
-    import pyarrow as pa
-
     name, column = table.column_names[1], table.column(1)
-    if not pa.types.is_integer(column.type):
-        found = f"column {name!r} holds {column.type!s:.100}"
-        refuse_file(file, found, "labels must be integers")
+    if not _is_label(column.type):
+        refuse_file(
+            file,
+            f"column {name!r} holds {column.type!s:.100}",
+            "labels must be whole numbers, text, true or false, or categories",
+        )
+    column.validate(full=True)
     if column.null_count:
         row = column.is_null().to_pylist().index(True)
         refuse_file(file, f"row {row} has no label")
-    return np.asarray(column)
+    values = column.to_pylist()
+    if any(isinstance(each, str) and len(each) > _LONGEST_LABEL for each in values):
+        rule = f"column {name!r} has labels of more than {_LONGEST_LABEL} letters"
+        refuse_file(file, rule, "name another column: label_column (--label-column)")
+    return np.array(values)
 
 
 def _owners(file: Path, column: str) -> np.ndarray:
     """Return a column of whole numbers or texts, one for each row."""
     import pyarrow as pa
 
-    def only(names: Sequence[str]) -> list[str]:
-        if column not in names:
-            rule = f"its columns are {list(names)!r:.300}"
+    def only(schema: Any) -> list[str]:
+        if column not in schema.names:
+            rule = f"its columns are {schema.names!r:.300}"
             refuse_file(file, f"has no column {column!r}", rule, argument="groups")
         return [column]
 
     with reading(file, "is not a file of a table that can be read"):
         owners = read_columns(file, only).column(0)
         kind = owners.type
-        text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-        if not (text or pa.types.is_integer(kind)):
+        if not (_is_text(kind) or pa.types.is_integer(kind)):
             refuse_file(
                 file,
                 f"column {column!r} holds {kind!s:.100}",

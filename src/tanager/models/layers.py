@@ -429,6 +429,7 @@ def check_image(
         ValueError: another shape, or an integer dtype.
     """
     if image.ndim != 3 or image.shape[-1] != channels:
+        validate.channels_last(image.shape)
         validate.refuse(
             "image shape",
             tuple(image.shape),

@@ -40,6 +40,8 @@ _CHOICES: dict[str, Any] = {
 }
 _OF_IMAGES = ("features", "image_size", "crop_fraction", "crop_size", "preprocessing")
 _OF_IMAGES += ("stream", "implementation")
+LAYOUT_FIELDS = ("labels", "image_column", "label_column", "labels_from_name")
+"""Fields that are those of `tanager.data.Layout`."""
 _BUDGET = ("epsilon", "noise_multiplier", "steps")
 _AT_LEAST = {
     "image_size": 8,
@@ -89,6 +91,11 @@ def check(recipe: Any) -> None:
             "must be given to protect persons",
             "give --groups folder, or the name of the column with the owners",
         )
+    for name in LAYOUT_FIELDS:
+        if (value := getattr(recipe, name)) and recipe.data is None:
+            validate.refuse(
+                name, value, "needs data", "give the images' folder: --data"
+            )
     _check_budget(recipe)
     validate.clipping_norm(recipe.clip_norm)
     if recipe.learning_rate or recipe.solver == "dp-sgd":

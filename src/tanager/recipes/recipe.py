@@ -35,10 +35,16 @@ class Recipe:
     Attributes:
         dataset: name of the data set; folder for your own images.
         data: folder or file with the data. Default: the data that tanager brings.
+        labels: CSV file with a row for each image: its path, and its label. Default:
+            the only CSV file of a folder without class folders.
+        image_column: column with the images. Default: the one that names or holds them.
+        label_column: column with the labels. Default: label, or a similar name.
+        labels_from_name: the name of a file begins with its class: cat in cat_01.png.
         classes: train and test on these classes only. Default: all.
         image_size: resize images to this many pixels per side. Default: what the
-            weights were trained on, else as they are. Images of a folder are resized
-            when read, others before the model.
+            weights were trained on, else as they are; if images of a folder differ in
+            size, what the weights or models like it were trained on. Images of a folder
+            are resized when read, others before the model.
         crop_fraction: part of each side that is kept: 1 keeps all, 0.875 the middle.
             Default: what the weights are evaluated with, else 1.
         preprocessing: file that says how images are resized and standardised (timm's
@@ -84,8 +90,9 @@ class Recipe:
         adjacency: which data sets count as neighbours, and so what is protected.
         unit: what is protected as a whole: example, one image, or group, all images of
             one person. Batch size and N then count persons.
-        groups: where each image's owner is: folder (each class folder has a folder for
-            each person), or the name of a column. Splits are then by person.
+        groups: where each image's owner is: folder (a folder for each person, in each
+            class folder if there are any), or the name of a column. Splits are then by
+            person.
         examples_per_group: largest number of images of a person that an update uses.
         declared_examples: public number of examples N, if it differs from the data's.
             Required under add-or-remove-one, which protects the true number.
@@ -139,6 +146,10 @@ class Recipe:
 
     dataset: str
     data: str | None = None
+    labels: str | None = None
+    image_column: str | None = None
+    label_column: str | None = None
+    labels_from_name: bool = False
     classes: tuple[str, ...] | None = None
     image_size: int | None = None
     crop_fraction: float | None = None

@@ -14,6 +14,7 @@ from tanager.privacy.mechanism import LARGE_EPSILON
 from tanager.privacy.shown import format_epsilon
 from tanager.recipes import heads, tasks
 from tanager.recipes.budget import Budget, solve_budget
+from tanager.recipes.fields import LAYOUT_FIELDS
 from tanager.recipes.optimizers import optimizer
 from tanager.recipes.recipe import Recipe
 from tanager.training import charging
@@ -45,9 +46,15 @@ def load(
     Raises:
         ValueError: a field or the data cannot be used.
     """
+    path = recipe.data
+    if path is not None and recipe.dataset not in ("digits", "features"):
+        fields: dict[str, Any] = {name: getattr(recipe, name) for name in LAYOUT_FIELDS}
+        if recipe.dataset == "folder" and recipe.features_from is None:
+            fields["default_side"] = tasks.default_side(recipe)
+        path = data.Layout(path, **fields)
     return data.load(
         recipe.dataset,
-        recipe.data,
+        path,
         classes=recipe.classes,
         validation_examples=recipe.validation_examples,
         train_examples=recipe.train_examples,
@@ -74,6 +81,8 @@ def prepare(
     """
     if dataset is None:
         dataset = load(recipe, progress)
+    if dataset.record is not None and dataset.record["size"] == "default":
+        recipe = dataclasses.replace(recipe, image_size=dataset.image_shape[0])
     tasks.check_augmentation(recipe, dataset)
     tasks.warn_of_preprocessing(recipe)
     starts = recipe.weights or recipe.features_from
@@ -159,6 +168,7 @@ def run(
                 else tasks.preprocessing(recipe, dataset).to_json(),
                 "weights": task.origin,
                 "dataset": dataset.name,
+                "reading": dataset.record,
                 "classes": list(dataset.classes),
                 "optimizer": {
                     "name": recipe.optimizer,

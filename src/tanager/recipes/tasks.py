@@ -210,16 +210,7 @@ def preprocessing(recipe: Recipe, dataset: Dataset) -> Preprocessing:
         ValueError: the recipe's file, or that beside the weights, cannot be followed.
     """
     view = cropped_shape(recipe, dataset)
-    found = None
-    if recipe.preprocessing not in (None, "data"):
-        found = read_preprocessing(recipe.preprocessing)
-        if found is None:
-            rule = "describes no preprocessing"
-            remedy = "give timm's config.json or transformers' preprocessor_config.json"
-            validate.refuse("preprocessing", recipe.preprocessing, rule, remedy)
-    elif recipe.preprocessing is None and recipe.weights is not None:
-        found = preprocessing_of(recipe.weights)
-    found = found or Preprocessing(mean=dataset.mean, std=dataset.std)
+    found = _given(recipe) or Preprocessing(mean=dataset.mean, std=dataset.std)
     side, size, crop = recipe.image_size, found.size or view[:2], found.crop
     if side and recipe.dataset not in RESIZED:
         size = (side, side)
@@ -253,6 +244,31 @@ def warn_of_preprocessing(recipe: Recipe) -> None:
             "if not, --preprocessing data",
             stacklevel=3,
         )
+
+
+def default_side(recipe: Recipe) -> int:
+    """Return the pixels per side of images that differ in size, from public knowledge.
+
+    It is the size that the weights are evaluated on, else the usual one of the model.
+    """
+    found = _given(recipe)
+    if found is not None and found.size is not None:
+        return max(found.size)
+    return models.find(recipe.model).image_side
+
+
+def _given(recipe: Recipe) -> Preprocessing | None:
+    """Return the preprocessing of the recipe's file, else that beside its weights."""
+    if recipe.preprocessing not in (None, "data"):
+        found = read_preprocessing(recipe.preprocessing)
+        if found is None:
+            rule = "describes no preprocessing"
+            remedy = "give timm's config.json or transformers' preprocessor_config.json"
+            validate.refuse("preprocessing", recipe.preprocessing, rule, remedy)
+        return found
+    if recipe.preprocessing is None and recipe.weights is not None:
+        return preprocessing_of(recipe.weights)
+    return None
 
 
 def check_augmentation(recipe: Recipe, dataset: Dataset) -> None:

@@ -19,7 +19,7 @@ UNKNOWN_LICENCE = "unknown"
 
 _Fields = Mapping[str, Any]
 
-_OF_THIS_MACHINE = {"account", "data", "features_from", "out", "seed"}
+_OF_THIS_MACHINE = {"account", "data", "features_from", "labels", "out", "seed"}
 _WEIGHTS = {
     "average": "the exponential moving average of the parameters",
     "last": "the parameters after the last update",

@@ -25,6 +25,7 @@ from tanager.data import Dataset
 from tanager.privacy.account import Account
 from tanager.recipes import cost, runner, tasks
 from tanager.recipes.accounts import account_of
+from tanager.recipes.fields import LAYOUT_FIELDS
 from tanager.recipes.recipe import Recipe
 from tanager.training import charging
 
@@ -234,6 +235,10 @@ def training_examples(recipe: Recipe) -> int:
 _OF_DATA = (
     "dataset",
     "data",
+    *LAYOUT_FIELDS,
+    "model",
+    "weights",
+    "preprocessing",
     "classes",
     "validation_examples",
     "train_examples",

@@ -49,6 +49,8 @@ _MAY_CHANGE = {field.name for field in dataclasses.fields(Runtime)} | {
     "evaluate_every",
     "features_from",
     "hosts",
+    "labels",
+    "not_read",
     "out",
     "private",
     "stream",

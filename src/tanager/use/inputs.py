@@ -12,7 +12,7 @@ from tanager import _npy
 from tanager import _validate as validate
 from tanager._reading import reading
 from tanager.data.feature_files import read_arrays
-from tanager.data.folder import _SUFFIXES as SUFFIXES
+from tanager.data.decoding import SUFFIXES
 
 
 _FEATURES = ("features", "test_features")
@@ -70,7 +70,7 @@ def read_feature_rows(path: str | os.PathLike[str]) -> np.ndarray:
             with open(file, "rb") as stream:
                 arrays = {"features": _npy.read_array(stream, file.stat().st_size)}
         else:
-            arrays = read_arrays(file, _FEATURES, None)
+            arrays = read_arrays(file, _FEATURES, None, labelled=False)
         found = next((arrays[name] for name in _FEATURES if name in arrays), None)
         if found is None or found.ndim != 2 or found.dtype.kind not in "fiu":
             raise ValueError("it must have an array `features`, numbers[n, d]")

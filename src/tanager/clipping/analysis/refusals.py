@@ -111,8 +111,20 @@ def _shares_bits(equation: Any) -> bool:
     return any("rbg" in str(atom.aval.dtype) for atom in equation.invars)
 
 
-def check_leaves(trainable: PyTree) -> None:
-    """Refuse parameters without a leaf to train, and complex ones."""
+def check_leaves(trainable: PyTree, fixed: PyTree) -> None:
+    """Refuse parameters without a leaf to train, complex ones, and Python's floats.
+
+    A float in a dict, list or tuple looks like a parameter and would not be trained.
+    Those of modules are settings, such as the rate of a dropout.
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(fixed):
+        plain = (jax.tree_util.DictKey, jax.tree_util.SequenceKey)
+        if isinstance(leaf, float) and all(isinstance(key, plain) for key in path):
+            name = f"params{jax.tree_util.keystr(path)}"
+            raise ValueError(
+                f"{name} (={leaf!r}) must be an array: write jnp.asarray({leaf!r}) to "
+                "train it, or leave it out of params and use it in the loss as it is"
+            )
     leaves = jax.tree.leaves(trainable)
     if not leaves:
         raise ValueError(

@@ -1,0 +1,277 @@
+"""Images in any folders, with labels in a CSV file or in the names of the files."""
+
+import csv
+import io
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tanager import _validate as validate
+from tanager._reading import UnreadableFile, reading, refuse_file
+from tanager.data.decoding import SUFFIXES
+from tanager.data.folder import (
+    TESTS,
+    TRAINS,
+    FolderSource,
+    has_classes,
+    list_files,
+)
+from tanager.data.layout import Layout, Record, counted, described, looked, walked
+
+
+TABLES = (".csv", ".tsv")
+"""Endings of files of labels."""
+IMAGE_NAMES = ("image", "file", "filename", "file_name", "path", "image_path", "img")
+LABEL_NAMES = ("label", "labels", "class", "target", "category", "diagnosis")
+"""Names that a column usually has, in lower or upper case."""
+_LARGEST = 1 << 30  # bytes of a CSV file
+_BEGINNING = re.compile(r"[^\d_.(-]+")
+
+
+def from_names(folder: Path, groups: str | None, record: Record) -> FolderSource:
+    """Return the images of a folder, by classes that their names begin with."""
+    files = _files(folder, record)
+    values = []
+    for file in files:
+        found = _BEGINNING.match(os.path.basename(file))
+        if found is None or not found[0].strip():
+            refuse_file(
+                folder / file,
+                "has a name that begins with no class",
+                "names must begin with the class, as in cat_01.png",
+            )
+        values.append(found[0].strip())
+    return _labelled(folder, files, values, _folders(folder, files, groups))
+
+
+def from_table(
+    folder: Path, file: Path, layout: Layout, groups: str | None, record: Record
+) -> list[FolderSource]:
+    """Return the images of a folder that a CSV file has a label for.
+
+    They are training images and test images if it has a column ``split``, or else one
+    source of all.
+    """
+    names, rows = _rows(file)
+    files = _files(folder, record, besides=file)
+    known = _known(folder, file, files)
+    if any(cell in known for cell in names):
+        rule = "has no names of columns: its first line names an image"
+        refuse_file(file, rule, "add a first line such as image,label", "labels")
+    image = _image_column(file, names, rows, known, layout.image_column)
+    owner = names.index(groups) if groups in names else None
+    if owner is None and groups not in (None, "folder"):
+        rule = f"must be 'folder' or a column of {file.name}, {names!r:.300}"
+        validate.refuse("groups", groups, rule)
+    split = next((n for n, name in enumerate(names) if name.lower() == "split"), None)
+    used = {image, owner, split}
+    label = _label_column(file, names, used, layout.label_column)
+    chosen: dict[str, int] = {}
+    for number, row in enumerate(rows, 1):
+        found = known.get(row[image])
+        if not found:
+            rule = f"row {number} names no image, or several of that name"
+            remedy = f"give its path, relative to {folder}: {described(folder)}"
+            refuse_file(file, rule, remedy, "labels")
+        if found in chosen:
+            rule = f"row {number} names the image of row {chosen[found]}"
+            refuse_file(file, rule, "leave only one of them there", "labels")
+        for column in {label, owner} - {None}:
+            if not row[column]:
+                rule = f"row {number} has no {names[column]!r}"
+                refuse_file(file, rule, "fill it in, or leave out the row", "labels")
+        chosen[found] = number
+    if without := len(files) - len(chosen):
+        record.notes.append(
+            f"not read: {counted(without, 'image')} without a row in {file.name}"
+        )
+    order = sorted(chosen)
+    lines = [rows[chosen[each] - 1] for each in order]
+    owners = _folders(folder, order, groups)
+    if owner is not None:
+        owners = np.array([line[owner] for line in lines])
+    sources = []
+    for part in _parts(file, lines, split, record):
+        values = [lines[n][label] for n in part]
+        theirs = None if owners is None else owners[part]
+        sources.append(_labelled(folder, [order[n] for n in part], values, theirs))
+    return sources
+
+
+def _parts(
+    file: Path, lines: Sequence[Sequence[str]], split: int | None, record: Record
+) -> list[list[int]]:
+    """Return which lines are for training, and which for testing."""
+    if split is None:
+        return [[*range(len(lines))]]
+    found: dict[str, list[int]] = {}
+    for number, line in enumerate(lines):
+        found.setdefault(line[split].lower(), []).append(number)
+    train, test = (
+        next((name for name in names if name in found), None)
+        for names in (TRAINS, TESTS)
+    )
+    if train is None or test is None or {*found} - {*TRAINS, *TESTS}:
+        rule = "has a column 'split', which must say train or test in each row"
+        refuse_file(file, rule, "rename the column if it says something else", "labels")
+    for name in {*found} - {train, test}:
+        count = counted(len(found[name]), "image")
+        record.notes.append(f"not read: {count} of split {name}, because {test} is")
+    return [found[train], found[test]]
+
+
+def table_of(folder: Path, layout: Layout, record: Record) -> Path | None:
+    """Return the CSV file that a layout names, else the only one beside the images."""
+    if layout.labels is not None:
+        file = Path(layout.labels).expanduser()
+        for place in (file, folder / file):
+            if place.is_file():
+                return place
+        validate.refuse("labels", str(file), "is not a file", "give a CSV file")
+    _, others, below = looked(folder)
+    tables = [name for name in others if name.lower().endswith(TABLES)]
+    if len(tables) != 1 or len(below) > 1:
+        return None
+    file = folder / tables[0]
+    nested = any(has_classes(folder / name) for name in below)
+    if nested and not _names_images(folder, file):
+        return None
+    record.notes.append(f"labels are read from {file.name}")
+    return file
+
+
+def _names_images(folder: Path, file: Path) -> bool:
+    """Return whether a column of a CSV file names images of a folder by whole names."""
+    try:
+        _, rows = _rows(file)
+    except UnreadableFile:
+        return False
+    known = _known(folder, file, _files(folder, Record()))
+    columns = zip(*rows, strict=True)
+    return any(
+        all(known.get(cell) and cell.lower().endswith(SUFFIXES) for cell in column)
+        for column in columns
+    )
+
+
+def _labelled(
+    folder: Path, files: Sequence[str], values: list[str], owners: np.ndarray | None
+) -> FolderSource:
+    source = FolderSource(list_files(folder, files), (1, 1, 3))
+    source.owners = owners
+    source.values = np.array(values, str)
+    return source
+
+
+def _files(folder: Path, record: Record, besides: Path | None = None) -> list[str]:
+    """Return the paths of all images below a folder."""
+    found = []
+    for place, images, others in walked(folder):
+        inside = place.relative_to(folder)
+        found += [str(inside / name) for name in images]
+        for name in others:
+            if besides is None or (place / name).resolve() != besides.resolve():
+                record.skip(name)
+    if not found:
+        refuse_file(folder, "has no images", described(folder))
+    return sorted(found)
+
+
+def _folders(
+    folder: Path, files: Sequence[str], groups: str | None
+) -> np.ndarray | None:
+    """Return the folders that images are right in, if they are their owners."""
+    if groups != "folder":
+        return None
+    found = [os.path.dirname(file) for file in files]
+    if not all(found) or len({*found}) == 1:
+        rule = "has images that are not in a folder of their owner"
+        refuse_file(folder, rule, "with --groups folder, make one folder a person")
+    return np.array(found)
+
+
+def _rows(file: Path) -> tuple[list[str], list[list[str]]]:
+    """Return the names of the columns, and the rows, of a CSV file."""
+    with reading(file, "is not a CSV file that can be read", argument="labels"):
+        if file.stat().st_size > _LARGEST:
+            refuse_file(file, "is larger than 1 GiB", argument="labels")
+        text = file.read_bytes().decode("utf-8-sig", "replace")
+        if "\ufffd" in text:
+            refuse_file(file, "is not UTF-8", "save it as UTF-8", argument="labels")
+        first = text.partition("\n")[0]
+        mark = max(",;\t", key=first.count)
+        lines = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
+        rows = [[cell.strip() for cell in row] for row in lines if any(row)]
+    if len(rows) < 2 or len(rows[0]) < 2:
+        rule = "needs a line of names, and a line of two columns for each image"
+        refuse_file(file, rule, argument="labels")
+    for number, row in enumerate(rows):
+        if len(row) != len(rows[0]):
+            rule = f"row {number} has {len(row)} columns, and the first line has "
+            refuse_file(file, f"{rule}{len(rows[0])}", argument="labels")
+    return rows[0], rows[1:]
+
+
+def _known(folder: Path, file: Path, files: Sequence[str]) -> dict[str, str]:
+    """Return each image by what may name it: a path, a name, a name without ending.
+
+    What several images share names none of them.
+    """
+    beside = os.path.relpath(folder, file.parent)
+    whole, short = {}, {}
+    for each in files:
+        whole |= {each: each, os.path.normpath(os.path.join(beside, each)): each}
+        name = os.path.basename(each)
+        for part in {name, os.path.splitext(name)[0], os.path.splitext(each)[0]}:
+            short[part] = "" if part in short else each
+    return short | whole
+
+
+def _image_column(
+    file: Path,
+    names: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    known: Mapping[str, str],
+    given: str | None,
+) -> int:
+    if given is None:
+        share = [
+            sum(bool(known.get(row[n])) for row in rows) for n in range(len(names))
+        ]
+        best = [n for n, count in enumerate(share) if count == max(share)]
+        if max(share) and len(best) == 1:
+            return best[0]
+    return _named(file, names, range(len(names)), "image", given, IMAGE_NAMES)
+
+
+def _label_column(
+    file: Path, names: Sequence[str], used: set[int | None], given: str | None
+) -> int:
+    others = [n for n in range(len(names)) if n not in used]
+    if given is None and len(others) == 1:
+        return others[0]
+    return _named(file, names, others, "label", given, LABEL_NAMES)
+
+
+def _named(
+    file: Path,
+    names: Sequence[str],
+    columns: Sequence[int],
+    what: str,
+    given: str | None,
+    usual: Sequence[str],
+) -> int:
+    """Return the column that was named, or the first with a usual name."""
+    wanted = usual if given is None else (given,)
+    lower = {names[n] if given else names[n].lower(): n for n in columns}
+    for name in wanted:
+        if name in lower:
+            return lower[name]
+    rule = f"has no column {' or '.join(map(repr, wanted))}"
+    remedy = f"its columns are {list(names)!r:.300}: name that of the {what}s with "
+    return refuse_file(
+        file, rule, f"{remedy}{what}_column (--{what}-column)", argument="labels"
+    )

@@ -1,0 +1,181 @@
+"""Where images and labels are, and a record of how they were read.
+
+What is not read is counted and named, never dropped in silence: N is part of the
+guarantee.
+"""
+
+import collections
+import dataclasses
+import os
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tanager import _validate as validate
+from tanager.data import dicom
+from tanager.data.decoding import CONVERSION, SUFFIXES
+
+
+DEFAULT_SIDE = 32
+"""Pixels per side of images that differ in size, unless another size is given."""
+_IGNORED = ("__MACOSX",)  # as hidden files are
+_ENDING = re.compile(r"\.[A-Za-z0-9]{0,4}[A-Za-z][A-Za-z0-9]{0,4}$")
+_MOST_NAMED = 5  # endings, or folders, in one message
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """State where labels are, where folders and columns do not already say it.
+
+    `load` takes one in place of a path.
+
+    Attributes:
+        path: the folder or file with the data.
+        labels: CSV file with one row for each image, its path relative to this file or
+            to the folder.
+        image_column: column with the images, or their paths. Default: the column that
+            names the images.
+        label_column: column with the labels. Default: label or a similar name, else the
+            only other column.
+        labels_from_name: a file's class is the beginning of its name, up to the first
+            digit or one of ``_ - . (``: cat in ``cat_01.png``.
+        default_side: pixels per side that images are resized to if they differ in size
+            and no size is given.
+
+    Raises:
+        ValueError: labels come from two places, or `default_side` is below 1.
+    """
+
+    path: str | os.PathLike[str]
+    labels: str | os.PathLike[str] | None = None
+    image_column: str | None = None
+    label_column: str | None = None
+    labels_from_name: bool = False
+    default_side: int = DEFAULT_SIDE
+
+    def __post_init__(self):
+        validate.whole(default_side=self.default_side, at_least=1)
+        if self.labels_from_name and self.labels is not None:
+            rule = "must be left out with labels_from_name"
+            validate.refuse("labels", str(self.labels), rule, "leave out one of them")
+
+
+@dataclasses.dataclass
+class Record:
+    """How files were read: for people as `notes`, for config.json as `to_json`.
+
+    Attributes:
+        layout: in words.
+        size: "given", "as they are" or "default".
+        not_read: how many files are not images, by ending.
+        notes: one sentence each.
+    """
+
+    layout: str = ""
+    size: str = "given"
+    not_read: collections.Counter[str] = dataclasses.field(
+        default_factory=collections.Counter
+    )
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+    def skip(self, name: str) -> None:
+        """Count a file that is not read."""
+        self.not_read[ending(name) or "no ending"] += 1
+
+    def warn(self) -> None:
+        """Warn of everything that a person should know about how files were read."""
+        notes = list(self.notes)
+        if total := self.not_read.total():
+            are = "files are not images" if total > 1 else "file is not an image"
+            notes.insert(0, f"{total} {are}, and not read: {_most(self.not_read)}")
+        for note in notes:
+            warnings.warn(note, stacklevel=3)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what config.json records."""
+        return {
+            "layout": self.layout,
+            "conversion": CONVERSION,
+            "size": self.size,
+            "not_read": dict(self.not_read.most_common()),
+        }
+
+
+def ending(name: str) -> str:
+    """Return the ending of a file's name in lower case, such as ``.txt``; else "".
+
+    It has letters: the last part of 1.2.840.10008 is no ending.
+    """
+    found = _ENDING.search(name)
+    return found[0].lower() if found else ""
+
+
+def looked(folder: str | os.PathLike[str]) -> tuple[list[str], list[str], list[str]]:
+    """Return the names of images, of other files and of folders, each sorted.
+
+    Hidden ones are left out, and so is ``__MACOSX``. DICOM files need no ending.
+    """
+    images, others, folders = [], [], []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            name = entry.name
+            if name.startswith(".") or name in _IGNORED:
+                continue
+            if name.lower().endswith(SUFFIXES):
+                images.append(name)
+            elif entry.is_dir():
+                folders.append(name)
+            elif not ending(name) and entry.is_file() and dicom.is_dicom(entry.path):
+                images.append(name)
+            else:
+                others.append(name)
+    return sorted(images), sorted(others), sorted(folders)
+
+
+def walked(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """Yield (folder, images, other files) of a folder and of all folders in it."""
+    images, others, folders = looked(folder)
+    yield folder, images, others
+    for name in folders:
+        yield from walked(folder / name)
+
+
+def outermost(path: Path) -> list[Path]:
+    """Return a folder, and the folder in it that holds everything, if there is one.
+
+    That is its only folder, without images beside it or right in it, and so on down.
+    """
+    folders = [path]
+    while True:
+        images, _, below = looked(folders[-1])
+        if images or len(below) != 1 or looked(folders[-1] / below[0])[0]:
+            return folders
+        folders.append(folders[-1] / below[0])
+
+
+def counted(number: int, what: str) -> str:
+    """Return a number of things in words: 1 image, 2 images."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def described(folder: Path) -> str:
+    """Return what is in a folder and in those below, in words."""
+    below = looked(folder)[2]
+    endings = collections.Counter(
+        ending(name) or "no ending"
+        for _, images, others in walked(folder)
+        for name in (*images, *others)
+    )
+    names = ", ".join(below[:_MOST_NAMED]) + (", …" * (len(below) > _MOST_NAMED))
+    folders = f"{counted(len(below), 'folder')} ({names})" if below else "no folders"
+    files = f"files {_most(endings)}" if endings else "no files"
+    return f"found {folders} and {files}"
+
+
+def _most(endings: collections.Counter[str]) -> str:
+    shown = endings.most_common(_MOST_NAMED)
+    rest = endings.total() - sum(count for _, count in shown)
+    words = [f"{name} {count}" for name, count in shown]
+    return ", ".join(words + [f"others {rest}"] * bool(rest))

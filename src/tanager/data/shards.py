@@ -1,0 +1,84 @@
+"""Find the files of a split by their names: one, or several parts of one set."""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tanager._reading import read_json, reading, refuse_file
+
+
+# The Hub adds a hash of each part: train-00000-of-00001-0e4da7e64a4b9d5c.parquet
+_NUMBERS = re.compile(r"-(\d{5})-of-(\d{5})(-[0-9a-f]{6,40})?(?=\.)")
+_STATE = "state.json"
+"""What `save_to_disk` of Hugging Face's `datasets` writes beside its files."""
+
+
+def find_shards(folder: Path, split: str, ending: str) -> list[Path]:
+    """Return the files of a split, in order; an empty list if there are none.
+
+    They are ``SPLIT.ENDING`` or ``SPLIT-00000-of-00008.ENDING`` and so on, with or
+    without a prefix (``NAME-SPLIT.ENDING``); or else all files of a folder named SPLIT,
+    see `all_shards`. Lower and upper case are alike. Missing parts and a second set of
+    files are refused.
+    """
+    wanted = f"{split}.{ending}"
+    files = []
+    for file in sorted(folder.glob(f"*.{ending}")):
+        name = _NUMBERS.sub("", file.name).lower()
+        if name == wanted or name.endswith(f"-{wanted}"):
+            files.append(file)
+    if files:
+        return _one_set(folder, split, files, _set_of)
+    for below in sorted(folder.iterdir()):
+        if below.name.lower() == split and below.is_dir():
+            return all_shards(below, ending)
+    return []
+
+
+def all_shards(folder: Path, ending: str) -> list[Path]:
+    """Return all files of an ending in a folder, or those that its state.json names."""
+    state = folder / _STATE
+    if state.is_file():
+        with reading(state, "names no files"):
+            names = [each["filename"] for each in read_json(state)["_data_files"]]
+        # Others are what `map` and `shuffle` left there.
+        files = [folder / Path(str(name)).name for name in names]
+        return [file for file in files if file.suffix == f".{ending}"]
+    files = sorted(folder.glob(f"*.{ending}"))
+    return _one_set(folder, folder.name, files, _numbered_set)
+
+
+def _one_set(
+    folder: Path, split: str, files: Sequence[Path], key: Callable[[Path], str]
+) -> list[Path]:
+    found: dict[str, list[Path]] = {}
+    for file in files:
+        found.setdefault(key(file), []).append(file)
+    sets = [*found.values()]
+    numbers = [match for file in files if (match := _NUMBERS.search(file.name))]
+    if len(sets) > 1 or len({match[1] for match in numbers}) < len(numbers):
+        second = sets[1][0] if len(sets) > 1 else files[1]
+        refuse_file(
+            folder,
+            f"has more than one set of {split} files, such as {files[0].name} and "
+            f"{second.name}",
+            "move all but one of them elsewhere",
+        )
+    if numbers:
+        parts = int(numbers[0][2])
+        if [int(match[1]) for match in numbers] != list(range(parts)):
+            refuse_file(
+                folder,
+                f"has {len(numbers)} of the {parts} parts of "
+                f"{split}-*{files[0].suffix}",
+                "get the missing parts",
+            )
+    return list(files)
+
+
+def _set_of(file: Path) -> str:
+    return _NUMBERS.sub(lambda match: f"-of-{match[2]}", file.name)
+
+
+def _numbered_set(file: Path) -> str:
+    return _set_of(file) if _NUMBERS.search(file.name) else ""

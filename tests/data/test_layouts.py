@@ -1,0 +1,410 @@
+"""Folders as people have them: read, with what is not read counted and named."""
+
+import json
+import re
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import small_sources as small
+from PIL import Image
+
+from tanager.data import Layout, gather, load
+from tanager.data.layout import ending
+
+
+COUNT, SIDE = 12, 8
+"""Six images of each of two classes; all pixels of image i are 6·i."""
+
+
+def image(number):
+    return np.full((SIDE, SIDE, 3), 6 * number, np.uint8)
+
+
+def write(path, *names):
+    """The image whose number is the last number in each file's name."""
+    for name in names:
+        file = path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image(int(re.findall(r"\d+", name)[-1]))).save(file)
+
+
+def rows(path, file, numbers, values=None, **columns):
+    encoded = [small.png(image(number)) for number in numbers]
+    values = [number % 2 for number in numbers] if values is None else values
+    columns = columns or {"image": encoded, "label": values}
+    file = path / file
+    file.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.table(columns)
+    if file.suffix == ".parquet":
+        pq.write_table(table, file)
+    else:
+        small.write_arrow(file, table, stream=file.suffix == ".arrow")
+
+
+def halves(path, train, test):
+    write(path, *(f"{train}/{'ab'[n % 2]}/{n}.png" for n in range(8)))
+    write(path, *(f"{test}/{'ab'[n % 2]}/{n}.png" for n in range(8, COUNT)))
+
+
+def alone(path):
+    write(path, *(f"{'ab'[n % 2]}/{n}.png" for n in range(COUNT)))
+
+
+def training_testing(path):
+    halves(path, "Training", "Testing")
+
+
+def three_folders(path):
+    halves(path, "Train", "Test")
+    write(path, "Valid/a/3.png", "Valid/b/4.png")
+
+
+def one_too_high(path):
+    halves(path / "archive" / "photos", "train", "val")
+    write(path, "__MACOSX/archive/._1.png", ".hidden/1.png")
+
+
+def train_alone(path):
+    alone(path / "train")
+
+
+def cloned_from_the_hub(path):
+    for name in ("README.md", ".gitattributes"):
+        (path / name).write_text("x")
+    first, second = "train-00000-of-00002-0a1b2c3d", "train-00001-of-00002-4d5e6f70"
+    rows(path, f"data/{first}.parquet", range(4))
+    rows(path, f"data/{second}.parquet", range(4, 8))
+    rows(path, "data/test-00000-of-00001-99aabbcc.parquet", range(8, COUNT))
+
+
+def converted_by_the_hub(path):
+    rows(path, "default/train/0000.parquet", range(8))
+    rows(path, "default/test/0000.parquet", range(8, COUNT))
+
+
+def saved_to_disk(path):
+    for split, numbers in {"train": range(8), "test": range(8, COUNT)}.items():
+        rows(path, f"{split}/data-00000-of-00001.arrow", numbers)
+        rows(path, f"{split}/cache-1b2c3d.arrow", range(3))  # what `map` left there
+        files = [{"filename": "data-00000-of-00001.arrow"}]
+        (path / split / "state.json").write_text(json.dumps({"_data_files": files}))
+    (path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+
+
+def one_table(path):
+    rows(path, "everything.parquet", range(COUNT))
+
+
+def polars_ipc(path):
+    """Views and categories, as polars writes them."""
+    for split, numbers in {"train": range(8), "test": range(8, COUNT)}.items():
+        encoded = pa.array([small.png(image(n)) for n in numbers], pa.binary_view())
+        labels = pa.array(["ab"[n % 2] for n in numbers]).dictionary_encode()
+        rows(path, f"{split}.ipc", numbers, picture_bytes=encoded, kind=labels)
+
+
+def pandas_feather(path):
+    for split, numbers in {"train": range(8), "test": range(8, COUNT)}.items():
+        encoded = [{"bytes": small.png(image(n)), "path": None} for n in numbers]
+        rows(
+            path,
+            f"{split}.feather",
+            numbers,
+            images=encoded,
+            labels=[n % 2 == 1 for n in numbers],
+            index=list(numbers),
+        )
+
+
+def from_one(path):
+    rows(path, "train.parquet", range(8), [n % 2 + 1 for n in range(8)])
+    rows(path, "test.parquet", range(8, COUNT), [n % 2 + 1 for n in range(8, COUNT)])
+
+
+def medmnist(path):
+    parts = {"train": range(8), "val": range(2), "test": range(8, COUNT)}
+    arrays = {}
+    for split, numbers in parts.items():
+        arrays[f"{split}_images"] = np.stack([image(n) for n in numbers])
+        arrays[f"{split}_labels"] = np.array([[n % 2] for n in numbers], np.uint8)
+    np.savez_compressed(path / "pathmnist.npz", **arrays)
+
+
+def grey_medmnist(path):
+    medmnist(path)
+    file = path / "pathmnist.npz"
+    with np.load(file) as arrays:
+        found = {k: v[..., 0] if "images" in k else v for k, v in arrays.items()}
+    np.savez(file, **found)
+
+
+def names(path):
+    write(path, *(f"{['cat', 'big dog'][n % 2]}_{n}.png" for n in range(COUNT)))
+    return Layout(path, labels_from_name=True)
+
+
+def csv_beside(path):
+    write(path, *(f"images/{n}.png" for n in range(COUNT)))
+    lines = [f"{n}.png;{'ab'[n % 2]};{n}" for n in range(COUNT)]
+    (path / "labels.csv").write_text("\n".join(["file;label;age", *lines]), "utf-8-sig")
+
+
+def csv_beside_folders_of_people(path):
+    write(path, *(f"images/{n // 3}/{n}.png" for n in range(COUNT)))
+    lines = [f"{n}.png,{'ab'[n % 2]}" for n in range(COUNT)]
+    (path / "labels.csv").write_text("\n".join(["file,label", *lines]))
+
+
+def csv_with_a_split(path):
+    write(path, *(f"images/{n}.png" for n in range(COUNT)))
+    lines = [f"{n}.png,{'ab'[n % 2]},{'Train' if n < 8 else 'test'}" for n in range(12)]
+    write(path, "images/15.png")
+    lines.append("15.png,a,val")
+    (path / "labels.csv").write_text("\n".join(["file,label,split", *lines]))
+
+
+def csv_of_something_else(path):
+    alone(path / "images")
+    (path / "prices.csv").write_text("name,price\nx,1\ny,2\n")
+
+
+def csv_elsewhere(path):
+    write(path / "x", *(f"scans/{n // 4}/{n}.png" for n in range(COUNT)))
+    lines = [f"{n},x/scans/{n // 4}/{n},{'yes' if n % 2 else 'no'}" for n in range(12)]
+    (path / "table.csv").write_text("\n".join(["age,scan,ill", *lines]))
+    return Layout(path / "x", labels=path / "table.csv", label_column="ill")
+
+
+READ = {
+    alone: ("ab", 8),
+    training_testing: ("ab", 8),
+    three_folders: ("ab", 8),
+    one_too_high: ("ab", 8),
+    train_alone: ("ab", 8),
+    cloned_from_the_hub: ("01", 8),
+    converted_by_the_hub: ("01", 8),
+    saved_to_disk: ("01", 8),
+    one_table: ("01", 10),
+    polars_ipc: ("ab", 8),
+    pandas_feather: (("False", "True"), 8),
+    from_one: ("12", 8),
+    medmnist: ("01", 8),
+    grey_medmnist: ("01", 8),
+    names: (("big dog", "cat"), 10),
+    csv_beside: ("ab", 10),
+    csv_beside_folders_of_people: ("ab", 10),
+    csv_of_something_else: ("ab", 8),
+    csv_with_a_split: ("ab", 8),
+    csv_elsewhere: (("no", "yes"), 10),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("make", READ, ids=lambda make: make.__name__)
+def test_layouts_that_people_have(tmp_path, make):
+    classes, trained = READ[make]
+    dataset = load("folder", make(tmp_path) or tmp_path)
+    assert dataset.classes == tuple(classes)
+    grey = make is grey_medmnist
+    assert dataset.image_shape == (SIDE, SIDE, 1 if grey else 3)
+    assert (len(dataset.train), len(dataset.test)) == (trained, COUNT - trained)
+    seen = []
+    for source in (dataset.train, dataset.test):
+        batch = gather(source, np.arange(len(source)))
+        numbers = batch["image"][:, 0, 0, 0] // 6
+        # Image n is of class n % 2; "big dog", n odd, comes before "cat".
+        odd = batch["label"] != (make is names)
+        np.testing.assert_array_equal(numbers % 2 == 1, odd)
+        seen += [*numbers]
+    assert sorted(seen) == [*range(COUNT)]
+    json.dumps(dataset.record)
+
+
+def test_what_is_not_read_is_counted_and_named(tmp_path):
+    three_folders(tmp_path)
+    for number in range(3):
+        (tmp_path / f"Train/a/{number}.txt").write_text("x")
+    write(tmp_path, "Train/a/more/5.png")
+    (tmp_path / "Train/empty").mkdir()
+    (tmp_path / "notes.docx").write_text("x")
+    (tmp_path / "Train/b/1.2.840.10008.1").write_text("x")
+    with pytest.warns(UserWarning) as caught:
+        dataset = load("folder", tmp_path)
+    told = [str(each.message) for each in caught]
+    assert told == [
+        "5 files are not images, and not read: .txt 3, .docx 1, no ending 1",
+        "the folder Valid is not read: the training images are those in Train, the "
+        "test images those in Test",
+        "not read: 1 image in folders of the class folder a; move them up into it",
+        "the folder empty has no images: no class",
+    ]
+    assert dataset.record == {
+        "layout": "class folders",
+        "conversion": "upright-8-bit",
+        "size": "as they are",
+        "not_read": {".txt": 3, ".docx": 1, "no ending": 1},
+    }
+    assert caught[0].filename == __file__
+
+
+def test_classes_of_one_split_alone(tmp_path):
+    halves(tmp_path, "train", "test")
+    write(tmp_path, "train/c/1.png", "test/d/2.png")
+    with pytest.warns(UserWarning, match="class d has no training example"):
+        dataset = load("folder", tmp_path)
+    assert dataset.classes == ("a", "b", "c", "d")
+    assert {*gather(dataset.test, np.arange(5))["label"]} == {0, 1, 3}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_csv_file_splits_by_person(tmp_path):
+    write(tmp_path, *(f"images/{n}.png" for n in range(40)))
+    lines = [f"{n}.png,{n % 2},person {n // 4}" for n in range(40)]
+    table = tmp_path / "labels.csv"
+    table.write_text("\n".join(["image,label,patient", *lines]))
+    options = {"groups": "patient", "validation_examples": 2}
+    dataset = load("folder", tmp_path, **options)
+    assert dataset.units()[1] == 6  # of 10: 2 for testing, 2 for validation
+    trained, held = (
+        {*(gather(each, np.arange(len(each)))["image"][:, 0, 0, 0] // 6 // 4)}
+        for each in (dataset.train, dataset.test)
+    )
+    assert not trained & held
+    with pytest.raises(
+        ValueError, match=r"must be 'folder' or a column of labels\.csv"
+    ):
+        load("folder", tmp_path, groups="ward")
+    moved = tmp_path / "people"
+    for n in range(40):
+        write(moved, f"scans/{n // 4}/{n}.png")
+    folders = Layout(moved, labels=table)
+    assert load("folder", folders, groups="folder").units()[1] == 8
+
+
+def loose(path):
+    write(path, "1.png", "2.png")
+
+
+def two_tables(path):
+    loose(path)
+    for name in ("a.csv", "b.csv"):
+        (path / name).write_text("x")
+
+
+def not_images(path):
+    (path / "scans").mkdir()
+    (path / "scans" / "1.nii").write_text("x")
+
+
+def channels_first(path):
+    np.savez(
+        path / "x.npz", train_images=np.zeros((4, 3, 8, 8), np.uint8), train_labels=[0]
+    )
+
+
+def csv(*lines):
+    def make(path):
+        write(path, "1.png", "2.png", "3.png", "4.png", "more/4.png")
+        (path / "labels.csv").write_text("\n".join(lines))
+
+    return make
+
+
+def pointer(path):
+    (path / "train.parquet").write_text("version https://git-lfs.github.com/spec/v1\n")
+
+
+def two_columns(path):
+    rows(path, "train.parquet", range(4), image=[small.png(image(1))] * 4, x=[0, 1] * 2)
+    table = pq.read_table(path / "train.parquet")
+    pq.write_table(table.append_column("y", table["x"]), path / "train.parquet")
+
+
+def ids(path):
+    rows(path, "train.parquet", range(4), [f"zoe {n}" for n in range(4)])
+
+
+def one_class(path):
+    write(path, "a/1.png", "a/2.png")
+    (path / "b").mkdir()
+
+
+WRITTEN = ("image,label", "1.png,zoe", "2.png,ann")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (loose, "has images, but no class folders: found no folders and files .png 2:"),
+        (loose, "--labels FILE (a CSV file) or --labels-from-name"),
+        (two_tables, "files .png 2, .csv 2"),
+        (
+            not_images,
+            "no layout that is read: found 1 folder (scans) and files .nii 1",
+        ),
+        (
+            channels_first,
+            "has images as uint8[4, 3, 8, 8], channels first (NCHW): save",
+        ),
+        (csv(*WRITTEN, "7.png,zoe"), "row 3 names no image"),
+        (csv(*WRITTEN, "4.png,zoe"), "path (="),
+        (csv(*WRITTEN, "2.png,zoe"), "row 3 names the image of row 2: leave only one"),
+        (csv(*WRITTEN, "3.png,"), "row 3 has no 'label': fill it in, or leave out"),
+        (csv(*WRITTEN, "3.png"), "row 3 has 1 columns, and the first line has 2"),
+        (csv(*WRITTEN[1:], "3.png,zoe"), "has no names of columns: its first line"),
+        (csv("image,label,split", "1.png,zoe,1"), "must say train or test in each row"),
+        (csv("image,a,b", "1.png,zoe,1"), "has no column 'label' or 'labels' or"),
+        (pointer, "is a pointer of Git LFS: get the file: git lfs pull"),
+        (two_columns, "its columns are ['x', 'y']; name that of labels with"),
+        (ids, "has fewer than two images a class, if every label is a class"),
+        (one_class, "has one class only: two classes or more are needed"),
+    ],
+)
+def test_what_is_not_understood_is_described(tmp_path, make, message):
+    make(tmp_path)
+    with pytest.raises(ValueError, match=re.escape(message)) as refused:
+        load("folder", tmp_path)
+    told = str(refused.value)
+    assert "remove" not in told
+    assert not re.search(r"\bzoe|\bann\b", told)
+
+
+def test_layouts_of_ones_own_only(tmp_path):
+    with pytest.raises(ValueError, match=r"labels_from_name.* does not apply to cifar"):
+        load("cifar10", Layout(tmp_path, labels_from_name=True))
+    with pytest.raises(ValueError, match=r"labels .*must be left out with labels_from"):
+        Layout(tmp_path, labels="x.csv", labels_from_name=True)
+    write(tmp_path, "007.png", "cat_1.png")
+    with pytest.raises(ValueError, match="begins with no class: names must begin"):
+        load("folder", Layout(tmp_path, labels_from_name=True))
+
+
+def test_decoded_images_are_resized(tmp_path):
+    medmnist(tmp_path)
+    dataset = load("folder", tmp_path / "pathmnist.npz", image_size=12)
+    assert dataset.image_shape == (12, 12, 3)
+    assert gather(dataset.train, np.arange(8))["image"].shape == (8, 12, 12, 3)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("stream", [True, False])
+def test_classes_of_images_that_were_held_out(tmp_path, stream):
+    csv_beside(tmp_path)
+    both = load("folder", tmp_path, stream=stream)
+    dataset = load("folder", tmp_path, stream=stream, classes=("b", "a"))
+    for split in ("train", "test"):
+        one, two = (getattr(each, split) for each in (both, dataset))
+        one, two = (gather(each, np.arange(len(each))) for each in (one, two))
+        np.testing.assert_array_equal(one["image"], two["image"])
+        np.testing.assert_array_equal(one["label"], 1 - two["label"])
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("a.TXT", ".txt"), ("a.tar.gz", ".gz"), ("1.2.840.10008", ""), ("README", "")],
+)
+def test_endings(name, expected):
+    assert ending(name) == expected
