@@ -227,7 +227,7 @@ def test_the_command_says_what_it_wrote(vit_run, tmp_path, capsys):
     ("options", "message"),
     [
         ({"weights": "ema"}, "weights (='ema') must be one of average, last"),
-        ({"format": "onnx"}, "format (='onnx') must be one of tanager, timm"),
+        ({"format": "tflite"}, "format (='tflite') must be one of tanager, timm, onnx"),
         ({"format": "timm"}, "format (='timm') has no linear: export it as tanager"),
         ({"licence": "a\nb: c"}, "licence (='a\\nb: c') must be an identifier"),
     ],
