@@ -25,7 +25,7 @@ class Arguments:
     """Folder to create; it must be missing or empty."""
 
     format: Annotated[str, tyro.conf.arg(metavar="{tanager,timm,onnx}")] = "tanager"
-    """Names and layouts of the tensors, tanager loads the first two; or an ONNX file."""
+    """How tensors are named and laid out (tanager loads both), or an ONNX file."""
 
     weights: Annotated[str, tyro.conf.arg(metavar="{average,last}")] = "average"
     """Average of the parameters, or the parameters after the last update."""
