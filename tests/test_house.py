@@ -176,7 +176,7 @@ assert not foreign, foreign
 
 HELP = ["plan", "train", "train digits", "search digits", "search data digits"]
 HELP += ["audit digits", "bench step", "export", "recipe", "models", "account"]
-HELP += ["account limit", "account add", "account accept"]
+HELP += ["account limit", "account add", "account accept", "predict", "evaluate"]
 
 
 def test_the_help_of_a_command_does_not_wait_for_what_it_would_use():

@@ -90,7 +90,10 @@ def test_the_most_probable_classes_have_columns_by_rank(run, photos, capsys):
         (["."], "files (='.') hold no images (.png"),
         (["a.png", "--top", "0"], "top (=0) must be at least 1"),
         (["a.png", "--batch-size", "0"], "batch_size (=0) must be at least 1"),
-        (["a.png", "--weights", "ema"], "weights (='ema') must be one of average, last"),
+        (
+            ["a.png", "--weights", "ema"],
+            "weights (='ema') must be one of average, last",
+        ),
         (["a.png", "--code", "mine"], "code (='mine') is not MODULE:FUNCTION"),
     ],
 )
@@ -109,8 +112,10 @@ def test_a_model_of_features_takes_a_file_of_them(tmp_path, photos, capsys):
     made, run = tmp_path / "made.npz", tmp_path / "run"
     np.savez(
         made,
-        **{"train_features": rows, "train_labels": labels},
-        **{"test_features": rows[:6], "test_labels": labels[:6]},
+        train_features=rows,
+        train_labels=labels,
+        test_features=rows[:6],
+        test_labels=labels[:6],
     )
     words = ["train", "features", "--features-from", made, "--out", run]
     words += ["--epsilon", "8", "--steps", "2", "--account", "none"]
@@ -123,7 +128,9 @@ def test_a_model_of_features_takes_a_file_of_them(tmp_path, photos, capsys):
         assert code == 0
         header, *lines = csv.reader(io.StringIO(out))
         assert header[3:] == ["0", "1"]
-        assert [line[0] for line in lines] == [f"{tmp_path / name}:{k}" for k in range(6)]
+        assert [line[0] for line in lines] == [
+            f"{tmp_path / name}:{k}" for k in range(6)
+        ]
         found[name] = [line[1:] for line in lines]
     assert found["made.npz"] == found["new.npz"] == found["new.npy"]
     for words in (("evaluate", run), ("evaluate", run, "--data", made)):
@@ -152,7 +159,9 @@ def create():
 def wrong():
     return 1
 """)
-    described = {"preprocessing": {"mean": [0.5], "std": [0.5], "read_shape": [4, 4, 1]}}
+    described = {
+        "preprocessing": {"mean": [0.5], "std": [0.5], "read_shape": [4, 4, 1]}
+    }
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text(
         json.dumps({"tanager": {"model": None, "classes": None} | described})
@@ -165,7 +174,9 @@ def wrong():
         capsys, "predict", "model", photos, "--code", "my_own_network:create"
     )
     assert code == 0
-    assert out.startswith("file,class,probability,0,1,2\n") and out.count("0.333333") > 9
+    assert (
+        out.startswith("file,class,probability,0,1,2\n") and out.count("0.333333") > 9
+    )
     for name, message in (
         ("my_own_network:wrong", "returns int, and must return (params, predict)"),
         ("my_own_network:none", "cannot be run (AttributeError"),
@@ -222,6 +233,7 @@ def test_an_export_is_evaluated_on_a_folder(run, tmp_path, capsys):
     assert predicted == expected.tolist()
     code, _, err = printed(capsys, "evaluate", model)
     assert code == 2 and "data (=None) is not known of this model: give --data" in err
-    (data / "train/7").rename(data / "train/x"), (data / "test/7").rename(data / "test/x")
+    for split in ("train", "test"):
+        (data / split / "7").rename(data / split / "x")
     code, _, err = printed(capsys, "evaluate", model, "--data", data)
     assert code == 2 and "class (='x') is not one of the model's: 0, 1" in err

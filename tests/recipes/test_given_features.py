@@ -77,7 +77,8 @@ def test_the_exported_head_takes_features(file, run, tmp_path, capsys):
         trained(np.ones(WIDTH + 1))
     card = (tmp_path / "model/README.md").read_text()
     for part in (
-        f"logits = trained(features)  # of one image, float32[{WIDTH}]",
+        f"found = model.predict(features)  # of one image, float32[{WIDTH}]",
+        "tanager predict FOLDER features.npz",
         "Compute them with the same program",
         f"trained on {WIDTH} features of each image",
         "| features of an image | 8 |",

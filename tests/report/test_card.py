@@ -166,7 +166,9 @@ def test_the_machine_and_the_seed_stay_out():
 @pytest.mark.parametrize("format", ["tanager", "timm"])
 def test_it_says_how_to_use_it(format):
     text = card(format=format, timm_name="vit_tiny_patch16_224")
-    assert 'models.load_pretrained("FOLDER")' in text
+    assert 'tanager.load("FOLDER")' in text
+    assert 'model.predict("photo.jpg")' in text
+    assert "tanager predict FOLDER photo.jpg" in text
     assert ('timm.create_model("local-dir:FOLDER"' in text) == (format == "timm")
 
 

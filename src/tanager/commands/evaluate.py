@@ -118,7 +118,7 @@ def _labelled(model: "Model", path: str | None) -> "Dataset":
 def _logits(
     model: "Model", dataset: "Dataset", options: Arguments
 ) -> tuple["np.ndarray", "np.ndarray"]:
-    """Return the logits of a split, and its labels as numbers of the model's classes."""
+    """Return the logits of a split, and its labels, numbers of the model's classes."""
     import numpy as np
 
     from tanager.data import gather
@@ -134,13 +134,10 @@ def _logits(
                 part = np.arange(start, min(start + size, len(source)))
                 batch = gather(source, part)
                 examples = batch["image" if "image" in batch else "features"]
-                for row in model.each(examples, size):
-                    if isinstance(row, ValueError):
-                        raise row
-                    logits.append(row)
+                logits.append(model.logits(examples, size))
                 labels.append(own[batch["label"]])
-                report(len(logits), total)
-    return np.array(logits), np.concatenate(labels)
+                report(sum(map(len, labels)), total)
+    return np.concatenate(logits), np.concatenate(labels)
 
 
 def _numbers(model: "Model", names: Sequence[str]) -> Any:

@@ -24,8 +24,8 @@ class Arguments:
     to: pathlib.Path
     """Folder to create; it must be missing or empty."""
 
-    format: Annotated[str, tyro.conf.arg(metavar="{tanager,timm}")] = "tanager"
-    """Names and layouts of the tensors; tanager loads both."""
+    format: Annotated[str, tyro.conf.arg(metavar="{tanager,timm,onnx}")] = "tanager"
+    """How tensors are named and laid out (tanager loads both), or an ONNX file."""
 
     weights: Annotated[str, tyro.conf.arg(metavar="{average,last}")] = "average"
     """Average of the parameters, or the parameters after the last update."""

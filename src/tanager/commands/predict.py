@@ -82,7 +82,7 @@ _Row = tuple[str, dict[str, Any]] | ValueError
 
 def _inputs(
     model: "Model", paths: Sequence[str]
-) -> tuple[Sequence[str], Sequence[Any], Mapping[str, int]]:
+) -> tuple[Sequence[str], Any, Mapping[str, int]]:
     from tanager.use.inputs import list_images, read_feature_rows
 
     if model.preprocessing is not None:

@@ -33,25 +33,14 @@ def read_image(image: Any, shape: tuple[int, int, int]) -> np.ndarray:
     Raises:
         ValueError: it holds no image. The message names a file by its path.
     """
-    is_file = isinstance(image, str | os.PathLike)
-    if not is_file and not isinstance(image, bytes):
+    name = image if isinstance(image, str | os.PathLike) else "in memory"
+    if not isinstance(image, str | os.PathLike | bytes):
         array = None if _is_pillow(image) else _checked(image)
         if array is not None and array.shape == shape:
             return array
         image = _as_png(image if array is None else array)
-    name = image if is_file else "in memory"
     with reading(name, "cannot be read as an image", "replace it", "image"):
         return decode_image(image, shape)
-
-
-def is_one(images: Any) -> bool:
-    """Return whether this is one image, and not a list or batch of them."""
-    if isinstance(images, str | bytes | os.PathLike) or _is_pillow(images):
-        return True
-    shape = getattr(images, "shape", None)
-    return shape is not None and (
-        len(shape) == 2 or (len(shape) == 3 and shape[-1] in _CHANNELS)
-    )
 
 
 def _is_pillow(image: Any) -> bool:

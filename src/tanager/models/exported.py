@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jaxtyping import Array, ArrayLike
 
 from tanager import _validate as validate
@@ -71,7 +72,7 @@ class Pretrained(NamedTuple):
         """
         if self.preprocessing is None:
             return self.model(jnp.asarray(image, jnp.float32))
-        if not isinstance(image, jax.core.Tracer):
+        if not isinstance(image, Tracer):
             image = self.preprocessing.read(image)
         return self.model(self.preprocessing(jnp.asarray(image)))
 

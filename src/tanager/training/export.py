@@ -28,10 +28,11 @@ from tanager.privacy.mechanism import Mechanism
 from tanager.privacy.risk import Risk
 from tanager.report.card import model_card
 from tanager.report.run_files import read_config, read_result
+from tanager.training import onnx
 from tanager.training.result import PERSON_SIZES, cost
 
 
-FORMATS = ("tanager", "timm")
+FORMATS = ("tanager", "timm", "onnx")
 
 _GUARANTEE = (
     *("private", "epsilon", "delta", "adjacency", "accountant"),
@@ -78,7 +79,9 @@ def export(
         weights: the ``"average"`` of the parameters, or the ``"last"`` ones.
         format: ``"tanager"``, or ``"timm"``: the same weights under the names and in
             the layouts of timm, whose ``create_model("local-dir:FOLDER")`` takes them;
-            `models.load_pretrained` loads both.
+            `models.load_pretrained` loads both. Or ``"onnx"``: ``model.onnx``, from
+            preprocessed images float32[n, h, w, c] to logits, checked on onnxruntime to
+            1e-4 (``pip install 'tanager-dp[onnx]'``).
         licence: an identifier of the Hugging Face Hub, such as ``apache-2.0``; without
             one the model card says that it is unknown.
 
@@ -89,10 +92,12 @@ def export(
         ValueError: the run is not finished or is one of a private search's, one of its
             files is damaged, its result differs from its ledger or configuration, its
             weights do not fit its description, the architecture cannot be written in
-            this format, or `to` is in use.
+            this format, a package of the format is missing, or `to` is in use.
     """
     validate.one_of(RUN_WEIGHTS, weights=weights)
     validate.one_of(FORMATS, format=format)
+    if format == "onnx":
+        onnx.packages()
     if licence is not None and (not licence.strip() or not licence.isprintable()):
         validate.refuse("licence", licence, "must be an identifier", "or leave it out")
     run, to = Path(run).expanduser(), Path(to).expanduser()
@@ -120,7 +125,12 @@ def export(
         config, result, weights=weights, format=format, licence=licence, timm_name=timm
     )
     with new_folder(to, "to", 0o755) as folder:
-        models.save_weights(model, folder / "model.safetensors", format=format)
+        if format == "onnx":
+            shape = tuple(config["architecture"]["image_shape"])
+            name = config["architecture"]["name"]
+            onnx.write(model, shape, folder / "model.onnx", name)
+        else:
+            models.save_weights(model, folder / "model.safetensors", format=format)
         write_text(folder / "config.json", json_text(described, indent=2) + "\n")
         write_text(folder / "README.md", card)
     return to
@@ -196,7 +206,7 @@ def _model(config: Mapping[str, Any], source: Path, format: str) -> Any:
         return read_tensors(source)
     file = source.parent / "config.json"
     template = template_of(file, architecture, config.get("classes"))
-    if format not in models.formats(template):
+    if format not in (*models.formats(template), "onnx"):
         validate.refuse("format", format, f"has no {architecture['name']}", remedy)
     return files.load(template, source)
 
@@ -214,6 +224,10 @@ def _description(
         "weights": weights,
         "guarantee": {name: result[name] for name in _GUARANTEE},
     }
+    if format == "onnx":
+        shape = config["architecture"]["image_shape"]
+        ours["input"] = {"name": onnx.INPUT, "dtype": "float32", "shape": ["n", *shape]}
+        ours["output"] = {"name": onnx.OUTPUT, "shape": ["n", len(config["classes"])]}
     if search := result.get("search"):
         ours["guarantee"]["search"] = {name: search[name] for name in _OF_A_SEARCH}
     return {"tanager": ours}

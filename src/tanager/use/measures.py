@@ -47,13 +47,13 @@ def measure(
     if probabilities.shape != (len(labels), len(classes)) or not len(labels):
         rule = f"must be [n, {len(classes)}] for {len(labels)} labels, one or more"
         validate.refuse("probabilities", list(probabilities.shape), rule)
-    predicted, every = probabilities.argmax(axis=1), np.arange(len(classes))
+    predicted, every = probabilities.argmax(axis=1), range(len(classes))
     matrix = metrics.confusion_matrix(labels, predicted, labels=every)
     counts, right = matrix.sum(axis=1), matrix.diagonal()
     present = np.flatnonzero(counts)
     means = {"labels": present, "average": "macro", "zero_division": 0}
     areas = {
-        k: float(metrics.roc_auc_score(labels == k, probabilities[:, k]))
+        int(k): float(metrics.roc_auc_score(labels == k, probabilities[:, k]))
         for k in (present if len(present) > 1 else ())
     }
     random = np.random.default_rng(_SEED)

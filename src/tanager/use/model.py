@@ -41,6 +41,7 @@ from tanager.training.precision import computing, image_dtype
 Code = tuple[PyTree, Callable[[Any, Any], Any]]
 """Parameters like those that were trained, and ``predict(params, example)``."""
 
+Examples = Sequence[Any] | np.ndarray
 BATCH_SIZE = 64
 
 
@@ -97,16 +98,28 @@ class Model:
         Raises:
             ValueError: an image cannot be read; the message names it.
         """
-        one = self._is_one(examples)
-        found = []
-        for each in self.each([examples] if one else examples, batch_size):
+        if self._is_one(examples):
+            return self.described(self.logits([examples])[0], top)
+        rows = self.logits(examples, batch_size)
+        return [self.described(row, top) for row in rows]
+
+    def logits(
+        self, examples: Examples, batch_size: int = BATCH_SIZE
+    ) -> Float32[np.ndarray, "n classes"]:
+        """Return the logits of many examples; `predict` says what these may be.
+
+        Raises:
+            ValueError: an image cannot be read; the message names it.
+        """
+        rows = []
+        for each in self.each(examples, batch_size):
             if isinstance(each, ValueError):
                 raise each
-            found.append(self.described(each, top))
-        return found[0] if one else found
+            rows.append(each)
+        return np.array(rows).reshape(len(rows), len(self.classes))
 
     def each(
-        self, examples: Sequence[Any], batch_size: int = BATCH_SIZE
+        self, examples: Examples, batch_size: int = BATCH_SIZE
     ) -> Iterator[Float32[np.ndarray, " classes"] | ValueError]:
         """Yield the logits of each example in turn; an error where it cannot be read.
 
@@ -208,11 +221,7 @@ def load(
                 rule = "is recorded with a model of tanager's"
                 validate.refuse(name, value, rule, "leave it out")
         found = load_pretrained(source, weights=weights)
-
-        def predict(model: Any, example: Any) -> Any:
-            return model(example)
-
-        own = found.model, predict
+        own = found.model, lambda model, example: model(example)
         return Model(own, found.classes, found.preprocessing, config, precision)
     params, predict = code
     if preprocessing is None and ours.get("preprocessing"):
