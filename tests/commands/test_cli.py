@@ -50,9 +50,7 @@ def test_bash_completes_commands_recipes_and_flags(capsys, words, expected):
     line = " ".join(["tanager", *words])
     script += f"COMP_WORDS=({line}); COMP_CWORD={len(words)}; _tanager\n"
     script += 'printf "%s\\n" "${COMPREPLY[@]}"'
-    done = subprocess.run(
-        ["bash", "-c", script], capture_output=True, check=True
-    )
+    done = subprocess.run(["bash", "-c", script], capture_output=True, check=True)
     assert done.stdout.decode().split() == expected
     assert not done.stderr
 

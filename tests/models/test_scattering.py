@@ -10,7 +10,7 @@ from references.make_scattering import SHAPES, draw
 
 from tanager import models
 from tanager.models import scattering
-from tanager.models.staged import StagedModel
+from tanager.models.model import StagedModel
 
 
 REFERENCES = parity.read("scattering")

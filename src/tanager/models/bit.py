@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from tanager import _validate as validate
 from tanager.models import layers, windows
-from tanager.models.staged import StagedModel
+from tanager.models.model import StagedModel, check_image
 
 
 class Variant(NamedTuple):
@@ -143,7 +143,7 @@ class BiT(StagedModel):
 
     def front(self, image: Array) -> Float[Array, "h w c"]:
         """Return what the last stage sees of one image."""
-        layers.check_image(image, self.channels_in)
+        check_image(image, self.channels_in)
         image = self.stem(image)
         # Zeros and not −∞: nothing keeps the convolution's outputs above 0.
         image = jnp.pad(image, ((1, 1), (1, 1), (0, 0)))

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from tanager import _validate as validate
 from tanager.models import layers
-from tanager.models.staged import StagedModel
+from tanager.models.model import StagedModel, check_image
 from tanager.models.vit import LayerNorm, LayerScale
 
 
@@ -139,7 +139,7 @@ class ConvNeXt(StagedModel):
 
     def front(self, image: Array) -> Float[Array, "h w c"]:
         """Return what the last stage sees of one image."""
-        layers.check_image(image, self.channels_in)
+        check_image(image, self.channels_in)
         height, width, _ = image.shape
         smallest = _PATCH * 2 ** (len(self.stages) - 1)
         validate.whole(image_height=height, image_width=width, at_least=smallest)

@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from tanager import _validate as validate
 from tanager.clipping.analysis.dtypes import accumulation_dtype
 from tanager.models import layers, vit
-from tanager.models.staged import StagedModel
+from tanager.models.model import StagedModel, check_image
 
 
 class Variant(NamedTuple):
@@ -188,7 +188,7 @@ class DINO(StagedModel):
 
     def front(self, image: Array) -> Float[Array, "t d"]:
         """Return the tokens that the last block sees of one image."""
-        layers.check_image(image, self.image_shape[2], self.image_shape)
+        check_image(image, self.image_shape[2], self.image_shape)
         grid = self.patches(image)
         tokens = grid.reshape(-1, grid.shape[-1])
         if self.positions is not None and self.registers is not None:

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from tanager import _validate as validate
 from tanager.models import layers
-from tanager.models.staged import StagedModel
+from tanager.models.model import StagedModel, check_image
 
 
 class Variant(NamedTuple):
@@ -173,7 +173,7 @@ class EfficientNetLite(StagedModel):
 
     def front(self, image: Array) -> Float[Array, "h w c"]:
         """Return what the last stage sees of one image."""
-        layers.check_image(image, self.channels_in)
+        check_image(image, self.channels_in)
         image = jax.nn.relu6(self.stem_norm(self.stem(image)))
         for block in itertools.chain(*self.stages[:-1]):
             image = block(image)

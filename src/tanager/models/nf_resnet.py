@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from tanager import _validate as validate
 from tanager.models import layers, windows
+from tanager.models.model import Model, check_image
 from tanager.models.normaliser_free import (
     ALPHA,
     EPS,
@@ -118,7 +119,7 @@ class Block(eqx.Module):
         return residual * (self.skip_gain.astype(image.dtype) * ALPHA) + image
 
 
-class NFResNet(layers.Model):
+class NFResNet(Model):
     """Normaliser-free ResNet for one image `[H, W, channels_in]`, giving logits.
 
     A 7×7 convolution to 64 channels and a 3×3 maximum, both at stride 2; four stages of
@@ -192,7 +193,7 @@ class NFResNet(layers.Model):
 
     def features(self, image: Array) -> Float[Array, " features"]:
         """Return the input of the head for one image: the mean over all pixels."""
-        layers.check_image(image, self.channels_in)
+        check_image(image, self.channels_in)
         image = self.stem(image)
         image = windows.max_pool(image, 3, stride=2, padding=self.padding)
         for block in self.blocks:

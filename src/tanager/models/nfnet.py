@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from tanager import _validate as validate
 from tanager.models import layers, windows
+from tanager.models.model import Model, check_image
 from tanager.models.normaliser_free import (
     ALPHA,
     EPS,
@@ -139,7 +140,7 @@ class Block(eqx.Module):
         return residual * factors[None, None, :] + image
 
 
-class NFNet(layers.Model):
+class NFNet(Model):
     """NFNet for one image `[H, W, channels_in]`, giving logits.
 
     Four 3×3 convolutions to 16, 32, 64 and 128 channels, the first and the last at
@@ -207,7 +208,7 @@ class NFNet(layers.Model):
 
     def features(self, image: Array) -> Float[Array, " features"]:
         """Return the input of the head for one image: the mean over all pixels."""
-        layers.check_image(image, self.channels_in)
+        check_image(image, self.channels_in)
         first, *others = self.stem
         image = first(image)
         for conv in others:

@@ -24,7 +24,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from tanager import _validate as validate
 from tanager.models import layers, windows
-from tanager.models.staged import StagedModel
+from tanager.models.model import StagedModel, check_image
 
 
 PATHS = 81
@@ -73,7 +73,7 @@ class Scattering(StagedModel):
 
     def front(self, image: Array) -> Float[Array, "h2 w2 f"]:
         """Return the normalised scattering features of one image."""
-        layers.check_image(image, self.image_shape[2], self.image_shape)
+        check_image(image, self.image_shape[2], self.image_shape)
         return normalise(scatter(image))
 
 

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from tanager import _validate as validate
 from tanager.models import layers, windows
+from tanager.models.model import Model, check_image
 from tanager.models.wide_resnet import NORMALISATION_ORDERS, normalise
 
 
@@ -29,7 +30,7 @@ class _Stage(eqx.Module):
         return normalise(self.norm, self.conv(image), self.order)
 
 
-class SmallCNN(layers.Model):
+class SmallCNN(Model):
     """3×3 convolutions with norm and ReLU, then one linear layer over all positions.
 
     The first convolution keeps the resolution; each further one halves it, until the
@@ -80,13 +81,13 @@ class SmallCNN(layers.Model):
 
     def features(self, image: Array) -> Float[Array, " features"]:
         """Return the input of the head for one image: the last stage, flattened."""
-        layers.check_image(image, self.image_shape[2], self.image_shape)
+        check_image(image, self.image_shape[2], self.image_shape)
         for stage in self.stages:
             image = stage(image)
         return image.reshape(-1)
 
 
-class LeNet(layers.Model):
+class LeNet(Model):
     """Two convolutions and two linear layers with tanh, 26 010 parameters on MNIST.
 
     An 8×8 convolution to 16 channels at stride 2 with 3 pixels of padding, a 4×4 one to
@@ -137,14 +138,14 @@ class LeNet(layers.Model):
 
     def features(self, image: Array) -> Float[Array, " features"]:
         """Return the input of the head for one image: the hidden units."""
-        layers.check_image(image, self.image_shape[2], self.image_shape)
+        check_image(image, self.image_shape[2], self.image_shape)
         for conv in self.convs:
             active = jnp.tanh(conv(image))
             image = windows.max_pool(active, 2, stride=1, padding="VALID")
         return jnp.tanh(self.hidden(image.reshape(-1)))
 
 
-class MLP(layers.Model):
+class MLP(Model):
     """Hidden layers with ReLU, then one linear layer; without hidden layers, linear.
 
     Args:
@@ -179,7 +180,7 @@ class MLP(layers.Model):
     def features(self, image: Array) -> Float[Array, " features"]:
         """Return the input of the head: the last hidden units, or the flat input."""
         if len(self.image_shape) == 3:
-            layers.check_image(image, self.image_shape[2], self.image_shape)
+            check_image(image, self.image_shape[2], self.image_shape)
         elif image.shape != self.image_shape or not eqx.is_inexact_array(image):
             validate.refuse(
                 "input",

@@ -31,7 +31,7 @@ from jaxtyping import PRNGKeyArray, PyTree
 from tanager import _validate as validate
 from tanager.models import layers
 from tanager.models.low_rank import with_low_rank
-from tanager.models.staged import StagedModel
+from tanager.models.model import StagedModel
 
 
 FINE_TUNING = ("all", "last-layer", "last-stage", "biases-and-norms", "film", "lora")

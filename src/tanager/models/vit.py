@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from tanager import _validate as validate
 from tanager.clipping.analysis.dtypes import accumulation_dtype
 from tanager.models import layers
-from tanager.models.staged import StagedModel
+from tanager.models.model import StagedModel, check_image
 
 
 class Variant(NamedTuple):
@@ -279,7 +279,7 @@ class VisionTransformer(StagedModel):
 
     def front(self, image: Array) -> Float[Array, "t d"]:
         """Return the tokens that the last block sees of one image."""
-        layers.check_image(image, self.image_shape[2], self.image_shape)
+        check_image(image, self.image_shape[2], self.image_shape)
         patches = self.patches(image)
         patches = patches.reshape(-1, patches.shape[-1])
         rows = jnp.pad(patches, ((1, 0), (0, 0)))

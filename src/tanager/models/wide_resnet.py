@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from tanager import _validate as validate
 from tanager.models import layers
-from tanager.models.staged import StagedModel
+from tanager.models.model import StagedModel, check_image
 
 
 NORMALISATION_ORDERS = ("pre-activation", "post-activation")
@@ -176,7 +176,7 @@ class WideResNet(StagedModel):
 
     def front(self, image: Array) -> Float[Array, "h w c"]:
         """Return what the last stage sees of one image."""
-        layers.check_image(image, self.channels_in)
+        check_image(image, self.channels_in)
         image = self.stem(image)
         for block in self.blocks[: -len(self._last_blocks)]:
             image = block(image)

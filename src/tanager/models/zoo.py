@@ -20,7 +20,8 @@ from tanager.models import (
     vit,
     wide_resnet,
 )
-from tanager.models.layers import HEAD_INPUTS, Model, ScaledHead, mirrored
+from tanager.models.layers import HEAD_INPUTS, ScaledHead
+from tanager.models.model import Model, mirrored
 from tanager.models.scattering import ScatteringCNN, ScatteringLinear
 from tanager.models.small import MLP, LeNet, SmallCNN
 from tanager.models.wide_resnet import NORMALISATION_ORDERS, WideResNet

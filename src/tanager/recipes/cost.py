@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 
 from tanager import models
-from tanager.models.staged import StagedModel
+from tanager.models.model import StagedModel
 from tanager.recipes.recipe import Recipe
 
 

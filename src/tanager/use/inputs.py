@@ -11,8 +11,8 @@ import numpy as np
 from tanager import _npy
 from tanager import _validate as validate
 from tanager._reading import reading
-from tanager.data.feature_files import read_arrays
 from tanager.data.decoding import SUFFIXES
+from tanager.data.feature_files import read_arrays
 
 
 _FEATURES = ("features", "test_features")

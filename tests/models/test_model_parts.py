@@ -1,4 +1,4 @@
-"""What comes before the last stage and what is in it share no parameter."""
+"""A model's parts: front, last stage and head, and its mirrored form."""
 
 import re
 
@@ -11,7 +11,7 @@ from tiny_models import KEY, TINY
 
 from tanager import models
 from tanager.models import tuning
-from tanager.models.staged import StagedModel
+from tanager.models.model import StagedModel
 
 
 STAGED = ["bit", "convnext", "dinov2", "dinov3", "efficientnet", "vit", "wrn"]
@@ -44,6 +44,7 @@ def test_a_mirrored_image_has_the_same_logits_where_it_should(name):
         )
         logits, mirrored = model(image), model(image[:, ::-1])
         assert np.allclose(logits, mirrored, rtol=1e-4, atol=1e-5) == mirror
+        assert isinstance(model, StagedModel)
         found = model.head(model.head_input_of(model.fronts(image)))
         np.testing.assert_allclose(logits, found, rtol=1e-4, atol=1e-5)
 
