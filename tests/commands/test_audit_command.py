@@ -11,10 +11,11 @@ import jax
 import numpy as np
 import pytest
 
-from tanager import noise
+from tanager import models, noise
 from tanager.cli import main
 from tanager.commands import audit
 from tanager.commands.audit import methods
+from tanager.models.pretrained import save_weights
 
 
 WORDS = "audit digits --steps 40 --noise-multiplier 1 --strategy bk --batch-size 150 "
@@ -120,6 +121,28 @@ def test_a_head_on_cached_features_is_attacked_with_images(tmp_path, capsys):
     assert {each["canary"] for each in found["tried"]} > {"blank", "noise"}
     assert found["mechanism"]["steps"] == found["mechanism"]["sample_rate"] == 1
     assert found["auc"] > 0.75
+    assert not (tmp_path / "all").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["--method one-run --guessed 0.3", "--canaries 200"])
+def test_a_part_of_the_data_is_audited_in_spite_of_a_folder_of_features(
+    tmp_path, capsys, words
+):
+    model = models.create(
+        "small-cnn", classes=10, image_shape=(8, 8, 1), key=jax.random.key(0)
+    )
+    save_weights(model, tmp_path / "weights")
+    start = "audit digits --model small-cnn --fine-tune last-layer --batch-size 0 "
+    start += "--solver class-means --epsilon 8 --augmentation none --account none "
+    start += f"--head-input norm --head zero --weights {tmp_path / 'weights'} --seed 1 "
+    start += f"--canaries 100 --audited-examples 40 --features {tmp_path / 'all'} "
+    start += f"--strategy bk --out {tmp_path / 'out'} --json {words}"
+    assert main(start.split()) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["mechanism"]["sample_rate"] == 1
+    assert found["auc"] > 0.5
+    assert not found["violated"]
     assert not (tmp_path / "all").exists()
 
 

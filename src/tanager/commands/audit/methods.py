@@ -28,7 +28,7 @@ from tanager.recipes.optimizers import optimizer
 from tanager.recipes.recipe import Recipe
 from tanager.seed import Seed
 from tanager.training import charging
-from tanager.training.problem import DPSGD, Problem, Runtime
+from tanager.training.problem import DPSGD, Runtime
 from tanager.training.run_folder import RunFolder
 
 
@@ -45,9 +45,9 @@ def white_box(
 ) -> dict[str, Any]:
     """Put gradient canaries into a run of the recipe, and look at every update."""
     folder = out / "run"
-    _, problem, algorithm = _prepared(name, recipe, folder, options)
+    _, task, algorithm = _prepared(name, recipe, folder, options)
     found = audit_white_box(
-        problem,
+        task.problem,
         algorithm,
         _runtime(recipe, options),
         canaries=options.canaries,
@@ -71,16 +71,15 @@ def white_box(
 def one_run(name: str, recipe: Recipe, options: "Options", out: Path) -> dict[str, Any]:
     """Let mislabelled test images join a run of the recipe, and look at its model."""
     folder = out / "run"
-    prepared, problem, algorithm = _prepared(name, recipe, folder, options)
-    test = prepared.dataset.test
-    if options.canaries > len(test):
-        rule = f"must be at most the {len(test)} test images that become canaries"
+    prepared, task, algorithm = _prepared(name, recipe, folder, options)
+    if options.canaries > len(task.test):
+        rule = f"must be at most the {len(task.test)} test images that become canaries"
         validate.refuse("canaries", options.canaries, rule)
-    chosen = gather(test, np.arange(options.canaries))
+    chosen = gather(task.test, np.arange(options.canaries))
     own = np.asarray(chosen["label"])
     wrong = ((own + 1) % len(prepared.dataset.classes)).astype(own.dtype)
     found = audit_one_run(
-        problem,
+        task.problem,
         algorithm,
         {**chosen, "label": wrong},
         _runtime(recipe, options),
@@ -102,9 +101,9 @@ def replayed(
 ) -> dict[str, Any]:
     """Train a few steps of the recipe again and again, and check all that was done."""
     with tempfile.TemporaryDirectory() as folder:
-        _, problem, algorithm = _prepared(name, recipe, Path(folder), options)
+        _, task, algorithm = _prepared(name, recipe, Path(folder), options)
         findings = replay(
-            problem,
+            task.problem,
             algorithm,
             dataclasses.replace(runner.runtime(recipe), physical_batch_size=4),
         )
@@ -178,7 +177,7 @@ def membership(
 
 def _prepared(
     name: str, recipe: Recipe, folder: Path, options: "Options"
-) -> tuple[runner.Prepared, Problem, DPSGD]:
+) -> tuple[runner.Prepared, tasks.Task, DPSGD]:
     prepared = runner.prepare(name, recipe)
     mechanism, delta = prepared.budget.mechanism, prepared.budget.delta
     Console(stderr=True, highlight=False).print(
@@ -196,7 +195,7 @@ def _prepared(
     task = _task(prepared.recipe, prepared.dataset, folder, options)
     algorithm = runner.algorithm(prepared, task.problem.size())
     problem = dataclasses.replace(task.problem, account=account)
-    return prepared, problem, algorithm
+    return prepared, task._replace(problem=problem), algorithm
 
 
 def _chosen(
