@@ -5,15 +5,17 @@ That audits find planted bugs is in tests/audit/test_planted_bugs.py.
 
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
-from tanager import noise
+from tanager import models, noise
 from tanager.cli import main
 from tanager.commands import audit
 from tanager.commands.audit import methods
+from tanager.models.pretrained import save_weights
 
 
 WORDS = "audit digits --steps 40 --noise-multiplier 1 --strategy bk --batch-size 150 "
@@ -70,6 +72,78 @@ def test_membership_tells_which_canary_gives_most_away(tmp_path, capsys):
     page = (tmp_path / "report.html").read_text()
     assert "Settings tried" in page
     assert "An attacker who trains 120 models" in page
+
+
+HEAD = (
+    "--method membership --delta 0.01 --models 120 --sweep-models 40 --seed 1 --json "
+)
+HEAD += "--models-at-once 20 --strategy bk --confidence 0.8 --head-input norm"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "steps", "rate"),
+    [
+        ("--solver class-means", 1, 1.0),
+        ("--solver auto --steps 3 --learning-rate 4", 3, 4.0),
+    ],
+)
+def test_a_head_on_given_features_is_attacked_as_it_is_trained(
+    tmp_path, capsys, words, steps, rate
+):
+    draw, file = np.random.default_rng(0), tmp_path / "features.npz"
+    arrays: dict[str, Any] = {}
+    for split, count in (("train", 40), ("test", 20)):
+        arrays[f"{split}_features"] = draw.normal(size=(count, 6)).astype(np.float32)
+        arrays[f"{split}_labels"] = np.arange(count) % 2
+    np.savez(file, **arrays)
+    start = ["audit", "features", "--features-from", str(file), "--epsilon", "8"]
+    start += ["--account", "none", "--out", str(tmp_path / "out")]
+    assert main([*start, *HEAD.split(), *words.split()]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["mechanism"]["sample_rate"] == 1
+    assert found["mechanism"]["steps"] == found["setting"]["steps"] == steps
+    assert found["setting"]["learning_rate"] == rate
+    # Features of one value in all places have no gradient: "blank" is left out.
+    assert found["setting"]["canary"] in ("noise", "0 as 1")
+    assert 0 < found["trade_off_bound"] < 8
+    assert found["auc"] > 0.75
+
+
+@pytest.mark.slow
+def test_a_head_on_cached_features_is_attacked_with_images(tmp_path, capsys):
+    """The folder of features is of all examples: an audit of a few leaves it alone."""
+    start = "audit digits --model small-cnn --fine-tune last-layer --batch-size 0 "
+    start += "--solver class-means --epsilon 8 --augmentation none --account none "
+    start += f"--features {tmp_path / 'all'} --out {tmp_path / 'out'}"
+    assert main([*start.split(), *HEAD.split()]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {each["canary"] for each in found["tried"]} > {"blank", "noise"}
+    assert found["mechanism"]["steps"] == found["mechanism"]["sample_rate"] == 1
+    assert found["auc"] > 0.75
+    assert not (tmp_path / "all").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["--method one-run --guessed 0.3", "--canaries 200"])
+def test_a_part_of_the_data_is_audited_in_spite_of_a_folder_of_features(
+    tmp_path, capsys, words
+):
+    model = models.create(
+        "small-cnn", classes=10, image_shape=(8, 8, 1), key=jax.random.key(0)
+    )
+    save_weights(model, tmp_path / "weights")
+    start = "audit digits --model small-cnn --fine-tune last-layer --batch-size 0 "
+    start += "--solver class-means --epsilon 8 --augmentation none --account none "
+    start += f"--head-input norm --head zero --weights {tmp_path / 'weights'} --seed 1 "
+    start += f"--canaries 100 --audited-examples 40 --features {tmp_path / 'all'} "
+    start += f"--strategy bk --out {tmp_path / 'out'} --json {words}"
+    assert main(start.split()) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["mechanism"]["sample_rate"] == 1
+    assert found["auc"] > 0.5
+    assert not found["violated"]
+    assert not (tmp_path / "all").exists()
 
 
 @pytest.mark.slow

@@ -235,12 +235,9 @@ class _KnownSample:
         self._units = units  # of privacy, that are one canary
         rate, steps = run.sample_rate, run.steps
         if steps * min(rate, 1 - rate) < 1:
-            validate.refuse(
-                "steps",
-                steps,
-                f"are too few for canaries to be sampled, and not, at rate {rate:g}",
-                "audit more steps, or without knows_sample",
-            )
+            rule = f"are too few for canaries to be sampled, and not, at rate {rate:g}"
+            remedy = "leave out knows_sample" + ", or audit more steps" * (rate < 1)
+            validate.refuse("steps", steps, rule, remedy)
         likely = steps * rate + 4 * math.sqrt(steps * rate * (1 - rate))
         self._kept = math.ceil(min(likely, _MOST_KEPT))
         self.rows = 2 * self._kept

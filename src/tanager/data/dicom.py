@@ -39,7 +39,7 @@ def open_dicom(content: bytes | str | os.PathLike[str], largest: int) -> "Image"
     """
     try:
         from pydicom import config, dcmread
-        from pydicom.pixels import pixel_array
+        from pydicom.pixels.utils import pixel_array
     except ImportError as error:
         raise ValueError(
             "it is a DICOM image, which pydicom reads: pip install 'tanager-dp[dicom]'"

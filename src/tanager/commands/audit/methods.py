@@ -2,11 +2,13 @@
 
 import dataclasses
 import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
+import optax
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
@@ -17,15 +19,16 @@ from tanager.audit.bounds import highest_advantage
 from tanager.audit.membership import Attack, audit_membership
 from tanager.audit.replay import FALSE_ALARM, replay
 from tanager.audit.white_box import audit_white_box
-from tanager.data import Dataset, gather
+from tanager.data import Dataset, Source, as_source, gather, subset
 from tanager.privacy.mechanism import Mechanism
 from tanager.privacy.shown import format_epsilon
-from tanager.recipes import runner, tasks
+from tanager.recipes import heads, runner, tasks
 from tanager.recipes.accounts import account_of
+from tanager.recipes.optimizers import optimizer
 from tanager.recipes.recipe import Recipe
 from tanager.seed import Seed
 from tanager.training import charging
-from tanager.training.problem import DPSGD, Problem, Runtime
+from tanager.training.problem import DPSGD, Runtime
 from tanager.training.run_folder import RunFolder
 
 
@@ -42,9 +45,9 @@ def white_box(
 ) -> dict[str, Any]:
     """Put gradient canaries into a run of the recipe, and look at every update."""
     folder = out / "run"
-    _, problem, algorithm = _prepared(name, recipe, folder, options)
+    _, task, algorithm = _prepared(name, recipe, folder, options)
     found = audit_white_box(
-        problem,
+        task.problem,
         algorithm,
         _runtime(recipe, options),
         canaries=options.canaries,
@@ -68,16 +71,15 @@ def white_box(
 def one_run(name: str, recipe: Recipe, options: "Options", out: Path) -> dict[str, Any]:
     """Let mislabelled test images join a run of the recipe, and look at its model."""
     folder = out / "run"
-    prepared, problem, algorithm = _prepared(name, recipe, folder, options)
-    test = prepared.dataset.test
-    if options.canaries > len(test):
-        rule = f"must be at most the {len(test)} test images that become canaries"
+    prepared, task, algorithm = _prepared(name, recipe, folder, options)
+    if options.canaries > len(task.test):
+        rule = f"must be at most the {len(task.test)} test images that become canaries"
         validate.refuse("canaries", options.canaries, rule)
-    chosen = gather(test, np.arange(options.canaries))
+    chosen = gather(task.test, np.arange(options.canaries))
     own = np.asarray(chosen["label"])
     wrong = ((own + 1) % len(prepared.dataset.classes)).astype(own.dtype)
     found = audit_one_run(
-        problem,
+        task.problem,
         algorithm,
         {**chosen, "label": wrong},
         _runtime(recipe, options),
@@ -99,9 +101,9 @@ def replayed(
 ) -> dict[str, Any]:
     """Train a few steps of the recipe again and again, and check all that was done."""
     with tempfile.TemporaryDirectory() as folder:
-        _, problem, algorithm = _prepared(name, recipe, Path(folder), options)
+        _, task, algorithm = _prepared(name, recipe, Path(folder), options)
         findings = replay(
-            problem,
+            task.problem,
             algorithm,
             dataclasses.replace(runner.runtime(recipe), physical_batch_size=4),
         )
@@ -122,29 +124,21 @@ def membership(
         rule = "must be given for membership, and delta too"
         remedy = "the noise of each setting is solved for from them"
         validate.refuse("epsilon", recipe.epsilon, rule, remedy)
-    if recipe.features_from is not None:
-        rule = "must be left out for membership, whose canaries are images"
-        validate.refuse(
-            "features_from", recipe.features_from, rule, "or audit by white-box"
-        )
-    if recipe.solver != "dp-sgd":
-        rule = "must be dp-sgd for membership, which trains in several settings"
-        validate.refuse("solver", recipe.solver, rule, "or audit by white-box")
     dataset = runner.load(recipe)
     tasks.check_augmentation(recipe, dataset)
     tasks.warn_of_preprocessing(recipe)
-    secret, task = _task(recipe, dataset, out, options)
+    claimed = recipe.epsilon, recipe.delta
+    recipe, chosen = _chosen(recipe, dataset, options)
+    secret = RunFolder(out).seed(recipe.seed)
     canaries = _canaries(dataset, options.canary_kinds, secret)
+    task = _task(recipe, dataset, out, options, _stacked(canaries.values()))
+    seen = {name: task.test[place] for place, name in enumerate(canaries)}
     account = account_of(recipe, dataset, "audit")
     attack = Attack(
-        recipe.epsilon,
-        recipe.delta,
-        batch_size=options.audited_batch_size,
-        steps=options.update_counts,
-        learning_rates=options.learning_rates,
-        clip_norms=options.clip_norms,
+        *claimed,
         augmentation_multiplicity=recipe.augmentation_multiplicity,
         confidence=_confidence(options),
+        **chosen,
     )
     with Progress(
         "{task.description}",
@@ -158,7 +152,7 @@ def membership(
         found = audit_membership(
             dataclasses.replace(task.problem, account=account),
             attack,
-            canaries,
+            seen,
             models=options.models,
             sweep_models=options.sweep_models,
             strategy=recipe.strategy,
@@ -185,7 +179,7 @@ def membership(
 
 def _prepared(
     name: str, recipe: Recipe, folder: Path, options: "Options"
-) -> tuple[runner.Prepared, Problem, DPSGD]:
+) -> tuple[runner.Prepared, tasks.Task, DPSGD]:
     prepared = runner.prepare(name, recipe)
     mechanism, delta = prepared.budget.mechanism, prepared.budget.delta
     Console(stderr=True, highlight=False).print(
@@ -200,28 +194,81 @@ def _prepared(
         if options.method == "white-box" and options.audited_steps:
             run = dataclasses.replace(mechanism, steps=options.audited_steps)
         charging.require_room(account, [run], delta, folder, recipe.seed)
-    _, task = _task(prepared.recipe, prepared.dataset, folder, options)
+    task = _task(prepared.recipe, prepared.dataset, folder, options)
     algorithm = runner.algorithm(prepared, task.problem.size())
     problem = dataclasses.replace(task.problem, account=account)
-    return prepared, problem, algorithm
+    return prepared, task._replace(problem=problem), algorithm
 
 
-def _task(
-    recipe: Recipe, dataset: Dataset, folder: Path, options: "Options"
-) -> tuple[Seed, tasks.Task]:
-    numbers, whole = dataset.units()
-    if recipe.unit == "example":
-        numbers, whole = np.arange(len(dataset.train)), len(dataset.train)
+def _chosen(
+    recipe: Recipe, dataset: Dataset, options: "Options"
+) -> tuple[Recipe, dict[str, Any]]:
+    """Return what an attacker chooses from, and the recipe with its solver chosen.
+
+    Where a solver computes the head, only z is left to choose.
+    """
+    examples, chosen = _audited(recipe, dataset, options), {}
+    if recipe.batch_size == 0:
+        chosen["batch_size"] = examples
+    if recipe.solver != "dp-sgd":
+        width = tasks.head_width(recipe, dataset)
+        solved = heads.resolved(recipe, examples, width)
+        assert solved.steps is not None
+        made = optimizer(dataclasses.replace(solved, learning_rate=1.0), solved.steps)
+        chosen = {
+            "batch_size": solved.batch_size,
+            "steps": (solved.steps,),
+            "learning_rates": (solved.learning_rate,),
+            "clip_norms": (solved.clip_norm,),
+            "optimizer": lambda learning_rate: optax.chain(
+                made, optax.scale(learning_rate)
+            ),
+        }
+        recipe = solved
+    asked = {
+        "batch_size": options.audited_batch_size,
+        "steps": options.update_counts,
+        "learning_rates": options.learning_rates,
+        "clip_norms": options.clip_norms,
+    }
+    return recipe, chosen | {k: v for k, v in asked.items() if v is not None}
+
+
+def _audited(recipe: Recipe, dataset: Dataset, options: "Options") -> int:
+    """Return how many examples or persons are trained on."""
+    whole = tasks.size(recipe, dataset)
     examples = options.audited_examples
     if examples is None:
         examples = min(_EXAMPLES.get(options.method, whole), whole)
     if examples > whole:
         rule = f"must be at most the {whole} training {recipe.unit}s"
         validate.refuse("audited_examples", examples, rule)
-    if examples < whole:
+    return examples
+
+
+def _task(
+    recipe: Recipe,
+    dataset: Dataset,
+    folder: Path,
+    options: "Options",
+    test: Source | None = None,
+) -> tasks.Task:
+    """Return the task on the audited examples; `test` takes the test images' place."""
+    examples = _audited(recipe, dataset, options)
+    cut = examples < tasks.size(recipe, dataset)
+    if cut:
+        numbers = dataset.units()[0]
+        if recipe.unit == "example":
+            numbers = np.arange(len(dataset.train))
         dataset = dataset.only(numbers < examples)
+        if options.method != "one-run":  # the others look at no test image
+            dataset = dataclasses.replace(dataset, test=subset(dataset.test, [0]))
+    if test is not None:
+        dataset = dataclasses.replace(dataset, test=test)
+    if cut or test is not None:
+        recipe = dataclasses.replace(recipe, features=None)  # of all examples
     secret = RunFolder(folder).seed(recipe.seed)
-    return secret, tasks.make(recipe, dataset, secret, folder, not options.json)
+    return tasks.make(recipe, dataset, secret, folder, not options.json)
 
 
 def _runtime(recipe: Recipe, options: "Options") -> Runtime:
@@ -261,20 +308,24 @@ def _bounds(mechanism: Mechanism, found: Any) -> dict[str, Any]:
 def _canaries(
     dataset: Dataset, kinds: Collection[str], secret: Seed
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Return the canaries of Table 8: raw images with a label."""
+    """Return the canaries of Table 8: raw images, or feature vectors, with a label."""
     like = dataset.train[0]
-    image = np.asarray(like["image"])
+    name = "image" if "image" in like else "features"
+    value = np.asarray(like[name])
     label = np.asarray(like["label"])
+    random = secret.generator("canary")
 
-    def example(image: np.ndarray, of_class: int) -> dict[str, np.ndarray]:
-        return {**like, "image": image, "label": np.asarray(of_class, label.dtype)}
+    def example(value: np.ndarray, of_class: int) -> dict[str, np.ndarray]:
+        return {**like, name: value, "label": np.asarray(of_class, label.dtype)}
 
     found = {}
-    if "blank" in kinds:
-        found["blank"] = example(np.zeros_like(image), 0)
+    if "blank" in kinds and name == "image":  # constant features have no gradient
+        found["blank"] = example(np.zeros_like(value), 0)
     if "noise" in kinds:
-        pixels = secret.generator("canary").integers(0, 256, image.shape)
-        found["noise"] = example(pixels.astype(image.dtype), 0)
+        drawn = random.integers(0, 256, value.shape)
+        if name == "features":
+            drawn = random.standard_normal(value.shape)
+        found["noise"] = example(drawn.astype(value.dtype), 0)
     if "mislabelled" in kinds:
         names, wanted = dataset.classes, {7: 8, 6: 7, 0: 1}
         for index in range(min(len(dataset.test), 10_000)):
@@ -285,8 +336,12 @@ def _canaries(
             if other < len(names):
                 del wanted[own]  # the first of each class
                 title = f"{names[own]} as {names[other]}"
-                found[title] = example(np.asarray(shown["image"]), other)
+                found[title] = example(np.asarray(shown[name]), other)
     return found
+
+
+def _stacked(examples: Iterable[Any]) -> Source:
+    return as_source(jax.tree.map(lambda *leaves: np.stack(leaves), *examples))
 
 
 def _showing(bars: Progress) -> Callable[[str, int, int, str], None]:

@@ -64,17 +64,17 @@ class Options:
     sweep_models: int | None = None
     """membership: models to train first, to choose settings. Default: half."""
 
-    audited_batch_size: float = 64
-    """membership: expected batch size; ε and δ then give the noise."""
+    audited_batch_size: float | None = None
+    """membership: expected batch size. Default: 64; all for batch size 0."""
 
-    update_counts: tuple[int, ...] = (50, 100)
-    """membership: numbers of steps to choose from."""
+    update_counts: tuple[int, ...] | None = None
+    """membership: steps to choose from. Default: 50 100, or the solver's."""
 
-    learning_rates: tuple[float, ...] = (0.1, 0.5, 1.0)
-    """membership: learning rates to choose from."""
+    learning_rates: tuple[float, ...] | None = None
+    """membership: to choose from. Default: 0.1 0.5 1, or the solver's."""
 
-    clip_norms: tuple[float, ...] = (0.1, 1.0, 10.0)
-    """membership: clipping norms to choose from."""
+    clip_norms: tuple[float, ...] | None = None
+    """membership: to choose from. Default: 0.1 1 10, or the solver's."""
 
     canary_kinds: tuple[Literal["blank", "noise", "mislabelled"], ...] = (
         "blank",
