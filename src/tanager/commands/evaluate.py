@@ -70,7 +70,8 @@ def run(arguments: Sequence[str]) -> int:
     from tanager.use.model import probabilities
 
     found = measure(probabilities(logits), labels, model.classes)
-    of = options.data or dataset.name
+    recorded = model.config.get("recipe") or {}
+    of = options.data or recorded.get("data") or dataset.name
     if options.json:
         return print_json(
             {
@@ -100,19 +101,23 @@ def _labelled(model: "Model", path: str | None) -> "Dataset":
     recorded = dict(model.config.get("recipe") or {})
     recorded.pop("name", None)
     with models_in_use.progress(True) as report:
-        if path is None:
-            if not recorded:
-                remedy = "give --data DIR"
-                validate.refuse("data", None, "is not known of this model", remedy)
-            return runner.load(Recipe.from_json(recorded), report)
+        if recorded:
+            recipe = Recipe.from_json(recorded)
+            if path is None:
+                return runner.load(recipe, report)
+            if recipe.dataset not in ("digits", "features"):  # read as training read
+                recipe = dataclasses.replace(
+                    recipe, data=path, validation_examples=0, train_examples=None
+                )
+                return runner.load(recipe, report)
+        elif path is None:
+            remedy = "give --data DIR"
+            validate.refuse("data", None, "is not known of this model", remedy)
         if model.preprocessing is None:
             return data.load("features", features_from=path)
-        name = recorded["dataset"] if recorded else "folder"
-        name = "folder" if name in ("digits", "features") else name
-        side, resized = model.preprocessing.read_shape, name in data.RESIZED
-        square = resized and side and side[0] == side[1]
-        size = side[0] if side and square else None
-        return data.load(name, path, image_size=size, progress=report)
+        shape = model.preprocessing.read_shape
+        side = shape[0] if shape and shape[0] == shape[1] else None
+        return data.load("folder", path, image_size=side, progress=report)
 
 
 def _logits(
