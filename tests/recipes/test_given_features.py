@@ -131,13 +131,6 @@ def test_rows_of_norm_0_are_refused_before_work(tmp_path, capsys):
     assert "give a file of features and labels" in capsys.readouterr().err
 
 
-def test_membership_needs_images(file, tmp_path, capsys):
-    words = ["audit", "features", "--method", "membership"]
-    words += ["--features-from", str(file)]
-    assert main([*words, "--delta", "1e-3", "--out", str(tmp_path / "a")]) == 2
-    assert "must be left out for membership, whose canaries" in capsys.readouterr().err
-
-
 def test_the_recipe_says_what_it_needs(capsys):
     assert main(["recipe", "features", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)

@@ -100,6 +100,8 @@ def check(recipe: Any) -> None:
     validate.clipping_norm(recipe.clip_norm)
     if recipe.learning_rate or recipe.solver == "dp-sgd":
         validate.positive(learning_rate=recipe.learning_rate)
+    for name, value in recipe.class_weights.items():
+        validate.positive(**{f"class_weights of {name}": value})
     for option, value in recipe.optimizer_options.items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not math.isfinite(value):

@@ -52,6 +52,9 @@ def resolved(recipe: Recipe, examples: int, features: int) -> Recipe:
         recipe = _chosen(recipe, examples, features)
     if recipe.solver == "dp-sgd":
         return dataclasses.replace(recipe, batch_size=recipe.batch_size or examples)
+    if recipe.class_weights:
+        rule = "must be left out for class-means, which takes each class by itself"
+        validate.refuse("class_weights", recipe.class_weights, rule)
     if recipe.solve_for == "steps":
         validate.refuse(
             "solve_for", "steps", "must be another for class-means, of 1 step"
@@ -85,7 +88,8 @@ def _chosen(recipe: Recipe, examples: int, features: int) -> Recipe:
             validate.refuse("epsilon", None, rule, "or give steps and learning_rate")
         return dataclasses.replace(recipe, solver="dp-sgd")
     signal = examples * epsilon / math.sqrt(features)
-    if signal < _FEW and steps is None and not rate:
+    plain = steps is None and not rate and not recipe.class_weights
+    if signal < _FEW and plain:
         return dataclasses.replace(recipe, solver="class-means")
     return dataclasses.replace(
         recipe,

@@ -97,6 +97,8 @@ class Recipe:
         declared_examples: public number of examples N, if it differs from the data's.
             Required under add-or-remove-one, which protects the true number.
         clip_norm: clipping norm C: largest gradient norm of one example.
+        class_weights: what the loss of each class is multiplied by, such as rare 5; 1
+            where none is given. They are public: counts of private examples are not.
         optimizer: name of an optax optimizer, such as sgd or adamw.
         optimizer_options: its options besides the learning rate, such as momentum 0.9.
         learning_rate: learning rate, for the gradient sum divided by C and by B; 0 lets
@@ -181,6 +183,7 @@ class Recipe:
     examples_per_group: int = 4
     declared_examples: int | None = None
     clip_norm: float = 1.0
+    class_weights: dict[str, float] = dataclasses.field(default_factory=dict)
     optimizer: str = "sgd"
     optimizer_options: dict[str, float] = dataclasses.field(default_factory=dict)
     learning_rate: float

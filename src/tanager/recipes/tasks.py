@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import PyTree
 from rich.console import Console
@@ -58,13 +59,23 @@ _ASSUMED = (
 )
 
 
-def _cross_entropy(predict: Callable[[Any, Any], jax.Array]) -> Callable:
-    """Return the loss of one example, in nats."""
+def _cross_entropy(
+    recipe: Recipe, dataset: Dataset, predict: Callable[[Any, Any], jax.Array]
+) -> Callable:
+    """Return the loss of one example: nats, times the weight of its class."""
+    weights = None
+    if recipe.class_weights:
+        given = recipe.class_weights
+        for name in given:
+            validate.one_of(dataset.classes, class_weights=name)
+        weights = np.array([given.get(name, 1.0) for name in dataset.classes], "f")
 
     def loss(model: PyTree, example: Any) -> jax.Array:
-        return optax.softmax_cross_entropy_with_integer_labels(
-            predict(model, example), example["label"].astype(jnp.int32)
+        label = example["label"].astype(jnp.int32)
+        nats = optax.softmax_cross_entropy_with_integer_labels(
+            predict(model, example), label
         )
+        return nats if weights is None else nats * jnp.asarray(weights)[label]
 
     return loss
 
@@ -140,7 +151,7 @@ def make(
         return model(pixels(example)).astype(jnp.float32)
 
     problem = Problem(
-        _cross_entropy(predict),
+        _cross_entropy(recipe, dataset, predict),
         model,
         units(recipe, dataset, dataset.train),
         augment=augment if recipe.augmentation_multiplicity else None,
@@ -322,7 +333,7 @@ def _on_features(
 
     train, test = sources
     problem = Problem(
-        _cross_entropy(predict),
+        _cross_entropy(recipe, dataset, predict),
         model.head,
         units(recipe, dataset, train),
         finish=lambda head: eqx.tree_at(lambda model: model.head, model, head),
@@ -347,7 +358,7 @@ def _on_front(
 
     train, test = sources
     problem = Problem(
-        _cross_entropy(predict),
+        _cross_entropy(recipe, dataset, predict),
         model,
         units(recipe, dataset, train),
         trainable=trainable,
