@@ -205,14 +205,6 @@ def test_bad_input_is_refused(tmp_path, words, message, capsys):
     [
         ("digits --audited-examples 0", "audited_examples (=0) must be at least 1"),
         ("digits --method membership", "epsilon (=None) must be given for membership"),
-        (
-            "features --features-from no.npz --method membership --delta 0.01",
-            "features_from (='no.npz') must be left out for membership",
-        ),
-        (
-            "cifar10-efficientnet-lite0 --method membership",
-            "solver (='auto') must be dp-sgd for membership",
-        ),
     ],
 )
 def test_bad_input_is_refused_before_data_are_read(
