@@ -329,6 +329,23 @@ def test_a_table_that_refuses_the_model_leaves_the_other_formats(file, monkeypat
         models.load_weights(cnn(1), other)
 
 
+@pytest.mark.parametrize("option", [{"mirror": True}, {"head_input": "norm"}], ids=str)
+def test_other_formats_do_not_lose_what_a_head_sees(tmp_path, option):
+    model = models.create(
+        "vit-tiny-16",
+        classes=2,
+        image_shape=(16, 16, 3),
+        key=jax.random.key(0),
+        **option,
+    )
+    with pytest.raises(
+        ValueError, match=f"^format .*the model's {next(iter(option))} "
+    ):
+        models.save_weights(model, tmp_path / "theirs", format="timm")
+    models.save_weights(model, tmp_path / "ours")
+    assert not (tmp_path / "theirs").exists()
+
+
 def test_published_weights_are_what_timm_says_of_them():
     """references/make_published.py asked timm."""
     reference = Path(__file__).parent / "references/published.json"

@@ -25,6 +25,7 @@ from tanager.models import hub, packaged, pytorch, weights
 from tanager.models.foreign import preprocessing
 from tanager.models.foreign.layouts import SAME, Foreign, Table, folded, unfolded
 from tanager.models.foreign.tables import FORMATS, Format
+from tanager.models.layers import ScaledHead
 from tanager.models.published import PUBLISHED
 from tanager.models.tensors import FLOATS, file_in, files_of, read_tensors
 from tanager.models.tuning import with_zero_head
@@ -228,6 +229,9 @@ def save_weights(
         ValueError: the model cannot be written in this format.
     """
     table = table_of(model, format)
+    if format != OWN_FORMAT and (model.mirror or isinstance(model.head, ScaledHead)):
+        rule = "cannot hold mirror or head_input, which change what the head sees"
+        validate.refuse("format", format, rule, f"use {OWN_FORMAT!r}")
     if metadata is None and format != OWN_FORMAT:
         metadata = {"format": "pt"}
     theirs = {}
