@@ -338,9 +338,7 @@ def test_other_formats_do_not_lose_what_a_head_sees(tmp_path, option):
         key=jax.random.key(0),
         **option,
     )
-    with pytest.raises(
-        ValueError, match=f"^format .*the model's {next(iter(option))} "
-    ):
+    with pytest.raises(ValueError, match="cannot hold mirror or head_input"):
         models.save_weights(model, tmp_path / "theirs", format="timm")
     models.save_weights(model, tmp_path / "ours")
     assert not (tmp_path / "theirs").exists()
