@@ -115,7 +115,7 @@ def test_when_a_host_dies_the_others_name_it_and_the_run_goes_on(
         assert "JAX distributed service detected fatal errors" in error
     else:
         assert f"host {victim} ({ME}) is gone" in error
-        assert "Run the same command again" in error
+        assert "Run the same command again, with the run's folder" in error
     assert Ledger.read(tmp_path / "run/ledger.jsonl").steps() == 8
     # Step 8 comes again, bit by bit, and counts once.
     np.testing.assert_array_equal(Hosts(tmp_path, 2).parameters(), alone)

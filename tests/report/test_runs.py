@@ -66,6 +66,22 @@ def test_a_comparison_shows_what_differs_and_only_that(folder, tmp_path, capsys)
     assert text.count("<svg") == 1 and "http" not in text.replace("http-equiv", "")
 
 
+def test_a_damaged_run_is_named_and_the_others_listed(folder, tmp_path, capsys):
+    for name, config in (("bad", "{"), ("good", None)):
+        run = tmp_path / name
+        run.mkdir()
+        for file in ("config.json", "metrics.jsonl", "ledger.jsonl"):
+            (run / file).write_bytes((folder / "one" / file).read_bytes())
+        if config is not None:
+            (run / "config.json").write_text(config)
+    assert main(["runs", str(tmp_path), "--json"]) == 0
+    printed = capsys.readouterr()
+    assert [row["run"] for row in json.loads(printed.out)["runs"]] == [
+        str(tmp_path / "good")
+    ]
+    assert "bad/config.json" in printed.err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -1,6 +1,7 @@
 """`tanager runs`: what was trained in a folder, and several runs side by side."""
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -45,7 +46,12 @@ def run(arguments: Sequence[str]) -> int:
 
     from tanager.report import runs
 
-    rows = [runs.describe(each) for each in runs.find_runs(options.folder)]
+    rows = []
+    for each in runs.find_runs(options.folder):
+        try:
+            rows.append(runs.describe(each))
+        except ValueError as error:
+            print(f"tanager: warning: {error}", file=sys.stderr)
     if options.json:
         return print_json({"runs": rows})
     table = new_table(

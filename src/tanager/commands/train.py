@@ -121,7 +121,6 @@ class Options:
         "steps",
         "learning_rate",
         "validation_examples",
-        "physical_batch_size",
         "unit",
         "groups",
         "out",

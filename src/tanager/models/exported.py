@@ -165,7 +165,7 @@ def weights_of(
         return file_in(Path(source).expanduser())
     file = Path(source).expanduser() / RUN_WEIGHTS[weights]
     if not file.is_file():
-        remedy = "repeat the command that began it"
+        remedy = f"repeat the command that began it, with --out {Path(source)}"
         validate.refuse("source", os.fspath(source), "is not finished", remedy)
     return file
 

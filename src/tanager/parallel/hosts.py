@@ -182,7 +182,8 @@ def _leave() -> None:
         _store().wait_at_barrier("tanager/leave", 1000 * _GOODBYE)
     except jax.errors.JaxRuntimeError:
         _end(
-            "a host is gone at the end; run the same command again to complete the run"
+            "a host is gone at the end; run the same command again, with the run's "
+            "folder as --out, to complete the run"
         )
     if _me() == 0:
         # JAX aborts a host that says goodbye to a service that has ended.
@@ -261,8 +262,8 @@ def _listen(store: Any) -> None:
 def _stop(text: str) -> None:
     if not _leaving.is_set():
         _end(
-            f"{text}; so this host stops. Run the same command again to resume from "
-            "the last checkpoint"
+            f"{text}; so this host stops. Run the same command again, with the run's "
+            "folder as --out, to resume from the last checkpoint"
         )
 
 

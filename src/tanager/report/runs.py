@@ -38,7 +38,7 @@ def find_runs(folder: Path) -> list[Path]:
         remedy = "name the folder of your runs, or train first: tanager train digits"
         validate.refuse("folder", str(folder), "is not a folder", remedy)
     found = [each for each in folder.iterdir() if _is_run(each)]
-    return sorted(found, key=lambda run: (run / "config.json").stat().st_mtime)
+    return sorted(found, key=_began)
 
 
 def describe(run: Path) -> dict[str, Any]:
@@ -47,11 +47,11 @@ def describe(run: Path) -> dict[str, Any]:
     Raises:
         ValueError: the folder holds no run, or one of its files is damaged.
     """
-    file = require(run, "run", "config.json", "give the folder of a run")
+    require(run, "run", "config.json", "give the folder of a run")
     config, metrics = read_config(run), read_metrics(run)
     finished = (run / "result.json").exists()
     result = read_result(run) if finished else {**(metrics[-1] if metrics else {})}
-    began = datetime.datetime.fromtimestamp(file.stat().st_mtime)
+    began = datetime.datetime.fromtimestamp(_began(run))
     recipe = config.get("recipe") or {}
     state = "finished" if finished else "running" if _is_held(run) else "stopped"
     return {
@@ -99,12 +99,20 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in found.items()
-        if name not in _PLACES and (value is None or isinstance(value, plain))
+        if name not in _PLACES and (value is None or isinstance(value, plain | dict))
     }
 
 
 def _is_run(folder: Path) -> bool:
-    return (folder / "config.json").exists() and "mechanism" in read_config(folder)
+    """Return whether a folder is a run's: searches and audits have no such ledger."""
+    names = "config.json", "ledger.jsonl"
+    return all((folder / name).exists() for name in names)
+
+
+def _began(run: Path) -> float:
+    """Return when a run began, in seconds: a seed is written once."""
+    seed, config = run / "private/seed.json", run / "config.json"
+    return (seed if seed.exists() else config).stat().st_mtime
 
 
 def _is_held(run: Path) -> bool:

@@ -62,8 +62,8 @@ class Checkpoints:
             reason = "the disk is full" if full else str(error)
             raise OSError(
                 f"the checkpoint of step {step} cannot be written to {self.folder} "
-                f"({reason}): free the disk, and run the same command again, which "
-                "resumes from the checkpoint before"
+                f"({reason}): free the disk, and run the same command again with this "
+                "run's folder as --out, which resumes from the checkpoint before"
             ) from error
 
     def restore(self, template: PyTree) -> tuple[int, PyTree] | None:

@@ -56,7 +56,7 @@ _CONFIG = {
     "examples": int,
     "batch_size": float,
 }
-_REPEAT = "repeat the command that began the run, which writes its results again"
+_REPEAT = "repeat the command that began it, with the run's folder as --out"
 
 
 def export(
@@ -140,7 +140,7 @@ def _require(run: Path, name: str) -> None:
     if (run / name).is_file():
         return
     if (run / "config.json").is_file():
-        _refuse(run, "is not finished", "repeat the command that began it")
+        _refuse(run, "is not finished", _REPEAT)
     _refuse(run, "is not the folder of a run", f"it has no {name}")
 
 

@@ -189,7 +189,7 @@ def check_fingerprint(
             raise ValueError(
                 f"out (={str(folder.path)!r}) holds a run of another configuration: "
                 + "; ".join(changes)
-                + ": repeat the command that began it, or train into another folder"
+                + ": repeat the command that began it, or leave out --out"
             )
     text = json.dumps([_comparable(config), now], sort_keys=True)
     stream = seed.fingerprint(text.encode())[:16]

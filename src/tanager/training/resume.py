@@ -147,8 +147,8 @@ class Position:
             raise ValueError(
                 f"step {step} was computed before and gives other sums now: the "
                 "machine or its settings changed. Its result was not used. Run the "
-                "same command again: it skips the steps charged since the last "
-                "checkpoint"
+                "same command again with this run's folder as --out: it skips the "
+                "steps charged since the last checkpoint"
             )
 
     def save(self, done: int, state: State) -> None:
