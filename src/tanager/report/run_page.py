@@ -50,6 +50,7 @@ def write_report(run: Path) -> Path:
         result=result,
         measures=result["measures"],
         classes=classes,
+        intervals=any(each["interval"] for each in classes),
         few=len(classes) <= _MOST_CLASSES,
         worst=_worst(classes),
         shape=shape,
@@ -92,7 +93,10 @@ def without_folders(value: Any) -> Any:
 
 def _classes(result: _Fields) -> list[dict[str, Any]]:
     """Return each class with its results, and what it is most often taken for."""
-    rows = [dict(each) for each in result["per_class"] or ()]
+    unknown = dict.fromkeys(("interval", "auroc", "taken_for", "mistake"))
+    rows: list[dict[str, Any]] = [
+        unknown | dict(each) for each in result["per_class"] or ()
+    ]
     average = (result["measures"] or {}).get("average") or {}
     for row, each in zip(rows, average.get("per_class") or (), strict=False):
         row |= {"interval": each["accuracy"], "auroc": each["auroc"]}
