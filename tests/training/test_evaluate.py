@@ -39,6 +39,7 @@ def test_agrees_with_numpy(size):
         expected = right[mine].mean() if mine.any() else None
         assert one.accuracy == (expected and pytest.approx(expected))
     assert result.per_class[3].accuracy is None
+    assert result.outputs is not None
     assert np.array_equal(result.outputs.logits, LOGITS)
     assert np.array_equal(result.outputs.labels, LABELS)
 

@@ -93,11 +93,13 @@ def without_folders(value: Any) -> Any:
 
 def _classes(result: _Fields) -> list[dict[str, Any]]:
     """Return each class with its results, and what it is most often taken for."""
-    unknown = dict.fromkeys(("interval", "auroc", "taken_for", "mistake"))
+    unknown: dict[str, Any] = dict.fromkeys(
+        ("interval", "auroc", "taken_for", "mistake")
+    )
     rows: list[dict[str, Any]] = [
         unknown | dict(each) for each in result["per_class"] or ()
     ]
-    average = (result["measures"] or {}).get("average") or {}
+    average: _Fields = (result["measures"] or {}).get("average") or {}
     for row, each in zip(rows, average.get("per_class") or (), strict=False):
         row |= {"interval": each["accuracy"], "auroc": each["auroc"]}
     for number, counts in enumerate(average.get("confusion_matrix") or ()):
