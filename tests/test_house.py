@@ -31,6 +31,7 @@ FLOORS = {
     "gaussian": 0,
     "seed": 0,
     "groups": 0,
+    "measures": 0,
     "sampling": 0,
     "privacy": 0,
     "compiling": 1,

@@ -46,7 +46,10 @@ def test_the_table_says_what_is_a_guarantee(capsys):
     assert line("RDP").startswith("RDP 7.099 a guarantee, looser")
     assert line("GDP-CLT").endswith("approximation, never a guarantee")
     assert line("TAN").endswith("approximation, never a guarantee")
-    assert "recognises at most 17.8 % of the members" in line("Whoever guesses")
+    in_words = line("Take someone who guesses")
+    assert "with the model at most 75.8 %" in in_words
+    assert "they recognise at most 17.8 % of the members" in in_words
+    assert line("right guesses, where").endswith("members 75.8 % 50 %")
     recognised = "members recognised at"
     assert line(f"{recognised} 0.1 %") == f"{recognised} 0.1 % false alarms 4.6 % 0.1 %"
     assert line(f"{recognised} 1 %") == f"{recognised} 1 % false alarms 17.8 % 1 %"

@@ -24,7 +24,21 @@ from tanager.report.card import model_card
 
 CASES = 500 if FULL else 200
 PREDICTION = {"accuracy": 0.5, "low": 0.4, "high": 0.6, "confidence": 0.9}
+SHARE = {"value": 0.5, "low": 0.4, "high": 0.6}
+MEASURES = {
+    "examples": 30,
+    **dict.fromkeys(("accuracy", "balanced_accuracy", "macro_f1", "auroc"), SHARE),
+    "majority_share": 0.6,
+    "majority_class": "emu",
+    "confusion_matrix": [[5, 5, 0], [1, 18, 1], [0, 0, 0]],
+    "per_class": [
+        {"class": each["class"], "accuracy": SHARE, "auroc": None}
+        for each in written.RESULT["per_class"]
+    ],
+}
 RESULT = written.RESULT | {
+    "measures": {"parameters": MEASURES, "average": MEASURES},
+    "date": "2026-11-26",
     "unreadable": "skip",
     "seconds": 83.4,
     "examples_per_second": 613.2,
@@ -41,6 +55,7 @@ CONFIG = {
     "model": "linear",
     "dataset": "pets",
     "classes": ["cat", "emu"],
+    "reading": {"layout": "a", "conversion": "b", "size": "c", "not_read": {"d": 1}},
     "architecture": {"name": "linear", "image_shape": [8, 8, 1], "options": {}},
     "preprocessing": {"mean": [0.5], "std": [0.25]},
     "resized_from": [8, 8, 1],

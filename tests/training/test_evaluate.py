@@ -39,6 +39,17 @@ def test_agrees_with_numpy(size):
         expected = right[mine].mean() if mine.any() else None
         assert one.accuracy == (expected and pytest.approx(expected))
     assert result.per_class[3].accuracy is None
+    assert result.outputs is not None
+    assert np.array_equal(result.outputs.logits, LOGITS)
+    assert np.array_equal(result.outputs.labels, LABELS)
+
+
+def test_so_many_logits_are_not_kept(monkeypatch):
+    monkeypatch.setattr(module, "_MOST_KEPT", LOGITS.size - 1)
+    evaluate = Classification(predict, {"x": LOGITS, "label": LABELS}, CLASSES, 5)
+    result = evaluate(jnp.float32(1))
+    assert result.outputs is None
+    assert result.accuracy == np.mean(LOGITS.argmax(1) == LABELS)
 
 
 def test_parameters_are_not_baked_in():

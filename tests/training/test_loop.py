@@ -1,5 +1,6 @@
 """A run from start to finish: the guarantee, the folder, stopping and going on."""
 
+import datetime
 import gc
 import json
 import os
@@ -191,6 +192,14 @@ def test_the_folder_holds_everything(first_complete):
     assert summary["test_accuracy"] == result.evaluation.accuracy
     assert summary["test_accuracy_ema"] == result.evaluation_ema.accuracy
     assert summary["batch_size"] == 24
+    measures = summary["measures"]
+    for name, key in (
+        ("parameters", "test_accuracy"),
+        ("average", "test_accuracy_ema"),
+    ):
+        assert measures[name]["accuracy"]["value"] == pytest.approx(summary[key])
+    assert np.sum(measures["average"]["confusion_matrix"]) == 30
+    assert datetime.date.fromisoformat(summary["date"])
     assert Ledger.read(out / "ledger.jsonl").steps() == 12
     lines = (out / "metrics.jsonl").read_text().splitlines()
     metrics = [json.loads(line) for line in lines]

@@ -62,13 +62,11 @@ def run(arguments: Sequence[str]) -> int:
     validate.whole(batch_size=options.batch_size, at_least=1)
 
     # JAX is imported from here on: the command line was fine.
-    from tanager.use.measures import CONFIDENCE, RESAMPLES, measure
+    from tanager.measures import CONFIDENCE, RESAMPLES, measure, probabilities
 
     model = models_in_use.load(options.model, options.weights, options.code)
     dataset = _labelled(model, options.data)
     logits, labels = _logits(model, dataset, options)
-    from tanager.use.model import probabilities
-
     found = measure(probabilities(logits), labels, model.classes)
     recorded = model.config.get("recipe") or {}
     of = options.data or recorded.get("data") or dataset.name

@@ -1,5 +1,6 @@
 """What a run may claim, in sentences that its report and its model card share."""
 
+import datetime
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -55,12 +56,25 @@ def meaning(result: _Fields) -> str:
 
 
 def risk_in_words(risk: _Fields, one: str = "image") -> str:
-    """Return one sentence on what the best attack on one image or person can reach."""
+    """Return in two numbers what the best attack on one image or person can reach.
+
+    Where members and others are equally many, (1 + advantage) / 2 of guesses are right.
+    """
     return (
-        f"Whoever guesses from the model whether one {one} was in the training data "
-        f"recognises at most {format_share(risk['tpr_at_1_percent'])} of the members at"
-        " 1 % false alarms (without the model: 1 %)."
+        f"Take someone who guesses whether one {one} was in the training data. By a "
+        "coin toss they are right 50 % of the time, with the model at most "
+        f"{_right(risk)}. If they may be wrong about 1 of 100 {_others(one)}, they "
+        f"recognise at most {format_share(risk['tpr_at_1_percent'])} of the members "
+        "(without the model: 1 %)."
     )
+
+
+def _right(risk: _Fields) -> str:
+    return format_share((1 + risk["advantage"]) / 2)
+
+
+def _others(one: str) -> str:
+    return "other persons" if one == "person" else f"other {one}s"
 
 
 def risk_explained(one: str = "image") -> str:
@@ -75,6 +89,8 @@ def risk_explained(one: str = "image") -> str:
 def risk_rows(risk: _Fields) -> list[tuple[str, str, str]]:
     """Return what attacks reach: which attack, at most, and without the model."""
     return [
+        ("right guesses, where half are members", _right(risk), "50 %"),
+    ] + [
         (name, format_share(risk[key]), chance)
         for name, key, chance in (
             ("members recognised at 0.1 % false alarms", "tpr_at_0_1_percent", "0.1 %"),
@@ -109,10 +125,11 @@ def mechanism(result: _Fields) -> str:
 
 def accounting(result: _Fields) -> str:
     """Return how ε was computed, and what all runs on the same data spent."""
-    return f"{_alone(result)} {_together(result)}".rstrip()
+    return f"{alone(result)} {together(result)}".rstrip()
 
 
-def _together(result: _Fields) -> str:
+def together(result: _Fields) -> str:
+    """Return what all runs on the same data spent; "" where no account counts it."""
     if not (total := result.get("account")):
         return ""
     return (
@@ -123,7 +140,8 @@ def _together(result: _Fields) -> str:
     )
 
 
-def _alone(result: _Fields) -> str:
+def alone(result: _Fields) -> str:
+    """Return how ε was computed."""
     version = (result.get("versions") or {}).get("dp-accounting", "")
     if search := result.get("search"):
         return (
@@ -137,11 +155,11 @@ def _alone(result: _Fields) -> str:
 
 def assumptions(result: _Fields) -> list[str]:
     """Return what the guarantee assumes, and what it does not protect."""
-    adjacency, one = result["adjacency"], unit(result)
-    unprotected = "The test set is public: nothing here protects the test images."
+    adjacency, one = result["adjacency"], subject(result)
+    unprotected = "Nothing here protects the test images."
     choices = (
-        "Tuning hyper-parameters on the private data is not counted. If they were "
-        "chosen with that data, ε is larger."
+        "Other tries on the private data are not counted. If hyper-parameters were "
+        "chosen with that data, more was spent than this ε."
     )
     if search := result.get("search"):
         unprotected = (
@@ -165,9 +183,8 @@ def assumptions(result: _Fields) -> list[str]:
         f"{unprotected} The initial parameters do not depend on the private data.",
         choices,
         "The secret seed and the whole folder private/ stay secret.",
-        "The pseudo-random numbers (AES-256) are as good as random. Rounding is "
-        "covered: sums and noise are whole numbers on a public grid, and the noise "
-        "covers the rounding before it.",
+        "The pseudo-random numbers (AES-256) are as good as random. The rounding of "
+        "numbers in the computer is covered by the noise.",
     ]
 
 
@@ -259,6 +276,71 @@ def number(value: float | None) -> str:
     if value is None:
         return "none"
     return "∞" if math.isinf(value) else f"{value:.6g}"
+
+
+def tuning(config: _Fields, result: _Fields) -> list[str]:
+    """Return where the settings come from, and what choosing them spent."""
+    if search := result.get("search"):
+        return [
+            "The settings were chosen by a private search: "
+            f"{text(search['values'] or {})}. ε covers all of its runs."
+        ]
+    uncounted = (
+        "If others were tried on these data, each try spent privacy that the ε of this "
+        "run does not count."
+    )
+    if result.get("account"):
+        uncounted += " The account of the data counts each try that was charged to it."
+    if config.get("study"):
+        return [uncounted]
+    recipe = (config.get("recipe") or {}).get("name")
+    if recipe is None:
+        return [f"The program that trained it set the settings. {uncounted}"]
+    return [
+        f"The settings are those of the recipe {recipe}, with what the person who "
+        f"trained it changed; no search is on record. {uncounted}"
+    ]
+
+
+_CONVERSIONS = {
+    "upright-8-bit": "Each image was turned upright and brought to 8 bits per channel.",
+}
+_SIZES = {
+    "given": "The person who trained it chose the size of the images.",
+    "as they are": "All images had this size.",
+    "default": "The size is a default of tanager's. It does not depend on the images.",
+}
+
+
+def how_read(reading: _Fields) -> str:
+    """Return how the files of a data set became images."""
+    said = [
+        f"Files: {reading['layout']}." if reading["layout"] else "",
+        _CONVERSIONS.get(reading["conversion"], reading["conversion"]),
+        _SIZES.get(reading["size"], reading["size"]),
+    ]
+    if others := reading["not_read"]:
+        said.append(f"Other files, which are not read, by ending: {text(others)}.")
+    return " ".join(filter(None, said))
+
+
+def day(date: str) -> str:
+    """Return a date of ISO 8601 as people write it: 26 November 2026."""
+    found = datetime.date.fromisoformat(date)
+    return f"{found.day} {_MONTHS[found.month - 1]} {found.year}"
+
+
+_MONTHS = (
+    *("January", "February", "March", "April", "May", "June", "July"),
+    *("August", "September", "October", "November", "December"),
+)
+
+
+def between(interval: _Fields) -> str:
+    """Return a 95 % interval in percent."""
+    if interval["low"] is None or interval["high"] is None:
+        return "–"
+    return f"{100 * interval['low']:.1f} to {100 * interval['high']:.1f} %"
 
 
 def percent(share: float | None) -> str:

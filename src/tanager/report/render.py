@@ -75,7 +75,9 @@ def _environment() -> "Environment":
     environment.filters |= {
         "duration": guarantee.duration,
         "epsilon": format_epsilon,
+        "between": guarantee.between,
         "bound": format_bound,
+        "day": guarantee.day,
         "number": guarantee.number,
         "percent": guarantee.percent,
         "short": lambda value: None if value is None else f"{value:.4g}",

@@ -22,7 +22,6 @@ _CSS = {
 }
 _STYLE: Any = {
     "svg.fonttype": "none",
-    "svg.hashsalt": "tanager",
     "font.family": "sans-serif",
     "text.color": _INK,
     "axes.axisbelow": True,
@@ -38,19 +37,16 @@ _STYLE: Any = {
 }
 
 
-def curves(metrics: Sequence[Mapping[str, Any]]) -> str:
+def curves(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
     """Draw accuracy (raw and averaged) and ε against step.
 
     Args:
         metrics: lines of metrics.jsonl. Without accuracies only ε is drawn.
 
     Returns:
-        An ``<svg>`` element that refers to nothing outside itself; empty if there is
-        nothing to draw.
+        An ``<svg>`` element for each that there is something to draw of. They refer to
+        nothing outside themselves.
     """
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
     accuracy = [
         ("test_accuracy", _RAW, "--", "parameters"),
         ("test_accuracy_ema", _AVERAGE, "-", "average of parameters"),
@@ -62,34 +58,37 @@ def curves(metrics: Sequence[Mapping[str, Any]]) -> str:
     ):
         drawn = [(_series(metrics, key, factor), *how) for key, *how in lines]
         if drawn := [line for line in drawn if line[0]]:
-            panels.append((name, unit, drawn))
-    if not panels:
-        return ""
-    with rc_context(_STYLE):
-        figure = Figure(figsize=(4.6 * len(panels), 3.1), layout="constrained")
-        every = figure.subplots(1, len(panels), squeeze=False)[0]
-        for axes, (_, unit, lines) in zip(every, panels, strict=True):
-            for points, colour, dashes, label in lines:
-                axes.plot(
-                    *zip(*points, strict=True),
-                    dashes,
-                    color=colour,
-                    label=label,
-                    linewidth=1.8,
-                    marker="o" if len(points) == 1 else None,
-                )
-            axes.set(xlabel="step", ylabel=unit)
-            if any(line[-1] for line in lines):
-                axes.legend(loc="best", frameon=False)
-            else:
-                axes.set_ylim(bottom=0)
+            panels.append(_panel(name, unit, drawn))
+    return panels
+
+
+def _panel(name: str, unit: str, lines: Sequence[Any]) -> str:
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context({**_STYLE, "svg.hashsalt": name}):
+        figure = Figure(figsize=(4.6, 3.1), layout="constrained")
+        axes = figure.subplots()
+        for points, colour, dashes, label in lines:
+            axes.plot(
+                *zip(*points, strict=True),
+                dashes,
+                color=colour,
+                label=label,
+                linewidth=1.8,
+                marker="o" if len(points) == 1 else None,
+            )
+        axes.set(xlabel="update", ylabel=unit)
+        if any(line[-1] for line in lines):
+            axes.legend(loc="best", frameon=False)
+        else:
+            axes.set_ylim(bottom=0)
         content = io.StringIO()
         figure.savefig(content, format="svg", transparent=True, metadata=NO_METADATA)
     svg = content.getvalue()
     for stand_in, variable in _CSS.items():
         svg = svg.replace(stand_in, variable)
-    names = " and ".join(name for name, *_ in panels)
-    return embed(svg, f"{names} against step")
+    return embed(svg, f"{name} against update")
 
 
 def compared(metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:

@@ -3,6 +3,7 @@
 A page, a model card or an export takes them as they are read here.
 """
 
+import datetime
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,14 @@ from tanager.privacy.mechanism import Mechanism
 _NUMBER = Maybe(float)
 _ORIGIN = {"weights": str, "sha256": str, "changes": [str]}
 _PREDICTION = {"accuracy": float, "low": float, "high": float, "confidence": float}
+_READING = {"layout": str, "conversion": str, "size": str, "not_read": Each(int)}
 _CONFIG = {
     "classes": Maybe([str]),
     "architecture": Maybe({"name": str, "image_shape": [int], "options": Each(object)}),
-    "preprocessing": Maybe({"mean": [float], "std": [float]}),
+    "preprocessing": Maybe(
+        {"mean": [float], "std": [float], "read_shape": Maybe([int])}
+    ),
+    "reading": Maybe(_READING),
     "parameters": Maybe(int),
     "physical_batch_size": Maybe(int),
     "weights": Maybe(_ORIGIN),
@@ -29,6 +34,15 @@ _CONFIG = {
 }
 _ACCOUNT = {"epsilon": _NUMBER, "delta": float, "adjacency": str, "accountant": str}
 _CLASS = {"class": str, "examples": int, "accuracy": _NUMBER, "accuracy_ema": _NUMBER}
+_INTERVAL = {"value": _NUMBER, "low": _NUMBER, "high": _NUMBER}
+_MEASURES = {
+    "examples": int,
+    **dict.fromkeys(("accuracy", "balanced_accuracy", "macro_f1", "auroc"), _INTERVAL),
+    "majority_share": float,
+    "majority_class": str,
+    "confusion_matrix": Maybe([[int]]),
+    "per_class": Maybe([{"class": str, "accuracy": _INTERVAL, "auroc": _NUMBER}]),
+}
 _SEARCH = {
     "mean": float,
     "shape": _NUMBER,
@@ -61,6 +75,8 @@ _RESULT = {
     "test_accuracy_ema": _NUMBER,
     "test_accuracy_vote_ema": _NUMBER,
     "per_class": Maybe([_CLASS]),
+    "measures": Maybe({"parameters": _MEASURES, "average": _MEASURES}),
+    "date": Maybe(str),
     "versions": Maybe(Each(str)),
     "seconds": _NUMBER,
     "examples_per_second": _NUMBER,
@@ -104,7 +120,22 @@ def read_result(run: Path) -> dict[str, Any]:
             validate.positive(noise_multiplier=result["noise_multiplier"])
             validate.not_negative(epsilon=result["epsilon"])
             validate.clipping_norm(result["clip_norm"])
+        if result["date"] is not None:
+            datetime.date.fromisoformat(result["date"])
+        _check_classes(result)
     return result
+
+
+def _check_classes(result: Mapping[str, Any]) -> None:
+    """Refuse measures that are not of the classes in `per_class`."""
+    measured = (result["measures"] or {}).get("average") or {}
+    count = len(result["per_class"] or ())
+    for name in ("confusion_matrix", "per_class"):
+        rows = measured.get(name)
+        widths = map(len, rows or ()) if name == "confusion_matrix" else ()
+        if rows is not None and {len(rows), *widths} != {count}:
+            rule = f"must have a row for each of {count} classes"
+            validate.refuse(name, f"{len(rows)} rows", rule)
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:

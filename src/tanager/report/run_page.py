@@ -4,12 +4,21 @@ It is made of the run's public files (config.json, metrics.jsonl, result.json), 
 `private/`.
 """
 
-from pathlib import Path
+import re
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 from tanager.privacy.mechanism import LARGE_EPSILON
 from tanager.report import guarantee, run_figures
 from tanager.report.render import require, write_page
 from tanager.report.run_files import read_config, read_metrics, read_result
+
+
+_Fields = Mapping[str, Any]
+
+_MOST_CLASSES = 20  # of a confusion matrix that fits on a page
+_WORST = 10
 
 
 def write_report(run: Path) -> Path:
@@ -29,18 +38,81 @@ def write_report(run: Path) -> Path:
     for name in ("config.json", "result.json"):
         require(run, "run", name, "give the folder of a finished run")
     config, result, metrics = read_config(run), read_result(run), read_metrics(run)
-    subject = [config.get("model"), config.get("dataset")]
+    classes = _classes(result)
+    shape = (config["architecture"] or {}).get("image_shape")
     return write_page(
         run,
         "run.html",
-        kind="tanager run report",
-        subject=" on ".join(str(part) for part in subject if part) or "a model",
+        kind="Report on a model trained with tanager",
+        subject=title(config),
         config=config,
+        recipe=without_folders(config["recipe"] or {}),
         result=result,
+        measures=result["measures"],
+        classes=classes,
+        intervals=any(each["interval"] for each in classes),
+        few=len(classes) <= _MOST_CLASSES,
+        worst=_worst(classes),
+        shape=shape,
+        on_features=shape is not None and len(shape) == 1,
+        held_out=(config["recipe"] or {}).get("validation_examples"),
         search=result.get("search"),
         guarantee=guarantee,
         large=result["epsilon"] is not None and result["epsilon"] >= LARGE_EPSILON,
-        curves="" if result.get("search") else run_figures.curves(metrics),
+        curves=() if result.get("search") else run_figures.curves(metrics),
         tested=any(line.get("test_accuracy") is not None for line in metrics),
-        study=config["study"],
+        study=without_folders(config["study"]),
     )
+
+
+def title(config: _Fields) -> str:
+    """Return the name of the data set; of a folder or file, as the user gave it.
+
+    Only the last part of a path is named: those before it can tell who the user is.
+    """
+    name, recipe = config.get("dataset"), config["recipe"] or {}
+    given = recipe.get("data") if name == "folder" else recipe.get("features_from")
+    if name in ("folder", "features") and isinstance(given, str):
+        last = PurePosixPath(given).name
+        return last if last.strip(".") else f"a {name} of images"
+    return str(name or config.get("model") or "a model")
+
+
+def without_folders(value: Any) -> Any:
+    """Return settings with the last part of each path in place of the path."""
+    match value:
+        case str() if not value.startswith(("hf:", "timm/")):
+            return re.split(r"[/\\]", value.rstrip("/\\"))[-1] or value
+        case Mapping():
+            return {name: without_folders(each) for name, each in value.items()}
+        case list():
+            return [without_folders(each) for each in value]
+        case _:
+            return value
+
+
+def _classes(result: _Fields) -> list[dict[str, Any]]:
+    """Return each class with its results, and what it is most often taken for."""
+    unknown: dict[str, Any] = dict.fromkeys(
+        ("interval", "auroc", "taken_for", "mistake")
+    )
+    rows: list[dict[str, Any]] = [
+        unknown | dict(each) for each in result["per_class"] or ()
+    ]
+    average: _Fields = (result["measures"] or {}).get("average") or {}
+    for row, each in zip(rows, average.get("per_class") or (), strict=False):
+        row |= {"interval": each["accuracy"], "auroc": each["auroc"]}
+    for number, counts in enumerate(average.get("confusion_matrix") or ()):
+        total = sum(counts)
+        rows[number]["taken_for"] = counts
+        rows[number]["shares"] = [count / max(total, 1) for count in counts]
+        wrong = [0 if k == number else count for k, count in enumerate(counts)]
+        if any(wrong):
+            mistake = wrong.index(max(wrong))
+            rows[number]["mistake"] = (rows[mistake]["class"], wrong[mistake])
+    return rows
+
+
+def _worst(classes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    measured = [each for each in classes if each["accuracy_ema"] is not None]
+    return sorted(measured, key=lambda each: each["accuracy_ema"])[:_WORST]

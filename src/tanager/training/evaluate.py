@@ -1,5 +1,6 @@
 """Evaluation on data that is not trained on."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from tanager.sampling import PhysicalBatch, pack
 
 _VOTE_SEED = 0
 _SHOWN = 10  # classes that a message names
+_MOST_KEPT = 1 << 24  # logits, 64 MiB
 
 
 class ClassResult(NamedTuple):
@@ -37,6 +39,19 @@ class ClassResult(NamedTuple):
     accuracy: float | None
 
 
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Outputs:
+    """What a model made of each test example.
+
+    Attributes:
+        logits: float32[n, classes].
+        labels: int32[n], the true classes.
+    """
+
+    logits: np.ndarray
+    labels: np.ndarray
+
+
 class Evaluation(NamedTuple):
     """What `Classification` measured.
 
@@ -46,12 +61,15 @@ class Evaluation(NamedTuple):
         per_class: one entry for each class.
         vote_accuracy: share classified right by the vote of augmented views; None
             without a vote. The three above are computed without it.
+        outputs: for what else is to be measured, without the vote; None if there are
+            more than 2²⁴ logits.
     """
 
     accuracy: float
     loss: float
     per_class: tuple[ClassResult, ...]
     vote_accuracy: float | None = None
+    outputs: Outputs | None = None
 
 
 class Classification:
@@ -114,18 +132,11 @@ class Classification:
             self._require_width(logits.shape[1:])
             labels = batch.examples["label"].astype(jnp.int32)
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-            one_hot = jnp.where(mask[:, None], self._one_hot(labels), 0)
-            right = jnp.argmax(logits, axis=1) == labels
             voted = jnp.int32(0)
             if augment is not None:
                 tally = self._tally(predict_all, augment, params, batch)
                 voted = jnp.sum(mask & (jnp.argmax(tally, axis=1) == labels))
-            return (
-                jnp.sum(jnp.where(mask, losses, 0)),
-                jnp.sum(one_hot, axis=0),
-                jnp.sum(jnp.where(right[:, None], one_hot, 0), axis=0),
-                voted,
-            )
+            return jnp.sum(jnp.where(mask, losses, 0)), voted, logits, labels
 
         self._count = count
         if isinstance(self.data, ArraySource):
@@ -145,17 +156,24 @@ class Classification:
         count = self._counting.setdefault(layout.mesh, self._on_every_device(layout))
         size = -(-self.physical_batch_size // layout.count) * layout.count
         here = layout.rows_here(size)
-        loss, found, right, voted = 0.0, 0, 0, 0
+        kept = len(self.data) * len(self.classes) <= _MOST_KEPT
+        loss, voted, logits, labels, predicted = 0.0, 0, [], [], []
         everyone = np.arange(len(self.data))
         for _, mask, indices in pack(everyone, size):
             examples = gather(self.data, indices[here])
             self._require_labels(examples["label"])
             batch = PhysicalBatch(examples, mask[here], indices[here])
             counted = jax.device_get(count(params, layout.rows(batch)))
-            loss += float(counted[0])
-            found, right = found + counted[1], right + counted[2]
-            voted += int(counted[3])
-        found, right = np.asarray(found), np.asarray(right)
+            loss, voted = loss + float(counted[0]), voted + int(counted[1])
+            of_batch = counted[2][mask]
+            labels.append(counted[3][mask])
+            predicted.append(of_batch.argmax(axis=1))
+            if kept:
+                logits.append(of_batch)
+        labels, predicted = np.concatenate(labels), np.concatenate(predicted)
+        width = len(self.classes)
+        found = np.bincount(labels, minlength=width)
+        right = np.bincount(labels[labels == predicted], minlength=width)
         return Evaluation(
             accuracy=float(right.sum() / found.sum()),
             loss=loss / len(self.data),
@@ -164,10 +182,11 @@ class Classification:
                 for name, n, r in zip(self.classes, found, right, strict=True)
             ),
             vote_accuracy=voted / len(self.data) if self.views else None,
+            outputs=Outputs(np.concatenate(logits), labels) if kept else None,
         )
 
     def _on_every_device(self, layout: Layout) -> Callable:
-        """Compile the count for a layout: each device's own, then the sum of them."""
+        """Compile the count for a layout: sums over all devices, and all rows."""
         each = PartitionSpec(AXIS)
 
         @filter_jit
@@ -175,17 +194,17 @@ class Classification:
             arrays, static = eqx.partition(params, eqx.is_array)
 
             def here(arrays: PyTree, batch: PhysicalBatch) -> PyTree:
-                counted = self._count(eqx.combine(arrays, static), batch)
-                return jax.tree.map(lambda number: number[None], counted)
+                loss, voted, *rows = self._count(eqx.combine(arrays, static), batch)
+                sums = lax.psum((loss, voted), AXIS)
+                return *sums, *lax.all_gather(rows, AXIS, tiled=True)
 
-            counted = jax.shard_map(
+            return jax.shard_map(
                 here,
                 mesh=layout.mesh,
                 in_specs=(PartitionSpec(), each),
-                out_specs=each,
+                out_specs=PartitionSpec(),
                 check_vma=False,
             )(arrays, batch)
-            return jax.tree.map(lambda number: jnp.sum(number, axis=0), counted)
 
         return count
 

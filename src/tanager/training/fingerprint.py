@@ -66,9 +66,11 @@ _PREFIXES = (
     *("CUDA_", "CUDNN_", "CUBLAS_", "NCCL_", "NVIDIA_", "ROCM_", "HIP_"),
 )
 # They name files, logs, peers, secrets, or which of several equal devices to use.
+# scikit-learn sets two of KMP_ when it is imported; no number depends on them.
 _HARMLESS_VARIABLE = re.compile(
     r"CACHE|LOG|TRACEBACK|TOKEN|SECRET|PASSWORD|_KEY$|_DIR$|_PATH$|_HOME$"
     r"|ADDRESS|_PORT$|_ID$|HOSTNAME|VISIBLE_DEVICES"
+    r"|KMP_DUPLICATE_LIB_OK|KMP_INIT_AT_FORK"
 )
 _HARMLESS_SETTING = re.compile(
     r"cache|log|dump|trace|debug|report|warn|pprint|source|location|error"

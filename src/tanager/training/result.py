@@ -2,17 +2,20 @@
 
 import contextlib
 import dataclasses
+import datetime
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import equinox as eqx
+import numpy as np
 from jaxtyping import PyTree
 
 from tanager._files import write_json
 from tanager._reading import UnreadableFile
 from tanager.keys import is_key
+from tanager.measures import measure, probabilities
 from tanager.models import weights
 from tanager.parallel import hosts
 from tanager.privacy import accountant, tan
@@ -29,6 +32,8 @@ from tanager.training.run_folder import RunFolder
 
 PERSON_SIZES = (2, 5, 10)
 """Images of a person whose ε a run per image states."""
+_MOST_DRAWN = 1 << 20  # logits, of which intervals are drawn in seconds
+_MOST_CLASSES = 200  # of a confusion matrix on record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +85,8 @@ def hand_over(
             **cost(position.ledger, mechanism, config),
             **scores(evaluations),
             "per_class": raw and ema and _per_class(raw, ema),
-            **(speed if folder is None else _speed_before(folder, speed)),
+            "measures": raw and ema and _measures(raw, ema),
+            **_times(folder, speed),
             "private": private and mechanism.noise_multiplier > 0 and not of_search,
             "unreadable": config["unreadable"],
             "versions": fingerprint.versions(),
@@ -152,15 +158,19 @@ def scores(
     }
 
 
-def _speed_before(
-    folder: RunFolder, speed: Mapping[str, float | None]
-) -> Mapping[str, float | None]:
-    """Return what a complete run said of its speed if this time there were no steps."""
-    if speed["examples_per_second"] is None and folder.result.exists():
+def _times(
+    folder: RunFolder | None, speed: Mapping[str, float | None]
+) -> Mapping[str, Any]:
+    """Return the day and the speed; those on record if this time there were no steps.
+
+    The speed is then not known.
+    """
+    today = {"date": datetime.datetime.now(datetime.UTC).date().isoformat(), **speed}
+    if folder and speed["examples_per_second"] is None and folder.result.exists():
         with contextlib.suppress(UnreadableFile):  # it is written again
             before = read_result(folder.path)
-            return {name: before.get(name) for name in speed}
-    return speed
+            return {name: before.get(name) for name in today}
+    return today
 
 
 def _write(
@@ -186,3 +196,27 @@ def _per_class(raw: Evaluation, ema: Evaluation) -> list[dict[str, Any]]:
         }
         for one, two in zip(raw.per_class, ema.per_class, strict=True)
     ]
+
+
+def _measures(raw: Evaluation, ema: Evaluation) -> dict[str, Any] | None:
+    """Return what `measure` says of both models; None of logits it cannot order."""
+    both = {"parameters": raw, "average": ema}
+    measured = {}
+    for name, each in both.items():
+        outputs = each.outputs
+        if outputs is None or not np.isfinite(outputs.logits).all():
+            return None
+        classes = [str(one.name) for one in each.per_class]
+        found = measure(
+            probabilities(outputs.logits),
+            outputs.labels,
+            classes,
+            bootstrap=each is ema and outputs.logits.size <= _MOST_DRAWN,
+        )
+        if each is raw or len(classes) > _MOST_CLASSES:
+            del found["confusion_matrix"]
+        if each is raw:
+            del found["per_class"]
+        del found["classes"]  # they are in config.json
+        measured[name] = found
+    return measured

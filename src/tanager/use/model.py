@@ -28,6 +28,7 @@ from tanager import _validate as validate
 from tanager.compiling import filter_jit
 from tanager.data.preprocessing import Preprocessing
 from tanager.keys import is_key
+from tanager.measures import probabilities
 from tanager.models import weights as files
 from tanager.models.exported import (
     describe,
@@ -233,13 +234,6 @@ def load(
     return Model(
         (params, predict), classes or ours.get("classes"), preprocessing, config
     )
-
-
-def probabilities(logits: np.ndarray) -> np.ndarray:
-    """Return the softmax of logits along the last axis, in float64."""
-    shifted = logits.astype(np.float64)
-    shifted = np.exp(shifted - shifted.max(axis=-1, keepdims=True))
-    return shifted / shifted.sum(axis=-1, keepdims=True)
 
 
 def _as_array(example: Any) -> np.ndarray:

@@ -22,7 +22,11 @@ _SEED = 0
 
 
 def measure(
-    probabilities: np.ndarray, labels: np.ndarray, classes: Sequence[str]
+    probabilities: np.ndarray,
+    labels: np.ndarray,
+    classes: Sequence[str],
+    *,
+    bootstrap: bool = True,
 ) -> dict[str, Any]:
     """Return accuracy, balanced accuracy, macro F1, AUROC and the confusion matrix.
 
@@ -30,6 +34,8 @@ def measure(
         probabilities: numbers[n, K].
         labels: whole numbers[n] from 0 to K − 1.
         classes: K names.
+        bootstrap: draw the intervals that are not Wilson's. They take a second for
+            10,000 examples of 10 classes, and 8 for 100 classes; False leaves them out.
 
     Returns:
         As JSON: ``accuracy``, ``balanced_accuracy``, ``macro_f1`` and ``auroc`` (mean
@@ -57,7 +63,8 @@ def measure(
         for k in (present if len(present) > 1 else ())
     }
     random = np.random.default_rng(_SEED)
-    drawn = [_redrawn(matrix, random) for _ in range(RESAMPLES)]
+    times = RESAMPLES if bootstrap else 0
+    drawn = [_redrawn(matrix, random) for _ in range(times)]
     return {
         "examples": len(labels),
         "accuracy": _share(right.sum(), counts.sum()),
@@ -69,7 +76,7 @@ def measure(
         ),
         "auroc": _between(
             np.mean([*areas.values()]) if areas else None,
-            _areas(probabilities, labels, [*areas], random),
+            _areas(probabilities, labels, [*areas], random) if bootstrap else (),
         ),
         "majority_share": float(counts.max() / len(labels)),
         "majority_class": classes[int(counts.argmax())],
@@ -87,6 +94,13 @@ def measure(
     }
 
 
+def probabilities(logits: np.ndarray) -> np.ndarray:
+    """Return the softmax of logits along the last axis, in float64."""
+    shifted = logits.astype(np.float64)
+    shifted = np.exp(shifted - shifted.max(axis=-1, keepdims=True))
+    return shifted / shifted.sum(axis=-1, keepdims=True)
+
+
 def recall(matrix: np.ndarray) -> float:
     """Return the mean recall of the classes, balanced accuracy, of matrix[K, K]."""
     counts, right = matrix.sum(axis=1), matrix.diagonal()
@@ -100,15 +114,23 @@ def f1(matrix: np.ndarray) -> float:
     return float(np.mean(2 * matrix.diagonal()[there] / both[there]))
 
 
-def area(scores: np.ndarray, positive: np.ndarray, weights: np.ndarray) -> float:
-    """Return the area under the ROC curve of weighted examples, ties counted half."""
-    order = np.argsort(scores)
-    scores, positive, weights = scores[order], positive[order], weights[order]
-    below = np.concatenate([[0.0], np.cumsum(weights * ~positive)])
-    first = np.searchsorted(scores, scores[positive], side="left")
-    last = np.searchsorted(scores, scores[positive], side="right")
-    own = weights[positive]
-    return float(own @ (below[first] + below[last]) / (2 * own.sum() * below[-1]))
+class Ranked:
+    """Scores in order, for the area under the ROC curve under many weights."""
+
+    def __init__(self, scores: np.ndarray, positive: np.ndarray):
+        order = np.argsort(scores)
+        ordered = scores[order]
+        self._own, self._others = order[positive[order]], order[~positive[order]]
+        others = scores[self._others]
+        self._first = np.searchsorted(others, ordered[positive[order]], side="left")
+        self._last = np.searchsorted(others, ordered[positive[order]], side="right")
+
+    def area(self, weights: np.ndarray) -> float:
+        """Return the area of weighted examples, ties counted half."""
+        below = np.concatenate([[0.0], np.cumsum(weights[self._others])])
+        own = weights[self._own]
+        pairs = own @ (below[self._first] + below[self._last])
+        return float(pairs / (2 * own.sum() * below[-1]))
 
 
 def _share(right: int, count: int) -> dict[str, float | None]:
@@ -122,8 +144,8 @@ def _share(right: int, count: int) -> dict[str, float | None]:
 
 
 def _between(value: Any, drawn: Sequence[float]) -> dict[str, float | None]:
-    if value is None:
-        return {"value": None, "low": None, "high": None}
+    if value is None or not drawn:
+        return {"value": value and float(value), "low": None, "high": None}
     low, high = np.quantile(drawn, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
     return {"value": float(value), "low": float(low), "high": float(high)}
 
@@ -144,12 +166,12 @@ def _areas(
 ) -> list[float]:
     """Return the mean area of classes for examples drawn again within each class."""
     groups = [np.flatnonzero(labels == k) for k in np.unique(labels)]
+    ranked = [Ranked(probabilities[:, k], labels == k) for k in classes]
     drawn = []
     for _ in range(RESAMPLES if classes else 0):
         weights = np.zeros(len(labels))
         for own in groups:
             chosen = random.integers(len(own), size=len(own))
             weights[own] = np.bincount(chosen, minlength=len(own))
-        areas = [area(probabilities[:, k], labels == k, weights) for k in classes]
-        drawn.append(float(np.mean(areas)))
+        drawn.append(float(np.mean([each.area(weights) for each in ranked])))
     return drawn

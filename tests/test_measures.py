@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from tanager.use import measures
-from tanager.use.measures import measure
+from tanager import measures
+from tanager.measures import measure
 
 
 def drawn(count, classes, seed=0, better=0.4):
@@ -43,7 +43,7 @@ def test_what_is_drawn_again_is_measured_as_scikit_learn_does():
     assert measures.recall(matrix) == pytest.approx(found["balanced_accuracy"]["value"])
     assert measures.f1(matrix) == pytest.approx(found["macro_f1"]["value"])
     for weight in (np.ones(90), weights):
-        ours = measures.area(scores[:, 0], labels == 0, weight)
+        ours = measures.Ranked(scores[:, 0], labels == 0).area(weight)
         sklearns = metrics.roc_auc_score(
             labels == 0, scores[:, 0], sample_weight=weight
         )
