@@ -4,11 +4,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from rich.console import Console
-
 from tanager import _validate as validate
 from tanager import recipes
 from tanager._heap import run_in_place
+from tanager._terminal import new_console
 from tanager.commands import accounts, flags, studies
 from tanager.privacy.shown import format_epsilon
 from tanager.recipes.recipe import Recipe
@@ -63,7 +62,7 @@ def _train(name: str, recipe: Recipe, found: studies.Found | None, resume: bool)
         prepared = runner.prepare(name, recipe, report)
     recipe = prepared.recipe
     budget, mechanism = prepared.budget, prepared.budget.mechanism
-    console = Console(highlight=False, markup=False, quiet=not hosts.is_chief())
+    console = new_console(markup=False, quiet=not hosts.is_chief())
     console.print(
         f"{name}: {recipe.model} on "
         f"{recipe.public_size(tasks.size(recipe, prepared.dataset))} "
@@ -174,7 +173,7 @@ def _conclusion(result: "TrainResult") -> str:
 
 def _print_recipes() -> None:
     headings, rows = recipes.listing()
-    console = Console(highlight=False)
+    console = new_console()
     for row in rows:
         console.print(f"[bold]{row[0]}[/]")
         for heading, value in zip(headings[1:], row[1:], strict=True):
