@@ -140,7 +140,7 @@ def test_json_with_an_unknown_or_a_missing_field_is_refused():
 def test_every_field_is_a_flag_with_help():
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown), pytest.raises(SystemExit):
-        main(["train", "digits", "--help"])
+        main(["train", "digits", "--help-all"])
     words = " ".join(re.sub(r"[│╭╮╰╯─]", " ", shown.getvalue()).split())
     assert Recipe.__doc__ is not None
     described = dict(

@@ -8,6 +8,7 @@ from typing import Any
 
 from tanager import _processor, data
 from tanager import _validate as validate
+from tanager.models.pretrained import find_weights
 from tanager.parallel import hosts
 from tanager.privacy.account import Account
 from tanager.privacy.mechanism import LARGE_EPSILON
@@ -79,6 +80,8 @@ def prepare(
     Raises:
         ValueError: a field, the data or the budget cannot be used.
     """
+    if recipe.weights is not None:
+        find_weights(recipe.weights)  # what is unreachable ends the run at once
     if dataset is None:
         dataset = load(recipe, progress)
     if dataset.record is not None and dataset.record["size"] == "default":
