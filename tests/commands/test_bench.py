@@ -124,7 +124,10 @@ def test_a_model_is_measured_on_its_own_images_by_default(capsys, more, shape):
     [
         (["step", "--model", "wrn-16-5x"], "did you mean wrn-16-4?"),
         (["step", "--strategies", "per_exampl"], "did you mean per_example?"),
-        (["step", "--precision", "fp32"], "precision (='fp32') is unknown: did you mean"),
+        (
+            ["step", "--precision", "fp32"],
+            "precision (='fp32') is unknown",
+        ),
         (["step", "--examples", "33"], "must be at most the physical batch 32"),
         (["step", "--features", "3"], "model (='wrn-16-4') must be one of mlp, linear"),
         (["step", *SMALL, "--features", "0"], "(=0) must be at least 1"),

@@ -248,7 +248,7 @@ def test_a_hub_that_never_answers_is_waited_for_once(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.get_session", Silent)
     with pytest.raises(OSError, match="the Hub is unreachable"):
         hub.download_weights("hf:timm/resnet50.a1_in1k")
-    assert waits == [4.0]
+    assert waits == [3.0]
 
 
 def test_without_the_package_the_way_by_hand_is_shown(monkeypatch):

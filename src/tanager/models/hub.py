@@ -182,7 +182,7 @@ def download(name: str, file: str = SAFETENSORS, *others: str) -> Path:
     return Path(path)
 
 
-def _answers(seconds: float = 4.0) -> bool:
+def _answers(seconds: float = 3.0) -> bool:
     """Return whether the Hub answers: its package would try again for half a minute.
 
     The thread is for names that take longer than that to be looked up.

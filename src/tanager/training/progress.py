@@ -62,9 +62,18 @@ def measuring(shown: bool) -> Iterator[Callable[[str], None]]:
         yield lambda what: None
         return
     console = new_console(stderr=True)
-    text = "measuring the fastest clipping on this device, once"
+    text = "measuring how to clip, once for this device (--fast leaves it out): "
+    said = False
+
+    def report(what: str) -> None:
+        nonlocal said
+        status.update(text + what)
+        if not (said or console.is_terminal):
+            console.print(text + what, markup=False)
+            said = True
+
     with console.status("") as status:
-        yield lambda what: status.update(f"{text}: {what}")
+        yield report
 
 
 class Clock:
