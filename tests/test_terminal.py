@@ -5,9 +5,10 @@ import sys
 
 import pytest
 from rich.console import Console
+from rich.table import Table
 
 from tanager._files import write_text
-from tanager._terminal import escape_unprintable
+from tanager._terminal import escape_unprintable, new_console
 from tanager.training.progress import TrainingProgress
 
 
@@ -46,3 +47,17 @@ def test_another_handler_is_left_as_it_is(monkeypatch):
 def test_a_file_name_that_is_no_utf8_can_stand_in_a_report(tmp_path):
     write_text(tmp_path / "page", "ε of \udcff")
     assert (tmp_path / "page").read_text() == "ε of \\udcff"
+
+
+def test_into_a_pipe_every_line_goes_whole(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    stream = io.StringIO()
+    console = new_console(file=stream)
+    console.print("word " * 60)
+    table = Table("name", "why")
+    table.add_row("name" * 30, "word " * 30)
+    console.print(table)
+    assert stream.getvalue().splitlines()[0] == "word " * 60
+    assert any("word " * 29 in line for line in stream.getvalue().splitlines()[1:])
+    shown = new_console(file=io.StringIO(), force_terminal=True)
+    assert shown.width == 80 and not shown.soft_wrap

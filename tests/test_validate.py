@@ -65,8 +65,16 @@ def test_whole():
 
 def test_one_of_offers_the_nearest():
     validate.one_of(["ghost", "auto"], strategy="auto")
-    with refused("strategy (='gost') must be one of ghost, auto: did you mean ghost?"):
+    with refused(
+        "strategy (='gost') is unknown: did you mean ghost? It must be one of ghost, "
+        "auto"
+    ):
         validate.one_of(["ghost", "auto"], strategy="gost")
+    ending = "did you mean r-7? It must be one of " + ", ".join(
+        f"r-{number}" for number in range(8)
+    )
+    with refused(f"recipe (='r7') is unknown: {ending} and 12 more"):
+        validate.one_of([f"r-{number}" for number in range(20)], recipe="r7")
     with refused("strategy (='xyzzy') must be one of ghost, auto: see the docs"):
         validate.one_of(["ghost", "auto"], strategy="xyzzy", remedy="see the docs")
 

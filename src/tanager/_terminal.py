@@ -1,7 +1,13 @@
-"""What is printed, on terminals that lack the letters."""
+"""What is printed: on terminals that lack the letters, and into pipes and files."""
 
 import io
 import sys
+from typing import Any
+
+from rich.console import Console
+
+
+_ENDLESS = 10_000
 
 
 def escape_unprintable() -> None:
@@ -13,3 +19,14 @@ def escape_unprintable() -> None:
         raising = getattr(stream, "errors", None) in ("strict", "surrogateescape")
         if raising and isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def new_console(*, stderr: bool = False, **options: Any) -> Console:
+    """Return a console that breaks lines on a terminal only.
+
+    A log, or the next program of a pipe, gets every line whole. Options are rich's.
+    """
+    console = Console(stderr=stderr, highlight=False, **options)
+    if not (console.is_terminal or console.is_jupyter):
+        console.width, console.soft_wrap = _ENDLESS, True
+    return console

@@ -16,6 +16,9 @@ from typing import NoReturn
 from tanager._text import clean
 
 
+_MOST = 8  # names in a list after a suggestion
+
+
 def refuse(argument: str, value: object, rule: str, remedy: str = "") -> NoReturn:
     """Raise the one `ValueError` that says what is wrong and what to do about it."""
     raise ValueError(message(argument, value, rule, remedy))
@@ -95,13 +98,15 @@ def channels_last(image_shape: tuple[int, ...]) -> None:
 
 
 def one_of(choices: Iterable[str], *, remedy: str = "", **values: str) -> None:
-    """Refuse a name that is not among `choices`, and offer the nearest one."""
+    """Refuse a name that is not among `choices`, and offer the nearest one first."""
     choices = tuple(choices)
     for name, value in values.items():
         if value not in choices:
-            near = nearest(str(value), choices)
-            hint = f"did you mean {near}?" if near else remedy
-            refuse(name, value, f"must be one of {', '.join(choices)}", hint)
+            if near := nearest(str(value), choices):
+                more = f" and {len(choices) - _MOST} more" * (len(choices) > _MOST)
+                listed = f"It must be one of {', '.join(choices[:_MOST])}{more}"
+                refuse(name, value, f"is unknown: did you mean {near}? {listed}")
+            refuse(name, value, f"must be one of {', '.join(choices)}", remedy)
 
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:

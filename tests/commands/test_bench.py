@@ -124,7 +124,10 @@ def test_a_model_is_measured_on_its_own_images_by_default(capsys, more, shape):
     [
         (["step", "--model", "wrn-16-5x"], "did you mean wrn-16-4?"),
         (["step", "--strategies", "per_exampl"], "did you mean per_example?"),
-        (["step", "--precision", "fp32"], "precision (='fp32') must be one of"),
+        (
+            ["step", "--precision", "fp32"],
+            "precision (='fp32') is unknown",
+        ),
         (["step", "--examples", "33"], "must be at most the physical batch 32"),
         (["step", "--features", "3"], "model (='wrn-16-4') must be one of mlp, linear"),
         (["step", *SMALL, "--features", "0"], "(=0) must be at least 1"),
@@ -132,7 +135,7 @@ def test_a_model_is_measured_on_its_own_images_by_default(capsys, more, shape):
         (["step", "--model", "vit-tiny-16", "--image-size", "40"], "use 32 or 48"),
         (["memory", *SMALL], "limit_gib (=None) must be given on a CPU"),
         (["memory", *SMALL, "--limit-gib", "0"], "limit_gib (=0.0) must be positive"),
-        (["explain", *SMALL, "--strategy", "atuo"], "strategy (='atuo') must be one"),
+        (["explain", *SMALL, "--strategy", "atuo"], "strategy (='atuo') is unknown"),
         (["explain", *SMALL, "--physical-batch", "0"], "physical_batch (=0) must be"),
     ],
 )

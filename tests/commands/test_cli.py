@@ -1,9 +1,11 @@
 """The command line: one clear message, and the right exit status."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -12,8 +14,9 @@ from safetensors.numpy import save_file
 
 import tanager
 from tanager.cli import main
-from tanager.commands import plan
+from tanager.commands import plan, train
 from tanager.recipes import runner
+from tanager.training.estimate import Estimate
 
 
 SHORT = ["train", "digits", "--model", "linear", "--steps", "2", "--strategy", "bk"]
@@ -156,6 +159,48 @@ def test_a_path_with_the_signs_of_a_markup_is_a_path(tmp_path, capsys):
     out = tmp_path / "[/b]x"
     assert main([*SHORT, str(out)]) == 0
     assert "[/b]x/report.html" in capsys.readouterr().out.replace("\n", "")
+
+
+def test_json_is_one_object_and_quiet_nothing(tmp_path, capsys):
+    out = str(tmp_path / "run")
+    assert main([*SHORT, out, "--json", "--fast"]) == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert list(found) == [
+        *("run", "epsilon", "delta", "private", "test_accuracy", "test_accuracy_ema"),
+        *("seconds", "report"),
+    ]
+    assert found["run"] == out and found["report"] == f"{out}/report.html"
+    assert found["epsilon"] <= 8
+    assert main([*SHORT, out, "--quiet"]) == 0  # it is complete
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "terminal", "answer", "begins"),
+    [
+        (3599.0, True, None, True),
+        (3601.0, False, None, True),
+        (3601.0, True, "y", True),
+        (3601.0, True, "", False),
+        (3601.0, True, "no", False),
+    ],
+)
+def test_a_person_is_asked_before_a_long_run(
+    monkeypatch, seconds, terminal, answer, begins
+):
+    asked = []
+
+    def ask(question):
+        asked.append(question)
+        return answer
+
+    monkeypatch.setattr("builtins.input", ask)
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: terminal))
+    estimate = Estimate(1, seconds, 0, 0.0, 10**9)
+    with contextlib.nullcontext() if begins else pytest.raises(KeyboardInterrupt):
+        train._ask(estimate)
+    assert asked == ([] if answer is None else ["go on? [y/N] "])
 
 
 @pytest.mark.parametrize(

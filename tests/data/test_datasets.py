@@ -80,7 +80,7 @@ def test_validation_examples_leave_the_test_set_alone(digits):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": "cifar"}, "name (='cifar') must be one of digits, cifar10, cifar"),
+        ({"name": "cifar"}, "name (='cifar') is unknown: did you mean cifar10"),
         ({"name": "mnits"}, "did you mean mnist?"),
         ({"name": "mnist"}, "path (=None) is needed for mnist: a folder of train/<"),
         ({"name": "mnist", "path": "no/such"}, "path (='no/such') is not a folder"),

@@ -10,6 +10,7 @@ from references import parity
 from switch import FULL
 from tanager import models
 from tanager.models import layers
+from tanager.models.counted import COUNTED
 
 
 FILES = ("bit", "vit", "convnext", "dino")
@@ -25,10 +26,10 @@ def test_parameters_are_counted_from_arrays_or_shapes():
 # The files of the other architectures have the tensors of all their sizes.
 TRACED = ("bit-50x1", "vit-tiny-16", "convnext-tiny")
 TRACED += ("dinov2-small-reg4", "dinov3-small")
-COUNTED = [n for n in REFERENCES if FULL or n[:3] == "bit" or n in TRACED]
+PARITY = [n for n in REFERENCES if FULL or n[:3] == "bit" or n in TRACED]
 
 
-@pytest.mark.parametrize("name", COUNTED)
+@pytest.mark.parametrize("name", PARITY)
 def test_parameters_and_flops_are_those_that_pytorch_counts(name):
     """Of timm's models of 1000 classes at 224 pixels, by torch's FlopCounterMode."""
     entry = models.find(name)
@@ -50,6 +51,26 @@ def test_parameters_and_flops_are_those_that_pytorch_counts(name):
         unseen = 2 * others * (2 * (others + 1) * width + width**2 + mlp)
     flops = models.count_flops(model, (224, 224, 3))
     assert flops == REFERENCES[name]["flops"] - unseen
+
+
+TABLED = ("small-cnn", "wrn-16-4", "scattering-cnn", "lenet", "mlp", "linear")
+
+
+def test_the_table_of_counts_has_every_model():
+    assert list(COUNTED) == list(models.ENTRIES)
+
+
+@pytest.mark.parametrize("name", models.ENTRIES if FULL else TABLED)
+def test_the_table_of_counts_is_what_tracing_finds(name):
+    entry = models.ENTRIES[name]
+    model = eqx.filter_eval_shape(
+        entry.builder,
+        classes=entry.classes,
+        image_shape=entry.image_shape,
+        key=jax.random.key(0),
+    )
+    found = models.count_parameters(model), models.count_flops(model, entry.image_shape)
+    assert COUNTED[name] == found
 
 
 def test_a_convolution_counts_two_for_each_weight_and_position():

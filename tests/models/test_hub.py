@@ -235,6 +235,22 @@ def test_without_the_network_the_cache_serves_or_one_message_comes(server, conte
     ) in str(refused.value)
 
 
+def test_a_hub_that_never_answers_is_waited_for_once(monkeypatch, tmp_path):
+    constants = importlib.import_module("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    waits = []
+
+    class Silent:
+        def head(self, url, timeout):
+            waits.append(timeout)
+            raise TimeoutError
+
+    monkeypatch.setattr("huggingface_hub.get_session", Silent)
+    with pytest.raises(OSError, match="the Hub is unreachable"):
+        hub.download_weights("hf:timm/resnet50.a1_in1k")
+    assert waits == [3.0]
+
+
 def test_without_the_package_the_way_by_hand_is_shown(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(

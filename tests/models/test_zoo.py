@@ -199,7 +199,10 @@ def test_options_reach_the_model(name):
     ("change", "message"),
     [
         ({"name": "wrn-16-44x"}, "did you mean wrn-16-4?"),
-        ({"name": "smal-cnn"}, "model (='smal-cnn') must be one of small-cnn, wrn-16"),
+        (
+            {"name": "smal-cnn"},
+            "model (='smal-cnn') is unknown: did you mean small",
+        ),
         ({"name": "transformer"}, "or any wrn-DEPTH-WIDTH with a depth of 6n + 4"),
         ({"normalisation_order": "preactivation"}, "did you mean pre-activation?"),
         ({"implementation": "tan"}, "(='tan') must be left out for small-cnn"),

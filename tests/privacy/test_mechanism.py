@@ -35,8 +35,8 @@ def test_the_ends_of_the_ranges_are_allowed(fields):
         ({"steps": 2.0}, "steps (=2.0) must be a whole number"),
         (
             {"adjacency": "replace"},
-            "adjacency (='replace') must be one of zero-out, add-or-remove-one, "
-            "replace-one: did you mean replace-one?",
+            "adjacency (='replace') is unknown: did you mean replace-one? It must be "
+            "one of zero-out, add-or-remove-one, replace-one",
         ),
     ],
 )

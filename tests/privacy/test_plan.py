@@ -160,7 +160,10 @@ def test_what_is_infinite_is_null_in_json_and_warned_about(sigma, nulls):
         ({"batch_size": 4096.5}, "batch_size (=4096.5) must be a whole number"),
         ({"examples": 0}, "examples (=0) must be at least 1"),
         ({"delta": 0.0}, "delta (=0.0) must be strictly between 0 and 1"),
-        ({"adjacency": "remove-one"}, "adjacency (='remove-one') must be one of"),
+        (
+            {"adjacency": "remove-one"},
+            "adjacency (='remove-one') is unknown: did",
+        ),
         ({"steps": None, "epsilon": -1.0}, "epsilon (=-1.0) must be positive"),
         (
             {"examples": 20, "batch_size": None, "epsilon": 0.5, "delta": 1e-6},

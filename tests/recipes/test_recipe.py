@@ -31,8 +31,8 @@ MINIMAL: dict = {
         ({"dataset": ""}, "dataset (='') must be a name"),
         (
             {"normalisation_order": "post-activaton"},
-            "normalisation_order (='post-activaton') must be one of pre-activation, "
-            "post-activation: did you mean post-activation?",
+            "normalisation_order (='post-activaton') is unknown: did you mean "
+            "post-activation? It must be one of pre-activation, post-activation",
         ),
         ({"epsilon": 0.0}, "epsilon (=0.0) must be positive and finite"),
         ({"epsilon": float("inf")}, "epsilon (=inf) must be positive and finite"),

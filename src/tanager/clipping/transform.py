@@ -30,6 +30,7 @@ What the returned function promises, whatever the strategy:
 | not from 1e-12 to 1e12 | any | refused |
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -200,14 +201,19 @@ class ClippedGrad:
         return float_error(steps + joined, rows, self.clip_norm, numbers, coarsest)
 
     def tune(
-        self, params: PyTree, batch: PyTree, report: Callable[[str], None] | None = None
+        self,
+        params: PyTree,
+        batch: PyTree,
+        report: Callable[[str], None] | None = None,
+        worth: float = math.inf,
     ) -> bool:
         """Under ``"auto"``, measure what is not known yet for shapes like these.
 
         What is found is remembered on disk (`planning.autotune`) and serves later
         traces, those of an outer `jax.jit` included, which cannot measure. A call
         outside `jax.jit` does this by itself. Takes and raises what a call does;
-        `report` is called with a line for each thing that is measured.
+        `report` is called with a line for each thing that is measured. No more is
+        measured than takes the time of clipping `worth` such batches.
 
         Returns:
             Whether anything was measured: traces made before may clip otherwise.
@@ -218,7 +224,7 @@ class ClippedGrad:
         program = self._program(*self._split(params, batch), batch)
         pieces = batches.pieces(batches.rows_of(batch), self.memory)
         measured = [
-            Timings().measure(program, norm_groups(program), rows, report)
+            Timings().measure(program, norm_groups(program), rows, report, worth)
             for rows in sorted({rows for _, rows in pieces})
             if program is not None
         ]

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich.console import Console
 from tyro.conf import Positional
 
 from tanager import _validate as validate
+from tanager._terminal import new_console
 from tanager.commands import flags
 from tanager.commands.spent import spent_by
 from tanager.commands.tables import new_table, print_json
@@ -157,7 +157,7 @@ def run(arguments: Sequence[str]) -> int:
     account, balance = options.named(), options.named().read()
     if delta is None:
         delta = balance.delta() or 1e-5
-    with Console(stderr=True).status("computing ε"):
+    with new_console(stderr=True).status("computing ε"):
         content = _content(account, balance, delta)
     if options.json:
         return print_json(content)
@@ -191,7 +191,7 @@ def _content(account: Account, balance: Balance, delta: float) -> dict[str, Any]
 
 
 def _print(content: dict[str, Any]) -> None:
-    console = Console(highlight=False, markup=False)
+    console = new_console(markup=False)
     if not console.is_terminal:
         console.width = 160
     headings = ("charged (UTC)", "what", "q", "σ", "steps", "ε alone", "name")

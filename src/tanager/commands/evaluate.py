@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
-from rich.console import Console
 from tyro.conf import Positional
 
 from tanager import _validate as validate
+from tanager._terminal import new_console
 from tanager.commands import flags, models_in_use
 from tanager.commands.tables import new_table, print_json
 
@@ -161,7 +161,7 @@ def _numbers(model: "Model", names: Sequence[str]) -> Any:
 
 
 def _print(title: str, found: Mapping[str, Any]) -> None:
-    console = Console(highlight=False, markup=False)
+    console = new_console(markup=False)
     console.print(f"{title}\n", soft_wrap=True)
     rows = [
         ("accuracy", _percent(found["accuracy"]), _between(found["accuracy"])),

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from tyro.conf import Positional
 
 from tanager._files import write_json
+from tanager._terminal import new_console
 from tanager.commands import accounts, flags
 from tanager.commands.tables import new_table, print_json
 from tanager.commands.watching import work_through
@@ -190,7 +190,7 @@ def norms(words: Sequence[str]) -> int:
             "counts": counts,
         }
         return print_json(content)
-    console = Console(highlight=False, markup=False)
+    console = new_console(markup=False)
     console.print("PRIVATE: computed from the training examples; not to be released")
     shares = zip(found.steps, found.clipped(), strict=True)
     headings = ("until step", f"norms above C = {found.clip_norm:g}")
@@ -227,7 +227,7 @@ def tabulate(word: str, words: Sequence[str]) -> int:
     cells = options.cells(target, simulations)
     every = [job for cell in cells for job in cell.jobs]
     jobs.require_room(every[0])
-    screen = Console(stderr=True, highlight=False)
+    screen = new_console(stderr=True)
     screen.print(
         f"{len(every)} simulations, with NO privacy guarantee, of runs at ε = "
         + ", ".join(format_epsilon(cell.target.epsilon) for cell in cells)
@@ -258,7 +258,7 @@ def tabulate(word: str, words: Sequence[str]) -> int:
 def _print(
     rows: list[dict[str, Any]], out: Path, word: str, more: dict[str, Any] | None
 ) -> None:
-    console = Console(highlight=False, markup=False)
+    console = new_console(markup=False)
     if not console.is_terminal:
         console.width = 160
     names = dict.fromkeys(name for row in rows for name in row["title"])

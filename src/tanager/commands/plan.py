@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import tyro
 from rich.console import Console
 
+from tanager._terminal import new_console
 from tanager.commands import flags
 from tanager.commands.tables import new_table, print_json
 from tanager.privacy import tan
@@ -77,7 +78,7 @@ def run(arguments: list[str]) -> int:
         plan_figures.plot(plan, options.plot)
     if options.json:
         return print_json(plan.to_json())
-    _print_table(plan, Console(highlight=False))
+    _print_table(plan, new_console())
     if options.plot is not None:
         print(f"Drawn to {options.plot}")
     return 0

@@ -4,11 +4,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from tyro.conf import Positional
 
 from tanager import recipes
+from tanager._terminal import new_console
 from tanager.commands import flags
 from tanager.commands.tables import new_table, print_json
 from tanager.privacy import accountant
@@ -44,7 +44,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run the command; `arguments` are the words after `tanager recipe`."""
     options = flags.read(Arguments, "recipe", arguments)
     entry = recipes.get(options.name)
-    with Console(stderr=True).status("computing ε"):
+    with new_console(stderr=True).status("computing ε"):
         shown = _shown(entry)
     if options.json:
         return print_json(shown)
@@ -101,7 +101,7 @@ def _cost(entry: RecipeEntry) -> dict[str, Any] | None:
 
 
 def _print(shown: dict[str, Any]) -> None:
-    console = Console(highlight=False)
+    console = new_console()
     console.print(f"[bold]{shown['name']}[/]: {shown['summary']}")
     console.print(f"source: {shown['source']}")
     if shown["pretrained_on"]:

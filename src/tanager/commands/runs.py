@@ -5,9 +5,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 from tyro.conf import Positional
 
+from tanager._terminal import new_console
 from tanager.commands import flags
 from tanager.commands.tables import new_table, number, print_json
 from tanager.privacy.shown import format_epsilon
@@ -74,7 +74,7 @@ def run(arguments: Sequence[str]) -> int:
             row["began"],
             row["recipe"] or "—",
         )
-    Console(highlight=False, width=1000).print(table)
+    new_console(width=1000).print(table)
     return 0
 
 

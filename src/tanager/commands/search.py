@@ -14,6 +14,7 @@ from tanager import _validate as validate
 from tanager._files import write_json
 from tanager._heap import run_in_place
 from tanager._record import read_record
+from tanager._terminal import new_console
 from tanager.commands import accounts, experiments, flags
 from tanager.commands.experiments import held_out, target_of
 from tanager.commands.tables import print_json
@@ -97,7 +98,7 @@ def _search(name: str, recipe: Recipe, options: Options) -> int:
 
     require_optuna()
     run_in_place()
-    console = Console(stderr=True, highlight=False)
+    console = new_console(stderr=True)
     settings = _settings(name, recipe, options)
     out = Path(recipe.out or f"runs/{name}-search")
     first = settings.first_trial()
@@ -138,7 +139,7 @@ def _search_privately(name: str, recipe: Recipe, options: Options) -> int:
     space = _space(recipe, options)
     settings = calibrate_selection(name, recipe, space, selection, len(dataset.train))
     settings.check(dataset)
-    console = Console(stderr=True, highlight=False)
+    console = new_console(stderr=True)
     console.print(
         f"{name}: a secret number of runs, {options.trials} on average, at most "
         f"{selection.at_most(0.99)} in 99 of 100 searches; each with noise multiplier "
@@ -150,7 +151,7 @@ def _search_privately(name: str, recipe: Recipe, options: Options) -> int:
     winner = search_privately(out, settings)
     if options.json:
         return print_json(winner._asdict())
-    Console(highlight=False, markup=False).print(
+    new_console(markup=False).print(
         f"best: {100 * winner.noisy_accuracy:.1f} % of the held-out examples, with "
         f"noise, by {_listed(winner.values)}\nε = {format_epsilon(winner.epsilon)} at "
         f"δ = {winner.delta:g} for the whole search\n"
@@ -166,7 +167,7 @@ def _join(options: WorkerOptions) -> int:
     run_in_place()
     study = Study(options.study)
     asked = read_record(study.folder / "asked.json", {"trials": int})["trials"]
-    _finish(study, asked, Console(stderr=True, highlight=False))
+    _finish(study, asked, new_console(stderr=True))
     return 0
 
 
@@ -270,7 +271,7 @@ def _charged(recipe: Recipe, delta: float) -> str:
 
 
 def _print(result: dict[str, Any], out: Path, charged: str) -> None:
-    console = Console(highlight=False, markup=False)
+    console = new_console(markup=False)
     best, prediction = result["best"], result["prediction"]
     console.print(
         f"best of {len(result['trials'])} trials: {100 * best['accuracy']:.2f} % with "

@@ -1,21 +1,26 @@
 """`tanager train`: a recipe, with any field overridden on the command line."""
 
 import dataclasses
+import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
-
-from rich.console import Console
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tanager import _validate as validate
 from tanager import recipes
 from tanager._heap import run_in_place
+from tanager._terminal import new_console
 from tanager.commands import accounts, flags, studies
+from tanager.commands.tables import print_json
 from tanager.privacy.shown import format_epsilon
 from tanager.recipes.recipe import Recipe
 
 
 if TYPE_CHECKING:
+    from tanager.training.estimate import Estimate
     from tanager.training.result import TrainResult
+
+
+_LONG_SECONDS = 3600.0
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -40,30 +45,33 @@ def run(arguments: Sequence[str]) -> int:
 
     run_in_place()
     if not options.distributed:
-        return _train(name, recipe, found, options.resume)
+        return _train(name, recipe, found, options)
     with hosts.together(
         options.coordinator, options.hosts, options.host, timeout=options.timeout
     ):
-        return _train(name, recipe, found, options.resume)
+        return _train(name, recipe, found, options)
 
 
-def _train(name: str, recipe: Recipe, found: studies.Found | None, resume: bool) -> int:
+def _train(
+    name: str, recipe: Recipe, found: studies.Found | None, options: "Options"
+) -> int:
     from tanager.parallel import hosts
     from tanager.recipes import runner, tasks
     from tanager.recipes.accounts import account_of
     from tanager.training.run_folder import numbered, unfinished
 
-    if resume:
+    quiet = options.quiet or options.json
+    if options.resume:
         if recipe.out is not None:
             rule, remedy = "names the last folder of the recipe itself", "leave it out"
-            validate.refuse("resume", resume, rule, remedy)
+            validate.refuse("resume", True, rule, remedy)
         out = hosts.from_chief(lambda: str(unfinished(name)))
         recipe = dataclasses.replace(recipe, out=out)
-    with tasks.progress_bar("reading images", hosts.is_chief()) as report:
+    with tasks.progress_bar("reading images", hosts.is_chief() and not quiet) as report:
         prepared = runner.prepare(name, recipe, report)
     recipe = prepared.recipe
     budget, mechanism = prepared.budget, prepared.budget.mechanism
-    console = Console(highlight=False, markup=False, quiet=not hosts.is_chief())
+    console = new_console(markup=False, quiet=quiet or not hosts.is_chief())
     console.print(
         f"{name}: {recipe.model} on "
         f"{recipe.public_size(tasks.size(recipe, prepared.dataset))} "
@@ -86,12 +94,20 @@ def _train(name: str, recipe: Recipe, found: studies.Found | None, resume: bool)
         f"run: {out} (stopped? repeat the command with --out {out})",
         soft_wrap=True,
     )
-    account = account_of(recipe, prepared.dataset)
-    links = None if found is None else found.links()
-    result = runner.run(prepared, links=links, account=account)
+    console.print(f"watch: tensorboard --logdir {out}/tensorboard", soft_wrap=True)
+    result = runner.run(
+        prepared,
+        progress=not quiet,
+        links=None if found is None else found.links(),
+        account=account_of(recipe, prepared.dataset),
+        on_estimate=None if quiet or options.yes else _ask,
+        fast=options.fast,
+    )
     if found is not None and hosts.is_chief():
         found.tell(result)
         console.print(found.sentence(result))
+    if options.json and hosts.is_chief():
+        return print_json(_as_json(result))
     charged = accounts.sentence(recipe, result.summary.get("account"))
     console.print(_conclusion(result))
     console.print(f"{charged}report: {result.out}/report.html", soft_wrap=True)
@@ -120,12 +136,13 @@ class Options:
         "batch_size",
         "steps",
         "learning_rate",
-        "validation_examples",
         "unit",
         "groups",
         "out",
         "resume",
         "account",
+        "quiet",
+        "json",
     )
 
     resume: bool = False
@@ -149,6 +166,18 @@ class Options:
     timeout: float = 300.0
     """Seconds to wait for the other hosts."""
 
+    quiet: bool = False
+    """Print nothing but warnings and errors; do not ask."""
+
+    json: bool = False
+    """Print one JSON object only."""
+
+    yes: bool = False
+    """Do not ask before a run of more than an hour."""
+
+    fast: bool = False
+    """Do not measure how to clip, which takes up to a tenth of the run."""
+
     def __post_init__(self):
         for name in ("coordinator", "hosts", "host"):
             if getattr(self, name) is not None and not self.distributed:
@@ -156,6 +185,33 @@ class Options:
                     name, getattr(self, name), "needs --distributed", "add it"
                 )
         validate.positive(timeout=self.timeout)
+
+
+def _ask(estimate: "Estimate") -> None:
+    """Ask a person whether a long run may begin; nothing is charged yet.
+
+    Raises:
+        KeyboardInterrupt: it may not.
+    """
+    from tanager.parallel import hosts
+
+    def agreed() -> bool:
+        if estimate.seconds <= _LONG_SECONDS or not sys.stdin.isatty():
+            return True
+        return input("go on? [y/N] ").strip().lower() in ("y", "yes")
+
+    if not hosts.from_chief(agreed):
+        raise KeyboardInterrupt
+
+
+def _as_json(result: "TrainResult") -> dict[str, Any]:
+    names = ("epsilon", "delta", "private", "test_accuracy", "test_accuracy_ema")
+    return {
+        "run": str(result.out),
+        **{name: result.summary[name] for name in names if name in result.summary},
+        "seconds": result.summary["seconds"],
+        "report": f"{result.out}/report.html",
+    }
 
 
 def _conclusion(result: "TrainResult") -> str:
@@ -173,7 +229,7 @@ def _conclusion(result: "TrainResult") -> str:
 
 def _print_recipes() -> None:
     headings, rows = recipes.listing()
-    console = Console(highlight=False)
+    console = new_console()
     for row in rows:
         console.print(f"[bold]{row[0]}[/]")
         for heading, value in zip(headings[1:], row[1:], strict=True):

@@ -5,9 +5,11 @@ downloads into its own cache (`HF_HOME`), shows progress, and retries a broken
 connection from where it stopped. A second use asks only whether there is a newer file.
 """
 
+import contextlib
 import hashlib
 import os
 import re
+import threading
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -141,6 +143,8 @@ def download(name: str, file: str = SAFETENSORS, *others: str) -> Path:
         ),
     }
 
+    cached_only = not _answers()
+
     def first(files: list[str]) -> str:
         missing = []
         for each in files:
@@ -150,6 +154,7 @@ def download(name: str, file: str = SAFETENSORS, *others: str) -> Path:
                     each,
                     revision=wanted.revision,
                     library_name="tanager",
+                    local_files_only=cached_only,
                 )
             except errors.EntryNotFoundError as error:
                 missing.append(error)
@@ -175,6 +180,29 @@ def download(name: str, file: str = SAFETENSORS, *others: str) -> Path:
         ) from error
     _check_digest(Path(path), name)
     return Path(path)
+
+
+def _answers(seconds: float = 3.0) -> bool:
+    """Return whether the Hub answers: its package would try again for half a minute.
+
+    The thread is for names that take longer than that to be looked up.
+    """
+    from huggingface_hub import (  # pyright: ignore[reportMissingImports]
+        constants,
+        get_session,
+    )
+
+    answers = []
+
+    def ask() -> None:
+        with contextlib.suppress(Exception):
+            get_session().head(constants.ENDPOINT, timeout=seconds)
+            answers.append(True)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return bool(answers)
 
 
 def _check_digest(path: Path, name: str) -> None:

@@ -102,7 +102,7 @@ def load_weights(
     """
     validate.one_of(HEADS, head=head)
     source = hub.full_name(source)
-    path = _find(source)
+    path = find_weights(source)
     found = pytorch.read(path) if packaged.is_packaged(path) else read_tensors(path)
     changes: list[str] = []
     if head != "load":
@@ -259,7 +259,12 @@ def table_of(model: Any, format: str) -> Table:
     return forms[format].names(model)
 
 
-def _find(source: str | os.PathLike[str]) -> Path:
+def find_weights(source: str | os.PathLike[str]) -> Path:
+    """Return the file that weights are in, downloaded if they are on the Hub.
+
+    Takes and raises what `load_weights` does, without reading them.
+    """
+    source = hub.full_name(source)
     if hub.is_hub_name(source):
         return hub.download_weights(str(source))
     if source in packaged.PACKAGED and not Path(source).exists():

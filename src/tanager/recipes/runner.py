@@ -8,6 +8,7 @@ from typing import Any
 
 from tanager import _processor, data
 from tanager import _validate as validate
+from tanager.models.pretrained import find_weights
 from tanager.parallel import hosts
 from tanager.privacy.account import Account
 from tanager.privacy.mechanism import LARGE_EPSILON
@@ -18,6 +19,7 @@ from tanager.recipes.fields import LAYOUT_FIELDS
 from tanager.recipes.optimizers import optimizer
 from tanager.recipes.recipe import Recipe
 from tanager.training import charging
+from tanager.training.estimate import Estimate
 from tanager.training.evaluate import Classification
 from tanager.training.loop import train
 from tanager.training.precision import computing
@@ -79,6 +81,8 @@ def prepare(
     Raises:
         ValueError: a field, the data or the budget cannot be used.
     """
+    if recipe.weights is not None:
+        find_weights(recipe.weights)  # what is unreachable ends the run at once
     if dataset is None:
         dataset = load(recipe, progress)
     if dataset.record is not None and dataset.record["size"] == "default":
@@ -113,6 +117,8 @@ def run(
     on_metrics: Callable[[Mapping[str, Any]], None] | None = None,
     links: Mapping[str, Any] | None = None,
     account: Account | None = None,
+    on_estimate: Callable[[Estimate], None] | None = None,
+    fast: bool = False,
 ) -> TrainResult:
     """Train what was prepared, in the recipe's folder.
 
@@ -122,6 +128,8 @@ def run(
         on_metrics: see `tanager.train`.
         links: what else goes on record in config.json.
         account: that the run is charged to, see `tanager.recipes.accounts`.
+        on_estimate: see `tanager.train`.
+        fast: do not measure how to clip.
 
     Raises:
         ValueError: see `tanager.train`.
@@ -143,6 +151,7 @@ def run(
                 runtime(recipe),
                 workers=_workers(recipe, task.problem.source()),
                 progress=progress,
+                measure_share=0.0 if fast else Runtime.measure_share,
             ),
             out=out,
             seed=recipe.seed,
@@ -155,6 +164,7 @@ def run(
             ),
             evaluate_every=recipe.evaluate_every,
             on_metrics=on_metrics,
+            on_estimate=on_estimate,
             description={
                 "recipe": {"name": prepared.name, **recipe.to_json()},
                 "model": recipe.model,

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import PyTree
-from rich.console import Console
 from rich.progress import Progress, TextColumn
 
 from tanager import _validate as validate
 from tanager import models
+from tanager._terminal import new_console
 from tanager.data import RESIZED, Dataset, Source
 from tanager.data.augment import KINDS, Augmentation
 from tanager.data.grouped import Grouped
@@ -385,7 +385,7 @@ def _solved(recipe: Recipe, task: Task) -> Task:
 @contextlib.contextmanager
 def progress_bar(title: str, shown: bool) -> Iterator[Callable[[int, int], None]]:
     """Show a bar on a terminal; call it with (done, all)."""
-    screen = Console(stderr=True)
+    screen = new_console(stderr=True)
     hidden = not (shown and screen.is_terminal)
     columns = (*Progress.get_default_columns(), TextColumn("{task.fields[rate]}"))
     with Progress(*columns, console=screen, transient=True, disable=hidden) as bar:

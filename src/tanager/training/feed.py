@@ -3,9 +3,10 @@
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from tanager.data import ArraySource, Source
 from tanager.data.loader import ChunkPlan, portions
@@ -17,9 +18,18 @@ from tanager.training.step import Step
 
 _SHARE_OF_MEMORY = 4  # a device may hold a data set of this part of its memory
 
-Feed = Callable[[int], Iterator[tuple[PhysicalBatch, int]]]
-"""From a step to its physical batches, as `Step.accumulate` takes them, each with the
-number of this host's examples that could not be read. Steps are asked for in order."""
+
+class Feed(NamedTuple):
+    """Where a run's physical batches come from, as `Step.accumulate` takes them.
+
+    Attributes:
+        batches: from a step to its physical batches, each with the number of this
+            host's examples that could not be read. Steps are asked for in order.
+        empty: makes a physical batch without an example.
+    """
+
+    batches: Callable[[int], Iterator[tuple[PhysicalBatch, int]]]
+    empty: Callable[[], PhysicalBatch]
 
 
 def can_hold(source: Source, layout: Layout) -> bool:
@@ -48,6 +58,8 @@ def feeding(
     """
     size = runtime.physical_batch_size
     here = step.layout.rows_here(size)
+    indices = np.zeros(step.unit.shape(size), np.int32)[here]
+    none = PhysicalBatch(None, np.zeros(indices.shape, bool), indices)
     if step.in_memory:
         assert isinstance(source, ArraySource)
         examples = step.layout.everywhere(source.tree)
@@ -57,7 +69,7 @@ def feeding(
                 rows = PhysicalBatch(None, mask[here], indices[here])
                 yield step.layout.rows(rows)._replace(examples=examples), 0
 
-        yield held
+        yield Feed(held, lambda: step.layout.rows(none)._replace(examples=examples))
         return
     plan = ChunkPlan(source, one, step.sampler, size, here, begun, problem.unreadable)
     with contextlib.closing(portions(plan, runtime.workers)) as read:
@@ -73,4 +85,11 @@ def feeding(
                 if chunk >= portion.chunks:
                     return
 
-        yield batches
+        def empty() -> PhysicalBatch:
+            blank = jax.tree.map(
+                lambda leaf: np.zeros((*indices.shape, *leaf.shape[1:]), leaf.dtype),
+                one,
+            )
+            return step.layout.rows(none._replace(examples=blank))
+
+        yield Feed(batches, empty)

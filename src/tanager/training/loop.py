@@ -19,9 +19,10 @@ from tanager.privacy import accountant
 from tanager.privacy.ledger import Ledger
 from tanager.privacy.shown import format_epsilon
 from tanager.seed import Seed
-from tanager.training import beginning, charging, fingerprint
+from tanager.training import beginning, charging, estimate, fingerprint
+from tanager.training.estimate import Estimate
 from tanager.training.evaluate import Evaluation
-from tanager.training.feed import can_hold, feeding
+from tanager.training.feed import Feed, can_hold, feeding
 from tanager.training.interrupt import Interrupt
 from tanager.training.metrics import Metrics
 from tanager.training.problem import DPSGD, Problem, Runtime
@@ -43,6 +44,7 @@ def train(
     evaluate: Callable[[PyTree], Evaluation] | None = None,
     evaluate_every: int | None = None,
     on_metrics: Callable[[Mapping[str, Any]], None] | None = None,
+    on_estimate: Callable[[Estimate], None] | None = None,
     description: Mapping[str, Any] | None = None,
 ) -> TrainResult:
     """Train any JAX loss with DP-SGD under the guarantee of a mechanism.
@@ -60,12 +62,14 @@ def train(
         seed: None draws the secret from the operating system; a number makes the run
             reproducible by anyone and therefore NOT private.
         evaluate: function of parameters, such as `tanager.Classification`; called
-            with the parameters and with their average. It is called once more before
-            the first step, so that one that fails costs no privacy.
+            with the parameters and with their average. It is called once or twice more
+            before the first step: one that fails costs no privacy, and it is timed.
         evaluate_every: steps between evaluations; a twentieth of the run by default.
         on_metrics: called on every host with each line of metrics.jsonl once it is
             written: the step, ε so far, seconds, and what was evaluated. After a resume
             lines can come again. What it raises ends the run.
+        on_estimate: called on every host, before anything is charged, with how long the
+            run will take. What it raises ends the run.
         description: names and settings to put on record in config.json, as JSON; a
             change of them on resume is refused.
 
@@ -105,7 +109,8 @@ def train(
         secret = hosts.chief_first(lambda: folder.seed(seed, make=chief))
     step = step.with_seed(secret)
     with measuring(runtime.progress and chief) as report:
-        clipping = step.sync_clipping(one, size, report)
+        began = folder is not None and folder.config.exists()
+        clipping = step.sync_clipping(one, size, report, _worth(step, runtime, began))
     config = {
         **described,
         **problem.as_json(),
@@ -137,10 +142,16 @@ def train(
     with (
         closing(position),
         closing(metrics),
-        feeding(problem, runtime, source, one, step, begun) as batches,
+        feeding(problem, runtime, source, one, step, begun) as feed,
     ):
         if begun < mechanism.steps:
             beginning.try_out(step.models(state)[0], evaluate, problem.finish)
+            asked = on_estimate is not None
+            if hosts.from_chief(lambda: asked or runtime.progress):
+                found = _estimate(step, state, feed, evaluate, begun, every, size)
+                shown.say(found.sentence())
+                if on_estimate is not None:
+                    on_estimate(found)
         charging.charge(account, [mechanism], delta, out, secret)
         with shown.bar, Interrupt() as interrupt:
             for number in range(begun, mechanism.steps):
@@ -150,7 +161,7 @@ def train(
                 position.charge(mechanism, number)
                 total, skipped = step.zero(), 0
                 key = step.augmentation_key(number)
-                for batch, unreadable in clock.waiting(batches(number)):
+                for batch, unreadable in clock.waiting(feed.batches(number)):
                     if interrupt and alone:
                         position.save(number, state)
                         raise KeyboardInterrupt
@@ -196,6 +207,36 @@ def train(
         if stop:
             raise hosts.Stopped
         return result
+
+
+def _worth(step: Step, runtime: Runtime, began: bool) -> float:
+    """Return for how many physical batches' time to measure; 0 on resume.
+
+    A run that measured more when it resumed would clip by other methods.
+    """
+    updates = 0 if began else step.sampler.mechanism.steps
+    batches = estimate.physical_batches(step.sampler, runtime.physical_batch_size)
+    return runtime.measure_share * updates * batches
+
+
+def _estimate(
+    step: Step,
+    state: State,
+    feed: Feed,
+    evaluate: Callable | None,
+    begun: int,
+    every: int,
+    size: int,
+) -> Estimate:
+    updates = step.sampler.mechanism.steps - begun
+    batches = estimate.physical_batches(step.sampler, size)
+    update = estimate.time_update(step, state, begun, feed.empty(), batches)
+    evaluation = 0.0
+    if evaluate is not None:
+        evaluation = estimate.time_evaluation(evaluate, step.models(state)[0])
+    evaluations = 0 if evaluate is None else -(-updates // every)
+    held = estimate.memory_bytes()
+    return Estimate(updates, update, evaluations, evaluation, held)
 
 
 def _epsilon_ahead(algorithm: DPSGD, done: int, every: int) -> float:

@@ -190,6 +190,8 @@ class Runtime:
         physical_batch_size: examples computed on at once, by all devices together.
         strategy: how `tanager.clipped_grad` clips. ``"auto"`` measures this device
             first where that pays, once for each model and physical batch size.
+        measure_share: at most this share of the run's time goes into that; 0 measures
+            nothing, and takes the fastest known or expected.
         memory: ``"low"`` clips for less memory, see `tanager.clipped_grad`.
         devices: how many devices to train on, None for all. Each computes on an equal
             part of every physical batch. On several hosts (`tanager.parallel.hosts`)
@@ -209,6 +211,7 @@ class Runtime:
 
     physical_batch_size: int = 256
     strategy: str = "auto"
+    measure_share: float = 0.1
     memory: str = "default"
     devices: int | None = None
     shard_parameters: bool = False
@@ -219,7 +222,9 @@ class Runtime:
     def __post_init__(self):
         validate.whole(physical_batch_size=self.physical_batch_size, at_least=1)
         validate.whole(workers=self.workers, at_least=0)
-        validate.not_negative(checkpoint_seconds=self.checkpoint_seconds)
+        validate.not_negative(
+            checkpoint_seconds=self.checkpoint_seconds, measure_share=self.measure_share
+        )
 
     def layout(self) -> Layout:
         """Return which device holds what."""

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -16,7 +15,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from tanager._terminal import escape_unprintable
+from tanager._terminal import escape_unprintable, new_console
 from tanager.privacy.shown import format_epsilon
 from tanager.training.state import Accumulator
 
@@ -29,7 +28,7 @@ class TrainingProgress:
 
     def __init__(self, steps: int, begun: int, shown: bool):
         escape_unprintable()
-        self._console = Console(quiet=not shown, highlight=False)
+        self._console = new_console(quiet=not shown)
         self.bar = Progress(
             TextColumn("{task.description}"),
             *(BarColumn(), MofNCompleteColumn()),
@@ -62,10 +61,19 @@ def measuring(shown: bool) -> Iterator[Callable[[str], None]]:
     if not shown:
         yield lambda what: None
         return
-    console = Console(stderr=True, highlight=False)
-    text = "measuring the fastest clipping on this device, once"
+    console = new_console(stderr=True)
+    text = "measuring how to clip, once for this device (--fast leaves it out): "
+    said = False
+
+    def report(what: str) -> None:
+        nonlocal said
+        status.update(text + what)
+        if not (said or console.is_terminal):
+            console.print(text + what, markup=False)
+            said = True
+
     with console.status("") as status:
-        yield lambda what: status.update(f"{text}: {what}")
+        yield report
 
 
 class Clock:

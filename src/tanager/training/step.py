@@ -7,6 +7,7 @@ its own rows; they meet in the update, once a logical batch, where noise is adde
 
 import copy
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -169,10 +170,12 @@ class Step:
         example: PyTree,
         physical_batch_size: int,
         report: Callable[[str], None] = lambda _: None,
+        worth: float = math.inf,
     ) -> Explanation:
         """Return how a device clips its rows of a physical batch, measured if needed.
 
-        `report` is called with what is being measured.
+        `report` is called with what is being measured, `worth` is that of
+        `ClippedGrad.tune`.
         """
         rows = self.unit.shape(self.layout.rows_each(physical_batch_size))
 
@@ -187,19 +190,23 @@ class Step:
         shapes = jax.eval_shape(views, example)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         model = eqx.combine(params, self.fixed)
-        if self.grad_fn.tune(model, zeros, report):
+        if self.grad_fn.tune(model, zeros, report, worth):
             self._forget_traces()
         return self.grad_fn.explain(model, zeros)
 
     def sync_clipping(
-        self, example: PyTree, physical_batch_size: int, report: Callable[[str], None]
+        self,
+        example: PyTree,
+        physical_batch_size: int,
+        report: Callable[[str], None],
+        worth: float = math.inf,
     ) -> Explanation:
         """Return how every device clips its rows, as measured on the chief.
 
         Other timings would choose other methods, whose sums round differently, and on
         several hosts the devices must run one program. Arguments as of `explain`.
         """
-        arguments = self.params, example, physical_batch_size, report
+        arguments = self.params, example, physical_batch_size, report, worth
         clipping = self.explain(*arguments) if hosts.is_chief() else None
         timings = hosts.from_chief(lambda: Timings().as_json())
         if clipping is None:

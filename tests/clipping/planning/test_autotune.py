@@ -117,6 +117,20 @@ def test_measurements_hold_for_one_batch_size_only(bench):
     assert timings.estimate(group, method, ROWS + 1) == expected
 
 
+def test_no_more_is_measured_than_it_is_worth(bench):
+    program, groups = read(loss, *problem())
+    assert not Timings().measure(program, groups, ROWS, worth=0.0)
+    seconds = cost.estimate(groups[0], chosen(Timings()), ROWS).seconds
+    needed = autotune._PART_SECONDS * len(all_parts()) / seconds
+    assert not Timings().measure(program, groups, ROWS, worth=0.99 * needed)
+    assert not bench.asked
+    said = []
+    assert Timings().measure(program, groups, ROWS, said.append, worth=1.01 * needed)
+    assert sorted(bench.asked) == sorted(all_parts())
+    assert said[0].startswith(f"{len(said)} timings, at most {len(said)} s left (")
+    assert said[-1].startswith("1 timings")
+
+
 def test_long_work_is_measured_with_fewer_examples(bench, monkeypatch):
     """And the times of many are those of few, as many times as there are more."""
     group, asked = only_group(), []

@@ -43,6 +43,7 @@ _LEAST_SECONDS, _ENOUGH_SECONDS = 0.1, 0.5
 _LEAST_RUNS, _FEWEST_RUNS = 5, 2
 _LONG_SECONDS = 0.02
 _FEW_ROWS = 32
+_PART_SECONDS = 1.0  # to compile and time one part, until it is known
 _FORMAT = 5
 
 
@@ -175,28 +176,56 @@ class Timings:
         groups: Sequence[NormGroup],
         rows: int,
         report: Callable[[str], None] | None = None,
+        worth: float = math.inf,
     ) -> bool:
-        """Measure the groups that are not known yet; return whether there was any."""
-        measured = False
-        waiting: dict[str, NormGroup] = {}
+        """Measure the groups that are not known yet; return whether there was any.
+
+        Those that take longest come first. It ends, by its own estimate, before it has
+        taken as long as clipping `worth` physical batches.
+        """
+        alike: dict[str, list[NormGroup]] = {}
         for group in groups:
             signature = _signature(group, measured_rows(group, rows))
             if not self._measured(signature) and len(cost.candidates(group)) > 1:
-                waiting.setdefault(signature, group)
-        for signature, group in waiting.items():
-            few = measured_rows(group, rows)
-            methods = _worth_trying(group, few)
-            if not methods:
-                continue
-            measured = True
-            bench = _Bench(program, group, few)
-            parts = (part for method in methods for part in _parts(method))
-            for part in dict.fromkeys(parts):
+                alike.setdefault(signature, []).append(group)
+        waiting = [
+            (signature, some[0], parts)
+            for signature, some in sorted(
+                alike.items(),
+                key=lambda item: -len(item[1]) * _least(item[1][0], rows),
+            )
+            if (parts := _worth_trying(some[0], measured_rows(some[0], rows)))
+        ]
+        started, done = time.perf_counter(), 0
+        left = sum(len(parts) for _, _, parts in waiting)
+        for signature, group, parts in waiting:
+            taken = time.perf_counter() - started
+            each = taken / done if done else _PART_SECONDS
+            if taken + each * len(parts) > worth * self._batch_seconds(groups, rows):
+                break
+            bench = _Bench(program, group, measured_rows(group, rows))
+            for part in parts:
                 if report is not None:
-                    report(f"{group.rule.describe()}: {part}")
+                    taken = time.perf_counter() - started
+                    each = taken / done if done else _PART_SECONDS
+                    report(
+                        f"{left} timings, at most {each * left:.0f} s left "
+                        f"({group.rule.describe()}: {part})"
+                    )
                 self._seconds[f"{signature}:{part}"] = bench.seconds(part)
+                done, left = done + 1, left - 1
             self._write()
-        return measured
+        return done > 0
+
+    def _batch_seconds(self, groups: Sequence[NormGroup], rows: int) -> float:
+        """Return the least time that clipping a physical batch takes, as is known."""
+        return sum(
+            min(
+                self.estimate(group, method, rows).seconds
+                for method in cost.candidates(group)
+            )
+            for group in groups
+        )
 
 
 def _parts(method: Method) -> tuple[str, ...]:
@@ -205,7 +234,8 @@ def _parts(method: Method) -> tuple[str, ...]:
     return f"norm:{method.norm}", f"total:{method.total}"
 
 
-def _worth_trying(group: NormGroup, rows: int) -> list[Method]:
+def _worth_trying(group: NormGroup, rows: int) -> list[str]:
+    """Return the parts of the methods that could be fastest, each once."""
     expected = {
         method: cost.estimate(group, method, rows).seconds
         for method in cost.candidates(group)
@@ -213,7 +243,8 @@ def _worth_trying(group: NormGroup, rows: int) -> list[Method]:
     least = min(expected.values())
     if least < WORTH_MEASURING:
         return []
-    return [m for m, seconds in expected.items() if seconds <= _HOPELESS * least]
+    tried = [m for m, seconds in expected.items() if seconds <= _HOPELESS * least]
+    return list(dict.fromkeys(part for method in tried for part in _parts(method)))
 
 
 class _Bench:

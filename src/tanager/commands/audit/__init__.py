@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from tanager import _validate as validate
 from tanager._files import write_json
 from tanager._heap import run_in_place
 from tanager._reading import read_json
+from tanager._terminal import new_console
 from tanager.commands import accounts, flags
 from tanager.commands.audit.options import Options
 from tanager.commands.tables import print_json
@@ -74,7 +74,7 @@ def _is_an_audits(config: Path) -> bool:
 
 
 def _print(content: dict[str, Any], page: Path, charged: str) -> None:
-    console = Console(highlight=False, markup=False)
+    console = new_console(markup=False)
     console.print(content["sentence"])
     if content["violated"]:
         console.print(
@@ -102,7 +102,7 @@ def _replayed(content: dict[str, Any], out: Path, as_json: bool) -> int:
         passed = finding["passed"]
         verdict = "[green]passed[/]" if passed else "[bold red]FAILED[/]"
         table.add_row(finding["check"], verdict, finding["detail"])
-    console = Console(highlight=False)
+    console = new_console()
     console.print(table)
     where = f"report: {out / 'replay.json'}"
     console.print(where, soft_wrap=True, markup=False)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 import optax
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from tanager import _validate as validate
+from tanager._terminal import new_console
 from tanager.audit.black_box import audit_one_run
 from tanager.audit.bounds import highest_advantage
 from tanager.audit.membership import Attack, audit_membership
@@ -146,7 +146,7 @@ def membership(
         MofNCompleteColumn(),
         TimeRemainingColumn(),
         "{task.fields[known]}",
-        console=Console(stderr=True, highlight=False),
+        console=new_console(stderr=True),
         disable=options.json,
     ) as bars:
         found = audit_membership(
@@ -182,7 +182,7 @@ def _prepared(
 ) -> tuple[runner.Prepared, tasks.Task, DPSGD]:
     prepared = runner.prepare(name, recipe)
     mechanism, delta = prepared.budget.mechanism, prepared.budget.delta
-    Console(stderr=True, highlight=False).print(
+    new_console(stderr=True).print(
         f"{name}: claims ε = {format_epsilon(prepared.budget.epsilon)} at δ = "
         f"{delta:g}: sample rate {mechanism.sample_rate:.4g}, noise "
         f"multiplier {mechanism.noise_multiplier:.4g} and {mechanism.steps} steps"

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import tyro
-from rich.console import Console
 
 from tanager._heap import run_in_place
+from tanager._terminal import new_console
 from tanager.commands import flags
 from tanager.commands.bench.measured import STOPPED
 from tanager.commands.bench.one_batch import Explain, Memory, Step
@@ -36,14 +36,14 @@ def run(arguments: Sequence[str]) -> int:
         args=words,
     )
     run_in_place()
-    screen = Console(stderr=True)
+    screen = new_console(stderr=True)
     # Redrawn rarely: a spinner takes time from what is being timed.
     with screen.status("starting", refresh_per_second=1) as status:
         record, lines, code = options.measure(status.update)
     if options.json:
         print_json(record | _circumstances(words))
     else:
-        console = Console(highlight=False)
+        console = new_console()
         for line in lines:
             console.print(line, markup=False, soft_wrap=isinstance(line, str))
     if code == STOPPED:
