@@ -102,10 +102,11 @@ def _classes(result: _Fields) -> list[dict[str, Any]]:
     average: _Fields = (result["measures"] or {}).get("average") or {}
     for row, each in zip(rows, average.get("per_class") or (), strict=False):
         row |= {"interval": each["accuracy"], "auroc": each["auroc"]}
-    for number, counts in enumerate(average.get("confusion_matrix") or ()):
-        total = sum(counts)
+    matrix: list[list[int]] = average.get("confusion_matrix") or []
+    for number, counts in enumerate(matrix):
+        total = max(sum(counts), 1)
         rows[number]["taken_for"] = counts
-        rows[number]["shares"] = [count / max(total, 1) for count in counts]
+        rows[number]["shares"] = [count / total for count in counts]
         wrong = [0 if k == number else count for k, count in enumerate(counts)]
         if any(wrong):
             mistake = wrong.index(max(wrong))
