@@ -65,7 +65,11 @@ class PlainGrad:
         return ClippedGradient(gradient, jnp.zeros_like(losses), losses)
 
     def tune(
-        self, params: PyTree, batch: PyTree, report: Callable | None = None
+        self,
+        params: PyTree,
+        batch: PyTree,
+        report: Callable | None = None,
+        worth: float = 0.0,
     ) -> bool:
         """Measure nothing: there is one way only."""
         return False
