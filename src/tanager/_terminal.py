@@ -2,9 +2,11 @@
 
 import io
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 _ENDLESS = 10_000
@@ -21,11 +23,13 @@ def escape_unprintable() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def new_console(*, stderr: bool = False, **options: Any) -> Console:
+def new_console(*, stderr: bool = False, **options: Any) -> "Console":
     """Return a console that breaks lines on a terminal only.
 
     A log, or the next program of a pipe, gets every line whole. Options are rich's.
     """
+    from rich.console import Console
+
     console = Console(stderr=stderr, highlight=False, **options)
     if not (console.is_terminal or console.is_jupyter):
         console.width, console.soft_wrap = _ENDLESS, True
