@@ -237,3 +237,54 @@ def test_an_export_is_evaluated_on_a_folder(run, tmp_path, capsys):
         (data / split / "7").rename(data / split / "x")
     code, _, err = printed(capsys, "evaluate", model, "--data", data)
     assert code == 2 and "class (='x') is not one of the model's: 0, 1" in err
+
+
+def labelled(folder, sides, classes=("a", "b"), seed=0):
+    """Write two images of each class, of the given heights and widths in turn."""
+    draw = np.random.default_rng(seed)
+    folder.mkdir()
+    rows = [(f"{k}.png", classes[k % len(classes)]) for k in range(4 * len(classes))]
+    for number, (name, _) in enumerate(rows):
+        size = (*sides[number % len(sides)], 3)
+        pixels = draw.integers(0, 256, size, np.uint8)
+        Image.fromarray(pixels).save(folder / name)
+    table = "".join(f"{name},{label}\n" for name, label in rows)
+    (folder / "of.csv").write_text("photo,kind\n" + table)
+    return folder, rows
+
+
+def trained_on(folder, out, *more):
+    words = ["train", "folder", "--data", folder, "--labels", folder / "of.csv"]
+    words += ["--model", "linear", "--steps", "1", "--batch-size", "2", "--delta"]
+    words += ["0.01", "--account", "none", "--label-column", "kind", "--out", out]
+    assert main([*map(str, words), *more]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def of_labels(tmp_path_factory):
+    """A run on images of 20 × 20 pixels whose labels are in a file."""
+    folder = tmp_path_factory.mktemp("labels")
+    data, _ = labelled(folder / "data", [(20, 20)])
+    return trained_on(data, folder / "run")
+
+
+def test_data_of_an_evaluation_have_labels_of_their_own(of_labels, tmp_path, capsys):
+    other, rows = labelled(tmp_path / "other", [(20, 20)], ("b", "a"), 1)
+    words = ("evaluate", of_labels, "--data", other, "--split", "all", "--json")
+    code, out, err = printed(capsys, *words, "--labels", other / "of.csv")
+    assert code == 0, err
+    files = [str(other / name) for name, _ in rows]
+    expected = np.zeros((2, 2), int)
+    for (_, label), one in zip(rows, tanager.load(of_labels).predict(files)):
+        expected["ab".index(label), "ab".index(one["class"])] += 1
+    assert json.loads(out)["confusion_matrix"] == expected.tolist()
+    for name, label in rows:
+        (other / label).mkdir(exist_ok=True)
+        (other / name).rename(other / label / name)
+    (other / "of.csv").unlink()
+    code, out, err = printed(capsys, *words)
+    assert code == 0, err
+    assert json.loads(out)["confusion_matrix"] == expected.tolist()
+    code, _, err = printed(capsys, "evaluate", of_labels, "--labels", "of.csv")
+    assert code == 2 and "labels (='of.csv') needs data: give the images' --data" in err

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from tanager.data import Dataset
+    from tanager.recipes.recipe import Recipe
     from tanager.use.model import Model
 
 
@@ -39,6 +40,9 @@ class Arguments:
     data: str | None = None
     """Labelled images, in any layout that `tanager train folder --data` reads."""
 
+    labels: str | None = None
+    """CSV file with the labels of --data, as `tanager train folder --labels` reads."""
+
     split: Annotated[str, tyro.conf.arg(metavar="{test,train,all}")] = "test"
     """Which of the data: the test examples that training would hold out, or all."""
 
@@ -60,12 +64,15 @@ def run(arguments: Sequence[str]) -> int:
     options = flags.read(Arguments, "evaluate", arguments)
     validate.one_of(SPLITS, split=options.split)
     validate.whole(batch_size=options.batch_size, at_least=1)
+    if options.labels is not None and options.data is None:
+        rule = "needs data"
+        validate.refuse("labels", options.labels, rule, "give the images' --data")
 
     # JAX is imported from here on: the command line was fine.
     from tanager.use.measures import CONFIDENCE, RESAMPLES, measure
 
     model = models_in_use.load(options.model, options.weights, options.code)
-    dataset = _labelled(model, options.data)
+    dataset = _labelled(model, options.data, options.labels)
     logits, labels = _logits(model, dataset, options)
     from tanager.use.model import probabilities
 
@@ -92,7 +99,7 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _labelled(model: "Model", path: str | None) -> "Dataset":
+def _labelled(model: "Model", path: str | None, labels: str | None) -> "Dataset":
     """Return the data at a path, or else those that a run held out."""
     from tanager import data
     from tanager.recipes import runner
@@ -100,24 +107,35 @@ def _labelled(model: "Model", path: str | None) -> "Dataset":
 
     recorded = dict(model.config.get("recipe") or {})
     recorded.pop("name", None)
+    recipe = Recipe.from_json(recorded) if recorded else None
     with models_in_use.progress(True) as report:
-        if recorded:
-            recipe = Recipe.from_json(recorded)
-            if path is None:
-                return runner.load(recipe, report)
-            if recipe.dataset not in ("digits", "features"):  # read as training read
-                recipe = dataclasses.replace(
-                    recipe, data=path, validation_examples=0, train_examples=None
-                )
-                return runner.load(recipe, report)
-        elif path is None:
-            remedy = "give --data DIR"
-            validate.refuse("data", None, "is not known of this model", remedy)
+        if path is None:
+            if recipe is None:
+                remedy = "give --data DIR"
+                validate.refuse("data", None, "is not known of this model", remedy)
+            return runner.load(recipe, report)
         if model.preprocessing is None:
+            if labels is not None:
+                rule = "must be left out: this model takes features, whose file has them"
+                validate.refuse("labels", labels, rule)
             return data.load("features", features_from=path)
+        if recipe is not None and recipe.dataset != "digits":
+            return runner.load(_elsewhere(recipe, path, labels), report)
         shape = model.preprocessing.read_shape
         side = shape[0] if shape and shape[0] == shape[1] else None
-        return data.load("folder", path, image_size=side, progress=report)
+        layout = data.Layout(path, labels=labels)
+        return data.load("folder", layout, image_size=side, progress=report)
+
+
+def _elsewhere(recipe: "Recipe", path: str, labels: str | None) -> "Recipe":
+    """Return the recipe that reads all data at a path as training read its own."""
+    changed: dict[str, Any] = {"data": path, "labels": labels}
+    changed |= {"validation_examples": 0, "train_examples": None}
+    if labels is not None:
+        changed["labels_from_name"] = False
+    elif recipe.labels is not None:  # its columns are those of that file
+        changed |= {"image_column": None, "label_column": None}
+    return dataclasses.replace(recipe, **changed)
 
 
 def _logits(
