@@ -276,7 +276,9 @@ def test_data_of_an_evaluation_have_labels_of_their_own(of_labels, tmp_path, cap
     assert code == 0, err
     files = [str(other / name) for name, _ in rows]
     expected = np.zeros((2, 2), int)
-    for (_, label), one in zip(rows, tanager.load(of_labels).predict(files)):
+    for (_, label), one in zip(
+        rows, tanager.load(of_labels).predict(files), strict=True
+    ):
         expected["ab".index(label), "ab".index(one["class"])] += 1
     assert json.loads(out)["confusion_matrix"] == expected.tolist()
     for name, label in rows:
@@ -288,3 +290,37 @@ def test_data_of_an_evaluation_have_labels_of_their_own(of_labels, tmp_path, cap
     assert json.loads(out)["confusion_matrix"] == expected.tolist()
     code, _, err = printed(capsys, "evaluate", of_labels, "--labels", "of.csv")
     assert code == 2 and "labels (='of.csv') needs data: give the images' --data" in err
+
+
+def test_data_of_an_evaluation_are_resized_once(
+    of_labels, tmp_path, capsys, monkeypatch
+):
+    """The network sees each file as `predict` shows it, whatever sizes there are."""
+    other, rows = labelled(tmp_path / "other", [(50, 40), (60, 61)])
+    words = ["evaluate", of_labels, "--data", other, "--labels", other / "of.csv"]
+    words += ["--split", "all", "--json"]
+    shown = []
+
+    def logits(self, examples, batch_size):
+        shown.extend(map(self.preprocessing.read, examples))
+        return np.zeros((len(examples), 2), np.float32)
+
+    read = tanager.load(of_labels).preprocessing.read
+    expected = sorted(read(str(other / name)).tobytes() for name, _ in rows)
+    for model in (of_labels, tanager.export(of_labels, tmp_path / "model")):
+        monkeypatch.setattr(tanager.Model, "logits", logits)
+        code, _, err = printed(capsys, *[words[0], model, *words[2:]])
+        assert code == 0, err
+        assert sorted(each.tobytes() for each in shown) == expected
+        shown.clear()
+
+
+def test_images_of_two_sizes_for_a_model_of_oblong_ones_are_refused(tmp_path, capsys):
+    data, _ = labelled(tmp_path / "data", [(16, 24)])
+    run = trained_on(data, tmp_path / "run")
+    mixed, _ = labelled(tmp_path / "mixed", [(16, 24), (20, 20)])
+    for folder, status in ((data, 0), (mixed, 2)):
+        words = ("--data", folder, "--labels", folder / "of.csv")
+        code, _, err = printed(capsys, "evaluate", run, *words)
+        assert code == status, err
+    assert "and training read images of 16 × 24 pixels: resize them to that" in err

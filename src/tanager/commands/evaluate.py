@@ -116,15 +116,24 @@ def _labelled(model: "Model", path: str | None, labels: str | None) -> "Dataset"
             return runner.load(recipe, report)
         if model.preprocessing is None:
             if labels is not None:
-                rule = "must be left out: this model takes features, whose file has them"
+                rule = "must be left out: this model takes features, not images"
                 validate.refuse("labels", labels, rule)
             return data.load("features", features_from=path)
+        height, width, _ = model.preprocessing.shape_read
+        side = height if height == width else None
         if recipe is not None and recipe.dataset != "digits":
-            return runner.load(_elsewhere(recipe, path, labels), report)
-        shape = model.preprocessing.read_shape
-        side = shape[0] if shape and shape[0] == shape[1] else None
-        layout = data.Layout(path, labels=labels)
-        return data.load("folder", layout, image_size=side, progress=report)
+            recipe = _elsewhere(recipe, path, labels)
+            if recipe.dataset in data.RESIZED:
+                recipe = dataclasses.replace(recipe, image_size=side)
+            found = runner.load(recipe, report)
+        else:
+            layout = data.Layout(path, labels=labels)
+            found = data.load("folder", layout, image_size=side, progress=report)
+    if side is None and (found.record or {}).get("size") == "default":
+        rule = "has images of different sizes, and training read images of "
+        rule += f"{height} × {width} pixels"
+        validate.refuse("data", path, rule, "resize them to that")
+    return found
 
 
 def _elsewhere(recipe: "Recipe", path: str, labels: str | None) -> "Recipe":
