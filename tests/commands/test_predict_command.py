@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from PIL import Image
 
 import tanager
 from tanager.cli import main
+from tanager.commands import evaluate
 
 
 @pytest.fixture(scope="module")
@@ -324,3 +326,25 @@ def test_images_of_two_sizes_for_a_model_of_oblong_ones_are_refused(tmp_path, ca
         code, _, err = printed(capsys, "evaluate", run, *words)
         assert code == status, err
     assert "and training read images of 16 × 24 pixels: resize them to that" in err
+
+
+@pytest.mark.parametrize(
+    ("own", "names", "expected"),
+    [
+        (sorted(map(str, range(12))), [*map(str, range(12))], None),
+        (("cat", "dog"), ("0", "1"), [0, 1]),
+        (("cat", "dog"), ("dog",), [1]),
+        ((), ("b", "a"), [0, 1]),
+        (("cat", "dog", "owl"), ("0", "1"), "class (='0') is not one of the model's"),
+        (("0", "1"), ("0", "1", "2"), "class (='2') is not one of the model's"),
+        (("cat", "dog"), ("chat", "chien"), "class (='chat') is not one of the model"),
+    ],
+)
+def test_classes_are_matched_by_name_first(own, names, expected):
+    model = tanager.Model((None, None), own, None, {})
+    if isinstance(expected, str):
+        with pytest.raises(ValueError, match=re.escape(expected)):
+            evaluate._numbers(model, names)
+        return
+    found = evaluate._numbers(model, names)
+    assert [*found] == (expected or [own.index(name) for name in names])

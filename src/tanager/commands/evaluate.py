@@ -175,17 +175,19 @@ def _logits(
 def _numbers(model: "Model", names: Sequence[str]) -> Any:
     """Return the model's number of each class of the data, by name.
 
-    Data without names of classes have numbers as names, and are taken by number.
+    Data without names of classes have numbers as names. They are taken by position if
+    the model's classes have other names, and there are as many.
     """
     import numpy as np
 
     unnamed = list(names) == [str(k) for k in range(len(names))]
-    if not model.classes or (unnamed and len(names) <= len(model.classes)):
+    strange = [name for name in names if name not in model.classes]
+    alike = unnamed and len(strange) == len(names) == len(model.classes)
+    if not model.classes or alike:
         return np.arange(len(names))
-    for name in names:
-        if name not in model.classes:
-            rule = f"is not one of the model's: {', '.join(model.classes)}"
-            validate.refuse("class", name, rule, "rename it, or leave it out")
+    if strange:
+        rule = f"is not one of the model's: {', '.join(model.classes)}"
+        validate.refuse("class", strange[0], rule, "rename it, or leave it out")
     return np.array([model.classes.index(name) for name in names])
 
 
