@@ -171,7 +171,8 @@ class Model:
         """Return the logits of up to `size` examples, computed as a batch of `size`."""
         if not rows:
             return np.zeros((0, 0), np.float32)
-        batch = np.zeros((size, *rows[0].shape), rows[0].dtype)
+        dtype = np.result_type(*{row.dtype for row in rows})
+        batch = np.zeros((size, *rows[0].shape), dtype)
         for number, row in enumerate(rows):
             if row.shape != rows[0].shape:
                 rule = f"must have the shape of the first, {list(rows[0].shape)}"
@@ -221,7 +222,7 @@ def load(
                 rule = "is recorded with a model of tanager's"
                 validate.refuse(name, value, rule, "leave it out")
         found = load_pretrained(source, weights=weights)
-        own = found.model, lambda model, example: model(example)
+        own = found.model, _called
         return Model(own, found.classes, found.preprocessing, config, precision)
     params, predict = code
     if preprocessing is None and ours.get("preprocessing"):
@@ -240,6 +241,11 @@ def probabilities(logits: np.ndarray) -> np.ndarray:
     shifted = logits.astype(np.float64)
     shifted = np.exp(shifted - shifted.max(axis=-1, keepdims=True))
     return shifted / shifted.sum(axis=-1, keepdims=True)
+
+
+def _called(model: Any, example: jax.Array) -> jax.Array:
+    floating = jnp.issubdtype(example.dtype, jnp.floating)
+    return model(example if floating else example.astype(jnp.float32))
 
 
 def _as_array(example: Any) -> np.ndarray:
