@@ -125,6 +125,7 @@ def membership(
         remedy = "the noise of each setting is solved for from them"
         validate.refuse("epsilon", recipe.epsilon, rule, remedy)
     dataset = runner.load(recipe)
+    recipe = runner.sized(recipe, dataset)
     tasks.check_augmentation(recipe, dataset)
     tasks.warn_of_preprocessing(recipe)
     claimed = recipe.epsilon, recipe.delta
