@@ -18,7 +18,9 @@ from tanager import models, noise
 from tanager.cli import main
 from tanager.commands import audit
 from tanager.commands.audit import methods
+from tanager.data import Dataset, as_source
 from tanager.models.pretrained import save_weights
+from tanager.seed import Seed
 
 
 WORDS = "audit digits --steps 40 --noise-multiplier 1 --strategy bk --batch-size 150 "
@@ -263,3 +265,13 @@ def test_membership_resizes_mixed_images_as_training_does(tmp_path, monkeypatch)
     with contextlib.suppress(KeyboardInterrupt):
         main(words)
     assert [recipe.image_size for recipe in seen] == [32]
+
+
+def test_features_have_no_blank_canary():
+    rows = np.ones((4, 3), np.float32)
+    source = as_source({"features": rows, "label": np.zeros(4, np.int32)})
+    dataset = Dataset("features", source, source, ("a", "b"), (3,), (), ())
+    rule = r"canary_kinds \(='blank'\) make no canary of these kinds on features"
+    with pytest.raises(ValueError, match=rule):
+        methods._canaries(dataset, ("blank",), Seed.from_int(0))
+    assert [*methods._canaries(dataset, ("noise",), Seed.from_int(0))] == ["noise"]

@@ -338,6 +338,11 @@ def _canaries(
                 del wanted[own]  # the first of each class
                 title = f"{names[own]} as {names[other]}"
                 found[title] = example(np.asarray(shown[name]), other)
+    if not found:
+        rule = "make no canary of these data"
+        if name == "features":
+            rule = "make no canary of these kinds on features"
+        validate.refuse("canary_kinds", " ".join(kinds), rule, "add noise")
     return found
 
 
