@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-
 from PIL import Image
 
 from tanager import models, noise

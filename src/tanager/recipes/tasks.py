@@ -140,7 +140,8 @@ def make(
             progress,
         )
         if recipe.caches_features:
-            task = _on_features(recipe, dataset, model, origin, sources)
+            dtype = image_dtype(recipe.precision)
+            task = _on_features(recipe, dataset, model, origin, sources, dtype)
             return _solved(recipe, task)
         return _on_front(recipe, dataset, model, trainable, origin, sources)
 
@@ -325,11 +326,12 @@ def _on_features(
     model: Any,
     origin: dict[str, Any] | None,
     sources: tuple[Source, Source],
+    dtype: Any = jnp.float32,
 ) -> Task:
-    """Train the last layer on its inputs."""
+    """Train the last layer on its inputs, which it sees in `dtype`."""
 
     def predict(head: Any, example: Any) -> jax.Array:
-        return head(example["features"])
+        return head(example["features"].astype(dtype)).astype(jnp.float32)
 
     train, test = sources
     problem = Problem(
@@ -379,7 +381,11 @@ def _solved(recipe: Recipe, task: Task) -> Task:
         trainable=heads.trainable(means),
         finish=lambda means: finish(means.solve()),
     )
-    return task._replace(problem=problem, predict=heads.predict)
+
+    def predict(means: Any, example: Any) -> jax.Array:
+        return task.predict(means.solve(), example)
+
+    return task._replace(problem=problem, predict=predict)
 
 
 @contextlib.contextmanager
