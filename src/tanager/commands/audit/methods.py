@@ -124,11 +124,11 @@ def membership(
         rule = "must be given for membership, and delta too"
         remedy = "the noise of each setting is solved for from them"
         validate.refuse("epsilon", recipe.epsilon, rule, remedy)
+    claimed = recipe.epsilon, recipe.delta
     dataset = runner.load(recipe)
     recipe = runner.sized(recipe, dataset)
     tasks.check_augmentation(recipe, dataset)
     tasks.warn_of_preprocessing(recipe)
-    claimed = recipe.epsilon, recipe.delta
     recipe, chosen = _chosen(recipe, dataset, options)
     secret = RunFolder(out).seed(recipe.seed)
     canaries = _canaries(dataset, options.canary_kinds, secret)
