@@ -3,6 +3,7 @@
 That audits find planted bugs is in tests/audit/test_planted_bugs.py.
 """
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,15 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 
 from tanager import models, noise
 from tanager.cli import main
 from tanager.commands import audit
 from tanager.commands.audit import methods
+from tanager.data import Dataset, as_source
 from tanager.models.pretrained import save_weights
+from tanager.seed import Seed
 
 
 WORDS = "audit digits --steps 40 --noise-multiplier 1 --strategy bk --batch-size 150 "
@@ -238,3 +242,35 @@ def test_a_path_with_the_signs_of_a_markup_is_a_path(tmp_path, capsys):
     (tmp_path / "[/b]x").mkdir(parents=True)
     audit._replayed(content, tmp_path / "[/b]x", as_json=False)
     assert "[/b]x/replay.json" in capsys.readouterr().out.replace("\n", "")
+
+
+def test_membership_resizes_mixed_images_as_training_does(tmp_path, monkeypatch):
+    draw = np.random.default_rng(0)
+    for number in range(20):
+        folder = tmp_path / "data" / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = draw.integers(0, 256, (20 + number, 30, 3), np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    words = ["audit", "folder", "--data", str(tmp_path / "data"), "--method"]
+    words += ["membership", "--model", "linear", "--epsilon", "8", "--delta", "0.01"]
+    words += ["--steps", "2", "--account", "none", "--out", str(tmp_path / "out")]
+    seen = []
+
+    def task(recipe, *_):
+        seen.append(recipe)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(methods, "_task", task)
+    with contextlib.suppress(KeyboardInterrupt):
+        main(words)
+    assert [recipe.image_size for recipe in seen] == [32]
+
+
+def test_features_have_no_blank_canary():
+    rows = np.ones((4, 3), np.float32)
+    source = as_source({"features": rows, "label": np.zeros(4, np.int32)})
+    dataset = Dataset("features", source, source, ("a", "b"), (3,), (), ())
+    rule = r"canary_kinds \(='blank'\) make no canary of these kinds on features"
+    with pytest.raises(ValueError, match=rule):
+        methods._canaries(dataset, ("blank",), Seed.from_int(0))
+    assert [*methods._canaries(dataset, ("noise",), Seed.from_int(0))] == ["noise"]

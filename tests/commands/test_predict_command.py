@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from PIL import Image
 
 import tanager
 from tanager.cli import main
+from tanager.commands import evaluate
 
 
 @pytest.fixture(scope="module")
@@ -237,3 +239,112 @@ def test_an_export_is_evaluated_on_a_folder(run, tmp_path, capsys):
         (data / split / "7").rename(data / split / "x")
     code, _, err = printed(capsys, "evaluate", model, "--data", data)
     assert code == 2 and "class (='x') is not one of the model's: 0, 1" in err
+
+
+def labelled(folder, sides, classes=("a", "b"), seed=0):
+    """Write two images of each class, of the given heights and widths in turn."""
+    draw = np.random.default_rng(seed)
+    folder.mkdir()
+    rows = [(f"{k}.png", classes[k % len(classes)]) for k in range(4 * len(classes))]
+    for number, (name, _) in enumerate(rows):
+        size = (*sides[number % len(sides)], 3)
+        pixels = draw.integers(0, 256, size, np.uint8)
+        Image.fromarray(pixels).save(folder / name)
+    table = "".join(f"{name},{label}\n" for name, label in rows)
+    (folder / "of.csv").write_text("photo,kind\n" + table)
+    return folder, rows
+
+
+def trained_on(folder, out, *more):
+    words = ["train", "folder", "--data", folder, "--labels", folder / "of.csv"]
+    words += ["--model", "linear", "--steps", "1", "--batch-size", "2", "--delta"]
+    words += ["0.01", "--account", "none", "--label-column", "kind", "--out", out]
+    assert main([*map(str, words), *more]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def of_labels(tmp_path_factory):
+    """A run on images of 20 × 20 pixels whose labels are in a file."""
+    folder = tmp_path_factory.mktemp("labels")
+    data, _ = labelled(folder / "data", [(20, 20)])
+    return trained_on(data, folder / "run")
+
+
+def test_data_of_an_evaluation_have_labels_of_their_own(of_labels, tmp_path, capsys):
+    other, rows = labelled(tmp_path / "other", [(20, 20)], ("b", "a"), 1)
+    words = ("evaluate", of_labels, "--data", other, "--split", "all", "--json")
+    code, out, err = printed(capsys, *words, "--labels", other / "of.csv")
+    assert code == 0, err
+    files = [str(other / name) for name, _ in rows]
+    expected = np.zeros((2, 2), int)
+    for (_, label), one in zip(
+        rows, tanager.load(of_labels).predict(files), strict=True
+    ):
+        expected["ab".index(label), "ab".index(one["class"])] += 1
+    assert json.loads(out)["confusion_matrix"] == expected.tolist()
+    for name, label in rows:
+        (other / label).mkdir(exist_ok=True)
+        (other / name).rename(other / label / name)
+    (other / "of.csv").unlink()
+    code, out, err = printed(capsys, *words)
+    assert code == 0, err
+    assert json.loads(out)["confusion_matrix"] == expected.tolist()
+    code, _, err = printed(capsys, "evaluate", of_labels, "--labels", "of.csv")
+    assert code == 2 and "labels (='of.csv') needs data: give the images' --data" in err
+
+
+def test_data_of_an_evaluation_are_resized_once(
+    of_labels, tmp_path, capsys, monkeypatch
+):
+    """The network sees each file as `predict` shows it, whatever sizes there are."""
+    other, rows = labelled(tmp_path / "other", [(50, 40), (60, 61)])
+    words = ["evaluate", of_labels, "--data", other, "--labels", other / "of.csv"]
+    words += ["--split", "all", "--json"]
+    shown = []
+
+    def logits(self, examples, batch_size):
+        shown.extend(map(self.preprocessing.read, examples))
+        return np.zeros((len(examples), 2), np.float32)
+
+    read = tanager.load(of_labels).preprocessing.read
+    expected = sorted(read(str(other / name)).tobytes() for name, _ in rows)
+    for model in (of_labels, tanager.export(of_labels, tmp_path / "model")):
+        monkeypatch.setattr(tanager.Model, "logits", logits)
+        code, _, err = printed(capsys, *[words[0], model, *words[2:]])
+        assert code == 0, err
+        assert sorted(each.tobytes() for each in shown) == expected
+        shown.clear()
+
+
+def test_images_of_two_sizes_for_a_model_of_oblong_ones_are_refused(tmp_path, capsys):
+    data, _ = labelled(tmp_path / "data", [(16, 24)])
+    run = trained_on(data, tmp_path / "run")
+    mixed, _ = labelled(tmp_path / "mixed", [(16, 24), (20, 20)])
+    for folder, status in ((data, 0), (mixed, 2)):
+        words = ("--data", folder, "--labels", folder / "of.csv")
+        code, _, err = printed(capsys, "evaluate", run, *words)
+        assert code == status, err
+    assert "and training read images of 16 × 24 pixels: resize them to that" in err
+
+
+@pytest.mark.parametrize(
+    ("own", "names", "expected"),
+    [
+        (sorted(map(str, range(12))), [*map(str, range(12))], None),
+        (("cat", "dog"), ("0", "1"), [0, 1]),
+        (("cat", "dog"), ("dog",), [1]),
+        ((), ("b", "a"), [0, 1]),
+        (("cat", "dog", "owl"), ("0", "1"), "class (='0') is not one of the model's"),
+        (("0", "1"), ("0", "1", "2"), "class (='2') is not one of the model's"),
+        (("cat", "dog"), ("chat", "chien"), "class (='chat') is not one of the model"),
+    ],
+)
+def test_classes_are_matched_by_name_first(own, names, expected):
+    model = tanager.Model((None, None), own, None, {})
+    if isinstance(expected, str):
+        with pytest.raises(ValueError, match=re.escape(expected)):
+            evaluate._numbers(model, names)
+        return
+    found = evaluate._numbers(model, names)
+    assert [*found] == (expected or [own.index(name) for name in names])

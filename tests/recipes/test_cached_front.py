@@ -111,3 +111,25 @@ def test_a_trained_model_is_exported_whole(tmp_path, dataset, capsys):
     measured = json.loads(capsys.readouterr().out)["accuracy"]["value"]
     result = json.loads((run / "result.json").read_text())
     assert measured == pytest.approx(result["test_accuracy_ema"])
+
+
+@pytest.mark.parametrize("solver", ["dp-sgd", "class-means"])
+def test_a_head_on_cached_features_rounds_as_the_whole_model_does(
+    dataset, tmp_path, solver
+):
+    fields = {"model": "wrn-10-1", "fine_tune": "last-layer", "head_input": "norm"}
+    fields |= {"precision": "bfloat16", "solver": solver}
+    task = make(dataset, tmp_path, **fields)
+    example = jax.tree.map(jnp.asarray, gather(task.test, np.arange(1)))
+    example = jax.tree.map(lambda leaf: leaf[0], example)
+    params = task.problem.params
+    if solver != "dp-sgd":  # sums of a first step, which are 0 before
+        params = eqx.tree_at(lambda tree: tree.sums, params, params.sums + 0.37)
+    model = task.problem.finish(params)
+    found = task.predict(params, example)
+    rounded, exact = (
+        model.head(example["features"].astype(dtype)).astype(jnp.float32)
+        for dtype in (jnp.bfloat16, jnp.float32)
+    )
+    np.testing.assert_array_equal(found, rounded)
+    assert not np.array_equal(rounded, exact)

@@ -362,3 +362,18 @@ def test_a_result_that_differs_from_the_run_s_other_files_is_refused(
     with pytest.raises(ValueError, match=re.escape(message)):
         tanager.export(copy, tmp_path / "model")
     assert not (tmp_path / "model").exists()
+
+
+def test_timm_is_refused_where_it_would_see_more_than_the_middle(vit_run, tmp_path):
+    file = vit_run / "config.json"
+    config = json.loads(file.read_text())
+    seen = config["preprocessing"] | {"read_shape": [20, 40, 3], "view_by": "crop"}
+    for view, refused in (([16, 32], True), ([20, 40], False)):
+        config["preprocessing"] = seen | {"view": view}
+        file.write_text(json.dumps(config))
+        if not refused:
+            tanager.export(vit_run, tmp_path / "whole", format="timm")
+            continue
+        with pytest.raises(ValueError, match="has no crop_size, which keeps the midd"):
+            tanager.export(vit_run, tmp_path / "cut", format="timm")
+        tanager.export(vit_run, tmp_path / "own")

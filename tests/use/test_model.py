@@ -22,6 +22,7 @@ from tanager.models import weights
 from tanager.recipes import runner, tasks
 from tanager.recipes.recipe import Recipe
 from tanager.seed import Seed
+from tanager.use.model import _called
 
 
 def opened(file):
@@ -257,3 +258,17 @@ def test_arrays_go_to_your_own_code_as_they_are():
     assert model.predict(rows[0]) == model.predict(rows)[0]
     with pytest.raises(ValueError, match="must be numbers: this model takes features"):
         model.predict(["photo.jpg"])
+
+
+def test_a_batch_of_numbers_keeps_all_of_their_digits(tmp_path):
+    """Whole numbers first, or rows of several dtypes, once cut the others short."""
+    model = tanager.Model(({}, lambda params, row: 10.0 * row), None, None, {})
+    expected = [[10, 20], [2, 9]]
+    for rows in ([[1, 2], [0.2, 0.9]], [np.array([1, 2]), np.array([0.2, 0.9])]):
+        np.testing.assert_allclose(model.logits(rows), expected, rtol=1e-6)
+
+
+def test_a_network_of_features_sees_floating_numbers():
+    seen = []
+    _called(lambda row: seen.append(row.dtype), jnp.arange(3))
+    assert seen == [jnp.float32]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from tanager.data import Dataset
+    from tanager.recipes.recipe import Recipe
     from tanager.use.model import Model
 
 
@@ -39,6 +40,9 @@ class Arguments:
     data: str | None = None
     """Labelled images, in any layout that `tanager train folder --data` reads."""
 
+    labels: str | None = None
+    """CSV file with the labels of --data, as `tanager train folder --labels` reads."""
+
     split: Annotated[str, tyro.conf.arg(metavar="{test,train,all}")] = "test"
     """Which of the data: the test examples that training would hold out, or all."""
 
@@ -60,12 +64,15 @@ def run(arguments: Sequence[str]) -> int:
     options = flags.read(Arguments, "evaluate", arguments)
     validate.one_of(SPLITS, split=options.split)
     validate.whole(batch_size=options.batch_size, at_least=1)
+    if options.labels is not None and options.data is None:
+        rule = "needs data"
+        validate.refuse("labels", options.labels, rule, "give the images' --data")
 
     # JAX is imported from here on: the command line was fine.
     from tanager.measures import CONFIDENCE, RESAMPLES, measure, probabilities
 
     model = models_in_use.load(options.model, options.weights, options.code)
-    dataset = _labelled(model, options.data)
+    dataset = _labelled(model, options.data, options.labels)
     logits, labels = _logits(model, dataset, options)
     found = measure(probabilities(logits), labels, model.classes)
     recorded = model.config.get("recipe") or {}
@@ -90,7 +97,7 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _labelled(model: "Model", path: str | None) -> "Dataset":
+def _labelled(model: "Model", path: str | None, labels: str | None) -> "Dataset":
     """Return the data at a path, or else those that a run held out."""
     from tanager import data
     from tanager.recipes import runner
@@ -98,24 +105,44 @@ def _labelled(model: "Model", path: str | None) -> "Dataset":
 
     recorded = dict(model.config.get("recipe") or {})
     recorded.pop("name", None)
+    recipe = Recipe.from_json(recorded) if recorded else None
     with models_in_use.progress(True) as report:
-        if recorded:
-            recipe = Recipe.from_json(recorded)
-            if path is None:
-                return runner.load(recipe, report)
-            if recipe.dataset not in ("digits", "features"):  # read as training read
-                recipe = dataclasses.replace(
-                    recipe, data=path, validation_examples=0, train_examples=None
-                )
-                return runner.load(recipe, report)
-        elif path is None:
-            remedy = "give --data DIR"
-            validate.refuse("data", None, "is not known of this model", remedy)
+        if path is None:
+            if recipe is None:
+                remedy = "give --data DIR"
+                validate.refuse("data", None, "is not known of this model", remedy)
+            return runner.load(recipe, report)
         if model.preprocessing is None:
+            if labels is not None:
+                rule = "must be left out: this model takes features, not images"
+                validate.refuse("labels", labels, rule)
             return data.load("features", features_from=path)
-        shape = model.preprocessing.read_shape
-        side = shape[0] if shape and shape[0] == shape[1] else None
-        return data.load("folder", path, image_size=side, progress=report)
+        height, width, _ = model.preprocessing.shape_read
+        side = height if height == width else None
+        if recipe is not None and recipe.dataset != "digits":
+            recipe = _elsewhere(recipe, path, labels)
+            if recipe.dataset in data.RESIZED:
+                recipe = dataclasses.replace(recipe, image_size=side)
+            found = runner.load(recipe, report)
+        else:
+            layout = data.Layout(path, labels=labels)
+            found = data.load("folder", layout, image_size=side, progress=report)
+    if side is None and (found.record or {}).get("size") == "default":
+        rule = "has images of different sizes, and training read images of "
+        rule += f"{height} × {width} pixels"
+        validate.refuse("data", path, rule, "resize them to that")
+    return found
+
+
+def _elsewhere(recipe: "Recipe", path: str, labels: str | None) -> "Recipe":
+    """Return the recipe that reads all data at a path as training read its own."""
+    changed: dict[str, Any] = {"data": path, "labels": labels}
+    changed |= {"validation_examples": 0, "train_examples": None}
+    if labels is not None:
+        changed["labels_from_name"] = False
+    elif recipe.labels is not None:  # its columns are those of that file
+        changed |= {"image_column": None, "label_column": None}
+    return dataclasses.replace(recipe, **changed)
 
 
 def _logits(
@@ -146,17 +173,19 @@ def _logits(
 def _numbers(model: "Model", names: Sequence[str]) -> Any:
     """Return the model's number of each class of the data, by name.
 
-    Data without names of classes have numbers as names, and are taken by number.
+    Data without names of classes have numbers as names. They are taken by position if
+    the model's classes have other names, and there are as many.
     """
     import numpy as np
 
     unnamed = list(names) == [str(k) for k in range(len(names))]
-    if not model.classes or (unnamed and len(names) <= len(model.classes)):
+    strange = [name for name in names if name not in model.classes]
+    alike = unnamed and len(strange) == len(names) == len(model.classes)
+    if not model.classes or alike:
         return np.arange(len(names))
-    for name in names:
-        if name not in model.classes:
-            rule = f"is not one of the model's: {', '.join(model.classes)}"
-            validate.refuse("class", name, rule, "rename it, or leave it out")
+    if strange:
+        rule = f"is not one of the model's: {', '.join(model.classes)}"
+        validate.refuse("class", strange[0], rule, "rename it, or leave it out")
     return np.array([model.classes.index(name) for name in names])
 
 

@@ -144,9 +144,13 @@ class Preprocessing:
         Raises:
             ValueError: it cannot be read as an image.
         """
-        return read_image(image, self.read_shape or self._guessed())
+        return read_image(image, self.shape_read)
 
-    def _guessed(self) -> tuple[int, int, int]:
+    @property
+    def shape_read(self) -> tuple[int, int, int]:
+        """The (height, width, channels) that `read` brings an image to."""
+        if self.read_shape is not None:
+            return self.read_shape
         if self.size is None:
             rule = "is needed to read images of any size"
             validate.refuse("size", None, rule, "give size=(height, width)")

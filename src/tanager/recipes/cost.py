@@ -54,7 +54,7 @@ def estimate(
         head = 2 * sum(leaf.size for leaf in jax.tree.leaves(model.head))
         flops = _PASSES * head * seen
     elif recipe.caches_front and isinstance(model, StagedModel):
-        front = models.count_flops(model.front, image_shape)
+        front = models.count_flops(model.fronts, image_shape)
         flops = _PASSES * (once - front) * seen
     else:
         views = max(1, recipe.augmentation_multiplicity)

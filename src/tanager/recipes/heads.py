@@ -133,8 +133,3 @@ def trainable(means: ClassMeans) -> ClassMeans:
     """Return which leaves the step adds to: the sums alone."""
     marks = jax.tree.map(lambda _: False, means)
     return eqx.tree_at(lambda tree: tree.sums, marks, True)
-
-
-def predict(means: ClassMeans, example: Any) -> Array:
-    """Return the logits of one example."""
-    return means.solve()(example["features"])

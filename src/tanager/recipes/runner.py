@@ -68,6 +68,13 @@ def load(
     )
 
 
+def sized(recipe: Recipe, dataset: data.Dataset) -> Recipe:
+    """Return the recipe with the size that images of different sizes were read at."""
+    if dataset.record is not None and dataset.record["size"] == "default":
+        return dataclasses.replace(recipe, image_size=dataset.image_shape[0])
+    return recipe
+
+
 def prepare(
     name: str,
     recipe: Recipe,
@@ -85,8 +92,7 @@ def prepare(
         find_weights(recipe.weights)  # what is unreachable ends the run at once
     if dataset is None:
         dataset = load(recipe, progress)
-    if dataset.record is not None and dataset.record["size"] == "default":
-        recipe = dataclasses.replace(recipe, image_size=dataset.image_shape[0])
+    recipe = sized(recipe, dataset)
     tasks.check_augmentation(recipe, dataset)
     tasks.warn_of_preprocessing(recipe)
     starts = recipe.weights or recipe.features_from

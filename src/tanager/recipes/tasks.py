@@ -113,7 +113,7 @@ def make(
         model = with_zero_head(model)
     if recipe.features_from is not None:
         sources = dataset.train, dataset.test
-        return _solved(recipe, _on_features(recipe, dataset, model, origin, sources))
+        return _on_features(recipe, dataset, model, origin, sources)
 
     prepared = preprocessing(recipe, dataset)
     augmented = augmentation(recipe, dataset.image_shape)
@@ -140,8 +140,7 @@ def make(
             progress,
         )
         if recipe.caches_features:
-            task = _on_features(recipe, dataset, model, origin, sources)
-            return _solved(recipe, task)
+            return _on_features(recipe, dataset, model, origin, sources)
         return _on_front(recipe, dataset, model, trainable, origin, sources)
 
     def augment(key: jax.Array, example: Any) -> Any:
@@ -326,20 +325,20 @@ def _on_features(
     origin: dict[str, Any] | None,
     sources: tuple[Source, Source],
 ) -> Task:
-    """Train the last layer on its inputs."""
+    """Train the last layer on its inputs, rounded as in the whole model."""
+    dtype = jnp.float32 if recipe.features_from else image_dtype(recipe.precision)
 
     def predict(head: Any, example: Any) -> jax.Array:
-        return head(example["features"])
+        return head(example["features"].astype(dtype)).astype(jnp.float32)
 
-    train, test = sources
     problem = Problem(
         _cross_entropy(recipe, dataset, predict),
         model.head,
-        units(recipe, dataset, train),
+        units(recipe, dataset, sources[0]),
         finish=lambda head: eqx.tree_at(lambda model: model.head, model, head),
         unreadable=recipe.unreadable,
     )
-    return Task(problem, predict, test, None, origin)
+    return _solved(recipe, Task(problem, predict, sources[1], None, origin))
 
 
 def _on_front(
@@ -356,15 +355,14 @@ def _on_front(
         seen = example["features"].astype(image_dtype(recipe.precision))
         return model.head(model.head_input_of(seen)).astype(jnp.float32)
 
-    train, test = sources
     problem = Problem(
         _cross_entropy(recipe, dataset, predict),
         model,
-        units(recipe, dataset, train),
+        units(recipe, dataset, sources[0]),
         trainable=trainable,
         unreadable=recipe.unreadable,
     )
-    return Task(problem, predict, test, None, origin)
+    return Task(problem, predict, sources[1], None, origin)
 
 
 def _solved(recipe: Recipe, task: Task) -> Task:
@@ -379,7 +377,10 @@ def _solved(recipe: Recipe, task: Task) -> Task:
         trainable=heads.trainable(means),
         finish=lambda means: finish(means.solve()),
     )
-    return task._replace(problem=problem, predict=heads.predict)
+    return task._replace(
+        problem=problem,
+        predict=lambda means, example: task.predict(means.solve(), example),
+    )
 
 
 @contextlib.contextmanager

@@ -204,6 +204,12 @@ def _model(config: Mapping[str, Any], source: Path, format: str) -> Any:
             rule = "needs a named architecture, but the run's is its author's own code"
             validate.refuse("format", format, rule, remedy)
         return read_tensors(source)
+    seen = config.get("preprocessing") or {}
+    view = seen.get("view")
+    cut = seen.get("view_by") == "crop" and view != (seen.get("read_shape") or [])[:2]
+    if format == "timm" and view and cut:
+        rule = "has no crop_size, which keeps the middle of an image"
+        validate.refuse("format", format, rule, remedy)
     file = source.parent / "config.json"
     template = template_of(file, architecture, config.get("classes"))
     if format not in (*models.formats(template), "onnx"):

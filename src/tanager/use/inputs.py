@@ -13,10 +13,10 @@ from tanager import _validate as validate
 from tanager._reading import reading
 from tanager.data.decoding import SUFFIXES
 from tanager.data.feature_files import read_arrays
+from tanager.data.layout import ending, walked
 
 
 _FEATURES = ("features", "test_features")
-_OTHERS = "__MACOSX"  # copies of names that macOS adds to archives
 
 
 class Listed(NamedTuple):
@@ -29,7 +29,8 @@ class Listed(NamedTuple):
 def list_images(paths: Sequence[str | os.PathLike[str]]) -> Listed:
     """List files, and the images in folders and in the folders below.
 
-    A file that is named is listed whatever its ending. Hidden files are left out.
+    A file that is named is listed whatever its ending. In folders those are images that
+    training reads: hidden files are left out, and DICOM files need no ending.
 
     Raises:
         ValueError: nothing is there by that name, or there is no image at all.
@@ -37,12 +38,9 @@ def list_images(paths: Sequence[str | os.PathLike[str]]) -> Listed:
     files, others = [], collections.Counter()
     for path in map(Path, paths):
         if path.is_dir():
-            for name in sorted(_below(path)):
-                ending = os.path.splitext(name)[1].lower()
-                if ending in SUFFIXES:
-                    files.append(name)
-                else:
-                    others[ending or "without an ending"] += 1
+            for folder, images, rest in walked(path):
+                files += [str(folder / name) for name in images]
+                others.update(ending(name) or "without an ending" for name in rest)
         elif path.exists():
             files.append(str(path))
         else:
@@ -75,15 +73,3 @@ def read_feature_rows(path: str | os.PathLike[str]) -> np.ndarray:
         if found is None or found.ndim != 2 or found.dtype.kind not in "fiu":
             raise ValueError("it must have an array `features`, numbers[n, d]")
     return found.astype(np.float32)
-
-
-def _below(folder: Path) -> list[str]:
-    found = []
-    for root, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if _is_shown(name)]
-        found += [os.path.join(root, name) for name in names if _is_shown(name)]
-    return found
-
-
-def _is_shown(name: str) -> bool:
-    return not name.startswith(".") and name != _OTHERS

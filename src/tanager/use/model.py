@@ -172,7 +172,8 @@ class Model:
         """Return the logits of up to `size` examples, computed as a batch of `size`."""
         if not rows:
             return np.zeros((0, 0), np.float32)
-        batch = np.zeros((size, *rows[0].shape), rows[0].dtype)
+        dtype = np.result_type(*{row.dtype for row in rows})
+        batch = np.zeros((size, *rows[0].shape), dtype)
         for number, row in enumerate(rows):
             if row.shape != rows[0].shape:
                 rule = f"must have the shape of the first, {list(rows[0].shape)}"
@@ -222,7 +223,7 @@ def load(
                 rule = "is recorded with a model of tanager's"
                 validate.refuse(name, value, rule, "leave it out")
         found = load_pretrained(source, weights=weights)
-        own = found.model, lambda model, example: model(example)
+        own = found.model, _called
         return Model(own, found.classes, found.preprocessing, config, precision)
     params, predict = code
     if preprocessing is None and ours.get("preprocessing"):
@@ -234,6 +235,11 @@ def load(
     return Model(
         (params, predict), classes or ours.get("classes"), preprocessing, config
     )
+
+
+def _called(model: Any, example: jax.Array) -> jax.Array:
+    floating = jnp.issubdtype(example.dtype, jnp.floating)
+    return model(example if floating else example.astype(jnp.float32))
 
 
 def _as_array(example: Any) -> np.ndarray:

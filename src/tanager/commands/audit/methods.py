@@ -124,10 +124,11 @@ def membership(
         rule = "must be given for membership, and delta too"
         remedy = "the noise of each setting is solved for from them"
         validate.refuse("epsilon", recipe.epsilon, rule, remedy)
+    claimed = recipe.epsilon, recipe.delta
     dataset = runner.load(recipe)
+    recipe = runner.sized(recipe, dataset)
     tasks.check_augmentation(recipe, dataset)
     tasks.warn_of_preprocessing(recipe)
-    claimed = recipe.epsilon, recipe.delta
     recipe, chosen = _chosen(recipe, dataset, options)
     secret = RunFolder(out).seed(recipe.seed)
     canaries = _canaries(dataset, options.canary_kinds, secret)
@@ -337,6 +338,11 @@ def _canaries(
                 del wanted[own]  # the first of each class
                 title = f"{names[own]} as {names[other]}"
                 found[title] = example(np.asarray(shown[name]), other)
+    if not found:
+        rule = "make no canary of these data"
+        if name == "features":
+            rule = "make no canary of these kinds on features"
+        validate.refuse("canary_kinds", " ".join(kinds), rule, "add noise")
     return found
 
 
