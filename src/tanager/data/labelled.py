@@ -27,6 +27,7 @@ TABLES = (".csv", ".tsv")
 IMAGE_NAMES = ("image", "file", "filename", "file_name", "path", "image_path", "img")
 LABEL_NAMES = ("label", "labels", "class", "target", "category", "diagnosis")
 """Names that a column usually has, in lower or upper case."""
+_HALVES = (*TRAINS, *TESTS)
 _LARGEST = 1 << 30  # bytes of a CSV file
 _BEGINNING = re.compile(r"[^\d_.(-]+")
 
@@ -183,14 +184,35 @@ def _files(folder: Path, record: Record, besides: Path | None = None) -> list[st
 def _folders(
     folder: Path, files: Sequence[str], groups: str | None
 ) -> np.ndarray | None:
-    """Return the folders that images are right in, if they are their owners."""
+    """Return the folder that each image is right in, if these are their owners.
+
+    Folders around all of them, and train and test, are left out. A person in two
+    folders would be two persons: folders in an owner's folder are refused.
+    """
     if groups != "folder":
         return None
-    found = [os.path.dirname(file) for file in files]
-    if not all(found) or len({*found}) == 1:
-        rule = "has images that are not in a folder of their owner"
-        refuse_file(folder, rule, "with --groups folder, make one folder a person")
-    return np.array(found)
+    parts = [_besides_split(file) for file in files]
+    while all(part[:1] == parts[0][:1] != () for part in parts):
+        parts = [part[1:] for part in parts]
+    for file, part in zip(files, parts, strict=True):
+        if not part:
+            rule = "has images that are not in a folder of their owner"
+            refuse_file(folder, rule, "with --groups folder, make one folder a person")
+        if len(part) > 1:
+            refuse_file(
+                folder / file,
+                "is too deep: with --groups folder, a person's images are right in one "
+                "folder, beside those of the others",
+                "move it up, or name the owners in a column (--groups COLUMN)",
+            )
+    return np.array([part[0] for part in parts])
+
+
+def _besides_split(file: str) -> tuple[str, ...]:
+    """Return the folders of a file, without the first that is named train or test."""
+    parts = Path(file).parent.parts
+    at = next((n for n, each in enumerate(parts) if each.lower() in _HALVES), None)
+    return parts if at is None else parts[:at] + parts[at + 1 :]
 
 
 def _rows(file: Path) -> tuple[list[str], list[list[str]]]:
