@@ -165,6 +165,19 @@ def csv_with_a_split(path):
     (path / "labels.csv").write_text("\n".join(["file,label,split", *lines]))
 
 
+def names_in_halves(path):
+    write(path, *(f"data/Train/{'ab'[n % 2]}_{n}.png" for n in range(8)))
+    write(path, *(f"data/val/{'ab'[n % 2]}_{n}.png" for n in range(8, COUNT)))
+    return Layout(path, labels_from_name=True)
+
+
+def csv_beside_halves(path):
+    names_in_halves(path)
+    files = [*(path / "data").glob("*/*.png")]
+    lines = [f"{file.name},{file.name[0]}" for file in files]
+    (path / "labels.csv").write_text("\n".join(["file,label", *lines]))
+
+
 def csv_of_something_else(path):
     alone(path / "images")
     (path / "prices.csv").write_text("name,price\nx,1\ny,2\n")
@@ -195,6 +208,8 @@ READ = {
     names: (("big dog", "cat"), 10),
     csv_beside: ("ab", 10),
     csv_beside_folders_of_people: ("ab", 10),
+    names_in_halves: ("ab", 8),
+    csv_beside_halves: ("ab", 8),
     csv_of_something_else: ("ab", 8),
     csv_with_a_split: ("ab", 8),
     csv_elsewhere: (("no", "yes"), 10),
@@ -219,6 +234,8 @@ def test_layouts_that_people_have(tmp_path, make):
         np.testing.assert_array_equal(numbers % 2 == 1, odd)
         seen += [*numbers]
     assert sorted(seen) == [*range(COUNT)]
+    if "halves" in make.__name__:
+        assert sorted(seen[:trained]) == [*range(trained)]
     json.dumps(dataset.record)
 
 
@@ -281,6 +298,13 @@ def test_a_csv_file_splits_by_person(tmp_path):
         write(moved, f"scans/{n // 4}/{n}.png")
     folders = Layout(moved, labels=table)
     assert load("folder", folders, groups="folder").units()[1] == 8
+
+
+def test_images_in_no_folder_of_a_split_are_refused(tmp_path):
+    layout = names_in_halves(tmp_path)
+    write(tmp_path, "data/a_15.png")
+    with pytest.raises(ValueError, match=r"a_15\.png.* in no train or test folder"):
+        load("folder", layout)
 
 
 def loose(path):

@@ -280,7 +280,7 @@ def _labelled(folder: Path, wanted: Wanted) -> Found | None:
         return None
     layout, record = wanted.layout, wanted.record
     if layout.labels_from_name:
-        found = [labelled.from_names(folder, wanted.groups, record)]
+        found = labelled.from_names(folder, wanted.groups, record)
     elif file := labelled.table_of(folder, layout, record):
         found = labelled.from_table(folder, file, layout, wanted.groups, record)
     else:

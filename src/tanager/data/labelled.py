@@ -32,8 +32,12 @@ _LARGEST = 1 << 30  # bytes of a CSV file
 _BEGINNING = re.compile(r"[^\d_.(-]+")
 
 
-def from_names(folder: Path, groups: str | None, record: Record) -> FolderSource:
-    """Return the images of a folder, by classes that their names begin with."""
+def from_names(folder: Path, groups: str | None, record: Record) -> list[FolderSource]:
+    """Return the images of a folder, by classes that their names begin with.
+
+    They are training images and test images if they lie in folders named so, or else
+    one source of all.
+    """
     files = _files(folder, record)
     values = []
     for file in files:
@@ -45,7 +49,8 @@ def from_names(folder: Path, groups: str | None, record: Record) -> FolderSource
                 "names must begin with the class, as in cat_01.png",
             )
         values.append(found[0].strip())
-    return _labelled(folder, files, values, _folders(folder, files, groups))
+    owners, splits = _folders(folder, files, groups), _split_folders(folder, files)
+    return _sources(folder, files, values, owners, splits, record)
 
 
 def from_table(
@@ -53,8 +58,8 @@ def from_table(
 ) -> list[FolderSource]:
     """Return the images of a folder that a CSV file has a label for.
 
-    They are training images and test images if it has a column ``split``, or else one
-    source of all.
+    They are training images and test images if it has a column ``split``, or if they
+    lie in folders named so, or else one source of all.
     """
     names, rows = _rows(file)
     files = _files(folder, record, besides=file)
@@ -94,34 +99,65 @@ def from_table(
     owners = _folders(folder, order, groups)
     if owner is not None:
         owners = np.array([line[owner] for line in lines])
-    sources = []
-    for part in _parts(file, lines, split, record):
-        values = [lines[n][label] for n in part]
-        theirs = None if owners is None else owners[part]
-        sources.append(_labelled(folder, [order[n] for n in part], values, theirs))
-    return sources
-
-
-def _parts(
-    file: Path, lines: Sequence[Sequence[str]], split: int | None, record: Record
-) -> list[list[int]]:
-    """Return which lines are for training, and which for testing."""
+    values = [line[label] for line in lines]
     if split is None:
-        return [[*range(len(lines))]]
-    found: dict[str, list[int]] = {}
-    for number, line in enumerate(lines):
-        found.setdefault(line[split].lower(), []).append(number)
-    train, test = (
-        next((name for name in names if name in found), None)
-        for names in (TRAINS, TESTS)
-    )
-    if train is None or test is None or {*found} - {*TRAINS, *TESTS}:
-        rule = "has a column 'split', which must say train or test in each row"
-        refuse_file(file, rule, "rename the column if it says something else", "labels")
-    for name in {*found} - {train, test}:
-        count = counted(len(found[name]), "image")
-        record.notes.append(f"not read: {count} of split {name}, because {test} is")
-    return [found[train], found[test]]
+        splits = _split_folders(folder, order)
+    else:
+        splits = [line[split].lower() for line in lines]
+        found = {*splits}
+        if found - {*_HALVES} or not all(found & {*half} for half in (TRAINS, TESTS)):
+            rule = "has a column 'split', which must say train or test in each row"
+            remedy = "rename the column if it says something else"
+            refuse_file(file, rule, remedy, "labels")
+    return _sources(folder, order, values, owners, splits, record)
+
+
+def _split_folders(folder: Path, files: Sequence[str]) -> list[str]:
+    """Return whether images are in train or test folders; [] where they are not split.
+
+    Refuse images in neither: which are for training is the user's to say.
+    """
+    halves = [_half(file) for file in files]
+    found = {*halves}
+    if not all(found & {*half} for half in (TRAINS, TESTS)):
+        return []
+    if "" in found:
+        refuse_file(
+            folder / files[halves.index("")],
+            "is in no train or test folder, and other images are in both",
+            "move it into one of them, or move it elsewhere",
+        )
+    return halves
+
+
+def _sources(
+    folder: Path,
+    files: Sequence[str],
+    values: Sequence[str],
+    owners: np.ndarray | None,
+    splits: Sequence[str],
+    record: Record,
+) -> list[FolderSource]:
+    """Return the training images and the test images; one source if not split."""
+    parts = [np.arange(len(files))]
+    if splits:
+        train, test = (
+            next(name for name in names if name in splits) for names in (TRAINS, TESTS)
+        )
+        for name in sorted({*splits} - {train, test}):
+            count = counted(splits.count(name), "image")
+            instead = train if name in TRAINS else test
+            record.notes.append(
+                f"not read: {count} of split {name}, because {instead} is"
+            )
+        parts = [np.flatnonzero(np.array(splits) == half) for half in (train, test)]
+    sources = []
+    for part in parts:
+        source = FolderSource(list_files(folder, [files[n] for n in part]), (1, 1, 3))
+        source.owners = None if owners is None else owners[part]
+        source.values = np.array([values[n] for n in part], str)
+        sources.append(source)
+    return sources
 
 
 def table_of(folder: Path, layout: Layout, record: Record) -> Path | None:
@@ -158,15 +194,6 @@ def _names_images(folder: Path, file: Path) -> bool:
     )
 
 
-def _labelled(
-    folder: Path, files: Sequence[str], values: list[str], owners: np.ndarray | None
-) -> FolderSource:
-    source = FolderSource(list_files(folder, files), (1, 1, 3))
-    source.owners = owners
-    source.values = np.array(values, str)
-    return source
-
-
 def _files(folder: Path, record: Record, besides: Path | None = None) -> list[str]:
     """Return the paths of all images below a folder."""
     found = []
@@ -191,7 +218,7 @@ def _folders(
     """
     if groups != "folder":
         return None
-    parts = [_besides_split(file) for file in files]
+    parts = [_besides_half(file) for file in files]
     while all(part[:1] == parts[0][:1] != () for part in parts):
         parts = [part[1:] for part in parts]
     for file, part in zip(files, parts, strict=True):
@@ -208,11 +235,17 @@ def _folders(
     return np.array([part[0] for part in parts])
 
 
-def _besides_split(file: str) -> tuple[str, ...]:
-    """Return the folders of a file, without the first that is named train or test."""
-    parts = Path(file).parent.parts
-    at = next((n for n, each in enumerate(parts) if each.lower() in _HALVES), None)
-    return parts if at is None else parts[:at] + parts[at + 1 :]
+def _half(file: str) -> str:
+    """Return the first folder of a file that is named train or test, in lower case."""
+    parts = [part.lower() for part in Path(file).parent.parts]
+    return next((part for part in parts if part in _HALVES), "")
+
+
+def _besides_half(file: str) -> tuple[str, ...]:
+    """Return the folders of a file without the first that is named train or test."""
+    parts, half = Path(file).parent.parts, _half(file)
+    at = [part.lower() for part in parts].index(half) if half else len(parts)
+    return parts[:at] + parts[at + 1 :]
 
 
 def _rows(file: Path) -> tuple[list[str], list[list[str]]]:
