@@ -266,6 +266,20 @@ def test_what_is_not_read_is_counted_and_named(tmp_path):
     assert caught[0].filename == __file__
 
 
+def test_files_beside_and_above_the_class_folders_are_counted(tmp_path):
+    halves(tmp_path / "photos", "train", "test")
+    write(tmp_path / "photos", "train/15.png", "train/16.png", "test/17.png")
+    for name in ("terms.pdf", "photos/train/index.json"):
+        (tmp_path / name).write_text("x")
+    with pytest.warns(UserWarning) as caught:
+        load("folder", tmp_path)
+    assert [str(each.message) for each in caught] == [
+        "2 files are not images, and not read: .json 1, .pdf 1",
+        "not read: 2 images beside the folders in train, in none of them",
+        "not read: 1 image beside the folders in test, in none of them",
+    ]
+
+
 def test_classes_of_one_split_alone(tmp_path):
     halves(tmp_path, "train", "test")
     write(tmp_path, "train/c/1.png", "test/d/2.png")
