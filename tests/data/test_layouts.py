@@ -390,11 +390,14 @@ WRITTEN = ("image,label", "1.png,zoe", "2.png,ann")
         (csv(*WRITTEN, "7.png,zoe"), "row 3 names no image"),
         (csv(*WRITTEN, "4.png,zoe"), "path (="),
         (csv(*WRITTEN, "2.png,zoe"), "row 3 names the image of row 2: leave only one"),
-        (csv(*WRITTEN, "3.png,"), "row 3 has no 'label': fill it in, or leave out"),
+        (csv(*WRITTEN, "3.png,"), "row 3 has nothing in column 2: fill it in, or"),
         (csv(*WRITTEN, "3.png"), "row 3 has 1 columns, and the first line has 2"),
         (csv(*WRITTEN[1:], "3.png,zoe"), "has no names of columns: its first line"),
         (csv("image,label,split", "1.png,zoe,1"), "must say train or test in each row"),
         (csv("image,a,b", "1.png,zoe,1"), "has no column 'label' or 'labels' or"),
+        (csv("image,a,b", "1.png,zoe,1"), "its columns are ['image', 'a', 'b']: name"),
+        (csv("9.png,zoe,7", "1.png,ann,1"), "it has 3 columns, none of a usual name"),
+        (csv("9.png,zoe", "1.png,"), "row 1 has nothing in column 2"),
         (pointer, "is a pointer of Git LFS: get the file: git lfs pull"),
         (two_columns, "its columns are ['x', 'y']; name that of labels with"),
         (ids, "has fewer than two images a class, if every label is a class"),
@@ -408,6 +411,13 @@ def test_what_is_not_understood_is_described(tmp_path, make, message):
     told = str(refused.value)
     assert "remove" not in told
     assert not re.search(r"\bzoe|\bann\b", told)
+
+
+def test_a_first_row_is_not_shown_as_names_of_columns(tmp_path):
+    csv("9.png,zoe", "1.png,ann")(tmp_path)
+    with pytest.raises(ValueError, match=r"labels\.csv: it has 2 columns") as refused:
+        load("folder", tmp_path, groups="ward")
+    assert "zoe" not in str(refused.value)
 
 
 def test_layouts_of_ones_own_only(tmp_path):

@@ -70,8 +70,8 @@ def from_table(
     image = _image_column(file, names, rows, known, layout.image_column)
     owner = names.index(groups) if groups in names else None
     if owner is None and groups not in (None, "folder"):
-        rule = f"must be 'folder' or a column of {file.name}, {names!r:.300}"
-        validate.refuse("groups", groups, rule)
+        rule = f"must be 'folder' or a column of {file.name}"
+        validate.refuse("groups", groups, rule, _shown(names))
     split = next((n for n, name in enumerate(names) if name.lower() == "split"), None)
     used = {image, owner, split}
     label = _label_column(file, names, used, layout.label_column)
@@ -87,7 +87,7 @@ def from_table(
             refuse_file(file, rule, "leave only one of them there", "labels")
         for column in {label, owner} - {None}:
             if not row[column]:
-                rule = f"row {number} has no {names[column]!r}"
+                rule = f"row {number} has nothing in column {column + 1}"
                 refuse_file(file, rule, "fill it in, or leave out the row", "labels")
         chosen[found] = number
     if without := len(files) - len(chosen):
@@ -326,7 +326,14 @@ def _named(
         if name in lower:
             return lower[name]
     rule = f"has no column {' or '.join(map(repr, wanted))}"
-    remedy = f"its columns are {list(names)!r:.300}: name that of the {what}s with "
-    return refuse_file(
-        file, rule, f"{remedy}{what}_column (--{what}-column)", argument="labels"
-    )
+    remedy = f"name that of the {what}s with {what}_column (--{what}-column)"
+    return refuse_file(file, rule, f"{_shown(names)}: {remedy}", argument="labels")
+
+
+def _shown(names: Sequence[str]) -> str:
+    """Return the names of columns in words; only their number if they may be a row."""
+    usual = {*IMAGE_NAMES, *LABEL_NAMES, "split"}
+    if usual.intersection(name.lower() for name in names):
+        return f"its columns are {list(names)!r:.300}"
+    rule = "its first line must name them"
+    return f"it has {len(names)} columns, none of a usual name ({rule})"
