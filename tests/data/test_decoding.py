@@ -1,7 +1,12 @@
+import contextlib
 import io
+import itertools
 import re
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -232,6 +237,27 @@ def test_dicom_by_its_own_numbers():
     assert {*np.unique(found)} > {0, 255}
     pixels = np.asarray(RGB)
     np.testing.assert_array_equal(decoded(dicom(pixels)), pixels)
+
+
+def test_threads_leave_the_settings_of_pydicom(monkeypatch):
+    from pydicom import config, pixels
+
+    met = threading.Barrier(2)
+    read = pixels.utils.pixel_array
+
+    def slow(*args, **options):
+        with contextlib.suppress(threading.BrokenBarrierError):
+            met.wait(0.2)  # two that read at once meet here
+            time.sleep(0.05 * next(numbers))
+        return read(*args, **options)
+
+    numbers = itertools.count()
+    monkeypatch.setattr(pixels.utils, "pixel_array", slow)
+    before = config.settings.reading_validation_mode
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(decoded, [dicom(VALUES)] * 2))
+    assert config.settings.reading_validation_mode == before
+    assert met.broken
 
 
 def test_dicom_that_cannot_be_read_shows_no_value(monkeypatch):
