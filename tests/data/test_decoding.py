@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from tanager.data import decoding
+from tanager.data import decoding, given
 
 
 RGB = Image.fromarray(
@@ -85,6 +85,21 @@ def test_16_bits_become_8_by_one_rule(kind):
         content = saved(Image.fromarray(values), kind)
         found = decoded(content, (36, 12, 1))
         np.testing.assert_array_equal(found[..., 0], values >> 8)
+
+
+@pytest.mark.parametrize("mode", ["I;16", "I;16B"])
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_16_bits_of_pillow_are_read_as_those_of_a_file(mode, orientation):
+    values = np.random.default_rng(0).integers(0, 65_536, (36, 12)).astype(np.uint16)
+    stored = values.astype(">u2" if mode == "I;16B" else "<u2").tobytes()
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    content = saved(Image.frombytes(mode, (12, 36), stored), "TIFF", exif=exif)
+    shape = (36, 12, 1) if orientation == 1 else (12, 36, 1)
+    with Image.open(io.BytesIO(content)) as image:
+        assert image.mode == mode
+        found = given.read_image(image, shape)
+    np.testing.assert_array_equal(found, decoded(content, shape))
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF", "WEBP"])
