@@ -1,14 +1,19 @@
+import contextlib
 import io
+import itertools
 import re
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from tanager.data import decoding
+from tanager.data import decoding, given
 
 
 RGB = Image.fromarray(
@@ -80,6 +85,21 @@ def test_16_bits_become_8_by_one_rule(kind):
         content = saved(Image.fromarray(values), kind)
         found = decoded(content, (36, 12, 1))
         np.testing.assert_array_equal(found[..., 0], values >> 8)
+
+
+@pytest.mark.parametrize("mode", ["I;16", "I;16B"])
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_16_bits_of_pillow_are_read_as_those_of_a_file(mode, orientation):
+    values = np.random.default_rng(0).integers(0, 65_536, (36, 12)).astype(np.uint16)
+    stored = values.astype(">u2" if mode == "I;16B" else "<u2").tobytes()
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    content = saved(Image.frombytes(mode, (12, 36), stored), "TIFF", exif=exif)
+    shape = (36, 12, 1) if orientation == 1 else (12, 36, 1)
+    with Image.open(io.BytesIO(content)) as image:
+        assert image.mode == mode
+        found = given.read_image(image, shape)
+    np.testing.assert_array_equal(found, decoded(content, shape))
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF", "WEBP"])
@@ -232,6 +252,27 @@ def test_dicom_by_its_own_numbers():
     assert {*np.unique(found)} > {0, 255}
     pixels = np.asarray(RGB)
     np.testing.assert_array_equal(decoded(dicom(pixels)), pixels)
+
+
+def test_threads_leave_the_settings_of_pydicom(monkeypatch):
+    from pydicom import config, pixels
+
+    met = threading.Barrier(2)
+    read = pixels.utils.pixel_array
+
+    def slow(*args, **options):
+        with contextlib.suppress(threading.BrokenBarrierError):
+            met.wait(0.2)  # two that read at once meet here
+            time.sleep(0.05 * next(numbers))
+        return read(*args, **options)
+
+    numbers = itertools.count()
+    monkeypatch.setattr(pixels.utils, "pixel_array", slow)
+    before = config.settings.reading_validation_mode
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(decoded, [dicom(VALUES)] * 2))
+    assert config.settings.reading_validation_mode == before
+    assert met.broken
 
 
 def test_dicom_that_cannot_be_read_shows_no_value(monkeypatch):

@@ -165,6 +165,19 @@ def csv_with_a_split(path):
     (path / "labels.csv").write_text("\n".join(["file,label,split", *lines]))
 
 
+def names_in_halves(path):
+    write(path, *(f"data/Train/{'ab'[n % 2]}_{n}.png" for n in range(8)))
+    write(path, *(f"data/val/{'ab'[n % 2]}_{n}.png" for n in range(8, COUNT)))
+    return Layout(path, labels_from_name=True)
+
+
+def csv_beside_halves(path):
+    names_in_halves(path)
+    files = [*(path / "data").glob("*/*.png")]
+    lines = [f"{file.name},{file.name[0]}" for file in files]
+    (path / "labels.csv").write_text("\n".join(["file,label", *lines]))
+
+
 def csv_of_something_else(path):
     alone(path / "images")
     (path / "prices.csv").write_text("name,price\nx,1\ny,2\n")
@@ -195,6 +208,8 @@ READ = {
     names: (("big dog", "cat"), 10),
     csv_beside: ("ab", 10),
     csv_beside_folders_of_people: ("ab", 10),
+    names_in_halves: ("ab", 8),
+    csv_beside_halves: ("ab", 8),
     csv_of_something_else: ("ab", 8),
     csv_with_a_split: ("ab", 8),
     csv_elsewhere: (("no", "yes"), 10),
@@ -219,6 +234,8 @@ def test_layouts_that_people_have(tmp_path, make):
         np.testing.assert_array_equal(numbers % 2 == 1, odd)
         seen += [*numbers]
     assert sorted(seen) == [*range(COUNT)]
+    if "halves" in make.__name__:
+        assert sorted(seen[:trained]) == [*range(trained)]
     json.dumps(dataset.record)
 
 
@@ -247,6 +264,20 @@ def test_what_is_not_read_is_counted_and_named(tmp_path):
         "not_read": {".txt": 3, ".docx": 1, "no ending": 1},
     }
     assert caught[0].filename == __file__
+
+
+def test_files_beside_and_above_the_class_folders_are_counted(tmp_path):
+    halves(tmp_path / "photos", "train", "test")
+    write(tmp_path / "photos", "train/15.png", "train/16.png", "test/17.png")
+    for name in ("terms.pdf", "photos/train/index.json"):
+        (tmp_path / name).write_text("x")
+    with pytest.warns(UserWarning) as caught:
+        load("folder", tmp_path)
+    assert [str(each.message) for each in caught] == [
+        "2 files are not images, and not read: .json 1, .pdf 1",
+        "not read: 2 images beside the folders in train, in none of them",
+        "not read: 1 image beside the folders in test, in none of them",
+    ]
 
 
 def test_classes_of_one_split_alone(tmp_path):
@@ -281,6 +312,13 @@ def test_a_csv_file_splits_by_person(tmp_path):
         write(moved, f"scans/{n // 4}/{n}.png")
     folders = Layout(moved, labels=table)
     assert load("folder", folders, groups="folder").units()[1] == 8
+
+
+def test_images_in_no_folder_of_a_split_are_refused(tmp_path):
+    layout = names_in_halves(tmp_path)
+    write(tmp_path, "data/a_15.png")
+    with pytest.raises(ValueError, match=r"a_15\.png.* in no train or test folder"):
+        load("folder", layout)
 
 
 def loose(path):
@@ -352,11 +390,14 @@ WRITTEN = ("image,label", "1.png,zoe", "2.png,ann")
         (csv(*WRITTEN, "7.png,zoe"), "row 3 names no image"),
         (csv(*WRITTEN, "4.png,zoe"), "path (="),
         (csv(*WRITTEN, "2.png,zoe"), "row 3 names the image of row 2: leave only one"),
-        (csv(*WRITTEN, "3.png,"), "row 3 has no 'label': fill it in, or leave out"),
+        (csv(*WRITTEN, "3.png,"), "row 3 has nothing in column 2: fill it in, or"),
         (csv(*WRITTEN, "3.png"), "row 3 has 1 columns, and the first line has 2"),
         (csv(*WRITTEN[1:], "3.png,zoe"), "has no names of columns: its first line"),
         (csv("image,label,split", "1.png,zoe,1"), "must say train or test in each row"),
         (csv("image,a,b", "1.png,zoe,1"), "has no column 'label' or 'labels' or"),
+        (csv("image,a,b", "1.png,zoe,1"), "its columns are ['image', 'a', 'b']: name"),
+        (csv("9.png,zoe,7", "1.png,ann,1"), "it has 3 columns, none of a usual name"),
+        (csv("9.png,zoe", "1.png,"), "row 1 has nothing in column 2"),
         (pointer, "is a pointer of Git LFS: get the file: git lfs pull"),
         (two_columns, "its columns are ['x', 'y']; name that of labels with"),
         (ids, "has fewer than two images a class, if every label is a class"),
@@ -370,6 +411,13 @@ def test_what_is_not_understood_is_described(tmp_path, make, message):
     told = str(refused.value)
     assert "remove" not in told
     assert not re.search(r"\bzoe|\bann\b", told)
+
+
+def test_a_first_row_is_not_shown_as_names_of_columns(tmp_path):
+    csv("9.png,zoe", "1.png,ann")(tmp_path)
+    with pytest.raises(ValueError, match=r"labels\.csv: it has 2 columns") as refused:
+        load("folder", tmp_path, groups="ward")
+    assert "zoe" not in str(refused.value)
 
 
 def test_layouts_of_ones_own_only(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 import small_sources as small
 from PIL import Image
 
-from tanager.data import gather, load
+from tanager.data import Layout, gather, load
 
 
 OWNERS = [f"zoe{number}" for number in (0, 0, 1, 1, 1, 2, 3, 3, 4, 5)]
@@ -116,3 +116,47 @@ def test_owners_that_are_not_there_are_refused(tmp_path):
     (tmp_path / "table").mkdir()
     with pytest.raises(ValueError, match="has no column 'hospital'"):
         parquet(tmp_path / "table", pa.array(OWNERS), groups="hospital")
+
+
+def labelled(path, *folders, split=None):
+    """Two images, one of each class, in each folder; the person is its last name."""
+    lines = ["image,label" + ",split" * bool(split)]
+    for number, folder in enumerate(folders):
+        for name in ("cat", "dog"):
+            file = f"{folder}/{name}_{number}.png".removeprefix("./")
+            write(path / file, number)
+            lines.append(f"{file},{name}" + f",{split and split[number]}" * bool(split))
+    (path / "labels.csv").write_text("\n".join(lines))
+
+
+def by_person(path, from_name=False):
+    labels = None if from_name else path / "labels.csv"
+    layout = Layout(path, labels=labels, labels_from_name=from_name)
+    return load("folder", layout, groups="folder")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("from_name", [False, True])
+def test_folders_of_labelled_images_hold_a_person_together(tmp_path, from_name):
+    visits = [f"p{n // 3}/visit{n % 3}" for n in range(12)]
+    labelled(tmp_path / "visits", *visits)
+    with pytest.raises(ValueError, match=r"is too deep: .*move it up"):
+        by_person(tmp_path / "visits", from_name)
+    labelled(tmp_path / "uneven", "p0", "p1", "p1/visit", "p2")
+    with pytest.raises(ValueError, match="is too deep"):
+        by_person(tmp_path / "uneven", from_name)
+    labelled(tmp_path / "outside", "p0", "p1", ".")
+    with pytest.raises(ValueError, match="not in a folder of their owner"):
+        by_person(tmp_path / "outside", from_name)
+    labelled(tmp_path / "right", *(f"scans/p{n}" for n in range(10)))
+    dataset = by_person(tmp_path / "right", from_name)
+    assert dataset.units()[1] == 8
+    assert not persons_of(dataset) & persons_of(dataset, "test")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_person_in_both_folders_of_a_split_is_found(tmp_path):
+    folders = ["train/p0", "train/p1", "test/p0"]
+    labelled(tmp_path, *folders, split=["train", "train", "test"])
+    with pytest.raises(ValueError, match="persons with images in both train and test"):
+        by_person(tmp_path)

@@ -9,6 +9,7 @@ one is read. No message holds a value of the file: patients' names are in it.
 
 import io
 import os
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 
 _PREAMBLE, _MARK = 128, b"DICM"
+_LOCK = threading.Lock()  # pydicom's settings are of all threads
 
 
 def is_dicom(content: bytes | str | os.PathLike[str]) -> bool:
@@ -50,7 +52,7 @@ def open_dicom(content: bytes | str | os.PathLike[str], largest: int) -> "Image"
     pixels = None
     try:
         # Its warnings would print values of the file.
-        with config.disable_value_validation():
+        with _LOCK, config.disable_value_validation():
             data = dcmread(source)
             fits = 0 < int(data.Rows) * int(data.Columns) <= largest
             kind = str(data.PhotometricInterpretation)

@@ -147,6 +147,10 @@ def find_images(name: str, path: Path, wanted: Wanted) -> Found:
                 continue
             if found := read(folder, wanted):
                 wanted.record.layout = layout
+                if wanted.own and read in (_labelled, _class_folders):
+                    for above in folders[: folders.index(folder)]:
+                        for other in looked(above)[1]:
+                            wanted.record.skip(other)
                 return found
     if wanted.own and looked(path)[0]:
         refuse_file(
@@ -280,7 +284,7 @@ def _labelled(folder: Path, wanted: Wanted) -> Found | None:
         return None
     layout, record = wanted.layout, wanted.record
     if layout.labels_from_name:
-        found = [labelled.from_names(folder, wanted.groups, record)]
+        found = labelled.from_names(folder, wanted.groups, record)
     elif file := labelled.table_of(folder, layout, record):
         found = labelled.from_table(folder, file, layout, wanted.groups, record)
     else:

@@ -128,6 +128,8 @@ def list_folder(
     train, test = halves
     if train is not None and test is not None:
         _other_entries(path, (train.name, test.name), record)
+        for half in (train, test):
+            _other_entries(half, (), record)
         found = [dict(_class_files(half, grouped, record)) for half in (train, test)]
         names = sorted({*found[0], *found[1]})
         parts = [[(n, half.get(n, [])) for n in names] for half in found]
@@ -157,8 +159,8 @@ def _other_entries(path: Path, used: Sequence[str], record: Record) -> None:
         record.skip(name)
     if images:
         record.notes.append(
-            f"not read: {counted(len(images), 'image')} beside the folders, in none of "
-            "them"
+            f"not read: {counted(len(images), 'image')} beside the folders in "
+            f"{clean(path.name)}, in none of them"
         )
     for name in folders:
         if used and name not in used:

@@ -22,7 +22,7 @@ from tanager.data.decoding import decode_image
 
 
 _CHANNELS = (1, 3, 4)
-_OF_PNG = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
+_OF_PNG = ("1", "L", "LA", "P", "RGB", "RGBA")
 _WITHOUT_RANGE = ("I", "F")
 _REMEDY = "give a file, a Pillow image, or uint8 [height, width, 1, 3 or 4]"
 
@@ -73,7 +73,10 @@ def _as_png(image: Any) -> bytes:
     if image.mode in _WITHOUT_RANGE:
         rule = f"has mode {image.mode}, whose values have no public range"
         validate.refuse("image", "Pillow's", rule, "convert it to 8 or 16 bits")
-    kept = image if image.mode in _OF_PNG else image.convert("RGB")
+    if image.mode.startswith("I;16"):  # `convert` would clip big-endian values
+        kept = Image.fromarray(np.asarray(image).astype(np.uint16))
+    else:
+        kept = image if image.mode in _OF_PNG else image.convert("RGB")
     buffer = io.BytesIO()
     kept.save(buffer, "PNG", compress_level=0, exif=image.getexif() or b"")
     return buffer.getvalue()

@@ -27,12 +27,17 @@ TABLES = (".csv", ".tsv")
 IMAGE_NAMES = ("image", "file", "filename", "file_name", "path", "image_path", "img")
 LABEL_NAMES = ("label", "labels", "class", "target", "category", "diagnosis")
 """Names that a column usually has, in lower or upper case."""
+_HALVES = (*TRAINS, *TESTS)
 _LARGEST = 1 << 30  # bytes of a CSV file
 _BEGINNING = re.compile(r"[^\d_.(-]+")
 
 
-def from_names(folder: Path, groups: str | None, record: Record) -> FolderSource:
-    """Return the images of a folder, by classes that their names begin with."""
+def from_names(folder: Path, groups: str | None, record: Record) -> list[FolderSource]:
+    """Return the images of a folder, by classes that their names begin with.
+
+    They are training images and test images if they lie in folders named so, or else
+    one source of all.
+    """
     files = _files(folder, record)
     values = []
     for file in files:
@@ -44,7 +49,8 @@ def from_names(folder: Path, groups: str | None, record: Record) -> FolderSource
                 "names must begin with the class, as in cat_01.png",
             )
         values.append(found[0].strip())
-    return _labelled(folder, files, values, _folders(folder, files, groups))
+    owners, splits = _folders(folder, files, groups), _split_folders(folder, files)
+    return _sources(folder, files, values, owners, splits, record)
 
 
 def from_table(
@@ -52,8 +58,8 @@ def from_table(
 ) -> list[FolderSource]:
     """Return the images of a folder that a CSV file has a label for.
 
-    They are training images and test images if it has a column ``split``, or else one
-    source of all.
+    They are training images and test images if it has a column ``split``, or if they
+    lie in folders named so, or else one source of all.
     """
     names, rows = _rows(file)
     files = _files(folder, record, besides=file)
@@ -64,8 +70,8 @@ def from_table(
     image = _image_column(file, names, rows, known, layout.image_column)
     owner = names.index(groups) if groups in names else None
     if owner is None and groups not in (None, "folder"):
-        rule = f"must be 'folder' or a column of {file.name}, {names!r:.300}"
-        validate.refuse("groups", groups, rule)
+        rule = f"must be 'folder' or a column of {file.name}"
+        validate.refuse("groups", groups, rule, _shown(names))
     split = next((n for n, name in enumerate(names) if name.lower() == "split"), None)
     used = {image, owner, split}
     label = _label_column(file, names, used, layout.label_column)
@@ -81,7 +87,7 @@ def from_table(
             refuse_file(file, rule, "leave only one of them there", "labels")
         for column in {label, owner} - {None}:
             if not row[column]:
-                rule = f"row {number} has no {names[column]!r}"
+                rule = f"row {number} has nothing in column {column + 1}"
                 refuse_file(file, rule, "fill it in, or leave out the row", "labels")
         chosen[found] = number
     if without := len(files) - len(chosen):
@@ -93,34 +99,68 @@ def from_table(
     owners = _folders(folder, order, groups)
     if owner is not None:
         owners = np.array([line[owner] for line in lines])
-    sources = []
-    for part in _parts(file, lines, split, record):
-        values = [lines[n][label] for n in part]
-        theirs = None if owners is None else owners[part]
-        sources.append(_labelled(folder, [order[n] for n in part], values, theirs))
-    return sources
-
-
-def _parts(
-    file: Path, lines: Sequence[Sequence[str]], split: int | None, record: Record
-) -> list[list[int]]:
-    """Return which lines are for training, and which for testing."""
+    values = [line[label] for line in lines]
     if split is None:
-        return [[*range(len(lines))]]
-    found: dict[str, list[int]] = {}
-    for number, line in enumerate(lines):
-        found.setdefault(line[split].lower(), []).append(number)
-    train, test = (
-        next((name for name in names if name in found), None)
-        for names in (TRAINS, TESTS)
-    )
-    if train is None or test is None or {*found} - {*TRAINS, *TESTS}:
-        rule = "has a column 'split', which must say train or test in each row"
-        refuse_file(file, rule, "rename the column if it says something else", "labels")
-    for name in {*found} - {train, test}:
-        count = counted(len(found[name]), "image")
-        record.notes.append(f"not read: {count} of split {name}, because {test} is")
-    return [found[train], found[test]]
+        splits = _split_folders(folder, order)
+    else:
+        splits = [line[split].lower() for line in lines]
+        found = {*splits}
+        if found - {*_HALVES} or not all(found & {*half} for half in (TRAINS, TESTS)):
+            rule = "has a column 'split', which must say train or test in each row"
+            remedy = "rename the column if it says something else"
+            refuse_file(file, rule, remedy, "labels")
+    return _sources(folder, order, values, owners, splits, record)
+
+
+def _split_folders(folder: Path, files: Sequence[str]) -> list[str]:
+    """Return whether images are in train or test folders; [] where they are not split.
+
+    Refuse images in neither: which are for training is the user's to say.
+    """
+    halves = [_half(file) for file in files]
+    found = {*halves}
+    if not all(found & {*half} for half in (TRAINS, TESTS)):
+        return []
+    if "" in found:
+        refuse_file(
+            folder / files[halves.index("")],
+            "is in no train or test folder, and other images are in both",
+            "move it into one of them, or move it elsewhere",
+        )
+    return halves
+
+
+def _sources(
+    folder: Path,
+    files: Sequence[str],
+    values: Sequence[str],
+    owners: np.ndarray | None,
+    splits: Sequence[str],
+    record: Record,
+) -> list[FolderSource]:
+    """Return the training images and the test images; one source if not split."""
+    parts = [[*range(len(files))]]
+    if splits:
+        train, test = (
+            next(name for name in names if name in splits) for names in (TRAINS, TESTS)
+        )
+        for name in sorted({*splits} - {train, test}):
+            count = counted(splits.count(name), "image")
+            instead = train if name in TRAINS else test
+            record.notes.append(
+                f"not read: {count} of split {name}, because {instead} is"
+            )
+        parts = [
+            [n for n, name in enumerate(splits) if name == half]
+            for half in (train, test)
+        ]
+    sources = []
+    for part in parts:
+        source = FolderSource(list_files(folder, [files[n] for n in part]), (1, 1, 3))
+        source.owners = None if owners is None else owners[part]
+        source.values = np.array([values[n] for n in part], str)
+        sources.append(source)
+    return sources
 
 
 def table_of(folder: Path, layout: Layout, record: Record) -> Path | None:
@@ -157,15 +197,6 @@ def _names_images(folder: Path, file: Path) -> bool:
     )
 
 
-def _labelled(
-    folder: Path, files: Sequence[str], values: list[str], owners: np.ndarray | None
-) -> FolderSource:
-    source = FolderSource(list_files(folder, files), (1, 1, 3))
-    source.owners = owners
-    source.values = np.array(values, str)
-    return source
-
-
 def _files(folder: Path, record: Record, besides: Path | None = None) -> list[str]:
     """Return the paths of all images below a folder."""
     found = []
@@ -183,14 +214,41 @@ def _files(folder: Path, record: Record, besides: Path | None = None) -> list[st
 def _folders(
     folder: Path, files: Sequence[str], groups: str | None
 ) -> np.ndarray | None:
-    """Return the folders that images are right in, if they are their owners."""
+    """Return the folder that each image is right in, if these are their owners.
+
+    Folders around all of them, and train and test, are left out. A person in two
+    folders would be two persons: folders in an owner's folder are refused.
+    """
     if groups != "folder":
         return None
-    found = [os.path.dirname(file) for file in files]
-    if not all(found) or len({*found}) == 1:
-        rule = "has images that are not in a folder of their owner"
-        refuse_file(folder, rule, "with --groups folder, make one folder a person")
-    return np.array(found)
+    parts = [_besides_half(file) for file in files]
+    while all(part[:1] == parts[0][:1] != () for part in parts):
+        parts = [part[1:] for part in parts]
+    for file, part in zip(files, parts, strict=True):
+        if not part:
+            rule = "has images that are not in a folder of their owner"
+            refuse_file(folder, rule, "with --groups folder, make one folder a person")
+        if len(part) > 1:
+            refuse_file(
+                folder / file,
+                "is too deep: with --groups folder, a person's images are right in one "
+                "folder, beside those of the others",
+                "move it up, or name the owners in a column (--groups COLUMN)",
+            )
+    return np.array([part[0] for part in parts])
+
+
+def _half(file: str) -> str:
+    """Return the first folder of a file that is named train or test, in lower case."""
+    parts = [part.lower() for part in Path(file).parent.parts]
+    return next((part for part in parts if part in _HALVES), "")
+
+
+def _besides_half(file: str) -> tuple[str, ...]:
+    """Return the folders of a file without the first that is named train or test."""
+    parts, half = Path(file).parent.parts, _half(file)
+    at = [part.lower() for part in parts].index(half) if half else len(parts)
+    return parts[:at] + parts[at + 1 :]
 
 
 def _rows(file: Path) -> tuple[list[str], list[list[str]]]:
@@ -271,7 +329,14 @@ def _named(
         if name in lower:
             return lower[name]
     rule = f"has no column {' or '.join(map(repr, wanted))}"
-    remedy = f"its columns are {list(names)!r:.300}: name that of the {what}s with "
-    return refuse_file(
-        file, rule, f"{remedy}{what}_column (--{what}-column)", argument="labels"
-    )
+    remedy = f"name that of the {what}s with {what}_column (--{what}-column)"
+    return refuse_file(file, rule, f"{_shown(names)}: {remedy}", argument="labels")
+
+
+def _shown(names: Sequence[str]) -> str:
+    """Return the names of columns in words; only their number if they may be a row."""
+    usual = {*IMAGE_NAMES, *LABEL_NAMES, "split"}
+    if usual.intersection(name.lower() for name in names):
+        return f"its columns are {list(names)!r:.300}"
+    rule = "its first line must name them"
+    return f"it has {len(names)} columns, none of a usual name ({rule})"
