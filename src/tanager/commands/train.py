@@ -1,6 +1,7 @@
 """`tanager train`: a recipe, with any field overridden on the command line."""
 
 import dataclasses
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
@@ -10,6 +11,7 @@ from tanager import _validate as validate
 from tanager import recipes
 from tanager._heap import run_in_place
 from tanager.commands import accounts, flags, studies
+from tanager.privacy.plan import delta_warning
 from tanager.privacy.shown import format_epsilon
 from tanager.recipes.recipe import Recipe
 
@@ -61,14 +63,20 @@ def _train(name: str, recipe: Recipe, found: studies.Found | None, resume: bool)
         recipe = dataclasses.replace(recipe, out=out)
     with tasks.progress_bar("reading images", hosts.is_chief()) as report:
         prepared = runner.prepare(name, recipe, report)
+    own = recipes.RECIPES[name].recipe.delta if name in recipes.RECIPES else None
     recipe = prepared.recipe
+    public = recipe.public_size(tasks.size(recipe, prepared.dataset))
+    if recipe.delta not in (None, own) and not recipe.non_private:
+        if text := delta_warning(recipe.delta, public):
+            warnings.warn(text, stacklevel=2)
     budget, mechanism = prepared.budget, prepared.budget.mechanism
     console = Console(highlight=False, markup=False, quiet=not hosts.is_chief())
     console.print(
-        f"{name}: {recipe.model} on "
-        f"{recipe.public_size(tasks.size(recipe, prepared.dataset))} "
+        f"{name}: {recipe.model} on {public} "
         f"{'persons' if recipe.unit == 'group' else 'examples'} of {recipe.dataset}"
     )
+    for field, reason in prepared.reasons.items():
+        console.print(f"{field}: {reason}", soft_wrap=True)
     if recipe.non_private:
         console.print(f"NOT PRIVATE: no clipping, no noise; {mechanism.steps} steps")
     else:
@@ -103,7 +111,7 @@ class Options:
     """Train a model privately, from a recipe.
 
         tanager train digits
-        tanager train folder-efficientnet-lite0 --data IMAGES --epsilon 4
+        tanager train folder --data IMAGES --epsilon 4
 
     Raises:
         ValueError: an option needs --distributed, or the timeout is not positive.

@@ -66,6 +66,11 @@ PACKAGED: Mapping[str, Packaged] = {
 """By name of the model. Apache-2.0, trained on ImageNet-1k by TensorFlow's authors."""
 
 
+def is_installed(name: str) -> bool:
+    """Return whether the package of a name in `PACKAGED` is installed."""
+    return importlib.util.find_spec(PACKAGED[name].module) is not None
+
+
 def find(name: str) -> Path:
     """Return the installed file of a name in `PACKAGED`.
 

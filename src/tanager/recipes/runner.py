@@ -12,7 +12,7 @@ from tanager.parallel import hosts
 from tanager.privacy.account import Account
 from tanager.privacy.mechanism import LARGE_EPSILON
 from tanager.privacy.shown import format_epsilon
-from tanager.recipes import heads, tasks
+from tanager.recipes import automatic, heads, tasks
 from tanager.recipes.budget import Budget, solve_budget
 from tanager.recipes.fields import LAYOUT_FIELDS
 from tanager.recipes.optimizers import optimizer
@@ -34,6 +34,8 @@ class Prepared:
     recipe: Recipe
     dataset: data.Dataset
     budget: Budget
+    reasons: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Why the fields that were chosen have their values, by name."""
 
 
 def load(
@@ -46,6 +48,7 @@ def load(
     Raises:
         ValueError: a field or the data cannot be used.
     """
+    recipe = automatic.resolved(recipe)
     path = recipe.data
     if path is not None and recipe.dataset not in ("digits", "features"):
         fields: dict[str, Any] = {name: getattr(recipe, name) for name in LAYOUT_FIELDS}
@@ -79,14 +82,16 @@ def prepare(
     Raises:
         ValueError: a field, the data or the budget cannot be used.
     """
+    given, recipe = recipe, automatic.resolved(recipe)
     if dataset is None:
         dataset = load(recipe, progress)
     if dataset.record is not None and dataset.record["size"] == "default":
         recipe = dataclasses.replace(recipe, image_size=dataset.image_shape[0])
     tasks.check_augmentation(recipe, dataset)
     tasks.warn_of_preprocessing(recipe)
-    starts = recipe.weights or recipe.features_from
-    if recipe.fine_tune != "all" and starts is None:
+    fixed = recipe.model == automatic.FROM_SCRATCH
+    starts = recipe.weights or recipe.features_from or fixed
+    if recipe.fine_tune != "all" and not starts:
         validate.refuse(
             "fine_tune",
             recipe.fine_tune,
@@ -95,7 +100,8 @@ def prepare(
         )
     size = tasks.size(recipe, dataset)
     width = tasks.head_width(recipe, dataset) if recipe.solver != "dp-sgd" else 0
-    recipe = heads.resolved(recipe, recipe.public_size(size), width)
+    public = recipe.public_size(size)
+    recipe = heads.resolved(recipe, public, width)
     budget = solve_budget(recipe, size)
     optimizer(recipe, budget.mechanism.steps)
     if not recipe.non_private and budget.epsilon >= LARGE_EPSILON:
@@ -104,7 +110,8 @@ def prepare(
             "a simulation on public data, wrong for a model of private data",
             stacklevel=2,
         )
-    return Prepared(name, recipe, dataset, budget)
+    reasons = automatic.reasons(given, recipe, public)
+    return Prepared(name, recipe, dataset, budget, reasons)
 
 
 def run(
@@ -175,6 +182,7 @@ def run(
                     "learning_rate": recipe.learning_rate,
                     **recipe.optimizer_options,
                 },
+                "automatic": dict(prepared.reasons),
                 **(links or {}),
             },
         )
