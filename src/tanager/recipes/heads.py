@@ -27,7 +27,7 @@ from tanager.recipes.recipe import Recipe
 _FEW, _MANY = 20.0, 3000.0
 _STEPS, _MORE_STEPS = 60, 150
 _LEARNING_RATE, _SHARE = 20.0, 80.0
-_SCATTERING_CLIP = 0.1
+_SCATTERING_CLIP, _SCATTERING_SHARE = 0.1, 10.0
 _WHOLE_STEPS, _WHOLE_RATE = 60, 0.5
 
 
@@ -78,7 +78,8 @@ def resolved(recipe: Recipe, examples: int, features: int) -> Recipe:
 def _chosen(recipe: Recipe, examples: int, features: int) -> Recipe:
     """Return the recipe with the solver, steps and learning rate of the measured map.
 
-    What decides is N·ε/√features, the signal over the noise. The learning rate is in
+    What decides is N·ε/√features, the signal over the noise. For scattering features,
+    class means were below DP-SGD everywhere. The learning rate is in
     proportion to it, which keeps the noise on a logit the same however many classes
     share the signal.
     """
@@ -91,13 +92,14 @@ def _chosen(recipe: Recipe, examples: int, features: int) -> Recipe:
             validate.refuse("epsilon", None, rule, "or give steps and learning_rate")
         return dataclasses.replace(recipe, solver="dp-sgd", clip_norm=clip)
     signal = examples * epsilon / math.sqrt(features)
-    if signal < _FEW and steps is None and not rate:
+    few, share = (0.0, _SCATTERING_SHARE) if scattering else (_FEW, _SHARE)
+    if signal < few and steps is None and not rate:
         return dataclasses.replace(recipe, solver="class-means")
     return dataclasses.replace(
         recipe,
         solver="dp-sgd",
         steps=steps or (_STEPS if signal < _MANY else _MORE_STEPS),
-        learning_rate=rate or min(_LEARNING_RATE, signal / _SHARE),
+        learning_rate=rate or min(_LEARNING_RATE, signal / share),
         clip_norm=clip,
     )
 
