@@ -10,7 +10,6 @@ from PIL import Image
 from tanager import recipes
 from tanager.cli import main
 from tanager.models import packaged
-from tanager.privacy.plan import default_delta, delta_warning
 from tanager.recipes import automatic, heads
 
 
@@ -112,13 +111,3 @@ def test_one_command_trains_and_records_why(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr()
     assert "image_size: 32, because" in printed.out
     assert "warning: delta (0.005) is above 0.1/N" in printed.err
-
-
-@pytest.mark.parametrize("examples", [1, 9, 10, 960, 999, 1000, 1437, 50_000, 10**9])
-def test_the_default_delta_is_a_round_number_well_below_one_over_n(examples):
-    delta = default_delta(examples)
-    assert 0.5 <= delta * examples / 0.1 <= 1 + 1e-12
-    assert delta <= examples**-1.1 or examples == 1
-    assert len(f"{delta:e}".rstrip("0").partition("e")[0].strip("0.")) == 1
-    assert delta_warning(delta, examples) is None
-    assert delta_warning(1.01 * 0.1 / examples, examples) is not None
