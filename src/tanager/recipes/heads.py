@@ -27,7 +27,7 @@ from tanager.recipes.recipe import Recipe
 _FEW, _MANY = 20.0, 3000.0
 _STEPS, _MORE_STEPS = 60, 150
 _LEARNING_RATE, _SHARE = 20.0, 80.0
-_SCATTERING_CLIP, _SCATTERING_SHARE = 0.1, 10.0
+_SCATTERING_CLIP, _SCATTERING_SHARE, _SCATTERING_RATE = 0.1, 10.0, 100.0
 _WHOLE_STEPS, _WHOLE_RATE = 60, 0.5
 
 
@@ -92,14 +92,16 @@ def _chosen(recipe: Recipe, examples: int, features: int) -> Recipe:
             validate.refuse("epsilon", None, rule, "or give steps and learning_rate")
         return dataclasses.replace(recipe, solver="dp-sgd", clip_norm=clip)
     signal = examples * epsilon / math.sqrt(features)
-    few, share = (0.0, _SCATTERING_SHARE) if scattering else (_FEW, _SHARE)
+    few, share, most = _FEW, _SHARE, _LEARNING_RATE
+    if scattering:
+        few, share, most = 0.0, _SCATTERING_SHARE, _SCATTERING_RATE
     if signal < few and steps is None and not rate:
         return dataclasses.replace(recipe, solver="class-means")
     return dataclasses.replace(
         recipe,
         solver="dp-sgd",
         steps=steps or (_STEPS if signal < _MANY else _MORE_STEPS),
-        learning_rate=rate or min(_LEARNING_RATE, signal / share),
+        learning_rate=rate or min(most, signal / share),
         clip_norm=clip,
     )
 
