@@ -66,7 +66,7 @@ def test_what_is_given_stands_and_the_rest_follows(installed, given, expected):
 
 
 def test_weights_of_ones_own_need_a_model(installed):
-    with pytest.raises(ValueError, match="model .*must be given for weights of your"):
+    with pytest.raises(ValueError, match=r"model .*must be given for weights of your"):
         chosen(weights="mine.safetensors")
 
 

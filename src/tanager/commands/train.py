@@ -66,9 +66,9 @@ def _train(name: str, recipe: Recipe, found: studies.Found | None, resume: bool)
     own = recipes.RECIPES[name].recipe.delta if name in recipes.RECIPES else None
     recipe = prepared.recipe
     public = recipe.public_size(tasks.size(recipe, prepared.dataset))
-    if recipe.delta not in (None, own) and not recipe.non_private:
-        if text := delta_warning(recipe.delta, public):
-            warnings.warn(text, stacklevel=2)
+    typed = recipe.delta not in (None, own) and not recipe.non_private
+    if typed and (text := delta_warning(recipe.delta, public)):
+        warnings.warn(text, stacklevel=2)
     budget, mechanism = prepared.budget, prepared.budget.mechanism
     console = Console(highlight=False, markup=False, quiet=not hosts.is_chief())
     console.print(

@@ -42,7 +42,7 @@ def resolved(recipe: Recipe) -> Recipe:
             rule = "must be given for weights of your own"
             validate.refuse("model", AUTO, rule, "give --model, see tanager models")
     scattering = model.startswith("scattering-")
-    if weights in packaged.PACKAGED:
+    if weights is not None and weights in packaged.PACKAGED:
         side = recipe.image_size or packaged.PACKAGED[weights].image_size
         changes = {"image_size": side, "crop_fraction": recipe.crop_fraction or 1.0}
     elif scattering:
