@@ -307,7 +307,9 @@ def test_data_of_an_evaluation_are_resized_once(
         shown.extend(map(self.preprocessing.read, examples))
         return np.zeros((len(examples), 2), np.float32)
 
-    read = tanager.load(of_labels).preprocessing.read
+    preprocessing = tanager.load(of_labels).preprocessing
+    assert preprocessing is not None
+    read = preprocessing.read
     expected = sorted(read(str(other / name)).tobytes() for name, _ in rows)
     for model in (of_labels, tanager.export(of_labels, tmp_path / "model")):
         monkeypatch.setattr(tanager.Model, "logits", logits)
@@ -341,7 +343,7 @@ def test_images_of_two_sizes_for_a_model_of_oblong_ones_are_refused(tmp_path, ca
     ],
 )
 def test_classes_are_matched_by_name_first(own, names, expected):
-    model = tanager.Model((None, None), own, None, {})
+    model = tanager.Model((None, lambda *_: None), own, None, {})
     if isinstance(expected, str):
         with pytest.raises(ValueError, match=re.escape(expected)):
             evaluate._numbers(model, names)

@@ -255,10 +255,11 @@ def test_dicom_by_its_own_numbers():
 
 
 def test_threads_leave_the_settings_of_pydicom(monkeypatch):
-    from pydicom import config, pixels
+    from pydicom import config
+    from pydicom.pixels import utils
 
     met = threading.Barrier(2)
-    read = pixels.utils.pixel_array
+    read = utils.pixel_array
 
     def slow(*args, **options):
         with contextlib.suppress(threading.BrokenBarrierError):
@@ -267,7 +268,7 @@ def test_threads_leave_the_settings_of_pydicom(monkeypatch):
         return read(*args, **options)
 
     numbers = itertools.count()
-    monkeypatch.setattr(pixels.utils, "pixel_array", slow)
+    monkeypatch.setattr(utils, "pixel_array", slow)
     before = config.settings.reading_validation_mode
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(decoded, [dicom(VALUES)] * 2))

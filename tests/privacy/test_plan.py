@@ -7,7 +7,7 @@ import pytest
 
 from tanager.privacy import accountant, tan
 from tanager.privacy.mechanism import Adjacency, Mechanism
-from tanager.privacy.plan import Plan, default_delta
+from tanager.privacy.plan import Plan, default_delta, delta_warning
 from tanager.privacy.risk import risk
 from tanager.privacy.shown import format_epsilon
 
@@ -23,12 +23,12 @@ def pld(plan):
 
 def test_the_plan_of_the_paper():
     # TAN, table 5, N = 50K: ε = 7.1 by RDP.
-    plan = Plan.solve(**CIFAR)
+    plan = Plan.solve(**CIFAR, delta=1e-5)
     assert plan.solved == "epsilon"
     assert plan.delta == 1e-5
     assert plan.epsilon["rdp"] == pytest.approx(7.1, abs=0.05)
     assert plan.epochs == pytest.approx(204.8)
-    assert plan.warnings == ()
+    assert plan.warnings == ("delta (1e-05) is above 0.1/N (2e-06); use 2e-06",)
 
 
 def test_every_number_is_of_the_same_mechanism():
@@ -37,7 +37,7 @@ def test_every_number_is_of_the_same_mechanism():
     assert plan.mechanism == mechanism
     record = plan.to_json()
     assert record["epsilon"] == {
-        name: accountant.epsilon(mechanism, 1e-5, name)
+        name: accountant.epsilon(mechanism, 2e-6, name)
         for name in ("pld", "rdp", "gdp_clt", "tan")
     }
     assert record["risk"] == risk(mechanism).to_json()
@@ -82,18 +82,22 @@ def test_the_batch_size_is_the_largest_whole_number_within_the_budget():
     assert plan.batch_size == 1437
 
 
-@pytest.mark.parametrize("examples", [1, 9, 10, 1437, 50_000, 100_000])
-def test_default_delta_is_the_largest_power_of_ten_below_one_over_n(examples):
+@pytest.mark.parametrize("examples", [1, 9, 10, 960, 999, 1000, 1437, 50_000, 10**9])
+def test_the_default_delta_is_a_round_number_well_below_one_over_n(examples):
     delta = default_delta(examples)
-    assert delta < 1 / examples <= 10 * delta * (1 + 1e-12)
-    assert delta == float(f"1e{round(math.log10(delta))}")
+    assert 0.5 <= delta * examples / 0.1 <= 1 + 1e-12
+    assert delta <= examples**-1.1
+    assert float(f"{delta:.0e}") == delta
+    assert delta_warning(delta, examples) is None
+    assert delta_warning(1.01 * 0.1 / examples, examples) is not None
 
 
 def test_a_large_delta_is_warned_about():
     (warning,) = Plan.solve(**CIFAR, delta=1 / 50_000).warnings
     assert warning.startswith("delta (2e-05) is not below 1/N (2e-05)")
-    assert "use 1e-05" in warning
-    assert Plan.solve(**CIFAR, delta=0.9 / 50_000).warnings == ()
+    assert "use 2e-06" in warning
+    (warning,) = Plan.solve(**CIFAR, delta=0.9 / 50_000).warnings
+    assert warning == "delta (1.8e-05) is above 0.1/N (2e-06); use 2e-06"
 
 
 def test_the_privacy_wall_is_warned_about_with_the_way_out():
@@ -101,7 +105,7 @@ def test_the_privacy_wall_is_warned_about_with_the_way_out():
     (warning,) = plan.warnings
     for factor, cost in ((2, "twice"), (4, "4 times")):
         moved = tan.at_batch_size(plan.mechanism, factor=factor)
-        spent = accountant.epsilon(moved, 1e-5)
+        spent = accountant.epsilon(moved, 2e-6)
         move = (
             f"batch size {512 * factor} and noise multiplier {0.5 * factor:g} give"
             f" ε = {format_epsilon(spent)} for {cost} the epochs"

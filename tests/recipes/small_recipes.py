@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tanager.data import ArraySource, Dataset
+from tanager.recipes import automatic
 
 
 CLASSES = 5
@@ -78,6 +79,7 @@ def with_features(recipe, examples):
 
 def shrunk(recipe, examples=12):
     """The recipe for a few small images: everything else stays as it is."""
+    recipe = automatic.resolved(recipe)
     if recipe.model == "linear":
         return with_features(recipe, examples)
     side = {"digits": 8, "mnist": 28}.get(recipe.dataset, 32)

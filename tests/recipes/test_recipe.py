@@ -177,7 +177,7 @@ def test_between_published_epsilons_steps_are_left_to_solve_for(epsilon, noise, 
     assert (recipe.learning_rate, recipe.augmentation_multiplicity) == (rate, 16)
 
 
-@pytest.mark.parametrize("name", ["digits", "mnist-small-cnn", "folder"])
+@pytest.mark.parametrize("name", ["digits", "mnist-small-cnn"])
 def test_without_published_rows_the_noise_is_left_to_solve_for(name):
     entry = recipes.get(name)
     recipe = entry.at_epsilon(1.25)

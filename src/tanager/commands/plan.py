@@ -42,7 +42,7 @@ class Arguments:
     """Privacy budget ε."""
 
     delta: float | None = None
-    """Failure probability δ. Default: the largest power of ten below 1/N."""
+    """Failure probability δ. Default: 0.1/N or less, one digit."""
 
     adjacency: Annotated[
         str, tyro.conf.arg(metavar="{zero-out,add-or-remove-one,replace-one}")

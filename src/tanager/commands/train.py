@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,6 +12,7 @@ from tanager._heap import run_in_place
 from tanager._terminal import new_console
 from tanager.commands import accounts, flags, studies
 from tanager.commands.tables import print_json
+from tanager.privacy.plan import delta_warning
 from tanager.privacy.shown import format_epsilon
 from tanager.recipes.recipe import Recipe
 
@@ -69,14 +71,20 @@ def _train(
         recipe = dataclasses.replace(recipe, out=out)
     with tasks.progress_bar("reading images", hosts.is_chief() and not quiet) as report:
         prepared = runner.prepare(name, recipe, report)
+    own = recipes.RECIPES[name].recipe.delta if name in recipes.RECIPES else None
     recipe = prepared.recipe
+    public = recipe.public_size(tasks.size(recipe, prepared.dataset))
+    delta = None if recipe.non_private or recipe.delta == own else recipe.delta
+    if delta is not None and (text := delta_warning(delta, public)):
+        warnings.warn(text, stacklevel=2)
     budget, mechanism = prepared.budget, prepared.budget.mechanism
     console = new_console(markup=False, quiet=quiet or not hosts.is_chief())
     console.print(
-        f"{name}: {recipe.model} on "
-        f"{recipe.public_size(tasks.size(recipe, prepared.dataset))} "
+        f"{name}: {recipe.model} on {public} "
         f"{'persons' if recipe.unit == 'group' else 'examples'} of {recipe.dataset}"
     )
+    for field, reason in prepared.reasons.items():
+        console.print(f"{field}: {reason}", soft_wrap=True)
     if recipe.non_private:
         console.print(f"NOT PRIVATE: no clipping, no noise; {mechanism.steps} steps")
     else:
@@ -119,7 +127,7 @@ class Options:
     """Train a model privately, from a recipe.
 
         tanager train digits
-        tanager train folder-efficientnet-lite0 --data IMAGES --epsilon 4
+        tanager train folder --data IMAGES --epsilon 4
 
     Raises:
         ValueError: an option needs --distributed, or the timeout is not positive.
@@ -132,7 +140,6 @@ class Options:
         "model",
         "weights",
         "fine_tune",
-        "image_size",
         "batch_size",
         "steps",
         "learning_rate",

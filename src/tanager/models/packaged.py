@@ -66,6 +66,18 @@ PACKAGED: Mapping[str, Packaged] = {
 """By name of the model. Apache-2.0, trained on ImageNet-1k by TensorFlow's authors."""
 
 
+def is_installed(name: str) -> bool:
+    """Return whether the package of a name in `PACKAGED` is installed."""
+    path = _installed(PACKAGED[name])
+    return path is not None and path.is_file()
+
+
+def _installed(packaged: Packaged) -> Path | None:
+    spec = importlib.util.find_spec(packaged.module)  # runs nothing of a package
+    folders = spec.submodule_search_locations if spec is not None else None
+    return Path(next(iter(folders))) / packaged.file if folders else None
+
+
 def find(name: str) -> Path:
     """Return the installed file of a name in `PACKAGED`.
 
@@ -73,12 +85,10 @@ def find(name: str) -> Path:
         ValueError: its package is not installed, or holds another file.
     """
     packaged = PACKAGED[name]
-    spec = importlib.util.find_spec(packaged.module)  # runs nothing of a package
-    folders = spec.submodule_search_locations if spec is not None else None
+    path = _installed(packaged)
     remedy = f"pip install 'tanager-dp[public-weights]', or {packaged.package}==0.1.0"
-    if not folders:
+    if path is None:
         validate.refuse("weights", name, f"needs {packaged.package}", remedy)
-    path = Path(next(iter(folders))) / packaged.file
     if not path.is_file() or hub.sha256(path) != packaged.sha256:
         rule = f"is not the file that {packaged.package} 0.1.0 holds"
         validate.refuse("weights", name, rule, f"install it again: {remedy}")

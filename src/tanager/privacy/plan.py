@@ -75,7 +75,7 @@ class Plan:
             steps: S.
             noise_multiplier: σ.
             epsilon: the budget ε, above 0.
-            delta: δ; by default the largest power of ten strictly below 1/N.
+            delta: δ; by default `default_delta`.
             adjacency: which data sets are neighbours.
             accountant: whose ε keeps the budget and is claimed, "pld" or "rdp".
 
@@ -192,8 +192,26 @@ class Plan:
 
 
 def default_delta(examples: int) -> float:
-    """Return the largest power of ten strictly below 1 / `examples`."""
-    return float(f"1e-{len(str(int(examples)))}")
+    """Return the largest number of one digit, such as 2e-6, up to 0.1 / `examples`.
+
+    For fewer than 10¹⁰ examples this is below N^-1.1 as well.
+    """
+    tenfold = 10 * int(examples)
+    places = len(str(tenfold - 1))
+    return float(f"{10**places // tenfold}e-{places}")
+
+
+def delta_warning(delta: float, examples: int) -> str | None:
+    """Return what is wrong with a δ above 0.1/N, as a sentence; else None."""
+    if delta * examples <= 0.1 * (1 + 1e-9):
+        return None
+    text = f"delta ({delta:g}) is above 0.1/N ({0.1 / examples:.3g})"
+    if delta * examples >= 1:
+        text = (
+            f"delta ({delta:g}) is not below 1/N ({1 / examples:.3g}): a"
+            " mechanism that publishes one example outright would pass"
+        )
+    return f"{text}; use {default_delta(examples):g}"
 
 
 def _missing(**values: float | None) -> str:
@@ -235,12 +253,8 @@ def _whole_batch(
 
 def _warnings(plan: Plan) -> list[str]:
     warnings, sigma, spent = [], plan.noise_multiplier, plan.epsilon
-    if plan.delta >= 1 / plan.examples:
-        warnings.append(
-            f"delta ({plan.delta:g}) is not below 1/N ({1 / plan.examples:.3g}): a"
-            " mechanism that publishes one example outright would pass; use"
-            f" {default_delta(plan.examples):g}"
-        )
+    if text := delta_warning(plan.delta, plan.examples):
+        warnings.append(text)
     if sigma == 0:
         return [*warnings, "without noise there is no privacy: ε is infinite"]
     infinite = [name for name, value in spent.items() if value == math.inf]

@@ -11,10 +11,10 @@ from tanager.data.loader import Unreadable
 NormalisationOrder = Literal["pre-activation", "post-activation"]
 AdjacencyName = Literal["zero-out", "add-or-remove-one", "replace-one"]
 FineTuning = Literal[
-    "all", "last-layer", "last-stage", "biases-and-norms", "film", "lora"
+    "all", "last-layer", "last-stage", "biases-and-norms", "film", "lora", "auto"
 ]
 Head = Literal["load", "fresh", "zero"]
-HeadInput = Literal["features", "norm", "root"]
+HeadInput = Literal["features", "norm", "root", "auto"]
 SolverName = Literal["dp-sgd", "class-means", "auto"]
 Schedule = Literal["constant", "step", "cosine"]
 PrecisionName = Literal["float32", "tf32", "bfloat16"]
@@ -97,7 +97,8 @@ def check(recipe: Any) -> None:
                 name, value, "needs data", "give the images' folder: --data"
             )
     _check_budget(recipe)
-    validate.clipping_norm(recipe.clip_norm)
+    if recipe.clip_norm or recipe.solver == "dp-sgd":
+        validate.clipping_norm(recipe.clip_norm)
     if recipe.learning_rate or recipe.solver == "dp-sgd":
         validate.positive(learning_rate=recipe.learning_rate)
     for name, value in recipe.class_weights.items():
@@ -176,7 +177,7 @@ def _check_budget(recipe: Any) -> None:
         )
     if recipe.delta is not None:
         validate.probability(
-            delta=recipe.delta, remedy="it is a probability, below 1/N"
+            delta=recipe.delta, remedy="it is a probability, at most 0.1/N"
         )
     if recipe.noise_multiplier is not None:
         validate.not_negative(noise_multiplier=recipe.noise_multiplier)

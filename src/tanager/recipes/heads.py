@@ -27,6 +27,8 @@ from tanager.recipes.recipe import Recipe
 _FEW, _MANY = 20.0, 3000.0
 _STEPS, _MORE_STEPS = 60, 150
 _LEARNING_RATE, _SHARE = 20.0, 80.0
+_SCATTERING_CLIP, _SCATTERING_SHARE, _SCATTERING_RATE = 0.1, 10.0, 100.0
+_WHOLE_STEPS, _WHOLE_RATE = 60, 0.5
 
 
 def resolved(recipe: Recipe, examples: int, features: int) -> Recipe:
@@ -41,6 +43,8 @@ def resolved(recipe: Recipe, examples: int, features: int) -> Recipe:
         ValueError: the solver does not suit the rest of the recipe.
     """
     on_features = recipe.caches_features and recipe.head_input != "features"
+    if recipe.solver == "auto" and not recipe.caches_features:
+        recipe = _whole(recipe, examples)
     if recipe.solver != "dp-sgd" and not on_features:
         validate.refuse(
             "solver",
@@ -77,25 +81,44 @@ def resolved(recipe: Recipe, examples: int, features: int) -> Recipe:
 def _chosen(recipe: Recipe, examples: int, features: int) -> Recipe:
     """Return the recipe with the solver, steps and learning rate of the measured map.
 
-    What decides is N·ε/√features, the signal over the noise. The learning rate is in
+    What decides is N·ε/√features, the signal over the noise. For scattering features,
+    class means were below DP-SGD everywhere. The learning rate is in
     proportion to it, which keeps the noise on a logit the same however many classes
     share the signal.
     """
     steps, rate, epsilon = recipe.steps, recipe.learning_rate, recipe.epsilon
+    scattering = recipe.model.startswith("scattering-")
+    clip = recipe.clip_norm or (_SCATTERING_CLIP if scattering else 1.0)
     if epsilon is None:
         if steps is None or not rate:
             rule = "must be given for solver auto, which chooses by it"
             validate.refuse("epsilon", None, rule, "or give steps and learning_rate")
-        return dataclasses.replace(recipe, solver="dp-sgd")
+        return dataclasses.replace(recipe, solver="dp-sgd", clip_norm=clip)
     signal = examples * epsilon / math.sqrt(features)
+    few, share, most = _FEW, _SHARE, _LEARNING_RATE
+    if scattering:
+        few, share, most = 0.0, _SCATTERING_SHARE, _SCATTERING_RATE
     plain = steps is None and not rate and not recipe.class_weights
-    if signal < _FEW and plain:
+    if signal < few and plain:
         return dataclasses.replace(recipe, solver="class-means")
     return dataclasses.replace(
         recipe,
         solver="dp-sgd",
         steps=steps or (_STEPS if signal < _MANY else _MORE_STEPS),
-        learning_rate=rate or min(_LEARNING_RATE, signal / _SHARE),
+        learning_rate=rate or min(most, signal / share),
+        clip_norm=clip,
+    )
+
+
+def _whole(recipe: Recipe, examples: int) -> Recipe:
+    """Return the recipe with settings for training more than the last layer."""
+    return dataclasses.replace(
+        recipe,
+        solver="dp-sgd",
+        batch_size=recipe.batch_size or examples,
+        steps=recipe.steps or _WHOLE_STEPS,
+        learning_rate=recipe.learning_rate or _WHOLE_RATE,
+        clip_norm=recipe.clip_norm or 1.0,
     )
 
 

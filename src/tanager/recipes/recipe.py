@@ -50,7 +50,8 @@ class Recipe:
         preprocessing: file that says how images are resized and standardised (timm's
             config.json, transformers' preprocessor_config.json), or data, for the data
             set's mean and deviation. Default: beside the weights, else data.
-        model: name of the model, see `tanager models`.
+        model: name of the model, see `tanager models`; auto for one with public weights
+            if they are installed, else one that needs none (`recipes.automatic`).
         implementation: whose code the model follows, such as tan or timm. Default:
             tanager's.
         normalisation_order: norm, ReLU, convolution (pre-activation) or ReLU, norm,
@@ -61,14 +62,16 @@ class Recipe:
         head: start the last layer from the given weights (load), at random (fresh), or
             at zero.
         head_input: what the last layer sees: features, those scaled to norm 1 (norm),
-            or their square roots, centred and scaled (root), for features from a ReLU.
+            or their square roots, centred and scaled (root), for features from a ReLU;
+            auto for root or norm where the last layer alone is trained.
         mirror: let the last layer see the mean of the features of an image and of its
             mirror image, at twice the cost; for images that may be mirrored.
         solver: how the last layer is computed: dp-sgd; class-means, one noisy sum; or
             auto, the better of the two for N, ε and features, with steps and learning
-            rate for it; dp-sgd if one of these is given.
+            rate for it; dp-sgd if one of these is given, or more is trained.
         fine_tune: what to train: all layers, the last one, the last stage, biases and
-            norms, a scale and shift per channel (film), or low-rank products (lora).
+            norms, a scale and shift per channel (film), low-rank products (lora); auto
+            for the last layer if there are weights, else all.
         lora_rank: rank of the low-rank products.
         features: folder that caches the input of the last layer or stage, for these
             choices of fine_tune without augmentation, or a scattering network's
@@ -77,7 +80,7 @@ class Recipe:
             train_features.npy): trains the model linear on them, without images.
         non_private: train WITHOUT privacy, on public data: no clipping, no noise.
         epsilon: privacy budget ε.
-        delta: failure probability δ. Default: the largest power of ten below 1/N.
+        delta: failure probability δ. Default: 0.1/N or less, one digit.
         accountant: how ε is computed: pld, which is tight, or rdp, as papers report it.
         batch_size: expected batch size B, in examples; the sample rate is q = B/N. 0
             for all of them: no sampling, the Gaussian mechanism.
@@ -96,7 +99,8 @@ class Recipe:
         examples_per_group: largest number of images of a person that an update uses.
         declared_examples: public number of examples N, if it differs from the data's.
             Required under add-or-remove-one, which protects the true number.
-        clip_norm: clipping norm C: largest gradient norm of one example.
+        clip_norm: clipping norm C: largest gradient norm of one example; 0 lets solver
+            auto choose.
         class_weights: what the loss of each class is multiplied by, such as rare 5; 1
             where none is given. They are public: counts of private examples are not.
         optimizer: name of an optax optimizer, such as sgd or adamw.

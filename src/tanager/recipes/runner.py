@@ -13,7 +13,7 @@ from tanager.parallel import hosts
 from tanager.privacy.account import Account
 from tanager.privacy.mechanism import LARGE_EPSILON
 from tanager.privacy.shown import format_epsilon
-from tanager.recipes import heads, tasks
+from tanager.recipes import automatic, heads, tasks
 from tanager.recipes.budget import Budget, solve_budget
 from tanager.recipes.fields import LAYOUT_FIELDS
 from tanager.recipes.optimizers import optimizer
@@ -36,6 +36,8 @@ class Prepared:
     recipe: Recipe
     dataset: data.Dataset
     budget: Budget
+    reasons: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Why the fields that were chosen have their values, by name."""
 
 
 def load(
@@ -48,6 +50,7 @@ def load(
     Raises:
         ValueError: a field or the data cannot be used.
     """
+    recipe = automatic.resolved(recipe)
     path = recipe.data
     if path is not None and recipe.dataset not in ("digits", "features"):
         fields: dict[str, Any] = {name: getattr(recipe, name) for name in LAYOUT_FIELDS}
@@ -88,6 +91,7 @@ def prepare(
     Raises:
         ValueError: a field, the data or the budget cannot be used.
     """
+    given, recipe = recipe, automatic.resolved(recipe)
     if recipe.weights is not None:
         find_weights(recipe.weights)  # what is unreachable ends the run at once
     if dataset is None:
@@ -95,8 +99,9 @@ def prepare(
     recipe = sized(recipe, dataset)
     tasks.check_augmentation(recipe, dataset)
     tasks.warn_of_preprocessing(recipe)
-    starts = recipe.weights or recipe.features_from
-    if recipe.fine_tune != "all" and starts is None:
+    fixed = recipe.model == automatic.FROM_SCRATCH
+    starts = recipe.weights or recipe.features_from or fixed
+    if recipe.fine_tune != "all" and not starts:
         validate.refuse(
             "fine_tune",
             recipe.fine_tune,
@@ -105,7 +110,8 @@ def prepare(
         )
     size = tasks.size(recipe, dataset)
     width = tasks.head_width(recipe, dataset) if recipe.solver != "dp-sgd" else 0
-    recipe = heads.resolved(recipe, recipe.public_size(size), width)
+    public = recipe.public_size(size)
+    recipe = heads.resolved(recipe, public, width)
     budget = solve_budget(recipe, size)
     optimizer(recipe, budget.mechanism.steps)
     if not recipe.non_private and budget.epsilon >= LARGE_EPSILON:
@@ -114,7 +120,8 @@ def prepare(
             "a simulation on public data, wrong for a model of private data",
             stacklevel=2,
         )
-    return Prepared(name, recipe, dataset, budget)
+    reasons = automatic.reasons(given, recipe, public)
+    return Prepared(name, recipe, dataset, budget, reasons)
 
 
 def run(
@@ -191,6 +198,7 @@ def run(
                     "learning_rate": recipe.learning_rate,
                     **recipe.optimizer_options,
                 },
+                "automatic": dict(prepared.reasons),
                 **(links or {}),
             },
         )

@@ -66,16 +66,21 @@ MNIST_LENET = RecipeEntry(
 
 FOLDER = RecipeEntry(
     name="folder",
-    summary="Your own images, one folder for each class (--data); a start, not tuned.",
+    summary="Your own images, one folder for each class (--data): settings follow.",
     source="tanager",
     recipe=Recipe(
         dataset="folder",
-        model="wrn-16-4",
+        model="auto",
+        head="zero",
+        head_input="auto",
+        fine_tune="auto",
+        solver="auto",
         epsilon=8.0,
-        batch_size=256,
-        steps=1000,
-        learning_rate=2.0,
-        ema_decay=0.999,
-        physical_batch_size=64,
+        batch_size=0,
+        clip_norm=0.0,
+        learning_rate=0.0,
+        optimizer_options={"momentum": 0.9},
+        ema_decay=0.0,
+        evaluate_every=30,
     ),
 )

@@ -43,6 +43,7 @@ _SAMPLED_EXAMPLES = 1024
 _BLOCK = 1 << 22  # bytes digested at once
 _MAY_CHANGE = {field.name for field in dataclasses.fields(Runtime)} | {
     "account",
+    "automatic",
     "charge",
     "clipping",
     "data",

@@ -112,7 +112,7 @@ class DPSGD:
         optimizer: optax transformation; it is given the noisy sum of gradients clipped
             to norm 1, divided by the expected batch size (equation 3 of the Unlocking
             paper), so the learning rate does not depend on `clip_norm`.
-        delta: the δ of the guarantee, below 1/N.
+        delta: the δ of the guarantee, best at most 0.1/N.
         clip_norm: C; None trains WITHOUT privacy, on gradients as they are, and takes a
             mechanism with noise multiplier 0. Use it to pretrain on public data.
         augmentation_multiplicity: K views averaged before clipping (equation 4); 0

@@ -1,0 +1,102 @@
+"""What a recipe leaves open is chosen here, from public numbers alone.
+
+`resolved` chooses the model and what is trained of it before the data are read, and
+`heads` the steps and the rest when N is known. `reasons` says why, one line a field.
+"""
+
+import dataclasses
+from typing import Any
+
+from tanager import _validate as validate
+from tanager.models import packaged
+from tanager.recipes.recipe import Recipe
+
+
+AUTO = "auto"
+PRETRAINED = "efficientnet-lite0"
+FROM_SCRATCH = "scattering-linear"
+SIDE = 32
+"""Pixels per side for scattering: at 16 and 24 accuracy was lower (docs/results.md)."""
+
+INSTALL = (
+    "pip install 'tanager-dp[public-weights]' gave 96.0 % in place of 79.5 % on 960 "
+    "images of CIFAR-10"
+)
+
+
+def resolved(recipe: Recipe) -> Recipe:
+    """Return a recipe that names its model, what is trained of it, and an image size.
+
+    Raises:
+        ValueError: weights are given that do not say which model they are of.
+    """
+    if AUTO not in (recipe.model, recipe.fine_tune, recipe.head_input):
+        return recipe
+    changes: dict[str, Any] = {}
+    model, weights = recipe.model, recipe.weights
+    if model == AUTO:
+        if weights is None and packaged.is_installed(PRETRAINED):
+            weights = PRETRAINED
+        model = weights or FROM_SCRATCH
+        if weights is not None and weights not in packaged.PACKAGED:
+            rule = "must be given for weights of your own"
+            validate.refuse("model", AUTO, rule, "give --model, see tanager models")
+    scattering = model.startswith("scattering-")
+    if weights is not None and weights in packaged.PACKAGED:
+        side = recipe.image_size or packaged.PACKAGED[weights].image_size
+        changes = {"image_size": side, "crop_fraction": recipe.crop_fraction or 1.0}
+    elif scattering:
+        changes = {"image_size": recipe.image_size or SIDE}
+    if recipe.fine_tune == AUTO:
+        late = weights is not None or model == FROM_SCRATCH
+        changes["fine_tune"] = "last-layer" if late else "all"
+    recipe = dataclasses.replace(recipe, model=model, weights=weights, **changes)
+    if recipe.head_input == AUTO:
+        scaling = "root" if model.startswith("efficientnet-") else "norm"
+        scaling = scaling if recipe.caches_features else "features"
+        recipe = dataclasses.replace(recipe, head_input=scaling)
+    return recipe
+
+
+def reasons(given: Recipe, recipe: Recipe, examples: int) -> dict[str, str]:
+    """Return the value of each field that was chosen, and why, by field.
+
+    Args:
+        given: before anything was chosen.
+        recipe: after all was.
+        examples: N, public.
+    """
+    if AUTO not in (given.model, given.fine_tune, given.head_input):
+        return {}
+    public = recipe.weights in packaged.PACKAGED
+    frozen = recipe.fine_tune == "last-layer"
+    numbers = f"N = {examples}"
+    if recipe.epsilon is not None:
+        numbers += f" and ε = {recipe.epsilon:g}"
+    why = {
+        "model": "its public weights are installed"
+        if public
+        else f"no public weights are installed ({INSTALL})",
+        "fine_tune": "few trained parameters get little noise"
+        if frozen
+        else "there are no weights to start from",
+        "head_input": "features of norm 1 need less noise",
+        "image_size": "the weights were trained on this size"
+        if public
+        else "more pixels are more features, and more noise",
+        "batch_size": "with all examples an update has the least noise",
+        "solver": f"it suits {numbers}",
+        "steps": f"it suits {numbers}",
+        "learning_rate": f"it suits {numbers}, and the number of features",
+        "clip_norm": "it did best for this kind of model",
+    }
+    before, after = vars(given), vars(recipe)
+    return {
+        name: f"{_shown(after[name])}, because {text}"
+        for name, text in why.items()
+        if before[name] != after[name]
+    }
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

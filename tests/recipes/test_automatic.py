@@ -1,0 +1,113 @@
+"""Settings that follow from public numbers, and flags that stand over them."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tanager import recipes
+from tanager.cli import main
+from tanager.models import packaged
+from tanager.recipes import automatic, heads
+
+
+FOLDER = recipes.get("folder").recipe
+LAST = {"fine_tune": "last-layer", "solver": "auto", "batch_size": 0}
+
+
+@pytest.fixture(params=[True, False], ids=["weights", "no weights"])
+def installed(request, monkeypatch):
+    monkeypatch.setattr(packaged, "is_installed", lambda name: request.param)
+    return request.param
+
+
+def chosen(**given):
+    return automatic.resolved(dataclasses.replace(FOLDER, **given))
+
+
+def test_the_model_is_the_best_one_at_hand(installed):
+    found = chosen()
+    assert {name: getattr(found, name) for name in LAST} == LAST
+    assert automatic.resolved(found) == found
+    if not installed:
+        assert (found.model, found.weights) == ("scattering-linear", None)
+        assert (found.image_size, found.head_input) == (32, "norm")
+        return
+    same = recipes.get("folder-efficientnet-lite0").recipe
+    free = {"epsilon": 4.0, "physical_batch_size": 1}
+    one, other = (
+        heads.resolved(dataclasses.replace(each, **free), 960, 1280)
+        for each in (found, same)
+    )
+    assert one == other
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"model": "wrn-16-4"}, {"fine_tune": "all", "head_input": "features"}),
+        ({"model": "vit-tiny-16", "weights": "w"}, {"head_input": "norm"}),
+        ({"image_size": 64, "fine_tune": "last-layer"}, {}),
+        ({"weights": "efficientnet-lite2"}, {"model": "efficientnet-lite2"}),
+        ({"model": "scattering-linear", "steps": 9}, {"image_size": 32}),
+    ],
+)
+def test_what_is_given_stands_and_the_rest_follows(installed, given, expected):
+    found = chosen(**given)
+    for name, value in (given | expected).items():
+        assert getattr(found, name) == value
+    settled = heads.resolved(found, 1000, 100)
+    assert settled.clip_norm > 0
+    assert settled.learning_rate > 0
+    assert settled.steps == given.get("steps", settled.steps) > 0
+    assert settled.batch_size == 1000
+
+
+def test_weights_of_ones_own_need_a_model(installed):
+    with pytest.raises(ValueError, match=r"model .*must be given for weights of your"):
+        chosen(weights="mine.safetensors")
+
+
+def test_scattering_takes_many_small_steps_at_every_size():
+    recipe = dataclasses.replace(chosen(model="scattering-linear"), epsilon=1.0)
+    found = heads.resolved(recipe, 100, 15552)
+    assert (found.solver, found.steps, found.clip_norm) == ("dp-sgd", 60, 0.1)
+
+
+def test_reasons_name_what_was_chosen_and_nothing_that_was_given(installed):
+    given = dataclasses.replace(FOLDER, steps=7)
+    found = heads.resolved(automatic.resolved(given), 1000, 1280)
+    reasons = automatic.reasons(given, found, 1000)
+    assert "steps" not in reasons
+    assert reasons["model"].startswith(f"{found.model}, because ")
+    assert ("pip install" in reasons["model"]) is not installed
+    assert "1000" in reasons["batch_size"]
+    digits = recipes.get("digits").recipe
+    assert automatic.reasons(digits, digits, 1437) == {}
+
+
+def test_one_command_trains_and_records_why(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(packaged, "is_installed", lambda name: False)
+    draw = np.random.default_rng(0)
+    for label, shade in (("dark", 40), ("light", 200)):
+        (tmp_path / "data" / label).mkdir(parents=True)
+        for number in range(50):
+            pixels = draw.integers(shade - 30, shade + 30, (12, 10), np.uint8)
+            pixels[:: 2 + (label == "dark")] //= 2
+            file = tmp_path / "data" / label / f"{number}.png"
+            Image.fromarray(pixels).save(file)
+    out = tmp_path / "run"
+    command = ["train", "folder", "--data", str(tmp_path / "data"), "--epsilon", "8"]
+    for delta in ((), ("--delta", "0.005")):
+        words = [*command, *delta, "--steps", "20", "--out", str(out) + str(len(delta))]
+        assert main(words) == 0
+    config = json.loads((tmp_path / "run0/config.json").read_text())
+    assert config["recipe"]["model"] == "scattering-linear"
+    assert config["automatic"]["model"].startswith("scattering-linear, because")
+    assert "steps" not in config["automatic"]
+    assert config["recipe"]["image_size"] == 32
+    printed = capsys.readouterr()
+    assert "image_size: 32, because" in printed.out
+    assert "warning: delta (0.005) is above 0.1/N" in printed.err
