@@ -67,7 +67,7 @@ def _train(name: str, recipe: Recipe, found: studies.Found | None, resume: bool)
     recipe = prepared.recipe
     public = recipe.public_size(tasks.size(recipe, prepared.dataset))
     typed = recipe.delta not in (None, own) and not recipe.non_private
-    if typed and (text := delta_warning(recipe.delta, public)):
+    if typed and (text := delta_warning(prepared.budget.delta, public)):
         warnings.warn(text, stacklevel=2)
     budget, mechanism = prepared.budget, prepared.budget.mechanism
     console = Console(highlight=False, markup=False, quiet=not hosts.is_chief())
