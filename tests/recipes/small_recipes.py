@@ -55,6 +55,7 @@ def one_of_each(entries):
 
 def alike(recipe, physical_batch_size):
     """The recipe with the numbers that programs do not depend on: many then are one."""
+    recipe = automatic.resolved(recipe)
     own = recipe.dataset in ("digits", "mnist")
     fields = NUMBERS | {
         "dataset": recipe.dataset if own else "folder",

@@ -54,6 +54,10 @@ def parse(
         values["solve_for"] = _solved(given, values)
     recipe = Recipe(**values)
     _refuse_unused(recipe, given)
+    if command != "train" and recipe.model == "auto":
+        from tanager.recipes import automatic
+
+        recipe = automatic.resolved(recipe)
     return entry, recipe, options(**own)
 
 

@@ -74,8 +74,8 @@ def _train(
     own = recipes.RECIPES[name].recipe.delta if name in recipes.RECIPES else None
     recipe = prepared.recipe
     public = recipe.public_size(tasks.size(recipe, prepared.dataset))
-    delta = None if recipe.non_private or recipe.delta == own else recipe.delta
-    if delta is not None and (text := delta_warning(delta, public)):
+    typed = recipe.delta not in (None, own) and not recipe.non_private
+    if typed and (text := delta_warning(prepared.budget.delta, public)):
         warnings.warn(text, stacklevel=2)
     budget, mechanism = prepared.budget, prepared.budget.mechanism
     console = new_console(markup=False, quiet=quiet or not hosts.is_chief())
