@@ -139,7 +139,7 @@ def _sources(
     record: Record,
 ) -> list[FolderSource]:
     """Return the training images and the test images; one source if not split."""
-    parts = [np.arange(len(files))]
+    parts = [[*range(len(files))]]
     if splits:
         train, test = (
             next(name for name in names if name in splits) for names in (TRAINS, TESTS)
@@ -150,7 +150,10 @@ def _sources(
             record.notes.append(
                 f"not read: {count} of split {name}, because {instead} is"
             )
-        parts = [np.flatnonzero(np.array(splits) == half) for half in (train, test)]
+        parts = [
+            [n for n, name in enumerate(splits) if name == half]
+            for half in (train, test)
+        ]
     sources = []
     for part in parts:
         source = FolderSource(list_files(folder, [files[n] for n in part]), (1, 1, 3))
