@@ -8,6 +8,7 @@ from tanager.report import plan_figures
 
 
 ARGUMENTS = ["--examples", "50000", "--batch-size", "4096", "--steps", "2500"]
+ARGUMENTS += ["--delta", "1e-5"]
 
 
 def test_json_is_one_object_and_nothing_else(capsys):

@@ -93,7 +93,7 @@ def test_the_run_it_is_for_is_trained_from_the_study(study, tmp_path, capsys):
     assert config["recipe"]["learning_rate"] == best["values"]["learning_rate"]
     assert config["examples"] == 1437
     assert config["study"]["trial"] == best["trial"]
-    assert "Predicted by a search" in (out / "report.html").read_text()
+    assert "The search in" in (out / "report.html").read_text()
     (obtained,) = json.loads((study / "obtained.json").read_text())
     assert obtained["batch_size"] == 512
     assert "obtained by" in (study / "report.html").read_text()

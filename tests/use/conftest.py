@@ -35,6 +35,15 @@ def run(photos, tmp_path_factory):
     words = ["train", "folder", "--data", str(photos), "--image-size", "12"]
     words += ["--crop-size", "10", "--augmentation", "crop-flip", "--model", "linear"]
     words += ["--augmentation-multiplicity", "1", "--steps", "2", "--batch-size", "10"]
-    words += ["--delta", "0.01", "--account", "none", "--out", str(folder)]
+    words += [
+        "--ema-decay",
+        "0.9",
+        "--delta",
+        "0.01",
+        "--account",
+        "none",
+        "--out",
+        str(folder),
+    ]
     assert main(words) == 0
     return folder

@@ -54,7 +54,8 @@ def parse(
         values["solve_for"] = _solved(given, values)
     recipe = Recipe(**values)
     _refuse_unused(recipe, given)
-    if command != "train" and recipe.model == "auto":
+    chosen = {recipe.model, recipe.fine_tune, recipe.head_input}
+    if command != "train" and "auto" in chosen:
         from tanager.recipes import automatic
 
         recipe = automatic.resolved(recipe)

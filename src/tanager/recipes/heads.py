@@ -25,7 +25,7 @@ from tanager.recipes.recipe import Recipe
 
 
 _FEW, _MANY = 20.0, 3000.0
-_STEPS, _MORE_STEPS = 60, 150
+_STEPS, _MORE_STEPS, _MOMENTUM = 60, 150, 0.9
 _LEARNING_RATE, _SHARE = 20.0, 80.0
 _SCATTERING_CLIP, _SCATTERING_SHARE, _SCATTERING_RATE = 0.1, 10.0, 100.0
 _WHOLE_STEPS, _WHOLE_RATE = 60, 0.5
@@ -89,11 +89,15 @@ def _chosen(recipe: Recipe, examples: int, features: int) -> Recipe:
     steps, rate, epsilon = recipe.steps, recipe.learning_rate, recipe.epsilon
     scattering = recipe.model.startswith("scattering-")
     clip = recipe.clip_norm or (_SCATTERING_CLIP if scattering else 1.0)
+    options = recipe.optimizer_options
+    if recipe.optimizer == "sgd":
+        options = {"momentum": _MOMENTUM} | options
+    recipe = dataclasses.replace(recipe, clip_norm=clip, optimizer_options=options)
     if epsilon is None:
         if steps is None or not rate:
             rule = "must be given for solver auto, which chooses by it"
             validate.refuse("epsilon", None, rule, "or give steps and learning_rate")
-        return dataclasses.replace(recipe, solver="dp-sgd", clip_norm=clip)
+        return dataclasses.replace(recipe, solver="dp-sgd")
     signal = examples * epsilon / math.sqrt(features)
     few, share, most = _FEW, _SHARE, _LEARNING_RATE
     if scattering:
@@ -106,7 +110,6 @@ def _chosen(recipe: Recipe, examples: int, features: int) -> Recipe:
         solver="dp-sgd",
         steps=steps or (_STEPS if signal < _MANY else _MORE_STEPS),
         learning_rate=rate or min(most, signal / share),
-        clip_norm=clip,
     )
 
 

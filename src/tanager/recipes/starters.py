@@ -79,7 +79,6 @@ FOLDER = RecipeEntry(
         batch_size=0,
         clip_norm=0.0,
         learning_rate=0.0,
-        optimizer_options={"momentum": 0.9},
         ema_decay=0.0,
         evaluate_every=30,
     ),
