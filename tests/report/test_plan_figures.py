@@ -12,8 +12,7 @@ from tanager.privacy.plan import Plan
 from tanager.report import plan_figures
 
 
-RUN = {"batch_size": 512, "steps": 2500, "noise_multiplier": 0.5}
-PLAN = Plan.solve(50_000, **RUN, delta=1e-5)
+PLAN = Plan.solve(50_000, 512, steps=2500, noise_multiplier=0.5, delta=1e-5)
 
 
 def figure_of(plan):
@@ -68,8 +67,7 @@ def test_svg(tmp_path):
 
 
 def test_a_plan_of_little_noise_is_on_its_curve():
-    noise = {"noise_multiplier": 0.15, "delta": 1e-5}
-    plan = Plan.solve(50_000, batch_size=500, steps=2500, **noise)
+    plan = Plan.solve(50_000, 500, 2500, noise_multiplier=0.15, delta=1e-5)
     drawn = figure_of(plan)
     sigmas, epsilons = curves(drawn.axes[0])["$S$ = 2,500 (plan)"].T
     own = float(epsilons[sigmas == 0.15][0])
