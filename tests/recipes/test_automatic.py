@@ -45,6 +45,32 @@ def test_the_model_is_the_best_one_at_hand(installed):
 
 
 @pytest.mark.parametrize(
+    ("sizes", "mode", "small_and_grey"),
+    [
+        ([(28, 28)] * 4, "L", True),
+        ([(32, 24)] * 4, "L", True),
+        ([(33, 28)] * 4, "L", False),
+        ([(28, 28)] * 3 + [(28, 27)], "L", False),
+        ([(28, 28)] * 4, "RGB", False),
+    ],
+)
+def test_small_grey_images_are_scattered(
+    tmp_path, monkeypatch, sizes, mode, small_and_grey
+):
+    monkeypatch.setattr(packaged, "is_installed", lambda name: True)
+    for number, size in enumerate(sizes):
+        folder = tmp_path / "ab"[number % 2]
+        folder.mkdir(exist_ok=True)
+        Image.new(mode, size, number).save(folder / f"{number}.png")
+    found = chosen(data=str(tmp_path))
+    assert (found.weights is None) == small_and_grey
+    if small_and_grey:
+        assert (found.model, found.image_size) == ("scattering-linear", 32)
+        settled = heads.resolved(found, 1000, 5184)
+        assert "small grey" in automatic.reasons(FOLDER, settled, 1000)["model"]
+
+
+@pytest.mark.parametrize(
     ("given", "expected"),
     [
         ({"model": "wrn-16-4"}, {"fine_tune": "all", "head_input": "features"}),

@@ -7,6 +7,7 @@ import importlib
 from typing import Any
 
 from tanager.data.datasets import Dataset as Dataset
+from tanager.data.datasets import image_shape as image_shape
 from tanager.data.datasets import load as load
 from tanager.data.features import FeatureFile as FeatureFile
 from tanager.data.features import read_features as read_features

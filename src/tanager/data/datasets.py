@@ -203,6 +203,21 @@ def load(
     return dataset
 
 
+def image_shape(
+    layout: Layout, groups: str | None = None
+) -> tuple[int, int, int] | None:
+    """Return the (H, W, C) of all images of a person's own folder; None if they differ.
+
+    Opens each image and decodes none. C is 1 if all are grey, else 3.
+
+    Raises:
+        ValueError: as `load`.
+    """
+    wanted = FILES["folder"][0].over(layout=layout, stream=True, groups=groups)
+    train, _, _ = find_images("folder", _existing("folder", layout), wanted)
+    return None if wanted.record.size == "default" else train.shape
+
+
 def _existing(name: str, layout: Layout) -> Path:
     inside, path = OWN if name == "folder" else WANTED, os.fspath(layout.path)
     if not path:

@@ -135,7 +135,8 @@ def _check_features(recipe: Any) -> None:
                 "model linear and fine_tune last-layer",
             )
     caches = recipe.caches_features or recipe.caches_front
-    if recipe.features is not None and not caches:
+    later = "auto" in (recipe.model, recipe.fine_tune)
+    if recipe.features is not None and not (caches or later):
         validate.refuse(
             "features",
             recipe.features,
