@@ -35,13 +35,15 @@ def test_the_model_is_the_best_one_at_hand(installed):
         assert (found.model, found.weights) == ("scattering-linear", None)
         assert (found.image_size, found.head_input) == (32, "norm")
         return
-    same = recipes.get("folder-efficientnet-lite0").recipe
-    free = {"epsilon": 4.0, "physical_batch_size": 1}
-    one, other = (
-        heads.resolved(dataclasses.replace(each, **free), 960, 1280)
-        for each in (found, same)
+    tuned = recipes.get("cifar10-efficientnet-lite2").recipe
+    names = ("model", "weights", "image_size", "head_input", "head")
+    assert [getattr(found, n) for n in names] == [getattr(tuned, n) for n in names]
+    settled, same = (
+        heads.resolved(dataclasses.replace(each, epsilon=4.0), 960, 1280)
+        for each in (found, tuned)
     )
-    assert one == other
+    names = ("solver", "steps", "learning_rate", "clip_norm", "optimizer_options")
+    assert [getattr(settled, n) for n in names] == [getattr(same, n) for n in names]
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,6 @@ RECIPES: dict[str, RecipeEntry] = {
         *cifar_fine_tuned.EFFICIENCY,
         public_features.LITE0,
         public_features.LITE2,
-        public_features.FOLDER,
         scattering.CIFAR10,
         scattering.MNIST,
         class_split.PRETRAINING,
