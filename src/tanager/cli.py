@@ -38,6 +38,7 @@ _USAGE = "\n".join(
         *(f"  {name:<12}{summary}" for name, summary in COMMANDS.items()),
         "",
         "tanager help COMMAND explains its options; tanager version.",
+        "Exit status: 0 done, 1 failed, 2 bad input, 130 stopped.",
         "Set TANAGER_TRACEBACK=1 to print the traceback of an error.",
     ]
 )

@@ -43,6 +43,8 @@ def test_version_and_help(capsys):
         (["tra"], ["train"]),
         (["train", "mnist-l"], ["mnist-lenet"]),
         (["train", "digits", "--learning-rate-"], ["--learning-rate-schedule"]),
+        (["train", "digits", "--quie"], ["--quiet"]),
+        (["help", "pred"], ["predict"]),
         (["plan", "mnist-l"], []),
     ],
     ids=" ".join,

@@ -201,8 +201,18 @@ def test_a_run_is_evaluated_as_its_training_did(run, tmp_path, capsys):
     code, out, _ = printed(capsys, "evaluate", run, "--weights", "last", "--json")
     last = json.loads(out)["accuracy"]["value"]
     assert last == pytest.approx(result["test_accuracy"])
-    code, out, _ = printed(capsys, "evaluate", run)
-    assert code == 0
+    page = tmp_path / "page.html"
+    code, out, _ = printed(capsys, "evaluate", run, "--to", page)
+    assert code == 0 and out.endswith(f"page: {page}\n")
+    text = page.read_text()
+    assert "Measured on 360 test examples of digits." in text
+    assert f"Model {run.name} ·" in text and str(run) not in text
+    share = found["balanced_accuracy"]
+    assert f"<td>{100 * share['value']:.1f} %</td>" in text
+    assert f"<td>{100 * share['low']:.1f} to {100 * share['high']:.1f} %</td>" in text
+    assert "last parameters" not in text and "Which class is taken for which" in text
+    code, _, err = printed(capsys, "evaluate", run, "--to", tmp_path / "no" / "page")
+    assert code == 2 and "must be a file in a folder that is there" in err
     for part in ("on 360 test examples of digits", "confusion matrix: a row"):
         assert part in out, part
     assert "ε does not cover these numbers" in out

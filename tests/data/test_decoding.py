@@ -254,6 +254,135 @@ def test_dicom_by_its_own_numbers():
     np.testing.assert_array_equal(decoded(dicom(pixels)), pixels)
 
 
+def lut(entries, first, bits):
+    """A table of LUTs: a steep curve over entries from `first` on."""
+    pydicom = pytest.importorskip("pydicom")
+    item = pydicom.dataset.Dataset()
+    curve = (np.linspace(0, 1, entries) ** 3 * (2**bits - 1)).astype(int)
+    for name, vr, value in (
+        ("LUTDescriptor", "SS", [entries, first, bits]),
+        ("LUTData", "US", curve.tolist()),
+    ):
+        item.add_new(pydicom.datadict.tag_for_keyword(name), vr, value)
+    return item
+
+
+def enhanced(**fields):
+    """What an enhanced file says of the values of all frames."""
+    pydicom = pytest.importorskip("pydicom")
+    group, item = pydicom.dataset.Dataset(), pydicom.dataset.Dataset()
+    for name, value in fields.items():
+        setattr(item, name, value)
+    group.FrameVOILUTSequence = [item]
+    return {"SharedFunctionalGroupsSequence": [group]}
+
+
+GREY_DICOM = {
+    "voi": lambda: {"VOILUTSequence": [lut(3000, 500, 12)], "WindowWidth": 9},
+    "voi of rescaled": lambda: {
+        "VOILUTSequence": [lut(2000, -900, 16), lut(9, 0, 16)],
+        "RescaleSlope": 1,
+        "RescaleIntercept": -1024,
+    },
+    "modality": lambda: {"ModalityLUTSequence": [lut(4096, 0, 16)]},
+    "modality and window": lambda: {
+        "ModalityLUTSequence": [lut(4000, 9, 16)],
+        "WindowCenter": 20_000,
+        "WindowWidth": 30_000,
+    },
+    "sigmoid": lambda: {
+        "WindowCenter": [2000, 1],
+        "WindowWidth": [900, 1],
+        "VOILUTFunction": "SIGMOID",
+    },
+    "exact": lambda: {
+        "WindowCenter": 0.3,
+        "WindowWidth": 0.5,
+        "VOILUTFunction": "LINEAR_EXACT",
+        "RescaleSlope": 1 / 4096,
+        "RescaleIntercept": 0,
+    },
+    "falling": lambda: {
+        "WindowCenter": -2000,
+        "WindowWidth": 1000,
+        "RescaleSlope": -1,
+        "RescaleIntercept": 0,
+    },
+}
+
+
+@pytest.mark.parametrize("name", GREY_DICOM)
+def test_dicom_tables_as_pydicom_applies_them(name):
+    pixels = pytest.importorskip("pydicom.pixels")
+    import pydicom
+
+    fields = GREY_DICOM[name]()
+    written = dicom(VALUES, **fields)
+    data = pydicom.dcmread(io.BytesIO(written))
+    values = pixels.apply_modality_lut(data.pixel_array, data)
+    if "VOILUTSequence" in data:
+        values = pixels.apply_voi(values.astype(int), data).astype(float)
+        bits = data.VOILUTSequence[0].LUTDescriptor[2]
+        expected = values / (2**bits - 1)
+    else:
+        values = pixels.apply_windowing(values, data).astype(float)
+        ends = {"sigmoid": (0, 4095), "exact": (0, 4095 / 4096), "falling": (0, -4095)}
+        low, high = ends.get(name, (0, 65535))
+        expected = (values - low) / (high - low)
+    expected = np.rint(255 * expected)
+    assert len(np.unique(expected)) > 10
+    shape = (8, 8, 1)
+    np.testing.assert_array_equal(decoded(written, shape)[..., 0], expected)
+    inverted = dicom(
+        VALUES, **GREY_DICOM[name](), PhotometricInterpretation="MONOCHROME1"
+    )
+    np.testing.assert_array_equal(decoded(inverted, shape)[..., 0], 255 - expected)
+
+
+def test_dicom_tables_that_pydicom_gets_wrong():
+    """It counts entries in 8 bits if they have 8, and fails on 12 of a modality."""
+    expected = np.rint(np.floor(np.linspace(0, 1, 4096) ** 3 * 255))[VALUES]
+    found = decoded(dicom(VALUES, VOILUTSequence=[lut(4096, 0, 8)]), (8, 8, 1))
+    np.testing.assert_array_equal(found[..., 0], expected)
+    found = decoded(dicom(VALUES, ModalityLUTSequence=[lut(4096, 0, 12)]), (8, 8, 1))
+    np.testing.assert_allclose(found[..., 0], expected, atol=1)
+
+
+def test_dicom_of_enhanced_files_and_of_several_frames():
+    window = {"WindowCenter": 900, "WindowWidth": 500}
+    plain = decoded(dicom(VALUES, **window))
+    frames = dicom(VALUES, NumberOfFrames=2, PixelData=VALUES.tobytes() * 2, **window)
+    np.testing.assert_array_equal(decoded(frames), plain)
+    np.testing.assert_array_equal(decoded(dicom(VALUES, **enhanced(**window))), plain)
+    empty = {"WindowCenter": None, "RescaleSlope": None, "RescaleIntercept": ""}
+    np.testing.assert_array_equal(
+        decoded(dicom(VALUES, **empty)), decoded(dicom(VALUES))
+    )
+
+
+@pytest.mark.parametrize(("entries", "bits"), [(256, 8), (4001, 8), (256, 16)])
+def test_dicom_palettes(entries, bits):
+    pixels = pytest.importorskip("pydicom.pixels")
+    import pydicom
+
+    draw = np.random.default_rng(0)
+    tables = draw.integers(0, 2**bits, (3, entries), f"uint{bits}")
+    fields: dict = {"PhotometricInterpretation": "PALETTE COLOR"}
+    for colour, table in zip(("Red", "Green", "Blue"), tables, strict=True):
+        name = f"{colour}PaletteColorLookupTable"
+        fields[f"{name}Data"] = table.tobytes() + bytes(entries % 2)
+        fields[f"{name}Descriptor"] = [entries, 0, bits]
+    values = VALUES if entries > 256 else (VALUES >> 4)
+    written = dicom(values, **fields)
+    expected = tables[:, np.minimum(values, entries - 1)].transpose(1, 2, 0)
+    found = decoded(written, (8, 8, 3))
+    np.testing.assert_array_equal(found, expected >> (bits - 8))
+    if entries == 256:
+        data = pydicom.dcmread(io.BytesIO(written))
+        by_pydicom = pixels.apply_color_lut(data.pixel_array, data)
+        np.testing.assert_array_equal(by_pydicom, expected)
+
+
 def test_threads_leave_the_settings_of_pydicom(monkeypatch):
     from pydicom import config
     from pydicom.pixels import utils
@@ -278,8 +407,8 @@ def test_threads_leave_the_settings_of_pydicom(monkeypatch):
 
 def test_dicom_that_cannot_be_read_shows_no_value(monkeypatch):
     good = dicom(VALUES)
-    with pytest.raises(ValueError, match="it has a palette: convert it to PNG"):
-        decoded(dicom(VALUES, PhotometricInterpretation="PALETTE COLOR"))
+    with pytest.raises(ValueError, match="interpretation is not read: convert it"):
+        decoded(dicom(VALUES, PhotometricInterpretation="HSV"))
     monkeypatch.setattr(decoding, "LARGEST", 63)
     with pytest.raises(ValueError, match="too many pixels"):
         decoded(good)

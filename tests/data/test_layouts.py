@@ -183,6 +183,30 @@ def csv_of_something_else(path):
     (path / "prices.csv").write_text("name,price\nx,1\ny,2\n")
 
 
+def csv_beside_parts(path):
+    write(path, *(f"part {n // 6}/{n}.png" for n in range(COUNT)))
+    lines = [f"{n},{'ab'[n % 2]},{n + 50}" for n in range(COUNT)]
+    (path / "train.csv").write_text("\n".join(["id,class,age", *lines]))
+
+
+def csv_beside_parts_of_two_columns(path):
+    csv_beside_parts(path)
+    lines = [f"{n}.png,{'ab'[n % 2]}" for n in range(COUNT)]
+    (path / "train.csv").write_text("\n".join(["id,dx", *lines]))
+
+
+def csv_beside_plain_halves(path):
+    write(path, *(f"{'train' if n < 8 else 'test'}/{n}.png" for n in range(COUNT)))
+    lines = [f"{n}.png,{'ab'[n % 2]},{n + 50}" for n in range(COUNT)]
+    (path / "data.csv").write_text("\n".join(["id,diagnosis,age", *lines]))
+
+
+def csv_that_says_what_folders_say(path):
+    alone(path)
+    lines = [f"{n}.png,{n + 50},{n % 2}" for n in range(COUNT)]
+    (path / "all.csv").write_text("\n".join(["id,target,is_b", *lines]))
+
+
 def csv_elsewhere(path):
     write(path / "x", *(f"scans/{n // 4}/{n}.png" for n in range(COUNT)))
     lines = [f"{n},x/scans/{n // 4}/{n},{'yes' if n % 2 else 'no'}" for n in range(12)]
@@ -212,6 +236,10 @@ READ = {
     csv_beside_halves: ("ab", 8),
     csv_of_something_else: ("ab", 8),
     csv_with_a_split: ("ab", 8),
+    csv_beside_parts: ("ab", 10),
+    csv_beside_parts_of_two_columns: ("ab", 10),
+    csv_beside_plain_halves: ("ab", 8),
+    csv_that_says_what_folders_say: ("ab", 8),
     csv_elsewhere: (("no", "yes"), 10),
 }
 
@@ -350,6 +378,11 @@ def csv(*lines):
     return make
 
 
+def unclear(path):
+    write(path, "p/1.png", "p/2.png", "q/3.png")
+    (path / "all.csv").write_text("id,dx,age\n1,zoe,50\n2,ann,60\n3,zoe,70")
+
+
 def pointer(path):
     (path / "train.parquet").write_text("version https://git-lfs.github.com/spec/v1\n")
 
@@ -398,6 +431,7 @@ WRITTEN = ("image,label", "1.png,zoe", "2.png,ann")
         (csv("image,a,b", "1.png,zoe,1"), "its columns are ['image', 'a', 'b']: name"),
         (csv("9.png,zoe,7", "1.png,ann,1"), "it has 3 columns, none of a usual name"),
         (csv("9.png,zoe", "1.png,"), "row 1 has nothing in column 2"),
+        (unclear, "names images in 2 folders, and may hold their labels: it has 3"),
         (pointer, "is a pointer of Git LFS: get the file: git lfs pull"),
         (two_columns, "its columns are ['x', 'y']; name that of labels with"),
         (ids, "has fewer than two images a class, if every label is a class"),

@@ -1,3 +1,4 @@
+import pathlib
 import re
 import subprocess
 import sys
@@ -97,6 +98,14 @@ def test_as_source():
     assert len(as_source(np.zeros((3, 2)))) == 3
 
 
+class Column:
+    """A column that says what is missing as pandas does, or else as polars."""
+
+    def __init__(self, **methods):
+        for name, found in methods.items():
+            setattr(self, name, lambda found=found: found)
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -119,6 +128,12 @@ def test_as_source():
             "has numbers beyond uint32, which JAX",
         ),
         ({"a": np.array([0.1])}, "would lose digits in float32, which JAX computes"),
+        ({"a": np.array([0.1j])}, "would lose digits in complex64, which JAX comp"),
+        ({"a": np.array(["x"], np.dtypes.StringDType())}, "must be an array of numb"),
+        ({"a": pa.array([1, None])}, "data['a'] (='Int64Array') has missing values"),
+        ({"a": Column(isna=[True])}, "data['a'] (='Column') has missing values: fill"),
+        ({"a": Column(null_count=1)}, "has missing values: fill them, or leave out"),
+        (pathlib.Path("photos"), "tanager.data.load reads files"),
         ({"a": np.zeros(2, [("x", int), ("y", float)])}, "give its fields: {name: arr"),
         (
             Bunch(data=np.zeros(2), target=np.zeros(2)),

@@ -59,6 +59,7 @@ CONFIG = {
     "architecture": {"name": "linear", "image_shape": [8, 8, 1], "options": {}},
     "preprocessing": {"mean": [0.5], "std": [0.25]},
     "resized_from": [8, 8, 1],
+    "automatic": {"steps": "300, because it suits N = 960"},
     "recipe": {"name": "folder", "data": "/home/alice", "options": {"a": ["~/x"]}},
     "weights": {"weights": "hf:timm/vit@main", "sha256": "ab", "changes": ["head"]},
     "study": {"path": "runs/s", "trial": 3, "prediction": PREDICTION},

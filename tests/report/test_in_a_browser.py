@@ -6,9 +6,12 @@ import re
 import shutil
 import subprocess
 
+import numpy as np
 import pytest
 from test_run_page import measured, run_files, write_run
 
+from tanager.measures import measure
+from tanager.report.evaluation_page import write_evaluation
 from tanager.report.run_page import write_report
 
 
@@ -37,13 +40,27 @@ onload = () => {{
 </script></body>"""
 
 
-@pytest.mark.skipif(BROWSER is None, reason="needs Chromium: apt install chromium")
-@pytest.mark.parametrize("length", [1, 60])
-def test_nothing_is_wider_than_the_screen(tmp_path, length):
-    names = [f"{k} {'long' * length}"[: length + 3] for k in range(20)]
+def page_of_a_run(folder, names):
     config, result, metrics = run_files(classes=names)
-    run = write_run(tmp_path / "run", config, result | measured(20), metrics)
-    page = html.escape(write_report(run).read_text())
+    run = write_run(folder, config, result | measured(20), metrics)
+    return write_report(run)
+
+
+def page_of_an_evaluation(folder, names):
+    truth = np.repeat(np.arange(20), 3)
+    scores = np.random.default_rng(0).dirichlet(np.ones(20), 60)
+    found = measure(scores, truth, names, bootstrap=False)
+    return write_evaluation(folder.with_suffix(".html"), found, "m" * 90, "d", "all")
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium: apt install chromium")
+@pytest.mark.parametrize(
+    ("write", "length", "headings"),
+    [(page_of_a_run, 1, 10), (page_of_a_run, 60, 10), (page_of_an_evaluation, 60, 1)],
+)
+def test_nothing_is_wider_than_the_screen(tmp_path, write, length, headings):
+    names = [f"{k} {'long' * length}"[: length + 3] for k in range(20)]
+    page = html.escape(write(tmp_path / "run", names).read_text())
     frames = "".join(
         f'<iframe width={width} height=900 srcdoc="{page}"></iframe>'
         for width in WIDTHS
@@ -60,7 +77,7 @@ def test_nothing_is_wider_than_the_screen(tmp_path, length):
     ).stdout.decode()
     (content,) = re.findall("<pre id=.found.>(.*?)</pre>", shown)
     for width, found in zip(WIDTHS, json.loads(html.unescape(content)), strict=True):
-        assert found["headings"] >= 10
+        assert found["headings"] >= headings
         assert found["width"] <= width
         assert found["cut"] == []
         assert found["tables"]

@@ -340,16 +340,20 @@ def test_how_the_settings_were_chosen_and_how_files_were_read(tmp_path):
     config, result, metrics = run_files()
     reading = {"layout": "class folders", "conversion": "upright-8-bit"}
     config["reading"] = reading | {"size": "default", "not_read": {".txt": 20}}
+    config["automatic"] = {"steps": "300, because <it> suits N = 960"}
     words = Page(report(tmp_path / "a", config, result, metrics)).words
+    chosen = "from public numbers alone, and not from the images: steps 300, because"
+    assert f"{chosen} <it> suits N = 960" in words
     assert "The settings are those of the recipe digits" in words
     assert "each try spent privacy that the ε of this run does not count" in words
     assert "Files: class folders. Each image was turned upright" in words
     assert "not read, by ending: .txt 20." in words
-    config |= {"recipe": None}
+    config |= {"recipe": None, "automatic": {}}
     account = {"epsilon": 5.4321, "delta": 1e-4, "adjacency": "zero-out"}
     result["account"] = account | {"accountant": "pld"}
     words = Page(report(tmp_path / "b", config, result, metrics)).words
     assert "The program that trained it set the settings." in words
+    assert "left open" not in words
     assert "had spent ε = 5.433 at δ = 0.0001 together" in words
 
 

@@ -3,12 +3,14 @@
 import fcntl
 import json
 import re
+from unittest.mock import Mock
 
 import pytest
 
 from tanager.cli import main
+from tanager.recipes import runner
 from tanager.report import runs
-from tanager.training.run_folder import numbered, unfinished
+from tanager.training.run_folder import numbered, remove_unused, unfinished
 
 
 WORDS = ["--model", "linear", "--strategy", "bk", "--batch-size", "64", "--seed", "1"]
@@ -120,6 +122,40 @@ def test_each_run_gets_a_folder_of_its_own(tmp_path):
     assert unfinished("a", tmp_path).name == "a-10"
     (tmp_path / "a-10/result.json").touch()
     assert unfinished("a", tmp_path).name == "a-9"
+
+
+def test_a_refused_run_leaves_no_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "digits", *WORDS, "--steps", "2"]
+    assert main([*words, "--physical-batch-size", "9999"]) == 2  # after its seed
+    assert "physical_batch_size" in capsys.readouterr().err
+    assert not [*(tmp_path / "runs").iterdir()]
+    (tmp_path / "runs/digits-1").mkdir()  # another run begins at the same time
+    monkeypatch.setattr(runner, "RunFolder", Mock(side_effect=KeyboardInterrupt))
+    assert main(words) == 130
+    assert [each.name for each in (tmp_path / "runs").iterdir()] == ["digits-1"]
+
+
+@pytest.mark.parametrize(
+    ("files", "kept"),
+    [
+        ({}, False),
+        ({"private/seed.json": False}, False),
+        ({"private/seed.json": True}, True),
+        ({"private/seed.json": False, "config.json": None}, True),
+        ({"private/sums.jsonl": None}, True),
+        ({"notes.txt": None}, True),
+    ],
+)
+def test_only_a_folder_that_a_run_never_used_is_removed(tmp_path, files, kept):
+    run = tmp_path / "run"
+    run.mkdir()
+    for name, used in files.items():
+        (run / name).parent.mkdir(exist_ok=True)
+        seed = {"secret": "00" * 32, "private": True, "used": used}
+        (run / name).write_text("" if used is None else json.dumps(seed))
+    remove_unused(run)
+    assert run.exists() == kept
 
 
 def test_resume_goes_on_with_the_last_unfinished_run(tmp_path, monkeypatch, capsys):

@@ -114,6 +114,33 @@ def test_fixed_parameters_may_be_infinite_but_not_nan():
         check_parameters(first_params(), with_a(np.nan))
 
 
+MASKED = np.ma.masked_equal(np.zeros(3, np.float32), 0)
+
+
+@pytest.mark.filterwarnings("ignore:this run is NOT PRIVATE")
+@pytest.mark.parametrize("private", [True, False])
+@pytest.mark.parametrize(
+    ("leaf", "message"),
+    [
+        (0.5, "params['more'] (=0.5) must be an array: write jnp.asarray(0.5) to"),
+        (MASKED, "params['more'] (='masked array') must have no mask: fill it"),
+    ],
+    ids=["float", "masked"],
+)
+def test_leaves_that_would_be_ignored_or_misread(tmp_path, leaf, message, private):
+    changes = {} if private else {"mechanism": Mechanism(0.4, 0, 3), "clip_norm": None}
+    params = first_params() | {"more": leaf}
+    with pytest.raises(ValueError, match=re.escape(message)):
+        run(tmp_path / "run", params=params, **changes)
+    assert not (tmp_path / "run").exists()
+
+
+def test_parameters_of_float64_become_float32():
+    wide = {name: np.asarray(leaf, float) for name, leaf in first_params().items()}
+    result = run(params=wide, mechanism=Mechanism(0.4, 1, 1), evaluate=None)
+    assert {leaf.dtype for leaf in jax.tree.leaves(result.params)} == {jnp.dtype("f4")}
+
+
 def test_several_hosts_need_a_folder_and_an_example_each(monkeypatch, tmp_path):
     monkeypatch.setattr(hosts, "count", lambda: 2)
     with pytest.raises(ValueError, match=r"out .* must be given on several hosts"):

@@ -1,15 +1,18 @@
 """What a run will take is said before anything is charged, and tells of no example."""
 
+import types
+
 import numpy as np
 import pytest
 from scipy.stats import binom
-from test_loop import run
+from test_loop import EVALUATE, run
 
 from tanager.privacy.mechanism import Mechanism
 from tanager.sampling import PoissonSampler
 from tanager.seed import Seed
-from tanager.training import estimate
+from tanager.training import estimate, loop
 from tanager.training.estimate import Estimate
+from tanager.training.step import Step
 
 
 @pytest.mark.parametrize(
@@ -60,3 +63,83 @@ def test_who_stops_at_the_estimate_has_spent_nothing(tmp_path):
         run(tmp_path / "run", on_estimate=stop)
     assert (tmp_path / "run/ledger.jsonl").read_text() == ""
     assert found[0].seconds > 0 and found[0].memory_bytes > 10**7
+
+
+class Asked(Exception):
+    """Ends a run at its estimate."""
+
+
+def seconds_on_a_clock(monkeypatch, whole):
+    """The estimate of a run and, if `whole`, what it took, on a clock that work moves.
+
+    A physical batch takes 1 s and 10 s more the first time, the noise of an update
+    0.5 s, and an evaluation of one model 4 s.
+    """
+    clock, estimated = [0.0], []
+
+    def slow(function, seconds, first=0.0):
+        waits = iter([first])
+
+        def moving(*args, **options):
+            clock[0] += seconds + next(waits, 0.0)
+            return function(*args, **options)
+
+        return moving
+
+    now = types.SimpleNamespace(perf_counter=lambda: clock[0])
+    monkeypatch.setattr(estimate, "time", now)
+    monkeypatch.setattr(Step, "accumulate", slow(Step.accumulate, 1.0, 10.0))
+    monkeypatch.setattr(Step, "draw", slow(Step.draw, 0.5))
+
+    def ask(found):
+        estimated.append(found.seconds)
+        clock[0] = 0.0
+        if not whole:
+            raise Asked
+
+    try:
+        run(evaluate=slow(EVALUATE, 4.0), on_estimate=ask, seed=0)
+    except Asked:
+        return estimated[0], None
+    return estimated[0], clock[0]
+
+
+@pytest.fixture(scope="module")
+def took():
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        estimated, seconds = seconds_on_a_clock(monkeypatch, whole=True)
+    assert estimated == pytest.approx(seconds, rel=0.1)
+    return seconds
+
+
+def scaled(function, factor):
+    return lambda *args: factor * function(*args)
+
+
+PLANTED = {
+    "a tenth of an update": (estimate, "time_update", scaled, 0.1),
+    "a tenth of the updates": (
+        loop,
+        "Estimate",
+        lambda made, share: lambda updates, *rest: made(int(share * updates), *rest),
+        0.1,
+    ),
+    "one physical batch": (estimate, "physical_batches", lambda *_: lambda *_: 1, 0),
+    "one model of two": (estimate, "time_evaluation", scaled, 0.5),
+    "compilation": (
+        estimate,
+        "range",
+        lambda *_: lambda *ends: [0] if ends == (2,) else range(*ends),
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [None, *PLANTED])
+def test_a_wrong_estimate_is_caught(monkeypatch, took, name):
+    if name is not None:
+        module, attribute, wrong, by = PLANTED[name]
+        right = getattr(module, attribute, None)
+        monkeypatch.setattr(module, attribute, wrong(right, by), raising=False)
+    estimated, _ = seconds_on_a_clock(monkeypatch, whole=False)
+    assert (estimated == pytest.approx(took, rel=0.1)) == (name is None)

@@ -9,6 +9,7 @@ from tyro.conf import Positional
 from tanager import recipes
 from tanager.cli import COMMANDS
 from tanager.commands import flags
+from tanager.commands.train import Options
 from tanager.recipes.recipe import Recipe
 
 
@@ -19,7 +20,7 @@ _BASH = """\
 _tanager() {{
     local word=${{COMP_WORDS[COMP_CWORD]}} words
     case $COMP_CWORD:${{COMP_WORDS[1]}}:$word in
-        1:*) words="{commands}" ;;
+        1:* | 2:help:*) words="{commands}" ;;
         *:--*) words="{flags}" ;;
         {takers}) words="{recipes}" ;;
         *) return ;;
@@ -31,6 +32,7 @@ complete -o default -F _tanager tanager
 _ZSH = "autoload -U +X bashcompinit && bashcompinit\n" + _BASH
 _FISH = """\
 complete -c tanager -n __fish_use_subcommand -f -a "{commands}"
+complete -c tanager -n "__fish_seen_subcommand_from help" -f -a "{commands}"
 complete -c tanager -n "__fish_seen_subcommand_from {seen}" -a "{recipes}"
 complete -c tanager -n "string match -q -- '--*' (commandline -ct)" -f -a "{flags}"
 """
@@ -52,11 +54,11 @@ def run(arguments: Sequence[str]) -> int:
     """Run the command; `arguments` are the words after `tanager completion`."""
     options = flags.read(Arguments, "completion", arguments)
     scripts = dict(zip(get_args(Shell), (_BASH, _ZSH, _FISH), strict=True))
-    names = [field.name for field in dataclasses.fields(Recipe) if field.init]
-    names.remove("solve_for")
+    fields = (*dataclasses.fields(Recipe), *dataclasses.fields(Options))
+    names = [field.name for field in fields if field.init and field.name != "solve_for"]
     print(
         scripts[options.shell].format(
-            commands=" ".join(COMMANDS),
+            commands=" ".join([*COMMANDS, "help", "version"]),
             recipes=" ".join(recipes.RECIPES),
             takers="|".join(f"2:{name}:*" for name in _OF_RECIPES),
             seen=" ".join(_OF_RECIPES),

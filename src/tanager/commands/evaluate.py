@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
@@ -46,6 +47,9 @@ class Arguments:
     split: Annotated[str, tyro.conf.arg(metavar="{test,train,all}")] = "test"
     """Which of the data: the test examples that training would hold out, or all."""
 
+    to: Path | None = None
+    """HTML page to write besides, such as evaluation.html."""
+
     json: bool = False
     """Print one JSON object only."""
 
@@ -67,9 +71,15 @@ def run(arguments: Sequence[str]) -> int:
     if options.labels is not None and options.data is None:
         rule = "needs data"
         validate.refuse("labels", options.labels, rule, "give the images' --data")
+    if options.to is not None and (
+        options.to.is_dir() or not options.to.parent.is_dir()
+    ):
+        rule = "must be a file in a folder that is there"
+        validate.refuse("to", str(options.to), rule, "such as evaluation.html")
 
     # JAX is imported from here on: the command line was fine.
     from tanager.measures import CONFIDENCE, RESAMPLES, measure, probabilities
+    from tanager.report.evaluation_page import write_evaluation
 
     model = models_in_use.load(options.model, options.weights, options.code)
     dataset = _labelled(model, options.data, options.labels)
@@ -77,6 +87,10 @@ def run(arguments: Sequence[str]) -> int:
     found = measure(probabilities(logits), labels, model.classes)
     recorded = model.config.get("recipe") or {}
     of = options.data or recorded.get("data") or dataset.name
+    which = {"all": "", "test": "test ", "train": "training "}[options.split]
+    which += "examples"
+    if options.to is not None:
+        write_evaluation(options.to, found, options.model, of, which)
     if options.json:
         return print_json(
             {
@@ -92,8 +106,9 @@ def run(arguments: Sequence[str]) -> int:
                 "note": _NOTE,
             }
         )
-    which = {"all": "", "test": "test ", "train": "training "}[options.split]
-    _print(f"{options.model} on {len(labels)} {which}examples of {of}", found)
+    _print(f"{options.model} on {len(labels)} {which} of {of}", found)
+    if options.to is not None:
+        print(f"page: {options.to}")
     return 0
 
 

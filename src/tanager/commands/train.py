@@ -60,7 +60,7 @@ def _train(
     from tanager.parallel import hosts
     from tanager.recipes import runner, tasks
     from tanager.recipes.accounts import account_of
-    from tanager.training.run_folder import numbered, unfinished
+    from tanager.training.run_folder import unfinished
 
     quiet = options.quiet or options.json
     if options.resume:
@@ -94,23 +94,21 @@ def _train(
             f"{mechanism.noise_multiplier:.4g}, expected batch {recipe.batch_size}, "
             f"{mechanism.steps} steps"
         )
-    out = recipe.out or hosts.from_chief(lambda: str(numbered(name)))
-    prepared = dataclasses.replace(
-        prepared, recipe=dataclasses.replace(recipe, out=out)
-    )
-    console.print(
-        f"run: {out} (stopped? repeat the command with --out {out})",
-        soft_wrap=True,
-    )
-    console.print(f"watch: tensorboard --logdir {out}/tensorboard", soft_wrap=True)
-    result = runner.run(
-        prepared,
-        progress=not quiet,
-        links=None if found is None else found.links(),
-        account=account_of(recipe, prepared.dataset),
-        on_estimate=None if quiet or options.yes else _ask,
-        fast=options.fast,
-    )
+    with runner.in_folder(prepared) as placed:
+        out = placed.recipe.out
+        console.print(
+            f"run: {out} (stopped? repeat the command with --out {out})",
+            soft_wrap=True,
+        )
+        console.print(f"watch: tensorboard --logdir {out}/tensorboard", soft_wrap=True)
+        result = runner.run(
+            placed,
+            progress=not quiet,
+            links=None if found is None else found.links(),
+            account=account_of(recipe, prepared.dataset),
+            on_estimate=None if quiet or options.yes else _ask,
+            fast=options.fast,
+        )
     if found is not None and hosts.is_chief():
         found.tell(result)
         console.print(found.sentence(result))

@@ -16,10 +16,9 @@ from tanager.data.find import OWN, WANTED, Wanted, find_images
 from tanager.data.known import DATASETS, DIGITS, FILES, RESIZED
 from tanager.data.layout import Layout
 from tanager.data.source import ArraySource, Source, subset, unfolded
-from tanager.data.streamed import digest, into_memory
+from tanager.data.streamed import Progress, digest, into_memory
 
 
-Progress = Callable[[int, int], None]
 _HELD_OUT = 5  # one in five is a test example, where there are none
 
 
@@ -156,7 +155,8 @@ def load(
         features_from: a file of features that another program made, see
             `tanager.data.features`. They take the place of the images of the data set,
             in whose order they are; no image is decoded.
-        progress: called with the number of images decoded so far and their total.
+        progress: called with the number of images so far and their total: while they
+            are opened to see their sizes, then while they are decoded.
 
     Raises:
         ValueError: an argument is wrong, files are missing, or a file does not hold
@@ -186,12 +186,16 @@ def load(
             path if isinstance(path, Layout) else Layout("" if path is None else path)
         )
         wanted = FILES[name][0].over(
-            layout=layout, stream=stream, tested=tested, groups=groups
+            layout=layout,
+            stream=stream,
+            tested=tested,
+            groups=groups,
+            progress=progress,
         )
         side = 1 if features_from is not None and wanted.shape is None else image_size
         if side is not None:
             wanted = dataclasses.replace(wanted, shape=(side, side, 3))
-        dataset = _found(name, wanted, features_from is None, progress)
+        dataset = _found(name, wanted, features_from is None)
         wanted.record.warn()
     if features_from is not None and name != "features":
         dataset = _with_features(dataset, features_from, tested)
@@ -293,9 +297,7 @@ def _labels(source: Any) -> np.ndarray:
     return labels[rows]
 
 
-def _found(
-    name: str, wanted: Wanted, decoded: bool, progress: Progress | None
-) -> Dataset:
+def _found(name: str, wanted: Wanted, decoded: bool) -> Dataset:
     train, test, classes = find_images(name, _existing(name, wanted.layout), wanted)
     _, mean, std = FILES[name]
     if len(mean) != train.shape[-1]:
@@ -307,8 +309,8 @@ def _found(
     def report(more: int) -> None:
         nonlocal done
         done += more
-        if progress is not None:
-            progress(done, total)
+        if wanted.progress is not None:
+            wanted.progress(done, total)
 
     if wanted.own and len(classes) < 2:
         remedy = "two classes or more are needed: see --labels and --labels-from-name"

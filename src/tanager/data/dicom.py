@@ -1,10 +1,11 @@
 """Read an image of a DICOM file, by pydicom (the extra ``[dicom]``).
 
-Values become grey by the file's own numbers: rescaled (slope and intercept), then by
-its first window (center and width, linear: DICOM PS3.3, C.11.2.1.2.1), or else from the
-least to the largest value that its stored bits can hold. MONOCHROME1 is inverted. RGB
-and YBR images become RGB. Lookup tables are not applied. Of several frames the first
-one is read. No message holds a value of the file: patients' names are in it.
+Values become grey by the file's own numbers: by its modality table, or else rescaled
+(slope and intercept); then by its first VOI table, or else its first window (DICOM
+PS3.3, C.11.1 and C.11.2), or else from the least to the largest value that its stored
+bits can hold. MONOCHROME1 is inverted. RGB, YBR and palette images become RGB. Of
+several frames the first one is read. No message holds a value of the file: patients'
+names are in it.
 """
 
 import io
@@ -65,7 +66,11 @@ def open_dicom(content: bytes | str | os.PathLike[str], largest: int) -> "Image"
             "PNG"
         ) from None
     if pixels is None:
-        rule = "it has a palette" if fits else "it has too many pixels, or none"
+        rule = (
+            "its photometric interpretation is not read"
+            if fits
+            else "it has too many pixels, or none"
+        )
         raise ValueError(f"{rule}: convert it to PNG")
     return Image.fromarray(pixels)
 
@@ -74,22 +79,83 @@ def _colours(data: Any, values: np.ndarray) -> np.ndarray:
     return (values >> 8 * (values.dtype.itemsize - 1)).astype(np.uint8)
 
 
+def _palette(data: Any, values: np.ndarray) -> np.ndarray:
+    """Return the colours that the tables of a file have for its values, as uint8."""
+    from pydicom.pixels.processing import apply_color_lut
+
+    entries, first, bits = data.RedPaletteColorLookupTableDescriptor
+    entries = entries or 1 << 16
+    names = [
+        f"{c}PaletteColorLookupTableData" for c in ("Red", "Green", "Blue", "Alpha")
+    ]
+    tables = {name: table for name in names if (table := data.get(name))}
+    if not tables and entries > 1 << bits:
+        raise ValueError("pydicom counts entries in as many bits as one of them has")
+    for name, table in tables.items():
+        if len(table) < 2 * entries:
+            bits = 8
+            wide = np.frombuffer(table, np.uint8)[:entries].astype(np.uint16)
+            setattr(data, name, wide.tobytes())
+    values = np.clip(values.astype(np.int64), first, first + entries - 1)
+    return (apply_color_lut(values, data)[..., :3] >> (bits - 8)).astype(np.uint8)
+
+
 def _grey(data: Any, values: np.ndarray) -> np.ndarray:
-    """Return values as uint8, by the rescaling and the window of their file."""
-    slope = float(data.get("RescaleSlope", 1) or 1)
-    intercept = float(data.get("RescaleIntercept", 0) or 0)
-    numbers = values.astype(np.float64) * slope + intercept
-    center, width = (_first(data.get(f"Window{name}")) for name in ("Center", "Width"))
-    if center is None or width is None or width < 1:
-        levels = 2 ** int(data.BitsStored)
-        least = -levels // 2 if int(data.PixelRepresentation) else 0
-        ends = [value * slope + intercept for value in (least, least + levels - 1)]
-        share = (numbers - min(ends)) / (max(ends) - min(ends))
-    elif width == 1:
-        share = (numbers > center - 0.5).astype(np.float64)
+    """Return values as uint8, by the tables, rescaling and window of their file."""
+    from pydicom.pixels.processing import apply_modality_lut, apply_voi, apply_windowing
+
+    _flatten(data)
+    levels = 1 << int(data.BitsStored)
+    ends = np.arange(2) * (levels - 1)
+    ends -= levels // 2 if int(data.PixelRepresentation) else 0
+    values = values.astype(np.int64)
+    if data.get("ModalityLUTSequence"):
+        data.RescaleSlope, data.RescaleIntercept = 1, 0
+        values, greatest = _in_table(values, data.ModalityLUTSequence[0])
+        values, ends = apply_modality_lut(values, data), np.array([0, greatest])
     else:
-        share = (numbers - (center - 0.5)) / (width - 1) + 0.5
+        data.RescaleSlope = data.get("RescaleSlope") or 1
+        data.RescaleIntercept = data.get("RescaleIntercept") or 0
+        values, ends = apply_modality_lut(values, data), apply_modality_lut(ends, data)
+    low, high = min(ends), max(ends)
+    if data.get("VOILUTSequence"):
+        whole = np.rint(values).astype(np.int64)
+        values, high = _in_table(whole, data.VOILUTSequence[0])
+        values, low = apply_voi(values, data), 0
+    elif _has_window(data):
+        low, high = apply_windowing(np.array([-np.inf, np.inf]), data)
+        values = apply_windowing(values, data)
+    share = (values.astype(np.float64) - low) / (high - low)
     return np.rint(255 * np.clip(share, 0, 1)).astype(np.uint8)
+
+
+def _flatten(data: Any) -> None:
+    """Bring what an enhanced file says of all frames, or of the first one, on top."""
+    for groups in ("SharedFunctionalGroups", "PerFrameFunctionalGroups"):
+        for group in list(data.get(f"{groups}Sequence") or ())[:1]:
+            for name in ("PixelValueTransformation", "FrameVOILUT"):
+                for item in list(group.get(f"{name}Sequence") or ())[:1]:
+                    data.update(item)
+
+
+def _in_table(values: np.ndarray, table: Any) -> tuple[np.ndarray, int]:
+    """Return values that a table has entries for, and the greatest that one can be.
+
+    The entries get 16 bits, because pydicom counts in as many bits as they have.
+    """
+    entries, first, bits = table.LUTDescriptor
+    table.LUTDescriptor = [entries, first, 16]
+    return np.clip(values, first, first + (entries or 1 << 16) - 1), (1 << bits) - 1
+
+
+def _has_window(data: Any) -> bool:
+    """Return whether the first window of a file has a center, and a width in range."""
+    if not data.get("VOILUTFunction"):
+        data.VOILUTFunction = "LINEAR"
+    center, width = (_first(data.get(f"Window{name}")) for name in ("Center", "Width"))
+    if center is None or width is None:
+        return False
+    return width >= 1 or (width > 0 and data.VOILUTFunction.upper() != "LINEAR")
 
 
 def _inverted(data: Any, values: np.ndarray) -> np.ndarray:
@@ -103,8 +169,11 @@ def _first(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float | str) else float(value[0])
 
 
-_KINDS = {"MONOCHROME1": _inverted, "MONOCHROME2": _grey, "RGB": _colours}
-_KINDS |= dict.fromkeys(
-    ("YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT", "YBR_PARTIAL_420"), _colours
-)
+_YBR = ("YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT", "YBR_PARTIAL_420")
+_KINDS = {
+    "MONOCHROME1": _inverted,
+    "MONOCHROME2": _grey,
+    "PALETTE COLOR": _palette,
+    **dict.fromkeys(("RGB", *_YBR), _colours),
+}
 """How pixels become uint8, by the photometric interpretation; pydicom makes RGB."""

@@ -36,7 +36,7 @@ from tanager.data.folder import (
 from tanager.data.labels import number_labels
 from tanager.data.layout import Layout, Record, described, looked, outermost, walked
 from tanager.data.shards import all_shards, find_shards
-from tanager.data.streamed import EncodedImages, StreamedImages, common_shape
+from tanager.data.streamed import EncodedImages, Progress, StreamedImages, common_shape
 from tanager.data.tables import (
     IMAGE_COLUMNS,
     LABEL_COLUMNS,
@@ -92,6 +92,7 @@ class Wanted:
             may differ in size, and stay grey if all are.
         layout: where images and labels are.
         record: of how files were read.
+        progress: called with the number of images opened so far, and of all.
     """
 
     tests: Sequence[str]
@@ -104,6 +105,7 @@ class Wanted:
     own: bool = False
     layout: Layout = dataclasses.field(default_factory=lambda: Layout(""))
     record: Record = dataclasses.field(default_factory=Record)
+    progress: Progress | None = None
 
     def over(self, **changes: Any) -> Self:
         """Return a copy with changes, and a new record."""
@@ -370,9 +372,9 @@ def _shape(wanted: Wanted, sources: Sequence[EncodedImages]) -> tuple[int, int, 
         height, width, channels = wanted.shape
         in_memory = not wanted.streams(sum(map(len, sources)), wanted.shape)
         if wanted.own and in_memory:
-            channels = common_shape(sources)[1]
+            channels = common_shape(sources, wanted.progress)[1]
         return height, width, channels
-    size, channels = common_shape(sources)
+    size, channels = common_shape(sources, wanted.progress)
     if size is None and not wanted.own:
         validate.refuse(
             "image_size",

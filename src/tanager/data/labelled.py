@@ -11,7 +11,6 @@ import numpy as np
 
 from tanager import _validate as validate
 from tanager._reading import UnreadableFile, reading, refuse_file
-from tanager.data.decoding import SUFFIXES
 from tanager.data.folder import (
     TESTS,
     TRAINS,
@@ -173,28 +172,52 @@ def table_of(folder: Path, layout: Layout, record: Record) -> Path | None:
         validate.refuse("labels", str(file), "is not a file", "give a CSV file")
     _, others, below = looked(folder)
     tables = [name for name in others if name.lower().endswith(TABLES)]
-    if len(tables) != 1 or len(below) > 1:
+    if len(tables) != 1:
         return None
     file = folder / tables[0]
-    nested = any(has_classes(folder / name) for name in below)
-    if nested and not _names_images(folder, file):
+    several = len(below) > 1 or any(has_classes(folder / name) for name in below)
+    if several and not _has_labels(folder, file, layout):
         return None
     record.notes.append(f"labels are read from {file.name}")
     return file
 
 
-def _names_images(folder: Path, file: Path) -> bool:
-    """Return whether a column of a CSV file names images of a folder by whole names."""
+def _has_labels(folder: Path, file: Path, layout: Layout) -> bool:
+    """Return whether the labels are in a CSV file, not in the names of the folders.
+
+    Refuse a file that names images in several folders and may hold labels, or not.
+    """
     try:
-        _, rows = _rows(file)
+        names, rows = _rows(file)
     except UnreadableFile:
         return False
-    known = _known(folder, file, _files(folder, Record()))
-    columns = zip(*rows, strict=True)
-    return any(
-        all(known.get(cell) and cell.lower().endswith(SUFFIXES) for cell in column)
-        for column in columns
+    files = _files(folder, Record())
+    known = _known(folder, file, files)
+    columns = [*zip(*rows, strict=True)]
+    images = max(([known.get(cell) for cell in each] for each in columns), key=_count)
+    if 2 * _count(images) <= max(len(rows), len(files)):
+        return False
+    found = [n for n, image in enumerate(images) if image]
+    places = [part[:1] for part in _places([images[n] or "" for n in found])]
+    for column in columns:
+        pairs = {(place, column[n]) for place, n in zip(places, found, strict=True)}
+        values = {value for _, value in pairs}
+        if 1 < len(pairs) == len({*places}) == len(values) < len(found):
+            return False  # The folders are its values.
+    usual = {*LABEL_NAMES}.intersection(name.lower() for name in names)
+    if usual or layout.label_column or len({*places}) == 1 or len(names) == 2:
+        return True
+    return refuse_file(
+        file,
+        f"names images in {len({*places})} folders, and may hold their labels",
+        f"{_shown(names)}: give --labels {file.name} --label-column NAME; or, if each "
+        "folder is one class, move this file elsewhere",
+        "labels",
     )
+
+
+def _count(images: Sequence[str | None]) -> int:
+    return sum(map(bool, images))
 
 
 def _files(folder: Path, record: Record, besides: Path | None = None) -> list[str]:
@@ -221,9 +244,7 @@ def _folders(
     """
     if groups != "folder":
         return None
-    parts = [_besides_half(file) for file in files]
-    while all(part[:1] == parts[0][:1] != () for part in parts):
-        parts = [part[1:] for part in parts]
+    parts = _places(files)
     for file, part in zip(files, parts, strict=True):
         if not part:
             rule = "has images that are not in a folder of their owner"
@@ -236,6 +257,14 @@ def _folders(
                 "move it up, or name the owners in a column (--groups COLUMN)",
             )
     return np.array([part[0] for part in parts])
+
+
+def _places(files: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the folders of each file, without train, test, and those around all."""
+    parts = [_besides_half(file) for file in files]
+    while all(part[:1] == parts[0][:1] != () for part in parts):
+        parts = [part[1:] for part in parts]
+    return parts
 
 
 def _half(file: str) -> str:

@@ -7,6 +7,7 @@ indices is protected less. `tanager.data.grouped` protects persons.
 """
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,8 +17,10 @@ from tanager import _validate as validate
 from tanager._reading import UnreadableFile
 
 
-# Object, bytes, text, dates and durations: what no device can hold.
-_REFUSED_KINDS = "OSUMm"
+# Object, bytes, text (of two kinds), dates, durations: what no device can hold.
+_REFUSED_KINDS = "OSUTMm"
+_NARROW = {"i": "i4", "u": "u4", "f": "f4", "c": "c8"}
+"""What JAX makes of wider numbers, by their kind."""
 
 
 @runtime_checkable
@@ -87,6 +90,12 @@ class ArraySource:
             if isinstance(leaf, np.ma.MaskedArray):
                 remedy = "fill it with a value of your choice: array.filled(0)"
                 validate.refuse(name, "masked array", "must have no mask", remedy)
+            if _has_nulls(leaf):
+                rule, remedy = (
+                    "has missing values",
+                    "fill them, or leave out their rows",
+                )
+                validate.refuse(name, type(leaf).__name__, rule, remedy)
         self.tree = map_leaves(_native, tree)
         self._length = _common_length(self.tree)
         for name, leaf in _named_leaves(self.tree):
@@ -162,7 +171,7 @@ def as_source(data: Any) -> Source:
 
 def _remedy(data: Any) -> str | None:
     """Return how to give what has a length and items, but not one for each example."""
-    if isinstance(data, str | bytes):
+    if isinstance(data, str | bytes | os.PathLike):
         return "tanager.data.load reads files"
     if isinstance(data, Mapping):
         if "train" in data:
@@ -176,22 +185,37 @@ def _remedy(data: Any) -> str | None:
 def _native(leaf: Any) -> np.ndarray:
     """Return an array in the byte order of this machine."""
     array = np.asarray(leaf)
+    if array.dtype.isnative:
+        return array
     return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def _has_nulls(column: Any) -> bool:
+    """Return whether values of a pandas, polars or Arrow column are missing.
+
+    NumPy would make them NaN.
+    """
+    if hasattr(column, "isna"):
+        return bool(np.any(column.isna()))
+    count: Any = getattr(column, "null_count", 0)
+    if not isinstance(count, int):
+        count = count()
+    return bool(np.any(count))
 
 
 def _refuse_narrowed(name: str, leaf: np.ndarray) -> None:
     """Refuse numbers of 64 bits that JAX would cut to 32 with other values."""
-    if leaf.dtype.kind not in "iuf" or leaf.dtype.itemsize < 8 or _wide():
+    narrow = np.dtype(_NARROW.get(leaf.dtype.kind, leaf.dtype))
+    if leaf.dtype.itemsize <= narrow.itemsize or _wide():
         return
-    narrow = np.dtype(f"{leaf.dtype.kind}4")
     with np.errstate(over="ignore"):
         same = leaf == leaf.astype(narrow)
-    if leaf.dtype.kind == "f":
+    if leaf.dtype.kind in "fc":
         same |= np.isnan(leaf)
     if not same.all():
-        if leaf.dtype.kind == "f":
-            rule = "would lose digits in float32, which JAX computes with"
-            remedy = "round it yourself: array.astype(numpy.float32)"
+        if leaf.dtype.kind in "fc":
+            rule = f"would lose digits in {narrow.name}, which JAX computes with"
+            remedy = f"round it yourself: array.astype(numpy.{narrow.name})"
         else:
             rule = f"has numbers beyond {narrow.name}, which JAX computes with"
             remedy = "leave it out, or number its values from 0"

@@ -23,6 +23,7 @@ from tanager.data.source import (
 
 
 Report = Callable[[int], None]
+Progress = Callable[[int, int], None]
 _ENDS = 1 << 16  # bytes of a file's beginning and end that identify it
 _PART = 256  # images per task of the thread pool
 
@@ -123,14 +124,15 @@ class EncodedImages(StreamedImages):
 
 
 def common_shape(
-    sources: Sequence[EncodedImages],
+    sources: Sequence[EncodedImages], progress: Progress | None = None
 ) -> tuple[tuple[int, int] | None, int]:
     """Open every image; return the (H, W) that all have, and the number of channels.
 
     If all are grey they have one channel, otherwise three. (H, W) is None if they
-    differ in size.
+    differ in size. `progress` is called with (opened, all) now and then.
     """
     sizes, channels = set(), 1
+    done, total = 0, sum(map(len, sources))
     for source in sources:
         for index in range(len(source)):
             file, place = source.place(index)
@@ -141,6 +143,9 @@ def common_shape(
             ):
                 sizes.add(upright_size(image))
                 channels = channels if is_grey(image) else 3
+            done += 1
+            if progress is not None and (done % _PART == 0 or done == total):
+                progress(done, total)
     return (sizes.pop() if len(sizes) == 1 else None), channels
 
 

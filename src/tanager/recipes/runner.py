@@ -1,8 +1,9 @@
 """Run a recipe: from its fields to a trained model in a folder."""
 
+import contextlib
 import dataclasses
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from tanager.training.loop import train
 from tanager.training.precision import computing
 from tanager.training.problem import DPSGD, Runtime
 from tanager.training.result import TrainResult
-from tanager.training.run_folder import RunFolder, numbered
+from tanager.training.run_folder import RunFolder, numbered, remove_unused
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,6 +125,22 @@ def prepare(
     return Prepared(name, recipe, dataset, budget, reasons)
 
 
+@contextlib.contextmanager
+def in_folder(prepared: Prepared) -> Iterator[Prepared]:
+    """Give a run without a folder the next one; remove it if the run is refused."""
+    if prepared.recipe.out is not None:
+        yield prepared
+        return
+    out = hosts.from_chief(lambda: str(numbered(prepared.name)))
+    try:
+        recipe = dataclasses.replace(prepared.recipe, out=out)
+        yield dataclasses.replace(prepared, recipe=recipe)
+    except BaseException:
+        if hosts.is_chief():
+            remove_unused(out)
+        raise
+
+
 def run(
     prepared: Prepared,
     progress: bool = True,
@@ -133,7 +150,7 @@ def run(
     on_estimate: Callable[[Estimate], None] | None = None,
     fast: bool = False,
 ) -> TrainResult:
-    """Train what was prepared, in the recipe's folder.
+    """Train what was prepared, in the recipe's folder, or else in the next one.
 
     Args:
         prepared: what `prepare` returned.
@@ -147,10 +164,10 @@ def run(
     Raises:
         ValueError: see `tanager.train`.
     """
-    recipe, dataset = prepared.recipe, prepared.dataset
     progress = progress and hosts.is_chief()
-    with computing(recipe.precision):
-        out = recipe.out or hosts.from_chief(lambda: str(numbered(prepared.name)))
+    with computing(prepared.recipe.precision), in_folder(prepared) as placed:
+        recipe, dataset = placed.recipe, placed.dataset
+        out = str(recipe.out)
         spent, delta = [prepared.budget.mechanism], prepared.budget.delta
         charging.require_room(account, spent, delta, out, recipe.seed)
         folder = hosts.chief_first(lambda: RunFolder(out))

@@ -393,7 +393,7 @@ def progress_bar(title: str, shown: bool) -> Iterator[Callable[[int, int], None]
         task = bar.add_task(title, total=None, rate="")
 
         def report(done: int, total: int) -> None:
-            rate = f"{bar.tasks[0].speed or 0:.0f} images/s"
+            rate = f"{done} of {total}, {bar.tasks[0].speed or 0:.0f} images/s"
             bar.update(task, completed=done, total=total, rate=rate)
 
         yield report

@@ -29,6 +29,7 @@ _CONFIG = {
     "physical_batch_size": Maybe(int),
     "weights": Maybe(_ORIGIN),
     "recipe": Maybe(Each(object)),
+    "automatic": Maybe(Each(str)),
     "private_search": Maybe(bool),
     "study": Maybe({"path": str, "trial": int, "prediction": Maybe(_PREDICTION)}),
 }

@@ -11,14 +11,12 @@ from typing import Any
 
 from tanager.privacy.mechanism import LARGE_EPSILON
 from tanager.report import guarantee, run_figures
+from tanager.report.evaluation_page import by_class
 from tanager.report.render import require, write_page
 from tanager.report.run_files import read_config, read_metrics, read_result
 
 
 _Fields = Mapping[str, Any]
-
-_MOST_CLASSES = 20  # of a confusion matrix that fits on a page
-_WORST = 10
 
 
 def write_report(run: Path) -> Path:
@@ -38,7 +36,7 @@ def write_report(run: Path) -> Path:
     for name in ("config.json", "result.json"):
         require(run, "run", name, "give the folder of a finished run")
     config, result, metrics = read_config(run), read_result(run), read_metrics(run)
-    classes = _classes(result)
+    average = (result["measures"] or {}).get("average")
     shape = (config["architecture"] or {}).get("image_shape")
     return write_page(
         run,
@@ -49,10 +47,7 @@ def write_report(run: Path) -> Path:
         recipe=without_folders(config["recipe"] or {}),
         result=result,
         measures=result["measures"],
-        classes=classes,
-        intervals=any(each["interval"] for each in classes),
-        few=len(classes) <= _MOST_CLASSES,
-        worst=_worst(classes),
+        **by_class(result["per_class"] or (), average or {}),
         shape=shape,
         on_features=shape is not None and len(shape) == 1,
         held_out=(config["recipe"] or {}).get("validation_examples"),
@@ -89,31 +84,3 @@ def without_folders(value: Any) -> Any:
             return [without_folders(each) for each in value]
         case _:
             return value
-
-
-def _classes(result: _Fields) -> list[dict[str, Any]]:
-    """Return each class with its results, and what it is most often taken for."""
-    unknown: dict[str, Any] = dict.fromkeys(
-        ("interval", "auroc", "taken_for", "mistake")
-    )
-    rows: list[dict[str, Any]] = [
-        unknown | dict(each) for each in result["per_class"] or ()
-    ]
-    average: _Fields = (result["measures"] or {}).get("average") or {}
-    for row, each in zip(rows, average.get("per_class") or (), strict=False):
-        row |= {"interval": each["accuracy"], "auroc": each["auroc"]}
-    matrix: list[list[int]] = average.get("confusion_matrix") or []
-    for number, counts in enumerate(matrix):
-        total = max(sum(counts), 1)
-        rows[number]["taken_for"] = counts
-        rows[number]["shares"] = [count / total for count in counts]
-        wrong = [0 if k == number else count for k, count in enumerate(counts)]
-        if any(wrong):
-            mistake = wrong.index(max(wrong))
-            rows[number]["mistake"] = (rows[mistake]["class"], wrong[mistake])
-    return rows
-
-
-def _worst(classes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    measured = [each for each in classes if each["accuracy_ema"] is not None]
-    return sorted(measured, key=lambda each: each["accuracy_ema"])[:_WORST]

@@ -15,6 +15,7 @@ from jaxtyping import PyTree
 
 from tanager import _validate as validate
 from tanager._files import as_json
+from tanager.clipping.analysis.refusals import check_leaves
 from tanager.parallel import hosts
 from tanager.report.run_files import check_description
 from tanager.training.evaluate import Evaluation
@@ -46,6 +47,7 @@ def check(
         rule = "must be at most the number of examples"
         validate.refuse("hosts", count, rule, "train on fewer hosts")
     trained, fixed = problem.split()
+    check_leaves(trained, fixed)
     check_parameters(trained, fixed)
     check_optimizer(algorithm.optimizer, trained)
     if expected < 1:

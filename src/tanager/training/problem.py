@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
 import jax
+import numpy as np
 import optax
 from jaxtyping import PyTree
 
@@ -98,8 +99,18 @@ class Problem:
         }
 
     def split(self) -> tuple[PyTree, PyTree]:
-        """Return the leaves that are trained and the others, None in their places."""
-        return split(self.params, self.trainable)
+        """Return the leaves that are trained and the others, None in their places.
+
+        NumPy's float64 becomes what JAX computes with.
+        """
+        trained, fixed = split(self.params, self.trainable)
+        return jax.tree.map(_canonical, trained), fixed
+
+
+def _canonical(leaf: Any) -> Any:
+    if not isinstance(leaf, np.ndarray | np.generic):
+        return leaf
+    return leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

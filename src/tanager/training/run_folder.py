@@ -14,6 +14,7 @@ Everything outside `private/` depends on the training examples through noise onl
 except timings: they tell how many physical batches a step took.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -52,6 +53,18 @@ def numbered(name: str, parent: str | os.PathLike = "runs") -> Path:
             return path
         except FileExistsError:
             number += 1
+
+
+def remove_unused(path: str | os.PathLike) -> None:
+    """Remove the folder of a run that was refused: empty, or with an unused seed."""
+    path = Path(path)
+    private, seed = path / "private", path / "private/seed.json"
+    with contextlib.suppress(
+        OSError, ValueError
+    ):  # A folder with other files is not removed.
+        files = {*path.iterdir(), *(private.iterdir() if private.exists() else ())}
+        if not files - {private, seed} and not (seed.exists() and _read_seed(seed)[1]):
+            shutil.rmtree(path)
 
 
 def unfinished(name: str, parent: str | os.PathLike = "runs") -> Path:

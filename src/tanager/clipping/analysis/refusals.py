@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import PyTree
 
 from tanager.clipping.analysis.jaxprs import every_equation
@@ -112,10 +113,10 @@ def _shares_bits(equation: Any) -> bool:
 
 
 def check_leaves(trainable: PyTree, fixed: PyTree) -> None:
-    """Refuse parameters without a leaf to train, complex ones, and Python's floats.
+    """Refuse parameters without a leaf to train, complex or masked ones, and floats.
 
-    A float in a dict, list or tuple looks like a parameter and would not be trained.
-    Those of modules are settings, such as the rate of a dropout.
+    A Python float in a dict, list or tuple looks like a parameter and would not be
+    trained. Those of modules are settings, such as the rate of a dropout.
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(fixed):
         plain = (jax.tree_util.DictKey, jax.tree_util.SequenceKey)
@@ -126,6 +127,12 @@ def check_leaves(trainable: PyTree, fixed: PyTree) -> None:
                 "train it, or leave it out of params and use it in the loss as it is"
             )
     leaves = jax.tree.leaves(trainable)
+    for path, leaf in jax.tree_util.tree_leaves_with_path((trainable, fixed)):
+        if isinstance(leaf, np.ma.MaskedArray):
+            raise ValueError(
+                f"params{jax.tree_util.keystr(path[1:])} (='masked array') must have "
+                "no mask: fill it with a value of your choice: array.filled(0)"
+            )
     if not leaves:
         raise ValueError(
             "params must hold at least one floating-point array to train; of an NNX "

@@ -1,0 +1,98 @@
+"""The page of an evaluation, and what it shares with the page of a run."""
+
+import datetime
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import Any
+
+from tanager._files import write_text
+from tanager._version import __version__
+from tanager.report.render import render
+
+
+_Fields = Mapping[str, Any]
+
+_MOST_CLASSES = 20  # of a confusion matrix that fits on a page
+_WORST = 10
+
+
+def write_evaluation(
+    page: Path, found: _Fields, model: str, data: str, which: str
+) -> Path:
+    """Write how good a model is on labelled images as one HTML page; return its path.
+
+    Of a path it shows the last part: those before it can tell who the user is.
+
+    Args:
+        page: the file to write.
+        found: what `tanager.measures.measure` returned.
+        model: what was measured, a path or a name.
+        data: the images, a path or a name.
+        which: of them, such as "test examples".
+    """
+    rows = [
+        {
+            "class": each["class"],
+            "examples": each["examples"],
+            "accuracy_ema": each["accuracy"]["value"],
+        }
+        for each in found["per_class"]
+    ]
+    content = render(
+        "evaluation.html",
+        kind="Evaluation of a model with tanager",
+        subject=_last(data),
+        model=model if model.startswith("hf:") else _last(model),
+        which=which,
+        date=datetime.date.today().isoformat(),
+        version=__version__,
+        found=found,
+        **by_class(rows, found),
+    )
+    write_text(page, content)
+    return page
+
+
+def _last(path: str) -> str:
+    return PurePath(path).name or path
+
+
+def by_class(per_class: Sequence[_Fields], measures: _Fields) -> dict[str, Any]:
+    """Return what templates/measures.html shows of each class.
+
+    Args:
+        per_class: ``class``, ``examples`` and ``accuracy_ema`` of each.
+        measures: with ``confusion_matrix`` and ``per_class``, if they were measured.
+    """
+    classes = _rows(per_class, measures)
+    return {
+        "classes": classes,
+        "intervals": any(each["interval"] for each in classes),
+        "few": len(classes) <= _MOST_CLASSES,
+        "worst": _worst(classes),
+    }
+
+
+def _rows(per_class: Sequence[_Fields], measures: _Fields) -> list[dict[str, Any]]:
+    """Return each class with its results, and what it is most often taken for."""
+    unknown: dict[str, Any] = dict.fromkeys(
+        ("interval", "auroc", "taken_for", "mistake")
+    )
+    rows: list[dict[str, Any]] = [unknown | dict(each) for each in per_class]
+    for row, each in zip(rows, measures.get("per_class") or (), strict=False):
+        row |= {"interval": each["accuracy"], "auroc": each["auroc"]}
+    matrix: list[list[int]] = measures.get("confusion_matrix") or []
+    for number, counts in enumerate(matrix):
+        total = max(sum(counts), 1)
+        rows[number]["taken_for"] = counts
+        rows[number]["shares"] = [count / total for count in counts]
+        wrong = [0 if k == number else count for k, count in enumerate(counts)]
+        if any(wrong):
+            mistake = wrong.index(max(wrong))
+            rows[number]["mistake"] = (rows[mistake]["class"], wrong[mistake])
+    return rows
+
+
+def _worst(classes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    measured = [each for each in classes if each["accuracy_ema"] is not None]
+    return sorted(measured, key=lambda each: each["accuracy_ema"])[:_WORST]
