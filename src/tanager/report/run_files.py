@@ -29,6 +29,7 @@ _CONFIG = {
     "physical_batch_size": Maybe(int),
     "weights": Maybe(_ORIGIN),
     "recipe": Maybe(Each(object)),
+    "noisy_counts": Maybe({"counts": [float], "weights": [float]}),
     "private_search": Maybe(bool),
     "study": Maybe({"path": str, "trial": int, "prediction": Maybe(_PREDICTION)}),
 }
@@ -64,6 +65,7 @@ _RESULT = {
     "accountant": str,
     "sample_rate": float,
     "noise_multiplier": float,
+    "class_counts_noise": _NUMBER,
     "clip_norm": _NUMBER,
     "steps": int,
     "examples": int,

@@ -45,6 +45,13 @@ def check(
     if examples < count:
         rule = "must be at most the number of examples"
         validate.refuse("hosts", count, rule, "train on fewer hosts")
+    if (problem.labels is None) != (algorithm.class_counts is None):
+        validate.refuse(
+            "class_counts",
+            algorithm.class_counts,
+            "must be given with the labels of the problem, and only with them",
+            "see tanager.training.class_weights.balanced",
+        )
     trained, fixed = problem.split()
     check_parameters(trained, fixed)
     check_optimizer(algorithm.optimizer, trained)
