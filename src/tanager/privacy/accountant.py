@@ -271,11 +271,15 @@ def gdp_clt_mu(mechanism: Mechanism) -> float:
 
 
 def parts_of(*mechanisms: Mechanism, group: int = 1) -> tuple[_pld.Part, ...]:
-    """Return mechanisms as parts for PLD, those of the same settings as one."""
+    """Return mechanisms as parts for PLD, those of the same settings as one.
+
+    They are in one order, so that ε does not depend on that of the mechanisms.
+    """
     steps: Counter[tuple[float, float]] = Counter()
     for one in mechanisms:
         steps[float(one.sample_rate), float(one.noise_multiplier)] += int(one.steps)
-    return tuple(_pld.Part(*key, count, int(group)) for key, count in steps.items())
+    ordered = sorted(steps.items())
+    return tuple(_pld.Part(*key, count, int(group)) for key, count in ordered)
 
 
 def _check_group(group: int, accountant: str, adjacency: Adjacency) -> None:

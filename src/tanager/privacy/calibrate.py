@@ -130,9 +130,8 @@ def calibrate_beside(
 ) -> Mechanism:
     """Complete a mechanism so that it and others together spend at most ε at δ.
 
-    Args:
-        others: on the same data, of the same adjacency; see `calibrate` for the rest.
-            Beside any, the accountant must be "pld" or "rdp".
+    The `others` are on the same data and of the same adjacency. Beside any, the
+    accountant must be "pld" or "rdp". The rest is as in `calibrate`.
 
     Raises:
         ValueError: see `calibrate`.
