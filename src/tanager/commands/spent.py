@@ -30,6 +30,7 @@ _CONFIG = {
     "unit": Maybe(str),
     "delta": Maybe(float),
     "mechanism": Maybe(_MECHANISM),
+    "class_counts": Maybe(_MECHANISM),
     "recipe": Maybe({"seed": Maybe(int)}),
 }
 _STUDY = {
@@ -88,8 +89,9 @@ def spent_by(account: Account, run: Path, delta: float) -> tuple[Account, Charge
     )
     more = config.get("delta") or delta, path.parent if run.is_dir() else path, secret
     charge = charging.charge_of(account, made, *more)
-    if whole := config.get("mechanism"):
-        whole = Mechanism(**{name: whole[name] for name in _MECHANISM})
+    planned = filter(None, map(config.get, ("class_counts", "mechanism")))
+    for one in planned:
+        whole = Mechanism(**{name: one[name] for name in _MECHANISM})
         charge = charge.joined(charging.charge_of(account, [whole], *more))
     return account, dataclasses.replace(charge, id=config.get("charge") or charge.id)
 

@@ -12,6 +12,7 @@ from tanager._heap import run_in_place
 from tanager._terminal import new_console
 from tanager.commands import accounts, flags, studies
 from tanager.commands.tables import print_json
+from tanager.privacy.class_counts import deviation_of
 from tanager.privacy.plan import delta_warning
 from tanager.privacy.shown import format_epsilon
 from tanager.recipes.recipe import Recipe
@@ -93,6 +94,11 @@ def _train(
             f"({mechanism.adjacency}, {recipe.accountant.upper()}): noise multiplier "
             f"{mechanism.noise_multiplier:.4g}, expected batch {recipe.batch_size}, "
             f"{mechanism.steps} steps"
+        )
+    if (counts := budget.class_counts) is not None:
+        console.print(
+            "class weights: from noisy counts, in this budget: noise of standard "
+            f"deviation {deviation_of(counts):.4g} on each count"
         )
     with runner.in_folder(prepared) as placed:
         out = placed.recipe.out

@@ -279,7 +279,7 @@ def _of_features(path: str | Path | None, tested: bool, groups: str | None) -> D
 
 def _with_features(dataset: Dataset, path: str | Path, tested: bool) -> Dataset:
     """Put features in the place of the images that they were made of."""
-    labels = {"train": _labels(dataset.train), "test": _labels(dataset.test)}
+    labels = {"train": labels_of(dataset.train), "test": labels_of(dataset.test)}
     found = read_features(path, tested=tested, data=(dataset.classes, labels))
     return dataclasses.replace(
         dataset,
@@ -291,7 +291,8 @@ def _with_features(dataset: Dataset, path: str | Path, tested: bool) -> Dataset:
     )
 
 
-def _labels(source: Any) -> np.ndarray:
+def labels_of(source: Any) -> np.ndarray:
+    """Return the labels of a data set's source, int32[N], without reading images."""
     base, rows = unfolded(source)
     labels = base.tree["label"] if isinstance(base, ArraySource) else base.labels
     return labels[rows]
@@ -362,7 +363,7 @@ def _with_classes(dataset: Dataset, names: tuple[str, ...]) -> Dataset:
 
     def of_classes(source: Any) -> tuple[Source, np.ndarray]:
         base, rows = unfolded(source)
-        found = numbers[_labels(source)]
+        found = numbers[labels_of(source)]
         chosen = np.flatnonzero(found >= 0)
         if isinstance(base, ArraySource):
             examples = {**source.gather(chosen), "label": found[chosen]}

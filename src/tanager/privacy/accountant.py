@@ -187,19 +187,34 @@ def delta(mechanism: Mechanism, epsilon: float) -> float:
     return spent
 
 
-def composed_epsilon(mechanisms: Sequence[Mechanism], delta: float) -> float:
-    """Return the ε of several mechanisms on the same data together, by PLD.
+def composed_epsilon(
+    mechanisms: Sequence[Mechanism],
+    delta: float,
+    accountant: str = Accountant.PLD,
+    coarseness: float = 1.0,
+    group: int = 1,
+) -> float:
+    """Return the ε of several mechanisms on the same data together.
+
+    `accountant` is "pld" or "rdp"; `coarseness` and `group` are those of `epsilon`.
 
     Raises:
-        ValueError: δ is out of range, or the adjacencies differ: they have no common ε.
+        ValueError: δ is out of range, the adjacencies differ, so that they have no
+            common ε, or it has no bound by this accountant or for this group.
     """
     validate.probability(delta=delta)
     if not mechanisms:
         return 0.0
     adjacency = common_adjacency(mechanisms)
+    check_claim(accountant, adjacency)
+    if group > 1:
+        _check_group(group, accountant, adjacency)
     if any(one.noise_multiplier == 0 for one in mechanisms):
         return math.inf
-    return _epsilon_pld(parts_of(*mechanisms), float(delta), adjacency)
+    parts = parts_of(*mechanisms, group=group)
+    if accountant == Accountant.RDP:
+        return _epsilon_rdp(parts, delta, adjacency)
+    return _epsilon_pld(parts, float(delta), adjacency, float(coarseness))
 
 
 def rdp(mechanism: Mechanism, orders: Sequence[float]) -> np.ndarray:
@@ -256,11 +271,15 @@ def gdp_clt_mu(mechanism: Mechanism) -> float:
 
 
 def parts_of(*mechanisms: Mechanism, group: int = 1) -> tuple[_pld.Part, ...]:
-    """Return mechanisms as parts for PLD, those of the same settings as one."""
+    """Return mechanisms as parts for PLD, those of the same settings as one.
+
+    They are in one order, so that ε does not depend on that of the mechanisms.
+    """
     steps: Counter[tuple[float, float]] = Counter()
     for one in mechanisms:
         steps[float(one.sample_rate), float(one.noise_multiplier)] += int(one.steps)
-    return tuple(_pld.Part(*key, count, int(group)) for key, count in steps.items())
+    ordered = sorted(steps.items())
+    return tuple(_pld.Part(*key, count, int(group)) for key, count in ordered)
 
 
 def _check_group(group: int, accountant: str, adjacency: Adjacency) -> None:

@@ -7,9 +7,10 @@ closer; only then does Brent's method work with the accountant that was asked fo
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn, cast
 
+import numpy as np
 from scipy import special
 
 from tanager import _validate as validate
@@ -103,7 +104,6 @@ def calibrate(
             out, one is out of range, or no value of the missing one keeps within the
             budget.
     """
-    validate.one_of([*Accountant], accountant=accountant)
     given: dict[str, Any] = {
         "epsilon": epsilon,
         "delta": delta,
@@ -112,11 +112,49 @@ def calibrate(
         "fpr": fpr,
     }
     target = _target({k: v for k, v in given.items() if v is not None}, accountant)
+    return _complete(
+        target, sample_rate, noise_multiplier, steps, accountant, adjacency
+    )
+
+
+def calibrate_beside(
+    others: Sequence[Mechanism],
+    *,
+    epsilon: float,
+    delta: float,
+    sample_rate: float | None = None,
+    noise_multiplier: float | None = None,
+    steps: int | None = None,
+    accountant: str = Accountant.PLD,
+    adjacency: Adjacency | str = Adjacency.ZERO_OUT,
+) -> Mechanism:
+    """Complete a mechanism so that it and others together spend at most ε at δ.
+
+    The `others` are on the same data and of the same adjacency. Beside any, the
+    accountant must be "pld" or "rdp". The rest is as in `calibrate`.
+
+    Raises:
+        ValueError: see `calibrate`.
+    """
+    target = _target({"epsilon": epsilon, "delta": delta}, accountant, others)
+    return _complete(
+        target, sample_rate, noise_multiplier, steps, accountant, adjacency
+    )
+
+
+def _complete(
+    target: _Target,
+    sample_rate: float | None,
+    noise_multiplier: float | None,
+    steps: int | None,
+    accountant: str,
+    adjacency: Adjacency | str,
+) -> Mechanism:
     if noise_multiplier is not None:
         validate.positive(
             noise_multiplier=noise_multiplier, remedy="without noise ε is infinite"
         )
-    given = {
+    given: dict[str, Any] = {
         "sample_rate": sample_rate,
         "noise_multiplier": noise_multiplier,
         "steps": steps,
@@ -165,7 +203,10 @@ def calibrate(
     return mechanism(_root(unknown, within, beyond, log_ratio))
 
 
-def _target(given: dict[str, float], accountant: str) -> _Target:
+def _target(
+    given: dict[str, float], accountant: str, others: Sequence[Mechanism] = ()
+) -> _Target:
+    validate.one_of([*Accountant], accountant=accountant)
     match sorted(given):
         case ["delta", "epsilon"]:
             epsilon, delta = given["epsilon"], given["delta"]
@@ -174,10 +215,14 @@ def _target(given: dict[str, float], accountant: str) -> _Target:
             return _Target(
                 "epsilon",
                 epsilon,
-                lambda one, grid: accountants.epsilon(
-                    one, delta, accountant, coarseness=grid
+                lambda one, grid: (
+                    accountants.composed_epsilon(
+                        [one, *others], delta, accountant, coarseness=grid
+                    )
+                    if others
+                    else accountants.epsilon(one, delta, accountant, coarseness=grid)
                 ),
-                lambda one: _cheap_epsilon(one, delta),
+                lambda one: _cheap_epsilon([one, *others], delta),
                 other=f" at delta = {delta:g}",
                 mends="epsilon or delta",
             )
@@ -242,15 +287,17 @@ def _log_size(size: float, budget: float) -> float:
     return max(-50.0, min(50.0, math.log(size) - math.log(max(budget, tiny))))
 
 
-def _cheap_epsilon(mechanism: Mechanism, delta: float) -> float:
+def _cheap_epsilon(mechanisms: Sequence[Mechanism], delta: float) -> float:
     """Bound ε in 10 ms; for replace-one only roughly, by doubling the signal."""
-    if mechanism.adjacency is Adjacency.REPLACE_ONE:
-        mechanism = dataclasses.replace(
-            mechanism,
-            adjacency=Adjacency.ZERO_OUT,
-            noise_multiplier=mechanism.noise_multiplier / 2,
-        )
-    divergences = accountants.rdp(mechanism, _COARSE_ORDERS)
+    divergences = np.zeros(len(_COARSE_ORDERS))
+    for one in mechanisms:
+        if one.adjacency is Adjacency.REPLACE_ONE:
+            one = dataclasses.replace(
+                one,
+                adjacency=Adjacency.ZERO_OUT,
+                noise_multiplier=one.noise_multiplier / 2,
+            )
+        divergences += accountants.rdp(one, _COARSE_ORDERS)
     return accountants.epsilon_from_rdp(_COARSE_ORDERS, divergences, delta)
 
 

@@ -9,7 +9,8 @@ JSON object with a hash of itself and of the line before it:
 
 A *stream* names one source of randomness for one configuration. If a resumed run
 computes a step again in the same stream, the output is the same and counts once. The
-same step in another stream is a new release and counts again.
+same step in another stream is a new release and counts again. Step 0 of the stream
+`CLASS_COUNTS` is not an update: it is the release of the class counts before the first.
 """
 
 import dataclasses
@@ -24,6 +25,8 @@ from tanager._reading import is_count
 from tanager.privacy.hashed_file import HashedFile, read_lines
 from tanager.privacy.mechanism import Adjacency, Mechanism
 
+
+CLASS_COUNTS = "class counts"
 
 _UNKNOWN = (
     "What this run spent is unknown: train into another folder, and count the cost of "
@@ -93,16 +96,28 @@ class Ledger:
         self._charges[stream, int(step)] = single
 
     def require(
-        self, mechanism: Mechanism, done: int, streams: Collection[str] | None = None
+        self,
+        mechanism: Mechanism,
+        done: int,
+        streams: Collection[str] | None = None,
+        class_counts: Mechanism | None = None,
     ) -> None:
         """Check that this is the complete ledger of a run that made `done` steps.
+
+        `class_counts` is what a run spends on them before the first step, if it does.
 
         Raises:
             ValueError: a charge is of another mechanism or of none of the `streams`
                 (None allows any), or a step that was made is not charged.
         """
         single = dataclasses.replace(mechanism, steps=1)
-        for (stream, step), charged in self._charges.items():
+        released = self._charges.get((CLASS_COUNTS, 0))
+        if released != class_counts and (released is not None or done):
+            self._refuse(
+                "does not charge the class counts as the run releases them: it belongs "
+                "to another"
+            )
+        for (stream, step), charged in self._updates().items():
             if streams is not None and stream not in streams:
                 self._refuse(f"charges step {step} to {stream!r}, a stream of another")
             if charged != single:
@@ -110,7 +125,7 @@ class Ledger:
                     f"charges step {step} with {_settings(charged)}, and the run "
                     f"spends {_settings(mechanism)}: it belongs to another"
                 )
-        missing = set(range(done)) - {step for _, step in self._charges}
+        missing = set(range(done)) - {step for _, step in self._updates()}
         if missing:
             self._refuse(
                 f"does not charge step {min(missing)}, which was made: it is not the "
@@ -122,12 +137,16 @@ class Ledger:
 
     def steps(self, stream: str | None = None) -> int:
         """Return how many updates were charged, in one stream or in all."""
-        return sum(stream in (None, name) for name, _ in self._charges)
+        return sum(stream in (None, name) for name, _ in self._updates())
 
     def next_step(self, *, other_than: str | None = None) -> int:
         """Return the step after the last charged, not counting one stream."""
-        steps = [step for name, step in self._charges if name != other_than]
+        steps = [step for name, step in self._updates() if name != other_than]
         return max(steps, default=-1) + 1
+
+    def _updates(self) -> dict[tuple[str, int], Mechanism]:
+        charges = self._charges.items()
+        return {where: one for where, one in charges if where[0] != CLASS_COUNTS}
 
     def mechanisms(self) -> list[Mechanism]:
         """Return what was spent: a mechanism for each setting, with its steps."""

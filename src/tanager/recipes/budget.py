@@ -18,7 +18,8 @@ from typing import Any
 
 from tanager import _validate as validate
 from tanager.privacy import accountant
-from tanager.privacy.calibrate import calibrate
+from tanager.privacy.calibrate import calibrate_beside
+from tanager.privacy.class_counts import release_of
 from tanager.privacy.mechanism import Adjacency, Mechanism
 from tanager.privacy.plan import default_delta
 from tanager.privacy.shown import format_epsilon
@@ -27,15 +28,25 @@ from tanager.recipes.recipe import Recipe
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """What a run will spend: its mechanism, and ε by the recipe's accountant at δ."""
+    """What a run will spend: its mechanism, and ε by the recipe's accountant at δ.
+
+    ε includes the release of the class counts before the first step, if there is one.
+    """
 
     mechanism: Mechanism
     epsilon: float
     delta: float
+    class_counts: Mechanism | None = None
+
+    def mechanisms(self) -> list[Mechanism]:
+        """Return all that the run spends."""
+        return [*filter(None, (self.class_counts,)), self.mechanism]
 
 
-def solve_budget(recipe: Recipe, examples: int) -> Budget:
+def solve_budget(recipe: Recipe, examples: int, classes: int = 1) -> Budget:
     """Solve a recipe's budget on a training set of N `examples`.
+
+    How many `classes` there are only counts for class weights from noisy counts.
 
     Raises:
         ValueError: the fields cannot be met together.
@@ -52,10 +63,16 @@ def solve_budget(recipe: Recipe, examples: int) -> Budget:
     rate = recipe.batch_size / examples
     adjacency, by = Adjacency(recipe.adjacency), recipe.accountant
     accountant.check_claim(by, adjacency)
+    balances = recipe.class_weights == "balanced"
+
+    def counts_within(epsilon: float) -> list[Mechanism]:
+        run = epsilon, delta, examples, classes, adjacency
+        return [release_of(*run)] if balances else []
+
     if recipe.non_private:
         assert recipe.steps is not None
         mechanism = Mechanism(rate, 0.0, recipe.steps, adjacency)
-        return Budget(mechanism, math.inf, delta)
+        return Budget(mechanism, math.inf, delta, *counts_within(math.inf))
     solve, target = recipe.solve_for, recipe.epsilon
     noise, steps = recipe.noise_multiplier, recipe.steps
     given: dict[str, Any] = {"steps": steps}
@@ -64,8 +81,10 @@ def solve_budget(recipe: Recipe, examples: int) -> Budget:
     elif solve != "noise_multiplier" and noise is not None:
         mechanism = Mechanism(rate, noise, steps, adjacency)
         epsilon = accountant.epsilon(mechanism, delta, by)
+        counts = counts_within(epsilon)
+        epsilon = accountant.composed_epsilon([mechanism, *counts], delta, by)
         if solve == "epsilon" or target is None or epsilon <= target:
-            return Budget(mechanism, epsilon, delta)
+            return Budget(mechanism, epsilon, delta, *counts)
         if solve == "nothing":
             validate.refuse(
                 "epsilon",
@@ -74,7 +93,9 @@ def solve_budget(recipe: Recipe, examples: int) -> Budget:
                 "leave out one of --epsilon, --noise-multiplier and --steps",
             )
     assert target is not None
-    mechanism = calibrate(
+    counts = counts_within(target)
+    mechanism = calibrate_beside(
+        counts,
         epsilon=target,
         delta=delta,
         sample_rate=rate,
@@ -82,4 +103,5 @@ def solve_budget(recipe: Recipe, examples: int) -> Budget:
         adjacency=adjacency,
         **given,
     )
-    return Budget(mechanism, accountant.epsilon(mechanism, delta, by), delta)
+    epsilon = accountant.composed_epsilon([mechanism, *counts], delta, by)
+    return Budget(mechanism, epsilon, delta, *counts)

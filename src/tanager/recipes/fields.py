@@ -20,6 +20,7 @@ Schedule = Literal["constant", "step", "cosine"]
 PrecisionName = Literal["float32", "tf32", "bfloat16"]
 Solved = Literal["epsilon", "noise_multiplier", "steps", "nothing"]
 AccountantName = Literal["pld", "rdp"]
+ClassWeights = Literal["balanced"]
 UnitName = Literal["example", "group"]
 AugmentationName = Literal["none", "crop-flip", "rrc", "tan", "simclr", "inception"]
 
@@ -101,8 +102,11 @@ def check(recipe: Any) -> None:
         validate.clipping_norm(recipe.clip_norm)
     if recipe.learning_rate or recipe.solver == "dp-sgd":
         validate.positive(learning_rate=recipe.learning_rate)
-    for name, value in recipe.class_weights.items():
-        validate.positive(**{f"class_weights of {name}": value})
+    if isinstance(recipe.class_weights, str):
+        validate.one_of(get_args(ClassWeights), class_weights=recipe.class_weights)
+    else:
+        for name, value in recipe.class_weights.items():
+            validate.positive(**{f"class_weights of {name}": value})
     for option, value in recipe.optimizer_options.items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not math.isfinite(value):

@@ -11,6 +11,7 @@ from tanager.recipes.fields import (
     AccountantName,
     AdjacencyName,
     AugmentationName,
+    ClassWeights,
     FineTuning,
     Head,
     HeadInput,
@@ -102,7 +103,8 @@ class Recipe:
         clip_norm: clipping norm C: largest gradient norm of one example; 0 lets solver
             auto choose.
         class_weights: what the loss of each class is multiplied by, such as rare 5; 1
-            where none is given. They are public: counts of private examples are not.
+            where none is given. They must be public. Or balanced: in inverse proportion
+            to class counts, with noise that is part of the budget.
         optimizer: name of an optax optimizer, such as sgd or adamw.
         optimizer_options: its options besides the learning rate, such as momentum 0.9.
         learning_rate: learning rate, for the gradient sum divided by C and by B; 0 lets
@@ -187,7 +189,9 @@ class Recipe:
     examples_per_group: int = 4
     declared_examples: int | None = None
     clip_norm: float = 1.0
-    class_weights: dict[str, float] = dataclasses.field(default_factory=dict)
+    class_weights: ClassWeights | dict[str, float] = dataclasses.field(
+        default_factory=dict
+    )
     optimizer: str = "sgd"
     optimizer_options: dict[str, float] = dataclasses.field(default_factory=dict)
     learning_rate: float
@@ -240,15 +244,23 @@ class Recipe:
         return examples
 
     def require_batches(self) -> None:
-        """Refuse what a search cannot vary: full batches, and heads that are solved.
+        """Refuse what a search cannot vary or count.
 
         Raises:
-            ValueError: batch_size is 0, or solver is not dp-sgd.
+            ValueError: batch_size is 0, solver is not dp-sgd, or class_weights is
+                balanced.
         """
         validate.whole(batch_size=self.batch_size, at_least=1)
+        self.refuse_balanced("in a search, which does not count the class counts")
         if self.solver != "dp-sgd":
             remedy = "give --solver dp-sgd, --steps and --learning-rate"
             validate.refuse("solver", self.solver, "must be dp-sgd in a search", remedy)
+
+    def refuse_balanced(self, where: str) -> None:
+        """Refuse class weights from noisy counts where these would not be counted."""
+        if self.class_weights == "balanced":
+            rule, remedy = f"is not supported {where}", "give a weight for each class"
+            validate.refuse("class_weights", "balanced", rule, remedy)
 
     @property
     def caches_features(self) -> bool:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from tanager import _processor, data
 from tanager import _validate as validate
+from tanager.data.datasets import labels_of
 from tanager.models.pretrained import find_weights
 from tanager.parallel import hosts
 from tanager.privacy.account import Account
@@ -20,6 +22,7 @@ from tanager.recipes.fields import LAYOUT_FIELDS
 from tanager.recipes.optimizers import optimizer
 from tanager.recipes.recipe import Recipe
 from tanager.training import charging
+from tanager.training.class_weights import balanced
 from tanager.training.estimate import Estimate
 from tanager.training.evaluate import Classification
 from tanager.training.loop import train
@@ -113,7 +116,7 @@ def prepare(
     width = tasks.head_width(recipe, dataset) if recipe.solver != "dp-sgd" else 0
     public = recipe.public_size(size)
     recipe = heads.resolved(recipe, public, width)
-    budget = solve_budget(recipe, size)
+    budget = solve_budget(recipe, size, len(dataset.classes))
     optimizer(recipe, budget.mechanism.steps)
     if not recipe.non_private and budget.epsilon >= LARGE_EPSILON:
         warnings.warn(
@@ -168,12 +171,14 @@ def run(
     with computing(prepared.recipe.precision), in_folder(prepared) as placed:
         recipe, dataset = placed.recipe, placed.dataset
         out = str(recipe.out)
-        spent, delta = [prepared.budget.mechanism], prepared.budget.delta
+        spent, delta = prepared.budget.mechanisms(), prepared.budget.delta
         charging.require_room(account, spent, delta, out, recipe.seed)
         folder = hosts.chief_first(lambda: RunFolder(out))
         make = hosts.is_chief()
         secret = hosts.chief_first(lambda: folder.seed(recipe.seed, make=make))
         task = tasks.make(recipe, dataset, secret, Path(out), progress)
+        if prepared.budget.class_counts is not None:
+            task = _balanced(task, dataset)
         return train(
             dataclasses.replace(task.problem, account=account),
             algorithm(prepared, task.problem.size()),
@@ -221,6 +226,14 @@ def run(
         )
 
 
+def _balanced(task: tasks.Task, dataset: data.Dataset) -> tasks.Task:
+    labels = functools.partial(labels_of, dataset.train)
+    return task._replace(
+        problem=balanced(task.problem, labels, len(dataset.classes)),
+        predict=lambda params, example: task.predict(params.model, example),
+    )
+
+
 def algorithm(prepared: Prepared, examples: int) -> DPSGD:
     """Return how a recipe trains on a number of examples."""
     recipe, budget = prepared.recipe, prepared.budget
@@ -233,6 +246,7 @@ def algorithm(prepared: Prepared, examples: int) -> DPSGD:
         ema_decay=recipe.ema_decay,
         declared_examples=recipe.public_size(examples),
         accountant=recipe.accountant,
+        class_counts=budget.class_counts,
     )
 
 

@@ -63,9 +63,8 @@ def _cross_entropy(
     recipe: Recipe, dataset: Dataset, predict: Callable[[Any, Any], jax.Array]
 ) -> Callable:
     """Return the loss of one example: nats, times the weight of its class."""
-    weights = None
-    if recipe.class_weights:
-        given = recipe.class_weights
+    weights, given = None, recipe.class_weights
+    if given and isinstance(given, dict):
         for name in given:
             validate.one_of(dataset.classes, class_weights=name)
         weights = np.array([given.get(name, 1.0) for name in dataset.classes], "f")

@@ -106,12 +106,19 @@ def risk_as_gaussian(risk: _Fields) -> str:
 
 
 def mechanism(result: _Fields) -> str:
-    """Return two sentences on how the training examples were used."""
+    """Return a few sentences on how the training examples were used."""
     one, averaged = unit(result), "clipped each gradient"
     if one == "person":
         averaged = (
             "took the mean gradient over at most "
             f"{text(result['examples_per_group'])} images of each, clipped it"
+        )
+    counted = ""
+    if (noise := result.get("class_counts_noise")) is not None:
+        counted = (
+            f" Class weights are from noisy counts: before the first update, how many "
+            f"{one}s each class has was released once, with Gaussian noise of noise "
+            f"multiplier {number(noise)}. ε includes this release."
         )
     return (
         f"DP-SGD made {result['steps']:,} updates on {result['examples']:,} {one}s. "
@@ -119,7 +126,7 @@ def mechanism(result: _Fields) -> str:
         f"q = {number(result['sample_rate'])} "
         f"(expected batch size {number(result['batch_size'])}), {averaged} "
         f"to norm C = {number(result['clip_norm'])} and added Gaussian noise with "
-        f"noise multiplier σ = {number(result['noise_multiplier'])}."
+        f"noise multiplier σ = {number(result['noise_multiplier'])}.{counted}"
     )
 
 
@@ -220,6 +227,9 @@ step = dp_event.PoissonSampledDpEvent({result["sample_rate"]!r}, noise)
 run = dp_event.SelfComposedDpEvent(step, {result["steps"]!r})
 """
     spent = f"print(accountant.get_epsilon({result['delta']!r}))"
+    if (counts := result.get("class_counts_noise")) is not None:
+        counts = f"accountant.compose(dp_event.GaussianDpEvent({counts!r}))"
+        spent = f"{counts}  # class counts\n{spent}"
     if search := result.get("search"):
         shape = search["shape"]
         shape = 'float("inf")' if shape is None else repr(shape)

@@ -30,6 +30,7 @@ _CONFIG = {
     "weights": Maybe(_ORIGIN),
     "recipe": Maybe(Each(object)),
     "automatic": Maybe(Each(str)),
+    "noisy_counts": Maybe({"counts": [float], "weights": [float]}),
     "private_search": Maybe(bool),
     "study": Maybe({"path": str, "trial": int, "prediction": Maybe(_PREDICTION)}),
 }
@@ -65,6 +66,7 @@ _RESULT = {
     "accountant": str,
     "sample_rate": float,
     "noise_multiplier": float,
+    "class_counts_noise": _NUMBER,
     "clip_norm": _NUMBER,
     "steps": int,
     "examples": int,

@@ -131,7 +131,8 @@ def require_room(job: Job) -> None:
     """
     prepared, account = _prepared(job)
     budget, seed = prepared.budget, job.recipe.seed
-    charging.require_room(account, [budget.mechanism], budget.delta, job.folder, seed)
+    spent = budget.mechanisms()
+    charging.require_room(account, spent, budget.delta, job.folder, seed)
 
 
 def _prepared(job: Job, **fields: Any) -> tuple[runner.Prepared, Account | None]:

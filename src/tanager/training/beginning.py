@@ -46,6 +46,13 @@ def check(
     if examples < count:
         rule = "must be at most the number of examples"
         validate.refuse("hosts", count, rule, "train on fewer hosts")
+    if (problem.labels is None) != (algorithm.class_counts is None):
+        validate.refuse(
+            "class_counts",
+            algorithm.class_counts,
+            "must be given with the labels of the problem, and only with them",
+            "see tanager.training.class_weights.balanced",
+        )
     trained, fixed = problem.split()
     check_leaves(trained, fixed)
     check_parameters(trained, fixed)

@@ -44,13 +44,15 @@ _COMPUTED += tuple(field.name for field in dataclasses.fields(Risk))
 _COMPUTED += tuple(map(str, PERSON_SIZES))
 _NESTED = ("risk", "epsilon_of_person")
 _TOLERANCE = 1e-3  # of them, for another version of the accountant
+_MECHANISM = {
+    "sample_rate": float,
+    "noise_multiplier": float,
+    "steps": int,
+    "adjacency": str,
+}
 _CONFIG = {
-    "mechanism": {
-        "sample_rate": float,
-        "noise_multiplier": float,
-        "steps": int,
-        "adjacency": str,
-    },
+    "mechanism": _MECHANISM,
+    "class_counts": Maybe(_MECHANISM),
     "clip_norm": Maybe(float),
     "delta": float,
     "examples": int,

@@ -51,6 +51,7 @@ _MAY_CHANGE = {field.name for field in dataclasses.fields(Runtime)} | {
     "features_from",
     "hosts",
     "labels",
+    "noisy_counts",
     "not_read",
     "out",
     "private",

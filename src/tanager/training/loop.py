@@ -1,5 +1,6 @@
 """Private training from start to finish, one story read from top to bottom."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -19,7 +20,13 @@ from tanager.privacy import accountant
 from tanager.privacy.ledger import Ledger
 from tanager.privacy.shown import format_epsilon
 from tanager.seed import Seed
-from tanager.training import beginning, charging, estimate, fingerprint
+from tanager.training import (
+    beginning,
+    charging,
+    class_weights,
+    estimate,
+    fingerprint,
+)
 from tanager.training.estimate import Estimate
 from tanager.training.evaluate import Evaluation
 from tanager.training.feed import Feed, can_hold, feeding
@@ -88,7 +95,8 @@ def train(
     public = algorithm.public_size(count)
     beginning.check(problem, algorithm, count, out)
     account = charging.account_of(problem)
-    charging.require_room(account, [mechanism], delta, out, seed)
+    spent = algorithm.mechanisms()
+    charging.require_room(account, spent, delta, out, seed)
     twentieth = max(1, mechanism.steps // 20)
     every = twentieth if evaluate_every is None else evaluate_every
     validate.whole(evaluate_every=every, at_least=1)
@@ -124,6 +132,9 @@ def train(
         "frozen_parameters": sum(leaf.size for leaf in jax.tree.leaves(step.frozen)),
         "versions": fingerprint.versions(),
     }
+    balances = algorithm.class_counts is not None
+    if balances:
+        config |= hosts.from_chief(lambda: class_weights.recorded(out))
     config = as_json(config)
     state = step.start(step.params)
     if folder is None:
@@ -152,7 +163,11 @@ def train(
                 shown.say(found.sentence())
                 if on_estimate is not None:
                     on_estimate(found)
-        charging.charge(account, [mechanism], delta, out, secret)
+        charging.charge(account, spent, delta, out, secret)
+        if balances:
+            step = class_weights.release(
+                problem, algorithm, position, secret, config, step
+            )
         with shown.bar, Interrupt() as interrupt:
             for number in range(begun, mechanism.steps):
                 if interrupt and alone:
@@ -199,7 +214,7 @@ def train(
         evaluations = evaluations or _evaluate(evaluate, step, state)
         params, average = map(problem.finish, layout.whole(step.models(state)))
         models, speed = (params, average), clock.speed(step.sampler.expected_batch_size)
-        total = charging.total(account, [mechanism], delta, out, secret)
+        total = charging.total(account, spent, delta, out, secret)
         result = hand_over(
             position, config, models, evaluations, secret.private, speed, total
         )
@@ -244,7 +259,8 @@ def _epsilon_ahead(algorithm: DPSGD, done: int, every: int) -> float:
     mechanism, delta, by = algorithm.mechanism, algorithm.delta, algorithm.accountant
     steps = min((done // every + 1) * every, mechanism.steps)
     coarseness = 1.0 if steps == mechanism.steps else 8.0
-    return accountant.epsilon(mechanism, delta, by, steps, coarseness)
+    spent = [*algorithm.mechanisms()[:-1], dataclasses.replace(mechanism, steps=steps)]
+    return accountant.composed_epsilon(spent, delta, by, coarseness)
 
 
 def _private_line(done: int, drawn: Counts, skipped: int) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from tanager.groups import Groups
 from tanager.parallel.layout import Layout
 from tanager.privacy.account import Account
 from tanager.privacy.accountant import check_claim
-from tanager.privacy.mechanism import Mechanism
+from tanager.privacy.mechanism import Mechanism, common_adjacency
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -53,6 +53,8 @@ class Problem:
             counts its gradient as zero.
         account: of these data: every run and audit on them is charged there before its
             first step. None charges nothing.
+        labels: returns the classes of all examples, int[n], for class weights from
+            noisy counts (`tanager.training.class_weights.balanced`).
 
     Raises:
         ValueError: `unreadable` is another word.
@@ -66,6 +68,7 @@ class Problem:
     finish: Callable[[PyTree], PyTree] = lambda model: model
     unreadable: Unreadable = "error"
     account: Account | None = None
+    labels: Callable[[], np.ndarray] | None = None
 
     def __post_init__(self):
         validate.one_of(get_args(Unreadable), unreadable=self.unreadable)
@@ -136,6 +139,8 @@ class DPSGD:
             looking at it.
         accountant: whose ε is claimed, "pld" or "rdp", see
             `tanager.privacy.accountant.Accountant`.
+        class_counts: the release of class counts before the first step, from
+            `tanager.privacy.class_counts.release_of`; None releases none.
 
     Raises:
         ValueError: a field is out of range.
@@ -150,16 +155,21 @@ class DPSGD:
     ema_decay: float = 0.9999
     declared_examples: int | None = None
     accountant: str = "pld"
+    class_counts: Mechanism | None = None
 
     def __post_init__(self):
         validate.probability(delta=self.delta)
-        check_claim(self.accountant, self.mechanism.adjacency)
+        check_claim(self.accountant, common_adjacency(self.mechanisms()))
         if self.clip_norm is not None:
             validate.clipping_norm(self.clip_norm)
         validate.whole(
             augmentation_multiplicity=self.augmentation_multiplicity, at_least=0
         )
         validate.ema_decay(self.ema_decay)
+
+    def mechanisms(self) -> list[Mechanism]:
+        """Return all that a run spends: on the class counts, if any, and the steps."""
+        return [*filter(None, (self.class_counts,)), self.mechanism]
 
     def require_clip_norm(self) -> float:
         """Return C; refuse an algorithm that clips nothing."""
@@ -190,6 +200,7 @@ class DPSGD:
             "augmentation_multiplicity": self.augmentation_multiplicity,
             "ema_decay": self.ema_decay,
             "accountant": str(self.accountant),
+            "class_counts": self.class_counts and dataclasses.asdict(self.class_counts),
         }
 
 

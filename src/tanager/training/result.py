@@ -19,6 +19,7 @@ from tanager.measures import measure, probabilities
 from tanager.models import weights
 from tanager.parallel import hosts
 from tanager.privacy import accountant, tan
+from tanager.privacy.class_counts import release_in
 from tanager.privacy.ledger import Ledger
 from tanager.privacy.mechanism import Adjacency, Mechanism
 from tanager.privacy.risk import risk
@@ -114,24 +115,30 @@ def cost(
     Raises:
         ValueError: the ledger is not this run's, or lacks a step.
     """
-    ledger.require(mechanism, mechanism.steps)
+    counts = release_in(config)
+    ledger.require(mechanism, mechanism.steps, class_counts=counts)
     spent = dataclasses.replace(mechanism, steps=max(mechanism.steps, ledger.steps()))
     delta, replaces = config["delta"], mechanism.adjacency is Adjacency.REPLACE_ONE
     by, unit = config.get("accountant", "pld"), config.get("unit", "example")
+    both = [*filter(None, (counts,)), spent]
     sizes = () if replaces or unit != "example" else PERSON_SIZES
     return {
-        "epsilon": accountant.epsilon(spent, delta, by),
+        "epsilon": accountant.composed_epsilon(both, delta, by),
         "delta": delta,
         "adjacency": str(mechanism.adjacency),
         "accountant": by,
-        "epsilon_rdp": None if replaces else accountant.epsilon(spent, delta, "rdp"),
+        "epsilon_rdp": None
+        if replaces
+        else accountant.composed_epsilon(both, delta, "rdp"),
         "epsilon_of_person": {
-            str(size): accountant.epsilon(spent, delta, group=size) for size in sizes
+            str(size): accountant.composed_epsilon(both, delta, group=size)
+            for size in sizes
         },
         "steps": spent.steps,
         "batch_size": config["batch_size"],
         "sample_rate": mechanism.sample_rate,
         "noise_multiplier": mechanism.noise_multiplier,
+        "class_counts_noise": counts and counts.noise_multiplier,
         "clip_norm": config["clip_norm"],
         "examples": config["examples"],
         "unit": unit,
@@ -139,7 +146,7 @@ def cost(
         "eta": tan.eta(spent),
         "eta_step": tan.eta_step(spent),
         "total_noise": tan.total_noise(spent),
-        "risk": risk(spent).to_json(),
+        "risk": risk(*both).to_json(),
     }
 
 

@@ -21,7 +21,8 @@ from jaxtyping import UInt32
 from tanager._files import sync_folder
 from tanager._reading import MALFORMED, is_count, parse_json
 from tanager.parallel import hosts
-from tanager.privacy.ledger import Ledger
+from tanager.privacy.class_counts import release_in
+from tanager.privacy.ledger import CLASS_COUNTS, Ledger
 from tanager.privacy.mechanism import Mechanism
 from tanager.seed import Seed
 from tanager.training import fingerprint
@@ -133,6 +134,13 @@ class Position:
             if self.folder is not None and step == self.begun:
                 self.folder.seed_is_used()
 
+    def charge_class_counts(self, release: Mechanism) -> None:
+        """Charge the class counts, which are computed before the first step."""
+        if self.ledger is not None:
+            self.ledger.charge(release, 0, CLASS_COUNTS)
+            if self.folder is not None:
+                self.folder.seed_is_used()
+
     def require_same(self, step: int, checksum: jax.Array) -> None:
         """Stop the run if a repeated step gives other sums than before.
 
@@ -198,7 +206,7 @@ def resume(
     """
     for what, value in prints.items():
         hosts.require_same(what, value)
-    mechanism = Mechanism(**config["mechanism"])
+    mechanism, counts = Mechanism(**config["mechanism"]), release_in(config)
     position = Position(state, folder=folder)
 
     def open_ledger() -> tuple[str, int]:
@@ -211,14 +219,15 @@ def resume(
         *others, stream = fingerprint.check_fingerprint(
             folder, seed, config, prints, surroundings
         )
-        ledger.require(mechanism, 0, [*others, stream])
+        ledger.require(mechanism, 0, [*others, stream], counts)
         position.repeats = repeats = Repeats(folder.private / "sums.jsonl", stream)
         repeatable = surroundings["deterministic"] and not repeats.changed
         return stream, ledger.next_step(other_than=stream if repeatable else None)
 
     def require_whole() -> None:
         if position.ledger is not None and position.repeats is not None:
-            position.ledger.require(mechanism, max(begun, position.repeats.made))
+            done = max(begun, position.repeats.made)
+            position.ledger.require(mechanism, done, class_counts=counts)
 
     try:
         position.stream, lost = hosts.from_chief(open_ledger)

@@ -8,7 +8,7 @@ its own rows; they meet in the update, once a logical batch, where noise is adde
 import copy
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import equinox as eqx
@@ -133,6 +133,20 @@ class Step:
         other._seed = seed
         other.sampler = self.sampler.with_seed(seed)
         other.noise = self.noise and self.noise.with_seed(seed)
+        return other
+
+    def with_class_weights(self, weights: Sequence[float]) -> Self:
+        """Return this step with other weights; what was traced is not traced again.
+
+        The model is `tanager.training.class_weights.Weighted`.
+        """
+        other = copy.copy(self)
+        other.__dict__.pop("_placed", None)
+        other.frozen = eqx.tree_at(
+            lambda model: model.class_weights,
+            self.frozen,
+            jnp.asarray(weights, jnp.float32),
+        )
         return other
 
     def _forget_traces(self) -> None:

@@ -28,6 +28,7 @@ def run(arguments: Sequence[str]) -> int:
         validate.refuse(
             "non_private", True, "has no guarantee to audit", "leave it out"
         )
+    recipe.refuse_balanced("in an audit, which attacks the updates alone")
 
     # JAX is imported from here on: the command line was fine.
     from tanager.commands.audit import methods
