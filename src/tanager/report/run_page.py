@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from tanager.measures import HEADLINES
 from tanager.privacy.mechanism import LARGE_EPSILON
 from tanager.report import guarantee, run_figures
 from tanager.report.render import require, write_page
@@ -38,7 +39,7 @@ def write_report(run: Path) -> Path:
     for name in ("config.json", "result.json"):
         require(run, "run", name, "give the folder of a finished run")
     config, result, metrics = read_config(run), read_result(run), read_metrics(run)
-    classes = _classes(result)
+    classes = [] if config["multi_label"] else _classes(result)
     shape = (config["architecture"] or {}).get("image_shape")
     return write_page(
         run,
@@ -49,6 +50,8 @@ def write_report(run: Path) -> Path:
         recipe=without_folders(config["recipe"] or {}),
         result=result,
         measures=result["measures"],
+        several=bool(config["multi_label"]),
+        headlines=HEADLINES,
         classes=classes,
         intervals=any(each["interval"] for each in classes),
         few=len(classes) <= _MOST_CLASSES,
@@ -60,7 +63,11 @@ def write_report(run: Path) -> Path:
         guarantee=guarantee,
         large=result["epsilon"] is not None and result["epsilon"] >= LARGE_EPSILON,
         curves=() if result.get("search") else run_figures.curves(metrics),
-        tested=any(line.get("test_accuracy") is not None for line in metrics),
+        tested=any(
+            line.get(f"test_{name}") is not None
+            for line in metrics
+            for name in HEADLINES
+        ),
         study=without_folders(config["study"]),
     )
 
