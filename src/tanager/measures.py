@@ -29,8 +29,11 @@ HEADLINES = {
     "auroc": "AUROC",
     "average_precision": "average precision",
 }
-"""What is shown of an evaluation while a run goes on, in people's words: of one class an
-example its accuracy, of any number of labels means over labels of the others."""
+"""What is shown of an evaluation while a run goes on, in people's words.
+
+With one class an example it is the accuracy. With any number of labels, the means over
+labels of the others.
+"""
 _SEED = 0
 
 

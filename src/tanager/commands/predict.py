@@ -25,8 +25,8 @@ class Arguments:
 
     Its columns are file, class, probability, and the probability of each class. Of a
     model of labels, class has those of a probability of 0.5 or more, with | between. A
-    file that cannot be read is named on standard error, the others are predicted, and the
-    exit status is 1.
+    file that cannot be read is named on standard error, the others are predicted, and
+    the exit status is 1.
     """
 
     model: Positional[Annotated[str, tyro.conf.arg(metavar="MODEL")]]

@@ -137,8 +137,8 @@ def load(
         path: the folder with the files, or the folder above it. The format is detected.
             A `Layout` says where labels are that the folder does not show.
         classes: keep the examples of these classes alone, label k being the k-th of
-            them; None keeps all. Where an example has any number of labels, all examples
-            are kept, with these labels alone.
+            them; None keeps all. Where an example has any number of labels, all are
+            kept, with these labels alone.
         validation_examples: hold this many examples out of the training examples, by a
             fixed public permutation, and use them as `test`; no image of the real test
             examples is then decoded, and a benchmark's files with them need not be

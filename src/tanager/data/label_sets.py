@@ -8,8 +8,8 @@ one column a label      1 or 0, as CheXpert and CelebA have; also 1.0, 0.0, true
 ======================  ==========================================================
 
 The column of names is the one that was named (`Layout.label_column`), else one with a
-usual name. Without it, every column of 1, 0, −1 and blanks is a label. If there is none,
-the only other column has names.
+usual name. Without it, every column of 1, 0, −1 and blanks is a label. If there is
+none, the only other column has names.
 
 −1 is 0 where the label columns have no 0 and no blank, as CelebA writes it. Beside them
 it means uncertain, as in CheXpert: `Layout.uncertain` says what that counts as.
@@ -85,9 +85,7 @@ def _of_names(file: Path, values: Sequence[str]) -> tuple[tuple[str, ...], np.nd
     return tuple(names), found
 
 
-def _flags(
-    file: Path, found: np.ndarray, layout: Layout, record: Record
-) -> np.ndarray:
+def _flags(file: Path, found: np.ndarray, layout: Layout, record: Record) -> np.ndarray:
     """Return 0 and 1 in place of blanks and −1."""
     uncertain = found == -1
     value = 0

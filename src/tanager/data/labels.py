@@ -20,7 +20,7 @@ def number_labels(
 
     Where the classes have names, a value is the number of one. Otherwise every value is
     a class of its own, in their order, and its name: so 1 … K and gaps are fine. No
-    message holds a value. Values [N, K] of 0 and 1, one for each name, stay as they are.
+    message holds a value. Values [N, K] of 0 and 1, one for each name, are kept.
 
     Args:
         sources: of training images, and of test images if there are any.

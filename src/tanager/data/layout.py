@@ -44,8 +44,8 @@ class Layout:
             digit or one of ``_ - . (``: cat in ``cat_01.png``.
         default_side: pixels per side that images are resized to if they differ in size
             and no size is given.
-        multi_label: an image has any number of labels, in a CSV file of one of the forms
-            in `tanager.data.label_sets`.
+        multi_label: an image has any number of labels, in a CSV file of one of the
+            forms in `tanager.data.label_sets`.
         uncertain: what a label of −1 counts as, if it is not how 0 is written: "absent"
             or "present"; "refuse" reads no such file.
 

@@ -60,7 +60,8 @@ def cache_features(
 
     Returns:
         Examples ``{"features": float32[...], "label": int32[...]}``, in the order of
-        `data`, labels in the shape they have there; features are read from disk when they are needed.
+        `data`, labels in the shape they have there; features are read from disk when
+        they are needed.
 
     Raises:
         ValueError: the folder holds features of other weights, data or of another

@@ -1,4 +1,4 @@
-"""What a model predicts of an example: its one class, or which of several labels it has.
+"""What a model predicts of an example: its one class, or which labels it has.
 
 `TARGETS` is the one table of what differs. Training, evaluation and prediction use it.
 """
@@ -33,9 +33,7 @@ class Target(NamedTuple):
     loss: Callable[[jax.Array, jax.Array], jax.Array]
     rule: str
     decide: Callable[[np.ndarray], np.ndarray]
-    count: Callable[
-        [np.ndarray, np.ndarray, int], tuple[np.ndarray, np.ndarray, float]
-    ]
+    count: Callable[[np.ndarray, np.ndarray, int], tuple[np.ndarray, np.ndarray, float]]
     scores: Callable[[np.ndarray, np.ndarray], Mapping[str, float | None]] | None
     probabilities: Callable[[np.ndarray], np.ndarray]
     answer: Callable[[np.ndarray, Sequence[str]], Any]
