@@ -5,7 +5,9 @@ random sample: Wilson's for shares (accuracies of all and of each class), and fo
 others the middle 95 % of `RESAMPLES` bootstrap samples, drawn within each class with a
 fixed seed, so that the same input gives the same interval.
 
-Classes without an example are left out of the means over classes.
+Classes without an example are left out of the means over classes. `measure_labels` is
+for examples with any number of labels; its samples are weights of the examples from the
+exponential distribution (Rubin 1981, "The Bayesian bootstrap").
 """
 
 from collections.abc import Sequence
@@ -17,7 +19,21 @@ from tanager import _validate as validate
 
 
 CONFIDENCE = 0.95
+THRESHOLD = 0.5
+"""Probability from which on a label is named."""
 RESAMPLES = 500
+FEWEST = 10
+"""Examples with a label, and without it, below which no bootstrap interval is given."""
+HEADLINES = {
+    "accuracy": "accuracy",
+    "auroc": "AUROC",
+    "average_precision": "average precision",
+}
+"""What is shown of an evaluation while a run goes on, in people's words.
+
+With one class an example it is the accuracy. With any number of labels, the means over
+labels of the others.
+"""
 _SEED = 0
 
 
@@ -94,11 +110,106 @@ def measure(
     }
 
 
+def measure_labels(
+    probabilities: np.ndarray,
+    labels: np.ndarray,
+    classes: Sequence[str],
+    *,
+    bootstrap: bool = True,
+) -> dict[str, Any]:
+    """Return AUROC and average precision of each label, and their means over labels.
+
+    Args:
+        probabilities: numbers[n, K], each label's own.
+        labels: 0 or 1[n, K].
+        classes: names of the K labels.
+        bootstrap: draw the intervals that are not Wilson's.
+
+    Returns:
+        As JSON: ``auroc`` and ``average_precision``, each with ``value``, ``low`` and
+        ``high``; ``per_class``, with both of each label, how many ``examples`` have it,
+        and its ``sensitivity`` and ``specificity`` at a probability of 0.5. Labels that
+        all examples have, or none, have no AUROC, and are left out of the means. With
+        fewer than `FEWEST` examples of a kind there is no interval.
+
+    Raises:
+        ValueError: there are no examples, or the shapes do not fit.
+    """
+    probabilities, labels = np.asarray(probabilities), np.asarray(labels).astype(bool)
+    shape = (len(labels), len(classes))
+    if not (probabilities.shape == labels.shape == shape and len(labels)):
+        rule = f"must be {[*shape]}, as labels, with one example or more"
+        validate.refuse("probabilities", [*probabilities.shape], rule)
+    counts = labels.sum(axis=0)
+    fewer = np.minimum(counts, len(labels) - counts)
+    values = ranking(probabilities, labels)
+    drawn = {}
+    if bootstrap:
+        drawn = _drawn_by_weights(probabilities, labels, np.flatnonzero(fewer))
+    wide = bool((fewer[fewer > 0] >= FEWEST).all())
+
+    def of_label(name: str, k: int) -> dict[str, float | None]:
+        enough = fewer[k] >= FEWEST and name in drawn
+        return _between(values[name].get(k), drawn[name][k] if enough else ())
+
+    def of_all(name: str) -> dict[str, float | None]:
+        there = [*values[name].values()]
+        every = [*drawn.get(name, {}).values()] if wide else []
+        means = np.mean(every, axis=0).tolist() if every else ()
+        return _between(np.mean(there) if there else None, means)
+
+    named = probabilities >= THRESHOLD
+    return {
+        "examples": len(labels),
+        **{name: of_all(name) for name in values},
+        "classes": list(classes),
+        "per_class": [
+            {
+                "class": classes[k],
+                "examples": int(counts[k]),
+                **{name: of_label(name, k) for name in values},
+                "sensitivity": _share((named & labels)[:, k].sum(), counts[k]),
+                "specificity": _share(
+                    (~named & ~labels)[:, k].sum(), len(labels) - counts[k]
+                ),
+            }
+            for k in range(len(classes))
+        ],
+    }
+
+
+def ranking(
+    probabilities: np.ndarray, labels: np.ndarray
+) -> dict[str, dict[int, float]]:
+    """Return AUROC and average precision by label's number, of numbers[n, K].
+
+    Labels that all examples have, or none, are left out.
+    """
+    from sklearn import metrics
+
+    functions = {
+        "auroc": metrics.roc_auc_score,
+        "average_precision": metrics.average_precision_score,
+    }
+    both = np.flatnonzero(labels.any(axis=0) & ~labels.all(axis=0))
+    return {
+        name: {int(k): float(each(labels[:, k], probabilities[:, k])) for k in both}
+        for name, each in functions.items()
+    }
+
+
 def probabilities(logits: np.ndarray) -> np.ndarray:
     """Return the softmax of logits along the last axis, in float64."""
     shifted = logits.astype(np.float64)
     shifted = np.exp(shifted - shifted.max(axis=-1, keepdims=True))
     return shifted / shifted.sum(axis=-1, keepdims=True)
+
+
+def chances(logits: np.ndarray) -> np.ndarray:
+    """Return the sigmoid of logits in float64: the probability of each label."""
+    from scipy.special import expit
+
+    return expit(logits.astype(np.float64))
 
 
 def recall(matrix: np.ndarray) -> float:
@@ -119,6 +230,9 @@ class Ranked:
 
     def __init__(self, scores: np.ndarray, positive: np.ndarray):
         order = np.argsort(scores)
+        self._falling, self._positive = order[::-1], positive[order[::-1]]
+        falling = scores[self._falling]
+        self._ends = np.flatnonzero(np.append(falling[1:] != falling[:-1], True))
         ordered = scores[order]
         self._own, self._others = order[positive[order]], order[~positive[order]]
         others = scores[self._others]
@@ -131,6 +245,13 @@ class Ranked:
         own = weights[self._own]
         pairs = own @ (below[self._first] + below[self._last])
         return float(pairs / (2 * own.sum() * below[-1]))
+
+    def precision(self, weights: np.ndarray) -> float:
+        """Return the average precision of examples with positive weights."""
+        falling = weights[self._falling]
+        named = np.cumsum(falling)[self._ends]
+        right = np.cumsum(falling * self._positive)[self._ends]
+        return float(np.diff(right, prepend=0.0) @ (right / named) / right[-1])
 
 
 def _share(right: int, count: int) -> dict[str, float | None]:
@@ -156,6 +277,21 @@ def _redrawn(matrix: np.ndarray, random: np.random.Generator) -> np.ndarray:
     shares = matrix / np.maximum(counts, 1)[:, None]
     shares[counts == 0, 0] = 1
     return random.multinomial(counts, shares)
+
+
+def _drawn_by_weights(
+    probabilities: np.ndarray, labels: np.ndarray, numbers: np.ndarray
+) -> dict[str, dict[int, list[float]]]:
+    """Return both measures of some labels, for the examples with random weights."""
+    random = np.random.default_rng(_SEED)
+    ranked = {int(k): Ranked(probabilities[:, k], labels[:, k]) for k in numbers}
+    drawn = {name: {k: [] for k in ranked} for name in ("auroc", "average_precision")}
+    for _ in range(RESAMPLES):
+        weights = random.exponential(size=len(labels))
+        for k, each in ranked.items():
+            drawn["auroc"][k].append(each.area(weights))
+            drawn["average_precision"][k].append(each.precision(weights))
+    return drawn
 
 
 def _areas(

@@ -126,13 +126,13 @@ def test_norms(tmp_path):
 def test_features(tmp_path):
     made_of = {"function": "a", "weights": "b", "data": "c", "shape": [10, 4]}
     place = tmp_path / "features"
-    _begin(place, made_of)
+    _begin(place, made_of, (10,))
     record, array = place / "features.json", place / "features.npy"
     good = json.loads(record.read_text())
     fuzzed = mutations.Fuzz(place.name)
     for text in mutations.of_json(good, 400):
         record.write_bytes(text)
-        fuzzed(_begin, place, made_of)
+        fuzzed(_begin, place, made_of, (10,))
     fuzzed.end()
     fuzzed, content = mutations.Fuzz(array.name), array.read_bytes()
     for changed in mutations.of_bytes(content, 400):

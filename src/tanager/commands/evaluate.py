@@ -31,6 +31,8 @@ _NOTE = "ε does not cover these numbers: they depend on the labelled examples e
 class Arguments:
     """Measure a model on labelled images: accuracy, AUROC, intervals, confusion matrix.
 
+    A model of any number of labels: AUROC and average precision of each label.
+
     Images are read as training read them. Without --data, a run is measured on its own
     test examples.
     """
@@ -78,13 +80,17 @@ def run(arguments: Sequence[str]) -> int:
         validate.refuse("to", str(options.to), rule, "such as evaluation.html")
 
     # JAX is imported from here on: the command line was fine.
-    from tanager.measures import CONFIDENCE, RESAMPLES, measure, probabilities
+    from tanager.measures import CONFIDENCE, RESAMPLES
     from tanager.report.evaluation_page import write_evaluation
+    from tanager.training.targets import TARGETS
 
     model = models_in_use.load(options.model, options.weights, options.code)
     dataset = _labelled(model, options.data, options.labels)
     logits, labels = _logits(model, dataset, options)
-    found = measure(probabilities(logits), labels, model.classes)
+    target, drawn = TARGETS[model.multi_label], "within each class"
+    found = target.measure(target.probabilities(logits), labels, model.classes)
+    if model.multi_label:
+        drawn = "weights of all examples"
     recorded = model.config.get("recipe") or {}
     of = options.data or recorded.get("data") or dataset.name
     which = {"all": "", "test": "test ", "train": "training "}[options.split]
@@ -101,12 +107,13 @@ def run(arguments: Sequence[str]) -> int:
                 "intervals": {
                     "confidence": CONFIDENCE,
                     "accuracy": "Wilson",
-                    "others": f"bootstrap, {RESAMPLES} samples within each class",
+                    "others": f"bootstrap, {RESAMPLES} samples, {drawn}",
                 },
                 "note": _NOTE,
             }
         )
-    _print(f"{options.model} on {len(labels)} {which} of {of}", found)
+    show = _print_labels if model.multi_label else _print
+    show(f"{options.model} on {len(labels)} {which} of {of}", found)
     if options.to is not None:
         print(f"page: {options.to}")
     return 0
@@ -140,7 +147,7 @@ def _labelled(model: "Model", path: str | None, labels: str | None) -> "Dataset"
                 recipe = dataclasses.replace(recipe, image_size=side)
             found = runner.load(recipe, report)
         else:
-            layout = data.Layout(path, labels=labels)
+            layout = data.Layout(path, labels=labels, multi_label=model.multi_label)
             found = data.load("folder", layout, image_size=side, progress=report)
     if side is None and (found.record or {}).get("size") == "default":
         rule = "has images of different sizes, and training read images of "
@@ -180,7 +187,7 @@ def _logits(
                 batch = gather(source, part)
                 examples = batch["image" if "image" in batch else "features"]
                 logits.append(model.logits(examples, size))
-                labels.append(own[batch["label"]])
+                labels.append(_of_model(model, own, batch["label"]))
                 report(sum(map(len, labels)), total)
     return np.concatenate(logits), np.concatenate(labels)
 
@@ -202,6 +209,47 @@ def _numbers(model: "Model", names: Sequence[str]) -> Any:
         rule = f"is not one of the model's: {', '.join(model.classes)}"
         validate.refuse("class", strange[0], rule, "rename it, or leave it out")
     return np.array([model.classes.index(name) for name in names])
+
+
+def _of_model(model: "Model", own: "np.ndarray", labels: "np.ndarray") -> Any:
+    """Return labels of the data as the model's; it may have some that the data lack."""
+    if not model.multi_label:
+        return own[labels]
+    import numpy as np
+
+    found = np.zeros((len(labels), len(model.classes)), np.int32)
+    found[:, own] = labels
+    return found
+
+
+def _print_labels(title: str, found: Mapping[str, Any]) -> None:
+    console = new_console(markup=False)
+    console.print(f"{title}\n", soft_wrap=True)
+    both = {"AUROC": "auroc", "average precision": "average_precision"}
+    rows = [
+        (f"{name}, mean over labels", _percent(found[key]), _between(found[key]))
+        for name, key in both.items()
+    ]
+    headings = ("measure", "value", "95 % interval")
+    console.print(new_table(*headings, rows=rows), soft_wrap=True)
+    keys = (*both.values(), "sensitivity", "specificity")
+    headings = ("label", "examples", "AUROC", "95 % interval", "average precision")
+    headings += ("95 % interval", "sensitivity", "specificity")
+    rows = []
+    for each in found["per_class"]:
+        cells = [each["class"], str(each["examples"])]
+        for key in keys:
+            cells.append(_percent(each[key]))
+            if key in both.values():
+                cells.append(_between(each[key]))
+        rows.append(cells)
+    console.print()
+    console.print(new_table(*headings, rows=rows), soft_wrap=True)
+    console.print(
+        "\nA label is named from a probability of 0.5 on. At random the AUROC is 50 %, "
+        "and the average precision the share of examples that have the label."
+    )
+    console.print(f"\n{_NOTE}", soft_wrap=True)
 
 
 def _print(title: str, found: Mapping[str, Any]) -> None:

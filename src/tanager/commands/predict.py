@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 class Arguments:
     """Predict the class of each image: CSV on standard output, one line an image.
 
-    Its columns are file, class, probability, and the probability of each class. A file
-    that cannot be read is named on standard error, the others are predicted, and the
-    exit status is 1.
+    Its columns are file, class, probability, and the probability of each class. Of a
+    model of labels, class has those of a probability of 0.5 or more, with | between. A
+    file that cannot be read is named on standard error, the others are predicted, and
+    the exit status is 1.
     """
 
     model: Positional[Annotated[str, tyro.conf.arg(metavar="MODEL")]]
@@ -61,6 +62,9 @@ def run(arguments: Sequence[str]) -> int:
 
     # JAX is imported from here on: the command line was fine.
     model = models_in_use.load(options.model, options.weights, options.code)
+    if options.top is not None and model.multi_label and not options.json:
+        rule = "is for a model of one class an image, or for --json"
+        validate.refuse("top", options.top, rule, "leave it out")
     names, examples, others = _inputs(model, options.files)
     if others:
         counts = ", ".join(f"{ending} {count}" for ending, count in others.items())
@@ -135,7 +139,9 @@ def _csv_lines(
         more = [_shown(value) for _, value in pairs]
         if top is not None:
             more = [text for k, v in pairs[1:] for text in (k, _shown(v))]
-        out.writerow([name, found["class"], _shown(found["probability"]), *more])
+        named = found["class"]
+        named = named if isinstance(named, str) else "|".join(named)
+        out.writerow([name, named, _shown(found["probability"]), *more])
 
 
 def _columns(model: "Model", top: int | None) -> list[str]:

@@ -12,6 +12,7 @@ from tanager._heap import run_in_place
 from tanager._terminal import new_console
 from tanager.commands import accounts, flags, studies
 from tanager.commands.tables import print_json
+from tanager.measures import HEADLINES
 from tanager.privacy.class_counts import deviation_of
 from tanager.privacy.plan import delta_warning
 from tanager.privacy.shown import format_epsilon
@@ -216,7 +217,8 @@ def _ask(estimate: "Estimate") -> None:
 
 
 def _as_json(result: "TrainResult") -> dict[str, Any]:
-    names = ("epsilon", "delta", "private", "test_accuracy", "test_accuracy_ema")
+    scores = [f"test_{name}{kind}" for name in HEADLINES for kind in ("", "_ema")]
+    names = ("epsilon", "delta", "private", *scores)
     return {
         "run": str(result.out),
         **{name: result.summary[name] for name in names if name in result.summary},
@@ -230,11 +232,11 @@ def _conclusion(result: "TrainResult") -> str:
     text = (
         f"{kind}ε = {format_epsilon(result.epsilon)} at δ = {result.delta:g} was spent"
     )
-    if result.evaluation is not None and result.evaluation_ema is not None:
-        text += (
-            f"; test accuracy {100 * result.evaluation.accuracy:.2f} %, "
-            f"average of parameters {100 * result.evaluation_ema.accuracy:.2f} %"
-        )
+    for name, words in HEADLINES.items():
+        last, average = (result.summary.get(f"test_{name}{k}") for k in ("", "_ema"))
+        if last is not None and average is not None:
+            text += f"; test {words} {100 * last:.2f} %, "
+            text += f"average of parameters {100 * average:.2f} %"
     return text
 
 

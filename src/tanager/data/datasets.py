@@ -37,7 +37,8 @@ def check_constants(channels: int, mean: Sequence[float], std: Sequence[float]) 
 class Dataset:
     """Labelled images for training and testing.
 
-    An example is ``{"image": uint8[H, W, C], "label": int32[]}``.
+    An example is ``{"image": uint8[H, W, C], "label": int32[]}``; with any number of
+    labels an example, ``"label"`` is int32[K] of 0 and 1.
 
     Attributes:
         name: one of `DATASETS`, or a name of your own.
@@ -135,7 +136,8 @@ def load(
         path: the folder with the files, or the folder above it. The format is detected.
             A `Layout` says where labels are that the folder does not show.
         classes: keep the examples of these classes alone, label k being the k-th of
-            them; None keeps all.
+            them; None keeps all. Where an example has any number of labels, all are
+            kept, with these labels alone.
         validation_examples: hold this many examples out of the training examples, by a
             fixed public permutation, and use them as `test`; no image of the real test
             examples is then decoded, and a benchmark's files with them need not be
@@ -226,7 +228,7 @@ def _existing(name: str, layout: Layout) -> Path:
     inside, path = OWN if name == "folder" else WANTED, os.fspath(layout.path)
     if not path:
         validate.refuse("path", None, f"is needed for {name}", f"a folder of {inside}")
-    for argument in ("labels", "labels_from_name"):
+    for argument in ("labels", "labels_from_name", "multi_label"):
         if getattr(layout, argument) and name != "folder":
             rule = f"does not apply to {name}"
             validate.refuse(
@@ -316,7 +318,10 @@ def _found(name: str, wanted: Wanted, decoded: bool) -> Dataset:
     if wanted.own and len(classes) < 2:
         remedy = "two classes or more are needed: see --labels and --labels-from-name"
         validate.refuse("path", str(wanted.layout.path), "has one class only", remedy)
-    for label in np.setdiff1d(np.arange(len(classes)), train.labels):
+    there = train.labels
+    if there.ndim == 2:
+        there = np.flatnonzero(there.any(axis=0))
+    for label in np.setdiff1d(np.arange(len(classes)), there):
         rule = f"of {name} has no training example"
         if not wanted.own:
             validate.refuse("class", classes[label], rule, "add some")
@@ -358,6 +363,12 @@ def _with_classes(dataset: Dataset, names: tuple[str, ...]) -> Dataset:
         validate.refuse(
             "classes", names, "must be two or more, each of them once", "or left out"
         )
+    if labels_of(dataset.train).ndim == 2:
+        columns = [dataset.classes.index(name) for name in names]
+        train, test = (
+            _with_columns(source, columns) for source in (dataset.train, dataset.test)
+        )
+        return dataclasses.replace(dataset, train=train, test=test, classes=names)
     numbers = np.full(len(dataset.classes), -1, np.int32)
     numbers[[dataset.classes.index(name) for name in names]] = np.arange(len(names))
 
@@ -376,6 +387,14 @@ def _with_classes(dataset: Dataset, names: tuple[str, ...]) -> Dataset:
     return dataclasses.replace(
         dataset, train=train, test=test, classes=names, owners=owners
     )
+
+
+def _with_columns(source: Any, columns: Sequence[int]) -> Source:
+    base, rows = unfolded(source)
+    if isinstance(base, ArraySource):
+        found = source.gather(np.arange(len(source)))
+        return ArraySource(found | {"label": found["label"][:, columns]})
+    return subset(base.relabelled(base.labels[:, columns]), rows)
 
 
 def _parted(dataset: Dataset, validation: int, wanted: int | None) -> Dataset:

@@ -140,20 +140,24 @@ def find_images(name: str, path: Path, wanted: Wanted) -> Found:
         below = [entry for entry in path.iterdir() if entry.is_dir()]
         folders = [path, *sorted(below, key=lambda f: (name not in f.name, f))]
     layouts = _LAYOUTS
-    if wanted.layout.labels is not None or wanted.layout.labels_from_name:
+    layout = wanted.layout
+    if layout.labels is not None or layout.labels_from_name or layout.multi_label:
         layouts = {"labelled files": _labelled}
     for folder in folders:
-        for layout, read in layouts.items():
+        for kind, read in layouts.items():
             # The classes are in the folder that holds everything, not above it.
             if wanted.own and read is _class_folders and folder != folders[-1]:
                 continue
             if found := read(folder, wanted):
-                wanted.record.layout = layout
+                wanted.record.layout = kind
                 if wanted.own and read in (_labelled, _class_folders):
                     for above in folders[: folders.index(folder)]:
                         for other in looked(above)[1]:
                             wanted.record.skip(other)
                 return found
+    if layout.multi_label:
+        rule = f"has no one CSV file of labels: {described(path)}"
+        refuse_file(path, rule, "with --multi-label, name it with --labels FILE")
     if wanted.own and looked(path)[0]:
         refuse_file(
             path,
@@ -292,7 +296,8 @@ def _labelled(folder: Path, wanted: Wanted) -> Found | None:
     else:
         return None
     alone = len(found) == 1
-    return _numbered(wanted, found[: 1 + wanted.tested], alone=alone)
+    names = found[0].class_names
+    return _numbered(wanted, found[: 1 + wanted.tested], names, alone)
 
 
 def _class_folders(folder: Path, wanted: Wanted) -> Found | None:

@@ -70,7 +70,13 @@ class Listing:
 
 
 class FolderSource(EncodedImages):
-    """The images of a listing, decoded on access as `tanager.data.decoding` says."""
+    """The images of a listing, decoded on access as `tanager.data.decoding` says.
+
+    Attributes:
+        class_names: names of the labels, where an image has any number of them.
+    """
+
+    class_names: tuple[str, ...] = ()
 
     def __init__(
         self, listing: Listing, shape: tuple[int, int, int], exact: bool = False

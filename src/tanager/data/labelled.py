@@ -18,6 +18,7 @@ from tanager.data.folder import (
     has_classes,
     list_files,
 )
+from tanager.data.label_sets import USUAL, read_labels
 from tanager.data.layout import Layout, Record, counted, described, looked, walked
 
 
@@ -49,7 +50,7 @@ def from_names(folder: Path, groups: str | None, record: Record) -> list[FolderS
             )
         values.append(found[0].strip())
     owners, splits = _folders(folder, files, groups), _split_folders(folder, files)
-    return _sources(folder, files, values, owners, splits, record)
+    return _sources(folder, files, np.array(values), owners, splits, record)
 
 
 def from_table(
@@ -73,7 +74,9 @@ def from_table(
         validate.refuse("groups", groups, rule, _shown(names))
     split = next((n for n, name in enumerate(names) if name.lower() == "split"), None)
     used = {image, owner, split}
-    label = _label_column(file, names, used, layout.label_column)
+    label = None
+    if not layout.multi_label:
+        label = _label_column(file, names, used, layout.label_column)
     chosen: dict[str, int] = {}
     for number, row in enumerate(rows, 1):
         found = known.get(row[image])
@@ -84,8 +87,8 @@ def from_table(
         if found in chosen:
             rule = f"row {number} names the image of row {chosen[found]}"
             refuse_file(file, rule, "leave only one of them there", "labels")
-        for column in {label, owner} - {None}:
-            if not row[column]:
+        for column in (label, owner):
+            if column is not None and not row[column]:
                 rule = f"row {number} has nothing in column {column + 1}"
                 refuse_file(file, rule, "fill it in, or leave out the row", "labels")
         chosen[found] = number
@@ -98,7 +101,15 @@ def from_table(
     owners = _folders(folder, order, groups)
     if owner is not None:
         owners = np.array([line[owner] for line in lines])
-    values = [line[label] for line in lines]
+    classes: tuple[str, ...] = ()
+    if label is None:
+        others = [n for n in range(len(names)) if n not in used]
+        column = _names_column(file, names, others, layout.label_column)
+        classes, values = read_labels(
+            file, names, lines, others, column, layout, record
+        )
+    else:
+        values = np.array([line[label] for line in lines])
     if split is None:
         splits = _split_folders(folder, order)
     else:
@@ -108,7 +119,10 @@ def from_table(
             rule = "has a column 'split', which must say train or test in each row"
             remedy = "rename the column if it says something else"
             refuse_file(file, rule, remedy, "labels")
-    return _sources(folder, order, values, owners, splits, record)
+    sources = _sources(folder, order, values, owners, splits, record)
+    for source in sources:
+        source.class_names = classes
+    return sources
 
 
 def _split_folders(folder: Path, files: Sequence[str]) -> list[str]:
@@ -132,7 +146,7 @@ def _split_folders(folder: Path, files: Sequence[str]) -> list[str]:
 def _sources(
     folder: Path,
     files: Sequence[str],
-    values: Sequence[str],
+    values: np.ndarray,
     owners: np.ndarray | None,
     splits: Sequence[str],
     record: Record,
@@ -157,7 +171,7 @@ def _sources(
     for part in parts:
         source = FolderSource(list_files(folder, [files[n] for n in part]), (1, 1, 3))
         source.owners = None if owners is None else owners[part]
-        source.values = np.array([values[n] for n in part], str)
+        source.values = values[part]
         sources.append(source)
     return sources
 
@@ -341,6 +355,16 @@ def _label_column(
     if given is None and len(others) == 1:
         return others[0]
     return _named(file, names, others, "label", given, LABEL_NAMES)
+
+
+def _names_column(
+    file: Path, names: Sequence[str], others: Sequence[int], given: str | None
+) -> int | None:
+    """Return the column of names of labels, if it was named or has a usual name."""
+    usual = (*LABEL_NAMES, *USUAL)
+    if given is None and not any(names[n].lower() in usual for n in others):
+        return None
+    return _named(file, names, others, "label", given, usual)
 
 
 def _named(

@@ -20,7 +20,7 @@ def number_labels(
 
     Where the classes have names, a value is the number of one. Otherwise every value is
     a class of its own, in their order, and its name: so 1 … K and gaps are fine. No
-    message holds a value.
+    message holds a value. Values [N, K] of 0 and 1, one for each name, are kept.
 
     Args:
         sources: of training images, and of test images if there are any.
@@ -38,7 +38,9 @@ def number_labels(
         if kind != kinds[0]:
             rule = f"has labels of another kind than the training labels, {kinds[0]}"
             refuse_file(_file(source), rule, "make all of one kind")
-    if names and kinds[0] != "text":
+    if found[0].ndim == 2:
+        classes = tuple(names)
+    elif names and kinds[0] != "text":
         most = len(names) - 1
         _refuse(sources, found, lambda v: (v < 0) | (v > most), f"from 0 to {most}")
         classes = tuple(names)

@@ -11,7 +11,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from tanager import _validate as validate
 from tanager.data import dicom
@@ -20,6 +20,7 @@ from tanager.data.decoding import CONVERSION, SUFFIXES
 
 DEFAULT_SIDE = 32
 """Pixels per side of images that differ in size, unless another size is given."""
+Uncertain = Literal["refuse", "absent", "present"]
 _IGNORED = ("__MACOSX",)  # as hidden files are
 _ENDING = re.compile(r"\.[A-Za-z0-9]{0,4}[A-Za-z][A-Za-z0-9]{0,4}$")
 _MOST_NAMED = 5  # endings, or folders, in one message
@@ -43,9 +44,14 @@ class Layout:
             digit or one of ``_ - . (``: cat in ``cat_01.png``.
         default_side: pixels per side that images are resized to if they differ in size
             and no size is given.
+        multi_label: an image has any number of labels, in a CSV file of one of the
+            forms in `tanager.data.label_sets`.
+        uncertain: what a label of −1 counts as, if it is not how 0 is written: "absent"
+            or "present"; "refuse" reads no such file.
 
     Raises:
-        ValueError: labels come from two places, or `default_side` is below 1.
+        ValueError: labels come from two places, `default_side` is below 1, or
+            `uncertain` is another word.
     """
 
     path: str | os.PathLike[str]
@@ -54,12 +60,18 @@ class Layout:
     label_column: str | None = None
     labels_from_name: bool = False
     default_side: int = DEFAULT_SIDE
+    multi_label: bool = False
+    uncertain: Uncertain = "refuse"
 
     def __post_init__(self):
+        validate.one_of(get_args(Uncertain), uncertain=self.uncertain)
         validate.whole(default_side=self.default_side, at_least=1)
         if self.labels_from_name and self.labels is not None:
             rule = "must be left out with labels_from_name"
             validate.refuse("labels", str(self.labels), rule, "leave out one of them")
+        if self.labels_from_name and self.multi_label:
+            rule = "must be left out with labels_from_name, which gives one class"
+            validate.refuse("multi_label", True, rule, "leave out one of them")
 
 
 @dataclasses.dataclass

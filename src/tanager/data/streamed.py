@@ -31,14 +31,15 @@ _PART = 256  # images per task of the thread pool
 class StreamedImages(abc.ABC):
     """Labelled images that are read and decoded when they are asked for.
 
-    An example is ``{"image": uint8[H, W, C], "label": int32[]}``. A process opens the
+    An example is ``{"image": uint8[H, W, C], "label": int32[]}``, or int32[K] of 0 and
+    1 with any number of labels an example. A process opens the
     files when it reads its first example, so that a source can be pickled into any
     number of processes. Several threads can read it. It holds names and labels in
     memory, a few dozen bytes for each example.
 
     Attributes:
         shape: (H, W, C) of every image.
-        labels: int32[N]; not to be written to.
+        labels: int32[N], or int32[N, K]; not to be written to.
         values: [N] the labels as they are in the files, before classes are numbered.
         owners: [N] whose each image is, whole numbers or texts; None if unknown.
     """

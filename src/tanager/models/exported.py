@@ -117,7 +117,7 @@ def describe(
     """Return the config.json of a run or an export: its path, all of it, the model's.
 
     The last has ``model`` (None if it is not one of tanager's), ``classes``,
-    ``preprocessing`` and ``precision``.
+    ``preprocessing``, ``precision`` and ``multi_label``.
 
     Raises:
         ValueError: there is none, or it is of something else.
@@ -138,7 +138,8 @@ def describe(
         validate.refuse("source", os.fspath(source), rule, remedy)
     ours = config.get("tanager")
     if ours is None and "mechanism" in config:  # a run
-        ours = {name: config.get(name) for name in ("classes", "preprocessing")}
+        names = ("classes", "preprocessing", "multi_label")
+        ours = {name: config.get(name) for name in names}
         ours["model"] = config.get("architecture")
         ours["precision"] = (config.get("recipe") or {}).get("precision")
     if not isinstance(ours, dict) or "model" not in ours:

@@ -5,6 +5,7 @@
 """
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 from tanager import _validate as validate
@@ -24,6 +25,8 @@ SIDE = 32
 Grey images up to this size are scattered even where public weights are installed.
 """
 
+LARGEST_SIDE = 224
+"""Pixels per side for public weights: larger images take longer, and were not tried."""
 SMALL_GREY = (
     "small grey images: on 1,000 images of MNIST it gave 93.6 %, and "
     "efficientnet-lite0 82.9 %"
@@ -55,7 +58,8 @@ def resolved(recipe: Recipe) -> Recipe:
             validate.refuse("model", AUTO, rule, "give --model, see tanager models")
     scattering = model.startswith("scattering-")
     if weights is not None and weights in packaged.PACKAGED:
-        side = recipe.image_size or packaged.PACKAGED[weights].image_size
+        side = min(packaged.PACKAGED[weights].image_size, LARGEST_SIDE)
+        side = recipe.image_size or side
         changes = {"image_size": side, "crop_fraction": recipe.crop_fraction or 1.0}
     elif scattering:
         changes = {"image_size": recipe.image_size or SIDE}
@@ -71,8 +75,10 @@ def resolved(recipe: Recipe) -> Recipe:
 
 
 def _small_and_grey(recipe: Recipe) -> bool:
-    if recipe.dataset != "folder" or not recipe.data or recipe.features_from:
+    if recipe.dataset != "folder" or recipe.features_from is not None:
         return False
+    if recipe.data is None or not Path(recipe.data).expanduser().exists():
+        return False  # what loads the data says so
     fields = {name: getattr(recipe, name) for name in LAYOUT_FIELDS}
     shape = data.image_shape(data.Layout(recipe.data, **fields), recipe.groups)
     return shape is not None and shape[2] == 1 and max(shape[:2]) <= SIDE
@@ -103,7 +109,7 @@ def reasons(given: Recipe, recipe: Recipe, examples: int) -> dict[str, str]:
         if frozen
         else "there are no weights to start from",
         "head_input": "features of norm 1 need less noise",
-        "image_size": "the weights were trained on this size"
+        "image_size": "it is the size that was measured with these weights"
         if public
         else "more pixels are more features, and more noise",
         "batch_size": "with all examples an update has the least noise",

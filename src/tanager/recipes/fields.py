@@ -5,6 +5,7 @@ import math
 from typing import Any, Literal, get_args
 
 from tanager import _validate as validate
+from tanager.data.layout import Uncertain
 from tanager.data.loader import Unreadable
 
 
@@ -38,10 +39,12 @@ _CHOICES: dict[str, Any] = {
     "augmentation": AugmentationName,
     "precision": PrecisionName,
     "unreadable": Unreadable,
+    "uncertain": Uncertain,
 }
 _OF_IMAGES = ("features", "image_size", "crop_fraction", "crop_size", "preprocessing")
 _OF_IMAGES += ("stream", "implementation")
 LAYOUT_FIELDS = ("labels", "image_column", "label_column", "labels_from_name")
+LAYOUT_FIELDS += ("multi_label", "uncertain")
 """Fields that are those of `tanager.data.Layout`."""
 _BUDGET = ("epsilon", "noise_multiplier", "steps")
 _AT_LEAST = {
@@ -93,10 +96,12 @@ def check(recipe: Any) -> None:
             "give --groups folder, or the name of the column with the owners",
         )
     for name in LAYOUT_FIELDS:
-        if (value := getattr(recipe, name)) and recipe.data is None:
+        value, usual = getattr(recipe, name), getattr(type(recipe), name)
+        if value != usual and recipe.data is None:
             validate.refuse(
                 name, value, "needs data", "give the images' folder: --data"
             )
+    _check_labels(recipe)
     _check_budget(recipe)
     if recipe.clip_norm or recipe.solver == "dp-sgd":
         validate.clipping_norm(recipe.clip_norm)
@@ -122,6 +127,25 @@ def check(recipe: Any) -> None:
         validate.positive(crop_fraction=recipe.crop_fraction)
     _check_features(recipe)
     _check_views(recipe)
+
+
+def _check_labels(recipe: Any) -> None:
+    """Refuse what takes one class an image, where it has any number of labels."""
+    if not recipe.multi_label:
+        if recipe.uncertain != "refuse":
+            rule = "is for --multi-label"
+            validate.refuse("uncertain", recipe.uncertain, rule, "leave it out")
+        return
+    of_one_class = {
+        "class_weights": recipe.class_weights,
+        "features_from": recipe.features_from,
+        "test_views": recipe.test_views,
+        "solver": recipe.solver if recipe.solver == "class-means" else None,
+    }
+    for name, value in of_one_class.items():
+        if value:
+            rule = "is for one class an image, and must be left out with multi_label"
+            validate.refuse(name, value, rule)
 
 
 def _check_features(recipe: Any) -> None:

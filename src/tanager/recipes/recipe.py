@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from tanager import _validate as validate
+from tanager.data.layout import Uncertain
 from tanager.data.loader import Unreadable
 from tanager.privacy.mechanism import Adjacency
 from tanager.recipes.fields import (
@@ -41,7 +42,10 @@ class Recipe:
         image_column: column with the images. Default: the one that names or holds them.
         label_column: column with the labels. Default: label, or a similar name.
         labels_from_name: the name of a file begins with its class: cat in cat_01.png.
-        classes: train and test on these classes only. Default: all.
+        multi_label: an image has any number of labels, in a CSV file: a column of names
+            separated by |, or a column of 0 and 1 for each label.
+        uncertain: what a label of -1, uncertain, counts as: absent or present.
+        classes: train and test on these classes, or labels, only. Default: all.
         image_size: resize images to this many pixels per side. Default: what the
             weights were trained on, else as they are; if images of a folder differ in
             size, what the weights or models like it were trained on. Images of a folder
@@ -158,6 +162,8 @@ class Recipe:
     image_column: str | None = None
     label_column: str | None = None
     labels_from_name: bool = False
+    multi_label: bool = False
+    uncertain: Uncertain = "refuse"
     classes: tuple[str, ...] | None = None
     image_size: int | None = None
     crop_fraction: float | None = None
@@ -244,12 +250,15 @@ class Recipe:
         return examples
 
     def require_batches(self) -> None:
-        """Refuse what a search cannot vary or count.
+        """Refuse what a search cannot vary, count, or compare by its accuracy.
 
         Raises:
-            ValueError: batch_size is 0, solver is not dp-sgd, or class_weights is
-                balanced.
+            ValueError: batch_size is 0, solver is not dp-sgd, there are labels, or
+                class_weights is balanced.
         """
+        if self.multi_label:
+            rule = "must be left out of a search, which compares accuracies"
+            validate.refuse("multi_label", True, rule)
         validate.whole(batch_size=self.batch_size, at_least=1)
         self.refuse_balanced("in a search, which does not count the class counts")
         if self.solver != "dp-sgd":

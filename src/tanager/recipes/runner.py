@@ -196,6 +196,7 @@ def run(
                 dataset.classes,
                 augment=task.augment_test,
                 views=recipe.test_views,
+                multi_label=recipe.multi_label,
             ),
             evaluate_every=recipe.evaluate_every,
             on_metrics=on_metrics,
@@ -215,6 +216,7 @@ def run(
                 "dataset": dataset.name,
                 "reading": dataset.record,
                 "classes": list(dataset.classes),
+                "multi_label": recipe.multi_label,
                 "optimizer": {
                     "name": recipe.optimizer,
                     "learning_rate": recipe.learning_rate,

@@ -11,7 +11,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jaxtyping import PyTree
 from rich.progress import Progress, TextColumn
 
@@ -37,6 +36,7 @@ from tanager.seed import Seed
 from tanager.training.features import cache_features
 from tanager.training.precision import image_dtype
 from tanager.training.problem import Problem
+from tanager.training.targets import TARGETS
 
 
 class Task(NamedTuple):
@@ -71,9 +71,7 @@ def _cross_entropy(
 
     def loss(model: PyTree, example: Any) -> jax.Array:
         label = example["label"].astype(jnp.int32)
-        nats = optax.softmax_cross_entropy_with_integer_labels(
-            predict(model, example), label
-        )
+        nats = TARGETS[recipe.multi_label].loss(predict(model, example), label)
         return nats if weights is None else nats * jnp.asarray(weights)[label]
 
     return loss

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tanager._text import clean
+from tanager.measures import HEADLINES
 from tanager.privacy.mechanism import LARGE_EPSILON
 from tanager.report import guarantee
 from tanager.report.render import render
@@ -47,14 +48,21 @@ def model_card(
     """
     name = f"{config.get('model') or 'a model'} on {config.get('dataset') or 'data'}"
     key = "accuracy_ema" if weights == "average" else "accuracy"
-    accuracy = result.get(f"test_{key}")
-    classes = result.get("per_class") or ()
+    several = bool(config.get("multi_label"))
+    suffix = "_ema" if weights == "average" else ""
+    scores = {
+        name: value
+        for name in HEADLINES
+        if (value := result.get(f"test_{name}{suffix}")) is not None
+    }
+    classes = [] if several else result.get("per_class") or ()
+    measured_by = "average" if weights == "average" else "parameters"
     measured = [each for each in classes if each[key] is not None]
     architecture = config.get("architecture")
     image_shape = (architecture or {}).get("image_shape")
     return render(
         "card.md",
-        head=_head(config, result, clean(name), licence, accuracy, format),
+        head=_head(config, result, clean(name), licence, scores, format),
         name=name,
         config=config,
         result=result,
@@ -66,7 +74,10 @@ def model_card(
         format=format,
         timm_name=timm_name,
         search=result.get("search"),
-        accuracy=accuracy,
+        accuracy=scores.get("accuracy"),
+        several=several,
+        labels=(result.get("measures") or {}).get(measured_by) if several else None,
+        scores={HEADLINES[name]: value for name, value in scores.items()},
         classes=classes,
         key=key,
         worst=min(measured, key=lambda each: each[key], default=None),
@@ -87,7 +98,7 @@ def _head(
     result: _Fields,
     name: str,
     licence: str | None,
-    accuracy: float | None,
+    scores: Mapping[str, float],
     format: str,
 ) -> dict[str, str]:
     from markupsafe import Markup
@@ -102,7 +113,7 @@ def _head(
     base = (config.get("weights") or {}).get("weights", "")
     if base.startswith("hf:"):
         fields["base_model"] = clean(re.split("[@:]", base.removeprefix("hf:"))[0])
-    if accuracy is not None:
+    if scores:
         dataset = clean(config.get("dataset") or "data")
         fields["model-index"] = [
             {
@@ -111,7 +122,10 @@ def _head(
                     {
                         "task": {"type": "image-classification"},
                         "dataset": {"type": dataset, "name": dataset, "split": "test"},
-                        "metrics": [{"type": "accuracy", "value": accuracy}],
+                        "metrics": [
+                            {"type": name, "value": value}
+                            for name, value in scores.items()
+                        ],
                     }
                 ],
             }

@@ -14,6 +14,11 @@ _Fields = Mapping[str, Any]
 
 _MOST_CLASSES = 20  # of a confusion matrix that fits on a page
 _WORST = 10
+_TILES = {
+    False: {"accuracy": "accuracy", "balanced accuracy": "balanced_accuracy"},
+    True: {"AUROC": "auroc", "average precision": "average_precision"},
+}
+"""The first measures of a page, for classes and for labels."""
 
 
 def write_evaluation(
@@ -25,18 +30,19 @@ def write_evaluation(
 
     Args:
         page: the file to write.
-        found: what `tanager.measures.measure` returned.
+        found: what a function of `tanager.measures` returned, of classes or of labels.
         model: what was measured, a path or a name.
         data: the images, a path or a name.
         which: of them, such as "test examples".
     """
+    several = "average_precision" in found
     rows = [
         {
             "class": each["class"],
             "examples": each["examples"],
             "accuracy_ema": each["accuracy"]["value"],
         }
-        for each in found["per_class"]
+        for each in ([] if several else found["per_class"])
     ]
     content = render(
         "evaluation.html",
@@ -47,6 +53,8 @@ def write_evaluation(
         date=datetime.date.today().isoformat(),
         version=__version__,
         found=found,
+        several=several,
+        tiles=_TILES[several],
         **by_class(rows, found),
     )
     write_text(page, content)

@@ -6,8 +6,10 @@ Colours are CSS variables of the page, so one figure serves light, dark and prin
 import io
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
+from tanager.measures import HEADLINES
 from tanager.report.figures import COLOURS, NO_METADATA, embed
 
 
@@ -38,22 +40,25 @@ _STYLE: Any = {
 
 
 def curves(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Draw accuracy (raw and averaged) and ε against step.
+    """Draw the test scores (raw and averaged) and ε against step.
 
     Args:
-        metrics: lines of metrics.jsonl. Without accuracies only ε is drawn.
+        metrics: lines of metrics.jsonl. Without scores only ε is drawn.
 
     Returns:
         An ``<svg>`` element for each that there is something to draw of. They refer to
         nothing outside themselves.
     """
-    accuracy = [
-        ("test_accuracy", _RAW, "--", "parameters"),
-        ("test_accuracy_ema", _AVERAGE, "-", "average of parameters"),
-    ]
+    scores = []
+    for name, words in HEADLINES.items():
+        lines = [
+            (f"test_{name}", _RAW, "--", "parameters"),
+            (f"test_{name}_ema", _AVERAGE, "-", "average of parameters"),
+        ]
+        scores.append((f"test {words}", f"test {words} (%)", 100.0, lines))
     panels = []
     for name, unit, factor, lines in (
-        ("test accuracy", "test accuracy (%)", 100.0, accuracy),
+        *scores,
         ("ε spent", "ε spent", 1.0, [("epsilon", _EPSILON, "-", None)]),
     ):
         drawn = [(_series(metrics, key, factor), *how) for key, *how in lines]
@@ -94,6 +99,8 @@ def _panel(name: str, unit: str, lines: Sequence[Any]) -> str:
 def compared(metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Draw accuracy (averaged, where there is an average) and ε of several runs.
 
+    If no run has an accuracy, the AUROC is drawn.
+
     Args:
         metrics: lines of metrics.jsonl by the run's name.
 
@@ -103,10 +110,11 @@ def compared(metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    drawn = []
+    drawn, every = [], [line for lines in metrics.values() for line in lines]
+    score = next((s for s in HEADLINES if f"test_{s}" in {*chain(*every)}), "accuracy")
     for name, lines in metrics.items():
-        averages = _series(lines, "test_accuracy_ema", 100.0)
-        accuracies = averages or _series(lines, "test_accuracy", 100.0)
+        averages = _series(lines, f"test_{score}_ema", 100.0)
+        accuracies = averages or _series(lines, f"test_{score}", 100.0)
         drawn.append((name, accuracies, _series(lines, "epsilon", 1.0)))
     if not any(accuracies or epsilons for _, accuracies, epsilons in drawn):
         return ""
@@ -118,14 +126,15 @@ def compared(metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
             for axis, points in zip(axes, both, strict=True):
                 if points:
                     axis.plot(*zip(*points, strict=True), color=colour, label=name)
-        for axis, unit in zip(axes, ("test accuracy (%)", "ε spent"), strict=True):
+        words = f"test {HEADLINES[score]}"
+        for axis, unit in zip(axes, (f"{words} (%)", "ε spent"), strict=True):
             axis.set(xlabel="update", ylabel=unit)
             axis.spines[["top", "right"]].set_visible(False)
         axes[1].set_ylim(bottom=0)
         axes[1].legend(loc="best", frameon=False)
         content = io.StringIO()
         figure.savefig(content, format="svg", metadata=NO_METADATA)
-    return embed(content.getvalue(), "test accuracy and ε spent against update")
+    return embed(content.getvalue(), f"{words} and ε spent against update")
 
 
 def _series(

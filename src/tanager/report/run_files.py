@@ -11,6 +11,7 @@ from typing import Any
 from tanager import _validate as validate
 from tanager._reading import read_json_lines, reading
 from tanager._record import Each, Maybe, check_record, read_record
+from tanager.measures import HEADLINES
 from tanager.privacy.mechanism import Mechanism
 
 
@@ -20,6 +21,7 @@ _PREDICTION = {"accuracy": float, "low": float, "high": float, "confidence": flo
 _READING = {"layout": str, "conversion": str, "size": str, "not_read": Each(int)}
 _CONFIG = {
     "classes": Maybe([str]),
+    "multi_label": Maybe(bool),
     "architecture": Maybe({"name": str, "image_shape": [int], "options": Each(object)}),
     "preprocessing": Maybe(
         {"mean": [float], "std": [float], "read_shape": Maybe([int])}
@@ -45,6 +47,11 @@ _MEASURES = {
     "confusion_matrix": Maybe([[int]]),
     "per_class": Maybe([{"class": str, "accuracy": _INTERVAL, "auroc": _NUMBER}]),
 }
+_BOTH = {"auroc": _INTERVAL, "average_precision": _INTERVAL}
+_LABEL = {"class": str, "examples": int, "sensitivity": _INTERVAL}
+_LABEL |= {"specificity": _INTERVAL, **_BOTH}
+_OF_LABELS = {"examples": int, **_BOTH, "per_class": Maybe([_LABEL])}
+"""Measures of a model of any number of labels."""
 _SEARCH = {
     "mean": float,
     "shape": _NUMBER,
@@ -55,6 +62,7 @@ _SEARCH = {
 }
 _RISK = {"tpr_at_0_1_percent": float, "tpr_at_1_percent": float, "advantage": float}
 _RISK |= {"mu": _NUMBER, "regret": float}
+_SCORES = {f"test_{name}{k}": _NUMBER for name in HEADLINES for k in ("", "_ema")}
 _RESULT = {
     "private": bool,
     "private_search": Maybe(bool),
@@ -74,11 +82,10 @@ _RESULT = {
     "examples_per_group": Maybe(int),
     "batch_size": float,
     "unreadable": Maybe(str),
-    "test_accuracy": _NUMBER,
-    "test_accuracy_ema": _NUMBER,
+    **_SCORES,
     "test_accuracy_vote_ema": _NUMBER,
     "per_class": Maybe([_CLASS]),
-    "measures": Maybe({"parameters": _MEASURES, "average": _MEASURES}),
+    "measures": Maybe({"parameters": {}, "average": {}}),
     "date": Maybe(str),
     "versions": Maybe(Each(str)),
     "seconds": _NUMBER,
@@ -90,7 +97,7 @@ _RESULT = {
     "search": Maybe(_SEARCH),
     "account": Maybe(_ACCOUNT),
 }
-_LINE = {"test_accuracy": _NUMBER, "test_accuracy_ema": _NUMBER, "epsilon": _NUMBER}
+_LINE = {**_SCORES, "epsilon": _NUMBER}
 _REMEDY = "restore it from a copy of the run's folder"
 
 
@@ -109,6 +116,9 @@ def read_result(run: Path) -> dict[str, Any]:
     """Return result.json of a finished run; refuse it if it claims what cannot be."""
     file = run / "result.json"
     result = read_record(file, _RESULT, _REMEDY)
+    for name, each in (result["measures"] or {}).items():
+        shape = _MEASURES if "majority_share" in each else _OF_LABELS
+        check_record(file, {name: each}, {name: shape}, _REMEDY)
     with reading(file, "claims what cannot be", _REMEDY):
         Mechanism(
             result["sample_rate"],

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from tanager.measures import HEADLINES
 from tanager.privacy.mechanism import LARGE_EPSILON
 from tanager.report import guarantee, run_figures
 from tanager.report.evaluation_page import by_class
@@ -36,7 +37,8 @@ def write_report(run: Path) -> Path:
     for name in ("config.json", "result.json"):
         require(run, "run", name, "give the folder of a finished run")
     config, result, metrics = read_config(run), read_result(run), read_metrics(run)
-    average = (result["measures"] or {}).get("average")
+    average = (result["measures"] or {}).get("average") or {}
+    per_class = () if config["multi_label"] else result["per_class"] or ()
     shape = (config["architecture"] or {}).get("image_shape")
     return write_page(
         run,
@@ -47,7 +49,9 @@ def write_report(run: Path) -> Path:
         recipe=without_folders(config["recipe"] or {}),
         result=result,
         measures=result["measures"],
-        **by_class(result["per_class"] or (), average or {}),
+        several=bool(config["multi_label"]),
+        headlines=HEADLINES,
+        **by_class(per_class, average),
         shape=shape,
         on_features=shape is not None and len(shape) == 1,
         held_out=(config["recipe"] or {}).get("validation_examples"),
@@ -55,7 +59,11 @@ def write_report(run: Path) -> Path:
         guarantee=guarantee,
         large=result["epsilon"] is not None and result["epsilon"] >= LARGE_EPSILON,
         curves=() if result.get("search") else run_figures.curves(metrics),
-        tested=any(line.get("test_accuracy") is not None for line in metrics),
+        tested=any(
+            line.get(f"test_{name}") is not None
+            for line in metrics
+            for name in HEADLINES
+        ),
         study=without_folders(config["study"]),
     )
 

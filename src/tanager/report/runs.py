@@ -19,12 +19,15 @@ RESULTS = {
     "delta": "δ",
     "test_accuracy": "test accuracy",
     "test_accuracy_ema": "average of parameters",
+    "test_auroc_ema": "test AUROC, average of parameters",
+    "test_average_precision_ema": "test average precision, average of parameters",
     "noise_multiplier": "noise multiplier",
     "steps": "updates",
     "seconds": "seconds",
 }
 """What a comparison shows of each run, with its name on the page."""
 
+_OF_LABELS = {"test_auroc_ema", "test_average_precision_ema"}
 _PLACES = {"out", "data", "features", "account"}
 
 
@@ -84,7 +87,11 @@ def write_comparison(runs: Sequence[Path], page: Path) -> Path:
         kind="tanager comparison",
         subject=f"{len(runs)} runs",
         runs=described,
-        labels=RESULTS,
+        labels={
+            name: words
+            for name, words in RESULTS.items()
+            if name not in _OF_LABELS or any(each[name] for each in described)
+        },
         settings=differ,
         curves=run_figures.compared(metrics),
     )

@@ -1,14 +1,13 @@
 """Evaluation on data that is not trained on."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, ArrayLike, Int, PyTree
@@ -18,6 +17,7 @@ from tanager.compiling import filter_jit
 from tanager.data import ArraySource, as_source, gather
 from tanager.parallel.layout import AXIS, Layout
 from tanager.sampling import PhysicalBatch, pack
+from tanager.training.targets import TARGETS
 
 
 _VOTE_SEED = 0
@@ -26,12 +26,12 @@ _MOST_KEPT = 1 << 24  # logits, 64 MiB
 
 
 class ClassResult(NamedTuple):
-    """The result of one class.
+    """The result of one class, or label.
 
     Attributes:
         name: of the class.
         examples: test examples of this class.
-        accuracy: share of them classified right; None without any.
+        accuracy: share of them in which the model finds it; None without any.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Outputs:
 
     Attributes:
         logits: float32[n, classes].
-        labels: int32[n], the true classes.
+        labels: int32[n], the true classes; or int32[n, classes] of 0 and 1.
     """
 
     logits: np.ndarray
@@ -56,13 +56,17 @@ class Evaluation(NamedTuple):
     """What `Classification` measured.
 
     Attributes:
-        accuracy: share of the test examples classified right, in [0, 1].
-        loss: mean cross-entropy, in nats.
+        accuracy: share of the test examples classified right, in [0, 1]; of labels, the
+            share of all labels of all examples decided right at a probability of 0.5.
+        loss: mean cross-entropy, in nats; of labels, of their sum.
         per_class: one entry for each class.
         vote_accuracy: share classified right by the vote of augmented views; None
             without a vote. The three above are computed without it.
         outputs: for what else is to be measured, without the vote; None if there are
             more than 2²⁴ logits.
+        scores: what to show and record by name, means over labels of ``auroc`` and
+            ``average_precision`` (None without examples of both kinds); None stands for
+            the accuracy.
     """
 
     accuracy: float
@@ -70,10 +74,11 @@ class Evaluation(NamedTuple):
     per_class: tuple[ClassResult, ...]
     vote_accuracy: float | None = None
     outputs: Outputs | None = None
+    scores: Mapping[str, float | None] | None = None
 
 
 class Classification:
-    """Accuracy and cross-entropy of a classifier on test data.
+    """Accuracy and cross-entropy of a classifier on test data; AUROC for labels.
 
     The results are exact functions of the parameters and the test data: releasing
     them costs the training examples no privacy, but says something of the test
@@ -82,7 +87,7 @@ class Classification:
     Args:
         predict: ``predict(params, example) -> logits[classes]`` for one example.
         data: examples with an integer ``example["label"]``, from 0 to the number of
-            classes − 1.
+            classes − 1; with `multi_label`, 0 or 1 for each class.
         classes: their names, in the order of the labels.
         physical_batch_size: examples, or views of different examples, evaluated at
             once.
@@ -92,6 +97,8 @@ class Classification:
             first. 0 exactly when `augment` is None. The views of an example are the
             same at every evaluation, whatever the batches; test data are public, so
             no secret is needed.
+        multi_label: an example has any number of the classes, here called labels. The
+            loss is that of a sigmoid each, and there is no vote.
 
     Raises:
         ValueError: a number is out of range, or a label of data in memory; the call
@@ -111,17 +118,22 @@ class Classification:
         *,
         augment: Callable[[Any, Any], Any] | None = None,
         views: int = 0,
+        multi_label: bool = False,
     ):
         validate.whole(physical_batch_size=physical_batch_size, at_least=1)
         validate.whole(views=views, at_least=0)
         if (augment is None) != (views == 0):
             rule = "must be at least 1 with `augment` and 0 without"
             validate.refuse("views", views, rule)
+        if views and multi_label:
+            validate.refuse("views", views, "must be 0 with multi_label")
         self.data = as_source(data)
         self.classes = tuple(classes)
         self.physical_batch_size = min(physical_batch_size, len(self.data))
         self._counting: dict[Mesh, Callable] = {}
         self.views = views
+        self._several = multi_label
+        self._target = target = TARGETS[multi_label]
         predict_all = jax.vmap(predict, (None, 0))
 
         def count(
@@ -131,7 +143,7 @@ class Classification:
             logits = predict_all(params, batch.examples).astype(jnp.float32)
             self._require_width(logits.shape[1:])
             labels = batch.examples["label"].astype(jnp.int32)
-            losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+            losses = jax.vmap(target.loss)(logits, labels)
             voted = jnp.int32(0)
             if augment is not None:
                 tally = self._tally(predict_all, augment, params, batch)
@@ -156,7 +168,7 @@ class Classification:
         count = self._counting.setdefault(layout.mesh, self._on_every_device(layout))
         size = -(-self.physical_batch_size // layout.count) * layout.count
         here = layout.rows_here(size)
-        kept = len(self.data) * len(self.classes) <= _MOST_KEPT
+        kept = self._several or len(self.data) * len(self.classes) <= _MOST_KEPT
         loss, voted, logits, labels, predicted = 0.0, 0, [], [], []
         everyone = np.arange(len(self.data))
         for _, mask, indices in pack(everyone, size):
@@ -167,22 +179,23 @@ class Classification:
             loss, voted = loss + float(counted[0]), voted + int(counted[1])
             of_batch = counted[2][mask]
             labels.append(counted[3][mask])
-            predicted.append(of_batch.argmax(axis=1))
+            predicted.append(self._target.decide(of_batch))
             if kept:
                 logits.append(of_batch)
         labels, predicted = np.concatenate(labels), np.concatenate(predicted)
-        width = len(self.classes)
-        found = np.bincount(labels, minlength=width)
-        right = np.bincount(labels[labels == predicted], minlength=width)
+        count, scores = self._target.tally, self._target.scores
+        found, right, accuracy = count(predicted, labels, len(self.classes))
+        outputs = Outputs(np.concatenate(logits), labels) if kept else None
         return Evaluation(
-            accuracy=float(right.sum() / found.sum()),
+            accuracy=accuracy,
             loss=loss / len(self.data),
             per_class=tuple(
                 ClassResult(name, int(n), float(r / n) if n else None)
                 for name, n, r in zip(self.classes, found, right, strict=True)
             ),
             vote_accuracy=voted / len(self.data) if self.views else None,
-            outputs=Outputs(np.concatenate(logits), labels) if kept else None,
+            outputs=outputs,
+            scores=scores and outputs and scores(outputs.logits, labels),
         )
 
     def _on_every_device(self, layout: Layout) -> Callable:
@@ -210,11 +223,16 @@ class Classification:
 
     def _require_labels(self, labels: ArrayLike) -> None:
         found, count = np.asarray(labels), len(self.classes)
-        if found.dtype.kind not in "iu" or found.ndim != 1:
+        shape = (len(found), count) if self._several else (len(found),)
+        if found.dtype.kind not in "iu" or found.shape != shape:
             shown = f"{found.dtype.name}{list(found.shape)}"
-            rule = "must be one whole number for each example"
-            validate.refuse("data['label']", shown, rule, "cast or squeeze it")
-        outside = found[(found < 0) | (found >= count)]
+            rule, remedy = self._target.rule, "cast or squeeze it"
+            if self._several:
+                remedy = f"one column for each of {self._all_classes()}"
+            validate.refuse("data['label']", shown, rule, remedy)
+        outside = found[(found < 0) | (found >= (2 if self._several else count))]
+        if outside.size and self._several:
+            validate.refuse("data['label']", int(outside[0]), self._target.rule)
         if outside.size:
             validate.refuse(
                 "data['label']",

@@ -229,6 +229,7 @@ def _description(
         "classes": config.get("classes"),
         "preprocessing": config.get("preprocessing"),
         "precision": (config.get("recipe") or {}).get("precision"),
+        "multi_label": bool(config.get("multi_label")),
         "weights": weights,
         "guarantee": {name: result[name] for name in _GUARANTEE},
     }

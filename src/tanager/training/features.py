@@ -59,8 +59,9 @@ def cache_features(
         progress: called with (examples done, all examples).
 
     Returns:
-        Examples ``{"features": float32[...], "label": int32[]}``, in the order of
-        `data`; features are read from disk when they are needed.
+        Examples ``{"features": float32[...], "label": int32[...]}``, in the order of
+        `data`, labels in the shape they have there; features are read from disk when
+        they are needed.
 
     Raises:
         ValueError: the folder holds features of other weights, data or of another
@@ -84,9 +85,10 @@ def cache_features(
         "data": fingerprint.sample(source).hex(),
         "shape": list(shape),
     }
-    done = _begin(place, made_of)
+    of_labels = (examples, *np.shape(one["label"]))
+    done = _begin(place, made_of, of_labels)
     values = _opened(place / "features.npy", shape, np.float32, "r+")
-    labels = _opened(place / "labels.npy", (examples,), np.int32, "r+")
+    labels = _opened(place / "labels.npy", of_labels, np.int32, "r+")
     compute = jit(jax.vmap(of_example, (None, 0)))
     saved = time.monotonic()
     progress(done, examples)
@@ -127,7 +129,7 @@ def _ahead(
             yield indices[mask], np.asarray(batch["label"])[mask], made[mask]
 
 
-def _begin(place: Path, made_of: dict[str, Any]) -> int:
+def _begin(place: Path, made_of: dict[str, Any], of_labels: tuple[int, ...]) -> int:
     """Make the files, or check whose they are; return how many examples are done."""
     record = place / "features.json"
     if record.exists():
@@ -143,14 +145,15 @@ def _begin(place: Path, made_of: dict[str, Any]) -> int:
     shape = tuple(made_of["shape"])
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.chmod(place, 0o700)
-    needed, free = 4 * (math.prod(shape) + shape[0]), shutil.disk_usage(place).free
+    needed = 4 * (math.prod(shape) + math.prod(of_labels))
+    free = shutil.disk_usage(place).free
     if needed > free:
         rule = f"needs {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free"
         remedy = "name a folder on another disk"
         validate.refuse("features", str(place), rule, remedy)
     new = np.lib.format.open_memmap
     new(place / "features.npy", "w+", np.float32, shape).flush()
-    new(place / "labels.npy", "w+", np.int32, shape[:1]).flush()
+    new(place / "labels.npy", "w+", np.int32, of_labels).flush()
     write_json(record, {**made_of, "done": 0})
     return 0
 

@@ -15,6 +15,7 @@ from jaxtyping import PyTree
 from tanager import _validate as validate
 from tanager._files import as_json
 from tanager.data.loader import an_example
+from tanager.measures import HEADLINES
 from tanager.parallel import hosts
 from tanager.privacy import accountant
 from tanager.privacy.ledger import Ledger
@@ -305,9 +306,9 @@ def _sentence(line: dict[str, Any], steps: int) -> str:
     if math.isinf(line["epsilon"]):
         spent = "NOT PRIVATE"
     text = f"step {line['step']}/{steps}  {spent}"
-    if "test_accuracy" in line:
-        text += (
-            f"  test accuracy {100 * line['test_accuracy']:.1f} % "
-            f"(average of parameters {100 * line['test_accuracy_ema']:.1f} %)"
-        )
+    for name, words in HEADLINES.items():
+        if (value := line.get(f"test_{name}")) is not None:
+            average = 100 * line.get(f"test_{name}_ema", math.nan)
+            text += f"  test {words} {100 * value:.1f} % "
+            text += f"(average of parameters {average:.1f} %)"
     return text

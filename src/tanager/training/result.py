@@ -15,7 +15,6 @@ from jaxtyping import PyTree
 from tanager._files import write_json
 from tanager._reading import UnreadableFile
 from tanager.keys import is_key
-from tanager.measures import measure, probabilities
 from tanager.models import weights
 from tanager.parallel import hosts
 from tanager.privacy import accountant, tan
@@ -29,6 +28,7 @@ from tanager.training import fingerprint
 from tanager.training.evaluate import Evaluation
 from tanager.training.resume import Position
 from tanager.training.run_folder import RunFolder
+from tanager.training.targets import TARGETS
 
 
 PERSON_SIZES = (2, 5, 10)
@@ -155,9 +155,15 @@ def scores(
 ) -> dict[str, float | None]:
     """Return the numbers on record of the parameters and of their average."""
     raw, ema = evaluations or (None, None)
+    shown: dict[str, float | None] = dict.fromkeys(
+        ("test_accuracy", "test_accuracy_ema")
+    )
+    for each, name in ((raw, "test_{}"), (ema, "test_{}_ema")):
+        if each is not None:
+            found = each.scores or {"accuracy": each.accuracy}
+            shown |= {name.format(key): value for key, value in found.items()}
     return {
-        "test_accuracy": raw and raw.accuracy,
-        "test_accuracy_ema": ema and ema.accuracy,
+        **shown,
         "test_accuracy_vote": raw and raw.vote_accuracy,
         "test_accuracy_vote_ema": ema and ema.vote_accuracy,
         "test_loss": raw and raw.loss,
@@ -206,7 +212,7 @@ def _per_class(raw: Evaluation, ema: Evaluation) -> list[dict[str, Any]]:
 
 
 def _measures(raw: Evaluation, ema: Evaluation) -> dict[str, Any] | None:
-    """Return what `measure` says of both models; None of logits it cannot order."""
+    """Return all measures of both models; None of logits that have no order."""
     both = {"parameters": raw, "average": ema}
     measured = {}
     for name, each in both.items():
@@ -214,14 +220,15 @@ def _measures(raw: Evaluation, ema: Evaluation) -> dict[str, Any] | None:
         if outputs is None or not np.isfinite(outputs.logits).all():
             return None
         classes = [str(one.name) for one in each.per_class]
-        found = measure(
-            probabilities(outputs.logits),
+        target = TARGETS[outputs.labels.ndim == 2]
+        found = target.measure(
+            target.probabilities(outputs.logits),
             outputs.labels,
             classes,
             bootstrap=each is ema and outputs.logits.size <= _MOST_DRAWN,
         )
         if each is raw or len(classes) > _MOST_CLASSES:
-            del found["confusion_matrix"]
+            found.pop("confusion_matrix", None)
         if each is raw:
             del found["per_class"]
         del found["classes"]  # they are in config.json

@@ -6,10 +6,11 @@
 A prediction is a plain dictionary:
 
 =================  ===================================================================
-``class``          name of the most probable class
-``probability``    its probability, from 0 to 1
-``probabilities``  probability by class name; the sum is 1. With ``top``, the most
-                   probable classes alone, in that order
+``class``          name of the most probable class; of a model of any number of labels,
+                   a list of those with a probability of 0.5 or more
+``probability``    its probability, from 0 to 1; of labels, the largest
+``probabilities``  probability by class name; the sum is 1, but not of labels. With
+                   ``top``, the most probable classes alone, in that order
 =================  ===================================================================
 """
 
@@ -28,7 +29,6 @@ from tanager import _validate as validate
 from tanager.compiling import filter_jit
 from tanager.data.preprocessing import Preprocessing
 from tanager.keys import is_key
-from tanager.measures import probabilities
 from tanager.models import weights as files
 from tanager.models.exported import (
     describe,
@@ -37,6 +37,7 @@ from tanager.models.exported import (
     weights_of,
 )
 from tanager.training.precision import computing, image_dtype
+from tanager.training.targets import TARGETS
 
 
 Code = tuple[PyTree, Callable[[Any, Any], Any]]
@@ -55,6 +56,7 @@ class Model:
         preprocessing: from an image to what the network takes; None where examples are
             features, or arrays that code of your own takes as they are.
         config: all of config.json of the run or the export.
+        multi_label: whether an example has any number of the classes, called labels.
     """
 
     def __init__(
@@ -64,10 +66,12 @@ class Model:
         preprocessing: Preprocessing | None,
         config: Mapping[str, Any],
         precision: str = "float32",
+        multi_label: bool = False,
     ):
         self.classes = tuple(classes or ())
         self.preprocessing = preprocessing
         self.config = config
+        self.multi_label = multi_label
         self._params, predict = code
         self._precision = precision
 
@@ -145,11 +149,12 @@ class Model:
         """Return the prediction that logits are: see the table above."""
         if top is not None:
             validate.whole(top=top, at_least=1)
-        values = probabilities(logits)
+        target = TARGETS[self.multi_label]
+        values = target.probabilities(logits)
         order = np.argsort(-values, kind="stable")
         shown = range(len(values)) if top is None else order[:top]
         return {
-            "class": self.classes[order[0]],
+            "class": target.answer(values, self.classes),
             "probability": float(values[order[0]]),
             "probabilities": {self.classes[k]: float(values[k]) for k in shown},
         }
@@ -217,6 +222,7 @@ def load(
     """
     path, config, ours = describe(source)
     precision = ours.get("precision") or "float32"
+    several = bool(ours.get("multi_label"))
     if code is None:
         for name, value in (("classes", classes), ("preprocessing", preprocessing)):
             if value is not None:
@@ -224,7 +230,8 @@ def load(
                 validate.refuse(name, value, rule, "leave it out")
         found = load_pretrained(source, weights=weights)
         own = found.model, _called
-        return Model(own, found.classes, found.preprocessing, config, precision)
+        seen = found.preprocessing
+        return Model(own, found.classes, seen, config, precision, several)
     params, predict = code
     if preprocessing is None and ours.get("preprocessing"):
         preprocessing = preprocessing_in(path, ours["preprocessing"], None)
@@ -232,9 +239,9 @@ def load(
     tensors = eqx.filter(params, is_key, inverse=True)
     loaded = files.load(tensors, weights_of(source, config, weights))
     params = eqx.combine(loaded, params)
-    return Model(
-        (params, predict), classes or ours.get("classes"), preprocessing, config
-    )
+    names = classes or ours.get("classes")
+    both = (params, predict)
+    return Model(both, names, preprocessing, config, multi_label=several)
 
 
 def _called(model: Any, example: jax.Array) -> jax.Array:

@@ -29,6 +29,9 @@ def run(arguments: Sequence[str]) -> int:
             "non_private", True, "has no guarantee to audit", "leave it out"
         )
     recipe.refuse_balanced("in an audit, which attacks the updates alone")
+    if recipe.multi_label and options.method in ("membership", "one-run"):
+        rule = f"must be left out of {options.method}, whose canaries have one class"
+        validate.refuse("multi_label", True, rule, "give --method white-box or replay")
 
     # JAX is imported from here on: the command line was fine.
     from tanager.commands.audit import methods
