@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import io
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -97,10 +98,10 @@ def test_a_run_its_export_and_its_evaluation_agree(data, run, tmp_path, capsys):
     )
     card = (exported / "README.md").read_text()
     for part in (
-        "mean over labels of AUROC is **100 %** and of average precision is **100 %**",
+        "mean over labels of AUROC is **100.0 %** and of average precision is **100.0 %**",
         "| label | test examples with it | AUROC | average precision |",
         '# found["class"] lists the labels with a probability of 0.5 or more.',
-        '{"type": "auroc", "value": 1.0}',
+        '{"type": "auroc", "value": 1',
     ):
         assert part in card, part
     words = ["evaluate", exported, "--data", data, "--split", "all"]
@@ -126,7 +127,8 @@ def test_data_may_lack_a_label_and_have_another_order(data, run, tmp_path, capsy
     assert values == {"blue": 1, "green": None, "red": 1}
 
 
-def test_the_report_shows_each_label(run):
+def test_the_report_shows_each_label(run, capsys):
+    assert re.search(r"—\s+—\s+100\.00%", printed(capsys, "runs", run.parent))
     text = (run / "report.html").read_text()
     for part in ("AUROC: mean over labels", "<th scope=row>green</th>", "test AUROC"):
         assert part in text, part
