@@ -97,7 +97,7 @@ def test_uncertain_labels_count_as_one_says(images, tmp_path, no, uncertain):
         return (*of_flags(n)[:3], *["-1"] * 3) if n == 0 else of_flags(n, no)
 
     file = table(tmp_path, FLAGS, row)
-    with pytest.raises(ValueError, match="uncertain beside 0 and blank cells: say"):
+    with pytest.raises(ValueError, match="uncertain beside 0 and blank cells"):
         load("folder", Layout(images, labels=file, multi_label=True))
     dataset, told = read(images, file, uncertain=uncertain)
     assert f"labels of -1, uncertain, are read as {uncertain}" in told

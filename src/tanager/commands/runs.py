@@ -54,8 +54,10 @@ def run(arguments: Sequence[str]) -> int:
             print(f"tanager: warning: {error}", file=sys.stderr)
     if options.json:
         return print_json({"runs": rows})
+    labels = ["test AUROC"] * any(row["test_auroc_ema"] is not None for row in rows)
+    scores = ("test accuracy", "average", *labels)
     table = new_table(
-        *("run", "ε", "δ", "test accuracy", "average", "state", "began", "recipe"),
+        *("run", "ε", "δ", *scores, "state", "began", "recipe"),
         texts=("state", "began", "recipe"),
     )
     for row in rows:
@@ -70,6 +72,7 @@ def run(arguments: Sequence[str]) -> int:
             number(row["delta"], "{:g}"),
             number(row["test_accuracy"], "{:.2%}"),
             number(row["test_accuracy_ema"], "{:.2%}"),
+            *(number(row["test_auroc_ema"], "{:.2%}") for _ in labels),
             row["state"],
             row["began"],
             row["recipe"] or "—",
