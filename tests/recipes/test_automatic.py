@@ -104,6 +104,19 @@ def test_scattering_takes_many_small_steps_at_every_size():
     assert (found.solver, found.steps, found.clip_norm) == ("dp-sgd", 60, 0.1)
 
 
+@pytest.mark.parametrize(("examples", "batch"), [(20_000, 20_000), (50_000, 8192)])
+def test_scattering_takes_batches_of_many_images(examples, batch):
+    given = dataclasses.replace(FOLDER, model="scattering-linear", epsilon=4.0)
+    found = heads.resolved(automatic.resolved(given), examples, 15552)
+    assert found.batch_size == batch
+    assert (found.steps == 240) == (found.clip_norm == 0.04) == (batch < examples)
+    reason = automatic.reasons(given, found, examples)["batch_size"]
+    assert ("all examples" in reason) == (batch == examples)
+    own = dataclasses.replace(given, batch_size=100, clip_norm=0.5)
+    own = heads.resolved(automatic.resolved(own), examples, 15552)
+    assert (own.batch_size, own.clip_norm) == (100, 0.5)
+
+
 def test_reasons_name_what_was_chosen_and_nothing_that_was_given(installed):
     given = dataclasses.replace(FOLDER, steps=7)
     found = heads.resolved(automatic.resolved(given), 1000, 1280)

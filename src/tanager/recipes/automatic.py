@@ -112,7 +112,9 @@ def reasons(given: Recipe, recipe: Recipe, examples: int) -> dict[str, str]:
         "image_size": "it is the size that was measured with these weights"
         if public
         else "more pixels are more features, and more noise",
-        "batch_size": "with all examples an update has the least noise",
+        "batch_size": "with all examples an update has the least noise"
+        if recipe.batch_size == examples
+        else f"more updates on fewer images suit {numbers}",
         "solver": f"it suits {numbers}",
         "steps": f"it suits {numbers}",
         "learning_rate": f"it suits {numbers}, and the number of features",

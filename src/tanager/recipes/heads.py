@@ -28,6 +28,14 @@ _FEW, _MANY = 20.0, 3000.0
 _STEPS, _MORE_STEPS, _MOMENTUM = 60, 150, 0.9
 _LEARNING_RATE, _SHARE = 20.0, 80.0
 _SCATTERING_CLIP, _SCATTERING_SHARE, _SCATTERING_RATE = 0.1, 10.0, 100.0
+_SCATTERING_MANY = 1000.0
+_BATCHES: dict[str, Any] = {
+    "batch_size": 8192,
+    "steps": 240,
+    "clip_norm": 0.04,
+    "learning_rate": 50.0,
+}
+"""For scattering features from that signal on: as the recipe cifar10-scattering."""
 _WHOLE_STEPS, _WHOLE_RATE = 60, 0.5
 
 
@@ -86,8 +94,13 @@ def _chosen(recipe: Recipe, examples: int, features: int) -> Recipe:
     proportion to it, which keeps the noise on a logit the same however many classes
     share the signal.
     """
-    steps, rate, epsilon = recipe.steps, recipe.learning_rate, recipe.epsilon
+    epsilon = recipe.epsilon
     scattering = recipe.model.startswith("scattering-")
+    if scattering and examples * (epsilon or 0) >= _SCATTERING_MANY * features**0.5:
+        most = {**_BATCHES, "batch_size": min(_BATCHES["batch_size"], examples)}
+        left = {name: most[name] for name in most if not getattr(recipe, name)}
+        recipe = dataclasses.replace(recipe, **left)
+    steps, rate = recipe.steps, recipe.learning_rate
     clip = recipe.clip_norm or (_SCATTERING_CLIP if scattering else 1.0)
     options = recipe.optimizer_options
     if recipe.optimizer == "sgd":
