@@ -98,7 +98,7 @@ def test_a_run_its_export_and_its_evaluation_agree(data, run, tmp_path, capsys):
     )
     card = (exported / "README.md").read_text()
     for part in (
-        "mean over labels of AUROC is **100.0 %** and of average precision is **100.0 %**",
+        "over labels of AUROC is **100.0 %** and of average precision is **100.0 %**",
         "| label | test examples with it | AUROC | average precision |",
         '# found["class"] lists the labels with a probability of 0.5 or more.',
         '{"type": "auroc", "value": 1',
@@ -172,7 +172,7 @@ def test_an_evaluation_of_labels_checks_them():
         jnp.tile(jnp.array([-1.0, 1.0]), (4, 1)), data["label"]
     )
     assert found.loss == pytest.approx(float(expected.sum() / 4), rel=1e-6)
-    assert made(jnp.array([np.nan, 1.0])).scores == dict.fromkeys(found.scores)
+    assert set((made(jnp.array([np.nan, 1.0])).scores or {}).values()) == {None}
     for labels, message in (
         (data["label"][:, 0], r"int32\[4\]'\) must be 0 or 1 for each example and"),
         (2 * data["label"], r"\(=2\) must be 0 or 1 for each example and label"),

@@ -88,8 +88,8 @@ def from_table(
         if found in chosen:
             rule = f"row {number} names the image of row {chosen[found]}"
             refuse_file(file, rule, "leave only one of them there", "labels")
-        for column in {label, owner} - {None}:
-            if not row[column]:
+        for column in (label, owner):
+            if column is not None and not row[column]:
                 rule = f"row {number} has nothing in column {column + 1}"
                 refuse_file(file, rule, "fill it in, or leave out the row", "labels")
         chosen[found] = number

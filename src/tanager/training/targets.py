@@ -22,7 +22,7 @@ class Target(NamedTuple):
         rule: what the labels of n examples must be, in words.
         decide: what logits[n, K] say: the class of each example, int[n], or whether it
             has each label, bool[n, K].
-        count: of (what was decided, labels, K): how many examples have each class, in
+        tally: of (what was decided, labels, K): how many examples have each class, in
             how many of them it is named, and the share of decisions that are right.
         scores: of (logits[n, K], labels): further numbers to show while training.
         probabilities: of logits[..., K].
@@ -33,7 +33,7 @@ class Target(NamedTuple):
     loss: Callable[[jax.Array, jax.Array], jax.Array]
     rule: str
     decide: Callable[[np.ndarray], np.ndarray]
-    count: Callable[[np.ndarray, np.ndarray, int], tuple[np.ndarray, np.ndarray, float]]
+    tally: Callable[[np.ndarray, np.ndarray, int], tuple[np.ndarray, np.ndarray, float]]
     scores: Callable[[np.ndarray, np.ndarray], Mapping[str, float | None]] | None
     probabilities: Callable[[np.ndarray], np.ndarray]
     answer: Callable[[np.ndarray, Sequence[str]], Any]
@@ -75,7 +75,7 @@ TARGETS = {
         loss=optax.softmax_cross_entropy_with_integer_labels,
         rule="must be one whole number for each example",
         decide=lambda logits: logits.argmax(axis=1),
-        count=_count_classes,
+        tally=_count_classes,
         scores=None,
         probabilities=measures.probabilities,
         answer=lambda values, names: names[int(np.argmax(values))],
@@ -85,7 +85,7 @@ TARGETS = {
         loss=_sum_of_sigmoids,
         rule="must be 0 or 1 for each example and label",
         decide=lambda logits: measures.chances(logits) >= measures.THRESHOLD,
-        count=_count_labels,
+        tally=_count_labels,
         scores=_rank,
         probabilities=measures.chances,
         answer=lambda values, names: [
