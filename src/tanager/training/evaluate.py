@@ -183,8 +183,8 @@ class Classification:
             if kept:
                 logits.append(of_batch)
         labels, predicted = np.concatenate(labels), np.concatenate(predicted)
-        count, scores = self._target.tally, self._target.scores
-        found, right, accuracy = count(predicted, labels, len(self.classes))
+        scores, width = self._target.scores, len(self.classes)
+        found, right, accuracy = self._target.tally(predicted, labels, width)
         outputs = Outputs(np.concatenate(logits), labels) if kept else None
         return Evaluation(
             accuracy=accuracy,
