@@ -322,12 +322,14 @@ _SIZES = {
 }
 
 
-def how_read(reading: _Fields) -> str:
+def how_read(config: _Fields) -> str:
     """Return how the files of a data set became images."""
+    reading, chosen = config["reading"], config.get("automatic") or {}
+    size = "default" if "image_size" in chosen else reading["size"]
     said = [
         f"Files: {reading['layout']}." if reading["layout"] else "",
         _CONVERSIONS.get(reading["conversion"], reading["conversion"]),
-        _SIZES.get(reading["size"], reading["size"]),
+        _SIZES.get(size, size),
     ]
     if others := reading["not_read"]:
         said.append(f"Other files, which are not read, by ending: {text(others)}.")
