@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tanager.data import Layout, gather, load
+from tanager.data import Layout, gather, labelled, load
 
 
 COUNT = 24
@@ -65,6 +65,17 @@ def read(images, file, **options):
     return dataset, " ".join(str(each.message) for each in caught)
 
 
+def all_own(dataset):
+    """Whether every image is there once, with its own labels."""
+    seen = []
+    for source in (dataset.train, dataset.test):
+        batch = gather(source, np.arange(len(source)))
+        assert batch["label"].dtype == np.int32
+        numbers = batch["image"][:, 0, 0, 0] // 6
+        seen += zip(numbers.tolist(), map(tuple, batch["label"].tolist()), strict=True)
+    return sorted(seen) == [*enumerate(SETS)]
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_every_image_has_its_own_labels(images, tmp_path, form):
     header, row = FORMS[form]
@@ -73,19 +84,25 @@ def test_every_image_has_its_own_labels(images, tmp_path, form):
         header, row = FLAGS, lambda n: [*of_flags(n)[:3], *(f"{h}.0" for h in SETS[n])]
     dataset, told = read(images, table(tmp_path, header, row))
     assert dataset.classes == NAMES
-    seen = 0
-    for source in (dataset.train, dataset.test):
-        batch = gather(source, np.arange(len(source)))
-        numbers = batch["image"][:, 0, 0, 0] // 6
-        assert batch["label"].dtype == np.int32
-        assert [tuple(row) for row in batch["label"]] == [SETS[n] for n in numbers]
-        seen += len(numbers)
-    assert seen == COUNT
+    assert all_own(dataset)
     assert ("not labels, because" in told) == (form != "names")
     assert ("Sex, Age" in told) == (form != "names")
     assert ("blank cells in columns of labels are read as 0" in told) == (
         form == "blank"
     )
+
+
+def test_labels_of_other_images_are_seen(images, tmp_path, monkeypatch):
+    """Planted: labels in the order of the file, and images in that of their names."""
+    right = labelled.read_labels
+
+    def shuffled(file, names, rows, *others):
+        names, values = right(file, names, rows, *others)
+        return names, np.roll(values, 1, axis=0)
+
+    monkeypatch.setattr(labelled, "read_labels", shuffled)
+    dataset, _ = read(images, table(tmp_path, *FORMS["flags"]))
+    assert not all_own(dataset)
 
 
 @pytest.mark.parametrize("no", ["", "0"])
