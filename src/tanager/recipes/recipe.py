@@ -42,7 +42,7 @@ class Recipe:
         label_column: column with the labels. Default: label, or a similar name.
         labels_from_name: the name of a file begins with its class: cat in cat_01.png.
         multi_label: an image has any number of labels, in a CSV file: a column of names
-            separated by |, or a column of 0 and 1 for each label.
+            separated by vertical bars, or a column of 0 and 1 for each label.
         uncertain: what a label of -1, uncertain, counts as: absent or present.
         classes: train and test on these classes, or labels, only. Default: all.
         image_size: resize images to this many pixels per side. Default: what the
