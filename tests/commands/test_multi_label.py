@@ -86,6 +86,30 @@ def test_the_labels_of_every_image_are_found(data, run, capsys):
     assert found["class"] == (rows[1][1].split("|") if rows[1][1] else [])
 
 
+def all_found(model, data):
+    """Whether a model names the labels of every image, no more and no fewer."""
+    files = [data / f"images/s{number}.png" for number in range(len(SETS))]
+    named = [found["class"] for found in model.predict(files)]
+    return named == [
+        [n for n, has in zip(NAMES, row, strict=True) if has] for row in SETS
+    ]
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        {},
+        {"probabilities": measures.probabilities},  # a softmax
+        {"answer": lambda values, names: [names[k] for k in np.flatnonzero(values)]},
+        {"answer": lambda values, names: [names[int(np.argmax(values))]]},
+    ],
+    ids=["right", "softmax", "threshold", "one class"],
+)
+def test_what_is_planted_wrong_is_seen(data, run, planted, monkeypatch):
+    monkeypatch.setitem(TARGETS, True, TARGETS[True]._replace(**planted))
+    assert all_found(tanager.load(run), data) == (not planted)
+
+
 def test_a_run_its_export_and_its_evaluation_agree(data, run, tmp_path, capsys):
     model, file = tanager.load(run), data / "images/s5.png"
     assert model.multi_label
