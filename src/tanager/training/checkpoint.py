@@ -36,7 +36,7 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path):
-        self.folder = folder
+        self.folder, self._failed = folder, False
         options = ocp.CheckpointManagerOptions(
             max_to_keep=2, create=True, enable_async_checkpointing=False
         )
@@ -57,6 +57,7 @@ class Checkpoints:
             if hosts.is_chief():
                 _seal(self.folder / str(step))
         except (OSError, ValueError) as error:
+            self._failed = True
             size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
             full = shutil.disk_usage(self.folder).free < size
             reason = "the disk is full" if full else str(error)
@@ -91,6 +92,7 @@ class Checkpoints:
             except (MemoryError, jax.errors.JaxRuntimeError):
                 raise  # it can be read where there is more memory
             except Exception as error:  # orbax raises nearly anything
+                self._failed = True
                 self._pass_over(step, str(error))
                 continue
             leaves = [named[name] for name in _named(template)]
@@ -111,7 +113,8 @@ class Checkpoints:
         """Wait for writes under way and let the folder go."""
         with _quiet():
             self._manager.close()
-            gc.collect()  # the event loops that orbax leaves behind
+            if self._failed:
+                gc.collect()  # the event loops that orbax left behind
 
 
 @contextlib.contextmanager
