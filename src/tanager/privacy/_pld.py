@@ -274,19 +274,48 @@ def compose(
 def deltas(composed: "PrivacyLossDistribution", epsilons: np.ndarray) -> np.ndarray:
     """Return δ at each ε ≥ 0: `get_delta_for_epsilon`, without its loop."""
     found = np.zeros(len(epsilons))
-    # The distributions are read from private names: nothing public gives them.
-    for pmf in (composed._pmf_remove, composed._pmf_add):
-        pmf = pmf.to_dense_pmf()
-        losses = (np.arange(pmf.size) + pmf._lower_loss) * pmf._discretization
+    for losses, weights, infinite in _masses(composed):
         above = np.searchsorted(losses, epsilons, side="right")
         tails = [
-            np.append(np.cumsum(weights[::-1])[::-1], 0.0)[above]
-            for weights in (pmf._probs, pmf._probs * np.exp(-losses))
+            np.append(np.cumsum(masses[::-1])[::-1], 0.0)[above]
+            for masses in (weights, weights * np.exp(-losses))
         ]
         # Σ p(l) (1 − exp(ε − l)) over the losses l > ε, and what is infinite.
         upper, lower = tails
-        found = np.maximum(found, pmf._infinity_mass + upper - np.exp(epsilons) * lower)
+        found = np.maximum(found, infinite + upper - np.exp(epsilons) * lower)
     return found
+
+
+def epsilon(composed: "PrivacyLossDistribution", delta: float) -> float:
+    """Return the least ε ≥ 0 for δ: `get_epsilon_for_delta`, without its loop."""
+    spent = 0.0
+    for losses, weights, infinite in _masses(composed):
+        if infinite > delta:
+            return math.inf
+        losses, weights = losses[losses > 0][::-1], weights[losses > 0][::-1]
+        upper = infinite + np.cumsum(weights)
+        lower = np.cumsum(weights * np.exp(-losses))
+        # δ = upper − exp(ε)·lower down to the next loss. Where `lower` underflows, ε is
+        # the loss itself.
+        with np.errstate(all="ignore"):
+            found = np.where(lower > 0, np.log((upper - delta) / lower), losses)
+        found = np.where(upper > delta, found, -math.inf)
+        reached = np.flatnonzero(found >= np.append(losses[1:], 0.0))
+        spent = max([spent, *found[reached[:1]].tolist()])
+    return spent
+
+
+def _masses(
+    composed: "PrivacyLossDistribution",
+) -> Iterator[tuple[np.ndarray, np.ndarray, float]]:
+    """Yield the losses of each direction, ascending, their masses, and the infinite's.
+
+    They are read from private names: nothing public gives them.
+    """
+    for pmf in (composed._pmf_remove, composed._pmf_add):
+        pmf = pmf.to_dense_pmf()
+        losses = (np.arange(pmf.size) + pmf._lower_loss) * pmf._discretization
+        yield losses, pmf._probs, pmf._infinity_mass
 
 
 def lost_to_rounding(parts: Sequence[Part]) -> float:

@@ -306,7 +306,7 @@ def _epsilon_pld(
             found = _tilted.epsilon(parts, adjacency, delta, coarseness)
         else:
             composed = _pld.compose(parts, adjacency, coarseness)
-            found = float(composed.get_epsilon_for_delta(delta - lost))
+            found = _pld.epsilon(composed, delta - lost)
         spent = min(math.inf, max(found, 0.0))  # not-a-number is not below infinity
     if spent == math.inf or _has_many_steps(parts):
         spent = min(spent, _epsilon_without_grid(parts, delta, adjacency))

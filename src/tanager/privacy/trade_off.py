@@ -101,7 +101,7 @@ def _tangents(
     try:
         with np.errstate(all="ignore"):
             composed = _pld.compose(parts, adjacency, coarseness)
-            highest = min(float(composed.get_epsilon_for_delta(_LEAST_DELTA)), 500.0)
+            highest = min(_pld.epsilon(composed, _LEAST_DELTA), 500.0)
             epsilons = np.linspace(0.0, max(highest, 1e-6), _LINES)
             deltas = _pld.deltas(composed, epsilons)
     except (ArithmeticError, ValueError):
