@@ -76,6 +76,19 @@ def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: item.path not in slow)
 
 
+def pytest_collection_finish():
+    """What was imported stays: the garbage collector need not look through it."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_runtest_teardown(item, nextitem):
+    """Forget the programs of a file that has ended: they would take 7 GB in all."""
+    if nextitem is None or nextitem.path != item.path:
+        jax.clear_caches()
+        gc.collect()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _accounts_are_not_the_users(tmp_path_factory):
     os.environ["TANAGER_STATE_DIR"] = str(tmp_path_factory.mktemp("state"))
