@@ -32,7 +32,7 @@ def takes_key(loss: Callable) -> bool:
     return third is not None and third.name == "key" and third.default is third.empty
 
 
-def given_key(loss: Callable[[Any, Any, Array], Any]) -> Callable[[Any, Any], Any]:
+def given_key(loss: Callable) -> Callable[[Any, Any], Any]:
     """Return a loss of parameters and a `Keyed` example.
 
     An example without a key, as for a score, is given one that is always the same.
