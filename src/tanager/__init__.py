@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tanager.clipping.transform import clipped_grad as clipped_grad
     from tanager.compiling import compiler_options as compiler_options
     from tanager.data.grouped import Grouped as Grouped
+    from tanager.keys import example_keys as example_keys
     from tanager.noise import GaussianNoise as GaussianNoise
     from tanager.privacy import tan as tan
     from tanager.privacy.account import Account as Account
@@ -69,6 +70,7 @@ _HOMES = {
     "clipped_grad": "clipping.transform",
     "compiler_options": "compiling",
     "epsilon": "privacy.accountant",
+    "example_keys": "keys",
     "export": "training.export",
     "load": "use.model",
     "risk": "privacy.risk",
@@ -104,6 +106,7 @@ __all__ = [
     "clipped_grad",
     "compiler_options",
     "epsilon",
+    "example_keys",
     "export",
     "load",
     "risk",

@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Key, UInt32
+from jaxtyping import Array, ArrayLike, Int, Key, UInt32
 
 from tanager.seed import Seed
 
@@ -41,6 +41,30 @@ def key_words(
 def from_words(words: UInt32[ArrayLike, "*shape 2"]) -> Key[Array, "*shape"]:
     """Return the keys made of these words."""
     return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
+
+
+def example_keys(
+    seed: Seed, step: int, indices: Int[ArrayLike, " b"], view: int = 0
+) -> Key[Array, " b"]:
+    """Return a key for each example, for a loss that takes one.
+
+    It depends on the seed, the step, the number of the example in the data and the
+    view, and on nothing else: neither on the physical batch nor on a resume. In a run
+    of `tanager.train`, the loss is given the same keys.
+
+    Args:
+        seed: the run's secret.
+        step: from 0.
+        indices: numbers of examples, from `PhysicalBatch.indices`.
+        view: which of the example's views, from 0.
+    """
+    (key,) = derive_keys(seed, "augmentation", step)
+
+    def one(index: Array) -> Array:
+        own = jax.random.fold_in(jax.random.fold_in(key, index), view)
+        return jax.random.split(own)[1]  # the first is that of the augmentation
+
+    return jax.vmap(one)(jnp.asarray(indices))
 
 
 def is_key(leaf: Any) -> TypeGuard[Array]:

@@ -18,6 +18,7 @@ from tanager.clipping import book_keeping, clipped_grad
 from tanager.clipping.analysis import taps
 from tanager.clipping.analysis.taps import Program
 from tanager.clipping.planning import choices
+from tanager.clipping.rules.factors import Limit
 from tanager.clipping.rules.groups import RETAINED, Method, NormGroup
 
 
@@ -191,10 +192,11 @@ def _ways(loss, strategies, methods, clip_norm) -> Callable:
             return results
         program, own = read(loss, params, batch)
         leaves = jax.tree.leaves(params)
-        losses, seen = book_keeping.tap_values(program, leaves, jax.tree.leaves(batch))
+        found = book_keeping.tap_values(program, leaves, jax.tree.leaves(batch))
+        (losses,), seen = found
         for choice in each_method(own):
-            totals, norms = book_keeping.clip_at_taps(
-                own, choice, seen, mask, clip_norm
+            totals, (norms,) = book_keeping.clip_at_taps(
+                own, choice, seen, mask, Limit((clip_norm,))
             )
             sums = [totals.get(n, jnp.zeros_like(x)) for n, x in enumerate(leaves)]
             kept = jnp.where(mask, norms, 0), jnp.where(mask, losses, 0)

@@ -264,6 +264,23 @@ def results_asked_for(params, batch, mask):
     return jax.jit(clip, out_shardings=shardings)(1.0)
 
 
+def in_parts():
+    """Return how far parts, aux and automatic clipping are from those on one device."""
+
+    def with_aux(params, example):
+        value = loss(params, example)
+        return value, (jnp.sum(example["image"]), params["head"])
+
+    options = {"clip_norm": jax.tree.map(lambda _: C, PARAMS), "style": "automatic"}
+    apart = {}
+    for strategy in ("bk", "per_example"):
+        grad_fn = clipped_grad(with_aux, has_aux=True, strategy=strategy, **options)
+        shares = jax.device_put((PARAMS, BATCH), (SHARES, BY_ROWS))
+        got = jax.block_until_ready(grad_fn(*shares))
+        apart[strategy] = distance(got, grad_fn(PARAMS, BATCH)) / C
+    return apart
+
+
 def refused():
     """What is said of axes that are part of an array's type."""
     mesh = jax.make_mesh(
@@ -289,6 +306,8 @@ def main():
     everyone, one_less = np.ones(ROWS, bool), np.ones(ROWS, bool)
     one_less[ROWS // 2] = False
     found: dict[str, Any] = {"refused": refused() if GUARDED else ""}
+    if DEVICES == 2:
+        found["in parts"] = in_parts()
     for path in PATHS[DEVICES]:
         if not GUARDED and path is not rows_constrained:
             continue

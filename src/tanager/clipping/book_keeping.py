@@ -2,7 +2,7 @@
 
     forward, backward to the perturbations   (x, dy) at every tap, for every example
     squared norms, group by group            ‖g_i‖²
-    c_i = min(1, C/‖g_i‖)
+    c_i = min(1, C/‖g_i‖), or another style of `rules.factors`
     Σ c_i·g_i, group by group                of gradients retained, or formed again
 
 Gradients formed again are those of (x, dy), and c multiplies them afterwards: what
@@ -29,7 +29,7 @@ from tanager.clipping.analysis.dtypes import widen
 from tanager.clipping.analysis.jaxprs import aval
 from tanager.clipping.analysis.taps import Program, float_results
 from tanager.clipping.rules.base import TapValues
-from tanager.clipping.rules.factors import clip_factors, norms_of
+from tanager.clipping.rules.factors import Limit
 from tanager.clipping.rules.groups import RETAINED, Method, NormGroup
 
 
@@ -40,17 +40,17 @@ def clip(
     params: PyTree,
     batch: PyTree,
     mask: Bool[Array, " b"],
-    clip_norm: float,
-) -> tuple[PyTree, Float[Array, " b"], Float[Array, " b"]]:
-    """Return the sum of examples clipped to a norm, their norms, their losses."""
+    limit: Limit,
+) -> tuple[PyTree, list[Float[Array, " b"]], list[Array]]:
+    """Return the sum of clipped examples, their norms by part, losses and aux."""
     leaves, tree = jax.tree.flatten(params)
-    losses, seen = tap_values(program, leaves, jax.tree.leaves(batch))
-    totals, norms = clip_at_taps(groups, methods, seen, mask, clip_norm)
+    results, seen = tap_values(program, leaves, jax.tree.leaves(batch))
+    totals, norms = clip_at_taps(groups, methods, seen, mask, limit)
     sums = [
         widen(totals[number]) if number in totals else jnp.zeros_like(widen(leaf))
         for number, leaf in enumerate(leaves)
     ]
-    return jax.tree.unflatten(tree, sums), norms, losses
+    return jax.tree.unflatten(tree, sums), norms, results
 
 
 def clip_at_taps(
@@ -58,29 +58,32 @@ def clip_at_taps(
     methods: Sequence[Method],
     seen: Sequence[TapValues],
     mask: Bool[Array, " b"],
-    clip_norm: float,
-) -> tuple[dict[int, Array], Float[Array, " b"]]:
-    """Return sums of clipped gradients, by number of the leaf, and the norms."""
+    limit: Limit,
+) -> tuple[dict[int, Array], list[Float[Array, " b"]]]:
+    """Return sums of clipped gradients, by number of the leaf, and norms by part."""
     own = [[seen[use.tap] for use in group.uses] for group in groups]
 
     found = [
         group.squares(method.norm, at, retain=method.total == RETAINED)
         for group, method, at in zip(groups, methods, own, strict=True)
     ]
-    norms = norms_of([squares for squares, _ in found], mask.shape[0])
-    factors = clip_factors(norms, mask, clip_norm)
+    pairs = zip(groups, found, strict=True)
+    squares = [(group.leaves[0], squares) for group, (squares, _) in pairs]
+    norms = limit.norms_of(squares, mask.shape[0])
+    factors = limit.factors(norms, mask)
 
     totals: dict[int, Array] = {}
     for group, method, at, (_, held) in zip(groups, methods, own, found, strict=True):
-        for leaf, total in group.total(method.total, at, held, factors).items():
+        part = factors[limit.part(group.leaves[0])]
+        for leaf, total in group.total(method.total, at, held, part).items():
             totals[leaf] = totals[leaf] + total if leaf in totals else total
     return totals, norms
 
 
 def tap_values(
     program: Program, leaves: Sequence[Array], batch: Sequence[Array]
-) -> tuple[Array, list[TapValues]]:
-    """Run forward and backward; return losses and (x, y, dy) of all taps."""
+) -> tuple[list[Array], list[TapValues]]:
+    """Run forward and backward; return losses, aux and (x, y, dy) of all taps."""
     constants = program.evaluate_prologue(leaves)
     zeros = [
         [jnp.zeros(aval(v).shape, aval(v).dtype) for v in float_results(tap)]
@@ -90,14 +93,15 @@ def tap_values(
 
     def every(perturbations):
         def one(perturbations, example):
-            return program.evaluate_body(constants, perturbations, example)
+            (loss, *aux), met = program.evaluate_body(constants, perturbations, example)
+            return loss, (aux, met)
 
         return jax.vmap(one)(perturbations, batch)
 
     many = jax.tree.map(lambda zero: jnp.broadcast_to(zero, (rows, *zero.shape)), zeros)
-    losses, pull, met = jax.vjp(every, many, has_aux=True)
+    losses, pull, (aux, met) = jax.vjp(every, many, has_aux=True)
     (gradients,) = pull(jnp.ones_like(losses))
-    return losses, [
+    return [losses, *aux], [
         TapValues(data, results, own, constants)
         for (data, results), own in zip(met, gradients, strict=True)
     ]

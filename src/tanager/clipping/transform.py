@@ -7,14 +7,18 @@ What the returned function promises, whatever the strategy:
 
 1. `out.sum` is Σᵢ maskᵢ · clip_C(gᵢ) with clip_C(g) = min(1, C/‖g‖₂)·g, a sum and
    never a mean, where gᵢ is the gradient of ``loss(params, example_i)`` over all
-   trainable leaves together.
+   trainable leaves together. `transform`, a pytree of norms and `style` change what is
+   clipped, in which parts, and how (`rules.factors`).
 2. Masking one row of a physical batch, all others staying as and where they are, moves
-   `out.sum` by at most `sensitivity` = (1 + 2⁻¹¹)·C in the 2-norm. That is of the
+   `out.sum` by at most `sensitivity` in the 2-norm: (1 + 2⁻¹¹)·C, with √Σ C_k² for C
+   where parts of the gradient have norms C_k of their own, and 1 for each norm under
+   ``style="unit"``. That is of the
    numbers returned, rounding included, for any example and any other rows. Norms are
    upper bounds for it (`analysis.rounding`), so that examples whose terms
    cancel are clipped a little more than their gradient asks for.
+   It is not of `norms`, `losses` and auxiliary results, which are private.
 3. Rows with ``mask = False`` contribute exact zeros, even where they are NaN.
-4. An example whose gradient has a NaN, an infinity, or a norm that overflows
+4. An example of whose gradient a part has a NaN, an infinity, or a norm that overflows
    float32 contributes exact zeros. Where norms come from Gram matrices, so does one
    whose activations or their gradients at a tap are beyond 2³³, whose products float32
    could lose (`rules.grams.guarded`).
@@ -27,7 +31,7 @@ What the returned function promises, whatever the strategy:
 | C | > C | the gradient scaled to norm C |
 | C | 0 | zero |
 | C | NaN, ∞ or overflow | zero |
-| not from 1e-12 to 1e12 | any | refused |
+| not from 1e-12 to 1e12 | any | refused; zero where C is traced |
 """
 
 import math
@@ -41,25 +45,35 @@ from jaxtyping import Array, ArrayLike, Bool, Float, PyTree
 
 from tanager import _validate as validate
 from tanager.clipping import book_keeping
-from tanager.clipping.analysis import batches
-from tanager.clipping.analysis.dtypes import accumulation_dtype, widen
+from tanager.clipping.analysis import batches, keyed
+from tanager.clipping.analysis.dtypes import widen
 from tanager.clipping.analysis.layouts import safe_to_split
 from tanager.clipping.analysis.refusals import (
     check_leaves,
     check_loss,
+    check_transform,
 )
-from tanager.clipping.analysis.rounding import ALLOWANCE, FloatError, float_error
-from tanager.clipping.analysis.statistics import held_fixed
+from tanager.clipping.analysis.rounding import ALLOWANCE
 from tanager.clipping.analysis.taps import Program, read_loss
+from tanager.clipping.analysis.trainable import split as split
 from tanager.clipping.per_example import per_example
 from tanager.clipping.planning.autotune import Timings
 from tanager.clipping.planning.choices import (
     STRATEGIES,
     Plan,
+    error_of,
     norm_groups,
     plan_clipping,
 )
 from tanager.clipping.planning.explain import Explanation, explain
+from tanager.clipping.rules.factors import (
+    CLIP,
+    Limit,
+    Style,
+    by_row,
+    checked_norms,
+    parts_of,
+)
 from tanager.compiling import filter_jit
 
 
@@ -70,12 +84,12 @@ class ClippedGradient(NamedTuple):
         sum: pytree like `params` (None where a leaf is not a float array): the sum of
             clipped gradients, float32 or wider. Private until noise is added.
         norms: float32[B] (or wider), norms before clipping, rounded up;
-            0 in masked rows. Private.
+            0 in masked rows; a pytree of them where `clip_norm` is one. Private.
         losses: float32[B] (or wider); 0 in masked rows. Private.
     """
 
     sum: PyTree
-    norms: Float[Array, " b"]
+    norms: PyTree[Float[Array, " b"]]
     losses: Float[Array, " b"]
 
 
@@ -88,28 +102,50 @@ class ClippedGrad:
     def __init__(
         self,
         loss: Callable,
-        clip_norm: float,
-        strategy: str,
-        memory: str,
+        clip_norm: PyTree,
+        strategy: str = "auto",
+        memory: str = "default",
         trainable: PyTree | Callable | None = None,
+        has_aux: bool = False,
+        style: Style = CLIP,
+        transform: Callable[[PyTree], PyTree] | None = None,
     ):
         self.loss = loss
         self.trainable = trainable
         self.clip_norm = clip_norm
         self.strategy = strategy
         self.memory = memory
+        self.has_aux = has_aux
+        self.style = style
+        self.transform = transform
+        self._takes_key = keyed.takes_key(loss)
+        self._own = keyed.given_key(loss) if self._takes_key else loss
         self._compiled: dict[bool, Callable] = {}
         self._checked: set[Any] = set()
         self._tuned: set[Any] = set()
 
     @property
-    def sensitivity(self) -> float:
-        """How far masking one row moves `sum` in the 2-norm, rounding included."""
-        return self.clip_norm * (1 + ALLOWANCE)
+    def sensitivity(self) -> Any:
+        """How far masking one row moves `sum` in the 2-norm, rounding included.
+
+        An array where `clip_norm` is traced and the style is not ``"unit"``.
+        """
+        return self.sensitivity_at(self.clip_norm)
+
+    def sensitivity_at(self, clip_norm: PyTree) -> Any:
+        """Return the sensitivity of a call that is given this clipping norm."""
+        norms = jax.tree.leaves(checked_norms(clip_norm))
+        return Limit(norms, style=self.style).reach() * (1 + ALLOWANCE)
 
     def __call__(
-        self, params: PyTree, batch: PyTree, mask: ArrayLike | None = None
-    ) -> ClippedGradient:
+        self,
+        params: PyTree,
+        batch: PyTree,
+        mask: ArrayLike | None = None,
+        *,
+        keys: Array | None = None,
+        clip_norm: PyTree | None = None,
+    ) -> Any:
         """Clip every example's gradient and add them up.
 
         Args:
@@ -117,22 +153,42 @@ class ClippedGrad:
                 trained, or those of them that `trainable` names.
             batch: pytree of arrays with one leading axis of B rows.
             mask: bool[B], True for examples, False for padding; None for all True.
+            keys: threefry keys[B], one a row, for a loss that takes a key:
+                `tanager.example_keys`.
+            clip_norm: in place of the clipping norm that was given before, without a
+                second compilation; `sensitivity_at` of it is then the sensitivity.
+
+        Returns:
+            A `ClippedGradient`; with `has_aux`, that and the auxiliary results of each
+            example, zeros in masked rows.
 
         Raises:
             ValueError: the loss is not a scalar float function of one example, mixes
-                examples, the shapes of batch and mask disagree, or arrays are split
-                over a mesh with axes of type Explicit.
+                examples, the shapes of batch and mask disagree, keys or clipping norms
+                do not fit, or arrays are split over a mesh with axes of type Explicit.
         """
-        mask = batches.mask_of(mask, batches.rows_of(batch))
+        rows = batches.rows_of(batch)
+        mask = batches.mask_of(mask, rows)
+        if clip_norm is None:
+            clip_norm = self.clip_norm
+        else:
+            clip_norm = jax.tree.map(jnp.asarray, checked_norms(clip_norm))
         batches.refuse_typed_axes(params, batch)
+        if (keys is None) == self._takes_key:
+            raise ValueError(
+                "keys must be given if the loss takes a third argument, key, and only "
+                "then: keys=tanager.example_keys(seed, step, indices)"
+            )
+        if keys is not None:
+            batch = keyed.Keyed(batch, keyed.words_of(keys, rows))
         trainable, fixed = self._split(params, batch)
-        leaves = jax.tree.leaves((params, batch, mask))
+        leaves = jax.tree.leaves((params, batch, mask, clip_norm))
         split = batches.may_be_split(leaves)
         clip = safe_to_split(self._clip) if split else self._clip
         if not batches.traced(leaves):
             self.tune(params, batch)
             clip = self._compiled.setdefault(split, filter_jit(clip))
-        return clip(trainable, fixed, batch, mask)
+        return clip(trainable, fixed, batch, mask, clip_norm)
 
     def _split(self, params: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
         """Return what is trained and what is not, having checked both."""
@@ -140,65 +196,97 @@ class ClippedGrad:
         shapes = batches.shapes_of((params, batch))
         if shapes not in self._checked:
             check_leaves(trainable, fixed)
-            check_loss(self._loss, trainable, fixed, batches.example_of(batch))
+            example = batches.example_of(batch)
+            check_loss(self._loss, trainable, fixed, example, self.has_aux)
+            parts_of(self.clip_norm, self._clipped_like(trainable))
             self._checked.add(shapes)
         return trainable, fixed
 
     def _loss(self, trainable: PyTree, fixed: PyTree, example: PyTree) -> Any:
-        return self.loss(eqx.combine(trainable, fixed), example)
+        return self._own(eqx.combine(trainable, fixed), example)
 
-    def _loss_of(self, fixed: PyTree) -> Callable[[PyTree, PyTree], Array]:
+    def _loss_of(self, fixed: PyTree) -> Callable[[PyTree, PyTree], Any]:
         return lambda trainable, example: self._loss(trainable, fixed, example)
 
-    def _clip(
-        self, trainable: PyTree, fixed: PyTree, batch: PyTree, mask: Bool[Array, " b"]
-    ) -> ClippedGradient:
-        rows = mask.shape[0]
-        if rows == 0:
-            zero = jax.tree.map(lambda leaf: widen(jnp.zeros_like(leaf)), trainable)
-            return ClippedGradient(zero, jnp.zeros(0), jnp.zeros(0))
-        plans = self._plans(self._program(trainable, fixed, batch), rows)
-        target = self.clip_norm * self._float_error(plans, trainable, rows).target
+    def _clipped_like(self, trainable: PyTree) -> PyTree:
+        """Return the shapes of what is clipped: gradients, perhaps transformed."""
+        wide = jax.eval_shape(lambda tree: jax.tree.map(widen, tree), trainable)
+        return wide if self.transform is None else check_transform(self.transform, wide)
 
-        def clip(rows: int, batch: PyTree, mask: Array) -> tuple[PyTree, Array, Array]:
+    def _gradient_of(self, fixed: PyTree) -> Callable[[PyTree, PyTree], Any]:
+        """Return the function from an example to ((loss, aux), what is clipped)."""
+        loss, transform = self._loss_of(fixed), self.transform
+        every = jax.value_and_grad(loss, has_aux=self.has_aux)
+
+        def one(trainable: PyTree, example: PyTree) -> Any:
+            results, gradient = every(trainable, example)
+            if transform is not None:
+                gradient = transform(jax.tree.map(widen, gradient))
+            return results if self.has_aux else (results, ()), gradient
+
+        return one
+
+    def _clip(
+        self,
+        trainable: PyTree,
+        fixed: PyTree,
+        batch: PyTree,
+        mask: Bool[Array, " b"],
+        clip_norm: PyTree,
+    ) -> Any:
+        empty, rows = not mask.shape[0], max(mask.shape[0], 1)
+        if empty:  # as one row of padding, of which nothing is returned
+            batch, mask = jax.tree.map(
+                lambda leaf: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype), (batch, mask)
+            )
+        like, gradient = self._clipped_like(trainable), self._gradient_of(fixed)
+        norms, tree = jax.tree.flatten(clip_norm)
+        limit = Limit(norms, parts_of(clip_norm, like), self.style)
+        plans = self._plans(self._program(trainable, fixed, batch), rows, limit)
+        error = error_of(plans, like, rows, limit)
+        limit = limit._replace(target=error.target)
+
+        def clip(rows: int, batch: PyTree, mask: Array) -> tuple[PyTree, PyTree]:
             plan = plans[rows]
             if plan.program is None:
-                loss = self._loss_of(fixed)
-                found = per_example(loss, trainable, batch, mask, target)
+                found = per_example(gradient, trainable, batch, mask, limit)
+                total, own, (losses, more) = found
             else:
                 parts = plan.program, plan.groups, plan.methods
-                found = book_keeping.clip(*parts, trainable, batch, mask, target)
-            total, norms, losses = found
+                found = book_keeping.clip(*parts, trainable, batch, mask, limit)
+                total, own, (losses, *more) = found
+                more = jax.tree.unflatten(plan.program.aux_tree, more)
             # Widened before pieces are joined, or XLA rounds the losses in between.
-            return total, jnp.where(mask, norms, 0), jnp.where(mask, widen(losses), 0)
+            return total, jax.tree.map(
+                lambda leaf: jnp.where(by_row(mask, leaf), leaf, jnp.zeros_like(leaf)),
+                (own, widen(losses), more),
+            )
 
-        return ClippedGradient(*batches.in_pieces(clip, batch, mask, self.memory))
+        total, each = batches.in_pieces(clip, batch, mask, self.memory)
+        own, losses, more = jax.tree.map(lambda leaf: leaf[:0], each) if empty else each
+        out = ClippedGradient(total, tree.unflatten(own), losses)
+        return (out, more) if self.has_aux else out
 
     def _program(
         self, trainable: PyTree, fixed: PyTree, batch: PyTree
     ) -> Program | None:
         """Return the loss taken apart; None where it is clipped by its definition."""
-        if self.strategy == "per_example":
+        if self.strategy == "per_example" or self.transform is not None:
             return None
         loss = self._loss_of(fixed)
-        program = read_loss(loss, trainable, batches.example_of(batch))
+        example = batches.example_of(batch)
+        program = read_loss(loss, trainable, example, self.has_aux)
         return None if program.needs_definition else program
 
-    def _plans(self, program: Program | None, rows: int) -> dict[int, Plan]:
+    def _plans(
+        self, program: Program | None, rows: int, limit: Limit
+    ) -> dict[int, Plan]:
         """Return a plan for each size of piece."""
         sizes = dict.fromkeys(size for _, size in batches.pieces(rows, self.memory))
-        return {size: plan_clipping(program, size, self.strategy) for size in sizes}
-
-    def _float_error(
-        self, plans: dict[int, Plan], trainable: PyTree, rows: int
-    ) -> FloatError:
-        leaves = jax.tree.leaves(trainable)
-        dtypes = [accumulation_dtype(leaf.dtype) for leaf in leaves]
-        coarsest = max(dtypes, key=lambda dtype: float(jnp.finfo(dtype).eps))
-        steps = max(plan.sum_steps for plan in plans.values())
-        joined = len(batches.pieces(rows, self.memory)) - 1
-        numbers = sum(leaf.size for leaf in leaves)
-        return float_error(steps + joined, rows, self.clip_norm, numbers, coarsest)
+        return {
+            size: plan_clipping(program, size, self.strategy, limit.parts)
+            for size in sizes
+        }
 
     def tune(
         self,
@@ -218,13 +306,16 @@ class ClippedGrad:
         Returns:
             Whether anything was measured: traces made before may clip otherwise.
         """
+        batch = self._with_keys(batch)
         shapes = batches.shapes_of((params, batch))
         if self.strategy != "auto" or shapes in self._tuned:
             return False
-        program = self._program(*self._split(params, batch), batch)
+        trainable, fixed = self._split(params, batch)
+        program = self._program(trainable, fixed, batch)
+        parts = parts_of(self.clip_norm, self._clipped_like(trainable))
         pieces = batches.pieces(batches.rows_of(batch), self.memory)
         measured = [
-            Timings().measure(program, norm_groups(program), rows, report, worth)
+            Timings().measure(program, norm_groups(program, parts), rows, report, worth)
             for rows in sorted({rows for _, rows in pieces})
             if program is not None
         ]
@@ -238,28 +329,45 @@ class ClippedGrad:
         a call does.
         """
         self.tune(params, batch)
+        batch = self._with_keys(batch)
         trainable, fixed = self._split(params, batch)
-        rows = batches.rows_of(batch)
-        plans = self._plans(self._program(trainable, fixed, batch), rows)
-        error = self._float_error(plans, trainable, rows)
-        return explain(next(iter(plans.values())), error)
+        like, rows = self._clipped_like(trainable), batches.rows_of(batch)
+        norms = jax.tree.leaves(self.clip_norm)
+        limit = Limit(norms, parts_of(self.clip_norm, like), self.style)
+        plans = self._plans(self._program(trainable, fixed, batch), rows, limit)
+        error = error_of(plans, like, rows, limit)
+        why = "" if self.transform is None else "transform takes whole gradients"
+        return explain(next(iter(plans.values())), error, why)
+
+    def _with_keys(self, batch: PyTree) -> PyTree:
+        """Return a batch with keys of zeros if the loss takes any, for its shapes."""
+        if not self._takes_key or isinstance(batch, keyed.Keyed):
+            return batch
+        words = jnp.zeros((batches.rows_of(batch), 2), jnp.uint32)
+        return keyed.Keyed(batch, words)
 
 
 def clipped_grad(
     loss: Callable,
     *,
-    clip_norm: float,
+    clip_norm: PyTree,
     strategy: str = "auto",
     memory: str = "default",
     trainable: PyTree | Callable | None = None,
+    has_aux: bool = False,
+    style: str | Style = "clip",
+    transform: Callable[[PyTree], PyTree] | None = None,
 ) -> ClippedGrad:
     """Transform the loss of ONE example into a sum of clipped per-example gradients.
 
     Args:
         loss: ``loss(params, example) -> scalar``, written for one example: no batch
             axis. Several augmented views of one example are averaged inside it, before
-            clipping (Unlocking paper, equation 4).
-        clip_norm: the clipping norm C, from 1e-12 to 1e12.
+            clipping (Unlocking paper, equation 4). ``loss(params, example, key)`` is
+            given a random key for each example, the argument `keys` of a call.
+        clip_norm: the clipping norm C, from 1e-12 to 1e12; or a pytree of them with the
+            structure of `params` or of a part of it, each for the leaves below it. They
+            may be traced, as may those that a call is given.
         strategy: how the clipping is computed, never what: one of `STRATEGIES`.
         memory: ``"default"``; ``"low"`` clips each physical batch in two halves, one
             after the other, for about half the memory.
@@ -267,54 +375,29 @@ def clipped_grad(
             or a prefix of it, or a function from a leaf to a boolean; None for all.
             The others are constants: no gradient of them is formed, and none counts
             for the norms.
+        has_aux: whether the loss returns (loss, aux) with a pytree of arrays, which is
+            then returned for each example. It is not clipped, and is private.
+        style: how gradients are brought to their norm: ``"clip"``, ``"unit"``,
+            ``"automatic"``, or a `Style`.
+        transform: what is clipped instead of the gradient, as a function of it: from
+            the gradient of one example, in float32 or wider, to a pytree of floats. It
+            may use nothing that depends on other examples. Gradients are then formed
+            whole, whatever the strategy, and `sum` is like what it returns.
 
     Returns:
         A function of ``(params, batch, mask)``, usable under `jax.jit`, which on a CPU
         should be given `tanager.compiler_options()`.
 
     Raises:
-        ValueError: `clip_norm`, `strategy` or `memory` is out of range.
+        ValueError: `clip_norm`, `strategy`, `memory` or `style` is out of range.
 
     References:
         Abadi et al. 2016, arXiv:1607.00133, algorithm 1; Unlocking paper, equation (2).
     """
-    validate.clipping_norm(clip_norm)
     validate.one_of(STRATEGIES, strategy=strategy)
     validate.one_of(batches.MEMORY, memory=memory)
-    return ClippedGrad(loss, float(clip_norm), strategy, memory, trainable)
-
-
-def split(
-    params: PyTree, trainable: PyTree | Callable | None = None
-) -> tuple[PyTree, PyTree]:
-    """Return the leaves that are trained and the others, None in each other's place.
-
-    Running statistics and other state of layers is never trained (`held_fixed`).
-
-    Args:
-        params: pytree of arrays or their shapes, or an Equinox module.
-        trainable: as of `clipped_grad`.
-
-    Raises:
-        ValueError: `trainable` does not fit `params`.
-    """
-    trains = jax.tree.map(
-        lambda leaf, held: _is_float(leaf) and not held, params, held_fixed(params)
+    style = Style(style) if isinstance(style, str) else style
+    norms = checked_norms(clip_norm)
+    return ClippedGrad(
+        loss, norms, strategy, memory, trainable, has_aux, style, transform
     )
-    numbers, others = eqx.partition(params, trains)
-    if trainable is None:
-        return numbers, others
-    try:
-        trained, frozen = eqx.partition(numbers, trainable)
-    except ValueError as error:
-        raise ValueError(
-            "trainable must be a function of a leaf, or a pytree of booleans with the "
-            f"structure of params or of a part of it: {error}"
-        ) from error
-    return trained, eqx.combine(frozen, others)
-
-
-def _is_float(leaf: Any) -> bool:
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return jnp.issubdtype(leaf.dtype, jnp.inexact)
-    return eqx.is_inexact_array(leaf)

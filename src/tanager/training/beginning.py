@@ -37,7 +37,7 @@ def check(
         validate.refuse(
             "augmentation_multiplicity",
             multiplicity,
-            "must be at least 1 with `augment` and 0 without",
+            "must be at least 1 with `augment` or a loss that takes a key, else 0",
         )
     count = hosts.count()
     if count > 1 and out is None:

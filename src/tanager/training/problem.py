@@ -19,6 +19,7 @@ import optax
 from jaxtyping import PyTree
 
 from tanager import _validate as validate
+from tanager.clipping.analysis import keyed
 from tanager.clipping.transform import split
 from tanager.data import Source, as_source
 from tanager.data.grouped import Grouped
@@ -35,7 +36,9 @@ class Problem:
     """State what is learned, and from whose examples.
 
     Attributes:
-        loss: ``loss(params, example) -> scalar`` for ONE example.
+        loss: ``loss(params, example) -> scalar`` for ONE example. One that takes a
+            third argument, ``key``, is given the key of `tanager.example_keys`: for
+            dropout, say. It needs an `augmentation_multiplicity` of at least 1.
         params: initial parameters: a pytree of arrays or an Equinox module; its float
             leaves are trained, or those that `trainable` names. They must not depend on
             the private data.
@@ -72,6 +75,9 @@ class Problem:
 
     def __post_init__(self):
         validate.one_of(get_args(Unreadable), unreadable=self.unreadable)
+        if keyed.takes_key(self.loss):
+            object.__setattr__(self, "augment", keyed.keyed_views(self.augment))
+            object.__setattr__(self, "loss", keyed.given_key(self.loss))
 
     def source(self) -> Source:
         """Return the examples with random access."""

@@ -123,26 +123,26 @@ def pieces(rows: int, memory: str) -> list[tuple[int, int]]:
 
 
 def in_pieces(
-    clip: Callable[[int, PyTree, Array], tuple[PyTree, Array, Array]],
+    clip: Callable[[int, PyTree, Array], tuple[PyTree, PyTree]],
     batch: PyTree,
     mask: Bool[Array, " b"],
     memory: str,
-) -> tuple[PyTree, Array, Array]:
-    """Clip a physical batch piece by piece; return its sum, norms and losses."""
+) -> tuple[PyTree, PyTree]:
+    """Clip a physical batch piece by piece; return its sum, and what each row has."""
     (_, rows), *rest = pieces(mask.shape[0], memory)
     first = jax.tree.map(lambda leaf: leaf[:rows], (batch, mask))
-    total, norms, losses = clip(rows, *first)
+    total, each = clip(rows, *first)
     for start, rows in rest:
         # Where this piece starts depends on the one before, whose memory it can then
         # have. XLA on CPU drops barriers before it orders operations.
+        norms = jax.tree.leaves(each)[0]
         zero = jnp.minimum(jnp.sum(norms >= 0, dtype=jnp.int32), 0)
         piece = _rows((batch, mask), start + zero, rows)
         total = _apart(zero, total)
-        more = clip(rows, *piece)
-        total = jax.tree.map(jnp.add, total, more[0])
-        norms = jnp.concatenate([norms, more[1]])
-        losses = jnp.concatenate([losses, more[2]])
-    return total, norms, losses
+        added, more = clip(rows, *piece)
+        total = jax.tree.map(jnp.add, total, added)
+        each = jax.tree.map(lambda *rows: jnp.concatenate(rows), each, more)
+    return total, each
 
 
 def _rows(tree: PyTree, start: Array, rows: int) -> PyTree:

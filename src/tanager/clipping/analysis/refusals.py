@@ -149,10 +149,12 @@ def check_loss(
     trainable: PyTree,
     fixed: PyTree,
     example: PyTree,
+    has_aux: bool = False,
 ) -> None:
     """Refuse a loss that does not return one number, or that mixes examples.
 
-    `loss` is of the leaves that are trained, of the others, and of an example.
+    `loss` is of the leaves that are trained, of the others, and of an example. With
+    `has_aux` it returns (loss, aux).
     """
 
     def of_leaves(trainable: PyTree, example: PyTree) -> Any:
@@ -167,35 +169,93 @@ def check_loss(
     except RefusedLayer:
         raise
     except Exception as error:
-        if _takes_a_batch(of_leaves, trainable, example):
+        if _takes_a_batch(of_leaves, trainable, example, has_aux):
             raise ValueError(
                 f"loss (failing with {type(error).__name__}) takes a batch, but must "
                 "take one example, without a batch axis: call the model on x[None], "
                 "and take the loss of row [0] of what it returns"
             ) from error
         raise
-    ok = isinstance(value, jax.ShapeDtypeStruct) and value.shape == ()
-    if not ok or not jnp.issubdtype(value.dtype, jnp.floating):
-        raise ValueError(
-            f"loss (returning {value}) must return one floating-point scalar for one "
-            "example: it is called without a batch axis; average views inside it"
-        )
+    _check_result(value, has_aux)
     _refuse_references(closed.jaxpr)
     refuse_ill_defined(closed.jaxpr)
     _refuse_answers_of_the_batch(closed.jaxpr)
     if _holds(closed.jaxpr, (*_DERIVED, "while")):
-        derived, _ = _traced(jax.grad(of_leaves), trainable, example)
+        gradient = jax.grad(of_leaves, has_aux=has_aux)
+        derived, _ = _traced(gradient, trainable, example)
         _refuse_references(derived.jaxpr)
         refuse_ill_defined(derived.jaxpr)
 
 
-def _takes_a_batch(loss: Callable, trainable: PyTree, example: PyTree) -> bool:
+def _check_result(value: PyTree, has_aux: bool) -> None:
+    """Refuse what a loss returns, unless it is one number, or that and aux."""
+    pair = isinstance(value, tuple) and len(value) == 2
+    if has_aux and not pair:
+        raise ValueError(
+            f"loss (returning {_shown(value)}) must return (loss, aux) with "
+            "has_aux=True: return both, or leave has_aux out"
+        )
+    if pair and not has_aux and _is_number(value[0]):
+        raise ValueError(
+            f"loss (returning {_shown(value)}) must return the loss alone: give "
+            "has_aux=True to clipped_grad for the auxiliary results of each example"
+        )
+    loss = value[0] if has_aux else value
+    if not _is_number(loss):
+        single = isinstance(loss, jax.ShapeDtypeStruct) and loss.size == 1
+        remedy = (
+            "take its one number, loss.reshape(())"
+            if single
+            else ("it is called without a batch axis; average views inside it")
+        )
+        raise ValueError(
+            f"loss (returning {_shown(value)}) must return one floating-point scalar "
+            f"for one example: {remedy}"
+        )
+
+
+def _is_number(value: Any) -> bool:
+    one = isinstance(value, jax.ShapeDtypeStruct) and value.shape == ()
+    return one and jnp.issubdtype(value.dtype, jnp.floating)
+
+
+def _shown(value: PyTree) -> str:
+    """Return a pytree with the shapes of its arrays in short."""
+
+    def short(leaf: Any) -> str:
+        return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+
+    return str(jax.tree.map(short, value)).replace("'", "")
+
+
+def check_transform(transform: Callable[[PyTree], PyTree], gradient: PyTree) -> PyTree:
+    """Refuse a transformation of gradients that is not defined for one example.
+
+    It returns the shapes that `transform` makes of those of a gradient.
+    """
+    closed, value = _traced(transform, gradient)
+    leaves = jax.tree.leaves(value)
+    if not leaves or not all(jnp.issubdtype(x.dtype, jnp.floating) for x in leaves):
+        raise ValueError(
+            f"transform (returning {_shown(value)}) must return a pytree of "
+            "floating-point arrays: what is clipped instead of the gradient"
+        )
+    _refuse_references(closed.jaxpr)
+    refuse_ill_defined(closed.jaxpr)
+    _refuse_answers_of_the_batch(closed.jaxpr)
+    return value
+
+
+def _takes_a_batch(
+    loss: Callable, trainable: PyTree, example: PyTree, has_aux: bool
+) -> bool:
     """Whether a loss returns one number for two examples with a batch axis."""
     two = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape), leaf.dtype), example
     )
     try:
         value = jax.eval_shape(loss, trainable, two)
+        value = value[0] if has_aux else value
     except Exception:
         return False
     return isinstance(value, jax.ShapeDtypeStruct) and value.shape == ()

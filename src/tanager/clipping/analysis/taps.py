@@ -76,7 +76,8 @@ class Program:
 
     The first `leaves` arguments of `jaxpr` are the parameters, the others are those of
     one example. The units together hold every leaf that reaches the loss. The gradient
-    of the other leaves is 0.
+    of the other leaves is 0. `aux` are the equations that only auxiliary results need,
+    which have no taps, and `aux_tree` is the structure of those results.
     """
 
     jaxpr: jex.ClosedJaxpr
@@ -85,6 +86,8 @@ class Program:
     body: list[jex.JaxprEqn]
     taps: list[Tap]
     units: list[Unit]
+    aux: list[jex.JaxprEqn]
+    aux_tree: Any = None
 
     @property
     def needs_definition(self) -> bool:
@@ -137,8 +140,8 @@ class Program:
         constants: dict[jex.Var, Any],
         perturbations: Sequence[Sequence[Array]],
         example: Sequence[Array],
-    ) -> tuple[Array, list[tuple[list[Any], list[Any]]]]:
-        """Return the loss of one example and, for each tap, its (x, y).
+    ) -> tuple[list[Array], list[tuple[list[Any], list[Any]]]]:
+        """Return loss and auxiliary results of one example, and each tap's (x, y).
 
         Each float result of each tap is shifted by its perturbation.
         """
@@ -158,8 +161,8 @@ class Program:
 
         inputs = self.jaxpr.jaxpr.invars[self.leaves :]
         values = constants | dict(zip(inputs, example, strict=True))
-        values = jaxprs.walk(self.body, values, rule)
-        return jaxprs.read(values, self.jaxpr.jaxpr.outvars[0]), met
+        values = jaxprs.walk([*self.body, *self.aux], values, rule)
+        return [jaxprs.read(values, atom) for atom in self.jaxpr.jaxpr.outvars], met
 
 
 def _convolves_data(equation: jex.JaxprEqn, constants: dict[jex.Var, Any]) -> bool:
@@ -176,8 +179,10 @@ def float_results(tap: Tap) -> list[jex.Var]:
     return [variable for variable in tap.equation.outvars if is_float(variable)]
 
 
-def read_loss(loss: Callable, params: PyTree, example: PyTree) -> Program:
-    """Trace the loss of one example and find its taps."""
+def read_loss(
+    loss: Callable, params: PyTree, example: PyTree, has_aux: bool = False
+) -> Program:
+    """Trace the loss of one example, perhaps (loss, aux), and find its taps."""
     leaves, params_tree = jax.tree.flatten(params)
     inputs, example_tree = jax.tree.flatten(example)
 
@@ -188,15 +193,17 @@ def read_loss(loss: Callable, params: PyTree, example: PyTree) -> Program:
         )
 
     def flat_with_data(*values):
-        result = flat(*values)
-        return result + _zero_of_data(values[len(leaves) :], result)
+        result, *aux = flat(*values) if has_aux else (flat(*values),)
+        return result + _zero_of_data(values[len(leaves) :], result), *aux
 
     origins = [Origin.PARAMETER] * len(leaves) + [Origin.DATA] * len(inputs)
     for function in (flat, flat_with_data):
-        closed = jax.make_jaxpr(function)(*leaves, *inputs)
+        traced = jax.make_jaxpr(function, return_shape=True)
+        closed, shapes = traced(*leaves, *inputs)
         opened = jaxprs.open_calls(closed, origins, standardise.recognised)
         refuse_ill_defined(opened.jaxpr)
         program = _sort(opened, len(leaves))
+        program.aux_tree = jax.tree.structure(shapes[1] if has_aux else ())
         if program.body:
             break
     return program
@@ -223,7 +230,8 @@ def _sort(closed: jex.ClosedJaxpr, leaves: int) -> Program:
     origins.update(dict.fromkeys(jaxpr.invars[leaves:], Origin.DATA))
     live = {leaf: _Live(None, {leaf}) for leaf in jaxpr.invars[:leaves]}
     prologue, body, taps = [], [], []
-    for equation in _needed(jaxpr.eqns, jaxpr.outvars, effects=True):
+    of_loss = _needed(jaxpr.eqns, jaxpr.outvars[:1], effects=True)
+    for equation in of_loss:
         atoms = jaxprs.variables(equation)
         origin = max((origins[atom] for atom in atoms), default=Origin.CONSTANT)
         origins.update(dict.fromkeys(equation.outvars, origin))
@@ -241,7 +249,9 @@ def _sort(closed: jex.ClosedJaxpr, leaves: int) -> Program:
         if passes and live.keys() & set(atoms):
             taps.append(_tap(len(taps), equation, origins, live))
     units = _units([use for tap in taps for use in tap.uses], jaxpr.invars, live)
-    return Program(closed, leaves, prologue, body, taps, units)
+    others = _needed(jaxpr.eqns, jaxpr.outvars)
+    aux = [each for each in others if not any(each is one for one in of_loss)]
+    return Program(closed, leaves, prologue, body, taps, units, aux)
 
 
 def _needed(

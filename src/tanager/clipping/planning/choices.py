@@ -18,16 +18,24 @@ T positions, K inputs at each, N outputs (Bu et al. 2022, arXiv:2205.10683, sect
 Rodriguez Beltran et al., section 2.2, for the names).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
 from tanager.clipping.analysis import links
+from tanager.clipping.analysis.dtypes import accumulation_dtype
 from tanager.clipping.analysis.jaxprs import aval
+from tanager.clipping.analysis.rounding import FloatError, float_error
 from tanager.clipping.analysis.taps import Program
 from tanager.clipping.planning import cost
 from tanager.clipping.planning.autotune import Timings
+from tanager.clipping.rules.factors import SMALLEST, Limit
 from tanager.clipping.rules.groups import RETAINED, Joint, Method, NormGroup, Single
 from tanager.clipping.rules.retained import retained_steps
+from tanager.clipping.rules.shares import Share
 from tanager.clipping.rules.standardised import Standardised
 
 
@@ -71,12 +79,17 @@ class Plan:
         return max((group.sum_steps(m, self.rows) for group, m in pairs), default=0.0)
 
 
-def plan_clipping(program: Program | None, rows: int, strategy: str) -> Plan:
-    """Choose a method for each norm group; without a program, clip by definition."""
+def plan_clipping(
+    program: Program | None, rows: int, strategy: str, parts: Sequence[int] = ()
+) -> Plan:
+    """Choose a method for each norm group; without a program, clip by definition.
+
+    `parts` are those of `factors.Limit`.
+    """
     timings = Timings()
     if program is None:
         return Plan(None, "per_example", rows, timings)
-    groups = norm_groups(program)
+    groups = norm_groups(program, parts)
     # In a measured WRN-16-4, 1.4 times the temporary memory of plain SGD.
     most_bytes = rows * _activations(program)
 
@@ -87,10 +100,37 @@ def plan_clipping(program: Program | None, rows: int, strategy: str) -> Plan:
     return Plan(program, strategy, rows, timings, groups, methods)
 
 
-def norm_groups(program: Program) -> list[NormGroup]:
-    """Return the parts of a program's gradient whose squared norms add up."""
+def error_of(
+    plans: Mapping[int, Plan], like: PyTree, rows: int, limit: Limit
+) -> FloatError:
+    """Return what rounding does to the sum of a physical batch.
+
+    `plans` are those of its pieces by size, `like` are the shapes of what is clipped.
+    """
+    leaves = jax.tree.leaves(like)
+    dtypes = [accumulation_dtype(leaf.dtype) for leaf in leaves]
+    coarsest = max(dtypes, key=lambda dtype: float(jnp.finfo(dtype).eps))
+    steps = max(plan.sum_steps for plan in plans.values())
+    joined = -(-rows // max(plans)) - 1
+    numbers = sum(leaf.size for leaf in leaves)
+    known = [norm for norm in limit.norms if isinstance(norm, float)]
+    least = min(known) if len(known) == len(limit.norms) else SMALLEST
+    return float_error(steps + joined, rows, least, numbers, coarsest)
+
+
+def norm_groups(program: Program, parts: Sequence[int] = ()) -> list[NormGroup]:
+    """Return the parts of a program's gradient whose squared norms add up.
+
+    None has leaves of two `parts` (`factors.Limit`).
+    """
     groups: list[NormGroup] = []
     for unit in program.units:
+        own = [parts[leaf] for leaf in unit.leaves] if parts else [0]
+        if len(set(own)) > 1:
+            for part in sorted(set(own)):
+                leaves = [leaf for leaf in unit.leaves if parts[leaf] == part]
+                groups.append(Share(program, unit, leaves))
+            continue
         # Parts of a standardised weight are not apart: they share its mean and size.
         if unit.kind == "standardised" and len(unit.uses) == 1:
             groups.append(Standardised(program, unit, unit.uses[0]))

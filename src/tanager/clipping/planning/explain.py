@@ -54,12 +54,14 @@ class Explanation:
         rows: the physical batch size.
         taps: a row for each norm group; none under ``per_example``.
         float_error: what rounding has to do with the sensitivity.
+        why: why every gradient is formed whole, if another strategy was asked for.
     """
 
     strategy: str
     rows: int
     taps: Sequence[TapRow]
     float_error: FloatError
+    why: str = ""
 
     @property
     def fingerprint(self) -> str:
@@ -72,6 +74,7 @@ class Explanation:
         return {
             "strategy": self.strategy,
             "physical_batch_size": self.rows,
+            "why": self.why,
             "float_error": dataclasses.asdict(self.float_error),
             "taps": [dataclasses.asdict(row) for row in self.taps],
         }
@@ -79,7 +82,8 @@ class Explanation:
     def __str__(self) -> str:
         head = f"strategy {self.strategy}, physical batch of {self.rows}"
         if not self.taps:
-            head += ": every gradient is formed whole, there are no taps"
+            why = f" because {self.why}" if self.why else ""
+            head += f": every gradient is formed whole{why}, there are no taps"
             return f"{head}\n{self.float_error}"
         alike: dict[tuple[str, ...], list[int]] = {}
         for row in self.taps:
@@ -117,11 +121,11 @@ def _numbers(taps: Sequence[int]) -> str:
     return f"{taps[0]}, {taps[1]}, … {taps[-1]} ({len(taps)})"
 
 
-def explain(plan: Plan, error: FloatError) -> Explanation:
+def explain(plan: Plan, error: FloatError, why: str = "") -> Explanation:
     """Return the table of a plan."""
     pairs = zip(plan.groups, plan.methods, strict=True)
     rows = tuple(_row(plan, group, method) for group, method in pairs)
-    return Explanation(plan.strategy, plan.rows, rows, error)
+    return Explanation(plan.strategy, plan.rows, rows, error, why)
 
 
 def _row(plan: Plan, group: NormGroup, method: Method) -> TapRow:
@@ -129,7 +133,7 @@ def _row(plan: Plan, group: NormGroup, method: Method) -> TapRow:
     return TapRow(
         tap=group.uses[0].tap,
         equation=group.rule.describe(),
-        leaves=group.unit.leaves,
+        leaves=group.leaves,
         norm=method.norm + ("" if method.norm in group.grams() else " gradients"),
         total=method.total,
         why=_reason(plan, group, method),

@@ -85,6 +85,11 @@ class NormGroup(abc.ABC):
         self.rules = [rule_for(program, use) for use in uses]
 
     @property
+    def leaves(self) -> tuple[int, ...]:
+        """Numbers of the leaves whose gradients it clips, all in one part."""
+        return self.unit.leaves
+
+    @property
     def rule(self) -> Rule:
         """The rule of the first use."""
         return self.rules[0]

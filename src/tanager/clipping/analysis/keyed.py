@@ -1,0 +1,71 @@
+"""Losses that take a random key for each example: for dropout and other noise.
+
+A third argument that is called `key`, and has no default, says so:
+
+    def loss(params, example, key): ...
+
+The key travels with the example, so that nothing else need know of it.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from jaxtyping import Array, PyTree
+
+
+class Keyed(NamedTuple):
+    """An example, or a batch of them, and the words of its keys, uint32[..., 2]."""
+
+    example: PyTree
+    words: Array
+
+
+def takes_key(loss: Callable) -> bool:
+    """Return whether a loss takes a key for each example."""
+    try:
+        parameters = list(inspect.signature(loss).parameters.values())
+    except (TypeError, ValueError):
+        return False
+    third = parameters[2] if len(parameters) > 2 else None
+    return third is not None and third.name == "key" and third.default is third.empty
+
+
+def given_key(loss: Callable) -> Callable[[Any, Any], Any]:
+    """Return a loss of parameters and a `Keyed` example.
+
+    An example without a key, as for a score, is given one that is always the same.
+    """
+
+    def of_example(params: Any, example: Any) -> Any:
+        if not isinstance(example, Keyed):
+            example = Keyed(example, jax.numpy.zeros(2, jax.numpy.uint32))
+        key = jax.random.wrap_key_data(example.words, impl="threefry2x32")
+        return loss(params, example.example, key)
+
+    return of_example
+
+
+def keyed_views(augment: Callable[[Array, Any], Any] | None) -> Callable:
+    """Return an augmentation whose views are `Keyed`, each with a key of its own."""
+
+    def view(key: Array, example: Any) -> Keyed:
+        first, second = jax.random.split(key)
+        seen = example if augment is None else augment(first, example)
+        return Keyed(seen, jax.random.key_data(second))
+
+    return view
+
+
+def words_of(keys: Any, rows: int) -> Array:
+    """Return the words of one key a row; refuse other keys than Threefry's."""
+    if jax.numpy.issubdtype(jax.numpy.asarray(keys).dtype, jax.dtypes.prng_key):
+        keys = jax.random.key_data(keys)
+    words = jax.numpy.asarray(keys)
+    if words.shape != (rows, 2) or words.dtype != jax.numpy.uint32:
+        raise ValueError(
+            f"keys (={words.dtype}{list(words.shape)}) must be one threefry key for "
+            f"each of the {rows} rows: tanager.example_keys(seed, step, indices)"
+        )
+    return words
