@@ -141,7 +141,8 @@ def rule_for(program: Program, use: Use) -> Rule:
     grouped = equation.params.get("batch_group_count", 1) > 1
     if name == "conv_general_dilated" and use.position == 1 and not grouped:
         return Convolution(tap, use)
-    if name == "gather" and use.position == 0 and takes_rows(equation):
+    taken = name in ("gather", "dynamic_slice") and use.position == 0
+    if taken and takes_rows(tap):
         return Gather(tap, use)
     return Rule(tap, use)
 
