@@ -166,6 +166,43 @@ def test_a_leaf_that_is_not_used_has_a_zero_sum_and_no_tap():
 # Calls
 
 
+def attacked(p, x):
+    slope = jax.grad(lambda x: curve(jnp.tanh(x @ p["v"]) @ p["w"]))(x)
+    return curve(jnp.tanh(lax.stop_gradient(x + jnp.sign(slope)) @ p["v"]) @ p["w"])
+
+
+def without_stop(p, x):
+    slope = jax.grad(lambda x: curve(jnp.tanh(x @ p["v"]) @ p["w"]))(x)
+    return curve(jnp.tanh((x + jnp.sign(slope)) @ p["v"]) @ p["w"])
+
+
+def rounded_target(p, x):
+    target = jnp.round(x @ p["v"]) + lax.stop_gradient(x @ p["v"])
+    return curve((jnp.tanh(x @ p["v"]) - target) @ p["w"])
+
+
+@pytest.mark.parametrize("loss", [attacked, without_stop, rounded_target])
+def test_uses_that_no_gradient_reaches_do_not_count_as_shared(loss):
+    v, w, x = draw(11, (4, 5), (5, 3), (ROWS, 4))
+    assert kinds(loss, {"v": v, "w": w}, x) == [Single, Single]
+    check(loss, {"v": v, "w": w}, x, methods=True)
+
+
+def test_a_leaf_whose_every_use_is_stopped():
+    v, w, x = draw(11, (4, 5), (4, 3), (ROWS, 4))
+
+    def loss(p, x):
+        return curve(x @ p["w"]) * jnp.sum(lax.stop_gradient(x @ p["v"]))
+
+    def stopped(p, x):
+        return lax.stop_gradient(loss(p, x))
+
+    assert kinds(loss, {"v": v, "w": w}, x) == [Single]
+    check(loss, {"v": v, "w": w}, x, methods=True)
+    found = clipped_grad(stopped, clip_norm=1.0)({"v": v, "w": w}, x)
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves((found.sum, found.norms)))
+
+
 def test_calls_within_calls():
     w, v, x = draw(7, (4, 4), (4, 4), (ROWS, 4))
 

@@ -75,8 +75,8 @@ class Program:
     """A loss taken apart, see the module.
 
     The first `leaves` arguments of `jaxpr` are the parameters, the others are those of
-    one example. The units together hold every leaf that reaches the loss. The gradient
-    of the other leaves is 0.
+    one example. The units together hold every leaf that a gradient of the loss reaches:
+    that of the other leaves is 0.
     """
 
     jaxpr: jex.ClosedJaxpr
@@ -235,13 +235,37 @@ def _sort(closed: jex.ClosedJaxpr, leaves: int) -> Program:
                 live.update(dict.fromkeys(filter(is_float, equation.outvars), own))
             continue
         body.append(equation)
-        # No gradient passes through a while loop, or `check_loss` had refused it.
-        passes = equation.primitive.name != "while"
-        passes = passes and any(map(is_float, equation.outvars))
-        if passes and live.keys() & set(atoms):
+    reached = _reached(body, jaxpr.outvars)
+    for equation in body:
+        meet = live.keys() & set(jaxprs.variables(equation))
+        if meet and equation.primitive.name not in _FLAT and reached & set(
+            equation.outvars
+        ):
             taps.append(_tap(len(taps), equation, origins, live))
     units = _units([use for tap in taps for use in tap.uses], jaxpr.invars, live)
     return Program(closed, leaves, prologue, body, taps, units)
+
+
+_FLAT = {"ceil", "floor", "round", "sign", "stop_gradient", "while"}
+"""No gradient passes these; of a while loop, `check_loss` had refused it."""
+
+
+def _reached(equations: Sequence[jex.JaxprEqn], results: Sequence[Any]) -> set[Any]:
+    """Return the variables that a gradient of the results may reach."""
+    reached = {v for v in results if isinstance(v, jex.Var) and is_float(v)}
+    for equation in reversed(equations):
+        own = [v for v in equation.outvars if v in reached]
+        if not own or equation.primitive.name in _FLAT:
+            continue
+        entered = equation.invars
+        if equation.primitive.name in jaxprs.OPENED:
+            within, _ = jaxprs.body_of(equation)
+            pairs = zip(equation.outvars, within.outvars, strict=True)
+            inner = _reached(within.eqns, [v for out, v in pairs if out in own])
+            pairs = zip(equation.invars, within.invars, strict=True)
+            entered = [atom for atom, v in pairs if v in inner]
+        reached.update(a for a in entered if isinstance(a, jex.Var) and is_float(a))
+    return reached
 
 
 def _needed(
