@@ -260,7 +260,9 @@ def by_hand(loss: Callable) -> Callable:
 
     def step(params: Any, batch: Any) -> Any:
         found = jax.vmap(jax.grad(loss), (None, 0))(params, batch)
-        squares = [jnp.sum(g.reshape(len(g), -1) ** 2, 1) for g in jax.tree.leaves(found)]
+        squares = [
+            jnp.sum(g.reshape(len(g), -1) ** 2, 1) for g in jax.tree.leaves(found)
+        ]
         factors = jnp.minimum(1, 1 / jnp.sqrt(sum(squares)))
         total = jax.tree.map(lambda g: jnp.tensordot(factors, g, 1), found)
         return jax.tree.map(lambda p, g: p - 0.01 * g, params, total)
@@ -268,7 +270,9 @@ def by_hand(loss: Callable) -> Callable:
     return step
 
 
-def steps_of(loss: Callable, params: Any, batch: Any) -> tuple[dict[str, Callable], float]:
+def steps_of(
+    loss: Callable, params: Any, batch: Any
+) -> tuple[dict[str, Callable], float]:
     """Return steps by name, and the seconds that tuning took."""
     clipped = tanager.clipped_grad(loss, clip_norm=1.0)
     started = time.perf_counter()

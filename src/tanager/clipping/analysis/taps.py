@@ -19,6 +19,7 @@ Leaves that share an anchor, and the anchors they share, form a unit. The square
 of an example's gradient is the sum over units; within one there may be cross terms.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -32,7 +33,7 @@ from jaxtyping import Array, PyTree
 from tanager.clipping.analysis import jaxprs, standardise
 from tanager.clipping.analysis.dtypes import widen
 from tanager.clipping.analysis.jaxprs import Origin, is_float
-from tanager.clipping.analysis.links import Link, link
+from tanager.clipping.analysis.links import Constants, Link, link
 from tanager.clipping.analysis.refusals import refuse_ill_defined
 
 
@@ -48,12 +49,16 @@ class Use:
 
 @dataclass(frozen=True, eq=False)
 class Tap:
-    """An equation of the body in which parameters meet data (operands at `data`)."""
+    """An equation of the body in which parameters meet data (operands at `data`).
+
+    Of an equation in a scan, `steps` are those of the scan, 0 outside of one.
+    """
 
     number: int
     equation: jex.JaxprEqn
     data: tuple[int, ...]
     uses: tuple[Use, ...] = ()
+    steps: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,12 +228,21 @@ def _sort(closed: jex.ClosedJaxpr, leaves: int) -> Program:
     origins.update(dict.fromkeys(jaxpr.invars[leaves:], Origin.DATA))
     live = {leaf: _Live(None, {leaf}) for leaf in jaxpr.invars[:leaves]}
     prologue, body, taps = [], [], []
+    constants: dict[jex.Var, Callable[[], Any]] = {}
+
+    def hold(variables: Sequence[jex.Var]) -> None:
+        for own in variables:
+            constants[own] = functools.partial(_constant, closed, prologue, own)
+
+    hold(jaxpr.constvars)
     for equation in _needed(jaxpr.eqns, jaxpr.outvars, effects=True):
         atoms = jaxprs.variables(equation)
         origin = max((origins[atom] for atom in atoms), default=Origin.CONSTANT)
         origins.update(dict.fromkeys(equation.outvars, origin))
         if origin != Origin.DATA:
             prologue.append(equation)
+            if origin == Origin.CONSTANT:
+                hold(equation.outvars)
             if equation.primitive.name != "stop_gradient" and live.keys() & set(atoms):
                 roots = set().union(*(live[a].leaves for a in atoms if a in live))
                 own = _Live(equation, roots)
@@ -238,10 +252,12 @@ def _sort(closed: jex.ClosedJaxpr, leaves: int) -> Program:
     reached = _reached(body, jaxpr.outvars)
     for equation in body:
         meet = live.keys() & set(jaxprs.variables(equation))
-        if meet and equation.primitive.name not in _FLAT and reached & set(
-            equation.outvars
+        if (
+            meet
+            and equation.primitive.name not in _FLAT
+            and reached & set(equation.outvars)
         ):
-            taps.append(_tap(len(taps), equation, origins, live))
+            taps.append(_tap(len(taps), equation, origins, live, constants))
     units = _units([use for tap in taps for use in tap.uses], jaxpr.invars, live)
     return Program(closed, leaves, prologue, body, taps, units)
 
@@ -281,8 +297,21 @@ def _needed(
     return needed[::-1]
 
 
+def _constant(
+    closed: jex.ClosedJaxpr, prologue: Sequence[jex.JaxprEqn], variable: jex.Var
+) -> Any:
+    """Return the value of a variable that neither examples nor parameters reach."""
+    given = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    needed = _needed(prologue, [variable])
+    return jaxprs.walk(needed, given, jaxprs.evaluate)[variable]
+
+
 def _tap(
-    number: int, equation: jex.JaxprEqn, origins: dict, live: dict[jex.Var, _Live]
+    number: int,
+    equation: jex.JaxprEqn,
+    origins: dict,
+    live: dict[jex.Var, _Live],
+    constants: Constants,
 ) -> Tap:
     data, uses = [], []
     for position, atom in enumerate(equation.invars):
@@ -291,21 +320,23 @@ def _tap(
         if origins[atom] == Origin.DATA:
             data.append(position)
         elif atom in live:
-            uses.append(Use(number, position, *_chain(atom, live)))
+            uses.append(Use(number, position, *_chain(atom, live, constants)))
     return Tap(number, equation, tuple(data), tuple(uses))
 
 
 def _chain(
-    variable: jex.Var, live: dict[jex.Var, _Live]
+    variable: jex.Var, live: dict[jex.Var, _Live], constants: Constants
 ) -> tuple[jex.Var, tuple[Link, ...]]:
     """Follow links back from a variable to its anchor."""
     links: list[Link] = []
     while (equation := live[variable].equation) is not None:
-        step = link(equation, equation.outvars.index(variable))
+        operand = next(v for v in jaxprs.variables(equation) if v in live)
+        result = equation.outvars.index(variable)
+        step = link(equation, result, operand, constants)
         if step is None:
             break
         links.append(step)
-        (variable,) = jaxprs.variables(equation)
+        variable = operand
     return variable, tuple(reversed(links))
 
 

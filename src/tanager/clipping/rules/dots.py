@@ -7,6 +7,7 @@ example's gradient is x[g]ᵀ·dy[g]. For one position its norm is ‖x‖·‖d
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -63,17 +64,55 @@ class Dot(Bilinear):
         self.positions = math.prod(x_shape[axis] for axis in self._x.free)
         self.inputs = math.prod(x_shape[axis] for axis in self._x.contracted)
         self.outputs = math.prod(self._w_shape[axis] for axis in self._w.free)
+        self._parts, self._own = [self], self.positions
+        self.positions *= max(self.steps, 1)
+        dtypes = [aval(atom).dtype for atom in (*equation.invars, *equation.outvars)]
+        self.alike = self.name, self._w, self._w_shape, *map(str, dtypes)
+
+    def take(self, other: "Dot") -> None:
+        self._parts.append(other)
+        self.positions += other.positions
+
+    def gather(self, seen: Sequence[TapValues]) -> TapValues:
+        if not self._gathers:
+            return seen[0]
+        pairs = [
+            part.one_use(*at.data, *at.gradients)
+            for part, at in zip(self._parts, seen, strict=True)
+        ]
+        x, dy = (jnp.concatenate(sides, axis=2) for sides in zip(*pairs, strict=True))
+        return replace(seen[0], data=[x], results=[], gradients=[dy])
+
+    @property
+    def _gathers(self) -> bool:
+        return len(self._parts) > 1 or self.steps > 0
+
+    def one_use(self, x: Array, dy: Array) -> tuple[Array, Array]:
+        """Return x and dy of one use, those of all steps of a scan together."""
+        if not self.steps:
+            return self._in_order(x, dy)
+        rows = x.shape[0]
+        flat = [each.reshape(-1, *each.shape[2:]) for each in (x, dy)]
+        sides = []
+        for side in self._in_order(*flat):
+            side = side.reshape(rows, self.steps, *side.shape[1:])
+            side = jnp.moveaxis(side, 1, 2)
+            sides.append(side.reshape(rows, self.groups, -1, side.shape[-1]))
+        return sides[0], sides[1]
 
     def operands(self, seen: TapValues) -> tuple[Array, Array]:
         """Return x `[B, G, T, K]` and dy `[B, G, T, N]`."""
         (x,), (dy,) = seen.data, seen.gradients
+        return (x, dy) if self._gathers else self._in_order(x, dy)
+
+    def _in_order(self, x: Array, dy: Array) -> tuple[Array, Array]:
         order = (*self._x.batch, *self._x.free, *self._x.contracted)
         x = jnp.transpose(x, (0, *(axis + 1 for axis in order)))
         rows = x.shape[0]
-        x = x.reshape(rows, self.groups, self.positions, self.inputs)
+        x = x.reshape(rows, self.groups, self._own, self.inputs)
         if self._on_right:
-            return x, dy.reshape(rows, self.groups, self.positions, self.outputs)
-        dy = dy.reshape(rows, self.groups, self.outputs, self.positions)
+            return x, dy.reshape(rows, self.groups, self._own, self.outputs)
+        dy = dy.reshape(rows, self.groups, self.outputs, self._own)
         return x, jnp.swapaxes(dy, 2, 3)
 
     def _at_anchor(self, gradient: Float[Array, "g k n"]) -> Array:

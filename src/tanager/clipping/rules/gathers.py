@@ -1,8 +1,10 @@
 """The rule for embeddings: rows of a table chosen by integers in the example."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,7 @@ from tanager.clipping.analysis import links
 from tanager.clipping.analysis.dtypes import widen
 from tanager.clipping.analysis.jaxprs import aval
 from tanager.clipping.analysis.rounding import PRODUCT_ROWS, tree
-from tanager.clipping.analysis.taps import Tap
+from tanager.clipping.analysis.taps import Tap, Use
 from tanager.clipping.rules.base import DIRECT, Bilinear, TapValues, Work, product
 from tanager.clipping.rules.grams import Gram, gram_excess, gram_of, terms_of
 
@@ -51,7 +53,7 @@ class Gather(Bilinear):
 
     name = "gather"
 
-    def __init__(self, tap, use):
+    def __init__(self, tap: Tap, use: Use):
         super().__init__(tap, use)
         equation, axis = tap.equation, axis_taken(tap.equation)
         assert axis is not None
@@ -65,11 +67,49 @@ class Gather(Bilinear):
         width = math.prod(self._shape) // max(self._rows, 1)
         self.positions = aval(equation.outvars[0]).size // max(width, 1)
         self._width = width
+        self._parts = [self]
+        self.positions *= max(self.steps, 1)
+        dtype = aval(equation.outvars[0]).dtype
+        self.alike = self.name, axis, self._shape, str(dtype)
 
-    def operands(
+    def take(self, other: "Gather") -> None:
+        self._parts.append(other)
+        self.positions += other.positions
+
+    def gather(self, seen: Sequence[TapValues]) -> TapValues:
+        if not self._gathers:
+            return seen[0]
+        found = [part.one_use(at) for part, at in zip(self._parts, seen, strict=True)]
+        *data, dy = (jnp.concatenate(own, axis=1) for own in zip(*found, strict=True))
+        return replace(seen[0], data=data, results=[], gradients=[dy])
+
+    @property
+    def _gathers(self) -> bool:
+        return len(self._parts) > 1 or self.steps > 0
+
+    def operands(self, seen: TapValues) -> tuple[Array, Array, Array]:
+        """Return row numbers, which of them are in the table, and dy."""
+        if self._gathers:
+            return (*seen.data, *seen.gradients)
+        return self._in_order(seen)
+
+    def one_use(self, seen: TapValues) -> tuple[Array, Array, Array]:
+        """Return the same of one use, those of all steps of a scan together."""
+        if not self.steps:
+            return self._in_order(seen)
+        rows = seen.rows
+        data, gradients = (
+            [each.reshape(-1, *each.shape[2:]) for each in some]
+            for some in (seen.data, seen.gradients)
+        )
+        flat = replace(seen, data=data, results=[], gradients=gradients)
+        indices, inside, dy = self._in_order(flat)
+        both = indices.reshape(rows, -1), inside.reshape(rows, -1)
+        return *both, dy.reshape(rows, -1, self._width)
+
+    def _in_order(
         self, seen: TapValues
     ) -> tuple[Int[Array, "b t"], Bool[Array, "b t"], Float[Array, "b t d"]]:
-        """Return row numbers, which of them are in the table, and dy."""
         (dy,) = seen.gradients
         rows = dy.shape[0]
         indices, inside = self._indices(seen, rows)
@@ -140,18 +180,30 @@ class Gather(Bilinear):
             rows = slice(start, start + PRODUCT_ROWS)
             where = indices[rows].reshape(-1)
             parts.append(empty.at[where].add(own[rows].reshape(-1, self._width)))
+        return self._at_anchor(tree(parts))
+
+    def _at_anchor(self, total: Float[Array, "r d"]) -> Array:
         rest = (n for axis, n in enumerate(self._shape) if axis != self._axis)
-        total = tree(parts).reshape(self._rows, *rest)
+        total = total.reshape(self._rows, *rest)
         return links.back(self.use.links, jnp.moveaxis(total, 0, self._axis))
+
+    def gradients_by_vmap(self, seen: TapValues) -> Array:
+        if not self._gathers:
+            return super().gradients_by_vmap(seen)
+        empty = jnp.zeros((self._rows, self._width), self.dtype)
+
+        def one(indices: Array, inside: Array, dy: Array) -> Array:
+            where = jnp.where(inside, indices, 0)
+            return self._at_anchor(empty.at[where].add(dy.astype(empty.dtype)))
+
+        return jax.vmap(one)(*self.operands(seen))
 
     def work(self, rows: int) -> Work:
         positions, width = self.positions, self._width
-        return Work(
-            rows, 1, positions, self._rows, width, positions, positions * width
-        )
+        return Work(rows, 1, positions, self._rows, width, positions, positions * width)
 
 
-def _counting(indices: Int[Array, "..."]) -> Int[Array, "..."]:
+def _counting(indices: Array) -> Array:
     """Return indices of a width that counts all rows of a table."""
     return indices.astype(jnp.int32) if indices.dtype.itemsize < 4 else indices
 
