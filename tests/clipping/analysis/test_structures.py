@@ -899,8 +899,8 @@ def looked_up_twice(p, x):
 )
 def test_uses_alike_are_clipped_as_one(loss, singles):
     v, w, b, x = draw(23, (5, 4), (4, 3), (4,), (ROWS, 5, 5))
-    k, l = draw(24, (2, 1, 3, 1), (3, 2, 2, 1))
-    p = {"v": v, "w": w, "b": b, "k": k, "l": l}
+    k, kernel = draw(24, (2, 1, 3, 1), (3, 2, 2, 1))
+    p = {"v": v, "w": w, "b": b, "k": k, "l": kernel}
     own = [g for g in read(loss, p, x)[1] if type(g) is Single]
     assert len(own) == singles and all(len(group.uses) == 2 for group in own)
     check(loss, p, x, methods=True, dtypes=("float64", "float32"))

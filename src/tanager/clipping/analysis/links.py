@@ -1,9 +1,10 @@
 """Links: the structural steps between a parameter and the place it meets data.
 
 A parameter is cast, transposed, reshaped, sliced, broadcast, scaled by a number or
-multiplied by a constant mask before it is used. Each such step is linear and its transpose is written here, so that
-a gradient found where the parameter is used can be carried back to the parameter in
-float32, whatever the dtype of the model, and without asking autodiff for it.
+multiplied by a constant mask before it is used. Each such step is linear and its
+transpose is written here, so that a gradient found where the parameter is used can be
+carried back to the parameter in float32, whatever the dtype of the model, and without
+asking autodiff for it.
 
 A chain of links that only moves and scales entries keeps norms up to its scale; then
 norms can be taken where the parameter is used.

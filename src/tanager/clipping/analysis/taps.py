@@ -49,16 +49,12 @@ class Use:
 
 @dataclass(frozen=True, eq=False)
 class Tap:
-    """An equation of the body in which parameters meet data (operands at `data`).
-
-    Of an equation in a scan, `steps` are those of the scan, 0 outside of one.
-    """
+    """An equation of the body in which parameters meet data (operands at `data`)."""
 
     number: int
     equation: jex.JaxprEqn
     data: tuple[int, ...]
     uses: tuple[Use, ...] = ()
-    steps: int = 0
 
 
 @dataclass(frozen=True, eq=False)

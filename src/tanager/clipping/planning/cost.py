@@ -76,8 +76,7 @@ def estimate(group: NormGroup, method: Method, rows: int) -> Cost:
         tap = group.program.taps[use.tap]
         invars, outvars = tap.equation.invars, tap.equation.outvars
         kept = map(aval, [*(invars[n] for n in tap.data), *outvars])  # x and dy
-        times = rows * max(tap.steps, 1)
-        held += float(times * sum(each.size * each.dtype.itemsize for each in kept))
+        held += float(rows * sum(each.size * each.dtype.itemsize for each in kept))
     return Cost(seconds, held)
 
 

@@ -38,10 +38,6 @@ DIRECT = "batched"
 """Name of the sum that forms no gradients (`Dot.direct`, `Gather.direct`)."""
 
 
-_MANY = 4
-"""How many numbers of a gradient may be formed for each of dy, at all steps at once."""
-
-
 @dataclass(frozen=True, eq=False)
 class TapValues:
     """What one backward pass leaves at a tap, leading axis B everywhere.
@@ -192,7 +188,6 @@ class Rule:
         self.tap = tap
         self.use = use
         self.uses = [use]
-        self.steps = tap.steps
 
     def join(self, other: "Rule") -> bool:
         """Take on the uses of another rule, if it is alike; return whether it is."""
@@ -244,9 +239,7 @@ class Rule:
         """By autodiff of the equation."""
 
         def one(data, gradients):
-            if not self.steps:
-                return self.transpose(data, gradients, seen)
-            return self._over_steps(data, gradients, seen)
+            return self.transpose(data, gradients, seen)
 
         # XLA may compute a batch of small convolutions as one large one with zeros
         # between, and 0·NaN is NaN: a row that is not finite must not meet the others.
@@ -260,19 +253,6 @@ class Rule:
         if any(jex.jaxprs_in_params(equation.params)):
             every = safe_to_split(every)
         return every(seen.data, seen.gradients)
-
-    def _over_steps(self, data: Any, gradients: Any, seen: TapValues) -> Array:
-        """Return one example's gradient at the anchor, of all steps of a scan."""
-
-        def add(total, at):
-            return total + self.transpose(*at, seen), None
-
-        own = jax.ShapeDtypeStruct(aval(self.use.anchor).shape, self.dtype)
-        if own.size <= _MANY * self.work(1).results // self.steps:
-            one = functools.partial(self.transpose, seen=seen)
-            return jnp.sum(jax.vmap(one)(data, gradients), axis=0)
-        total, _ = jax.lax.scan(add, jnp.zeros(own.shape, own.dtype), (data, gradients))
-        return total
 
     def transpose(self, data: Any, gradients: Any, seen: TapValues) -> Array:
         """Return one example's gradient at the anchor, by autodiff of the equation."""
@@ -299,7 +279,6 @@ class Rule:
         """Return the size of the job, for the cost model."""
         results = sum(aval(v).size for v in float_results(self.tap))
         inputs = sum(aval(self.tap.equation.invars[n]).size for n in self.tap.data)
-        results, inputs = (n * max(self.steps, 1) for n in (results, inputs))
         return Work(rows, 1, results, 1, aval(self.use.anchor).size, inputs, results)
 
     def describe(self) -> str:
@@ -307,8 +286,7 @@ class Rule:
         shapes = [_short(aval(atom)) for atom in self.tap.equation.invars]
         results = [_short(aval(v)) for v in self.tap.equation.outvars]
         name = self.tap.equation.primitive.name
-        often = len(self.uses) * max(self.tap.steps, 1)
-        times = f"{often} × " if often > 1 else ""
+        times = f"{len(self.uses)} × " if len(self.uses) > 1 else ""
         return f"{times}{name} {' '.join(shapes)} → {' '.join(results)}"
 
 

@@ -57,7 +57,7 @@ class Convolution(Bilinear):
         self.inputs = kernel[numbers.rhs_spec[1]]
         self.outputs = kernel[numbers.rhs_spec[0]]
         self.extent = tuple(result[axis] for axis in numbers.out_spec[2:])
-        self.images = image[numbers.lhs_spec[0]] * max(self.steps, 1)
+        self.images = image[numbers.lhs_spec[0]]
         self.positions = self.images * math.prod(self.extent)
         self._strides = params["window_strides"]
         self._dilation = params["rhs_dilation"]
@@ -71,36 +71,24 @@ class Convolution(Bilinear):
         alone = [n for axis, n in enumerate(image) if axis != numbers.lhs_spec[0]]
         params = sorted((key, str(value)) for key, value in params.items())
         self.alike = self.name, *alone, *kernel, *params, *map(str, dtypes)
-        self._steps_of, self.steps = [self.steps], 0
         self.outputs_last = numbers.rhs_spec[0] == len(kernel) - 1
 
     def take(self, other: "Convolution") -> None:
-        self._steps_of += other._steps_of
         self.images += other.images
         self.positions += other.positions
 
     def gather(self, seen: Sequence[TapValues]) -> TapValues:
-        """See `Rule.gather`: images of all uses, and of all steps of a scan."""
-        if self._steps_of == [0]:
+        """See `Rule.gather`: the images of all uses are those of one."""
+        if len(seen) == 1:
             return seen[0]
         sides = (self._image_order, [at.data for at in seen])
         others = [(self._result_order, [at.results for at in seen])]
         others += [(self._result_order, [at.gradients for at in seen])]
         data, results, gradients = (
-            [self._images(order[0] + 1, [one for (one,) in each])]
+            [jnp.concatenate([one for (one,) in each], order[0] + 1)]
             for order, each in (sides, *others)
         )
         return replace(seen[0], data=data, results=results, gradients=gradients)
-
-    def _images(self, axis: int, arrays: Sequence[Array]) -> Array:
-        parts = []
-        for steps, array in zip(self._steps_of, arrays, strict=True):
-            if steps:  # [B, steps, ...]
-                array = jnp.moveaxis(array, 1, axis)
-                before, after = array.shape[:axis], array.shape[axis + 2 :]
-                array = array.reshape(*before, -1, *after)
-            parts.append(array)
-        return jnp.concatenate(parts, axis)
 
     def operands(self, seen: TapValues) -> tuple[Array, Array]:
         """Return padded x `[B, N, *pixels, G, C]` and dy `[B, T, G, F]`."""

@@ -64,8 +64,8 @@ class Dot(Bilinear):
         self.positions = math.prod(x_shape[axis] for axis in self._x.free)
         self.inputs = math.prod(x_shape[axis] for axis in self._x.contracted)
         self.outputs = math.prod(self._w_shape[axis] for axis in self._w.free)
-        self._parts, self._own = [self], self.positions
-        self.positions *= max(self.steps, 1)
+        self._parts: list[Dot] = [self]
+        self._own = self.positions
         dtypes = [aval(atom).dtype for atom in (*equation.invars, *equation.outvars)]
         self.alike = self.name, self._w, self._w_shape, *map(str, dtypes)
 
@@ -74,36 +74,19 @@ class Dot(Bilinear):
         self.positions += other.positions
 
     def gather(self, seen: Sequence[TapValues]) -> TapValues:
-        if not self._gathers:
+        if len(self._parts) == 1:
             return seen[0]
         pairs = [
-            part.one_use(*at.data, *at.gradients)
+            part._in_order(at.data[0], at.gradients[0])
             for part, at in zip(self._parts, seen, strict=True)
         ]
         x, dy = (jnp.concatenate(sides, axis=2) for sides in zip(*pairs, strict=True))
         return replace(seen[0], data=[x], results=[], gradients=[dy])
 
-    @property
-    def _gathers(self) -> bool:
-        return len(self._parts) > 1 or self.steps > 0
-
-    def one_use(self, x: Array, dy: Array) -> tuple[Array, Array]:
-        """Return x and dy of one use, those of all steps of a scan together."""
-        if not self.steps:
-            return self._in_order(x, dy)
-        rows = x.shape[0]
-        flat = [each.reshape(-1, *each.shape[2:]) for each in (x, dy)]
-        sides = []
-        for side in self._in_order(*flat):
-            side = side.reshape(rows, self.steps, *side.shape[1:])
-            side = jnp.moveaxis(side, 1, 2)
-            sides.append(side.reshape(rows, self.groups, -1, side.shape[-1]))
-        return sides[0], sides[1]
-
     def operands(self, seen: TapValues) -> tuple[Array, Array]:
         """Return x `[B, G, T, K]` and dy `[B, G, T, N]`."""
         (x,), (dy,) = seen.data, seen.gradients
-        return (x, dy) if self._gathers else self._in_order(x, dy)
+        return self._in_order(x, dy) if len(self._parts) == 1 else (x, dy)
 
     def _in_order(self, x: Array, dy: Array) -> tuple[Array, Array]:
         order = (*self._x.batch, *self._x.free, *self._x.contracted)

@@ -67,8 +67,7 @@ class Gather(Bilinear):
         width = math.prod(self._shape) // max(self._rows, 1)
         self.positions = aval(equation.outvars[0]).size // max(width, 1)
         self._width = width
-        self._parts = [self]
-        self.positions *= max(self.steps, 1)
+        self._parts: list[Gather] = [self]
         dtype = aval(equation.outvars[0]).dtype
         self.alike = self.name, axis, self._shape, str(dtype)
 
@@ -77,35 +76,18 @@ class Gather(Bilinear):
         self.positions += other.positions
 
     def gather(self, seen: Sequence[TapValues]) -> TapValues:
-        if not self._gathers:
+        if len(self._parts) == 1:
             return seen[0]
-        found = [part.one_use(at) for part, at in zip(self._parts, seen, strict=True)]
+        found = [part._in_order(at) for part, at in zip(self._parts, seen, strict=True)]
         *data, dy = (jnp.concatenate(own, axis=1) for own in zip(*found, strict=True))
         return replace(seen[0], data=data, results=[], gradients=[dy])
 
-    @property
-    def _gathers(self) -> bool:
-        return len(self._parts) > 1 or self.steps > 0
-
     def operands(self, seen: TapValues) -> tuple[Array, Array, Array]:
         """Return row numbers, which of them are in the table, and dy."""
-        if self._gathers:
-            return (*seen.data, *seen.gradients)
-        return self._in_order(seen)
-
-    def one_use(self, seen: TapValues) -> tuple[Array, Array, Array]:
-        """Return the same of one use, those of all steps of a scan together."""
-        if not self.steps:
+        if len(self._parts) == 1:
             return self._in_order(seen)
-        rows = seen.rows
-        data, gradients = (
-            [each.reshape(-1, *each.shape[2:]) for each in some]
-            for some in (seen.data, seen.gradients)
-        )
-        flat = replace(seen, data=data, results=[], gradients=gradients)
-        indices, inside, dy = self._in_order(flat)
-        both = indices.reshape(rows, -1), inside.reshape(rows, -1)
-        return *both, dy.reshape(rows, -1, self._width)
+        (indices, inside), (dy,) = seen.data, seen.gradients
+        return indices, inside, dy
 
     def _in_order(
         self, seen: TapValues
@@ -188,7 +170,7 @@ class Gather(Bilinear):
         return links.back(self.use.links, jnp.moveaxis(total, 0, self._axis))
 
     def gradients_by_vmap(self, seen: TapValues) -> Array:
-        if not self._gathers:
+        if len(self._parts) == 1:
             return super().gradients_by_vmap(seen)
         empty = jnp.zeros((self._rows, self._width), self.dtype)
 

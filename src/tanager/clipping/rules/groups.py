@@ -336,7 +336,7 @@ class Masked(Single):
         tiny = 4 * float(jnp.finfo(jnp.float32).tiny)
         squares += jnp.sum(tiny * sides[0] * sides[1], axis=(1, 2))
         counts = rule.inputs, rule.outputs
-        squares = guarded(squares, *sides, counts) * jnp.square(largest)
+        squares = guarded(squares, sides[0], sides[1], counts) * jnp.square(largest)
         return Gram(squares, squares)
 
     def terms(self, seen: TapValues) -> Float[Array, " b"]:
@@ -397,7 +397,7 @@ class Joint(NormGroup):
 
 
 def _formed(rule: Rule, method: str, seen: TapValues) -> Array:
-    """Return gradients at the anchor by a method, or by `vmap` where it is another's."""
+    """Return gradients at the anchor by a method, or by `vmap` if it is another's."""
     methods = rule.gradients()
     name = method if method in methods else "vmap"
     formation, chunk = methods[name].at_anchor(), rule.chunk(name, seen.rows)
