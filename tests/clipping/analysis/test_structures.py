@@ -45,7 +45,7 @@ def test_a_layer_that_is_applied_three_times():
             x = jnp.tanh(w @ x)
         return curve(x)
 
-    assert kinds(loss, w, x) == [Joint]
+    assert kinds(loss, w, x) == [Single]
     check(loss, w, x, methods=True)
 
 
@@ -164,6 +164,43 @@ def test_a_leaf_that_is_not_used_has_a_zero_sum_and_no_tap():
 
 
 # Calls
+
+
+def attacked(p, x):
+    slope = jax.grad(lambda x: curve(jnp.tanh(x @ p["v"]) @ p["w"]))(x)
+    return curve(jnp.tanh(lax.stop_gradient(x + jnp.sign(slope)) @ p["v"]) @ p["w"])
+
+
+def without_stop(p, x):
+    slope = jax.grad(lambda x: curve(jnp.tanh(x @ p["v"]) @ p["w"]))(x)
+    return curve(jnp.tanh((x + jnp.sign(slope)) @ p["v"]) @ p["w"])
+
+
+def rounded_target(p, x):
+    target = jnp.round(x @ p["v"]) + lax.stop_gradient(x @ p["v"])
+    return curve((jnp.tanh(x @ p["v"]) - target) @ p["w"])
+
+
+@pytest.mark.parametrize("loss", [attacked, without_stop, rounded_target])
+def test_uses_that_no_gradient_reaches_do_not_count_as_shared(loss):
+    v, w, x = draw(11, (4, 5), (5, 3), (ROWS, 4))
+    assert kinds(loss, {"v": v, "w": w}, x) == [Single, Single]
+    check(loss, {"v": v, "w": w}, x, methods=True)
+
+
+def test_a_leaf_whose_every_use_is_stopped():
+    v, w, x = draw(11, (4, 5), (4, 3), (ROWS, 4))
+
+    def loss(p, x):
+        return curve(x @ p["w"]) * jnp.sum(lax.stop_gradient(x @ p["v"]))
+
+    def stopped(p, x):
+        return lax.stop_gradient(loss(p, x))
+
+    assert kinds(loss, {"v": v, "w": w}, x) == [Single]
+    check(loss, {"v": v, "w": w}, x, methods=True)
+    found = clipped_grad(stopped, clip_norm=1.0)({"v": v, "w": w}, x)
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves((found.sum, found.norms)))
 
 
 def test_calls_within_calls():
@@ -760,3 +797,119 @@ def test_an_associative_scan_over_a_learned_decay(length):
 
     decay, gain, x = draw(0, (3,), (3,), (4, length, 3))
     check(loss, {"decay": decay, "gain": gain}, x)
+
+
+# Parameters that meet constants
+
+
+def mask(w):
+    numbers = np.tri(4, 5) * np.linspace(-2, 3, 20).reshape(4, 5)
+    return jnp.asarray(numbers, w.dtype)
+
+
+def times_mask(w, x):
+    return x @ (w * mask(w))
+
+
+def mask_of_a_transpose(w, x):
+    return x @ (mask(w).T * w.T).T
+
+
+def over_constants(w, x):
+    return x @ (w / (1 + mask(w) ** 2))
+
+
+def where_allowed(w, x):
+    return x @ jnp.where(mask(w) > 0, w, 0.0)
+
+
+def added_to_constants(w, x):
+    return x @ ((1.0 - w) + mask(w))
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 4)])
+@pytest.mark.parametrize(
+    "apply",
+    [
+        *(times_mask, mask_of_a_transpose, over_constants),
+        where_allowed,
+        added_to_constants,
+    ],
+)
+def test_a_parameter_that_meets_a_constant_is_not_shared(apply, shape):
+    w, x = draw(21, (4, 5), (ROWS, *shape))
+
+    def loss(w, x):
+        return curve(apply(w, x))
+
+    (group,) = read(loss, w, x)[1]
+    assert isinstance(group, Single) and len(group.gradients()) + len(group.grams()) > 0
+    assert bool(group.grams()) == (len(shape) == 1 or apply is added_to_constants)
+    check(loss, w, x, methods=True, dtypes=("float64", "float32"))
+
+
+def test_a_masked_convolution():
+    w, x = draw(22, (3, 3, 2, 4), (ROWS, 1, 5, 5, 2))
+    seen = np.ones((3, 3, 1, 1))
+    seen[2] = seen[1, 2:] = 0
+
+    def loss(w, x):
+        layout = ("NHWC", "HWIO", "NHWC")
+        kernel = w * seen
+        y = lax.conv_general_dilated(
+            x, kernel, (1, 1), "SAME", dimension_numbers=layout
+        )
+        return curve(y)
+
+    assert set(read(loss, w, x)[1][0].gradients()) == {"vmap", "patches", "crossed"}
+    check(loss, w, x, methods=True)
+
+
+# Uses together
+
+
+def called_twice(p, x):
+    def encode(x):
+        return jnp.tanh(x @ p["v"] + p["b"][None]) @ p["w"]
+
+    return curve(encode(x[:2]) * encode(x[2:])[:2])
+
+
+def of_vectors(p, x):
+    return curve(jnp.tanh(x[0] @ p["v"]) * jnp.tanh(p["v"].T @ x[1]))
+
+
+def convolved_twice(p, x):
+    def encode(x):
+        return lax.conv(
+            jnp.tanh(lax.conv(x, p["k"], (1, 1), "SAME")), p["l"], (2, 2), "SAME"
+        )
+
+    return curve(encode(x[:, None, :4, None]) * encode(x[:, None, 1:, None]))
+
+
+def looked_up_twice(p, x):
+    rows = jnp.int32(jnp.abs(x[0]) * 2) % 4
+    return curve(p["v"][rows] * x[0, 0]) + curve(p["v"][rows[::-1]])
+
+
+@pytest.mark.parametrize(
+    ("loss", "singles"),
+    [(called_twice, 2), (convolved_twice, 2), (looked_up_twice, 1)],
+)
+def test_uses_alike_are_clipped_as_one(loss, singles):
+    v, w, b, x = draw(23, (5, 4), (4, 3), (4,), (ROWS, 5, 5))
+    k, kernel = draw(24, (2, 1, 3, 1), (3, 2, 2, 1))
+    p = {"v": v, "w": w, "b": b, "k": k, "l": kernel}
+    own = [g for g in read(loss, p, x)[1] if type(g) is Single]
+    assert len(own) == singles and all(len(group.uses) == 2 for group in own)
+    check(loss, p, x, methods=True, dtypes=("float64", "float32"))
+
+
+def test_uses_that_are_not_alike_share():
+    v, x = draw(23, (5, 4), (ROWS, 2, 5))
+
+    def loss(v, x):
+        return of_vectors({"v": v}, x)
+
+    check(loss, v, x, methods=True)

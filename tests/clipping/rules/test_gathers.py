@@ -1,5 +1,6 @@
 """Embeddings, by every method, against explicit gradients in float64."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -23,6 +24,10 @@ LOOKUPS = {
     "take columns": (lambda t, i: jnp.take(t, i, axis=1, mode="clip"), (3, 5)),
     "promise": (lambda t, i: t.at[i].get(mode="promise_in_bounds"), TABLE),
     "one row by slicing": (lambda t, i: lax.dynamic_slice_in_dim(t, i[0], 2), TABLE),
+    "one row of a stack": (lambda t, i: jax.vmap(lambda j: t[j])(i), (5, 2, 3)),
+    "one column": (lambda t, i: t[:, i[0]], (3, 5)),
+    "mapped": (lambda t, i: jax.vmap(lambda j: t[j])(i), TABLE),
+    "mapped columns": (lambda t, i: jax.vmap(lambda j: t[:, j], 0, 1)(i), (3, 5)),
     "pairs": (lambda t, i: t[i, i[::-1] % 3], TABLE),
 }
 
@@ -37,7 +42,7 @@ def test_embeddings(name):
     def loss(table, indices):
         return curve(look_up(table, indices))
 
-    fast = name not in ("one row", "take columns", "one row by slicing", "pairs")
+    fast = name not in ("one row by slicing", "pairs")
     assert (only_group(loss, table, indices).rule.name == "gather") == fast
     dtypes = BOTH if name in ("rows", "pairs") else ("float64",)
     check(loss, table, indices, methods=True, dtypes=dtypes)
@@ -52,6 +57,20 @@ def test_embeddings_of_indices_out_of_bounds(mode):
         return curve(table.at[indices].get(mode=mode, fill_value=0.5))
 
     check(loss, table, indices, methods=True)
+
+
+@pytest.mark.parametrize("mode", ["fill", "clip"])
+def test_starts_out_of_bounds_along_an_axis_that_is_taken_whole(mode):
+    (table,) = draw(7, TABLE)
+    starts = np.array([[[0, 0], [4, 1]], [[1, 0], [1, 0]], [[-1, 0], [3, 0]]])
+    numbers = lax.GatherDimensionNumbers((1,), (0,), (0, 1))
+
+    def loss(table, starts):
+        operands = table, starts, numbers
+        return curve(lax.gather(*operands, (1, 3), mode=mode, fill_value=0.5))
+
+    assert only_group(loss, table, starts).rule.name == "gather"
+    check(loss, table, starts, methods=True)
 
 
 def test_embeddings_of_narrow_indices():

@@ -1,17 +1,18 @@
 """Links: the structural steps between a parameter and the place it meets data.
 
-A parameter is cast, transposed, reshaped, sliced, broadcast or scaled by a number
-before it is used. Each such step is linear and its transpose is written here, so that
-a gradient found where the parameter is used can be carried back to the parameter in
-float32, whatever the dtype of the model, and without asking autodiff for it.
+A parameter is cast, transposed, reshaped, sliced, broadcast, scaled by a number or
+multiplied by a constant mask before it is used. Each such step is linear and its
+transpose is written here, so that a gradient found where the parameter is used can be
+carried back to the parameter in float32, whatever the dtype of the model, and without
+asking autodiff for it.
 
 A chain of links that only moves and scales entries keeps norms up to its scale; then
 norms can be taken where the parameter is used.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax.extend.core as jex
 import jax.numpy as jnp
@@ -31,6 +32,8 @@ class Link(NamedTuple):
         box: entries of the operand that the result holds, as slices; None for all.
         entrywise: every entry of the result is the same entry of the operand, times
             `scale` or -`scale`.
+        masks: every entry is that of the operand times a number of its own, which is
+            why none fits as `scale`.
         result: the variable the step makes.
     """
 
@@ -38,6 +41,7 @@ class Link(NamedTuple):
     scale: float = 1.0
     box: tuple[slice, ...] | None = None
     entrywise: bool = False
+    masks: bool = False
     result: jex.Var | None = None
 
 
@@ -133,6 +137,9 @@ def _shape(equation: jex.JaxprEqn) -> tuple[int, ...]:
     return aval(variables(equation)[0]).shape
 
 
+Constants = Mapping[jex.Var, Callable[[], Any]]
+"""How to compute each value that neither examples nor parameters reach."""
+
 _LINKS: dict[str, Callable[[jex.JaxprEqn, int], Link | None]] = {
     "reshape": _reshape,
     "squeeze": _reshape,
@@ -150,12 +157,54 @@ _LINKS: dict[str, Callable[[jex.JaxprEqn, int], Link | None]] = {
 }
 
 
-def link(equation: jex.JaxprEqn, result: int) -> Link | None:
-    """Return the link from an equation's one operand to a result of it, or None."""
-    make = _LINKS.get(equation.primitive.name)
-    alone = len(variables(equation)) == 1
-    step = make(equation, result) if make and alone else None
+def link(
+    equation: jex.JaxprEqn, result: int, operand: jex.Var, constants: Constants
+) -> Link | None:
+    """Return the link from an operand to a result of an equation, or None.
+
+    All other operands must be constants, which neither examples nor parameters reach.
+    """
+    name, others = equation.primitive.name, [*variables(equation)]
+    others.remove(operand)
+    if not constants.keys() >= set(others):
+        return None
+    if others or name in ("add", "sub", "add_any"):
+        step = _meets_constant(equation, operand, constants)
+    else:
+        make = _LINKS.get(name)
+        step = make(equation, result) if make else None
     return step and step._replace(result=equation.outvars[result])
+
+
+def _meets_constant(
+    equation: jex.JaxprEqn, operand: jex.Var, constants: Constants
+) -> Link | None:
+    """Return the link of a sum, product or choice of an operand and constant arrays."""
+    name, atoms = equation.primitive.name, equation.invars
+    place = atoms.index(operand)
+
+    def of(number: int) -> Array:
+        atom = atoms[number]
+        value = atom.val if isinstance(atom, jex.Literal) else constants[atom]()
+        return jnp.asarray(value)
+
+    if aval(operand).shape != aval(equation.outvars[0]).shape:
+        return None
+    if name in ("add", "add_any", "sub"):
+        return Link(jnp.negative if name == "sub" and place else same)
+    if name == "mul":
+        other = 1 - place
+        return Link(lambda g: g * of(other).astype(g.dtype), math.nan, masks=True)
+    if name == "div" and place == 0:
+        return Link(lambda g: g / of(1).astype(g.dtype), math.nan, masks=True)
+    if name == "select_n" and place > 0:
+
+        def back(gradient: Array) -> Array:
+            mine = of(0).astype(jnp.int32) == place - 1
+            return jnp.where(mine, gradient, jnp.zeros_like(gradient))
+
+        return Link(back, math.nan, masks=True)
+    return None
 
 
 def back(links: Sequence[Link], gradient: Array) -> Array:
@@ -170,6 +219,18 @@ def scale(links: Sequence[Link]) -> float:
     return math.prod((step.scale for step in links), start=1.0)
 
 
+def masks(links: Sequence[Link]) -> bool:
+    """Whether a chain moves entries and multiplies each by a number of its own."""
+    return any(step.masks for step in links) and all(
+        step.masks or not math.isnan(step.scale) for step in links
+    )
+
+
+def alike(one: Sequence[Link], other: Sequence[Link]) -> bool:
+    """Whether two chains are the same steps."""
+    return [id(step.result) for step in one] == [id(step.result) for step in other]
+
+
 def disjoint(one: Sequence[Link], other: Sequence[Link]) -> bool:
     """Whether two chains are known to end in different entries of one parameter.
 
@@ -178,7 +239,7 @@ def disjoint(one: Sequence[Link], other: Sequence[Link]) -> bool:
     """
     for mine, theirs in zip(one, other, strict=False):
         if mine.result is theirs.result:
-            if math.isnan(mine.scale):
+            if math.isnan(mine.scale) and not mine.masks:
                 return False
             continue
         if mine.box is None or theirs.box is None:

@@ -19,6 +19,7 @@ Leaves that share an anchor, and the anchors they share, form a unit. The square
 of an example's gradient is the sum over units; within one there may be cross terms.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -32,7 +33,7 @@ from jaxtyping import Array, PyTree
 from tanager.clipping.analysis import jaxprs, standardise
 from tanager.clipping.analysis.dtypes import widen
 from tanager.clipping.analysis.jaxprs import Origin, is_float
-from tanager.clipping.analysis.links import Link, link
+from tanager.clipping.analysis.links import Constants, Link, link
 from tanager.clipping.analysis.refusals import refuse_ill_defined
 
 
@@ -75,9 +76,9 @@ class Program:
     """A loss taken apart, see the module.
 
     The first `leaves` arguments of `jaxpr` are the parameters, the others are those of
-    one example. The units together hold every leaf that reaches the loss. The gradient
-    of the other leaves is 0. `aux` are the equations that only auxiliary results need,
-    which have no taps, and `aux_tree` is the structure of those results.
+    one example. The units together hold every leaf that a gradient of the loss reaches:
+    that of the other leaves is 0. `aux` are the equations that only auxiliary results
+    need, which have no taps, and `aux_tree` is the structure of those results.
     """
 
     jaxpr: jex.ClosedJaxpr
@@ -230,6 +231,13 @@ def _sort(closed: jex.ClosedJaxpr, leaves: int) -> Program:
     origins.update(dict.fromkeys(jaxpr.invars[leaves:], Origin.DATA))
     live = {leaf: _Live(None, {leaf}) for leaf in jaxpr.invars[:leaves]}
     prologue, body, taps = [], [], []
+    constants: dict[jex.Var, Callable[[], Any]] = {}
+
+    def hold(variables: Sequence[jex.Var]) -> None:
+        for own in variables:
+            constants[own] = functools.partial(_constant, closed, prologue, own)
+
+    hold(jaxpr.constvars)
     of_loss = _needed(jaxpr.eqns, jaxpr.outvars[:1], effects=True)
     for equation in of_loss:
         atoms = jaxprs.variables(equation)
@@ -237,21 +245,49 @@ def _sort(closed: jex.ClosedJaxpr, leaves: int) -> Program:
         origins.update(dict.fromkeys(equation.outvars, origin))
         if origin != Origin.DATA:
             prologue.append(equation)
+            if origin == Origin.CONSTANT:
+                hold(equation.outvars)
             if equation.primitive.name != "stop_gradient" and live.keys() & set(atoms):
                 roots = set().union(*(live[a].leaves for a in atoms if a in live))
                 own = _Live(equation, roots)
                 live.update(dict.fromkeys(filter(is_float, equation.outvars), own))
             continue
         body.append(equation)
-        # No gradient passes through a while loop, or `check_loss` had refused it.
-        passes = equation.primitive.name != "while"
-        passes = passes and any(map(is_float, equation.outvars))
-        if passes and live.keys() & set(atoms):
-            taps.append(_tap(len(taps), equation, origins, live))
+    reached = _reached(body, jaxpr.outvars[:1])
+    for equation in body:
+        meet = live.keys() & set(jaxprs.variables(equation))
+        if (
+            meet
+            and equation.primitive.name not in _FLAT
+            and reached & set(equation.outvars)
+        ):
+            taps.append(_tap(len(taps), equation, origins, live, constants))
     units = _units([use for tap in taps for use in tap.uses], jaxpr.invars, live)
     others = _needed(jaxpr.eqns, jaxpr.outvars)
     aux = [each for each in others if not any(each is one for one in of_loss)]
     return Program(closed, leaves, prologue, body, taps, units, aux)
+
+
+_FLAT = {"ceil", "floor", "round", "sign", "stop_gradient", "while"}
+"""No gradient passes these; of a while loop, `check_loss` had refused it."""
+
+
+def _reached(equations: Sequence[jex.JaxprEqn], results: Sequence[Any]) -> set[Any]:
+    """Return the variables that a gradient of the results may reach."""
+    reached = {v for v in results if isinstance(v, jex.Var) and is_float(v)}
+    for equation in reversed(equations):
+        own = [v for v in equation.outvars if v in reached]
+        if not own or equation.primitive.name in _FLAT:
+            continue
+        entered = equation.invars
+        if equation.primitive.name in jaxprs.OPENED:
+            within, _ = jaxprs.body_of(equation)
+            pairs = zip(equation.outvars, within.outvars, strict=True)
+            inner = _reached(within.eqns, [v for out, v in pairs if out in own])
+            pairs = zip(equation.invars, within.invars, strict=True)
+            entered = [atom for atom, v in pairs if v in inner]
+        reached.update(a for a in entered if isinstance(a, jex.Var) and is_float(a))
+    return reached
 
 
 def _needed(
@@ -267,8 +303,21 @@ def _needed(
     return needed[::-1]
 
 
+def _constant(
+    closed: jex.ClosedJaxpr, prologue: Sequence[jex.JaxprEqn], variable: jex.Var
+) -> Any:
+    """Return the value of a variable that neither examples nor parameters reach."""
+    given = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    needed = _needed(prologue, [variable])
+    return jaxprs.walk(needed, given, jaxprs.evaluate)[variable]
+
+
 def _tap(
-    number: int, equation: jex.JaxprEqn, origins: dict, live: dict[jex.Var, _Live]
+    number: int,
+    equation: jex.JaxprEqn,
+    origins: dict,
+    live: dict[jex.Var, _Live],
+    constants: Constants,
 ) -> Tap:
     data, uses = [], []
     for position, atom in enumerate(equation.invars):
@@ -277,21 +326,23 @@ def _tap(
         if origins[atom] == Origin.DATA:
             data.append(position)
         elif atom in live:
-            uses.append(Use(number, position, *_chain(atom, live)))
+            uses.append(Use(number, position, *_chain(atom, live, constants)))
     return Tap(number, equation, tuple(data), tuple(uses))
 
 
 def _chain(
-    variable: jex.Var, live: dict[jex.Var, _Live]
+    variable: jex.Var, live: dict[jex.Var, _Live], constants: Constants
 ) -> tuple[jex.Var, tuple[Link, ...]]:
     """Follow links back from a variable to its anchor."""
     links: list[Link] = []
     while (equation := live[variable].equation) is not None:
-        step = link(equation, equation.outvars.index(variable))
+        operand = next(v for v in jaxprs.variables(equation) if v in live)
+        result = equation.outvars.index(variable)
+        step = link(equation, result, operand, constants)
         if step is None:
             break
         links.append(step)
-        (variable,) = jaxprs.variables(equation)
+        variable = operand
     return variable, tuple(reversed(links))
 
 

@@ -44,7 +44,7 @@ _LEAST_RUNS, _FEWEST_RUNS = 5, 2
 _LONG_SECONDS = 0.02
 _FEW_ROWS = 32
 _PART_SECONDS = 1.0  # to compile and time one part, until it is known
-_FORMAT = 5
+_FORMAT = 6
 
 
 def _identity() -> dict[str, Any]:

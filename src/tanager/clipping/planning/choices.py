@@ -33,7 +33,15 @@ from tanager.clipping.analysis.taps import Program
 from tanager.clipping.planning import cost
 from tanager.clipping.planning.autotune import Timings
 from tanager.clipping.rules.factors import SMALLEST, Limit
-from tanager.clipping.rules.groups import RETAINED, Joint, Method, NormGroup, Single
+from tanager.clipping.rules.groups import (
+    RETAINED,
+    Joint,
+    Masked,
+    Method,
+    NormGroup,
+    Single,
+    joined,
+)
 from tanager.clipping.rules.retained import retained_steps
 from tanager.clipping.rules.shares import Share
 from tanager.clipping.rules.standardised import Standardised
@@ -132,14 +140,17 @@ def norm_groups(program: Program, parts: Sequence[int] = ()) -> list[NormGroup]:
                 groups.append(Share(program, unit, leaves))
             continue
         # Parts of a standardised weight are not apart: they share its mean and size.
-        if unit.kind == "standardised" and len(unit.uses) == 1:
-            groups.append(Standardised(program, unit, unit.uses[0]))
+        rules = joined(program, unit.uses)
+        if unit.kind == "standardised" and len(rules) == 1:
+            groups.append(Standardised(program, unit, *unit.uses))
         elif unit.kind == "leaf" and all(
-            links.disjoint(one.links, other.links)
-            for number, one in enumerate(unit.uses)
-            for other in unit.uses[:number]
+            links.disjoint(one.use.links, other.use.links)
+            for number, one in enumerate(rules)
+            for other in rules[:number]
         ):
-            groups.extend(Single(program, unit, use) for use in unit.uses)
+            for rule in rules:
+                kind = Masked if links.masks(rule.use.links) else Single
+                groups.append(kind(program, unit, *rule.uses))
         else:
             groups.append(Joint(program, unit))
     return groups

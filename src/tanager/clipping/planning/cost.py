@@ -72,14 +72,18 @@ def estimate(group: NormGroup, method: Method, rows: int) -> Cost:
         return Cost(seconds + weights / device.bandwidth, weights)
     for rule in group.rules:
         seconds += _total_seconds(rule, method.total, rows, device)
-        invars, outvars = rule.tap.equation.invars, rule.tap.equation.outvars
-        kept = map(aval, [*(invars[n] for n in rule.tap.data), *outvars])  # x and dy
+    for use in group.uses:
+        tap = group.program.taps[use.tap]
+        invars, outvars = tap.equation.invars, tap.equation.outvars
+        kept = map(aval, [*(invars[n] for n in tap.data), *outvars])  # x and dy
         held += float(rows * sum(each.size * each.dtype.itemsize for each in kept))
     return Cost(seconds, held)
 
 
 def _norm_seconds(rule: Rule, method: str, rows: int, device: _Device) -> float:
     work = rule.work(rows)
+    if method not in (*rule.grams(), *rule.gradients()):
+        method = "vmap"
     if method in rule.grams():
         return _gram_seconds(work, method, device)
     if rule.name in ("general", "gather"):

@@ -181,9 +181,32 @@ class Rule:
 
     name = "general"
 
+    alike: Any = None
+    """Rules of uses for which this is equal, and not None, may be joined."""
+
     def __init__(self, tap: Tap, use: Use):
         self.tap = tap
         self.use = use
+        self.uses = [use]
+
+    def join(self, other: "Rule") -> bool:
+        """Take on the uses of another rule, if it is alike; return whether it is."""
+        same = self.alike is not None and self.alike == other.alike
+        same = same and self.use.anchor is other.use.anchor
+        same = same and links.alike(self.use.links, other.use.links)
+        if same:
+            self.uses += other.uses
+            self.take(other)
+        return same
+
+    def take(self, other: Any) -> None:
+        """Add the positions of another rule."""
+        raise NotImplementedError
+
+    def gather(self, seen: Sequence[TapValues]) -> TapValues:
+        """Return what was seen at all uses as one."""
+        (whole,) = seen
+        return whole
 
     @property
     def dtype(self) -> jnp.dtype:
@@ -263,7 +286,8 @@ class Rule:
         shapes = [_short(aval(atom)) for atom in self.tap.equation.invars]
         results = [_short(aval(v)) for v in self.tap.equation.outvars]
         name = self.tap.equation.primitive.name
-        return f"{name} {' '.join(shapes)} → {' '.join(results)}"
+        times = f"{len(self.uses)} × " if len(self.uses) > 1 else ""
+        return f"{times}{name} {' '.join(shapes)} → {' '.join(results)}"
 
 
 def _short(shaped: Any) -> str:

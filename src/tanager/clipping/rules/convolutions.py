@@ -10,6 +10,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -64,7 +65,30 @@ class Convolution(Bilinear):
         self._padding = [(low, high, spread - 1) for (low, high), spread in sides]
         self.offsets = math.prod(self.kernel)
         # The kernel's last axis is the outputs: a scale per output scales dy.
+        dtypes = [
+            aval(atom).dtype for atom in (*tap.equation.invars, *tap.equation.outvars)
+        ]
+        alone = [n for axis, n in enumerate(image) if axis != numbers.lhs_spec[0]]
+        params = sorted((key, str(value)) for key, value in params.items())
+        self.alike = self.name, *alone, *kernel, *params, *map(str, dtypes)
         self.outputs_last = numbers.rhs_spec[0] == len(kernel) - 1
+
+    def take(self, other: "Convolution") -> None:
+        self.images += other.images
+        self.positions += other.positions
+
+    def gather(self, seen: Sequence[TapValues]) -> TapValues:
+        """See `Rule.gather`: the images of all uses are those of one."""
+        if len(seen) == 1:
+            return seen[0]
+        sides = (self._image_order, [at.data for at in seen])
+        others = [(self._result_order, [at.results for at in seen])]
+        others += [(self._result_order, [at.gradients for at in seen])]
+        data, results, gradients = (
+            [jnp.concatenate([one for (one,) in each], order[0] + 1)]
+            for order, each in (sides, *others)
+        )
+        return replace(seen[0], data=data, results=results, gradients=gradients)
 
     def operands(self, seen: TapValues) -> tuple[Array, Array]:
         """Return padded x `[B, N, *pixels, G, C]` and dy `[B, T, G, F]`."""
@@ -335,7 +359,7 @@ class Convolution(Bilinear):
             self.positions,
             self.offsets * self.inputs,
             self.outputs // self.groups,
-            aval(self.tap.equation.invars[0]).size,
+            self._pixels() * self.groups * self.inputs,
             self.positions * self.outputs,
             self._pixels(),
             self.offsets,

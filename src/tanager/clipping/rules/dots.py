@@ -7,6 +7,7 @@ example's gradient is x[g]ᵀ·dy[g]. For one position its norm is ‖x‖·‖d
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -63,17 +64,38 @@ class Dot(Bilinear):
         self.positions = math.prod(x_shape[axis] for axis in self._x.free)
         self.inputs = math.prod(x_shape[axis] for axis in self._x.contracted)
         self.outputs = math.prod(self._w_shape[axis] for axis in self._w.free)
+        self._parts: list[Dot] = [self]
+        self._own = self.positions
+        dtypes = [aval(atom).dtype for atom in (*equation.invars, *equation.outvars)]
+        self.alike = self.name, self._w, self._w_shape, *map(str, dtypes)
+
+    def take(self, other: "Dot") -> None:
+        self._parts.append(other)
+        self.positions += other.positions
+
+    def gather(self, seen: Sequence[TapValues]) -> TapValues:
+        if len(self._parts) == 1:
+            return seen[0]
+        pairs = [
+            part._in_order(at.data[0], at.gradients[0])
+            for part, at in zip(self._parts, seen, strict=True)
+        ]
+        x, dy = (jnp.concatenate(sides, axis=2) for sides in zip(*pairs, strict=True))
+        return replace(seen[0], data=[x], results=[], gradients=[dy])
 
     def operands(self, seen: TapValues) -> tuple[Array, Array]:
         """Return x `[B, G, T, K]` and dy `[B, G, T, N]`."""
         (x,), (dy,) = seen.data, seen.gradients
+        return self._in_order(x, dy) if len(self._parts) == 1 else (x, dy)
+
+    def _in_order(self, x: Array, dy: Array) -> tuple[Array, Array]:
         order = (*self._x.batch, *self._x.free, *self._x.contracted)
         x = jnp.transpose(x, (0, *(axis + 1 for axis in order)))
         rows = x.shape[0]
-        x = x.reshape(rows, self.groups, self.positions, self.inputs)
+        x = x.reshape(rows, self.groups, self._own, self.inputs)
         if self._on_right:
-            return x, dy.reshape(rows, self.groups, self.positions, self.outputs)
-        dy = dy.reshape(rows, self.groups, self.outputs, self.positions)
+            return x, dy.reshape(rows, self.groups, self._own, self.outputs)
+        dy = dy.reshape(rows, self.groups, self.outputs, self._own)
         return x, jnp.swapaxes(dy, 2, 3)
 
     def _at_anchor(self, gradient: Float[Array, "g k n"]) -> Array:

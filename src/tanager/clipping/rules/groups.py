@@ -27,15 +27,23 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from tanager.clipping.analysis import links, rounding
+from tanager.clipping.analysis.dtypes import widen
 from tanager.clipping.analysis.jaxprs import aval
 from tanager.clipping.analysis.rounding import gamma, product_steps, row_steps
 from tanager.clipping.analysis.taps import Program, Unit, Use
-from tanager.clipping.rules.base import DIRECT, Bilinear, Formation, Rule, TapValues
+from tanager.clipping.rules.base import (
+    DIRECT,
+    Bilinear,
+    Formation,
+    Rule,
+    TapValues,
+    product,
+)
 from tanager.clipping.rules.convolutions import Convolution
 from tanager.clipping.rules.dots import Dot
 from tanager.clipping.rules.factors import ClipFactors
 from tanager.clipping.rules.gathers import Gather, takes_rows
-from tanager.clipping.rules.grams import Gram
+from tanager.clipping.rules.grams import Gram, guarded
 from tanager.clipping.rules.retained import (
     RetainedGradients,
     form,
@@ -81,8 +89,8 @@ class NormGroup(abc.ABC):
     def __init__(self, program: Program, unit: Unit, uses: Sequence[Use]):
         self.program = program
         self.unit = unit
-        self.uses = uses
-        self.rules = [rule_for(program, use) for use in uses]
+        self.rules = joined(program, uses)
+        self.uses = tuple(use for rule in self.rules for use in rule.uses)
 
     @property
     def leaves(self) -> tuple[int, ...]:
@@ -130,6 +138,24 @@ class NormGroup(abc.ABC):
         del method
         return 0.0
 
+    def by_rule(self, seen: Sequence[TapValues]) -> list[TapValues]:
+        """Return what was seen at the uses, together for each rule."""
+        taken = iter(seen)
+        return [rule.gather([next(taken) for _ in rule.uses]) for rule in self.rules]
+
+
+def joined(program: Program, uses: Sequence[Use]) -> list[Rule]:
+    """Return rules for uses: one for all that reach the anchor by the same links.
+
+    An encoder that is called twice has twice the positions of one.
+    """
+    rules: list[Rule] = []
+    for use in uses:
+        rule = rule_for(program, use)
+        if not any(other.join(rule) for other in rules):
+            rules.append(rule)
+    return rules
+
 
 def rule_for(program: Program, use: Use) -> Rule:
     """Return the rule for one use of a parameter."""
@@ -146,17 +172,18 @@ def rule_for(program: Program, use: Use) -> Rule:
     grouped = equation.params.get("batch_group_count", 1) > 1
     if name == "conv_general_dilated" and use.position == 1 and not grouped:
         return Convolution(tap, use)
-    if name == "gather" and use.position == 0 and takes_rows(equation):
+    taken = name in ("gather", "dynamic_slice") and use.position == 0
+    if taken and takes_rows(tap):
         return Gather(tap, use)
     return Rule(tap, use)
 
 
 class Single(NormGroup):
-    """One use of a parameter whose entries are used nowhere else."""
+    """Uses of a parameter by one rule, whose entries are used nowhere else."""
 
-    def __init__(self, program: Program, unit: Unit, use: Use):
-        super().__init__(program, unit, (use,))
-        self.scale = links.scale(use.links)
+    def __init__(self, program: Program, unit: Unit, *uses: Use):
+        super().__init__(program, unit, uses)
+        self.scale = links.scale(uses[0].links)
 
     @property
     def plain(self) -> bool:
@@ -188,17 +215,26 @@ class Single(NormGroup):
     def squares(
         self, method: str, seen: Sequence[TapValues], *, retain: bool
     ) -> tuple[Float[Array, " b"], Held]:
-        gram = self.rule.grams().get(method)
-        if gram is not None:
-            return self.formed_again(gram(seen[0]), 1) * self.scale**2, Held()
-        formation, chunk = self.formation(method), self.rule.chunk(method, seen[0].rows)
+        (whole,) = self.by_rule(seen)
+        if method in self.grams():
+            return self.formed_again(self.gram(method, whole), 1), Held()
+        formation, chunk = self.formation(method), self.rule.chunk(method, whole.rows)
         norms = self._norms(formation.scale)
-        found, retained = form(formation, seen[0], chunk, norms, retain=retain)
+        found, retained = form(formation, whole, chunk, norms, retain=retain)
         squares = jnp.concatenate(found)
         if retained is None:
-            terms = self.bilinear.terms(seen[0]) * self.scale**2
-            return self.formed_again(Gram(squares, terms), 2), Held()
+            again = Gram(squares, self.terms(whole))
+            return self.formed_again(again, 2), Held()
         return squares, Held([retained])
+
+    def gram(self, method: str, seen: TapValues) -> Gram:
+        """Return squared norms by a Gram method, and their terms."""
+        found = self.rule.grams()[method](seen)
+        return Gram(*(each * self.scale**2 for each in found))
+
+    def terms(self, seen: TapValues) -> Float[Array, " b"]:
+        """Return `Gram.terms` at the anchor."""
+        return self.bilinear.terms(seen) * self.scale**2
 
     @property
     def bilinear(self) -> Bilinear:
@@ -233,7 +269,8 @@ class Single(NormGroup):
         self, method: str, seen: Sequence[TapValues], held: Held, factors: ClipFactors
     ) -> dict[int, Array]:
         (leaf,) = self.unit.leaves
-        return {leaf: self.total_at_anchor(method, seen[0], held, factors)}
+        (whole,) = self.by_rule(seen)
+        return {leaf: self.total_at_anchor(method, whole, held, factors)}
 
     def total_at_anchor(
         self, method: str, seen: TapValues, held: Held, factors: ClipFactors
@@ -264,6 +301,62 @@ def _direct(rule: Dot | Gather, seen: TapValues, factors: ClipFactors) -> Array:
     return jax.lax.cond(jnp.all(factors.counted), plain, clean)
 
 
+class Masked(Single):
+    """Uses of a parameter that is multiplied by an array which nothing reaches.
+
+    Of one position, ‖M∘(x·dyᵀ)‖² = (x²)ᵀM²(dy²). Else gradients are formed.
+    """
+
+    @property
+    def outer(self) -> bool:
+        """Whether a gradient is one outer product, times the mask."""
+        return isinstance(self.rule, Dot) and self.rule.positions == 1
+
+    def grams(self) -> tuple[str, ...]:
+        return ("gram",) if self.outer else ()
+
+    def totals(self) -> tuple[str, ...]:
+        return (DIRECT,) if self.outer else ()
+
+    def excess(self, method: Method) -> float:
+        del method
+        return gamma(self._steps, self.rule.dtype, product=True)
+
+    @property
+    def _steps(self) -> int:
+        work = self.rule.work(1)
+        return work.groups + work.inputs + work.outputs + 2 * len(self.uses[0].links)
+
+    def gram(self, method: str, seen: TapValues) -> Gram:
+        del method
+        rule = self.rule
+        assert isinstance(rule, Dot)
+        left, right = (jnp.square(widen(side[:, :, 0])) for side in rule.operands(seen))
+        mask, largest = self._mask(rule, left.dtype)
+        met = product("bgk,gkn->bgn", left, jnp.square(mask))
+        squares = jnp.sum(met * right, axis=(1, 2))
+        squares *= 1 + gamma(self._steps + 24, squares.dtype, product=True)
+        sides = [jnp.sum(side, axis=-1, keepdims=True) for side in (left, right)]
+        # Squares of small entries of the mask may have vanished.
+        tiny = 4 * float(jnp.finfo(jnp.float32).tiny)
+        squares += jnp.sum(tiny * sides[0] * sides[1], axis=(1, 2))
+        counts = rule.inputs, rule.outputs
+        squares = guarded(squares, sides[0], sides[1], counts) * jnp.square(largest)
+        return Gram(squares, squares)
+
+    def terms(self, seen: TapValues) -> Float[Array, " b"]:
+        return self.gram("gram", seen).terms
+
+    def _mask(self, rule: Rule, dtype: jnp.dtype) -> tuple[Array, Array]:
+        """Return the mask where the parameter is used, over its largest entry."""
+        formation = rule.gradients()["vmap"]
+        ones = jnp.ones(aval(self.unit.anchors[0]).shape, dtype)
+        own = jax.ShapeDtypeStruct(formation.own, dtype)
+        (mask,) = jax.linear_transpose(formation.to_param, own)(ones)
+        largest = jnp.max(jnp.abs(mask), initial=0)
+        return mask / jnp.where(largest > 0, largest, 1), largest
+
+
 class Joint(NormGroup):
     """All uses of parameters that share entries: cross terms are included."""
 
@@ -271,7 +364,8 @@ class Joint(NormGroup):
         super().__init__(program, unit, unit.uses)
 
     def gradients(self) -> tuple[str, ...]:
-        return ("vmap",)
+        every = (name for rule in self.rules for name in rule.gradients())
+        return tuple(dict.fromkeys(every))
 
     def sum_steps(self, method: Method, rows: int) -> float:
         del method
@@ -281,8 +375,8 @@ class Joint(NormGroup):
         self, method: str, seen: Sequence[TapValues], *, retain: bool
     ) -> tuple[Float[Array, " b"], Held]:
         anchors: dict[jex.Var, Array] = {}
-        for rule, at in zip(self.rules, seen, strict=True):
-            gradient = rule.gradients()[method].at_anchor().form(at)
+        for rule, at in zip(self.rules, self.by_rule(seen), strict=True):
+            gradient = _formed(rule, method, at)
             anchor = rule.use.anchor
             before = anchors.get(anchor)
             anchors[anchor] = gradient if before is None else before + gradient
@@ -305,3 +399,12 @@ class Joint(NormGroup):
         assert held.gradients is not None
         totals = [weighted_sum(each, factors) for each in held.gradients]
         return dict(zip(self.unit.leaves, totals, strict=True))
+
+
+def _formed(rule: Rule, method: str, seen: TapValues) -> Array:
+    """Return gradients at the anchor by a method, or by `vmap` if it is another's."""
+    methods = rule.gradients()
+    name = method if method in methods else "vmap"
+    formation, chunk = methods[name].at_anchor(), rule.chunk(name, seen.rows)
+    starts = range(0, seen.rows, chunk)
+    return jnp.concatenate([formation.form(seen.part(n, chunk)) for n in starts])

@@ -38,8 +38,8 @@ _SMALLEST_GAIN = 2.0**-10
 class Standardised(Single):
     """One use of a standardised weight, with or without a gain."""
 
-    def __init__(self, program: Program, unit: Unit, use: Use):
-        super().__init__(program, unit, use)
+    def __init__(self, program: Program, unit: Unit, *uses: Use):
+        super().__init__(program, unit, *uses)
         self._equation = next(
             equation
             for equation in program.prologue
@@ -88,7 +88,7 @@ class Standardised(Single):
     def squares(
         self, method: str, seen: Sequence[TapValues], *, retain: bool
     ) -> tuple[Float[Array, " b"], Held]:
-        gram, whole = self.rule.grams().get(method), seen[0]
+        gram, (whole,) = self.rule.grams().get(method), self.by_rule(seen)
         parts = self._parts(whole.constants)
         if gram is not None:
             found, projection = self._from_outputs(gram, whole, parts)
@@ -250,7 +250,8 @@ class Standardised(Single):
     def total(
         self, method: str, seen: Sequence[TapValues], held: Held, factors: ClipFactors
     ) -> dict[int, Array]:
-        total = self.total_at_anchor(method, seen[0], held, factors)
+        (whole,) = self.by_rule(seen)
+        total = self.total_at_anchor(method, whole, held, factors)
         parts = self._parts(seen[0].constants)
         back = standardise.pull_back(self._fan_in, parts, total)
         leaves = jaxprs.variables(self._equation)
