@@ -123,7 +123,7 @@ def test_what_is_no_scalar_is_refused_whatever_its_derivative(result):
     def loss(w, example):
         return result(jnp.sum(jax.nn.relu(example["x"] @ w)))
 
-    with pytest.raises(ValueError, match="must return one floating-point scalar"):
+    with pytest.raises(ValueError, match=r"must return (one|the loss alone)"):
         clipped_grad(loss, clip_norm=1.0)(jnp.ones((2, 2)), {"x": jnp.ones((2, 2))})
 
 

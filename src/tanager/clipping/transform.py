@@ -12,11 +12,9 @@ What the returned function promises, whatever the strategy:
 2. Masking one row of a physical batch, all others staying as and where they are, moves
    `out.sum` by at most `sensitivity` in the 2-norm: (1 + 2⁻¹¹)·C, with √Σ C_k² for C
    where parts of the gradient have norms C_k of their own, and 1 for each norm under
-   ``style="unit"``. That is of the
-   numbers returned, rounding included, for any example and any other rows. Norms are
-   upper bounds for it (`analysis.rounding`), so that examples whose terms
-   cancel are clipped a little more than their gradient asks for.
-   It is not of `norms`, `losses` and auxiliary results, which are private.
+   ``style="unit"``. That is of the sum returned, rounding included, for any example and
+   any other rows. Norms are upper bounds for it (`analysis.rounding`), so that examples
+   whose terms cancel are clipped a little more than their gradient asks for.
 3. Rows with ``mask = False`` contribute exact zeros, even where they are NaN.
 4. An example of whose gradient a part has a NaN, an infinity, or a norm that overflows
    float32 contributes exact zeros. Where norms come from Gram matrices, so does one
@@ -45,14 +43,9 @@ from jaxtyping import Array, ArrayLike, Bool, Float, PyTree
 
 from tanager import _validate as validate
 from tanager.clipping import book_keeping
-from tanager.clipping.analysis import batches, keyed
+from tanager.clipping.analysis import batches, keyed, refusals
 from tanager.clipping.analysis.dtypes import widen
 from tanager.clipping.analysis.layouts import safe_to_split
-from tanager.clipping.analysis.refusals import (
-    check_leaves,
-    check_loss,
-    check_transform,
-)
 from tanager.clipping.analysis.rounding import ALLOWANCE
 from tanager.clipping.analysis.taps import Program, read_loss
 from tanager.clipping.analysis.trainable import split as split
@@ -195,9 +188,9 @@ class ClippedGrad:
         trainable, fixed = split(params, self.trainable)
         shapes = batches.shapes_of((params, batch))
         if shapes not in self._checked:
-            check_leaves(trainable, fixed)
+            refusals.check_leaves(trainable, fixed)
             example = batches.example_of(batch)
-            check_loss(self._loss, trainable, fixed, example, self.has_aux)
+            refusals.check_loss(self._loss, trainable, fixed, example, self.has_aux)
             parts_of(self.clip_norm, self._clipped_like(trainable))
             self._checked.add(shapes)
         return trainable, fixed
@@ -211,7 +204,11 @@ class ClippedGrad:
     def _clipped_like(self, trainable: PyTree) -> PyTree:
         """Return the shapes of what is clipped: gradients, perhaps transformed."""
         wide = jax.eval_shape(lambda tree: jax.tree.map(widen, tree), trainable)
-        return wide if self.transform is None else check_transform(self.transform, wide)
+        return (
+            wide
+            if self.transform is None
+            else refusals.check_transform(self.transform, wide)
+        )
 
     def _gradient_of(self, fixed: PyTree) -> Callable[[PyTree, PyTree], Any]:
         """Return the function from an example to ((loss, aux), what is clipped)."""

@@ -16,7 +16,7 @@ from flax import linen, nnx
 from oracle import clip, gradients
 
 import tanager
-from tanager.clipping import transform
+from tanager.clipping.analysis import trainable
 from tanager.clipping.analysis.statistics import RefusedLayer, watching
 from tanager.training.beginning import check_optimizer
 
@@ -230,7 +230,7 @@ def test_training_leaves_running_statistics_as_they_are(name, tmp_path):
 
 def test_planted_statistics_that_are_trained(monkeypatch):
     nothing = functools.partial(jax.tree.map, lambda leaf: False)
-    monkeypatch.setattr(transform, "held_fixed", nothing)
+    monkeypatch.setattr(trainable, "held_fixed", nothing)
     with pytest.raises(AssertionError, match="mean_ema"):
         test_in_inference_sums_are_those_of_the_parameters_alone("haiku")
 
