@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tanager.training.problem import Problem as Problem
     from tanager.training.problem import Runtime as Runtime
     from tanager.training.result import TrainResult as TrainResult
+    from tanager.transformation import gaussian_noise as gaussian_noise
     from tanager.use.model import Model as Model
     from tanager.use.model import load as load
 
@@ -70,6 +71,7 @@ _HOMES = {
     "compiler_options": "compiling",
     "epsilon": "privacy.accountant",
     "export": "training.export",
+    "gaussian_noise": "transformation",
     "load": "use.model",
     "risk": "privacy.risk",
     "train": "training.loop",
@@ -105,6 +107,7 @@ __all__ = [
     "compiler_options",
     "epsilon",
     "export",
+    "gaussian_noise",
     "load",
     "risk",
     "tan",
