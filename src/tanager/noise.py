@@ -1,6 +1,6 @@
 """The noise that hides each example: exact Gaussian noise, on a grid.
 
-    total = noise.grid.zeros(params)
+    total = noise.zeros()
     for each physical batch:
         total = noise.grid.add(total, grad_fn(params, batch, mask).sum)
     update = noise(total, step)
@@ -33,6 +33,7 @@ from jaxtyping import Array, ArrayLike, PyTree
 
 from tanager import _processor
 from tanager import _validate as validate
+from tanager.clipping.transform import split
 from tanager.gaussian import LARGEST_SCALE, rounded_normals, scale_of
 from tanager.grid import Grid, Whole, checksum, halves
 from tanager.privacy.ledger import Ledger
@@ -59,7 +60,8 @@ class GaussianNoise:
         sensitivity: from `ClippedGrad.sensitivity`: how far one example moves the sum
             of a physical batch.
         seed: the run's secret; every step has noise of its own.
-        params: pytree shaped like the sums, of arrays or shapes.
+        params: pytree or module, of arrays or shapes, as `clipped_grad` takes it; what
+            it trains gets noise.
         ledger: charged with each step that is called, before its noise is drawn. None
             where steps are charged elsewhere.
 
@@ -78,6 +80,7 @@ class GaussianNoise:
         params: PyTree,
         ledger: Ledger | None = None,
     ):
+        params, _ = split(params)
         self.grid = Grid.of(sensitivity, params)
         self.standard_deviation = mechanism.noise_multiplier * (
             sensitivity + self.grid.rounding
@@ -109,6 +112,10 @@ class GaussianNoise:
         other._seed, other._used = seed, {}
         other._stream = seed.fingerprint(b"noise")[:16]
         return other
+
+    def zeros(self) -> Whole:
+        """Return the sum of no examples, to which `grid.add` adds physical batches."""
+        return self.grid.zeros(self._like)
 
     def require_like(self, params: PyTree) -> None:
         """Refuse a pytree of other structure or shapes than those of the sums."""
@@ -250,7 +257,7 @@ def _require_whole(total: Whole) -> None:
     if not isinstance(total, Whole):
         raise ValueError(
             "total must be a sum on the grid, not of floats, whose rounding can tell "
-            "what was added: begin with noise.grid.zeros(params) and add each physical "
+            "what was added: begin with noise.zeros() and add each physical "
             "batch by noise.grid.add(total, sums)"
         )
 

@@ -17,8 +17,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Int32, PyTree
 
-from tanager import _validate as validate
-from tanager.clipping.transform import ClippedGradient
+from tanager.clipping.transform import ClippedGradient, split
 from tanager.grid import Whole
 from tanager.noise import GaussianNoise
 
@@ -45,8 +44,8 @@ def gaussian_noise(noise: GaussianNoise) -> optax.GradientTransformation:
     one physical batch.
 
     Raises:
-        ValueError: `noise` has no ledger; its steps are used up; `params` differ from
-            those of the noise. ``update`` raises what `GaussianNoise` does.
+        ValueError: `noise` has no ledger, or `params` differ from those of the noise.
+            ``update`` raises what `GaussianNoise` does.
     """
     if noise.ledger is None:
         raise ValueError(
@@ -55,14 +54,7 @@ def gaussian_noise(noise: GaussianNoise) -> optax.GradientTransformation:
         )
 
     def init(params: PyTree) -> GaussianNoiseState:
-        if noise.first_step >= noise.mechanism.steps:
-            validate.refuse(
-                "first_step",
-                noise.first_step,
-                f"must be below the mechanism's {noise.mechanism.steps} steps",
-                "the ledger charged all of them: plan a mechanism with more",
-            )
-        noise.require_like(params)
+        noise.require_like(split(params)[0])
         return GaussianNoiseState(jax.device_put(np.int32(noise.first_step)))
 
     def update(
