@@ -1,4 +1,4 @@
-"""Noise inside compiled programs: the host's numbers, fresh in each step, never twice."""
+"""Noise in compiled programs: the numbers of the host, fresh, never twice."""
 
 import re
 
@@ -181,6 +181,13 @@ def test_a_step_is_charged_before_its_noise_is_drawn(monkeypatch):
     monkeypatch.setattr(noise, "draw", lambda step: 1 / 0)
     assert "ZeroDivision" in refused(jax.jit(noise), sums(noise), 0)
     assert ledger.steps() == 1
+
+
+def test_a_step_that_cannot_be_charged_gives_no_result(tmp_path):
+    noise = noise_with(tanager.Ledger(tmp_path / "ledger.jsonl"))
+    assert noise.ledger is not None
+    noise.ledger.close()
+    assert "rror" in refused(jax.jit(noise), sums(noise), 0)
 
 
 def test_the_horizon_holds_in_a_compiled_program():

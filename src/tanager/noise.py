@@ -140,8 +140,8 @@ class GaussianNoise:
         """
         if isinstance(step, Tracer):
             raise ValueError(
-                "step must be a number here, but it is traced: call noise(total, step), "
-                "which draws inside a compiled program, or draw before it"
+                "step must be a number here, but it is traced: call noise(total, "
+                "step), which draws inside a compiled program, or draw before it"
             )
         self._require(step)
         leaves, structure = jax.tree.flatten(self._like)

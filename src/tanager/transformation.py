@@ -36,6 +36,10 @@ def gaussian_noise(noise: GaussianNoise) -> optax.GradientTransformation:
     `jax.jit` and `lax.scan`, on one device; `vmap` gives two updates of one step two
     sums, which is refused.
 
+    JAX runs programs after their call returns. Wait for the last one with
+    `jax.block_until_ready` before you read or close the ledger: a step is charged when
+    it runs. One that cannot be charged gives no result.
+
     After a restart, set the step of a restored state, so that no noise comes twice:
     ``optax.tree.set(state, noise_step=noise.first_step)``. A new state begins there.
 
@@ -65,8 +69,8 @@ def gaussian_noise(noise: GaussianNoise) -> optax.GradientTransformation:
         if not isinstance(updates, Whole):
             raise ValueError(
                 f"updates (a {type(updates).__name__}) must be a sum without noise: "
-                "put gaussian_noise first in optax.chain, and give it what clipped_grad "
-                "returned (not its .sum), or a sum on noise.grid"
+                "put gaussian_noise first in optax.chain, and give it what "
+                "clipped_grad returned (not its .sum), or a sum on noise.grid"
             )
         noise.require_like(updates.high)
         noisy = noise(updates, state.noise_step)
