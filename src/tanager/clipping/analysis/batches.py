@@ -31,7 +31,8 @@ def rows_of(batch: PyTree) -> int:
 
 def mask_of(mask: ArrayLike | None, rows: int) -> Bool[Array, " b"]:
     """Return the mask as an array, all True for None; refuse all but bool[rows]."""
-    mask = jax.device_put(np.ones(rows, bool)) if mask is None else jnp.asarray(mask)
+    with jax.transfer_guard("allow"):
+        mask = jnp.asarray(np.ones(rows, bool) if mask is None else mask)
     if mask.shape != (rows,) or mask.dtype != jnp.bool_:
         raise ValueError(
             f"mask (={mask.dtype}{list(mask.shape)}) must be bool[{rows}], one "
