@@ -1,6 +1,7 @@
 """Noise in compiled programs: the numbers of the host, fresh, never twice."""
 
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +64,7 @@ def test_each_step_of_a_scan_has_its_own_noise():
         equal(found, noise_with()(total, step))
 
 
-def optimizer_of(noise):
+def optimizer_of(noise) -> Any:
     return optax.chain(
         gaussian_noise(noise), optax.scale(1 / 8), optax.sgd(0.1, momentum=0.9)
     )
@@ -151,7 +152,8 @@ def test_noise_that_would_be_used_twice_is_refused(bug):
 def test_another_seed_is_another_stream_and_may_use_a_step_again():
     noise = noise_with(tanager.Ledger())
     other = noise.with_seed(tanager.Seed.from_int(1))
-    noise(sums(noise, 1.0), 0), other(sums(noise, 2.0), 0)
+    noise(sums(noise, 1.0), 0)
+    other(sums(noise, 2.0), 0)
     assert noise.ledger is not None and noise.ledger.steps() == 2
 
 

@@ -209,8 +209,8 @@ class GaussianNoise:
                 "not charge before",
                 "its noise may have hidden another sum: begin at noise.first_step",
             )
-        sums = np.asarray(sums).tobytes()
-        if self._used.setdefault(number, sums) != sums:
+        given = np.asarray(sums).tobytes()
+        if self._used.setdefault(number, given) != given:
             validate.refuse(
                 "step",
                 number,

@@ -62,7 +62,7 @@ def gaussian_noise(noise: GaussianNoise) -> optax.GradientTransformation:
         return GaussianNoiseState(jax.device_put(np.int32(noise.first_step)))
 
     def update(
-        updates: Any, state: GaussianNoiseState, params: PyTree = None
+        updates: Any, state: Any, params: PyTree = None
     ) -> tuple[PyTree, GaussianNoiseState]:
         if isinstance(updates, ClippedGradient):
             updates = noise.grid.round(updates.sum)
