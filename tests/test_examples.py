@@ -75,7 +75,7 @@ def notebook(name):
 def test_every_script_has_a_notebook_and_no_notebook_is_left_over():
     notebooks = (ROOT / "examples" / "notebooks").glob("*.ipynb")
     assert sorted(path.stem for path in notebooks) == NAMES
-    assert len(NAMES) == 7
+    assert len(NAMES) == 8
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -239,3 +239,12 @@ def test_flax_model(run):
     found = result(folder / "run")
     assert found["private"] and found["epsilon"] <= 3
     assert found["test_accuracy_ema"] > 0.8
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+def test_own_loop(run):
+    printed, _ = run("own_loop")
+    epsilon, accuracy = map(float, re.findall(r"\d\.\d+", printed))
+    assert epsilon == 3.0
+    assert accuracy > 0.65  # guessing: 0.1

@@ -6,6 +6,7 @@ is a function here.
 
 import re
 
+import jax
 import pytest
 
 import pages
@@ -52,8 +53,17 @@ def audit(printed, folder):
     assert 0 <= float(least) <= float(claimed)
 
 
+def tutorials(printed, folder):
+    text = (pages.ROOT / "docs" / "tutorials.md").read_text(encoding="utf-8")
+    for name in ("Flax linen", "Flax NNX", "Equinox", "Haiku"):
+        section = text.split(f"## {name}\n")[1].split("\n## ")[0]
+        (said,) = re.findall(rf"^\| {name} \| (\d+) \|", text, flags=re.M)
+        assert section.count("# private\n") == int(said), name
+
+
 CHECKS = {
-    check.__name__: check for check in (readme, weights, searching, fine_tuning, audit)
+    check.__name__: check
+    for check in (readme, weights, searching, fine_tuning, audit, tutorials)
 }
 
 
@@ -67,7 +77,11 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     if page.name == "weights.md":
         assert main(["train", "digits", "--model", "linear", "--steps", "2"]) == 0
         capsys.readouterr()
-    pages.run(page, monkeypatch)
+    # Tutorials are written for JAX's default, and Flax and Optax count on it.
+    with jax.numpy_dtype_promotion(
+        "standard" if page.stem == "tutorials" else "strict"
+    ):
+        pages.run(page, monkeypatch)
     check = CHECKS.get(page.stem.lower())
     if check is not None and page.parent.name != "api":
         check(capsys.readouterr().out, tmp_path)

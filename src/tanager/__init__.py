@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from tanager.training.problem import Problem as Problem
     from tanager.training.problem import Runtime as Runtime
     from tanager.training.result import TrainResult as TrainResult
+    from tanager.transformation import gaussian_noise as gaussian_noise
     from tanager.use.model import Model as Model
     from tanager.use.model import load as load
 
@@ -72,6 +73,7 @@ _HOMES = {
     "epsilon": "privacy.accountant",
     "example_keys": "keys",
     "export": "training.export",
+    "gaussian_noise": "transformation",
     "load": "use.model",
     "risk": "privacy.risk",
     "train": "training.loop",
@@ -108,6 +110,7 @@ __all__ = [
     "epsilon",
     "example_keys",
     "export",
+    "gaussian_noise",
     "load",
     "risk",
     "tan",

@@ -1,9 +1,13 @@
 """The noise that hides each example: exact Gaussian noise, on a grid.
 
-    total = noise.grid.zeros(params)
+    total = noise.zeros()
     for each physical batch:
         total = noise.grid.add(total, grad_fn(params, batch, mask).sum)
     update = noise(total, step)
+
+Inside `jax.jit` and `lax.scan` the step may be traced: the program then asks the host
+for its noise, and the numbers are the same. The same noise with two sums would tell
+their difference, so a second sum in a step is refused.
 
 What leaves this module is a whole number of grid spacings, k + round(s·N), turned into
 floats: which values are possible does not depend on the data, and their law is that of
@@ -16,17 +20,23 @@ deviation is σ·(sensitivity + g·√d), at most 0.025 % above σ·sensitivity.
 """
 
 import copy
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jax.core import Tracer
+from jax.experimental import io_callback
+from jaxtyping import Array, ArrayLike, PyTree
 
 from tanager import _processor
 from tanager import _validate as validate
+from tanager.clipping.transform import split
 from tanager.gaussian import LARGEST_SCALE, rounded_normals, scale_of
-from tanager.grid import Grid, Whole, halves
+from tanager.grid import Grid, Whole, checksum, halves
+from tanager.privacy.ledger import Ledger
 from tanager.privacy.mechanism import Mechanism
 from tanager.seed import Seed
 
@@ -41,13 +51,19 @@ class GaussianNoise:
     Attributes:
         grid: on which sums are added up and released.
         standard_deviation: of the noise, in the units of the sum (not of a mean).
+        mechanism: as given.
+        first_step: the first step to use: 0, or the one after the last that the ledger
+            charged before. What those hid is not known here, so they are refused.
 
     Args:
         mechanism: gives σ and the horizon: noise past its last step is refused.
         sensitivity: from `ClippedGrad.sensitivity`: how far one example moves the sum
             of a physical batch.
         seed: the run's secret; every step has noise of its own.
-        params: pytree shaped like the sums, of arrays or shapes.
+        params: pytree or module, of arrays or shapes, as `clipped_grad` takes it; what
+            it trains gets noise.
+        ledger: charged with each step that is called, before its noise is drawn. None
+            where steps are charged elsewhere.
 
     Raises:
         ValueError: the noise is too large for the grid, or an argument is out of range.
@@ -57,8 +73,14 @@ class GaussianNoise:
     """
 
     def __init__(
-        self, mechanism: Mechanism, sensitivity: float, seed: Seed, params: PyTree
+        self,
+        mechanism: Mechanism,
+        sensitivity: float,
+        seed: Seed,
+        params: PyTree,
+        ledger: Ledger | None = None,
     ):
+        params, _ = split(params)
         self.grid = Grid.of(sensitivity, params)
         self.standard_deviation = mechanism.noise_multiplier * (
             sensitivity + self.grid.rounding
@@ -72,18 +94,39 @@ class GaussianNoise:
                 f"must be below {most:.3g} with {self.grid.coordinates:,} parameters",
                 "larger noise does not fit into the 48 bits in which it is added",
             )
-        self._steps = mechanism.steps
+        self.mechanism = mechanism
         self._seed = seed
+        self.ledger = ledger
+        self.first_step = 0 if ledger is None else ledger.next_step()
+        self._used: dict[int, bytes] = {}
         self._like = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), params
         )
+        self._stream = seed.fingerprint(b"noise")[:16]
         self._jitted = jax.jit(self.add)
+        self._checksum = jax.jit(checksum)
 
     def with_seed(self, seed: Seed) -> Self:
         """Return the same with another secret."""
         other = copy.copy(self)
-        other._seed = seed
+        other._seed, other._used = seed, {}
+        other._stream = seed.fingerprint(b"noise")[:16]
         return other
+
+    def zeros(self) -> Whole:
+        """Return the sum of no examples, to which `grid.add` adds physical batches."""
+        return self.grid.zeros(self._like)
+
+    def require_like(self, params: PyTree) -> None:
+        """Refuse a pytree of other structure or shapes than those of the sums."""
+        for given, like in itertools.zip_longest(*map(_shapes, (params, self._like))):
+            if given != like:
+                validate.refuse(
+                    "params",
+                    "no array" if given is None else given,
+                    f"must be shaped like those of the noise, where it is {like}",
+                    "make GaussianNoise of the parameters that are trained",
+                )
 
     def draw(self, step: int) -> Whole:
         """Draw the secret noise of one step, on the host.
@@ -95,11 +138,12 @@ class GaussianNoise:
         Raises:
             ValueError: `step` is outside the mechanism's steps.
         """
-        validate.whole(step=step, at_least=0)
-        if step >= self._steps:
-            validate.refuse(
-                "step", step, f"must be below the mechanism's {self._steps} steps"
+        if isinstance(step, Tracer):
+            raise ValueError(
+                "step must be a number here, but it is traced: call noise(total, "
+                "step), which draws inside a compiled program, or draw before it"
             )
+        self._require(step)
         leaves, structure = jax.tree.flatten(self._like)
         ends = np.cumsum([leaf.size for leaf in leaves], dtype=np.int64)[:-1]
 
@@ -122,17 +166,68 @@ class GaussianNoise:
         Raises:
             ValueError: `total` is not a sum on the grid.
         """
-        if not isinstance(total, Whole):
-            raise ValueError(
-                "total must be a sum on the grid, not of floats, whose rounding can "
-                "tell what was added: begin with noise.grid.zeros(params) and add "
-                "each physical batch by noise.grid.add(total, sums)"
-            )
+        _require_whole(total)
         return self.grid.floats(self.grid.plus(total, drawn), self._like)
 
-    def __call__(self, total: Whole, step: int) -> PyTree:
-        """Return the sum of a logical batch plus the noise of its step, in floats."""
-        return self._jitted(total, self.draw(step))
+    def __call__(self, total: Whole, step: ArrayLike) -> PyTree:
+        """Return the sum of a logical batch plus the noise of its step, in floats.
+
+        Args:
+            total: of a logical batch, from `grid.add`; used in no other step.
+            step: a whole number, or int32[] in a compiled program, which then asks the
+                host for the noise each time that it runs.
+
+        Returns:
+            Pytree of float32 arrays, float64 where the parameters are.
+
+        Raises:
+            ValueError: `total` is not a sum on the grid, `step` is outside the
+                mechanism's steps or below `first_step`, or its noise was added to
+                another sum. A compiled program raises the last three when it runs, as
+                `jax.errors.JaxRuntimeError`.
+        """
+        _require_whole(total)
+        leaves = jax.tree.leaves((total, step))
+        if not any(isinstance(leaf, Tracer) for leaf in leaves):
+            validate.whole(step=np.asarray(step).tolist(), at_least=0)
+            return self._jitted(total, self._spend(step, self._checksum(total)))
+        kind = jax.typeof(step)
+        if kind.shape or not jnp.issubdtype(kind.dtype, jnp.integer):
+            validate.refuse("step", kind.str_short(), "must be one whole number")
+        shapes = self.grid.shapes(self._like)
+        return self.add(total, io_callback(self._spend, shapes, step, checksum(total)))
+
+    def _spend(self, step: ArrayLike, sums: Array) -> Whole:
+        """Charge a step and draw its noise, for the sum with this checksum alone."""
+        number = int(np.asarray(step))
+        self._require(number)
+        if number < self.first_step:
+            validate.refuse(
+                "step",
+                number,
+                f"must be at least {self.first_step}, the first that the ledger did "
+                "not charge before",
+                "its noise may have hidden another sum: begin at noise.first_step",
+            )
+        given = np.asarray(sums).tobytes()
+        if self._used.setdefault(number, given) != given:
+            validate.refuse(
+                "step",
+                number,
+                "was used with another sum, and the same noise twice hides nothing",
+                "count the steps: a step that is fixed when jax.jit traces a function "
+                "is the same in every call",
+            )
+        if self.ledger is not None:
+            self.ledger.charge(self.mechanism, number, self._stream)
+        return self.draw(number)
+
+    def _require(self, step: int) -> None:
+        validate.whole(step=step, at_least=0)
+        if step >= (steps := self.mechanism.steps):
+            validate.refuse(
+                "step", step, f"must be below the mechanism's {steps} steps"
+            )
 
     def _numbers(self, step: int) -> np.ndarray:
         count = self.grid.coordinates
@@ -156,3 +251,16 @@ class GaussianNoise:
         with ThreadPoolExecutor(_processor.cores()) as threads:
             list(threads.map(draw, range(0, count, _BLOCK)))
         return numbers
+
+
+def _require_whole(total: Whole) -> None:
+    if not isinstance(total, Whole):
+        raise ValueError(
+            "total must be a sum on the grid, not of floats, whose rounding can tell "
+            "what was added: begin with noise.zeros() and add each physical "
+            "batch by noise.grid.add(total, sums)"
+        )
+
+
+def _shapes(tree: PyTree) -> list[tuple[int, ...]]:
+    return [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)]

@@ -168,3 +168,63 @@ def test_equinox():
     out = clipped_grad(loss, clip_norm=1.0, strategy="bk")(model, batch)
     stepped = eqx.apply_updates(model, jax.tree.map(lambda g: -0.1 * g, out.sum))
     assert stepped(batch["image"][0]).shape == (10,)
+
+
+def test_an_optimizer_in_params_is_refused_by_name():
+    nnx = pytest.importorskip("flax.nnx")
+    train_state = pytest.importorskip("flax.training.train_state")
+    import optax
+
+    model, adam = nnx.Linear(2, 3, rngs=nnx.Rngs(0)), optax.adam(0.1)
+    params = {"w": jnp.ones(2)}
+    state = train_state.TrainState.create(apply_fn=None, params=params, tx=adam)
+    optimizers = [nnx.Optimizer(model, adam, wrt=nnx.Param)]
+    optimizers += [nnx.ModelAndOptimizer(model, adam, wrt=nnx.Param), state]
+    for given in (*optimizers, adam.init(params)):
+        grad_fn = clipped_grad(lambda _, x: jnp.sum(x), clip_norm=1.0)
+        with pytest.raises(ValueError, match=r"params .* must not hold an optimizer"):
+            grad_fn(given, jnp.ones((3, 2)))
+
+
+def test_a_module_that_is_changed_from_outside_is_told_of_copies():
+    nnx = pytest.importorskip("flax.nnx")
+
+    class Counting(nnx.Module):
+        def __init__(self):
+            self.weight, self.calls = (
+                nnx.Param(jnp.ones(2)),
+                nnx.Variable(jnp.zeros(())),
+            )
+
+        def __call__(self, x):
+            self.calls[...] += 1
+            return jnp.sum(self.weight[...] * x)
+
+    graph, params, rest = nnx.split(Counting(), nnx.Param, ...)
+
+    def merged(copy):
+        return lambda params, x: nnx.merge(graph, params, rest, copy=copy)(x)
+
+    with pytest.raises(ValueError, match="copy=True"):
+        clipped_grad(merged(False), clip_norm=1.0)(params, jnp.ones((3, 2)))
+    out = clipped_grad(merged(True), clip_norm=1.0)(params, jnp.ones((3, 2)))
+    np.testing.assert_allclose(out.norms, 2**0.5, rtol=1e-5)
+
+
+def test_nothing_is_transferred_without_a_word():
+    grad_fn = clipped_grad(lambda w, x: jnp.sum((w * x) ** 2), clip_norm=1.0)
+    w, x = jnp.ones(2), jnp.ones((3, 2))
+    with jax.transfer_guard("disallow"):
+        grad_fn(w, x)
+
+
+def test_the_definition_has_derivatives_where_a_gradient_is_zero():
+    def clipped(x):
+        def loss(w, x):
+            return jnp.sum(jnp.square(w * x))
+
+        grad_fn = clipped_grad(loss, clip_norm=1.0, strategy="per_example")
+        return jnp.sum(grad_fn(jnp.ones(2), x).sum)
+
+    x = jnp.ones((3, 2)).at[0].set(0)
+    assert np.all(jnp.isfinite(jax.grad(clipped)(x)))

@@ -31,7 +31,8 @@ def rows_of(batch: PyTree) -> int:
 
 def mask_of(mask: ArrayLike | None, rows: int) -> Bool[Array, " b"]:
     """Return the mask as an array, all True for None; refuse all but bool[rows]."""
-    mask = jnp.ones(rows, bool) if mask is None else jnp.asarray(mask)
+    with jax.transfer_guard("allow"):
+        mask = jnp.asarray(np.ones(rows, bool) if mask is None else mask)
     if mask.shape != (rows,) or mask.dtype != jnp.bool_:
         raise ValueError(
             f"mask (={mask.dtype}{list(mask.shape)}) must be bool[{rows}], one "
@@ -70,7 +71,9 @@ def traced(leaves: Iterable[Any]) -> bool:
 
     An outer `jax.jit` traces a computation even where all its arrays have values.
     """
-    return any(isinstance(leaf, Tracer) for leaf in (*leaves, jnp.zeros(())))
+    with jax.transfer_guard("allow"):
+        new = jnp.zeros(())
+    return any(isinstance(leaf, Tracer) for leaf in (*leaves, new))
 
 
 def may_be_split(leaves: Iterable[Any]) -> bool:

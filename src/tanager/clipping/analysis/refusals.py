@@ -48,6 +48,11 @@ _CHOOSING = ("and", "or", "not", "convert_element_type", "nonbatchable")
 """What may stand between such an answer and the choice of a branch."""
 
 
+_OPTIMIZERS = (
+    "flax.nnx.training.optimizer.Optimizer",
+    "flax.training.train_state.TrainState",
+)
+
 _ERROR_IF = "branched_error_if_impl"
 """The call in which Equinox raises an error, by a callback."""
 
@@ -126,6 +131,13 @@ def check_leaves(trainable: PyTree, fixed: PyTree) -> None:
                 f"{name} (={leaf!r}) must be an array: write jnp.asarray({leaf!r}) to "
                 "train it, or leave it out of params and use it in the loss as it is"
             )
+    for node in jax.tree.leaves((trainable, fixed), is_leaf=_is_optimizer):
+        if _is_optimizer(node):
+            raise ValueError(
+                f"params (='{type(node).__name__}') must not hold an optimizer, whose "
+                "state would be trained: give the model or its parameters, and use the "
+                "optimizer after the noise"
+            )
     leaves = jax.tree.leaves(trainable)
     for path, leaf in jax.tree_util.tree_leaves_with_path((trainable, fixed)):
         if isinstance(leaf, np.ma.MaskedArray):
@@ -142,6 +154,14 @@ def check_leaves(trainable: PyTree, fixed: PyTree) -> None:
         raise ValueError(
             "params must be real: write a complex parameter as two real arrays"
         )
+
+
+def _is_optimizer(node: Any) -> bool:
+    """Whether a node is a state of Optax, or an optimizer or train state of Flax."""
+    kind = type(node)
+    names = [f"{each.__module__}.{each.__name__}" for each in kind.__mro__]
+    optax = kind.__module__.startswith("optax.") and isinstance(node, tuple)
+    return optax or any(name in _OPTIMIZERS for name in names)
 
 
 def check_loss(
@@ -169,6 +189,11 @@ def check_loss(
     except RefusedLayer:
         raise
     except Exception as error:
+        if type(error).__name__ == "TraceContextError":  # of Flax, which may be absent
+            raise ValueError(
+                f"loss changes a Flax module that was made outside it ({error}): give "
+                "the module as params, or write nnx.merge(graph, ..., copy=True)"
+            ) from error
         if _takes_a_batch(of_leaves, trainable, example, has_aux):
             raise ValueError(
                 f"loss (failing with {type(error).__name__}) takes a batch, but must "

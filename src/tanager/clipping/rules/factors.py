@@ -200,7 +200,10 @@ def norms_of(squares: Sequence[Float[Array, " b"]], rows: int) -> Float[Array, "
     dtypes = [square.dtype for square in squares] or [jnp.dtype(jnp.float32)]
     widest = max(dtypes, key=lambda dtype: dtype.itemsize)
     zero = jnp.zeros(rows, widest)
-    norms = jnp.sqrt(sum((square.astype(widest) for square in squares), zero))
+    total = sum((square.astype(widest) for square in squares), zero)
+    # The root has no derivative at zero, where the factor does not change.
+    root = jnp.sqrt(jnp.where(total > 0, total, 1))
+    norms = jnp.where(total > 0, root, total)
     return norms * (1 + gamma(len(squares) / 2 + 2, widest))
 
 

@@ -1,0 +1,248 @@
+"""Noise in compiled programs: the numbers of the host, fresh, never twice."""
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from scipy import stats
+
+import tanager
+from tanager.transformation import gaussian_noise
+
+
+MECHANISM = tanager.Mechanism(sample_rate=0.1, noise_multiplier=1.5, steps=100)
+SEED = tanager.Seed.from_int(0)
+PARAMS = {"a": jnp.zeros((30, 20)), "b": jnp.zeros(7), "none": None}
+USED = "was used with another sum"
+
+
+def noise_with(ledger=None, seed=SEED):
+    return tanager.GaussianNoise(MECHANISM, 0.8, seed, PARAMS, ledger)
+
+
+def sums(noise, value=1.0):
+    return noise.grid.round(jax.tree.map(lambda leaf: leaf + value, PARAMS))
+
+
+def equal(one, other):
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def refused(function, *arguments):
+    """Run a program that raises; return what it says."""
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError)) as error:
+        jax.block_until_ready(function(*arguments))
+    return str(error.value)
+
+
+@pytest.mark.parametrize("traced", ["step", "total", "both"])
+def test_a_compiled_program_draws_what_the_host_draws(traced):
+    noise, total = noise_with(), sums(noise_with())
+    program = {
+        "step": jax.jit(lambda total, step: noise(sums(noise), step)),
+        "total": lambda total, step: jax.jit(lambda total: noise(total, 3))(total),
+        "both": jax.jit(noise),
+    }[traced]
+    expected = noise.add(total, noise.draw(3))
+    equal(program(total, 3), expected)
+    equal(program(total, 3), expected)  # the same sum: nothing new is told
+
+
+def test_each_step_of_a_scan_has_its_own_noise():
+    noise, total = noise_with(), sums(noise_with())
+
+    @jax.jit
+    def scanned(total):
+        return jax.lax.map(lambda step: noise(total, step), jnp.arange(3))
+
+    for step in range(3):
+        found = jax.tree.map(lambda leaf, step=step: leaf[step], scanned(total))
+        equal(found, noise_with()(total, step))
+
+
+def optimizer_of(noise) -> Any:
+    return optax.chain(
+        gaussian_noise(noise), optax.scale(1 / 8), optax.sgd(0.1, momentum=0.9)
+    )
+
+
+@pytest.mark.statistical
+def test_an_optimizer_in_a_scan_is_the_loop_by_hand():
+    """And its noise has the law of the mechanism; chi-squared, false alarm 1e-6."""
+    ledger = tanager.Ledger()
+    noise, by_hand, sgd = noise_with(ledger), noise_with(), optax.sgd(0.1, 0.9)
+    optimizer = optimizer_of(noise)
+    state, expected_state = optimizer.init(PARAMS), sgd.init(PARAMS)
+
+    @jax.jit
+    def run(state):
+        def update(state, value):
+            updates, state = optimizer.update(sums(noise, value), state)
+            return state, updates
+
+        return jax.lax.scan(update, state, jnp.arange(4.0))
+
+    state, updates = run(state)
+    released = []
+    for step in range(4):
+        noisy = by_hand(sums(by_hand, float(step)), step)
+        released += [leaf - step for leaf in jax.tree.leaves(noisy)]
+        mean = jax.tree.map(lambda leaf: leaf / 8, noisy)
+        expected, expected_state = sgd.update(mean, expected_state)
+        found = jax.tree.map(lambda leaf, step=step: leaf[step], updates)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+            found,
+            expected,
+        )
+    assert int(state[0].noise_step) == ledger.steps() == 4
+    spent = tanager.epsilon(tanager.Mechanism(0.1, 1.5, 4), 1e-5)
+    assert ledger.epsilon(1e-5) == pytest.approx(spent)
+    values = np.concatenate([np.ravel(leaf) for leaf in released]).astype(float)
+    statistic = np.sum((values / noise.standard_deviation) ** 2)
+    low, high = stats.chi2.ppf([5e-7, 1 - 5e-7], values.size)
+    assert low < statistic < high
+
+
+def test_what_a_call_of_clipped_grad_returns_is_one_physical_batch():
+    grad_fn = tanager.clipped_grad(
+        lambda params, x: jnp.sum(params["a"][0]) * x, clip_norm=0.5
+    )
+    out = grad_fn(PARAMS, jnp.arange(4.0))
+    noise = noise_with(tanager.Ledger())
+    transformation = gaussian_noise(noise)
+    noisy, _ = jax.jit(transformation.update)(out, transformation.init(PARAMS))
+    equal(noisy, noise_with()(noise.grid.round(out.sum), 0))
+
+
+PLANTED = {
+    "a step fixed at the trace": lambda noise: jax.jit(lambda x: noise(x, 5)),
+    "a step that a scan does not count": lambda noise: jax.jit(
+        lambda x: jax.lax.map(
+            lambda value: noise(sums(noise, value), 5), jnp.arange(2.0)
+        )
+    ),
+    "rows of vmap in one step": lambda noise: jax.vmap(
+        lambda value: noise(sums(noise, value), 5)["b"]
+    ),
+    "a state that is not carried": lambda noise: jax.jit(
+        lambda x: gaussian_noise(noise).update(x, gaussian_noise(noise).init(PARAMS))
+    ),
+    "a loop on the host": lambda noise: lambda x: noise(x, 5),
+}
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_noise_that_would_be_used_twice_is_refused(bug):
+    noise = noise_with(tanager.Ledger())
+    program = PLANTED[bug](noise)
+    if "vmap" in bug:
+        assert USED in refused(program, jnp.arange(2.0))
+    elif "scan" in bug:
+        assert USED in refused(program, sums(noise))
+    else:
+        program(sums(noise, 1.0))
+        assert USED in refused(program, sums(noise, 2.0))
+
+
+def test_another_seed_is_another_stream_and_may_use_a_step_again():
+    noise = noise_with(tanager.Ledger())
+    other = noise.with_seed(tanager.Seed.from_int(1))
+    noise(sums(noise, 1.0), 0)
+    other(sums(noise, 2.0), 0)
+    assert noise.ledger is not None and noise.ledger.steps() == 2
+
+
+def test_a_restart_never_uses_a_charged_step(tmp_path):
+    noise = noise_with(tanager.Ledger(tmp_path / "ledger.jsonl"))
+    optimizer = optimizer_of(noise)
+    old = optimizer.init(PARAMS)
+    for value in (1.0, 2.0):
+        optimizer.update(sums(noise, value), optax.tree.set(old, noise_step=int(value)))
+    assert noise.ledger is not None
+    noise.ledger.close()
+    noise = noise_with(tanager.Ledger(tmp_path / "ledger.jsonl"))
+    optimizer = optimizer_of(noise)
+    assert noise.first_step == 3
+    said = refused(optimizer.update, sums(noise), old)
+    assert "step (=0) must be at least 3" in said
+    state = optax.tree.set(old, noise_step=noise.first_step)
+    optimizer.update(sums(noise), state)
+    assert noise.ledger is not None and noise.ledger.next_step() == 4
+    equal(optimizer.init(PARAMS)[0], state[0])
+    noise.ledger.close()
+
+
+def test_a_step_is_charged_before_its_noise_is_drawn(monkeypatch):
+    ledger = tanager.Ledger()
+    noise = noise_with(ledger)
+    monkeypatch.setattr(noise, "draw", lambda step: 1 / 0)
+    assert "ZeroDivision" in refused(jax.jit(noise), sums(noise), 0)
+    assert ledger.steps() == 1
+
+
+def test_a_step_that_cannot_be_charged_gives_no_result(tmp_path):
+    noise = noise_with(tanager.Ledger(tmp_path / "ledger.jsonl"))
+    assert noise.ledger is not None
+    noise.ledger.close()
+    assert "rror" in refused(jax.jit(noise), sums(noise), 0)
+
+
+def test_the_horizon_holds_in_a_compiled_program():
+    noise = noise_with(tanager.Ledger())
+    said = refused(jax.jit(noise), sums(noise), 100)
+    assert "step (=100) must be below the mechanism's 100 steps" in said
+    assert noise.ledger is not None and noise.ledger.steps() == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda noise: gaussian_noise(noise_with()), "noise must have a ledger"),
+        (
+            lambda noise: gaussian_noise(noise).init({"a": PARAMS["a"]}),
+            "params (='no array') must be shaped like those of the noise",
+        ),
+        (
+            lambda noise: optimizer_of(noise).update(
+                PARAMS, optimizer_of(noise).init(PARAMS)
+            ),
+            "updates (a dict) must be a sum without noise",
+        ),
+        (lambda noise: noise(sums(noise), 1.5), "step (=1.5) must be a whole number"),
+        (
+            lambda noise: jax.jit(noise)(sums(noise), 1.5),
+            "step (='float32[]') must be one whole number",
+        ),
+        (
+            lambda noise: jax.jit(noise.draw)(3),
+            "step must be a number here, but it is traced",
+        ),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_charged(call, message):
+    ledger = tanager.Ledger()
+    with pytest.raises(ValueError, match=re.escape(message)):
+        call(noise_with(ledger))
+    assert ledger.steps() == 0
+
+
+def test_two_devices_get_the_noise_of_one_and_charge_once():
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    ledger = tanager.Ledger()
+    noise, total = noise_with(ledger), sums(noise_with())
+    shares = jax.device_put(total, jax.NamedSharding(mesh, jax.P()))
+    equal(jax.jit(noise)(shares, 0), noise_with()(total, 0))
+    assert ledger.steps() == 1
+
+
+def test_nothing_is_transferred_without_a_word():
+    noise = noise_with(tanager.Ledger())
+    update, total = jax.jit(gaussian_noise(noise).update), sums(noise)
+    with jax.transfer_guard("disallow"):
+        _, state = update(total, gaussian_noise(noise).init(PARAMS))
+        update(total, state)
