@@ -139,6 +139,54 @@ def test_a_run_its_export_and_its_evaluation_agree(data, run, tmp_path, capsys):
         assert part in shown
 
 
+def test_uncertain_labels_count_as_they_are_said_to(data, run, tmp_path, capsys):
+    """Of an export, which has no recipe, and of a run; −1 is in place of each red."""
+    exported = tanager.export(run, tmp_path / "model")
+    rows = [f"s{n}.png,{s[0]},{s[1]},{-s[2]}" for n, s in enumerate(SETS)]
+    (tmp_path / "flags.csv").write_text("\n".join(["image,blue,green,red", *rows]))
+    for model in (exported, run):
+        words = ["evaluate", model, "--data", data, "--split", "all", "--json"]
+        words = [*map(str, words), "--labels", str(tmp_path / "flags.csv")]
+        assert main(words) == 2
+        assert "--uncertain absent or present" in capsys.readouterr().err
+        for value, count, auroc in (("present", 24, 1), ("absent", 0, None)):
+            found = json.loads(printed(capsys, *words, "--uncertain", value))
+            red = found["per_class"][2]
+            assert (red["examples"], red["auroc"]["value"]) == (count, auroc)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_of_labels_is_written_as_onnx(data, run, tmp_path):
+    pytest.importorskip("jax2onnx")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    with pytest.raises(ValueError, match=r"format .*cannot be written for scattering"):
+        tanager.export(run, tmp_path / "model", format="onnx")
+    words = ["train", "folder", "--data", data, "--multi-label", "--model", "linear"]
+    words += ["--image-size", "8", "--steps", "2", "--out", tmp_path / "run"]
+    assert main([*map(str, words)]) == 0
+    to = tanager.export(tmp_path / "run", tmp_path / "model", format="onnx")
+    described = json.loads((to / "config.json").read_text())["tanager"]
+    assert described["multi_label"] is True
+    text = (to / "README.md").read_text()
+    assert "The probability of each label is the sigmoid of its logit." in text
+    model = tanager.load(tmp_path / "run")
+    images = np.arange(2 * 8 * 8 * 3, dtype=np.uint8).reshape(2, 8, 8, 3)
+    assert model.preprocessing is not None
+    seen = np.stack([model.preprocessing(jnp.asarray(image)) for image in images])
+    session = onnxruntime.InferenceSession(to / "model.onnx")
+    (logits,) = session.run(["logits"], {"examples": seen})
+    np.testing.assert_allclose(logits, model.logits(images), atol=1e-4)
+
+
+def test_gradients_of_labels_are_audited(data, capsys):
+    words = ["audit", "folder", "--data", data, "--multi-label", "--json", "--seed"]
+    words += ["1", "--model", "linear", "--fine-tune", "all", "--head-input"]
+    words += ["features", "--epsilon", "4", "--canaries", "40", "--account", "none"]
+    words += ["--image-size", "8", "--strategy", "bk", "--audited-steps", "2"]
+    found = json.loads(printed(capsys, *words, "--method", "white-box"))
+    assert 0 <= found["epsilon_lower_bound"] <= found["claimed_epsilon"]
+
+
 def test_data_may_lack_a_label_and_have_another_order(data, run, tmp_path, capsys):
     rows = [(f"s{n}.png", SETS[n][2], SETS[n][0]) for n in range(len(SETS))]
     (tmp_path / "flags.csv").write_text(

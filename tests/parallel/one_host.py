@@ -22,8 +22,12 @@ import optax
 from parts import train
 from tanager.data import UnreadableExample
 from tanager.parallel import hosts
+from tanager.privacy.account import Account
+from tanager.privacy.class_counts import release_of
 from tanager.privacy.mechanism import Mechanism
+from tanager.training.class_weights import balanced
 from tanager.training.evaluate import Classification
+from tanager.training.problem import Problem
 
 
 FEATURES, CLASSES, STEPS = 8, 4, 12
@@ -73,21 +77,28 @@ def main(settings):
             os.kill(os.getpid(), getattr(signal, settings["signal"]))
         if settings.get("fails") == me and len(calls) == 4:
             raise ValueError("the disk of this host is on fire")
-        return test(params)
+        return test(params.model if settings.get("balanced") else params)
 
     seed = settings.get("data", {}).get(str(me), 0)
     data = examples(60, seed)
     params = {"w": jnp.zeros((CLASSES, FEATURES)), "b": jnp.zeros(CLASSES)}
     rows = Rows(data, settings.get("bad", ()))
+    problem = Problem(loss, params, data if settings.get("held", True) else rows)
+    release = None
+    if settings.get("balanced"):
+        problem = balanced(problem, lambda: data["label"], CLASSES)
+        release = release_of(2.0, 1e-3, len(data["label"]), CLASSES, "zero-out")
     result = train(
-        loss=loss,
-        params=params,
-        data=data if settings.get("held", True) else rows,
+        **vars(problem)
+        | {
+            "account": Account(Path(settings["out"]).parent / "account"),
+            "unreadable": "skip" if settings.get("bad") else "error",
+        },
+        class_counts=release,
         mechanism=Mechanism(settings.get("sample_rate", 0.4), 1.2, STEPS),
         optimizer=optax.sgd(2.0, momentum=0.5),
         out=settings["out"],
         physical_batch_size=16 * settings["hosts"],  # 8 rows on each device
-        unreadable="skip" if settings.get("bad") else "error",
         shard_parameters=settings.get("shard", False),
         evaluate=evaluate,
         evaluate_every=4,

@@ -14,6 +14,7 @@ import pytest
 
 from forks import Fork
 from tanager.parallel import hosts
+from tanager.privacy.account import Account
 from tanager.privacy.ledger import Ledger
 
 
@@ -80,6 +81,25 @@ def test_hosts_train_as_one_does(tmp_path, alone, count, settings):
     np.testing.assert_array_equal(hosts.parameters(), alone)
     assert json.loads(hosts.out[0].splitlines()[-1])["devices"] == 2 * count
     assert np.max(np.abs(alone)) > 0.1
+
+
+@pytest.mark.slow
+def test_hosts_agree_on_class_counts_and_charge_them_once(tmp_path):
+    several, one = (
+        Hosts(tmp_path / str(count), count, balanced=True, shard=count > 1)
+        for count in (2, 1)
+    )
+    np.testing.assert_array_equal(several.parameters(), one.parameters())
+    found = []
+    for folder in (tmp_path / "2", tmp_path / "1"):
+        config = json.loads((folder / "run/config.json").read_text())
+        found.append(config["noisy_counts"])
+        ledger = Ledger.read(folder / "run/ledger.jsonl").mechanisms()
+        assert [each.steps for each in ledger] == [1, 12]
+        [charge] = Account(folder / "account").read().charges.values()
+        assert [each.steps for each in charge.mechanisms] == [1, 12]
+    assert found[0] == found[1]
+    assert len(set(found[0]["weights"])) > 1
 
 
 @pytest.mark.slow

@@ -98,6 +98,53 @@ def test_weights_of_ones_own_need_a_model(installed):
         chosen(weights="mine.safetensors")
 
 
+@pytest.mark.parametrize("solver", ["auto", "dp-sgd"])
+@pytest.mark.parametrize(
+    ("examples", "epsilon", "batch", "steps", "rate"),
+    [
+        (1000, 1.0, 1000, 60, 0.125),
+        (1000, 4.0, 1000, 60, 0.5),
+        (5000, 4.0, 1250, 150, 2.0),
+        (60_000, 8.0, 4096, 150, 2.0),
+    ],
+)
+def test_a_network_from_scratch_follows_from_n_and_epsilon(
+    solver, examples, epsilon, batch, steps, rate
+):
+    given = {"model": "small-cnn", "solver": solver, "epsilon": epsilon}
+    given = dataclasses.replace(FOLDER, **given)
+    found = heads.resolved(automatic.resolved(given), examples, 100)
+    assert (found.solver, found.fine_tune) == ("dp-sgd", "all")
+    assert (found.batch_size, found.steps) == (batch, steps)
+    assert (found.learning_rate, found.clip_norm) == (rate, 1.0)
+    reasons = automatic.reasons(given, found, examples)
+    wanted = {"batch_size", "steps", "learning_rate", "clip_norm", "fine_tune"}
+    assert wanted <= set(reasons)
+    assert "features" not in reasons["learning_rate"]
+    named = {"batch_size": 7, "steps": 9, "learning_rate": 3.0, "clip_norm": 0.5}
+    for name, value in named.items():
+        one = dataclasses.replace(given, **{name: value})
+        one = heads.resolved(automatic.resolved(one), examples, 100)
+        assert getattr(one, name) == value
+        assert not one.leaves_open
+
+
+@pytest.mark.parametrize(("side", "size"), [(40, 32), (28, None)])
+def test_large_images_take_the_size_of_the_network(tmp_path, side, size):
+    for number in range(4):
+        folder = tmp_path / "ab"[number % 2]
+        folder.mkdir(exist_ok=True)
+        Image.new("RGB", (side, side), (number, 0, 0)).save(folder / f"{number}.png")
+    given = dataclasses.replace(FOLDER, data=str(tmp_path), model="small-cnn")
+    found = automatic.resolved(given)
+    assert found.image_size == size
+    assert automatic.resolved(found) == found
+    reasons = automatic.reasons(given, heads.resolved(found, 1000, 1), 1000)
+    assert ("image_size" in reasons) == (size is not None)
+    own = automatic.resolved(dataclasses.replace(given, image_size=16))
+    assert own.image_size == 16
+
+
 def test_scattering_takes_many_small_steps_at_every_size():
     recipe = dataclasses.replace(chosen(model="scattering-linear"), epsilon=1.0)
     found = heads.resolved(recipe, 100, 15552)
@@ -144,6 +191,11 @@ def test_one_command_trains_and_records_why(tmp_path, monkeypatch, capsys):
     for delta in ((), ("--delta", "0.005")):
         words = [*command, *delta, "--steps", "20", "--out", str(out) + str(len(delta))]
         assert main(words) == 0
+    for own in ((), ("--model", "small-cnn", "--steps", "3")):
+        words = [*command, "--solver", "dp-sgd", *own, "--out", f"{out}-{len(own)}"]
+        assert main(words) == 0
+        config = json.loads((tmp_path / f"run-{len(own)}/config.json").read_text())
+        assert {"learning_rate", "clip_norm"} <= set(config["automatic"])
     config = json.loads((tmp_path / "run0/config.json").read_text())
     assert config["recipe"]["model"] == "scattering-linear"
     assert config["automatic"]["model"].startswith("scattering-linear, because")

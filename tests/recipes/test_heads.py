@@ -92,6 +92,7 @@ def test_a_scaled_head_is_blind_to_the_length_of_features():
         ({"epsilon": 8.0}, 50_000, "dp-sgd", 150, 20.0),
         ({"steps": 7}, 600, "dp-sgd", 7, 0.21),
         ({"learning_rate": 3.0}, 600, "dp-sgd", 60, 3.0),
+        ({"solver": "dp-sgd"}, 600, "dp-sgd", 60, 0.21),
     ],
 )
 def test_public_numbers_choose_the_solver(given, examples, solver, steps, rate):
@@ -128,6 +129,7 @@ def test_noise_that_is_given_is_kept():
     ("given", "message"),
     [
         ({"head_input": "features"}, "is for a last layer on features of norm 1"),
+        ({"head_input": "features", "solver": "dp-sgd"}, "if settings are left open"),
         (
             {"epsilon": None, "noise_multiplier": 9.0, "steps": 3},
             "must be given for so",

@@ -52,8 +52,8 @@ MINIMAL: dict = {
         ),
         ({"solve_for": "nothing"}, "all of epsilon, noise_multiplier and steps must"),
         (
-            {"clip_norm": 0.0},
-            "clip_norm (=0.0) must be positive and finite: the papers",
+            {"clip_norm": -1.0},
+            "clip_norm (=-1.0) must be positive and finite: the papers",
         ),
         ({"learning_rate": -2.0}, "learning_rate (=-2.0) must be positive and finite"),
         (

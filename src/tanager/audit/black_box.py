@@ -27,7 +27,6 @@ from tanager.audit.one_run import Guesses, guess, one_run, one_run_trade_off
 from tanager.compiling import filter_jit
 from tanager.data import as_source, gather
 from tanager.data.source import ArraySource, Source
-from tanager.privacy import accountant
 from tanager.training import charging
 from tanager.training.loop import train
 from tanager.training.problem import DPSGD, Problem, Runtime
@@ -82,17 +81,18 @@ def audit_one_run(
     Raises:
         ValueError: an argument is out of range, or nothing could be proven.
     """
-    mechanism, delta = algorithm.mechanism, algorithm.delta
+    spent, delta = algorithm.mechanisms(), algorithm.delta
     candidates, size = as_source(canaries), problem.size()
     validate.whole(canaries=len(candidates), at_least=20)
     validate.fraction(guessed=guessed)
-    require_joining(mechanism)
+    for mechanism in spent:
+        require_joining(mechanism)
     made = max(2, math.floor(guessed * len(candidates)))
     proven = {"delta": delta, "confidence": confidence}
     # Refused before the run: guesses that could prove nothing.
     one_run(Guesses(len(candidates), made, made), **proven)
     account = charging.account_of(problem, "audit")
-    charging.require_room(account, [mechanism], delta, out, seed)
+    charging.require_room(account, spent, delta, out, seed)
     secret = secret_of(out, seed)
     included = secret.generator("canaries").random(len(candidates)) < 0.5
     source = _joined(problem.source(), candidates, np.flatnonzero(included))
@@ -104,6 +104,10 @@ def audit_one_run(
     )
     # Unfinished: what is handed over may be no longer what the loss takes.
     unfinished: dict[str, Any] = {"finish": lambda params: params}
+    if problem.labels is not None:
+        own = gather(candidates, np.flatnonzero(included))
+        of_data = problem.labels
+        unfinished["labels"] = lambda: np.append(of_data(), own["label"])
     of_both = dataclasses.replace(problem, data=data, account=account, **unfinished)
     runtime = runtime or Runtime(progress=False)
     result = train(of_both, audited, runtime, out=out, seed=seed)
@@ -113,12 +117,12 @@ def audit_one_run(
     guesses = guess(scores, included, made)
     inside, outside = scores[included], scores[~included]
     return OneRun(
-        claimed_epsilon=accountant.epsilon(mechanism, delta),
+        claimed_epsilon=algorithm.claimed_epsilon(),
         **proven,
         inside=inside,
         outside=outside,
         epsilon_lower_bound=one_run(guesses, **proven),
-        trade_off_bound=one_run_trade_off(guesses, mechanism, **proven),
+        trade_off_bound=one_run_trade_off(guesses, *spent, **proven),
         guesses=guesses,
         auc=auc(inside, outside),
         advantage=advantage(inside, outside),

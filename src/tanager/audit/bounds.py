@@ -135,10 +135,12 @@ class SubsampledEstimator(GaussianEstimator):
 
     Of all noise multipliers, those whose trade-off curve allows no attack with these
     few errors are refuted; ε is that of the largest that is not. The bound is about the
-    noise: sample rate, steps and adjacency are taken as `claimed`.
+    noise: sample rate, steps and adjacency are taken as `claimed`, and so is all that
+    the runs spend `beside` these steps.
     """
 
     claimed: Mechanism
+    beside: tuple[Mechanism, ...] = ()
 
     def noise_multiplier(self, errors: Errors) -> float:
         """Return the largest noise multiplier that is not refuted, or ∞."""
@@ -160,11 +162,12 @@ class SubsampledEstimator(GaussianEstimator):
         """Return the ε of the mechanism with another noise multiplier."""
         if math.isinf(noise_multiplier):
             return 0.0
-        return accountant.epsilon(self._with(noise_multiplier), self.delta)
+        spent = [*self.beside, self._with(noise_multiplier)]
+        return accountant.composed_epsilon(spent, self.delta)
 
     def curve(self, noise_multiplier: float) -> TradeOff:
         """Return the trade-off curve of the mechanism with another noise multiplier."""
-        return TradeOff(self._with(noise_multiplier), coarseness=4.0)
+        return TradeOff(*self.beside, self._with(noise_multiplier), coarseness=4.0)
 
     def _with(self, noise_multiplier: float) -> Mechanism:
         return dataclasses.replace(self.claimed, noise_multiplier=noise_multiplier)

@@ -140,6 +140,9 @@ def audit_membership(
         ValueError: an argument is out of range, the models are too few to prove
             anything, the canaries are not like the data, or `out` holds another audit.
     """
+    if problem.labels is not None:
+        rule = "must be left out: no class counts are released in this audit"
+        validate.refuse("labels", "given", rule, "audit without class weights")
     source, size = problem.source(), problem.size()
     epsilon, delta = attack.epsilon, attack.delta
     validate.whole(models=models, at_least=20)

@@ -109,9 +109,11 @@ def one_run(guesses: Guesses, *, delta: float, confidence: float) -> float:
 
 
 def one_run_trade_off(
-    guesses: Guesses, claimed: Mechanism, *, delta: float, confidence: float
+    guesses: Guesses, *claimed: Mechanism, delta: float, confidence: float
 ) -> float:
     """Return a lower bound on ε of DP-SGD: about its noise, all else is as claimed.
+
+    Its steps are the last of what is `claimed`, all of which the guesser saw.
 
     A noise multiplier is refuted if this many right guesses are less likely under its
     trade-off curve than 1 − confidence. ε is that of the largest one not refuted.
@@ -120,7 +122,8 @@ def one_run_trade_off(
         ValueError: an argument is out of range.
     """
     guesses.check()
-    estimator = SubsampledEstimator(delta, confidence, claimed)
+    *beside, steps = claimed
+    estimator = SubsampledEstimator(delta, confidence, steps, tuple(beside))
     m, made, right = guesses
 
     def refuted(noise_multiplier: float) -> bool:
@@ -137,5 +140,5 @@ def one_run_trade_off(
                 return True
         return False
 
-    highest = largest_refuted(refuted, claimed.noise_multiplier or 1.0)
+    highest = largest_refuted(refuted, steps.noise_multiplier or 1.0)
     return estimator.epsilon_at(highest)

@@ -67,7 +67,8 @@ def replay(
     """Train a few steps several times, and check every part of them.
 
     What it finds is computed without noise, for whoever may see the data. So no account
-    is charged; do not publish it.
+    is charged; do not publish it. Class counts are not released, so class weights from
+    them are 1.
 
     Args:
         problem: see `tanager.train`; float32 parameters and few examples, because
@@ -95,7 +96,9 @@ class Replay:
         self, problem: Problem, algorithm: DPSGD, runtime: Runtime | None, steps: int
     ):
         require_noise(algorithm.mechanism)
-        problem = dataclasses.replace(problem, account=None)
+        # Unfinished: what is handed over may have another form than what is trained.
+        alone: dict[str, Any] = {"labels": None, "finish": lambda params: params}
+        problem = dataclasses.replace(problem, account=None, **alone)
         self._problem, self._clip_norm = problem, algorithm.require_clip_norm()
         runtime = runtime or Runtime(physical_batch_size=4)
         self._runtime = dataclasses.replace(runtime, progress=False)
@@ -104,6 +107,7 @@ class Replay:
         self._moving = dataclasses.replace(
             algorithm,
             mechanism=self._mechanism,
+            class_counts=None,
             declared_examples=self._examples,
             delta=0.5 / self._examples,
         )

@@ -46,7 +46,6 @@ from tanager.audit.canaries import (
     trained_with,
     with_canaries,
 )
-from tanager.privacy import accountant
 from tanager.privacy.mechanism import Mechanism
 from tanager.sampling import PoissonSampler
 from tanager.seed import Seed
@@ -93,7 +92,8 @@ def audit_white_box(
     """Train once with canaries, and bound ε from what the optimizer saw.
 
     The bound is about the mechanism that is run, with the given sample rate, noise and
-    steps. The data can be a part of the real data; fewer examples are quicker.
+    steps. Class counts are not released; what they would spend counts in claim and
+    bound. The data can be a part of the real data; fewer examples are quicker.
 
     Args:
         problem: see `tanager.train`; canaries go through `augment` as well.
@@ -118,7 +118,9 @@ def audit_white_box(
     clip_norm = algorithm.require_clip_norm()
     validate.whole(canaries=canaries, at_least=20)
     validate.whole(examples_each=examples_each, at_least=1)
-    require_joining(mechanism)
+    for each in algorithm.mechanisms():
+        require_joining(each)
+    beside = tuple(algorithm.mechanisms()[:-1])  # as claimed: it is not attacked
     steps = mechanism.steps if steps is None else steps
     run = dataclasses.replace(mechanism, steps=steps)
     if steps > mechanism.steps:
@@ -160,6 +162,7 @@ def audit_white_box(
         listener = dataclasses.replace(
             algorithm,
             mechanism=run,
+            class_counts=None,
             optimizer=listening(algorithm.optimizer, sampler.expected_batch_size, hear),
             declared_examples=units,
             delta=min(delta, 0.5 / units),  # shown only in its own report
@@ -169,10 +172,10 @@ def audit_white_box(
     inside, outside = attack.scores(np.asarray(result.params.scores, np.float64))
     audit = audit_scores(inside, outside, attack.estimator)
     noise_multiplier = attack.estimator.noise_multiplier(audit.errors)
-    whole = SubsampledEstimator(delta, confidence, mechanism)
+    whole = SubsampledEstimator(delta, confidence, mechanism, beside)
     bound = whole.epsilon_at(noise_multiplier)
     return WhiteBox(
-        claimed_epsilon=accountant.epsilon(mechanism, delta),
+        claimed_epsilon=algorithm.claimed_epsilon(),
         delta=delta,
         confidence=confidence,
         inside=inside,

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import tyro
 from tyro.conf import Positional
@@ -12,6 +12,7 @@ from tanager import _validate as validate
 from tanager._terminal import new_console
 from tanager.commands import flags, models_in_use
 from tanager.commands.tables import new_table, print_json
+from tanager.data.layout import Uncertain
 
 
 if TYPE_CHECKING:
@@ -46,6 +47,9 @@ class Arguments:
     labels: str | None = None
     """CSV file with the labels of --data, as `tanager train folder --labels` reads."""
 
+    uncertain: Annotated[str, tyro.conf.arg(metavar="{refuse,absent,present}")] = ""
+    """What -1, uncertain, counts as among several labels. Default: as in training."""
+
     split: Annotated[str, tyro.conf.arg(metavar="{test,train,all}")] = "test"
     """Which of the data: the test examples that training would hold out, or all."""
 
@@ -70,9 +74,11 @@ def run(arguments: Sequence[str]) -> int:
     options = flags.read(Arguments, "evaluate", arguments)
     validate.one_of(SPLITS, split=options.split)
     validate.whole(batch_size=options.batch_size, at_least=1)
-    if options.labels is not None and options.data is None:
-        rule = "needs data"
-        validate.refuse("labels", options.labels, rule, "give the images' --data")
+    if options.uncertain:
+        validate.one_of(get_args(Uncertain), uncertain=options.uncertain)
+    for name in ("labels", "uncertain"):
+        if (given := getattr(options, name)) and options.data is None:
+            validate.refuse(name, given, "needs data", "give the images' --data")
     if options.to is not None and (
         options.to.is_dir() or not options.to.parent.is_dir()
     ):
@@ -85,7 +91,10 @@ def run(arguments: Sequence[str]) -> int:
     from tanager.training.targets import TARGETS
 
     model = models_in_use.load(options.model, options.weights, options.code)
-    dataset = _labelled(model, options.data, options.labels)
+    if options.uncertain and not model.multi_label:
+        rule = "is for a model of any number of labels"
+        validate.refuse("uncertain", options.uncertain, rule, "leave it out")
+    dataset = _labelled(model, options)
     logits, labels = _logits(model, dataset, options)
     target, drawn = TARGETS[model.multi_label], "within each class"
     found = target.measure(target.probabilities(logits), labels, model.classes)
@@ -119,12 +128,13 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _labelled(model: "Model", path: str | None, labels: str | None) -> "Dataset":
+def _labelled(model: "Model", options: Arguments) -> "Dataset":
     """Return the data at a path, or else those that a run held out."""
     from tanager import data
     from tanager.recipes import runner
     from tanager.recipes.recipe import Recipe
 
+    path, labels = options.data, options.labels
     recorded = dict(model.config.get("recipe") or {})
     recorded.pop("name", None)
     recipe = Recipe.from_json(recorded) if recorded else None
@@ -142,12 +152,14 @@ def _labelled(model: "Model", path: str | None, labels: str | None) -> "Dataset"
         height, width, _ = model.preprocessing.shape_read
         side = height if height == width else None
         if recipe is not None and recipe.dataset != "digits":
-            recipe = _elsewhere(recipe, path, labels)
+            recipe = _elsewhere(recipe, path, options)
             if recipe.dataset in data.RESIZED:
                 recipe = dataclasses.replace(recipe, image_size=side)
             found = runner.load(recipe, report)
         else:
-            layout = data.Layout(path, labels=labels, multi_label=model.multi_label)
+            uncertain: Any = options.uncertain or "refuse"
+            several = {"multi_label": model.multi_label, "uncertain": uncertain}
+            layout = data.Layout(path, labels=labels, **several)
             found = data.load("folder", layout, image_size=side, progress=report)
     if side is None and (found.record or {}).get("size") == "default":
         rule = "has images of different sizes, and training read images of "
@@ -156,10 +168,13 @@ def _labelled(model: "Model", path: str | None, labels: str | None) -> "Dataset"
     return found
 
 
-def _elsewhere(recipe: "Recipe", path: str, labels: str | None) -> "Recipe":
+def _elsewhere(recipe: "Recipe", path: str, options: Arguments) -> "Recipe":
     """Return the recipe that reads all data at a path as training read its own."""
+    labels = options.labels
     changed: dict[str, Any] = {"data": path, "labels": labels}
     changed |= {"validation_examples": 0, "train_examples": None}
+    if options.uncertain:
+        changed["uncertain"] = options.uncertain
     if labels is not None:
         changed["labels_from_name"] = False
     elif recipe.labels is not None:  # its columns are those of that file

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tanager import _validate as validate
-from tanager import data
+from tanager import data, models
 from tanager.models import packaged
 from tanager.recipes.fields import LAYOUT_FIELDS
 from tanager.recipes.recipe import Recipe
@@ -63,6 +63,10 @@ def resolved(recipe: Recipe) -> Recipe:
         changes = {"image_size": side, "crop_fraction": recipe.crop_fraction or 1.0}
     elif scattering:
         changes = {"image_size": recipe.image_size or SIDE}
+    elif weights is None and recipe.image_size is None and recipe.crop_size is None:
+        side, shape = models.find(model).image_side, _image_shape(recipe)
+        if shape is not None and max(shape[:2]) > side:
+            changes = {"image_size": side}
     if recipe.fine_tune == AUTO:
         late = weights is not None or model == FROM_SCRATCH
         changes["fine_tune"] = "last-layer" if late else "all"
@@ -75,13 +79,18 @@ def resolved(recipe: Recipe) -> Recipe:
 
 
 def _small_and_grey(recipe: Recipe) -> bool:
-    if recipe.dataset != "folder" or recipe.features_from is not None:
-        return False
-    if recipe.data is None or not Path(recipe.data).expanduser().exists():
-        return False  # what loads the data says so
-    fields = {name: getattr(recipe, name) for name in LAYOUT_FIELDS}
-    shape = data.image_shape(data.Layout(recipe.data, **fields), recipe.groups)
+    shape = _image_shape(recipe)
     return shape is not None and shape[2] == 1 and max(shape[:2]) <= SIDE
+
+
+def _image_shape(recipe: Recipe) -> tuple[int, int, int] | None:
+    """Return the shape of all images of a folder; None if they differ, or are not."""
+    if recipe.dataset != "folder" or recipe.features_from is not None:
+        return None
+    if recipe.data is None or not Path(recipe.data).expanduser().exists():
+        return None  # what loads the data says so
+    fields = {name: getattr(recipe, name) for name in LAYOUT_FIELDS}
+    return data.image_shape(data.Layout(recipe.data, **fields), recipe.groups)
 
 
 def reasons(given: Recipe, recipe: Recipe, examples: int) -> dict[str, str]:
@@ -92,8 +101,6 @@ def reasons(given: Recipe, recipe: Recipe, examples: int) -> dict[str, str]:
         recipe: after all was.
         examples: N, public.
     """
-    if AUTO not in (given.model, given.fine_tune, given.head_input):
-        return {}
     public = recipe.weights in packaged.PACKAGED
     frozen = recipe.fine_tune == "last-layer"
     numbers = f"N = {examples}"
@@ -111,13 +118,16 @@ def reasons(given: Recipe, recipe: Recipe, examples: int) -> dict[str, str]:
         "head_input": "features of norm 1 need less noise",
         "image_size": "it is the size that was measured with these weights"
         if public
-        else "more pixels are more features, and more noise",
+        else "more pixels are more features, and more noise"
+        if recipe.model.startswith("scattering-")
+        else f"images differ in size, or are larger, and {recipe.model} takes this one",
         "batch_size": "with all examples an update has the least noise"
         if recipe.batch_size == examples
         else f"more updates on fewer images suit {numbers}",
         "solver": f"it suits {numbers}",
         "steps": f"it suits {numbers}",
-        "learning_rate": f"it suits {numbers}, and the number of features",
+        "learning_rate": f"it suits {numbers}"
+        + (", and the number of features" if frozen else ""),
         "clip_norm": "it did best for this kind of model",
     }
     before, after = vars(given), vars(recipe)

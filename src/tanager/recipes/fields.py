@@ -103,9 +103,9 @@ def check(recipe: Any) -> None:
             )
     _check_labels(recipe)
     _check_budget(recipe)
-    if recipe.clip_norm or recipe.solver == "dp-sgd":
+    if recipe.clip_norm:
         validate.clipping_norm(recipe.clip_norm)
-    if recipe.learning_rate or recipe.solver == "dp-sgd":
+    if recipe.learning_rate:
         validate.positive(learning_rate=recipe.learning_rate)
     if isinstance(recipe.class_weights, str):
         validate.one_of(get_args(ClassWeights), class_weights=recipe.class_weights)
@@ -213,7 +213,7 @@ def _check_budget(recipe: Any) -> None:
     given = {name: getattr(recipe, name) for name in _BUDGET}
     missing = {name for name in _BUDGET if given[name] is None}
     unknown = len(missing - {recipe.solve_for})
-    if recipe.solver != "dp-sgd" and recipe.epsilon is not None:
+    if recipe.epsilon is not None and (recipe.solver != "dp-sgd" or recipe.leaves_open):
         return
     if unknown > (recipe.solve_for is None):
         which = "all" if recipe.solve_for == "nothing" else "two"

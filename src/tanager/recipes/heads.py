@@ -36,7 +36,8 @@ _BATCHES: dict[str, Any] = {
     "learning_rate": 50.0,
 }
 """For scattering features from that signal on: as the recipe cifar10-scattering."""
-_WHOLE_STEPS, _WHOLE_RATE = 60, 0.5
+_WHOLE_BATCHES, _WHOLE_STEPS, _WHOLE_MORE_STEPS = (1024, 4096), 60, 150
+_WHOLE_RATE, _WHOLE_MOST, _WHOLE_SHARE = 0.5, 2.0, 8000.0
 
 
 def resolved(recipe: Recipe, examples: int, features: int) -> Recipe:
@@ -45,22 +46,25 @@ def resolved(recipe: Recipe, examples: int, features: int) -> Recipe:
     Args:
         recipe: any.
         examples: N, public.
-        features: what the last layer sees of an example.
+        features: what the last layer sees of an example; of no account where more than
+            it is trained.
 
     Raises:
         ValueError: the solver does not suit the rest of the recipe.
     """
     on_features = recipe.caches_features and recipe.head_input != "features"
-    if recipe.solver == "auto" and not recipe.caches_features:
-        recipe = _whole(recipe, examples)
-    if recipe.solver != "dp-sgd" and not on_features:
+    chooses = recipe.leaves_open
+    if chooses and recipe.solver != "class-means" and not recipe.caches_features:
+        recipe, chooses = _whole(recipe, examples), False
+    if (chooses or recipe.solver != "dp-sgd") and not on_features:
         validate.refuse(
             "solver",
             recipe.solver,
-            "is for a last layer on features of norm 1",
-            "give fine_tune last-layer, no augmentation, and head_input norm or root",
+            "is for a last layer on features of norm 1, if settings are left open",
+            "give fine_tune last-layer, no augmentation, and head_input norm or root; "
+            "or solver dp-sgd, steps, learning_rate and clip_norm",
         )
-    if recipe.solver == "auto":
+    if chooses and recipe.solver != "class-means":
         recipe = _chosen(recipe, examples, features)
     if recipe.solver == "dp-sgd":
         return dataclasses.replace(recipe, batch_size=recipe.batch_size or examples)
@@ -117,7 +121,7 @@ def _chosen(recipe: Recipe, examples: int, features: int) -> Recipe:
         few, share, most = 0.0, _SCATTERING_SHARE, _SCATTERING_RATE
     plain = steps is None and not rate and not recipe.class_weights
     plain = plain and not recipe.multi_label
-    if signal < few and plain:
+    if signal < few and plain and recipe.solver == "auto":
         return dataclasses.replace(recipe, solver="class-means")
     return dataclasses.replace(
         recipe,
@@ -128,13 +132,24 @@ def _chosen(recipe: Recipe, examples: int, features: int) -> Recipe:
 
 
 def _whole(recipe: Recipe, examples: int) -> Recipe:
-    """Return the recipe with settings for training more than the last layer."""
+    """Return the recipe with settings for training more than the last layer.
+
+    From scratch the learning rate is in proportion to N·ε, up to a limit. Many examples
+    are taken in batches of a quarter, which was better than all of them, and quicker.
+    """
+    rate = _WHOLE_RATE
+    if recipe.fine_tune == "all" and recipe.weights is None and recipe.epsilon:
+        rate = min(_WHOLE_MOST, examples * recipe.epsilon / _WHOLE_SHARE)
+    least, most = _WHOLE_BATCHES
+    batch = recipe.batch_size or min(examples, max(least, min(examples // 4, most)))
+    steps = _WHOLE_STEPS if batch == examples else _WHOLE_MORE_STEPS
+    if recipe.steps is None:
+        recipe = dataclasses.replace(recipe, steps=steps)
     return dataclasses.replace(
         recipe,
         solver="dp-sgd",
-        batch_size=recipe.batch_size or examples,
-        steps=recipe.steps or _WHOLE_STEPS,
-        learning_rate=recipe.learning_rate or _WHOLE_RATE,
+        batch_size=batch,
+        learning_rate=recipe.learning_rate or rate,
         clip_norm=recipe.clip_norm or 1.0,
     )
 

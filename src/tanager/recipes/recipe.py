@@ -88,7 +88,8 @@ class Recipe:
         delta: failure probability δ. Default: 0.1/N or less, one digit.
         accountant: how ε is computed: pld, which is tight, or rdp, as papers report it.
         batch_size: expected batch size B, in examples; the sample rate is q = B/N. 0
-            for all of them: no sampling, the Gaussian mechanism.
+            for all of them (no sampling, the Gaussian mechanism), or for fewer if other
+            settings are left open and that is better.
         noise_multiplier: σ: standard deviation of the noise divided by the clipping
             norm; solved for if not given.
         steps: number of updates T; solved for if not given.
@@ -104,15 +105,14 @@ class Recipe:
         examples_per_group: largest number of images of a person that an update uses.
         declared_examples: public number of examples N, if it differs from the data's.
             Required under add-or-remove-one, which protects the true number.
-        clip_norm: clipping norm C: largest gradient norm of one example; 0 lets solver
-            auto choose.
+        clip_norm: clipping norm C: largest gradient norm of one example; 0 chooses it.
         class_weights: what the loss of each class is multiplied by, such as rare 5; 1
             where none is given. They must be public. Or balanced: in inverse proportion
             to class counts, with noise that is part of the budget.
         optimizer: name of an optax optimizer, such as sgd or adamw.
         optimizer_options: its options besides the learning rate, such as momentum 0.9.
-        learning_rate: learning rate, for the gradient sum divided by C and by B; 0 lets
-            solver auto choose.
+        learning_rate: learning rate, for the gradient sum divided by C and by B; 0
+            chooses it from N and ε.
         learning_rate_schedule: constant; step: a tenth after half of the steps, again
             after three quarters; or cosine, down to 0.
         warmup_steps: updates in which the learning rate rises from 0.
@@ -261,15 +261,23 @@ class Recipe:
             validate.refuse("multi_label", True, rule)
         validate.whole(batch_size=self.batch_size, at_least=1)
         self.refuse_balanced("in a search, which does not count the class counts")
-        if self.solver != "dp-sgd":
-            remedy = "give --solver dp-sgd, --steps and --learning-rate"
-            validate.refuse("solver", self.solver, "must be dp-sgd in a search", remedy)
+        if self.solver != "dp-sgd" or self.leaves_open:
+            remedy = "give --solver dp-sgd, --steps, --learning-rate and --clip-norm"
+            rule = "must be dp-sgd in a search, with settings to vary"
+            validate.refuse("solver", self.solver, rule, remedy)
 
     def refuse_balanced(self, where: str) -> None:
         """Refuse class weights from noisy counts where these would not be counted."""
         if self.class_weights == "balanced":
             rule, remedy = f"is not supported {where}", "give a weight for each class"
             validate.refuse("class_weights", "balanced", rule, remedy)
+
+    @property
+    def leaves_open(self) -> bool:
+        """Whether settings of the solver are left to be chosen, from N and ε."""
+        steps = self.steps or self.noise_multiplier is not None or self.batch_size
+        given = self.learning_rate and self.clip_norm and steps
+        return self.solver == "auto" or not given
 
     @property
     def caches_features(self) -> bool:

@@ -113,7 +113,7 @@ def prepare(
             "give weights to start from",
         )
     size = tasks.size(recipe, dataset)
-    width = tasks.head_width(recipe, dataset) if recipe.solver != "dp-sgd" else 0
+    width = tasks.head_width(recipe, dataset) if recipe.leaves_open else 0
     public = recipe.public_size(size)
     recipe = heads.resolved(recipe, public, width)
     budget = solve_budget(recipe, size, len(dataset.classes))

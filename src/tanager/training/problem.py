@@ -27,7 +27,7 @@ from tanager.data.loader import Unreadable
 from tanager.groups import Groups
 from tanager.parallel.layout import Layout
 from tanager.privacy.account import Account
-from tanager.privacy.accountant import check_claim
+from tanager.privacy.accountant import check_claim, composed_epsilon
 from tanager.privacy.mechanism import Mechanism, common_adjacency
 
 
@@ -176,6 +176,14 @@ class DPSGD:
     def mechanisms(self) -> list[Mechanism]:
         """Return all that a run spends: on the class counts, if any, and the steps."""
         return [*filter(None, (self.class_counts,)), self.mechanism]
+
+    def claimed_epsilon(self) -> float:
+        """Return ε of all that a run spends at `delta`, by PLD; infinite without noise.
+
+        Whoever states the ε of an algorithm takes it from here: `mechanism` alone
+        leaves out the class counts.
+        """
+        return composed_epsilon(self.mechanisms(), self.delta)
 
     def require_clip_norm(self) -> float:
         """Return C; refuse an algorithm that clips nothing."""

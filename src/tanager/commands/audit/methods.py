@@ -211,7 +211,7 @@ def _chosen(
     examples, chosen = _audited(recipe, dataset, options), {}
     if recipe.batch_size == 0:
         chosen["batch_size"] = examples
-    if recipe.solver != "dp-sgd":
+    if recipe.leaves_open or recipe.solver != "dp-sgd":
         width = tasks.head_width(recipe, dataset)
         solved = heads.resolved(recipe, examples, width)
         assert solved.steps is not None
