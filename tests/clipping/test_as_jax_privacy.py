@@ -8,6 +8,7 @@ that differ in `dtype=None` alone are one here.
 
 import functools
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -104,10 +105,10 @@ def test_clip_pytree_non_finite_input_returns_non_finite_norm(bad):
     assert not np.isfinite(norm) and not np.any(clipped)
 
 
-PAIR = {"a": np.float32([3, 4]), "b": np.float32([0, 10])}
+PAIR = {"a": np.array([3, 4], np.float32), "b": np.array([0, 10], np.float32)}
 DEEP = {
-    "layer1": {"w": np.float32([0, 3]), "b": np.float32([4])},
-    "layer2": {"w": np.float32([0, 8]), "b": np.float32([6])},
+    "layer1": {"w": np.array([0, 3], np.float32), "b": np.array([4], np.float32)},
+    "layer2": {"w": np.array([0, 8], np.float32), "b": np.array([6], np.float32)},
 }
 PARTS = {
     "full": (PAIR, {"a": np.array(1.0), "b": np.array(15.0)}, {"a": 5.0, "b": 10.0}),
@@ -363,8 +364,8 @@ def quadratic_with_aux(params, x):
     return quadratic(params, x), {"key": x}
 
 
-def quadratic_grad(**options):
-    return clipped_grad(quadratic, **{"clip_norm": 2.5} | options)
+def quadratic_grad(*, clip_norm: Any = 2.5, **options):
+    return clipped_grad(quadratic, clip_norm=clip_norm, **options)
 
 
 def test_validate_args_overlap():

@@ -63,7 +63,7 @@ class Problem:
         ValueError: `unreadable` is another word.
     """
 
-    loss: Callable[[Any, Any], jax.Array]
+    loss: Callable[..., jax.Array]
     params: PyTree
     data: Any
     augment: Callable[[jax.Array, Any], Any] | None = None

@@ -17,7 +17,10 @@ from trees import distance
 SEED = tanager.Seed.from_int(3)
 ROWS = 12
 DRAW = np.random.default_rng(0)
-DATA = {"x": np.float32(DRAW.normal(size=(ROWS, 4))), "y": np.int32([0, 1, 2] * 4)}
+DATA = {
+    "x": np.float32(DRAW.normal(size=(ROWS, 4))),
+    "y": np.array([0, 1, 2] * 4, np.int32),
+}
 PARAMS = {"w": jnp.float32(DRAW.normal(size=(4, 5))), "v": jnp.ones((5, 3))}
 
 
