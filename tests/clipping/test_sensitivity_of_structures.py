@@ -396,3 +396,23 @@ def test_a_norm_that_standardisation_takes_nearly_all_of(inputs):
     found = alone(seen_through(standardise), jnp.float32(w), batch, 1e-3)
     for sizes, _ in found.values():
         assert np.max(sizes) <= SLACK * 1e-3
+
+
+@pytest.mark.parametrize("positions", [(), (3,)])
+@pytest.mark.parametrize("size", [1e-12, 1.0, 1e12])
+def test_masks_of_every_size_and_rows_of_every_scale(positions, size):
+    mask = (size * np.tri(4, 3) * [1, 1e-22, 1e3]).astype(np.float32)
+    w, x = float32(*draw(31, (4, 3), (8, *positions, 4)))
+    scales = np.float32(10.0) ** np.arange(-12, 12, 3)
+    x = x * scales.reshape(-1, *[1] * (x.ndim - 1)).astype(np.float32)
+
+    def loss(w, x):
+        return jnp.sum(x @ (w * jnp.asarray(mask, w.dtype)))
+
+    exact = norms_of(loss, w, x)
+    for sizes, norms in alone(loss, w, x, C).values():
+        assert np.max(sizes) <= SLACK * C
+        counted = np.isfinite(norms) & (sizes > 0)
+        # Norms below 1e-18 vanish when squared.
+        least = exact[counted] * (1 - 1e-6) - 1e-18
+        assert np.all(norms[counted] >= least)

@@ -331,8 +331,10 @@ class Masked(Single):
         del method
         rule = self.rule
         assert isinstance(rule, Dot)
-        left, right = (jnp.square(widen(side[:, :, 0])) for side in rule.operands(seen))
-        mask, largest = self._mask(rule, left.dtype)
+        x, dy = (widen(side[:, :, 0]) for side in rule.operands(seen))
+        mask, largest = self._mask(rule, x.dtype)
+        # Scaled before it is squared: the square of a small number vanishes.
+        left, right = jnp.square(x), jnp.square(dy * largest)
         met = product("bgk,gkn->bgn", left, jnp.square(mask))
         squares = jnp.sum(met * right, axis=(1, 2))
         squares *= 1 + gamma(self._steps + 24, squares.dtype, product=True)
@@ -341,7 +343,7 @@ class Masked(Single):
         tiny = 4 * float(jnp.finfo(jnp.float32).tiny)
         squares += jnp.sum(tiny * sides[0] * sides[1], axis=(1, 2))
         counts = rule.inputs, rule.outputs
-        squares = guarded(squares, sides[0], sides[1], counts) * jnp.square(largest)
+        squares = guarded(squares, sides[0], sides[1], counts)
         return Gram(squares, squares)
 
     def terms(self, seen: TapValues) -> Float[Array, " b"]:
