@@ -334,8 +334,8 @@ class Masked(Single):
         x, dy = (widen(side[:, :, 0]) for side in rule.operands(seen))
         mask, largest = self._mask(rule, x.dtype)
         # Scaled before it is squared: the square of a small number vanishes.
-        left, right = jnp.square(x), jnp.square(dy * largest)
-        met = product("bgk,gkn->bgn", left, jnp.square(mask))
+        left, right = rounding.square(x), rounding.square(dy * largest)
+        met = product("bgk,gkn->bgn", left, rounding.square(mask))
         squares = jnp.sum(met * right, axis=(1, 2))
         squares *= 1 + gamma(self._steps + 24, squares.dtype, product=True)
         sides = [jnp.sum(side, axis=-1, keepdims=True) for side in (left, right)]
