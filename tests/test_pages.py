@@ -47,10 +47,13 @@ def fine_tuning(printed, folder):
 
 
 def audit(printed, folder):
-    claimed, least, *of_many = re.findall(r"[\d.]+\d", printed)
+    of_runs, of_scores = printed.split("ε is at least")
+    claimed, least, *of_many = re.findall(r"[\d.]+\d", of_runs)
     assert all(0 <= float(bound) < 6 for bound in of_many)
     assert len(of_many) == 2
     assert 0 <= float(least) <= float(claimed)
+    # Two Gaussians two standard deviations apart: 37 % at 1 %, and ln 37.
+    assert re.match(r" 2\.\d\d\nfinds 38 % with 1 % of false alarms\n", of_scores)
 
 
 def tutorials(printed, folder):
