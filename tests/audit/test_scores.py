@@ -84,7 +84,7 @@ def laplace(draw, epsilon, count):
 
 
 def most(trials, risk):
-    """How many errors in so many trials are exceeded once in 10⁶."""
+    """Return the number of errors that chance exceeds once in 10⁶ runs."""
     return stats.binom.isf(1e-6, trials, risk)
 
 

@@ -113,7 +113,8 @@ def one_run_trade_off(
 ) -> float:
     """Return a lower bound on ε of DP-SGD: about its noise, all else is as claimed.
 
-    Its steps are the last of what is `claimed`, all of which the guesser saw.
+    `claimed` ends with the steps of DP-SGD. What stands before them, such as class
+    counts, was released too.
 
     A noise multiplier is refuted if this many right guesses are less likely under its
     trade-off curve than 1 − confidence. ε is that of the largest one not refuted.

@@ -67,9 +67,9 @@ class ScoreAudit:
 
         Args:
             prevalence: share of canaries that are inside; None for that of the scores.
-            confidence: that the best threshold is no more accurate on any number of
-                scores (Clopper and Pearson at that threshold); None for the accuracy
-                on these scores, which is biased upwards.
+            confidence: of an upper bound on the accuracy of every threshold, by Clopper
+                and Pearson; None for the accuracy on these scores, which is biased
+                upwards.
         """
         inside, outside = len(self.inside), len(self.outside)
         share = inside / (inside + outside) if prevalence is None else prevalence

@@ -232,7 +232,7 @@ class ClippedGrad:
         clip_norm: PyTree,
     ) -> Any:
         empty, rows = not mask.shape[0], max(mask.shape[0], 1)
-        if empty:  # as one row of padding, of which nothing is returned
+        if empty:  # clip one row of padding, and return none of its rows
             batch, mask = jax.tree.map(
                 lambda leaf: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype), (batch, mask)
             )

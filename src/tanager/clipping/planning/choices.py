@@ -43,7 +43,6 @@ from tanager.clipping.rules.groups import (
     joined,
 )
 from tanager.clipping.rules.retained import retained_steps
-from tanager.clipping.rules.shares import Share
 from tanager.clipping.rules.standardised import Standardised
 
 
@@ -137,7 +136,7 @@ def norm_groups(program: Program, parts: Sequence[int] = ()) -> list[NormGroup]:
         if len(set(own)) > 1:
             for part in sorted(set(own)):
                 leaves = [leaf for leaf in unit.leaves if parts[leaf] == part]
-                groups.append(Share(program, unit, leaves))
+                groups.append(Joint(program, unit, leaves))
             continue
         # Parts of a standardised weight are not apart: they share its mean and size.
         rules = joined(program, unit.uses)
@@ -152,7 +151,7 @@ def norm_groups(program: Program, parts: Sequence[int] = ()) -> list[NormGroup]:
                 kind = Masked if links.masks(rule.use.links) else Single
                 groups.append(kind(program, unit, *rule.uses))
         else:
-            groups.append(Joint(program, unit))
+            groups.append(Joint(program, unit, unit.leaves))
     return groups
 
 

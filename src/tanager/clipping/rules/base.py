@@ -181,9 +181,6 @@ class Rule:
 
     name = "general"
 
-    alike: Any = None
-    """Rules of uses for which this is equal, and not None, may be joined."""
-
     def __init__(self, tap: Tap, use: Use):
         self.tap = tap
         self.use = use
@@ -191,17 +188,8 @@ class Rule:
 
     def join(self, other: "Rule") -> bool:
         """Take on the uses of another rule, if it is alike; return whether it is."""
-        same = self.alike is not None and self.alike == other.alike
-        same = same and self.use.anchor is other.use.anchor
-        same = same and links.alike(self.use.links, other.use.links)
-        if same:
-            self.uses += other.uses
-            self.take(other)
-        return same
-
-    def take(self, other: Any) -> None:
-        """Add the positions of another rule."""
-        raise NotImplementedError
+        del other
+        return False
 
     def gather(self, seen: Sequence[TapValues]) -> TapValues:
         """Return what was seen at all uses as one."""
@@ -298,6 +286,30 @@ class Bilinear(Rule, abc.ABC):
     """A tap linear in x and in the parameter, whose gradients add up T `positions`."""
 
     positions: int
+
+    alike: tuple
+    """Rules for which this is equal form gradients in the same way."""
+
+    def __init__(self, tap: Tap, use: Use):
+        super().__init__(tap, use)
+        self._joined: list[Any] = []
+
+    @property
+    def parts(self) -> list[Any]:
+        """This rule and those that have joined it."""
+        return [self, *self._joined]
+
+    def join(self, other: Rule) -> bool:
+        if not isinstance(other, Bilinear) or self.alike != other.alike:
+            return False
+        if self.use.anchor is not other.use.anchor:
+            return False
+        if not links.alike(self.use.links, other.use.links):
+            return False
+        self.uses += other.uses
+        self._joined += other.parts
+        self.positions += other.positions
+        return True
 
     @abc.abstractmethod
     def terms(self, seen: TapValues) -> Float[Array, " b"]:

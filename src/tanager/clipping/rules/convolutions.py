@@ -22,7 +22,14 @@ from tanager.clipping.analysis import jaxprs, links
 from tanager.clipping.analysis.dtypes import widen
 from tanager.clipping.analysis.jaxprs import aval
 from tanager.clipping.analysis.taps import Tap, Use
-from tanager.clipping.rules.base import Bilinear, Formation, TapValues, Work, product
+from tanager.clipping.rules.base import (
+    Bilinear,
+    Formation,
+    Rule,
+    TapValues,
+    Work,
+    product,
+)
 from tanager.clipping.rules.grams import Gram, gram_excess, gram_of, terms_of
 
 
@@ -73,9 +80,12 @@ class Convolution(Bilinear):
         self.alike = self.name, *alone, *kernel, *params, *map(str, dtypes)
         self.outputs_last = numbers.rhs_spec[0] == len(kernel) - 1
 
-    def take(self, other: "Convolution") -> None:
-        self.images += other.images
-        self.positions += other.positions
+    def join(self, other: Rule) -> bool:
+        joined = super().join(other)
+        if joined:
+            assert isinstance(other, Convolution)
+            self.images += other.images
+        return joined
 
     def gather(self, seen: Sequence[TapValues]) -> TapValues:
         """See `Rule.gather`: the images of all uses are those of one."""

@@ -64,21 +64,16 @@ class Dot(Bilinear):
         self.positions = math.prod(x_shape[axis] for axis in self._x.free)
         self.inputs = math.prod(x_shape[axis] for axis in self._x.contracted)
         self.outputs = math.prod(self._w_shape[axis] for axis in self._w.free)
-        self._parts: list[Dot] = [self]
         self._own = self.positions
         dtypes = [aval(atom).dtype for atom in (*equation.invars, *equation.outvars)]
         self.alike = self.name, self._w, self._w_shape, *map(str, dtypes)
 
-    def take(self, other: "Dot") -> None:
-        self._parts.append(other)
-        self.positions += other.positions
-
     def gather(self, seen: Sequence[TapValues]) -> TapValues:
-        if len(self._parts) == 1:
+        if len(self.parts) == 1:
             return seen[0]
         pairs = [
             part._in_order(at.data[0], at.gradients[0])
-            for part, at in zip(self._parts, seen, strict=True)
+            for part, at in zip(self.parts, seen, strict=True)
         ]
         x, dy = (jnp.concatenate(sides, axis=2) for sides in zip(*pairs, strict=True))
         return replace(seen[0], data=[x], results=[], gradients=[dy])
@@ -86,7 +81,7 @@ class Dot(Bilinear):
     def operands(self, seen: TapValues) -> tuple[Array, Array]:
         """Return x `[B, G, T, K]` and dy `[B, G, T, N]`."""
         (x,), (dy,) = seen.data, seen.gradients
-        return self._in_order(x, dy) if len(self._parts) == 1 else (x, dy)
+        return self._in_order(x, dy) if len(self.parts) == 1 else (x, dy)
 
     def _in_order(self, x: Array, dy: Array) -> tuple[Array, Array]:
         order = (*self._x.batch, *self._x.free, *self._x.contracted)

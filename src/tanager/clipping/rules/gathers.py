@@ -21,7 +21,7 @@ from tanager.clipping.rules.grams import Gram, gram_excess, gram_of, terms_of
 
 
 def axis_taken(equation: jex.JaxprEqn) -> int | None:
-    """Return the axis of which one entry is taken, as of ``table[i]``, or None.
+    """Return the axis that a gather or slice indexes, 0 for ``table[i]``, or None.
 
     All other axes are taken whole, by `gather` or by `dynamic_slice`.
     """
@@ -67,24 +67,19 @@ class Gather(Bilinear):
         width = math.prod(self._shape) // max(self._rows, 1)
         self.positions = aval(equation.outvars[0]).size // max(width, 1)
         self._width = width
-        self._parts: list[Gather] = [self]
         dtype = aval(equation.outvars[0]).dtype
         self.alike = self.name, axis, self._shape, str(dtype)
 
-    def take(self, other: "Gather") -> None:
-        self._parts.append(other)
-        self.positions += other.positions
-
     def gather(self, seen: Sequence[TapValues]) -> TapValues:
-        if len(self._parts) == 1:
+        if len(self.parts) == 1:
             return seen[0]
-        found = [part._in_order(at) for part, at in zip(self._parts, seen, strict=True)]
+        found = [part._in_order(at) for part, at in zip(self.parts, seen, strict=True)]
         *data, dy = (jnp.concatenate(own, axis=1) for own in zip(*found, strict=True))
         return replace(seen[0], data=data, results=[], gradients=[dy])
 
     def operands(self, seen: TapValues) -> tuple[Array, Array, Array]:
         """Return row numbers, which of them are in the table, and dy."""
-        if len(self._parts) == 1:
+        if len(self.parts) == 1:
             return self._in_order(seen)
         (indices, inside), (dy,) = seen.data, seen.gradients
         return indices, inside, dy
@@ -170,7 +165,7 @@ class Gather(Bilinear):
         return links.back(self.use.links, jnp.moveaxis(total, 0, self._axis))
 
     def gradients_by_vmap(self, seen: TapValues) -> Array:
-        if len(self._parts) == 1:
+        if len(self.parts) == 1:
             return super().gradients_by_vmap(seen)
         empty = jnp.zeros((self._rows, self._width), self.dtype)
 

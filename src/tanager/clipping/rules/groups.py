@@ -360,10 +360,19 @@ class Masked(Single):
 
 
 class Joint(NormGroup):
-    """All uses of parameters that share entries: cross terms are included."""
+    """All uses of parameters that share entries: cross terms are included.
 
-    def __init__(self, program: Program, unit: Unit):
+    `leaves` are those of the unit that are clipped together: of a gain and the weight
+    it multiplies, one may be in another part of the gradient (`factors.Limit`).
+    """
+
+    def __init__(self, program: Program, unit: Unit, leaves: Sequence[int]):
         super().__init__(program, unit, unit.uses)
+        self._leaves = tuple(leaves)
+
+    @property
+    def leaves(self) -> tuple[int, ...]:
+        return self._leaves
 
     def gradients(self) -> tuple[str, ...]:
         every = (name for rule in self.rules for name in rule.gradients())
@@ -388,6 +397,8 @@ class Joint(NormGroup):
             leaves = [constants[leaf] for leaf in program.parameters]
             back = functools.partial(program.pull_back, self.unit, leaves)
             ordered = jax.vmap(back)(ordered)
+        pairs = zip(self.unit.leaves, ordered, strict=True)
+        ordered = [gradient for leaf, gradient in pairs if leaf in self.leaves]
         squares = [rounding.squares(gradient) for gradient in ordered]
         total = sum(squares[1:], squares[0])
         total = total * (1 + rounding.gamma(len(squares), total.dtype))
@@ -400,7 +411,7 @@ class Joint(NormGroup):
         del method, seen
         assert held.gradients is not None
         totals = [weighted_sum(each, factors) for each in held.gradients]
-        return dict(zip(self.unit.leaves, totals, strict=True))
+        return dict(zip(self.leaves, totals, strict=True))
 
 
 def _formed(rule: Rule, method: str, seen: TapValues) -> Array:
