@@ -2,7 +2,7 @@
 
     python benchmarks/strangers.py [NAME...] [--seconds 2]
 
-Each row is one model, written as the documentation of its library writes such models.
+Each row is one model after one in some library's documentation, in plain JAX.
 `auto` and `by hand` are times of a step relative to SGD, medians of turns taken one
 after the other in one process; `by hand` is `vmap(grad)` with clipping. `compile` are
 seconds to compile the step; `tuning` are those that `auto` measures, without anything

@@ -118,12 +118,18 @@ def test_a_derivative_rule_that_mixes_examples_is_refused(mixing):
         clipped_grad(loss, clip_norm=1.0)(jnp.ones((2, 2)), {"x": jnp.ones((2, 2))})
 
 
-@pytest.mark.parametrize("result", [lambda y: (y, y), lambda y: y.astype(jnp.int32)])
-def test_what_is_no_scalar_is_refused_whatever_its_derivative(result):
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (lambda y: (y, y), "must return the loss alone"),
+        (lambda y: y.astype(jnp.int32), "must return one floating-point scalar"),
+    ],
+)
+def test_what_is_no_scalar_is_refused_whatever_its_derivative(result, message):
     def loss(w, example):
         return result(jnp.sum(jax.nn.relu(example["x"] @ w)))
 
-    with pytest.raises(ValueError, match=r"must return (one|the loss alone)"):
+    with pytest.raises(ValueError, match=message):
         clipped_grad(loss, clip_norm=1.0)(jnp.ones((2, 2)), {"x": jnp.ones((2, 2))})
 
 
