@@ -46,10 +46,14 @@ def fine_tuning(printed, folder):
 
 
 def audit(printed, folder):
-    claimed, least, *of_many = re.findall(r"[\d.]+\d", printed)
-    assert all(0 <= float(bound) < 6 for bound in of_many)
-    assert len(of_many) == 2
-    assert 0 <= float(least) <= float(claimed)
+    found = [float(number) for number in re.findall(r"[\d.]+\d", printed)]
+    claimed, least, *of_many = found[:4]
+    assert all(0 <= bound < 6 for bound in of_many)
+    assert 0 <= least <= claimed
+    proven, share, raw, low, high = found[4:]
+    assert 0 < proven < raw
+    assert 0 < share < 100
+    assert low < raw < high
 
 
 CHECKS = {
