@@ -11,7 +11,7 @@ import difflib
 import math
 import numbers
 from collections.abc import Callable, Iterable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tanager._text import clean
 
@@ -86,6 +86,15 @@ def whole(*, at_least: int, remedy: str = "", **values: int) -> None:
             refuse(name, value, "must be a whole number", remedy)
         if value < at_least:
             refuse(name, value, f"must be at least {at_least}", remedy)
+
+
+def size_or_auto(**values: Any) -> None:
+    """Refuse a value that is neither "auto" nor a whole number of at least 1."""
+    for name, value in values.items():
+        if isinstance(value, str) and value != "auto":
+            refuse(name, value, "must be a whole number or auto", "give 256, or auto")
+        if value != "auto":
+            whole(at_least=1, **{name: value})
 
 
 def channels_last(image_shape: tuple[int, ...]) -> None:

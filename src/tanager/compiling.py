@@ -15,7 +15,7 @@ from typing import Any
 import equinox as eqx
 import jax
 from jax.core import Tracer
-from jax.stages import Lowered
+from jax.stages import Compiled, Lowered
 
 
 _HANDED_OVER = "xla_cpu_experimental_ynn_fusion_type"
@@ -66,6 +66,29 @@ class jit:
     def lower(self, *arguments: Any) -> Lowered:
         """Return `jax.jit(...).lower(...)`."""
         return self._jitted.lower(*arguments)
+
+
+def bytes_needed(program: Compiled) -> int | None:
+    """Return the bytes that a call needs, by XLA's analysis; None where it has none.
+
+    Arguments, outputs and temporary memory; donated memory counts once.
+    """
+    stats = program.memory_analysis()
+    if stats is None:
+        return None
+    return (
+        stats.argument_size_in_bytes
+        + stats.output_size_in_bytes
+        - stats.alias_size_in_bytes
+        + stats.temp_size_in_bytes
+    )
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether this is how XLA (or Python) says that memory ran out."""
+    text = str(error)
+    signs = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory")
+    return isinstance(error, MemoryError) or any(sign in text for sign in signs)
 
 
 def filter_jit(function: Callable) -> Callable:

@@ -18,6 +18,7 @@ from tanager import _validate as validate
 from tanager.bench import programs
 from tanager.bench.timing import describe
 from tanager.bench.workload import Workload
+from tanager.compiling import is_out_of_memory
 
 
 CEILING = 2**20
@@ -148,13 +149,6 @@ def _trial(workload: Workload, limit_bytes: int | None) -> Callable[[str, int], 
         return True
 
     return fits
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Return whether this is how XLA (or Python) says that memory ran out."""
-    text = str(error)
-    signs = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory")
-    return isinstance(error, MemoryError) or any(sign in text for sign in signs)
 
 
 def _run_once(workload: Workload, name: str, rows: int) -> None:

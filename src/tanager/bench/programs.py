@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, PyTree
 from tanager import _validate as validate
 from tanager.bench.workload import SGD, Workload
 from tanager.clipping import STRATEGIES
-from tanager.compiling import jit
+from tanager.compiling import bytes_needed, jit
 from tanager.sampling import PhysicalBatch
 
 
@@ -72,15 +72,7 @@ class Program:
         rows = jax.tree.leaves(batch)[0].shape[0]
         carried, inputs = jax.eval_shape(self._start, params, batch)
         mask = jax.ShapeDtypeStruct((rows,), jnp.bool_)
-        stats = self._jitted.lower(carried, inputs, mask).compile().memory_analysis()
-        if stats is None:
-            return None
-        return (
-            stats.argument_size_in_bytes
-            + stats.output_size_in_bytes
-            - stats.alias_size_in_bytes
-            + stats.temp_size_in_bytes
-        )
+        return bytes_needed(self._jitted.lower(carried, inputs, mask).compile())
 
 
 NAMES = SGD, *STRATEGIES, AUTO_LOW

@@ -61,7 +61,6 @@ _AT_LEAST = {
     "test_views": 0,
     "validation_examples": 0,
     "train_examples": 1,
-    "physical_batch_size": 1,
     "devices": 1,
     "workers": 0,
     "evaluate_every": 1,
@@ -86,6 +85,8 @@ def check(recipe: Any) -> None:
                 validate.refuse(name, value, "must be a name")
         elif name in _CHOICES:
             validate.one_of(get_args(_CHOICES[name]), **named)
+        elif name == "physical_batch_size":
+            validate.size_or_auto(**named)
         elif name in _AT_LEAST:
             validate.whole(**named, at_least=_AT_LEAST[name], remedy="")
     if recipe.unit == "group" and recipe.groups is None:

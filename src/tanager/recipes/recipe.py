@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from tanager import _validate as validate
 from tanager.data.layout import Uncertain
@@ -131,7 +131,7 @@ class Recipe:
             persons with groups.
         train_examples: train on this many of the others. Default: all.
         physical_batch_size: images, or persons, computed on at once, by all devices
-            together; lower it if memory is short.
+            together; lower it if memory is short. auto: the fastest size that fits.
         strategy: how gradients are clipped; changes speed and memory only.
         precision: arithmetic of the model: float32; tf32, which rounds products to 10
             bits of mantissa on GPUs that can; or bfloat16. Clipping, sums and noise are
@@ -213,7 +213,7 @@ class Recipe:
     test_views: int = 0
     validation_examples: int = 0
     train_examples: int | None = None
-    physical_batch_size: int = 256
+    physical_batch_size: int | Literal["auto"] = 256
     strategy: str = "auto"
     precision: PrecisionName = "tf32"
     devices: int | None = None

@@ -57,6 +57,7 @@ def feeding(
     `one` is any one of the examples, on a leading axis of 1.
     """
     size = runtime.physical_batch_size
+    assert size != "auto"  # the loop has chosen one
     here = step.layout.rows_here(size)
     indices = np.zeros(step.unit.shape(size), np.int32)[here]
     none = PhysicalBatch(None, np.zeros(indices.shape, bool), indices)

@@ -27,6 +27,7 @@ from tanager.training import (
     class_weights,
     estimate,
     fingerprint,
+    sizing,
 )
 from tanager.training.estimate import Estimate
 from tanager.training.evaluate import Evaluation
@@ -101,7 +102,8 @@ def train(
     twentieth = max(1, mechanism.steps // 20)
     every = twentieth if evaluate_every is None else evaluate_every
     validate.whole(evaluate_every=every, at_least=1)
-    layout, size = runtime.layout(), runtime.physical_batch_size
+    layout = runtime.layout()
+    size = sizing.least(runtime, layout)
     layout.check(size, public)
     described = beginning.as_description(description)
     one = an_example(source, problem.unreadable)
@@ -119,7 +121,13 @@ def train(
     step = step.with_seed(secret)
     with measuring(runtime.progress and chief) as report:
         began = folder is not None and folder.config.exists()
-        clipping = step.sync_clipping(one, size, report, _worth(step, runtime, began))
+        if runtime.physical_batch_size == "auto":
+            size = sizing.recorded(folder, layout) or sizing.choose(
+                step, one, runtime.measure_share, report
+            )
+            runtime = dataclasses.replace(runtime, physical_batch_size=size)
+        worth = _worth(step, runtime.measure_share, size, began)
+        clipping = step.sync_clipping(one, size, report, worth)
     config = {
         **described,
         **problem.as_json(),
@@ -225,14 +233,13 @@ def train(
         return result
 
 
-def _worth(step: Step, runtime: Runtime, began: bool) -> float:
+def _worth(step: Step, share: float, size: int, began: bool) -> float:
     """Return for how many physical batches' time to measure; 0 on resume.
 
     A run that measured more when it resumed would clip by other methods.
     """
     updates = 0 if began else step.sampler.mechanism.steps
-    batches = estimate.physical_batches(step.sampler, runtime.physical_batch_size)
-    return runtime.measure_share * updates * batches
+    return share * updates * estimate.physical_batches(step.sampler, size)
 
 
 def _estimate(

@@ -11,7 +11,7 @@ order in which floats are added within a physical batch.
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import numpy as np
@@ -224,10 +224,12 @@ class Runtime:
 
     Attributes:
         physical_batch_size: examples computed on at once, by all devices together.
+            ``"auto"`` tries sizes on no example and takes the fastest that fits the
+            memory (`tanager.training.sizing`); a resume keeps it.
         strategy: how `tanager.clipped_grad` clips. ``"auto"`` measures this device
             first where that pays, once for each model and physical batch size.
-        measure_share: at most this share of the run's time goes into that; 0 measures
-            nothing, and takes the fastest known or expected.
+        measure_share: at most this share of the run's time goes into that, and as much
+            into sizes; 0 measures nothing, and takes the fastest known or expected.
         memory: ``"low"`` clips for less memory, see `tanager.clipped_grad`.
         devices: how many devices to train on, None for all. Each computes on an equal
             part of every physical batch. On several hosts (`tanager.parallel.hosts`)
@@ -245,7 +247,7 @@ class Runtime:
         ValueError: a number is out of range.
     """
 
-    physical_batch_size: int = 256
+    physical_batch_size: int | Literal["auto"] = 256
     strategy: str = "auto"
     measure_share: float = 0.1
     memory: str = "default"
@@ -256,7 +258,7 @@ class Runtime:
     progress: bool = True
 
     def __post_init__(self):
-        validate.whole(physical_batch_size=self.physical_batch_size, at_least=1)
+        validate.size_or_auto(physical_batch_size=self.physical_batch_size)
         validate.whole(workers=self.workers, at_least=0)
         validate.not_negative(
             checkpoint_seconds=self.checkpoint_seconds, measure_share=self.measure_share

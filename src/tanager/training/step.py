@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import PartitionSpec
-from jax.stages import Lowered
+from jax.stages import Compiled, Lowered
 from jaxtyping import Array, ArrayLike, Int, Key, PyTree, UInt32
 
 from tanager import _validate as validate
@@ -270,6 +270,23 @@ class Step:
             functools.partial(empty, sums, self.layout),
             out_shardings=self.layout.on_mesh(specs(sums, self.layout)),
         )
+
+    def on_rows(self) -> Self:
+        """Return this step for batches that hold their rows, whatever `in_memory`."""
+        other = copy.copy(self)
+        other.in_memory = False
+        other._forget_traces()
+        return other
+
+    def compiled(
+        self, batch: PhysicalBatch
+    ) -> tuple[Compiled, Callable[[], Accumulator]]:
+        """Return `accumulate` compiled for such a batch, and what runs it once."""
+        key = self.augmentation_key(0)
+        params = self.layout.parameters(self.params)
+        given = (params, self._placed, self.zero(), batch, key)
+        program = self._accumulate_jitted.lower(*given).compile()
+        return program, lambda: program(params, self._placed, self.zero(), batch, key)
 
     def augmentation_key(self, step: int) -> Key[Array, ""]:
         """Return the key all views of this step are drawn from."""
