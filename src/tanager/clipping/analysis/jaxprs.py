@@ -245,18 +245,16 @@ def _marked(values: Iterable[Any]) -> list[_Marked]:
     ]
 
 
-def open_calls(
-    closed: jex.ClosedJaxpr, origins: Sequence[Origin], keep: Callable[[Any], bool]
-) -> jex.ClosedJaxpr:
+def open_calls(closed: jex.ClosedJaxpr, origins: Sequence[Origin]) -> jex.ClosedJaxpr:
     """Retrace a jaxpr with the calls opened that a parameter enters.
 
-    `origins` are those of its arguments; equations to `keep` stay closed all the same.
+    `origins` are those of its arguments.
     """
 
     def rule(equation: jex.JaxprEqn, operands: list[Any]) -> list[Any]:
         operands, name = _marked(operands), equation.primitive.name
         found = {origin for _, origin in operands}
-        if Origin.PARAMETER in found and name in OPENED and not keep(equation):
+        if Origin.PARAMETER in found and name in OPENED:
             return interpret(*body_of(equation), operands, rule)
         mixed = {Origin.PARAMETER, Origin.DATA} <= found
         short = 0 < equation.params.get("length", 0) <= LONGEST_UNROLLED_SCAN

@@ -21,7 +21,7 @@ of an example's gradient is the sum over units; within one there may be cross te
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -30,10 +30,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from tanager.clipping.analysis import jaxprs, standardise
+from tanager.clipping.analysis import jaxprs
 from tanager.clipping.analysis.dtypes import widen
 from tanager.clipping.analysis.jaxprs import Origin, is_float
 from tanager.clipping.analysis.links import Constants, Link, link
+from tanager.clipping.analysis.recognise import Standardisation, recognise
 from tanager.clipping.analysis.refusals import refuse_ill_defined
 
 
@@ -61,14 +62,16 @@ class Tap:
 class Unit:
     """Leaves and anchors that share parameters: norms of different units just add.
 
-    Its kind is ``"leaf"`` if the one anchor is the one leaf, ``"standardised"`` if that
-    is standardised (perhaps with a gain), else ``"general"``.
+    Its kind is ``"leaf"`` if the one anchor is the one leaf, ``"standardised"`` if it
+    is known in what `form` that is standardised (perhaps with a gain), else
+    ``"general"``.
     """
 
     leaves: tuple[int, ...]
     anchors: tuple[jex.Var, ...]
     uses: tuple[Use, ...]
     kind: str
+    form: Standardisation | None = None
 
 
 @dataclass(eq=False)
@@ -201,7 +204,7 @@ def read_loss(
     for function in (flat, flat_with_data):
         traced = jax.make_jaxpr(function, return_shape=True)
         closed, shapes = traced(*leaves, *inputs)
-        opened = jaxprs.open_calls(closed, origins, standardise.recognised)
+        opened = jaxprs.open_calls(closed, origins)
         refuse_ill_defined(opened.jaxpr)
         program = _sort(opened, len(leaves))
         program.aux_tree = jax.tree.structure(shapes[1] if has_aux else ())
@@ -263,6 +266,7 @@ def _sort(closed: jex.ClosedJaxpr, leaves: int) -> Program:
         ):
             taps.append(_tap(len(taps), equation, origins, live, constants))
     units = _units([use for tap in taps for use in tap.uses], jaxpr.invars, live)
+    units = [_recognised(unit, prologue, jaxpr.invars, constants) for unit in units]
     others = _needed(jaxpr.eqns, jaxpr.outvars)
     aux = [each for each in others if not any(each is one for one in of_loss)]
     return Program(closed, leaves, prologue, body, taps, units, aux)
@@ -367,12 +371,19 @@ def _units(
 
 
 def _kind(anchors: tuple[jex.Var, ...], live: dict[jex.Var, _Live]) -> str:
-    if len(anchors) != 1:
-        return "general"
-    equation, leaves = live[anchors[0]]
-    if equation is None:
-        return "leaf"
-    given = jaxprs.variables(equation)
-    direct = set(given) == leaves and len(given) == len(equation.invars) - 1
-    direct = direct and len(given) == len(leaves)
-    return "standardised" if standardise.recognised(equation) and direct else "general"
+    one = len(anchors) == 1 and live[anchors[0]].equation is None
+    return "leaf" if one else "general"
+
+
+def _recognised(
+    unit: Unit,
+    prologue: Sequence[jex.JaxprEqn],
+    leaves: Sequence[jex.Var],
+    constants: Constants,
+) -> Unit:
+    if unit.kind == "leaf" or len(unit.anchors) != 1:
+        return unit
+    (anchor,) = unit.anchors
+    equations, own = _needed(prologue, [anchor]), [leaves[n] for n in unit.leaves]
+    form = recognise(equations, anchor, own, constants)
+    return replace(unit, kind="standardised", form=form) if form else unit
