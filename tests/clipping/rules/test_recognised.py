@@ -2,11 +2,13 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
-from oracle import check, draw
+from oracle import alone, cast, check, draw
 from rule_cases import ROWS, conv, curve, only_group
 
+from tanager.clipping.analysis import taps
 from tanager.clipping.rules.groups import Joint
 from tanager.clipping.rules.standardised import Standardised
 
@@ -192,6 +194,46 @@ def test_what_is_like_it_is_not_taken_for_it(kernel):
     group = only_group(loss, params, x)
     assert isinstance(group, Joint) and group.unit.form is None
     check(loss, params, x, strategies=("bk_mixopt",))
+
+
+def test_a_wrong_recognition_bends_the_sum_and_bounds_it(monkeypatch):
+    # Taken for `by_variance`, of the same leaves. What an example adds is then another
+    # vector than its gradient, but not a longer one than its norm.
+    form = only_group(*applied(by_variance)).unit.form
+    loss, params, x = applied(by_largest)
+    params, x = cast((params, x), "float32")
+
+    def wrong(equations, anchor, leaves, constants):
+        return form._replace(weight=leaves[0])
+
+    monkeypatch.setattr(taps, "recognise", wrong)
+    for strategy, (moved, norms) in alone(loss, params, x, 1e6).items():
+        assert np.all(moved <= norms * (1 + 1e-6)), strategy
+    for strategy, (moved, _) in alone(loss, params, x, 1e-3).items():
+        assert np.max(moved) <= 1e-3 * (1 + 2**-11), strategy
+    with pytest.raises(AssertionError, match="sum of leaf 0"):
+        check(loss, params, x)
+
+
+@pytest.mark.parametrize("kernel", [by_std, by_squares, unit_length, weight_norm])
+def test_gradients_that_normalisation_takes_away(kernel):
+    # Images along the weights of a unit, whose gradient is all but lost.
+    _, params, _ = applied(kernel)
+    params = cast(params, "float32")
+
+    def loss(params, example):
+        own = kernel(params[0], params[-1])
+        layout = "NHWC", "HWIO", "NHWC"
+        y = conv(example["x"][None], own, layout, (1, 1), "VALID")
+        return jnp.sum(y * example["dy"][None, None, None])
+
+    w = np.moveaxis(params[0] - (mean(params[0]) if kernel is by_std else 0), 3, 0)
+    (other,) = draw(6, (40, *w.shape[1:]), scale=1e-4)
+    units = np.arange(40) % 3
+    batch = {"x": 1e2 * (w[units] + other), "dy": 1e3 * np.eye(3)[units]}
+    for strategy, (moved, norms) in alone(loss, params, cast(batch, "float32")).items():
+        assert np.all(moved <= 1 + 2**-11), strategy
+        assert np.all(moved <= norms * (1 + 1e-6)), strategy
 
 
 def test_channels_first_and_transposed_weights():
