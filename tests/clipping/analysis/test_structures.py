@@ -14,11 +14,8 @@ from oracle import ALL, cast, check, clip, distinct, draw, gradients, read
 
 from tanager.clipping import clipped_grad
 from tanager.clipping.analysis.dtypes import widen
-from tanager.clipping.analysis.jaxprs import (
-    LONGEST_UNROLLED_SCAN,
-    aval,
-    every_equation,
-)
+from tanager.clipping.analysis.jaxprs import aval, every_equation
+from tanager.clipping.analysis.opening import LONGEST_UNROLLED_SCAN
 from tanager.clipping.rules.groups import Joint, Single
 
 

@@ -20,20 +20,20 @@ of an example's gradient is the sum over units; within one there may be cross te
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, PyTree
 
-from tanager.clipping.analysis import jaxprs
+from tanager.clipping.analysis import jaxprs, scans
 from tanager.clipping.analysis.dtypes import widen
-from tanager.clipping.analysis.jaxprs import Origin, is_float
+from tanager.clipping.analysis.jaxprs import aval, is_float
 from tanager.clipping.analysis.links import Constants, Link, link
+from tanager.clipping.analysis.opening import Origin, open_calls, parts_of, zero_of_data
 from tanager.clipping.analysis.recognise import Standardisation, recognise
 from tanager.clipping.analysis.refusals import refuse_ill_defined
 
@@ -50,12 +50,28 @@ class Use:
 
 @dataclass(frozen=True, eq=False)
 class Tap:
-    """An equation of the body in which parameters meet data (operands at `data`)."""
+    """An equation of the body in which parameters meet data (operands at `data`).
+
+    Within the step of a scan, the equation is that for `all_steps` at once.
+    """
 
     number: int
     equation: jex.JaxprEqn
     data: tuple[int, ...]
     uses: tuple[Use, ...] = ()
+    all_steps: scans.Stacked | None = None
+
+    @property
+    def met_at(self) -> jex.JaxprEqn:
+        """The equation of the loss."""
+        return self.equation if self.all_steps is None else self.all_steps.step
+
+    @property
+    def met(self) -> list[Any]:
+        """The variables of the loss for the operands at `data`."""
+        if self.all_steps is not None:
+            return self.all_steps.moving
+        return [self.equation.invars[position] for position in self.data]
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,32 +165,102 @@ class Program:
 
         Each float result of each tap is shifted by its perturbation.
         """
-        met, taps = [], {id(tap.equation): tap for tap in self.taps}
-
-        def rule(equation: jex.JaxprEqn, operands: list[Any]) -> list[Any]:
-            tap = taps.get(id(equation))
-            if tap is None and _convolves_data(equation, constants):
-                shared = constants.__contains__
-                return jaxprs.evaluate_apart(equation, operands, shared)
-            results = jaxprs.evaluate(equation, operands)
-            if tap is None:
-                return results
-            met.append(([operands[n] for n in tap.data], results))
-            shifts = iter(perturbations[tap.number])
-            return [y + next(shifts) if is_float(y) else y for y in results]
-
+        met: dict[int, tuple[list[Any], list[Any]]] = {}
+        rule = self._rule(constants, perturbations, met)
         inputs = self.jaxpr.jaxpr.invars[self.leaves :]
         values = constants | dict(zip(inputs, example, strict=True))
         values = jaxprs.walk([*self.body, *self.aux], values, rule)
-        return [jaxprs.read(values, atom) for atom in self.jaxpr.jaxpr.outvars], met
+        outputs = [jaxprs.read(values, atom) for atom in self.jaxpr.jaxpr.outvars]
+        return outputs, [met[tap.number] for tap in self.taps]
+
+    def _rule(
+        self,
+        shared: Container[jex.Var],
+        perturbations: Sequence[Sequence[Array]],
+        met: dict[int, tuple[list[Any], list[Any]]],
+    ) -> jaxprs.Evaluation:
+        """Return the rule that perturbs taps, and writes down what was met there.
+
+        Args:
+            shared: the variables that all rows have in common.
+            perturbations: of each tap.
+            met: where each tap's (x, y) are written, by number.
+        """
+        taps = {id(tap.met_at): tap for tap in self.taps}
+        scanned = {id(tap.all_steps.scan) for tap in self.taps if tap.all_steps}
+
+        def rule(equation: jex.JaxprEqn, operands: list[Any]) -> list[Any]:
+            if id(equation) in scanned:
+                return self._scan(equation, operands, shared, perturbations, met)
+            tap = taps.get(id(equation))
+            if tap is None and _convolves_data(equation, shared):
+                return jaxprs.evaluate_apart(equation, operands, shared.__contains__)
+            results = jaxprs.evaluate(equation, operands)
+            if tap is None:
+                return results
+            atoms = equation.invars
+            xs = [operands[atoms.index(variable)] for variable in tap.met]
+            met[tap.number] = xs, results
+            shifts = iter(perturbations[tap.number])
+            return [y + next(shifts) if is_float(y) else y for y in results]
+
+        return rule
+
+    def _scan(
+        self,
+        scan: jex.JaxprEqn,
+        operands: Sequence[Any],
+        shared: Container[jex.Var],
+        perturbations: Sequence[Sequence[Array]],
+        met: dict[int, tuple[list[Any], list[Any]]],
+    ) -> list[Any]:
+        """Evaluate a scan that has taps in its step; write (x, y) of all steps."""
+        within = {
+            tap.number: tap.all_steps
+            for tap in self.taps
+            if tap.all_steps is not None and tap.all_steps.scan is scan
+        }
+        steps = scan.params["length"]
+        shifts = {
+            number: [each.ys.unstack(shift, steps) for shift in perturbations[number]]
+            for number, each in within.items()
+        }
+        body, consts = jaxprs.body_of(scan)
+        own, given = parts_of(scan, body.invars), parts_of(scan, operands)
+        atoms = parts_of(scan, scan.invars).consts
+        pairs = zip(own.consts, atoms, strict=True)
+        common = {v for v, a in pairs if isinstance(a, jex.Literal) or a in shared}
+        common.update(body.constvars)
+
+        def step(carry: list[Any], moving: Any) -> tuple[list[Any], Any]:
+            slices, shift = moving
+            seen: dict[int, tuple[list[Any], list[Any]]] = {}
+            shifted = [shift.get(number, ()) for number in range(len(self.taps))]
+            rule = self._rule(common, shifted, seen)
+            arguments = [*given.consts, *carry, *slices]
+            results = jaxprs.interpret(body, consts, arguments, rule)
+            return results[: len(carry)], (results[len(carry) :], seen)
+
+        start, slices = (
+            [jnp.asarray(x, aval(v).dtype) for x, v in zip(*pair, strict=True)]
+            for pair in ((given.carry, own.carry), (given.stacked, own.stacked))
+        )
+        back = scan.params["reverse"]
+        last, (results, seen) = jax.lax.scan(
+            step, start, (slices, shifts), length=steps, reverse=back
+        )
+        for number, (xs, ys) in seen.items():
+            each = within[number]
+            met[number] = [each.xs.stack(x) for x in xs], [each.ys.stack(y) for y in ys]
+        return [*last, *results]
 
 
-def _convolves_data(equation: jex.JaxprEqn, constants: dict[jex.Var, Any]) -> bool:
+def _convolves_data(equation: jex.JaxprEqn, shared: Container[jex.Var]) -> bool:
     """Whether images may meet kernels that are no parameters: data meets data."""
     if not jaxprs.convolves(equation) or not any(map(is_float, equation.outvars)):
         return False
     if equation.primitive.name == "conv_general_dilated":
-        return not constants.keys() & set(equation.invars)
+        return not any(v in shared for v in jaxprs.variables(equation))
     return equation.primitive.name != "while"
 
 
@@ -198,26 +284,19 @@ def read_loss(
 
     def flat_with_data(*values):
         result, *aux = flat(*values) if has_aux else (flat(*values),)
-        return result + _zero_of_data(values[len(leaves) :], result), *aux
+        return result + zero_of_data(values[len(leaves) :], result), *aux
 
     origins = [Origin.PARAMETER] * len(leaves) + [Origin.DATA] * len(inputs)
     for function in (flat, flat_with_data):
         traced = jax.make_jaxpr(function, return_shape=True)
         closed, shapes = traced(*leaves, *inputs)
-        opened = jaxprs.open_calls(closed, origins)
+        opened = open_calls(closed, origins)
         refuse_ill_defined(opened.jaxpr)
         program = _sort(opened, len(leaves))
         program.aux_tree = jax.tree.structure(shapes[1] if has_aux else ())
         if program.body:
             break
     return program
-
-
-def _zero_of_data(example: Sequence[Any], result: Any) -> Array:
-    """A zero that counts as data, whatever the example holds."""
-    numbers = [x for x in example if jnp.issubdtype(x.dtype, np.number)]
-    first = jnp.ravel((numbers or example)[0])[:1]
-    return jnp.any(first < first).astype(jnp.result_type(result))
 
 
 class _Live(NamedTuple):
@@ -240,36 +319,75 @@ def _sort(closed: jex.ClosedJaxpr, leaves: int) -> Program:
         for own in variables:
             constants[own] = functools.partial(_constant, closed, prologue, own)
 
-    hold(jaxpr.constvars)
-    of_loss = _needed(jaxpr.eqns, jaxpr.outvars[:1], effects=True)
-    for equation in of_loss:
+    def sort(equation: jex.JaxprEqn) -> None:
         atoms = jaxprs.variables(equation)
         origin = max((origins[atom] for atom in atoms), default=Origin.CONSTANT)
         origins.update(dict.fromkeys(equation.outvars, origin))
-        if origin != Origin.DATA:
-            prologue.append(equation)
-            if origin == Origin.CONSTANT:
-                hold(equation.outvars)
-            if equation.primitive.name != "stop_gradient" and live.keys() & set(atoms):
-                roots = set().union(*(live[a].leaves for a in atoms if a in live))
-                own = _Live(equation, roots)
-                live.update(dict.fromkeys(filter(is_float, equation.outvars), own))
-            continue
-        body.append(equation)
+        if origin == Origin.DATA:
+            body.append(equation)
+            return
+        prologue.append(equation)
+        if origin == Origin.CONSTANT:
+            hold(equation.outvars)
+        if equation.primitive.name != "stop_gradient" and live.keys() & set(atoms):
+            roots = set().union(*(live[a].leaves for a in atoms if a in live))
+            own = _Live(equation, roots)
+            live.update(dict.fromkeys(filter(is_float, equation.outvars), own))
+
+    hold(jaxpr.constvars)
+    of_loss = _needed(jaxpr.eqns, jaxpr.outvars[:1], effects=True)
+    for equation in of_loss:
+        sort(equation)
     reached = _reached(body, jaxpr.outvars[:1])
     for equation in body:
         meet = live.keys() & set(jaxprs.variables(equation))
-        if (
-            meet
-            and equation.primitive.name not in _FLAT
-            and reached & set(equation.outvars)
-        ):
-            taps.append(_tap(len(taps), equation, origins, live, constants))
+        if not meet or not reached & set(equation.outvars):
+            continue
+        for each in _stacked(equation, origins, live):
+            if each is not None:
+                for made in each.links:
+                    sort(made)
+                origins.update(dict.fromkeys(each.data, Origin.DATA))
+            one = equation if each is None else each.equation
+            if one.primitive.name not in _FLAT:
+                taps.append(_tap(len(taps), one, origins, live, constants, each))
     units = _units([use for tap in taps for use in tap.uses], jaxpr.invars, live)
     units = [_recognised(unit, prologue, jaxpr.invars, constants) for unit in units]
     others = _needed(jaxpr.eqns, jaxpr.outvars)
     aux = [each for each in others if not any(each is one for one in of_loss)]
     return Program(closed, leaves, prologue, body, taps, units, aux)
+
+
+def _stacked(
+    equation: jex.JaxprEqn, origins: dict, live: dict[jex.Var, _Live]
+) -> list[scans.Stacked | None]:
+    """Return the equations of a scan's step in which parameters meet data.
+
+    [None] stands for the equation itself, if it is no scan, or one in which parameters
+    are carried, sliced, or made of others.
+    """
+    if equation.primitive.name != "scan" or not equation.params["length"]:
+        return [None]
+    step, _ = jaxprs.body_of(equation)
+    own, given = (parts_of(equation, v) for v in (step.invars, equation.invars))
+    moving = [v for v in (*given.carry, *given.stacked) if isinstance(v, jex.Var)]
+    if any(v in live for v in moving) or step.constvars:
+        return [None]
+    outside, entering = {}, set()
+    for inner, atom in zip(own.consts, given.consts, strict=True):
+        if isinstance(atom, jex.Literal) or origins[atom] != Origin.DATA:
+            outside[inner] = atom
+            if isinstance(atom, jex.Var) and atom in live:
+                entering.add(inner)
+    found: list[scans.Stacked | None] = []
+    for each in step.eqns:
+        atoms = jaxprs.variables(each)
+        if not entering & set(atoms):
+            continue
+        if all(v in outside for v in atoms):
+            return [None]
+        found.append(scans.stacked(equation, each, outside))
+    return found
 
 
 _FLAT = {"ceil", "floor", "round", "sign", "stop_gradient", "while"}
@@ -322,6 +440,7 @@ def _tap(
     origins: dict,
     live: dict[jex.Var, _Live],
     constants: Constants,
+    all_steps: scans.Stacked | None,
 ) -> Tap:
     data, uses = [], []
     for position, atom in enumerate(equation.invars):
@@ -331,7 +450,7 @@ def _tap(
             data.append(position)
         elif atom in live:
             uses.append(Use(number, position, *_chain(atom, live, constants)))
-    return Tap(number, equation, tuple(data), tuple(uses))
+    return Tap(number, equation, tuple(data), tuple(uses), all_steps)
 
 
 def _chain(
