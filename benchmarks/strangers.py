@@ -25,7 +25,7 @@ from jax import lax
 
 import tanager
 from tanager.clipping.analysis.batches import example_of
-from tanager.clipping.analysis.taps import read_loss
+from tanager.clipping.analysis.reading import read_loss
 from tanager.clipping.planning.choices import norm_groups
 from tanager.clipping.rules.groups import Joint
 

@@ -8,7 +8,7 @@ from jax import lax
 from oracle import alone, cast, check, draw
 from rule_cases import ROWS, conv, curve, only_group
 
-from tanager.clipping.analysis import taps
+from tanager.clipping.analysis import reading
 from tanager.clipping.rules.groups import Joint
 from tanager.clipping.rules.standardised import Standardised
 
@@ -200,13 +200,14 @@ def test_a_wrong_recognition_bends_the_sum_and_bounds_it(monkeypatch):
     # Taken for `by_variance`, of the same leaves. What an example adds is then another
     # vector than its gradient, but not a longer one than its norm.
     form = only_group(*applied(by_variance)).unit.form
+    assert form is not None
     loss, params, x = applied(by_largest)
     params, x = cast((params, x), "float32")
 
     def wrong(equations, anchor, leaves, constants):
         return form._replace(weight=leaves[0])
 
-    monkeypatch.setattr(taps, "recognise", wrong)
+    monkeypatch.setattr(reading, "recognise", wrong)
     for strategy, (moved, norms) in alone(loss, params, x, 1e6).items():
         assert np.all(moved <= norms * (1 + 1e-6)), strategy
     for strategy, (moved, _) in alone(loss, params, x, 1e-3).items():

@@ -96,10 +96,13 @@ def _closed(equation: jex.JaxprEqn, operands: Sequence[_Marked]) -> list[_Marked
     return [_Marked(result, origin) for result in results]
 
 
-def open_calls(closed: jex.ClosedJaxpr, origins: Sequence[Origin]) -> jex.ClosedJaxpr:
+def open_calls(
+    closed: jex.ClosedJaxpr, origins: Sequence[Origin], *, nested: bool = False
+) -> jex.ClosedJaxpr:
     """Retrace a jaxpr with the calls opened that a parameter enters.
 
-    `origins` are those of its arguments.
+    `origins` are those of its arguments; `nested` within the step of a scan, where
+    further scans are written out.
     """
 
     def rule(equation: jex.JaxprEqn, operands: list[Any]) -> list[Any]:
@@ -110,11 +113,10 @@ def open_calls(closed: jex.ClosedJaxpr, origins: Sequence[Origin]) -> jex.Closed
         if name == "scan" and {Origin.PARAMETER, Origin.DATA} <= found:
             length = equation.params["length"]
             sliced = {origin for _, origin in parts_of(equation, operands).stacked}
-            if Origin.PARAMETER in sliced or length == 1:
-                if 0 < length <= LONGEST_UNROLLED_SCAN:
-                    return _written_out(equation, operands, rule)
-            elif length > 1:
+            if Origin.PARAMETER not in sliced and length > 1 and not nested:
                 return _rolled(equation, operands)
+            if 0 < length <= LONGEST_UNROLLED_SCAN:
+                return _written_out(equation, operands, rule)
         return _closed(equation, operands)
 
     def opened(*values):
@@ -166,7 +168,7 @@ def _rolled(scan: jex.JaxprEqn, operands: list[_Marked]) -> list[_Marked]:
         for mark, same in zip(given.carry, fixed, strict=True)
     ]
     origins += [Origin.DATA] * len(given.stacked)
-    opened = open_calls(jex.ClosedJaxpr(body, constants), origins)
+    opened = open_calls(jex.ClosedJaxpr(body, constants), origins, nested=True)
     step = opened.jaxpr
     own = parts_of(scan, step.invars)
 
@@ -176,14 +178,14 @@ def _rolled(scan: jex.JaxprEqn, operands: list[_Marked]) -> list[_Marked]:
     known.update({v: mark for v, mark, same in carried if same})
     equations = []
     for equation in step.eqns:
-        shared = all(v in known for v in variables(equation)) and not equation.effects
-        if shared:
-            results = _closed(
-                equation, _marked(read(known, a) for a in equation.invars)
-            )
-            known.update(zip(equation.outvars, results, strict=True))
-        if not shared or results[0].origin == Origin.CONSTANT:
-            equations.append(equation)  # constants are cheaper made than carried in
+        if equation.effects or any(v not in known for v in variables(equation)):
+            equations.append(equation)
+            continue
+        entering = _marked(read(known, atom) for atom in equation.invars)
+        results = _closed(equation, entering)
+        known.update(zip(equation.outvars, results, strict=True))
+        if results[0].origin == Origin.CONSTANT:
+            equations.append(equation)  # cheaper made in each step than handed in
 
     values = {v: mark.value for v, mark in known.items()}
     moving = [v for v, _, same in carried if not same]
