@@ -6,6 +6,7 @@ by a tree: `analysis.rounding` bounds what that rounds.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -33,13 +34,19 @@ def form(
     retain: bool,
 ) -> tuple[list, RetainedGradients | None]:
     """Form gradients chunk by chunk; return what `norms` finds, and them to retain."""
-    starts = range(0, seen.rows, chunk)
+    loop = _looped_rows(seen.rows, chunk)
+    most, starts = seen.part(0, loop), range(loop, seen.rows, chunk)
     if retain:
-        chunks = [formation.form(seen.part(start, chunk)) for start in starts]
+        chunks = [_in_a_loop(formation.form, most, chunk)] if loop else []
+        chunks += [formation.form(seen.part(start, chunk)) for start in starts]
         return [norms(gradients) for gradients in chunks], RetainedGradients(
             chunks, formation.to_param
         )
-    seen, found = seen.exactly(), []
+
+    def forgotten(at: TapValues) -> Any:
+        return norms(formation.form(at.exactly()))
+
+    found = [_in_a_loop(forgotten, most, chunk)] if loop else []
     for start in starts:
         at = seen.part(start, chunk)
         if found:
@@ -48,8 +55,27 @@ def form(
                 (list(at.gradients), found[-1])
             )
             at = at.with_gradients(gradients)
-        found.append(norms(formation.form(at)))
+        found.append(forgotten(at))
     return found, None
+
+
+def _looped_rows(rows: int, chunk: int) -> int:
+    """Return how many rows are taken in a loop, which compiles once for all of them."""
+    return rows // chunk * chunk if rows > 2 * chunk else 0
+
+
+def _in_a_loop(function: Callable, seen: TapValues, chunk: int) -> Any:
+    """Return a function of all rows, applied chunk by chunk."""
+
+    def one(at: tuple[Sequence[Array], Sequence[Array]]) -> Any:
+        return function(replace(seen, data=at[0], results=[], gradients=at[1]))
+
+    def cut(values: Array) -> Array:
+        return values.reshape(-1, chunk, *values.shape[1:])
+
+    every = jax.tree.map(cut, (list(seen.data), list(seen.gradients)))
+    found = jax.lax.map(one, every)
+    return jax.tree.map(lambda each: each.reshape(-1, *each.shape[2:]), found)
 
 
 def weighted_sum(retained: RetainedGradients, factors: ClipFactors) -> Array:
@@ -69,9 +95,12 @@ def weighted_sum(retained: RetainedGradients, factors: ClipFactors) -> Array:
 
 def retained_steps(rows: int, chunk: int) -> float:
     """Return the steps of `weighted_sum` (`rounding.row_steps`)."""
-    if chunk <= BLOCK:
+    loop = _looped_rows(rows, chunk)
+    longest = loop or min(chunk, rows)
+    if longest <= BLOCK:
         return row_steps(rows)
-    return row_steps(min(chunk, rows)) + 1 + levels(-(-rows // chunk))
+    chunks = bool(loop) - (loop - rows) // chunk
+    return row_steps(longest) + 1 + levels(chunks)
 
 
 def _in_order(gradients: Sequence[Array], factors: ClipFactors, start: int) -> Array:
