@@ -10,6 +10,7 @@ remembered; `fast` is the share of taps with a rule of their own.
 """
 
 import argparse
+import itertools
 import os
 import statistics
 import tempfile
@@ -24,7 +25,7 @@ from jax import lax
 
 import tanager
 from tanager.clipping.analysis.batches import example_of
-from tanager.clipping.analysis.taps import read_loss
+from tanager.clipping.analysis.reading import read_loss
 from tanager.clipping.planning.choices import norm_groups
 from tanager.clipping.rules.groups import Joint
 
@@ -238,6 +239,46 @@ def label_embedding() -> Stranger:
     return loss, p, (*draw(1, (32, 784)), labels(32, 1000))
 
 
+def wide_resnet() -> Stranger:
+    """WRN-16-4 with group norm, its kernels standardised in plain JAX."""
+    widths, shape = [16, 64, 128, 256], (32, 32, 32, 3)
+    (stem,) = draw(0, (3, 3, 3, 16), scale=0.1)
+    blocks = []
+    for stage, (before, width) in enumerate(itertools.pairwise(widths)):
+        for number in range(2):
+            size = width if number else before
+            kernels = (3, 3, size, width), (3, 3, width, width), (1, 1, size, width)
+            own = draw(10 * stage + number, *kernels[: 2 + (size != width)])
+            scales = [(jnp.ones(n), jnp.zeros(n)) for n in (size, width)]
+            blocks.append({"kernels": own, "scales": scales})
+    last, head = (jnp.ones(256), jnp.zeros(256)), draw(99, (256, 10), scale=0.05)[0]
+    strides = [1, 1, 2, 1, 2, 1]
+
+    def kernel(w: jax.Array) -> jax.Array:
+        mean = jnp.mean(w, axis=(0, 1, 2), keepdims=True)
+        deviation = jnp.sqrt(jnp.var(w, axis=(0, 1, 2), keepdims=True) + 1e-5)
+        return (w - mean) / deviation / np.sqrt(w[..., 0].size)
+
+    def normal(x: jax.Array, scale: Any) -> jax.Array:
+        grouped = x.reshape(-1, 16, x.shape[-1] // 16)
+        grouped = jax.nn.standardize(grouped, axis=(0, 2), epsilon=1e-5)
+        return jax.nn.relu(grouped.reshape(x.shape) * scale[0] + scale[1])
+
+    def loss(p: Any, example: Any) -> jax.Array:
+        x, y = example
+        x = convolve(x, kernel(p["stem"]))
+        for own, stride in zip(p["blocks"], strides, strict=True):
+            kernels = [kernel(w) for w in own["kernels"]]
+            hidden = normal(x, own["scales"][0])
+            x = convolve(hidden, kernels[2], stride) if len(kernels) > 2 else x
+            hidden = normal(convolve(hidden, kernels[0], stride), own["scales"][1])
+            x = x + convolve(hidden, kernels[1])
+        return cross_entropy(jnp.mean(normal(x, p["last"]), (0, 1)) @ p["head"], y)
+
+    params = {"stem": stem, "blocks": blocks, "last": last, "head": head}
+    return loss, params, (*draw(1, shape), labels(32))
+
+
 STRANGERS: dict[str, Callable[[], Stranger]] = {
     "adversarial": adversarial,
     "conv_next": conv_next,
@@ -252,6 +293,7 @@ STRANGERS: dict[str, Callable[[], Stranger]] = {
     "siamese": siamese,
     "standardised": standardised,
     "weight_normalised": weight_normalised,
+    "wide_resnet": wide_resnet,
 }
 
 

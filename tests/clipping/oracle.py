@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from tanager.clipping import book_keeping, clipped_grad
-from tanager.clipping.analysis import taps
+from tanager.clipping.analysis import reading
 from tanager.clipping.analysis.taps import Program
 from tanager.clipping.planning import choices
 from tanager.clipping.rules.factors import Limit
@@ -101,7 +101,7 @@ def read(loss: Callable, params: Any, batch: Any) -> tuple[Program, list[NormGro
     """Return the program of a loss and its groups."""
     params, batch = jax.tree.map(jnp.asarray, (params, batch))
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
-    program = taps.read_loss(loss, params, example)
+    program = reading.read_loss(loss, params, example)
     return program, choices.norm_groups(program)
 
 

@@ -46,8 +46,9 @@ from tanager.clipping import book_keeping
 from tanager.clipping.analysis import batches, keyed, refusals
 from tanager.clipping.analysis.dtypes import widen
 from tanager.clipping.analysis.layouts import safe_to_split
+from tanager.clipping.analysis.reading import read_loss
 from tanager.clipping.analysis.rounding import ALLOWANCE
-from tanager.clipping.analysis.taps import Program, read_loss
+from tanager.clipping.analysis.taps import Program
 from tanager.clipping.analysis.trainable import split as split
 from tanager.clipping.per_example import per_example
 from tanager.clipping.planning.autotune import Timings

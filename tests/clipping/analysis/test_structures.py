@@ -14,11 +14,8 @@ from oracle import ALL, cast, check, clip, distinct, draw, gradients, read
 
 from tanager.clipping import clipped_grad
 from tanager.clipping.analysis.dtypes import widen
-from tanager.clipping.analysis.jaxprs import (
-    LONGEST_UNROLLED_SCAN,
-    aval,
-    every_equation,
-)
+from tanager.clipping.analysis.jaxprs import aval, every_equation
+from tanager.clipping.analysis.opening import LONGEST_UNROLLED_SCAN
 from tanager.clipping.rules.groups import Joint, Single
 
 
@@ -319,24 +316,21 @@ def test_a_scan_over_stacked_layers_is_unrolled(reverse):
     check(loss, params, x, methods=True)
 
 
-def recurrent(params, x):
-    def step(hidden, now):
-        hidden = jnp.tanh(params["u"] @ hidden + params["w"] @ now + params["b"])
-        return hidden, hidden
-
-    start = jnp.zeros(3, x.dtype)
-    last, every = lax.scan(step, start, x)
-    return curve(last) + 0.1 * curve(every)
-
-
 @pytest.mark.parametrize("length", [4, LONGEST_UNROLLED_SCAN + 1])
-def test_a_recurrent_network(length):
-    u, w, b, x = draw(12, (3, 3), (3, 2), (3,), (ROWS, length, 2))
-    params = {"u": u, "w": w, "b": b}
-    program, _ = read(recurrent, params, x)
+def test_a_scan_over_stacked_layers_and_shared_ones(length):
+    u, w, b, x = draw(12, (length, 3, 3), (3, 2), (3,), (ROWS, 2))
+
+    def loss(params, x):
+        def layer(hidden, u):
+            return jnp.tanh(u @ hidden + params["w"] @ x + params["b"]), None
+
+        return curve(lax.scan(layer, jnp.zeros(3, x.dtype), params["u"])[0])
+
+    params = {"u": u / 3, "w": w, "b": b}
+    program, _ = read(loss, params, x)
     scans = [tap for tap in program.taps if tap.equation.primitive.name == "scan"]
     assert len(scans) == (length > LONGEST_UNROLLED_SCAN)
-    check(recurrent, params, x)
+    check(loss, params, x)
 
 
 def test_a_scan_over_parameters_alone_and_one_over_data_alone():

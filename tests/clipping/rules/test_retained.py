@@ -32,7 +32,7 @@ def test_retained_gradients_are_added_up_before_they_are_brought_to_the_kernel(
     seen = [TapValues([x], [dy], [dy], program.evaluate_prologue([w]))]
     squares, held = group.squares(method, seen, retain=True)
     assert held.gradients is not None
-    assert len(held.gradients[0].chunks) == 3
+    assert len(held.gradients[0].chunks) == 2  # a loop, and the rest
     factors = clip_factors(jnp.sqrt(squares), jnp.ones(5, bool), 1.0)
     assert not brought
     group.total(RETAINED, seen, held, factors)

@@ -1,14 +1,5 @@
 """Read and evaluate jaxprs, equation by equation (`interpret`).
 
-`open_calls` retraces a loss so that the calls in which parameters meet data are gone:
-
-    { lambda ; w x. y = jit[jaxpr={ u v. z = dot_general u v }] w x }   becomes
-    { lambda ; w x. y = dot_general w x }
-
-Calls that no parameter enters directly (an activation, say) stay closed, and so do
-those whose derivative is not that of their body (`custom_jvp`, `custom_vjp`), which
-are taken as one equation.
-
 Equations are evaluated by `jax.core.eval_jaxpr` on a jaxpr of one equation: binding
 primitives with calls inside is different in JAX 0.10 and 0.11. Only primitives without
 are bound directly, where they must be evaluated at another dtype (`evaluate_wide`).
@@ -16,8 +7,7 @@ are bound directly, where they must be evaluated at another dtype (`evaluate_wid
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.core
@@ -29,22 +19,11 @@ from jaxtyping import Array
 from tanager.clipping.analysis.dtypes import accumulation_dtype, widen
 
 
-LONGEST_UNROLLED_SCAN = 64
-"""Scans in which parameters meet data are unrolled up to this length."""
-
 OPENED = {"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "remat"}
 """Calls whose derivative is that of their body."""
 
 Evaluation = Callable[[jex.JaxprEqn, list[Any]], Sequence[Any]]
 """From an equation and the values of its operands to the values of its results."""
-
-
-class Origin(IntEnum):
-    """What a value of the loss depends on; the origin of a result is the greatest."""
-
-    CONSTANT = 0
-    PARAMETER = 1
-    DATA = 2
 
 
 def aval(atom: Any) -> Any:
@@ -229,76 +208,3 @@ def evaluate_wide(
 
 def _wide(value: Any) -> Any:
     return widen(jnp.asarray(value)) if is_float(jnp.asarray(value)) else value
-
-
-class _Marked(NamedTuple):
-    """A value and what it depends on; values without a mark are constants."""
-
-    value: Any
-    origin: Origin
-
-
-def _marked(values: Iterable[Any]) -> list[_Marked]:
-    return [
-        value if isinstance(value, _Marked) else _Marked(value, Origin.CONSTANT)
-        for value in values
-    ]
-
-
-def open_calls(
-    closed: jex.ClosedJaxpr, origins: Sequence[Origin], keep: Callable[[Any], bool]
-) -> jex.ClosedJaxpr:
-    """Retrace a jaxpr with the calls opened that a parameter enters.
-
-    `origins` are those of its arguments; equations to `keep` stay closed all the same.
-    """
-
-    def rule(equation: jex.JaxprEqn, operands: list[Any]) -> list[Any]:
-        operands, name = _marked(operands), equation.primitive.name
-        found = {origin for _, origin in operands}
-        if Origin.PARAMETER in found and name in OPENED and not keep(equation):
-            return interpret(*body_of(equation), operands, rule)
-        mixed = {Origin.PARAMETER, Origin.DATA} <= found
-        short = 0 < equation.params.get("length", 0) <= LONGEST_UNROLLED_SCAN
-        if mixed and name == "scan" and short:
-            return _unroll(equation, operands, rule)
-        results = evaluate(equation, [value for value, _ in operands])
-        origin = max(found, default=Origin.CONSTANT)
-        return [_Marked(result, origin) for result in results]
-
-    def opened(*values):
-        marked = list(map(_Marked, values, origins))
-        results = interpret(closed.jaxpr, closed.consts, marked, rule)
-        return [value for value, _ in _marked(results)]
-
-    avals = [
-        jax.ShapeDtypeStruct(each.shape, each.dtype, weak_type=each.weak_type)
-        for each in map(aval, closed.jaxpr.invars)
-    ]
-    return jax.make_jaxpr(opened)(*avals)
-
-
-def _unroll(equation: jex.JaxprEqn, operands: list[_Marked], rule: Evaluation) -> list:
-    """Evaluate a scan step by step; a slice of stacked parameters is a parameter."""
-    params = equation.params
-    if "num_consts" in params:
-        sizes = params["num_consts"], params["num_carry"]
-    else:  # JAX 0.11
-        parts = params["ft_in"].update(operands).unpack()
-        sizes = tuple(len(list(part)) for part in parts[:2])
-    consts, carry = operands[: sizes[0]], operands[sizes[0] : sum(sizes)]
-    stacked = operands[sum(sizes) :]
-    steps = range(params["length"])
-    outputs: dict[int, list] = {}
-    for step in reversed(steps) if params["reverse"] else steps:
-        slices = [
-            _Marked(lax.index_in_dim(x, step, keepdims=False), origin)
-            for x, origin in stacked
-        ]
-        results = interpret(*body_of(equation), [*consts, *carry, *slices], rule)
-        results = _marked(results)
-        carry, outputs[step] = results[: len(carry)], results[len(carry) :]
-    for column in zip(*(outputs[step] for step in steps), strict=True):
-        values, origins = zip(*column, strict=True)
-        carry.append(_Marked(jnp.stack(values), max(origins)))
-    return carry

@@ -3,27 +3,28 @@
 Per output unit o with fan-in n: v = W − mean(W), s² = mean(v²) + eps and
 Ŵ = a·v with a = gain/sqrt(n s²). With G = ∂loss/∂Ŵ of one example,
 
-    ∂loss/∂W    = a·[G − mean(G) − v·(vᵀG)/(n s²)]
-    ‖∂loss/∂W‖² = a²·[‖G‖² − (1ᵀG)²/n − (vᵀG)²/(n s²)·(2 − mean(v²)/s²)]
-    ∂loss/∂gain = vᵀG/sqrt(n s²)
+    ∂loss/∂W    = a·[G − mean(G) − v·(vᵀG)·p]
+    ‖∂loss/∂W‖² = a²·[‖G‖² − (1ᵀG)²/n − (vᵀG)²·p·(2 − p·‖v‖²)]
+    ∂loss/∂gain = vᵀG·a/gain
 
-so that three sums over the fan-in of G give the norm. They come from gradients or,
-where none is formed, from the layer's own input and output.
+with p = 1/(n s²), so that three sums over the fan-in of G give the norm. They come from
+gradients or, where none is formed, from the layer's own input and output.
+
+The same holds for a = gain·φ(‖v‖²) with p = −2φ'/φ, whatever φ is; and for v = W, as in
+weight norm, without what is of the mean. That is what `recognise` looks for.
 """
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
 from tanager.clipping.analysis.dtypes import accumulation_dtype, widen
-from tanager.clipping.analysis.jaxprs import aval
+from tanager.clipping.analysis.recognise import Standardisation
 from tanager.clipping.analysis.rounding import CANCELLATION, sum_of_runs
 
 
@@ -56,63 +57,35 @@ def standardise(
         "Characterizing signal propagation to close the performance gap in
         unnormalized ResNets", section 4.
     """
-    operands = (weight,) if gain is None else (weight, gain)
-    return _standardise(*operands, jnp.asarray(eps, accumulation_dtype(weight.dtype)))
-
-
-def _tanager_standardise(weight: Array, *rest: Array) -> Array:
-    *gain, eps = rest
-    parts = statistics(weight, *gain, eps=eps)
-    factor = parts.factor.reshape((1,) * (weight.ndim - 1) + parts.factor.shape)
-    return (parts.centred * factor).astype(weight.dtype)
-
-
-_standardise = jax.jit(_tanager_standardise)
+    axes = tuple(range(weight.ndim - 1))
+    wide = weight.astype(accumulation_dtype(weight.dtype))
+    centred = wide - jnp.mean(wide, axis=axes, keepdims=True)
+    variance = jnp.mean(jnp.square(centred), axis=axes)
+    fan_in = math.prod(weight.shape[:-1])
+    factor = lax.rsqrt(fan_in * (variance + jnp.asarray(eps, wide.dtype)))
+    if gain is not None:
+        factor = factor * gain.astype(wide.dtype)
+    factor = factor.reshape((1,) * (weight.ndim - 1) + factor.shape)
+    return (centred * factor).astype(weight.dtype)
 
 
 class Statistics(NamedTuple):
-    """What a weight's standardisation is made of; all but `centred` per output unit.
+    """What a weight's standardisation is made of, per output unit.
 
-    v = W − mean(W), 1/sqrt(n s²), a, and (2 − mean(v²)/s²)/(n s²).
+    v as `[n, o]`, a/gain, a, p and p·(2 − p·‖v‖²); and whether a mean was taken away.
     """
 
     centred: Array
     root: Array
     factor: Array
+    pull: Array
     curb: Array
+    mean: bool
 
-
-def statistics(weight: Array, gain: Array | None = None, *, eps: Array) -> Statistics:
-    """Return the parts of a standardisation, in float32 or wider."""
-    axes = tuple(range(weight.ndim - 1))
-    wide = weight.astype(accumulation_dtype(weight.dtype))
-    centred = wide - jnp.mean(wide, axis=axes, keepdims=True)
-    return _from_centred(centred, jnp.mean(jnp.square(centred), axis=axes), gain, eps)
-
-
-def _from_centred(
-    centred: Array, variance: Array, gain: Array | None, eps: Array
-) -> Statistics:
-    fan_in = math.prod(centred.shape[:-1])
-    shifted = variance + eps.astype(centred.dtype)
-    root = lax.rsqrt(fan_in * shifted)
-    factor = root if gain is None else root * gain.astype(centred.dtype)
-    curb = (2 - variance / shifted) / (fan_in * shifted)
-    return Statistics(centred, root, factor, curb)
-
-
-def recognised(equation: jex.JaxprEqn) -> bool:
-    """Whether an equation is a call of `standardise`, by its name and by its body."""
-    if equation.params.get("name") != _tanager_standardise.__name__:
-        return False
-    avals = tuple((aval(atom).shape, aval(atom).dtype) for atom in equation.invars)
-    return str(equation.params["jaxpr"]) == _own_jaxpr(avals)
-
-
-@functools.cache
-def _own_jaxpr(avals: tuple) -> str:
-    shapes = [jax.ShapeDtypeStruct(*shaped) for shaped in avals]
-    return str(jax.make_jaxpr(_standardise)(*shapes).eqns[0].params["jaxpr"])
+    def astype(self, dtype: Any) -> "Statistics":
+        """Return the same in another dtype."""
+        centred, root, factor, pull, curb = (part.astype(dtype) for part in self[:-1])
+        return Statistics(centred, root, factor, pull, curb, self.mean)
 
 
 def from_gradient(
@@ -152,7 +125,9 @@ def squared_norms(
     (a·1ᵀG/√n, a·vᵀG/‖v‖) may be wrong beside that, as one vector. Of its square S² that
     is 2·S·slip + slip².
     """
-    less = jnp.square(total) / fan_in + jnp.square(projection) * parts.curb[None]
+    less = jnp.square(projection) * parts.curb[None]
+    if parts.mean:
+        less += jnp.square(total) / fan_in
     taken = jnp.sum(less * jnp.square(parts.factor)[None], axis=-1)
     weight = scaled_square - taken
     error = relative * jnp.maximum(scaled_square, taken)
@@ -171,33 +146,46 @@ def cancellation(dtype: Any) -> float:
     return CANCELLATION if jnp.finfo(dtype).bits == 32 else 2.0**13
 
 
-def pull_back(
-    fan_in: int, parts: Statistics, gradient: Float[Array, "*fan_in o"]
-) -> Float[Array, "*fan_in o"]:
+def pull_back(parts: Statistics, gradient: Float[Array, "n o"]) -> Float[Array, "n o"]:
     """Return ∂loss/∂W from G, wrong by 2·`run_steps` + 12 roundings of a∘G."""
-    flat = widen(gradient).reshape(fan_in, -1)
-    centred = parts.centred.reshape(fan_in, -1)
-    mean = sum_of_runs(flat)[None] / fan_in
-    projection = (sum_of_runs(flat * centred) * jnp.square(parts.root))[None]
-    back = parts.factor[None] * (flat - mean - centred * projection)
-    return back.reshape(gradient.shape)
+    flat, centred = widen(gradient), parts.centred
+    projection = (sum_of_runs(flat * centred) * parts.pull)[None]
+    back = flat - centred * projection
+    if parts.mean:
+        back -= sum_of_runs(flat)[None] / flat.shape[0]
+    return parts.factor[None] * back
 
 
-def parts_of(values: Sequence[Any]) -> Statistics:
-    """Return the statistics from the values of a recognised equation's operands.
+def parts_of(form: Standardisation, weight: Array, gain: Array | None) -> Statistics:
+    """Return the statistics of a recognised weight.
 
     More precise than those of the model, whose mean may leave a little of itself in the
     centred weights: a gradient that cancels in one of the two would not in the other.
+
+    p is kept within 0 and 1/‖v‖², where it is whatever the weight (`recognise`).
     """
-    weight, *gain, eps = values
-    weight = widen(weight)
-    axes = tuple(range(weight.ndim - 1))
-    fan_in = math.prod(weight.shape[:-1])
-    centred = weight
-    for _ in range(2):
-        centred -= jnp.mean(centred, axis=axes, keepdims=True)
-    centred = centred.reshape(fan_in, -1)
-    centred -= sum_of_runs(centred)[None] / fan_in
-    variance = sum_of_runs(jnp.square(centred)) / fan_in
-    own = gain[0] if gain else None
-    return _from_centred(centred.reshape(weight.shape), variance, own, jnp.asarray(eps))
+    centred = by_unit(form, jnp.transpose(widen(weight), form.order))
+    if form.centred:
+        for _ in range(2):
+            centred -= jnp.mean(centred, axis=0, keepdims=True)
+        centred -= sum_of_runs(centred)[None] / centred.shape[0]
+    spread = sum_of_runs(jnp.square(centred))
+    root, derivative = jax.jvp(form.size, (spread,), (jnp.ones_like(spread),))
+    part = jnp.clip(-2 * spread * derivative / root, 0, 1)
+    pull = jnp.where(spread > 0, part / jnp.where(spread > 0, spread, 1), 0)
+    own = root if gain is None else root * gain.reshape(-1).astype(root.dtype)
+    return Statistics(centred, root, own, pull, pull * (2 - part), form.centred)
+
+
+def by_unit(form: Standardisation, kernel: Array) -> Float[Array, "n o"]:
+    """Return an array like the anchor by output unit."""
+    moved = jnp.moveaxis(kernel, form.unit, -1)
+    return moved.reshape(-1, moved.shape[-1])
+
+
+def as_kernel(
+    form: Standardisation, flat: Float[Array, "n o"], shape: Sequence[int]
+) -> Array:
+    """Return an array of the anchor's shape from one by output unit."""
+    moved = [*shape[: form.unit], *shape[form.unit + 1 :], shape[form.unit]]
+    return jnp.moveaxis(flat.reshape(moved), -1, form.unit)

@@ -1,6 +1,6 @@
 """Taps: the places in a loss where parameters meet data.
 
-`read_loss` traces ``loss(params, example)`` for one example and sorts its equations.
+`reading` traces ``loss(params, example)`` for one example and sorts its equations.
 Those that no example reaches, the prologue (casts, transposes, weight standardisation,
 products of parameters), are evaluated once per batch. Where a parameter-only value w
 enters an equation y = f(x, w) with data, there is a tap:
@@ -12,29 +12,23 @@ enters an equation y = f(x, w) with data, there is a tap:
 One backward pass with respect to zero perturbations of every y gives dy = ∂loss/∂y for
 each example and computes no weight gradient. From (x, dy) each strategy finds the norm
 of an example's gradient and the sum of clipped gradients.
-
-A use of w is followed back through its links (`links`) to its anchor:
-a leaf of the parameters, or the first value that is not a leaf moved, cast and scaled.
-Leaves that share an anchor, and the anchors they share, form a unit. The squared norm
-of an example's gradient is the sum over units; within one there may be cross terms.
 """
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
-from tanager.clipping.analysis import jaxprs, standardise
+from tanager.clipping.analysis import jaxprs, scans
 from tanager.clipping.analysis.dtypes import widen
-from tanager.clipping.analysis.jaxprs import Origin, is_float
-from tanager.clipping.analysis.links import Constants, Link, link
-from tanager.clipping.analysis.refusals import refuse_ill_defined
+from tanager.clipping.analysis.jaxprs import aval, is_float
+from tanager.clipping.analysis.links import Link
+from tanager.clipping.analysis.opening import parts_of
+from tanager.clipping.analysis.recognise import Standardisation
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,26 +43,44 @@ class Use:
 
 @dataclass(frozen=True, eq=False)
 class Tap:
-    """An equation of the body in which parameters meet data (operands at `data`)."""
+    """An equation of the body in which parameters meet data (operands at `data`).
+
+    Within the step of a scan, the equation is that for `all_steps` at once.
+    """
 
     number: int
     equation: jex.JaxprEqn
     data: tuple[int, ...]
     uses: tuple[Use, ...] = ()
+    all_steps: scans.Stacked | None = None
+
+    @property
+    def met_at(self) -> jex.JaxprEqn:
+        """The equation of the loss."""
+        return self.equation if self.all_steps is None else self.all_steps.step
+
+    @property
+    def met(self) -> list[Any]:
+        """The variables of the loss for the operands at `data`."""
+        if self.all_steps is not None:
+            return self.all_steps.moving
+        return [self.equation.invars[position] for position in self.data]
 
 
 @dataclass(frozen=True, eq=False)
 class Unit:
     """Leaves and anchors that share parameters: norms of different units just add.
 
-    Its kind is ``"leaf"`` if the one anchor is the one leaf, ``"standardised"`` if that
-    is standardised (perhaps with a gain), else ``"general"``.
+    Its kind is ``"leaf"`` if the one anchor is the one leaf, ``"standardised"`` if it
+    is known in what `form` that is standardised (perhaps with a gain), else
+    ``"general"``.
     """
 
     leaves: tuple[int, ...]
     anchors: tuple[jex.Var, ...]
     uses: tuple[Use, ...]
     kind: str
+    form: Standardisation | None = None
 
 
 @dataclass(eq=False)
@@ -115,7 +127,7 @@ class Program:
 
     def _anchors_of(self, unit: Unit, leaves: Sequence[Array]) -> list[Array]:
         """Return a unit's anchors from all leaves, in float32 or wider throughout."""
-        needed = _needed(self.prologue, unit.anchors)
+        needed = needed_for(self.prologue, unit.anchors)
         values = jaxprs.walk(needed, self._given(leaves), jaxprs.evaluate_wide)
         return [values[anchor] for anchor in unit.anchors]
 
@@ -146,32 +158,102 @@ class Program:
 
         Each float result of each tap is shifted by its perturbation.
         """
-        met, taps = [], {id(tap.equation): tap for tap in self.taps}
-
-        def rule(equation: jex.JaxprEqn, operands: list[Any]) -> list[Any]:
-            tap = taps.get(id(equation))
-            if tap is None and _convolves_data(equation, constants):
-                shared = constants.__contains__
-                return jaxprs.evaluate_apart(equation, operands, shared)
-            results = jaxprs.evaluate(equation, operands)
-            if tap is None:
-                return results
-            met.append(([operands[n] for n in tap.data], results))
-            shifts = iter(perturbations[tap.number])
-            return [y + next(shifts) if is_float(y) else y for y in results]
-
+        met: dict[int, tuple[list[Any], list[Any]]] = {}
+        rule = self._rule(constants, perturbations, met)
         inputs = self.jaxpr.jaxpr.invars[self.leaves :]
         values = constants | dict(zip(inputs, example, strict=True))
         values = jaxprs.walk([*self.body, *self.aux], values, rule)
-        return [jaxprs.read(values, atom) for atom in self.jaxpr.jaxpr.outvars], met
+        outputs = [jaxprs.read(values, atom) for atom in self.jaxpr.jaxpr.outvars]
+        return outputs, [met[tap.number] for tap in self.taps]
+
+    def _rule(
+        self,
+        shared: Container[jex.Var],
+        perturbations: Sequence[Sequence[Array]],
+        met: dict[int, tuple[list[Any], list[Any]]],
+    ) -> jaxprs.Evaluation:
+        """Return the rule that perturbs taps, and writes down what was met there.
+
+        Args:
+            shared: the variables that all rows have in common.
+            perturbations: of each tap.
+            met: where each tap's (x, y) are written, by number.
+        """
+        taps = {id(tap.met_at): tap for tap in self.taps}
+        scanned = {id(tap.all_steps.scan) for tap in self.taps if tap.all_steps}
+
+        def rule(equation: jex.JaxprEqn, operands: list[Any]) -> list[Any]:
+            if id(equation) in scanned:
+                return self._scan(equation, operands, shared, perturbations, met)
+            tap = taps.get(id(equation))
+            if tap is None and _convolves_data(equation, shared):
+                return jaxprs.evaluate_apart(equation, operands, shared.__contains__)
+            results = jaxprs.evaluate(equation, operands)
+            if tap is None:
+                return results
+            atoms = equation.invars
+            xs = [operands[atoms.index(variable)] for variable in tap.met]
+            met[tap.number] = xs, results
+            shifts = iter(perturbations[tap.number])
+            return [y + next(shifts) if is_float(y) else y for y in results]
+
+        return rule
+
+    def _scan(
+        self,
+        scan: jex.JaxprEqn,
+        operands: Sequence[Any],
+        shared: Container[jex.Var],
+        perturbations: Sequence[Sequence[Array]],
+        met: dict[int, tuple[list[Any], list[Any]]],
+    ) -> list[Any]:
+        """Evaluate a scan that has taps in its step; write (x, y) of all steps."""
+        within = {
+            tap.number: tap.all_steps
+            for tap in self.taps
+            if tap.all_steps is not None and tap.all_steps.scan is scan
+        }
+        steps = scan.params["length"]
+        shifts = {
+            number: [each.ys.unstack(shift, steps) for shift in perturbations[number]]
+            for number, each in within.items()
+        }
+        body, consts = jaxprs.body_of(scan)
+        own, given = parts_of(scan, body.invars), parts_of(scan, operands)
+        atoms = parts_of(scan, scan.invars).consts
+        pairs = zip(own.consts, atoms, strict=True)
+        common = {v for v, a in pairs if isinstance(a, jex.Literal) or a in shared}
+        common.update(body.constvars)
+
+        def step(carry: list[Any], moving: Any) -> tuple[list[Any], Any]:
+            slices, shift = moving
+            seen: dict[int, tuple[list[Any], list[Any]]] = {}
+            shifted = [shift.get(number, ()) for number in range(len(self.taps))]
+            rule = self._rule(common, shifted, seen)
+            arguments = [*given.consts, *carry, *slices]
+            results = jaxprs.interpret(body, consts, arguments, rule)
+            return results[: len(carry)], (results[len(carry) :], seen)
+
+        start, slices = (
+            [jnp.asarray(x, aval(v).dtype) for x, v in zip(*pair, strict=True)]
+            for pair in ((given.carry, own.carry), (given.stacked, own.stacked))
+        )
+        back = scan.params["reverse"]
+        last, (results, seen) = jax.lax.scan(
+            step, start, (slices, shifts), length=steps, reverse=back
+        )
+        for number, (xs, ys) in seen.items():
+            each = within[number]
+            met[number] = [each.xs.stack(x) for x in xs], [each.ys.stack(y) for y in ys]
+        return [*last, *results]
 
 
-def _convolves_data(equation: jex.JaxprEqn, constants: dict[jex.Var, Any]) -> bool:
+def _convolves_data(equation: jex.JaxprEqn, shared: Container[jex.Var]) -> bool:
     """Whether images may meet kernels that are no parameters: data meets data."""
     if not jaxprs.convolves(equation) or not any(map(is_float, equation.outvars)):
         return False
     if equation.primitive.name == "conv_general_dilated":
-        return not constants.keys() & set(equation.invars)
+        return not any(v in shared for v in jaxprs.variables(equation))
     return equation.primitive.name != "while"
 
 
@@ -180,117 +262,7 @@ def float_results(tap: Tap) -> list[jex.Var]:
     return [variable for variable in tap.equation.outvars if is_float(variable)]
 
 
-def read_loss(
-    loss: Callable, params: PyTree, example: PyTree, has_aux: bool = False
-) -> Program:
-    """Trace the loss of one example, perhaps (loss, aux), and find its taps."""
-    leaves, params_tree = jax.tree.flatten(params)
-    inputs, example_tree = jax.tree.flatten(example)
-
-    def flat(*values):
-        return loss(
-            jax.tree.unflatten(params_tree, values[: len(leaves)]),
-            jax.tree.unflatten(example_tree, values[len(leaves) :]),
-        )
-
-    def flat_with_data(*values):
-        result, *aux = flat(*values) if has_aux else (flat(*values),)
-        return result + _zero_of_data(values[len(leaves) :], result), *aux
-
-    origins = [Origin.PARAMETER] * len(leaves) + [Origin.DATA] * len(inputs)
-    for function in (flat, flat_with_data):
-        traced = jax.make_jaxpr(function, return_shape=True)
-        closed, shapes = traced(*leaves, *inputs)
-        opened = jaxprs.open_calls(closed, origins, standardise.recognised)
-        refuse_ill_defined(opened.jaxpr)
-        program = _sort(opened, len(leaves))
-        program.aux_tree = jax.tree.structure(shapes[1] if has_aux else ())
-        if program.body:
-            break
-    return program
-
-
-def _zero_of_data(example: Sequence[Any], result: Any) -> Array:
-    """A zero that counts as data, whatever the example holds."""
-    numbers = [x for x in example if jnp.issubdtype(x.dtype, np.number)]
-    first = jnp.ravel((numbers or example)[0])[:1]
-    return jnp.any(first < first).astype(jnp.result_type(result))
-
-
-class _Live(NamedTuple):
-    """A value of parameters alone: the equation that made it, the leaves it is of."""
-
-    equation: jex.JaxprEqn | None
-    leaves: set[jex.Var]
-
-
-def _sort(closed: jex.ClosedJaxpr, leaves: int) -> Program:
-    jaxpr = closed.jaxpr
-    origins: dict[Any, Origin] = dict.fromkeys(jaxpr.constvars, Origin.CONSTANT)
-    origins.update(dict.fromkeys(jaxpr.invars[:leaves], Origin.PARAMETER))
-    origins.update(dict.fromkeys(jaxpr.invars[leaves:], Origin.DATA))
-    live = {leaf: _Live(None, {leaf}) for leaf in jaxpr.invars[:leaves]}
-    prologue, body, taps = [], [], []
-    constants: dict[jex.Var, Callable[[], Any]] = {}
-
-    def hold(variables: Sequence[jex.Var]) -> None:
-        for own in variables:
-            constants[own] = functools.partial(_constant, closed, prologue, own)
-
-    hold(jaxpr.constvars)
-    of_loss = _needed(jaxpr.eqns, jaxpr.outvars[:1], effects=True)
-    for equation in of_loss:
-        atoms = jaxprs.variables(equation)
-        origin = max((origins[atom] for atom in atoms), default=Origin.CONSTANT)
-        origins.update(dict.fromkeys(equation.outvars, origin))
-        if origin != Origin.DATA:
-            prologue.append(equation)
-            if origin == Origin.CONSTANT:
-                hold(equation.outvars)
-            if equation.primitive.name != "stop_gradient" and live.keys() & set(atoms):
-                roots = set().union(*(live[a].leaves for a in atoms if a in live))
-                own = _Live(equation, roots)
-                live.update(dict.fromkeys(filter(is_float, equation.outvars), own))
-            continue
-        body.append(equation)
-    reached = _reached(body, jaxpr.outvars[:1])
-    for equation in body:
-        meet = live.keys() & set(jaxprs.variables(equation))
-        if (
-            meet
-            and equation.primitive.name not in _FLAT
-            and reached & set(equation.outvars)
-        ):
-            taps.append(_tap(len(taps), equation, origins, live, constants))
-    units = _units([use for tap in taps for use in tap.uses], jaxpr.invars, live)
-    others = _needed(jaxpr.eqns, jaxpr.outvars)
-    aux = [each for each in others if not any(each is one for one in of_loss)]
-    return Program(closed, leaves, prologue, body, taps, units, aux)
-
-
-_FLAT = {"ceil", "floor", "round", "sign", "stop_gradient", "while"}
-"""No gradient passes these; of a while loop, `check_loss` had refused it."""
-
-
-def _reached(equations: Sequence[jex.JaxprEqn], results: Sequence[Any]) -> set[Any]:
-    """Return the variables that a gradient of the results may reach."""
-    reached = {v for v in results if isinstance(v, jex.Var) and is_float(v)}
-    for equation in reversed(equations):
-        own = [v for v in equation.outvars if v in reached]
-        if not own or equation.primitive.name in _FLAT:
-            continue
-        entered = equation.invars
-        if equation.primitive.name in jaxprs.OPENED:
-            within, _ = jaxprs.body_of(equation)
-            pairs = zip(equation.outvars, within.outvars, strict=True)
-            inner = _reached(within.eqns, [v for out, v in pairs if out in own])
-            pairs = zip(equation.invars, within.invars, strict=True)
-            entered = [atom for atom, v in pairs if v in inner]
-        reached.update(a for a in entered if isinstance(a, jex.Var) and is_float(a))
-    return reached
-
-
-def _needed(
+def needed_for(
     equations: Sequence[jex.JaxprEqn], results: Sequence[Any], effects: bool = False
 ) -> list[jex.JaxprEqn]:
     """Return the equations that results depend on, and those with effects if asked."""
@@ -301,78 +273,3 @@ def _needed(
             needed.append(equation)
             wanted.update(jaxprs.variables(equation))
     return needed[::-1]
-
-
-def _constant(
-    closed: jex.ClosedJaxpr, prologue: Sequence[jex.JaxprEqn], variable: jex.Var
-) -> Any:
-    """Return the value of a variable that neither examples nor parameters reach."""
-    given = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    needed = _needed(prologue, [variable])
-    return jaxprs.walk(needed, given, jaxprs.evaluate)[variable]
-
-
-def _tap(
-    number: int,
-    equation: jex.JaxprEqn,
-    origins: dict,
-    live: dict[jex.Var, _Live],
-    constants: Constants,
-) -> Tap:
-    data, uses = [], []
-    for position, atom in enumerate(equation.invars):
-        if isinstance(atom, jex.Literal) or atom in equation.invars[:position]:
-            continue
-        if origins[atom] == Origin.DATA:
-            data.append(position)
-        elif atom in live:
-            uses.append(Use(number, position, *_chain(atom, live, constants)))
-    return Tap(number, equation, tuple(data), tuple(uses))
-
-
-def _chain(
-    variable: jex.Var, live: dict[jex.Var, _Live], constants: Constants
-) -> tuple[jex.Var, tuple[Link, ...]]:
-    """Follow links back from a variable to its anchor."""
-    links: list[Link] = []
-    while (equation := live[variable].equation) is not None:
-        operand = next(v for v in jaxprs.variables(equation) if v in live)
-        result = equation.outvars.index(variable)
-        step = link(equation, result, operand, constants)
-        if step is None:
-            break
-        links.append(step)
-        variable = operand
-    return variable, tuple(reversed(links))
-
-
-def _units(
-    uses: list[Use], leaves: Sequence[jex.Var], live: dict[jex.Var, _Live]
-) -> list[Unit]:
-    order: dict[jex.Var, None] = dict.fromkeys(use.anchor for use in uses)
-    parts: list[tuple[set[jex.Var], set[jex.Var]]] = []  # anchors and their leaves
-    for anchor in order:
-        own = live[anchor].leaves
-        shared = [part for part in parts if part[1] & own]
-        parts = [part for part in parts if part not in shared]
-        anchors = {anchor}.union(*(part[0] for part in shared))
-        parts.append((anchors, own.union(*(part[1] for part in shared))))
-    units = []
-    for anchors, origin in parts:
-        ordered = tuple(anchor for anchor in order if anchor in anchors)
-        numbers = tuple(n for n, leaf in enumerate(leaves) if leaf in origin)
-        own = tuple(use for use in uses if use.anchor in anchors)
-        units.append(Unit(numbers, ordered, own, _kind(ordered, live)))
-    return sorted(units, key=lambda unit: list(order).index(unit.anchors[0]))
-
-
-def _kind(anchors: tuple[jex.Var, ...], live: dict[jex.Var, _Live]) -> str:
-    if len(anchors) != 1:
-        return "general"
-    equation, leaves = live[anchors[0]]
-    if equation is None:
-        return "leaf"
-    given = jaxprs.variables(equation)
-    direct = set(given) == leaves and len(given) == len(equation.invars) - 1
-    direct = direct and len(given) == len(leaves)
-    return "standardised" if standardise.recognised(equation) and direct else "general"

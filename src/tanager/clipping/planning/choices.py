@@ -36,12 +36,12 @@ from tanager.clipping.rules.factors import SMALLEST, Limit
 from tanager.clipping.rules.groups import (
     RETAINED,
     Joint,
-    Masked,
     Method,
     NormGroup,
     Single,
     joined,
 )
+from tanager.clipping.rules.masked import Masked
 from tanager.clipping.rules.retained import retained_steps
 from tanager.clipping.rules.standardised import Standardised
 

@@ -148,6 +148,9 @@ def _row(plan: Plan, group: NormGroup, method: Method) -> TapRow:
 def _reason(plan: Plan, group: NormGroup, method: Method) -> str:
     options, work = cost.candidates(group), group.rule.work(plan.rows)
     if isinstance(group, Joint):
+        alone = len(group.rules) == 1 and len(group.leaves) == len(group.unit.leaves)
+        if alone:
+            return "a function of parameters: gradients carried back before the norm"
         return "shared parameters: gradients added before the norm"
     if len(options) == 1 or group.rule.name == "general":
         small = aval(group.unit.anchors[0]).size <= 4 * work.results

@@ -325,6 +325,55 @@ class Bilinear(Rule, abc.ABC):
         return self.positions + 2
 
 
+class Products(Bilinear):
+    """A tap that multiplies what it meets at each position by every output's weights.
+
+    Fan-ins are of `offsets` times `inputs`.
+    """
+
+    inputs: int
+    offsets: int = 1
+
+    outputs_axis: int | None
+    """The axis of the parameter along which all its outputs lie, where there is one."""
+
+    @abc.abstractmethod
+    def by_position(self, result: Array) -> Float[Array, "b t o"]:
+        """Return results that were seen, or their gradients, by position."""
+
+    @abc.abstractmethod
+    def scaled_outputs(self, seen: TapValues, scale: Float[Array, " o"]) -> TapValues:
+        """Return what was seen with dy scaled by one number per output."""
+
+    @abc.abstractmethod
+    def patch_sums(
+        self, seen: TapValues
+    ) -> tuple[Float[Array, "b t g"], Float[Array, "b t g f"]]:
+        """Return the sum of the inputs at each position, and dy."""
+
+    @abc.abstractmethod
+    def respond(self, seen: TapValues, parameter: Array) -> Float[Array, "b t o"]:
+        """Return the equation's results with another parameter, by position."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether the equation's own results are as precise as sums here are.
+
+        Not where they are narrow, or the parameter once was, nor on accelerators that
+        round float32 operands unless told otherwise.
+        """
+        equation = self.tap.equation
+        steps = [step.result for step in self.use.links if step.result is not None]
+        atoms = (*equation.invars, *equation.outvars, self.use.anchor, *steps)
+        dtypes = {aval(atom).dtype for atom in atoms}
+        if dtypes != {self.dtype}:
+            return False
+        highest = (jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGHEST)
+        return jax.default_backend() == "cpu" or (
+            equation.params["precision"] == highest
+        )
+
+
 def product(text: str, *arrays: Array, exact: bool = True) -> Array:
     """Return an einsum in float32 or wider; integers count as float32."""
     floats = [a.dtype if jaxprs.is_float(a) else jnp.dtype("float32") for a in arrays]

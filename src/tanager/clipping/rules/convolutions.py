@@ -23,8 +23,8 @@ from tanager.clipping.analysis.dtypes import widen
 from tanager.clipping.analysis.jaxprs import aval
 from tanager.clipping.analysis.taps import Tap, Use
 from tanager.clipping.rules.base import (
-    Bilinear,
     Formation,
+    Products,
     Rule,
     TapValues,
     Work,
@@ -42,7 +42,7 @@ _MOST_GROUPS = 64
 """Compiling takes longer with each group."""
 
 
-class Convolution(Bilinear):
+class Convolution(Products):
     """`conv_general_dilated` with the parameter as kernel."""
 
     name = "convolution"
@@ -71,14 +71,13 @@ class Convolution(Bilinear):
         sides = zip(params["padding"], params["lhs_dilation"], strict=True)
         self._padding = [(low, high, spread - 1) for (low, high), spread in sides]
         self.offsets = math.prod(self.kernel)
-        # The kernel's last axis is the outputs: a scale per output scales dy.
         dtypes = [
             aval(atom).dtype for atom in (*tap.equation.invars, *tap.equation.outvars)
         ]
         alone = [n for axis, n in enumerate(image) if axis != numbers.lhs_spec[0]]
         params = sorted((key, str(value)) for key, value in params.items())
         self.alike = self.name, *alone, *kernel, *params, *map(str, dtypes)
-        self.outputs_last = numbers.rhs_spec[0] == len(kernel) - 1
+        self.outputs_axis = numbers.rhs_spec[0]
 
     def join(self, other: Rule) -> bool:
         joined = super().join(other)
@@ -115,13 +114,11 @@ class Convolution(Bilinear):
         return x.reshape(*x.shape[:-1], self.groups, self.inputs)
 
     def by_position(self, result: Array) -> Float[Array, "b t o"]:
-        """Return a result of the equation as `[B, T, outputs]`."""
         order = (0, *(axis + 1 for axis in self._result_order))
         result = jnp.transpose(result, order)
         return result.reshape(result.shape[0], self.positions, self.outputs)
 
     def scaled_outputs(self, seen: TapValues, scale: Float[Array, " o"]) -> TapValues:
-        """Return what was seen with dy scaled by one number per output."""
         (dy,) = seen.gradients
         shape = [1] * dy.ndim
         shape[self._result_order[-1] + 1] = self.outputs
@@ -130,7 +127,6 @@ class Convolution(Bilinear):
     def patch_sums(
         self, seen: TapValues
     ) -> tuple[Float[Array, "b t g"], Float[Array, "b t g f"]]:
-        """Return the sum of each patch, and dy."""
         x, dy = self.operands(seen)
         return self._over_patches(jnp.sum(widen(x), axis=-1)), widen(dy)
 
@@ -141,28 +137,10 @@ class Convolution(Bilinear):
         total = sum(parts[1:], parts[0])
         return total.reshape(pixels.shape[0], self.positions, self.groups)
 
-    def apply(self, seen: TapValues, kernel: Array) -> Array:
-        """Return the equation's result for all examples with another kernel."""
+    def respond(self, seen: TapValues, parameter: Array) -> Float[Array, "b t o"]:
         wide = functools.partial(jaxprs.evaluate_wide, exact=seen.exact)
-        return jax.vmap(lambda x: wide(self.tap.equation, [x, kernel])[0])(seen.data[0])
-
-    @property
-    def exact(self) -> bool:
-        """Whether the equation's own results are as precise as sums here are.
-
-        Not where they are narrow, or the kernel once was, nor on accelerators that
-        round float32 operands unless told otherwise.
-        """
-        equation = self.tap.equation
-        steps = [step.result for step in self.use.links if step.result is not None]
-        atoms = (*equation.invars, *equation.outvars, self.use.anchor, *steps)
-        dtypes = {aval(atom).dtype for atom in atoms}
-        if dtypes != {self.dtype}:
-            return False
-        highest = (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
-        return jax.default_backend() == "cpu" or (
-            equation.params["precision"] == highest
-        )
+        every = jax.vmap(lambda x: wide(self.tap.equation, [x, parameter])[0])
+        return self.by_position(every(seen.data[0]))
 
     def _windows(self, first: int = 0) -> Iterator[tuple[slice, ...]]:
         """Yield, for each kernel offset, the pixels it meets at all positions.

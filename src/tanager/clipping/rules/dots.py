@@ -21,8 +21,8 @@ from tanager.clipping.analysis.rounding import PRODUCT_ROWS, gamma
 from tanager.clipping.analysis.taps import Tap, Use
 from tanager.clipping.rules.base import (
     DIRECT,
-    Bilinear,
     Formation,
+    Products,
     TapValues,
     Work,
     product,
@@ -42,7 +42,7 @@ def _axes(rank: int, batch: Sequence[int], contracted: Sequence[int]) -> _Axes:
     return _Axes(tuple(batch), tuple(contracted), free)
 
 
-class Dot(Bilinear):
+class Dot(Products):
     """`dot_general` with the parameter on either side."""
 
     name = "dot"
@@ -65,6 +65,8 @@ class Dot(Bilinear):
         self.inputs = math.prod(x_shape[axis] for axis in self._x.contracted)
         self.outputs = math.prod(self._w_shape[axis] for axis in self._w.free)
         self._own = self.positions
+        alone = self.groups == 1 and len(self._w.free) == 1
+        self.outputs_axis = self._w.free[0] if alone else None
         dtypes = [aval(atom).dtype for atom in (*equation.invars, *equation.outvars)]
         self.alike = self.name, self._w, self._w_shape, *map(str, dtypes)
 
@@ -92,6 +94,30 @@ class Dot(Bilinear):
             return x, dy.reshape(rows, self.groups, self._own, self.outputs)
         dy = dy.reshape(rows, self.groups, self.outputs, self._own)
         return x, jnp.swapaxes(dy, 2, 3)
+
+    def by_position(self, result: Array) -> Float[Array, "b t o"]:
+        if not self._on_right and len(self.parts) == 1:
+            result = jnp.moveaxis(result, 1, -1)
+        return result.reshape(result.shape[0], -1, self.outputs)
+
+    def scaled_outputs(self, seen: TapValues, scale: Float[Array, " o"]) -> TapValues:
+        (dy,) = seen.gradients
+        shape = [1] * dy.ndim
+        shape[-1 if self._on_right or len(self.parts) > 1 else 1] = self.outputs
+        return seen.with_gradients([widen(dy) * scale.reshape(shape)])
+
+    def patch_sums(
+        self, seen: TapValues
+    ) -> tuple[Float[Array, "b t g"], Float[Array, "b t g f"]]:
+        x, dy = self.operands(seen)
+        sums = jnp.sum(widen(x), axis=-1)
+        return jnp.swapaxes(sums, 1, 2), jnp.swapaxes(widen(dy), 1, 2)
+
+    def respond(self, seen: TapValues, parameter: Array) -> Float[Array, "b t o"]:
+        x, _ = self.operands(seen)
+        order = (*self._w.contracted, *self._w.free)
+        matrix = jnp.transpose(parameter, order).reshape(self.inputs, self.outputs)
+        return product("bgtk,kn->btn", x, matrix, exact=seen.exact)
 
     def _at_anchor(self, gradient: Float[Array, "g k n"]) -> Array:
         order = (*self._w.batch, *self._w.contracted, *self._w.free)

@@ -1,8 +1,9 @@
 """Norm groups: the parts of a gradient whose squared norms add up.
 
 A norm group is one use of a parameter where nothing else touches the same entries
-(`Single`, `standardised.Standardised`), or all uses of parameters that are tied, reused
-or made of one another (`Joint`): their gradients are added before a norm is taken.
+(`Single`, `standardised.Standardised`, `masked.Masked`), or all uses of parameters that
+are tied, reused or made of one another (`Joint`): their gradients are added, and
+carried back through what makes them, before a norm is taken.
 
 Every squared norm is an upper bound of what the example adds to the sum, rounding
 included (`analysis.rounding`):
@@ -27,7 +28,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from tanager.clipping.analysis import links, rounding
-from tanager.clipping.analysis.dtypes import widen
 from tanager.clipping.analysis.jaxprs import aval
 from tanager.clipping.analysis.rounding import gamma, product_steps, row_steps
 from tanager.clipping.analysis.taps import Program, Unit, Use
@@ -37,13 +37,12 @@ from tanager.clipping.rules.base import (
     Formation,
     Rule,
     TapValues,
-    product,
 )
 from tanager.clipping.rules.convolutions import Convolution
 from tanager.clipping.rules.dots import Dot
 from tanager.clipping.rules.factors import ClipFactors
 from tanager.clipping.rules.gathers import Gather, takes_rows
-from tanager.clipping.rules.grams import Gram, guarded
+from tanager.clipping.rules.grams import Gram
 from tanager.clipping.rules.retained import (
     RetainedGradients,
     form,
@@ -299,64 +298,6 @@ def _direct(rule: Dot | Gather, seen: TapValues, factors: ClipFactors) -> Array:
     if not isinstance(rule, Dot):
         return clean()
     return jax.lax.cond(jnp.all(factors.counted), plain, clean)
-
-
-class Masked(Single):
-    """Uses of a parameter that is multiplied by an array which nothing reaches.
-
-    Of one position, ‖M∘(x·dyᵀ)‖² = (x²)ᵀM²(dy²). Else gradients are formed.
-    """
-
-    @property
-    def outer(self) -> bool:
-        """Whether a gradient is one outer product, times the mask."""
-        return isinstance(self.rule, Dot) and self.rule.positions == 1
-
-    def grams(self) -> tuple[str, ...]:
-        return ("gram",) if self.outer else ()
-
-    def totals(self) -> tuple[str, ...]:
-        return (DIRECT,) if self.outer else ()
-
-    def excess(self, method: Method) -> float:
-        del method
-        return gamma(self._steps, self.rule.dtype, product=True)
-
-    @property
-    def _steps(self) -> int:
-        work = self.rule.work(1)
-        return work.groups + work.inputs + work.outputs + 2 * len(self.uses[0].links)
-
-    def gram(self, method: str, seen: TapValues) -> Gram:
-        del method
-        rule = self.rule
-        assert isinstance(rule, Dot)
-        x, dy = (widen(side[:, :, 0]) for side in rule.operands(seen))
-        mask, largest = self._mask(rule, x.dtype)
-        # Scaled before it is squared: the square of a small number vanishes.
-        left, right = rounding.square(x), rounding.square(dy * largest)
-        met = product("bgk,gkn->bgn", left, rounding.square(mask))
-        squares = jnp.sum(met * right, axis=(1, 2))
-        squares *= 1 + gamma(self._steps + 24, squares.dtype, product=True)
-        sides = [jnp.sum(side, axis=-1, keepdims=True) for side in (left, right)]
-        # Squares of small entries of the mask may have vanished.
-        tiny = 4 * float(jnp.finfo(jnp.float32).tiny)
-        squares += jnp.sum(tiny * sides[0] * sides[1], axis=(1, 2))
-        counts = rule.inputs, rule.outputs
-        squares = guarded(squares, sides[0], sides[1], counts)
-        return Gram(squares, squares)
-
-    def terms(self, seen: TapValues) -> Float[Array, " b"]:
-        return self.gram("gram", seen).terms
-
-    def _mask(self, rule: Rule, dtype: jnp.dtype) -> tuple[Array, Array]:
-        """Return the mask where the parameter is used, over its largest entry."""
-        formation = rule.gradients()["vmap"]
-        ones = jnp.ones(aval(self.unit.anchors[0]).shape, dtype)
-        own = jax.ShapeDtypeStruct(formation.own, dtype)
-        (mask,) = jax.linear_transpose(formation.to_param, own)(ones)
-        largest = jnp.max(jnp.abs(mask), initial=0)
-        return mask / jnp.where(largest > 0, largest, 1), largest
 
 
 class Joint(NormGroup):

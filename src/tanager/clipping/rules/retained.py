@@ -5,7 +5,9 @@ formed again. They are added in blocks of 16 rows, one after the other, and the 
 by a tree: `analysis.rounding` bounds what that rounds.
 """
 
+import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -33,13 +35,19 @@ def form(
     retain: bool,
 ) -> tuple[list, RetainedGradients | None]:
     """Form gradients chunk by chunk; return what `norms` finds, and them to retain."""
-    starts = range(0, seen.rows, chunk)
+    loop = _looped_rows(seen.rows, chunk)
+    most, starts = seen.part(0, loop), range(loop, seen.rows, chunk)
     if retain:
-        chunks = [formation.form(seen.part(start, chunk)) for start in starts]
+        chunks = [_in_a_loop(formation.form, most, chunk)] if loop else []
+        chunks += [formation.form(seen.part(start, chunk)) for start in starts]
         return [norms(gradients) for gradients in chunks], RetainedGradients(
             chunks, formation.to_param
         )
-    seen, found = seen.exactly(), []
+
+    def forgotten(at: TapValues) -> Any:
+        return norms(formation.form(at.exactly()))
+
+    found = [_in_a_loop(forgotten, most, chunk)] if loop else []
     for start in starts:
         at = seen.part(start, chunk)
         if found:
@@ -48,8 +56,29 @@ def form(
                 (list(at.gradients), found[-1])
             )
             at = at.with_gradients(gradients)
-        found.append(norms(formation.form(at)))
+        found.append(forgotten(at))
     return found, None
+
+
+def _looped_rows(rows: int, chunk: int) -> int:
+    """Return how many rows are taken in a loop, which compiles once for all of them."""
+    return rows // chunk * chunk if rows >= 2 * chunk else 0
+
+
+def _in_a_loop(function: Callable, seen: TapValues, chunk: int) -> Any:
+    """Return a function of all rows, applied chunk by chunk."""
+
+    def one(at: tuple[Sequence[Array], Sequence[Array]]) -> Any:
+        return function(replace(seen, data=at[0], results=[], gradients=at[1]))
+
+    cut = functools.partial(_chunks, rows=seen.rows, chunk=chunk)
+    every = jax.tree.map(cut, (list(seen.data), list(seen.gradients)))
+    found = jax.lax.map(one, every)
+    return jax.tree.map(lambda each: each.reshape(-1, *each.shape[2:]), found)
+
+
+def _chunks(values: Array, rows: int, chunk: int) -> Array:
+    return values[:rows].reshape(-1, chunk, *values.shape[1:])
 
 
 def weighted_sum(retained: RetainedGradients, factors: ClipFactors) -> Array:
@@ -69,9 +98,12 @@ def weighted_sum(retained: RetainedGradients, factors: ClipFactors) -> Array:
 
 def retained_steps(rows: int, chunk: int) -> float:
     """Return the steps of `weighted_sum` (`rounding.row_steps`)."""
-    if chunk <= BLOCK:
+    loop = _looped_rows(rows, chunk)
+    longest = loop or min(chunk, rows)
+    if longest <= BLOCK:
         return row_steps(rows)
-    return row_steps(min(chunk, rows)) + 1 + levels(-(-rows // chunk))
+    chunks = bool(loop) - (loop - rows) // chunk
+    return row_steps(longest) + 1 + levels(chunks)
 
 
 def _in_order(gradients: Sequence[Array], factors: ClipFactors, start: int) -> Array:
@@ -124,19 +156,15 @@ def formed_sum(
     seen, factors = seen.with_gradients(gradients), factors._replace(values=values)
     chunk = _power_of_two(min(chunk, BLOCK))
     blocks: list[tuple[int, Array]] = []  # how many blocks each is the sum of
-    block: Array | None = None
-    for start in range(0, seen.rows, chunk):
-        at = seen.part(start, chunk)
-        if block is not None or blocks:
-            before = blocks[-1][1] if block is None else block
+    for start in range(0, seen.rows, BLOCK):
+        at, own = seen.part(start, BLOCK), slice(start, start + BLOCK)
+        if blocks:
+            before = blocks[-1][1]
             at = at.with_gradients(
                 [_after(before, dy, start, at.rows) for dy in gradients]
             )
-        part = _in_order(list(formation.form(at)), factors, start)
-        block = part if block is None else block + part
-        if (start + chunk) % BLOCK == 0 or start + chunk >= seen.rows:
-            blocks.append((1, block))
-            block = None
+        counted = ClipFactors(factors.values[own], factors.counted[own])
+        blocks.append((1, _block(formation, at, counted, chunk)))
         while len(blocks) > 1 and blocks[-1][0] == blocks[-2][0]:
             (count, one), (_, other) = blocks[-2:]
             blocks[-2:] = [(2 * count, one + other)]
@@ -144,6 +172,31 @@ def formed_sum(
     for _, part in reversed(blocks[:-1]):
         total = part + total
     return formation.to_param(total)
+
+
+def _block(
+    formation: Formation, seen: TapValues, factors: ClipFactors, chunk: int
+) -> Array:
+    """Add the gradients of a block in order."""
+
+    def part(at: TapValues, factors: ClipFactors) -> Array:
+        return _in_order(list(formation.form(at)), factors, 0)
+
+    def step(total: Array, at: tuple[list, list, ClipFactors]) -> tuple[Array, None]:
+        own = replace(seen, data=at[0], results=[], gradients=at[1])
+        return total + part(own, at[2]), None
+
+    loop = seen.rows // chunk * chunk
+    like = jax.eval_shape(lambda: part(seen.part(0, chunk), factors))
+    total = jnp.zeros(like.shape, like.dtype)
+    if loop:
+        every = (list(seen.data), list(seen.gradients), factors)
+        cut = functools.partial(_chunks, rows=loop, chunk=chunk)
+        total, _ = jax.lax.scan(step, total, jax.tree.map(cut, every))
+    if loop < seen.rows:
+        rest = ClipFactors(factors.values[loop:], factors.counted[loop:])
+        total += part(seen.part(loop, chunk), rest)
+    return total
 
 
 def _after(before: Array, dy: Array, start: int, rows: int) -> Array:

@@ -1,4 +1,4 @@
-"""One use of a standardised weight: norms by formula, the sum pulled back once.
+"""A weight that is standardised or normalised: norms by formula, one pull-back.
 
 The sum is made of G_i = ∂loss_i/∂Ŵ and carried back to the weight at the end, by a
 linear map P that takes away G's mean and its projection on the weight. So rounding is
@@ -18,13 +18,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from tanager.clipping.analysis import jaxprs, links, rounding, standardise
+from tanager.clipping.analysis import links, rounding, standardise
 from tanager.clipping.analysis.dtypes import accumulation_dtype, widen
 from tanager.clipping.analysis.jaxprs import aval
 from tanager.clipping.analysis.rounding import gamma, run_steps
 from tanager.clipping.analysis.taps import Program, Unit, Use
-from tanager.clipping.rules.base import Formation, TapValues, product
-from tanager.clipping.rules.convolutions import Convolution
+from tanager.clipping.rules.base import Formation, Products, TapValues, product
 from tanager.clipping.rules.factors import ClipFactors
 from tanager.clipping.rules.grams import Gram
 from tanager.clipping.rules.groups import Held, Method, Single
@@ -36,33 +35,42 @@ _SMALLEST_GAIN = 2.0**-10
 
 
 class Standardised(Single):
-    """One use of a standardised weight, with or without a gain."""
+    """Uses by one rule of a weight that `unit.form` standardises."""
 
     def __init__(self, program: Program, unit: Unit, *uses: Use):
         super().__init__(program, unit, *uses)
-        self._equation = next(
-            equation
-            for equation in program.prologue
-            if unit.anchors[0] in equation.outvars
-        )
-        self._gained = len(unit.leaves) > 1
+        assert unit.form is not None
+        self._form = unit.form
         shape = aval(unit.anchors[0]).shape
-        self._fan_in = aval(unit.anchors[0]).size // shape[-1]
+        self._outputs = shape[self._form.unit]
+        self._fan_in = aval(unit.anchors[0]).size // self._outputs
 
     @property
     def plain(self) -> bool:
         rule = self.rule
         return (
             super().plain
-            and isinstance(rule, Convolution)
-            and rule.outputs_last
+            and isinstance(rule, Products)
+            and rule.outputs_axis == self._form.unit
             and links.entrywise(rule.use.links)
         )
+
+    @property
+    def products(self) -> Products:
+        """The rule, where norms can be taken without gradients."""
+        assert isinstance(self.rule, Products)
+        return self.rule
+
+    def formation(self, method: str) -> Formation:
+        formation = super().formation(method)
+        if formation.to_param is not links.same:
+            return formation
+        return formation._replace(outputs=(self._form.unit,))
 
     def grams(self) -> tuple[str, ...]:
         """Return none on an accelerator, whose convolutions may round in unknown ways.
 
-        The Gram methods use results of convolutions.
+        The Gram methods use the results of the tap.
         """
         return super().grams() if jax.default_backend() == "cpu" else ()
 
@@ -77,13 +85,11 @@ class Standardised(Single):
 
         Along them, up to 2·`_slip` is added.
         """
-        rule = self.rule
         if method.norm not in self.grams():
             return 0.0
-        assert isinstance(rule, Convolution)
-        slip = self._slip(rule, jnp.float32)
+        slip = self._slip(jnp.float32)
         statistics = 2 * gamma(self._statistics, jnp.float32)
-        return rule.excess(method.norm) + statistics + slip**2
+        return self.products.excess(method.norm) + statistics + slip**2
 
     def squares(
         self, method: str, seen: Sequence[TapValues], *, retain: bool
@@ -110,17 +116,15 @@ class Standardised(Single):
         retained: RetainedGradients | None,
     ) -> tuple[Float[Array, " b"], Held]:
         gradients = None if retained is None else [retained]
-        if not self._gained:
+        if self._form.gain is None:
             return squares, Held(gradients)
         own = projection * parts.root[None]
         squares = squares + rounding.squares(own)
         return squares, Held(gradients, RetainedGradients([own], links.same))
 
     def _terms(self, seen: TapValues) -> Float[Array, " b"]:
-        rule = self.rule
-        assert isinstance(rule, Convolution)
         factor = self._parts(seen.constants).factor * self.scale
-        return rule.terms(rule.scaled_outputs(seen, factor))
+        return self.products.terms(self.products.scaled_outputs(seen, factor))
 
     def _from_gradients(
         self, formation: Formation, parts: standardise.Statistics
@@ -128,7 +132,8 @@ class Standardised(Single):
         """Return the function from gradients to squared norms and projections."""
         scale = formation.scale
         own = jax.ShapeDtypeStruct(formation.own, parts.centred.dtype)
-        (centred,) = jax.linear_transpose(formation.to_param, own)(parts.centred)
+        centred = self._as_kernel(parts.centred)
+        (centred,) = jax.linear_transpose(formation.to_param, own)(centred)
         # v in the order of the gradient: `to_param` scales by `scale`, up to its sign.
         # Squares are of G times the largest factor, or those of small numbers vanish.
         lift = jnp.maximum(jnp.max(jnp.abs(parts.factor * scale)), 1)
@@ -150,47 +155,50 @@ class Standardised(Single):
     @property
     def _statistics(self) -> int:
         """Roundings of the formula that do not come from sums over examples' data."""
-        outputs = aval(self.unit.anchors[0]).shape[-1]
-        fixed = 40 + 4 * len(self.uses[0].links)
-        return fixed + 3 * (run_steps(self._fan_in) + outputs)
+        fixed = 48 + 4 * len(self.uses[0].links)
+        return fixed + 3 * (run_steps(self._fan_in) + self._outputs)
 
     def _dtype(self, value: Array) -> Any:
         """Return the coarser of two: statistics are no more precise than the weight."""
-        weight = accumulation_dtype(aval(self._equation.invars[0]).dtype)
+        weight = accumulation_dtype(aval(self._form.weight).dtype)
         return max(weight, value.dtype, key=lambda dtype: float(jnp.finfo(dtype).eps))
 
     def _parts(self, constants: dict) -> standardise.Statistics:
-        values = [jaxprs.read(constants, atom) for atom in self._equation.invars]
-        parts = standardise.parts_of(values)
-        return standardise.Statistics(*(part.astype(self.rule.dtype) for part in parts))
+        weight, gain = self._form.weight, self._form.gain
+        own = None if gain is None else constants[gain]
+        parts = standardise.parts_of(self._form, constants[weight], own)
+        return parts.astype(self.rule.dtype)
 
-    def _slip(self, rule: Convolution, dtype: Any) -> float:
+    def _as_kernel(self, flat: Array) -> Array:
+        return standardise.as_kernel(self._form, flat, aval(self.unit.anchors[0]).shape)
+
+    def _slip(self, dtype: Any) -> float:
         """Return how far 1ᵀG and vᵀG are wrong, relative to A, as one vector.
 
         |1ᵀp_t| <= √n·‖p_t‖ and |vᵀp_t| <= ‖v‖·‖p_t‖, so that each is wrong by γ·A.
         """
+        rule = self.products
         steps = rule.offsets * rule.inputs + rule.positions + 16
         return 1.5 * gamma(steps + 4 * len(self.uses[0].links), dtype)
 
     def _from_outputs(
         self, gram: Callable, seen: TapValues, parts: standardise.Statistics
     ) -> tuple[Gram, Float[Array, "b o"]]:
-        """Return norms, and projections, from the convolution's own input and output.
+        """Return norms, and projections, from the tap's own input and output.
 
         The kernel is the standardised weight times the links' scale, up to its sign,
         which the squares do not see.
         """
-        rule = self.rule
-        assert isinstance(rule, Convolution)
+        rule = self.products
         dy = rule.by_position(widen(seen.gradients[0]))
         scaled: Gram = gram(rule.scaled_outputs(seen, parts.factor * self.scale))
         total = product("btg,btgf->bgf", *rule.patch_sums(seen)).reshape(
             dy.shape[0], -1
         )
         total = total * self.scale
-        projection, drift = self._projection(rule, seen, parts, dy)
+        projection, drift = self._projection(seen, parts, dy)
         dtype = self._dtype(scaled.squares)
-        slip = self._slip(rule, dtype) + drift
+        slip = self._slip(dtype) + drift
         squares = standardise.squared_norms(
             self._fan_in,
             parts,
@@ -207,15 +215,14 @@ class Standardised(Single):
         self, seen: TapValues, parts: standardise.Statistics
     ) -> Float[Array, ""]:
         """Return how far the model's own Ŵ/a is from v, as `_slip`."""
-        own = widen(seen.constants[self.unit.anchors[0]]).reshape(self._fan_in, -1)
-        centred = parts.centred.reshape(self._fan_in, -1)
-        apart = own / parts.factor[None] - centred
+        kernel = widen(seen.constants[self.unit.anchors[0]])
+        own = standardise.by_unit(self._form, kernel)
+        apart = own / parts.factor[None] - parts.centred
         squares = jnp.sum(jnp.square(apart), axis=0) * parts.curb
         return jnp.sqrt(jnp.max(squares))
 
     def _projection(
         self,
-        rule: Convolution,
         seen: TapValues,
         parts: standardise.Statistics,
         dy: Float[Array, "b t o"],
@@ -226,9 +233,10 @@ class Standardised(Single):
         But not where the model rounds its outputs, as in bfloat16: a gradient along v
         is what standardisation takes away, and the rounding would pass for the rest.
         """
+        rule = self.products
 
         def again() -> tuple[Array, Array]:
-            outputs = rule.by_position(rule.apply(seen.exactly(), parts.centred))
+            outputs = rule.respond(seen.exactly(), self._as_kernel(parts.centred))
             # Links of numbers and negations: they scale whatever they are given.
             found = links.back(self.uses[0].links, jnp.sum(outputs * dy, axis=1))
             return found, jnp.zeros((), found.dtype)
@@ -238,9 +246,9 @@ class Standardised(Single):
             found = jnp.sum(outputs * dy, axis=1) / parts.factor[None]
             return found, self._drift(seen, parts).astype(found.dtype)
 
-        if not rule.exact:
+        if not rule.exact or not seen.results:
             return again()
-        if not self._gained:
+        if self._form.gain is None:
             return known()
         return jax.lax.cond(self._large_gains(parts), known, again)
 
@@ -252,11 +260,13 @@ class Standardised(Single):
     ) -> dict[int, Array]:
         (whole,) = self.by_rule(seen)
         total = self.total_at_anchor(method, whole, held, factors)
-        parts = self._parts(seen[0].constants)
-        back = standardise.pull_back(self._fan_in, parts, total)
-        leaves = jaxprs.variables(self._equation)
-        weight, *gain = (self.program.parameters.index(leaf) for leaf in leaves)
-        sums = {weight: back}
-        if held.gain is not None:
-            sums[gain[0]] = weighted_sum(held.gain, factors)
+        form, parameters = self._form, self.program.parameters
+        parts, own = self._parts(seen[0].constants), standardise.by_unit(form, total)
+        back = self._as_kernel(standardise.pull_back(parts, own))
+        back = jnp.transpose(back, [form.order.index(n) for n in range(back.ndim)])
+        sums = {parameters.index(form.weight): back}
+        if form.gain is not None and held.gain is not None:
+            shape = aval(form.gain).shape
+            gain = weighted_sum(held.gain, factors).reshape(shape)
+            sums[parameters.index(form.gain)] = gain
         return sums

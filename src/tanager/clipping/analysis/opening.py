@@ -1,0 +1,214 @@
+"""Open the calls of a loss in which parameters meet data.
+
+`open_calls` retraces a loss so that they are gone:
+
+    { lambda ; w x. y = jit[jaxpr={ u v. z = dot_general u v }] w x }   becomes
+    { lambda ; w x. y = dot_general w x }
+
+Calls that no parameter enters directly (an activation, say) stay closed, and so do
+those whose derivative is not that of their body (`custom_jvp`, `custom_vjp`), which
+are taken as one equation. A scan whose steps take slices of stacked parameters is
+written out step by step. One whose steps share parameters stays a scan: the calls in
+its step are opened, and what all steps have in common is moved out of it.
+"""
+
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array
+
+from tanager.clipping.analysis.jaxprs import (
+    OPENED,
+    Evaluation,
+    aval,
+    body_of,
+    evaluate,
+    interpret,
+    is_float,
+    read,
+    variables,
+    walk,
+)
+
+
+LONGEST_UNROLLED_SCAN = 64
+"""Scans over stacked parameters are written out up to this length."""
+
+
+class Origin(IntEnum):
+    """What a value of the loss depends on; the origin of a result is the greatest."""
+
+    CONSTANT = 0
+    PARAMETER = 1
+    DATA = 2
+
+
+class Parts(NamedTuple):
+    """The operands of a scan, or the variables of its step, in order."""
+
+    consts: list[Any]
+    carry: list[Any]
+    stacked: list[Any]
+
+
+def parts_of(scan: jex.JaxprEqn, operands: Sequence[Any]) -> Parts:
+    """Return the operands of a scan by what they are."""
+    if "num_consts" in scan.params:
+        consts, carried = scan.params["num_consts"], scan.params["num_carry"]
+    else:  # JAX 0.11
+        each = scan.params["ft_in"].update(operands).unpack()
+        consts, carried = (len(list(part)) for part in each[:2])
+    first, last = list(operands[:consts]), list(operands[consts + carried :])
+    return Parts(first, list(operands[consts : consts + carried]), last)
+
+
+def zero_of_data(values: Sequence[Any], like: Any) -> Array:
+    """Return a zero that counts as data, whatever the data hold."""
+    numbers = [x for x in values if jnp.issubdtype(x.dtype, np.number)]
+    first = jnp.ravel((numbers or values)[0])[:1]
+    return jnp.any(first < first).astype(jnp.result_type(like))
+
+
+class _Marked(NamedTuple):
+    """A value and what it depends on; values without a mark are constants."""
+
+    value: Any
+    origin: Origin
+
+
+def _marked(values: Iterable[Any]) -> list[_Marked]:
+    return [
+        value if isinstance(value, _Marked) else _Marked(value, Origin.CONSTANT)
+        for value in values
+    ]
+
+
+def _closed(equation: jex.JaxprEqn, operands: Sequence[_Marked]) -> list[_Marked]:
+    """Evaluate an equation as it is."""
+    results = evaluate(equation, [value for value, _ in operands])
+    origin = max((origin for _, origin in operands), default=Origin.CONSTANT)
+    return [_Marked(result, origin) for result in results]
+
+
+def open_calls(
+    closed: jex.ClosedJaxpr, origins: Sequence[Origin], *, nested: bool = False
+) -> jex.ClosedJaxpr:
+    """Retrace a jaxpr with the calls opened that a parameter enters.
+
+    `origins` are those of its arguments; `nested` within the step of a scan, where
+    further scans are written out.
+    """
+
+    def rule(equation: jex.JaxprEqn, operands: list[Any]) -> list[Any]:
+        operands, name = _marked(operands), equation.primitive.name
+        found = {origin for _, origin in operands}
+        if Origin.PARAMETER in found and name in OPENED:
+            return interpret(*body_of(equation), operands, rule)
+        if name == "scan" and {Origin.PARAMETER, Origin.DATA} <= found:
+            length = equation.params["length"]
+            sliced = {origin for _, origin in parts_of(equation, operands).stacked}
+            if Origin.PARAMETER not in sliced and length > 1 and not nested:
+                return _rolled(equation, operands)
+            if 0 < length <= LONGEST_UNROLLED_SCAN:
+                return _written_out(equation, operands, rule)
+        return _closed(equation, operands)
+
+    def opened(*values):
+        marked = list(map(_Marked, values, origins))
+        results = interpret(closed.jaxpr, closed.consts, marked, rule)
+        return [value for value, _ in _marked(results)]
+
+    avals = [
+        jax.ShapeDtypeStruct(each.shape, each.dtype, weak_type=each.weak_type)
+        for each in map(aval, closed.jaxpr.invars)
+    ]
+    return jax.make_jaxpr(opened)(*avals)
+
+
+def _written_out(
+    scan: jex.JaxprEqn, operands: list[_Marked], rule: Evaluation
+) -> list[_Marked]:
+    """Evaluate a scan step by step; a slice of stacked parameters is a parameter."""
+    consts, carry, stacked = parts_of(scan, operands)
+    steps = range(scan.params["length"])
+    outputs: dict[int, list] = {}
+    for step in reversed(steps) if scan.params["reverse"] else steps:
+        slices = [
+            _Marked(lax.index_in_dim(x, step, keepdims=False), origin)
+            for x, origin in stacked
+        ]
+        results = interpret(*body_of(scan), [*consts, *carry, *slices], rule)
+        results = _marked(results)
+        carry, outputs[step] = results[: len(carry)], results[len(carry) :]
+    for column in zip(*(outputs[step] for step in steps), strict=True):
+        values, origins = zip(*column, strict=True)
+        carry.append(_Marked(jnp.stack(values), max(origins)))
+    return carry
+
+
+def _rolled(scan: jex.JaxprEqn, operands: list[_Marked]) -> list[_Marked]:
+    """Evaluate a scan with its step opened, and without what all steps share.
+
+    What changes from step to step counts as data, whatever it depends on: parameters
+    that are carried, and change, meet data before the first step.
+    """
+    body, constants = body_of(scan)
+    own, given = parts_of(scan, body.invars), parts_of(scan, operands)
+    pairs = list(zip(own.carry, body.outvars[: len(own.carry)], strict=True))
+    fixed = [before is after for before, after in pairs]
+    origins = [origin for _, origin in given.consts]
+    origins += [
+        mark.origin if same else Origin.DATA
+        for mark, same in zip(given.carry, fixed, strict=True)
+    ]
+    origins += [Origin.DATA] * len(given.stacked)
+    opened = open_calls(jex.ClosedJaxpr(body, constants), origins, nested=True)
+    step = opened.jaxpr
+    own = parts_of(scan, step.invars)
+
+    known = dict(zip(step.constvars, _marked(opened.consts), strict=True))
+    known.update(zip(own.consts, given.consts, strict=True))
+    carried = list(zip(own.carry, given.carry, fixed, strict=True))
+    known.update({v: mark for v, mark, same in carried if same})
+    equations = []
+    for equation in step.eqns:
+        if equation.effects or any(v not in known for v in variables(equation)):
+            equations.append(equation)
+            continue
+        entering = _marked(read(known, atom) for atom in equation.invars)
+        results = _closed(equation, entering)
+        known.update(zip(equation.outvars, results, strict=True))
+        if results[0].origin == Origin.CONSTANT:
+            equations.append(equation)  # cheaper made in each step than handed in
+
+    values = {v: mark.value for v, mark in known.items()}
+    moving = [v for v, _, same in carried if not same]
+    after = [v for v, same in zip(step.outvars, fixed, strict=False) if not same]
+    outputs = step.outvars[len(fixed) :]
+
+    def one(carry: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
+        own_values = dict(zip((*moving, *own.stacked), (*carry, *slices), strict=True))
+        found = walk(equations, values | own_values, evaluate)
+        return [read(found, v) for v in after], [read(found, v) for v in outputs]
+
+    data = [value for value, origin in operands if origin == Origin.DATA]
+    start = [_as_data(mark, data) for _, mark, same in carried if not same]
+    slices = [value for value, _ in given.stacked]
+    length, back = scan.params["length"], scan.params["reverse"]
+    last, stacked = lax.scan(one, start, slices, length=length, reverse=back)
+    ends = iter(last)
+    return [
+        mark if same else _Marked(next(ends), Origin.DATA) for _, mark, same in carried
+    ] + [_Marked(each, Origin.DATA) for each in stacked]
+
+
+def _as_data(mark: _Marked, data: Sequence[Any]) -> Any:
+    if mark.origin != Origin.PARAMETER or not is_float(mark.value):
+        return mark.value
+    return mark.value + zero_of_data(data, mark.value)
