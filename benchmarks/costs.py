@@ -59,7 +59,7 @@ def main() -> None:
         w = jnp.ones((k, k, into // groups, out))
         program = read_loss(loss, w, jnp.ones((side, side, into)))
         (group,) = norm_groups(program)
-        bench = autotune._Bench(program, group, rows)
+        bench = autotune._Bench(group, rows)
         for name in group.gradients():
             method = cost.Method(name, cost.RETAINED)
             expected = cost.estimate(group, method, rows).seconds

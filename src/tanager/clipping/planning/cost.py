@@ -54,6 +54,10 @@ _GROUPED = {"depthwise": 5e10, "grouped": 1e9}
 """Operations a second of `vmap` on a CPU, were each group to meet all others."""
 
 
+_MOST_EXCESS = 0.01
+"""How much too large a norm `auto` accepts from a Gram matrix."""
+
+
 def _device() -> _Device:
     return _CPU if jax.default_backend() == "cpu" else _ACCELERATOR
 
@@ -66,6 +70,21 @@ def candidates(group: NormGroup) -> list[Method]:
         again = [total for total in totals if total in (norm, DIRECT)]
         methods += [Method(norm, total) for total in (RETAINED, *again)]
     return methods
+
+
+def precise(group: NormGroup) -> list[Method]:
+    """Return the methods whose norms are not much too large for ordinary examples.
+
+    Where the T terms of a gradient are as good as independent, A² = T·‖g‖².
+    """
+    options = candidates(group)
+    positions = group.rule.work(1).positions
+    return [
+        method
+        for method in options
+        if method.norm not in group.grams()
+        or group.excess(method) * positions <= 2 * _MOST_EXCESS
+    ] or options
 
 
 def estimate(group: NormGroup, method: Method, rows: int) -> Cost:
