@@ -137,6 +137,72 @@ def mobile_net() -> Stranger:
     return loss, p, draw(9, (8, 16, 16, 32))[0]
 
 
+def mobile_net_stages() -> Stranger:
+    """MobileNetV2 as a whole: blocks that widen and halve the image."""
+    shapes, channels = [(3, 3, 3, 16)], 16
+    strides = (1, 2, 1, 2, 1)
+    for out in (16, 24, 24, 48, 48):
+        wide = 4 * channels
+        shapes += [(channels, wide), (3, 3, 1, wide), (wide, out)]
+        channels = out
+    stem, *p = draw(0, *shapes, (48, 10), scale=0.1)
+
+    def loss(p: Any, example: Any) -> jax.Array:
+        x, y = example
+        x = jax.nn.relu6(convolve(x, p[0]))
+        for n, stride in enumerate(strides):
+            up, deep, down = p[1 + 3 * n : 4 + 3 * n]
+            wide = convolve(jax.nn.relu6(x @ up), deep, stride, deep.shape[3])
+            z = jax.nn.relu6(wide) @ down
+            x = x + z if x.shape == z.shape else z
+        return cross_entropy(jnp.mean(x, (0, 1)) @ p[-1], y)
+
+    return loss, [stem, *p], (*draw(9, (16, 32, 32, 3)), labels(16))
+
+
+def res_next() -> Stranger:
+    """ResNeXt blocks: 3×3 convolutions in 8 groups of 8 channels."""
+    p = [draw(n, (128, 64), (3, 3, 8, 64), (64, 128), scale=0.1) for n in range(3)]
+
+    def loss(p: Any, x: jax.Array) -> jax.Array:
+        for down, grouped, up in p:
+            y = convolve(jax.nn.relu(x @ down), grouped, groups=8)
+            x = jax.nn.relu(x + jax.nn.relu(y) @ up)
+        return jnp.mean(x**2)
+
+    return loss, p, draw(9, (8, 16, 16, 128))[0]
+
+
+def u_net() -> Stranger:
+    """A U-Net of many shapes, as Keras segments pets: down to 4×4 and up again."""
+    sizes = (24, 48, 96, 192)
+    shapes, channels = [], 3
+    for out in sizes:
+        shapes += [(3, 3, channels, out), (3, 3, out, out)]
+        channels = out
+    for out in sizes[-2::-1]:
+        shapes += [(3, 3, channels + out, out), (3, 3, out, out)]
+        channels = out
+    p = draw(0, *shapes, scale=0.05)
+
+    def twice(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+        return jax.nn.relu(convolve(jax.nn.relu(convolve(x, w)), v))
+
+    def loss(p: Any, x: jax.Array) -> jax.Array:
+        skips, left = [], list(p)
+        for n in range(4):
+            x = twice(x, left.pop(0), left.pop(0))
+            if n < 3:
+                skips.append(x)
+                x = x.reshape(x.shape[0] // 2, 2, x.shape[1] // 2, 2, -1).max((1, 3))
+        for skip in skips[::-1]:
+            x = jnp.concatenate([x.repeat(2, 0).repeat(2, 1), skip], -1)
+            x = twice(x, left.pop(0), left.pop(0))
+        return jnp.mean(x**2)
+
+    return loss, p, draw(9, (8, 32, 32, 3))[0]
+
+
 def siamese() -> Stranger:
     """Keras's siamese network: one encoder, called twice."""
     (c1,) = draw(0, (3, 3, 1, 16), scale=0.3)
@@ -290,8 +356,11 @@ STRANGERS: dict[str, Callable[[], Stranger]] = {
     "masked_kernels": masked_kernels,
     "mlp": mlp,
     "mobile_net": mobile_net,
+    "mobile_net_stages": mobile_net_stages,
+    "res_next": res_next,
     "siamese": siamese,
     "standardised": standardised,
+    "u_net": u_net,
     "weight_normalised": weight_normalised,
     "wide_resnet": wide_resnet,
 }

@@ -51,7 +51,7 @@ from tanager.clipping.analysis.rounding import ALLOWANCE
 from tanager.clipping.analysis.taps import Program
 from tanager.clipping.analysis.trainable import split as split
 from tanager.clipping.per_example import per_example
-from tanager.clipping.planning.autotune import Timings
+from tanager.clipping.planning.autotune import BUDGET, Timings
 from tanager.clipping.planning.choices import (
     STRATEGIES,
     Plan,
@@ -292,14 +292,15 @@ class ClippedGrad:
         batch: PyTree,
         report: Callable[[str], None] | None = None,
         worth: float = math.inf,
+        seconds: float = BUDGET,
     ) -> bool:
         """Under ``"auto"``, measure what is not known yet for shapes like these.
 
-        What is found is remembered on disk (`planning.autotune`) and serves later
-        traces, those of an outer `jax.jit` included, which cannot measure. A call
-        outside `jax.jit` does this by itself. Takes and raises what a call does;
-        `report` is called with a line for each thing that is measured. No more is
-        measured than takes the time of clipping `worth` such batches.
+        What is found is remembered on disk (`planning.autotune`) for later traces: one
+        inside an outer `jax.jit` cannot measure. A call outside `jax.jit` does this by
+        itself. Takes and raises what a call does; `report` is called with a line for
+        each measurement. What takes longest is measured first, for `seconds` at the
+        most and for the time of clipping `worth` such batches.
 
         Returns:
             Whether anything was measured: traces made before may clip otherwise.
@@ -311,12 +312,11 @@ class ClippedGrad:
         trainable, fixed = self._split(params, batch)
         program = self._program(trainable, fixed, batch)
         parts = parts_of(self.clip_norm, self._clipped_like(trainable))
+        groups = [] if program is None else norm_groups(program, parts)
         pieces = batches.pieces(batches.rows_of(batch), self.memory)
-        measured = [
-            Timings().measure(program, norm_groups(program, parts), rows, report, worth)
-            for rows in sorted({rows for _, rows in pieces})
-            if program is not None
-        ]
+        sizes = sorted({rows for _, rows in pieces})
+        limits = report, worth, seconds / len(sizes)
+        measured = [Timings().measure(groups, rows, *limits) for rows in sizes]
         self._tuned.add(shapes)
         return any(measured)
 

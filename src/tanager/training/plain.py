@@ -70,6 +70,7 @@ class PlainGrad:
         batch: PyTree,
         report: Callable | None = None,
         worth: float = 0.0,
+        seconds: float = 0.0,
     ) -> bool:
         """Measure nothing: there is one way only."""
         return False

@@ -204,7 +204,7 @@ class Step:
         shapes = jax.eval_shape(views, example)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         model = eqx.combine(params, self.fixed)
-        if self.grad_fn.tune(model, zeros, report, worth):
+        if self.grad_fn.tune(model, zeros, report, worth, math.inf):
             self._forget_traces()
         return self.grad_fn.explain(model, zeros)
 

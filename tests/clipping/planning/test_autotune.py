@@ -12,11 +12,14 @@ from oracle import draw, read
 from tanager.clipping import clipped_grad
 from tanager.clipping.planning import autotune, choices, cost
 from tanager.clipping.planning.autotune import Timings
+from tanager.clipping.rules.groups import RETAINED, Method
 
 
 pytestmark = pytest.mark.measures
 
 ROWS = 4
+TRIED = [Method("gram", "vmap"), Method("vmap", RETAINED)]
+AGAIN = Method("vmap", "vmap")
 
 
 def loss(w, x):
@@ -39,7 +42,7 @@ class FakeBench:
     seconds_of: ClassVar[dict[str, float]] = {}
     asked: ClassVar[list[str]] = []
 
-    def __init__(self, program, group, rows):
+    def __init__(self, group, rows):
         pass
 
     def seconds(self, part):
@@ -57,9 +60,8 @@ def bench(monkeypatch):
 
 
 def measured():
-    program, groups = read(loss, *problem())
     timings = Timings()
-    timings.measure(program, groups, ROWS)
+    timings.measure([only_group()], ROWS)
     return timings
 
 
@@ -76,19 +78,18 @@ def chosen(timings, most_bytes=1e9):
 
 
 def all_parts():
-    methods = cost.candidates(only_group())
-    return {part for method in methods for part in autotune._parts(method)}
+    """One sum for each method for norms."""
+    return {part for method in TRIED for part in autotune._parts(method)}
 
 
 def test_measurements_overrule_the_cost_model(bench):
-    static = chosen(Timings())
-    for winner in cost.candidates(only_group()):
+    assert [*TRIED, AGAIN] == cost.candidates(only_group())
+    for winner in TRIED:
         timings = Timings()
         timings.path.unlink(missing_ok=True)
         bench.seconds_of = dict.fromkeys(all_parts(), 1.0)
         bench.seconds_of.update(dict.fromkeys(autotune._parts(winner), 1e-6))
         assert chosen(measured()) == winner
-    assert any(m != static for m in cost.candidates(only_group()))
 
 
 def test_measurements_are_remembered_by_the_next_instance(bench):
@@ -99,12 +100,31 @@ def test_measurements_are_remembered_by_the_next_instance(bench):
     again = measured()
     assert not bench.asked
     group = only_group()
-    for method in cost.candidates(group):
+    for method in TRIED:
         known = again.known(group, method, ROWS)
         assert known is not None
         assert known == first.known(group, method, ROWS)
         assert known == again.estimate(group, method, ROWS).seconds
         assert known == sum(bench.seconds_of[p] for p in autotune._parts(method))
+
+
+def test_what_was_left_out_is_as_much_slower_as_expected(bench):
+    group, timings = only_group(), measured()
+    expected = {
+        m: cost.estimate(group, m, ROWS).seconds for m in cost.candidates(group)
+    }
+    assert timings.known(group, AGAIN, ROWS) is None
+    fastest = min(TRIED, key=lambda m: timings.estimate(group, m, ROWS).seconds)
+    times = max(expected[AGAIN] / expected[fastest], autotune._LEFT_OUT)
+    seconds = timings.estimate(group, AGAIN, ROWS).seconds
+    assert seconds == times * timings.estimate(group, fastest, ROWS).seconds
+    assert chosen(timings) == fastest
+
+
+def test_nothing_is_measured_where_one_method_is_expected_to_win(bench, monkeypatch):
+    monkeypatch.setattr(autotune, "_HOPELESS", 1.0)
+    assert not Timings().measure([only_group()], ROWS)
+    assert not bench.asked
 
 
 def test_measurements_hold_for_one_batch_size_only(bench):
@@ -118,17 +138,61 @@ def test_measurements_hold_for_one_batch_size_only(bench):
 
 
 def test_no_more_is_measured_than_it_is_worth(bench):
-    program, groups = read(loss, *problem())
-    assert not Timings().measure(program, groups, ROWS, worth=0.0)
+    groups = [only_group()]
+    assert not Timings().measure(groups, ROWS, worth=0.0)
     seconds = cost.estimate(groups[0], chosen(Timings()), ROWS).seconds
     needed = autotune._PART_SECONDS * len(all_parts()) / seconds
-    assert not Timings().measure(program, groups, ROWS, worth=0.99 * needed)
+    assert not Timings().measure(groups, ROWS, worth=0.99 * needed)
     assert not bench.asked
     said = []
-    assert Timings().measure(program, groups, ROWS, said.append, worth=1.01 * needed)
+    assert Timings().measure(groups, ROWS, said.append, worth=1.01 * needed)
     assert sorted(bench.asked) == sorted(all_parts())
     assert said[0].startswith(f"{len(said)} timings, at most {len(said)} s left (")
     assert said[-1].startswith("1 timings")
+
+
+@pytest.fixture
+def two_seconds(bench, monkeypatch):
+    """Each part takes two seconds to measure; of two groups the last is dearer."""
+    now = [0.0]
+    clock = types.SimpleNamespace(perf_counter=lambda: now[0])
+    monkeypatch.setattr(autotune, "time", clock)
+
+    def measure(self, part):
+        now[0] += 2
+        bench.asked.append(part)
+        return 1e-3
+
+    monkeypatch.setattr(FakeBench, "seconds", measure)
+    small, large, x = draw(0, (5, 6), (6, 60), (ROWS, 7, 5))
+    params = [jnp.asarray(w, jnp.float32) for w in (small, large)]
+
+    def loss(params, x):
+        return jnp.sum(jnp.sin(x @ params[0]) @ params[1])
+
+    return loss, params, jnp.asarray(x, jnp.float32)
+
+
+@pytest.mark.parametrize(("seconds", "known"), [(2.9, 0), (3.1, 1), (11.9, 1), (12, 2)])
+def test_the_dearest_groups_are_measured_until_the_budget_is_spent(
+    two_seconds, seconds, known
+):
+    groups = read(*two_seconds)[1]
+    assert Timings().measure(groups, ROWS, seconds=seconds) == (known > 0)
+    timings = Timings()
+    measured = [timings.known(each, TRIED[0], ROWS) for each in groups]
+    assert [each is not None for each in measured] == [known > 1, known > 0]
+
+
+def test_twenty_seconds_are_spent_by_default(two_seconds, bench, monkeypatch):
+    grad_fn, parts = clipped_grad(two_seconds[0], clip_norm=1.0), len(all_parts())
+    monkeypatch.setattr(autotune, "_PART_SECONDS", 20.1 / parts)
+    assert not grad_fn.tune(*two_seconds[1:])
+    monkeypatch.setattr(autotune, "_PART_SECONDS", 19.9 / parts)
+    grad_fn(*two_seconds[1:])
+    assert not bench.asked  # a second look at the same shapes costs nothing
+    clipped_grad(two_seconds[0], clip_norm=1.0)(*two_seconds[1:])
+    assert len(bench.asked) == 2 * parts
 
 
 def test_long_work_is_measured_with_fewer_examples(bench, monkeypatch):
@@ -137,21 +201,21 @@ def test_long_work_is_measured_with_fewer_examples(bench, monkeypatch):
     assert autotune.measured_rows(group, 1000) == 1000
     monkeypatch.setattr(autotune, "_LONG_SECONDS", 0.0)
     monkeypatch.setattr(
-        FakeBench, "__init__", lambda self, program, group, rows: asked.append(rows)
+        FakeBench, "__init__", lambda self, group, rows: asked.append(rows)
     )
     assert [autotune.measured_rows(group, rows) for rows in (4, 32, 33, 128, 200)] == [
-        *(4, 32, 17, 32, 25)
+        *(4, 16, 9, 16, 13)
     ]
-    program, groups = read(loss, *problem())
+    groups = [group]
     bench.seconds_of = {part: 1.0 + n for n, part in enumerate(sorted(all_parts()))}
     timings = Timings()
-    timings.measure(program, groups, 128)
-    timings.measure(program, groups, 64)
-    assert asked == [32]
-    for method in cost.candidates(group):
-        few, many = (timings.known(group, method, rows) for rows in (32, 128))
+    timings.measure(groups, 128)
+    timings.measure(groups, 64)
+    assert asked == [16]
+    for method in TRIED:
+        few, many = (timings.known(group, method, rows) for rows in (16, 128))
         assert few is not None
-        assert many == 4 * few == timings.estimate(group, method, 128).seconds
+        assert many == 8 * few == timings.estimate(group, method, 128).seconds
 
 
 @pytest.mark.parametrize(
@@ -165,8 +229,8 @@ def test_the_longer_a_run_the_fewer_there_are(monkeypatch, takes, runs):
         ticks.append(None)
         return next(clock)
 
-    program, (group,) = read(loss, *problem())
-    bench = autotune._Bench(program, group, ROWS)
+    group = only_group()
+    bench = autotune._Bench(group, ROWS)
     # Not the clock of all: others look at it too.
     monkeypatch.setattr(autotune, "time", types.SimpleNamespace(perf_counter=tick))
     part = autotune._parts(cost.candidates(group)[0])[0]
@@ -270,9 +334,9 @@ def test_a_folder_that_cannot_be_written_costs_time_alone(bench, tmp_path, monke
 
 def test_two_processes_writing_keep_both_measurements(bench):
     one, other = Timings(), Timings()
-    program, groups = read(loss, *problem())
-    one.measure(program, groups, ROWS)
-    other.measure(program, groups, ROWS + 1)
+    groups = [only_group()]
+    one.measure(groups, ROWS)
+    other.measure(groups, ROWS + 1)
     both = Timings()
     (method, *_) = cost.candidates(groups[0])
     assert both.known(groups[0], method, ROWS) is not None

@@ -100,8 +100,11 @@ def from_gradient(
     order of G.
     """
     units = {axis % centred.ndim for axis in outputs}
-    axes = tuple(axis + 1 for axis in range(centred.ndim) if axis not in units)
-    gradient, rows = widen(gradient), gradient.shape[0]
+    # XLA on a CPU would copy what has axes of length 1.
+    left = [axis for axis, size in enumerate(centred.shape) if size != 1]
+    axes = tuple(n + 1 for n, axis in enumerate(left) if axis not in units)
+    centred, rows = jnp.squeeze(centred), gradient.shape[0]
+    gradient = widen(gradient).reshape(rows, *centred.shape)
     sums = (jnp.square(gradient * lift), gradient, gradient * centred[None])
     square, total, projection = (
         jnp.sum(each, axis=axes).reshape(rows, -1) for each in sums

@@ -3,6 +3,10 @@
 One JSON file per device, JAX and tanager version lies in ``$TANAGER_CACHE_DIR`` (by
 default ``~/.cache/tanager``). It only ever decides how something is computed, never
 what: a file that is missing, damaged or of another device is ignored and overwritten.
+
+Measuring a method takes a compilation, so few are measured: the methods for norms that
+`planning.cost` expects to be nearly as fast as the fastest, each with one sum, of the
+groups that take longest. All others count as it expects them, next to those.
 """
 
 import hashlib
@@ -27,7 +31,7 @@ from tanager._cache import cache_folder
 from tanager._reading import MALFORMED
 from tanager._version import __version__
 from tanager.clipping.analysis.jaxprs import aval, is_float
-from tanager.clipping.analysis.taps import Program, float_results
+from tanager.clipping.analysis.taps import float_results
 from tanager.clipping.planning import cost
 from tanager.clipping.rules.base import TapValues
 from tanager.clipping.rules.factors import clip_factors
@@ -38,13 +42,17 @@ from tanager.compiling import compiler_options, jit
 WORTH_MEASURING = 2e-4
 """Groups expected to take fewer seconds than this are not measured."""
 
+BUDGET = 20.0
+"""Seconds that measuring may take where nobody says how long the run is."""
+
 _HOPELESS = 3.0
+_LEFT_OUT = 1.01  # times the fastest that was measured, at the least
 _LEAST_SECONDS, _ENOUGH_SECONDS = 0.1, 0.5
 _LEAST_RUNS, _FEWEST_RUNS = 5, 2
-_LONG_SECONDS = 0.02
-_FEW_ROWS = 32
+_LONG_SECONDS = 0.001
+_FEW_ROWS = 16
 _PART_SECONDS = 1.0  # to compile and time one part, until it is known
-_FORMAT = 6
+_FORMAT = 7
 
 
 def _identity() -> dict[str, Any]:
@@ -68,8 +76,8 @@ def _identity() -> dict[str, Any]:
 def measured_rows(group: NormGroup, rows: int) -> int:
     """Return how many examples a group is measured with: fewer where all would be long.
 
-    The time of long work grows with the examples, whatever the method: 32 of them tell
-    which is fastest for 128, in a quarter of the time.
+    The time of long work grows with the examples, whatever the method: 16 of them tell
+    which is fastest for 64, in a quarter of the time, and compile sooner.
     """
     while rows > _FEW_ROWS and _least(group, rows) > _LONG_SECONDS:
         rows = -(-rows // 2)
@@ -148,45 +156,52 @@ class Timings:
     def estimate(self, group: NormGroup, method: Method, rows: int) -> cost.Cost:
         """Return the measured cost; where nothing of the group is known, the expected.
 
-        Methods that were left out when the group was measured take for ever.
+        Methods that were left out when the group was measured are slower than the
+        fastest of the others, by as much as is expected.
         """
         expected = cost.estimate(group, method, rows)
-        known = self.known(group, method, rows)
-        if known is not None:
-            return expected._replace(seconds=known)
-        signature = _signature(group, measured_rows(group, rows))
-        left_out = self._measured(signature)
-        return expected._replace(seconds=math.inf) if left_out else expected
-
-    def _measured(self, signature: str) -> bool:
-        return any(key.startswith(signature) for key in self._seconds)
+        measured = self._measured(group, rows)
+        if method in measured:
+            return expected._replace(seconds=measured[method])
+        if not measured:
+            return expected
+        fastest = min(measured, key=lambda other: measured[other])
+        times = expected.seconds / cost.estimate(group, fastest, rows).seconds
+        seconds = measured[fastest] * max(times, _LEFT_OUT)
+        return expected._replace(seconds=seconds)
 
     def known(self, group: NormGroup, method: Method, rows: int) -> float | None:
         """Return measured seconds, or None."""
+        return self._measured(group, rows).get(method)
+
+    def _measured(self, group: NormGroup, rows: int) -> dict[Method, float]:
+        """Return the measured seconds of a group, by method."""
         few = measured_rows(group, rows)
-        signature = _signature(group, few)
-        names = [f"{signature}:{part}" for part in _parts(method)]
-        if not self._seconds.keys() >= set(names):
-            return None
-        return sum(self._seconds[name] for name in names) * rows / few
+        signature, known = _signature(group, few), {}
+        for method in cost.candidates(group):
+            parts = [self._seconds.get(f"{signature}:{p}") for p in _parts(method)]
+            seconds = [each for each in parts if each is not None]
+            if len(seconds) == len(parts):
+                known[method] = sum(seconds) * rows / few
+        return known
 
     def measure(
         self,
-        program: Program,
         groups: Sequence[NormGroup],
         rows: int,
         report: Callable[[str], None] | None = None,
         worth: float = math.inf,
+        seconds: float = math.inf,
     ) -> bool:
         """Measure the groups that are not known yet; return whether there was any.
 
         Those that take longest come first. It ends, by its own estimate, before it has
-        taken as long as clipping `worth` physical batches.
+        taken so many seconds, or as long as clipping `worth` physical batches.
         """
         alike: dict[str, list[NormGroup]] = {}
         for group in groups:
-            signature = _signature(group, measured_rows(group, rows))
-            if not self._measured(signature) and len(cost.candidates(group)) > 1:
+            if not self._measured(group, rows):
+                signature = _signature(group, measured_rows(group, rows))
                 alike.setdefault(signature, []).append(group)
         waiting = [
             (signature, some[0], parts)
@@ -201,9 +216,10 @@ class Timings:
         for signature, group, parts in waiting:
             taken = time.perf_counter() - started
             each = taken / done if done else _PART_SECONDS
-            if taken + each * len(parts) > worth * self._batch_seconds(groups, rows):
+            limit = min(seconds, worth * self._batch_seconds(groups, rows))
+            if taken + each * len(parts) > limit:
                 break
-            bench = _Bench(program, group, measured_rows(group, rows))
+            bench = _Bench(group, measured_rows(group, rows))
             for part in parts:
                 if report is not None:
                     taken = time.perf_counter() - started
@@ -235,30 +251,38 @@ def _parts(method: Method) -> tuple[str, ...]:
 
 
 def _worth_trying(group: NormGroup, rows: int) -> list[str]:
-    """Return the parts of the methods that could be fastest, each once."""
+    """Return the parts of the methods that could be fastest, each once.
+
+    None where one of them is expected to be.
+    """
     expected = {
         method: cost.estimate(group, method, rows).seconds
-        for method in cost.candidates(group)
+        for method in cost.precise(group)
     }
     least = min(expected.values())
     if least < WORTH_MEASURING:
         return []
-    tried = [m for m, seconds in expected.items() if seconds <= _HOPELESS * least]
+    fastest: dict[str, Method] = {}
+    for method in sorted(expected, key=lambda method: expected[method]):
+        fastest.setdefault(method.norm, method)
+    tried = [m for m in fastest.values() if expected[m] <= _HOPELESS * least]
+    if len(tried) == 1:
+        return []
     return list(dict.fromkeys(part for method in tried for part in _parts(method)))
 
 
 class _Bench:
     """One group with random x, dy and parameters, to be timed."""
 
-    def __init__(self, program: Program, group: NormGroup, rows: int):
+    def __init__(self, group: NormGroup, rows: int):
         draw = np.random.default_rng(0)
-        self._program, self._group, self._rows = program, group, rows
-        leaves = [_random(draw, aval(v)) for v in program.parameters]
-        self._constants = program.evaluate_prologue(leaves)
+        self._group, self._rows = group, rows
+        leaves = [_random(draw, aval(v)) for v in group.program.parameters]
+        self._constants = group.program.evaluate_prologue(leaves)
         self._seen = [self._random_seen(draw, use.tap) for use in group.uses]
 
     def _random_seen(self, draw: np.random.Generator, number: int) -> tuple:
-        tap = self._program.taps[number]
+        tap = self._group.program.taps[number]
         data = [tap.equation.invars[n] for n in tap.data]
         return tuple(
             [_random(draw, aval(v), self._rows) for v in each]

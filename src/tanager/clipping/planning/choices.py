@@ -57,9 +57,6 @@ STRATEGIES = {
 }
 """The clipping strategies; all compute the same sum."""
 
-_MOST_EXCESS = 0.01
-"""How much too large a norm `auto` accepts from a Gram matrix."""
-
 Estimate = Callable[[NormGroup, Method], cost.Cost]
 
 
@@ -191,27 +188,12 @@ def _by_rule(strategy: str, group: NormGroup, rows: int, estimate: Estimate) -> 
     return cheapest(retained if strategy == "bk_mixopt" or not again else again)
 
 
-def precise(group: NormGroup) -> list[Method]:
-    """Return the methods whose norms are not much too large for ordinary examples.
-
-    Where the T terms of a gradient are as good as independent, A² = T·‖g‖².
-    """
-    options = cost.candidates(group)
-    positions = group.rule.work(1).positions
-    return [
-        method
-        for method in options
-        if method.norm not in group.grams()
-        or group.excess(method) * positions <= 2 * _MOST_EXCESS
-    ] or options
-
-
 def _within(
     groups: Sequence[NormGroup], most_bytes: float, estimate: Estimate
 ) -> list[Method]:
     """Take the fastest everywhere, then give up as little time as the memory needs."""
     costs = [
-        {method: estimate(group, method) for method in precise(group)}
+        {method: estimate(group, method) for method in cost.precise(group)}
         for group in groups
     ]
     chosen = [min(options, key=lambda m, o=options: o[m].seconds) for options in costs]

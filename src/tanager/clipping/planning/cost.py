@@ -3,6 +3,11 @@
 The figures are rough and only their order matters. Those of a CPU were fitted to
 measurements on two cores with AVX-512 (docs/performance.md); those of an accelerator
 are guesses, never measured. Where it counts, `planning.autotune` measures.
+
+XLA on a CPU forms the kernel gradients of B examples of a convolution in G groups by
+`vmap` as if each of the B·G groups met all others, and slowly where a group has several
+channels. ``python benchmarks/costs.py`` measures a table of convolutions beside what is
+expected of them.
 """
 
 from typing import NamedTuple
@@ -45,6 +50,12 @@ _ACCELERATOR = _Device(
     gram=3.0,
 )
 _DOT = {"vmap": 1.2, "batched": 1.5}
+_GROUPED = {"depthwise": 5e10, "grouped": 1e9}
+"""Operations a second of `vmap` on a CPU, were each group to meet all others."""
+
+
+_MOST_EXCESS = 0.01
+"""How much too large a norm `auto` accepts from a Gram matrix."""
 
 
 def _device() -> _Device:
@@ -59,6 +70,21 @@ def candidates(group: NormGroup) -> list[Method]:
         again = [total for total in totals if total in (norm, DIRECT)]
         methods += [Method(norm, total) for total in (RETAINED, *again)]
     return methods
+
+
+def precise(group: NormGroup) -> list[Method]:
+    """Return the methods whose norms are not much too large for ordinary examples.
+
+    Where the T terms of a gradient are as good as independent, A² = T·‖g‖².
+    """
+    options = candidates(group)
+    positions = group.rule.work(1).positions
+    return [
+        method
+        for method in options
+        if method.norm not in group.grams()
+        or group.excess(method) * positions <= 2 * _MOST_EXCESS
+    ] or options
 
 
 def estimate(group: NormGroup, method: Method, rows: int) -> Cost:
@@ -89,10 +115,16 @@ def _norm_seconds(rule: Rule, method: str, rows: int, device: _Device) -> float:
     if rule.name in ("general", "gather"):
         # Elementwise: one pass over dy, one over the gradients.
         return 4.0 * rows * (work.results + work.weights) / device.bandwidth
+    grouped = isinstance(rule, Convolution) and work.groups > 1
+    if grouped and method == "vmap" and device is _CPU:
+        depthwise = work.inputs == work.offsets and work.outputs == 1
+        rate = _GROUPED["depthwise" if depthwise else "grouped"]
+        return work.flops * work.groups * rows / rate
     factor = (device.gradients if work.pixels else _DOT)[method]
     moved = 4.0 * rows * work.weights
     if isinstance(rule, Convolution):
-        moved += 8.0 * rows * rule.copied(method)
+        each = 24.0 if grouped and method == "patches" else 8.0
+        moved += each * rows * rule.copied(method)
     chunks = -(-rows // rule.chunk(method, rows))
     return (
         work.flops * factor / device.flops

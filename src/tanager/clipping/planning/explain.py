@@ -9,7 +9,7 @@ from typing import Any
 from tanager.clipping.analysis.jaxprs import aval
 from tanager.clipping.analysis.rounding import FloatError
 from tanager.clipping.planning import cost
-from tanager.clipping.planning.choices import Plan, precise
+from tanager.clipping.planning.choices import Plan
 from tanager.clipping.rules.groups import Joint, Method, NormGroup
 
 
@@ -166,6 +166,6 @@ def _reason(plan: Plan, group: NormGroup, method: Method) -> str:
     how = "measured" if known else "expected"
     if best == method:
         return f"{how} fastest of {len(options)}"
-    if best not in precise(group):
+    if best not in cost.precise(group):
         return f"{', '.join(best)} would be faster ({how}), but raises norms too much"
     return f"to hold less memory than {', '.join(best)} ({how})"

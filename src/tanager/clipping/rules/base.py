@@ -378,9 +378,18 @@ def product(text: str, *arrays: Array, exact: bool = True) -> Array:
     """Return an einsum in float32 or wider; integers count as float32."""
     floats = [a.dtype if jaxprs.is_float(a) else jnp.dtype("float32") for a in arrays]
     widest = max(floats, key=lambda dtype: dtype.itemsize)
-    return jnp.einsum(
-        text,
-        *(a.astype(widest) for a in arrays),
+    sides, result = text.split("->")
+    named = zip(sides.split(","), arrays, strict=True)
+    sizes = {
+        name: n for side, a in named for name, n in zip(side, a.shape, strict=True)
+    }
+    # Without axes of length 1: XLA on a CPU would copy the result around them, for many
+    # times as long as the product takes.
+    short = str.maketrans("", "", "".join(n for n, size in sizes.items() if size == 1))
+    found = jnp.einsum(
+        text.translate(short),
+        *(jnp.squeeze(a).astype(widest) for a in arrays),
         preferred_element_type=accumulation_dtype(widest),
         precision=jax.lax.Precision.HIGHEST if exact else None,
     )
+    return found.reshape([sizes[name] for name in result])
