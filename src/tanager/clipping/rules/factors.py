@@ -24,7 +24,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, PyTree
 
 from tanager import _validate as validate
-from tanager.clipping.analysis.rounding import gamma
+from tanager.clipping.analysis.rounding import gamma, root
 
 
 STYLES = {
@@ -201,10 +201,7 @@ def norms_of(squares: Sequence[Float[Array, " b"]], rows: int) -> Float[Array, "
     widest = max(dtypes, key=lambda dtype: dtype.itemsize)
     zero = jnp.zeros(rows, widest)
     total = sum((square.astype(widest) for square in squares), zero)
-    # The root has no derivative at zero, where the factor does not change.
-    root = jnp.sqrt(jnp.where(total > 0, total, 1))
-    norms = jnp.where(total > 0, root, total)
-    return norms * (1 + gamma(len(squares) / 2 + 2, widest))
+    return root(total) * (1 + gamma(len(squares) / 2 + 2, widest))
 
 
 def by_row(values: Array, like: Array) -> Array:

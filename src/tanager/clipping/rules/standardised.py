@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float
 from tanager.clipping.analysis import jaxprs, links, rounding, standardise
 from tanager.clipping.analysis.dtypes import accumulation_dtype, widen
 from tanager.clipping.analysis.jaxprs import aval
-from tanager.clipping.analysis.rounding import gamma, run_steps
+from tanager.clipping.analysis.rounding import gamma, root, run_steps
 from tanager.clipping.analysis.taps import Program, Unit, Use
 from tanager.clipping.rules.base import Formation, TapValues, product
 from tanager.clipping.rules.convolutions import Convolution
@@ -198,7 +198,7 @@ class Standardised(Single):
             total,
             projection,
             2 * gamma(self._statistics, dtype),
-            slip * jnp.sqrt(scaled.terms),
+            slip * root(scaled.terms),
         )
         squares = jnp.where(jnp.isfinite(scaled.squares), squares, jnp.inf)
         return Gram(squares, scaled.terms), projection
@@ -211,7 +211,7 @@ class Standardised(Single):
         centred = parts.centred.reshape(self._fan_in, -1)
         apart = own / parts.factor[None] - centred
         squares = jnp.sum(jnp.square(apart), axis=0) * parts.curb
-        return jnp.sqrt(jnp.max(squares))
+        return root(jnp.max(squares))
 
     def _projection(
         self,
