@@ -161,7 +161,7 @@ def create():
 def wrong():
     return 1
 def bare():
-    return *create(), None
+    return *create(), 1
 def with_preprocessing():
     from tanager.data.preprocessing import Preprocessing
     return *create(), Preprocessing(mean=(0.5,), std=(0.5,), read_shape=(4, 4, 1))

@@ -21,7 +21,7 @@ def load(source: str, weights: str, code: str | None) -> "Model":
 
     if code is None:
         return load(source, weights=weights)
-    params, predict, preprocessing = (*_named(code), None)[:3]
+    params, predict, preprocessing = _named(code)
     own = params, predict
     return load(source, weights=weights, code=own, preprocessing=preprocessing)
 
@@ -31,7 +31,7 @@ _RETURNED = "(params, predict) or (params, predict, preprocessing)"
 FOR_IMAGES = "return (params, predict, preprocessing) from --code, for images"
 
 
-def _named(code: str) -> tuple[Any, ...]:
+def _named(code: str) -> tuple[Any, Any, Any]:
     from tanager.data.preprocessing import Preprocessing
 
     module, _, function = code.partition(":")
@@ -48,10 +48,11 @@ def _named(code: str) -> tuple[Any, ...]:
     finally:
         sys.path.pop(0)
     fits = isinstance(found, tuple) and len(found) in (2, 3) and callable(found[1])
-    if not fits or not isinstance((*found, None)[2], Preprocessing | None):
+    params, predict, seen = (*found, None)[:3] if fits else (None, None, found)
+    if not isinstance(seen, Preprocessing | None):
         rule = f"returns {type(found).__name__}, and must return {_RETURNED}"
         validate.refuse("code", code, rule, "see tanager.data.preprocessing")
-    return found
+    return params, predict, seen
 
 
 @contextlib.contextmanager

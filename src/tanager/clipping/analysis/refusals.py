@@ -1,7 +1,7 @@
 """What `clipped_grad` refuses before work starts, each in one message."""
 
 import numbers
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from tanager.clipping.analysis.jaxprs import every_equation
+from tanager.clipping.analysis.alone import ERROR_IF, holds, is_sequential, needed_by
 from tanager.clipping.analysis.statistics import RefusedLayer, watching
 
 
@@ -41,20 +41,10 @@ _DRAWS = (
     "rng_bit_generator",
 )
 
-_OF_THE_BATCH = ("unvmap_any", "unvmap_all", "unvmap_max")
-"""Equinox's: under `vmap`, one answer for all rows."""
-
-_CHOOSING = ("and", "or", "not", "convert_element_type", "nonbatchable")
-"""What may stand between such an answer and the choice of a branch."""
-
-
 _OPTIMIZERS = (
     "flax.nnx.training.optimizer.Optimizer",
     "flax.training.train_state.TrainState",
 )
-
-_ERROR_IF = "branched_error_if_impl"
-"""The call in which Equinox raises an error, by a callback."""
 
 
 def refuse_ill_defined(jaxpr: Any, raises: bool = False) -> None:
@@ -82,12 +72,13 @@ def refuse_ill_defined(jaxpr: Any, raises: bool = False) -> None:
                 "gives all rows of a batch the numbers of the first row: use threefry "
                 'keys, jax.random.key(seed, impl="threefry2x32")'
             )
-        if name in _REFUSED and not (raises and name == "pure_callback"):
+        refused = name in _REFUSED and not (raises and name == "pure_callback")
+        if refused and not (name == "custom_vmap_call" and is_sequential(equation)):
             raise ValueError(
                 f"loss uses {name}, which {_REFUSED[name]}, so the gradient of one "
                 "example is not defined: remove it from the loss"
             )
-        inside = raises or equation.params.get("name") == _ERROR_IF
+        inside = raises or equation.params.get("name") == ERROR_IF
         for inner in jex.jaxprs_in_params(equation.params):
             refuse_ill_defined(getattr(inner, "jaxpr", inner), inside)
 
@@ -170,11 +161,11 @@ def check_loss(
     fixed: PyTree,
     example: PyTree,
     has_aux: bool = False,
-) -> None:
+) -> str:
     """Refuse a loss that does not return one number, or that mixes examples.
 
     `loss` is of the leaves that are trained, of the others, and of an example. With
-    `has_aux` it returns (loss, aux).
+    `has_aux` it returns (loss, aux). The result is what `alone.needed_by` finds.
     """
 
     def of_leaves(trainable: PyTree, example: PyTree) -> Any:
@@ -204,12 +195,14 @@ def check_loss(
     _check_result(value, has_aux)
     _refuse_references(closed.jaxpr)
     refuse_ill_defined(closed.jaxpr)
-    _refuse_answers_of_the_batch(closed.jaxpr)
-    if _holds(closed.jaxpr, (*_DERIVED, "while")):
+    alone = needed_by(closed.jaxpr)
+    if holds(closed.jaxpr, (*_DERIVED, "while", "custom_vmap_call")):
         gradient = jax.grad(of_leaves, has_aux=has_aux)
         derived, _ = _traced(gradient, trainable, example)
         _refuse_references(derived.jaxpr)
         refuse_ill_defined(derived.jaxpr)
+        alone = alone or needed_by(derived.jaxpr)
+    return alone
 
 
 def _check_result(value: PyTree, has_aux: bool) -> None:
@@ -267,7 +260,10 @@ def check_transform(transform: Callable[[PyTree], PyTree], gradient: PyTree) -> 
         )
     _refuse_references(closed.jaxpr)
     refuse_ill_defined(closed.jaxpr)
-    _refuse_answers_of_the_batch(closed.jaxpr)
+    if name := needed_by(closed.jaxpr):
+        raise ValueError(
+            f"transform uses {name}, and may mix examples: write it without {name}"
+        )
     return value
 
 
@@ -286,59 +282,15 @@ def _takes_a_batch(
     return isinstance(value, jax.ShapeDtypeStruct) and value.shape == ()
 
 
-def _refuse_answers_of_the_batch(jaxpr: Any, allowed: bool = False) -> None:
-    """Refuse Equinox's `unvmap_any` and the like where they change a value.
-
-    They change none in its loops, which run until all rows have ended and leave the
-    rows that have ended as they are, nor where `equinox.error_if` raises.
-    """
-    for equation in jaxpr.eqns:
-        name = equation.primitive.name
-        asks = name in _OF_THE_BATCH and not allowed
-        if asks and not _only_chooses(jaxpr, equation.outvars[0]):
-            raise ValueError(
-                f"loss must not mix examples, but it uses {name} of Equinox, which "
-                "asks all rows of a batch at once: with equinox.error_if, leave "
-                'on_error at "raise"'
-            )
-        for key, value in equation.params.items():
-            for inner in jex.jaxprs_in_params({key: value}):
-                inner = getattr(inner, "jaxpr", inner)
-                raises = equation.params.get("name") == _ERROR_IF
-                raises = raises and _holds(inner, ("pure_callback",))
-                _refuse_answers_of_the_batch(
-                    inner, allowed or raises or key == "cond_jaxpr"
-                )
-
-
-def _only_chooses(jaxpr: Any, answer: Any) -> bool:
-    """Whether an answer only decides between doing something and doing nothing."""
-    for equation in jaxpr.eqns:
-        places = [n for n, atom in enumerate(equation.invars) if atom is answer]
-        if not places or (places == [0] and _may_do_nothing(equation)):
-            continue
-        if equation.primitive.name not in _CHOOSING:
-            return False
-        if not _only_chooses(jaxpr, equation.outvars[0]):
-            return False
-    return not any(atom is answer for atom in jaxpr.outvars)
-
-
-def _may_do_nothing(equation: Any) -> bool:
-    """Whether an equation is a `cond` with a branch that returns its operands."""
-    if equation.primitive.name != "cond":
-        return False
-    branches = [branch.jaxpr for branch in equation.params["branches"]]
-    return any(
-        all(any(atom is given for given in branch.invars) for atom in branch.outvars)
-        for branch in branches
-    )
-
-
 def _traced(function: Callable, *arguments: PyTree) -> tuple[jex.ClosedJaxpr, PyTree]:
     try:
         return jax.make_jaxpr(function, return_shape=True)(*arguments)
     except ValueError as error:
+        if "Linearization failed" in str(error):
+            raise ValueError(
+                "loss uses an operation that has no gradient in reverse mode, such as "
+                "sequential_vmap with parameters inside: give it a jax.custom_vjp"
+            ) from error
         if "Reverse-mode differentiation does not work" not in str(error):
             raise
         raise ValueError(
@@ -351,7 +303,3 @@ def _traced(function: Callable, *arguments: PyTree) -> tuple[jex.ClosedJaxpr, Py
         raise ValueError(
             f"loss must not mix examples, but it uses a collective ({error}): {_REMEDY}"
         ) from error
-
-
-def _holds(jaxpr: Any, names: Sequence[str]) -> bool:
-    return any(each.primitive.name in names for each in every_equation(jaxpr.eqns))
