@@ -7,6 +7,7 @@ import pytest
 from jax import lax
 from oracle import ALL, ways
 
+from tanager.clipping import clipped_grad
 from tanager.models.layers import standardise
 
 
@@ -91,3 +92,21 @@ def test_derivatives_are_those_of_the_definition(loss):
         ):
             size = np.max(np.abs(right))
             np.testing.assert_allclose(got, right, atol=1e-3 * size, err_msg=name)
+
+
+@pytest.mark.parametrize("transformed", [jax.grad, jax.jacfwd])
+def test_a_loss_that_holds_what_is_differentiated_outside(transformed):
+    held = {}
+    w, x = jnp.ones((3, 2)), jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)))
+    x = x.astype(jnp.float32)
+    grad_fn = clipped_grad(
+        lambda w, x: held["t"] * jnp.sum(jnp.tanh(x @ w)), clip_norm=C
+    )
+
+    def total(t):
+        held["t"] = t
+        return jnp.sum(grad_fn(w, x).sum)
+
+    for t in (0.1, 0.2, 30.0):
+        near = (jax.jit(total)(t + 1e-2) - jax.jit(total)(t - 1e-2)) / 2e-2
+        np.testing.assert_allclose(transformed(total)(t), near, atol=1e-3)

@@ -116,7 +116,7 @@ class ClippedGrad:
         self._takes_key = keyed.takes_key(loss)
         self._own = keyed.given_key(loss) if self._takes_key else loss
         self._compiled: dict[tuple[bool, bool], Callable] = {}
-        self._checked: dict[Any, str] = {}
+        self._checked: dict[Any, refusals.Read] = {}
         self._tuned: set[Any] = set()
 
     @property
@@ -176,26 +176,29 @@ class ClippedGrad:
             )
         if keys is not None:
             batch = keyed.Keyed(batch, keyed.words_of(keys, rows))
-        trainable, fixed, alone = self._split(params, batch)
-        leaves = jax.tree.leaves((params, batch, mask, clip_norm))
+        trainable, fixed, read = self._split(params, batch)
+        alone, leaves = read.alone, jax.tree.leaves((params, batch, mask, clip_norm))
         split, clip = batches.may_be_split(leaves), functools.partial(self._clip, alone)
         clip = safe_to_split(clip) if split else clip
-        if not batches.traced(leaves):
+        if not (read.held or batches.traced(leaves)):
             self.tune(params, batch)
             clip = self._compiled.setdefault((split, bool(alone)), filter_jit(clip))
         return clip(trainable, fixed, batch, mask, clip_norm)
 
-    def _split(self, params: PyTree, batch: PyTree) -> tuple[PyTree, PyTree, str]:
-        """Return what is trained and what is not, checked, and `alone.needed_by`."""
+    def _split(
+        self, params: PyTree, batch: PyTree
+    ) -> tuple[PyTree, PyTree, refusals.Read]:
+        """Return what is trained and what is not, having checked both and the loss."""
         trainable, fixed = split(params, self.trainable)
         shapes = batches.shapes_of((params, batch))
-        if (found := self._checked.get(shapes)) is None:
+        if (read := self._checked.get(shapes)) is None:
             refusals.check_leaves(trainable, fixed)
             own = trainable, fixed, batches.example_of(batch)
-            found = refusals.check_loss(self._loss, *own, self.has_aux)
+            read = refusals.check_loss(self._loss, *own, self.has_aux)
             parts_of(self.clip_norm, self._clipped_like(trainable))
-            self._checked[shapes] = found
-        return trainable, fixed, found
+            if not read.held:
+                self._checked[shapes] = read
+        return trainable, fixed, read
 
     def _loss(self, trainable: PyTree, fixed: PyTree, example: PyTree) -> Any:
         return self._own(eqx.combine(trainable, fixed), example)
@@ -313,10 +316,10 @@ class ClippedGrad:
         shapes = batches.shapes_of((params, batch))
         if self.strategy != "auto" or shapes in self._tuned:
             return False
-        trainable, fixed, alone = self._split(params, batch)
-        program = self._program(alone, trainable, fixed, batch)
+        trainable, fixed, read = self._split(params, batch)
+        program = self._program(read.alone, trainable, fixed, batch)
         parts = parts_of(self.clip_norm, self._clipped_like(trainable))
-        pieces = batches.pieces(batches.rows_of(batch), self.memory)
+        pieces = batches.pieces(max(batches.rows_of(batch), 1), self.memory)
         measured = [
             Timings().measure(program, norm_groups(program, parts), rows, report, worth)
             for rows in sorted({rows for _, rows in pieces})
@@ -333,8 +336,8 @@ class ClippedGrad:
         """
         self.tune(params, batch)
         batch = self._with_keys(batch)
-        trainable, fixed, alone = self._split(params, batch)
-        like, rows = self._clipped_like(trainable), batches.rows_of(batch)
+        trainable, fixed, (alone, _) = self._split(params, batch)
+        like, rows = self._clipped_like(trainable), max(batches.rows_of(batch), 1)
         norms = jax.tree.leaves(self.clip_norm)
         limit = Limit(norms, parts_of(self.clip_norm, like), self.style)
         program = self._program(alone, trainable, fixed, batch)

@@ -1,13 +1,15 @@
 """What `clipped_grad` refuses before work starts, each in one message."""
 
 import numbers
+import textwrap
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import PyTree
 
 from tanager.clipping.analysis.alone import ERROR_IF, holds, is_sequential, needed_by
@@ -155,17 +157,29 @@ def _is_optimizer(node: Any) -> bool:
     return optax or any(name in _OPTIMIZERS for name in names)
 
 
+class Read(NamedTuple):
+    """What clipping must know of a loss that is not refused.
+
+    Attributes:
+        alone: what of it needs its examples one at a time (`alone.needed_by`), or "".
+        held: whether it holds a value of an outer `jax.grad` or the like.
+    """
+
+    alone: str
+    held: bool
+
+
 def check_loss(
     loss: Callable[[PyTree, PyTree, PyTree], Any],
     trainable: PyTree,
     fixed: PyTree,
     example: PyTree,
     has_aux: bool = False,
-) -> str:
+) -> Read:
     """Refuse a loss that does not return one number, or that mixes examples.
 
     `loss` is of the leaves that are trained, of the others, and of an example. With
-    `has_aux` it returns (loss, aux). The result is what `alone.needed_by` finds.
+    `has_aux` it returns (loss, aux).
     """
 
     def of_leaves(trainable: PyTree, example: PyTree) -> Any:
@@ -185,6 +199,12 @@ def check_loss(
                 f"loss changes a Flax module that was made outside it ({error}): give "
                 "the module as params, or write nnx.merge(graph, ..., copy=True)"
             ) from error
+        if "is not a valid JAX type" in str(error):
+            kind = str(error).partition("<class '")[2].partition("'")[0]
+            raise ValueError(
+                f"loss (returning a {kind}) must return one floating-point scalar for "
+                "one example, and arrays as aux"
+            ) from error
         if _takes_a_batch(of_leaves, trainable, example, has_aux):
             raise ValueError(
                 f"loss (failing with {type(error).__name__}) takes a batch, but must "
@@ -202,7 +222,7 @@ def check_loss(
         _refuse_references(derived.jaxpr)
         refuse_ill_defined(derived.jaxpr)
         alone = alone or needed_by(derived.jaxpr)
-    return alone
+    return Read(alone, any(isinstance(each, Tracer) for each in closed.consts))
 
 
 def _check_result(value: PyTree, has_aux: bool) -> None:
@@ -220,16 +240,21 @@ def _check_result(value: PyTree, has_aux: bool) -> None:
         )
     loss = value[0] if has_aux else value
     if not _is_number(loss):
-        single = isinstance(loss, jax.ShapeDtypeStruct) and loss.size == 1
-        remedy = (
-            "take its one number, loss.reshape(())"
-            if single
-            else ("it is called without a batch axis; average views inside it")
-        )
         raise ValueError(
             f"loss (returning {_shown(value)}) must return one floating-point scalar "
-            f"for one example: {remedy}"
+            f"for one example: {_number_in(loss)}"
         )
+
+
+def _number_in(loss: Any) -> str:
+    """Return how to make a loss one number."""
+    if not isinstance(loss, jax.ShapeDtypeStruct):
+        return "return that number alone"
+    if loss.shape == ():
+        return "take its real part, or cast it to a float"
+    if loss.size == 1:
+        return "take its one number, loss.reshape(())"
+    return "it is called without a batch axis; average views inside it"
 
 
 def _is_number(value: Any) -> bool:
@@ -243,7 +268,8 @@ def _shown(value: PyTree) -> str:
     def short(leaf: Any) -> str:
         return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
 
-    return str(jax.tree.map(short, value)).replace("'", "")
+    shown = " ".join(str(jax.tree.map(short, value)).replace("'", "").split())
+    return textwrap.shorten(shown, 80, placeholder=" …")
 
 
 def check_transform(transform: Callable[[PyTree], PyTree], gradient: PyTree) -> PyTree:
