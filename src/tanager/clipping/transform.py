@@ -176,14 +176,16 @@ class ClippedGrad:
             )
         if keys is not None:
             batch = keyed.Keyed(batch, keyed.words_of(keys, rows))
-        trainable, fixed, read = self._split(params, batch)
+        with batches.on_this_device():
+            trainable, fixed, read = self._split(params, batch)
         alone, leaves = read.alone, jax.tree.leaves((params, batch, mask, clip_norm))
         split, clip = batches.may_be_split(leaves), functools.partial(self._clip, alone)
         clip = safe_to_split(clip) if split else clip
         if not (read.held or batches.traced(leaves)):
             self.tune(params, batch)
             clip = self._compiled.setdefault((split, bool(alone)), filter_jit(clip))
-        return clip(trainable, fixed, batch, mask, clip_norm)
+        with batches.on_this_device():
+            return clip(trainable, fixed, batch, mask, clip_norm)
 
     def _split(
         self, params: PyTree, batch: PyTree

@@ -127,3 +127,27 @@ def test_what_has_no_gradient_and_transforms_that_ask_all_rows_are_refused():
     )
     with pytest.raises(ValueError, match="transform uses unvmap_any, and may mix"):
         grad_fn(W, X)
+
+
+def test_loops_of_equinox_run_where_devices_have_divided_the_rows():
+    def loss(w, x):
+        end = eqxi.while_loop(
+            lambda carry: carry[0] < 5,
+            lambda carry: (carry[0] + 1, jnp.tanh(w @ carry[1])),
+            (0, x),
+            max_steps=8,
+            kind="checkpointed",
+        )
+        return jnp.sum(end[1])
+
+    spec = jax.sharding.PartitionSpec()
+    divided = jax.shard_map(
+        lambda w, x: clipped_grad(loss, clip_norm=C)(w, x).sum,
+        mesh=jax.make_mesh((1,), ("devices",)),
+        in_specs=spec,
+        out_specs=spec,
+        check_vma=False,
+    )
+    np.testing.assert_allclose(
+        jax.jit(divided)(W, X), row_by_row(loss, W, X), atol=1e-5
+    )
