@@ -178,7 +178,7 @@ def norms_of(loss: Callable, params: Any, batch: Any, wide: bool = True) -> np.n
         return lengths(gradients(loss, params, batch)[0], rows)
 
 
-def _ways(loss, strategies, methods, clip_norm) -> Callable:
+def ways(loss, strategies, methods, clip_norm) -> Callable:
     """Return a function that clips in every way, for one compilation."""
 
     def every(params, batch, mask):
@@ -263,7 +263,7 @@ def check(
 
         if strategies is None:
             strategies = () if methods else FAST
-        every = _ways(loss, strategies, methods, clip_norm)
+        every = ways(loss, strategies, methods, clip_norm)
         for dtype in dtypes:
             spoilt = jax.tree.map(spoil, cast(batch, dtype))
             results = every(cast(params, dtype), spoilt, jnp.asarray(chosen))

@@ -109,6 +109,19 @@ LOSSES = {
         True,
         "take its one number",
     ),
+    "a triple": (
+        lambda params, example: (without(params, example), 1, 2),
+        False,
+        "loss (returning (float32[], int32[], int32[])) must return one floating-point "
+        "scalar for one example: return that number alone",
+    ),
+    "a whole number": (lambda params, example: 1, False, "or cast it to a float"),
+    "text": (
+        lambda params, example: (without(params, example), "text"),
+        True,
+        "loss (returning a str) must return one floating-point scalar",
+    ),
+    "a page of shapes": (lambda params, example: [example] * 50, False, " …) must"),
     "a vector": (lambda params, example: example["x"], False, "called without a batch"),
     "aux that mixes": (mixing, True, "must not mix examples"),
 }
@@ -120,3 +133,29 @@ def test_other_results_are_refused_in_one_plain_line(name):
     with pytest.raises(ValueError, match=re.escape(message)) as error:
         clipped_grad(bad, clip_norm=1.0, has_aux=has_aux)(PARAMS, BATCH)
     assert "sharding" not in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_keys_are_auxiliary_results_too(strategy):
+    def of_key(params, example, key):
+        own = jax.random.uniform(key) * without(params, example)
+        return own, (jax.random.fold_in(key, 1), jax.random.key(0))
+
+    keys = jax.random.split(jax.random.key(7, impl="threefry2x32"), ROWS)
+    grad_fn = clipped_grad(of_key, clip_norm=0.5, strategy=strategy, has_aux=True)
+    _, aux = grad_fn(PARAMS, BATCH, MASK, keys=keys)
+    folded = jax.vmap(jax.random.fold_in, (0, None))(keys, 1)
+    for got, right in zip(
+        aux, (folded, jax.random.split(jax.random.key(0), 1)), strict=True
+    ):
+        assert got.shape == (ROWS,) and got.dtype == right.dtype
+    words = map(jax.random.key_data, (aux[0][MASK], folded[MASK]))
+    np.testing.assert_array_equal(*words)
+
+
+@pytest.mark.measures
+def test_no_rows_are_clipped_and_explained_without_a_measurement_of_none():
+    grad_fn = clipped_grad(without, clip_norm=0.5)
+    none = jax.tree.map(lambda leaf: leaf[:0], BATCH)
+    assert not np.any(grad_fn(PARAMS, none).sum["w"])
+    assert grad_fn.explain(PARAMS, none).rows == 1

@@ -229,6 +229,11 @@ def test_parts_of_a_transformed_gradient_and_adversarial_rows():
 BAD = {
     "unknown": ({"style": "automatc"}, "did you mean automatic"),
     "structure": ({"clip_norm": {"a": 1.0}}, "clip_norm must be a number, or a pytree"),
+    "function": (
+        {"clip_norm": lambda path, leaf: 1.0},
+        "clip_norm (='<lambda>') must be a number, or a pytree of numbers like params: "
+        "jax.tree_util.tree_map_with_path(function, params) makes one",
+    ),
     "shape": ({"clip_norm": jnp.ones(1)}, "array of shape (1,)"),
     "empty": ({"clip_norm": {}}, "clip_norm (={}) must be a number"),
     "part": ({"clip_norm": {"a": 1.0, "b": 0.0}}, "clip_norm (=0.0) must be positive"),

@@ -160,6 +160,11 @@ def create():
     return {"w": jnp.zeros((16, 3))}, lambda params, x: x.ravel() @ params["w"]
 def wrong():
     return 1
+def bare():
+    return *create(), 1
+def with_preprocessing():
+    from tanager.data.preprocessing import Preprocessing
+    return *create(), Preprocessing(mean=(0.5,), std=(0.5,), read_shape=(4, 4, 1))
 """)
     described = {
         "preprocessing": {"mean": [0.5], "std": [0.5], "read_shape": [4, 4, 1]}
@@ -181,6 +186,7 @@ def wrong():
     )
     for name, message in (
         ("my_own_network:wrong", "returns int, and must return (params, predict)"),
+        ("my_own_network:bare", "or (params, predict, preprocessing)"),
         ("my_own_network:none", "cannot be run (AttributeError"),
         ("not_there:create", "No module named 'not_there'"),
     ):
@@ -188,6 +194,14 @@ def wrong():
         assert code == 2 and message in err
     code, _, err = printed(capsys, "predict", "model", photos)
     assert code == 2 and "holds a model that is not one of tanager's: give its" in err
+
+    (tmp_path / "model/config.json").write_text('{"tanager": {"model": null}}')
+    words = "predict", "model", photos, "--code", "my_own_network:with_preprocessing"
+    assert printed(capsys, *words)[:2] == (0, out)
+    words = "--code", "my_own_network:create"
+    for command in (("predict", "model", photos), ("evaluate", "model", "--data", ".")):
+        code, _, err = printed(capsys, *command, *words)
+        assert code == 2 and "return (params, predict, preprocessing)" in err
 
 
 def test_a_run_is_evaluated_as_its_training_did(run, tmp_path, capsys):

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen, nnx
 from PIL import Image
 
 import tanager
@@ -249,6 +250,49 @@ def test_a_model_of_your_own_code_is_loaded_again(tmp_path):
     named = tanager.load(exported, code=(CODE, logits_of), classes=("x", "y"))
     with pytest.raises(ValueError, match="one logit for each of 2 classes"):
         named.predict(images[0])
+
+
+class Own(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.body, self.head = nnx.Linear(16, 4, rngs=rngs), nnx.Linear(4, 3, rngs=rngs)
+        self.norm, self.drop = nnx.BatchNorm(4, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+        self.eval()
+
+    def __call__(self, image):
+        return self.head(self.drop(self.norm(self.body(jnp.ravel(image)))))
+
+
+def own_modules():
+    in_linen, key = linen.Sequential([jnp.ravel, linen.Dense(3)]), jax.random.key(0)
+    layers = [eqx.nn.Lambda(jnp.ravel), eqx.nn.Linear(16, 3, key=key)]
+    own = eqx.nn.inference_mode(eqx.nn.Sequential([*layers, eqx.nn.Dropout(0.5)]))
+    return {
+        "Equinox": (own, lambda module, image: module(image)),
+        "NNX": (Own(), lambda module, image: module(image)),
+        "linen": (in_linen.init(key, jnp.zeros((4, 4, 1))), in_linen.apply),
+    }
+
+
+@pytest.mark.parametrize("library", ["Equinox", "NNX", "linen"])
+def test_modules_of_other_libraries_are_exported_and_loaded(library, tmp_path):
+    start, predict = own_modules()[library]
+    images = np.random.default_rng(0).normal(size=(30, 4, 4, 1)).astype(np.float32)
+
+    def loss(module, example):
+        logits = predict(module, example["image"])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, example["label"])
+
+    result = tanager.train(
+        tanager.Problem(loss, start, {"image": images, "label": np.arange(30) % 3}),
+        tanager.DPSGD(tanager.Mechanism(0.5, 2.0, 2), optax.sgd(1.0), delta=1e-3),
+        tanager.Runtime(progress=False),
+        out=tmp_path / "run",
+    )
+    exported = tanager.export(tmp_path / "run", tmp_path / "model", weights="last")
+    loaded = tanager.load(exported, code=own_modules()[library])
+    expected = predict(result.params, jnp.asarray(images[0]))
+    np.testing.assert_allclose(loaded.logits(images[:1])[0], expected, atol=1e-6)
 
 
 def test_arrays_go_to_your_own_code_as_they_are():

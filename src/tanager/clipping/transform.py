@@ -32,6 +32,7 @@ What the returned function promises, whatever the strategy:
 | not from 1e-12 to 1e12 | any | refused; zero where C is traced |
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -44,6 +45,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, PyTree
 from tanager import _validate as validate
 from tanager.clipping import book_keeping
 from tanager.clipping.analysis import batches, keyed, refusals
+from tanager.clipping.analysis.alone import one_at_a_time
 from tanager.clipping.analysis.dtypes import widen
 from tanager.clipping.analysis.layouts import safe_to_split
 from tanager.clipping.analysis.reading import read_loss
@@ -114,8 +116,8 @@ class ClippedGrad:
         self.transform = transform
         self._takes_key = keyed.takes_key(loss)
         self._own = keyed.given_key(loss) if self._takes_key else loss
-        self._compiled: dict[bool, Callable] = {}
-        self._checked: set[Any] = set()
+        self._compiled: dict[tuple[bool, bool], Callable] = {}
+        self._checked: dict[Any, refusals.Read] = {}
         self._tuned: set[Any] = set()
 
     @property
@@ -175,26 +177,31 @@ class ClippedGrad:
             )
         if keys is not None:
             batch = keyed.Keyed(batch, keyed.words_of(keys, rows))
-        trainable, fixed = self._split(params, batch)
-        leaves = jax.tree.leaves((params, batch, mask, clip_norm))
-        split = batches.may_be_split(leaves)
-        clip = safe_to_split(self._clip) if split else self._clip
-        if not batches.traced(leaves):
+        with batches.on_this_device():
+            trainable, fixed, read = self._split(params, batch)
+        alone, leaves = read.alone, jax.tree.leaves((params, batch, mask, clip_norm))
+        split, clip = batches.may_be_split(leaves), functools.partial(self._clip, alone)
+        clip = safe_to_split(clip) if split else clip
+        if not (read.held or batches.traced(leaves)):
             self.tune(params, batch)
-            clip = self._compiled.setdefault(split, filter_jit(clip))
-        return clip(trainable, fixed, batch, mask, clip_norm)
+            clip = self._compiled.setdefault((split, bool(alone)), filter_jit(clip))
+        with batches.on_this_device():
+            return clip(trainable, fixed, batch, mask, clip_norm)
 
-    def _split(self, params: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
-        """Return what is trained and what is not, having checked both."""
+    def _split(
+        self, params: PyTree, batch: PyTree
+    ) -> tuple[PyTree, PyTree, refusals.Read]:
+        """Return what is trained and what is not, having checked both and the loss."""
         trainable, fixed = split(params, self.trainable)
         shapes = batches.shapes_of((params, batch))
-        if shapes not in self._checked:
+        if (read := self._checked.get(shapes)) is None:
             refusals.check_leaves(trainable, fixed)
-            example = batches.example_of(batch)
-            refusals.check_loss(self._loss, trainable, fixed, example, self.has_aux)
+            own = trainable, fixed, batches.example_of(batch)
+            read = refusals.check_loss(self._loss, *own, self.has_aux)
             parts_of(self.clip_norm, self._clipped_like(trainable))
-            self._checked.add(shapes)
-        return trainable, fixed
+            if not read.held:
+                self._checked[shapes] = read
+        return trainable, fixed, read
 
     def _loss(self, trainable: PyTree, fixed: PyTree, example: PyTree) -> Any:
         return self._own(eqx.combine(trainable, fixed), example)
@@ -211,7 +218,9 @@ class ClippedGrad:
             else refusals.check_transform(self.transform, wide)
         )
 
-    def _gradient_of(self, fixed: PyTree) -> Callable[[PyTree, PyTree], Any]:
+    def _gradient_of(
+        self, fixed: PyTree, alone: str
+    ) -> Callable[[PyTree, PyTree], Any]:
         """Return the function from an example to ((loss, aux), what is clipped)."""
         loss, transform = self._loss_of(fixed), self.transform
         every = jax.value_and_grad(loss, has_aux=self.has_aux)
@@ -222,10 +231,11 @@ class ClippedGrad:
                 gradient = transform(jax.tree.map(widen, gradient))
             return results if self.has_aux else (results, ()), gradient
 
-        return one
+        return one_at_a_time(one) if alone else one
 
     def _clip(
         self,
+        alone: str,
         trainable: PyTree,
         fixed: PyTree,
         batch: PyTree,
@@ -237,10 +247,11 @@ class ClippedGrad:
             batch, mask = jax.tree.map(
                 lambda leaf: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype), (batch, mask)
             )
-        like, gradient = self._clipped_like(trainable), self._gradient_of(fixed)
+        like, gradient = self._clipped_like(trainable), self._gradient_of(fixed, alone)
         norms, tree = jax.tree.flatten(clip_norm)
         limit = Limit(norms, parts_of(clip_norm, like), self.style)
-        plans = self._plans(self._program(trainable, fixed, batch), rows, limit)
+        program = self._program(alone, trainable, fixed, batch)
+        plans = self._plans(program, rows, limit)
         error = error_of(plans, like, rows, limit)
         limit = limit._replace(target=error.target)
 
@@ -266,10 +277,10 @@ class ClippedGrad:
         return (out, more) if self.has_aux else out
 
     def _program(
-        self, trainable: PyTree, fixed: PyTree, batch: PyTree
+        self, alone: str, trainable: PyTree, fixed: PyTree, batch: PyTree
     ) -> Program | None:
         """Return the loss taken apart; None where it is clipped by its definition."""
-        if self.strategy == "per_example" or self.transform is not None:
+        if alone or self.strategy == "per_example" or self.transform is not None:
             return None
         loss = self._loss_of(fixed)
         example = batches.example_of(batch)
@@ -309,11 +320,11 @@ class ClippedGrad:
         shapes = batches.shapes_of((params, batch))
         if self.strategy != "auto" or shapes in self._tuned:
             return False
-        trainable, fixed = self._split(params, batch)
-        program = self._program(trainable, fixed, batch)
+        trainable, fixed, read = self._split(params, batch)
+        program = self._program(read.alone, trainable, fixed, batch)
         parts = parts_of(self.clip_norm, self._clipped_like(trainable))
         groups = [] if program is None else norm_groups(program, parts)
-        pieces = batches.pieces(batches.rows_of(batch), self.memory)
+        pieces = batches.pieces(max(batches.rows_of(batch), 1), self.memory)
         sizes = sorted({rows for _, rows in pieces})
         limits = report, worth, seconds / len(sizes)
         measured = [Timings().measure(groups, rows, *limits) for rows in sizes]
@@ -328,13 +339,15 @@ class ClippedGrad:
         """
         self.tune(params, batch)
         batch = self._with_keys(batch)
-        trainable, fixed = self._split(params, batch)
-        like, rows = self._clipped_like(trainable), batches.rows_of(batch)
+        trainable, fixed, (alone, _) = self._split(params, batch)
+        like, rows = self._clipped_like(trainable), max(batches.rows_of(batch), 1)
         norms = jax.tree.leaves(self.clip_norm)
         limit = Limit(norms, parts_of(self.clip_norm, like), self.style)
-        plans = self._plans(self._program(trainable, fixed, batch), rows, limit)
+        program = self._program(alone, trainable, fixed, batch)
+        plans = self._plans(program, rows, limit)
         error = error_of(plans, like, rows, limit)
-        why = "" if self.transform is None else "transform takes whole gradients"
+        why = "transform takes whole gradients" if self.transform is not None else ""
+        why = f"{alone} needs examples one at a time" if alone else why
         return explain(next(iter(plans.values())), error, why)
 
     def _with_keys(self, batch: PyTree) -> PyTree:

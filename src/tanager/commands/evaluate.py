@@ -66,7 +66,7 @@ class Arguments:
     """Of a run: the average of the parameters, or those after the last update."""
 
     code: str | None = None
-    """MODULE:FUNCTION that returns (params, predict) of a model of your own code."""
+    """MODULE:FUNCTION of your own model: returns (params, predict[, preprocessing])."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -148,6 +148,9 @@ def _labelled(model: "Model", options: Arguments) -> "Dataset":
             if labels is not None:
                 rule = "must be left out: this model takes features, not images"
                 validate.refuse("labels", labels, rule)
+            if options.code is not None and Path(path).is_dir():
+                rule = "holds images, and the model takes arrays as they are"
+                validate.refuse("data", path, rule, models_in_use.FOR_IMAGES)
             return data.load("features", features_from=path)
         height, width, _ = model.preprocessing.shape_read
         side = height if height == width else None

@@ -16,13 +16,24 @@ if TYPE_CHECKING:
 
 
 def load(source: str, weights: str, code: str | None) -> "Model":
-    """Load a model; `code` names a function that returns (params, predict)."""
+    """Load a model; `code` names a function that returns what is in `_RETURNED`."""
     from tanager.use.model import load
 
-    return load(source, weights=weights, code=None if code is None else _named(code))
+    if code is None:
+        return load(source, weights=weights)
+    params, predict, preprocessing = _named(code)
+    own = params, predict
+    return load(source, weights=weights, code=own, preprocessing=preprocessing)
 
 
-def _named(code: str) -> Any:
+_RETURNED = "(params, predict) or (params, predict, preprocessing)"
+
+FOR_IMAGES = "return (params, predict, preprocessing) from --code, for images"
+
+
+def _named(code: str) -> tuple[Any, Any, Any]:
+    from tanager.data.preprocessing import Preprocessing
+
     module, _, function = code.partition(":")
     remedy = "name MODULE:FUNCTION, such as mine:create for create() in mine.py"
     if not module or not function:
@@ -36,10 +47,12 @@ def _named(code: str) -> Any:
         validate.refuse("code", code, f"cannot be run ({reason(error)})", remedy)
     finally:
         sys.path.pop(0)
-    if not (isinstance(found, tuple) and len(found) == 2 and callable(found[1])):
-        rule = f"returns {type(found).__name__}, and must return (params, predict)"
-        validate.refuse("code", code, rule)
-    return found
+    fits = isinstance(found, tuple) and len(found) in (2, 3) and callable(found[1])
+    params, predict, seen = (*found, None)[:3] if fits else (None, None, found)
+    if not isinstance(seen, Preprocessing | None):
+        rule = f"returns {type(found).__name__}, and must return {_RETURNED}"
+        validate.refuse("code", code, rule, "see tanager.data.preprocessing")
+    return params, predict, seen
 
 
 @contextlib.contextmanager

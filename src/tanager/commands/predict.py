@@ -48,7 +48,7 @@ class Arguments:
     """Of a run: the average of the parameters, or those after the last update."""
 
     code: str | None = None
-    """MODULE:FUNCTION that returns (params, predict) of a model of your own code."""
+    """MODULE:FUNCTION of your own model: returns (params, predict[, preprocessing])."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -65,7 +65,7 @@ def run(arguments: Sequence[str]) -> int:
     if options.top is not None and model.multi_label and not options.json:
         rule = "is for a model of one class an image, or for --json"
         validate.refuse("top", options.top, rule, "leave it out")
-    names, examples, others = _inputs(model, options.files)
+    names, examples, others = _inputs(model, options.files, options.code)
     if others:
         counts = ", ".join(f"{ending} {count}" for ending, count in others.items())
         _say(f"{sum(others.values())} files are not images: {clean(counts)}")
@@ -85,7 +85,7 @@ _Row = tuple[str, dict[str, Any]] | ValueError
 
 
 def _inputs(
-    model: "Model", paths: Sequence[str]
+    model: "Model", paths: Sequence[str], code: str | None
 ) -> tuple[Sequence[str], Any, Mapping[str, int]]:
     from tanager.use.inputs import list_images, read_feature_rows
 
@@ -95,6 +95,7 @@ def _inputs(
     if len(paths) > 1 or not paths[0].endswith((".npz", ".npy")):
         rule = "must be one .npz or .npy file: this model takes features, not images"
         remedy = "compute them with the program that made the training features"
+        remedy = remedy if code is None else models_in_use.FOR_IMAGES
         validate.refuse("files", " ".join(paths), rule, remedy)
     rows = read_feature_rows(paths[0])
     return [f"{paths[0]}:{number}" for number in range(len(rows))], rows, {}

@@ -96,7 +96,8 @@ def load_pretrained(
     path, config, ours = describe(source)
     if ours["model"] is None:
         rule = "holds a model that is not one of tanager's"
-        remedy = "give its code: tanager.load(source, code=(params, predict))"
+        remedy = "give its code: tanager.load(source, code=(params, predict)), or "
+        remedy += "--code MODULE:FUNCTION"
         validate.refuse("source", os.fspath(source), rule, remedy)
     architecture = ours["model"]
     template = template_of(path, architecture, ours.get("classes"), "source")

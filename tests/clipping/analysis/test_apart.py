@@ -4,7 +4,6 @@ And what a trace assumes: flags beside the arrays, rules that ask which of
 their operands vary, loops that no gradient passes.
 """
 
-import equinox as eqx
 import equinox.internal as eqxi
 import jax
 import jax.numpy as jnp
@@ -111,41 +110,6 @@ def test_kernels_that_are_the_same_for_all_stay_one_within_calls(kind):
         if equation.primitive.name == "conv_general_dilated"
     ]
     assert set(made) == {1}
-
-
-@pytest.mark.parametrize("answer", [eqxi.unvmap_any, eqxi.unvmap_all])
-def test_answers_of_the_batch_are_refused(answer):
-    def loss(w, x):
-        return jnp.sum(w) * jnp.where(answer(x[0] > 100), 1.0, -1.0)
-
-    with pytest.raises(ValueError, match="must not mix examples, but it uses unvmap_a"):
-        clip(loss, jnp.ones(3), normal(ROWS, 3))
-
-
-def test_a_branch_that_the_batch_chooses_is_refused_unless_it_may_do_nothing():
-    def loss(w, x):
-        sign = lax.cond(eqxi.unvmap_any(x[0] > 100), lambda: 1.0, lambda: -1.0)
-        return jnp.sum(w) * sign
-
-    with pytest.raises(ValueError, match="must not mix examples"):
-        clip(loss, jnp.ones(3), normal(ROWS, 3))
-
-
-def checked(on_error):
-    def loss(w, x):
-        x = eqx.error_if(x, jnp.any(x > 100), "too large", on_error=on_error)
-        return jnp.sum(w * x)
-
-    return loss
-
-
-def test_errors_that_become_nan_of_all_are_refused_and_others_are_not():
-    x = normal(ROWS, 3)
-    with pytest.raises(ValueError, match='leave on_error at "raise"'):
-        clip(checked("nan"), jnp.ones(3), x)
-    found = clip(checked("raise"), jnp.ones(3), x)
-    expected = clip(lambda w, x: jnp.sum(w * x), jnp.ones(3), x)
-    np.testing.assert_allclose(found.sum, expected.sum, rtol=1e-6)
 
 
 def test_loops_of_equinox_that_end_together_are_not_refused():

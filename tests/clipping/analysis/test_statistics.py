@@ -1,8 +1,10 @@
-"""Batch norm in four frameworks: let through in inference, refused in training."""
+"""Batch norm in five frameworks: let through in inference, refused in training."""
 
 import functools
 import re
+import sys
 import threading
+import types
 from typing import Any
 
 import equinox as eqx
@@ -265,6 +267,70 @@ def test_in_training_mode_the_layer_is_refused_by_name(name, tmp_path):
     with pytest.raises(ValueError, match=message):
         trained(loss, model, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+class BatchNormalization:
+    """As the layer of Keras, which is not among the packages of the tests."""
+
+    trainable = True
+
+    def __init__(self, mean):
+        self.moving_mean = types.SimpleNamespace(value=mean)
+        self.moving_variance = types.SimpleNamespace(value=np.ones(1))
+
+    def call(self, inputs, training=None):
+        return inputs - (inputs.mean() if training else self.moving_mean.value)
+
+
+class Dropout:
+    def __init__(self, seed):
+        self.seed_generator = types.SimpleNamespace(
+            state=types.SimpleNamespace(value=seed)
+        )
+
+    def call(self, inputs, training=False):
+        kept = jax.random.bernoulli(jax.random.wrap_key_data(self.seed), 0.5, (3,))
+        return jnp.where(kept, inputs, 0) if training else inputs
+
+    @property
+    def seed(self):
+        return self.seed_generator.state.value
+
+
+def test_layers_of_keras_are_watched(monkeypatch):
+    layers = types.ModuleType("keras.layers")
+    layers.BatchNormalization, layers.Dropout = BatchNormalization, Dropout
+    monkeypatch.setitem(sys.modules, "keras.layers", layers)
+    seeds = jax.random.key_data(jax.random.split(KEY, 4))
+    constant = seeds[0]
+    batch = {"x": jnp.ones((4, 3)), "seed": seeds}
+
+    def clipped(layer, **call):
+        def loss(w, e):
+            return jnp.sum(w["w"] * layer(w, e).call(e["x"], **call))
+
+        own = {"w": jnp.ones(3), "mean": jnp.ones(1)}
+        return tanager.clipped_grad(loss, clip_norm=9.0)(own, batch)
+
+    def norm(w, e):
+        return BatchNormalization(jnp.ones(1))
+
+    def trained_norm(w, e):
+        return BatchNormalization(w["mean"])
+
+    for layer, message in (
+        (norm, "keras.layers.BatchNormalization in training mode, which mixes"),
+        (lambda w, e: Dropout(constant), "keras.layers.Dropout with a seed that never"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            clipped(layer, training=True)
+        clipped(layer, training=False)
+    with pytest.raises(ValueError, match="running statistics that would be trained"):
+        clipped(trained_norm)
+    norms = clipped(lambda w, e: Dropout(e["seed"]), training=True).norms
+    assert len(set(norms.tolist())) > 1
+    monkeypatch.setattr(BatchNormalization, "trainable", False)
+    clipped(norm, training=True)
 
 
 def test_what_jax_traced_before_is_refused_too():

@@ -1,5 +1,6 @@
 """A physical batch: what it must be, where it lies, its pieces under little memory."""
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -85,11 +86,25 @@ def may_be_split(leaves: Iterable[Any]) -> bool:
     held = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
     if not traced(held):
         return any(len(leaf.sharding.device_set) > 1 for leaf in held)
-    types = jax.sharding.get_abstract_mesh().axis_types
-    if types and all(kind == AxisType.Manual for kind in types):
+    if _divided():
         return False
     clients = jax.extend.backend.backends().values()
     return any(client.device_count() > 1 for client in clients)
+
+
+def on_this_device() -> contextlib.AbstractContextManager:
+    """Hide a mesh that `jax.shard_map` has divided already: rows are here alone.
+
+    Loops of Equinox refuse their own arrays inside of it, where those name the mesh.
+    """
+    if not _divided():
+        return contextlib.nullcontext()
+    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
+
+
+def _divided() -> bool:
+    types = jax.sharding.get_abstract_mesh().axis_types
+    return bool(types) and all(kind == AxisType.Manual for kind in types)
 
 
 def example_of(batch: PyTree) -> PyTree:

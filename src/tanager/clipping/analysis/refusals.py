@@ -1,16 +1,18 @@
 """What `clipped_grad` refuses before work starts, each in one message."""
 
 import numbers
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+import textwrap
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import PyTree
 
-from tanager.clipping.analysis.jaxprs import every_equation
+from tanager.clipping.analysis.alone import ERROR_IF, holds, is_sequential, needed_by
 from tanager.clipping.analysis.statistics import RefusedLayer, watching
 
 
@@ -41,20 +43,10 @@ _DRAWS = (
     "rng_bit_generator",
 )
 
-_OF_THE_BATCH = ("unvmap_any", "unvmap_all", "unvmap_max")
-"""Equinox's: under `vmap`, one answer for all rows."""
-
-_CHOOSING = ("and", "or", "not", "convert_element_type", "nonbatchable")
-"""What may stand between such an answer and the choice of a branch."""
-
-
 _OPTIMIZERS = (
     "flax.nnx.training.optimizer.Optimizer",
     "flax.training.train_state.TrainState",
 )
-
-_ERROR_IF = "branched_error_if_impl"
-"""The call in which Equinox raises an error, by a callback."""
 
 
 def refuse_ill_defined(jaxpr: Any, raises: bool = False) -> None:
@@ -82,12 +74,13 @@ def refuse_ill_defined(jaxpr: Any, raises: bool = False) -> None:
                 "gives all rows of a batch the numbers of the first row: use threefry "
                 'keys, jax.random.key(seed, impl="threefry2x32")'
             )
-        if name in _REFUSED and not (raises and name == "pure_callback"):
+        refused = name in _REFUSED and not (raises and name == "pure_callback")
+        if refused and not (name == "custom_vmap_call" and is_sequential(equation)):
             raise ValueError(
                 f"loss uses {name}, which {_REFUSED[name]}, so the gradient of one "
                 "example is not defined: remove it from the loss"
             )
-        inside = raises or equation.params.get("name") == _ERROR_IF
+        inside = raises or equation.params.get("name") == ERROR_IF
         for inner in jex.jaxprs_in_params(equation.params):
             refuse_ill_defined(getattr(inner, "jaxpr", inner), inside)
 
@@ -164,13 +157,25 @@ def _is_optimizer(node: Any) -> bool:
     return optax or any(name in _OPTIMIZERS for name in names)
 
 
+class Read(NamedTuple):
+    """What clipping must know of a loss that is not refused.
+
+    Attributes:
+        alone: what of it needs its examples one at a time (`alone.needed_by`), or "".
+        held: whether it holds a value of an outer `jax.grad` or the like.
+    """
+
+    alone: str
+    held: bool
+
+
 def check_loss(
     loss: Callable[[PyTree, PyTree, PyTree], Any],
     trainable: PyTree,
     fixed: PyTree,
     example: PyTree,
     has_aux: bool = False,
-) -> None:
+) -> Read:
     """Refuse a loss that does not return one number, or that mixes examples.
 
     `loss` is of the leaves that are trained, of the others, and of an example. With
@@ -194,6 +199,12 @@ def check_loss(
                 f"loss changes a Flax module that was made outside it ({error}): give "
                 "the module as params, or write nnx.merge(graph, ..., copy=True)"
             ) from error
+        if "is not a valid JAX type" in str(error):
+            kind = str(error).partition("<class '")[2].partition("'")[0]
+            raise ValueError(
+                f"loss (returning a {kind}) must return one floating-point scalar for "
+                "one example, and arrays as aux"
+            ) from error
         if _takes_a_batch(of_leaves, trainable, example, has_aux):
             raise ValueError(
                 f"loss (failing with {type(error).__name__}) takes a batch, but must "
@@ -204,12 +215,14 @@ def check_loss(
     _check_result(value, has_aux)
     _refuse_references(closed.jaxpr)
     refuse_ill_defined(closed.jaxpr)
-    _refuse_answers_of_the_batch(closed.jaxpr)
-    if _holds(closed.jaxpr, (*_DERIVED, "while")):
+    alone = needed_by(closed.jaxpr)
+    if holds(closed.jaxpr, (*_DERIVED, "while", "custom_vmap_call")):
         gradient = jax.grad(of_leaves, has_aux=has_aux)
         derived, _ = _traced(gradient, trainable, example)
         _refuse_references(derived.jaxpr)
         refuse_ill_defined(derived.jaxpr)
+        alone = alone or needed_by(derived.jaxpr)
+    return Read(alone, any(isinstance(each, Tracer) for each in closed.consts))
 
 
 def _check_result(value: PyTree, has_aux: bool) -> None:
@@ -227,16 +240,21 @@ def _check_result(value: PyTree, has_aux: bool) -> None:
         )
     loss = value[0] if has_aux else value
     if not _is_number(loss):
-        single = isinstance(loss, jax.ShapeDtypeStruct) and loss.size == 1
-        remedy = (
-            "take its one number, loss.reshape(())"
-            if single
-            else ("it is called without a batch axis; average views inside it")
-        )
         raise ValueError(
             f"loss (returning {_shown(value)}) must return one floating-point scalar "
-            f"for one example: {remedy}"
+            f"for one example: {_number_in(loss)}"
         )
+
+
+def _number_in(loss: Any) -> str:
+    """Return how to make a loss one number."""
+    if not isinstance(loss, jax.ShapeDtypeStruct):
+        return "return that number alone"
+    if loss.shape == ():
+        return "take its real part, or cast it to a float"
+    if loss.size == 1:
+        return "take its one number, loss.reshape(())"
+    return "it is called without a batch axis; average views inside it"
 
 
 def _is_number(value: Any) -> bool:
@@ -250,7 +268,8 @@ def _shown(value: PyTree) -> str:
     def short(leaf: Any) -> str:
         return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
 
-    return str(jax.tree.map(short, value)).replace("'", "")
+    shown = " ".join(str(jax.tree.map(short, value)).replace("'", "").split())
+    return textwrap.shorten(shown, 80, placeholder=" …")
 
 
 def check_transform(transform: Callable[[PyTree], PyTree], gradient: PyTree) -> PyTree:
@@ -267,7 +286,10 @@ def check_transform(transform: Callable[[PyTree], PyTree], gradient: PyTree) -> 
         )
     _refuse_references(closed.jaxpr)
     refuse_ill_defined(closed.jaxpr)
-    _refuse_answers_of_the_batch(closed.jaxpr)
+    if name := needed_by(closed.jaxpr):
+        raise ValueError(
+            f"transform uses {name}, and may mix examples: write it without {name}"
+        )
     return value
 
 
@@ -286,59 +308,15 @@ def _takes_a_batch(
     return isinstance(value, jax.ShapeDtypeStruct) and value.shape == ()
 
 
-def _refuse_answers_of_the_batch(jaxpr: Any, allowed: bool = False) -> None:
-    """Refuse Equinox's `unvmap_any` and the like where they change a value.
-
-    They change none in its loops, which run until all rows have ended and leave the
-    rows that have ended as they are, nor where `equinox.error_if` raises.
-    """
-    for equation in jaxpr.eqns:
-        name = equation.primitive.name
-        asks = name in _OF_THE_BATCH and not allowed
-        if asks and not _only_chooses(jaxpr, equation.outvars[0]):
-            raise ValueError(
-                f"loss must not mix examples, but it uses {name} of Equinox, which "
-                "asks all rows of a batch at once: with equinox.error_if, leave "
-                'on_error at "raise"'
-            )
-        for key, value in equation.params.items():
-            for inner in jex.jaxprs_in_params({key: value}):
-                inner = getattr(inner, "jaxpr", inner)
-                raises = equation.params.get("name") == _ERROR_IF
-                raises = raises and _holds(inner, ("pure_callback",))
-                _refuse_answers_of_the_batch(
-                    inner, allowed or raises or key == "cond_jaxpr"
-                )
-
-
-def _only_chooses(jaxpr: Any, answer: Any) -> bool:
-    """Whether an answer only decides between doing something and doing nothing."""
-    for equation in jaxpr.eqns:
-        places = [n for n, atom in enumerate(equation.invars) if atom is answer]
-        if not places or (places == [0] and _may_do_nothing(equation)):
-            continue
-        if equation.primitive.name not in _CHOOSING:
-            return False
-        if not _only_chooses(jaxpr, equation.outvars[0]):
-            return False
-    return not any(atom is answer for atom in jaxpr.outvars)
-
-
-def _may_do_nothing(equation: Any) -> bool:
-    """Whether an equation is a `cond` with a branch that returns its operands."""
-    if equation.primitive.name != "cond":
-        return False
-    branches = [branch.jaxpr for branch in equation.params["branches"]]
-    return any(
-        all(any(atom is given for given in branch.invars) for atom in branch.outvars)
-        for branch in branches
-    )
-
-
 def _traced(function: Callable, *arguments: PyTree) -> tuple[jex.ClosedJaxpr, PyTree]:
     try:
         return jax.make_jaxpr(function, return_shape=True)(*arguments)
     except ValueError as error:
+        if "Linearization failed" in str(error):
+            raise ValueError(
+                "loss uses an operation that has no gradient in reverse mode, such as "
+                "sequential_vmap with parameters inside: give it a jax.custom_vjp"
+            ) from error
         if "Reverse-mode differentiation does not work" not in str(error):
             raise
         raise ValueError(
@@ -351,7 +329,3 @@ def _traced(function: Callable, *arguments: PyTree) -> tuple[jex.ClosedJaxpr, Py
         raise ValueError(
             f"loss must not mix examples, but it uses a collective ({error}): {_REMEDY}"
         ) from error
-
-
-def _holds(jaxpr: Any, names: Sequence[str]) -> bool:
-    return any(each.primitive.name in names for each in every_equation(jaxpr.eqns))

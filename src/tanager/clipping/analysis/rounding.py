@@ -84,6 +84,12 @@ def square(values: Array) -> Array:
     return values * lax.optimization_barrier(values)
 
 
+def root(squares: Array) -> Array:
+    """Return square roots, whose derivative at 0 is 0: what is there is not clipped."""
+    positive = squares > 0
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, squares, 1)), squares)
+
+
 def squares(chunk: Float[Array, "b *own"]) -> Float[Array, " b"]:
     """Return an upper bound of each row's squared norm.
 

@@ -25,7 +25,7 @@ from jaxtyping import Array, Float
 
 from tanager.clipping.analysis.dtypes import accumulation_dtype, widen
 from tanager.clipping.analysis.recognise import Standardisation
-from tanager.clipping.analysis.rounding import CANCELLATION, sum_of_runs
+from tanager.clipping.analysis.rounding import CANCELLATION, root, sum_of_runs
 
 
 def standardise(
@@ -134,7 +134,7 @@ def squared_norms(
     taken = jnp.sum(less * jnp.square(parts.factor)[None], axis=-1)
     weight = scaled_square - taken
     error = relative * jnp.maximum(scaled_square, taken)
-    error += slip * (2 * jnp.sqrt(taken) + slip)
+    error += slip * (2 * root(taken) + slip)
     least = scaled_square / cancellation(weight.dtype) ** 2
     # What is taken away may overflow alone, and infinity less infinity is small.
     return jnp.where(

@@ -26,7 +26,7 @@ from jaxtyping import PyTree
 _MOVING_AVERAGE = {"average", "counter", "hidden"}
 """The state of Haiku's `ExponentialMovingAverage`."""
 
-_FRAMEWORKS = ("contextlib", "equinox", "flax", "functools", "haiku", "jax")
+_FRAMEWORKS = ("contextlib", "equinox", "flax", "functools", "haiku", "jax", "keras")
 
 _FRESH = jax.make_user_context(None)
 """Part of the key of JAX's caches: what was traced before is traced again."""
@@ -43,6 +43,8 @@ It returns what is wrong with the call, and what mends it.
 
 class RefusedLayer(ValueError):
     """A layer is called as it must not be in a loss of one example."""
+
+    _keras_call_info_injected = True  # or Keras puts its own words around the message
 
 
 def held_fixed(params: PyTree) -> PyTree:
@@ -82,17 +84,20 @@ def watching(trained: PyTree, fixed: PyTree) -> Iterator[None]:
         for (module, name), check in _CHECKS.items():
             layer = getattr(sys.modules.get(module), name, None)
             if layer is not None:
-                stack.callback(setattr, layer, "__call__", layer.__call__)
-                layer.__call__ = _checked(f"{module}.{name}", layer, check, leaves)
+                method = "call" if module == "keras.layers" else "__call__"
+                call = getattr(layer, method)
+                stack.callback(setattr, layer, method, call)
+                watched = _checked(f"{module}.{name}", call, check, leaves)
+                setattr(layer, method, watched)
         with _FRESH(object()):
             yield
 
 
 def _checked(
-    name: str, layer: type, check: Check, leaves: tuple[Leaves, Leaves]
+    name: str, call: Callable, check: Check, leaves: tuple[Leaves, Leaves]
 ) -> Callable:
-    """Return the method `__call__` of a layer, with a check before it."""
-    call, watched = layer.__call__, threading.get_ident()
+    """Return the method that calls a layer, with a check before it."""
+    watched = threading.get_ident()
     signature = inspect.signature(call)
 
     @functools.wraps(call)
@@ -134,6 +139,8 @@ def _mode(flag: str, mend: str, statistics: Callable = lambda layer: ()) -> Chec
         inference = getattr(layer, flag, None) if told is None else told
         if flag == "is_training":
             inference = not (told or given.get("test_local_stats"))
+        elif flag == "training":
+            inference = not (told and layer.trainable)
         if inference is not None and not inference:
             what = "in training mode, which mixes the examples of a batch"
             return what, f"{mend}, or use group or layer normalisation"
@@ -166,6 +173,22 @@ def _dropout(
     )
 
 
+def _keras_noise(
+    layer: Any, given: Mapping[str, Any], trained: Leaves, fixed: Leaves
+) -> tuple[str, str] | None:
+    """Check a dropout of Keras: a seed that no example gave is a constant."""
+    if not given.get("training"):
+        return None
+    seed = layer.seed_generator.state.value
+    if isinstance(seed, Tracer) and not _among(seed, fixed):
+        return None
+    return (
+        "with a seed that never changes: all examples get the same mask in every step",
+        "call the model with training=False, or give stateless_call a seed state that "
+        "is made of a key of the example",
+    )
+
+
 def _among(value: Any, leaves: Leaves) -> bool:
     return any(value is leaf for leaf in leaves)
 
@@ -188,5 +211,11 @@ _CHECKS: Mapping[tuple[str, str], Check] = {
         lambda layer: layer.variables.get("batch_stats", {}),
     ),
     ("haiku", "BatchNorm"): _mode("is_training", "call it with is_training=False"),
+    ("keras.layers", "BatchNormalization"): _mode(
+        "training",
+        "call the model with training=False",
+        lambda layer: (layer.moving_mean.value, layer.moving_variance.value),
+    ),
     ("flax.nnx", "Dropout"): _dropout,
+    ("keras.layers", "Dropout"): _keras_noise,
 }

@@ -24,7 +24,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, PyTree
 
 from tanager import _validate as validate
-from tanager.clipping.analysis.rounding import gamma
+from tanager.clipping.analysis.rounding import gamma, root
 
 
 STYLES = {
@@ -165,6 +165,12 @@ def checked_norms(clip_norm: PyTree) -> PyTree:
         if isinstance(norm, arrays) and norm.shape != ():
             rule = "must be a number, or a pytree of numbers like params"
             validate.refuse("clip_norm", f"array of shape {norm.shape}", rule)
+        if callable(norm):
+            rule = "must be a number, or a pytree of numbers like params"
+            remedy = "jax.tree_util.tree_map_with_path(function, params) makes one"
+            validate.refuse(
+                "clip_norm", getattr(norm, "__name__", str(norm)), rule, remedy
+            )
         if isinstance(norm, Tracer):
             return norm
         norm = norm.item() if isinstance(norm, arrays) else norm
@@ -189,9 +195,10 @@ def parts_of(clip_norm: PyTree, gradient: PyTree) -> tuple[int, ...]:
     try:
         return tuple(jax.tree.leaves(jax.tree.map(below, numbers, gradient)))
     except ValueError as error:
+        where = str(error).partition("tree_map tree")[2].partition("\n")[0]
         raise ValueError(
             "clip_norm must be a number, or a pytree of numbers with the structure of "
-            f"what is clipped or of a part of it: {error}"
+            f"what is clipped or of a part of it; they differ at clip_norm{where}"
         ) from error
 
 
@@ -201,10 +208,7 @@ def norms_of(squares: Sequence[Float[Array, " b"]], rows: int) -> Float[Array, "
     widest = max(dtypes, key=lambda dtype: dtype.itemsize)
     zero = jnp.zeros(rows, widest)
     total = sum((square.astype(widest) for square in squares), zero)
-    # The root has no derivative at zero, where the factor does not change.
-    root = jnp.sqrt(jnp.where(total > 0, total, 1))
-    norms = jnp.where(total > 0, root, total)
-    return norms * (1 + gamma(len(squares) / 2 + 2, widest))
+    return root(total) * (1 + gamma(len(squares) / 2 + 2, widest))
 
 
 def by_row(values: Array, like: Array) -> Array:

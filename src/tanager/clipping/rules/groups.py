@@ -29,7 +29,7 @@ from jaxtyping import Array, Float
 
 from tanager.clipping.analysis import links, rounding
 from tanager.clipping.analysis.jaxprs import aval
-from tanager.clipping.analysis.rounding import gamma, product_steps, row_steps
+from tanager.clipping.analysis.rounding import gamma, product_steps, root, row_steps
 from tanager.clipping.analysis.taps import Program, Unit, Use
 from tanager.clipping.rules.base import (
     DIRECT,
@@ -261,8 +261,8 @@ class Single(NormGroup):
     def formed_again(self, gram: Gram, times: int) -> Float[Array, " b"]:
         """Return squared norms that allow for `times` further roundings."""
         each = gamma(self.bilinear.forming, gram.squares.dtype, product=True)
-        more = times * each * jnp.sqrt(gram.terms.astype(gram.squares.dtype))
-        return jnp.square(jnp.sqrt(gram.squares) + more)
+        more = times * each * root(gram.terms.astype(gram.squares.dtype))
+        return jnp.square(root(gram.squares) + more)
 
     def total(
         self, method: str, seen: Sequence[TapValues], held: Held, factors: ClipFactors

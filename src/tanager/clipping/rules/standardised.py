@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float
 from tanager.clipping.analysis import links, rounding, standardise
 from tanager.clipping.analysis.dtypes import accumulation_dtype, widen
 from tanager.clipping.analysis.jaxprs import aval
-from tanager.clipping.analysis.rounding import gamma, run_steps
+from tanager.clipping.analysis.rounding import gamma, root, run_steps
 from tanager.clipping.analysis.taps import Program, Unit, Use
 from tanager.clipping.rules.base import Formation, Products, TapValues, product
 from tanager.clipping.rules.factors import ClipFactors
@@ -206,7 +206,7 @@ class Standardised(Single):
             total,
             projection,
             2 * gamma(self._statistics, dtype),
-            slip * jnp.sqrt(scaled.terms),
+            slip * root(scaled.terms),
         )
         squares = jnp.where(jnp.isfinite(scaled.squares), squares, jnp.inf)
         return Gram(squares, scaled.terms), projection
@@ -219,7 +219,7 @@ class Standardised(Single):
         own = standardise.by_unit(self._form, kernel)
         apart = own / parts.factor[None] - parts.centred
         squares = jnp.sum(jnp.square(apart), axis=0) * parts.curb
-        return jnp.sqrt(jnp.max(squares))
+        return root(jnp.max(squares))
 
     def _projection(
         self,

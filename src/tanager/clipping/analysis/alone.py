@@ -1,0 +1,110 @@
+"""Losses whose examples are taken one at a time, because `vmap` would not do.
+
+| in the loss | under `vmap` |
+|---|---|
+| `unvmap_any` and its like of Equinox, where they change a value | one answer for all |
+| `jax.lax.ragged_dot` | refused by JAX where rows have one parameter |
+| `jax.custom_batching.sequential_vmap` | a loop, of what JAX may not map |
+
+The gradient of such a loss is that of one example, in a loop over the rows
+(`one_at_a_time`): nothing in it has an axis of rows, so it cannot mix them.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.extend.core as jex
+from jax.custom_batching import sequential_vmap
+
+from tanager.clipping.analysis.jaxprs import every_equation
+
+
+_SEQUENTIAL = getattr(sequential_vmap(lambda x: x).vmap_rule, "__code__", None)
+
+_OF_THE_BATCH = ("unvmap_any", "unvmap_all", "unvmap_max")
+"""Equinox's: under `vmap`, one answer for all rows."""
+
+_CHOOSING = ("and", "or", "not", "convert_element_type", "nonbatchable")
+"""What may stand between such an answer and the choice of a branch."""
+
+ERROR_IF = "branched_error_if_impl"
+"""The call in which Equinox raises an error, by a callback."""
+
+_WITHOUT_VMAP = {
+    "custom_vmap_call": "sequential_vmap",
+    "ragged_dot": "ragged_dot",
+    "ragged_dot_general": "ragged_dot",
+}
+
+
+def one_at_a_time(function: Callable) -> Callable:
+    """Return a function that `jax.vmap` calls for one row after the other.
+
+    An outer `vmap`, over models say, calls it one by one too.
+    """
+    return sequential_vmap(function)
+
+
+def is_sequential(equation: Any) -> bool:
+    """Whether a `custom_vmap_call` has the rule of JAX's `sequential_vmap`."""
+    rule = inspect.unwrap(equation.params["rule"])
+    return getattr(rule, "__code__", None) is _SEQUENTIAL is not None
+
+
+def needed_by(jaxpr: Any) -> str:
+    """Return what of a loss needs its examples one at a time, or an empty text."""
+    names = (each.primitive.name for each in every_equation(jaxpr.eqns))
+    found = next((_WITHOUT_VMAP[name] for name in names if name in _WITHOUT_VMAP), "")
+    return found or _answer_of_the_batch(jaxpr)
+
+
+def _answer_of_the_batch(jaxpr: Any, allowed: bool = False) -> str:
+    """Return which of Equinox's `unvmap_any` and the like changes a value, or nothing.
+
+    They change none in its loops, which run until all rows have ended and leave the
+    rows that have ended as they are, nor where `equinox.error_if` raises.
+    """
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        asks = name in _OF_THE_BATCH and not allowed
+        if asks and not _only_chooses(jaxpr, equation.outvars[0]):
+            return name
+        for key, value in equation.params.items():
+            for inner in jex.jaxprs_in_params({key: value}):
+                inner = getattr(inner, "jaxpr", inner)
+                raises = equation.params.get("name") == ERROR_IF
+                raises = raises and holds(inner, ("pure_callback",))
+                within = allowed or raises or key == "cond_jaxpr"
+                if found := _answer_of_the_batch(inner, within):
+                    return found
+    return ""
+
+
+def _only_chooses(jaxpr: Any, answer: Any) -> bool:
+    """Whether an answer only decides between doing something and doing nothing."""
+    for equation in jaxpr.eqns:
+        places = [n for n, atom in enumerate(equation.invars) if atom is answer]
+        if not places or (places == [0] and _may_do_nothing(equation)):
+            continue
+        if equation.primitive.name not in _CHOOSING:
+            return False
+        if not _only_chooses(jaxpr, equation.outvars[0]):
+            return False
+    return not any(atom is answer for atom in jaxpr.outvars)
+
+
+def _may_do_nothing(equation: Any) -> bool:
+    """Whether an equation is a `cond` with a branch that returns its operands."""
+    if equation.primitive.name != "cond":
+        return False
+    branches = [branch.jaxpr for branch in equation.params["branches"]]
+    return any(
+        all(any(atom is given for given in branch.invars) for atom in branch.outvars)
+        for branch in branches
+    )
+
+
+def holds(jaxpr: Any, names: Sequence[str]) -> bool:
+    """Whether a jaxpr has one of these primitives, at any depth."""
+    return any(each.primitive.name in names for each in every_equation(jaxpr.eqns))
