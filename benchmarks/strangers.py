@@ -1,20 +1,14 @@
 """Models as strangers write them: what clipping costs beside SGD and `vmap(grad)`.
 
-    python benchmarks/strangers.py [NAME...] [--seconds 2]
+    python benchmarks/strangers.py [NAME...] [--json FILE] [--keep-memory]
 
-Each row is one model after one in some library's documentation, in plain JAX.
-`auto` and `by hand` are times of a step relative to SGD, medians of turns taken one
-after the other in one process; `by hand` is `vmap(grad)` with clipping. `compile` are
-seconds to compile the step; `tuning` are those that `auto` measures, without anything
-remembered; `fast` is the share of taps with a rule of their own.
+Those in this file follow some library's documentation in plain JAX; those in
+`strangers_of/` use the libraries themselves (`pip install -e .[strangers]`), and are
+left out where a library is not installed. `strangers_of/measured.py` says what the
+columns are.
 """
 
-import argparse
 import itertools
-import os
-import statistics
-import tempfile
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,31 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-
-import tanager
-from tanager.clipping.analysis.batches import example_of
-from tanager.clipping.analysis.reading import read_loss
-from tanager.clipping.planning.choices import norm_groups
-from tanager.clipping.rules.groups import Joint
-
-
-Stranger = tuple[Callable, Any, Any]  # loss of one example, parameters, batch
-
-
-def draw(seed: int, *shapes: tuple[int, ...], scale: float = 1.0) -> list[jax.Array]:
-    """Return normal arrays."""
-    generator = np.random.default_rng(seed)
-    return [jnp.float32(scale * generator.standard_normal(s)) for s in shapes]
-
-
-def labels(rows: int, classes: int = 10) -> jax.Array:
-    """Return random labels."""
-    return jnp.asarray(np.random.default_rng(1).integers(0, classes, rows))
-
-
-def cross_entropy(logits: jax.Array, label: jax.Array) -> jax.Array:
-    """Return the loss of one example."""
-    return -jax.nn.log_softmax(logits)[label]
+from strangers_of.drawn import Stranger, cross_entropy, draw, labels
+from strangers_of.measured import main
 
 
 def convolve(x: jax.Array, w: jax.Array, stride: int = 1, groups: int = 1) -> jax.Array:
@@ -366,83 +337,17 @@ STRANGERS: dict[str, Callable[[], Stranger]] = {
 }
 
 
-def by_hand(loss: Callable) -> Callable:
-    """Return a step of SGD on clipped gradients, by `vmap(grad)`."""
-
-    def step(params: Any, batch: Any) -> Any:
-        found = jax.vmap(jax.grad(loss), (None, 0))(params, batch)
-        squares = [
-            jnp.sum(g.reshape(len(g), -1) ** 2, 1) for g in jax.tree.leaves(found)
-        ]
-        factors = jnp.minimum(1, 1 / jnp.sqrt(sum(squares)))
-        total = jax.tree.map(lambda g: jnp.tensordot(factors, g, 1), found)
-        return jax.tree.map(lambda p, g: p - 0.01 * g, params, total)
-
-    return step
-
-
-def steps_of(
-    loss: Callable, params: Any, batch: Any
-) -> tuple[dict[str, Callable], float]:
-    """Return steps by name, and the seconds that tuning took."""
-    clipped = tanager.clipped_grad(loss, clip_norm=1.0)
-    started = time.perf_counter()
-    clipped.tune(params, batch)
-    tuning = time.perf_counter() - started
-
-    def sgd(params: Any, batch: Any) -> Any:
-        def mean(params: Any) -> jax.Array:
-            return jnp.mean(jax.vmap(loss, (None, 0))(params, batch))
-
-        return jax.tree.map(lambda p, g: p - 0.01 * g, params, jax.grad(mean)(params))
-
-    def private(params: Any, batch: Any) -> Any:
-        total = clipped(params, batch).sum
-        return jax.tree.map(lambda p, g: p - 0.01 * g, params, total)
-
-    return {"sgd": sgd, "auto": private, "by hand": by_hand(loss)}, tuning
-
-
-def row(name: str, seconds: float) -> str:
-    """Measure one stranger; return its line."""
-    loss, params, batch = STRANGERS[name]()
-    steps, tuning = steps_of(loss, params, batch)
-    ready, compiling, taken = {}, {}, {step: [] for step in steps}
-    options = tanager.compiler_options()
-    for step, function in steps.items():
-        started = time.perf_counter()
-        jitted = jax.jit(function, compiler_options=options)
-        ready[step] = jitted.lower(params, batch).compile()
-        compiling[step] = time.perf_counter() - started
-        jax.block_until_ready(ready[step](params, batch))
-    ends = time.perf_counter() + seconds
-    while time.perf_counter() < ends or len(taken["auto"]) < 5:
-        for step, function in ready.items():
-            started = time.perf_counter()
-            jax.block_until_ready(function(params, batch))
-            taken[step].append(time.perf_counter() - started)
-    median = {step: statistics.median(times) for step, times in taken.items()}
-    groups = norm_groups(read_loss(loss, params, example_of(batch)))
-    fast = [not isinstance(g, Joint) and g.rule.name != "general" for g in groups]
-    return (
-        f"{name:18} {median['auto'] / median['sgd']:6.2f} "
-        f"{median['by hand'] / median['sgd']:8.2f} {compiling['auto']:8.1f} "
-        f"{compiling['by hand']:8.1f} {tuning:7.1f} {statistics.mean(fast):6.0%}"
-    )
-
-
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", choices=[*STRANGERS, []], help="all")
-    parser.add_argument("--seconds", type=float, default=2.0, help="%(default)s a row")
-    asked = parser.parse_args()
-    print(f"{'model':18}   auto  by hand  compile  by hand  tuning   fast")
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["TANAGER_CACHE_DIR"] = folder
-        for name in asked.names or STRANGERS:
-            print(row(name, asked.seconds), flush=True)
+LIBRARIES = {  # the first word of a model's name, and where its models are
+    "diffrax": "of_equinox",
+    "eqx": "of_equinox",
+    "hk": "of_haiku",
+    "keras": "of_keras",
+    "linen": "of_flax",
+    "nnx": "of_flax",
+    "optax": "of_optax",
+    "penzai": "of_penzai",
+}
 
 
 if __name__ == "__main__":
-    main()
+    main(__file__, __doc__, STRANGERS, LIBRARIES)

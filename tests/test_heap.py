@@ -77,6 +77,42 @@ def test_programs_of_jax_find_their_memory_again():
     assert faults_of_jax(late, "")[3] < 11
 
 
+KEPT = """
+import threading
+import tanager
+import jax
+from jax._src.xla_bridge import _CPU_ENABLE_ASYNC_DISPATCH
+
+def aside():
+    return _CPU_ENABLE_ASYNC_DISPATCH.value
+
+def message():
+    try:
+        tanager.keep_memory()
+    except RuntimeError as error:
+        said.append(str(error))
+
+said = []
+thread = threading.Thread(target=message)
+thread.start()
+thread.join()
+assert "main thread" in said[0]
+assert aside()  # importing tanager set nothing, nor did the call
+assert tanager.keep_memory()
+assert not aside()
+jax.numpy.ones(3)
+message()
+assert "right after `import tanager`" in said[1]
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
+def test_a_program_keeps_memory_by_one_call():
+    assert faults_of_jax("import tanager; tanager.keep_memory()", "")[3] < 11
+    alone = os.environ | {"XLA_FLAGS": ""}
+    subprocess.run([sys.executable, "-c", KEPT], check=True, env=alone)
+
+
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
 def test_memory_used_again_is_not_mapped_again():
     # 200 MB are 48 829 pages of 4 KiB, or 96 of 2 MiB.

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tanager.clipping.transform import ClippedGradient as ClippedGradient
     from tanager.clipping.transform import clipped_grad as clipped_grad
     from tanager.compiling import compiler_options as compiler_options
+    from tanager.compiling import keep_memory as keep_memory
     from tanager.data.grouped import Grouped as Grouped
     from tanager.keys import example_keys as example_keys
     from tanager.noise import GaussianNoise as GaussianNoise
@@ -74,6 +75,7 @@ _HOMES = {
     "example_keys": "keys",
     "export": "training.export",
     "gaussian_noise": "transformation",
+    "keep_memory": "compiling",
     "load": "use.model",
     "risk": "privacy.risk",
     "train": "training.loop",
@@ -111,6 +113,7 @@ __all__ = [
     "example_keys",
     "export",
     "gaussian_noise",
+    "keep_memory",
     "load",
     "risk",
     "tan",

@@ -24,9 +24,8 @@ def keep_freed_memory() -> bool:
     programs on the thread that calls them: see `run_in_place`.
 
     The setting holds for the whole process, whose memory then stays at its peak, so
-    the command makes it and the library does not. The same without tanager:
-    ``MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=2147483647 python …`` and
-    ``jax.config.update("jax_cpu_enable_async_dispatch", False)``.
+    the command makes it and importing the library does not: other programs call
+    `tanager.keep_memory`.
     """
     global _active
     try:

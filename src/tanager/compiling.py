@@ -3,11 +3,12 @@
 On a CPU, XLA of JAX 0.10 and 0.11 hands products, reductions and convolutions to
 YNNPACK. Its reductions are several times as fast as XLA's own, its convolutions up to
 half as fast (docs/performance.md has both), so convolutions and products are taken from
-it and reductions left.
+it and reductions left. `keep_memory` saves what the system takes for memory.
 """
 
 import functools
 import os
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,8 @@ import equinox as eqx
 import jax
 from jax.core import Tracer
 from jax.stages import Compiled, Lowered
+
+from tanager._heap import keep_freed_memory, run_in_place
 
 
 _HANDED_OVER = "xla_cpu_experimental_ynn_fusion_type"
@@ -39,6 +42,41 @@ def compiler_options() -> dict[str, str]:
         return {}
     options = {_HANDED_OVER: "LIBRARY_FUSION_TYPE_REDUCE"}
     return options if _known(tuple(options.items())) else {}
+
+
+def keep_memory() -> bool:
+    """Make this process keep the memory that XLA frees on a CPU, for the next step.
+
+        import tanager
+
+        tanager.keep_memory()  # before anything asks JAX for arrays or devices
+
+    The `tanager` command does so by itself; importing tanager does not. Without it,
+    each step maps and clears its large temporary arrays again. glibc gives no memory
+    back then, so the process stays at its peak, and JAX runs a CPU's programs on the
+    thread that calls them. With several devices of one CPU, JAX is left as it was.
+
+    Returns:
+        Whether memory is kept: False where the C library is not glibc.
+
+    Raises:
+        RuntimeError: JAX has made its devices already, or this is not the main thread.
+    """
+    from jax._src.xla_bridge import backends_are_initialized
+
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError(
+            "keep_memory() was called on a thread of its own, and glibc keeps large "
+            "blocks for the main thread: call it there, and train there"
+        )
+    if backends_are_initialized():
+        raise RuntimeError(
+            "keep_memory() was called after JAX made its devices, which fixes how they "
+            "run programs: call it right after `import tanager`"
+        )
+    kept = keep_freed_memory()
+    run_in_place()
+    return kept
 
 
 class jit:
