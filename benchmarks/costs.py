@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tanager.clipping.analysis.taps import read_loss
+from tanager.clipping.analysis.reading import read_loss
 from tanager.clipping.planning import autotune, cost
 from tanager.clipping.planning.choices import norm_groups
 

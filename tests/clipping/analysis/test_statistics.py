@@ -299,7 +299,7 @@ class Dropout:
 
 def test_layers_of_keras_are_watched(monkeypatch):
     layers = types.ModuleType("keras.layers")
-    layers.BatchNormalization, layers.Dropout = BatchNormalization, Dropout
+    vars(layers).update(BatchNormalization=BatchNormalization, Dropout=Dropout)
     monkeypatch.setitem(sys.modules, "keras.layers", layers)
     seeds = jax.random.key_data(jax.random.split(KEY, 4))
     constant = seeds[0]
