@@ -1,11 +1,11 @@
 """Measures models, each in a process of its own.
 
 `auto` and `by hand` are times of a step relative to SGD, medians of turns taken one
-after the other in one process; `by hand` is `vmap(grad)` with clipping. `compile` are
-seconds to compile the step; `tuning` are those that `auto` measures, with nothing
-remembered; `fast` is the share of taps with a rule of their own. `error` is the
-largest difference from a sum of gradients taken one example at a time, relative to
-the largest entry of each parameter's.
+after the other in one process, each the second of two calls; `by hand` is `vmap(grad)`
+with clipping. `compile` are seconds to compile the step; `tuning` are those that `auto`
+measures, with nothing remembered; `fast` is the share of taps with a rule of their own.
+`error` is the largest difference from a sum of gradients taken one example at a time,
+relative to the largest entry of each parameter's.
 """
 
 import argparse
@@ -111,6 +111,8 @@ def measure(loss: Callable, params: Any, batch: Any, seconds: float) -> dict[str
     ends = time.perf_counter() + seconds
     while time.perf_counter() < ends or len(taken["auto"]) < 5:
         for name, function in ready.items():
+            # What ran before has taken the caches, and given back its memory.
+            jax.block_until_ready(function(params, batch))
             started = time.perf_counter()
             jax.block_until_ready(function(params, batch))
             taken[name].append(time.perf_counter() - started)
