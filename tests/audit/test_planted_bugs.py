@@ -14,7 +14,9 @@ from bugs import BUGS
 from parts import parts
 from tanager.audit import canaries
 from tanager.audit.replay import Replay, replay
+from tanager.clipping import Style
 from tanager.privacy.mechanism import Mechanism
+from tanager.training import step
 
 
 SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.full) for seed in (2, 3))]
@@ -85,14 +87,24 @@ def test_a_replay_finds_the_bug(problem, monkeypatch, bug):
         {"steps": 24},
         {"strategy": "auto", "physical_batch_size": 64, "clip_norm": 0.1},
         VIEWS | {"trainable": {"w": True, "b": False}},
+        {"style": "automatic"},
     ],
-    ids=["as it is", "auto", "views of a part"],
+    ids=["as it is", "auto", "views of a part", "automatic style"],
 )
 def test_without_a_bug_replays_find_nothing(problem, options):
     *parts, steps = problem(**options)
     found = replay(*parts, steps=steps)
     assert [each for each in found if not each.passed] == []
     assert len(found) == (11 if "trainable" in options else 12)
+
+
+def test_a_replay_finds_another_style_than_is_declared(problem, monkeypatch):
+    right = step.clipped_grad
+    monkeypatch.setattr(
+        step, "clipped_grad", lambda *args, style, **rest: right(*args, **rest)
+    )
+    found = Replay(*problem(style=Style("automatic", gamma=0.5)))
+    assert not all(each.passed for each in found.sums())
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -165,6 +165,15 @@ def test_guarantee_is_one_sentence_with_its_assumptions(text):
         assert stated in words
 
 
+@pytest.mark.parametrize(
+    ("gamma", "said"),
+    [(None, "to norm C = 1 and added"), (0.01, "counts as C·g/(‖g‖ + 0.01)) and")],
+)
+def test_the_style_of_clipping_is_said(gamma, said):
+    result = written.RESULT | {"unit": "example", "clip_gamma": gamma}
+    assert said in guarantee.mechanism(result)
+
+
 def test_what_epsilon_means_is_said_in_risks(text, tmp_path):
     words = Page(text).words
     assert f"What ε = {format_epsilon(run_files()[1]['epsilon'])} means" in words

@@ -402,6 +402,7 @@ def weighing(*classes, back=1.0):
 CHANGES = {
     "noise": ({"mechanism": Mechanism(0.4, 1.3, 12)}, "mechanism.noise_multiplier was"),
     "clip": ({"clip_norm": 2.0}, "clip_norm was 1.0 and is 2.0"),
+    "style": ({"style": "automatic"}, "clip_gamma was None and is 0.01"),
     "learning rate": ({"optimizer": optax.sgd(2.5, momentum=0.5)}, "optimizer"),
     "loss": ({"loss": lambda p, e: 2 * loss(p, e)}, "configuration: loss"),
     "constant within": ({"loss": weighing(1.0, 1.0, 5.0)}, "configuration: loss"),
@@ -703,6 +704,7 @@ def test_numbers_of_numpy_are_numbers(tmp_path):
         ({"delta": 0.0}, "delta (=0.0) must be strictly between"),
         ({"delta": 1.5}, "delta (=1.5) must be strictly between"),
         ({"clip_norm": 0.0}, "clip_norm (=0.0) must be positive"),
+        ({"style": "unit"}, "style (='unit') must be clip or automatic: updates"),
         ({"physical_batch_size": 0}, "physical_batch_size (=0) must be at least 1"),
         ({"physical_batch_size": 2**40}, "must be at most 1048576: it only affects"),
         ({"evaluate_every": 0}, "evaluate_every (=0) must be at least 1"),

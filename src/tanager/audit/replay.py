@@ -124,6 +124,7 @@ class Replay:
         units = dataclasses.replace(
             self._exact,
             mechanism=dataclasses.replace(self._exact.mechanism, steps=steps),
+            style="clip",
             augmentation_multiplicity=0,
             declared_examples=count,
             delta=0.5 / count,
@@ -336,9 +337,12 @@ def _uncorrelated(
 
 
 def _sums_by_definition(problem: Problem, algorithm: DPSGD) -> np.ndarray:
-    """Return Σᵢ clip_C(gᵢ)/C of each step over the examples that must be sampled."""
+    """Return Σᵢ clip_C(gᵢ)/C of each step over the examples that must be sampled.
+
+    In automatic style clip_C(g) is C·g/(‖g‖ + γ).
+    """
     source, run = problem.source(), algorithm.mechanism
-    clip_norm = algorithm.require_clip_norm()
+    clip_norm, style = algorithm.require_clip_norm(), algorithm.clipping_style
     secret = Seed.from_int(_SECRET)
     groups, size = problem.groups, problem.size()
     sampler = PoissonSampler(run, size, secret, size, groups)
@@ -371,6 +375,8 @@ def _sums_by_definition(problem: Problem, algorithm: DPSGD) -> np.ndarray:
                 own = gradient(trained, one, jax.random.fold_in(key, int(row)))
                 each.append(_flat([own])[0])
             flat = np.mean(each, axis=0)
-            total += flat / max(clip_norm, float(np.linalg.norm(flat)))
+            norm = float(np.linalg.norm(flat))
+            automatic = style.name == "automatic"
+            total += flat / (norm + style.gamma if automatic else max(clip_norm, norm))
         found.append(total)
     return np.stack(found)

@@ -113,7 +113,9 @@ def mechanism(result: _Fields) -> str:
             "took the mean gradient over at most "
             f"{text(result['examples_per_group'])} images of each, clipped it"
         )
-    counted = ""
+    gamma, automatic, counted = result.get("clip_gamma"), "", ""
+    if gamma is not None:
+        automatic = f" (automatic clipping: a gradient g counts as C·g/(‖g‖ + {gamma}))"
     if (noise := result.get("class_counts_noise")) is not None:
         counted = (
             f" Class weights are from noisy counts: before the first update, how many "
@@ -125,8 +127,9 @@ def mechanism(result: _Fields) -> str:
         f"Each update drew a Poisson sample of the {one}s at rate "
         f"q = {number(result['sample_rate'])} "
         f"(expected batch size {number(result['batch_size'])}), {averaged} "
-        f"to norm C = {number(result['clip_norm'])} and added Gaussian noise with "
-        f"noise multiplier σ = {number(result['noise_multiplier'])}.{counted}"
+        f"to norm C = {number(result['clip_norm'])}{automatic} "
+        f"and added Gaussian noise with noise multiplier "
+        f"σ = {number(result['noise_multiplier'])}.{counted}"
     )
 
 

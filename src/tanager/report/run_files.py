@@ -76,6 +76,7 @@ _RESULT = {
     "noise_multiplier": float,
     "class_counts_noise": _NUMBER,
     "clip_norm": _NUMBER,
+    "clip_gamma": _NUMBER,
     "steps": int,
     "examples": int,
     "unit": Maybe(str),

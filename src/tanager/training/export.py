@@ -36,7 +36,7 @@ FORMATS = ("tanager", "timm", "onnx")
 
 _GUARANTEE = (
     *("private", "epsilon", "delta", "adjacency", "accountant"),
-    *("sample_rate", "noise_multiplier", "clip_norm", "steps"),
+    *("sample_rate", "noise_multiplier", "clip_norm", "clip_gamma", "steps"),
 )
 _OF_A_SEARCH = ("mean", "shape")
 _COMPUTED = ("epsilon", "epsilon_rdp", "eta", "eta_step", "total_noise")
@@ -54,6 +54,7 @@ _CONFIG = {
     "mechanism": _MECHANISM,
     "class_counts": Maybe(_MECHANISM),
     "clip_norm": Maybe(float),
+    "clip_gamma": Maybe(float),
     "delta": float,
     "examples": int,
     "batch_size": float,
@@ -231,7 +232,7 @@ def _description(
         "precision": (config.get("recipe") or {}).get("precision"),
         "multi_label": bool(config.get("multi_label")),
         "weights": weights,
-        "guarantee": {name: result[name] for name in _GUARANTEE},
+        "guarantee": {name: result.get(name) for name in _GUARANTEE},
     }
     if format == "onnx":
         shape = config["architecture"]["image_shape"]

@@ -20,6 +20,7 @@ from jaxtyping import PyTree
 
 from tanager import _validate as validate
 from tanager.clipping.analysis import keyed
+from tanager.clipping.rules.factors import Style
 from tanager.clipping.transform import split
 from tanager.data import Source, as_source
 from tanager.data.grouped import Grouped
@@ -135,6 +136,8 @@ class DPSGD:
         delta: the δ of the guarantee, best at most 0.1/N.
         clip_norm: C; None trains WITHOUT privacy, on gradients as they are, and takes a
             mechanism with noise multiplier 0. Use it to pretrain on public data.
+        style: how gradients are brought to C, ``"clip"``, ``"automatic"`` or a
+            `clipping.Style`, as for `clipped_grad`; the guarantee is the same.
         augmentation_multiplicity: K views averaged before clipping (equation 4); 0
             without augmentation.
         ema_decay: of the parameter average, below 1, with warm-up (appendix C.3); at 0
@@ -157,6 +160,7 @@ class DPSGD:
     _: dataclasses.KW_ONLY
     delta: float
     clip_norm: float | None = 1.0
+    style: str | Style = "clip"
     augmentation_multiplicity: int = 0
     ema_decay: float = 0.9999
     declared_examples: int | None = None
@@ -168,10 +172,18 @@ class DPSGD:
         check_claim(self.accountant, common_adjacency(self.mechanisms()))
         if self.clip_norm is not None:
             validate.clipping_norm(self.clip_norm)
+        if self.clipping_style.name == "unit":
+            rule = "must be clip or automatic: updates are divided by C already"
+            validate.refuse("style", "unit", rule)
         validate.whole(
             augmentation_multiplicity=self.augmentation_multiplicity, at_least=0
         )
         validate.ema_decay(self.ema_decay)
+
+    @property
+    def clipping_style(self) -> Style:
+        """`style` as a `clipping.Style`."""
+        return Style(self.style) if isinstance(self.style, str) else self.style
 
     def mechanisms(self) -> list[Mechanism]:
         """Return all that a run spends: on the class counts, if any, and the steps."""
@@ -205,11 +217,13 @@ class DPSGD:
 
     def as_json(self, public_size: int) -> dict[str, Any]:
         """Return what config.json records; the size is that of `public_size`."""
+        style = self.clipping_style
         return {
             "mechanism": dataclasses.asdict(self.mechanism),
             "examples": public_size,
             "batch_size": round(self.mechanism.sample_rate * public_size, 6),
             "clip_norm": self.clip_norm,
+            "clip_gamma": style.gamma if style.name == "automatic" else None,
             "delta": self.delta,
             "augmentation_multiplicity": self.augmentation_multiplicity,
             "ema_decay": self.ema_decay,

@@ -140,6 +140,7 @@ def cost(
         "noise_multiplier": mechanism.noise_multiplier,
         "class_counts_noise": counts and counts.noise_multiplier,
         "clip_norm": config["clip_norm"],
+        "clip_gamma": config.get("clip_gamma"),
         "examples": config["examples"],
         "unit": unit,
         "examples_per_group": config.get("examples_per_group"),

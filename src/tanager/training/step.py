@@ -113,6 +113,7 @@ class Step:
             self.grad_fn = clipped_grad(
                 self.unit.loss,
                 clip_norm=clip_norm,
+                style=algorithm.clipping_style,
                 strategy=runtime.strategy,
                 memory=runtime.memory,
                 trainable=trainable,
