@@ -35,8 +35,7 @@ class _Named(abc.ABC):
     dataset: str = "digits"
     """Name of the data set, without --data."""
 
-    json: bool = False
-    """Print one JSON object only."""
+    json: flags.Json = False
 
     def named(self) -> Account:
         """Return the account; refuse data that are not there and have none."""

@@ -23,8 +23,7 @@ class Listing:
     folder: Positional[Path] = Path("runs")
     """Folder of the runs."""
 
-    json: bool = False
-    """Print one JSON object only."""
+    json: flags.Json = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -65,8 +65,7 @@ class Options:
     private: bool = False
     """Search privately: a secret number of runs; only the best is released."""
 
-    json: bool = False
-    """Print one JSON object only."""
+    json: flags.Json = False
 
 
 @dataclasses.dataclass(frozen=True)
