@@ -1,12 +1,11 @@
 """What the fields of a recipe may be, and which do not go together."""
 
 import dataclasses
+import functools
 import math
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from tanager import _validate as validate
-from tanager.data.layout import Uncertain
-from tanager.data.loader import Unreadable
 
 
 NormalisationOrder = Literal["pre-activation", "post-activation"]
@@ -25,22 +24,6 @@ ClassWeights = Literal["balanced"]
 UnitName = Literal["example", "group"]
 AugmentationName = Literal["none", "crop-flip", "rrc", "tan", "simclr", "inception"]
 
-_CHOICES: dict[str, Any] = {
-    "normalisation_order": NormalisationOrder,
-    "head": Head,
-    "head_input": HeadInput,
-    "solver": SolverName,
-    "fine_tune": FineTuning,
-    "solve_for": Solved,
-    "adjacency": AdjacencyName,
-    "unit": UnitName,
-    "accountant": AccountantName,
-    "learning_rate_schedule": Schedule,
-    "augmentation": AugmentationName,
-    "precision": PrecisionName,
-    "unreadable": Unreadable,
-    "uncertain": Uncertain,
-}
 _OF_IMAGES = ("features", "image_size", "crop_fraction", "crop_size", "preprocessing")
 _OF_IMAGES += ("stream", "implementation")
 LAYOUT_FIELDS = ("labels", "image_column", "label_column", "labels_from_name")
@@ -69,12 +52,25 @@ _AT_LEAST = {
 """The least that a whole number may be."""
 
 
+@functools.cache
+def _choices(kind: type) -> dict[str, tuple[str, ...]]:
+    """Return what each field may be whose type is a list of words, or None."""
+    found = {}
+    for name, hint in get_type_hints(kind).items():
+        parts = [each for each in get_args(hint) if each is not type(None)]
+        for each in (hint, *parts[: len(parts) == 1]):
+            if get_origin(each) is Literal:
+                found[name] = get_args(each)
+    return found
+
+
 def check(recipe: Any) -> None:
     """Refuse a field that is out of range, or fields that do not go together.
 
     Raises:
         ValueError: the message has the field, its value and the rule.
     """
+    choices = _choices(type(recipe))
     for field in dataclasses.fields(recipe):
         name, value = field.name, getattr(recipe, field.name)
         named: Any = {name: value}
@@ -83,8 +79,8 @@ def check(recipe: Any) -> None:
         if name in ("dataset", "model", "optimizer", "strategy"):
             if not isinstance(value, str) or not value:
                 validate.refuse(name, value, "must be a name")
-        elif name in _CHOICES:
-            validate.one_of(get_args(_CHOICES[name]), **named)
+        elif words := choices.get(name):
+            validate.one_of(words, **named)
         elif name == "physical_batch_size":
             validate.size_or_auto(**named)
         elif name in _AT_LEAST:
