@@ -88,6 +88,8 @@ class DINO(vit.VisionTransformer):
         image_shape: (height, width, channels), both sides multiples of the patch.
     """
 
+    positions: Float[Array, "t d"] | None
+
     def __init__(
         self,
         variant: Variant,
@@ -107,12 +109,13 @@ class DINO(vit.VisionTransformer):
         channels = image_shape[2]
         self.patches = vit.patch_layer(channels, width, variant.patch, key=next(keys))
         self.class_token = vit.embedding(next(keys), (width,))
-        self.registers = self.positions = None
+        self.registers = positions = None
         if variant.registers:
             self.registers = vit.embedding(next(keys), (variant.registers, width))
         if not variant.rotary:
             count = rows * columns + int(not variant.registers)
-            self.positions = vit.embedding(next(keys), (count, width))
+            positions = vit.embedding(next(keys), (count, width))
+        self.positions = positions  # pyright: ignore[reportIncompatibleVariableOverride]
         self.head = layers.Linear(width, classes, key=next(keys))
         eps = _V3_NORM_EPS if variant.rotary else vit.NORM_EPS
         self.blocks = tuple(

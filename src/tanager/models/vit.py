@@ -280,7 +280,7 @@ class VisionTransformer(StagedModel):
     patches: layers.Conv
     class_token: Float[Array, " d"]
     registers: Float[Array, "r d"] | None
-    positions: Float[Array, "t d"] | None
+    positions: Float[Array, "t d"]
     blocks: tuple[Block, ...]
     norm: LayerNorm
     head: layers.Linear
