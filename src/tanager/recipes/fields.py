@@ -86,12 +86,8 @@ def check(recipe: Any) -> None:
         elif name in _AT_LEAST:
             validate.whole(**named, at_least=_AT_LEAST[name], remedy="")
     if recipe.unit == "group" and recipe.groups is None:
-        validate.refuse(
-            "groups",
-            None,
-            "must be given to protect persons",
-            "give --groups folder, or the name of the column with the owners",
-        )
+        remedy = "give --groups folder, or the name of the column with the owners"
+        validate.refuse("groups", None, "must be given to protect persons", remedy)
     for name in LAYOUT_FIELDS:
         value, usual = getattr(recipe, name), getattr(type(recipe), name)
         if value != usual and recipe.data is None:
@@ -170,12 +166,9 @@ def _check_features(recipe: Any) -> None:
             "give fine_tune last-layer and augmentation_multiplicity 0",
         )
     if recipe.unreadable == "skip" and recipe.caches_features:
-        validate.refuse(
-            "unreadable",
-            recipe.unreadable,
-            "must be 'error' when features are cached",
-            "remove the images that cannot be read",
-        )
+        rule = "must be 'error' when features are cached"
+        remedy = "remove the images that cannot be read"
+        validate.refuse("unreadable", recipe.unreadable, rule, remedy)
 
 
 def _check_views(recipe: Any) -> None:
@@ -224,12 +217,9 @@ def _check_budget(recipe: Any) -> None:
 def _check_no_budget(recipe: Any) -> None:
     for name in ("epsilon", "noise_multiplier"):
         if getattr(recipe, name):
-            validate.refuse(
-                name,
-                getattr(recipe, name),
-                "must be left out of a run that is not private",
-                "leave out non_private for a private run",
-            )
+            rule = "must be left out of a run that is not private"
+            remedy = "leave out non_private for a private run"
+            validate.refuse(name, getattr(recipe, name), rule, remedy)
     if recipe.steps is None:
         validate.refuse("steps", None, "must be given for a run without a budget")
     validate.whole(steps=recipe.steps, at_least=1)

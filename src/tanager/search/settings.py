@@ -160,12 +160,9 @@ def agreed(folder: Path, settings: Settings | None) -> Settings:
         return settings
     content = read_record(path, _STUDY, _ANOTHER)
     if content["tanager"] != __version__:
-        validate.refuse(
-            "study",
-            str(folder),
-            f"was started by tanager {content['tanager']}, and this is {__version__}",
-            f"resume it with that version, or {_ANOTHER}",
-        )
+        rule = f"was started by tanager {content['tanager']}, and this is {__version__}"
+        remedy = f"resume it with that version, or {_ANOTHER}"
+        validate.refuse("study", str(folder), rule, remedy)
     if settings is not None:
         now = as_json(settings.to_json())
         for old, new in ((content["recipe"], now["recipe"]), (content, now)):
