@@ -1,9 +1,13 @@
-"""Programs of the project that are not in its package, as modules to be tested."""
+"""Programs of the project that are not in its package: imported, or run."""
 
 import importlib.util
+import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 
 ROOT = Path(__file__).parent.parent
@@ -19,3 +23,28 @@ def load(path: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def on_devices(count: int, script: str, *words: Any, **environment: str) -> Any:
+    """Run a script of tests/parallel on virtual devices; return the JSON it printed.
+
+    Their number is fixed when JAX starts, so it takes a process of its own.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    folder = Path(__file__).parent
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    own = {
+        "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={count}",
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUMPY_DTYPE_PROMOTION": "strict",
+        "JAX_NUMPY_RANK_PROMOTION": "raise",
+        "PYTHONPATH": path.rstrip(os.pathsep),
+    }
+    done = subprocess.run(
+        [sys.executable, "-W", "error", folder / "parallel" / script, *map(str, words)],
+        env=os.environ | own | environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])

@@ -82,43 +82,8 @@ _HOMES = {
 }
 _MODULES = {"data": "data", "models": "models", "tan": "privacy.tan"}
 
-__all__ = [
-    "DPSGD",
-    "Account",
-    "Adjacency",
-    "ClassResult",
-    "Classification",
-    "ClippedGrad",
-    "ClippedGradient",
-    "Evaluation",
-    "Explanation",
-    "GaussianNoise",
-    "Grouped",
-    "Ledger",
-    "Mechanism",
-    "Model",
-    "PhysicalBatch",
-    "Plan",
-    "PoissonSampler",
-    "Problem",
-    "Risk",
-    "Runtime",
-    "Seed",
-    "TrainResult",
-    "__version__",
-    "calibrate",
-    "clipped_grad",
-    "compiler_options",
-    "epsilon",
-    "example_keys",
-    "export",
-    "gaussian_noise",
-    "keep_memory",
-    "load",
-    "risk",
-    "tan",
-    "train",
-]
+__all__ = ["__version__", "tan"]
+__all__ += list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

@@ -171,9 +171,5 @@ def halves(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _require_wide(leaf: Array) -> None:
     if jnp.finfo(leaf.dtype).bits < 32:
-        validate.refuse(
-            "total",
-            str(leaf.dtype),
-            "must be float32 or wider",
-            "clipped_grad returns such sums; do not cast them before the noise",
-        )
+        remedy = "clipped_grad returns such sums; do not cast them before the noise"
+        validate.refuse("total", str(leaf.dtype), "must be float32 or wider", remedy)

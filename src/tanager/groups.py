@@ -105,7 +105,10 @@ def _checked(owners: Any) -> np.ndarray:
         )
     if array.dtype == object and all(isinstance(owner, str) for owner in array):
         array = array.astype(str)
-    elif array.dtype.kind in "fO" and all(map(_is_whole, owners)):
+    elif array.dtype.kind in "fO" and all(
+        isinstance(owner, numbers.Integral) and not isinstance(owner, bool)
+        for owner in owners
+    ):
         return np.array([*owners], object)  # NumPy rounds those from 2⁶³ on
     masked = np.ma.is_masked(owners)
     if array.dtype.kind not in "iuU" or masked:
@@ -116,7 +119,3 @@ def _checked(owners: Any) -> np.ndarray:
             "give an example without an owner an owner of its own",
         )
     return array
-
-
-def _is_whole(owner: Any) -> bool:
-    return isinstance(owner, numbers.Integral) and not isinstance(owner, bool)

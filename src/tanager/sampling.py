@@ -168,12 +168,9 @@ class PoissonSampler:
         steps = self.mechanism.steps
         validate.whole(step=step, at_least=0)
         if step >= steps:
-            validate.refuse(
-                "step",
-                step,
-                f"must be below the mechanism's {steps} steps",
-                "more steps cost more privacy: plan a mechanism that has them",
-            )
+            rule = f"must be below the mechanism's {steps} steps"
+            remedy = "more steps cost more privacy: plan a mechanism that has them"
+            validate.refuse("step", step, rule, remedy)
         if self.mechanism.sample_rate == 1:
             return np.arange(self.examples, dtype=np.int64)
         below, rest = divmod(Fraction(self.mechanism.sample_rate) * 2**64, 1)

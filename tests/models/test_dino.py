@@ -53,7 +53,7 @@ def test_features_and_logits_are_timms(name):
 
 def test_the_gated_network_of_dinov2_is_timms_packed_swiglu():
     """The giant's: SiLU of the first half of fc1, times the second."""
-    block = dino.Block(dino.Variant(TINY, 4, 16, gated=True), key=KEY)
+    block = vit.Block(TINY, 16, gated=True, scale=1e-5, key=KEY)
     block = eqx.tree_at(lambda b: b.scale2.gain, block, jnp.ones(12))
     silent = eqx.tree_at(lambda b: b.scale1.gain, block, jnp.zeros(12))
     tokens = jnp.asarray(np.random.default_rng(0).standard_normal((3, 12)), "f")

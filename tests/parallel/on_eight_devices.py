@@ -1,6 +1,6 @@
 """Trains on 1, 2, 4 and 8 devices of this process, and prints what came out as JSON.
 
-Run by `test_many_devices`, as the number of virtual devices is fixed when JAX starts.
+Run by `test_many_devices`, see `scripts.on_devices`.
 """
 
 import contextlib
@@ -11,14 +11,6 @@ import re
 import signal
 import sys
 from pathlib import Path
-
-
-os.environ["XLA_FLAGS"] = (
-    f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
-)
-os.environ["JAX_PLATFORMS"] = "cpu"
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import jax
 import jax.numpy as jnp
@@ -38,8 +30,6 @@ from tanager.seed import Seed
 from tanager.training.evaluate import Classification, Evaluation
 
 
-jax.config.update("jax_numpy_dtype_promotion", "strict")
-jax.config.update("jax_numpy_rank_promotion", "raise")
 if not FULL:
     Timings.measure = lambda *arguments, **options: False
 

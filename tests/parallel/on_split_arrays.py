@@ -1,24 +1,13 @@
 """Clips arrays that XLA splits over N devices, and prints errors as JSON.
 
-Run by `test_split_arrays`, as the number of virtual devices is fixed when JAX starts:
-`python on_split_arrays.py N`. With the word `unguarded`, as if `clipped_grad` did not
-know of several devices.
+Run by `test_split_arrays`, see `scripts.on_devices`. With the word `unguarded`, as if
+`clipped_grad` did not know of several devices.
 """
 
 import functools
 import json
-import os
 import sys
-from pathlib import Path
 from typing import Any
-
-
-os.environ["XLA_FLAGS"] = (
-    f"{os.environ.get('XLA_FLAGS', '')} "
-    f"--xla_force_host_platform_device_count={sys.argv[1]}"
-)
-os.environ["JAX_PLATFORMS"] = "cpu"
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import jax
 import jax.numpy as jnp
@@ -38,11 +27,9 @@ from tanager.clipping.rules import base
 from trees import distance
 
 
-jax.config.update("jax_numpy_dtype_promotion", "strict")
-jax.config.update("jax_numpy_rank_promotion", "raise")
 if not FULL:
     Timings.measure = lambda *arguments, **options: False
-DEVICES = int(sys.argv[1])
+DEVICES = jax.device_count()
 GUARDED = "unguarded" not in sys.argv
 if not GUARDED:
     batches.may_be_split = lambda leaves: False

@@ -1,15 +1,10 @@
 """On 1, 2, 4 or 8 devices, parameters whole or in shares: the same training."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import jax.numpy as jnp
 import pytest
 
 from parts import step
+from scripts import on_devices
 from tanager.parallel.layout import Layout
 from tanager.privacy.mechanism import Mechanism
 from tanager.training.norms import BINS
@@ -21,19 +16,8 @@ ROUNDING = 1e-5
 
 @pytest.fixture(scope="session")
 def found(tmp_path_factory):
-    script = Path(__file__).parent / "on_eight_devices.py"
-    surroundings = {
-        **os.environ,
-        "TANAGER_CACHE_DIR": str(tmp_path_factory.mktemp("c")),
-    }
-    done = subprocess.run(
-        [sys.executable, "-W", "error", script, tmp_path_factory.mktemp("runs")],
-        env=surroundings,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    runs, cache = (tmp_path_factory.mktemp(name) for name in ("runs", "c"))
+    return on_devices(8, "on_eight_devices.py", runs, TANAGER_CACHE_DIR=str(cache))
 
 
 @pytest.mark.slow

@@ -1,28 +1,16 @@
 """Arrays that XLA splits over devices by itself: right, or refused by name."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
+from scripts import on_devices
 from switch import FULL
 from tanager.clipping.planning.choices import STRATEGIES
 
 
 def found(tmp_path, devices, *words):
-    script = Path(__file__).parent / "on_split_arrays.py"
-    done = subprocess.run(
-        [sys.executable, script, str(devices), *words],
-        # Threads for all virtual devices: one that waits for another holds its own.
-        env={**os.environ, "TANAGER_CACHE_DIR": str(tmp_path), "NPROC": "16"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    # Threads for all virtual devices: one that waits for another holds its own.
+    more = {"TANAGER_CACHE_DIR": str(tmp_path), "NPROC": "16"}
+    return on_devices(devices, "on_split_arrays.py", *words, **more)
 
 
 @pytest.mark.slow

@@ -223,12 +223,9 @@ def require_noise(mechanism: Mechanism) -> None:
 def require_joining(mechanism: Mechanism) -> None:
     """Refuse a mechanism that canaries joining the data cannot test."""
     if mechanism.adjacency is Adjacency.REPLACE_ONE:
-        validate.refuse(
-            "adjacency",
-            str(mechanism.adjacency),
-            "cannot be tested by canaries that join the data",
-            f"audit under {Adjacency.ZERO_OUT}",
-        )
+        rule = "cannot be tested by canaries that join the data"
+        remedy = f"audit under {Adjacency.ZERO_OUT}"
+        validate.refuse("adjacency", str(mechanism.adjacency), rule, remedy)
     require_noise(mechanism)
 
 

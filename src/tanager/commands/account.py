@@ -35,8 +35,7 @@ class _Named(abc.ABC):
     dataset: str = "digits"
     """Name of the data set, without --data."""
 
-    json: bool = False
-    """Print one JSON object only."""
+    json: flags.Json = False
 
     def named(self) -> Account:
         """Return the account; refuse data that are not there and have none."""
@@ -57,12 +56,9 @@ class _Named(abc.ABC):
         """Return the account; refuse one that is not there."""
         found = self.named()
         if not found.path.exists():
-            validate.refuse(
-                "account",
-                str(found.path),
-                "does not exist: no run was charged to it",
-                "name its data with --data, or its file with --account",
-            )
+            rule = "does not exist: no run was charged to it"
+            remedy = "name its data with --data, or its file with --account"
+            validate.refuse("account", str(found.path), rule, remedy)
         return found
 
     @abc.abstractmethod

@@ -56,8 +56,7 @@ class Arguments:
     to: Path | None = None
     """HTML page to write besides, such as evaluation.html."""
 
-    json: bool = False
-    """Print one JSON object only."""
+    json: flags.Json = False
 
     batch_size: int = 64
     """Images computed at once."""

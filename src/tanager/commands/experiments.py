@@ -32,8 +32,7 @@ class _Table(abc.ABC):
     repeats: int = 1
     """Runs of each setting."""
 
-    json: bool = False
-    """Print one JSON object only."""
+    json: flags.Json = False
 
     @abc.abstractmethod
     def cells(self, target: "Target", simulations: "Simulations") -> list["Cell"]:
@@ -139,8 +138,7 @@ class NormsArguments:
     plot: Path | None = None
     """Draw histograms as a PNG or SVG file."""
 
-    json: bool = False
-    """Print one JSON object only."""
+    json: flags.Json = False
 
 
 def target_of(name: str, recipe: Recipe) -> "Target":

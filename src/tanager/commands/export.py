@@ -33,8 +33,7 @@ class Arguments:
     licence: str | None = None
     """Licence of the model, such as apache-2.0. Default: stated as unknown."""
 
-    json: bool = False
-    """Print one JSON object only."""
+    json: flags.Json = False
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -15,6 +15,7 @@ from tanager.recipes.recipe import Recipe, RecipeEntry, Solved
 
 
 Options = TypeVar("Options")
+Json = Annotated[bool, tyro.conf.arg(help="Print one JSON object only.")]
 _USUAL = ("data", "epsilon", "delta", "steps", "batch_size", "seed", "out")
 """Fields of a recipe that every command's help shows."""
 
@@ -133,7 +134,7 @@ def described(*kinds: type, short: tuple[str, ...] | None = None) -> Any:
             if each.name != "solve_for":
                 hint = hints[each.name]
                 shown = Annotated[hint, _short(hint, kind)]
-                if hint is bool and kind is not Recipe:
+                if hint in (bool, Json) and kind is not Recipe:
                     shown = tyro.conf.FlagCreatePairsOff[shown]
                 if short is not None and each.name not in short:
                     shown = tyro.conf.Suppress[shown]

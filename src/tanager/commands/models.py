@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 class Arguments:
     """List the models: parameters, FLOPs, public weights; with --json, their source."""
 
-    json: bool = False
-    """Print one JSON object only."""
+    json: flags.Json = False
 
 
 def run(arguments: Sequence[str]) -> int:

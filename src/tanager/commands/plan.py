@@ -52,8 +52,7 @@ class Arguments:
     accountant: Literal["pld", "rdp"] = "pld"
     """Whose ε keeps the budget: pld, which is tight, or rdp, as papers report it."""
 
-    json: bool = False
-    """Print one JSON object only."""
+    json: flags.Json = False
 
     plot: pathlib.Path | None = None
     """Draw the plan and the privacy wall as a PNG or SVG file."""

@@ -36,8 +36,7 @@ class Arguments:
 
     name: Positional[str]
     """Name of the recipe; `tanager train --list` prints them all."""
-    json: bool = False
-    """Print one JSON object only."""
+    json: flags.Json = False
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -23,8 +23,7 @@ class Listing:
     folder: Positional[Path] = Path("runs")
     """Folder of the runs."""
 
-    json: bool = False
-    """Print one JSON object only."""
+    json: flags.Json = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,11 +40,15 @@ class Comparison:
 def run(arguments: Sequence[str]) -> int:
     """Run the command; `arguments` are the words after `tanager runs`."""
     if arguments[:1] == ["compare"]:
-        return _compare(flags.read(Comparison, "runs compare", arguments[1:]))
-    options = flags.read(Listing, "runs", arguments)
+        options = flags.read(Comparison, "runs compare", arguments[1:])
+    else:
+        options = flags.read(Listing, "runs", arguments)
 
     from tanager.report import runs
 
+    if isinstance(options, Comparison):
+        print(runs.write_comparison(options.runs, options.to))
+        return 0
     rows = []
     for each in runs.find_runs(options.folder):
         try:
@@ -78,11 +81,4 @@ def run(arguments: Sequence[str]) -> int:
             row["recipe"] or "—",
         )
     new_console(width=1000).print(table)
-    return 0
-
-
-def _compare(options: Comparison) -> int:
-    from tanager.report import runs
-
-    print(runs.write_comparison(options.runs, options.to))
     return 0

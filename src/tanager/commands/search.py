@@ -65,8 +65,7 @@ class Options:
     private: bool = False
     """Search privately: a secret number of runs; only the best is released."""
 
-    json: bool = False
-    """Print one JSON object only."""
+    json: flags.Json = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +100,7 @@ def _search(name: str, recipe: Recipe, options: Options) -> int:
     console = new_console(stderr=True)
     settings = _settings(name, recipe, options)
     out = Path(recipe.out or f"runs/{name}-search")
-    first = settings.first_trial()
+    first = settings.simulated(settings.batch_sizes[0])
     jobs.require_room(jobs.Job(out / "trials/0000/run", first, name))
     study = Study(out, settings)
     write_json(out / "asked.json", {"trials": options.trials})

@@ -181,8 +181,7 @@ class Options:
     quiet: bool = False
     """Print nothing but warnings and errors; do not ask."""
 
-    json: bool = False
-    """Print one JSON object only."""
+    json: flags.Json = False
 
     yes: bool = False
     """Do not ask before a run of more than an hour."""

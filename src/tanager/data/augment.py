@@ -154,12 +154,9 @@ class Augmentation(abc.ABC):
         if self.crop_size is None:
             return height, width
         if self.crop_size > min(height, width):
-            validate.refuse(
-                "crop_size",
-                self.crop_size,
-                f"must be at most the image's {height} × {width}",
-                "a view cannot be larger than its image",
-            )
+            rule = f"must be at most the image's {height} × {width}"
+            remedy = "a view cannot be larger than its image"
+            validate.refuse("crop_size", self.crop_size, rule, remedy)
         return self.crop_size, self.crop_size
 
     def check(self, image_shape: tuple[int, ...]) -> None:
@@ -172,12 +169,9 @@ class Augmentation(abc.ABC):
 
     def _check_colours(self, image_shape: tuple[int, ...]) -> None:
         if image_shape[-1] != 3:
-            validate.refuse(
-                "augmentation",
-                self.kind,
-                f"needs images of 3 channels; these have {image_shape[-1]}",
-                "it changes colours: use crop-flip, rrc or inception",
-            )
+            rule = f"needs images of 3 channels; these have {image_shape[-1]}"
+            remedy = "it changes colours: use crop-flip, rrc or inception"
+            validate.refuse("augmentation", self.kind, rule, remedy)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

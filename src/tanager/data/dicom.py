@@ -75,10 +75,6 @@ def open_dicom(content: bytes | str | os.PathLike[str], largest: int) -> "Image"
     return Image.fromarray(pixels)
 
 
-def _colours(data: Any, values: np.ndarray) -> np.ndarray:
-    return (values >> 8 * (values.dtype.itemsize - 1)).astype(np.uint8)
-
-
 def _palette(data: Any, values: np.ndarray) -> np.ndarray:
     """Return the colours that the tables of a file have for its values, as uint8."""
     from pydicom.pixels.processing import apply_color_lut
@@ -158,10 +154,6 @@ def _has_window(data: Any) -> bool:
     return width >= 1 or (width > 0 and data.VOILUTFunction.upper() != "LINEAR")
 
 
-def _inverted(data: Any, values: np.ndarray) -> np.ndarray:
-    return 255 - _grey(data, values)
-
-
 def _first(value: Any) -> float | None:
     """Return a number, or the first of several."""
     if value is None or value == "":
@@ -171,9 +163,12 @@ def _first(value: Any) -> float | None:
 
 _YBR = ("YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT", "YBR_PARTIAL_420")
 _KINDS = {
-    "MONOCHROME1": _inverted,
+    "MONOCHROME1": lambda data, values: 255 - _grey(data, values),
     "MONOCHROME2": _grey,
     "PALETTE COLOR": _palette,
-    **dict.fromkeys(("RGB", *_YBR), _colours),
+    **dict.fromkeys(
+        ("RGB", *_YBR),
+        lambda _, values: (values >> 8 * (values.dtype.itemsize - 1)).astype(np.uint8),
+    ),
 }
 """How pixels become uint8, by the photometric interpretation; pydicom makes RGB."""

@@ -26,7 +26,7 @@ second layout, with any function from a batch of images to an array.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,7 +37,7 @@ from tanager._files import new_folder
 from tanager._reading import reading
 from tanager._text import clean
 from tanager.data.feature_files import ARGUMENT, SPLITS, read_arrays, refuse
-from tanager.data.source import ArraySource, Source, gather
+from tanager.data.source import ArraySource, gather
 from tanager.data.streamed import digest
 
 
@@ -161,15 +161,16 @@ def write_features(
         total, before, width = len(dataset.train) + len(dataset.test), 0, None
         for split, source in zip(SPLITS, (dataset.train, dataset.test), strict=True):
             labels, out = np.empty(len(source), np.int32), None
-            for start, batch in _batches(source, physical_batch_size):
-                rows = slice(start, start + len(batch["label"]))
-                found = _computed(features(batch), len(batch["label"]), width)
+            for start in range(0, len(source), physical_batch_size):
+                stop = min(start + physical_batch_size, len(source))
+                rows, batch = slice(start, stop), gather(source, np.arange(start, stop))
+                found = _computed(features(batch), stop - start, width)
                 width = found.shape[1]
                 if out is None:
                     name, shape = parts / f"{split}_features.npy", (len(source), width)
                     out = np.lib.format.open_memmap(name, "w+", np.float32, shape)
                 out[rows], labels[rows] = found, batch["label"]
-                progress(before + rows.stop, total)
+                progress(before + stop, total)
             np.save(parts / f"{split}_labels.npy", labels)
             before += len(source)
             if out is not None:
@@ -178,11 +179,6 @@ def write_features(
         if dataset.owners is not None:
             np.save(parts / "train_owners.npy", dataset.owners)
     return to
-
-
-def _batches(source: Source, size: int) -> Iterator[tuple[int, Any]]:
-    for start in range(0, len(source), size):
-        yield start, gather(source, np.arange(start, min(start + size, len(source))))
 
 
 def _computed(found: Any, rows: int, width: int | None) -> np.ndarray:

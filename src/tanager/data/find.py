@@ -381,12 +381,9 @@ def _shape(wanted: Wanted, sources: Sequence[EncodedImages]) -> tuple[int, int, 
         return height, width, channels
     size, channels = common_shape(sources, wanted.progress)
     if size is None and not wanted.own:
-        validate.refuse(
-            "image_size",
-            None,
-            "is needed for images that differ in size",
-            "resize all with image_size=256 (--image-size 256), for example",
-        )
+        rule = "is needed for images that differ in size"
+        remedy = "resize all with image_size=256 (--image-size 256), for example"
+        validate.refuse("image_size", None, rule, remedy)
     wanted.record.size = "as they are" if size else "default"
     side = wanted.layout.default_side
     if size is None:

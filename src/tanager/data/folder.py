@@ -19,7 +19,6 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 
@@ -177,20 +176,16 @@ def _other_entries(path: Path, used: Sequence[str], record: Record) -> None:
 
 
 def _class_names(folder: Path) -> list[str]:
+    """Return the names of classes; refuse one that would spoil the run's files."""
     names = looked(folder)[2]
     for name in names:
-        check_name(folder, name)
+        if clean(name) != name:
+            refuse_file(
+                folder / name,
+                "is a class whose name is not UTF-8, or has control characters",
+                "rename it: its name is written into the run's files",
+            )
     return names
-
-
-def check_name(folder: Path, name: str) -> None:
-    """Refuse the name of a class that would spoil the files it is written to."""
-    if clean(name) != name:
-        refuse_file(
-            folder / name,
-            "is a class whose name is not UTF-8, or has control characters",
-            "rename it: its name is written into the run's files",
-        )
 
 
 def _class_files(
@@ -217,7 +212,13 @@ def _class_files(
                 for file in _images_of_person(folder / name / person, record)
             ]
         elif deeper and not files:
-            _refuse_deeper(folder / name, deeper[0])
+            refuse_file(
+                folder / name,
+                "is a class whose images are in folders, such as "
+                f"{deeper[0].relative_to(folder / name)}",
+                "if each folder is one person, give groups='folder' (--groups folder), "
+                "else move the images up into the class folder",
+            )
         elif deeper:
             record.notes.append(
                 f"not read: {counted(len(deeper), 'image')} in folders of the class "
@@ -244,15 +245,6 @@ def _deeper(folder: Path, below: Iterable[str]) -> list[Path]:
         for place, images, _ in walked(folder / name)
         for image in images
     ]
-
-
-def _refuse_deeper(folder: Path, file: Path) -> NoReturn:
-    refuse_file(
-        folder,
-        f"is a class whose images are in folders, such as {file.relative_to(folder)}",
-        "if each folder is one person, give groups='folder' (--groups folder), else "
-        "move the images up into the class folder",
-    )
 
 
 def _images_of_person(folder: Path, record: Record) -> list[str]:
@@ -308,7 +300,7 @@ def _split_persons(
     return parts
 
 
-def _listing(root: Path, classes: Iterable[tuple[str, list[str]]]) -> Listing:
+def _listing(root: Path, classes: Iterable[tuple[str, Sequence[str]]]) -> Listing:
     found, names, lengths, counts = [], bytearray(), [], []
     for name, files in classes:
         encoded = [os.fsencode(file) for file in files]
@@ -323,7 +315,4 @@ def _listing(root: Path, classes: Iterable[tuple[str, list[str]]]) -> Listing:
 
 def list_files(root: Path, files: Sequence[str]) -> Listing:
     """Return a listing of files that are not in class folders, without labels."""
-    encoded = [os.fsencode(file) for file in files]
-    ends = np.cumsum(np.fromiter(map(len, encoded), np.int64, len(encoded)))
-    labels = np.zeros(len(files), np.int32)
-    return Listing(root, (), b"".join(encoded), ends, labels, nested=False)
+    return dataclasses.replace(_listing(root, [("", files)]), classes=(), nested=False)

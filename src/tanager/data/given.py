@@ -35,16 +35,13 @@ def read_image(image: Any, shape: tuple[int, int, int]) -> np.ndarray:
     """
     name = image if isinstance(image, str | os.PathLike) else "in memory"
     if not isinstance(image, str | os.PathLike | bytes):
-        array = None if _is_pillow(image) else _checked(image)
+        is_pillow = hasattr(image, "getexif") and hasattr(image, "mode")
+        array = None if is_pillow else _checked(image)
         if array is not None and array.shape == shape:
             return array
         image = _as_png(image if array is None else array)
     with reading(name, "cannot be read as an image", "replace it", "image"):
         return decode_image(image, shape)
-
-
-def _is_pillow(image: Any) -> bool:
-    return hasattr(image, "getexif") and hasattr(image, "mode")
 
 
 def _checked(image: Any) -> np.ndarray:

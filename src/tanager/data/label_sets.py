@@ -91,12 +91,9 @@ def _flags(file: Path, found: np.ndarray, layout: Layout, record: Record) -> np.
     value = 0
     if uncertain.any() and np.isin(found, (0, 2)).any():
         if layout.uncertain == "refuse":
-            validate.refuse(
-                "labels",
-                str(file),
-                "has -1, which means uncertain beside 0 and blank cells",
-                "say what it counts as, with --uncertain absent or present",
-            )
+            rule = "has -1, which means uncertain beside 0 and blank cells"
+            remedy = "say what it counts as, with --uncertain absent or present"
+            validate.refuse("labels", str(file), rule, remedy)
         value = int(layout.uncertain == "present")
         record.notes.append(f"labels of -1, uncertain, are read as {layout.uncertain}")
     if (found == 2).any():

@@ -30,10 +30,6 @@ from tanager.data.datasets import check_constants
 from tanager.data.given import read_image
 
 
-def _triangle(x: np.ndarray) -> np.ndarray:
-    return np.maximum(1 - np.abs(x), 0)
-
-
 def _keys(x: np.ndarray) -> np.ndarray:
     """Keys's cubic with a = −1/2."""
     x = np.abs(x)
@@ -41,14 +37,13 @@ def _keys(x: np.ndarray) -> np.ndarray:
     return np.where(x < 1, inner, np.where(x < 2, outer, 0))
 
 
-def _lanczos(x: np.ndarray) -> np.ndarray:
-    return np.where(np.abs(x) < 3, np.sinc(x) * np.sinc(x / 3), 0)
-
-
 _FILTERS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], float]] = {
-    "bilinear": (_triangle, 1.0),
+    "bilinear": (lambda x: np.maximum(1 - np.abs(x), 0), 1.0),
     "bicubic": (_keys, 2.0),
-    "lanczos": (_lanczos, 3.0),
+    "lanczos": (
+        lambda x: np.where(np.abs(x) < 3, np.sinc(x) * np.sinc(x / 3), 0),
+        3.0,
+    ),
 }
 """Each filter of `INTERPOLATIONS`, and how far from 0 it reaches."""
 

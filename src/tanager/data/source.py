@@ -160,12 +160,9 @@ def as_source(data: Any) -> Source:
         remedy = _remedy(data)
         if remedy is None and isinstance(data, Source):
             return data
-        validate.refuse(
-            "data",
-            type(data).__name__,
-            "must be a source or a pytree of arrays",
-            remedy or "give it __len__ and __getitem__, or pass a dict of arrays",
-        )
+        rule = "must be a source or a pytree of arrays"
+        remedy = remedy or "give it __len__ and __getitem__, or pass a dict of arrays"
+        validate.refuse("data", type(data).__name__, rule, remedy)
     return ArraySource(data)
 
 
@@ -262,12 +259,9 @@ def gather(source: Source, indices: np.ndarray) -> Any:
         for name in first | other:
             wanted, found = first.get(name, "missing"), other.get(name, "missing")
             if found != wanted:
-                validate.refuse(
-                    name,
-                    found,
-                    f"at index {index} must be {wanted}, as at index {chosen[0]}",
-                    "all examples of a source have one structure, shape and dtype",
-                )
+                rule = f"at index {index} must be {wanted}, as at index {chosen[0]}"
+                remedy = "all examples of a source have one structure, shape and dtype"
+                validate.refuse(name, found, rule, remedy)
     return map_leaves(lambda *leaves: np.stack(leaves), *examples)
 
 
@@ -282,12 +276,9 @@ def subset(source: Source, indices: np.ndarray | Sequence[int]) -> Source:
         validate.refuse("indices", [], "must not be empty")
     values, counts = np.unique(chosen, return_counts=True)
     if counts.max() > 1:
-        validate.refuse(
-            "indices",
-            int(values[counts.argmax()]),
-            "appears more than once",
-            "an example that is in the data twice is protected less: list it once",
-        )
+        rule = "appears more than once"
+        remedy = "an example that is in the data twice is protected less: list it once"
+        validate.refuse("indices", int(values[counts.argmax()]), rule, remedy)
     kind = _StreamedSubset if isinstance(source, StreamedSource) else _Subset
     return kind(source, chosen)
 

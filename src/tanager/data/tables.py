@@ -210,40 +210,30 @@ def _column(
 
 
 def _is_encoded(kind: Any) -> bool:
-    import pyarrow as pa
-
-    if pa.types.is_struct(kind):
+    if _is_one_of(kind, "struct"):
         return "bytes" in kind.names and _is_encoded(kind.field("bytes").type)
-    types = pa.types
-    return types.is_binary(kind) or types.is_large_binary(kind) or _is_view(kind)
+    return _is_one_of(kind, "binary", "large_binary", "binary_view")
 
 
-def _is_view(kind: Any) -> bool:
-    import pyarrow as pa
-
-    return pa.types.is_binary_view(kind)
-
-
-def _is_text(kind: Any) -> bool:
-    import pyarrow as pa
-
-    types = pa.types
-    texts = (types.is_string, types.is_large_string, types.is_string_view)
-    return any(is_one(kind) for is_one in texts)
+def _is_owner(kind: Any) -> bool:
+    return _is_one_of(kind, "string", "large_string", "string_view", "integer")
 
 
 def _is_label(kind: Any) -> bool:
-    import pyarrow as pa
-
-    if pa.types.is_dictionary(kind):
+    if _is_one_of(kind, "dictionary"):
         kind = kind.value_type
-    return pa.types.is_integer(kind) or pa.types.is_boolean(kind) or _is_text(kind)
+    return _is_owner(kind) or _is_one_of(kind, "boolean")
+
+
+def _is_one_of(kind: Any, *names: str) -> bool:
+    """Return whether a type of Arrow is of one of these kinds."""
+    from pyarrow import types
+
+    return any(getattr(types, f"is_{name}")(kind) for name in names)
 
 
 def _encoded(file: Path, table: Any) -> Any:
     """Return the column of the images' bytes; a row without an image is null."""
-    import pyarrow as pa
-
     name, column = table.column_names[0], table.column(0)
     if not _is_encoded(column.type):
         refuse_file(
@@ -251,7 +241,7 @@ def _encoded(file: Path, table: Any) -> Any:
             f"column {name!r} holds {column.type!s:.100}",
             "it must hold encoded images, as {bytes, path} or as binary",
         )
-    if pa.types.is_struct(column.type):
+    if _is_one_of(column.type, "struct"):
         column = column.flatten()[column.type.get_field_index("bytes")]
     return column
 
@@ -277,7 +267,6 @@ def _label_values(file: Path, table: Any) -> np.ndarray:
 
 def _owners(file: Path, column: str) -> np.ndarray:
     """Return a column of whole numbers or texts, one for each row."""
-    import pyarrow as pa
 
     def only(schema: Any) -> list[str]:
         if column not in schema.names:
@@ -288,7 +277,7 @@ def _owners(file: Path, column: str) -> np.ndarray:
     with reading(file, "is not a file of a table that can be read"):
         owners = read_columns(file, only).column(0)
         kind = owners.type
-        if not (_is_text(kind) or pa.types.is_integer(kind)):
+        if not _is_owner(kind):
             refuse_file(
                 file,
                 f"column {column!r} holds {kind!s:.100}",

@@ -14,16 +14,14 @@ branch, and in some a gated network and register tokens.
 from collections.abc import Callable
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from tanager import _validate as validate
 from tanager.clipping.analysis.dtypes import accumulation_dtype
 from tanager.models import layers, vit
-from tanager.models.model import StagedModel, check_image
 
 
 class Variant(NamedTuple):
@@ -77,62 +75,10 @@ _V3_NORM_EPS = 1e-5
 _TEMPERATURE = 100.0
 
 
-class Block(eqx.Module):
-    """Attention, then a network on each token, each scaled on a residual branch.
-
-    A gated network multiplies one half of what `expand` gives by the SiLU of the other,
-    which comes first.
-    """
-
-    norm1: vit.LayerNorm
-    attention: vit.Attention
-    scale1: vit.LayerScale
-    norm2: vit.LayerNorm
-    expand: layers.Linear
-    contract: layers.Linear
-    scale2: vit.LayerScale
-    gated: bool = eqx.field(static=True)
-
-    def __init__(self, variant: Variant, *, key: PRNGKeyArray):
-        width, _, heads = variant.sizes
-        keys = jax.random.split(key, 3)
-        eps, bias = _norm_eps(variant), not variant.rotary
-        inner = variant.hidden * (2 if variant.gated else 1)
-        self.norm1 = vit.LayerNorm(width, eps=eps)
-        self.attention = vit.Attention(width, heads, bias=bias, key=keys[0])
-        self.scale1 = vit.LayerScale(width, _LAYER_SCALE)
-        self.norm2 = vit.LayerNorm(width, eps=eps)
-        self.expand = layers.Linear(width, inner, key=keys[1])
-        self.contract = layers.Linear(variant.hidden, width, key=keys[2])
-        self.scale2 = vit.LayerScale(width, _LAYER_SCALE)
-        self.gated = variant.gated
-
-    def __call__(
-        self,
-        tokens: Float[Array, "t d"],
-        *,
-        queries: int | None = None,
-        rotate: Callable[[Array], Array] | None = None,
-    ) -> Float[Array, "q d"]:
-        """Return the tokens, or only the first `queries`, plus both branches."""
-        normal = jax.vmap(self.norm1)(tokens)
-        seen = self.attention(normal, queries=queries, rotate=rotate)
-        tokens = tokens[:queries] + jax.vmap(self.scale1)(seen)
-        hidden = jax.vmap(self.expand)(jax.vmap(self.norm2)(tokens))
-        if self.gated:
-            gate, hidden = jnp.split(hidden, 2, axis=1)
-            hidden = jax.nn.silu(gate) * hidden
-        else:
-            hidden = layers.gelu(hidden)
-        return tokens + jax.vmap(self.scale2)(jax.vmap(self.contract)(hidden))
-
-
-class DINO(StagedModel):
+class DINO(vit.VisionTransformer):
     """DINOv2 or DINOv3 for one image `[H, W, C]`, giving logits.
 
     Attributes:
-        patches: convolution whose kernel and stride are the patch, with a bias.
-        class_token: float32 ``[width]``.
         registers: float32 ``[registers, width]``, or None.
         positions: float32 ``[patches, width]``, row by row; the class token's comes
             first where there are no registers. None in DINOv3.
@@ -142,14 +88,7 @@ class DINO(StagedModel):
         image_shape: (height, width, channels), both sides multiples of the patch.
     """
 
-    patches: layers.Conv
-    class_token: Float[Array, " d"]
-    registers: Float[Array, "r d"] | None
     positions: Float[Array, "t d"] | None
-    blocks: tuple[Block, ...]
-    norm: vit.LayerNorm
-    head: layers.Linear
-    image_shape: tuple[int, int, int] = eqx.field(static=True)
 
     def __init__(
         self,
@@ -170,56 +109,39 @@ class DINO(StagedModel):
         channels = image_shape[2]
         self.patches = vit.patch_layer(channels, width, variant.patch, key=next(keys))
         self.class_token = vit.embedding(next(keys), (width,))
-        self.registers = self.positions = None
+        self.registers = positions = None
         if variant.registers:
             self.registers = vit.embedding(next(keys), (variant.registers, width))
         if not variant.rotary:
             count = rows * columns + int(not variant.registers)
-            self.positions = vit.embedding(next(keys), (count, width))
+            positions = vit.embedding(next(keys), (count, width))
+        self.positions = positions  # pyright: ignore[reportIncompatibleVariableOverride]
         self.head = layers.Linear(width, classes, key=next(keys))
-        self.blocks = tuple(Block(variant, key=next(keys)) for _ in range(depth))
-        self.norm = vit.LayerNorm(width, eps=_norm_eps(variant))
+        eps = _V3_NORM_EPS if variant.rotary else vit.NORM_EPS
+        self.blocks = tuple(
+            vit.Block(
+                variant.sizes,
+                variant.hidden,
+                eps=eps,
+                bias=not variant.rotary,
+                gated=variant.gated,
+                scale=_LAYER_SCALE,
+                key=next(keys),
+            )
+            for _ in range(depth)
+        )
+        self.norm = vit.LayerNorm(width, eps=eps)
         self.image_shape = image_shape
-
-    @property
-    def last_stage(self) -> PyTree:
-        """The last block, and the norm after it."""
-        return self.blocks[-1], self.norm
-
-    def front(self, image: Array) -> Float[Array, "t d"]:
-        """Return the tokens that the last block sees of one image."""
-        check_image(image, self.image_shape[2], self.image_shape)
-        grid = self.patches(image)
-        tokens = grid.reshape(-1, grid.shape[-1])
-        if self.positions is not None and self.registers is not None:
-            tokens = tokens + self.positions.astype(image.dtype)
-        rows = jnp.pad(tokens, ((self._others, 0), (0, 0)))
-        parts = [rows[:1] + self.class_token.astype(image.dtype)[None, :]]
-        if self.registers is not None:
-            parts.append(rows[1 : self._others] + self.registers.astype(image.dtype))
-        tokens = jnp.concatenate([*parts, rows[self._others :]])
-        if self.positions is not None and self.registers is None:
-            tokens = tokens + self.positions.astype(image.dtype)
-        rotate = self._rotate()
-        for block in self.blocks[:-1]:
-            tokens = block(tokens, rotate=rotate)
-        return tokens
 
     def back(self, seen: Array) -> Float[Array, " d"]:
         """Return the input of the head: one normalised token.
 
         That is the class token in DINOv2, and the mean of the patches in DINOv3.
         """
-        last = self.blocks[-1]
-        if self.positions is None:
-            tokens = last(seen, rotate=self._rotate())[self._others :]
-            return jnp.mean(jax.vmap(self.norm)(tokens), axis=0)
-        # The head sees the class token alone: no other need leave the last block.
-        return self.norm(last(seen, queries=1)[0])
-
-    @property
-    def _others(self) -> int:
-        return 1 + (0 if self.registers is None else self.registers.shape[0])
+        if self.positions is not None:
+            return super().back(seen)
+        tokens = self.blocks[-1](seen, rotate=self._rotate())[self._others :]
+        return jnp.mean(jax.vmap(self.norm)(tokens), axis=0)
 
     def _rotate(self) -> Callable[[Array], Array] | None:
         if self.positions is not None:
@@ -228,10 +150,6 @@ class DINO(StagedModel):
         grid = tuple(side // patch for side in self.image_shape[:2])
         heads = self.blocks[0].attention.heads
         return _rotation(grid, len(self.class_token) // heads, self._others)
-
-
-def _norm_eps(variant: Variant) -> float:
-    return _V3_NORM_EPS if variant.rotary else vit.NORM_EPS
 
 
 def _rotation(

@@ -64,12 +64,9 @@ def parse(name: str, file: str = SAFETENSORS) -> HubFile:
     """
     match = _NAME.fullmatch(name)
     if not match or ".." in name:
-        validate.refuse(
-            "weights",
-            name,
-            "must be hf:OWNER/REPOSITORY[@REVISION][:FILE]",
-            "such as hf:timm/vit_base_patch16_224.augreg_in21k",
-        )
+        rule = "must be hf:OWNER/REPOSITORY[@REVISION][:FILE]"
+        remedy = "such as hf:timm/vit_base_patch16_224.augreg_in21k"
+        validate.refuse("weights", name, rule, remedy)
     repository, revision, named_file = match.groups()
     return HubFile(repository, revision or "main", named_file or file)
 

@@ -158,12 +158,9 @@ class StandardisedConv(Conv):
         super().__init__(channels_in, channels_out, kernel_size, key=key, **options)
         validate.positive(eps=form.eps)
         if math.prod(self.weight.shape[:-1]) == 1:
-            validate.refuse(
-                "kernel_size",
-                kernel_size,
-                "must give a fan-in of at least 2 weights",
-                "a single weight minus its own mean is 0; use Conv",
-            )
+            rule = "must give a fan-in of at least 2 weights"
+            remedy = "a single weight minus its own mean is 0; use Conv"
+            validate.refuse("kernel_size", kernel_size, rule, remedy)
         self.gain = jnp.ones(channels_out, jnp.float32) if gain else None
         self.form = form
 
@@ -213,12 +210,9 @@ class GroupNorm(eqx.Module):
         validate.whole(channels=channels, groups=groups, at_least=1)
         validate.positive(eps=eps)
         if channels % groups:
-            validate.refuse(
-                "groups",
-                groups,
-                f"must divide the {channels} channels",
-                f"use {math.gcd(channels, groups)}, or change the width",
-            )
+            rule = f"must divide the {channels} channels"
+            remedy = f"use {math.gcd(channels, groups)}, or change the width"
+            validate.refuse("groups", groups, rule, remedy)
         self.scale = jnp.ones(channels, jnp.float32)
         self.bias = jnp.zeros(channels, jnp.float32)
         self.groups = groups

@@ -112,23 +112,13 @@ def check_image(
     """
     if image.ndim != 3 or image.shape[-1] != channels:
         validate.channels_last(image.shape)
-        validate.refuse(
-            "image shape",
-            tuple(image.shape),
-            f"must be (H, W, {channels})",
-            "a model takes ONE image; use jax.vmap(model) on a batch",
-        )
+        rule = f"must be (H, W, {channels})"
+        remedy = "a model takes ONE image; use jax.vmap(model) on a batch"
+        validate.refuse("image shape", tuple(image.shape), rule, remedy)
     if image_shape not in (None, image.shape):
-        validate.refuse(
-            "image shape",
-            image.shape,
-            f"must be {image_shape}",
-            "the model fits that one size; create the model for this one",
-        )
+        remedy = "the model fits that one size; create the model for this one"
+        validate.refuse("image shape", image.shape, f"must be {image_shape}", remedy)
     if not jnp.issubdtype(image.dtype, jnp.floating):
-        validate.refuse(
-            "image dtype",
-            str(image.dtype),
-            "must be floating point",
-            "standardise the pixels first",
-        )
+        rule = "must be floating point"
+        remedy = "standardise the pixels first"
+        validate.refuse("image dtype", str(image.dtype), rule, remedy)

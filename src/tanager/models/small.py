@@ -182,12 +182,9 @@ class MLP(Model):
         if len(self.image_shape) == 3:
             check_image(image, self.image_shape[2], self.image_shape)
         elif image.shape != self.image_shape or not eqx.is_inexact_array(image):
-            validate.refuse(
-                "input",
-                f"{image.dtype}{list(image.shape)}",
-                f"must be floating point of shape {self.image_shape}",
-                "a model takes ONE example; use jax.vmap(model) on a batch",
-            )
+            rule = f"must be floating point of shape {self.image_shape}"
+            remedy = "a model takes ONE example; use jax.vmap(model) on a batch"
+            validate.refuse("input", f"{image.dtype}{list(image.shape)}", rule, remedy)
         values = image.reshape(-1)
         for linear in self.hidden:
             values = jax.nn.relu(linear(values))

@@ -194,30 +194,67 @@ class Attention(eqx.Module):
 
 
 class Block(eqx.Module):
-    """Attention, then a two-layer network on each token, each on a residual branch."""
+    """Attention, then a network on each token, each on a residual branch.
+
+    With a `scale` each branch has a factor for each channel, that at first. A gated
+    network multiplies one half of what `expand` gives by the SiLU of the other, which
+    comes first.
+    """
 
     norm1: LayerNorm
     attention: Attention
+    scale1: LayerScale | None
     norm2: LayerNorm
     expand: layers.Linear
     contract: layers.Linear
+    scale2: LayerScale | None
+    gated: bool = eqx.field(static=True)
 
-    def __init__(self, width: int, heads: int, *, key: PRNGKeyArray):
-        keys = jax.random.split(key, 3)
-        self.norm1 = LayerNorm(width)
-        self.attention = Attention(width, heads, key=keys[0])
-        self.norm2 = LayerNorm(width)
-        self.expand = layers.Linear(width, _MLP_RATIO * width, key=keys[1])
-        self.contract = layers.Linear(_MLP_RATIO * width, width, key=keys[2])
+    def __init__(
+        self,
+        sizes: Variant,
+        hidden: int,
+        *,
+        eps: float = NORM_EPS,
+        bias: bool = True,
+        gated: bool = False,
+        scale: float | None = None,
+        key: PRNGKeyArray,
+    ):
+        width, keys = sizes.width, jax.random.split(key, 3)
+        self.norm1 = LayerNorm(width, eps=eps)
+        self.attention = Attention(width, sizes.heads, bias=bias, key=keys[0])
+        self.norm2 = LayerNorm(width, eps=eps)
+        inner = hidden * (2 if gated else 1)
+        self.expand = layers.Linear(width, inner, key=keys[1])
+        self.contract = layers.Linear(hidden, width, key=keys[2])
+        self.scale1, self.scale2 = (
+            None if scale is None else LayerScale(width, scale) for _ in range(2)
+        )
+        self.gated = gated
 
     def __call__(
-        self, tokens: Float[Array, "t d"], *, queries: int | None = None
+        self,
+        tokens: Float[Array, "t d"],
+        *,
+        queries: int | None = None,
+        rotate: Callable[[Array], Array] | None = None,
     ) -> Float[Array, "q d"]:
         """Return the tokens, or only the first `queries`, plus both branches."""
-        seen = self.attention(jax.vmap(self.norm1)(tokens), queries=queries)
-        tokens = tokens[:queries] + seen
+        normal = jax.vmap(self.norm1)(tokens)
+        seen = self.attention(normal, queries=queries, rotate=rotate)
+        tokens = tokens[:queries] + _scaled(self.scale1, seen)
         hidden = jax.vmap(self.expand)(jax.vmap(self.norm2)(tokens))
-        return tokens + jax.vmap(self.contract)(layers.gelu(hidden))
+        if self.gated:
+            gate, hidden = jnp.split(hidden, 2, axis=1)
+            hidden = jax.nn.silu(gate) * hidden
+        else:
+            hidden = layers.gelu(hidden)
+        return tokens + _scaled(self.scale2, jax.vmap(self.contract)(hidden))
+
+
+def _scaled(scale: LayerScale | None, branch: Array) -> Array:
+    return branch if scale is None else jax.vmap(scale)(branch)
 
 
 class VisionTransformer(StagedModel):
@@ -226,6 +263,7 @@ class VisionTransformer(StagedModel):
     Attributes:
         patches: convolution whose kernel and stride are the patch, with a bias.
         class_token: float32 ``[width]``.
+        registers: None; `DINO` may have such tokens.
         positions: float32 ``[1 + patches, width]``, the class token's first, then the
             patches' row by row.
 
@@ -241,6 +279,7 @@ class VisionTransformer(StagedModel):
 
     patches: layers.Conv
     class_token: Float[Array, " d"]
+    registers: Float[Array, "r d"] | None
     positions: Float[Array, "t d"]
     blocks: tuple[Block, ...]
     norm: LayerNorm
@@ -263,11 +302,10 @@ class VisionTransformer(StagedModel):
         )
         self.patches = patch_layer(image_shape[2], variant.width, patch, key=patch_key)
         self.class_token = embedding(token_key, (variant.width,))
+        self.registers = None
         self.positions = embedding(position_key, (1 + rows * columns, variant.width))
-        self.blocks = tuple(
-            Block(variant.width, variant.heads, key=block_key)
-            for block_key in block_keys
-        )
+        hidden = _MLP_RATIO * variant.width
+        self.blocks = tuple(Block(variant, hidden, key=each) for each in block_keys)
         self.norm = LayerNorm(variant.width)
         self.head = layers.Linear(variant.width, classes, key=head_key)
         self.image_shape = image_shape
@@ -280,20 +318,38 @@ class VisionTransformer(StagedModel):
     def front(self, image: Array) -> Float[Array, "t d"]:
         """Return the tokens that the last block sees of one image."""
         check_image(image, self.image_shape[2], self.image_shape)
-        patches = self.patches(image)
-        patches = patches.reshape(-1, patches.shape[-1])
-        rows = jnp.pad(patches, ((1, 0), (0, 0)))
-        first = rows[:1] + self.class_token.astype(image.dtype)[None, :]
-        tokens = jnp.concatenate([first, rows[1:]])
-        tokens = tokens + self.positions.astype(image.dtype)
+        grid = self.patches(image)
+        tokens = grid.reshape(-1, grid.shape[-1])
+        if self.registers is not None:  # which have no positions
+            tokens = self._placed(tokens)
+        rows = jnp.pad(tokens, ((self._others, 0), (0, 0)))
+        parts = [rows[:1] + self.class_token.astype(image.dtype)[None, :]]
+        if self.registers is not None:
+            parts.append(rows[1 : self._others] + self.registers.astype(image.dtype))
+        tokens = jnp.concatenate([*parts, rows[self._others :]])
+        if self.registers is None:
+            tokens = self._placed(tokens)
+        rotate = self._rotate()
         for block in self.blocks[:-1]:
-            tokens = block(tokens)
+            tokens = block(tokens, rotate=rotate)
         return tokens
 
     def back(self, seen: Array) -> Float[Array, " d"]:
         """Return the input of the head: the normalised class token."""
         # The head sees the class token alone: no other need leave the last block.
         return self.norm(self.blocks[-1](seen, queries=1)[0])
+
+    @property
+    def _others(self) -> int:
+        return 1 + (0 if self.registers is None else len(self.registers))
+
+    def _placed(self, tokens: Array) -> Array:
+        if self.positions is None:
+            return tokens
+        return tokens + self.positions.astype(tokens.dtype)
+
+    def _rotate(self) -> Callable[[Array], Array] | None:
+        """Return what rotates queries and keys by position, if that is done."""
 
 
 def patch_grid(

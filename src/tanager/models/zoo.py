@@ -89,6 +89,20 @@ def _convolutional(
     )
 
 
+def _family(
+    prefix: str,
+    source: str,
+    make: Callable[..., Model],
+    variants: Mapping[Any, Any],
+    **options: Any,
+) -> list[ModelEntry]:
+    """Return a convolutional model for each variant, named by its key."""
+    return [
+        _convolutional(f"{prefix}{name}", source, make, variant, **options)
+        for name, variant in variants.items()
+    ]
+
+
 def _wide_resnet(depth: int, width: int, source: str) -> ModelEntry:
     return _convolutional(
         f"wrn-{depth}-{width}",
@@ -128,29 +142,20 @@ ENTRIES = {
         _wide_resnet(16, 4, "De et al. 2022, table 3"),
         _wide_resnet(40, 4, "De et al. 2022, table 3"),
         _wide_resnet(28, 10, "De et al. 2022, table 5"),
-        *(
-            _convolutional(f"bit-{size}", _BIT, bit.BiT, variant)
-            for size, variant in bit.VARIANTS.items()
+        *_family("bit-", _BIT, bit.BiT, bit.VARIANTS),
+        *_family(
+            "nf-resnet-",
+            _NF_RESNET,
+            nf_resnet.NFResNet,
+            nf_resnet.DEPTHS,
+            implementations=nf_resnet.IMPLEMENTATIONS,
         ),
-        *(
-            _convolutional(
-                f"nf-resnet-{depth}",
-                _NF_RESNET,
-                nf_resnet.NFResNet,
-                blocks,
-                implementations=nf_resnet.IMPLEMENTATIONS,
-            )
-            for depth, blocks in nf_resnet.DEPTHS.items()
-        ),
-        *(
-            _convolutional(
-                f"nfnet-f{size}",
-                "Brock et al. 2021b, table 1",
-                nfnet.NFNet,
-                blocks,
-                implementations=nfnet.IMPLEMENTATIONS,
-            )
-            for size, blocks in nfnet.DEPTHS.items()
+        *_family(
+            "nfnet-f",
+            "Brock et al. 2021b, table 1",
+            nfnet.NFNet,
+            nfnet.DEPTHS,
+            implementations=nfnet.IMPLEMENTATIONS,
         ),
         *(
             _convolutional(
@@ -162,15 +167,12 @@ ENTRIES = {
             )
             for size, variant in efficientnet.VARIANTS.items()
         ),
-        *(
-            _convolutional(
-                f"convnext-{size}",
-                _CONVNEXT,
-                convnext.ConvNeXt,
-                variant,
-                smallest_side=32,
-            )
-            for size, variant in convnext.VARIANTS.items()
+        *_family(
+            "convnext-",
+            _CONVNEXT,
+            convnext.ConvNeXt,
+            convnext.VARIANTS,
+            smallest_side=32,
         ),
         _vit("tiny", 16, _DEIT),
         _vit("small", 16, _DEIT),
@@ -187,13 +189,10 @@ ENTRIES = {
             )
             for name, variant in dino.VARIANTS.items()
         ),
-        *(
-            _small(f"scattering-{name}", make, "convolutional", source=_SCATTERING)
-            for name, make in (
-                ("linear", ScatteringLinear),
-                ("cnn", ScatteringCNN),
-            )
+        _small(
+            "scattering-linear", ScatteringLinear, "convolutional", source=_SCATTERING
         ),
+        _small("scattering-cnn", ScatteringCNN, "convolutional", source=_SCATTERING),
         ModelEntry("lenet", LeNet, "convolutional", _LENET, 28, channels=1, classes=10),
         _small("mlp", MLP, "flat"),
         _small("linear", functools.partial(MLP, hidden=()), "flat"),

@@ -65,20 +65,14 @@ class Layout:
         """Refuse a physical batch that does not divide among devices, or is absurd."""
         most = -(-max(examples, _LARGEST) // self.count) * self.count
         if physical_batch_size > most:
-            validate.refuse(
-                "physical_batch_size",
-                physical_batch_size,
-                f"must be at most {most}",
-                "it only affects memory and speed; start with 256",
-            )
+            rule = f"must be at most {most}"
+            remedy = "it only affects memory and speed; start with 256"
+            validate.refuse("physical_batch_size", physical_batch_size, rule, remedy)
         if physical_batch_size % self.count:
             fits = max(physical_batch_size // self.count, 1) * self.count
-            validate.refuse(
-                "physical_batch_size",
-                physical_batch_size,
-                f"must be a multiple of the {self.count} devices",
-                f"give {fits} or {fits + self.count}, or fewer devices",
-            )
+            rule = f"must be a multiple of the {self.count} devices"
+            remedy = f"give {fits} or {fits + self.count}, or fewer devices"
+            validate.refuse("physical_batch_size", physical_batch_size, rule, remedy)
 
     def rows_each(self, physical_batch_size: int) -> int:
         """Return how many rows of a physical batch each device computes on."""

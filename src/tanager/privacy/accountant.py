@@ -79,12 +79,9 @@ def check_claim(accountant: str, adjacency: Adjacency) -> None:
 
 def _require_rdp(adjacency: Adjacency) -> None:
     if adjacency is Adjacency.REPLACE_ONE:
-        validate.refuse(
-            "adjacency",
-            str(adjacency),
-            "has no RDP bound under Poisson sampling",
-            "use accountant 'pld', or adjacency 'zero-out'",
-        )
+        rule = "has no RDP bound under Poisson sampling"
+        remedy = "use accountant 'pld', or adjacency 'zero-out'"
+        validate.refuse("adjacency", str(adjacency), rule, remedy)
 
 
 # Every tenth to 11, every whole number to 64, then 3 % apart: at the best order ε is

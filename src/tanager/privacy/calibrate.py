@@ -113,7 +113,12 @@ def calibrate(
     }
     target = _target({k: v for k, v in given.items() if v is not None}, accountant)
     return _complete(
-        target, sample_rate, noise_multiplier, steps, accountant, adjacency
+        target,
+        accountant,
+        adjacency,
+        sample_rate=sample_rate,
+        noise_multiplier=noise_multiplier,
+        steps=steps,
     )
 
 
@@ -138,27 +143,20 @@ def calibrate_beside(
     """
     target = _target({"epsilon": epsilon, "delta": delta}, accountant, others)
     return _complete(
-        target, sample_rate, noise_multiplier, steps, accountant, adjacency
+        target,
+        accountant,
+        adjacency,
+        sample_rate=sample_rate,
+        noise_multiplier=noise_multiplier,
+        steps=steps,
     )
 
 
 def _complete(
-    target: _Target,
-    sample_rate: float | None,
-    noise_multiplier: float | None,
-    steps: int | None,
-    accountant: str,
-    adjacency: Adjacency | str,
+    target: _Target, accountant: str, adjacency: Adjacency | str, **given: Any
 ) -> Mechanism:
-    if noise_multiplier is not None:
-        validate.positive(
-            noise_multiplier=noise_multiplier, remedy="without noise ε is infinite"
-        )
-    given: dict[str, Any] = {
-        "sample_rate": sample_rate,
-        "noise_multiplier": noise_multiplier,
-        "steps": steps,
-    }
+    if (noise := given["noise_multiplier"]) is not None:
+        validate.positive(noise_multiplier=noise, remedy="without noise ε is infinite")
     missing = [unknown for unknown in _UNKNOWNS if given[unknown.name] is None]
     if len(missing) != 1:
         names = ", ".join(unknown.name for unknown in missing) or "none of them"

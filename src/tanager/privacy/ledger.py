@@ -83,12 +83,9 @@ class Ledger:
         if before == single:
             return
         if before is not None:
-            validate.refuse(
-                "step",
-                step,
-                "was charged in this stream for another mechanism",
-                f"{before} before, {single} now; use another stream",
-            )
+            rule = "was charged in this stream for another mechanism"
+            remedy = f"{before} before, {single} now; use another stream"
+            validate.refuse("step", step, rule, remedy)
         entry = {"stream": stream, "step": int(step)} | dataclasses.asdict(single)
         del entry["steps"]
         if self._file is not None:

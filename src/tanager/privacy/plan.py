@@ -87,12 +87,9 @@ class Plan:
         if batch_size is not None:
             validate.whole(batch_size=batch_size, at_least=1)
             if batch_size > examples:
-                validate.refuse(
-                    "batch_size",
-                    batch_size,
-                    f"must not exceed the number of examples ({examples})",
-                    "its sample rate would be above 1",
-                )
+                rule = f"must not exceed the number of examples ({examples})"
+                remedy = "its sample rate would be above 1"
+                validate.refuse("batch_size", batch_size, rule, remedy)
         if delta is None:
             delta = default_delta(examples)
         validate.probability(delta=delta)
@@ -242,12 +239,9 @@ def _whole_batch(
         if accountants.epsilon(rounded_up, delta, accountant) <= epsilon:
             return larger
     if batch_size < 1:
-        validate.refuse(
-            "epsilon",
-            epsilon,
-            "is exceeded even with one example a batch",
-            "raise epsilon or the noise multiplier, or take fewer steps",
-        )
+        rule = "is exceeded even with one example a batch"
+        remedy = "raise epsilon or the noise multiplier, or take fewer steps"
+        validate.refuse("epsilon", epsilon, rule, remedy)
     return batch_size
 
 

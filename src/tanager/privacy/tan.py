@@ -87,10 +87,6 @@ def at_steps(mechanism: Mechanism, steps: int) -> Mechanism:
     sample_rate = mechanism.sample_rate * math.sqrt(mechanism.steps / steps)
     if sample_rate > 1:
         fewest = math.ceil(mechanism.steps * mechanism.sample_rate**2)
-        validate.refuse(
-            "steps",
-            steps,
-            f"would need a sample rate of {sample_rate:.3g}, above 1",
-            f"take at least {fewest} steps",
-        )
+        rule = f"would need a sample rate of {sample_rate:.3g}, above 1"
+        validate.refuse("steps", steps, rule, f"take at least {fewest} steps")
     return dataclasses.replace(mechanism, sample_rate=sample_rate, steps=steps)

@@ -53,12 +53,9 @@ def solve_budget(recipe: Recipe, examples: int, classes: int = 1) -> Budget:
     """
     examples = recipe.public_size(examples)
     if recipe.batch_size > examples:
-        validate.refuse(
-            "batch_size",
-            recipe.batch_size,
-            f"must be at most the {examples} training examples",
-            "it is the expected size of a Poisson batch; q = batch size / examples",
-        )
+        rule = f"must be at most the {examples} training examples"
+        remedy = "it is the expected size of a Poisson batch; q = batch size / examples"
+        validate.refuse("batch_size", recipe.batch_size, rule, remedy)
     delta = default_delta(examples) if recipe.delta is None else recipe.delta
     rate = recipe.batch_size / examples
     adjacency, by = Adjacency(recipe.adjacency), recipe.accountant
@@ -86,12 +83,9 @@ def solve_budget(recipe: Recipe, examples: int, classes: int = 1) -> Budget:
         if solve == "epsilon" or target is None or epsilon <= target:
             return Budget(mechanism, epsilon, delta, *counts)
         if solve == "nothing":
-            validate.refuse(
-                "epsilon",
-                target,
-                f"is less than these settings spend, {format_epsilon(epsilon)}",
-                "leave out one of --epsilon, --noise-multiplier and --steps",
-            )
+            rule = f"is less than these settings spend, {format_epsilon(epsilon)}"
+            remedy = "leave out one of --epsilon, --noise-multiplier and --steps"
+            validate.refuse("epsilon", target, rule, remedy)
     assert target is not None
     counts = counts_within(target)
     mechanism = calibrate_beside(

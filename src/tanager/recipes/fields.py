@@ -1,12 +1,11 @@
 """What the fields of a recipe may be, and which do not go together."""
 
 import dataclasses
+import functools
 import math
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from tanager import _validate as validate
-from tanager.data.layout import Uncertain
-from tanager.data.loader import Unreadable
 
 
 NormalisationOrder = Literal["pre-activation", "post-activation"]
@@ -25,22 +24,6 @@ ClassWeights = Literal["balanced"]
 UnitName = Literal["example", "group"]
 AugmentationName = Literal["none", "crop-flip", "rrc", "tan", "simclr", "inception"]
 
-_CHOICES: dict[str, Any] = {
-    "normalisation_order": NormalisationOrder,
-    "head": Head,
-    "head_input": HeadInput,
-    "solver": SolverName,
-    "fine_tune": FineTuning,
-    "solve_for": Solved,
-    "adjacency": AdjacencyName,
-    "unit": UnitName,
-    "accountant": AccountantName,
-    "learning_rate_schedule": Schedule,
-    "augmentation": AugmentationName,
-    "precision": PrecisionName,
-    "unreadable": Unreadable,
-    "uncertain": Uncertain,
-}
 _OF_IMAGES = ("features", "image_size", "crop_fraction", "crop_size", "preprocessing")
 _OF_IMAGES += ("stream", "implementation")
 LAYOUT_FIELDS = ("labels", "image_column", "label_column", "labels_from_name")
@@ -69,12 +52,25 @@ _AT_LEAST = {
 """The least that a whole number may be."""
 
 
+@functools.cache
+def _choices(kind: type) -> dict[str, tuple[str, ...]]:
+    """Return what each field may be whose type is a list of words, or None."""
+    found = {}
+    for name, hint in get_type_hints(kind).items():
+        parts = [each for each in get_args(hint) if each is not type(None)]
+        for each in (hint, *parts[: len(parts) == 1]):
+            if get_origin(each) is Literal:
+                found[name] = get_args(each)
+    return found
+
+
 def check(recipe: Any) -> None:
     """Refuse a field that is out of range, or fields that do not go together.
 
     Raises:
         ValueError: the message has the field, its value and the rule.
     """
+    choices = _choices(type(recipe))
     for field in dataclasses.fields(recipe):
         name, value = field.name, getattr(recipe, field.name)
         named: Any = {name: value}
@@ -83,19 +79,15 @@ def check(recipe: Any) -> None:
         if name in ("dataset", "model", "optimizer", "strategy"):
             if not isinstance(value, str) or not value:
                 validate.refuse(name, value, "must be a name")
-        elif name in _CHOICES:
-            validate.one_of(get_args(_CHOICES[name]), **named)
+        elif words := choices.get(name):
+            validate.one_of(words, **named)
         elif name == "physical_batch_size":
             validate.size_or_auto(**named)
         elif name in _AT_LEAST:
             validate.whole(**named, at_least=_AT_LEAST[name], remedy="")
     if recipe.unit == "group" and recipe.groups is None:
-        validate.refuse(
-            "groups",
-            None,
-            "must be given to protect persons",
-            "give --groups folder, or the name of the column with the owners",
-        )
+        remedy = "give --groups folder, or the name of the column with the owners"
+        validate.refuse("groups", None, "must be given to protect persons", remedy)
     for name in LAYOUT_FIELDS:
         value, usual = getattr(recipe, name), getattr(type(recipe), name)
         if value != usual and recipe.data is None:
@@ -174,12 +166,9 @@ def _check_features(recipe: Any) -> None:
             "give fine_tune last-layer and augmentation_multiplicity 0",
         )
     if recipe.unreadable == "skip" and recipe.caches_features:
-        validate.refuse(
-            "unreadable",
-            recipe.unreadable,
-            "must be 'error' when features are cached",
-            "remove the images that cannot be read",
-        )
+        rule = "must be 'error' when features are cached"
+        remedy = "remove the images that cannot be read"
+        validate.refuse("unreadable", recipe.unreadable, rule, remedy)
 
 
 def _check_views(recipe: Any) -> None:
@@ -228,12 +217,9 @@ def _check_budget(recipe: Any) -> None:
 def _check_no_budget(recipe: Any) -> None:
     for name in ("epsilon", "noise_multiplier"):
         if getattr(recipe, name):
-            validate.refuse(
-                name,
-                getattr(recipe, name),
-                "must be left out of a run that is not private",
-                "leave out non_private for a private run",
-            )
+            rule = "must be left out of a run that is not private"
+            remedy = "leave out non_private for a private run"
+            validate.refuse(name, getattr(recipe, name), rule, remedy)
     if recipe.steps is None:
         validate.refuse("steps", None, "must be given for a run without a budget")
     validate.whole(steps=recipe.steps, at_least=1)

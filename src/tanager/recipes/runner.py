@@ -106,12 +106,9 @@ def prepare(
     fixed = recipe.model == automatic.FROM_SCRATCH
     starts = recipe.weights or recipe.features_from or fixed
     if recipe.fine_tune != "all" and not starts:
-        validate.refuse(
-            "fine_tune",
-            recipe.fine_tune,
-            "must be all without pretrained weights",
-            "give weights to start from",
-        )
+        rule = "must be all without pretrained weights"
+        remedy = "give weights to start from"
+        validate.refuse("fine_tune", recipe.fine_tune, rule, remedy)
     size = tasks.size(recipe, dataset)
     width = tasks.head_width(recipe, dataset) if recipe.leaves_open else 0
     public = recipe.public_size(size)

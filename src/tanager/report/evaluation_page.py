@@ -73,11 +73,12 @@ def by_class(per_class: Sequence[_Fields], measures: _Fields) -> dict[str, Any]:
         measures: with ``confusion_matrix`` and ``per_class``, if they were measured.
     """
     classes = _rows(per_class, measures)
+    measured = [each for each in classes if each["accuracy_ema"] is not None]
     return {
         "classes": classes,
         "intervals": any(each["interval"] for each in classes),
         "few": len(classes) <= _MOST_CLASSES,
-        "worst": _worst(classes),
+        "worst": sorted(measured, key=lambda each: each["accuracy_ema"])[:_WORST],
     }
 
 
@@ -99,8 +100,3 @@ def _rows(per_class: Sequence[_Fields], measures: _Fields) -> list[dict[str, Any
             mistake = wrong.index(max(wrong))
             rows[number]["mistake"] = (rows[mistake]["class"], wrong[mistake])
     return rows
-
-
-def _worst(classes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    measured = [each for each in classes if each["accuracy_ema"] is not None]
-    return sorted(measured, key=lambda each: each["accuracy_ema"])[:_WORST]

@@ -10,8 +10,6 @@ from tanager.privacy.shown import format_epsilon, format_share
 
 _Fields = Mapping[str, Any]
 
-"""The word for what one example is."""
-
 _PROTECTS = {
     "zero-out": "In one of them it is replaced by nothing. Its content is protected; "
     "the number of {unit}s is public.",
@@ -224,49 +222,39 @@ def reason_against(result: _Fields) -> str:
 
 def recomputation(result: _Fields) -> str:
     """Return a program that computes ε again from the mechanism, without tanager."""
-    step = f"""\
+    imports = "from dp_accounting import dp_event\nfrom dp_accounting.rdp import "
+    imports += "RdpAccountant"
+    made = """\
+orders = [1 + tenth / 10 for tenth in range(1, 100)]
+accountant = RdpAccountant([*orders, *range(11, 513)])"""
+    composed, search = "run", result.get("search")
+    if search:
+        shape = search["shape"]
+        shape = 'float("inf")' if shape is None else repr(shape)
+        composed = "search"
+        made = f"""\
+search = dp_event.RepeatAndSelectDpEvent(run, {search["mean"]!r}, {shape})
+{made}"""
+    elif result["accountant"] != "rdp":
+        # Zero-out has the ε of add-or-remove-one.
+        replaced = result["adjacency"] == "replace-one"
+        relation = "REPLACE_ONE" if replaced else "ADD_OR_REMOVE_ONE"
+        imports = "from dp_accounting import NeighboringRelation, dp_event\n"
+        imports += "from dp_accounting.pld import PLDAccountant"
+        made = f"accountant = PLDAccountant(NeighboringRelation.{relation})"
+    counts = ""
+    if (noise := result.get("class_counts_noise")) is not None:
+        counts = f"accountant.compose(dp_event.GaussianDpEvent({noise!r}))"
+        counts += "  # class counts\n"
+    return f"""\
+{imports}
+
 noise = dp_event.GaussianDpEvent({result["noise_multiplier"]!r})
 step = dp_event.PoissonSampledDpEvent({result["sample_rate"]!r}, noise)
 run = dp_event.SelfComposedDpEvent(step, {result["steps"]!r})
-"""
-    spent = f"print(accountant.get_epsilon({result['delta']!r}))"
-    if (counts := result.get("class_counts_noise")) is not None:
-        counts = f"accountant.compose(dp_event.GaussianDpEvent({counts!r}))"
-        spent = f"{counts}  # class counts\n{spent}"
-    if search := result.get("search"):
-        shape = search["shape"]
-        shape = 'float("inf")' if shape is None else repr(shape)
-        return f"""\
-from dp_accounting import dp_event
-from dp_accounting.rdp import RdpAccountant
-
-{step}\
-search = dp_event.RepeatAndSelectDpEvent(run, {search["mean"]!r}, {shape})
-orders = [1 + tenth / 10 for tenth in range(1, 100)]
-accountant = RdpAccountant([*orders, *range(11, 513)])
-accountant.compose(search)
-{spent}"""
-    if result["accountant"] == "rdp":
-        return f"""\
-from dp_accounting import dp_event
-from dp_accounting.rdp import RdpAccountant
-
-{step}\
-orders = [1 + tenth / 10 for tenth in range(1, 100)]
-accountant = RdpAccountant([*orders, *range(11, 513)])
-accountant.compose(run)
-{spent}"""
-    # Zero-out has the ε of add-or-remove-one.
-    replaced = result["adjacency"] == "replace-one"
-    relation = "REPLACE_ONE" if replaced else "ADD_OR_REMOVE_ONE"
-    return f"""\
-from dp_accounting import NeighboringRelation, dp_event
-from dp_accounting.pld import PLDAccountant
-
-{step}\
-accountant = PLDAccountant(NeighboringRelation.{relation})
-accountant.compose(run)
-{spent}"""
+{made}
+accountant.compose({composed})
+{counts}print(accountant.get_epsilon({result["delta"]!r}))"""
 
 
 def factor(epsilon: float) -> str:

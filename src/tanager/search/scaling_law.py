@@ -102,12 +102,9 @@ class ScalingLaw:
             validate.positive(batch_size=run.batch_size)
             validate.share(accuracy=run.accuracy)
         if len({run.batch_size for run in runs}) < 2:
-            validate.refuse(
-                "runs",
-                [run.batch_size for run in runs],
-                "must be at two batch sizes or more",
-                "a line needs two points; give --simulation-batch-sizes 16 32 64",
-            )
+            rule = "must be at two batch sizes or more"
+            remedy = "a line needs two points; give --simulation-batch-sizes 16 32 64"
+            validate.refuse("runs", [run.batch_size for run in runs], rule, remedy)
         x, y = np.log2([run.batch_size for run in runs]), [run.accuracy for run in runs]
         spread = float(np.sum((x - x.mean()) ** 2))
         line: Any = stats.linregress(x, y, alternative="greater")

@@ -93,10 +93,10 @@ class Settings:
         for batch_size in self.batch_sizes:
             self.target.simulated(batch_size)
 
-    def first_trial(self) -> Recipe:
-        """Return the recipe of a trial, before any choice is made."""
+    def simulated(self, batch_size: int) -> Recipe:
+        """Return the recipe of a simulation, before any choice is made."""
         held_out = self.validation_examples
-        return self.target.simulated(self.batch_sizes[0], validation_examples=held_out)
+        return self.target.simulated(batch_size, validation_examples=held_out)
 
     def check(self, dataset: Dataset) -> None:
         """Refuse choices that make no run; see `check_choices`."""
@@ -160,12 +160,9 @@ def agreed(folder: Path, settings: Settings | None) -> Settings:
         return settings
     content = read_record(path, _STUDY, _ANOTHER)
     if content["tanager"] != __version__:
-        validate.refuse(
-            "study",
-            str(folder),
-            f"was started by tanager {content['tanager']}, and this is {__version__}",
-            f"resume it with that version, or {_ANOTHER}",
-        )
+        rule = f"was started by tanager {content['tanager']}, and this is {__version__}"
+        remedy = f"resume it with that version, or {_ANOTHER}"
+        validate.refuse("study", str(folder), rule, remedy)
     if settings is not None:
         now = as_json(settings.to_json())
         for old, new in ((content["recipe"], now["recipe"]), (content, now)):

@@ -147,12 +147,8 @@ def plan_simulation(name: str, recipe: Recipe, examples: int) -> Target:
         ValueError: the recipe is not private, or its budget cannot be met.
     """
     if recipe.non_private:
-        validate.refuse(
-            "non_private",
-            True,
-            "has no noise, and simulations scale the noise",
-            "search for a private recipe",
-        )
+        rule = "has no noise, and simulations scale the noise"
+        validate.refuse("non_private", True, rule, "search for a private recipe")
     recipe.require_batches()
     budget = solve_budget(recipe, examples)
     mechanism = budget.mechanism

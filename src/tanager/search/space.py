@@ -267,10 +267,6 @@ def _values(name: str, text: str, word: str) -> Values:
             return Between(low, high)
         values = tuple(dict.fromkeys(field.parse(each) for each in text.split(",")))
     except ValueError:
-        validate.refuse(
-            "vary",
-            word,
-            "cannot be read",
-            f"give {name}=A,B,C, or {name}=LOW..HIGH for a positive number",
-        )
+        remedy = f"give {name}=A,B,C, or {name}=LOW..HIGH for a positive number"
+        validate.refuse("vary", word, "cannot be read", remedy)
     return Choices(values)

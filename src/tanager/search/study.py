@@ -173,9 +173,7 @@ class Study:
         ]
 
     def _recipe(self, batch_size: int, values: Mapping[str, Any]) -> Recipe:
-        simulated = self.settings.target.simulated(
-            batch_size, validation_examples=self.settings.validation_examples
-        )
+        simulated = self.settings.simulated(batch_size)
         return self.settings.space.recipe(simulated, values)
 
     def _trial_folder(self, number: int) -> Path:

@@ -1,5 +1,6 @@
 """`tanager audit`: attack the real training code, and bound its ε from below."""
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -65,16 +66,13 @@ def run(arguments: Sequence[str]) -> int:
 
 def _refuse_a_run(out: Path) -> None:
     for name in ("ledger.jsonl", "study.json", "config.json"):
-        if (out / name).exists() and not _is_an_audits(out / name):
-            what = f"a run or a search ({name}), whose report would be overwritten"
-            validate.refuse("out", str(out), f"holds {what}", "choose another folder")
-
-
-def _is_an_audits(config: Path) -> bool:
-    try:
-        return "rounds" in read_json(config)  # of membership
-    except ValueError:
-        return False
+        if not (out / name).exists():
+            continue
+        with contextlib.suppress(ValueError):
+            if "rounds" in read_json(out / name):  # of membership
+                continue
+        what = f"a run or a search ({name}), whose report would be overwritten"
+        validate.refuse("out", str(out), f"holds {what}", "choose another folder")
 
 
 def _print(content: dict[str, Any], page: Path, charged: str) -> None:

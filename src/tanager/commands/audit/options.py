@@ -4,6 +4,7 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from tanager import _validate as validate
+from tanager.commands import flags
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,8 +87,7 @@ class Options:
     models_at_once: int = 16
     """membership: models trained in one program."""
 
-    json: bool = False
-    """Print one JSON object only."""
+    json: flags.Json = False
 
     def __post_init__(self):
         if self.audited_examples is not None:

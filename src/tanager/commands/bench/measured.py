@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import tyro
 
 from tanager import _validate as validate
+from tanager.commands import flags
 
 
 if TYPE_CHECKING:
@@ -58,8 +59,7 @@ class Measured(abc.ABC):
     clip_norm: float = 1.0
     """Clipping norm C."""
 
-    json: bool = False
-    """Print one JSON object only."""
+    json: flags.Json = False
 
     @abc.abstractmethod
     def measure(self, report: Callable[[str], None]) -> Outcome:

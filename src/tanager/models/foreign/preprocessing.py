@@ -59,7 +59,8 @@ def _timm(config: Mapping[str, Any]) -> Preprocessing:
 
 def _transformers(config: Mapping[str, Any]) -> Preprocessing:
     wanted = dict(config)
-    if not wanted.get("do_rescale", True) or not _is_255th(wanted):
+    of_255 = abs(wanted.get("rescale_factor", 1 / 255) * 255 - 1) < 1e-6
+    if not (wanted.get("do_rescale", True) and of_255):
         rule = "must be 1/255: pixels from 0 to 1"
         validate.refuse("rescale_factor", wanted.get("rescale_factor"), rule)
     if not wanted.get("do_normalize", True):
@@ -86,10 +87,6 @@ def _transformers(config: Mapping[str, Any]) -> Preprocessing:
         crop=crop,
         squash=squash,
     )
-
-
-def _is_255th(wanted: Mapping[str, Any]) -> bool:
-    return abs(wanted.get("rescale_factor", 1 / 255) * 255 - 1) < 1e-6
 
 
 def _sides(size: Any) -> tuple[tuple[int, int], bool]:

@@ -194,12 +194,9 @@ def _nf_resnet(rules: Iterable[Rule], implementation: str, model: NFResNet) -> T
     for name, value in (ours | IMPLEMENTATIONS[implementation]).items():
         if name != "skip_gain" and getattr(model, name) != value:
             options = f'IMPLEMENTATIONS["{implementation}"]'
-            validate.refuse(
-                name,
-                getattr(model, name),
-                f"must be {value!r} for {implementation}'s weights",
-                f"build the model with the options of {options}",
-            )
+            rule = f"must be {value!r} for {implementation}'s weights"
+            remedy = f"build the model with the options of {options}"
+            validate.refuse(name, getattr(model, name), rule, remedy)
     return table(rules, model)
 
 
