@@ -12,6 +12,7 @@ moment, the same command goes on. Features are computed once.
 
 import argparse
 import json
+import re
 import shlex
 import statistics
 from collections.abc import Iterator, Mapping
@@ -48,15 +49,58 @@ class Way(NamedTuple):
 
 
 SCATTERED = "folder --model scattering-linear"
+DP_SGD = "--solver dp-sgd --optimizer-options momentum 0.9"
+SCATTERED_BY_HAND = f"{SCATTERED} --image-size 32 --clip-norm 0.1 {DP_SGD}"
 AUTOMATIC = Way("folder", "automatic")
 WAYS: Mapping[str, Mapping[str, Way]] = {
     "digits": {"automatic": AUTOMATIC, "by hand": Way("digits")},
-    "mnist-1000": {"automatic": AUTOMATIC},
-    "mnist-5000": {"automatic": AUTOMATIC},
+    "mnist-1000": {
+        "automatic": AUTOMATIC,
+        "by hand": Way(
+            SCATTERED_BY_HAND,
+            "automatic",
+            {
+                1: "--steps 60 --learning-rate 1.39",
+                4: "--steps 30 --learning-rate 11.1",
+                8: "--steps 60 --learning-rate 5.56",
+            },
+        ),
+    },
+    "mnist-5000": {
+        "automatic": AUTOMATIC,
+        "by hand": Way(
+            f"{SCATTERED_BY_HAND} --steps 60",
+            "automatic",
+            {
+                1: "--learning-rate 3.47",
+                4: "--learning-rate 27.8",
+                8: "--learning-rate 27.8",
+            },
+        ),
+    },
     "mnist": {"automatic": AUTOMATIC, "by hand": Way("mnist-scattering", "by-hand")},
     "cifar10-1000": {
         "automatic": AUTOMATIC,
+        "by hand": Way(
+            "folder --model efficientnet-lite2 --weights efficientnet-lite2 "
+            f"--clip-norm 1 {DP_SGD}",
+            "automatic",
+            {
+                1: "--steps 30 --learning-rate 0.7",
+                4: "--steps 30 --learning-rate 1.4",
+                8: "--steps 30 --learning-rate 2.8",
+            },
+        ),
         "automatic, no public weights": Way(SCATTERED, "scattering"),
+        "by hand, no public weights": Way(
+            SCATTERED_BY_HAND,
+            "scattering",
+            {
+                1: "--steps 60 --learning-rate 1.6",
+                4: "--steps 30 --learning-rate 3.21",
+                8: "--steps 60 --learning-rate 3.21",
+            },
+        ),
     },
     "cifar10-5000": {
         "automatic": AUTOMATIC,
@@ -103,14 +147,16 @@ def _arrays(source: data.Source) -> tuple[np.ndarray, np.ndarray]:
 
 
 def accuracies(
-    cut: str, way: Way, path: Path | None, out: Path, seeds: int
+    cut: str, title: str, way: Way, path: Path | None, out: Path, seeds: int
 ) -> Iterator[str]:
     """Yield mean and standard deviation at each ε, in percent, of runs made here."""
     for epsilon in EPSILONS:
         found = []
         for seed in range(1, seeds + 1):
             name = f"{way.words} {way.tuned.get(epsilon, '')}".strip()
-            run = out / f"{cut}-{way.features or 'by-hand'}-{epsilon}-{seed}"
+            run = (
+                out / f"{cut}-{'-'.join(re.findall('[a-z]+', title))}-{epsilon}-{seed}"
+            )
             words = ["train", *shlex.split(name), "--epsilon", str(epsilon)]
             words += ["--account", "none", "--yes", "--quiet", "--out", str(run)]
             words += [] if path is None else ["--data", str(path)]
@@ -145,7 +191,7 @@ def main() -> None:
                 place = options.out / "data" / cut
                 if not way.words.startswith("folder"):
                     place = path
-                cells = accuracies(cut, way, place, options.out, options.seeds)
+                cells = accuracies(cut, title, way, place, options.out, options.seeds)
                 lines.append(f"| {cut} | {title} | {' | '.join(cells)} |")
     print("\n" + "\n".join(lines))
 
