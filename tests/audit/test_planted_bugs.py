@@ -124,6 +124,12 @@ def test_without_a_bug_nothing_is_found(white_box, seed, claimed):
     assert jnp.isfinite(found.epsilon_lower_bound)
 
 
+def test_canaries_count_in_full_in_automatic_style(white_box):
+    short = Style("automatic", gamma=10.0)  # far above C
+    found, plain = (white_box(style=each, **WHOLE) for each in (short, "clip"))
+    assert found.epsilon_lower_bound > 0.95 * plain.epsilon_lower_bound > 0
+
+
 def test_more_noise_than_claimed_is_no_violation(white_box, monkeypatch):
     with monkeypatch.context() as patch:
         bugs.times_the_noise(patch, 4)

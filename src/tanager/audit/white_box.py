@@ -115,7 +115,9 @@ def audit_white_box(
         RuntimeError: no canary could be heard.
     """
     mechanism, delta = algorithm.mechanism, algorithm.delta
-    clip_norm = algorithm.require_clip_norm()
+    clip_norm, style = algorithm.require_clip_norm(), algorithm.clipping_style
+    if style.name == "automatic":  # which counts gradients not far above γ for less
+        clip_norm = max(clip_norm, 64 * style.gamma)
     validate.whole(canaries=canaries, at_least=20)
     validate.whole(examples_each=examples_each, at_least=1)
     for each in algorithm.mechanisms():
