@@ -41,10 +41,7 @@ _MISSING = object()
 
 
 def read_record(
-    file: str | os.PathLike[str],
-    shape: Mapping[str, Any],
-    remedy: str = AGAIN,
-    argument: str = "path",
+    file: str | os.PathLike[str], shape: Mapping[str, Any], remedy: str = AGAIN
 ) -> dict[str, Any]:
     """Return the object in a JSON file that has at least the fields of `shape`.
 
@@ -54,8 +51,8 @@ def read_record(
         UnreadableFile: as `read_json`, or a field is missing or of another kind; the
             message names it.
     """
-    content = read_json(file, remedy, argument)
-    check_record(file, content, shape, remedy, argument)
+    content = read_json(file, remedy)
+    check_record(file, content, shape, remedy)
     return content
 
 

@@ -84,9 +84,9 @@ def linear(ours: str, theirs: str, layout: Layout = LINEAR) -> list[Rule]:
     ]
 
 
-def norm(ours: str, theirs: str, scale: str = "weight", bias="bias") -> list[Rule]:
+def norm(ours: str, theirs: str) -> list[Rule]:
     """Return the rules of a norm's scale and bias."""
     return [
-        Rule(f"{ours}.scale", f"{theirs}.{scale}", SAME),
-        Rule(f"{ours}.bias", f"{theirs}.{bias}", SAME),
+        Rule(f"{ours}.scale", f"{theirs}.weight", SAME),
+        Rule(f"{ours}.bias", f"{theirs}.bias", SAME),
     ]
