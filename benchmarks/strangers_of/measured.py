@@ -5,7 +5,7 @@ after the other in one process, each the second of two calls; `by hand` is `vmap
 with clipping. `compile` are seconds to compile the step; `tuning` are those that `auto`
 measures, with nothing remembered; `fast` is the share of taps with a rule of their own.
 `error` is the largest difference from a sum of gradients taken one example at a time,
-relative to the largest entry of each parameter's, or a thousandth of the largest of all.
+relative to the largest entry of each parameter's, or a thousandth of that of all.
 """
 
 import argparse
