@@ -38,6 +38,7 @@ FLOORS = {
     "keys": 1,
     "grid": 1,
     "noise": 1,
+    "adaptive": 1,
     "transformation": 1,
     "parallel": 1,
     "clipping": 1,

@@ -10,6 +10,8 @@ from tanager._version import __version__ as __version__
 
 
 if TYPE_CHECKING:
+    from tanager.adaptive import AdaptiveClip as AdaptiveClip
+    from tanager.adaptive import AdaptiveClipping as AdaptiveClipping
     from tanager.clipping.planning.explain import Explanation as Explanation
     from tanager.clipping.transform import ClippedGrad as ClippedGrad
     from tanager.clipping.transform import ClippedGradient as ClippedGradient
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Account": "privacy.account",
+    "AdaptiveClip": "adaptive",
+    "AdaptiveClipping": "adaptive",
     "Adjacency": "privacy.mechanism",
     "ClassResult": "training.evaluate",
     "Classification": "training.evaluate",

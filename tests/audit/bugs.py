@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from tanager import noise, sampling
+from tanager import adaptive, noise, sampling
 from tanager.clipping import transform
 from tanager.data import loader
 from tanager.grid import Whole
@@ -63,8 +63,8 @@ def noise_of_physical_batches_wrongly_scaled(patch):
     """To each of m physical batches a fourth of the noise, as if they were four."""
     accumulate = step.Step._accumulate_here
 
-    def noisy(self, params, frozen, before, batch, key):
-        after = accumulate(self, params, frozen, before, batch, key)
+    def noisy(self, params, frozen, before, batch, key, clip_norm):
+        after = accumulate(self, params, frozen, before, batch, key, clip_norm)
         own = jax.random.fold_in(key, batch.indices[0])
         leaves, structure = jax.tree.flatten(after.sum.high)
         each = [
@@ -285,6 +285,48 @@ def shuffled(patch):
     patch.setattr(sampling.PoissonSampler, "indices", cut)
 
 
+### The count of adaptive clipping
+
+
+def _counting(patch, change):
+    count = adaptive.AdaptiveClip._count
+
+    def wrong(self, norms, mask, most):
+        norms, mask = change(norms, mask, most)
+        return count(self, norms, mask, most)
+
+    patch.setattr(adaptive.AdaptiveClip, "_count", wrong)
+
+
+def norms_counted_after_clipping(patch):
+    _counting(
+        patch,
+        lambda norms, mask, most: (jnp.minimum(norms, most), mask),
+    )
+
+
+def padding_counted_as_short(patch):
+    _counting(patch, lambda norms, mask, most: (norms, jnp.ones_like(mask)))
+
+
+def clipped_to_the_first_norm(patch):
+    """C is released and moves, but gradients are clipped to what it was at first."""
+    made = adaptive.AdaptiveClipping.of
+
+    def of(self, grad_fn, *rest):
+        call = type(grad_fn).__call__
+
+        class First(type(grad_fn)):
+            def __call__(self, *arguments, clip_norm, keys):
+                del clip_norm, keys
+                return call(self, *arguments)
+
+        grad_fn.__class__ = First
+        return made(self, grad_fn, *rest)
+
+    patch.setattr(adaptive.AdaptiveClipping, "of", of)
+
+
 ### Beside the noisy update
 
 
@@ -332,6 +374,15 @@ ONCE = {"sampling": {"sampled once or not at all"}}
 NOISE = {"noise": {"noise of every leaf"}}
 GAUSSIAN = {"noise": {"noise of every leaf", "noise is Gaussian"}}
 MADE = "are made of noisy updates alone"
+
+COUNT = {"sums": {"the clipping norm follows the count"}}
+ADAPTIVE = [
+    Bug(one_leaf_without_noise, NOISE),  # the last: the count
+    Bug(norms_counted_after_clipping, COUNT),
+    Bug(padding_counted_as_short, COUNT),
+    Bug(clipped_to_the_first_norm, SUMS),
+]
+"""Of adaptive clipping."""
 
 BUGS = [
     Bug(no_noise, GAUSSIAN, by_audit=True),

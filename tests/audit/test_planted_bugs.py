@@ -12,6 +12,7 @@ import pytest
 from bugs import BUGS
 
 from parts import parts
+from tanager.adaptive import AdaptiveClipping
 from tanager.audit import canaries
 from tanager.audit.replay import Replay, replay
 from tanager.clipping import Style
@@ -81,6 +82,16 @@ def test_a_replay_finds_the_bug(problem, monkeypatch, bug):
         }
 
 
+@pytest.mark.parametrize("bug", bugs.ADAPTIVE, ids=lambda bug: bug.plant.__name__)
+def test_a_replay_finds_the_bug_of_adaptive_clipping(problem, monkeypatch, bug):
+    bug.plant(monkeypatch)
+    found = Replay(*problem(adaptive=AdaptiveClipping()))
+    for part, checks in bug.found_by.items():
+        assert checks <= {
+            each.check for each in getattr(found, part)() if not each.passed
+        }
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -88,14 +99,15 @@ def test_a_replay_finds_the_bug(problem, monkeypatch, bug):
         {"strategy": "auto", "physical_batch_size": 64, "clip_norm": 0.1},
         VIEWS | {"trainable": {"w": True, "b": False}},
         {"style": "automatic"},
+        {"adaptive": AdaptiveClipping(0.3, 0.5), "clip_norm": 3.0},
     ],
-    ids=["as it is", "auto", "views of a part", "automatic style"],
+    ids=["as it is", "auto", "views of a part", "automatic style", "adaptive"],
 )
 def test_without_a_bug_replays_find_nothing(problem, options):
     *parts, steps = problem(**options)
     found = replay(*parts, steps=steps)
     assert [each for each in found if not each.passed] == []
-    assert len(found) == (11 if "trainable" in options else 12)
+    assert len(found) == 12 - ("trainable" in options) + ("adaptive" in options)
 
 
 def test_a_replay_finds_another_style_than_is_declared(problem, monkeypatch):
@@ -122,6 +134,13 @@ def test_without_a_bug_nothing_is_found(white_box, seed, claimed):
     found = white_box(seed=seed, **claimed)
     assert not found.violated
     assert jnp.isfinite(found.epsilon_lower_bound)
+
+
+def test_adaptive_clipping_keeps_the_claim(white_box, monkeypatch):
+    options = WHOLE | {"adaptive": AdaptiveClipping()}
+    assert not white_box(**options).violated
+    bugs.half_the_noise(monkeypatch)
+    assert white_box(**options).violated
 
 
 def test_canaries_count_in_full_in_automatic_style(white_box):

@@ -119,9 +119,9 @@ class DividesByTheDrawnBatch(Step):
 
 
 class CountsPadding(Step):
-    def accumulate(self, params, accumulator, batch, key):
+    def accumulate(self, params, accumulator, batch, key, clip_norm=None):
         batch = batch._replace(mask=np.ones_like(batch.mask))
-        return super().accumulate(params, accumulator, batch, key)
+        return super().accumulate(params, accumulator, batch, key, clip_norm)
 
 
 class ForgetsTheNoise(Step):

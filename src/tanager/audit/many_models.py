@@ -22,6 +22,7 @@ from tanager.grid import Whole
 from tanager.keys import from_words, key_words
 from tanager.sampling import PhysicalBatch, PoissonSampler, pad
 from tanager.seed import Seed
+from tanager.training import tuning
 from tanager.training.problem import DPSGD, Problem, Runtime
 from tanager.training.state import State
 from tanager.training.step import Step
@@ -77,7 +78,7 @@ class ManyModels:
         self._all_rows = not grouped and 2 * likely >= self.size
         self._rows = min(self.size, math.ceil(likely))
         self._rows = self.size if self._all_rows else self._rows
-        self.step.explain(self.params, one, self._rows)
+        tuning.explain(self.step, self.params, one, self._rows)
         self._update = jit(self._mapped, donate_argnums=2)
         self._losses = jit(over_models(self._losses_of_one, (0, None)))
 

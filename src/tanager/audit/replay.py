@@ -13,24 +13,22 @@ import functools
 import itertools
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 from scipy import stats
 
 from tanager import _validate as validate
+from tanager.adaptive import AdaptiveClip
 from tanager.audit.bounds import require_noise
-from tanager.clipping.transform import split
-from tanager.data import augment as augmentation
-from tanager.data import gather
-from tanager.keys import derive_keys
-from tanager.sampling import PoissonSampler
+from tanager.audit.definition import Definition, by_definition, released_counts
+from tanager.clipping.transform import clipped_grad, split
 from tanager.seed import Seed
 from tanager.training.loop import train
 from tanager.training.problem import DPSGD, Problem, Runtime
@@ -41,6 +39,23 @@ FALSE_ALARM = 1e-6
 """Of each check of random things."""
 _SECRET, _OTHER = 1, 2
 _CLOSE = 2e-4
+
+
+class Recorded(NamedTuple):
+    """What a run shows.
+
+    Attributes:
+        gradients: what the optimizer was given in each step, float64[steps, d].
+        sizes: of the leaves that it is made of.
+        clip_norms: C of every step, and of the one after them; all the same unless
+            clipping is adaptive.
+        result: of `tanager.train`.
+    """
+
+    gradients: np.ndarray
+    sizes: list[int]
+    clip_norms: np.ndarray
+    result: TrainResult
 
 
 class Finding(NamedTuple):
@@ -114,6 +129,7 @@ class Replay:
         self._still = dataclasses.replace(self._moving, optimizer=optax.set_to_zero())
         quiet = dataclasses.replace(self._mechanism, noise_multiplier=0.0)
         self._exact = dataclasses.replace(self._still, mechanism=quiet)
+        self._batch_size = self._mechanism.sample_rate * self._examples
 
     def sampling(self) -> Iterator[Finding]:
         """Give every example its own coordinate, and read there who was sampled."""
@@ -125,6 +141,7 @@ class Replay:
             self._exact,
             mechanism=dataclasses.replace(self._exact.mechanism, steps=steps),
             style="clip",
+            adaptive=None,
             augmentation_multiplicity=0,
             declared_examples=count,
             delta=0.5 / count,
@@ -134,7 +151,7 @@ class Replay:
             return 10 * clip_norm * jnp.dot(w, example[0])
 
         each = Problem(loss, jnp.zeros(count), (np.eye(count, dtype=np.float32),))
-        read = rate * count * _flat(_record(each, units, self._runtime)[0])
+        read = rate * count * _record(each, units, self._runtime).gradients
         whole = np.abs(read - np.round(read)).max() < _CLOSE
         once = whole and np.isin(np.round(read), (0, 1)).all()
         yield Finding(
@@ -167,32 +184,46 @@ class Replay:
 
     def sums(self) -> Iterator[Finding]:
         """Check that each update is the sum of its examples' clipped gradients."""
-        scale = self._mechanism.sample_rate * self._examples
-        sums = _sums_by_definition(self._problem, self._exact)
-        apart = np.linalg.norm(scale * _flat(self._clipped) - sums, axis=1).max()
-        largest = max(1.0, np.linalg.norm(sums, axis=1).max())
+        run, adaptive = self._silent, self._exact.adaptive
+        right = self._by_definition(run)
+        apart = np.linalg.norm(self._batch_size * run.gradients - right.sums, axis=1)
+        largest = max(1.0, np.linalg.norm(right.sums, axis=1).max())
         yield Finding(
             "sums of clipped gradients",
-            bool(apart <= _CLOSE * largest),
-            f"differs from the definition by at most {apart:.2g}·C, of {largest:.3g}·C",
+            bool(apart.max() <= _CLOSE * largest),
+            f"differs from the definition by at most {apart.max():.2g}·C, of "
+            f"{largest:.3g}·C",
         )
+        if adaptive is not None:
+            counts, doubt = right.counts(run.clip_norms)
+            found = released_counts(adaptive, run.clip_norms, self._batch_size)
+            off = np.maximum(np.abs(found - counts) - doubt, 0).max()
+            yield Finding(
+                "the clipping norm follows the count",
+                bool(off <= max(_CLOSE * self._batch_size, 0.01)),
+                f"as if the count were off by at most {off:.2g}",
+            )
 
     def noise(self) -> Iterator[Finding]:
         """Check that noise is Gaussian, as large as claimed, and always new."""
-        problem = self._problem
-        noisy, _ = _record(problem, self._still, self._runtime)
+        problem, sigma = self._problem, self._mechanism.noise_multiplier
+        run = _record(problem, self._still, self._runtime)
         silent = dataclasses.replace(
             problem, loss=lambda params, example: 0 * problem.loss(params, example)
         )
-        other, _ = _record(silent, self._still, self._runtime, _OTHER)
-        scale = self._mechanism.sample_rate * self._examples
-        scale /= self._mechanism.noise_multiplier
-        leaves = [
-            scale * (_flat(one) - _flat(without))
-            for one, without in zip(
-                zip(*noisy, strict=True), zip(*self._clipped, strict=True), strict=True
-            )
-        ]
+        other = _record(silent, self._still, self._runtime, _OTHER)
+        clip, scale, counted = self._clip, self._batch_size / sigma, []
+        if clip is None:
+            without = self._silent.gradients
+        else:
+            right = self._by_definition(run)
+            without = right.sums / self._batch_size
+            scale /= clip.sensitivity
+            found = released_counts(clip.settings, run.clip_norms, self._batch_size)
+            found -= right.counts(run.clip_norms)[0]
+            counted = [found[:, None] * clip.weight / (sigma * clip.sensitivity)]
+        drawn = scale * (run.gradients - without)
+        leaves = [*np.split(drawn, np.cumsum(run.sizes)[:-1], axis=1), *counted]
         totals = [float((leaf**2).sum()) for leaf in leaves]
         sizes = [leaf.size for leaf in leaves]
         chances = [*map(_chi_squared, totals, sizes)]
@@ -212,7 +243,7 @@ class Replay:
         )
         pairs = [(together[:-1], together[1:])]
         yield _uncorrelated("noise is new in every step", pairs)
-        pairs = [(together, scale * _flat(other))]
+        pairs = [(drawn, scale * other.gradients)]
         yield _uncorrelated("noise is of the run's secret", pairs)
         pairs = []
         for one, two in itertools.combinations(leaves, 2):
@@ -224,11 +255,12 @@ class Replay:
     def after(self) -> Iterator[Finding]:
         """Check that parameters and average follow from the noisy updates alone."""
         problem, algorithm = self._problem, self._moving
-        gradients, result = _record(problem, algorithm, self._runtime)
+        run = _record(problem, algorithm, self._runtime)
         trained, _ = problem.split()
         average, state = trained, algorithm.optimizer.init(trained)
-        for step, leaves in enumerate(gradients):
-            gradient = jax.tree.unflatten(jax.tree.structure(trained), leaves)
+        _, unflatten = ravel_pytree(trained)
+        for step, flat in enumerate(run.gradients):
+            gradient = unflatten(flat.astype(np.float32))
             updates, state = algorithm.optimizer.update(gradient, state, trained)
             trained = optax.apply_updates(trained, updates)
             kept = min(algorithm.ema_decay, (1 + step) / (10 + step))
@@ -238,8 +270,8 @@ class Replay:
                 trained,
             )
         for name, expected, whole in (
-            ("parameters", trained, result.params),
-            ("average of parameters", average, result.average),
+            ("parameters", trained, run.result.params),
+            ("average of parameters", average, run.result.average),
         ):
             found, _ = split(whole, problem.trainable)
             pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
@@ -254,15 +286,29 @@ class Replay:
             )
 
     @functools.cached_property
-    def _clipped(self) -> list[list[np.ndarray]]:
-        return _record(self._problem, self._exact, self._runtime)[0]
+    def _silent(self) -> Recorded:
+        return _record(self._problem, self._exact, self._runtime)
+
+    @property
+    def _clip(self) -> AdaptiveClip | None:
+        """How C moves in the noisy runs; None where it does not."""
+        adaptive, loss = self._still.adaptive, self._problem.loss
+        if adaptive is None:
+            return None
+        grad_fn = clipped_grad(loss, clip_norm=self._clip_norm, style="unit")
+        return adaptive.of(grad_fn, self._mechanism, self._batch_size)
+
+    def _by_definition(self, run: Recorded) -> Definition:
+        secret = Seed.from_int(_SECRET)
+        return by_definition(self._problem, self._exact, secret, run.clip_norms)
 
 
 def _record(
     problem: Problem, algorithm: DPSGD, runtime: Runtime, seed: int = _SECRET
-) -> tuple[list[list[np.ndarray]], TrainResult]:
-    """Train, and return the leaves that the optimizer was given in every step."""
+) -> Recorded:
+    """Train, and return what the optimizer was given in every step."""
     gradients: dict[int, list[np.ndarray]] = {}
+    lines: list[Mapping[str, Any]] = []
     inner = algorithm.optimizer
 
     def keep(step: np.ndarray, gradient: PyTree) -> None:
@@ -288,18 +334,25 @@ def _record(
             dataclasses.replace(algorithm, optimizer=keeping),
             runtime,
             seed=seed,
+            evaluate_every=None if algorithm.adaptive is None else 1,
+            on_metrics=lines.append,
         )
     jax.block_until_ready(result.params)
     jax.effects_barrier()
-    return [gradients[step] for step in sorted(gradients)], result
+    steps = algorithm.mechanism.steps
+    clip_norms = np.full(steps + 1, algorithm.require_clip_norm())
+    if algorithm.adaptive is not None:
+        clip_norms[1:] = [line["clip_norm"] for line in lines]
+    return Recorded(
+        np.stack([_flat(gradients[step]) for step in range(steps)]),
+        [leaf.size for leaf in gradients[0]],
+        clip_norms,
+        result,
+    )
 
 
-def _flat(steps: Sequence[Any]) -> np.ndarray:
-    """Return a row of float64 for each step, of an array or a list of them."""
-    rows = [jax.tree.leaves(step) for step in steps]
-    return np.stack(
-        [np.concatenate([np.ravel(leaf) for leaf in row]) for row in rows]
-    ).astype(np.float64)
+def _flat(leaves: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.ravel(leaf) for leaf in leaves]).astype(np.float64)
 
 
 def _likely(check: str, chance: float, detail: str) -> Finding:
@@ -334,49 +387,3 @@ def _uncorrelated(
         chances.append(2 * math.exp(one.size * exponent))
     chance = min(1.0, min(chances) * len(chances))
     return _likely(check, chance, f"correlations of at most {worst:.3g}")
-
-
-def _sums_by_definition(problem: Problem, algorithm: DPSGD) -> np.ndarray:
-    """Return Σᵢ clip_C(gᵢ)/C of each step over the examples that must be sampled.
-
-    In automatic style clip_C(g) is C·g/(‖g‖ + γ).
-    """
-    source, run = problem.source(), algorithm.mechanism
-    clip_norm, style = algorithm.require_clip_norm(), algorithm.clipping_style
-    secret = Seed.from_int(_SECRET)
-    groups, size = problem.groups, problem.size()
-    sampler = PoissonSampler(run, size, secret, size, groups)
-    trained, fixed = problem.split()
-    loss, augment = problem.loss, problem.augment
-
-    def mean_loss(trained: PyTree, example: Any, key: jax.Array) -> Array:
-        model = eqx.combine(trained, fixed)
-        if augment is None:
-            return loss(model, example)
-        multiplicity = algorithm.augmentation_multiplicity
-        views = augmentation.views(augment, key, example, multiplicity)
-        return jnp.mean(jax.vmap(lambda view: loss(model, view))(views))
-
-    gradient = jax.jit(jax.grad(mean_loss))
-    found = []
-    for step in range(run.steps):
-        key = derive_keys(secret, "augmentation", step)[0]
-        total = np.zeros(sum(leaf.size for leaf in jax.tree.leaves(trained)))
-        for index in sampler.indices(step):
-            used = np.array([index])
-            if groups is not None:
-                mask, indices = groups.choose(secret, step, used)
-                used = indices[mask]
-            each = []
-            for row in used:
-                one = jax.tree.map(
-                    lambda leaf: jnp.asarray(leaf[0]), gather(source, np.array([row]))
-                )
-                own = gradient(trained, one, jax.random.fold_in(key, int(row)))
-                each.append(_flat([own])[0])
-            flat = np.mean(each, axis=0)
-            norm = float(np.linalg.norm(flat))
-            automatic = style.name == "automatic"
-            total += flat / (norm + style.gamma if automatic else max(clip_norm, norm))
-        found.append(total)
-    return np.stack(found)

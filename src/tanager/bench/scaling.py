@@ -26,6 +26,7 @@ from tanager.bench.workload import Workload
 from tanager.clipping.analysis.dtypes import accumulation_dtype
 from tanager.parallel.layout import Layout
 from tanager.sampling import PhysicalBatch
+from tanager.training import tuning
 
 
 class _Pair(NamedTuple):
@@ -66,7 +67,7 @@ class LogicalStep:
         """
         params, step = self._workload.params(), self._step
         examples = jax.tree.map(np.asarray, self._workload.batch(self._size))
-        step.explain(params, examples, self._size, report)
+        tuning.explain(step, params, examples, self._size, report)
         indices = np.arange(self._size, dtype=np.int32)
         everyone = np.ones(self._size, bool)
         batch = PhysicalBatch(examples, everyone, indices)

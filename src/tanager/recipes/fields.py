@@ -21,6 +21,7 @@ PrecisionName = Literal["float32", "tf32", "bfloat16"]
 Solved = Literal["epsilon", "noise_multiplier", "steps", "nothing"]
 AccountantName = Literal["pld", "rdp"]
 ClassWeights = Literal["balanced"]
+Clipping = Literal["clip", "automatic", "adaptive"]
 UnitName = Literal["example", "group"]
 AugmentationName = Literal["none", "crop-flip", "rrc", "tan", "simclr", "inception"]
 
@@ -98,6 +99,10 @@ def check(recipe: Any) -> None:
     _check_budget(recipe)
     if recipe.clip_norm:
         validate.clipping_norm(recipe.clip_norm)
+    unclipped = recipe.non_private or recipe.solver == "class-means"
+    if unclipped and recipe.clipping != "clip":
+        rule = "must be left out for class means, and without privacy"
+        validate.refuse("clipping", recipe.clipping, rule)
     if recipe.learning_rate:
         validate.positive(learning_rate=recipe.learning_rate)
     if isinstance(recipe.class_weights, str):

@@ -120,7 +120,7 @@ def _chosen(recipe: Recipe, examples: int, features: int) -> Recipe:
     if scattering:
         few, share, most = 0.0, _SCATTERING_SHARE, _SCATTERING_RATE
     plain = steps is None and not rate and not recipe.class_weights
-    plain = plain and not recipe.multi_label
+    plain = plain and not recipe.multi_label and recipe.clipping == "clip"
     if signal < few and plain and recipe.solver == "auto":
         return dataclasses.replace(recipe, solver="class-means")
     return dataclasses.replace(

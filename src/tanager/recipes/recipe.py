@@ -13,6 +13,7 @@ from tanager.recipes.fields import (
     AdjacencyName,
     AugmentationName,
     ClassWeights,
+    Clipping,
     FineTuning,
     Head,
     HeadInput,
@@ -106,6 +107,9 @@ class Recipe:
         declared_examples: public number of examples N, if it differs from the data's.
             Required under add-or-remove-one, which protects the true number.
         clip_norm: clipping norm C: largest gradient norm of one example; 0 chooses it.
+        clipping: clip scales longer gradients to C; automatic scales all of them to
+            just below C; adaptive begins at C and follows the median norm, by noisy
+            counts that are part of the budget.
         class_weights: what the loss of each class is multiplied by, such as rare 5; 1
             where none is given. They must be public. Or balanced: in inverse proportion
             to class counts, with noise that is part of the budget.
@@ -195,6 +199,7 @@ class Recipe:
     examples_per_group: int = 4
     declared_examples: int | None = None
     clip_norm: float = 1.0
+    clipping: Clipping = "clip"
     class_weights: ClassWeights | dict[str, float] = dataclasses.field(
         default_factory=dict
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 from tanager import _processor, data
 from tanager import _validate as validate
+from tanager.adaptive import AdaptiveClipping
 from tanager.data.datasets import labels_of
 from tanager.models.pretrained import find_weights
 from tanager.parallel import hosts
@@ -241,6 +242,8 @@ def algorithm(prepared: Prepared, examples: int) -> DPSGD:
         optimizer(recipe, budget.mechanism.steps),
         delta=budget.delta,
         clip_norm=None if recipe.non_private else recipe.clip_norm,
+        style="automatic" if recipe.clipping == "automatic" else "clip",
+        adaptive=AdaptiveClipping() if recipe.clipping == "adaptive" else None,
         augmentation_multiplicity=recipe.augmentation_multiplicity,
         ema_decay=recipe.ema_decay,
         declared_examples=recipe.public_size(examples),

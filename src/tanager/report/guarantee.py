@@ -112,8 +112,15 @@ def mechanism(result: _Fields) -> str:
             f"{text(result['examples_per_group'])} images of each, clipped it"
         )
     gamma, automatic, counted = result.get("clip_gamma"), "", ""
+    adaptive = result.get("adaptive_clipping")
     if gamma is not None:
         automatic = f" (automatic clipping: a gradient g counts as C·g/(‖g‖ + {gamma}))"
+    if adaptive is not None:
+        automatic = (
+            " at first, then to one that follows the "
+            f"{number(adaptive['quantile'])}-quantile of their norms (adaptive "
+            "clipping, by noisy counts that are part of ε),"
+        )
     if (noise := result.get("class_counts_noise")) is not None:
         counted = (
             f" Class weights are from noisy counts: before the first update, how many "

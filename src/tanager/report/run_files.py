@@ -77,6 +77,7 @@ _RESULT = {
     "class_counts_noise": _NUMBER,
     "clip_norm": _NUMBER,
     "clip_gamma": _NUMBER,
+    "adaptive_clipping": Maybe({"quantile": float}),
     "steps": int,
     "examples": int,
     "unit": Maybe(str),

@@ -89,13 +89,13 @@ def time_update(
         empty: a physical batch whose rows are all masked.
         batches: of an update, see `physical_batches`.
     """
-    key = step.augmentation_key(number)
+    key, norm = step.augmentation_key(number), state.clip_norm
     drawn, noise = 0.0, 0.0
     total = step.zero()
     for _ in range(2):  # the first compiles
         noise, _ = _timed(lambda: step.draw(number))
         drawn, total = _timed(
-            lambda total=total: step.accumulate(state.params, total, empty, key)
+            lambda total=total: step.accumulate(state.params, total, empty, key, norm)
         )
     return noise + batches * drawn
 

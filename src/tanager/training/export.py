@@ -37,6 +37,7 @@ FORMATS = ("tanager", "timm", "onnx")
 _GUARANTEE = (
     *("private", "epsilon", "delta", "adjacency", "accountant"),
     *("sample_rate", "noise_multiplier", "clip_norm", "clip_gamma", "steps"),
+    "adaptive_clipping",
 )
 _OF_A_SEARCH = ("mean", "shape")
 _COMPUTED = ("epsilon", "epsilon_rdp", "eta", "eta_step", "total_noise")
@@ -55,6 +56,7 @@ _CONFIG = {
     "class_counts": Maybe(_MECHANISM),
     "clip_norm": Maybe(float),
     "clip_gamma": Maybe(float),
+    "adaptive_clipping": Maybe({"quantile": float}),
     "delta": float,
     "examples": int,
     "batch_size": float,

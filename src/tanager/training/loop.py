@@ -28,6 +28,7 @@ from tanager.training import (
     estimate,
     fingerprint,
     sizing,
+    tuning,
 )
 from tanager.training.estimate import Estimate
 from tanager.training.evaluate import Evaluation
@@ -127,7 +128,7 @@ def train(
             )
             runtime = dataclasses.replace(runtime, physical_batch_size=size)
         worth = _worth(step, runtime.measure_share, size, began)
-        clipping = step.sync_clipping(one, size, report, worth)
+        clipping = tuning.sync_clipping(step, one, size, report, worth)
     config = {
         **described,
         **problem.as_json(),
@@ -189,9 +190,8 @@ def train(
                     if interrupt and alone:
                         position.save(number, state)
                         raise KeyboardInterrupt
-                    total = clock.running(
-                        step.accumulate(state.params, total, batch, key)
-                    )
+                    given = state.params, total, batch, key, state.clip_norm
+                    total = clock.running(step.accumulate(*given))
                     skipped += unreadable
                 drawn = step.draw(number)
                 state, counts, sums = step.apply(state, total, drawn, np.int32(number))
@@ -206,6 +206,8 @@ def train(
                 if done % every == 0 or done == mechanism.steps:
                     _require_finite(state, done)
                     line = {"step": done, "epsilon": bound, "seconds": clock.seconds()}
+                    if state.clip_norm is not None:
+                        line["clip_norm"] = float(state.clip_norm)
                     evaluations = _evaluate(evaluate, step, state)
                     found = scores(evaluations).items()
                     line |= {name: value for name, value in found if value is not None}

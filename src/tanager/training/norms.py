@@ -48,7 +48,8 @@ def histogram(norms: Float[Array, " b"], usable: Bool[Array, " b"]) -> Int[Array
 class Norms:
     """Gradient norms of a run, in a few parts of its steps one after another. Private.
 
-    `steps` are the last step of each part, `counts` int64[parts, BINS].
+    `steps` are the last step of each part, `counts` int64[parts, BINS], `clip_norm` is
+    C, the last one that is on record if it changed.
     """
 
     steps: tuple[int, ...]
@@ -70,8 +71,9 @@ class Norms:
                 "give the folder of a run, with its private/metrics.jsonl",
             )
         pieces = np.array_split(np.arange(len(lines)), min(parts, len(lines)))
-        config = read_record(run / "config.json", {"clip_norm": Maybe(float)})
-        clip_norm = config.get("clip_norm")
+        fields = {"clip_norm": Maybe(float), "adaptive_clipping": Maybe({})}
+        config = read_record(run / "config.json", fields)
+        clip_norm = config["clip_norm"]
         if clip_norm is None:
             validate.refuse(
                 "run", str(run), "was not clipped, so no norms were computed"
@@ -79,6 +81,9 @@ class Norms:
         with reading(file, "does not hold counts of norms"):
             counts = [_sum([lines[i] for i in piece]) for piece in pieces]
         steps = tuple(lines[piece[-1]]["step"] for piece in pieces)
+        if config["adaptive_clipping"] is not None:
+            released = read_json_lines(run / "metrics.jsonl", ("step",))
+            clip_norm = next((ln["clip_norm"] for ln in released[::-1]), clip_norm)
         return cls(steps, np.stack(counts), clip_norm)
 
     def quantile(self, share: float) -> float:

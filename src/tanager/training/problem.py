@@ -19,8 +19,9 @@ import optax
 from jaxtyping import PyTree
 
 from tanager import _validate as validate
+from tanager.adaptive import AdaptiveClipping
 from tanager.clipping.analysis import keyed
-from tanager.clipping.rules.factors import Style
+from tanager.clipping.rules.factors import CLIP, Style
 from tanager.clipping.transform import split
 from tanager.data import Source, as_source
 from tanager.data.grouped import Grouped
@@ -138,6 +139,8 @@ class DPSGD:
             mechanism with noise multiplier 0. Use it to pretrain on public data.
         style: how gradients are brought to C, ``"clip"``, ``"automatic"`` or a
             `clipping.Style`, as for `clipped_grad`; the guarantee is the same.
+        adaptive: how C follows the norms of the gradients, from `clip_norm` on; its
+            noisy counts are part of the guarantee. None keeps C.
         augmentation_multiplicity: K views averaged before clipping (equation 4); 0
             without augmentation.
         ema_decay: of the parameter average, below 1, with warm-up (appendix C.3); at 0
@@ -161,6 +164,7 @@ class DPSGD:
     delta: float
     clip_norm: float | None = 1.0
     style: str | Style = "clip"
+    adaptive: AdaptiveClipping | None = None
     augmentation_multiplicity: int = 0
     ema_decay: float = 0.9999
     declared_examples: int | None = None
@@ -172,9 +176,13 @@ class DPSGD:
         check_claim(self.accountant, common_adjacency(self.mechanisms()))
         if self.clip_norm is not None:
             validate.clipping_norm(self.clip_norm)
-        if self.clipping_style.name == "unit":
+        style = Style(self.style) if isinstance(self.style, str) else self.style
+        if style.name == "unit":
             rule = "must be clip or automatic: updates are divided by C already"
             validate.refuse("style", "unit", rule)
+        if self.adaptive is not None and (self.clip_norm is None or style != CLIP):
+            rule = "must be None unless gradients are clipped, in style clip"
+            validate.refuse("adaptive", self.adaptive, rule)
         validate.whole(
             augmentation_multiplicity=self.augmentation_multiplicity, at_least=0
         )
@@ -182,7 +190,9 @@ class DPSGD:
 
     @property
     def clipping_style(self) -> Style:
-        """`style` as a `clipping.Style`."""
+        """`style` as a `clipping.Style`; "unit" where C changes."""
+        if self.adaptive is not None:
+            return Style("unit")
         return Style(self.style) if isinstance(self.style, str) else self.style
 
     def mechanisms(self) -> list[Mechanism]:
@@ -224,6 +234,7 @@ class DPSGD:
             "batch_size": round(self.mechanism.sample_rate * public_size, 6),
             "clip_norm": self.clip_norm,
             "clip_gamma": style.gamma if style.name == "automatic" else None,
+            "adaptive_clipping": self.adaptive and dataclasses.asdict(self.adaptive),
             "delta": self.delta,
             "augmentation_multiplicity": self.augmentation_multiplicity,
             "ema_decay": self.ema_decay,

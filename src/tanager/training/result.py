@@ -141,6 +141,7 @@ def cost(
         "class_counts_noise": counts and counts.noise_multiplier,
         "clip_norm": config["clip_norm"],
         "clip_gamma": config.get("clip_gamma"),
+        "adaptive_clipping": config.get("adaptive_clipping"),
         "examples": config["examples"],
         "unit": unit,
         "examples_per_group": config.get("examples_per_group"),

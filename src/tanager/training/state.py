@@ -16,12 +16,14 @@ class State(NamedTuple):
     """What training changes: all of it may be released, none of it is random state.
 
     `params` are the trained leaves, None elsewhere; `average` is their exponential
-    moving average, float32 or wider.
+    moving average, float32 or wider; `clip_norm` is C of the next step, None where it
+    does not change.
     """
 
     params: PyTree
     average: PyTree
     optimizer_state: PyTree
+    clip_norm: Float[Array, ""] | None = None
 
 
 class Counts(NamedTuple):
@@ -68,7 +70,7 @@ def count(
     gradient_norms: Float[Array, " b"],
     losses: Float[Array, " b"],
     mask: Bool[Array, " b"],
-    clip_norm: float,
+    clip_norm: float | Array,
 ) -> Counts:
     """Count the examples, those rows that `mask` names, of one physical batch.
 

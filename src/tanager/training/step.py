@@ -7,7 +7,6 @@ its own rows; they meet in the update, once a logical batch, where noise is adde
 
 import copy
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -18,17 +17,16 @@ import numpy as np
 import optax
 from jax.sharding import PartitionSpec
 from jax.stages import Compiled, Lowered
-from jaxtyping import Array, ArrayLike, Int, Key, PyTree, UInt32
+from jaxtyping import Array, ArrayLike, Float, Int, Key, PyTree, UInt32
 
 from tanager import _validate as validate
-from tanager.clipping import ClippedGrad, Explanation, clipped_grad
+from tanager.adaptive import AdaptiveClip
+from tanager.clipping import ClippedGrad, clipped_grad
 from tanager.clipping.analysis.dtypes import accumulation_dtype
-from tanager.clipping.planning.autotune import Timings
 from tanager.compiling import jit
 from tanager.grid import Grid, Whole, checksum
 from tanager.keys import derive_keys, is_key
 from tanager.noise import GaussianNoise
-from tanager.parallel import hosts
 from tanager.parallel.layout import AXIS, Layout
 from tanager.sampling import PhysicalBatch, PoissonSampler
 from tanager.seed import Seed
@@ -109,6 +107,7 @@ class Step:
         self.grad_fn: ClippedGrad | PlainGrad = PlainGrad(self.unit.loss, trainable)
         self.noise: GaussianNoise | None = None
         self._sums: Grid | PlainSums = PlainSums()
+        self.adaptive: AdaptiveClip | None = None
         if clip_norm is not None:
             self.grad_fn = clipped_grad(
                 self.unit.loss,
@@ -119,11 +118,20 @@ class Step:
                 trainable=trainable,
             )
             sensitivity = self.grad_fn.sensitivity
-            self.noise = GaussianNoise(mechanism, sensitivity, seed, self.params)
+            if algorithm.adaptive is not None:
+                batch_size = self.sampler.expected_batch_size
+                own = algorithm.adaptive.of(self.grad_fn, mechanism, batch_size)
+                self.adaptive, sensitivity = own, own.sensitivity
+            released = self._released(self.params)
+            self.noise = GaussianNoise(mechanism, sensitivity, seed, released)
             self._sums = self.noise.grid
             self._sums.require_room(self.sampler.expected_batch_size, sensitivity)
-        self._forget_traces()
+        self.forget_traces()
         self._update_jitted = jit(self._update, donate_argnums=0)
+
+    def _released(self, params: PyTree) -> PyTree:
+        """Return shapes like what is added up, and released with noise."""
+        return params if self.adaptive is None else self.adaptive.released(params)
 
     def with_seed(self, seed: Seed) -> Self:
         """Return this step with another secret; what was traced is not traced again.
@@ -150,8 +158,8 @@ class Step:
         )
         return other
 
-    def _forget_traces(self) -> None:
-        # Other methods may now be known to be faster.
+    def forget_traces(self) -> None:
+        """Trace `accumulate` anew: other methods may now be known to be faster."""
         self._accumulate_jitted = jit(self._accumulate, donate_argnums=2)
 
     def check(self, params: PyTree, example: PyTree, physical_batch_size: int) -> None:
@@ -161,6 +169,7 @@ class Step:
         """
         rows = self.unit.shape(physical_batch_size)
         held = (self._examples,) if self.in_memory else rows
+        sums = self._sums.shapes(self._released(params))
         batch = PhysicalBatch(
             jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct((*held, *leaf.shape[1:]), leaf.dtype),
@@ -172,64 +181,12 @@ class Step:
         arrays = (
             params,
             self.frozen,
-            jax.eval_shape(lambda: empty(self._sums.shapes(params), self.layout)),
+            jax.eval_shape(lambda: empty(sums, self.layout)),
             batch,
         )
         self._accumulate_jitted.eval_shape(
             *self.layout.shapes(arrays), self.augmentation_key(0)
         )
-
-    def explain(
-        self,
-        params: PyTree,
-        example: PyTree,
-        physical_batch_size: int,
-        report: Callable[[str], None] = lambda _: None,
-        worth: float = math.inf,
-    ) -> Explanation:
-        """Return how a device clips its rows of a physical batch, measured if needed.
-
-        `report` is called with what is being measured, `worth` is that of
-        `ClippedGrad.tune`.
-        """
-        rows = self.unit.shape(self.layout.rows_each(physical_batch_size))
-
-        def views(example: PyTree) -> PyTree:
-            examples = jax.tree.map(
-                lambda leaf: jnp.zeros((*rows, *leaf.shape[1:]), leaf.dtype), example
-            )
-            indices = jnp.zeros(rows, jnp.int32)
-            batch = PhysicalBatch(examples, indices == 0, indices)
-            return self.unit.views(batch, self.augmentation_key(0))
-
-        shapes = jax.eval_shape(views, example)
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        model = eqx.combine(params, self.fixed)
-        if self.grad_fn.tune(model, zeros, report, worth, math.inf):
-            self._forget_traces()
-        return self.grad_fn.explain(model, zeros)
-
-    def sync_clipping(
-        self,
-        example: PyTree,
-        physical_batch_size: int,
-        report: Callable[[str], None],
-        worth: float = math.inf,
-    ) -> Explanation:
-        """Return how every device clips its rows, as measured on the chief.
-
-        Other timings would choose other methods, whose sums round differently, and on
-        several hosts the devices must run one program. Arguments as of `explain`.
-        """
-        arguments = self.params, example, physical_batch_size, report, worth
-        clipping = self.explain(*arguments) if hosts.is_chief() else None
-        timings = hosts.from_chief(lambda: Timings().as_json())
-        if clipping is None:
-            Timings().adopt(timings)
-            self._forget_traces()
-            clipping = self.explain(*arguments)
-        hosts.require_same("clipping", clipping.fingerprint)
-        return clipping
 
     def models(self, state: State) -> tuple[PyTree, PyTree]:
         """Return the model and its average, whole on every device."""
@@ -259,14 +216,15 @@ class Step:
             average = jax.tree.map(
                 lambda leaf: leaf.astype(accumulation_dtype(leaf.dtype)), params
             )
-            return self.layout.constrain((average, self.optimizer.init(params)))
+            norm = None if self.adaptive is None else jnp.float32(self.adaptive.first)
+            return self.layout.constrain((average, self.optimizer.init(params), norm))
 
         return State(params, *state(params))
 
     @functools.cached_property
     def zero(self) -> Callable[[], Accumulator]:
         """What makes the accumulator of an empty logical batch."""
-        sums = self._sums.shapes(self.params)
+        sums = self._sums.shapes(self._released(self.params))
         return jax.jit(
             functools.partial(empty, sums, self.layout),
             out_shardings=self.layout.on_mesh(specs(sums, self.layout)),
@@ -276,7 +234,7 @@ class Step:
         """Return this step for batches that hold their rows, whatever `in_memory`."""
         other = copy.copy(self)
         other.in_memory = False
-        other._forget_traces()
+        other.forget_traces()
         return other
 
     def compiled(
@@ -299,13 +257,16 @@ class Step:
         accumulator: Accumulator,
         batch: PhysicalBatch,
         key: Key[Array, ""],
+        clip_norm: Float[Array, ""] | None = None,
     ) -> Accumulator:
         """Add the clipped gradients of one physical batch; compiled once.
 
         The accumulator's memory is used again. With `in_memory`, the batch's examples
-        are all N. `key` is the step's `augmentation_key`.
+        are all N. `key` is the step's `augmentation_key`, `clip_norm` the state's: None
+        for that of the algorithm.
         """
-        return self._accumulate_jitted(params, self._placed, accumulator, batch, key)
+        given = params, self._placed, accumulator, batch, key, clip_norm
+        return self._accumulate_jitted(*given)
 
     def _accumulate(
         self,
@@ -314,9 +275,10 @@ class Step:
         accumulator: Accumulator,
         batch: PhysicalBatch,
         key: Key[Array, ""],
+        clip_norm: Float[Array, ""] | None = None,
     ) -> Accumulator:
         layout, each = self.layout, PartitionSpec(AXIS)
-        sums = specs(self._sums.shapes(params), layout)
+        sums = specs(self._sums.shapes(self._released(params)), layout)
 
         def on_one_device(shares: PyTree, *rest: Any) -> Accumulator:
             whole = layout.gathered(shares, (params, frozen))
@@ -330,10 +292,11 @@ class Step:
                 sums,
                 PhysicalBatch(PartitionSpec() if self.in_memory else each, each, each),
                 PartitionSpec(),
+                PartitionSpec(),
             ),
             out_specs=sums,
             check_vma=False,
-        )((params, frozen), accumulator, batch, key)
+        )((params, frozen), accumulator, batch, key, clip_norm)
 
     def _accumulate_here(
         self,
@@ -342,15 +305,22 @@ class Step:
         accumulator: Accumulator,
         batch: PhysicalBatch,
         key: Key[Array, ""],
+        clip_norm: Float[Array, ""] | None = None,
     ) -> Accumulator:
         if self.in_memory:
             rows = jax.tree.map(lambda leaf: leaf[batch.indices], batch.examples)
             batch = batch._replace(examples=rows)
         model = eqx.combine(params, frozen, self._static)
         mask = self.unit.mask(batch)
-        out = self.grad_fn(model, self.unit.views(batch, key), mask)
-        counts = count(out.norms, out.losses, mask, self.grad_fn.clip_norm)
-        rounded = self.layout.scatter(self._sums.round(out.sum))
+        given = model, self.unit.views(batch, key), mask
+        if self.adaptive is None:
+            out, most = self.grad_fn(*given), self.grad_fn.clip_norm
+            sums = out.sum
+        else:
+            most = self.adaptive.first if clip_norm is None else clip_norm
+            out, sums = self.adaptive(*given, most)
+        counts = count(out.norms, out.losses, mask, most)
+        rounded = self.layout.scatter(self._sums.round(sums))
         return Accumulator(
             self._sums.plus(accumulator.sum, rounded),
             jax.tree.map(lambda x, new: x + new[None], accumulator.counts, counts),
@@ -387,8 +357,9 @@ class Step:
         Pure, for `jax.vmap` over runs; arguments as of `accumulate` and `apply`.
         """
         params = state.params
-        none = empty(self._sums.shapes(params), self.layout)
-        sums = self._accumulate_here(params, self.frozen, none, batch, key)
+        none = empty(self._sums.shapes(self._released(params)), self.layout)
+        norm = state.clip_norm
+        sums = self._accumulate_here(params, self.frozen, none, batch, key, norm)
         total = jax.tree.map(lambda leaf: leaf[0], sums.sum)
         return self._apply(state, total, drawn, step)
 
@@ -408,7 +379,7 @@ class Step:
         drawn: Whole | None,
         step: Int[Array, ""],
     ) -> tuple[State, Counts, UInt32[Array, "4"]]:
-        like = self._sums.shapes(state.params)
+        like = self._sums.shapes(self._released(state.params))
         total = self._sums.carried(self.layout.reduce(accumulator.sum, like))
         made = checksum(total) if isinstance(total, Whole) else jnp.zeros(4, jnp.uint32)
         state = self.layout.constrain(self._apply(state, total, drawn, step))
@@ -422,10 +393,13 @@ class Step:
         drawn: Whole | None,
         step: Int[Array, ""],
     ) -> State:
-        unit, noisy = 1.0, total  # of sums that are not clipped
+        unit, noisy, norm = 1.0, total, state.clip_norm  # of what is not clipped
         if self.noise is not None:
             assert drawn is not None
             unit, noisy = self.grad_fn.clip_norm, self.noise.add(total, drawn)
+        if self.adaptive is not None and norm is not None:
+            unit, (noisy, counted) = 1.0, noisy
+            norm = self.adaptive.next(norm, counted)
         scale = 1 / (unit * self.sampler.expected_batch_size)
         gradient = jax.tree.map(
             lambda leaf, param: (leaf * scale).astype(param.dtype), noisy, state.params
@@ -435,4 +409,4 @@ class Step:
         )
         params = optax.apply_updates(state.params, updates)
         average = update_average(state.average, params, step, self.ema_decay)
-        return State(params, average, optimizer_state)
+        return State(params, average, optimizer_state, norm)
