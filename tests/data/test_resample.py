@@ -288,3 +288,15 @@ def test_pixels_of_another_kind_are_refused():
     message = "image (='int32') must have pixels of uint8 or float"
     with pytest.raises(ValueError, match=re.escape(message)):
         resize(image, (4, 4))
+
+
+def test_halves_are_rounded_up_however_the_program_is_compiled():
+    halves = jnp.array([[0, 1], [1, 2], [2, 3], [254, 255]], jnp.uint8)
+    small = [resize(row[None, :, None], (1, 1)).item() for row in halves]
+    assert small == [1, 2, 3, 255]
+
+    random = np.random.default_rng(0)
+    images = jnp.array(random.integers(0, 256, (50, 10, 10, 3), np.uint8))
+    mapped = jax.jit(jax.vmap(lambda image: resize(image, (8, 8))))(images)
+    each = [resize(image, (8, 8)) for image in images]
+    np.testing.assert_array_equal(mapped, np.stack(each))

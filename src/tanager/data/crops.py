@@ -209,8 +209,15 @@ def mixed(
 
 
 def rounded_to(pixels: Float[Array, "h w c"], dtype: np.dtype) -> View:
-    """Return pixels in `dtype`, rounded to nearest if it is uint8."""
-    return (jnp.round(pixels) if dtype == jnp.uint8 else pixels).astype(dtype)
+    """Return pixels in `dtype`; if it is uint8, rounded to nearest, halves up.
+
+    Halves are common where sides have small common multiples. Which side of a half a
+    sum of floats falls on depends on how it was compiled, so what is just below goes
+    up too.
+    """
+    return (
+        jnp.floor(pixels + (0.5 + 2**-10)) if dtype == jnp.uint8 else pixels
+    ).astype(dtype)
 
 
 def working_dtype(dtype: np.dtype) -> np.dtype:
