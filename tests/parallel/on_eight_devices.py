@@ -302,14 +302,23 @@ def bits(layout, each=4, both_ways=True):
         yield flat(state.params).tobytes().hex(), tuple(np.asarray(checksum).tolist())
 
 
+def numbers(found):
+    return np.frombuffer(bytes.fromhex(found[0]), np.float32)
+
+
 def the_same_bits():
     """As many different results as there are, over devices, shares and orders."""
-    tried = [(1, False), (2, False), (3, True), (8, False), (8, True)]
+    tried = [(1, False), (2, False), (3, False), (8, False), (8, True)]
     made = [found for one in tried for found in bits(Layout(*one))]
+    whole, shares = made[:-2], made[-2:]
+    apart = [
+        np.subtract(*map(numbers, pair)) for pair in zip(whole, shares, strict=False)
+    ]
     ((_, other),) = bits(Layout(2), each=3, both_ways=False)
     return {
         "tried": len(made),
-        "results": len({parameters for parameters, _ in made}),
+        "results": len({parameters for parameters, _ in whole}),
+        "of_shares": float(np.abs(apart).max()),
         "checksums": len({checksum for _, checksum in made}),
         "of_other_rows": other != made[0][1],
     }

@@ -36,8 +36,12 @@ def test_devices_physical_batches_and_shares_change_nothing_but_rounding(found):
 
 @pytest.mark.slow
 def test_devices_shares_and_the_order_of_batches_do_not_change_a_bit(found):
-    """As long as a device has as many rows: the same sums in the same whole numbers."""
+    """As long as a device has as many rows: the same sums in the same whole numbers.
+
+    XLA may compile the update of shares with other rounding.
+    """
     assert found["bits"]["tried"] == 10
+    assert found["bits"]["of_shares"] < 1e-7
     assert found["bits"]["results"] == 1
     assert found["bits"]["checksums"] == 1
     # Other rows on a device are other sums, a last bit apart.
