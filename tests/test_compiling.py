@@ -1,5 +1,8 @@
 """XLA is asked for what is fast on a CPU, and nothing where it would not know it."""
 
+import gc
+import weakref
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -69,6 +72,24 @@ def test_a_function_of_arrays_and_others_is_compiled_with_them():
     value, name = double({"x": jnp.arange(3), "name": "kept"})
     assert value.tolist() == [0, 2, 4]
     assert name == "kept"
+
+
+def test_equal_constants_of_other_kinds_are_other_constants():
+    kept = compiling.filter_jit(lambda x, number: (x, number))
+    for number in (1, 1.0, True):
+        _, same = kept(jnp.zeros(1), number)
+        assert type(same) is type(number)
+
+
+def test_a_function_that_nobody_holds_is_freed_with_its_program():
+    def double(tree):
+        return tree["x"] * 2, tree["name"]
+
+    dead = weakref.ref(double)
+    compiling.filter_jit(double)({"x": jnp.arange(3), "name": "kept"})
+    del double
+    gc.collect()
+    assert dead() is None
 
 
 def test_inside_another_program_its_options_hold():

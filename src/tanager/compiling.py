@@ -6,6 +6,7 @@ half as fast (docs/performance.md has both), so convolutions and products are ta
 it and reductions left. `keep_memory` saves what the system takes for memory.
 """
 
+import dataclasses
 import functools
 import os
 import threading
@@ -17,6 +18,7 @@ import equinox as eqx
 import jax
 from jax.core import Tracer
 from jax.stages import Compiled, Lowered
+from jaxtyping import PyTree
 
 from tanager._heap import keep_freed_memory, run_in_place
 
@@ -130,9 +132,40 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def filter_jit(function: Callable) -> Callable:
-    """Return `equinox.filter_jit` of a function, with `compiler_options`."""
-    untyped: Any = eqx.filter_jit
-    return untyped(function, compiler_options=compiler_options())
+    """Return `jit` of a function whose arguments and results may hold other things.
+
+    Leaves that are not arrays are constants of the program. `equinox.filter_jit` keeps
+    each function and its programs until the process ends; this one frees both.
+    """
+
+    @functools.partial(jax.jit, compiler_options=compiler_options())
+    def of_arrays(arrays: PyTree, others: _Static) -> tuple[PyTree, _Static]:
+        return _split(function(*eqx.combine(arrays, others.tree())))
+
+    def of_all(*arguments: Any) -> Any:
+        arrays, others = of_arrays(*_split(arguments))
+        return eqx.combine(arrays, others.tree())
+
+    return of_all
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class _Static:
+    """The leaves of a pytree that are no arrays, as part of its structure."""
+
+    leaves: tuple[Any, ...]
+    kinds: tuple[type, ...]  # 1 and 1.0 are equal, and other constants
+    structure: Any
+
+    def tree(self) -> PyTree:
+        return jax.tree.unflatten(self.structure, self.leaves)
+
+
+def _split(tree: PyTree) -> tuple[PyTree, _Static]:
+    arrays, others = eqx.partition(tree, eqx.is_array)
+    leaves, structure = jax.tree.flatten(others)
+    return arrays, _Static(tuple(leaves), tuple(map(type, leaves)), structure)
 
 
 @functools.cache
