@@ -51,7 +51,7 @@ _CPU = _Device(
     flops=2e11,
     bandwidth=1e10,
     launch=2e-6,
-    gradients={"vmap": 2.4, "crossed": 1.3, "patches": 1.7},
+    gradients={"vmap": 2.4, "crossed": 1.3, "patches": 1.7, "gathered": 1.7},
     gathered=5e-9,
     gram=2.0,
 )
@@ -59,7 +59,7 @@ _ACCELERATOR = _Device(
     flops=1e14,
     bandwidth=2e12,
     launch=5e-6,
-    gradients={"vmap": 3.0, "crossed": 1.5, "patches": 1.5},
+    gradients={"vmap": 3.0, "crossed": 1.5, "patches": 1.5, "gathered": 1.5},
     gathered=0.0,
     gram=3.0,
 )
@@ -176,6 +176,7 @@ def _norm_seconds(rule: Rule, method: str, rows: int, device: _Device) -> float:
     if isinstance(rule, Convolution):
         each = 24.0 if grouped and method == "patches" else 8.0
         moved += each * rows * rule.copied(method)
+        factor *= rule.share(method)
         if method == "vmap":
             moved *= 4  # the axes of each gradient change places
             gathered = device.gathered * rows * work.positions * work.inputs
