@@ -5,8 +5,8 @@ A patch p_t is what the kernel covers at output position t. One example's gradie
 Gram matrices of pixels: <p_t, p_s> = Σ_o <x_{t+o}, x_{s+o}>. No patch is formed, for
 a kernel of k offsets it costs a k-th of the multiplications.
 
-The patches of a transposed convolution, whose x is spread out, are mostly zeros. There x
-stays as it is, and dy is gathered where each kernel offset meets a pixel.
+A transposed convolution spreads x out, so its patches are mostly zeros. There x stays
+as it is, and dy is gathered where each kernel offset meets a pixel.
 """
 
 import functools
