@@ -6,7 +6,7 @@ Gram matrices of pixels: <p_t, p_s> = Σ_o <x_{t+o}, x_{s+o}>. No patch is forme
 a kernel of k offsets it costs a k-th of the multiplications.
 
 A transposed convolution spreads x out, so its patches are mostly zeros. There x stays
-as it is, and dy is gathered where each kernel offset meets a pixel.
+unchanged, and dy is gathered where each kernel offset meets a pixel.
 """
 
 import functools
@@ -341,7 +341,7 @@ class Convolution(Products):
         return product("btgoc,btgkf->bgockf", left, right, exact=seen.exact)
 
     def gradients_gathered(self, seen: TapValues) -> Float[Array, "b g c k f"]:
-        """One product of x as it is, and dy where each offset meets each pixel.
+        """One product of x unchanged, and dy where each offset meets each pixel.
 
         Pixel q meets offset o at position low + q·spread - o·dilation.
         """
