@@ -38,6 +38,11 @@ def keep_freed_memory() -> bool:
     return _active
 
 
+def keeps_freed() -> bool:
+    """Return whether this process keeps its freed memory."""
+    return _active
+
+
 def run_in_place() -> None:
     """Make JAX run a CPU's programs on the thread that calls them, if memory is kept.
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 from oracle import draw, read
 
+from tanager import _heap
 from tanager.clipping import clipped_grad
 from tanager.clipping.planning import autotune, choices, cost
 from tanager.clipping.planning.autotune import Timings
@@ -259,6 +260,13 @@ def test_what_xla_is_told_has_timings_of_its_own(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", " ".join([*flags[::-1], "--xla_dump_to=here"]))
     assert Timings().path == path
     monkeypatch.setenv("XLA_FLAGS", " ".join([*flags, "--xla_cpu_use_onednn=true"]))
+    assert Timings().path != path
+
+
+def test_a_process_that_keeps_its_memory_has_timings_of_its_own(monkeypatch):
+    monkeypatch.setattr(_heap, "_active", False)
+    path = Timings().path
+    monkeypatch.setattr(_heap, "_active", True)
     assert Timings().path != path
 
 

@@ -76,6 +76,12 @@ CONVOLUTIONS = {
         spread=(2, 2),
         groups=2,
     ),
+    "transposed and dilated, several images, groups": case(
+        *((2, 4, 3, 4), (2, 3, 2, 4), (1, 1), ((-1, 2), (3, -2))),
+        dilation=(2, 1),
+        spread=(2, 3),
+        groups=2,
+    ),
     "channels first": case((1, 2, 5, 4), (3, 2, 3, 3), (2, 1), layout=FIRST),
     "odd layouts": case(
         (5, 4, 2, 1), (4, 3, 2, 3), (1, 2), UNEVEN, ("HWCN", "OHIW", "CHNW")

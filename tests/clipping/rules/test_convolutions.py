@@ -37,7 +37,7 @@ def test_which_convolutions_have_which_methods():
             offered.setdefault(method, []).append(name)
     assert set(offered) == {
         *("gram", "shifted gram", "patch gram"),
-        *("vmap", "patches", "crossed"),
+        *("vmap", "patches", "crossed", "gathered"),
     }
     assert all(len(names) >= 2 for names in offered.values())
     # Crossed products want a first axis of stride one.

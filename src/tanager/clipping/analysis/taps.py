@@ -14,6 +14,7 @@ each example and computes no weight gradient. From (x, dy) each strategy finds t
 of an example's gradient and the sum of clipped gradients.
 """
 
+import functools
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -111,6 +112,15 @@ class Program:
         gradient.
         """
         return any(jaxprs.asks_what_varies(tap.equation) for tap in self.taps)
+
+    @functools.cached_property
+    def activations(self) -> float:
+        """Bytes of the taps' inputs and outputs for one example."""
+        held = set()
+        for tap in self.taps:
+            inputs = (tap.equation.invars[number] for number in tap.data)
+            held.update(inputs, tap.equation.outvars)
+        return float(sum(aval(v).size * aval(v).dtype.itemsize for v in held))
 
     @property
     def parameters(self) -> list[jex.Var]:

@@ -26,7 +26,7 @@ import numpy as np
 from jaxtyping import Array
 
 from tanager import _files as files
-from tanager import _processor
+from tanager import _heap, _processor
 from tanager._cache import cache_folder
 from tanager._reading import MALFORMED
 from tanager._version import __version__
@@ -64,6 +64,7 @@ def _identity() -> dict[str, Any]:
         "platform": device.platform,
         "device": device.device_kind,
         "cores": _processor.cores(),
+        "memory kept": _heap.keeps_freed(),
         "processor": [_processor.name(), *_processor.instructions()],
         "compiler": compiler_options(),
         "flags": sorted(f for f in flags if not f.startswith("--xla_dump")),
@@ -182,7 +183,10 @@ class Timings:
             parts = [self._seconds.get(f"{signature}:{p}") for p in _parts(method)]
             seconds = [each for each in parts if each is not None]
             if len(seconds) == len(parts):
-                known[method] = sum(seconds) * rows / few
+                more = cost.clearing(group, method, rows) - (
+                    cost.clearing(group, method, few) * rows / few
+                )
+                known[method] = sum(seconds) * rows / few + max(more, 0.0)
         return known
 
     def measure(

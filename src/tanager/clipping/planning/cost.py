@@ -4,19 +4,30 @@ The figures are rough and only their order matters. Those of a CPU were fitted t
 measurements on two cores with AVX-512 (docs/performance.md); those of an accelerator
 are guesses, never measured. Where it counts, `planning.autotune` measures.
 
-XLA on a CPU forms the kernel gradients of B examples of a convolution in G groups by
-`vmap` as if each of the B·G groups met all others, and slowly where a group has several
-channels. ``python benchmarks/costs.py`` measures a table of convolutions beside what is
-expected of them.
+What XLA does on a CPU, as ``python benchmarks/costs.py`` measures it beside what is
+expected:
+
+- By `vmap` it forms the kernel gradients of a convolution from patches that it gathers
+  number by number. That takes longer than the product where outputs are few.
+- It does so for B examples in G groups as if each of the B·G groups met all others, and
+  slowly where a group has several channels.
+- The gradient of a table by `vmap` is B tables of zeros, written, and B copies of them.
+  The Gram matrix of row numbers takes comparisons alone.
+- Pages above 32 MiB are mapped and cleared at every call, unless the process keeps its
+  memory (`_heap`). To write a number there takes several times as long.
 """
 
 from typing import NamedTuple
 
 import jax
 
+from tanager import _heap
 from tanager.clipping.analysis.jaxprs import aval
+from tanager.clipping.analysis.rounding import PRODUCT_ROWS
 from tanager.clipping.rules.base import DIRECT, Rule, Work
 from tanager.clipping.rules.convolutions import Convolution
+from tanager.clipping.rules.dots import Dot
+from tanager.clipping.rules.gathers import Gather
 from tanager.clipping.rules.groups import RETAINED, Method, NormGroup
 
 
@@ -32,6 +43,7 @@ class _Device(NamedTuple):
     bandwidth: float  # bytes per second
     launch: float  # seconds per kernel
     gradients: dict[str, float]  # time of a gradient method, relative to `flops`
+    gathered: float  # seconds for a number of a patch that XLA gathers by itself
     gram: float
 
 
@@ -39,20 +51,27 @@ _CPU = _Device(
     flops=2e11,
     bandwidth=1e10,
     launch=2e-6,
-    gradients={"vmap": 20.0, "crossed": 1.3, "patches": 1.7},
+    gradients={"vmap": 2.4, "crossed": 1.3, "patches": 1.7, "gathered": 1.7},
+    gathered=5e-9,
     gram=2.0,
 )
 _ACCELERATOR = _Device(
     flops=1e14,
     bandwidth=2e12,
     launch=5e-6,
-    gradients={"vmap": 3.0, "crossed": 1.5, "patches": 1.5},
+    gradients={"vmap": 3.0, "crossed": 1.5, "patches": 1.5, "gathered": 1.5},
+    gathered=0.0,
     gram=3.0,
 )
 _DOT = {"vmap": 1.2, "batched": 1.5}
 _GROUPED = {"depthwise": 5e10, "grouped": 1e9}
 """Operations a second of `vmap` on a CPU, were each group to meet all others."""
 
+_MAPPED = 2.0**25
+"""Bytes of a block that glibc maps at every call."""
+
+_FRESH = 2e9
+"""Bytes a second of memory that the system clears when it is first written."""
 
 _MOST_EXCESS = 0.01
 """How much too large a norm `auto` accepts from a Gram matrix."""
@@ -90,7 +109,7 @@ def precise(group: NormGroup) -> list[Method]:
 def estimate(group: NormGroup, method: Method, rows: int) -> Cost:
     """Return the expected cost of clipping a group by a method."""
     device = _device()
-    seconds, held = 0.0, 0.0
+    seconds, held = clearing(group, method, rows), 0.0
     for rule in group.rules:
         seconds += _norm_seconds(rule, method.norm, rows, device)
     if method.total == RETAINED:
@@ -106,13 +125,45 @@ def estimate(group: NormGroup, method: Method, rows: int) -> Cost:
     return Cost(seconds, held)
 
 
+def clearing(group: NormGroup, method: Method, rows: int) -> float:
+    """Return the seconds that the system takes to clear what a method first writes.
+
+    None for as much as is free again after the forward pass.
+    """
+    if _device() is not _CPU or _heap.keeps_freed():
+        return 0.0
+    before = rows * group.program.activations
+    numbers = sum(_formed_at_once(rule, method, rows) for rule in group.rules)
+    if 4.0 * numbers + before <= _MAPPED:
+        return 0.0
+    return max(4.0 * numbers - before, 0.0) / _FRESH
+
+
+def _formed_at_once(rule: Rule, method: Method, rows: int) -> float:
+    """Return how many numbers of Gram matrices or gradients exist at one time."""
+    work, formed = rule.work(rows), 0.0
+    for name in (method.norm, method.total):
+        if name in rule.grams():
+            left = work.pixels if name == "shifted gram" else work.positions
+            squares = float(left) ** 2 + float(work.positions) ** 2
+            formed = max(formed, rows * work.groups * squares)
+        elif name not in (DIRECT, RETAINED):
+            dropped = method.total != RETAINED
+            most = rule.chunk(name, rows) if dropped else rows
+            copies = 2.0 if name == "vmap" and not isinstance(rule, Dot) else 1.0
+            formed = max(formed, copies * most * work.weights)
+    return formed
+
+
 def _norm_seconds(rule: Rule, method: str, rows: int, device: _Device) -> float:
     work = rule.work(rows)
     if method not in (*rule.grams(), *rule.gradients()):
         method = "vmap"
     if method in rule.grams():
-        return _gram_seconds(work, method, device)
-    if rule.name in ("general", "gather"):
+        return _gram_seconds(rule, work, method, device)
+    if isinstance(rule, Gather):
+        return rows * (4.0 * work.results + 8.0 * work.weights) / device.bandwidth
+    if rule.name == "general":
         # Elementwise: one pass over dy, one over the gradients.
         return 4.0 * rows * (work.results + work.weights) / device.bandwidth
     grouped = isinstance(rule, Convolution) and work.groups > 1
@@ -121,19 +172,24 @@ def _norm_seconds(rule: Rule, method: str, rows: int, device: _Device) -> float:
         rate = _GROUPED["depthwise" if depthwise else "grouped"]
         return work.flops * work.groups * rows / rate
     factor = (device.gradients if work.pixels else _DOT)[method]
-    moved = 4.0 * rows * work.weights
+    moved, gathered = 4.0 * rows * work.weights, 0.0
     if isinstance(rule, Convolution):
         each = 24.0 if grouped and method == "patches" else 8.0
         moved += each * rows * rule.copied(method)
+        factor *= rule.share(method)
+        if method == "vmap":
+            moved *= 4  # the axes of each gradient change places
+            gathered = device.gathered * rows * work.positions * work.inputs
     chunks = -(-rows // rule.chunk(method, rows))
     return (
         work.flops * factor / device.flops
+        + gathered
         + moved / device.bandwidth
         + chunks * work.offsets * device.launch
     )
 
 
-def _gram_seconds(work: Work, method: str, device: _Device) -> float:
+def _gram_seconds(rule: Rule, work: Work, method: str, device: _Device) -> float:
     if work.positions == 1:
         return 4.0 * work.rows * (work.data + work.results) / device.bandwidth
     square = float(work.positions) ** 2 * work.groups
@@ -142,7 +198,7 @@ def _gram_seconds(work: Work, method: str, device: _Device) -> float:
         pixels = float(work.pixels) ** 2 * work.groups
         flops += 2.0 * pixels * work.inputs / work.offsets
         moved += 4.0 * pixels + 4.0 * work.offsets * square
-    else:
+    elif not isinstance(rule, Gather):  # which compares the numbers of rows
         flops += 2.0 * square * work.inputs
         if method == "patch gram":
             moved += 8.0 * work.positions * work.groups * work.inputs
@@ -152,7 +208,12 @@ def _gram_seconds(work: Work, method: str, device: _Device) -> float:
 
 def _total_seconds(rule: Rule, method: str, rows: int, device: _Device) -> float:
     work = rule.work(rows)
-    if rule.name in ("general", "gather"):
+    if isinstance(rule, Gather):
+        # A product adds up what one example has for a row, before the table is written.
+        product = _gram_seconds(rule, work, method, device)
+        tables = work.weights * -(-rows // PRODUCT_ROWS)
+        return product + (8.0 * rows * work.results + 4.0 * tables) / device.bandwidth
+    if rule.name == "general":
         return 4.0 * rows * work.results / device.bandwidth
     if method == DIRECT:
         return work.flops * _DOT[method] / device.flops

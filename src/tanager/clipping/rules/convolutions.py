@@ -4,6 +4,9 @@ A patch p_t is what the kernel covers at output position t. One example's gradie
 Σ_t p_t·dy_tᵀ, and the Gram matrix of patches is a sum over kernel offsets of shifted
 Gram matrices of pixels: <p_t, p_s> = Σ_o <x_{t+o}, x_{s+o}>. No patch is formed, for
 a kernel of k offsets it costs a k-th of the multiplications.
+
+A transposed convolution spreads x out, so its patches are mostly zeros. There x stays
+unchanged, and dy is gathered where each kernel offset meets a pixel.
 """
 
 import functools
@@ -254,6 +257,11 @@ class Convolution(Products):
             methods["crossed"] = Formation(
                 self.gradients_crossed, self._crossed_at_anchor, own, scale, (0, -1)
             )
+        if self._spread_out():
+            own = (groups, inputs, self.offsets, outputs)
+            methods["gathered"] = Formation(
+                self.gradients_gathered, self._gathered_at_anchor, own, scale, (0, -1)
+            )
         return methods
 
     def _few_slices(self) -> bool:
@@ -263,6 +271,21 @@ class Convolution(Products):
     def _dense(self) -> bool:
         """Whether along the first axis every row of the image is a position."""
         return self._strides[0] == 1 and self._padding[0][2] == 0
+
+    def _spread_out(self) -> bool:
+        """Whether zeros lie between the pixels, and every one of them is a position."""
+        spread = any(each for _, _, each in self._padding)
+        return spread and all(stride == 1 for stride in self._strides)
+
+    def share(self, method: str) -> float:
+        """Return how many of the plain weight gradient's products a method takes."""
+        return self._alone / self.positions if method == "gathered" else 1.0
+
+    @property
+    def _alone(self) -> int:
+        """The number of pixels without padding and without zeros between them."""
+        shape = aval(self.tap.equation.invars[0]).shape
+        return self.images * math.prod(shape[n] for n in self._image_order[1:-1])
 
     def chunk(self, method: str, rows: int) -> int:
         """See `Rule.chunk`: what is copied should stay in a CPU's cache."""
@@ -282,6 +305,8 @@ class Convolution(Products):
         if method == "crossed":
             own = self.kernel[0] * self.outputs * self.positions
             return self.offsets // self.kernel[0] * inputs + own
+        if method == "gathered":
+            return self.offsets * self.outputs * self._alone
         return 0
 
     def gradients_by_patches(self, seen: TapValues) -> Float[Array, "b g k c f"]:
@@ -315,11 +340,42 @@ class Convolution(Products):
         right = jnp.stack(parts, axis=-2)
         return product("btgoc,btgkf->bgockf", left, right, exact=seen.exact)
 
+    def gradients_gathered(self, seen: TapValues) -> Float[Array, "b g c k f"]:
+        """One product of x unchanged, and dy where each offset meets each pixel.
+
+        Pixel q meets offset o at position low + q·spread - o·dilation.
+        """
+        spatial = len(self.kernel)
+        x = self._image(seen, [(0, 0, 0)] * spatial)
+        left = x.reshape(x.shape[0], -1, *x.shape[-2:])
+        dy = self.by_position(seen.gradients[0])
+        dy = dy.reshape(*x.shape[:2], *self.extent, self.groups, -1)
+        zero, still = jnp.zeros((), dy.dtype), (0, 0, 0)
+        sides = [*zip(self._padding, self._dilation, x.shape[2:-2], strict=True)]
+        steps = (1, 1, *(spread + 1 for _, _, spread in self._padding), 1, 1)
+        parts = []
+        for offset in itertools.product(*map(range, self.kernel)):
+            fill = []
+            for o, size, ((low, _, spread), dilation, pixels) in zip(
+                offset, self.extent, sides, strict=True
+            ):
+                first = low - o * dilation
+                last = first + (pixels - 1) * (spread + 1)
+                fill.append((-first, last + 1 - size, 0))
+            met = lax.pad(dy, zero, [still, still, *fill, still, still])
+            parts.append(lax.slice(met, [0] * met.ndim, met.shape, steps))
+        right = jnp.stack(parts, axis=-2)
+        right = right.reshape(*left.shape[:2], *right.shape[-3:])
+        return product("bqgc,bqgkf->bgckf", left, right, exact=seen.exact)
+
     def _patches_at_anchor(self, gradient: Float[Array, "g k c f"]) -> Array:
         return self._at_anchor(jnp.moveaxis(gradient, 0, 2))
 
     def _crossed_at_anchor(self, gradient: Float[Array, "g o c k f"]) -> Array:
         return self._at_anchor(jnp.transpose(gradient, (3, 1, 2, 0, 4)))
+
+    def _gathered_at_anchor(self, gradient: Float[Array, "g c k f"]) -> Array:
+        return self._at_anchor(jnp.transpose(gradient, (2, 1, 0, 3)))
 
     def _at_anchor(self, gradient: Array) -> Array:
         """Return the anchor's gradient from `[offsets..., C, G, F]`."""
