@@ -20,6 +20,7 @@ import optax
 from parts import step as make_step
 from parts import train
 from switch import FULL
+from tanager.adaptive import AdaptiveClipping
 from tanager.bench.collectives import exchanged
 from tanager.clipping.planning.autotune import Timings
 from tanager.data import ArraySource, gather
@@ -144,6 +145,14 @@ def equality():
         "resumed": apart(resumed.params, reference.params),
         "resumed_steps": resumed.summary["steps"],
     }
+
+
+def followed(*place):
+    """The clipping norms of a run, which its noisy counts move."""
+    lines = []
+    adaptive = {"adaptive": AdaptiveClipping(), "on_metrics": lines.append}
+    trained(*place, evaluate_every=1, **adaptive)
+    return [line["clip_norm"] for line in lines]
 
 
 class EveryDeviceItsOwnNoise(Layout):
@@ -345,6 +354,7 @@ def main():
         "parameters": flat(params()).size,
         "equality": equality(),
         "bits": the_same_bits(),
+        "adaptive": [followed(1, 64), followed(8, 8, True)],
         "planted": planted,
         "lemma": lemma(),
         "whole": collectives(Layout(8)),

@@ -49,6 +49,13 @@ def test_devices_shares_and_the_order_of_batches_do_not_change_a_bit(found):
 
 
 @pytest.mark.slow
+def test_adaptive_clipping_counts_the_examples_of_all_devices_once(found):
+    one, shares = found["adaptive"]
+    assert len(set(one)) == 10
+    assert shares == pytest.approx(one, rel=1e-6)
+
+
+@pytest.mark.slow
 def test_an_update_is_equation_5_of_lemma_a1_on_any_number_of_devices(found):
     """On one, and on eight with shares; the others give the same bits."""
     assert len(found["lemma"]) == 2
