@@ -17,8 +17,9 @@ demo: $(SET_UP)
 	$(BIN)/tanager train --out runs/demo
 
 test: $(SET_UP)
-	$(MAKE) --jobs=2 --output-sync lint as-users
-	$(BIN)/pytest --ignore=tests/clipping/test_clipped_grad.py
+	$(MAKE) --jobs=2 --output-sync lint as-users & checks=$$!; \
+	$(BIN)/pytest --ignore=tests/clipping/test_clipped_grad.py; tests=$$?; \
+	wait $$checks && exit $$tests
 
 # All strategies against the oracle, compiled as users compile (tests/conftest.py).
 as-users: $(SET_UP)
@@ -64,7 +65,8 @@ format: $(SET_UP)
 
 $(SET_UP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check \
+		--editable ".[dev]"
 	touch $@
 
 clean:
