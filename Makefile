@@ -11,6 +11,9 @@ VENV ?= $(if $(filter python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 SET_UP := $(VENV)/.set-up
 
+# Each of the processes of a test run would compile the same modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-full docs dist bench-peers lint as-users format clean
 
 demo: $(SET_UP)
