@@ -1,5 +1,6 @@
 import contextlib
 import dataclasses
+import inspect
 import io
 import json
 import math
@@ -144,7 +145,7 @@ def test_every_field_is_a_flag_with_help():
     words = " ".join(re.sub(r"[│╭╮╰╯─]", " ", shown.getvalue()).split())
     assert Recipe.__doc__ is not None
     described = dict(
-        re.findall(r"^        (\w+): (.*)$", Recipe.__doc__, flags=re.MULTILINE)
+        re.findall(r"^    (\w+): (.*)$", inspect.cleandoc(Recipe.__doc__), re.MULTILINE)
     )
     assert "--solve-for" not in words  # It follows from the other flags.
     for field in dataclasses.fields(Recipe):

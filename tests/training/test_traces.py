@@ -5,6 +5,7 @@ import pytest
 from test_feed import Rows
 from test_loop import run
 
+from tanager.adaptive import AdaptiveClipping
 from tanager.clipping.planning.autotune import Timings
 from tanager.training import loop
 from tanager.training.step import Step
@@ -36,6 +37,7 @@ def traces(monkeypatch):
     ("held", "options"),
     [
         (True, {"devices": 1, "memory": "low"}),
+        (False, {"devices": 1, "adaptive": AdaptiveClipping()}),
         (False, {"devices": 1, "strategy": "per_example"}),
         (True, {"devices": 2, "shard_parameters": True}),
         (
@@ -47,7 +49,7 @@ def traces(monkeypatch):
             },
         ),
     ],
-    ids=["low", "per_example", "sharded", "views"],
+    ids=["low", "adaptive", "per_example", "sharded", "views"],
 )
 def test_the_step_is_traced_once(traces, held, options):
     run(data=data(held), **options)

@@ -184,9 +184,9 @@ class Step:
             jax.eval_shape(lambda: empty(sums, self.layout)),
             batch,
         )
-        self._accumulate_jitted.eval_shape(
-            *self.layout.shapes(arrays), self.augmentation_key(0)
-        )
+        norm = None if self.adaptive is None else jax.ShapeDtypeStruct((), jnp.float32)
+        *arrays, norm = self.layout.shapes((*arrays, norm))
+        self._accumulate_jitted.eval_shape(*arrays, self.augmentation_key(0), norm)
 
     def models(self, state: State) -> tuple[PyTree, PyTree]:
         """Return the model and its average, whole on every device."""
@@ -243,9 +243,9 @@ class Step:
         """Return `accumulate` compiled for such a batch, and what runs it once."""
         key = self.augmentation_key(0)
         params = self.layout.parameters(self.params)
-        given = (params, self._placed, self.zero(), batch, key)
+        given = (params, self._placed, self.zero(), batch, key, None)
         program = self._accumulate_jitted.lower(*given).compile()
-        return program, lambda: program(params, self._placed, self.zero(), batch, key)
+        return program, lambda: program(*given[:2], self.zero(), *given[3:])
 
     def augmentation_key(self, step: int) -> Key[Array, ""]:
         """Return the key all views of this step are drawn from."""
@@ -275,7 +275,7 @@ class Step:
         accumulator: Accumulator,
         batch: PhysicalBatch,
         key: Key[Array, ""],
-        clip_norm: Float[Array, ""] | None = None,
+        clip_norm: Float[Array, ""] | None,
     ) -> Accumulator:
         layout, each = self.layout, PartitionSpec(AXIS)
         sums = specs(self._sums.shapes(self._released(params)), layout)
@@ -305,7 +305,7 @@ class Step:
         accumulator: Accumulator,
         batch: PhysicalBatch,
         key: Key[Array, ""],
-        clip_norm: Float[Array, ""] | None = None,
+        clip_norm: Float[Array, ""] | None,
     ) -> Accumulator:
         if self.in_memory:
             rows = jax.tree.map(lambda leaf: leaf[batch.indices], batch.examples)
@@ -368,7 +368,7 @@ class Step:
         total = self.zero()
         key, drawn = self.augmentation_key(0), self.draw(0)
         accumulate = self._accumulate_jitted.lower(
-            state.params, self._placed, total, batch, key
+            state.params, self._placed, total, batch, key, state.clip_norm
         )
         return accumulate, self._update_jitted.lower(state, total, drawn, np.int32(0))
 
