@@ -30,7 +30,9 @@ sys.exit(main([*sys.argv[1:], "-D", "html_theme=basic"]))
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     out = tmp_path_factory.mktemp("site")
-    sphinx = ["-m", "sphinx"] if FULL else ["-c", QUICKLY]
+    quickly = out / "quickly.py"  # of Python 3.13's -c, inspect gives wrong sources
+    quickly.write_text(QUICKLY)
+    sphinx = ["-m", "sphinx"] if FULL else [quickly]
     options = ["--quiet", "--fail-on-warning", "--keep-going"]
     made = subprocess.run(
         [sys.executable, *sphinx, *options, "-d", out / "trees", DOCS, out / "html"],
