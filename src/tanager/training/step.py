@@ -275,7 +275,7 @@ class Step:
         accumulator: Accumulator,
         batch: PhysicalBatch,
         key: Key[Array, ""],
-        clip_norm: Float[Array, ""] | None,
+        clip_norm: Float[Array, ""] | None = None,
     ) -> Accumulator:
         layout, each = self.layout, PartitionSpec(AXIS)
         sums = specs(self._sums.shapes(self._released(params)), layout)
