@@ -7,7 +7,7 @@ fitted to this table, with their ratio. The rows are of
 
 - convolutions of H×H×C, k×k, with stride s, in G groups, x dilated by d (d > 1 is a
   transposed convolution): each way to form the gradients of B examples;
-- tables of R rows of D numbers, of which each of B examples takes T;
+- tables of R rows and D columns, from which each of B examples takes T rows;
 - products of T positions of K numbers with a matrix K×N.
 
 By ``--keep-memory`` the process keeps the memory that it frees; without it the system

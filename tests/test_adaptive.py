@@ -17,6 +17,7 @@ import tanager
 from parts import step, train
 from tanager.adaptive import AdaptiveClipping
 from tanager.clipping.planning.choices import STRATEGIES
+from trees import distance
 
 
 MECHANISM = tanager.Mechanism(sample_rate=0.5, noise_multiplier=1.2, steps=30)
@@ -38,10 +39,6 @@ def clip_of(mechanism=MECHANISM, clip_norm=1.0, batch_size=N / 2, **options):
 def flat(tree):
     leaves = [np.ravel(leaf) for leaf in jax.tree.leaves(tree)]
     return np.concatenate(leaves).astype(np.float64)
-
-
-def distance(one, other):
-    return float(np.linalg.norm(flat(one) - flat(other)))
 
 
 @pytest.mark.parametrize("strategy", sorted(STRATEGIES))

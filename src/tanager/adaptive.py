@@ -97,14 +97,7 @@ class AdaptiveClipping:
         ratio = asked / sigma if sigma else 5.0
         weight = grad_fn.sensitivity / math.sqrt(ratio**2 - 0.25)
         weight = 2.0 ** math.floor(math.log2(weight))
-        return AdaptiveClip(
-            self,
-            grad_fn,
-            grad_fn.clip_norm,
-            math.hypot(grad_fn.sensitivity, weight / 2),
-            weight,
-            batch_size,
-        )
+        return AdaptiveClip(self, grad_fn, weight, batch_size)
 
 
 @dataclass(frozen=True)
@@ -116,18 +109,24 @@ class AdaptiveClip:
     Attributes:
         settings: what it was made of.
         grad_fn: what clips.
-        first: C of the first step.
-        sensitivity: how far one example moves what is to be released.
-        weight: w of the count in it, a power of two: its products are exact.
+        weight: w of the count, a power of two: its products are exact.
         batch_size: the public expected one.
     """
 
     settings: AdaptiveClipping
     grad_fn: ClippedGrad
-    first: float
-    sensitivity: float
     weight: float
     batch_size: float
+
+    @property
+    def first(self) -> float:
+        """C of the first step."""
+        return self.grad_fn.clip_norm
+
+    @property
+    def sensitivity(self) -> float:
+        """How far one example moves what is to be released, in the 2-norm."""
+        return math.hypot(self.grad_fn.sensitivity, self.weight / 2)
 
     def released(self, params: PyTree) -> tuple[PyTree, Any]:
         """Return shapes of what is released, for `GaussianNoise`: params and count."""

@@ -69,27 +69,26 @@ def shaken(key, example):
 VIEWS = {"augment": shaken, "augmentation_multiplicity": 3}
 
 
+def require_found(bug, replayed):
+    for part, checks in bug.found_by.items():
+        assert checks <= {
+            each.check for each in getattr(replayed, part)() if not each.passed
+        }
+
+
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.plant.__name__)
 def test_a_replay_finds_the_bug(problem, monkeypatch, bug):
     # What is not random shows in few steps, who is sampled in many.
     steps = 24 if bug.found_by.keys() == {"sampling"} else 8
     views = VIEWS if bug.plant is bugs.clipped_per_view else {}
     bug.plant(monkeypatch)
-    found = Replay(*problem(steps=steps, **views))
-    for part, checks in bug.found_by.items():
-        assert checks <= {
-            each.check for each in getattr(found, part)() if not each.passed
-        }
+    require_found(bug, Replay(*problem(steps=steps, **views)))
 
 
 @pytest.mark.parametrize("bug", bugs.ADAPTIVE, ids=lambda bug: bug.plant.__name__)
 def test_a_replay_finds_the_bug_of_adaptive_clipping(problem, monkeypatch, bug):
     bug.plant(monkeypatch)
-    found = Replay(*problem(adaptive=AdaptiveClipping()))
-    for part, checks in bug.found_by.items():
-        assert checks <= {
-            each.check for each in getattr(found, part)() if not each.passed
-        }
+    require_found(bug, Replay(*problem(adaptive=AdaptiveClipping())))
 
 
 @pytest.mark.parametrize(
@@ -101,7 +100,7 @@ def test_a_replay_finds_the_bug_of_adaptive_clipping(problem, monkeypatch, bug):
         {"style": "automatic"},
         {"adaptive": AdaptiveClipping(0.3, 0.5), "clip_norm": 3.0},
     ],
-    ids=["as it is", "auto", "views of a part", "automatic style", "adaptive"],
+    ids=["plain", "auto", "views of a part", "automatic style", "adaptive"],
 )
 def test_without_a_bug_replays_find_nothing(problem, options):
     *parts, steps = problem(**options)

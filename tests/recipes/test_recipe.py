@@ -56,6 +56,14 @@ MINIMAL: dict = {
             {"clip_norm": -1.0},
             "clip_norm (=-1.0) must be positive and finite: the papers",
         ),
+        (
+            {"clipping": "hard"},
+            "clipping (='hard') must be one of clip, automatic, adaptive",
+        ),
+        (
+            {"clipping": "adaptive", "non_private": True, "epsilon": None},
+            "clipping (='adaptive') must be left out for class means, and without",
+        ),
         ({"learning_rate": -2.0}, "learning_rate (=-2.0) must be positive and finite"),
         (
             {"optimizer_options": {"momentum": "high"}},

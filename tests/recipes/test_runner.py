@@ -85,6 +85,15 @@ def test_images_that_differ_in_size_become_what_the_model_is_for(tmp_path, image
     assert runner.prepare("folder", resized).dataset.image_shape == (8, 8, 3)
 
 
+def test_the_flag_for_clipping_reaches_the_algorithm():
+    styles = {"clip": "clip", "automatic": "automatic", "adaptive": "clip"}
+    for clipping, style in styles.items():
+        recipe = dataclasses.replace(recipes.get("digits").recipe, clipping=clipping)
+        made = runner.algorithm(runner.prepare("digits", recipe), 1437)
+        assert made.clipping_style.name == style
+        assert (made.adaptive is not None) == (clipping == "adaptive")
+
+
 def test_a_run_records_what_was_not_read(tmp_path, images, capsys):
     """On standard error, and in config.json; more of it later is no other run."""
     out = tmp_path / "run"

@@ -166,11 +166,19 @@ def test_guarantee_is_one_sentence_with_its_assumptions(text):
 
 
 @pytest.mark.parametrize(
-    ("gamma", "said"),
-    [(None, "to norm C = 1 and added"), (0.01, "counts as C·g/(‖g‖ + 0.01)) and")],
+    ("field", "said"),
+    [
+        ({"clip_gamma": None}, "to norm C = 1 and added"),
+        ({"clip_gamma": 0.01}, "counts as C·g/(‖g‖ + 0.01)) and"),
+        (
+            {"adaptive_clipping": {"quantile": 0.5}},
+            "to norm C = 1 at first, then to one that follows the 0.5-quantile of "
+            "their norms (adaptive clipping, by noisy counts that are part of ε), and",
+        ),
+    ],
 )
-def test_the_style_of_clipping_is_said(gamma, said):
-    result = written.RESULT | {"unit": "example", "clip_gamma": gamma}
+def test_the_style_of_clipping_is_said(field, said):
+    result = written.RESULT | {"unit": "example"} | field
     assert said in guarantee.mechanism(result)
 
 

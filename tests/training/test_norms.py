@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from parts import train
+from tanager.adaptive import AdaptiveClipping
 from tanager.privacy.mechanism import Mechanism
 from tanager.training.norms import BINS, Norms, edges, histogram
 
@@ -69,6 +70,14 @@ def test_a_run_keeps_the_norms_of_all_sampled_examples(run):
     assert norms.quantile(0.1) == pytest.approx(0.3, rel=0.2)
     assert norms.quantile(0.9) == pytest.approx(3.0, rel=0.2)
     assert norms.suggested_clip_norm() == pytest.approx(3.0, rel=0.2)
+
+
+def test_norms_of_adaptive_clipping_are_beside_the_last_clipping_norm(tmp_path):
+    x = np.ones((16, 4), np.float32)
+    trained(loss, x, tmp_path, 4, adaptive=AdaptiveClipping(), clip_norm=0.5)
+    *_, last = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert last["clip_norm"] > 0.5
+    assert Norms.read(tmp_path).clip_norm == last["clip_norm"]
 
 
 def test_norms_stay_in_the_private_folder(run):

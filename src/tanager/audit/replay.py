@@ -184,7 +184,7 @@ class Replay:
 
     def sums(self) -> Iterator[Finding]:
         """Check that each update is the sum of its examples' clipped gradients."""
-        run, adaptive = self._silent, self._exact.adaptive
+        run, adaptive = self._noiseless, self._exact.adaptive
         right = self._by_definition(run)
         apart = np.linalg.norm(self._batch_size * run.gradients - right.sums, axis=1)
         largest = max(1.0, np.linalg.norm(right.sums, axis=1).max())
@@ -214,7 +214,7 @@ class Replay:
         other = _record(silent, self._still, self._runtime, _OTHER)
         clip, scale, counted = self._clip, self._batch_size / sigma, []
         if clip is None:
-            without = self._silent.gradients
+            without = self._noiseless.gradients
         else:
             right = self._by_definition(run)
             without = right.sums / self._batch_size
@@ -286,7 +286,7 @@ class Replay:
             )
 
     @functools.cached_property
-    def _silent(self) -> Recorded:
+    def _noiseless(self) -> Recorded:
         return _record(self._problem, self._exact, self._runtime)
 
     @property

@@ -215,9 +215,9 @@ def rounded_to(pixels: Float[Array, "h w c"], dtype: np.dtype) -> View:
     sum of floats falls on depends on how it was compiled, so what is just below goes
     up too.
     """
-    return (
-        jnp.floor(pixels + (0.5 + 2**-10)) if dtype == jnp.uint8 else pixels
-    ).astype(dtype)
+    if dtype == jnp.uint8:
+        pixels = jnp.floor(pixels + (0.5 + 2**-10))
+    return pixels.astype(dtype)
 
 
 def working_dtype(dtype: np.dtype) -> np.dtype:

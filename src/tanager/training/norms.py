@@ -82,8 +82,8 @@ class Norms:
             counts = [_sum([lines[i] for i in piece]) for piece in pieces]
         steps = tuple(lines[piece[-1]]["step"] for piece in pieces)
         if config["adaptive_clipping"] is not None:
-            released = read_json_lines(run / "metrics.jsonl", ("step",))
-            clip_norm = next((ln["clip_norm"] for ln in released[::-1]), clip_norm)
+            for line in read_json_lines(run / "metrics.jsonl", ("step",)):
+                clip_norm = line.get("clip_norm", clip_norm)
         return cls(steps, np.stack(counts), clip_norm)
 
     def quantile(self, share: float) -> float:

@@ -176,7 +176,7 @@ class DPSGD:
         check_claim(self.accountant, common_adjacency(self.mechanisms()))
         if self.clip_norm is not None:
             validate.clipping_norm(self.clip_norm)
-        style = Style(self.style) if isinstance(self.style, str) else self.style
+        style = self.clipping_style
         if style.name == "unit":
             rule = "must be clip or automatic: updates are divided by C already"
             validate.refuse("style", "unit", rule)
@@ -190,9 +190,7 @@ class DPSGD:
 
     @property
     def clipping_style(self) -> Style:
-        """`style` as a `clipping.Style`; "unit" where C changes."""
-        if self.adaptive is not None:
-            return Style("unit")
+        """`style` as a `clipping.Style`."""
         return Style(self.style) if isinstance(self.style, str) else self.style
 
     def mechanisms(self) -> list[Mechanism]:

@@ -112,7 +112,7 @@ class Step:
             self.grad_fn = clipped_grad(
                 self.unit.loss,
                 clip_norm=clip_norm,
-                style=algorithm.clipping_style,
+                style="unit" if algorithm.adaptive else algorithm.clipping_style,
                 strategy=runtime.strategy,
                 memory=runtime.memory,
                 trainable=trainable,
@@ -159,7 +159,7 @@ class Step:
         return other
 
     def forget_traces(self) -> None:
-        """Trace `accumulate` anew: other methods may now be known to be faster."""
+        """Trace `accumulate` again: measurements may now favour other methods."""
         self._accumulate_jitted = jit(self._accumulate, donate_argnums=2)
 
     def check(self, params: PyTree, example: PyTree, physical_batch_size: int) -> None:
