@@ -14,6 +14,9 @@ from tanager.cli import main
 from tanager.commands import evaluate
 
 
+SPLIT = ("train", "test")
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "digits"
@@ -230,6 +233,28 @@ def test_a_run_is_evaluated_as_its_training_did(run, tmp_path, capsys):
     for part in ("on 360 test examples of digits", "confusion matrix: a row"):
         assert part in out, part
     assert "ε does not cover these numbers" in out
+
+
+@pytest.mark.parametrize("kind", ["files", "arrays"])
+def test_evaluation_sees_the_pixels_that_prediction_sees(run, tmp_path, kind):
+    """A grey model, and images in colour of another size."""
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 9, 10, 3), np.uint8)
+    labels = np.arange(8) % 2
+    if kind == "arrays":
+        parts = {"images": pixels, "labels": labels}
+        both = {f"{s}_{name}": part for s in SPLIT for name, part in parts.items()}
+        np.savez(tmp_path / "data.npz", **both)
+    for number, one in enumerate(pixels if kind == "files" else ()):
+        for split in SPLIT:
+            folder = tmp_path / split / str(labels[number])
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(one).save(folder / f"{number}.png")
+    model = tanager.load(run)
+    options = evaluate.Arguments(str(run), data=str(tmp_path))
+    found, _ = evaluate._logits(model, evaluate._labelled(model, options), options)
+    order = np.argsort(labels, kind="stable") if kind == "files" else slice(None)
+    expected = model.logits([Image.fromarray(one) for one in pixels[order]])
+    np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 def test_an_export_is_evaluated_on_a_folder(run, tmp_path, capsys):

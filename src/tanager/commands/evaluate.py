@@ -162,7 +162,8 @@ def _labelled(model: "Model", options: Arguments) -> "Dataset":
             uncertain: Any = options.uncertain or "refuse"
             several = {"multi_label": model.multi_label, "uncertain": uncertain}
             layout = data.Layout(path, labels=labels, **several)
-            found = data.load("folder", layout, image_size=side, progress=report)
+            shape = model.preprocessing.shape_read
+            found = data.load("folder", layout, image_size=shape, progress=report)
     if side is None and (found.record or {}).get("size") == "default":
         rule = "has images of different sizes, and training read images of "
         rule += f"{height} × {width} pixels"

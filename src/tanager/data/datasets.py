@@ -102,7 +102,7 @@ def load(
     classes: Sequence[str] | None = None,
     validation_examples: int = 0,
     train_examples: int | None = None,
-    image_size: int | None = None,
+    image_size: int | tuple[int, int, int] | None = None,
     stream: bool | None = None,
     groups: str | None = None,
     features_from: str | Path | None = None,
@@ -145,7 +145,8 @@ def load(
         train_examples: keep only this many of the training examples, the first of the
             same permutation; None keeps all.
         image_size: resize all images to this many pixels each way: the shorter side is
-            scaled, the middle is kept. For ``folder`` and those below it alone. None
+            scaled, the middle is kept. Or (height, width, channels), 1 channel for
+            grey. For ``folder`` and those below it alone. None
             opens all images first: those of one size stay as they are, those of a
             ``folder`` that differ become `Layout.default_side`, and others are refused.
         stream: True reads and decodes images as they are needed, which class folders,
@@ -166,8 +167,9 @@ def load(
     """
     validate.one_of(DATASETS, name=name)
     validate.whole(validation_examples=validation_examples, at_least=0)
-    if image_size is not None:
-        validate.whole(image_size=image_size, at_least=1)
+    for side in image_size if isinstance(image_size, tuple) else (image_size,):
+        if side is not None:
+            validate.whole(image_size=side, at_least=1)
     unused = {"image_size": image_size if name not in RESIZED else None}
     if name == "digits":
         unused |= {"path": path, "stream": stream, "groups": groups}
@@ -196,7 +198,8 @@ def load(
         )
         side = 1 if features_from is not None and wanted.shape is None else image_size
         if side is not None:
-            wanted = dataclasses.replace(wanted, shape=(side, side, 3))
+            shape = side if isinstance(side, tuple) else (side, side, 3)
+            wanted = dataclasses.replace(wanted, shape=shape)
         dataset = _found(name, wanted, features_from is None)
         wanted.record.warn()
     if features_from is not None and name != "features":

@@ -281,7 +281,7 @@ def _arrays(
         if source.shape[:2] != (shape[:2] if wanted.classes else first[:2]):
             found = f"has {name}_images of {source.shape}, and not of "
             refuse_file(place, f"{found}{shape if wanted.classes else first}")
-        source.shape = (*shape[:2], source.shape[2])
+        source.shape = (*shape[:2], min(shape[2], source.shape[2]))
     return _numbered(wanted, sources, alone=not names)
 
 
@@ -376,7 +376,7 @@ def _shape(wanted: Wanted, sources: Sequence[EncodedImages]) -> tuple[int, int, 
     if wanted.shape is not None:
         height, width, channels = wanted.shape
         in_memory = not wanted.streams(sum(map(len, sources)), wanted.shape)
-        if wanted.own and in_memory:
+        if wanted.own and in_memory and channels > 1:
             channels = common_shape(sources, wanted.progress)[1]
         return height, width, channels
     size, channels = common_shape(sources, wanted.progress)
