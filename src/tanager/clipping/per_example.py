@@ -18,7 +18,7 @@ from tanager.clipping.rules.retained import RetainedGradients, weighted_sum
 
 
 def per_example(
-    gradient: Callable[[PyTree, PyTree], tuple[tuple[Array, PyTree], PyTree]],
+    gradients_of: Callable[[PyTree, PyTree], tuple[tuple[Array, PyTree], PyTree]],
     params: PyTree,
     batch: PyTree,
     mask: Bool[Array, " b"],
@@ -26,13 +26,12 @@ def per_example(
 ) -> tuple[PyTree, list[Float[Array, " b"]], tuple[Array, PyTree]]:
     """Return the sum of clipped gradients, their norms by part, losses and aux.
 
-    `gradient` is of one example: ((loss, aux), gradient).
+    `gradients_of` returns those of all rows: ((losses, aux), gradients).
     """
     # XLA may compute a batch of convolutions as one with zeros between: 0·NaN is NaN.
     # Products keep rows apart. A second way to compute only such batches would round
     # the other rows differently, and so tell that the row was there.
-    every = safe_to_split(jax.vmap(gradient, (None, 0)))
-    results, gradients = every(params, batch)
+    results, gradients = safe_to_split(gradients_of)(params, batch)
     leaves, tree = jax.tree.flatten(jax.tree.map(widen, gradients))
     found = [(number, squares(leaf)) for number, leaf in enumerate(leaves)]
     norms = limit.norms_of(found, mask.shape[0])

@@ -218,10 +218,10 @@ class ClippedGrad:
             else refusals.check_transform(self.transform, wide)
         )
 
-    def _gradient_of(
+    def _gradients_of(
         self, fixed: PyTree, alone: str
     ) -> Callable[[PyTree, PyTree], Any]:
-        """Return the function from an example to ((loss, aux), what is clipped)."""
+        """Return the function from a batch to ((losses, aux), what is clipped)."""
         loss, transform = self._loss_of(fixed), self.transform
         every = jax.value_and_grad(loss, has_aux=self.has_aux)
 
@@ -231,7 +231,7 @@ class ClippedGrad:
                 gradient = transform(jax.tree.map(widen, gradient))
             return results if self.has_aux else (results, ()), gradient
 
-        return one_at_a_time(one) if alone else one
+        return one_at_a_time(one) if alone else jax.vmap(one, (None, 0))
 
     def _clip(
         self,
@@ -247,7 +247,7 @@ class ClippedGrad:
             batch, mask = jax.tree.map(
                 lambda leaf: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype), (batch, mask)
             )
-        like, gradient = self._clipped_like(trainable), self._gradient_of(fixed, alone)
+        like, gradients = self._clipped_like(trainable), self._gradients_of(fixed, alone)
         norms, tree = jax.tree.flatten(clip_norm)
         limit = Limit(norms, parts_of(clip_norm, like), self.style)
         program = self._program(alone, trainable, fixed, batch)
@@ -258,7 +258,7 @@ class ClippedGrad:
         def clip(rows: int, batch: PyTree, mask: Array) -> tuple[PyTree, PyTree]:
             plan = plans[rows]
             if plan.program is None:
-                found = per_example(gradient, trainable, batch, mask, limit)
+                found = per_example(gradients, trainable, batch, mask, limit)
                 total, own, (losses, more) = found
             else:
                 parts = plan.program, plan.groups, plan.methods

@@ -90,8 +90,31 @@ def test_examples_of_several_models_stay_apart(loss):
 
 
 @pytest.mark.parametrize("loss", [answer, branch])
+def test_derivatives_are_those_of_one_example_after_the_other(loss):
+    def definition(loss, w):
+        each = [jax.grad(loss)(w, row) for row in X]
+        return sum(g * jnp.minimum(1, C / jnp.linalg.norm(g)) for g in each)
+
+    def slopes(clip):
+        def curve(w, held):
+            total = clip(lambda w, x: loss(w, x) + held * jnp.sum(w**2), w)
+            return jnp.sum(jnp.cos(3 * total))
+
+        at = W, jnp.float32(0.3)
+        along = jax.jit(lambda at: jax.jvp(curve, at, (W[::-1], at[1]))[1])
+        return [*jax.jit(jax.grad(curve, (0, 1)))(*at), along(at)]
+
+    found = slopes(lambda loss, w: clipped_grad(loss, clip_norm=C)(w, X).sum)
+    for got, expected in zip(found, slopes(definition), strict=True):
+        size = np.max(np.abs(expected))
+        np.testing.assert_allclose(got, expected, atol=1e-3 * size)
+
+
+@pytest.mark.parametrize("loss", [answer, branch])
 def test_planted_one_answer_for_all_rows_is_seen(loss, monkeypatch):
-    monkeypatch.setattr(transform, "one_at_a_time", lambda function: function)
+    monkeypatch.setattr(
+        transform, "one_at_a_time", lambda function: jax.vmap(function, (None, 0))
+    )
     found = clipped_grad(loss, clip_norm=C)(W, X).sum
     assert np.max(np.abs(found - row_by_row(loss, W, X))) > 0.1
 

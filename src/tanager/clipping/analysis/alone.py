@@ -14,8 +14,10 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.extend.core as jex
 from jax.custom_batching import sequential_vmap
+from jaxtyping import PyTree
 
 from tanager.clipping.analysis.jaxprs import every_equation
 
@@ -38,12 +40,26 @@ _WITHOUT_VMAP = {
 }
 
 
-def one_at_a_time(function: Callable) -> Callable:
-    """Return a function that `jax.vmap` calls for one row after the other.
+def one_at_a_time(
+    function: Callable[[PyTree, PyTree], PyTree],
+) -> Callable[[PyTree, PyTree], PyTree]:
+    """Return what `jax.vmap(function, (None, 0))` does, one row after the other.
 
-    An outer `vmap`, over models say, calls it one by one too.
+    An outer `vmap`, over models say, is done one by one too. Where that one is
+    differentiated, it takes all models together, as the loss itself would.
     """
-    return sequential_vmap(function)
+
+    def rows(params: PyTree, batch: PyTree) -> PyTree:
+        return jax.lax.map(lambda row: function(params, row), batch)
+
+    def each(params: PyTree, batch: PyTree) -> PyTree:
+        # JAX differentiates no `sequential_vmap`. What the loss holds is an argument.
+        closed, held = jax.closure_convert(rows, params, batch)
+        called = jax.custom_jvp(sequential_vmap(closed))
+        called.defjvp(lambda given, along: jax.jvp(closed, given, along))
+        return called(params, batch, *held)
+
+    return each
 
 
 def is_sequential(equation: Any) -> bool:
