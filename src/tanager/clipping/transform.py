@@ -247,10 +247,8 @@ class ClippedGrad:
             batch, mask = jax.tree.map(
                 lambda leaf: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype), (batch, mask)
             )
-        like, gradients = (
-            self._clipped_like(trainable),
-            self._gradients_of(fixed, alone),
-        )
+        like = self._clipped_like(trainable)
+        gradients = self._gradients_of(fixed, alone)
         norms, tree = jax.tree.flatten(clip_norm)
         limit = Limit(norms, parts_of(clip_norm, like), self.style)
         program = self._program(alone, trainable, fixed, batch)

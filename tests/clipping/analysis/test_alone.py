@@ -84,9 +84,17 @@ def test_sums_are_those_of_one_example_after_the_other(loss, strategy):
 @pytest.mark.parametrize("loss", [answer, ragged, own_rule])
 def test_examples_of_several_models_stay_apart(loss):
     weights, data = jnp.stack([W, -W]), jnp.stack([X, X[::-1] - 1])
-    every = jax.jit(jax.vmap(lambda w, x: clipped_grad(loss, clip_norm=C)(w, x).sum))
-    for found, w, x in zip(every(weights, data), weights, data, strict=True):
-        np.testing.assert_allclose(found, row_by_row(loss, w, x), atol=1e-5)
+    held = jnp.array([1, 2])  # whole numbers, traced outside of the loss
+
+    def times(n):
+        return lambda w, x: jnp.float32(n) * loss(w, x)
+
+    def clipped(w, x, n):
+        return clipped_grad(times(n), clip_norm=C)(w, x).sum
+
+    every = jax.jit(jax.vmap(clipped))(weights, data, held)
+    for found, w, x, n in zip(every, weights, data, held, strict=True):
+        np.testing.assert_allclose(found, row_by_row(times(n), w, x), atol=1e-5)
 
 
 @pytest.mark.parametrize("loss", [answer, branch])

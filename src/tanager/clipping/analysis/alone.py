@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.core
 import jax.extend.core as jex
 from jax.custom_batching import sequential_vmap
 from jaxtyping import PyTree
@@ -53,11 +54,17 @@ def one_at_a_time(
         return jax.lax.map(lambda row: function(params, row), batch)
 
     def each(params: PyTree, batch: PyTree) -> PyTree:
-        # JAX differentiates no `sequential_vmap`. What the loss holds is an argument.
-        closed, held = jax.closure_convert(rows, params, batch)
-        called = jax.custom_jvp(sequential_vmap(closed))
-        called.defjvp(lambda given, along: jax.jvp(closed, given, along))
-        return called(params, batch, *held)
+        closed, shapes = jax.make_jaxpr(rows, return_shape=True)(params, batch)
+
+        # With all that the loss holds, which may be traced outside.
+        def run(held: list, leaves: list) -> list:
+            return jax.core.eval_jaxpr(closed.jaxpr, held, *leaves)
+
+        # JAX differentiates no `sequential_vmap`.
+        called = jax.custom_jvp(sequential_vmap(run))
+        called.defjvp(lambda given, along: jax.jvp(run, given, along))
+        found = called(closed.consts, jax.tree.leaves((params, batch)))
+        return jax.tree.unflatten(jax.tree.structure(shapes), found)
 
     return each
 
