@@ -91,6 +91,9 @@ def test_validation_examples_leave_the_test_set_alone(digits):
         ({"name": "digits", "path": "."}, "path (='.') does not apply to digits"),
         ({"name": "mnist", "image_size": 8}, "image_size (=8) does not apply to mnist"),
         ({"name": "folder", "image_size": 0}, "image_size (=0) must be at least 1"),
+        ({"name": "folder", "image_size": (8, 0, 3)}, "(=0) must be at least 1"),
+        ({"name": "folder", "image_size": (8, 8)}, "or (height, width, channels): 1"),
+        ({"name": "folder", "image_size": (8, 8, 2)}, "(height, width, channels): 1"),
         (
             {"name": "digits", "validation_examples": -1},
             "validation_examples (=-1) must be at least 0",

@@ -151,24 +151,14 @@ def _labelled(model: "Model", options: Arguments) -> "Dataset":
                 rule = "holds images, and the model takes arrays as they are"
                 validate.refuse("data", path, rule, models_in_use.FOR_IMAGES)
             return data.load("features", features_from=path)
-        height, width, _ = model.preprocessing.shape_read
-        side = height if height == width else None
+        shape = model.preprocessing.shape_read
         if recipe is not None and recipe.dataset != "digits":
             recipe = _elsewhere(recipe, path, options)
-            if recipe.dataset in data.RESIZED:
-                recipe = dataclasses.replace(recipe, image_size=side)
-            found = runner.load(recipe, report)
-        else:
-            uncertain: Any = options.uncertain or "refuse"
-            several = {"multi_label": model.multi_label, "uncertain": uncertain}
-            layout = data.Layout(path, labels=labels, **several)
-            shape = model.preprocessing.shape_read
-            found = data.load("folder", layout, image_size=shape, progress=report)
-    if side is None and (found.record or {}).get("size") == "default":
-        rule = "has images of different sizes, and training read images of "
-        rule += f"{height} × {width} pixels"
-        validate.refuse("data", path, rule, "resize them to that")
-    return found
+            return runner.load(recipe, report, shape)
+        uncertain: Any = options.uncertain or "refuse"
+        several = {"multi_label": model.multi_label, "uncertain": uncertain}
+        layout = data.Layout(path, labels=labels, **several)
+        return data.load("folder", layout, image_size=shape, progress=report)
 
 
 def _elsewhere(recipe: "Recipe", path: str, options: Arguments) -> "Recipe":

@@ -167,9 +167,7 @@ def load(
     """
     validate.one_of(DATASETS, name=name)
     validate.whole(validation_examples=validation_examples, at_least=0)
-    for side in image_size if isinstance(image_size, tuple) else (image_size,):
-        if side is not None:
-            validate.whole(image_size=side, at_least=1)
+    shape = None if image_size is None else _shape_of(image_size)
     unused = {"image_size": image_size if name not in RESIZED else None}
     if name == "digits":
         unused |= {"path": path, "stream": stream, "groups": groups}
@@ -196,9 +194,9 @@ def load(
             groups=groups,
             progress=progress,
         )
-        side = 1 if features_from is not None and wanted.shape is None else image_size
-        if side is not None:
-            shape = side if isinstance(side, tuple) else (side, side, 3)
+        if features_from is not None and wanted.shape is None:
+            shape = 1, 1, 3
+        if shape is not None:
             wanted = dataclasses.replace(wanted, shape=shape)
         dataset = _found(name, wanted, features_from is None)
         wanted.record.warn()
@@ -210,6 +208,18 @@ def load(
     # By name: the protocol of sources, which others implement too, has no origin.
     setattr(dataset.train, "origin", dataset.origin)  # noqa: B010
     return dataset
+
+
+def _shape_of(image_size: int | tuple[int, int, int]) -> tuple[int, int, int]:
+    if not isinstance(image_size, tuple):
+        validate.whole(image_size=image_size, at_least=1)
+        return image_size, image_size, 3
+    if len(image_size) != 3 or image_size[2] not in (1, 3):
+        rule = "must be a number of pixels, or (height, width, channels)"
+        validate.refuse("image_size", image_size, rule, "1 channel, or 3")
+    for side in image_size:
+        validate.whole(image_size=side, at_least=1)
+    return image_size
 
 
 def image_shape(

@@ -46,11 +46,14 @@ class Prepared:
 
 
 def load(
-    recipe: Recipe, progress: Callable[[int, int], None] | None = None
+    recipe: Recipe,
+    progress: Callable[[int, int], None] | None = None,
+    shape: tuple[int, int, int] | None = None,
 ) -> data.Dataset:
     """Load the data that a recipe names.
 
-    `progress` is called with (decoded, all) while images are decoded.
+    `progress` is called with (decoded, all) while images are decoded. `shape` is
+    (H, W, C) to resize images to, where that can be chosen; None for the recipe's size.
 
     Raises:
         ValueError: a field or the data cannot be used.
@@ -68,7 +71,9 @@ def load(
         classes=recipe.classes,
         validation_examples=recipe.validation_examples,
         train_examples=recipe.train_examples,
-        image_size=recipe.image_size if recipe.dataset in data.RESIZED else None,
+        image_size=(shape or recipe.image_size)
+        if recipe.dataset in data.RESIZED
+        else None,
         stream=recipe.stream,
         groups=recipe.groups,
         features_from=recipe.features_from,
