@@ -174,7 +174,7 @@ def two_seconds(bench, monkeypatch):
     return loss, params, jnp.asarray(x, jnp.float32)
 
 
-@pytest.mark.parametrize(("seconds", "known"), [(2.9, 0), (3.1, 1), (11.9, 1), (12, 2)])
+@pytest.mark.parametrize(("seconds", "known"), [(2.9, 0), (4.1, 1), (11.9, 1), (12, 2)])
 def test_the_dearest_groups_are_measured_until_the_budget_is_spent(
     two_seconds, seconds, known
 ):
@@ -183,6 +183,19 @@ def test_the_dearest_groups_are_measured_until_the_budget_is_spent(
     timings = Timings()
     measured = [timings.known(each, TRIED[0], ROWS) for each in groups]
     assert [each is not None for each in measured] == [known > 1, known > 0]
+
+
+def test_a_part_that_takes_long_is_the_last_and_is_not_measured_again(
+    two_seconds, bench
+):
+    groups = read(*two_seconds)[1]
+    assert Timings().measure(groups, ROWS, seconds=3.1)  # and a part takes two
+    assert len(bench.asked) == 2
+    assert Timings().known(groups[1], TRIED[0], ROWS) is None
+    while Timings().measure(groups, ROWS, seconds=3.1):
+        pass
+    assert len(bench.asked) == 2 * len(all_parts())
+    assert all(Timings().known(group, TRIED[0], ROWS) for group in groups)
 
 
 def test_twenty_seconds_are_spent_by_default(two_seconds, bench, monkeypatch):

@@ -200,20 +200,21 @@ class Timings:
         """Measure the groups that are not known yet; return whether there was any.
 
         Those that take longest come first. It ends, by its own estimate, before it has
-        taken so many seconds, or as long as clipping `worth` physical batches.
+        taken so many seconds, or as long as clipping `worth` physical batches; at the
+        latest, when a part ends after that. What it knows by then, it need not measure
+        the next time.
         """
         alike: dict[str, list[NormGroup]] = {}
         for group in groups:
-            if not self._measured(group, rows):
-                signature = _signature(group, measured_rows(group, rows))
-                alike.setdefault(signature, []).append(group)
+            signature = _signature(group, measured_rows(group, rows))
+            alike.setdefault(signature, []).append(group)
         waiting = [
             (signature, some[0], parts)
             for signature, some in sorted(
                 alike.items(),
                 key=lambda item: -len(item[1]) * _least(item[1][0], rows),
             )
-            if (parts := _worth_trying(some[0], measured_rows(some[0], rows)))
+            if (parts := self._unknown(signature, some[0], rows))
         ]
         started, done = time.perf_counter(), 0
         left = sum(len(parts) for _, _, parts in waiting)
@@ -225,8 +226,10 @@ class Timings:
                 break
             bench = _Bench(group, measured_rows(group, rows))
             for part in parts:
+                taken = time.perf_counter() - started
+                if taken > limit:  # compilers of accelerators can take a minute for one
+                    break
                 if report is not None:
-                    taken = time.perf_counter() - started
                     each = taken / done if done else _PART_SECONDS
                     report(
                         f"{left} timings, at most {each * left:.0f} s left "
@@ -236,6 +239,11 @@ class Timings:
                 done, left = done + 1, left - 1
             self._write()
         return done > 0
+
+    def _unknown(self, signature: str, group: NormGroup, rows: int) -> list[str]:
+        """Return the parts that are worth measuring and were not measured."""
+        parts = _worth_trying(group, measured_rows(group, rows))
+        return [part for part in parts if f"{signature}:{part}" not in self._seconds]
 
     def _batch_seconds(self, groups: Sequence[NormGroup], rows: int) -> float:
         """Return the least time that clipping a physical batch takes, as is known."""
