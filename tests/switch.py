@@ -18,7 +18,11 @@ _QUICK = [
     *["--xla_cpu_use_fusion_emitters=false"] * version("jaxlib").startswith("0.10."),
 ]
 XLA_FLAGS = " ".join(
-    ["--xla_force_host_platform_device_count=2", *([] if FULL else _QUICK)]
+    [
+        "--xla_force_host_platform_device_count=2",
+        "--xla_gpu_deterministic_ops=true",  # a run that died goes on bit-identically
+        *([] if FULL else _QUICK),
+    ]
 )
 
 

@@ -133,6 +133,7 @@ def test_jit_changes_nothing():
     jax.tree.map(np.testing.assert_array_equal, plain, compiled)
 
 
+@pytest.mark.cpu
 def test_every_device_gets_the_same_noise_when_parameters_are_sharded():
     mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
     sharding = jax.NamedSharding(mesh, jax.P("d"))

@@ -155,6 +155,7 @@ def on_a_mesh(loss, *, check):
     return jax.jit(spread)(jnp.ones((4, 4)), jnp.arange(8.0).reshape(2, 4))
 
 
+@pytest.mark.cpu
 def test_a_derivative_rule_that_meets_other_devices_is_refused():
     def loss(w, example):
         return jnp.sum(summed_backward(w @ example["x"]))
@@ -163,6 +164,7 @@ def test_a_derivative_rule_that_meets_other_devices_is_refused():
         on_a_mesh(loss, check=False)
 
 
+@pytest.mark.cpu
 def test_a_mesh_that_shares_parameters_is_refused():
     """There the gradient of an example would be summed over devices."""
 
@@ -270,6 +272,7 @@ def test_a_gain_whose_gradient_cancels(gain, loss):
         assert np.max(sizes) <= SLACK * 1e-3
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(("positions", "inputs"), [(0, 4), (5, 0)])
 def test_what_is_empty_has_no_gradient(positions, inputs):
     def loss(w, example):
@@ -283,6 +286,7 @@ def test_what_is_empty_has_no_gradient(positions, inputs):
         np.testing.assert_allclose(norms, expected, rtol=1e-6)
 
 
+@pytest.mark.cpu
 def test_integer_images_meet_integer_kernels():
     def loss(w, example):
         y = lax.conv_general_dilated(

@@ -469,7 +469,7 @@ def test_one_example_that_changed_among_thousands_is_refused(tmp_path):
     [
         ("jax_threefry_partitionable", False),
         ("jax_enable_x64", True),
-        ("jax_default_matmul_precision", "highest"),
+        ("jax_default_matmul_precision", "tensorfloat32"),
         ("jax_disable_jit", True),
     ],
 )

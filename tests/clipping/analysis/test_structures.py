@@ -499,6 +499,7 @@ def test_bfloat16_against_the_exact_gradient_of_the_same_numbers(params_too):
             assert error < 2**-6 * np.linalg.norm(right), strategy
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("positions", [1, 3, 24])  # 24: by gradients in the mixes.
 def test_norms_of_bfloat16_products_are_taken_in_float32(positions):
     # x and dy are exact in bfloat16; their products, squares and sums are not.
@@ -731,6 +732,7 @@ def test_book_keeping_has_the_convolutions_of_a_plain_gradient():
     assert count == [2, 1]
 
 
+@pytest.mark.cpu  # elsewhere tests set a precision that the loss takes over
 @pytest.mark.parametrize(
     ("strategy", "rounded"),
     [("bk", False), ("bk_mixopt", True)],

@@ -65,6 +65,7 @@ MEASURED = [
 ]
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(("shape", "fastest", "times"), MEASURED)
 def test_the_fastest_way_is_expected_and_vmap_not_tried(shape, fastest, times):
     group, rows = convolution(*shape), shape[6]
@@ -102,6 +103,7 @@ def test_a_table_is_formed_for_each_example_only_if_it_is_small(
         assert planned(looked_up, table, ids) == fastest
 
 
+@pytest.mark.cpu
 def test_new_pages_count_where_the_process_gives_its_memory_back(monkeypatch):
     def seconds(shape, rows, kept):
         monkeypatch.setattr(_heap, "_active", kept)
@@ -115,6 +117,7 @@ def test_new_pages_count_where_the_process_gives_its_memory_back(monkeypatch):
     assert more == pytest.approx(written / cost._FRESH)
 
 
+@pytest.mark.cpu
 def test_pages_that_a_measurement_of_few_rows_misses_are_added(monkeypatch):
     rows = 64
     (group,) = read(multiplied, jnp.ones((512, 512)), jnp.ones((rows, 64, 512)))[1]

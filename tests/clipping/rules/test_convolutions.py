@@ -95,6 +95,7 @@ def test_norms_whose_gradients_are_dropped_group_by_group(name, monkeypatch):
             np.testing.assert_allclose(squared(w, x, dy), expected, rtol=1e-10)
 
 
+@pytest.mark.cpu
 def test_groups_keep_copies_in_the_cache_and_programs_short():
     w, x = draw(1, (3, 3, 64, 64), (ROWS, 32, 32, 64))
 
