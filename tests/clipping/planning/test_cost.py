@@ -1,5 +1,6 @@
 """What is expected to be fastest, where nothing is measured."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -76,6 +77,19 @@ def test_the_fastest_way_is_expected_and_vmap_not_tried(shape, fastest, times):
     assert min(seconds, key=lambda name: seconds[name]) == fastest
     assert times / 5 < seconds["vmap"] / seconds[fastest] < 5 * times
     assert "retained:vmap" not in autotune._worth_trying(group, rows)
+
+
+@pytest.mark.parametrize(("side", "channels"), [(32, 64), (16, 128), (8, 256)])
+def test_on_a_gpu_no_convolution_is_compiled_to_be_measured(
+    side, channels, monkeypatch
+):
+    """For (8, 256), gradients by convolutions took 24 and 43 s to compile there."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    group = convolution(side, channels, channels, 3, 1, 1, 16)
+    seconds = {m: cost.estimate(group, m, 256).seconds for m in cost.precise(group)}
+    assert min(seconds, key=lambda method: seconds[method]).norm == "patches"
+    parts = autotune._worth_trying(group, 256)
+    assert not {"crossed", "vmap"} & {part.split(":")[1] for part in parts}
 
 
 # Rows, width, positions and B; the last two have few rows and many positions.

@@ -277,8 +277,12 @@ def _worth_trying(group: NormGroup, rows: int) -> list[str]:
     fastest: dict[str, Method] = {}
     for method in sorted(expected, key=lambda method: expected[method]):
         fastest.setdefault(method.norm, method)
-    tried = [m for m in fastest.values() if expected[m] <= _HOPELESS * least]
-    if len(tried) == 1:
+    tried = [
+        method
+        for norm, method in fastest.items()
+        if expected[method] <= _HOPELESS * least and not cost.compiles_long(group, norm)
+    ]
+    if len(tried) <= 1:
         return []
     return list(dict.fromkeys(part for method in tried for part in _parts(method)))
 

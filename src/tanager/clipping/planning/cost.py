@@ -2,7 +2,11 @@
 
 The figures are rough and only their order matters. Those of a CPU were fitted to
 measurements on two cores with AVX-512 (docs/performance.md); those of an accelerator
-are guesses, never measured. Where it counts, `planning.autotune` measures.
+are guesses. Where it counts, `planning.autotune` measures.
+
+Of a GPU one thing is known: to compile one gradient of a convolution that is itself a
+convolution takes XLA up to 43 s on an H100, and a product of patches 3 s. So there the
+others are not expected to be worth it.
 
 What XLA does on a CPU, as ``python benchmarks/costs.py`` measures it beside what is
 expected:
@@ -63,6 +67,9 @@ _ACCELERATOR = _Device(
     gathered=0.0,
     gram=3.0,
 )
+_GPU = _ACCELERATOR._replace(
+    gradients=_ACCELERATOR.gradients | {"vmap": 6.0, "crossed": 6.0}
+)
 _DOT = {"vmap": 1.2, "batched": 1.5}
 _GROUPED = {"depthwise": 5e10, "grouped": 1e9}
 """Operations a second of `vmap` on a CPU, were each group to meet all others."""
@@ -78,7 +85,7 @@ _MOST_EXCESS = 0.01
 
 
 def _device() -> _Device:
-    return _CPU if jax.default_backend() == "cpu" else _ACCELERATOR
+    return {"cpu": _CPU, "gpu": _GPU}.get(jax.default_backend(), _ACCELERATOR)
 
 
 def candidates(group: NormGroup) -> list[Method]:
@@ -104,6 +111,16 @@ def precise(group: NormGroup) -> list[Method]:
         if method.norm not in group.grams()
         or group.excess(method) * positions <= 2 * _MOST_EXCESS
     ] or options
+
+
+def compiles_long(group: NormGroup, norm: str) -> bool:
+    """Whether a GPU's compiler takes ten times as long for it as for patches."""
+    return _device() is _GPU and any(
+        isinstance(rule, Convolution)
+        and norm in ("vmap", "crossed")
+        and "patches" in rule.gradients()
+        for rule in group.rules
+    )
 
 
 def estimate(group: NormGroup, method: Method, rows: int) -> Cost:
