@@ -77,7 +77,10 @@ def noisy(key, example):
 
 @pytest.mark.parametrize(
     ("rate", "options"),
-    [(0.1, {}), (0.7, {"augment": noisy, "augmentation_multiplicity": 2})],
+    [
+        (0.1, {"style": "automatic"}),
+        (0.7, {"augment": noisy, "augmentation_multiplicity": 2}),
+    ],
     ids=["gathered", "all rows"],
 )
 def test_each_is_the_model_that_train_makes(small, images, rate, options):

@@ -61,6 +61,16 @@ def test_bounds_are_between_nothing_and_the_claim(membership):
     assert not found.violated
 
 
+def test_models_are_trained_in_the_style_of_the_attack(membership, monkeypatch):
+    def made(self, problem, algorithm, strategy):
+        raise InterruptedError(algorithm.clipping_style.name)
+
+    monkeypatch.setattr(ManyModels, "__init__", made)
+    for options in ({}, {"style": "automatic"}):
+        with pytest.raises(InterruptedError, match=options.get("style", "clip")):
+            membership(**ONE, **options)
+
+
 def test_phase_one_finds_the_canary_and_the_setting_that_tell_most(
     membership, regression, monkeypatch, tmp_path
 ):

@@ -209,6 +209,10 @@ def test_bad_input_is_refused(tmp_path, words, message, capsys):
     [
         ("digits --audited-examples 0", "audited_examples (=0) must be at least 1"),
         ("digits --method membership", "epsilon (=None) must be given for membership"),
+        (
+            "digits --method membership --epsilon 8 --clipping adaptive",
+            "clipping (='adaptive') must be clip or automatic for membership",
+        ),
     ],
 )
 def test_bad_input_is_refused_before_data_are_read(

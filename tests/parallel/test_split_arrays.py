@@ -14,7 +14,7 @@ def found(tmp_path, devices, *words):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [2, 3, 4])
+@pytest.mark.parametrize("devices", [2, 3, pytest.param(4, marks=pytest.mark.full)])
 def test_no_strategy_is_wrong_on_split_arrays(tmp_path, devices):
     """Sums, norms and losses against float64 on one device, in units of C."""
     paths = found(tmp_path, devices)

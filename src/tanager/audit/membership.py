@@ -43,6 +43,7 @@ from tanager.audit.membership_trainer import (
     Setting,
     Tried,
 )
+from tanager.clipping import Style
 from tanager.data import as_source, gather
 from tanager.data.source import Source
 from tanager.privacy import accountant
@@ -90,6 +91,7 @@ class Attack:
         steps: numbers of steps to choose from.
         learning_rates: to choose from.
         clip_norms: to choose from.
+        style: how gradients are brought to C, as in `DPSGD`.
         optimizer: from ``learning_rate`` to an optax transformation.
         augmentation_multiplicity: K views averaged before clipping.
         confidence: of each bound.
@@ -101,6 +103,7 @@ class Attack:
     steps: Sequence[int] = (50, 100)
     learning_rates: Sequence[float] = (0.1, 0.5, 1.0)
     clip_norms: Sequence[float] = (0.1, 1.0, 10.0)
+    style: str | Style = "clip"
     optimizer: Callable[..., optax.GradientTransformation] = optax.sgd
     augmentation_multiplicity: int = 0
     confidence: float = 0.999
@@ -179,6 +182,7 @@ def audit_membership(
                 with_rates(attack.optimizer),
                 delta=delta,
                 clip_norm=clip_norm,
+                style=attack.style,
                 augmentation_multiplicity=attack.augmentation_multiplicity,
                 ema_decay=0.0,
                 declared_examples=size,
@@ -197,6 +201,7 @@ def audit_membership(
             "settings": [list(setting) for setting in settings],
             "rounds": [list(each) for each in rounds],
             "augmentation_multiplicity": attack.augmentation_multiplicity,
+            "style": str(attack.style),
         }
         prints = fingerprint.fingerprints(
             secret,

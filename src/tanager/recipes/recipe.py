@@ -285,6 +285,11 @@ class Recipe:
         return self.solver == "auto" or not given
 
     @property
+    def style(self) -> str:
+        """The style of `DPSGD`: a norm that adapts is one that gradients are cut to."""
+        return "automatic" if self.clipping == "automatic" else "clip"
+
+    @property
     def caches_features(self) -> bool:
         """Whether the last layer alone is trained, on inputs that never change."""
         return self.fine_tune == "last-layer" and not self._views

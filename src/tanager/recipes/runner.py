@@ -247,7 +247,7 @@ def algorithm(prepared: Prepared, examples: int) -> DPSGD:
         optimizer(recipe, budget.mechanism.steps),
         delta=budget.delta,
         clip_norm=None if recipe.non_private else recipe.clip_norm,
-        style="automatic" if recipe.clipping == "automatic" else "clip",
+        style=recipe.style,
         adaptive=AdaptiveClipping() if recipe.clipping == "adaptive" else None,
         augmentation_multiplicity=recipe.augmentation_multiplicity,
         ema_decay=recipe.ema_decay,

@@ -124,6 +124,10 @@ def membership(
         rule = "must be given for membership, and delta too"
         remedy = "the noise of each setting is solved for from them"
         validate.refuse("epsilon", recipe.epsilon, rule, remedy)
+    if recipe.clipping == "adaptive":
+        rule = "must be clip or automatic for membership, whose settings have one norm"
+        remedy = "or audit by --method replay or white-box"
+        validate.refuse("clipping", recipe.clipping, rule, remedy)
     claimed = recipe.epsilon, recipe.delta
     dataset = runner.load(recipe)
     recipe = runner.sized(recipe, dataset)
@@ -137,6 +141,7 @@ def membership(
     account = account_of(recipe, dataset, "audit")
     attack = Attack(
         *claimed,
+        style=recipe.style,
         augmentation_multiplicity=recipe.augmentation_multiplicity,
         confidence=_confidence(options),
         **chosen,
