@@ -41,7 +41,7 @@ def parsed(name, *words):
         ("--noise-multiplier 1 --epsilon 2 --steps 500", "nothing"),
         ("--noise-multiplier None --steps 500", "noise_multiplier"),
         ("--non-private", None),
-        ("--epsilon 7 --batch-size 1024", None),
+        ("--epsilon 7 --batch-size 1024", "noise_multiplier"),
     ],
 )
 def test_the_command_line_decides_what_is_solved_for(words, solved):
@@ -97,10 +97,18 @@ def test_the_recipe_alone_spends_at_most_its_epsilon():
     assert 0.99 * 3 < epsilon <= 3
 
 
-def test_published_noise_and_steps_are_taken_as_they_are():
-    mechanism, epsilon = budget_of("cifar10-wrn-16-4", N)
+def test_published_noise_and_steps_are_those_of_the_published_n():
+    mechanism, epsilon = budget_of("cifar10-wrn-16-4", 45_000)
+    assert mechanism == Mechanism(4096 / 45_000, 3.0, 2468)
+    assert 7.3 < epsilon < 7.5  # by RDP: 8
+    for fields in ({}, {"steps": 2468}, {"epsilon": 8.0}):
+        mechanism, epsilon = budget_of("cifar10-wrn-16-4", N, **fields)
+        assert (mechanism.sample_rate, mechanism.steps) == (4096 / N, 2468)
+        assert 2.5 < mechanism.noise_multiplier < 2.6
+        assert epsilon == pytest.approx(8, rel=1e-3)
+    mechanism, epsilon = budget_of("cifar10-wrn-16-4", N, noise_multiplier=3.0)
     assert mechanism == Mechanism(4096 / N, 3.0, 2468)
-    assert 6 < epsilon < 8
+    assert 6 < epsilon < 7
 
 
 def test_on_fewer_examples_the_noise_is_raised_to_keep_the_budget():

@@ -9,6 +9,7 @@ from tanager import recipes
 from tanager.cli import main
 from tanager.models import packaged, pretrained
 from tanager.privacy import accountant
+from tanager.privacy.mechanism import Mechanism
 from tanager.recipes import cost, papers
 from tanager.recipes.budget import solve_budget
 
@@ -51,6 +52,45 @@ def test_what_it_spends_is_the_published_budget_by_rdp_and_less_by_pld(entry):
     assert budget.epsilon < row.epsilon
     rdp = accountant.epsilon(budget.mechanism, row.delta, "rdp")
     assert rdp == pytest.approx(row.epsilon, rel=0.02)
+
+
+PRIVATE = [
+    pytest.param(entry, epsilon, id=f"{entry.name}-{epsilon}", marks=marks)
+    for number, entry in enumerate(ENTRIES)
+    if not entry.recipe.non_private and entry.recipe.dataset != "features"
+    for turn, epsilon in enumerate((0.7, 2.3, 7.9))
+    for marks in [[] if (number + turn) % 3 == 0 else [pytest.mark.full]]
+]
+
+
+@pytest.mark.parametrize(("entry", "epsilon"), PRIVATE)
+def test_what_is_asked_for_is_spent(entry, epsilon, capsys):
+    words = ["recipe", entry.name, "--epsilon", str(epsilon), "--json"]
+    words += ["--examples", "1000"] if entry.name == "folder" else []
+    assert main(words) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["epsilon"] == pytest.approx(epsilon, rel=1e-3)
+    assert shown["epsilon"] <= epsilon
+    rate = shown["batch_size"] / shown["examples"]
+    mechanism = Mechanism(rate, shown["noise_multiplier"], shown["steps"])
+    spent = accountant.epsilon(mechanism, shown["delta"])
+    assert spent == pytest.approx(shown["epsilon"])
+
+
+@pytest.mark.parametrize("row", papers.PUBLISHED[::6], ids=lambda row: row.recipe)
+def test_a_published_epsilon_and_size_are_the_published_run(row, capsys):
+    words = f"recipe {row.recipe} --epsilon {row.epsilon} --examples {row.examples}"
+    assert main([*words.split(), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    for name in ("steps", "noise_multiplier", "batch_size", "learning_rate", "delta"):
+        assert shown[name] == getattr(row, name)
+    assert shown["epsilon"] == accountant.epsilon(row.mechanism, row.delta)
+    smaller = ["--examples", str(row.examples // 2)]
+    assert main([*words.split(), *smaller, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["steps"] == row.steps
+    assert shown["noise_multiplier"] > row.noise_multiplier
+    assert shown["epsilon"] == pytest.approx(row.epsilon, rel=1e-3)
 
 
 def test_the_efficiency_papers_budget_is_four_steps_at_half_the_data():

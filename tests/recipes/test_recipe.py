@@ -7,6 +7,7 @@ import math
 import re
 from typing import Literal, get_args, get_origin, get_type_hints
 
+import numpy as np
 import pytest
 
 from tanager import recipes
@@ -176,14 +177,53 @@ def test_what_is_shared_by_the_runs_on_cifar10():
 
 
 @pytest.mark.parametrize(
-    ("epsilon", "noise", "rate"),
-    [(0.5, 10.0, 2.0), (1.5, 10.0, 2.0), (5.9, 4.0, 2.0), (7.0, 3.0, 4.0), (20, 3, 4)],
+    ("epsilon", "steps", "rate"),
+    # 875 at ε = 1 and 1125 at 2; 1687 at 4 and 1843 at 6; 2468 at 8, the largest.
+    [(0.5, 438, 2), (2**0.5, 992, 2), (24**0.5, 1763, 8**0.5), (16, 4936, 4)],
 )
-def test_between_published_epsilons_steps_are_left_to_solve_for(epsilon, noise, rate):
+def test_between_published_epsilons_so_are_steps_and_learning_rate(
+    epsilon, steps, rate
+):
     recipe = recipes.get("cifar10-wrn-16-4").at_epsilon(epsilon)
-    assert recipe.steps is None
-    assert (recipe.epsilon, recipe.noise_multiplier) == (epsilon, noise)
-    assert (recipe.learning_rate, recipe.augmentation_multiplicity) == (rate, 16)
+    assert (recipe.epsilon, recipe.noise_multiplier) == (epsilon, None)
+    assert (recipe.steps, recipe.batch_size) == (steps, 4096)
+    assert recipe.learning_rate == pytest.approx(rate)
+    assert recipe.augmentation_multiplicity == 16
+
+
+def test_where_published_steps_are_as_epsilon_those_between_are():
+    entry = recipes.get("cifar10-wrn-28-10-all-layers")
+    for epsilon in np.geomspace(0.1, 50, 40):
+        assert entry.at_epsilon(epsilon).steps == pytest.approx(250 * epsilon, abs=0.5)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [entry for entry in recipes.RECIPES.values() if entry.published],
+    ids=lambda entry: entry.name,
+)
+def test_a_little_more_epsilon_is_a_little_more_of_everything(entry):
+    """No number jumps, and each goes from that of one row to that of the next."""
+    names = "steps", "batch_size", "learning_rate"
+    epsilons = np.geomspace(entry.published[0].epsilon / 4, 40, 2000)
+    found = [vars(entry.at_epsilon(epsilon)) for epsilon in epsilons]
+    for name in names:
+        values = np.array([each[name] for each in found], float)
+        # From 0.5 to 1, published learning rates rise to the eighth: ε³.
+        most = (epsilons[1] / epsilons[0]) ** 4
+        rounding = 1.0 if name != "learning_rate" else 0.0
+        assert np.all(values[1:] <= most * values[:-1] + rounding)
+        assert np.all(values[:-1] <= most * values[1:] + rounding)
+        rows = np.array([getattr(row, name) for row in entry.published])
+        own = np.interp(
+            np.log(epsilons),
+            np.log([row.epsilon for row in entry.published]),
+            np.arange(len(rows)),
+        )
+        low, high = rows[np.floor(own).astype(int)], rows[np.ceil(own).astype(int)]
+        inside = (own > 0) & (own < len(rows) - 1)
+        assert np.all((values >= np.minimum(low, high) - 0.5)[inside])
+        assert np.all((values <= np.maximum(low, high) + 0.5)[inside])
 
 
 @pytest.mark.parametrize("name", ["digits", "mnist-small-cnn"])

@@ -7,6 +7,7 @@ from typing import Any
 from rich.table import Table
 from tyro.conf import Positional
 
+from tanager import _validate as validate
 from tanager import recipes
 from tanager._terminal import new_console
 from tanager.commands import flags
@@ -18,12 +19,16 @@ from tanager.recipes.recipe import Recipe, RecipeEntry
 
 
 _KNOWN = {
-    "digits": (10, (8, 8, 1)),
-    "mnist": (10, (28, 28, 1)),
-    "cifar10": (10, (32, 32, 3)),
-    "cifar100": (100, (32, 32, 3)),
-    "places365": (365, (224, 224, 3)),
+    "digits": (10, (8, 8, 1), 1438),
+    "mnist": (10, (28, 28, 1), 60_000),
+    "cifar10": (10, (32, 32, 3), 50_000),
+    "cifar100": (100, (32, 32, 3), 50_000),
+    "imagenet-32": (1000, (32, 32, 3), 1_281_167),
+    "imagenet": (1000, (224, 224, 3), 1_281_167),
+    "places365": (365, (224, 224, 3), 1_803_460),
 }
+"""Classes, shape of an image, and training examples of a data set."""
+_UNKNOWN = 1000, (224, 224, 3), None
 
 
 _PUBLISHED = ("delta", "examples", "batch_size", "noise_multiplier", "steps")
@@ -36,6 +41,10 @@ class Arguments:
 
     name: Positional[str]
     """Name of the recipe; `tanager train --list` prints them all."""
+    epsilon: float | None = None
+    """Privacy budget ε. Default: the recipe's own."""
+    examples: int | None = None
+    """Number of training examples N. Default: the data set's."""
     json: flags.Json = False
 
 
@@ -43,12 +52,68 @@ def run(arguments: Sequence[str]) -> int:
     """Run the command; `arguments` are the words after `tanager recipe`."""
     options = flags.read(Arguments, "recipe", arguments)
     entry = recipes.get(options.name)
+    if options.epsilon is not None:
+        entry = dataclasses.replace(entry, recipe=_at(entry, options.epsilon))
+    if options.examples is not None:
+        validate.whole(examples=options.examples, at_least=1)
+        if entry.recipe.dataset == "features":
+            rule = "must be left out: the number of features decides too"
+            validate.refuse("examples", options.examples, rule)
     with new_console(stderr=True).status("computing ε"):
-        shown = _shown(entry)
+        shown = _shown(entry) | _run_of(entry.recipe, options.examples)
     if options.json:
         return print_json(shown)
     _print(shown)
     return 0
+
+
+def _at(entry: RecipeEntry, epsilon: float) -> Recipe:
+    if entry.recipe.non_private:
+        rule = "must be left out: this recipe trains without privacy"
+        validate.refuse("epsilon", epsilon, rule)
+    return entry.at_epsilon(epsilon)
+
+
+def _run_of(recipe: Recipe, examples: int | None) -> dict[str, Any]:
+    """Return the budget of the run on N examples; nothing where it is not known.
+
+    What a recipe leaves open follows from N, and from the features of its model.
+    """
+    from tanager.recipes import automatic, heads
+    from tanager.recipes.budget import solve_budget
+
+    classes, shape, known = _KNOWN.get(recipe.dataset, _UNKNOWN)
+    examples = examples or recipe.train_examples or known
+    if examples is None or recipe.non_private or recipe.dataset == "features":
+        return {}
+    recipe = automatic.resolved(recipe)
+    width = _features(recipe, shape) if recipe.leaves_open else 0
+    recipe = heads.resolved(recipe, examples, width)
+    budget = solve_budget(recipe, examples, classes)
+    mechanism = budget.mechanism
+    return {
+        "steps": mechanism.steps,
+        "noise_multiplier": mechanism.noise_multiplier,
+        "batch_size": recipe.batch_size,
+        "learning_rate": recipe.learning_rate,
+        "epsilon": budget.epsilon,
+        "delta": budget.delta,
+        "examples": examples,
+    }
+
+
+def _features(recipe: Recipe, shape: tuple[int, int, int]) -> int:
+    """Return the number of features that the last layer sees."""
+    import equinox as eqx
+    import jax
+
+    from tanager import models
+
+    side = recipe.image_size or shape[0]
+    shape, key = (side, side, shape[2]), jax.random.key(0)
+    options = {"classes": 2, "image_shape": shape, "key": key}
+    model = eqx.filter_eval_shape(models.create, recipe.model, **options)
+    return model.head.weight.shape[0]
 
 
 def _shown(entry: RecipeEntry) -> dict[str, Any]:
@@ -89,7 +154,7 @@ def _cost(entry: RecipeEntry) -> dict[str, Any] | None:
     recipe = entry.recipe
     if recipe.steps is None or recipe.dataset == "features":
         return None  # It follows from the number of features.
-    classes, shape = _KNOWN.get(recipe.dataset, (1000, (224, 224, 3)))
+    classes, shape, _ = _KNOWN.get(recipe.dataset, _UNKNOWN)
     if recipe.classes is not None:
         classes = len(recipe.classes)
     side = recipe.crop_size or recipe.image_size
@@ -111,6 +176,13 @@ def _print(shown: dict[str, Any]) -> None:
     for name, value in shown["recipe"].items():
         if value is not None and value != default[name] and value != {}:
             console.print(f"  {name:27}{value}", markup=False)
+    if "steps" in shown:
+        console.print(
+            f"\non N = {shown['examples']:,}: ε = {format_epsilon(shown['epsilon'])} "
+            f"at δ = {shown['delta']:g}: noise multiplier "
+            f"{shown['noise_multiplier']:.4g}, expected batch {shown['batch_size']}, "
+            f"{shown['steps']} steps"
+        )
     if shown["published"]:
         console.print(_table(shown["published"]))
         for note in dict.fromkeys(row["note"] for row in shown["published"]):

@@ -10,6 +10,8 @@ them follows from the others:
 | epsilon | σ and T | ε |
 | steps | σ and ε | T |
 | nothing | σ, T and ε | refused if σ and T spend more than ε |
+
+With None, the σ of a published run is that of its N. For another N it is solved for.
 """
 
 import dataclasses
@@ -23,7 +25,11 @@ from tanager.privacy.class_counts import release_of
 from tanager.privacy.mechanism import Adjacency, Mechanism
 from tanager.privacy.plan import default_delta
 from tanager.privacy.shown import format_epsilon
+from tanager.recipes.papers import PUBLISHED
 from tanager.recipes.recipe import Recipe
+
+
+_PUBLISHED = ("epsilon", "delta", "batch_size", "noise_multiplier", "steps")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +86,8 @@ def solve_budget(recipe: Recipe, examples: int, classes: int = 1) -> Budget:
         epsilon = accountant.epsilon(mechanism, delta, by)
         counts = counts_within(epsilon)
         epsilon = accountant.composed_epsilon([mechanism, *counts], delta, by)
-        if solve == "epsilon" or target is None or epsilon <= target:
+        within = target is None or epsilon <= target
+        if solve == "epsilon" or (within and not _is_of_other_data(recipe, examples)):
             return Budget(mechanism, epsilon, delta, *counts)
         if solve == "nothing":
             rule = f"is less than these settings spend, {format_epsilon(epsilon)}"
@@ -99,3 +106,14 @@ def solve_budget(recipe: Recipe, examples: int, classes: int = 1) -> Budget:
     )
     epsilon = accountant.composed_epsilon([mechanism, *counts], delta, by)
     return Budget(mechanism, epsilon, delta, *counts)
+
+
+def _is_of_other_data(recipe: Recipe, examples: int) -> bool:
+    """Whether σ is that of published runs, all of which had another N."""
+    alike = {
+        row.examples
+        for row in PUBLISHED
+        if recipe.solve_for is None
+        and all(getattr(recipe, name) == getattr(row, name) for name in _PUBLISHED)
+    }
+    return bool(alike) and examples not in alike

@@ -1,7 +1,8 @@
 """A recipe: everything that one training run is made of, as one frozen object."""
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
 from tanager import _validate as validate
@@ -335,6 +336,32 @@ def published_fields(row: PublishedRun) -> dict[str, Any]:
     return {name: value for name, value in vars(row).items() if name in names}
 
 
+def fields_at(rows: Sequence[PublishedRun], epsilon: float) -> dict[str, Any]:
+    """Return the fields of a recipe at any ε, from published runs at rising ε."""
+    for row in rows:
+        if row.epsilon == epsilon:
+            return published_fields(row)
+    below = [row for row in rows if row.epsilon < epsilon]
+    above = [row for row in rows if row.epsilon > epsilon]
+    fields = {"epsilon": epsilon, "noise_multiplier": None}
+    if not (below and above):
+        row = below[-1] if below else above[0]
+        steps = max(1, round(row.steps * epsilon / row.epsilon))
+        return published_fields(row) | fields | {"steps": steps}
+    low, high = below[-1], above[0]
+    share = math.log(epsilon / low.epsilon) / math.log(high.epsilon / low.epsilon)
+
+    def between(name: str) -> float:
+        return getattr(low, name) ** (1 - share) * getattr(high, name) ** share
+
+    return published_fields(low) | {
+        **fields,
+        "batch_size": round(between("batch_size")),
+        "steps": round(between("steps")),
+        "learning_rate": between("learning_rate"),
+    }
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecipeEntry:
     """A recipe with a name, where it comes from and what it is known to reach.
@@ -370,11 +397,11 @@ class RecipeEntry:
     def at_epsilon(self, epsilon: float) -> Recipe:
         """Return the recipe for another budget.
 
-        At a published ε: the published hyper-parameters. Elsewhere: those of the
-        nearest published row below (of the lowest where there is none), with learning
-        rate, K and σ among them, and steps left to be solved for: as in section 3.1 of
-        the Unlocking paper, where T follows from σ by the accountant. Without published
-        rows the recipe keeps its steps and σ is left to be solved for.
+        At a published ε: the published hyper-parameters. Between two of them: batch
+        size, steps and learning rate between theirs, on a logarithmic scale. Beyond
+        them: steps in proportion to ε, as in section 4.2 of the Unlocking paper.
+        Without published rows: the recipe's own steps. σ is published with the rest, or
+        left to be solved for.
 
         Raises:
             ValueError: `epsilon` is not a positive number.
@@ -383,11 +410,7 @@ class RecipeEntry:
         if not self.published:
             changes = {"epsilon": epsilon, "noise_multiplier": None}
             return dataclasses.replace(self.recipe, **changes)
-        below = [row for row in self.published if row.epsilon <= epsilon]
-        row = below[-1] if below else self.published[0]
-        steps = row.steps if row.epsilon == epsilon else None
-        fields = published_fields(row) | {"epsilon": epsilon, "steps": steps}
-        return dataclasses.replace(self.recipe, **fields)
+        return dataclasses.replace(self.recipe, **fields_at(self.published, epsilon))
 
 
 def from_papers(
