@@ -15,7 +15,7 @@ from tanager.search import jobs
 
 
 FEW = "--model linear --noise-multiplier 4 --strategy bk --evaluate-every 4 --seed 1"
-VARY = "--simulation-batch-sizes 16 32 64 --vary learning-rate=0.25,1"
+VARY = "--simulation-batch-sizes 16 32 64 --vary learning-rate=0.25,0.5,1"
 WORDS = f"search digits {FEW} --steps 12 --trials 3 --repeats 1 --json {VARY}".split()
 SHORT = f"{FEW} --steps 4 --simulation-batch-size 16".split()
 

@@ -53,6 +53,23 @@ def test_the_left_panel_is_epsilon_at_constant_eta(drawn):
         assert epsilons[0] > 5 * epsilons[-1]
 
 
+@pytest.mark.parametrize("sigma", [0.3, 0.5, 2.5, 8.0])
+def test_the_legends_name_only_what_is_seen(sigma):
+    figure = figure_of(
+        Plan.solve(50_000, 4096, steps=2500, noise_multiplier=sigma, delta=1e-5)
+    )
+    for axes in figure.axes:
+        seen = set()
+        for line in axes.get_lines():
+            _, up = line.get_transform().transform(line.get_xydata()).T
+            box = axes.get_window_extent()
+            inside = (box.y0 - 1 <= up) & (up <= box.y1 + 1)
+            if len(up) == 2 or np.any(inside):
+                seen.add(line.get_label())
+        legend = axes.get_legend()
+        assert {text.get_text() for text in legend.get_texts()} <= seen
+
+
 def test_the_plan_is_a_point_and_tan_a_dashed_line(drawn):
     lines = curves(drawn.axes[0])
     (point,) = [xy for label, xy in lines.items() if "the plan" in label]

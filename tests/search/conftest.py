@@ -28,10 +28,10 @@ def target():
 
 @pytest.fixture
 def settings(target):
-    """A study of two learning rates."""
+    """A study of a few learning rates."""
     return Settings(
         target,
-        Space.parse(["learning-rate=0.25,1", "ema-decay=0.5,0.9"]),
+        Space.parse(["learning-rate=0.25,0.4,0.6,1", "ema-decay=0.5,0.9,0.99"]),
         (16, 32, 64),
         validation_examples=140,
         repeats=1,

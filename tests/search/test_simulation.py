@@ -60,6 +60,11 @@ def test_privacy_parameters_are_those_of_table_3(steps, batch_size, rate):
     assert other.mechanism.noise_multiplier == start.mechanism.noise_multiplier
     eta = tan.eta(start.mechanism)
     assert tan.eta(other.mechanism) == pytest.approx(eta, rel=2e-3)
+    # Nothing else is scaled, unless it is asked for.
+    decay = start.recipe.ema_decay
+    assert other.recipe.ema_decay == decay
+    scaled = start.at_steps(steps, scale_average=True).recipe.ema_decay
+    assert 1 - scaled == pytest.approx((1 - decay) * 72_000 / steps)
 
 
 def test_constant_tan_is_constant_epsilon_above_the_wall(reference):

@@ -18,9 +18,8 @@ def test_the_grids_are_the_papers():
     assert FIELDS["learning_rate"].grid == (1, 2, 4, 8, 12, 16)
     assert FIELDS["augmentation_multiplicity"].grid == (1, 2, 4, 8, 16)
     assert FIELDS["augmentation"].grid == ("rrc", "tan", "simclr")
-    # But for μ = 1, which never ends, and d = 1, which ends at once.
-    assert FIELDS["momentum"].grid == (0, 0.1, 0.5, 0.9)
-    assert FIELDS["dampening"].grid == (0, 0.1, 0.5, 0.9)
+    assert FIELDS["momentum"].grid == (0, 0.1, 0.5, 0.9, 1)
+    assert FIELDS["dampening"].grid == (0, 0.1, 0.5, 0.9, 1)
     assert {0.9, 0.99, 0.9999, 0.99999} < set(FIELDS["ema_decay"].grid)
 
 
@@ -31,7 +30,7 @@ def test_words_are_read():
     assert space.values == {
         "learning_rate": Between(0.5, 8.0),
         "augmentation_multiplicity": Choices((1, 4)),
-        "momentum": Choices((0.0, 0.1, 0.5, 0.9)),
+        "momentum": Choices((0.0, 0.1, 0.5, 0.9, 1.0)),
     }
     assert Space.from_json(space.to_json()) == space
 

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 import time
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -153,16 +154,15 @@ def test_halving_lets_the_best_quarter_go_on(tmp_path, settings, fake):
         settings,
         target=plan_simulation("digits", recipe, settings.target.examples),
         pruner="halving",
-        space=Space.parse(["learning-rate=0.01,0.5,0.6,0.7,0.8,0.9,1"]),
+        space=Space.parse(["learning-rate=0.1..1"]),
         sampler="random",
     )
     study = Study(tmp_path / "study", changed)
     study.work(40)
     results = study.results()
     assert {each.steps for each in results if each.state == "pruned"} == {4, 16}
-    best = study.best()
-    assert best is not None and best.values["learning_rate"] == 1.0
     complete = [each for each in results if each.state == "complete"]
+    assert study.best() == max(complete, key=lambda each: each.accuracy)
     assert len(complete) < 10
     # A third of what all of them would take; an eighth if they came all at once.
     assert sum(each.steps for each in results) < 40 * 64 / 3
@@ -172,9 +172,35 @@ def test_a_grid_is_gone_through_once(tmp_path, settings, fake):
     study = Study(tmp_path / "study", dataclasses.replace(settings, sampler="grid"))
     study.work(20)
     values = [each.values for each in study.results()]
-    assert study.count(20) == 4
+    assert study.count(20) == 12
     tried = [(each["learning_rate"], each["ema_decay"]) for each in values]
-    assert sorted(tried) == [(0.25, 0.5), (0.25, 0.9), (1.0, 0.5), (1.0, 0.9)]
+    assert sorted(tried) == [*product((0.25, 0.4, 0.6, 1.0), (0.5, 0.9, 0.99))]
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_no_choices_are_tried_twice(tmp_path, settings, fake, sampler):
+    study = Study(tmp_path / "study", dataclasses.replace(settings, sampler=sampler))
+    study.work(11)
+    values = [tuple(each.values.items()) for each in study.results()]
+    assert len({*values}) == len(values) == 11
+    study.work(20)
+    assert study.count(20) == len(study.results()) == len(fake.made) == 12
+
+
+def test_no_trial_ends_early_in_its_last_tenth(tmp_path, settings, fake, monkeypatch):
+    recipe = dataclasses.replace(settings.target.recipe, steps=40, evaluate_every=1)
+    target = plan_simulation("digits", recipe, settings.target.examples)
+    asked = []
+
+    def is_worse(self, number, trial):
+        asked.append(max(map(int, trial["accuracies"])))
+        return asked[-1] > 36
+
+    monkeypatch.setattr(Study, "_is_worse", is_worse)
+    study = Study(tmp_path / "study", dataclasses.replace(settings, target=target))
+    study.work(1)
+    assert asked == [*range(1, 37)]
+    assert [each.state for each in study.results()] == ["complete"]
 
 
 def test_a_study_that_was_moved_goes_on_where_it_is(tmp_path, settings, fake):

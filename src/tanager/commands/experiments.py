@@ -54,6 +54,9 @@ class Privacy(_Table):
     try_steps: tuple[int, ...] = ()
     """Numbers of steps. Default: 1/4, 1/2, 1 and 2 times the recipe's."""
 
+    scale_average: bool = False
+    """Average parameters over the same share of each run, not over the same steps."""
+
     def cells(self, target: "Target", simulations: "Simulations") -> list["Cell"]:
         """Return a cell for each number of steps."""
         from tanager.search.experiments import privacy_parameters
@@ -61,7 +64,9 @@ class Privacy(_Table):
         steps = self.try_steps or tuple(
             max(1, round(target.steps * factor)) for factor in (0.25, 0.5, 1, 2)
         )
-        return privacy_parameters(target, steps, simulations)
+        return privacy_parameters(
+            target, steps, simulations, scale_average=self.scale_average
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

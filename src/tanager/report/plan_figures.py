@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _RATIO_NOISE_MULTIPLIERS = (0.5, 0.7, 1.0, 2.0, 4.0)
 _ORDERS = tuple(range(2, 33))
+_HIGHEST_RATIO = 30.0
 # A part of the orders that the plan's ε is the minimum over, so that the plan is on its
 # curve; all small orders, which matter for little noise.
 _FEWER_ORDERS = (
@@ -71,23 +72,24 @@ def _draw_wall(axes: "Axes", mechanism: Mechanism, delta: float) -> None:
         1: {"color": _PLAN_COLOUR, "linewidth": 2.5},
         16: {"color": _COLOURS[1]},
     }
+    own = accountant.epsilon(mechanism, delta, Accountant.RDP)
+    flat = tan.epsilon_tan(tan.eta(mechanism), delta)
+    lowest, highest = 0.6 * (min(flat, own) or flat), max(30 * flat, 3 * own)
     for factor, look in looks.items():
         count = max(1, round(mechanism.steps * factor))
         curve = _at_constant_eta(mechanism, count)
         sigmas = [point.noise_multiplier for point in curve]
         epsilons = [_quick_epsilon(point, delta) for point in curve]
         label = f"$S$ = {count:,}" + (" (plan)" if factor == 1 else "")
-        if curve:
+        if any(lowest <= epsilon <= highest for epsilon in epsilons):
             axes.plot(sigmas, epsilons, label=label, **look)
-    own = accountant.epsilon(mechanism, delta, Accountant.RDP)
     label = rf"the plan: $\varepsilon$ = {format_epsilon(own)} by RDP"
     dot: Any = {"color": _PLAN_COLOUR, "markersize": 9, "markeredgecolor": "white"}
     axes.plot(mechanism.noise_multiplier, own, "o", zorder=5, label=label, **dot)
-    flat = tan.epsilon_tan(tan.eta(mechanism), delta)
     label = rf"$\varepsilon_\mathrm{{TAN}}$ = {flat:.3g}"
     axes.axhline(flat, color="black", linestyle="--", linewidth=1, label=label)
     axes.set(xscale="log", yscale="log")
-    axes.set_ylim(0.6 * (min(flat, own) or flat), max(30 * flat, 3 * own))
+    axes.set_ylim(lowest, highest)
     left = axes.get_xlim()[0]
     axes.axvspan(left, tan.PRIVACY_WALL, color="0.93", zorder=0)
     axes.set_xlim(left=left)
@@ -126,9 +128,10 @@ def _draw_ratios(axes: "Axes", mechanism: Mechanism) -> None:
         if sigma == own:
             look = {"color": _PLAN_COLOUR, "linewidth": 2.5, "zorder": 4}
             label += " (plan)"
-        axes.plot(_ORDERS, ratios, label=label, **look)
+        if np.min(ratios) <= _HIGHEST_RATIO:
+            axes.plot(_ORDERS, ratios, label=label, **look)
     axes.axhline(1, color="black", linestyle="--", linewidth=1)
-    axes.set(yscale="log", xlim=(_ORDERS[0], _ORDERS[-1]), ylim=(0.7, 30))
+    axes.set(yscale="log", xlim=(_ORDERS[0], _ORDERS[-1]), ylim=(0.7, _HIGHEST_RATIO))
     number_axis(axes.yaxis)
     axes.set_xlabel(r"Rényi order $\alpha$")
     axes.set_ylabel(r"$g_\alpha(\sigma, q) \; / \; (\alpha\,\eta_\mathrm{step}^2)$")

@@ -75,9 +75,15 @@ class Simulations:
 
 
 def privacy_parameters(
-    target: Target, steps: Sequence[int], simulations: Simulations
+    target: Target,
+    steps: Sequence[int],
+    simulations: Simulations,
+    *,
+    scale_average: bool = False,
 ) -> list[Cell]:
     """Vary S and B at constant η and σ (section 4.3, Table 3).
+
+    With `scale_average`, the average of parameters is over the same share of each run.
 
     Raises:
         ValueError: a number of steps is so small that its batch would be larger than
@@ -86,7 +92,9 @@ def privacy_parameters(
     return [
         simulations.cell(
             {"steps": count},
-            target if count == target.steps else target.at_steps(count),
+            target
+            if count == target.steps
+            else target.at_steps(count, scale_average=scale_average),
         )
         for count in sorted({*steps, target.steps})
     ]

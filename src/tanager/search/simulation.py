@@ -75,13 +75,13 @@ class Target:
             **fields,
         )
 
-    def at_steps(self, steps: int) -> "Target":
+    def at_steps(self, steps: int, *, scale_average: bool = False) -> "Target":
         """Return the target with other steps at the same η and σ (section 4.3).
 
         B is proportional to 1/√S, and the learning rate to 1/S: the noise of an update
         falls with B, so each of fewer updates can be larger (Table 3: 18K steps, B =
-        512 and rate 32 for 72K, 256 and 8). Warm-up and average keep their share of the
-        run.
+        512 and rate 32 for 72K, 256 and 8). Warm-up keeps its share of the run; so does
+        the average of parameters, with `scale_average`.
 
         Raises:
             ValueError: so few steps would need a batch larger than the data.
@@ -98,8 +98,10 @@ class Target:
             batch_size=batch_size,
             learning_rate=self.recipe.learning_rate * factor,
             warmup_steps=round(self.recipe.warmup_steps / factor),
-            ema_decay=max(0.0, 1 - (1 - self.recipe.ema_decay) * factor),
         )
+        if scale_average:
+            decay = max(0.0, 1 - (1 - self.recipe.ema_decay) * factor)
+            recipe = dataclasses.replace(recipe, ema_decay=decay)
         return self._spending(recipe, self.examples, mechanism)
 
     def at_examples(self, examples: int) -> "Target":

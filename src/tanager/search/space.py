@@ -98,8 +98,8 @@ FIELDS: dict[str, _Field] = {
     "adam_learning_rate": _Field(
         float, (0.0003, 0.001, 0.003, 0.01), "learning_rate", optimizer="others"
     ),
-    "momentum": _Field(float, (0.0, 0.1, 0.5, 0.9), option=True, optimizer="sgd"),
-    "dampening": _Field(float, (0.0, 0.1, 0.5, 0.9), option=True, optimizer="sgd"),
+    "momentum": _Field(float, (0.0, 0.1, 0.5, 0.9, 1.0), option=True, optimizer="sgd"),
+    "dampening": _Field(float, (0.0, 0.1, 0.5, 0.9, 1.0), option=True, optimizer="sgd"),
     "ema_decay": _Field(float, (0.9, 0.99, 0.999, 0.9999, 0.99999)),
     "augmentation": _Field(str, ("rrc", "tan", "simclr")),
     "augmentation_multiplicity": _Field(int, (1, 2, 4, 8, 16)),
@@ -202,6 +202,11 @@ class Space:
             if self._applies(name, chosen.get("optimizer", start.optimizer)):
                 chosen[name] = choose(name, self.values[name])
         return chosen
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether every name has values to choose from, and none a range."""
+        return all(isinstance(values, Choices) for values in self.values.values())
 
     def points(self, start: Recipe) -> list[dict[str, Any]]:
         """Return every combination of values that apply to the same recipe.

@@ -45,6 +45,12 @@ _TRIAL = {
     "seconds": float,
     "pruned": bool,
 }
+_ASKS = 20
+"""How often Optuna is asked for choices that no trial has."""
+
+_CUT_BEFORE = 0.9
+"""The part of a trial after which to end it saves too little."""
+
 _REMEDY = "delete the folder of that trial, and it is run again"
 
 
@@ -108,11 +114,11 @@ class Study:
         require_optuna()
         self.folder = Path(folder)
         self.settings = agreed(self.folder, settings)
-        self._grid: list[dict[str, Any]] = []
-        if self.settings.sampler == "grid":
-            self._grid = self.settings.space.points(self.settings.target.recipe)
+        space, self._points = self.settings.space, []
+        if self.settings.sampler == "grid" or space.is_finite:
+            self._points = space.points(self.settings.target.recipe)
             # In the same random order for all workers.
-            np.random.default_rng(self.settings.seed or 0).shuffle(self._grid)
+            np.random.default_rng(self.settings.seed or 0).shuffle(self._points)
 
     def work(
         self,
@@ -146,8 +152,8 @@ class Study:
             time.sleep(jobs.POLL_SECONDS)
 
     def count(self, trials: int) -> int:
-        """Return how many of `trials` are run: of a grid at most all its points."""
-        return min(trials, len(self._grid)) if self._grid else trials
+        """Return how many of `trials` are run: each point of a finite space once."""
+        return min(trials, len(self._points)) if self._points else trials
 
     def results(self) -> list[TrialResult]:
         """Return the trials that are done, by number."""
@@ -199,15 +205,26 @@ class Study:
 
     def _choose(self, number: int) -> None:
         """Choose the values of a new trial: the next point of a grid, or by Optuna."""
-        if self._grid:
-            values = self._grid[number]
+        settings = self.settings
+        if settings.sampler == "grid":
+            values = self._points[number]
         else:
-            settings = self.settings
-            trial = self._optuna(number).ask()
-            values = settings.space.suggest(trial, settings.target.recipe)
+            study, taken = self._optuna(number), self._taken(number)
+            for _ in range(_ASKS):
+                values = settings.space.suggest(study.ask(), settings.target.recipe)
+                if values not in taken:
+                    break
+            else:
+                values = next(each for each in self._points if each not in taken)
         content = {"number": number, "values": values, "accuracies": {}, "rungs": {}}
         content |= {"seconds": 0.0, "pruned": False}
         write_json(self._trial_folder(number) / "trial.json", content)
+
+    def _taken(self, number: int) -> list[dict[str, Any]]:
+        """Return the choices of all other trials."""
+        others = (self.folder / "trials").glob("[0-9]*/trial.json")
+        own = self._trial_folder(number)
+        return [_read_trial(p.parent)["values"] for p in others if p.parent != own]
 
     def _run(
         self, number: int, tell: Callable[[int, Mapping[str, Any]], None]
@@ -225,7 +242,8 @@ class Study:
             step, accuracy = line["step"], line["test_accuracy_ema"]
             trial["accuracies"].setdefault(str(step), accuracy)
             trial["seconds"] = line["seconds"]
-            trial["pruned"] = step < steps and self._is_worse(number, trial)
+            early = step <= _CUT_BEFORE * steps
+            trial["pruned"] = early and self._is_worse(number, trial)
             write_json(folder / "trial.json", trial)
             if trial["pruned"]:
                 raise _Pruned
