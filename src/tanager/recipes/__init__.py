@@ -42,6 +42,7 @@ RECIPES: dict[str, RecipeEntry] = {
         class_split.OTHER_FIVE,
         imagenet.NF_RESNET_50,
         imagenet.NF_RESNET_50_TAN,
+        imagenet.NF_RESNET_50_TAN_LONGER,
         imagenet.NF_RESNET_200_LAST_LAYER,
         imagenet.NFNET_F3_LAST_LAYER,
         imagenet.PLACES_ALL,

@@ -39,16 +39,24 @@ NF_RESNET_50 = _entry(
     flip=True,
 )
 
+_AS_TAN = {
+    "image_size": 256,
+    "crop_size": _SIDE,
+    "implementation": "tan",
+    "augmentation": "tan",
+    "crop_padding": 20,
+    "flip": True,
+    "ema_decay": 0.999,
+}
 NF_RESNET_50_TAN = _entry(
     "imagenet-nf-resnet-50-tan",
     "ImageNet without extra data, as found by TAN: the best from scratch.",
-    image_size=256,
-    crop_size=_SIDE,
-    implementation="tan",
-    augmentation="tan",
-    crop_padding=20,
-    flip=True,
-    ema_decay=0.999,
+    **_AS_TAN,
+)
+NF_RESNET_50_TAN_LONGER = _entry(
+    "imagenet-nf-resnet-50-tan-72k",
+    "The same in 72,000 updates of half the batch, before TAN's search of both.",
+    **_AS_TAN,
 )
 
 

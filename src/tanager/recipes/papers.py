@@ -3,7 +3,7 @@
 Rows are those of Tables 13 to 23 of the Unlocking paper (De et al. 2022,
 arXiv:2204.13650, appendix C.5), with the accuracies of its Tables 3, 4, 5, 6, 7 and 11
 and of its text, and of the TAN paper (Sander et al. 2023, arXiv:2210.03403) the
-reference run on CIFAR-10 (section 4.4, Table 5) and the best on ImageNet (Table 4).
+reference run on CIFAR-10 (section 4.4, Table 5) and both on ImageNet (Table 4).
 Where the paper gives two numbers, the numbered table of results is taken (Table 5 over
 Table 1 on CIFAR-10, Table 3 over the 78.7 % of section 3.2).
 
