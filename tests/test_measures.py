@@ -34,6 +34,16 @@ def test_the_numbers_are_those_of_scikit_learn():
     assert measure(scores, labels, "abcd") == found
 
 
+def test_of_many_classes_the_five_likeliest_count_too():
+    scores, labels = drawn(200, 12)
+    scores = scores + 1e-6 * np.random.default_rng(1).random(scores.shape)  # no ties
+    found = measure(scores, labels, "abcdefghijkl")["top_5_accuracy"]
+    ranks = (scores > scores[np.arange(200), labels][:, None]).sum(1)
+    assert np.mean(ranks < 5) == found["value"]
+    assert 0.5 < found["low"] < found["value"] < found["high"] < 1
+    assert "top_5_accuracy" not in measure(scores[:, :9], labels % 9, "abcdefghi")
+
+
 def test_what_is_drawn_again_is_measured_as_scikit_learn_does():
     """The formulas of the intervals, which are computed 500 times."""
     scores, labels = drawn(90, 3)

@@ -35,6 +35,7 @@ With one class an example it is the accuracy. With any number of labels, the mea
 labels of the others.
 """
 _SEED = 0
+_FEW_CLASSES = 10
 
 
 def measure(
@@ -56,7 +57,8 @@ def measure(
     Returns:
         As JSON: ``accuracy``, ``balanced_accuracy``, ``macro_f1`` and ``auroc`` (mean
         over classes of one against the rest), each with ``value``, ``low`` and
-        ``high``, None where it is not defined; ``majority_share``, the accuracy of
+        ``high``, None where it is not defined; ``top_5_accuracy`` likewise, of more
+        than 10 classes; ``majority_share``, the accuracy of
         always naming the largest class; ``confusion_matrix``, a row for each true class
         and a column for each predicted one; ``per_class``.
 
@@ -78,12 +80,18 @@ def measure(
         int(k): float(metrics.roc_auc_score(labels == k, probabilities[:, k]))
         for k in (present if len(present) > 1 else ())
     }
+    top = {}
+    if len(classes) > _FEW_CLASSES:
+        named = {"k": 5, "labels": every, "normalize": False}
+        found = metrics.top_k_accuracy_score(labels, probabilities, **named)
+        top["top_5_accuracy"] = _share(int(found), len(labels))
     random = np.random.default_rng(_SEED)
     times = RESAMPLES if bootstrap else 0
     drawn = [_redrawn(matrix, random) for _ in range(times)]
     return {
         "examples": len(labels),
         "accuracy": _share(right.sum(), counts.sum()),
+        **top,
         "balanced_accuracy": _between(
             metrics.recall_score(labels, predicted, **means), [*map(recall, drawn)]
         ),

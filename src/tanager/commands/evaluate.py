@@ -268,10 +268,12 @@ def _print(title: str, found: Mapping[str, Any]) -> None:
         *(
             (name, _percent(found[key]), _between(found[key]))
             for name, key in (
+                ("top-5 accuracy", "top_5_accuracy"),
                 ("balanced accuracy", "balanced_accuracy"),
                 ("macro F1", "macro_f1"),
                 ("AUROC, one against the rest", "auroc"),
             )
+            if found.get(key)
         ),
         (
             f"always {found['majority_class']!r}, the largest class",

@@ -42,6 +42,7 @@ _INTERVAL = {"value": _NUMBER, "low": _NUMBER, "high": _NUMBER}
 _MEASURES = {
     "examples": int,
     **dict.fromkeys(("accuracy", "balanced_accuracy", "macro_f1", "auroc"), _INTERVAL),
+    "top_5_accuracy": Maybe(_INTERVAL),
     "majority_share": float,
     "majority_class": str,
     "confusion_matrix": Maybe([[int]]),
