@@ -1,5 +1,7 @@
 """All views that a random crop may give, by NumPy, and how evenly they are drawn."""
 
+from typing import Any
+
 import jax
 import numpy as np
 from scipy import stats
@@ -17,11 +19,11 @@ def picture(height=6, width=6, channels=3, dtype=np.uint8):
     return pixels.astype(dtype)
 
 
-def legal_crops(image, padding, size=None):
+def legal_crops(image, padding, size=None, mode: Any = "reflect"):
     """All crops of the padded image, in order."""
     height, width = size or image.shape[:2]
     edges = ((padding, padding), (padding, padding), (0, 0))
-    padded = np.pad(image, edges, mode="reflect")
+    padded = np.pad(image, edges, mode=mode)
     rows = range(padded.shape[0] - height + 1)
     columns = range(padded.shape[1] - width + 1)
     return [padded[i : i + height, j : j + width] for i in rows for j in columns]

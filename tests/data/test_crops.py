@@ -10,10 +10,11 @@ import pytest
 from legal_views import FALSE_ALARM, keys, legal_crops, picture, uniform_p, which
 from scipy import stats
 
-from tanager.data.crops import middle, random_crop, random_flip
+from tanager.data.crops import PADDING_MODES, middle, random_crop, random_flip
 
 
 @pytest.mark.statistical
+@pytest.mark.parametrize("mode", PADDING_MODES)
 @pytest.mark.parametrize(
     "padding, shape, size",
     [
@@ -23,11 +24,11 @@ from tanager.data.crops import middle, random_crop, random_flip
         (2, (6, 8), (5, 5)),
     ],
 )
-def test_crops_are_the_legal_ones_equally_often(padding, shape, size):
+def test_crops_are_the_legal_ones_equally_often(padding, shape, size, mode):
     image = picture(*shape)
-    legal = legal_crops(image, padding, size)
+    legal = legal_crops(image, padding, size, mode)
     crop = jax.jit(
-        jax.vmap(lambda key: random_crop(key, jnp.asarray(image), padding, size))
+        jax.vmap(lambda key: random_crop(key, jnp.asarray(image), padding, size, mode))
     )
     produced = np.asarray(crop(keys(100 * len(legal), seed=padding)))
     assert produced.dtype == np.uint8

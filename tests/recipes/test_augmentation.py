@@ -9,7 +9,8 @@ import pytest
 from tanager import recipes
 from tanager.cli import main
 from tanager.data.augment import KINDS, CropFlip, RandomResizedCrop, Tan
-from tanager.recipes.fields import AugmentationName
+from tanager.data.crops import PADDING_MODES
+from tanager.recipes.fields import AugmentationName, PaddingMode
 from tanager.recipes.tasks import augmentation
 
 
@@ -19,6 +20,7 @@ def result_of(folder):
 
 def test_every_augmentation_of_a_recipe_exists():
     assert set(get_args(AugmentationName)) == KINDS.keys()
+    assert get_args(PaddingMode) == PADDING_MODES
 
 
 def test_views_of_a_part_of_the_image_train_and_vote(tmp_path, images):
@@ -70,6 +72,10 @@ def test_a_vote_is_in_the_metrics(tmp_path):
             "crop_padding (=2) does not apply to augmentation rrc: leave it out",
         ),
         (
+            "--augmentation rrc --padding-mode symmetric",
+            "padding_mode (='symmetric') does not apply to augmentation rrc: leave it",
+        ),
+        (
             "--augmentation none --flip",
             "flip (=True) does not apply to augmentation none: leave it out",
         ),
@@ -93,6 +99,10 @@ def test_what_a_recipe_says_for_another_augmentation_is_no_matter():
     recipe = recipes.get("cifar10-wrn-16-4").recipe
     shape = (32, 32, 3)
     assert augmentation(recipe, shape) == CropFlip(crop_padding=4, flip=True)
+    symmetric = dataclasses.replace(recipe, padding_mode="symmetric")
+    assert augmentation(symmetric, shape) == CropFlip(
+        crop_padding=4, padding_mode="symmetric", flip=True
+    )
     other = dataclasses.replace(recipe, augmentation="rrc")
     assert augmentation(other, shape) == RandomResizedCrop(flip=True)
     other = dataclasses.replace(recipe, augmentation="tan", crop_size=24)

@@ -75,7 +75,7 @@ def _solved(given: Collection[str], values: Mapping[str, Any]) -> Solved | None:
 
 
 def _refuse_unused(recipe: Recipe, given: Collection[str]) -> None:
-    for name in sorted({"crop_padding", "flip"} & set(given)):
+    for name in sorted({"crop_padding", "padding_mode", "flip"} & set(given)):
         from tanager.data.augment import KINDS
 
         kind = KINDS[recipe.augmentation]

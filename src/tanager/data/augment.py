@@ -193,10 +193,10 @@ class CropFlip(Augmentation):
     size, is evaluated.
 
     Attributes:
-        crop_padding: pixels mirrored onto each edge before the crop, as ``numpy.pad``
-            with ``mode="reflect"``; 0 for crops inside the image. The Unlocking paper's
-            released code repeats the pixel at the edge; this does not, nor does the TAN
-            paper's.
+        crop_padding: pixels mirrored onto each edge before the crop; 0 for crops inside
+            the image.
+        padding_mode: how, as in ``numpy.pad``: symmetric repeats the pixel at the edge,
+            as the Unlocking paper's released code does; the TAN paper's does not.
         flip: whether to flip at random. Leave it out where left and right differ in
             meaning, as in digits.
     """
@@ -204,17 +204,20 @@ class CropFlip(Augmentation):
     kind: ClassVar[str] = "crop-flip"
     eval_by: ClassVar[str] = "resize"
     crop_padding: int = 4
+    padding_mode: str = "reflect"
     flip: bool = True
 
     def __post_init__(self):
         super().__post_init__()
         validate.whole(crop_padding=self.crop_padding, at_least=0)
+        validate.one_of(crops.PADDING_MODES, padding_mode=self.padding_mode)
 
     def _view(self, key: PRNGKeyArray, image: Image) -> View:
         size = self.size(image.shape)
         crop_key, flip_key = jax.random.split(key)
         if self.crop_padding or size != image.shape[:2]:
-            image = crops.random_crop(crop_key, image, self.crop_padding, size)
+            how = self.crop_padding, size, self.padding_mode
+            image = crops.random_crop(crop_key, image, *how)
         return crops.random_flip(flip_key, image) if self.flip else image
 
     def check(self, image_shape: tuple[int, ...]) -> None:
@@ -245,7 +248,8 @@ class Tan(CropFlip):
     def _view(self, key: PRNGKeyArray, image: Image) -> View:
         crop_key, flip_key, jitter_key = jax.random.split(key, 3)
         view, size = self.eval_view(image), self.size(image.shape)
-        view = crops.random_crop(crop_key, view, self.crop_padding, size)
+        how = self.crop_padding, size, self.padding_mode
+        view = crops.random_crop(crop_key, view, *how)
         if self.flip:
             view = crops.random_flip(flip_key, view)
         planes = self.jitter(jitter_key, colour.planes(view))

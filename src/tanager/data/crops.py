@@ -21,6 +21,8 @@ from tanager import _validate as validate
 Image = Shaped[Array, "height width c"]
 View = Shaped[Array, "h w c"]
 Range = tuple[float, float]
+PADDING_MODES = ("reflect", "symmetric")
+"""How edges are mirrored; symmetric repeats the pixel at the edge."""
 FIXED_VIEWS = ("crop", "resize")
 """How `fixed_view` makes an image smaller."""
 _TRIES = 10  # of torchvision's RandomResizedCrop
@@ -28,21 +30,24 @@ _DISTORTED_TRIES = 100  # of TensorFlow's sample_distorted_bounding_box
 
 
 def random_crop(
-    key: PRNGKeyArray, image: Image, padding: int, size: tuple[int, int]
+    key: PRNGKeyArray,
+    image: Image,
+    padding: int,
+    size: tuple[int, int],
+    mode: str = "reflect",
 ) -> View:
     """Return a part of the image, with up to `padding` mirrored pixels around it.
 
-    The same as padding by `padding` pixels on each edge (``numpy.pad`` with
-    ``mode="reflect"``, which does not repeat the edge pixel) and cropping to `size` at
-    one of all positions, each equally likely. No padded copy is made: the rows and
-    columns to read are computed, and read once. `padding` is smaller than the image,
-    and `size` is not larger.
+    The same as padding by `padding` pixels on each edge (by ``numpy.pad`` with that
+    `mode`, one of `PADDING_MODES`) and cropping to `size` at one of all positions, each
+    equally likely. No padded copy is made: the rows and columns to read are computed,
+    and read once. `padding` is smaller than the image, and `size` is not larger.
     """
     height, width, _ = image.shape
     most = np.array([height - size[0], width - size[1]]) + padding
     moves = jax.random.randint(key, (2,), -padding, most + 1)
-    row = _mirrored(moves[0], size[0], height)
-    column = _mirrored(moves[1], size[1], width)
+    row = _mirrored(moves[0], size[0], height, mode)
+    column = _mirrored(moves[1], size[1], width, mode)
     return image[row[:, None], column[None, :]]
 
 
@@ -260,7 +265,12 @@ def _rounded(numbers: Float[Array, " n"]) -> Int[Array, " n"]:
     return jnp.round(numbers).astype(jnp.int32)
 
 
-def _mirrored(move: Int[Array, ""], count: int, size: int) -> Int[Array, " {count}"]:
+def _mirrored(
+    move: Int[Array, ""], count: int, size: int, mode: str
+) -> Int[Array, " {count}"]:
     """The positions `move` … `move` + count − 1, folded back into 0 … size − 1."""
-    last = size - 1
-    return last - jnp.abs(last - jnp.abs(jnp.arange(count) + move))
+    positions, last = jnp.arange(count) + move, size - 1
+    if mode == "reflect":
+        return last - jnp.abs(last - jnp.abs(positions))
+    before = jnp.where(positions < 0, -1 - positions, positions)
+    return jnp.where(before > last, 2 * last + 1 - before, before)

@@ -19,6 +19,7 @@ from tanager.recipes.fields import (
     Head,
     HeadInput,
     NormalisationOrder,
+    PaddingMode,
     PrecisionName,
     Schedule,
     Solved,
@@ -129,6 +130,8 @@ class Recipe:
             clipping; 0 for no augmentation.
         crop_padding: for crop-flip and tan: pixels mirrored onto each edge before a
             random crop. The papers use 4 on CIFAR, 20 on ImageNet.
+        padding_mode: how they are mirrored: reflect, or symmetric, which repeats the
+            pixel at the edge, as the Unlocking paper's released code does.
         flip: flip images at random, left to right.
         crop_size: pixels per side of the crop that the model sees. Default: all.
         test_views: views of each test image that vote on its class; 0 for no vote.
@@ -214,6 +217,7 @@ class Recipe:
     augmentation: AugmentationName = "crop-flip"
     augmentation_multiplicity: int = 0
     crop_padding: int = 0
+    padding_mode: PaddingMode = "reflect"
     flip: bool = False
     crop_size: int | None = None
     test_views: int = 0

@@ -288,7 +288,7 @@ def augmentation(recipe: Recipe, image_shape: tuple[int, ...]) -> Augmentation:
     """Return the augmentation a recipe names; refuse images it cannot be used on."""
     kind = KINDS[recipe.augmentation]
     fields = {field.name for field in dataclasses.fields(kind)}
-    own = fields & {"crop_size", "crop_padding", "flip"}
+    own = fields & {"crop_size", "crop_padding", "padding_mode", "flip"}
     made = kind(**{name: getattr(recipe, name) for name in own})
     made.check(image_shape)
     return made
