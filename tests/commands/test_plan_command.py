@@ -88,3 +88,27 @@ def test_a_plot_can_be_asked_for(tmp_path, monkeypatch, capsys):
     plan.run(words)
     assert f"Drawn to {tmp_path}" in capsys.readouterr().out
     assert drawn == [tmp_path / "p.svg"] * 2
+
+
+def test_smaller_and_larger_batches_are_shown_with_their_price(tmp_path, capsys):
+    words = [*ARGUMENTS, "--noise-multiplier", "3", "--cheapest"]
+    assert plan.run([*words, "--plot", str(tmp_path / "frontier.svg")]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"4096 +3 +6\.579 +1 +this plan +cheapest", text)
+    assert "half that batch: ε = 7.4, 12 % more, for half the compute" in text
+    assert "twice that batch: ε = 6.38" in text
+    assert (tmp_path / "frontier.svg").read_text().startswith("<?xml")
+    assert plan.run([*words, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    own = [point for point in record["frontier"] if point["compute"] == 1]
+    assert own == [
+        {
+            "batch_size": 4096,
+            "noise_multiplier": 3,
+            "epsilon": record["epsilon"]["pld"],
+            "compute": 1,
+            "cheapest": True,
+        }
+    ]
+    with pytest.raises(ValueError, match="without noise no batch has a finite"):
+        plan.run([*ARGUMENTS, "--noise-multiplier", "0", "--cheapest"])

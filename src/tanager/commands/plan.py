@@ -7,9 +7,11 @@ from typing import Annotated, Literal
 import tyro
 from rich.console import Console
 
+from tanager import _validate as validate
 from tanager._terminal import new_console
 from tanager.commands import flags
 from tanager.commands.tables import new_table, print_json
+from tanager.privacy import frontier as frontiers
 from tanager.privacy import tan
 from tanager.privacy.accountant import Accountant
 from tanager.privacy.mechanism import Adjacency
@@ -52,10 +54,14 @@ class Arguments:
     accountant: Literal["pld", "rdp"] = "pld"
     """Whose ε keeps the budget: pld, which is tight, or rdp, as papers report it."""
 
+    cheapest: bool = False
+    """Show what smaller and larger batches cost in ε and in compute."""
+
     json: flags.Json = False
 
     plot: pathlib.Path | None = None
-    """Draw the plan and the privacy wall as a PNG or SVG file."""
+    """Draw the plan and the privacy wall as a PNG or SVG file; with --cheapest, ε
+    against compute."""
 
 
 _LABELS = {
@@ -69,18 +75,52 @@ _LABELS = {
 def run(arguments: list[str]) -> int:
     """Run `tanager plan` and return its exit status."""
     options = flags.read(Arguments, "plan", arguments)
-    given = dataclasses.asdict(options)
-    plan = Plan.solve(**{name: given[name] for name in given.keys() - {"json", "plot"}})
+    given, others = dataclasses.asdict(options), {"json", "plot", "cheapest"}
+    plan = Plan.solve(**{name: given[name] for name in given.keys() - others})
+    points = _frontier(plan) if options.cheapest else []
     if options.plot is not None:
         from tanager.report import plan_figures
 
-        plan_figures.plot(plan, options.plot)
+        if points:
+            plan_figures.plot_frontier(plan, points, options.plot)
+        else:
+            plan_figures.plot(plan, options.plot)
     if options.json:
-        return print_json(plan.to_json())
+        found = {"frontier": [point._asdict() for point in points]}
+        return print_json(plan.to_json() | (found if options.cheapest else {}))
     _print_table(plan, new_console())
+    if points:
+        _print_frontier(points, new_console())
     if options.plot is not None:
         print(f"Drawn to {options.plot}")
     return 0
+
+
+def _frontier(plan: Plan) -> list[frontiers.Point]:
+    validate.positive(
+        noise_multiplier=plan.noise_multiplier,
+        remedy="without noise no batch has a finite ε",
+    )
+    return frontiers.frontier(plan)
+
+
+def _print_frontier(points: list[frontiers.Point], console: Console) -> None:
+    console.print("\nat the same steps and η:")
+    rows = [
+        (
+            str(point.batch_size),
+            f"{point.noise_multiplier:.4g}",
+            format_epsilon(point.epsilon),
+            f"{point.compute:.3g}",
+            "this plan" if point.compute == 1 else "",
+            "cheapest" if point.cheapest else "",
+        )
+        for point in points
+    ]
+    headings = ("batch size", "σ", "ε", "compute", "", "")
+    console.print(new_table(*headings, rows=rows))
+    for sentence in frontiers.advice(points):
+        console.print(sentence, soft_wrap=True, markup=False)
 
 
 def _print_table(plan: Plan, console: Console) -> None:

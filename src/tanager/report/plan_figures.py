@@ -6,6 +6,7 @@ The two panels are figures 2 and 3 of TAN Without a Burn, for this plan.
 import dataclasses
 import math
 import pathlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from tanager import _validate as validate
 from tanager.privacy import accountant, tan
 from tanager.privacy.accountant import Accountant
+from tanager.privacy.frontier import Point
 from tanager.privacy.mechanism import Adjacency, Mechanism
 from tanager.privacy.plan import Plan
 from tanager.privacy.shown import format_epsilon
@@ -63,6 +65,42 @@ def plot(plan: Plan, path: str | pathlib.Path) -> None:
         _draw_wall(left, mechanism, plan.delta)
         _draw_ratios(right, mechanism)
         figure.suptitle(about, fontsize=11)
+
+
+def plot_frontier(
+    plan: Plan, points: Sequence[Point], path: str | pathlib.Path
+) -> None:
+    """Draw ε against compute at the plan's η as a PNG or SVG file.
+
+    Raises:
+        ValueError: the ending is another one.
+    """
+    with drawing(path, size=(6.2, 4.2)) as (_, (axes,)):
+        compute = [point.compute for point in points]
+        axes.plot(compute, [p.epsilon for p in points], "o-", color=_COLOURS[0])
+        for point in points:
+            at = point.compute, point.epsilon
+            axes.annotate(
+                rf"$\sigma$ = {point.noise_multiplier:.3g}",
+                at,
+                (0, 8),
+                textcoords="offset points",
+                fontsize=8,
+            )
+            if point.compute == 1:
+                axes.plot(*at, "o", color=_PLAN_COLOUR, markersize=9, label="the plan")
+            if point.cheapest:
+                label = f"cheapest: B = {point.batch_size:,}"
+                ring: Any = {"markerfacecolor": "none", "markersize": 14}
+                axes.plot(*at, "o", color="black", label=label, **ring)
+        axes.set(xscale="log", yscale="log")
+        number_axis(axes.xaxis)
+        number_axis(axes.yaxis)
+        axes.margins(0.1)
+        axes.set_xlabel("examples used, in proportion to the plan's")
+        axes.set_ylabel(rf"$\varepsilon$ at $\delta$ = {plan.delta:g}")
+        axes.set_title(rf"Compute for $\varepsilon$ at $S$ = {plan.steps:,}")
+        axes.legend(loc="upper right")
 
 
 def _draw_wall(axes: "Axes", mechanism: Mechanism, delta: float) -> None:
