@@ -58,9 +58,9 @@ def measure(
         As JSON: ``accuracy``, ``balanced_accuracy``, ``macro_f1`` and ``auroc`` (mean
         over classes of one against the rest), each with ``value``, ``low`` and
         ``high``, None where it is not defined; ``top_5_accuracy`` likewise, of more
-        than 10 classes; ``majority_share``, the accuracy of
-        always naming the largest class; ``confusion_matrix``, a row for each true class
-        and a column for each predicted one; ``per_class``.
+        than 10 classes; ``majority_share``, the accuracy of always naming the largest
+        class; ``confusion_matrix``, a row for each true class and a column for each
+        predicted one; ``per_class``.
 
     Raises:
         ValueError: there are no examples, or the shapes do not fit.

@@ -132,6 +132,7 @@ def test_a_recipe_of_some_classes_has_a_head_for_them_alone(capsys):
     shown = json.loads(capsys.readouterr().out)
     assert len(shown["recipe"]["classes"]) == 5
     assert shown["cost"]["parameters"] == 78_293
+    assert shown["examples"] == 25_000
     assert shown["expected_accuracy"].startswith("76.6 %")
 
 

@@ -83,6 +83,8 @@ def _run_of(recipe: Recipe, examples: int | None) -> dict[str, Any]:
     from tanager.recipes.budget import solve_budget
 
     classes, shape, known = _KNOWN.get(recipe.dataset, _UNKNOWN)
+    if known and recipe.classes is not None:  # as many of each
+        known, classes = known * len(recipe.classes) // classes, len(recipe.classes)
     examples = examples or recipe.train_examples or known
     if examples is None or recipe.non_private or recipe.dataset == "features":
         return {}
