@@ -51,6 +51,10 @@ class Way(NamedTuple):
 SCATTERED = "folder --model scattering-linear"
 DP_SGD = "--solver dp-sgd --optimizer-options momentum 0.9"
 SCATTERED_BY_HAND = f"{SCATTERED} --image-size 32 --clip-norm 0.1 {DP_SGD}"
+LITE2_BY_HAND = (
+    "folder --model efficientnet-lite2 --weights efficientnet-lite2 --clip-norm 1 "
+    f"{DP_SGD}"
+)
 AUTOMATIC = Way("folder", "automatic")
 WAYS: Mapping[str, Mapping[str, Way]] = {
     "digits": {"automatic": AUTOMATIC, "by hand": Way("digits")},
@@ -82,8 +86,7 @@ WAYS: Mapping[str, Mapping[str, Way]] = {
     "cifar10-1000": {
         "automatic": AUTOMATIC,
         "by hand": Way(
-            "folder --model efficientnet-lite2 --weights efficientnet-lite2 "
-            f"--clip-norm 1 {DP_SGD}",
+            LITE2_BY_HAND,
             "automatic",
             {
                 1: "--steps 30 --learning-rate 0.7",
@@ -104,7 +107,25 @@ WAYS: Mapping[str, Mapping[str, Way]] = {
     },
     "cifar10-5000": {
         "automatic": AUTOMATIC,
+        "by hand": Way(
+            LITE2_BY_HAND,
+            "automatic",
+            {
+                1: "--steps 30 --learning-rate 3.33",
+                4: "--steps 60 --learning-rate 6.66",
+                8: "--steps 150 --learning-rate 6.66",
+            },
+        ),
         "automatic, no public weights": Way(SCATTERED, "scattering"),
+        "by hand, no public weights": Way(
+            SCATTERED_BY_HAND,
+            "scattering",
+            {
+                1: "--steps 60 --learning-rate 4.01",
+                4: "--steps 60 --learning-rate 16",
+                8: "--steps 30 --learning-rate 64.2",
+            },
+        ),
     },
     "cifar10": {
         "automatic": AUTOMATIC,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import time
 
 import pytest
@@ -219,6 +220,7 @@ def test_norms_of_a_run(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert printed.startswith("PRIVATE")
     assert "a clipping norm to try" in printed
+    assert re.search(r"those below [\d.]+ train alike", printed)
     assert plot.stat().st_size > 1000
     assert main(["search", *words, "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
