@@ -3,6 +3,7 @@
 import re
 
 import equinox as eqx
+import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,6 +51,42 @@ def test_lenet_is_the_tutorials_network_on_mnist():
     assert model.hidden.weight.shape == (32 * 4 * 4, 32)
     products = 14**2 * 16 * 64 + 5**2 * 32 * 16 * 16 + 512 * 32 + 32 * 10
     assert models.count_flops(model, (28, 28, 1)) == 2 * products
+
+
+@pytest.mark.parametrize("shape", [(28, 28, 1), (17, 23, 3)])
+def test_the_other_lenet_is_jax_privacys_in_haiku(shape):
+    def network(image):
+        layers = [
+            hk.Conv2D(16, 8, stride=2, padding="SAME" if shape[0] == 28 else [(3, 3)]),
+            hk.Conv2D(32, 4, stride=2, padding="VALID"),
+        ]
+        for layer in layers:
+            image = hk.max_pool(jax.nn.relu(layer(image)), (2, 2, 1), (2, 2, 1), "SAME")
+        image = jax.nn.relu(hk.Linear(32)(image.reshape(-1)))
+        return hk.Linear(10)(image)
+
+    model = random(
+        lambda: models.create(
+            "lenet",
+            classes=10,
+            image_shape=shape,
+            implementation="jax-privacy",
+            key=KEY,
+        )
+    )
+    names = ("conv2_d", "conv2_d_1", "linear", "linear_1")
+    layers = (*model.convs, model.hidden, model.head)
+    weights = {
+        name: {"w": jnp.asarray(layer.weight), "b": jnp.asarray(layer.bias)}
+        for name, layer in zip(names, layers, strict=True)
+    }
+    pixels = jnp.asarray(np.random.default_rng(0).standard_normal(shape), jnp.float32)
+    expected = hk.without_apply_rng(hk.transform(network)).apply(weights, pixels)
+    assert np.abs(expected).max() > 0.1
+    actual = eqx.filter_jit(model)(pixels)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
+    if shape == (28, 28, 1):
+        assert models.count_parameters(model) == 10_650
 
 
 def test_an_mlps_logits_are_the_matrix_products_written_out():

@@ -193,7 +193,12 @@ ENTRIES = {
             "scattering-linear", ScatteringLinear, "convolutional", source=_SCATTERING
         ),
         _small("scattering-cnn", ScatteringCNN, "convolutional", source=_SCATTERING),
-        ModelEntry("lenet", LeNet, "convolutional", _LENET, 28, channels=1, classes=10),
+        ModelEntry(
+            *("lenet", LeNet, "convolutional", _LENET, 28),
+            channels=1,
+            classes=10,
+            implementations={"jax-privacy": {"as_jax_privacy": True}},
+        ),
         _small("mlp", MLP, "flat"),
         _small("linear", functools.partial(MLP, hidden=()), "flat"),
     )
