@@ -110,6 +110,10 @@ def test_other_settings_in_the_same_folder_are_refused(study, capsys):
     ("words", "message"),
     [
         (["--trials", "0"], "trials (=0) must be at least 1"),
+        (
+            ["--sampler", "grid", "--vary", "momentum", "dampening", "--trials", "24"],
+            "trials (=24) must be at least 25, as many as combinations",
+        ),
         (["--simulation-batch-sizes", "0"], "fewer than one example is expected"),
         (["--simulation-batch-sizes", "1024"], "at most the target's batch size, 512"),
         (["--vary", "learning"], "did you mean learning_rate?"),

@@ -91,6 +91,15 @@ def run(arguments: Sequence[str]) -> int:
     return search(entry.name, recipe, options)
 
 
+def _require_whole_grid(settings: "Settings", trials: int) -> None:
+    if settings.sampler != "grid":
+        return
+    points = len(settings.space.points(settings.target.recipe))
+    if trials < points:
+        rule = f"must be at least {points}, as many as combinations, for sampler grid"
+        validate.refuse("trials", trials, rule, "or choose --sampler random or tpe")
+
+
 def _search(name: str, recipe: Recipe, options: Options) -> int:
     from tanager.search import jobs
     from tanager.search.study import Study, require_optuna
@@ -100,6 +109,7 @@ def _search(name: str, recipe: Recipe, options: Options) -> int:
     console = new_console(stderr=True)
     settings = _settings(name, recipe, options)
     out = Path(recipe.out or f"runs/{name}-search")
+    _require_whole_grid(settings, options.trials)
     first = settings.simulated(settings.batch_sizes[0])
     jobs.require_room(jobs.Job(out / "trials/0000/run", first, name))
     study = Study(out, settings)
