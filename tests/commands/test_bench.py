@@ -9,6 +9,7 @@ import tanager
 from tanager.bench import programs, timing
 from tanager.cli import main
 from tanager.clipping import ClippedGrad
+from tanager.commands.bench import one_batch
 
 
 SMALL = ["--model", "linear", "--features", "6", "--classes", "3"]
@@ -50,6 +51,15 @@ def test_the_table_has_a_line_for_each_strategy(capsys):
     assert " — " in lines[1]  # no SGD, no ratio
     assert lines[2].startswith("noisy update, once for each logical batch: ")
     assert any("clip" in line for line in lines[3:])
+    assert any(line.startswith("backward: the plain gradient minus") for line in lines)
+
+
+def test_a_section_below_zero_has_a_note():
+    rows = [
+        {"breakdown": {"forward": {"seconds": seconds}}} for seconds in (1.0, -1e-9)
+    ]
+    assert any(note.startswith("below 0: ") for note in one_batch._notes(rows))
+    assert len(one_batch._notes([*rows[:1], {"breakdown": None}])) == 1
 
 
 def test_failing_strategies_are_told_of(capsys, monkeypatch):

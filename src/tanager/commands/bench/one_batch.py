@@ -70,7 +70,7 @@ class Step(Measured):
                 f"{milliseconds(found.update)} ms"
             )
         if self.breakdown:
-            lines += ["", _breakdown_table(found.rows)]
+            lines += ["", _breakdown_table(found.rows), *_notes(found.rows)]
         code = STOPPED if found.stopped else exit_code(found.rows)
         return Outcome(record, lines, code)
 
@@ -93,6 +93,18 @@ def _step_table(rows: list[dict[str, Any]]) -> Table:
             number(row["traces"], "{}"),
         )
     return table
+
+
+def _notes(rows: list[dict[str, Any]]) -> list[str]:
+    """Return what the sections are differences of, and why one can be below 0."""
+    sections = [s for row in rows for s in (row["breakdown"] or {}).values()]
+    notes = [
+        "backward: the plain gradient minus forward; clip and accumulate: the clipped "
+        "sum minus the plain gradient"
+    ]
+    if any(section["seconds"] < 0 for section in sections):
+        notes.append("below 0: less than the noise of these timings; give more repeats")
+    return notes
 
 
 def _breakdown_table(rows: list[dict[str, Any]]) -> Table:
