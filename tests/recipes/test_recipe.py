@@ -12,7 +12,7 @@ import pytest
 
 from tanager import recipes
 from tanager.cli import main
-from tanager.recipes import papers
+from tanager.recipes import papers, runner
 from tanager.recipes.fields import _AT_LEAST
 from tanager.recipes.recipe import Recipe
 
@@ -166,6 +166,20 @@ def test_every_field_is_a_flag_with_help():
         between = r"(?:, --no-[\w-]+| [\[\]{}|\w,.…-]+)*?"
         pattern = rf"--{flag}{between} {re.escape(opening)}"
         assert re.search(pattern, words), field.name
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        ("auto", ("auto", "default")),
+        ("auto:low", ("auto", "low")),
+        ("bk_mixopt", ("bk_mixopt", "default")),
+    ],
+)
+def test_a_strategy_may_name_its_memory(strategy, expected):
+    recipe = dataclasses.replace(recipes.get("digits").recipe, strategy=strategy)
+    runtime = runner.runtime(recipe)
+    assert (runtime.strategy, runtime.memory) == expected
 
 
 def test_what_is_shared_by_the_runs_on_cifar10():

@@ -140,7 +140,8 @@ class Recipe:
         train_examples: train on this many of the others. Default: all.
         physical_batch_size: images, or persons, computed on at once, by all devices
             together; lower it if memory is short. auto: the fastest size that fits.
-        strategy: how gradients are clipped; changes speed and memory only.
+        strategy: how gradients are clipped; changes speed and memory only. auto:low
+            takes about half the memory of auto.
         precision: arithmetic of the model: float32; tf32, which rounds products to 10
             bits of mantissa on GPUs that can; or bfloat16. Clipping, sums and noise are
             always float32.
@@ -293,6 +294,12 @@ class Recipe:
     def style(self) -> str:
         """The style of `DPSGD`: a norm that adapts is one that gradients are cut to."""
         return "automatic" if self.clipping == "automatic" else "clip"
+
+    @property
+    def strategy_and_memory(self) -> tuple[str, str]:
+        """Both as `Runtime` takes them, from ``"auto:low"``, for example."""
+        strategy, _, memory = self.strategy.partition(":")
+        return strategy, memory or "default"
 
     @property
     def caches_features(self) -> bool:

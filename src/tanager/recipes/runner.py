@@ -259,9 +259,11 @@ def algorithm(prepared: Prepared, examples: int) -> DPSGD:
 
 def runtime(recipe: Recipe) -> Runtime:
     """Return the fields of a recipe that only change how fast it trains."""
+    strategy, memory = recipe.strategy_and_memory
     return Runtime(
         physical_batch_size=recipe.physical_batch_size,
-        strategy=recipe.strategy,
+        strategy=strategy,
+        memory=memory,
         devices=recipe.devices,
         shard_parameters=recipe.shard_parameters,
         checkpoint_seconds=recipe.checkpoint_seconds,

@@ -161,7 +161,7 @@ def membership(
             seen,
             models=options.models,
             sweep_models=options.sweep_models,
-            strategy=recipe.strategy,
+            strategy=recipe.strategy_and_memory[0],
             models_at_once=options.models_at_once,
             out=out,
             seed=recipe.seed,
