@@ -18,6 +18,8 @@ again.
 
 import csv
 import dataclasses
+import math
+from collections.abc import Sequence
 from importlib import resources
 from typing import Any, get_type_hints
 
@@ -26,6 +28,10 @@ from tanager.privacy.mechanism import Mechanism
 
 UNLOCKING = "Unlocking"
 TAN = "TAN"
+_FIELDS = (
+    *("model", "epsilon", "delta", "augmentation_multiplicity", "batch_size"),
+    *("clip_norm", "learning_rate", "noise_multiplier", "steps"),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,6 +80,11 @@ class PublishedRun:
     note: str
 
     @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of a recipe that the run gives."""
+        return {name: getattr(self, name) for name in _FIELDS}
+
+    @property
     def mechanism(self) -> Mechanism:
         """The mechanism that the published ε was computed for."""
         return Mechanism(
@@ -111,3 +122,29 @@ PUBLISHED = _read()
 def rows_of(recipe: str) -> tuple[PublishedRun, ...]:
     """Return the published runs of a recipe, at rising ε."""
     return tuple(row for row in PUBLISHED if row.recipe == recipe)
+
+
+def fields_at(rows: Sequence[PublishedRun], epsilon: float) -> dict[str, Any]:
+    """Return the fields of a recipe at any ε, from published runs at rising ε."""
+    for row in rows:
+        if row.epsilon == epsilon:
+            return row.fields
+    below = [row for row in rows if row.epsilon < epsilon]
+    above = [row for row in rows if row.epsilon > epsilon]
+    fields = {"epsilon": epsilon, "noise_multiplier": None}
+    if not (below and above):
+        row = below[-1] if below else above[0]
+        steps = max(1, round(row.steps * epsilon / row.epsilon))
+        return row.fields | fields | {"steps": steps}
+    low, high = below[-1], above[0]
+    share = math.log(epsilon / low.epsilon) / math.log(high.epsilon / low.epsilon)
+
+    def between(name: str) -> float:
+        return getattr(low, name) ** (1 - share) * getattr(high, name) ** share
+
+    return low.fields | {
+        **fields,
+        "batch_size": round(between("batch_size")),
+        "steps": round(between("steps")),
+        "learning_rate": between("learning_rate"),
+    }

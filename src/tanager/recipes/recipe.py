@@ -1,8 +1,7 @@
 """A recipe: everything that one training run is made of, as one frozen object."""
 
 import dataclasses
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from tanager import _validate as validate
@@ -27,7 +26,7 @@ from tanager.recipes.fields import (
     UnitName,
     check,
 )
-from tanager.recipes.papers import PublishedRun, rows_of
+from tanager.recipes.papers import PublishedRun, fields_at, rows_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -341,38 +340,6 @@ class Recipe:
         return cls(**values)
 
 
-def published_fields(row: PublishedRun) -> dict[str, Any]:
-    """Return the fields of a recipe that a published run gives."""
-    names = {field.name for field in dataclasses.fields(Recipe)}
-    return {name: value for name, value in vars(row).items() if name in names}
-
-
-def fields_at(rows: Sequence[PublishedRun], epsilon: float) -> dict[str, Any]:
-    """Return the fields of a recipe at any ε, from published runs at rising ε."""
-    for row in rows:
-        if row.epsilon == epsilon:
-            return published_fields(row)
-    below = [row for row in rows if row.epsilon < epsilon]
-    above = [row for row in rows if row.epsilon > epsilon]
-    fields = {"epsilon": epsilon, "noise_multiplier": None}
-    if not (below and above):
-        row = below[-1] if below else above[0]
-        steps = max(1, round(row.steps * epsilon / row.epsilon))
-        return published_fields(row) | fields | {"steps": steps}
-    low, high = below[-1], above[0]
-    share = math.log(epsilon / low.epsilon) / math.log(high.epsilon / low.epsilon)
-
-    def between(name: str) -> float:
-        return getattr(low, name) ** (1 - share) * getattr(high, name) ** share
-
-    return published_fields(low) | {
-        **fields,
-        "batch_size": round(between("batch_size")),
-        "steps": round(between("steps")),
-        "learning_rate": between("learning_rate"),
-    }
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecipeEntry:
     """A recipe with a name, where it comes from and what it is known to reach.
@@ -437,7 +404,7 @@ def from_papers(
         name=name,
         summary=summary,
         source=f"{row.paper}, Table {row.table}",
-        recipe=Recipe(**published_fields(row) | fields),
+        recipe=Recipe(**row.fields | fields),
         published=rows,
         pretrained_on=pretrained_on,
     )
