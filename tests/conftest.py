@@ -4,7 +4,7 @@ import os
 from collections import defaultdict
 from pathlib import Path
 
-from switch import FULL, XLA_FLAGS, check_shapes
+from switch import FULL, ON_CPU, XLA_FLAGS, check_shapes
 
 
 os.environ.setdefault("XLA_FLAGS", XLA_FLAGS)
@@ -33,7 +33,6 @@ gc.set_threshold(50_000, 20, 100)
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
-ON_CPU = os.environ["JAX_PLATFORMS"].startswith("cpu")
 if not ON_CPU:  # where products of float32 are rounded, sums are of other losses
     jax.config.update("jax_default_matmul_precision", "highest")
 MEASURE = "tanager.clipping.planning.autotune.Timings.measure"

@@ -6,6 +6,9 @@ from importlib.metadata import version
 from jaxtyping import install_import_hook
 
 
+ON_CPU = os.environ.get("JAX_PLATFORMS", "cpu").startswith("cpu")
+"""Elsewhere convolutions round in ways that are not known: fewer methods are exact."""
+
 FULL = os.environ.get("TANAGER_TESTS") == "full"
 """Whether to run every case, compile as users compile, and measure how to clip."""
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tanager import recipes
+from tanager import data, recipes
 from tanager.cli import main
 from tanager.models import packaged, pretrained
 from tanager.privacy import accountant
@@ -134,6 +134,12 @@ def test_a_recipe_of_some_classes_has_a_head_for_them_alone(capsys):
     assert shown["cost"]["parameters"] == 78_293
     assert shown["examples"] == 25_000
     assert shown["expected_accuracy"].startswith("76.6 %")
+
+
+def test_the_number_of_digits_is_what_is_loaded(capsys):
+    assert main(["recipe", "digits", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["examples"] == len(data.load("digits").train)
 
 
 def test_a_last_layer_costs_its_own_products_only():

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 import tyro
 from rich.console import Console
 
-from tanager import _validate as validate
 from tanager._terminal import new_console
 from tanager.commands import flags
 from tanager.commands.tables import new_table, print_json
@@ -77,7 +76,7 @@ def run(arguments: list[str]) -> int:
     options = flags.read(Arguments, "plan", arguments)
     given, others = dataclasses.asdict(options), {"json", "plot", "cheapest"}
     plan = Plan.solve(**{name: given[name] for name in given.keys() - others})
-    points = _frontier(plan) if options.cheapest else []
+    points = frontiers.frontier(plan) if options.cheapest else []
     if options.plot is not None:
         from tanager.report import plan_figures
 
@@ -94,14 +93,6 @@ def run(arguments: list[str]) -> int:
     if options.plot is not None:
         print(f"Drawn to {options.plot}")
     return 0
-
-
-def _frontier(plan: Plan) -> list[frontiers.Point]:
-    validate.positive(
-        noise_multiplier=plan.noise_multiplier,
-        remedy="without noise no batch has a finite ε",
-    )
-    return frontiers.frontier(plan)
 
 
 def _print_frontier(points: list[frontiers.Point], console: Console) -> None:

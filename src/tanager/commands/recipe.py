@@ -19,7 +19,7 @@ from tanager.recipes.recipe import Recipe, RecipeEntry
 
 
 _KNOWN = {
-    "digits": (10, (8, 8, 1), 1438),
+    "digits": (10, (8, 8, 1), 1437),
     "mnist": (10, (28, 28, 1), 60_000),
     "cifar10": (10, (32, 32, 3), 50_000),
     "cifar100": (100, (32, 32, 3), 50_000),
@@ -79,7 +79,7 @@ def _run_of(recipe: Recipe, examples: int | None) -> dict[str, Any]:
 
     What a recipe leaves open follows from N, and from the features of its model.
     """
-    from tanager.recipes import automatic, heads
+    from tanager.recipes import automatic, heads, tasks
     from tanager.recipes.budget import solve_budget
 
     classes, shape, known = _KNOWN.get(recipe.dataset, _UNKNOWN)
@@ -89,7 +89,9 @@ def _run_of(recipe: Recipe, examples: int | None) -> dict[str, Any]:
     if examples is None or recipe.non_private or recipe.dataset == "features":
         return {}
     recipe = automatic.resolved(recipe)
-    width = _features(recipe, shape) if recipe.leaves_open else 0
+    side, width = recipe.image_size or shape[0], 0
+    if recipe.leaves_open:
+        width = tasks.head_width(recipe, (side, side, shape[2]))
     recipe = heads.resolved(recipe, examples, width)
     budget = solve_budget(recipe, examples, classes)
     mechanism = budget.mechanism
@@ -102,20 +104,6 @@ def _run_of(recipe: Recipe, examples: int | None) -> dict[str, Any]:
         "delta": budget.delta,
         "examples": examples,
     }
-
-
-def _features(recipe: Recipe, shape: tuple[int, int, int]) -> int:
-    """Return the number of features that the last layer sees."""
-    import equinox as eqx
-    import jax
-
-    from tanager import models
-
-    side = recipe.image_size or shape[0]
-    shape, key = (side, side, shape[2]), jax.random.key(0)
-    options = {"classes": 2, "image_shape": shape, "key": key}
-    model = eqx.filter_eval_shape(models.create, recipe.model, **options)
-    return model.head.weight.shape[0]
 
 
 def _shown(entry: RecipeEntry) -> dict[str, Any]:

@@ -8,6 +8,7 @@ is dear in compute.
 
 from typing import NamedTuple
 
+from tanager import _validate as validate
 from tanager.privacy import accountant, tan
 from tanager.privacy.plan import Plan
 from tanager.privacy.shown import format_epsilon
@@ -41,7 +42,14 @@ def frontier(plan: Plan) -> list[Point]:
     """Return the plan at batch sizes that are its own times powers of two, rising.
 
     From σ = 0.4 to 20, and at most all examples; the plan itself is always there.
+
+    Raises:
+        ValueError: the plan has no noise.
     """
+    validate.positive(
+        noise_multiplier=plan.noise_multiplier,
+        remedy="without noise no batch has a finite ε",
+    )
     points = []
     sizes = {round(plan.batch_size * 2.0**power) for power in range(-20, 21)}
     for batch_size in sorted(sizes):
@@ -72,10 +80,10 @@ def advice(points: list[Point]) -> list[str]:
             else f"for {best.compute:.3g} times the compute of this plan"
         )
     ]
-    for other, name in (
-        *((each, "half") for each in points[max(place - 1, 0) : place]),
-        *((each, "twice") for each in points[place + 1 : place + 2]),
-    ):
+    for step, name in ((-1, "half"), (1, "twice")):
+        if not 0 <= place + step < len(points):
+            continue
+        other = points[place + step]
         change = other.epsilon / best.epsilon - 1
         said.append(
             f"{name} that batch: ε = {format_epsilon(other.epsilon)}, "

@@ -109,7 +109,7 @@ def solve_budget(recipe: Recipe, examples: int, classes: int = 1) -> Budget:
 
 
 def _is_of_other_data(recipe: Recipe, examples: int) -> bool:
-    """Whether σ is that of published runs, all of which had another N."""
+    """Whether the recipe has a published σ, but none published for this N."""
     alike = {
         row.examples
         for row in PUBLISHED

@@ -116,7 +116,9 @@ def prepare(
         remedy = "give weights to start from"
         validate.refuse("fine_tune", recipe.fine_tune, rule, remedy)
     size = tasks.size(recipe, dataset)
-    width = tasks.head_width(recipe, dataset) if recipe.leaves_open else 0
+    width = 0
+    if recipe.leaves_open:
+        width = tasks.head_width(recipe, tasks.seen_shape(recipe, dataset))
     public = recipe.public_size(size)
     recipe = heads.resolved(recipe, public, width)
     budget = solve_budget(recipe, size, len(dataset.classes))

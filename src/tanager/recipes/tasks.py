@@ -188,13 +188,13 @@ def cropped_shape(recipe: Recipe, dataset: Dataset) -> tuple[int, int, int]:
     return (*augmentation(recipe, shape).size(shape), shape[-1])
 
 
-def head_width(recipe: Recipe, dataset: Dataset) -> int:
-    """Return the number of features that the last layer sees."""
+def head_width(recipe: Recipe, shape: tuple[int, ...]) -> int:
+    """Return the number of features that the last layer sees, of images of a shape."""
     model = eqx.filter_eval_shape(
         models.create,
         recipe.model,
-        classes=len(dataset.classes),
-        image_shape=seen_shape(recipe, dataset),
+        classes=2,
+        image_shape=shape,
         key=jax.random.key(0),
         **model_options(recipe),
     )

@@ -212,7 +212,7 @@ class Study:
             study, taken = self._optuna(number), self._taken(number)
             for _ in range(_ASKS):
                 values = settings.space.suggest(study.ask(), settings.target.recipe)
-                if values not in taken:
+                if values not in taken or not self._points:
                     break
             else:
                 values = next(each for each in self._points if each not in taken)

@@ -2,15 +2,12 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from oracle import draw, read
 
 
 ROWS = 3
-ON_CPU = jax.default_backend() == "cpu"
-"""Elsewhere convolutions round in ways that are not known: fewer methods are exact."""
 
 
 BOTH = ("float64", "float32")

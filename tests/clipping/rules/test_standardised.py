@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracle import check, draw
-from rule_cases import ON_CPU, ROWS, conv, convolution, curve, only_group
+from rule_cases import ROWS, conv, convolution, curve, only_group
 
+from switch import ON_CPU
 from tanager.clipping.analysis.standardise import standardise
 
 

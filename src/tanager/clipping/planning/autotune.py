@@ -200,9 +200,8 @@ class Timings:
         """Measure the groups that are not known yet; return whether there was any.
 
         Those that take longest come first. It ends, by its own estimate, before it has
-        taken so many seconds, or as long as clipping `worth` physical batches; at the
-        latest, when a part ends after that. What it knows by then, it need not measure
-        the next time.
+        taken so many seconds, or as long as clipping `worth` physical batches. A part
+        that takes longer than that is the last. No part is measured a second time.
         """
         alike: dict[str, list[NormGroup]] = {}
         for group in groups:
@@ -277,12 +276,8 @@ def _worth_trying(group: NormGroup, rows: int) -> list[str]:
     fastest: dict[str, Method] = {}
     for method in sorted(expected, key=lambda method: expected[method]):
         fastest.setdefault(method.norm, method)
-    tried = [
-        method
-        for norm, method in fastest.items()
-        if expected[method] <= _HOPELESS * least and not cost.compiles_long(group, norm)
-    ]
-    if len(tried) <= 1:
+    tried = [m for m in fastest.values() if expected[m] <= _HOPELESS * least]
+    if len(tried) == 1:
         return []
     return list(dict.fromkeys(part for method in tried for part in _parts(method)))
 

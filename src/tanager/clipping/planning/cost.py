@@ -5,8 +5,8 @@ measurements on two cores with AVX-512 (docs/performance.md); those of an accele
 are guesses. Where it counts, `planning.autotune` measures.
 
 Of a GPU one thing is known: to compile one gradient of a convolution that is itself a
-convolution takes XLA up to 43 s on an H100, and a product of patches 3 s. So there the
-others are not expected to be worth it.
+convolution takes XLA up to 43 s on an H100, and a product of patches 3 s. So there
+`auto` takes patches.
 
 What XLA does on a CPU, as ``python benchmarks/costs.py`` measures it beside what is
 expected:
@@ -67,9 +67,6 @@ _ACCELERATOR = _Device(
     gathered=0.0,
     gram=3.0,
 )
-_GPU = _ACCELERATOR._replace(
-    gradients=_ACCELERATOR.gradients | {"vmap": 6.0, "crossed": 6.0}
-)
 _DOT = {"vmap": 1.2, "batched": 1.5}
 _GROUPED = {"depthwise": 5e10, "grouped": 1e9}
 """Operations a second of `vmap` on a CPU, were each group to meet all others."""
@@ -85,7 +82,7 @@ _MOST_EXCESS = 0.01
 
 
 def _device() -> _Device:
-    return {"cpu": _CPU, "gpu": _GPU}.get(jax.default_backend(), _ACCELERATOR)
+    return _CPU if jax.default_backend() == "cpu" else _ACCELERATOR
 
 
 def candidates(group: NormGroup) -> list[Method]:
@@ -101,9 +98,13 @@ def candidates(group: NormGroup) -> list[Method]:
 def precise(group: NormGroup) -> list[Method]:
     """Return the methods whose norms are not much too large for ordinary examples.
 
-    Where the T terms of a gradient are as good as independent, A² = T·‖g‖².
+    Where the T terms of a gradient are as good as independent, A² = T·‖g‖². On a GPU,
+    where patches are a way, those are left out that form gradients by convolutions.
     """
     options = candidates(group)
+    if jax.default_backend() == "gpu" and "patches" in group.gradients():
+        by_convolution = {"vmap", "crossed"}
+        options = [m for m in options if by_convolution.isdisjoint(m)]
     positions = group.rule.work(1).positions
     return [
         method
@@ -111,16 +112,6 @@ def precise(group: NormGroup) -> list[Method]:
         if method.norm not in group.grams()
         or group.excess(method) * positions <= 2 * _MOST_EXCESS
     ] or options
-
-
-def compiles_long(group: NormGroup, norm: str) -> bool:
-    """Whether a GPU's compiler takes ten times as long for it as for patches."""
-    return _device() is _GPU and any(
-        isinstance(rule, Convolution)
-        and norm in ("vmap", "crossed")
-        and "patches" in rule.gradients()
-        for rule in group.rules
-    )
 
 
 def estimate(group: NormGroup, method: Method, rows: int) -> Cost:

@@ -167,5 +167,6 @@ def _reason(plan: Plan, group: NormGroup, method: Method) -> str:
     if best == method:
         return f"{how} fastest of {len(options)}"
     if best not in cost.precise(group):
-        return f"{', '.join(best)} would be faster ({how}), but raises norms too much"
+        but = "raises norms too much" if best.norm in group.grams() else "compiles long"
+        return f"{', '.join(best)} would be faster ({how}), but {but}"
     return f"to hold less memory than {', '.join(best)} ({how})"

@@ -217,7 +217,7 @@ def _chosen(
     if recipe.batch_size == 0:
         chosen["batch_size"] = examples
     if recipe.leaves_open or recipe.solver != "dp-sgd":
-        width = tasks.head_width(recipe, dataset)
+        width = tasks.head_width(recipe, tasks.seen_shape(recipe, dataset))
         solved = heads.resolved(recipe, examples, width)
         assert solved.steps is not None
         made = optimizer(dataclasses.replace(solved, learning_rate=1.0), solved.steps)
