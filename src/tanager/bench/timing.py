@@ -17,6 +17,7 @@ from tanager import _validate as validate
 from tanager.bench import programs
 from tanager.bench.programs import Program
 from tanager.bench.workload import Workload
+from tanager.training.estimate import duration
 
 
 Name = TypeVar("Name")
@@ -147,9 +148,13 @@ def in_turns(
             report(f"compiling {name}")
             with _noting(found):
                 runs[name] = prepare(name, found)
+        began = time.perf_counter()
         for number in range(repeats):
-            report(f"timing round {number + 1} of {repeats}")
+            taken = time.perf_counter() - began
+            left = duration(taken / max(1, number) * (repeats - number))
+            ahead = f", about {left} left" if number else ""
             for name, run in runs.items():
+                report(f"timing round {number + 1} of {repeats}{ahead}: {name}")
                 found = measured[name]
                 if found.error is None:
                     with _noting(found):

@@ -96,11 +96,20 @@ class Workload:
             "label": jax.ShapeDtypeStruct(axes, jnp.int32),
         }
 
-    def step(self, strategy: str, layout: Layout | None = None) -> Step:
+    def step(
+        self,
+        strategy: str,
+        layout: Layout | None = None,
+        *,
+        sample_rate: float = 0.01,
+        examples: int = _EXAMPLES,
+        in_memory: bool = False,
+    ) -> Step:
         """Return the step of training, as `tanager train` runs it.
 
         `strategy` is one of clipping, maybe with ``":low"`` for its memory; or
-        ``"sgd"``: nothing is clipped and no noise is added.
+        ``"sgd"``: nothing is clipped and no noise is added. Logical batches are drawn
+        from `examples` at `sample_rate`; see `Step` for `in_memory`.
         """
         private = strategy != SGD
         strategy, _, memory = strategy.partition(":")
@@ -108,7 +117,9 @@ class Workload:
         if self.views > 1:
             problem = dataclasses.replace(problem, loss=self.loss)
         algorithm = DPSGD(
-            Mechanism(0.01, noise_multiplier=1.0 if private else 0.0, steps=_STEPS),
+            Mechanism(
+                sample_rate, noise_multiplier=1.0 if private else 0.0, steps=_STEPS
+            ),
             self.optimizer,
             delta=1 / _EXAMPLES,
             clip_norm=self.clip_norm if private else None,
@@ -118,9 +129,7 @@ class Workload:
             strategy=strategy if private else "auto", memory=memory or "default"
         )
         seed = Seed.from_int(_SEED)
-        return Step(
-            problem, algorithm, runtime, seed, examples=_EXAMPLES, layout=layout
-        )
+        return Step(problem, algorithm, runtime, seed, examples, layout, in_memory)
 
     @property
     def optimizer(self) -> optax.GradientTransformation:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jaxtyping import PyTree
 
 from tanager.data import ArraySource, Source
 from tanager.data.loader import ChunkPlan, portions
@@ -58,20 +59,11 @@ def feeding(
     """
     size = runtime.physical_batch_size
     assert size != "auto"  # the loop has chosen one
-    here = step.layout.rows_here(size)
-    indices = np.zeros(step.unit.shape(size), np.int32)[here]
-    none = PhysicalBatch(None, np.zeros(indices.shape, bool), indices)
     if step.in_memory:
         assert isinstance(source, ArraySource)
-        examples = step.layout.everywhere(source.tree)
-
-        def held(number: int) -> Iterator[tuple[PhysicalBatch, int]]:
-            for _, mask, indices in step.sampler.batches(number, size):
-                rows = PhysicalBatch(None, mask[here], indices[here])
-                yield step.layout.rows(rows)._replace(examples=examples), 0
-
-        yield Feed(held, lambda: step.layout.rows(none)._replace(examples=examples))
+        yield held(step, step.layout.everywhere(source.tree), size)
         return
+    here, none = _rows(step, size)
     plan = ChunkPlan(source, one, step.sampler, size, here, begun, problem.unreadable)
     with contextlib.closing(portions(plan, runtime.workers)) as read:
 
@@ -88,9 +80,28 @@ def feeding(
 
         def empty() -> PhysicalBatch:
             blank = jax.tree.map(
-                lambda leaf: np.zeros((*indices.shape, *leaf.shape[1:]), leaf.dtype),
+                lambda leaf: np.zeros((*none.mask.shape, *leaf.shape[1:]), leaf.dtype),
                 one,
             )
             return step.layout.rows(none._replace(examples=blank))
 
         yield Feed(batches, empty)
+
+
+def held(step: Step, examples: PyTree, size: int) -> Feed:
+    """Return the feed of a step whose examples are all on every device."""
+    here, none = _rows(step, size)
+
+    def batches(number: int) -> Iterator[tuple[PhysicalBatch, int]]:
+        for _, mask, indices in step.sampler.batches(number, size):
+            rows = PhysicalBatch(None, mask[here], indices[here])
+            yield step.layout.rows(rows)._replace(examples=examples), 0
+
+    return Feed(batches, lambda: step.layout.rows(none)._replace(examples=examples))
+
+
+def _rows(step: Step, size: int) -> tuple[np.ndarray, PhysicalBatch]:
+    """Return which rows of a physical batch this host has, and a batch of padding."""
+    here = step.layout.rows_here(size)
+    indices = np.zeros(step.unit.shape(size), np.int32)[here]
+    return here, PhysicalBatch(None, np.zeros(indices.shape, bool), indices)

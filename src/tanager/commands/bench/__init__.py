@@ -13,10 +13,17 @@ from tanager.commands import flags
 from tanager.commands.bench.measured import STOPPED
 from tanager.commands.bench.one_batch import Explain, Memory, Step
 from tanager.commands.bench.scaling import Scaling
+from tanager.commands.bench.throughput import Throughput
 from tanager.commands.tables import print_json
 
 
-_COMMANDS = {"step": Step, "memory": Memory, "scaling": Scaling, "explain": Explain}
+_COMMANDS = {
+    "step": Step,
+    "memory": Memory,
+    "throughput": Throughput,
+    "scaling": Scaling,
+    "explain": Explain,
+}
 
 
 def run(arguments: Sequence[str]) -> int:

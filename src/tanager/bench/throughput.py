@@ -1,0 +1,270 @@
+"""Examples a second of whole training, by strategy and physical batch.
+
+The protocol of the efficiency paper: Poisson batches at a large sample rate, data and
+update included, real examples counted. For each physical batch all strategies are
+compiled first; then they take turns, one logical step each.
+
+References:
+    Rodriguez Beltran et al. 2024, "Towards efficient and scalable training of
+    differentially private deep learning", section 3 and figures 1, 2, 4, 6, A.1, A.2.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from tanager import _validate as validate
+from tanager.bench import programs
+from tanager.bench.timing import Measurement, in_turns
+from tanager.bench.workload import SGD, Workload
+from tanager.data import ArraySource, Source
+from tanager.data.loader import an_example
+from tanager.data.source import check_index, gather
+from tanager.parallel.layout import Layout
+from tanager.sampling import PhysicalBatch
+from tanager.training.feed import Feed, can_hold, feeding, held
+from tanager.training.problem import Problem, Runtime
+from tanager.training.state import Accumulator
+from tanager.training.step import Step
+
+
+_POOL_BYTES = 2**30
+_RESAMPLES = 2000
+_COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
+@dataclasses.dataclass(frozen=True)
+class Protocol:
+    """How much is trained on in a measurement.
+
+    Attributes:
+        examples: N, of which each logical batch has a Poisson sample.
+        sample_rate: q.
+        steps: logical steps that are timed.
+
+    Raises:
+        ValueError: a field is out of range.
+    """
+
+    examples: int = 50_000
+    sample_rate: float = 0.5
+    steps: int = 4
+
+    def __post_init__(self):
+        validate.whole(examples=self.examples, steps=self.steps, at_least=1)
+        validate.fraction(sample_rate=self.sample_rate)
+
+
+class Pool:
+    """N examples of which only the first M exist: example i is example i mod M."""
+
+    def __init__(self, some: ArraySource, examples: int):
+        self._some = some
+        self._examples = examples
+
+    def __len__(self) -> int:
+        return self._examples
+
+    def __getitem__(self, index: int) -> Any:
+        check_index(index, len(self))
+        return self._some[index % len(self._some)]
+
+    def gather(self, indices: np.ndarray) -> Any:
+        """Return the examples at `indices`, stacked."""
+        return gather(self._some, indices % len(self._some))
+
+
+def data(workload: Workload, examples: int) -> Source:
+    """Return N synthetic examples; large ones repeat a part that fits the memory."""
+    shapes = workload.batch_shapes(1)
+    one = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in shapes.values())
+    rows = min(examples, max(1, _POOL_BYTES // one))
+    some = ArraySource(jax.tree.map(np.asarray, workload.batch(rows)))
+    return some if rows == examples else Pool(some, examples)
+
+
+class _Training:
+    """A run that goes on from one logical step to the next, with its data."""
+
+    def __init__(self, step: Step, feed: Feed, params: PyTree, steps: int):
+        self.step, self._feed = step, feed
+        self.drawn = [len(step.sampler.indices(number)) for number in range(steps)]
+        self.compilations = 0
+        self._state = step.start(params)
+
+    def first_batch(self) -> float:
+        """Return the seconds of the first physical batch, which is compiled for it."""
+        batch, total = self._feed.empty(), jax.block_until_ready(self.step.zero())
+        self.step.augmentation_key(0)  # a program of its own
+        with self._counting():
+            started = time.perf_counter()
+            total = jax.block_until_ready(self._accumulate(total, batch, 0))
+            seconds = time.perf_counter() - started
+        self._update(total, 0)
+        # Again: the second step is given what the first returned.
+        self._update(self._accumulate(self.step.zero(), batch, 0), 0)
+        return seconds
+
+    def run(self, number: int) -> None:
+        """Make one logical step and wait for it."""
+        with self._counting():
+            total = self.step.zero()
+            for batch, _ in self._feed.batches(number):
+                total = self._accumulate(total, batch, number)
+            self._update(total, number)
+
+    @contextlib.contextmanager
+    def _counting(self) -> Iterator[None]:
+        """Count what is compiled during the block."""
+
+        def count(event: str, duration_secs: float, **details: str | int) -> None:
+            self.compilations += event == _COMPILED
+
+        jax.monitoring.register_event_duration_secs_listener(count)
+        try:
+            yield
+        finally:
+            jax.monitoring.unregister_event_duration_listener(count)
+
+    def _accumulate(
+        self, total: Accumulator, batch: PhysicalBatch, number: int
+    ) -> Accumulator:
+        key = self.step.augmentation_key(number)
+        return self.step.accumulate(self._state.params, total, batch, key)
+
+    def _update(self, total: Accumulator, number: int) -> None:
+        drawn = self.step.draw(number)
+        self._state, *rest = self.step.apply(
+            self._state, total, drawn, np.int32(number)
+        )
+        jax.block_until_ready((self._state, rest))
+
+
+def bench_throughput(
+    workload: Workload,
+    strategies: Sequence[str],
+    physical_batches: Sequence[int],
+    protocol: Protocol | None = None,
+    report: Callable[[str], None] = lambda text: None,
+) -> tuple[list[dict[str, Any]], bool]:
+    """Train by each strategy with each physical batch.
+
+    A row has the median of real examples a second over the logical steps, `low` and
+    `high` of its bootstrap 95 % interval, `ratio_to_sgd` (that median over the one of
+    SGD with the same physical batch), the seconds of the first physical batch, with its
+    compilation, and how often the program was compiled while batches changed. What
+    fails is a row with an `error`.
+
+    Returns:
+        The rows, and whether Ctrl-C came before all was measured.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+    protocol, names = protocol or Protocol(), programs.known(strategies)
+    for size in physical_batches:
+        validate.whole(physical_batch=size, at_least=1)
+    examples = _Examples(workload, protocol)
+    rows: list[dict[str, Any]] = []
+    for size in dict.fromkeys(physical_batches):
+        made: dict[str, _Training] = {}
+        with workload.computing(), contextlib.ExitStack() as stack:
+            prepare = functools.partial(_prepare, examples, size, made, stack)
+            measured, stopped = in_turns(
+                names, prepare, protocol.steps, _prefixed(report, f"{size} rows: ")
+            )
+        rates = {
+            name: np.array(made[name].drawn[: len(found.seconds)]) / found.seconds
+            for name, found in measured.items()
+            if found.seconds
+        }
+        for name, found in measured.items():
+            untimed = None if found.seconds else "stopped before it was timed"
+            row = {"strategy": name, "physical_batch": size}
+            row |= _estimated(rates.get(name))
+            row["ratio_to_sgd"] = _ratio(rates.get(name), rates.get(SGD))
+            row["first_batch_seconds"] = found.compile_seconds
+            training = made.get(name)
+            row["compilations"] = training and training.compilations
+            rows.append(row | {"error": found.error or untimed})
+        if stopped:
+            return rows, True
+    return rows, False
+
+
+class _Examples:
+    """The data of all trainings: on the device once if it has room for them."""
+
+    def __init__(self, workload: Workload, protocol: Protocol):
+        self.workload, self.protocol = workload, protocol
+        self.layout = Layout(1)
+        self._source = data(workload, protocol.examples)
+        self._placed = None
+        if can_hold(self._source, self.layout):
+            assert isinstance(self._source, ArraySource)
+            self._placed = self.layout.everywhere(self._source.tree)
+
+    def step(self, strategy: str) -> Step:
+        """Return a step that takes these examples."""
+        return self.workload.step(
+            strategy,
+            self.layout,
+            sample_rate=self.protocol.sample_rate,
+            examples=self.protocol.examples,
+            in_memory=self._placed is not None,
+        )
+
+    def feed(self, step: Step, size: int) -> contextlib.AbstractContextManager[Feed]:
+        """Give physical batches of these examples to a step."""
+        if self._placed is not None:
+            return contextlib.nullcontext(held(step, self._placed, size))
+        problem = Problem(self.workload.loss, step.params, self._source)
+        runtime, one = Runtime(physical_batch_size=size), an_example(self._source)
+        return feeding(problem, runtime, self._source, one, step, 0)
+
+
+def _prepare(
+    examples: _Examples,
+    size: int,
+    made: dict[str, _Training],
+    stack: contextlib.ExitStack,
+    name: str,
+    found: Measurement,
+) -> Callable[[int], None]:
+    step, params = examples.step(name), examples.workload.params()
+    step.grad_fn.tune(params, examples.workload.batch(size), seconds=math.inf)
+    feed = stack.enter_context(examples.feed(step, size))
+    made[name] = _Training(step, feed, params, examples.protocol.steps)
+    found.compile_seconds = made[name].first_batch()
+    return made[name].run
+
+
+def _prefixed(report: Callable[[str], None], words: str) -> Callable[[str], None]:
+    return lambda text: report(words + text)
+
+
+def _estimated(rates: np.ndarray | None) -> dict[str, float | None]:
+    """Return the median of some rates and its percentile bootstrap interval at 95 %."""
+    if rates is None:
+        return dict.fromkeys(("examples_per_second", "low", "high"))
+    chosen = np.random.default_rng(0).choice(rates, (_RESAMPLES, len(rates)))
+    low, high = np.percentile(np.median(chosen, axis=1), [2.5, 97.5])
+    return {
+        "examples_per_second": float(np.median(rates)),
+        "low": float(low),
+        "high": float(high),
+    }
+
+
+def _ratio(rates: np.ndarray | None, sgd: np.ndarray | None) -> float | None:
+    if rates is None or sgd is None:
+        return None
+    return float(np.median(rates) / np.median(sgd))

@@ -1,0 +1,91 @@
+"""`tanager bench throughput`: examples a second of whole training."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import tyro
+from rich.table import Table
+
+from tanager.commands.bench.measured import STOPPED, Measured, Outcome
+from tanager.commands.tables import digits, exit_code, new_table, number
+
+
+@dataclasses.dataclass(frozen=True)
+class Throughput(Measured):
+    """Time whole training by the efficiency paper's protocol.
+
+    --steps logical batches are Poisson samples of --examples synthetic examples at
+    --sample-rate. Data and update are timed too, and real examples counted. The
+    defaults are the paper's, for a GPU: on a few cores, give fewer --examples.
+    """
+
+    physical_batches: tuple[int, ...] = (16, 32, 64)
+    """Rows of the physical batch, each in turn."""
+
+    strategies: tuple[str, ...] = ("sgd", "auto")
+    """Clipping strategies; sgd is training without privacy."""
+
+    examples: int = 50_000
+    """Examples N of the data set."""
+
+    sample_rate: float = 0.5
+    """Sample rate q."""
+
+    steps: int = 4
+    """Logical steps to time."""
+
+    plot: pathlib.Path | None = None
+    """Draw all this as a PNG or SVG file."""
+
+    beside: Annotated[tuple[pathlib.Path, ...], tyro.conf.arg(metavar="FILE …")] = ()
+    """Also draw results of other models or machines: files of --json."""
+
+    def measure(self, report: Callable[[str], None]) -> Outcome:
+        """Measure and draw; `report` receives what is being done."""
+        from tanager.bench import throughput
+        from tanager.report import figures, throughput_figures
+
+        if self.plot is not None:
+            figures.check_ending(self.plot)
+        others = [throughput_figures.read(path) for path in self.beside]
+        workload = self.workload()
+        protocol = throughput.Protocol(self.examples, self.sample_rate, self.steps)
+        given = workload, self.strategies, self.physical_batches, protocol, report
+        rows, stopped = throughput.bench_throughput(*given)
+        record = {
+            "rows": rows,
+            "workload": dataclasses.asdict(workload),
+            "protocol": dataclasses.asdict(protocol),
+        }
+        lines: list[Any] = [_table(rows)]
+        lines += [
+            f"{row['strategy']}, {row['physical_batch']} rows: {row['error']}"
+            for row in rows
+            if row["error"]
+        ]
+        if self.plot is not None and throughput_figures.plot(
+            [(self.model, rows), *others], self.plot
+        ):
+            lines += ["", f"Drawn to {self.plot}"]
+        return Outcome(record, lines, STOPPED if stopped else exit_code(rows))
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    table = new_table(
+        *("strategy", "rows", "examples/s", "95 %", "of SGD", "first batch s"),
+        "compilations",
+    )
+    for row in rows:
+        if row["examples_per_second"] is not None:
+            table.add_row(
+                row["strategy"],
+                str(row["physical_batch"]),
+                digits(row["examples_per_second"]),
+                f"{digits(row['low'])} – {digits(row['high'])}",
+                number(row["ratio_to_sgd"], "{:.2f}"),
+                number(row["first_batch_seconds"], "{:.1f}"),
+                number(row["compilations"], "{}"),
+            )
+    return table

@@ -1,0 +1,175 @@
+import json
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from tanager.bench import throughput
+from tanager.bench.throughput import Pool, Protocol, bench_throughput, data
+from tanager.bench.timing import Measurement
+from tanager.bench.workload import Workload
+from tanager.cli import main
+from tanager.data import ArraySource
+from tanager.report import throughput_figures
+from tanager.sampling import PhysicalBatch
+
+
+WORKLOAD = Workload("linear", (6,), classes=3)
+PROTOCOL = Protocol(examples=60, sample_rate=0.5, steps=3)
+SMALL = ["bench", "throughput", "--model", "linear", "--features", "6", "--classes"]
+SMALL += ["3", "--examples", "40", "--steps", "2", "--physical-batches", "4"]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_batches_change_and_are_compiled_once(monkeypatch, streamed):
+    seen = []
+    accumulate = throughput._Training._accumulate
+
+    def counted(training, total, batch, number):
+        seen.append(int(np.asarray(batch.mask).sum()))
+        return accumulate(training, total, batch, number)
+
+    monkeypatch.setattr(throughput._Training, "_accumulate", counted)
+    if streamed:
+        monkeypatch.setattr(throughput, "can_hold", lambda *_: False)
+    rows, stopped = bench_throughput(WORKLOAD, ("sgd", "auto"), (4, 16), PROTOCOL)
+    assert not stopped
+    assert [(row["strategy"], row["physical_batch"]) for row in rows] == [
+        *(("sgd", 4), ("auto", 4), ("sgd", 16), ("auto", 16)),
+    ]
+    step = WORKLOAD.step("sgd", sample_rate=0.5, examples=60)
+    drawn = [len(step.sampler.indices(number)) for number in range(3)]
+    assert sum(seen) == 4 * sum(drawn)
+    assert len(set(seen)) > 2
+    for row in rows:
+        assert row["compilations"] == 1
+        assert row["low"] <= row["examples_per_second"] <= row["high"]
+        assert row["first_batch_seconds"] > 0
+        assert row["error"] is None
+    assert rows[0]["ratio_to_sgd"] == 1
+
+
+def test_a_batch_of_another_shape_is_a_compilation(monkeypatch):
+    held = throughput.held
+
+    def cut(step, examples, size):
+        feed = held(step, examples, size)
+
+        def batches(number):
+            for batch, unread in feed.batches(number):
+                rows = number + 1
+                yield (
+                    PhysicalBatch(examples, batch.mask[:rows], batch.indices[:rows]),
+                    unread,
+                )
+
+        return feed._replace(batches=batches)
+
+    monkeypatch.setattr(throughput, "held", cut)
+    (row,), _ = bench_throughput(WORKLOAD, ("per_example",), (8,), PROTOCOL)
+    assert row["compilations"] >= 1 + 3
+
+
+def test_rates_are_real_examples_over_seconds(monkeypatch):
+    seconds = {"sgd": [1.0, 2.0, 4.0], "bk": [2.0, 4.0, 8.0], "auto": []}
+
+    def planted(names, prepare, *_):
+        done = {name: Measurement(seconds=seconds[name]) for name in names}
+        for name in ("sgd", "bk"):
+            prepare(name, done[name])
+        done["auto"].error = "RuntimeError: no rule for tap"
+        return done, True
+
+    monkeypatch.setattr(throughput, "in_turns", planted)
+    rows, stopped = bench_throughput(WORKLOAD, ("sgd", "bk", "auto"), (4, 8), PROTOCOL)
+    assert stopped
+    assert len(rows) == 3  # nothing of the second size
+    step = WORKLOAD.step("sgd", sample_rate=0.5, examples=60)
+    drawn = np.array([len(step.sampler.indices(number)) for number in range(3)])
+    for row in rows[:2]:
+        rates = drawn / seconds[row["strategy"]]
+        assert row["examples_per_second"] == np.median(rates)
+        # With three, the bootstrap's median is any of them often enough.
+        assert (row["low"], row["high"]) == (rates.min(), rates.max())
+    assert rows[1]["ratio_to_sgd"] == 0.5
+    assert rows[2]["error"] == "RuntimeError: no rule for tap"
+    assert rows[2]["examples_per_second"] is rows[2]["ratio_to_sgd"] is None
+    assert rows[2]["compilations"] is None
+
+
+def test_data_too_large_for_memory_repeat_themselves(monkeypatch):
+    assert isinstance(data(WORKLOAD, 10), ArraySource)
+    monkeypatch.setattr(throughput, "_POOL_BYTES", 3 * (6 * 4 + 4))
+    source = data(WORKLOAD, 10)
+    assert isinstance(source, Pool)
+    assert len(source) == 10
+    some = source.gather(np.array([0, 3, 8, 2]))["image"]
+    np.testing.assert_array_equal(some[:2], some[[0, 0]])
+    np.testing.assert_array_equal(some[2], some[3])
+    assert np.any(some[0] != some[2])
+    np.testing.assert_array_equal(source[9]["image"], some[0])
+    rows, _ = bench_throughput(WORKLOAD, ("sgd",), (4,), PROTOCOL)
+    assert rows[0]["error"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--physical-batches", "0"], "physical_batch (=0) must be"),
+        (["--sample-rate", "1.5"], "sample_rate (=1.5) must be above 0"),
+        (["--steps", "0"], "steps (=0) must be"),
+        (["--strategies", "best"], "strategy (='best')"),
+        (["--plot", "a.txt"], "plot (='a.txt') must end in .png or .svg"),
+        (["--beside", "none.json"], "none.json"),
+    ],
+)
+def test_bad_input_is_one_message(capsys, words, message):
+    assert main([*SMALL, *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_results_of_another_machine_are_drawn_beside(capsys, tmp_path, monkeypatch):
+    assert main([*SMALL, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["protocol"] == {"examples": 40, "sample_rate": 0.5, "steps": 2}
+    assert [row["strategy"] for row in record["rows"]] == ["sgd", "auto"]
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(record))
+    path = tmp_path / "throughput.png"
+    assert main([*SMALL, "--plot", str(path), "--beside", str(other)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:3] == ["strategy", "rows", "examples/s"]
+    assert [line.split()[0] for line in lines[1:3]] == ["sgd", "auto"]
+    assert lines[-1].split() == ["Drawn", "to", str(path)]
+    assert path.stat().st_size > 10_000
+
+
+def test_the_picture_has_each_strategy_of_each_model(monkeypatch):
+    figures = []
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, *_, **__: figures.append(figure)
+    )
+
+    def row(strategy, size, rate):
+        row = {
+            "strategy": strategy,
+            "physical_batch": size,
+            "examples_per_second": rate,
+        }
+        return row | {"low": rate, "high": rate, "first_batch_seconds": 2.0}
+
+    failed = row("bk", 16, None)
+    rows = [row("sgd", 16, 80.0), row("sgd", 32, 100.0), row("auto", 32, 90.0), failed]
+    assert not throughput_figures.plot([("a", [failed])], "a.png")
+    assert throughput_figures.plot([("a", rows), ("b, H100", rows[1:3])], "a.png")
+    rate, share, first, bars = figures[0].axes
+    (legend,) = figures[0].legends
+    assert [text.get_text() for text in legend.get_texts()] == [
+        *("sgd: a", "auto: a", "sgd: b, H100", "auto: b, H100"),
+    ]
+    assert [list(line.get_ydata()) for line in share.lines][:2] == [[80, 100], [100]]
+    assert [patch.get_height() for patch in bars.patches] == [0.9, 0.9]
+    assert len(first.lines) == 4
+    assert rate.get_yscale() == "log"
