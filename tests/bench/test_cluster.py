@@ -160,7 +160,7 @@ def test_one_fitted_bandwidth_predicts_the_paper_s_80_gpus_within_three_points()
     cluster = Cluster(20, 4, bandwidth, sample_rate=0.5, overlap=overlap)
     rows = {
         name: [
-            row | {"strategy": name}
+            {"strategy": name} | row
             for row in predict(
                 cluster, seconds, LOGICAL, SIZE, strong=True, private=name != "sgd"
             )

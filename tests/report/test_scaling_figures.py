@@ -72,8 +72,9 @@ def test_ideal_is_dashed_through_one_device_and_the_law_is_dotted(monkeypatch):
 def test_without_a_measurement_one_device_is_what_computing_takes(monkeypatch):
     axes = draw(monkeypatch, measured=[])
     assert lines(axes, "--") == [[[1, 100], [20, 2000]]]
-    (law,) = lines(axes, ":")
-    assert law[-1] == pytest.approx([20, 100 / (0.05 + 0.95 / 20)])
+    for few in ([], MEASURED[:1]):
+        (law,) = lines(draw(monkeypatch, measured=few), ":")
+        assert law[-1] == pytest.approx([20, 100 / (0.05 + 0.95 / 20)])
     assert lines(draw(monkeypatch, measured=[], parallel={}), ":") == []
 
 

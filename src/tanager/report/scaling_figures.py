@@ -31,8 +31,8 @@ def plot(
     """Draw throughput against devices, both axes logarithmic, as a PNG or SVG file.
 
     Each strategy has a colour: what was measured, the ideal line through one device,
-    Amdahl's law with the fitted p as far as was measured (if nothing was, as far as was
-    predicted), and what was predicted.
+    Amdahl's law with the fitted p as far as was measured (on one device alone, as far
+    as was predicted), and what was predicted.
 
     Args:
         measured: rows of `tanager.bench.scaling.bench_scaling`.
@@ -102,7 +102,9 @@ def _draw(
         )
     if one is not None and parallel is not None:
         label += f": {100 * parallel:.1f} % parallel"
-        devices = np.geomspace(1, max(seen or ahead), 51).tolist()
+        devices = np.geomspace(
+            1, max(ahead if len(seen) < 2 and ahead else seen), 51
+        ).tolist()
         inverse = {n: 1 - parallel + parallel / n for n in devices}
         # A p above 1, of devices faster than ideal, would have the law run off.
         law = {n: one / inverse for n, inverse in inverse.items() if inverse > 0}

@@ -135,7 +135,7 @@ class Scaling(Measured):
             lines += ["", f"Warning: {warning}."]
         if self.plot is not None and scaling_figures.plot(
             found.rows,
-            found.parallel or expected,
+            expected | {name: p for name, p in found.parallel.items() if p is not None},
             predicted,
             self.plot,
             title=f"{self.model}: {self._examples()}",
