@@ -167,7 +167,7 @@ def test_one_fitted_bandwidth_predicts_the_paper_s_80_gpus_within_three_points()
         ]
         for name, seconds in (("sgd", 1.0), ("per_example", ratio))
     }
-    shares = {name: [row["share_of_ideal"] for row in rows[name]] for name in rows}
+    shares = {n: [float(row["share_of_ideal"]) for row in rows[n]] for n in rows}
     assert [row["devices"] for row in rows["sgd"]] == [4, 8, 16, 32, 64, 80]
     assert shares["sgd"][-1] == pytest.approx(PLAIN)  # fitted
     assert shares["per_example"][-1] == pytest.approx(PRIVATE, abs=0.03)
