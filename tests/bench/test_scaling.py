@@ -59,14 +59,25 @@ def test_rows_are_medians_of_whole_logical_steps(bench):
     assert column(found, "examples_per_second") == [12, 12, 4, 6]
     assert found.one_device_seconds("bk") == 6
     assert column(found, "share_of_ideal") == [1, 12 / 24, 1, 6 / 8]
-    # S(2) = 1: nothing is parallel. S(2) = 3/2: 1/S = (1 − p) + p/2.
-    assert found.parallel == pytest.approx({"sgd": 0, "bk": 2 / 3})
+    # Amdahl's law is not that of a problem that grows.
+    assert found.parallel == {}
+
+
+def test_strong_scaling_divides_a_logical_batch_among_devices(bench):
+    found = bench(logical_batch=48, chunks=4)
+    assert column(found, "examples") == [48, 48, 48, 48]
+    assert column(found, "examples_per_second") == [24, 12, 8, 6]
+    assert column(found, "share_of_ideal") == [1, 1 / 4, 1, 3 / 8]
+    # 1/S = (1 − p) + p/2, with S = 1/2 and 3/4.
+    assert found.parallel == pytest.approx({"sgd": -2, "bk": -2 / 3})
 
 
 def test_without_one_device_there_is_no_ideal(bench):
+    strong = {"logical_batch": 48}
+    assert bench(**strong, devices=(2,)).parallel == {"sgd": None, "bk": None}
+    assert bench(**strong, failed={("bk", 2)}).parallel["bk"] is None
     for found in (bench(devices=(2,)), bench(failed={("sgd", 1), ("bk", 1)})):
         assert set(column(found, "share_of_ideal")) == {None}
-        assert found.parallel == {"sgd": None, "bk": None}
         assert found.one_device_seconds("sgd") is None
 
 
@@ -75,7 +86,6 @@ def test_what_fails_is_a_row(bench):
     reason = "RuntimeError: no rule for tap"
     assert column(found, "error") == [None, None, None, reason]
     assert found.rows[3]["bytes_per_step"] is None
-    assert found.parallel["bk"] is None
 
 
 @pytest.mark.parametrize("strategy", ["sgd", "per_example"])
@@ -105,9 +115,9 @@ def test_a_logical_step_is_training_s_own(strategy):
     made.prepare()
     made.run()
     step = WORKLOAD.step(strategy)
-    params, batch = WORKLOAD.params(), WORKLOAD.batch(8)
-    out = step.grad_fn(params, batch, jnp.ones(8, bool))
-    total = jax.tree.map(lambda leaf: 3 * leaf, out.sum)
+    params, batch = WORKLOAD.params(), WORKLOAD.batch(4)
+    out = step.grad_fn(params, batch, jnp.ones(4, bool))
+    total = jax.tree.map(lambda leaf: 2 * 3 * leaf, out.sum)  # on each device
     if step.noise is not None:
         total = step.noise(step.noise.grid.round(total), 0)
     expected = params.head.weight - 0.1 * total.head.weight / 500  # q·N = 500, C = 1
@@ -115,6 +125,33 @@ def test_a_logical_step_is_training_s_own(strategy):
     np.testing.assert_allclose(found, expected, atol=1e-7)
     made.run()
     assert not np.array_equal(made._state.params.head.weight, found)
+
+
+@pytest.mark.parametrize("strategy", ["sgd", "per_example"])
+def test_a_strong_logical_step_takes_the_same_examples_on_any_number_of_devices(
+    strategy, monkeypatch
+):
+    made = []
+
+    def first_step(pairs, prepare, *_):
+        for pair in pairs:
+            prepare(pair, Measurement())
+        return {pair: Measurement(seconds=[1.0]) for pair in pairs}, False
+
+    class Recorded(scaling.LogicalStep):
+        def run(self):
+            super().run()
+            made.append((self._devices, np.asarray(self._state.params.head.weight)))
+
+    monkeypatch.setattr(scaling, "LogicalStep", Recorded)
+    monkeypatch.setattr(scaling, "in_turns", first_step)
+    found = scaling.bench_scaling(
+        WORKLOAD, (strategy,), physical_batch=4, logical_batch=24
+    )
+    assert column(found, "examples") == [24, 24]
+    assert [devices for devices, _ in made] == [1, 1, 2, 2]
+    np.testing.assert_allclose(made[0][1], made[2][1], rtol=1e-6)
+    np.testing.assert_allclose(made[1][1], made[3][1], rtol=1e-6)
 
 
 def test_sgd_clips_nothing_and_adds_no_noise():
@@ -152,6 +189,12 @@ def test_more_devices_than_cores_are_warned_of(monkeypatch):
             "devices (=3) must be at most 2, the devices that JAX finds",
         ),
         ({"devices": (0,)}, "devices (=0) must be at least 1"),
+        (
+            {"logical_batch": 12},
+            "logical_batch (=12) must be a multiple of 8: each of 1, 2 devices takes "
+            "physical batches of 4 rows; for example 16, or give --devices",
+        ),
+        ({"logical_batch": 0}, "logical_batch (=0) must be at least 1"),
     ],
 )
 def test_what_cannot_be_timed_is_refused(change, message):

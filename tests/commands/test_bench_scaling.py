@@ -32,10 +32,14 @@ def row(strategy, devices, seconds):
     }
 
 
+def simulation_laws(record):
+    return record["simulation"]["parallel_fraction"]
+
+
 @pytest.fixture
 def planted(monkeypatch):
-    def plant(*rows, stopped=False):
-        found = scaling.ScalingBench([*rows], {"sgd": 0.987}, stopped)
+    def plant(*rows, parallel=None, stopped=False):
+        found = scaling.ScalingBench([*rows], parallel or {}, stopped)
         monkeypatch.setattr(scaling, "bench_scaling", lambda *a, **options: found)
         monkeypatch.setattr(scaling, "crowding", lambda devices: None)
 
@@ -56,7 +60,8 @@ def test_json_has_what_was_measured_and_what_was_simulated(capsys, tmp_path):
         assert set(found) == set(row("sgd", 1, 1.0))
         assert found["error"] is None
         assert found["examples"] == 8 * found["devices"]
-    assert set(record["parallel_fraction"]) == {"sgd", "per_example"}
+    assert record["parallel_fraction"] == {}
+    assert simulation_laws(record) == {}
     assert record["parameter_bytes"] == PARAMETERS
     simulation = record["simulation"]
     assert simulation["cluster"]["hosts"] == 2
@@ -67,12 +72,13 @@ def test_json_has_what_was_measured_and_what_was_simulated(capsys, tmp_path):
     assert second["communicating_seconds"] == pytest.approx(0.084)
     assert second["share_of_ideal"] == pytest.approx(one / (one + 0.084))
     assert (record["physical_batch"], record["chunks"]) == (4, 2)
+    assert record["logical_batch"] is None
     assert {"machine", "versions", "command", "date", "warnings"} <= set(record)
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_tables_of_both(capsys, planted, tmp_path):
-    planted(row("sgd", 1, 0.5), row("sgd", 2, 1.0))
+    planted(row("sgd", 1, 0.5), row("sgd", 2, 1.0), parallel={"sgd": 0.987})
     path = tmp_path / "scaling.svg"
     words = [*SCALING, "--strategies", "sgd", "--simulate", CLUSTER]
     assert main([*words, "--plot", str(path)]) == 0
@@ -85,7 +91,7 @@ def test_tables_of_both(capsys, planted, tmp_path):
     assert "Amdahl's law for sgd: 98.7 % parallel." in lines
     assert any(line.startswith("Simulated: 4 devices a host") for line in lines)
     # 0.5 s of computing, 84 ms of communication: 85.6 % of 8 · 256.
-    assert ["sgd", "2", "8", "500", "84", "1,753", "85.6"] in cells
+    assert ["sgd", "2", "8", "500", "0", "84", "1,753", "85.6"] in cells
     assert lines[-1].startswith("Drawn to")
     assert path.read_text().startswith("<?xml")
 
@@ -111,8 +117,9 @@ def test_a_warning_of_shared_cores_is_printed_and_recorded(
 
 def test_given_seconds_are_predicted_from_and_nothing_is_measured(capsys, monkeypatch):
     monkeypatch.delattr(scaling, "bench_scaling")
-    words = [*SCALING, "--simulate", CLUSTER + ",logical_batch=1024", "--json"]
-    words += ["--step-seconds", "1", "3", "--parameter-bytes", "1000"]
+    words = [*SCALING, "--simulate", CLUSTER + ",overlap=0.5", "--json"]
+    words += ["--logical-batch", "1024", "--step-seconds", "8", "24"]
+    words += ["--parameter-bytes", "1000"]
     assert main(words) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["rows"] == []
@@ -120,13 +127,27 @@ def test_given_seconds_are_predicted_from_and_nothing_is_measured(capsys, monkey
         (found["strategy"], found["hosts"]): found["share_of_ideal"]
         for found in record["simulation"]["rows"]
     }
-    # 128 examples take 1 and 3 seconds, and 1000 bytes a second.
+    # Of 8 devices each takes 1 and 3 seconds, and 1000 bytes a second, of which the
+    # backward pass hides half without privacy.
     assert shares == {
         ("sgd", 1): 1,
-        ("sgd", 2): 1 / 2,
+        ("sgd", 2): 2 / 3,
         ("auto", 1): 1,
         ("auto", 2): 3 / 4,
     }
+    # Least squares through S(4) = 4, and S(8) = 16/3 and 6.
+    slope = (7 / 8) / ((3 / 4) ** 2 + (7 / 8) ** 2)
+    laws = {"sgd": 1 - slope * (3 / 16 - 1 / 8), "auto": 1 - slope * (1 / 6 - 1 / 8)}
+    assert simulation_laws(record) == pytest.approx(laws)
+    assert (record["logical_batch"], record["chunks"]) == (1024, None)
+
+
+def test_strong_scaling_is_measured_and_fitted(capsys):
+    words = [*SCALING, "--logical-batch", "16", "--physical-batch", "4", "--json"]
+    assert main([*words, "--strategies", "sgd", "--repeats", "2"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert [found["examples"] for found in record["rows"]] == [16, 16]
+    assert set(record["parallel_fraction"]) == {"sgd"}
 
 
 @pytest.mark.parametrize(
@@ -145,6 +166,15 @@ def test_given_seconds_are_predicted_from_and_nothing_is_measured(capsys, monkey
             "strategy (='atuo') is unknown",
         ),
         (["--chunks", "0"], "chunks (=0) must be at least 1"),
+        (
+            ["--chunks", "4", "--logical-batch", "64"],
+            "chunks (=4) does not go with logical_batch: leave one of them away",
+        ),
+        (
+            ["--logical-batch", "100"],
+            "logical_batch (=100) must be a multiple of 64: each of 1, 2 devices takes "
+            "physical batches of 32 rows; for example 128, or give --devices",
+        ),
         (["--plot", "scaling.pdf"], "plot (='scaling.pdf') must end in .png or .svg"),
     ],
 )

@@ -19,6 +19,7 @@ PREDICTED = [
         "computing_seconds": 3.0,
         "communicating_seconds": 1.0,
         "examples_per_second": 75.0 * devices,
+        "share_of_ideal": 0.75,
     }
     for devices in (8, 16, 20)
 ]
@@ -71,7 +72,10 @@ def test_ideal_is_dashed_through_one_device_and_the_law_is_dotted(monkeypatch):
 def test_without_a_measurement_one_device_is_what_computing_takes(monkeypatch):
     axes = draw(monkeypatch, measured=[])
     assert lines(axes, "--") == [[[1, 100], [20, 2000]]]
-    assert lines(axes, ":") == []
+    for few in ([], MEASURED[:1]):
+        (law,) = lines(draw(monkeypatch, measured=few), ":")
+        assert law[-1] == pytest.approx([20, 100 / (0.05 + 0.95 / 20)])
+    assert lines(draw(monkeypatch, measured=[], parallel={}), ":") == []
 
 
 def test_the_legend_tells_colours_and_kinds(monkeypatch):
@@ -83,7 +87,8 @@ def test_the_legend_tells_colours_and_kinds(monkeypatch):
     strategies = ["sgd: 95.0 % parallel", "auto"]
     assert legend() == [*strategies, "ideal", "measured", law, "simulated"]
     assert legend(predicted=[]) == [*strategies, "ideal", "measured", law]
-    assert legend(measured=[]) == ["sgd", "ideal", "simulated"]
+    assert legend(measured=[]) == [strategies[0], "ideal", law, "simulated"]
+    assert legend(measured=[], parallel={}) == ["sgd", "ideal", "simulated"]
 
 
 def test_labels_keep_apart(monkeypatch):

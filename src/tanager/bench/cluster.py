@@ -1,18 +1,18 @@
 """How throughput grows with devices: Amdahl's law, and a model of communication.
 
 The model: a logical step on n devices takes the time one device needs for its examples,
-then one all-reduce of the sum of gradients, with which nothing overlaps. Hosts form a
-ring. The devices of a host form another ring, which costs nothing unless its bandwidth
-is given. The model leaves out waiting for the slowest device and for data.
+then one all-reduce of the sum of gradients. Hosts form a ring. The devices of a host
+form another ring, which costs nothing unless its bandwidth is given. If each device
+draws its own examples, all wait for the one that drew most. Without privacy, the
+all-reduce can overlap with the last backward pass. With it, it cannot: examples are
+clipped when that pass has ended. The model leaves out other waiting.
 
-Fitted to the share of ideal without privacy that the efficiency paper measured (53.3 %,
-ViT-Base on 20 hosts of 4 V100, section 7), it predicts 78.6 % for private training;
-69.2 % was measured. Amdahl's law fitted to its curves has p = 99.1 % without privacy
-(paper: 98.9 %) and 99.7 % with it (paper: 99.5 %).
+docs/scale.md compares it with the 80 GPUs of the efficiency paper.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from statistics import NormalDist
 from typing import Any, Self, get_type_hints
 
 import numpy as np
@@ -30,8 +30,10 @@ class Cluster:
         bandwidth: of a host's link to other hosts, each way, in GB/s (10⁹ bytes).
         local_bandwidth: of a device's link in its host, likewise; None if free.
         latency: seconds that each all-reduce between hosts takes, whatever its size.
-        logical_batch: examples of a logical batch, divided among all devices; None if
-            each device has the same number of examples, however many there are.
+        sample_rate: at which each device draws examples from its own part of the data;
+            None if one logical batch is divided evenly, as tanager does.
+        overlap: seconds of the last backward pass without privacy, during which
+            gradients can be sent already; 0 in tanager.
     """
 
     hosts: int
@@ -39,16 +41,17 @@ class Cluster:
     bandwidth: float
     local_bandwidth: float | None = None
     latency: float = 0.0
-    logical_batch: int | None = None
+    sample_rate: float | None = None
+    overlap: float = 0.0
 
     def __post_init__(self):
         validate.whole(hosts=self.hosts, devices=self.devices, at_least=1)
         validate.positive(bandwidth=self.bandwidth)
-        validate.not_negative(latency=self.latency)
+        validate.not_negative(latency=self.latency, overlap=self.overlap)
         if self.local_bandwidth is not None:
             validate.positive(local_bandwidth=self.local_bandwidth)
-        if self.logical_batch is not None:
-            validate.whole(logical_batch=self.logical_batch, at_least=1)
+        if self.sample_rate is not None:
+            validate.fraction(sample_rate=self.sample_rate)
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -60,7 +63,7 @@ class Cluster:
             validate.one_of(kinds, simulate=name)
             if name in found:
                 validate.refuse("simulate", text, f"must give {name} once")
-            kind = int if kinds[name] in (int, int | None) else float
+            kind = int if kinds[name] is int else float
             try:
                 found[name] = kind(value)
             except ValueError:
@@ -96,32 +99,64 @@ def communicating_seconds(cluster: Cluster, hosts: int, size: float) -> float:
     return seconds
 
 
+def largest_draw(devices: int, examples: float, rate: float) -> float:
+    """Return the expected largest of binomial draws, over their mean (Blom 1958).
+
+    `examples` is the mean of all draws together, and `rate` the sampling rate.
+    """
+    largest = NormalDist().inv_cdf((devices - 0.375) / (devices + 0.25))
+    return 1 + largest * ((1 - rate) * devices / examples) ** 0.5
+
+
 def predict(
-    cluster: Cluster, step_seconds: float, examples: int, size: float
+    cluster: Cluster,
+    step_seconds: float,
+    examples: int,
+    size: float,
+    *,
+    strong: bool = False,
+    private: bool = True,
 ) -> list[dict[str, Any]]:
     """Predict throughput on 1, 2, 4, … of the cluster's hosts.
 
     `step_seconds` is the time of a logical step of `examples` examples on one device.
-    With `Cluster.logical_batch` it is taken as proportional. `size` is the bytes of the
-    sum of gradients.
+    If `strong`, all devices divide them; else each device has as many. `size` is the
+    bytes of the sum of gradients. `communicating_seconds` are those without overlap.
     """
     rows = []
     for hosts in doubling(cluster.hosts):
         devices = hosts * cluster.devices
-        together = cluster.logical_batch or devices * examples
-        computing = step_seconds * together / (devices * examples)
-        communicating = communicating_seconds(cluster, hosts, size)
+        computing = step_seconds / devices if strong else step_seconds
+        together = examples if strong else devices * examples
+        waiting, communicating = 0.0, communicating_seconds(cluster, hosts, size)
+        if cluster.sample_rate is not None:
+            drawn = largest_draw(devices, together, cluster.sample_rate)
+            waiting = (drawn - 1) * computing
+        if not private:
+            communicating = max(communicating - cluster.overlap, 0.0)
+        seconds = computing + waiting + communicating
         rows.append(
             {
                 "hosts": hosts,
                 "devices": devices,
                 "computing_seconds": computing,
+                "waiting_seconds": waiting,
                 "communicating_seconds": communicating,
-                "examples_per_second": together / (computing + communicating),
-                "share_of_ideal": computing / (computing + communicating),
+                "examples_per_second": together / seconds,
+                "share_of_ideal": computing / seconds,
             }
         )
     return rows
+
+
+def amdahl(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Return Amdahl's p of each strategy, from its rows of one logical batch size."""
+    speedups: dict[str, dict[int, float]] = {}
+    for row in rows:
+        mine = speedups.setdefault(row["strategy"], {})
+        if row["share_of_ideal"] is not None:
+            mine[row["devices"]] = row["devices"] * row["share_of_ideal"]
+    return {name: amdahl_fit(mine) for name, mine in speedups.items()}
 
 
 def amdahl_fit(speedups: Mapping[int, float]) -> float | None:

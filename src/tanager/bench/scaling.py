@@ -4,13 +4,16 @@ A logical step is what `tanager train` does between two updates, by the compiled
 functions of training: an accumulator of zeros, some physical batches added to it, and
 one update (with noise, if private). The batches are on the devices beforehand.
 
-Scaling is weak: each device has the same number of rows of each physical batch. Ideal
-is the throughput of one device times their number. Programs take turns as in
+Each device has the same number of rows of each physical batch. Weak scaling: it has the
+same number of physical batches too, so the logical batch grows with the devices. Strong
+scaling: all devices divide the physical batches of one logical batch. Ideal is the
+throughput of one device times their number. Programs take turns as in
 `tanager.bench.timing`; all are in memory at once.
 """
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -40,7 +43,8 @@ class _Pair(NamedTuple):
 class LogicalStep:
     """Whole logical steps on some devices, each going on from the one before.
 
-    `physical_batch` is of each device; a logical batch has `chunks` of them.
+    `physical_batch` is of each device, which has the same examples; a logical batch has
+    `chunks` of them.
     """
 
     def __init__(
@@ -54,7 +58,8 @@ class LogicalStep:
         self._workload = workload
         self._layout = Layout(devices)
         self._step = workload.step(strategy, self._layout)
-        self._size = devices * physical_batch
+        self._devices = devices
+        self._rows = physical_batch
         self._chunks = chunks
         self._done = 0
 
@@ -66,10 +71,14 @@ class LogicalStep:
         They are by kind, see `exchanged`: of one physical batch, and of the update.
         """
         params, step = self._workload.params(), self._step
-        examples = jax.tree.map(np.asarray, self._workload.batch(self._size))
-        tuning.explain(step, params, examples, self._size, report)
-        indices = np.arange(self._size, dtype=np.int32)
-        everyone = np.ones(self._size, bool)
+        size = self._devices * self._rows
+        examples = jax.tree.map(
+            lambda leaf: np.concatenate([leaf] * self._devices),
+            self._workload.batch(self._rows),
+        )
+        tuning.explain(step, params, examples, size, report)
+        indices = np.arange(size, dtype=np.int32)
+        everyone = np.ones(size, bool)
         batch = PhysicalBatch(examples, everyone, indices)
         self._batch = self._layout.rows(batch)
         self._state = step.start(params)
@@ -90,7 +99,10 @@ class LogicalStep:
 
 @dataclasses.dataclass(frozen=True)
 class ScalingBench:
-    """Rows of `bench_scaling`, Amdahl's p of strategies, and whether it was stopped."""
+    """Rows of `bench_scaling`, Amdahl's p of strategies, and whether it was stopped.
+
+    Amdahl's law is that of a fixed problem: `parallel` is empty of weak scaling.
+    """
 
     rows: list[dict[str, Any]]
     parallel: dict[str, float | None]
@@ -110,12 +122,14 @@ def bench_scaling(
     *,
     physical_batch: int,
     chunks: int = 4,
+    logical_batch: int | None = None,
     devices: Sequence[int] = (),
     repeats: int = 5,
     report: Callable[[str], None] = lambda text: None,
 ) -> ScalingBench:
     """Time whole logical steps on 1, 2, 4, … devices and all there are, or as given.
 
+    Scaling is strong if `logical_batch` is given: `chunks` then follows from it.
     `share_of_ideal` is throughput over devices × that of one device. What devices
     exchange is as XLA compiled it, by kind of operation: `accumulate_bytes` of each
     physical batch and `update_bytes` of the update; `bytes_over_parameters` is that of
@@ -132,11 +146,17 @@ def bench_scaling(
     counts = sorted({*(devices or cluster.doubling(jax.device_count()))})
     for count in counts:
         Layout(count)
+    if logical_batch is not None:
+        _divisible(logical_batch, physical_batch, counts)
+    parts = {
+        count: logical_batch // (count * physical_batch) if logical_batch else chunks
+        for count in counts
+    }
     exchanges: dict[_Pair, tuple[dict[str, int], dict[str, int]]] = {}
 
     def prepare(pair: _Pair, found: Measurement) -> Callable[[int], None]:
         del found
-        made = LogicalStep(workload, *pair, physical_batch, chunks)
+        made = LogicalStep(workload, *pair, physical_batch, parts[pair.devices])
         exchanges[pair] = made.prepare(report)
         # Twice: the second step is given what the first returned.
         made.run()
@@ -149,20 +169,37 @@ def bench_scaling(
     size = parameter_bytes(workload)
     rows = []
     for pair, found in measured.items():
+        mine = parts[pair.devices]
         row = {
             "strategy": pair.strategy,
             "devices": pair.devices,
-            "examples": pair.devices * physical_batch * chunks,
+            "examples": pair.devices * physical_batch * mine,
             "parameter_bytes": size,
             **found.times(),
         }
-        # Each device has the same number of examples: that of seconds is enough.
         one, seconds = measured.get(_Pair(pair.strategy, 1)), row["seconds"]
         alone = None if one is None else one.median
         row["examples_per_second"] = row["examples"] / seconds if seconds else None
-        row["share_of_ideal"] = alone / seconds if alone and seconds else None
-        rows.append(row | _bytes(exchanges.get(pair), chunks, size))
-    return ScalingBench(rows, _parallel(rows), stopped)
+        row["share_of_ideal"] = None
+        if alone and seconds:
+            # Of one device, for as many physical batches as this one has.
+            row["share_of_ideal"] = alone * mine / parts[1] / seconds
+        rows.append(row | _bytes(exchanges.get(pair), mine, size))
+    parallel = {} if logical_batch is None else cluster.amdahl(rows)
+    return ScalingBench(rows, parallel, stopped)
+
+
+def _divisible(logical: int, physical: int, counts: Sequence[int]) -> None:
+    validate.whole(logical_batch=logical, at_least=1)
+    whole = math.lcm(*counts) * physical
+    if logical % whole:
+        rule = f"must be a multiple of {whole:,}"
+        given = ", ".join(map(str, counts))
+        remedy = (
+            f"each of {given} devices takes physical batches of {physical} rows; for "
+            f"example {whole * math.ceil(logical / whole)}, or give --devices"
+        )
+        validate.refuse("logical_batch", logical, rule, remedy)
 
 
 def parameter_bytes(workload: Workload) -> int:
@@ -200,12 +237,3 @@ def _bytes(
     total = chunks * sum(exchange[0].values()) + sum(exchange[1].values())
     found = dict(zip(names, (*exchange, total), strict=True))
     return found | {"bytes_over_parameters": total / size}
-
-
-def _parallel(rows: Sequence[dict[str, Any]]) -> dict[str, float | None]:
-    speedups: dict[str, dict[int, float]] = {}
-    for row in rows:
-        mine = speedups.setdefault(row["strategy"], {})
-        if row["share_of_ideal"] is not None:
-            mine[row["devices"]] = row["devices"] * row["share_of_ideal"]
-    return {name: cluster.amdahl_fit(mine) for name, mine in speedups.items()}

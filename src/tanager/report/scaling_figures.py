@@ -31,11 +31,12 @@ def plot(
     """Draw throughput against devices, both axes logarithmic, as a PNG or SVG file.
 
     Each strategy has a colour: what was measured, the ideal line through one device,
-    Amdahl's law with the fitted p as far as was measured, and what was predicted.
+    Amdahl's law with the fitted p as far as was measured (on one device alone, as far
+    as was predicted), and what was predicted.
 
     Args:
         measured: rows of `tanager.bench.scaling.bench_scaling`.
-        parallel: Amdahl's p by strategy.
+        parallel: Amdahl's p by strategy; empty for weak scaling.
         predicted: rows of `tanager.bench.cluster.predict`, each with its `strategy`.
         path: a PNG or SVG file.
         title: what was measured.
@@ -50,9 +51,7 @@ def plot(
     ones = {
         row["strategy"]: row["examples_per_second"]
         / row["devices"]
-        # Without communication: what one device does.
-        * (row["computing_seconds"] + row["communicating_seconds"])
-        / row["computing_seconds"]
+        / row["share_of_ideal"]
         for row in predicted
     }
     ones |= {name: points[1] for name, points in seen.items() if 1 in points}
@@ -71,7 +70,7 @@ def plot(
             )
         _dress(axes, sorted(counts | {1} if ones else counts))
         axes.set_title(title)
-        fitted = any(parallel.get(name) is not None for name in seen)
+        fitted = any(parallel.get(name) is not None for name in names)
         _explain(axes, bool(seen), fitted, bool(ahead))
     return True
 
@@ -101,9 +100,11 @@ def _draw(
         axes.plot(
             ends, [one * n for n in ends], "--", color=colour, linewidth=1, alpha=0.75
         )
-    if one is not None and parallel is not None and seen:
+    if one is not None and parallel is not None:
         label += f": {100 * parallel:.1f} % parallel"
-        devices = np.geomspace(1, max(seen), 51).tolist()
+        devices = np.geomspace(
+            1, max(ahead if len(seen) < 2 and ahead else seen), 51
+        ).tolist()
         inverse = {n: 1 - parallel + parallel / n for n in devices}
         # A p above 1, of devices faster than ideal, would have the law run off.
         law = {n: one / inverse for n, inverse in inverse.items() if inverse > 0}

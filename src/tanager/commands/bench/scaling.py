@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
@@ -21,26 +21,30 @@ from tanager.commands.tables import (
 
 if TYPE_CHECKING:
     from tanager.bench.cluster import Cluster
-    from tanager.bench.scaling import ScalingBench
 
 
 @dataclasses.dataclass(frozen=True)
 class Scaling(Measured):
     """Time logical steps on 1, 2, 4, … devices; predict more hosts.
 
-    Scaling is weak: each device has --physical-batch rows of each physical batch. A
-    logical step is --chunks physical batches and one update.
+    A logical step is some physical batches and one update. By default scaling is weak:
+    each device adds --chunks physical batches. With --logical-batch it is strong: all
+    devices divide the same number of examples, and Amdahl's law is fitted.
 
     --simulate takes hosts=, devices= (per host), bandwidth= (GB/s of each host's link),
-    local_bandwidth= (GB/s of each device's link), latency= (seconds) and logical_batch=
-    (divided among all devices), such as hosts=20,devices=4,bandwidth=12.5.
+    such as hosts=20,devices=4,bandwidth=12.5, and also local_bandwidth= (GB/s of each
+    device's link), latency= (seconds), sample_rate= (each device draws its own
+    examples) and overlap= (seconds of sgd's backward pass that gradients are sent in).
     """
 
     physical_batch: int = 32
     """Rows of each physical batch on each device."""
 
-    chunks: int = 4
-    """Physical batches in a logical batch."""
+    chunks: int | None = None
+    """Physical batches of each device in a logical step. Default: 4."""
+
+    logical_batch: int | None = None
+    """Examples of a logical step, the same on any number of devices."""
 
     devices: tuple[int, ...] = ()
     """Numbers of devices. Default: 1, 2, 4, … and all."""
@@ -55,7 +59,7 @@ class Scaling(Measured):
     """Predict 1, 2, 4, … hosts; see above."""
 
     step_seconds: tuple[float, ...] = ()
-    """Seconds per logical step on one device, one for each of --strategies."""
+    """Seconds of a logical step on one device, one for each of --strategies."""
 
     parameter_bytes: int | None = None
     """Bytes in one all-reduce of the gradient. Default: the model's."""
@@ -66,10 +70,13 @@ class Scaling(Measured):
     def measure(self, report: Callable[[str], None]) -> Outcome:
         """Measure, predict and draw; `report` receives what is being done."""
         from tanager.bench import scaling
-        from tanager.bench.cluster import predict
+        from tanager.bench.cluster import amdahl, predict
+        from tanager.bench.workload import SGD
         from tanager.report import figures, scaling_figures
 
         cluster = self._cluster()
+        strong = self.logical_batch is not None
+        chunks = 4 if self.chunks is None else self.chunks
         if self.plot is not None:
             figures.check_ending(self.plot)
         workload = self.workload()
@@ -83,7 +90,8 @@ class Scaling(Measured):
                 workload,
                 self.strategies,
                 physical_batch=self.physical_batch,
-                chunks=self.chunks,
+                chunks=chunks,
+                logical_batch=self.logical_batch,
                 devices=self.devices,
                 repeats=self.repeats,
                 report=report,
@@ -97,9 +105,15 @@ class Scaling(Measured):
             for name, seconds in one_device.items()
             if cluster is not None and seconds is not None
             for row in predict(
-                cluster, seconds, self.physical_batch * self.chunks, size
+                cluster,
+                seconds,
+                self.logical_batch or self.physical_batch * chunks,
+                size,
+                strong=strong,
+                private=name != SGD,
             )
         ]
+        expected = amdahl(predicted) if strong else {}
         lines: list[Any] = []
         if found.rows:
             lines += [_measured_table(found.rows)]
@@ -108,14 +122,23 @@ class Scaling(Measured):
                 for row in found.rows
                 if row["error"]
             ]
-            lines += ["", *_sentences(found, size)]
+            lines += [
+                "",
+                f"A sum of gradients has {size:,} bytes. Devices exchange bytes/step "
+                "in each logical step; bytes/batch of them in each physical batch.",
+                *_laws(found.parallel),
+            ]
         if cluster is not None and predicted:
-            lines += [*([""] if lines else []), f"Simulated: {_links(cluster)}."]
-            lines.append(_predicted_table(predicted))
+            lines += [*([""] if lines else []), f"Simulated: {self._links(cluster)}."]
+            lines += [_predicted_table(predicted), *_laws(expected)]
         if warning:
             lines += ["", f"Warning: {warning}."]
         if self.plot is not None and scaling_figures.plot(
-            found.rows, found.parallel, predicted, self.plot, title=self._title(cluster)
+            found.rows,
+            expected | {name: p for name, p in found.parallel.items() if p is not None},
+            predicted,
+            self.plot,
+            title=f"{self.model}: {self._examples()}",
         ):
             lines += ["", f"Drawn to {self.plot}"]
         record = {
@@ -124,10 +147,15 @@ class Scaling(Measured):
             "parameter_bytes": size,
             "simulation": None
             if cluster is None
-            else {"cluster": dataclasses.asdict(cluster), "rows": predicted},
+            else {
+                "cluster": dataclasses.asdict(cluster),
+                "rows": predicted,
+                "parallel_fraction": expected,
+            },
             "workload": dataclasses.asdict(workload),
             "physical_batch": self.physical_batch,
-            "chunks": self.chunks,
+            "chunks": None if strong else chunks,
+            "logical_batch": self.logical_batch,
             "repeats": self.repeats,
             "warnings": [warning] if warning else [],
         }
@@ -135,9 +163,16 @@ class Scaling(Measured):
         return Outcome(record, lines, STOPPED if found.stopped else code)
 
     def _cluster(self) -> "Cluster | None":
-        """Read --simulate, and refuse options that do not fit it."""
+        """Read --simulate, and refuse options that do not fit together."""
         from tanager.bench.cluster import Cluster
 
+        if self.logical_batch is not None:
+            if self.chunks is not None:
+                remedy = "leave one of them away"
+                validate.refuse(
+                    "chunks", self.chunks, "does not go with logical_batch", remedy
+                )
+            validate.whole(logical_batch=self.logical_batch, at_least=1)
         if self.simulate is None:
             remedy = "give --simulate hosts=…,devices=…,bandwidth=…, too"
             for name in ("step_seconds", "parameter_bytes"):
@@ -145,9 +180,9 @@ class Scaling(Measured):
                     validate.refuse(name, given, "is for a simulation", remedy)
             return None
         cluster = Cluster.parse(self.simulate)
-        validate.whole(
-            physical_batch=self.physical_batch, chunks=self.chunks, at_least=1
-        )
+        validate.whole(physical_batch=self.physical_batch, at_least=1)
+        if self.chunks is not None:
+            validate.whole(chunks=self.chunks, at_least=1)
         if self.parameter_bytes is not None:
             validate.whole(parameter_bytes=self.parameter_bytes, at_least=1)
         for seconds in self.step_seconds:
@@ -162,14 +197,25 @@ class Scaling(Measured):
             validate.refuse("devices", self.devices, rule, remedy)
         return cluster
 
-    def _title(self, cluster: "Cluster | None") -> str:
-        weak = f"logical batches of {self.chunks} × {self.physical_batch} per device"
-        if cluster is None or cluster.logical_batch is None:
-            return f"{self.model}: {weak}"
-        strong = f"{cluster.logical_batch:,} on all devices"
-        if self.step_seconds:
-            return f"{self.model}: logical batches of {strong}"
-        return f"{self.model}: {weak}; simulated: {strong}"
+    def _examples(self) -> str:
+        if self.logical_batch is not None:
+            return f"logical batches of {self.logical_batch:,} on all devices"
+        return (
+            f"logical batches of {self.chunks or 4} × {self.physical_batch} per device"
+        )
+
+    def _links(self, cluster: "Cluster") -> str:
+        within = "no time within a host"
+        if cluster.local_bandwidth is not None:
+            within = f"{cluster.local_bandwidth:g} GB/s within a host"
+        drawn = ""
+        if cluster.sample_rate is not None:
+            drawn = f", drawn by each device at {cluster.sample_rate:g}"
+        return (
+            f"{cluster.devices} devices a host, {cluster.bandwidth:g} GB/s between "
+            f"hosts, {within}, latency {cluster.latency:g} s, overlap "
+            f"{cluster.overlap:g} s; {self._examples()}{drawn}"
+        )
 
 
 def _measured_table(rows: Sequence[dict[str, Any]]) -> Table:
@@ -195,8 +241,8 @@ def _measured_table(rows: Sequence[dict[str, Any]]) -> Table:
 
 def _predicted_table(rows: Sequence[dict[str, Any]]) -> Table:
     table = new_table(
-        *("strategy", "hosts", "devices", "ms computing", "ms communicating"),
-        *("examples/s", "% of ideal"),
+        *("strategy", "hosts", "devices", "ms computing", "ms waiting"),
+        *("ms communicating", "examples/s", "% of ideal"),
     )
     for row in rows:
         table.add_row(
@@ -204,6 +250,7 @@ def _predicted_table(rows: Sequence[dict[str, Any]]) -> Table:
             str(row["hosts"]),
             str(row["devices"]),
             digits(1e3 * row["computing_seconds"]),
+            digits(1e3 * row["waiting_seconds"]),
             digits(1e3 * row["communicating_seconds"]),
             digits(row["examples_per_second"]),
             f"{100 * row['share_of_ideal']:.1f}",
@@ -211,25 +258,9 @@ def _predicted_table(rows: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def _sentences(found: "ScalingBench", size: int) -> list[str]:
-    lines = [
-        f"A sum of gradients has {size:,} bytes. Devices exchange bytes/step in each "
-        "logical step; bytes/batch of them in each physical batch."
+def _laws(parallel: Mapping[str, float | None]) -> list[str]:
+    return [
+        f"Amdahl's law for {name}: {100 * fraction:.1f} % parallel."
+        for name, fraction in parallel.items()
+        if fraction is not None
     ]
-    for name, parallel in found.parallel.items():
-        if parallel is not None:
-            lines.append(f"Amdahl's law for {name}: {100 * parallel:.1f} % parallel.")
-    return lines
-
-
-def _links(cluster: "Cluster") -> str:
-    within = "no time within a host"
-    if cluster.local_bandwidth is not None:
-        within = f"{cluster.local_bandwidth:g} GB/s within a host"
-    examples = "each device keeps its number of examples"
-    if cluster.logical_batch is not None:
-        examples = f"logical batches of {cluster.logical_batch:,} on all devices"
-    return (
-        f"{cluster.devices} devices a host, {cluster.bandwidth:g} GB/s between hosts, "
-        f"{within}, latency {cluster.latency:g} s; {examples}"
-    )
