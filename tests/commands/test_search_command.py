@@ -11,6 +11,7 @@ from forks import Fork
 from tanager import cli, data, recipes
 from tanager.cli import main
 from tanager.commands.experiments import Ablation, target_of
+from tanager.privacy.account import Account
 from tanager.report import search_page
 from tanager.search import jobs
 
@@ -211,6 +212,94 @@ def test_ablation_and_data(tmp_path, capsys):
     assert json.loads(config.read_text())["examples"] == 600
     assert main(["search", "data", "digits", *words]) == 0
     assert "with 2874 examples: ε = " in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_budget_is_searched_and_its_winner_trained_on_all(tmp_path, capsys):
+    out = tmp_path / "b"
+    words = ["search", "budget", "digits", *SHORT, "--out", str(out)]
+    words += ["--vary", "batch-size=256,512", "steps=2,4", "learning-rate=0.5"]
+    words += ["--winner-repeats", "2", "--account", str(tmp_path / "account.json")]
+    assert main([*words, "--json"]) == 0
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)
+    rows, winner = found["rows"], found["winner"]
+    assert [(row["batch_size"], row["steps"]) for row in rows] == [
+        *((256, 2), (256, 4), (512, 2), (512, 4)),
+    ]
+    assert [row["simulated_batch_size"] for row in rows] == [8, 8, 16, 16]
+    spent = [row["epsilon"] for row in rows]
+    assert spent == pytest.approx([spent[0]] * 4, rel=2e-3)
+    assert rows[0]["noise_multiplier"] < rows[3]["noise_multiplier"]
+    assert "at the edge of the grid: batch size" in printed.err
+    assert "learning rate" not in printed.err.split("at the edge")[-1]
+    # The winner: all training examples, all its steps, two runs by other seeds.
+    best = max(rows, key=lambda row: row["accuracy"])
+    scores = winner["scores"]["accuracy"]
+    assert scores["median"] == pytest.approx(sum(scores["runs"]) / 2)
+    assert scores["deviation"] is not None
+    for number in ("1", "2"):
+        config = json.loads((out / "winner" / number / "config.json").read_text())
+        assert config["examples"] == 1437
+        assert config["mechanism"]["steps"] == best["steps"]
+        assert config["recipe"]["batch_size"] == best["batch_size"]
+    assert winner["epsilon"] < winner["epsilon_together"] < 2 * winner["epsilon"]
+    assert len(Account(tmp_path / "account.json").read().charges) == 4 + 2
+    assert (out / "table.png").stat().st_size > 10_000
+    # The same again, for people: nothing is trained. Another budget is refused.
+    assert main(words) == 0
+    assert "the best again, on all examples: median" in capsys.readouterr().out
+    assert main([*words, "--noise-multiplier", "3"]) == 2
+    error = capsys.readouterr().err
+    assert "cannot be resumed: noise_multiplier was 4.0 and is 3.0" in error
+
+
+@pytest.mark.slow
+def test_a_cumulative_ablation_changes_one_after_another(tmp_path, capsys):
+    out = tmp_path / "a"
+    words = ["search", "ablation", "digits", *SHORT, "--json", "--out", str(out)]
+    words += ["--model", "small-cnn", "--evaluate-every", "2", "--cumulative"]
+    words += ["--vary", "normalisation-order=none,post-activation", "ema-decay=0,0.9"]
+    assert main([*words, "weight-standardisation=false,true"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["title"]["change"] for row in rows] == [
+        *("none", "normalisation order post-activation"),
+        *("weight standardisation True", "ema decay 0.9"),
+    ]
+    made = []
+    for row in rows:
+        run = out / f"runs/change={row['title']['change']}-0/config.json"
+        recipe = json.loads(run.read_text())["recipe"]
+        names = ("normalisation_order", "weight_standardisation", "ema_decay")
+        made.append([recipe[name] for name in names])
+    post = "post-activation"
+    assert made == [
+        *(["none", False, 0.0], [post, False, 0.0]),
+        *([post, True, 0.0], [post, True, 0.9]),
+    ]
+    assert (out / "curves.png").stat().st_size > 10_000
+
+
+def test_repeats_have_seeds_and_folders_of_their_own(tmp_path, capsys):
+    out = tmp_path / "runs"
+    words = f"train digits {FEW} --steps 2 --out {out} --repeats 2 --account none"
+    assert main([*words.split(), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["runs"] == [f"{out}/1", f"{out}/2"]
+    assert found == json.loads((out / "repeats.json").read_text())
+    weights = [(out / n / "model.safetensors").read_bytes() for n in ("1", "2")]
+    assert weights[0] != weights[1]
+    seeds = [json.loads((out / n / "config.json").read_text()) for n in ("1", "2")]
+    assert [each["recipe"]["seed"] for each in seeds] == [1, 2]
+    assert found["epsilon_together"] > found["epsilon"]
+    assert main(words.split()) == 0
+    printed = capsys.readouterr().out
+    assert "median ± standard deviation of 2 runs: accuracy " in printed
+    assert f"tensorboard --logdir {out}\n" in printed
+    assert main([*words.split()[:-6], "--repeats", "0"]) == 2
+    assert "repeats (=0) must be" in capsys.readouterr().err
+    assert main(["train", "digits", "--repeats", "2", "--resume"]) == 2
+    assert "resume (=True) finds one run only" in capsys.readouterr().err
 
 
 @pytest.mark.slow

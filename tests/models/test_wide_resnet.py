@@ -67,6 +67,8 @@ def _textbook_forward(model, image, order, symmetric):
         def norm(image):
             return textbook_group_norm(image, 16, layer.scale, layer.bias, 1e-5)
 
+        if order == "none":
+            return np.maximum(image, 0)
         if order == "pre-activation":
             return np.maximum(norm(image), 0)
         return norm(np.maximum(image, 0))
@@ -87,6 +89,7 @@ def _textbook_forward(model, image, order, symmetric):
     [
         *wide_resnet.IMPLEMENTATIONS.values(),
         {"normalisation_order": "pre-activation"},
+        {"normalisation_order": "none"},
     ],
 )
 def test_logits_are_the_textbook_networks(options):

@@ -104,6 +104,45 @@ def test_a_prediction_is_a_hollow_point_after_the_rows(drawn):
     np.testing.assert_allclose(ends.get_segments()[0][:, 1], [60, 90])
 
 
+def test_a_budget_is_drawn_by_what_is_best(drawn):
+    def row(batch_size, steps, rate, accuracy):
+        fields = {"batch_size": batch_size, "steps": steps, "learning_rate": rate}
+        fields |= {"accuracy": accuracy, "deviation": None}
+        return fields | {"noise_multiplier": (batch_size * steps) ** 0.5}
+
+    rows = [
+        *(row(64, 10, 1.0, 0.5), row(64, 10, 2.0, 0.6), row(64, 40, 1.0, 0.3)),
+        *(row(256, 10, 1.0, 0.4), row(256, 40, 2.0, 0.7)),
+    ]
+    search_figures.plot_budget(rows, 640, "budget.png")
+    points = [
+        [
+            (list(bar.lines[0].get_xdata()), list(bar.lines[0].get_ydata()))
+            for bar in axes.containers
+        ]
+        for axes in drawn[0].axes
+    ]
+    assert points[0] == [([64, 256], pytest.approx([60, 70]))]
+    assert points[2][0] == ([10, 40], pytest.approx([60, 30]))
+    assert points[2][1] == ([10, 40], pytest.approx([40, 70]))
+    assert points[3] == [([64, 256], [10, 40])]
+    assert points[4] == [([64, 256], [1, 16])]
+    assert points[5] == [([64, 256], [2, 2])]
+
+
+def test_curves_are_drawn_against_what_was_spent(drawn):
+    curves = [
+        {"title": {"model": name}, "steps": [1, 2], "epsilon": [1.0, 2.0]}
+        | {"accuracy": [0.1, 0.2]}
+        for name in ("a", "b")
+    ]
+    search_figures.plot_curves(curves, "curves.png")
+    (axes,) = drawn[0].axes
+    assert [line.get_label() for line in axes.lines] == ["model a", "model b"]
+    assert list(axes.lines[0].get_xdata()) == [1, 2]
+    assert list(axes.lines[0].get_ydata()) == pytest.approx([10, 20])
+
+
 def test_norms_are_marked_private(drawn):
     edges, counts = [0.5, 1.0, 2.0], [[0, 1, 3, 0], [0, 4, 0, 0]]
     search_figures.plot_norms(edges, counts, (10, 20), 1.0, pathlib.Path("norms.png"))

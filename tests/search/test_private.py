@@ -41,7 +41,7 @@ def calibrated_once():
         yield
 
 
-def settings_of(selection=Selection(3), **changes):  # noqa: B008
+def settings_of(selection=Selection(3), vary="learning-rate=0.25,0.5,1", **changes):  # noqa: B008
     recipe = dataclasses.replace(
         recipes.get("digits").recipe,
         model="linear",
@@ -50,7 +50,7 @@ def settings_of(selection=Selection(3), **changes):  # noqa: B008
         validation_examples=HELD_OUT,
         **changes,
     )
-    space = Space.parse(["learning-rate=0.25,0.5,1"])
+    space = Space.parse([vary])
     return calibrate_selection("digits", recipe, space, selection, 1437 - HELD_OUT)
 
 
@@ -428,6 +428,7 @@ def test_which_scores_are_possible_does_not_depend_on_the_count(settings):
             {"adjacency": "add-or-remove-one", "declared_examples": 1400},
             "adjacency .*is not supported by private",
         ),
+        ({"vary": "steps=2,4"}, r"vary \(='steps'\) is not supported by private"),
         ({"seed": 1}, r"seed \(=1\) makes a search NOT private"),
         ({"epsilon": None, "noise_multiplier": 1.0}, "the noise multiplier is calib"),
     ],

@@ -7,6 +7,7 @@ import pytest
 from tanager import recipes
 from tanager.privacy import accountant, tan
 from tanager.search.simulation import plan_simulation
+from tanager.search.space import Choices, Space
 
 
 @pytest.fixture(scope="module")
@@ -125,3 +126,51 @@ def test_an_impossible_budget_is_refused_before_anything_runs():
     )
     with pytest.raises(ValueError, match=r"epsilon .* is below what any steps spends"):
         plan_simulation("digits", recipe, 1437)
+
+
+@pytest.mark.parametrize(
+    ("values", "kept", "solved"),
+    [
+        ({"batch_size": 1024}, {"steps": 2500}, "noise_multiplier"),
+        ({"steps": 500}, {"batch_size": 4096}, "noise_multiplier"),
+        ({"batch_size": 8192, "steps": 900}, {}, "noise_multiplier"),
+        ({"noise_multiplier": 2.0}, {"batch_size": 4096}, "steps"),
+    ],
+)
+def test_choices_share_the_budget(reference, values, kept, solved):
+    space = Space({name: Choices((value,)) for name, value in values.items()})
+    other = reference.varied(space, values)
+    for name, value in (values | kept).items():
+        assert getattr(other.recipe, name) == value
+    assert getattr(other.recipe, solved) != getattr(reference.recipe, solved)
+    within = other.epsilon / reference.epsilon
+    assert 0.999 < within <= 1 + 1e-9 if solved != "steps" else 0.99 < within <= 1
+    assert other.epsilon == accountant.epsilon(other.mechanism, reference.delta)
+    assert other.mechanism.sample_rate == other.recipe.batch_size / 50_000
+
+
+def test_a_chosen_epsilon_is_the_budget(reference):
+    space = Space({"epsilon": Choices((1.0, 4.0))})
+    spent = [reference.varied(space, {"epsilon": e}).epsilon for e in (1.0, 4.0)]
+    assert spent == pytest.approx([1.0, 4.0], rel=1e-3)
+
+
+def test_with_noise_and_steps_chosen_epsilon_follows(reference):
+    values = {"noise_multiplier": 2.0, "steps": 100}
+    space = Space({name: Choices((value,)) for name, value in values.items()})
+    other = reference.varied(space, values)
+    assert (other.mechanism.noise_multiplier, other.steps) == (2.0, 100)
+    assert other.epsilon == accountant.epsilon(other.mechanism, reference.delta)
+
+
+def test_other_choices_leave_the_budget_alone(reference):
+    space = Space({"weight_standardisation": Choices((False, True))})
+    other = reference.varied(space, {"weight_standardisation": False})
+    assert other.mechanism == reference.mechanism
+    assert not other.recipe.weight_standardisation
+
+
+def test_a_budget_that_nothing_meets_is_refused(reference):
+    space = Space({"noise_multiplier": Choices((0.01,))})
+    with pytest.raises(ValueError, match=r"epsilon|noise_multiplier"):
+        reference.varied(space, {"noise_multiplier": 0.01})

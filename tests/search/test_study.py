@@ -12,6 +12,7 @@ import pytest
 from forks import Fork
 from tanager.search import jobs
 from tanager.search.jobs import Job, Outcome
+from tanager.search.settings import Settings
 from tanager.search.simulation import plan_simulation
 from tanager.search.space import Space
 from tanager.search.study import Study
@@ -343,3 +344,27 @@ def test_choices_are_tried_out_before_anything_runs(settings):
         bad = dataclasses.replace(settings, space=Space.parse([word]))
         with pytest.raises(ValueError, match=message):
             bad.check(dataset)
+
+
+def test_trials_of_other_batches_and_lengths_have_the_same_budget(
+    target, tmp_path, monkeypatch, fake
+):
+    monkeypatch.setattr(Study, "_is_worse", lambda *_: True)  # would end all of them
+    space = Space.parse(["batch-size=256,512", "steps=6,24"])
+    settings = Settings(
+        target, space, (32,), validation_examples=140, repeats=1, sampler="grid", seed=5
+    )
+    study = Study(tmp_path / "study", settings)
+    study.work(4)
+    results = study.results()
+    assert len(fake.made) == 4
+    assert [each.state for each in results] == ["complete"] * 4
+    for each in results:
+        recipe = settings.simulated(32, each.values)
+        whole = target.varied(space, each.values)
+        factor = 32 / target.recipe.batch_size
+        assert recipe.batch_size == round(each.values["batch_size"] * factor)
+        assert recipe.steps == each.steps == each.values["steps"]
+        assert whole.epsilon == pytest.approx(target.epsilon, rel=1e-3)
+        noise = recipe.noise_multiplier / recipe.batch_size
+        assert noise == whole.mechanism.noise_multiplier / whole.recipe.batch_size

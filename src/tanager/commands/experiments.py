@@ -1,4 +1,4 @@
-"""`tanager search privacy`, `data`, `ablation` and `norms`: tables of simulations."""
+"""`tanager search budget`, `privacy`, `data` and `ablation`: tables of simulations."""
 
 import abc
 import dataclasses
@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tyro.conf import Positional
-
+from tanager import _validate as validate
 from tanager._files import write_json
 from tanager._terminal import new_console
 from tanager.commands import accounts, flags
@@ -45,6 +44,26 @@ class _Table(abc.ABC):
     def predict(self, target: "Target", rows: Sequence[dict]) -> dict[str, Any] | None:
         """Return what a finished table predicts, if it does."""
         del target, rows
+
+    def draw(self, cells: Sequence["Cell"], content: dict[str, Any], out: Path) -> None:
+        """Draw a finished table, `content` of table.json."""
+        from tanager.report import search_figures
+
+        factor = cells[0].target.recipe.batch_size / cells[0].jobs[0].recipe.batch_size
+        search_figures.plot_grid(
+            content["rows"],
+            out / "table.png",
+            out / "table.svg",
+            along=self.axis(list(cells[0].title)),
+            title=f"{content['recipe']}: simulated at 1/{factor:.4g} of the batch size",
+            predicted=content.get("prediction"),
+        )
+
+    def train(
+        self, cells: Sequence["Cell"], rows: Sequence[dict], out: Path
+    ) -> dict[str, Any] | None:
+        """Train the best of a finished table, if it is for that; return its scores."""
+        del cells, rows, out
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,41 +128,90 @@ class Ablation(_Table):
     vary: tuple[str, ...] = ("normalisation-order", "augmentation-multiplicity=1,4,16")
     """Names with their values, as for `tanager search`."""
 
+    cumulative: bool = False
+    """Begin with the first value of each name, and change one after another to its
+    last, as in Table 2 of the Unlocking paper."""
+
     def cells(self, target: "Target", simulations: "Simulations") -> list["Cell"]:
-        """Return a cell for each combination."""
-        from tanager.search.experiments import ablation
+        """Return a cell for each combination, or each change."""
+        from tanager.search import experiments
         from tanager.search.space import Space
 
-        return ablation(target, Space.parse(self.vary), simulations)
+        make = experiments.cumulative if self.cumulative else experiments.ablation
+        return make(target, Space.parse(self.vary), simulations)
 
     def axis(self, names: Sequence[str]) -> str:
         """Return the last name of --vary."""
         from tanager.search.space import Space
 
-        del names
+        if self.cumulative:
+            return names[-1]
         return next(iter(Space.parse(self.vary[-1:]).values))
 
+    def draw(self, cells: Sequence["Cell"], content: dict[str, Any], out: Path) -> None:
+        """Also draw the accuracy of each run while its budget is spent."""
+        from tanager.report import search_figures
+        from tanager.search.experiments import curves
 
-TABLES = {"privacy": Privacy, "data": Data, "ablation": Ablation}
+        super().draw(cells, content, out)
+        paths = out / "curves.png", out / "curves.svg"
+        search_figures.plot_curves(curves(cells), *paths)
 
 
-@dataclasses.dataclass(frozen=True)
-class NormsArguments:
-    """Show the gradient norms of a run, in parts of training.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Budget(_Table):
+    """Search batch size, steps and learning rate at one budget; train the best again.
 
-    They are PRIVATE: computed from the training examples without noise.
+    The recipe's ε and δ stay, and the noise multiplier is solved for. Settings are
+    compared on training examples that are held out; the best is trained on all of them.
+    To compare real runs, give the recipe's batch size as --simulation-batch-size.
     """
 
-    run: Positional[str]
-    """Folder of the run, with its private/."""
+    vary: tuple[str, ...] = ()
+    """Names with their values, as for `tanager search`. Default: batch-size, steps and
+    learning-rate at 1/2, 1 and 2 times the recipe's."""
 
-    parts: int = 4
-    """Number of equal parts of the steps."""
+    winner_repeats: int = 5
+    """Private runs of the best, for the median of their scores."""
 
-    plot: Path | None = None
-    """Draw histograms as a PNG or SVG file."""
+    def __post_init__(self):
+        validate.whole(winner_repeats=self.winner_repeats, at_least=1)
 
-    json: flags.Json = False
+    def cells(self, target: "Target", simulations: "Simulations") -> list["Cell"]:
+        """Return a cell for each combination."""
+        from tanager.search import experiments
+        from tanager.search.space import Space
+
+        space = Space.parse(self.vary) if self.vary else experiments.around(target)
+        return experiments.ablation(target, space, simulations)
+
+    def draw(self, cells: Sequence["Cell"], content: dict[str, Any], out: Path) -> None:
+        """Draw what is best at each batch size, noise multiplier and steps."""
+        from tanager.report import search_figures
+
+        paths = out / "table.png", out / "table.svg"
+        examples = cells[0].target.examples
+        search_figures.plot_budget(content["rows"], examples, *paths)
+
+    def train(
+        self, cells: Sequence["Cell"], rows: Sequence[dict], out: Path
+    ) -> dict[str, Any]:
+        """Train the best again."""
+        from tanager.recipes import repeats, runner
+        from tanager.recipes.accounts import account_of
+
+        target = cells[rows.index(_best(rows))].target
+        recipe = dataclasses.replace(target.recipe, out=f"{out}/winner")
+        prepared = runner.prepare(target.name, recipe)
+        account = account_of(recipe, prepared.dataset)
+        results = [
+            runner.run(each, progress=not self.json, account=account)
+            for each in repeats.repeated(prepared, self.winner_repeats)
+        ]
+        return repeats.summary(prepared, results)
+
+
+TABLES = {"budget": Budget, "privacy": Privacy, "data": Data, "ablation": Ablation}
 
 
 def target_of(name: str, recipe: Recipe) -> "Target":
@@ -164,60 +232,12 @@ def held_out(recipe: Recipe, target: "Target") -> int:
     return recipe.validation_examples or max(1, target.examples // 10)
 
 
-def norms(words: Sequence[str]) -> int:
-    """Run `tanager search norms RUN`."""
-    options = flags.read(NormsArguments, "search norms", words)
-
-    # JAX is imported from here on: the command line was fine.
-    from tanager.report import figures, search_figures
-    from tanager.training.norms import Norms, edges
-
-    if options.plot is not None:
-        figures.check_ending(options.plot)
-    found = Norms.read(options.run, options.parts)
-    bins, counts = edges().tolist(), found.counts.tolist()
-    if options.plot is not None:
-        search_figures.plot_norms(
-            bins, counts, found.steps, found.clip_norm, options.plot
-        )
-    quantiles = {share: found.quantile(share) for share in (0.1, 0.25, 0.5, 0.75, 0.9)}
-    if options.json:
-        content = {
-            "private": "computed from the training examples without noise",
-            "clip_norm": found.clip_norm,
-            "steps": found.steps,
-            "clipped": found.clipped(),
-            "quantiles": {str(share): norm for share, norm in quantiles.items()},
-            "suggested_clip_norm": found.suggested_clip_norm(),
-            "edges": bins,
-            "counts": counts,
-        }
-        return print_json(content)
-    console = new_console(markup=False)
-    console.print("PRIVATE: computed from the training examples; not to be released")
-    shares = zip(found.steps, found.clipped(), strict=True)
-    headings = ("until step", f"norms above C = {found.clip_norm:g}")
-    rows = [(f"{step}", f"{100 * share:.0f} %") for step, share in shares]
-    console.print(new_table(*headings, texts=headings, rows=rows))
-    middle = " ".join(f"{100 * s:g} %: {norm:.3g}" for s, norm in quantiles.items())
-    console.print(f"quantiles of the norm  {middle}")
-    console.print(
-        f"a clipping norm to try: {found.suggested_clip_norm():.3g}, the median; "
-        f"those below {quantiles[0.1]:.3g} train alike at one learning rate, as the "
-        "Unlocking paper found, which took 1",
-        soft_wrap=True,
-    )
-    if options.plot is not None:
-        console.print(f"drawn to {options.plot}", soft_wrap=True)
-    return 0
-
-
 def tabulate(word: str, words: Sequence[str]) -> int:
     """Run `tanager search WORD RECIPE`; WORD is one of `TABLES`."""
     entry, recipe, options = flags.parse(f"search {word}", words, TABLES[word])
 
     # JAX is imported from here on: the command line was fine.
-    from tanager.report import search_figures
+    from tanager.recipes.repeats import sentence
     from tanager.search import experiments, jobs
 
     name = entry.name
@@ -231,34 +251,41 @@ def tabulate(word: str, words: Sequence[str]) -> int:
         out, factor, held_out(recipe, target), options.repeats
     )
     cells = options.cells(target, simulations)
+    experiments.begin(simulations, word, target)
     every = [job for cell in cells for job in cell.jobs]
     jobs.require_room(every[0])
     screen = new_console(stderr=True)
+    budgets = dict.fromkeys(format_epsilon(cell.target.epsilon) for cell in cells)
     screen.print(
         f"{len(every)} simulations, with NO privacy guarantee, of runs at ε = "
-        + ", ".join(format_epsilon(cell.target.epsilon) for cell in cells)
+        + ", ".join(budgets)
     )
     outcomes = work_through(every, screen, lambda job: job.folder.name)
     found = {job.folder: each for job, each in zip(every, outcomes, strict=True)}
-    rows, names = experiments.table(cells, found), list(cells[0].title)
+    rows = experiments.table(cells, found)
     more = options.predict(target, rows)
     content = {"experiment": word, "recipe": name, "rows": rows}
     content |= {} if more is None else {"prediction": more}
+    edges = experiments.at_the_edge(rows, _best(rows)) if word == "budget" else []
     write_json(out / "table.json", content)
-    search_figures.plot_grid(
-        rows,
-        out / "table.png",
-        out / "table.svg",
-        along=options.axis(names),
-        title=f"{name}: simulated at 1/{1 / factor:.4g} of the batch size",
-        predicted=more,
-    )
+    options.draw(cells, content, out)
+    for edge in edges:
+        screen.print(f"at the edge of the grid: {edge}", style="yellow")
+    if (winner := options.train(cells, rows, out)) is not None:
+        content["winner"] = winner
+        write_json(out / "table.json", content)
     if options.json:
         return print_json(content)
     _print(rows, out, word, more)
+    if winner is not None:
+        print(f"the best again, on all examples: {sentence(winner)}")
     charged = accounts.sentence(recipe, accounts.total_of(recipe, target.delta))
     print(charged, end="")
     return 0
+
+
+def _best(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return max(rows, key=lambda row: row["accuracy"])
 
 
 def _print(
@@ -267,8 +294,9 @@ def _print(
     console = new_console(markup=False)
     if not console.is_terminal:
         console.width = 160
-    names = dict.fromkeys(name for row in rows for name in row["title"])
-    best = max(rows, key=lambda row: row["accuracy"])
+    own = ("batch_size", "learning_rate", "epsilon")  # have a column
+    names = [n for n in {n: 0 for row in rows for n in row["title"]} if n not in own]
+    best = _best(rows)
     headings = (*names, "batch size", "learning rate", "ε", "δ", "simulated at")
     headings = [heading.replace("_", " ") for heading in (*headings, "accuracy")]
     table = new_table(*headings, texts=headings)
@@ -284,7 +312,7 @@ def _print(
             f"{100 * row['accuracy']:.2f} %{spread}" + (" ←" if row is best else ""),
         )
     console.print(table)
-    if word == "privacy":
+    if word in ("privacy", "budget"):
         console.print(
             f"best: --steps {best['steps']} --batch-size {best['batch_size']} "
             f"--learning-rate {best['learning_rate']:g}, "
@@ -299,4 +327,5 @@ def _print(
             f"{100 * told['accuracy']:.1f} %, between {100 * told['low']:.1f} and "
             f"{100 * told['high']:.1f} % in {100 * told['confidence']:g} of 100 tables"
         )
-    console.print(f"table and picture: {out}/table.json, table.png", soft_wrap=True)
+    drawn = ", ".join(sorted(path.name for path in out.glob("*.png")))
+    console.print(f"table and pictures: {out}/table.json, {drawn}", soft_wrap=True)

@@ -15,7 +15,7 @@ from tanager._files import write_json
 from tanager._heap import run_in_place
 from tanager._record import read_record
 from tanager._terminal import new_console
-from tanager.commands import accounts, experiments, flags
+from tanager.commands import accounts, experiments, flags, norms
 from tanager.commands.experiments import held_out, target_of
 from tanager.commands.tables import print_json
 from tanager.commands.watching import Watching, work_through
@@ -82,7 +82,7 @@ def run(arguments: Sequence[str]) -> int:
     if words[:1] == ["worker"]:
         return _join(flags.read(WorkerOptions, "search worker", words[1:]))
     if words[:1] == ["norms"]:
-        return experiments.norms(words[1:])
+        return norms.run(words[1:])
     if words and words[0] in experiments.TABLES:
         return experiments.tabulate(words[0], words[1:])
     entry, recipe, options = flags.parse("search", words, Options)
@@ -222,14 +222,13 @@ def _finish(study: "Study", trials: int, console: Console) -> dict[str, Any]:
     from tanager.search import jobs
     from tanager.search.summary import summarise
 
-    steps = study.settings.target.steps
     with jobs.compiled_once():
         shown = Watching(study.count(trials), len(study.results()), console)
         with shown.bar:
             study.work(
                 trials,
                 lambda done: _tell(study, done, shown),
-                lambda number, line: shown.line(f"trial {number}", line, steps),
+                lambda number, line: shown.line(f"trial {number}", line, line["steps"]),
             )
     best = study.best()
     winner = study.confirmations(best.values) if best else []

@@ -4,10 +4,12 @@ import dataclasses
 import sys
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tanager import _validate as validate
 from tanager import recipes
+from tanager._files import write_json
 from tanager._heap import run_in_place
 from tanager._terminal import new_console
 from tanager.commands import accounts, flags, studies
@@ -60,12 +62,15 @@ def _train(
     name: str, recipe: Recipe, found: studies.Found | None, options: "Options"
 ) -> int:
     from tanager.parallel import hosts
-    from tanager.recipes import runner, tasks
+    from tanager.recipes import repeats, runner, tasks
     from tanager.recipes.accounts import account_of
     from tanager.training.run_folder import unfinished
 
     quiet = options.quiet or options.json
     if options.resume:
+        if options.repeats > 1:
+            rule, remedy = "finds one run only", "name the folder with --out"
+            validate.refuse("resume", True, rule, remedy)
         if recipe.out is not None:
             rule, remedy = "names the last folder of the recipe itself", "leave it out"
             validate.refuse("resume", True, rule, remedy)
@@ -102,28 +107,41 @@ def _train(
             f"deviation {deviation_of(counts):.4g} on each count"
         )
     with runner.in_folder(prepared) as placed:
-        out = placed.recipe.out
+        out = str(placed.recipe.out)
         console.print(
             f"run: {out} (stopped? repeat the command with --out {out})",
             soft_wrap=True,
         )
-        console.print(f"watch: tensorboard --logdir {out}/tensorboard", soft_wrap=True)
-        result = runner.run(
-            placed,
-            progress=not quiet,
-            links=None if found is None else found.links(),
-            account=account_of(recipe, prepared.dataset),
-            on_estimate=None if quiet or options.yes else _ask,
-            fast=options.fast,
-        )
-    if found is not None and hosts.is_chief():
-        found.tell(result)
-        console.print(found.sentence(result))
-    if options.json and hosts.is_chief():
-        return print_json(_as_json(result))
+        events = out if options.repeats > 1 else f"{out}/tensorboard"
+        console.print(f"watch: tensorboard --logdir {events}", soft_wrap=True)
+        results = []
+        for each in repeats.repeated(placed, options.repeats):
+            if options.repeats > 1:
+                console.print(f"run {len(results) + 1} of {options.repeats}")
+            result = runner.run(
+                each,
+                progress=not quiet,
+                links=None if found is None else found.links(),
+                account=account_of(recipe, prepared.dataset),
+                on_estimate=None if quiet or options.yes else _ask,
+                fast=options.fast,
+            )
+            results.append(result)
+            if found is not None and hosts.is_chief():
+                found.tell(result)
+                console.print(found.sentence(result))
+            console.print(_conclusion(result))
+    if not hosts.is_chief():
+        return 0
+    result, content, where = results[-1], _as_json(results[-1]), f"{out}/report.html"
+    if options.repeats > 1:
+        content, where = repeats.summary(prepared, results), f"{out}/*/report.html"
+        write_json(Path(out) / "repeats.json", content)
+        console.print(repeats.sentence(content), soft_wrap=True)
+    if options.json:
+        return print_json(content)
     charged = accounts.sentence(recipe, result.summary.get("account"))
-    console.print(_conclusion(result))
-    console.print(f"{charged}report: {result.out}/report.html", soft_wrap=True)
+    console.print(f"{charged}report: {where}", soft_wrap=True)
     return 0
 
 
@@ -151,11 +169,15 @@ class Options:
         "unit",
         "groups",
         "out",
+        "repeats",
         "resume",
         "account",
         "quiet",
         "json",
     )
+
+    repeats: int = 1
+    """Runs, each of which spends ε: for the median of their scores."""
 
     resume: bool = False
     """Continue the last run of this recipe in runs/ that did not finish."""
@@ -196,6 +218,7 @@ class Options:
                     name, getattr(self, name), "needs --distributed", "add it"
                 )
         validate.positive(timeout=self.timeout)
+        validate.whole(repeats=self.repeats, at_least=1)
 
 
 def _ask(estimate: "Estimate") -> None:

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from tanager import _validate as validate
 from tanager.models import layers, windows
 from tanager.models.model import Model, check_image
-from tanager.models.wide_resnet import NORMALISATION_ORDERS, normalise
+from tanager.models.wide_resnet import NORMALISATION_ORDERS, group_norm, normalise
 
 
 _CNN_CHANNELS, _CNN_GROUPS = 32, 4
@@ -23,7 +23,7 @@ _LENET_SIDE = 16
 
 class _Stage(eqx.Module):
     conv: layers.Conv
-    norm: layers.GroupNorm
+    norm: layers.GroupNorm | None
     order: str = eqx.field(static=True)
 
     def __call__(self, image: Float[Array, "h w i"]) -> Float[Array, "h2 w2 o"]:
@@ -42,7 +42,7 @@ class SmallCNN(Model):
     Args:
         image_shape: (height, width, channels), each side at least 8.
         normalisation_order: ``"pre-activation"`` for convolution, norm, ReLU;
-            ``"post-activation"`` for convolution, ReLU, norm.
+            ``"post-activation"`` for convolution, ReLU, norm; ``"none"`` for no norm.
         weight_standardisation: whether the convolutions' weights are standardised.
     """
 
@@ -71,7 +71,7 @@ class SmallCNN(Model):
             conv = make(
                 channels, _CNN_CHANNELS, 3, stride=stride, padding=1, key=own_key
             )
-            norm = layers.GroupNorm(_CNN_CHANNELS, _CNN_GROUPS)
+            norm = group_norm(normalisation_order, _CNN_CHANNELS, _CNN_GROUPS)
             stages.append(_Stage(conv, norm, normalisation_order))
             channels = _CNN_CHANNELS
             height, width = -(-height // stride), -(-width // stride)

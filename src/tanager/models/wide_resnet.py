@@ -14,8 +14,8 @@ from tanager.models import layers
 from tanager.models.model import StagedModel, check_image
 
 
-NORMALISATION_ORDERS = ("pre-activation", "post-activation")
-"""Norm before the ReLU (CONV-GN-ReLU), or after it (CONV-ReLU-GN)."""
+NORMALISATION_ORDERS = ("pre-activation", "post-activation", "none")
+"""Norm before the ReLU (CONV-GN-ReLU), after it (CONV-ReLU-GN), or no norms."""
 
 
 IMPLEMENTATIONS: dict[str, dict[str, Any]] = {
@@ -34,8 +34,15 @@ IMPLEMENTATIONS: dict[str, dict[str, Any]] = {
 _STEM_CHANNELS = 16
 
 
-def normalise(norm: layers.GroupNorm, image: Array, order: str) -> Array:
+def group_norm(order: str, *sizes: int) -> layers.GroupNorm | None:
+    """Return a norm of these sizes, unless the order is ``"none"``."""
+    return None if order == "none" else layers.GroupNorm(*sizes)
+
+
+def normalise(norm: layers.GroupNorm | None, image: Array, order: str) -> Array:
     """Return norm and ReLU of an image, in an order of `NORMALISATION_ORDERS`."""
+    if norm is None:
+        return jax.nn.relu(image)
     if order == "pre-activation":
         return jax.nn.relu(norm(image))
     return norm(jax.nn.relu(image))
@@ -48,9 +55,9 @@ class Block(eqx.Module):
     carries a 1×1 convolution of the input instead, after ReLU and a norm of its own.
     """
 
-    norm1: layers.GroupNorm
+    norm1: layers.GroupNorm | None
     conv1: layers.Conv
-    norm2: layers.GroupNorm
+    norm2: layers.GroupNorm | None
     conv2: layers.Conv
     shortcut_norm: layers.GroupNorm | None
     shortcut: layers.Conv | None
@@ -67,13 +74,13 @@ class Block(eqx.Module):
         key: PRNGKeyArray,
     ):
         key1, key2, key3 = jax.random.split(key, 3)
-        self.norm1 = layers.GroupNorm(channels_in)
+        self.norm1 = group_norm(order, channels_in)
         self.conv1 = conv(channels_in, channels_out, 3, stride=stride, key=key1)
-        self.norm2 = layers.GroupNorm(channels_out)
+        self.norm2 = group_norm(order, channels_out)
         self.conv2 = conv(channels_out, channels_out, 3, key=key2)
         self.shortcut_norm = self.shortcut = None
         if stride != 1 or channels_in != channels_out:
-            self.shortcut_norm = layers.GroupNorm(channels_in)
+            self.shortcut_norm = group_norm(order, channels_in)
             self.shortcut = conv(channels_in, channels_out, 1, stride=stride, key=key3)
         self.order = order
 
@@ -81,7 +88,7 @@ class Block(eqx.Module):
         """Return skip path plus residual branch."""
         residual = self.conv1(normalise(self.norm1, image, self.order))
         residual = self.conv2(normalise(self.norm2, residual, self.order))
-        if self.shortcut is not None and self.shortcut_norm is not None:
+        if self.shortcut is not None:
             image = self.shortcut(normalise(self.shortcut_norm, image, self.order))
         return image + residual
 
@@ -99,7 +106,8 @@ class WideResNet(StagedModel):
         normalisation_order: ``"post-activation"``: ReLU, then norm, then convolution
             (CONV-ReLU-GN), as both papers' code has it and Sander et al. 2023, section
             4.4, find better and more robust under DP-SGD; ``"pre-activation"``: norm,
-            then ReLU, then convolution (CONV-GN-ReLU).
+            then ReLU, then convolution (CONV-GN-ReLU); ``"none"``: no norms, as the
+            baseline of De et al. 2022, table 2.
         weight_standardisation: whether every convolution's weights are standardised.
         padding: of every convolution: ``"SAME"`` or ``"SYMMETRIC"``, see
             `windows.Padding`.
@@ -112,7 +120,7 @@ class WideResNet(StagedModel):
 
     stem: layers.Conv
     blocks: tuple[Block, ...]
-    norm: layers.GroupNorm
+    norm: layers.GroupNorm | None
     head: layers.Linear
     channels_in: int = eqx.field(static=True)
     order: str = eqx.field(static=True)
@@ -164,7 +172,7 @@ class WideResNet(StagedModel):
             blocks.append(block)
             channels = channels_out
         self.blocks = tuple(blocks)
-        self.norm = layers.GroupNorm(channels)
+        self.norm = group_norm(normalisation_order, channels)
         self.head = layers.Linear(channels, classes, key=head_key)
         self.channels_in = channels_in
         self.order = normalisation_order

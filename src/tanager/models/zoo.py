@@ -249,9 +249,9 @@ def create(
         implementation: ``"timm"`` or ``"tan"``, for example, builds exactly the model
             of that code; None for ours, see `ModelEntry.implementations`.
         normalisation_order: of ``"small-cnn"`` and the Wide-ResNets,
-            ``"pre-activation"`` (norm, then ReLU) or ``"post-activation"`` (ReLU, then
-            norm); None for the implementation's. Other models ignore this argument and
-            the next.
+            ``"pre-activation"`` (norm, then ReLU), ``"post-activation"`` (ReLU, then
+            norm) or ``"none"`` (no norms); None for the implementation's. Other models
+            ignore this argument and the next.
         weight_standardisation: whether to standardise the weights of convolutions; None
             for the implementation's choice.
         head_input: one of `layers.HEAD_INPUTS`: what the last layer sees of the

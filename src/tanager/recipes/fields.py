@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from tanager import _validate as validate
 
 
-NormalisationOrder = Literal["pre-activation", "post-activation"]
+NormalisationOrder = Literal["pre-activation", "post-activation", "none"]
 AdjacencyName = Literal["zero-out", "add-or-remove-one", "replace-one"]
 FineTuning = Literal[
     "all", "last-layer", "last-stage", "biases-and-norms", "film", "lora", "auto"

@@ -61,8 +61,8 @@ class Recipe:
             if they are installed, else one that needs none (`recipes.automatic`).
         implementation: whose code the model follows, such as tan or timm. Default:
             tanager's.
-        normalisation_order: norm, ReLU, convolution (pre-activation) or ReLU, norm,
-            convolution (post-activation).
+        normalisation_order: norm, ReLU, convolution (pre-activation); ReLU, norm,
+            convolution (post-activation); or none for no norms.
         weight_standardisation: standardise the weights of every convolution.
         weights: pretrained weights: a file, a folder, hf:OWNER/NAME or timm/NAME.
             Default: random weights.

@@ -39,13 +39,17 @@ def check_ending(path: str | pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def drawing(
-    *paths: str | pathlib.Path, columns: int = 1, size: tuple[float, float] = (7.2, 4.4)
+    *paths: str | pathlib.Path,
+    columns: int = 1,
+    rows: int = 1,
+    size: tuple[float, float] = (7.2, 4.4),
 ) -> Iterator[tuple["Figure", list["Axes"]]]:
     """Give a new figure and its panels to draw on, then write it; no screen is used.
 
     Args:
         paths: PNG or SVG files.
-        columns: number of panels.
+        columns: number of panels in a row.
+        rows: number of rows.
         size: (width, height) in inches.
     """
     from matplotlib import rc_context
@@ -55,7 +59,7 @@ def drawing(
         check_ending(path)
     with rc_context(_STYLE):
         figure = Figure(figsize=size, layout="constrained")
-        yield figure, list(figure.subplots(1, columns, squeeze=False)[0])
+        yield figure, list(figure.subplots(rows, columns, squeeze=False).flat)
         for path in paths:
             save(figure, path)
 

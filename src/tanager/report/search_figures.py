@@ -4,12 +4,20 @@ The scaling law is drawn as in figures 1 and 4 of TAN Without a Burn.
 """
 
 import pathlib
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tanager.report.figures import COLOURS, drawing
 
 
+if TYPE_CHECKING:
+    from matplotlib.axis import Axis
+
+
+_FEW_TICKS = 6
+_WRAPPED = 16  # letters of a label's line
+_STYLES = ("-", "--", ":")
 _LAW, _PREDICTED, _OBTAINED = COLOURS[:3]
 _INTERVAL = ("accuracy", "low", "high")
 
@@ -102,10 +110,10 @@ def plot_grid(
     lines: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         others = {name: v for name, v in row["title"].items() if name != along}
-        label = ", ".join(f"{name} {value}" for name, value in others.items())
+        label = ", ".join(f"{_words(name)} {value}" for name, value in others.items())
         lines.setdefault(label, []).append(row)
     places = list(dict.fromkeys(row["title"].get(along, "none") for row in rows))
-    names = [str(place) for place in places]
+    names = [textwrap.fill(str(place), _WRAPPED) for place in places]
     repeats = max(len(row["runs"]) for row in rows)
     about = f"mean of {repeats} runs, bars of two standard deviations"
     with drawing(*paths) as (_, (axes,)):
@@ -116,7 +124,8 @@ def plot_grid(
                 [place + 0.05 * number for place in found],
                 _percent(cell["accuracy"] for cell in cells),
                 yerr=[200 * (cell["deviation"] or 0.0) for cell in cells],
-                fmt="o-",
+                fmt="o",
+                linestyle=_STYLES[number // len(COLOURS) % len(_STYLES)],
                 capsize=4,
                 color=COLOURS[number % len(COLOURS)],
                 label=label or None,
@@ -136,11 +145,121 @@ def plot_grid(
             confidence = 100 * prediction["confidence"]
             names.append(f"{predicted['examples']}\npredicted, {confidence:g} %")
         axes.set_xticks(range(len(names)), names)
-        axes.set_xlabel(along.replace("_", " "))
+        axes.set_xlabel(_words(along))
         axes.set_ylabel("accuracy on held-out examples, %")
         axes.set_title(f"{title}\n{about if repeats > 1 else 'one run each'}")
         if any(lines):
-            axes.legend()
+            outside = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
+            axes.legend(**(outside if len(lines) > _FEW_TICKS else {}))
+
+
+def plot_curves(
+    curves: Sequence[Mapping[str, Any]], *paths: str | pathlib.Path
+) -> None:
+    """Draw accuracy against the ε spent so far, a line for each setting of a table.
+
+    As Figure 9 of the Unlocking paper. `curves` are those of
+    `tanager.search.experiments.curves`.
+    """
+    with drawing(*paths) as (_, (axes,)):
+        for number, curve in enumerate(curves):
+            title = curve["title"].items()
+            axes.plot(
+                curve["epsilon"],
+                _percent(curve["accuracy"]),
+                _STYLES[number // len(COLOURS) % len(_STYLES)],
+                color=COLOURS[number % len(COLOURS)],
+                label=", ".join(f"{_words(name)} {value}" for name, value in title),
+            )
+        axes.set_xlabel("ε spent by the run that is simulated")
+        axes.set_ylabel("accuracy on held-out examples, %")
+        axes.legend(fontsize=8)
+
+
+_BUDGET_PANELS = (
+    # What is drawn against what, a line for each: Figures 2, 6(a) and 6(b), …
+    ("batch_size", "accuracy", None),
+    ("noise_multiplier", "accuracy", "batch_size"),
+    ("steps", "accuracy", "batch_size"),
+    # … and 7(a) to 7(c), of the best setting at each batch size.
+    ("batch_size", "steps", None),
+    ("batch_size", "epochs", None),
+    ("batch_size", "learning_rate", None),
+)
+
+
+def plot_budget(
+    rows: Sequence[Mapping[str, Any]], examples: int, *paths: str | pathlib.Path
+) -> None:
+    """Draw what a budget buys, as Figures 2, 6, 7, 10 and 11 of the Unlocking paper.
+
+    Each point is the best of all rows that share its place: accuracy against batch
+    size, noise multiplier and steps; then steps, epochs and learning rate of the best
+    row at each batch size.
+
+    Args:
+        rows: of a table of experiments at one budget.
+        examples: N, of an epoch.
+        paths: PNG or SVG files.
+    """
+    rows = [
+        {**row, "epochs": row["steps"] * row["batch_size"] / examples} for row in rows
+    ]
+    with drawing(*paths, columns=3, rows=2, size=(13, 7.5)) as (_, panels):
+        for axes, (along, shown, by) in zip(panels, _BUDGET_PANELS, strict=True):
+            lines: dict[Any, list[Mapping[str, Any]]] = {}
+            for row in rows:
+                lines.setdefault(by and row[by], []).append(row)
+            for number, (value, mine) in enumerate(sorted(lines.items())):
+                best = _best_along(mine, along)
+                heights = [row[shown] for row in best]
+                axes.errorbar(
+                    [row[along] for row in best],
+                    _percent(heights) if shown == "accuracy" else heights,
+                    yerr=[100 * (row["deviation"] or 0) for row in best]
+                    if shown == "accuracy"
+                    else None,
+                    fmt="o-",
+                    capsize=4,
+                    color=COLOURS[number % len(COLOURS)],
+                    label=by and f"{_words(by)} {value}",
+                )
+            axes.set_xscale("log", base=2)
+            _tick(axes.xaxis, [row[along] for row in rows])
+            axes.set_xlabel(_words(along))
+            if shown == "accuracy":
+                axes.set_ylabel("accuracy on held-out examples, %")
+            else:
+                axes.set_yscale("log", base=2)
+                _tick(axes.yaxis, [row[shown] for row in rows])
+                axes.set_ylabel(f"best {_words(shown)}")
+            if by:
+                axes.legend()
+
+
+def _best_along(
+    rows: Sequence[Mapping[str, Any]], along: str
+) -> list[Mapping[str, Any]]:
+    """Return the row of the best accuracy at each value, in the order of values."""
+    values = sorted({row[along] for row in rows})
+    return [
+        max((r for r in rows if r[along] == value), key=lambda row: row["accuracy"])
+        for value in values
+    ]
+
+
+def _tick(axis: "Axis", values: Sequence[float]) -> None:
+    """Label a logarithmic axis at the values that were tried, if they are few."""
+    every = sorted(set(values))
+    if len(every) <= _FEW_TICKS:
+        axis.set_ticks(every, labels=[f"{value:.4g}" for value in every])
+        axis.set_ticks([], minor=True)
+    else:
+        axis.set_major_formatter(lambda value, _: f"{value:.4g}")
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
 
 
 def plot_norms(

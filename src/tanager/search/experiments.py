@@ -1,11 +1,13 @@
-"""Tables of simulations: privacy parameters, quantity of data, ablations.
+"""Tables of simulations: budgets, privacy parameters, quantity of data, ablations.
 
 Each table is a list of runs in folders (`tanager.search.jobs`), so it can be killed,
 resumed and shared between workers like a study.
 
 References:
     Sander, Stock and Sablayrolles 2023, TAN Without a Burn, Table 3 (privacy
-    parameters), Tables 5 and 6 (quantity of data), Figure 5 (ablation).
+    parameters), Tables 5 and 6 (quantity of data), Figure 5 (ablation). De et al. 2022,
+    Unlocking High-Accuracy Differentially Private Image Classification through Scale,
+    section 5 and appendix C.4 (budgets), Table 2 (cumulative ablation).
 """
 
 import dataclasses
@@ -16,10 +18,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tanager import _validate as validate
+from tanager._files import write_json
+from tanager._record import Each, read_record
+from tanager.privacy import accountant
+from tanager.report.run_files import read_metrics
 from tanager.search.jobs import Job, Outcome
 from tanager.search.scaling_law import ScalingLaw
+from tanager.search.settings import require_same
 from tanager.search.simulation import Target
-from tanager.search.space import Space
+from tanager.search.space import Choices, Space
+
+
+_AROUND = (0.5, 1, 2)
+_ASKED = {"experiment": str, "recipe": Each(object)}
 
 
 class Cell(NamedTuple):
@@ -144,19 +155,121 @@ def more_data(
     }
 
 
+def begin(simulations: Simulations, experiment: str, target: Target) -> None:
+    """Put on record what a table is made of, so that its runs can be told from others.
+
+    Raises:
+        ValueError: its folder has a table of something else.
+    """
+    path = simulations.folder / "asked.json"
+    recipe = {"name": target.name, **target.recipe.to_json(), "out": None}
+    content = {
+        "experiment": experiment,
+        "recipe": recipe,
+        "examples": target.examples,
+        "factor": simulations.factor,
+        "validation_examples": simulations.validation_examples,
+    }
+    if path.exists():
+        require_same(simulations.folder, read_record(path, _ASKED), content)
+    else:
+        simulations.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_json(path, content)
+
+
+def around(target: Target) -> Space:
+    """Return batch size, steps and learning rate at ½, 1 and 2 times the target's."""
+    recipe = target.recipe
+    return Space(
+        {
+            "batch_size": Choices(
+                tuple(
+                    dict.fromkeys(
+                        min(target.examples, max(1, round(factor * recipe.batch_size)))
+                        for factor in _AROUND
+                    )
+                )
+            ),
+            "steps": Choices(
+                tuple(max(1, round(factor * target.steps)) for factor in _AROUND)
+            ),
+            "learning_rate": Choices(
+                tuple(factor * recipe.learning_rate for factor in _AROUND)
+            ),
+        }
+    )
+
+
+def at_the_edge(
+    rows: Sequence[Mapping[str, Any]], best: Mapping[str, Any]
+) -> list[str]:
+    """Return what of the best row is the least or largest that was tried."""
+    said = []
+    for name, value in best["title"].items():
+        tried = sorted({row["title"][name] for row in rows if name in row["title"]})
+        if (
+            len(tried) > 1
+            and not isinstance(value, str)
+            and value in tried[:: len(tried) - 1]
+        ):
+            which = "least" if value == tried[0] else "largest"
+            said.append(f"{name.replace('_', ' ')} {value:g} is the {which} tried")
+    return said
+
+
+def cumulative(target: Target, space: Space, simulations: Simulations) -> list[Cell]:
+    """Begin with the first value of each name, then change one name after another.
+
+    Each name changes to its last value and keeps it (Unlocking paper, Table 2).
+
+    Raises:
+        ValueError: a range is given, or a combination makes no recipe.
+    """
+    first, *_, last = space.points(target.recipe)
+    values, cells = dict(first), []
+    for name in (None, *first):
+        title = {"change": "none"}
+        if name is not None:
+            values[name] = last[name]
+            title = {"change": f"{name.replace('_', ' ')} {last[name]}"}
+        cells.append(simulations.cell(title, target.varied(space, values)))
+    return cells
+
+
 def ablation(target: Target, space: Space, simulations: Simulations) -> list[Cell]:
-    """Try every combination of some values (Figure 5).
+    """Try every combination of some values (TAN paper, Figure 5).
 
     Raises:
         ValueError: a range is given, or a combination makes no recipe.
     """
     cells = []
     for title in space.points(target.recipe):
-        recipe = space.recipe(target.recipe, title)
-        cells.append(
-            simulations.cell(title, dataclasses.replace(target, recipe=recipe))
-        )
+        cells.append(simulations.cell(title, target.varied(space, title)))
     return cells
+
+
+def curves(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """Return the mean accuracy of each cell while its run's budget is spent.
+
+    `epsilon` is what the run, not its simulation, has spent at each evaluation
+    (Unlocking paper, Figure 9).
+    """
+    found = []
+    for cell in cells:
+        reached: dict[int, list[float]] = {}
+        for job in cell.jobs:
+            for line in read_metrics(job.folder):
+                if (accuracy := line.get("test_accuracy_ema")) is not None:
+                    reached.setdefault(line["step"], []).append(accuracy)
+        curve: dict[str, Any] = {"title": cell.title, "steps": sorted(reached)}
+        mechanism, delta = cell.target.mechanism, cell.target.delta
+        curve["epsilon"] = [
+            accountant.epsilon(dataclasses.replace(mechanism, steps=step), delta)
+            for step in curve["steps"]
+        ]
+        means = [float(np.mean(reached[step])) for step in curve["steps"]]
+        found.append(curve | {"accuracy": means})
+    return found
 
 
 def table(
@@ -174,6 +287,7 @@ def table(
                 "title": cell.title,
                 "batch_size": cell.target.recipe.batch_size,
                 "steps": cell.target.steps,
+                "noise_multiplier": cell.target.mechanism.noise_multiplier,
                 "learning_rate": cell.target.recipe.learning_rate,
                 "epsilon": cell.target.epsilon,
                 "delta": cell.target.delta,

@@ -45,7 +45,7 @@ from tanager.report import run_page
 from tanager.search import jobs
 from tanager.search.hidden import hidden, same_times
 from tanager.search.settings import check_choices
-from tanager.search.space import Space
+from tanager.search.space import BUDGET, Space
 from tanager.seed import Seed
 from tanager.training import charging
 from tanager.training.run_folder import RunFolder, seed_of
@@ -139,6 +139,10 @@ def calibrate_selection(
         validate.refuse("epsilon", recipe.epsilon, rule, remedy)
     recipe.require_batches()
     validate.whole(validation_examples=recipe.validation_examples, at_least=1)
+    for name in BUDGET:
+        if name in space.values:
+            rule = "is not supported by private searches, whose runs spend alike"
+            validate.refuse("vary", name, rule, "leave it out")
     if recipe.adjacency != Adjacency.ZERO_OUT:
         rule, remedy = "is not supported by private searches", "use zero-out"
         validate.refuse("adjacency", recipe.adjacency, rule, remedy)

@@ -16,7 +16,7 @@ from tanager.recipes.optimizers import optimizer
 from tanager.recipes.recipe import Recipe
 from tanager.search import jobs
 from tanager.search.simulation import Target, plan_simulation
-from tanager.search.space import Between, Space
+from tanager.search.space import Space
 
 
 SAMPLERS = ("tpe", "random", "grid")
@@ -54,7 +54,7 @@ class Settings:
             the median of those before it, once there are five of them and a third of
             the steps are done. "halving" continues the best quarter at a sixteenth and
             at a quarter of the steps (asynchronous successive halving, Li et al. 2020,
-            Algorithm 1, without resuming).
+            Algorithm 1, without resuming). Trials of different lengths are not ended.
         seed: of the sampler; None for a random one.
 
     Raises:
@@ -93,13 +93,25 @@ class Settings:
         for batch_size in self.batch_sizes:
             self.target.simulated(batch_size)
 
-    def simulated(self, batch_size: int) -> Recipe:
-        """Return the recipe of a simulation, before any choice is made."""
+    def simulated(
+        self, batch_size: int, values: Mapping[str, Any] | None = None
+    ) -> Recipe:
+        """Return the recipe of a simulation, with some choices.
+
+        Where the target's batch size is chosen, that of the simulation changes by the
+        same factor.
+        """
+        target = self.target.varied(self.space, values or {})
+        factor = target.recipe.batch_size / self.target.recipe.batch_size
         held_out = self.validation_examples
-        return self.target.simulated(batch_size, validation_examples=held_out)
+        return target.simulated(
+            round(batch_size * factor), validation_examples=held_out
+        )
 
     def check(self, dataset: Dataset) -> None:
         """Refuse choices that make no run; see `check_choices`."""
+        for values in self.space.alone():
+            self.simulated(self.batch_sizes[0], values)
         start = self.target.simulated(self.batch_sizes[0])
         check_choices(self.space, start, self.target.steps, dataset)
 
@@ -136,12 +148,26 @@ def check_choices(space: Space, start: Recipe, steps: int, dataset: Dataset) -> 
     Each value is tried alone in the recipe; of a range, its two ends.
     """
     tasks.warn_of_preprocessing(start)
-    for name, values in space.values.items():
-        for value in values if isinstance(values, Between) else values.values:
-            recipe = space.recipe(start, {name: value})
-            tasks.check_augmentation(recipe, dataset)
-            optimizer(recipe, steps)
-            jobs.flops_of(recipe, dataset)
+    for values in space.alone():
+        recipe = space.recipe(start, values)
+        tasks.check_augmentation(recipe, dataset)
+        optimizer(recipe, steps)
+        jobs.flops_of(recipe, dataset)
+
+
+def require_same(
+    folder: Path, before: Mapping[str, Any], content: Mapping[str, Any]
+) -> None:
+    """Refuse other settings than those a folder was begun with."""
+    now = as_json(content)
+    for old, new in ((before["recipe"], now["recipe"]), (before, now)):
+        for name in old:
+            if old[name] != new.get(name):
+                raise ValueError(
+                    f"search {folder} cannot be resumed: {name} was "
+                    f"{old[name]!r:.80} and is {new.get(name)!r:.80}: search with "
+                    "the same settings, or into another folder"
+                )
 
 
 def agreed(folder: Path, settings: Settings | None) -> Settings:
@@ -164,14 +190,6 @@ def agreed(folder: Path, settings: Settings | None) -> Settings:
         remedy = f"resume it with that version, or {_ANOTHER}"
         validate.refuse("study", str(folder), rule, remedy)
     if settings is not None:
-        now = as_json(settings.to_json())
-        for old, new in ((content["recipe"], now["recipe"]), (content, now)):
-            for name in old:
-                if old[name] != new.get(name):
-                    raise ValueError(
-                        f"study {folder} cannot be resumed: {name} was "
-                        f"{old[name]!r:.80} and is {new.get(name)!r:.80}: search with "
-                        "the same settings, or into another folder"
-                    )
+        require_same(folder, content, settings.to_json())
     with reading(path, "does not hold the settings of a search", _ANOTHER):
         return Settings.from_json(content)

@@ -10,6 +10,7 @@ References:
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from tanager import _validate as validate
@@ -17,6 +18,7 @@ from tanager.privacy import accountant, tan
 from tanager.privacy.mechanism import Mechanism
 from tanager.recipes.budget import solve_budget
 from tanager.recipes.recipe import Recipe
+from tanager.search.space import BUDGET, Space
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +76,26 @@ class Target:
             physical_batch_size=max(1, physical),
             **fields,
         )
+
+    def varied(self, space: Space, values: Mapping[str, Any]) -> "Target":
+        """Return the target with some choices of a space, at the same budget.
+
+        ε stays, unless it is chosen, and σ is solved for; where σ is chosen, T is. Only
+        where both are chosen, ε follows from them.
+
+        Raises:
+            ValueError: they make no recipe, or the budget cannot be met.
+        """
+        recipe = space.recipe(self.recipe, values)
+        chosen = set(BUDGET) & set(values)
+        if not chosen:
+            return dataclasses.replace(self, recipe=recipe)
+        solve = "noise_multiplier"
+        if "noise_multiplier" in chosen:
+            solve = "epsilon" if "steps" in chosen else "steps"
+        epsilon = recipe.epsilon if "epsilon" in chosen else self.epsilon
+        recipe = dataclasses.replace(recipe, epsilon=epsilon, solve_for=solve)
+        return plan_simulation(self.name, recipe, self.examples)
 
     def at_steps(self, steps: int, *, scale_average: bool = False) -> "Target":
         """Return the target with other steps at the same η and σ (section 4.3).

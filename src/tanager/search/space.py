@@ -5,7 +5,7 @@ The grids are those of TAN Without a Burn, section 4.2.
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -90,9 +90,19 @@ class _Field(NamedTuple):
     optimizer: str | None = None
 
 
+def _switch(text: str) -> bool:
+    return {"true": True, "false": False}[text.lower()]
+
+
 FIELDS: dict[str, _Field] = {
+    "epsilon": _Field(float, ()),
+    "batch_size": _Field(int, ()),
+    "steps": _Field(int, ()),
+    "noise_multiplier": _Field(float, ()),
     "model": _Field(str, ()),
-    "normalisation_order": _Field(str, ("pre-activation", "post-activation")),
+    "normalisation_order": _Field(str, ("none", "pre-activation", "post-activation")),
+    "weight_standardisation": _Field(_switch, (False, True)),
+    "fine_tune": _Field(str, ("last-layer", "film", "biases-and-norms", "all")),
     "optimizer": _Field(str, ("sgd", "adam", "adamw")),
     "learning_rate": _Field(float, (1.0, 2.0, 4.0, 8.0, 12.0, 16.0), optimizer="sgd"),
     "adam_learning_rate": _Field(
@@ -106,6 +116,9 @@ FIELDS: dict[str, _Field] = {
     "clip_norm": _Field(float, (0.1, 0.5, 1.0, 2.0)),
 }
 """By name: what may be varied."""
+
+BUDGET = ("epsilon", "batch_size", "steps", "noise_multiplier")
+"""Those of `FIELDS` that share the budget: the others follow, see `Target.varied`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,6 +216,17 @@ class Space:
                 chosen[name] = choose(name, self.values[name])
         return chosen
 
+    def alone(self) -> Iterator[dict[str, Any]]:
+        """Return each value alone, by its name; of a range, its two ends."""
+        for name, values in self.values.items():
+            for value in values if isinstance(values, Between) else values.values:
+                yield {name: value}
+
+    @property
+    def varies_steps(self) -> bool:
+        """Whether runs differ in length: T follows from σ, see `Target.varied`."""
+        return not {"steps", "noise_multiplier"}.isdisjoint(self.values)
+
     @property
     def is_finite(self) -> bool:
         """Whether every name has values to choose from, and none a range."""
@@ -271,7 +295,7 @@ def _values(name: str, text: str, word: str) -> Values:
                 raise ValueError
             return Between(low, high)
         values = tuple(dict.fromkeys(field.parse(each) for each in text.split(",")))
-    except ValueError:
+    except (ValueError, KeyError):
         remedy = f"give {name}=A,B,C, or {name}=LOW..HIGH for a positive number"
         validate.refuse("vary", word, "cannot be read", remedy)
     return Choices(values)

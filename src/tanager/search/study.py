@@ -25,7 +25,6 @@ from filelock import FileLock
 from tanager._files import write_json
 from tanager._reading import reading
 from tanager._record import Each, read_record
-from tanager.recipes.recipe import Recipe
 from tanager.search import jobs
 from tanager.search.jobs import Job, Outcome
 from tanager.search.settings import Settings, agreed
@@ -135,7 +134,7 @@ class Study:
             trials: of the whole study; see `count`.
             report: called with each trial that this process finished.
             watch: called at each evaluation with the number of the trial and its line
-                of metrics.jsonl.
+                of metrics.jsonl, with all its ``"steps"``.
 
         Raises:
             KeyboardInterrupt: after a checkpoint was written; the same call resumes.
@@ -171,16 +170,12 @@ class Study:
         return [
             Job(
                 self.folder / "winner" / f"b{batch_size:05d}-{repeat}",
-                self._recipe(batch_size, values),
+                settings.simulated(batch_size, values),
                 settings.target.name,
             )
             for batch_size in settings.batch_sizes
             for repeat in range(settings.repeats)
         ]
-
-    def _recipe(self, batch_size: int, values: Mapping[str, Any]) -> Recipe:
-        simulated = self.settings.simulated(batch_size)
-        return self.settings.space.recipe(simulated, values)
 
     def _trial_folder(self, number: int) -> Path:
         return self.folder / "trials" / f"{number:04d}"
@@ -230,20 +225,22 @@ class Study:
         self, number: int, tell: Callable[[int, Mapping[str, Any]], None]
     ) -> TrialResult:
         settings, folder = self.settings, self._trial_folder(number)
-        steps = settings.target.steps
         trial = _read_trial(folder)
-        recipe = self._recipe(settings.batch_sizes[0], trial["values"])
+        recipe = settings.simulated(settings.batch_sizes[0], trial["values"])
+        steps = recipe.steps
+        assert steps is not None
         if settings.pruner == "halving":
             every = _first_rung(settings)
             recipe = dataclasses.replace(recipe, evaluate_every=every)
 
         def watch(line: Mapping[str, Any]) -> None:
-            tell(number, line)
+            tell(number, {**line, "steps": steps})
             step, accuracy = line["step"], line["test_accuracy_ema"]
             trial["accuracies"].setdefault(str(step), accuracy)
             trial["seconds"] = line["seconds"]
             early = step <= _CUT_BEFORE * steps
-            trial["pruned"] = early and self._is_worse(number, trial)
+            cut = early and not settings.space.varies_steps
+            trial["pruned"] = cut and self._is_worse(number, trial)
             write_json(folder / "trial.json", trial)
             if trial["pruned"]:
                 raise _Pruned

@@ -9,6 +9,7 @@ import numpy as np
 from tanager.search import jobs
 from tanager.search.jobs import Job, Outcome
 from tanager.search.scaling_law import Run, ScalingLaw
+from tanager.search.simulation import Target
 from tanager.search.study import Study
 
 
@@ -32,7 +33,8 @@ def summarise(
             f"none of {len(results)} trials was complete: all diverged or were pruned; "
             "search lower learning rates"
         )
-    recipe = settings.space.recipe(target.recipe, best.values)
+    target = target.varied(settings.space, best.values)
+    recipe = target.recipe
     held_out = settings.validation_examples
     reference = dataclasses.replace(recipe, validation_examples=held_out)
     one = jobs.flops(reference, target.steps)
@@ -52,10 +54,10 @@ def summarise(
             "trial": best.number,
             "values": best.values,
             "accuracy": best.accuracy,
-            "batch_size": settings.batch_sizes[0],
+            "batch_size": winner[0].recipe.batch_size,
             "recipe": recipe.to_json(),
         },
-        **_prediction(study, winner, outcomes),
+        **_prediction(target, winner, outcomes),
         "trials": [each._asdict() for each in results],
         "cost": {
             "trials_flops": trials,
@@ -69,7 +71,7 @@ def summarise(
         "privacy": {
             "simulations_epsilon": {
                 str(batch_size): target.epsilon_at(batch_size)
-                for batch_size in settings.batch_sizes
+                for batch_size in sorted({job.recipe.batch_size for job in winner})
             },
             "held_out_examples": held_out,
         },
@@ -77,9 +79,8 @@ def summarise(
 
 
 def _prediction(
-    study: Study, winner: Sequence[Job], outcomes: Sequence[Outcome]
+    target: Target, winner: Sequence[Job], outcomes: Sequence[Outcome]
 ) -> dict[str, Any]:
-    target = study.settings.target
     runs = [
         Run(job.recipe.batch_size, found.accuracy)
         for job, found in zip(winner, outcomes, strict=True)

@@ -1,0 +1,78 @@
+"""`tanager search norms`: the gradient norms of a run. They are private."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from tyro.conf import Positional
+
+from tanager._terminal import new_console
+from tanager.commands import flags
+from tanager.commands.tables import new_table, print_json
+
+
+@dataclasses.dataclass(frozen=True)
+class NormsArguments:
+    """Show the gradient norms of a run, in parts of training.
+
+    They are PRIVATE: computed from the training examples without noise.
+    """
+
+    run: Positional[str]
+    """Folder of the run, with its private/."""
+
+    parts: int = 4
+    """Number of equal parts of the steps."""
+
+    plot: Path | None = None
+    """Draw histograms as a PNG or SVG file."""
+
+    json: flags.Json = False
+
+
+def run(words: Sequence[str]) -> int:
+    """Run `tanager search norms RUN`."""
+    options = flags.read(NormsArguments, "search norms", words)
+
+    # JAX is imported from here on: the command line was fine.
+    from tanager.report import figures, search_figures
+    from tanager.training.norms import Norms, edges
+
+    if options.plot is not None:
+        figures.check_ending(options.plot)
+    found = Norms.read(options.run, options.parts)
+    bins, counts = edges().tolist(), found.counts.tolist()
+    if options.plot is not None:
+        search_figures.plot_norms(
+            bins, counts, found.steps, found.clip_norm, options.plot
+        )
+    quantiles = {share: found.quantile(share) for share in (0.1, 0.25, 0.5, 0.75, 0.9)}
+    if options.json:
+        content = {
+            "private": "computed from the training examples without noise",
+            "clip_norm": found.clip_norm,
+            "steps": found.steps,
+            "clipped": found.clipped(),
+            "quantiles": {str(share): norm for share, norm in quantiles.items()},
+            "suggested_clip_norm": found.suggested_clip_norm(),
+            "edges": bins,
+            "counts": counts,
+        }
+        return print_json(content)
+    console = new_console(markup=False)
+    console.print("PRIVATE: computed from the training examples; not to be released")
+    shares = zip(found.steps, found.clipped(), strict=True)
+    headings = ("until step", f"norms above C = {found.clip_norm:g}")
+    rows = [(f"{step}", f"{100 * share:.0f} %") for step, share in shares]
+    console.print(new_table(*headings, texts=headings, rows=rows))
+    middle = " ".join(f"{100 * s:g} %: {norm:.3g}" for s, norm in quantiles.items())
+    console.print(f"quantiles of the norm  {middle}")
+    console.print(
+        f"a clipping norm to try: {found.suggested_clip_norm():.3g}, the median; "
+        f"those below {quantiles[0.1]:.3g} train alike at one learning rate, as the "
+        "Unlocking paper found, which took 1",
+        soft_wrap=True,
+    )
+    if options.plot is not None:
+        console.print(f"drawn to {options.plot}", soft_wrap=True)
+    return 0

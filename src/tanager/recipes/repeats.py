@@ -1,0 +1,79 @@
+"""The same recipe several times: the median of its runs, and their deviation.
+
+Every run has noise and initial weights of its own, and spends its own ε.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tanager import _validate as validate
+from tanager.measures import HEADLINES
+from tanager.privacy import accountant
+from tanager.privacy.shown import format_epsilon
+from tanager.recipes.runner import Prepared
+from tanager.training.result import TrainResult
+
+
+def repeated(prepared: Prepared, repeats: int) -> Iterator[Prepared]:
+    """Return what to run: the recipe itself, or in OUT/1, OUT/2, … of its `out`.
+
+    A seed is that of the first run; the next has the next seed.
+    """
+    validate.whole(repeats=repeats, at_least=1)
+    recipe = prepared.recipe
+    for number in range(repeats):
+        fields: dict[str, Any] = {}
+        if repeats > 1:
+            fields["out"] = f"{recipe.out}/{number + 1}"
+        if recipe.seed is not None:
+            fields["seed"] = recipe.seed + number
+        yield dataclasses.replace(
+            prepared, recipe=dataclasses.replace(recipe, **fields)
+        )
+
+
+def summary(prepared: Prepared, results: Sequence[TrainResult]) -> dict[str, Any]:
+    """Return median and standard deviation of each headline, and ε of all together.
+
+    The scores are those of the average of parameters on the test examples; the
+    deviation is None of one run.
+    """
+    budget = prepared.budget
+    spent = budget.mechanisms() * len(results)
+    scores = {}
+    for name in HEADLINES:
+        found = [each.summary.get(f"test_{name}_ema") for each in results]
+        values = [value for value in found if value is not None]
+        if values:
+            deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
+            median = float(np.median(values))
+            scores[name] = {"median": median, "deviation": deviation, "runs": values}
+    return {
+        "runs": [str(each.out) for each in results],
+        "epsilon": budget.epsilon,
+        "epsilon_together": None
+        if prepared.recipe.non_private
+        else accountant.composed_epsilon(
+            spent, budget.delta, prepared.recipe.accountant
+        ),
+        "delta": budget.delta,
+        "scores": scores,
+    }
+
+
+def sentence(found: dict[str, Any]) -> str:
+    """Return what `summary` found in words."""
+    parts = []
+    for name, score in found["scores"].items():
+        spread = score["deviation"]
+        around = "" if spread is None else f" ± {100 * spread:.2f}"
+        parts.append(f"{HEADLINES[name]} {100 * score['median']:.2f}{around} %")
+    text = f"median ± standard deviation of {len(found['runs'])} runs: "
+    text += ", ".join(parts)
+    if found["epsilon_together"] is not None:
+        together = format_epsilon(found["epsilon_together"])
+        text += f"; all of them together spent ε = {together} at δ = {found['delta']:g}"
+    return text
