@@ -220,14 +220,15 @@ def at_the_edge(
 def cumulative(target: Target, space: Space, simulations: Simulations) -> list[Cell]:
     """Begin with the first value of each name, then change one name after another.
 
-    Each name changes to its last value and keeps it (Unlocking paper, Table 2).
+    Each name, in the order given, changes to its last value and keeps it (Unlocking
+    paper, Table 2).
 
     Raises:
         ValueError: a range is given, or a combination makes no recipe.
     """
     first, *_, last = space.points(target.recipe)
     values, cells = dict(first), []
-    for name in (None, *first):
+    for name in (None, *(name for name in space.values if name in first)):
         title = {"change": "none"}
         if name is not None:
             values[name] = last[name]
