@@ -1,0 +1,300 @@
+"""What a GPU must show, within 25 minutes of one card: `make bench-gpu DATA=DIR`.
+
+    python benchmarks/on_gpu.py --data CIFAR10_DIR [--out runs/on_gpu] [--minutes 25]
+
+In this order: the tests that concern a GPU; a step, whole training and memory beside
+plain SGD in float32, TF32 and bfloat16; the same step without exact products; Opacus
+and plain PyTorch on the same card; deterministic operations, and a run that is killed
+under them; then the TAN paper's WRN-16-4 on CIFAR-10 (Table 5, last row, 74.0 ± 0.5 %)
+for the rest of the time.
+
+Everything goes to the folder: on_gpu.json after each part, its output beside it. The
+folder is packed as one file, OUT.tar, at the end. On this or another machine the same
+command continues with that file: parts that ended are not run again, and the training
+resumes. It has the run's secret seed, so it is as private as the data.
+
+`--dry-run` does the same in seconds on a CPU, with a linear model.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import io
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from tanager import models
+from tanager._files import write_json
+from tanager.cli import main as tanager
+
+
+ROOT = Path(__file__).parent.parent
+DETERMINISTIC = {"XLA_FLAGS": "--xla_gpu_deterministic_ops=true"}
+ON_GPU = {"JAX_PLATFORMS": "cuda,cpu"}
+PRECISIONS = ("float32", "tf32", "bfloat16")
+MODELS = {"wrn-16-4": 256, "wrn-28-10": 64, "vit-base-16": 64, "bit-50x1": 32}
+"""Each with the rows of its physical batch."""
+TESTS = (
+    "tests/clipping",
+    "tests/test_noise.py",
+    "tests/test_grid.py",
+    "tests/training",
+)
+KILLED = "tests/training/test_loop.py::test_killed_for_real_it_goes_on_bit_identically"
+STRATEGIES = ("sgd", "auto", "auto:low", "per_example")
+PEERS = ("torch-sgd", "opacus:hooks", "jax-sgd", "tanager:auto")
+_INEXACT = """
+from tanager.clipping.rules.base import TapValues
+TapValues.exactly = lambda self: self
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A command, what it may take, and what is changed around it.
+
+    Attributes:
+        name: in the record.
+        words: of ``tanager``, or of Python if `python` is True.
+        seconds: after which it is stopped.
+        python: whether the words are those of Python.
+        patch: Python that runs before the words of ``tanager``.
+        settings: of its environment.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    seconds: float
+    python: bool = False
+    patch: str = ""
+    settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Measure a GPU.
+
+    Attributes:
+        data: folder of CIFAR-10; without it nothing is trained.
+        out: folder of what was measured.
+        minutes: for everything.
+        dry_run: do it all on tiny inputs, to see that it works.
+    """
+
+    data: Path | None = None
+    out: Path = Path("runs/on_gpu")
+    minutes: float = 25.0
+    dry_run: bool = False
+
+
+def parts(options: Options) -> Iterator[Part]:
+    """Return what is measured, the training last."""
+    small = ("--features", "6", "--classes", "3") if options.dry_run else ()
+    given = {"linear": 8} if options.dry_run else MODELS
+    rounds = "1" if options.dry_run else "5"
+    collect = ("--collect-only",) if options.dry_run else ()
+    tests = TESTS[1:2] if options.dry_run else TESTS
+    yield Part("tests", ("-m", "pytest", "-q", *collect, *tests), 360, True, "", ON_GPU)
+    bench = {model: ("--model", model, *small, "--json") for model in given}
+    for model, rows in given.items():
+        for precision in PRECISIONS:
+            words = ("step", *bench[model], "--physical-batch", str(rows), "--repeats")
+            words += (rounds, "--precision", precision, "--strategies", *STRATEGIES)
+            yield Part(f"step {model} {precision}", ("bench", *words), 90)
+        words = ("bench", "step", *bench[model], "--physical-batch", str(rows))
+        words += (
+            "--repeats",
+            rounds,
+            "--precision",
+            "tf32",
+            "--strategies",
+            "sgd",
+            "auto",
+        )
+        yield Part(f"step {model} tf32, products not exact", words, 60, patch=_INEXACT)
+    for model, rows in given.items():
+        words = (
+            "throughput",
+            *bench[model],
+            "--examples",
+            str(20 * rows),
+            "--precision",
+        )
+        words += (
+            "tf32",
+            "--physical-batches",
+            str(rows // 2),
+            str(rows),
+            "--strategies",
+        )
+        yield Part(
+            f"throughput {model}", ("bench", *words, "sgd", "auto", "auto:low"), 90
+        )
+    for model in given:
+        words = ("bench", "memory", *bench[model], "--strategies", "sgd", "auto:low")
+        limit = ("--limit-gib", "1e-5") if options.dry_run else ()
+        yield Part(f"memory {model}", (*words, *limit), 90)
+    work = [f"{model}:{rows}" for model, rows in MODELS.items() if model != "wrn-28-10"]
+    work = ["linear:8"] if options.dry_run else work
+    peers = (
+        "benchmarks/peers/run.py",
+        "--work",
+        *work,
+        "--systems",
+        *PEERS,
+        "--poisson",
+    )
+    peers += ("--no-training", "--rounds", rounds, "--out", f"{options.out}/peers.json")
+    yield Part("peers", peers, 300, True)
+    first, rows = next(iter(given.items()))
+    words = (
+        "bench",
+        "step",
+        *bench[first],
+        "--physical-batch",
+        str(rows),
+        "--precision",
+    )
+    words += ("tf32", "--repeats", rounds, "--strategies", "sgd", "auto")
+    yield Part(f"step {first} tf32, deterministic", words, 60, settings=DETERMINISTIC)
+    killed = ("-m", "pytest", "-q", *collect, KILLED)
+    yield Part("killed", killed, 120, True, "", ON_GPU | DETERMINISTIC)
+
+
+def training(options: Options) -> Part:
+    """Return the training, for as long as there is time."""
+    words = ["train", "cifar10-wrn-16-4-tan", "--data", str(options.data)]
+    if options.dry_run:
+        words = ["train", "digits", "--model", "linear", "--steps", "4"]
+    words += ["--out", f"{options.out}/run", "--account", "none", "--yes", "--json"]
+    return Part("training", tuple(words), float("inf"), settings=DETERMINISTIC)
+
+
+def run(part: Part, seconds: float, options: Options) -> dict[str, Any]:
+    """Run a part for at most some seconds; return what it printed and how it ended."""
+    began = time.monotonic()
+    if options.dry_run and not part.python:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            code = tanager(list(part.words))
+        output = printed.getvalue()
+    else:
+        code, output = _apart(part, seconds, options.out)
+    found = {"code": code, "seconds": round(time.monotonic() - began, 1)}
+    found["command"] = _command(part)
+    lines = output.strip().splitlines()
+    with contextlib.suppress(ValueError):
+        return found | {"result": json.loads(output)}
+    return found | {"last_lines": lines[-12:]}
+
+
+def _command(part: Part) -> str:
+    program = "python" if part.python else "tanager"
+    settings = [f"{name}={value}" for name, value in part.settings.items()]
+    return shlex.join([*settings, program, *part.words])
+
+
+def _apart(part: Part, seconds: float, out: Path) -> tuple[int, str]:
+    """Run a part in a process; interrupted at its end, it keeps what it has."""
+    program = (sys.executable, *part.words)
+    if not part.python:
+        code = f"{part.patch}\nimport sys\nfrom tanager.cli import main\n"
+        code += "sys.exit(main(sys.argv[1:]))"
+        program = (sys.executable, "-c", code, *part.words)
+    log = out / "logs" / f"{part.name.replace(' ', '-')}.txt"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(
+            program,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=os.environ | part.settings,
+            cwd=ROOT,
+        ) as process,
+    ):
+        try:
+            output, _ = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+            try:
+                output, _ = process.communicate(timeout=60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                output, _ = process.communicate()
+    return process.returncode, output
+
+
+def unpack(options: Options) -> None:
+    """Go on with what another machine measured, if its file is here."""
+    packed = options.out.with_suffix(".tar")
+    if packed.exists() and not options.out.exists():
+        with tarfile.open(packed) as file:
+            file.extractall(options.out.parent, filter="data")
+
+
+def pack(options: Options) -> Path:
+    """Put the whole folder in one file, which only its owner may read."""
+    packed = options.out.with_suffix(".tar")
+    packed.touch(mode=0o600)
+    with tarfile.open(packed, "w") as file:
+        file.add(options.out, options.out.name)
+    return packed
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure what is not in the record yet; return 1 if a part failed."""
+    options = tyro.cli(Options, args=words, config=(tyro.conf.OmitArgPrefixes,))
+    options = dataclasses.replace(options, out=options.out.resolve())
+    for model in MODELS:
+        models.find(model)  # a misspelt one is refused now
+    unpack(options)
+    options.out.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path, end = options.out / "on_gpu.json", time.monotonic() + 60 * options.minutes
+    record: dict[str, Any] = {"parts": {}}
+    if path.exists():
+        record = json.loads(path.read_text())
+    record |= _machine()
+    todo = list(parts(options))
+    if options.data is not None or options.dry_run:
+        todo.append(training(options))
+    for number, part in enumerate(todo, 1):
+        left = end - time.monotonic()
+        if record["parts"].get(part.name, {}).get("code") == 0:
+            continue
+        if left <= 0:
+            print(f"no time left for {part.name}: the same command goes on", flush=True)
+            continue
+        print(f"{number} of {len(todo)}: {part.name}, {left:.0f} s left", flush=True)
+        record["parts"][part.name] = run(part, min(part.seconds, left), options)
+        now = datetime.datetime.now(datetime.UTC)
+        record |= {"date": now.isoformat(timespec="seconds")}
+        write_json(path, record)
+    print(f"measured: {path}; to go on elsewhere: {pack(options)}")
+    return int(any(found["code"] for found in record["parts"].values()))
+
+
+def _machine() -> dict[str, Any]:
+    """Return machine and versions, asked in a process that leaves the card again."""
+    code = "import json; from tanager.bench import machine as m\n"
+    code += "print(json.dumps({'machine': m.machine(), 'versions': m.versions()}))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    return json.loads(done.stdout)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""What is run on a GPU is run here on a CPU, with the same words and tiny inputs."""
+
+import dataclasses
+import json
+import shutil
+import subprocess
+
+import pytest
+
+from scripts import ROOT, load
+
+
+@pytest.fixture(scope="module")
+def on_gpu():
+    return load("benchmarks/on_gpu.py")
+
+
+@pytest.mark.slow
+def test_every_part_runs_and_one_file_goes_on_elsewhere(
+    on_gpu, tmp_path, capsys, monkeypatch
+):
+    out = tmp_path / "here" / "on_gpu"
+    words = ["--dry-run", "--out", str(out)]
+    assert on_gpu.main(words) == 0
+    record = json.loads((out / "on_gpu.json").read_text())
+    found = record["parts"]
+    assert {"machine", "versions", "date"} < set(record)
+    for name, part in found.items():
+        assert part["code"] == 0, (name, part)
+        rows = part.get("result", {}).get("rows", [])
+        assert all(row["error"] is None for row in rows), name
+        assert bool(rows) == name.startswith(("step", "throughput", "memory"))
+    names = [name.split()[0] for name in found]
+    assert names.count("step") == len(on_gpu.PRECISIONS) + 2
+    assert {"tests", "killed", "peers", "throughput", "memory", "training"} < {*names}
+    assert "1 test collected" in found["killed"]["last_lines"][-1]
+    step = found["step linear tf32, deterministic"]
+    assert step["command"].startswith("XLA_FLAGS=--xla_gpu_deterministic_ops=true tan")
+    assert (out / "run/result.json").exists()
+    # On another machine, from the one file: nothing is run again.
+    there = tmp_path / "there"
+    there.mkdir()
+    shutil.copy(out.with_suffix(".tar"), there)
+    assert out.with_suffix(".tar").stat().st_mode & 0o077 == 0
+    monkeypatch.setattr(on_gpu, "run", lambda *_: pytest.fail("ran again"))
+    assert on_gpu.main(["--dry-run", "--out", str(there / "on_gpu")]) == 0
+    assert json.loads((there / "on_gpu/on_gpu.json").read_text())["parts"] == found
+    assert "of 11:" not in capsys.readouterr().out.split("go on elsewhere")[1]
+
+
+def test_the_real_parts_name_what_is_there(on_gpu, tmp_path):
+    options = on_gpu.Options(data=tmp_path, out=tmp_path)
+    parts = [*on_gpu.parts(options), on_gpu.training(options)]
+    assert len({part.name for part in parts}) == len(parts)
+    for test in (*on_gpu.TESTS, on_gpu.KILLED):
+        path, _, function = test.partition("::")
+        assert (ROOT / path).exists()
+        assert f"def {function}" in (ROOT / path).read_text() if function else True
+    for model in on_gpu.MODELS:
+        assert sum(model in part.words for part in parts) >= 6
+    assert "--data" in parts[-1].words
+    # All but the training are bounded, and leave it some of the 25 minutes.
+    assert all(part.seconds <= 360 for part in parts[:-1])
+
+
+def test_a_part_ends_at_its_time_and_says_how(on_gpu, tmp_path):
+    script = "import time\ntry: time.sleep(60)\nexcept KeyboardInterrupt: print('kept')"
+    part = on_gpu.Part("sleep", ("-c", script + "; raise SystemExit(130)"), 9, True)
+    found = on_gpu.run(part, 1.0, on_gpu.Options(out=tmp_path))
+    assert (found["code"], found["last_lines"]) == (130, ["kept"])
+
+
+def test_what_is_patched_is_patched(on_gpu, tmp_path):
+    words = ("bench", "explain", "--model", "linear", "--features", "6")
+    seen = f"open({str(tmp_path / 'seen')!r}, 'w').write(TapValues.exactly.__name__)"
+    patch = f"{on_gpu._INEXACT}\n{seen}\n"
+    part = on_gpu.Part("patched", words, 9, patch=patch)
+    found = on_gpu.run(part, 60.0, on_gpu.Options(out=tmp_path))
+    assert found["code"] == 0
+    assert (tmp_path / "seen").read_text() == "<lambda>"
+    plain = dataclasses.replace(part, patch="")
+    assert on_gpu._command(plain) == "tanager bench explain --model linear --features 6"
+
+
+def test_make_runs_it(tmp_path):
+    words = ["make", "--dry-run", "--always-make", "bench-gpu", f"DATA={tmp_path}"]
+    printed = subprocess.run(
+        words, cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    assert f"benchmarks/on_gpu.py --out runs/on_gpu --data {tmp_path}" in printed
+    assert '".[cuda]"' in printed
