@@ -47,6 +47,7 @@ RECIPES: dict[str, RecipeEntry] = {
         imagenet.NFNET_F3_LAST_LAYER,
         imagenet.PLACES_ALL,
         imagenet.PLACES_LAST_LAYER,
+        *imagenet.PLACES_WITHOUT_PRIVACY,
         starters.MNIST_LENET,
         starters.MNIST_SMALL_CNN,
         starters.FOLDER,

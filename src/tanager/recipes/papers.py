@@ -7,9 +7,9 @@ reference run on CIFAR-10 (section 4.4, Table 5) and both on ImageNet (Table 4).
 Where the paper gives two numbers, the numbered table of results is taken (Table 5 over
 Table 1 on CIFAR-10, Table 3 over the 78.7 % of section 3.2).
 
-Left out: the two columns of Table 23 with ε = ∞, as they are not private and spend
-nothing that could be checked; Table 10, as the paper gives no hyper-parameters for it;
-the other rows of the TAN paper's Table 5, which none of the δ that the text suggests
+Left out: the two columns of Table 23 with ε = ∞, which spend nothing that could be
+checked (they are recipes, ``-non-private``); Table 10, as the paper gives no
+hyper-parameters for it; the other rows of the TAN paper's Table 5, which none of the δ that the text suggests
 (1/N, or 1e-5 · 50 000/N) reproduces.
 
 The rows are in `papers.csv`. `benchmarks/published_epsilons.py` computes every row's ε
