@@ -9,8 +9,8 @@ Table 1 on CIFAR-10, Table 3 over the 78.7 % of section 3.2).
 
 Left out: the two columns of Table 23 with ε = ∞, which spend nothing that could be
 checked (they are recipes, ``-non-private``); Table 10, as the paper gives no
-hyper-parameters for it; the other rows of the TAN paper's Table 5, which none of the δ that the text suggests
-(1/N, or 1e-5 · 50 000/N) reproduces.
+hyper-parameters for it; the other rows of the TAN paper's Table 5, which none of the δ
+that the text suggests (1/N, or 1e-5 · 50 000/N) reproduces.
 
 The rows are in `papers.csv`. `benchmarks/published_epsilons.py` computes every row's ε
 again.
