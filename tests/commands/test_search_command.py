@@ -47,6 +47,7 @@ def test_a_killed_search_ends_and_prints_what_it_found(study):
     prediction = result["prediction"]
     assert prediction["reference_batch_size"] == 512
     assert 0 <= prediction["low"] <= prediction["accuracy"] <= prediction["high"] <= 1
+    assert 0 < prediction["mean_square"] < 1
     # Three runs, none repeated: it says that it should not be trusted.
     assert not prediction["trusted"]
     assert [each["number"] for each in result["trials"]] == [0, 1, 2]
@@ -318,6 +319,7 @@ def test_norms_of_a_run(tmp_path, capsys):
     assert main(["search", *words, "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
     assert content["steps"] == [2, 4]
+    assert f"adds {content['mean_square']:.3g}·B·C²" in printed
     assert main(["search", "norms", str(tmp_path)]) == 2
     assert "has no record of gradient norms" in capsys.readouterr().err
 
