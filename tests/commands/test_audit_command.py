@@ -325,6 +325,7 @@ def test_models_are_counted_in_a_pipe_by_lines_some_seconds_apart(piped):
 
 
 def test_models_that_were_on_record_took_no_time(piped):
+    lines = []
     for seconds in range(4):
         lines = piped(seconds, "phase II", 90 + seconds, 100, "")
     assert lines[-1] == "phase II: 92 of 100 models; about 8 seconds left"
