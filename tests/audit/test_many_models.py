@@ -88,7 +88,10 @@ def test_each_is_the_model_that_train_makes(small, images, rate, options):
     many = side_by_side(small, images, mechanism, **options)
     rates = np.array([0.5, 1.0])
     secrets = [Seed.from_int(number) for number in (1, 2)]
-    params = many.train(secrets, rates, np.zeros((2, 24), bool))
+    told = []
+    params = many.train(secrets, rates, np.zeros((2, 24), bool), told.append)
+    assert told == [1, 2, 3]
+    assert many._update._jitted._cache_size() == 1  # pyright: ignore
     some = jnp.asarray(images[0][:3]), images[1][:3]
     losses = many.losses(params, some)
     assert losses.shape == (2, 3)

@@ -62,7 +62,7 @@ def test_bounds_are_between_nothing_and_the_claim(membership):
 
 
 def test_models_are_trained_in_the_style_of_the_attack(membership, monkeypatch):
-    def made(self, problem, algorithm, strategy):
+    def made(self, problem, algorithm, *more):
         raise InterruptedError(algorithm.clipping_style.name)
 
     monkeypatch.setattr(ManyModels, "__init__", made)
@@ -109,6 +109,31 @@ def test_phase_one_finds_the_canary_and_the_setting_that_tell_most(
     assert (charge.what, charge.mechanisms) == ("audit", (spent,))
 
 
+def test_all_that_takes_long_is_told_before_it_is_begun(membership, monkeypatch):
+    order = []
+    train = ManyModels.train
+
+    def trained(self, *given):
+        order.append("training")
+        return train(self, *given)
+
+    monkeypatch.setattr(ManyModels, "train", trained)
+    options = {**ONE, "steps": (4,), "learning_rates": (0.1, 0.2), "models": 40}
+    options |= {"models_at_once": 8, "sweep_models": 32}
+    membership(**options, on_models=lambda *told: order.append(told))
+    one = "phase I, round 1 of 1"
+    assert order[:6] == [
+        (one, 0, 72, "compiling"),
+        "training",
+        *((one, trained, 72, "") for trained in (2, 4, 6, 8)),
+    ]
+    numbers = [told[1] for told in order if told != "training"]
+    assert numbers == sorted(numbers)
+    phase, *count, known = order[-1]
+    assert (phase, *count) == ("phase II", 72, 72)
+    assert known.startswith("ε ≥ ")
+
+
 LINE = {"phase": 0, "setting": 1, "model": 2, "score": 0.5}
 
 
@@ -139,8 +164,9 @@ def test_a_killed_audit_goes_on_and_no_other_does(membership, regression, tmp_pa
     options = {**ONE, "steps": (4,), "learning_rates": (0.1, 0.2), "models": 40}
     options |= {"models_at_once": 8, "sweep_models": 32}
     whole = membership(**options)
-    killed_after(3)  # in phase I
-    killed_after(6)  # in phase II
+    killed_after(9)  # in phase I
+    killed_after(24)  # in phase II
+    assert '"phase": 1' in (tmp_path / "scores.jsonl").read_text()
     scores = tmp_path / "scores.jsonl"
     before = scores.read_bytes()
     scores.write_bytes(before + b'{"phase": 1, "sett')  # torn by the kill

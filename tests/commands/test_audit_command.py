@@ -4,6 +4,7 @@ That audits find planted bugs is in tests/audit/test_planted_bugs.py.
 """
 
 import contextlib
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ import jax
 import numpy as np
 import pytest
 from PIL import Image
+from rich.console import Console
 
 from tanager import models, noise
 from tanager.cli import main
 from tanager.commands import audit
 from tanager.commands.audit import methods
+from tanager.commands.audit.progress import ModelsProgress
 from tanager.data import Dataset, as_source
 from tanager.models.pretrained import save_weights
 from tanager.seed import Seed
@@ -268,6 +271,64 @@ def test_membership_resizes_mixed_images_as_training_does(tmp_path, monkeypatch)
     with contextlib.suppress(KeyboardInterrupt):
         main(words)
     assert [recipe.image_size for recipe in seen] == [32]
+
+
+def test_membership_says_a_word_before_it_reads_the_data(tmp_path, capsys, monkeypatch):
+    def load(recipe):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(methods.runner, "load", load)
+    words = "audit digits --method membership --epsilon 8 --delta 0.01 --out"
+    with contextlib.suppress(KeyboardInterrupt):
+        main([*words.split(), str(tmp_path / "out")])
+    assert "digits: attack on ε = 8 at δ = 0.01" in capsys.readouterr().err
+
+
+@pytest.fixture
+def piped():
+    """Return an audit's progress that is not on a terminal, its clock, its lines."""
+    file, now = io.StringIO(), [0.0]
+    shown = ModelsProgress(Console(file=file, width=200), lambda: now[0])
+
+    def tell(at, *told):
+        now[0] = at
+        with shown.bar:
+            shown.tell(*told)
+        return file.getvalue().splitlines()
+
+    return tell
+
+
+def test_models_are_counted_in_a_pipe_by_lines_some_seconds_apart(piped):
+    one, two = "phase I, round 1 of 2", "phase I, round 2 of 2"
+    piped(0, one, 0, 100, "compiling")
+    piped(30, one, 0.5, 100, "")  # that took the compilation
+    piped(31, one, 1.5, 100, "")
+    piped(32, one, 2.5, 100, "")
+    piped(42, one, 12.5, 100, "")
+    piped(43, two, 13.5, 100, "compiling")
+    lines = piped(44, two, 13.5, 100, "")
+    assert lines == [
+        f"{one}: 0 of 100 models; compiling",
+        f"{one}: 0 of 100 models",
+        f"{one}: 1 of 100 models; about 2 minutes left",
+        f"{one}: 12 of 100 models; about 88 seconds left",
+        f"{two}: 13 of 100 models; compiling",
+    ]
+    piped(1060, two, 20, 100, "")
+    piped(1090, two, 21, 100, "")  # too soon, in a long audit
+    lines = piped(1100, two, 100, 100, "ε ≥ 1")
+    assert lines[5:] == [
+        f"{two}: 20 of 100 models",
+        f"{two}: 100 of 100 models; ε ≥ 1",
+    ]
+
+
+def test_models_that_were_on_record_took_no_time(piped):
+    lines = []
+    for seconds in range(4):
+        lines = piped(seconds, "phase II", 90 + seconds, 100, "")
+    assert lines[-1] == "phase II: 92 of 100 models; about 8 seconds left"
 
 
 def test_features_have_no_blank_canary():

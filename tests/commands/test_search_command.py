@@ -14,6 +14,7 @@ from tanager.commands.experiments import Ablation, target_of
 from tanager.privacy.account import Account
 from tanager.report import search_page
 from tanager.search import jobs
+from tanager.training.norms import Norms
 
 
 FEW = "--model linear --noise-multiplier 4 --strategy bk --evaluate-every 4 --seed 1"
@@ -47,6 +48,9 @@ def test_a_killed_search_ends_and_prints_what_it_found(study):
     prediction = result["prediction"]
     assert prediction["reference_batch_size"] == 512
     assert 0 <= prediction["low"] <= prediction["accuracy"] <= prediction["high"] <= 1
+    known = [Norms.read(run).mean_square() for run in (study / "winner").iterdir()]
+    assert prediction["mean_square"] == pytest.approx(sum(known) / 3)
+    assert 0.1 < prediction["mean_square"] <= 1
     # Three runs, none repeated: it says that it should not be trusted.
     assert not prediction["trusted"]
     assert [each["number"] for each in result["trials"]] == [0, 1, 2]
@@ -318,6 +322,7 @@ def test_norms_of_a_run(tmp_path, capsys):
     assert main(["search", *words, "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
     assert content["steps"] == [2, 4]
+    assert f"adds {content['mean_square']:.3g}·B·C²" in printed
     assert main(["search", "norms", str(tmp_path)]) == 2
     assert "has no record of gradient norms" in capsys.readouterr().err
 

@@ -118,6 +118,10 @@ def test_sampling_share_is_the_ratio_of_two_variances():
     sampled = float(np.var(sums, axis=0).sum())
     noise = sigma**2 * d
     assert sampling_share(sigma, batch, d) == pytest.approx(sampled / noise, rel=0.05)
+    # Half as long: a quarter of the variance.
+    assert sampling_share(sigma, batch, d, 0.25) == pytest.approx(
+        float(np.var([s / 2 for s in sums], axis=0).sum()) / noise, rel=0.05
+    )
     assert sampling_share(0.0, batch, d) == math.inf
 
 
@@ -143,6 +147,14 @@ def test_a_rise_that_sampling_explains_is_doubted_and_seen_to_its_end():
     assert f"at {100 * end:.1f} % here" in doubt
     # The line goes on.
     assert law.at(4096) > 0.55
+    # Shorter gradients give another curve, and at last are no reason for a rise.
+    (doubt,) = (each for each in law.doubts(4096, 3.0, 175_722, 0.3) if "rises" in each)
+    assert "examples adds 20 % of the noise's variance" in doubt
+    further = law.without_sampling(4096, 3.0, 175_722, 0.3)
+    assert f"at {100 * further:.1f} % here" in doubt
+    assert abs(further - end) > 0.001
+    doubts = law.doubts(4096, 3.0, 175_722, 0.05)
+    assert not any("rises" in each for each in doubts)
 
 
 def test_sampling_may_be_next_to_nothing_or_all_there_is():

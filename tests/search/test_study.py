@@ -226,6 +226,12 @@ def test_the_winner_runs_at_every_batch_size(tmp_path, settings, fake):
     winner = study.confirmations({"learning_rate": 0.25, "ema_decay": 0.9})
     assert [job.recipe.batch_size for job in winner] == [16, 16, 32, 32, 64, 64]
     assert len({job.folder for job in winner}) == 6
+    # Repeats of one seed would be the same run, and show no variation.
+    recipe = dataclasses.replace(settings.target.recipe, seed=5)
+    target = dataclasses.replace(settings.target, recipe=recipe)
+    study = Study(tmp_path / "seeded", dataclasses.replace(twice, target=target))
+    winner = study.confirmations({"learning_rate": 0.25, "ema_decay": 0.9})
+    assert [job.recipe.seed for job in winner] == [5, 6] * 3
     for job in winner:
         assert job.recipe.learning_rate == 0.25
         assert job.recipe.noise_multiplier is not None

@@ -9,6 +9,7 @@ import pytest
 
 from parts import train
 from tanager.adaptive import AdaptiveClipping
+from tanager.clipping import Style
 from tanager.privacy.mechanism import Mechanism
 from tanager.training.norms import BINS, Norms, edges, histogram
 
@@ -70,6 +71,16 @@ def test_a_run_keeps_the_norms_of_all_sampled_examples(run):
     assert norms.quantile(0.1) == pytest.approx(0.3, rel=0.2)
     assert norms.quantile(0.9) == pytest.approx(3.0, rel=0.2)
     assert norms.suggested_clip_norm() == pytest.approx(3.0, rel=0.2)
+
+
+def test_the_mean_square_is_that_of_clipped_norms(run, tmp_path):
+    norms = Norms.read(run)
+    small, large = norms.counts.sum(axis=0)[norms.counts.sum(axis=0) > 0]
+    expected = (0.3**2 * small + large) / (small + large)
+    assert norms.mean_square() == pytest.approx(expected, rel=0.02)
+    x = np.ones((16, 4), np.float32)  # of norm 2, brought to 2 / (2 + γ)
+    trained(loss, x, tmp_path, 2, style=Style("automatic", gamma=1.0))
+    assert Norms.read(tmp_path).mean_square() == pytest.approx(4 / 9, rel=0.1)
 
 
 def test_norms_of_adaptive_clipping_are_beside_the_last_clipping_norm(tmp_path):

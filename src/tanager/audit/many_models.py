@@ -48,12 +48,19 @@ class ManyModels:
         algorithm: of every model; `optimizer` from `with_rates`, and
             `declared_examples` the N that the public expected batch size q·N is of.
         strategy: see `tanager.clipped_grad`.
+        report: called with what is being measured, before anything is compiled.
 
     Raises:
         ValueError: an argument is out of range, or the loss cannot be made private.
     """
 
-    def __init__(self, problem: Problem, algorithm: DPSGD, strategy: str = "auto"):
+    def __init__(
+        self,
+        problem: Problem,
+        algorithm: DPSGD,
+        strategy: str = "auto",
+        report: Callable[[str], None] = lambda what: None,
+    ):
         source = problem.source()
         rows = np.arange(len(source))
         grouped = problem.groups is not None
@@ -78,7 +85,7 @@ class ManyModels:
         self._all_rows = not grouped and 2 * likely >= self.size
         self._rows = min(self.size, math.ceil(likely))
         self._rows = self.size if self._all_rows else self._rows
-        tuning.explain(self.step, self.params, one, self._rows)
+        tuning.explain(self.step, self.params, one, self._rows, report)
         self._update = jit(self._mapped, donate_argnums=2)
         self._losses = jit(over_models(self._losses_of_one, (0, None)))
 
@@ -87,10 +94,12 @@ class ManyModels:
         secrets: Sequence[Seed],
         learning_rates: Float[np.ndarray, " m"],
         left_out: Bool[np.ndarray, "m examples"],
+        on_update: Callable[[int], None] = lambda done: None,
     ) -> PyTree:
         """Return a trained model for each secret, as leaves with a leading axis of M.
 
-        `left_out` says which examples a model's data lack.
+        `left_out` says which examples a model's data lack. `on_update` is called after
+        each update but the last with how many are done.
         """
         own = self.step.sampler
         of_everyone = PoissonSampler(
@@ -109,6 +118,9 @@ class ManyModels:
             ]
             noise = [own.draw(step) for own in noises]
             views = [key_words(secret, "augmentation", step)[0] for secret in secrets]
+            if step:
+                jax.block_until_ready(state)
+                on_update(step)
             state = self._update(
                 self._data,
                 np.int32(step),
@@ -138,8 +150,13 @@ class ManyModels:
         each: Any = jax.tree.map(
             lambda leaf: jnp.broadcast_to(leaf, (count, *jnp.shape(leaf))), state
         )
-        rates = jnp.asarray(learning_rates, jnp.float32)
-        hyperparameters = each.optimizer_state.hyperparams | {"learning_rate": rates}
+        hyperparameters = each.optimizer_state.hyperparams
+        # Placed as an update returns them, or the second would be another program.
+        rates = jax.device_put(
+            np.asarray(learning_rates, np.float32),
+            hyperparameters["learning_rate"].sharding,
+        )
+        hyperparameters = hyperparameters | {"learning_rate": rates}
         return each._replace(
             optimizer_state=each.optimizer_state._replace(hyperparams=hyperparameters)
         )

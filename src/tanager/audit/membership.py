@@ -15,7 +15,7 @@ References:
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,7 @@ def audit_membership(
     models_at_once: int = 16,
     out: str | Path | None = None,
     seed: int | None = None,
-    on_models: Callable[[str, int, int, str], None] = lambda *seen: None,
+    on_models: Callable[[str, float, int, str], None] = lambda *seen: None,
 ) -> Membership:
     """Train models with a canary and without, and bound ε by how they differ.
 
@@ -136,8 +136,9 @@ def audit_membership(
         models_at_once: in one program.
         out: folder; the same call resumes the audit.
         seed: None draws it from the operating system; a number repeats the audit.
-        on_models: called with the phase, the models trained, how many it will be, and
-            what is known so far.
+        on_models: called after each update of a program of models with the phase, how
+            many models are trained (a fraction of those in it), how many both phases
+            train, and what is being done or known so far.
 
     Raises:
         ValueError: an argument is out of range, the models are too few to prove
@@ -167,12 +168,20 @@ def audit_membership(
         for count in dict.fromkeys(attack.steps)
     }
     account = charging.account_of(problem, "audit")
-    spent = _spent(mechanisms.values(), rounds, models)
+    in_all = _tried(rounds) + models
+    # What all models spend together, at most: phase I chooses among the mechanisms.
+    spent = [
+        dataclasses.replace(one, steps=one.steps * in_all)
+        for one in mechanisms.values()
+    ]
     charging.require_room(account, spent, delta, out, seed)
     both = _with_canaries(source, canaries)
     data = joined(problem, as_source(both), len(canaries))
     with_both = dataclasses.replace(problem, data=data)
     made: dict[tuple[float, int], ManyModels] = {}
+
+    def measuring(what: str) -> None:
+        on_models("measuring how to clip", 0, in_all, what)
 
     def program(clip_norm: float, steps: int) -> ManyModels:
         if (clip_norm, steps) not in made:
@@ -187,7 +196,9 @@ def audit_membership(
                 ema_decay=0.0,
                 declared_examples=size,
             )
-            made[clip_norm, steps] = ManyModels(with_both, algorithm, strategy)
+            made[clip_norm, steps] = ManyModels(
+                with_both, algorithm, strategy, measuring
+            )
         return made[clip_norm, steps]
 
     secret, scores = secret_of(out, seed), None
@@ -219,6 +230,7 @@ def audit_membership(
         secret,
         Records(scores),
         models_at_once,
+        in_all,
         on_models,
     )
 
@@ -233,7 +245,7 @@ def audit_membership(
         found = audit_scores(scores[0], scores[1], estimator)
         return f"ε ≥ {found.epsilon:.3f}, AUC {found.auc:.3f}"
 
-    inside, outside = trainer.scores(1, {best: models}, so_far)[best]
+    inside, outside = trainer.scores(1, {best: models}, "phase II", so_far)[best]
     whole = SubsampledEstimator(delta, attack.confidence, mechanism)
     audit = audit_scores(inside, outside, estimator)
     return Membership(
@@ -286,18 +298,13 @@ def _rounds(settings: int, models: int) -> list[tuple[int, int]]:
     return rounds
 
 
-def _spent(
-    mechanisms: Iterable[Mechanism], rounds: Sequence[tuple[int, int]], models: int
-) -> list[Mechanism]:
-    """Return what all models spend together, at most: phase I chooses among them."""
+def _tried(rounds: Sequence[tuple[int, int]]) -> int:
+    """Return how many models phase I trains."""
     before, tried = 0, 0
     for left, trained in rounds:
         tried += left * (trained - before)
         before = trained
-    return [
-        dataclasses.replace(one, steps=one.steps * (tried + models))
-        for one in mechanisms
-    ]
+    return tried
 
 
 def _highest_provable(estimator: Estimator, models: int, epsilon: float) -> float:

@@ -1,5 +1,6 @@
 """The two phases of membership inference: every score is put on record."""
 
+import functools
 import itertools
 import math
 import os
@@ -81,7 +82,8 @@ class MembershipTrainer:
     """Trains the models that a phase asks for and that are not on record.
 
     `program` returns what trains the models of a clipping norm and number of steps;
-    `canaries` are the names of the last examples of its data. See `audit_membership`.
+    `canaries` are the names of the last examples of its data; `models` are how many
+    both phases train. See `audit_membership`.
     """
 
     def __init__(
@@ -92,11 +94,12 @@ class MembershipTrainer:
         secret: Seed,
         records: Records,
         models_at_once: int,
-        report: Callable[[str, int, int, str], None],
+        models: int,
+        report: Callable[[str, float, int, str], None],
     ):
         self._program, self._settings, self._canaries = program, settings, canaries
         self._secret, self._records = secret, records
-        self._at_once, self._report = models_at_once, report
+        self._at_once, self._models, self._report = models_at_once, models, report
         self._scores = {
             (line["phase"], line["setting"], line["model"]): line["score"]
             for line in records.lines
@@ -106,9 +109,10 @@ class MembershipTrainer:
         """Return what phase I tried in its `rounds` (settings left, models of each)."""
         best = list(range(len(self._settings)))
         seen: dict[int, Tried] = {}
-        for left, models in rounds:
+        for number, (left, models) in enumerate(rounds, 1):
             best = best[:left]
-            scores = self.scores(0, dict.fromkeys(best, models))
+            name = f"phase I, round {number} of {len(rounds)}"
+            scores = self.scores(0, dict.fromkeys(best, models), name)
             for index in best:
                 setting = self._settings[index]
                 seen[index] = Tried(setting, models, total_variation(*scores[index]))
@@ -120,11 +124,13 @@ class MembershipTrainer:
         self,
         phase: int,
         wanted: Mapping[int, int],
+        name: str,
         so_far: Callable[[Sequence[np.ndarray]], str] = lambda scores: "",
     ) -> dict[int, list[np.ndarray]]:
         """Return the scores of settings, with z and without, training missing models.
 
-        `wanted` says how many models, by number of a setting; even ones have z.
+        `wanted` says how many models, by number of a setting; even ones have z. `name`
+        is what is reported to be done.
         """
         jobs = [
             (setting, number)
@@ -133,18 +139,20 @@ class MembershipTrainer:
         ]
         missing = [job for job in jobs if (phase, *job) not in self._scores]
         missing.sort(key=lambda job: (self._key(job), job))
-        done = len(jobs) - len(missing)
-        name = "phase I" if phase == 0 else "phase II"
-        self._report(name, done, len(jobs), "")
-        for _, group in itertools.groupby(missing, key=self._key):
-            group = list(group)
+
+        def tell(known: str, making: float = 0.0) -> None:
+            trained = min(len(self._scores) + making, self._models)
+            self._report(name, trained, self._models, known)
+
+        for _, alike in itertools.groupby(missing, key=self._key):
+            group, known = list(alike), ""
+            tell("compiling")
             for start in range(0, len(group), self._at_once):
                 part = group[start : start + self._at_once]
-                self._train(phase, part)
-                done += len(part)
+                self._train(phase, part, functools.partial(tell, known))
                 setting = part[0][0]
                 known = so_far(self._of(phase, setting, wanted[setting]))
-                self._report(name, done, len(jobs), known)
+                tell(known)
         return {
             setting: self._of(phase, setting, models)
             for setting, models in wanted.items()
@@ -154,7 +162,12 @@ class MembershipTrainer:
         setting = self._settings[job[0]]
         return setting.clip_norm, setting.steps
 
-    def _train(self, phase: int, part: list[tuple[int, int]]) -> None:
+    def _train(
+        self,
+        phase: int,
+        part: list[tuple[int, int]],
+        tell: Callable[[float], None],
+    ) -> None:
         # Filled up: another number of models would be another program.
         jobs = [*part, *part[-1:] * (self._at_once - len(part))]
         settings = [self._settings[index] for index, _ in jobs]
@@ -172,7 +185,10 @@ class MembershipTrainer:
             for job in jobs
         ]
         rates = np.array([each.learning_rate for each in settings])
-        params = many.train(secrets, rates, left_out)
+        of_one_update = len(part) / many.mechanism.steps
+        params = many.train(
+            secrets, rates, left_out, lambda updates: tell(of_one_update * updates)
+        )
         canaries = many.last(len(self._canaries))
         losses = many.losses(params, canaries)[np.arange(len(jobs)), own]
         scores = finite(-losses)

@@ -55,6 +55,7 @@ def run(words: Sequence[str]) -> int:
             "clipped": found.clipped(),
             "quantiles": {str(share): norm for share, norm in quantiles.items()},
             "suggested_clip_norm": found.suggested_clip_norm(),
+            "mean_square": found.mean_square(),
             "edges": bins,
             "counts": counts,
         }
@@ -71,6 +72,11 @@ def run(words: Sequence[str]) -> int:
         f"a clipping norm to try: {found.suggested_clip_norm():.3g}, the median; "
         f"those below {quantiles[0.1]:.3g} train alike at one learning rate, as the "
         "Unlocking paper found, which took 1",
+        soft_wrap=True,
+    )
+    console.print(
+        f"drawing a batch of B examples at random adds {found.mean_square():.3g}·B·C² "
+        "to the variance of their clipped sum; at most B·C²",
         soft_wrap=True,
     )
     if options.plot is not None:

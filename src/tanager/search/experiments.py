@@ -22,7 +22,7 @@ from tanager._files import write_json
 from tanager._record import Each, read_record
 from tanager.privacy import accountant
 from tanager.report.run_files import read_metrics
-from tanager.search.jobs import Job, Outcome
+from tanager.search.jobs import Job, Outcome, repeats
 from tanager.search.scaling_law import ScalingLaw
 from tanager.search.settings import require_same
 from tanager.search.simulation import Target
@@ -78,11 +78,8 @@ class Simulations:
         fields = {"validation_examples": self.validation_examples, **fields}
         recipe = target.simulated(batch_size, **fields)
         name = "-".join(f"{key}={value}" for key, value in title.items())
-        jobs = tuple(
-            Job(self.folder / "runs" / f"{name}-{repeat}", recipe, target.name)
-            for repeat in range(self.repeats)
-        )
-        return Cell(title, target, jobs)
+        path = self.folder / "runs" / name
+        return Cell(title, target, repeats(path, recipe, target.name, self.repeats))
 
 
 def privacy_parameters(

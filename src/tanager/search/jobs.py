@@ -52,6 +52,18 @@ class Job(NamedTuple):
     name: str
 
 
+def repeats(path: Path, recipe: Recipe, name: str, count: int) -> tuple[Job, ...]:
+    """Return jobs of one recipe, in the folders PATH-0, PATH-1 and so on.
+
+    A seed is that of the first run; the next has the next seed.
+    """
+    seeds = [None if recipe.seed is None else recipe.seed + n for n in range(count)]
+    return tuple(
+        Job(Path(f"{path}-{n}"), dataclasses.replace(recipe, seed=seed), name)
+        for n, seed in enumerate(seeds)
+    )
+
+
 class Outcome(NamedTuple):
     """The result of a run.
 

@@ -170,7 +170,11 @@ class ScalingLaw:
         return float(stats.f.sf((straight - curved) / (curved / freedom), 1, freedom))
 
     def without_sampling(
-        self, batch_size: float, noise_multiplier: float, parameters: int
+        self,
+        batch_size: float,
+        noise_multiplier: float,
+        parameters: int,
+        mean_square: float = 1.0,
     ) -> float:
         """Predict the accuracy if it depends on the noise of sampling alone.
 
@@ -181,11 +185,13 @@ class ScalingLaw:
             batch_size: B of the predicted run.
             noise_multiplier: σ of the predicted run.
             parameters: d, the number of trained parameters.
+            mean_square: see `sampling_share`.
         """
         scale = noise_multiplier / batch_size
 
         def noise(size: float) -> float:
-            return math.log1p(sampling_share(scale * size, size, parameters))
+            share = sampling_share(scale * size, size, parameters, mean_square)
+            return math.log1p(share)
 
         x = [noise(run.batch_size) for run in self.runs]
         line: Any = stats.linregress(x, [run.accuracy for run in self.runs])
@@ -196,6 +202,7 @@ class ScalingLaw:
         batch_size: float,
         noise_multiplier: float | None = None,
         parameters: int | None = None,
+        mean_square: float = 1.0,
     ) -> tuple[str, ...]:
         """Return the reasons not to trust a prediction; an empty tuple is good.
 
@@ -203,6 +210,7 @@ class ScalingLaw:
             batch_size: B of the predicted run.
             noise_multiplier: σ of the predicted run.
             parameters: d, the number of trained parameters.
+            mean_square: see `sampling_share`.
         """
         doubts = []
         sizes = sorted({run.batch_size for run in self.runs})
@@ -231,20 +239,25 @@ class ScalingLaw:
             return tuple(doubts)
         smallest = sizes[0]
         simulated = noise_multiplier * smallest / batch_size
-        share = sampling_share(simulated, smallest, parameters)
+        share = sampling_share(simulated, smallest, parameters, mean_square)
+        moves, adds = "may move", "adds up to"
+        if mean_square < 1:
+            moves, adds = "moves", "adds"
         if share > 1:
             doubts.append(
                 f"at batch size {smallest:g} the noise multiplier is {simulated:.3g}, "
-                "and the random drawing of examples may move an update "
+                f"and the random drawing of examples {moves} an update "
                 f"{math.sqrt(share):.2g} times as much as the noise: clipping and "
                 "sampling decide there; leave out the smallest batches"
             )
         rises = self.rises
         if rises is not None and rises < SIGNIFICANT and share >= SAMPLED:
-            end = self.without_sampling(batch_size, noise_multiplier, parameters)
+            end = self.without_sampling(
+                batch_size, noise_multiplier, parameters, mean_square
+            )
             doubts.append(
                 f"accuracy rises with the batch (p = {rises:.2g}), and at batch size "
-                f"{smallest:g} the random drawing of examples adds up to "
+                f"{smallest:g} the random drawing of examples {adds} "
                 f"{100 * share:.0f} % of the noise's variance; if the rise comes from "
                 f"that alone it levels off, at {100 * end:.1f} % here; simulate at "
                 "larger batches"
@@ -263,17 +276,29 @@ class ScalingLaw:
 
 
 def sampling_share(
-    noise_multiplier: float, batch_size: float, parameters: int
+    noise_multiplier: float,
+    batch_size: float,
+    parameters: int,
+    mean_square: float = 1.0,
 ) -> float:
-    """Return an upper bound on the variance of sampling over that of the noise.
+    """Return the variance of sampling over that of the noise.
 
-    The random batch adds at most B·C² to the variance of a sum of clipped gradients,
-    the noise σ²·C²·d. At constant σ/B the share grows like 1/B: TAN's simulation keeps
-    the noise of an update, but not the variation of the sample.
+    The random batch adds B·C²·m to the variance of a sum of clipped gradients, for m
+    the mean square of their norms over C², the noise σ²·C²·d. At constant σ/B the share
+    grows like 1/B: TAN's simulation keeps the noise of an update, but not the variation
+    of the sample.
+
+    Args:
+        noise_multiplier: σ.
+        batch_size: B, of N examples. A Poisson sample varies less by 1 − B/N, which is
+            left out here.
+        parameters: d, the number of trained parameters.
+        mean_square: m, from a run without a guarantee: `training.norms.Norms`. 1 is
+            the largest it can be.
     """
     if noise_multiplier == 0:
         return math.inf
-    return batch_size / (noise_multiplier**2 * parameters)
+    return mean_square * batch_size / (noise_multiplier**2 * parameters)
 
 
 def _share(value: float) -> float:

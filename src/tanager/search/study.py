@@ -168,13 +168,14 @@ class Study:
         """Return `repeats` runs with some choices at every batch size."""
         settings = self.settings
         return [
-            Job(
-                self.folder / "winner" / f"b{batch_size:05d}-{repeat}",
+            job
+            for batch_size in settings.batch_sizes
+            for job in jobs.repeats(
+                self.folder / "winner" / f"b{batch_size:05d}",
                 settings.simulated(batch_size, values),
                 settings.target.name,
+                settings.repeats,
             )
-            for batch_size in settings.batch_sizes
-            for repeat in range(settings.repeats)
         ]
 
     def _trial_folder(self, number: int) -> Path:

@@ -11,6 +11,7 @@ from tanager.search.jobs import Job, Outcome
 from tanager.search.scaling_law import Run, ScalingLaw
 from tanager.search.simulation import Target
 from tanager.search.study import Study
+from tanager.training.norms import Norms
 
 
 def summarise(
@@ -88,13 +89,16 @@ def _prediction(
     if len({run.batch_size for run in runs}) < 2:
         return {"prediction": None, "law": None, "bands": []}
     law, reference = ScalingLaw.fit(runs), target.recipe.batch_size
-    of_noise = target.mechanism.noise_multiplier, jobs.parameters(winner[0])
+    mean_square = _mean_square(winner, outcomes)
+    sigma, parameters = target.mechanism.noise_multiplier, jobs.parameters(winner[0])
+    of_noise = sigma, parameters, mean_square
     predicted = law.predict(reference)._asdict()
     doubts = law.doubts(reference, *of_noise)
     return {
         "prediction": {
             "reference_batch_size": predicted.pop("batch_size"),
             **predicted,
+            "mean_square": mean_square,
             "without_sampling": law.without_sampling(reference, *of_noise),
             "trusted": not doubts,
             "doubts": doubts,
@@ -105,3 +109,13 @@ def _prediction(
             for size in np.geomspace(runs[0].batch_size, reference, 60).tolist()
         ],
     }
+
+
+def _mean_square(winner: Sequence[Job], outcomes: Sequence[Outcome]) -> float:
+    """Return the mean of `Norms.mean_square` of the runs that did not diverge."""
+    found = [
+        Norms.read(job.folder).mean_square()
+        for job, outcome in zip(winner, outcomes, strict=True)
+        if not outcome.diverged
+    ]
+    return float(np.mean(found)) if found else 1.0

@@ -49,12 +49,13 @@ class Norms:
     """Gradient norms of a run, in a few parts of its steps one after another. Private.
 
     `steps` are the last step of each part, `counts` int64[parts, BINS], `clip_norm` is
-    C, the last one that is on record if it changed.
+    C, the last one that is on record if it changed, `gamma` that of automatic clipping.
     """
 
     steps: tuple[int, ...]
     counts: np.ndarray
     clip_norm: float
+    gamma: float | None = None
 
     @classmethod
     def read(cls, run: str | os.PathLike, parts: int = 4) -> "Norms":
@@ -71,7 +72,8 @@ class Norms:
                 "give the folder of a run, with its private/metrics.jsonl",
             )
         pieces = np.array_split(np.arange(len(lines)), min(parts, len(lines)))
-        fields = {"clip_norm": Maybe(float), "adaptive_clipping": Maybe({})}
+        fields: dict[str, Any] = {"clip_norm": Maybe(float), "clip_gamma": Maybe(float)}
+        fields["adaptive_clipping"] = Maybe({})
         config = read_record(run / "config.json", fields)
         clip_norm = config["clip_norm"]
         if clip_norm is None:
@@ -84,7 +86,7 @@ class Norms:
         if config["adaptive_clipping"] is not None:
             for line in read_json_lines(run / "metrics.jsonl", ("step",)):
                 clip_norm = line.get("clip_norm", clip_norm)
-        return cls(steps, np.stack(counts), clip_norm)
+        return cls(steps, np.stack(counts), clip_norm, config["clip_gamma"])
 
     def quantile(self, share: float) -> float:
         """Return the norm that a share of all examples stays below, to a fifth."""
@@ -98,6 +100,23 @@ class Norms:
         above = np.searchsorted(edges(), self.clip_norm, side="left") + 1
         totals = np.maximum(self.counts.sum(axis=1), 1)
         return tuple((self.counts[:, above:].sum(axis=1) / totals).tolist())
+
+    def mean_square(self) -> float:
+        """Return the mean square of clipped norms over C², from 0 to 1.
+
+        Each example i of N is in a batch by a coin of its own, so the sum of clipped
+        gradients c_i has the variance q·(1 − q)·Σ‖c_i‖², with B = q·N: this mean times
+        (1 − q)·B·C². Norms are taken to be in the middle of their bin.
+        """
+        ends = edges()
+        middle = np.sqrt(ends[:-1] * ends[1:])
+        norms = np.array([0.0, *middle, max(ends[-1], self.clip_norm)])
+        if self.gamma is None:
+            shares = np.minimum(norms / self.clip_norm, 1.0)
+        else:
+            shares = norms / (norms + self.gamma)
+        counts = self.counts.sum(axis=0)
+        return float(shares**2 @ counts / max(counts.sum(), 1))
 
     def suggested_clip_norm(self) -> float:
         """Return the median norm: a clipping norm that half of all examples exceed.

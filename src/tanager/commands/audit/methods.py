@@ -2,15 +2,13 @@
 
 import dataclasses
 import tempfile
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 import optax
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from tanager import _validate as validate
 from tanager._terminal import new_console
@@ -19,6 +17,7 @@ from tanager.audit.bounds import highest_advantage
 from tanager.audit.membership import Attack, audit_membership
 from tanager.audit.replay import FALSE_ALARM, replay
 from tanager.audit.white_box import audit_white_box
+from tanager.commands.audit.progress import ModelsProgress
 from tanager.data import Dataset, Source, as_source, gather, subset
 from tanager.privacy.mechanism import Mechanism
 from tanager.privacy.shown import format_epsilon
@@ -119,7 +118,6 @@ def membership(
     name: str, recipe: Recipe, options: "Options", out: Path
 ) -> dict[str, Any]:
     """Train many models of the recipe's network under its ε and δ."""
-    del name
     if recipe.epsilon is None or recipe.delta is None:
         rule = "must be given for membership, and delta too"
         remedy = "the noise of each setting is solved for from them"
@@ -129,6 +127,11 @@ def membership(
         remedy = "or audit by --method replay or white-box"
         validate.refuse("clipping", recipe.clipping, rule, remedy)
     claimed = recipe.epsilon, recipe.delta
+    console = new_console(stderr=True, quiet=options.json)
+    console.print(
+        f"{name}: attack on ε = {format_epsilon(claimed[0])} at δ = {claimed[1]:g}, by "
+        f"{options.models} models and those of phase I; reading the data"
+    )
     dataset = runner.load(recipe)
     recipe = runner.sized(recipe, dataset)
     tasks.check_augmentation(recipe, dataset)
@@ -146,15 +149,8 @@ def membership(
         confidence=_confidence(options),
         **chosen,
     )
-    with Progress(
-        "{task.description}",
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        "{task.fields[known]}",
-        console=new_console(stderr=True),
-        disable=options.json,
-    ) as bars:
+    shown = ModelsProgress(console)
+    with shown.bar:
         found = audit_membership(
             dataclasses.replace(task.problem, account=account),
             attack,
@@ -165,7 +161,7 @@ def membership(
             models_at_once=options.models_at_once,
             out=out,
             seed=recipe.seed,
-            on_models=_showing(bars),
+            on_models=shown.tell,
         )
     return {
         **_bounds(found.mechanism, found),
@@ -353,15 +349,3 @@ def _canaries(
 
 def _stacked(examples: Iterable[Any]) -> Source:
     return as_source(jax.tree.map(lambda *leaves: np.stack(leaves), *examples))
-
-
-def _showing(bars: Progress) -> Callable[[str, int, int, str], None]:
-    shown: dict[str, Any] = {}
-
-    def tell(phase: str, trained: int, models: int, known: str) -> None:
-        if shown.get("phase") != (phase, models):
-            shown["bar"] = bars.add_task(escape(phase), known="")
-            shown["phase"] = (phase, models)
-        bars.update(shown["bar"], completed=trained, total=models, known=escape(known))
-
-    return tell
