@@ -202,6 +202,8 @@ class Budget(_Table):
 
         target = cells[rows.index(_best(rows))].target
         recipe = dataclasses.replace(target.recipe, out=f"{out}/winner")
+        if recipe.features is not None:  # those of the simulations lack some examples
+            recipe = dataclasses.replace(recipe, features=f"{recipe.features}/all")
         prepared = runner.prepare(target.name, recipe)
         account = account_of(recipe, prepared.dataset)
         results = [
