@@ -372,5 +372,6 @@ def test_trials_of_other_batches_and_lengths_have_the_same_budget(
         assert recipe.batch_size == round(each.values["batch_size"] * factor)
         assert recipe.steps == each.steps == each.values["steps"]
         assert whole.epsilon == pytest.approx(target.epsilon, rel=1e-3)
+        assert recipe.noise_multiplier is not None
         noise = recipe.noise_multiplier / recipe.batch_size
         assert noise == whole.mechanism.noise_multiplier / whole.recipe.batch_size

@@ -252,10 +252,14 @@ def _tick(axis: "Axis", values: Sequence[float]) -> None:
     """Label a logarithmic axis at the values that were tried, if they are few."""
     every = sorted(set(values))
     if len(every) <= _FEW_TICKS:
-        axis.set_ticks(every, labels=[f"{value:.4g}" for value in every])
+        axis.set_ticks(every, labels=[_plain(value) for value in every])
         axis.set_ticks([], minor=True)
     else:
-        axis.set_major_formatter(lambda value, _: f"{value:.4g}")
+        axis.set_major_formatter(lambda value, _: _plain(value))
+
+
+def _plain(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _words(name: str) -> str:
