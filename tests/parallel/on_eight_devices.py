@@ -26,7 +26,6 @@ from tanager.clipping.planning.autotune import Timings
 from tanager.data import ArraySource, gather
 from tanager.parallel.layout import Layout
 from tanager.privacy.mechanism import Mechanism
-from tanager.sampling import PhysicalBatch
 from tanager.seed import Seed
 from tanager.training.evaluate import Classification, Evaluation
 
@@ -242,12 +241,7 @@ def collectives(layout, physical=16):
     step = step_of(layout)
     state = step.start(params())
     rows = gather(ArraySource(examples()), np.arange(physical))
-    batch = layout.rows(
-        PhysicalBatch(
-            rows, np.ones(physical, bool), np.arange(physical, dtype=np.int32)
-        )
-    )
-    accumulate, update = (low.compile() for low in step.lowered(state, batch))
+    accumulate, update = (low.compile() for low in step.lowered(rows, physical))
     return {
         "accumulate": exchanged(accumulate.as_text() or ""),
         "update": exchanged(update.as_text() or ""),
@@ -281,9 +275,7 @@ def wide_memory(strategy, shard=True):
     )
     rows = 8 * 32
     wide_rows = {"x": np.zeros((rows, 256), np.float32)}
-    batch = PhysicalBatch(wide_rows, np.ones(rows, bool), np.zeros(rows, np.int32))
-    state = step.start(wide)
-    accumulate, update = (low.compile() for low in step.lowered(state, batch))
+    accumulate, update = (low.compile() for low in step.lowered(wide_rows, rows))
     sizes = re.findall(r"(?:f32|u32|u64)\[([\d,]+)\]", update.as_text() or "")
     compiled, largest = accumulate, max(int(np.prod(eval(size))) for size in sizes)
     memory = compiled.memory_analysis()

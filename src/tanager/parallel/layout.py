@@ -24,6 +24,8 @@ from tanager import _validate as validate
 AXIS = "data"
 """The name of the mesh's one axis."""
 
+_WHOLE = PartitionSpec()
+
 _LARGEST = 2**20
 """Physical batch that is always allowed, however few examples there are."""
 
@@ -126,15 +128,23 @@ class Layout:
         sharding = NamedSharding(self.mesh, PartitionSpec())
         return jax.tree.map(lambda leaf: _place(leaf, sharding), tree)
 
-    def shapes(self, tree: PyTree) -> PyTree:
-        """Return shapes for tracing a function of arrays that will be on the mesh."""
-        # A trace depends on the mesh, but not on how the arrays are placed there.
-        sharding = NamedSharding(self.mesh, PartitionSpec())
+    def shapes(self, tree: PyTree, specs: PyTree = _WHOLE) -> PyTree:
+        """Return shapes for tracing a function of arrays placed by `specs`.
+
+        A spec holds for all arrays below it. A trace depends on the mesh alone.
+        """
+
+        def below(spec: PartitionSpec, part: PyTree) -> PyTree:
+            sharding = NamedSharding(self.mesh, spec)
+            return jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(
+                    leaf.shape, jnp.result_type(leaf), sharding=sharding
+                ),
+                part,
+            )
+
         return jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(
-                leaf.shape, jnp.result_type(leaf), sharding=sharding
-            ),
-            tree,
+            below, specs, tree, is_leaf=lambda node: isinstance(node, PartitionSpec)
         )
 
     def gathered_everywhere(self, tree: PyTree) -> PyTree:

@@ -13,7 +13,6 @@ from typing import Any, Self
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import PartitionSpec
 from jax.stages import Compiled, Lowered
@@ -167,7 +166,12 @@ class Step:
 
         `example` has a leading axis; the size is that of all devices together.
         """
-        rows = self.unit.shape(physical_batch_size)
+        *arrays, norm = self._shapes(params, example, physical_batch_size)
+        self._accumulate_jitted.eval_shape(*arrays, self.augmentation_key(0), norm)
+
+    def _shapes(self, params: PyTree, example: PyTree, size: int) -> tuple[Any, ...]:
+        """Return what `_accumulate` is given, but for the key, as it is placed."""
+        rows = self.unit.shape(size)
         held = (self._examples,) if self.in_memory else rows
         sums = self._sums.shapes(self._released(params))
         batch = PhysicalBatch(
@@ -178,15 +182,14 @@ class Step:
             jax.ShapeDtypeStruct(rows, jnp.bool_),
             jax.ShapeDtypeStruct(rows, jnp.int32),
         )
-        arrays = (
-            params,
-            self.frozen,
-            jax.eval_shape(lambda: empty(sums, self.layout)),
-            batch,
-        )
+        total = jax.eval_shape(lambda: empty(sums, self.layout))
         norm = None if self.adaptive is None else jax.ShapeDtypeStruct((), jnp.float32)
-        *arrays, norm = self.layout.shapes((*arrays, norm))
-        self._accumulate_jitted.eval_shape(*arrays, self.augmentation_key(0), norm)
+        (shares, accumulator, rows, _, whole) = self._specs(params, self.frozen)
+        placed = self.layout.shapes(
+            ((params, self.frozen), total, batch, norm),
+            (shares, accumulator, rows, whole),
+        )
+        return *placed[0], *placed[1:]
 
     def models(self, state: State) -> tuple[PyTree, PyTree]:
         """Return the model and its average, whole on every device."""
@@ -211,15 +214,15 @@ class Step:
         """Return the state before the first update: copies, placed on the devices."""
         params = self.layout.parameters(params)
 
-        @jax.jit
-        def state(params: PyTree) -> tuple[PyTree, PyTree]:
-            average = jax.tree.map(
-                lambda leaf: leaf.astype(accumulation_dtype(leaf.dtype)), params
-            )
-            norm = None if self.adaptive is None else jnp.float32(self.adaptive.first)
-            return self.layout.constrain((average, self.optimizer.init(params), norm))
+        return State(params, *jax.jit(self._first)(params))
 
-        return State(params, *state(params))
+    def _first(self, params: PyTree) -> tuple[PyTree, PyTree, PyTree]:
+        """Return the fields of the first state that follow the parameters."""
+        average = jax.tree.map(
+            lambda leaf: leaf.astype(accumulation_dtype(leaf.dtype)), params
+        )
+        norm = None if self.adaptive is None else jnp.float32(self.adaptive.first)
+        return self.layout.constrain((average, self.optimizer.init(params), norm))
 
     @functools.cached_property
     def zero(self) -> Callable[[], Accumulator]:
@@ -277,8 +280,7 @@ class Step:
         key: Key[Array, ""],
         clip_norm: Float[Array, ""] | None = None,
     ) -> Accumulator:
-        layout, each = self.layout, PartitionSpec(AXIS)
-        sums = specs(self._sums.shapes(self._released(params)), layout)
+        layout, given = self.layout, self._specs(params, frozen)
 
         def on_one_device(shares: PyTree, *rest: Any) -> Accumulator:
             whole = layout.gathered(shares, (params, frozen))
@@ -287,16 +289,21 @@ class Step:
         return jax.shard_map(
             on_one_device,
             mesh=layout.mesh,
-            in_specs=(
-                layout.specs((params, frozen)),
-                sums,
-                PhysicalBatch(PartitionSpec() if self.in_memory else each, each, each),
-                PartitionSpec(),
-                PartitionSpec(),
-            ),
-            out_specs=sums,
+            in_specs=given,
+            out_specs=given[1],
             check_vma=False,
         )((params, frozen), accumulator, batch, key, clip_norm)
+
+    def _specs(self, params: PyTree, frozen: PyTree) -> tuple[Any, ...]:
+        """Return how parameters, accumulator, batch, key and norm are placed."""
+        layout, each = self.layout, PartitionSpec(AXIS)
+        return (
+            layout.specs((params, frozen)),
+            specs(self._sums.shapes(self._released(params)), layout),
+            PhysicalBatch(PartitionSpec() if self.in_memory else each, each, each),
+            PartitionSpec(),
+            PartitionSpec(),
+        )
 
     def _accumulate_here(
         self,
@@ -363,14 +370,22 @@ class Step:
         total = jax.tree.map(lambda leaf: leaf[0], sums.sum)
         return self._apply(state, total, drawn, step)
 
-    def lowered(self, state: State, batch: PhysicalBatch) -> tuple[Lowered, Lowered]:
-        """Return the programs of `accumulate` and `apply`, for inspection."""
-        total = self.zero()
-        key, drawn = self.augmentation_key(0), self.draw(0)
+    def lowered(self, example: PyTree, size: int) -> tuple[Lowered, Lowered]:
+        """Return the programs of `accumulate` and `apply`, for inspection.
+
+        Arguments as of `check`. Nothing is placed, so that the devices can be
+        descriptions of some that are elsewhere.
+        """
+        layout = self.layout
+        params, frozen, total, batch, norm = self._shapes(self.params, example, size)
+        key, number = layout.shapes((self.augmentation_key(0), jnp.int32(0)))
         accumulate = self._accumulate_jitted.lower(
-            state.params, self._placed, total, batch, key, state.clip_norm
+            params, frozen, total, batch, key, norm
         )
-        return accumulate, self._update_jitted.lower(state, total, drawn, np.int32(0))
+        drawn = self.noise and self._sums.shapes(self._released(self.params))
+        first = State(params, *jax.eval_shape(self._first, params))
+        first, drawn = layout.shapes((first, drawn), layout.specs((first, drawn)))
+        return accumulate, self._update_jitted.lower(first, total, drawn, number)
 
     def _update(
         self,

@@ -152,7 +152,9 @@ def in_pieces(
     total, each = clip(rows, *first)
     for start, rows in rest:
         # Where this piece starts depends on the one before, whose memory it can then
-        # have. XLA on CPU drops barriers before it orders operations.
+        # have. XLA on CPU drops barriers before it orders operations; on TPU it orders
+        # the norms of this piece before the sums of the one before.
+        total, batch = jax.lax.optimization_barrier((total, batch))
         norms = jax.tree.leaves(each)[0]
         zero = jnp.minimum(jnp.sum(norms >= 0, dtype=jnp.int32), 0)
         piece = _rows((batch, mask), start + zero, rows)

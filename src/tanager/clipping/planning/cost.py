@@ -8,6 +8,12 @@ Of a GPU one thing is known: to compile one gradient of a convolution that is it
 convolution takes XLA up to 43 s on an H100, and a product of patches 3 s. So there
 `auto` takes patches.
 
+For a TPU, programs were compiled but not run (``benchmarks/tpu_compiled.py``):
+
+- By `vmap`, the kernel gradients of B examples are one convolution of about B times the
+  operations; patches and crossed copies take no more than they must.
+- XLA keeps a smaller part of the activations there, so `auto` may hold fewer gradients.
+
 What XLA does on a CPU, as ``python benchmarks/costs.py`` measures it beside what is
 expected:
 
@@ -49,6 +55,7 @@ class _Device(NamedTuple):
     gradients: dict[str, float]  # time of a gradient method, relative to `flops`
     gathered: float  # seconds for a number of a patch that XLA gathers by itself
     gram: float
+    held: float = 1.0  # what `auto` holds for the sums, over the activations
 
 
 _CPU = _Device(
@@ -67,6 +74,7 @@ _ACCELERATOR = _Device(
     gathered=0.0,
     gram=3.0,
 )
+_TPU = _ACCELERATOR._replace(held=0.4)
 _DOT = {"vmap": 1.2, "batched": 1.5}
 _GROUPED = {"depthwise": 5e10, "grouped": 1e9}
 """Operations a second of `vmap` on a CPU, were each group to meet all others."""
@@ -82,7 +90,12 @@ _MOST_EXCESS = 0.01
 
 
 def _device() -> _Device:
-    return _CPU if jax.default_backend() == "cpu" else _ACCELERATOR
+    return {"cpu": _CPU, "tpu": _TPU}.get(jax.default_backend(), _ACCELERATOR)
+
+
+def most_held(activations: float) -> float:
+    """Return how many bytes `auto` holds for the sums, from those of activations."""
+    return _device().held * activations
 
 
 def candidates(group: NormGroup) -> list[Method]:
@@ -188,6 +201,7 @@ def _norm_seconds(rule: Rule, method: str, rows: int, device: _Device) -> float:
         if method == "vmap":
             moved *= 4  # the axes of each gradient change places
             gathered = device.gathered * rows * work.positions * work.inputs
+            factor *= rows if device is _TPU else 1
     chunks = -(-rows // rule.chunk(method, rows))
     return (
         work.flops * factor / device.flops
