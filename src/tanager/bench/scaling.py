@@ -82,7 +82,7 @@ class LogicalStep:
         batch = PhysicalBatch(examples, everyone, indices)
         self._batch = self._layout.rows(batch)
         self._state = step.start(params)
-        accumulate, update = step.lowered(examples, self._size)
+        accumulate, update = step.lowered(examples, size)
         return _exchanged(accumulate), _exchanged(update)
 
     def run(self) -> None:
