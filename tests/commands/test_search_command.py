@@ -10,6 +10,7 @@ import pytest
 from forks import Fork
 from tanager import cli, data, recipes
 from tanager.cli import main
+from tanager.commands import experiments
 from tanager.commands.experiments import Ablation, target_of
 from tanager.privacy.account import Account
 from tanager.report import search_page
@@ -182,7 +183,7 @@ def test_privacy_parameters_at_constant_noise(tmp_path, capsys):
     assert main(words) == 0
     printed = capsys.readouterr().out
     assert printed.split()[:5] == ["steps", "batch", "size", "learning", "rate"]
-    assert "best: --steps" in printed
+    assert "best: --epsilon" in printed
 
 
 def test_the_last_name_that_varies_is_the_axis():
@@ -242,17 +243,25 @@ def test_a_budget_is_searched_and_its_winner_trained_on_all(tmp_path, capsys):
     scores = winner["scores"]["accuracy"]
     assert scores["median"] == pytest.approx(sum(scores["runs"]) / 2)
     assert scores["deviation"] is not None
+    setting = f"batch_size={best['batch_size']}-steps={best['steps']}-learning_rate=0.5"
     for number in ("1", "2"):
-        config = json.loads((out / "winner" / number / "config.json").read_text())
+        folder = out / "winner" / setting / number
+        config = json.loads((folder / "config.json").read_text())
+        assert config["study"]["path"] == str(out.resolve())
+        assert (
+            "The search in b found these settings"
+            in (folder / "report.html").read_text()
+        )
         assert config["examples"] == 1437
         assert config["mechanism"]["steps"] == best["steps"]
         assert config["recipe"]["batch_size"] == best["batch_size"]
+    assert winner["private"] is False  # by --seed
     assert winner["epsilon"] < winner["epsilon_together"] < 2 * winner["epsilon"]
     assert len(Account(tmp_path / "account.json").read().charges) == 4 + 2
     assert (out / "table.png").stat().st_size > 10_000
     # The same again, for people: nothing is trained. Another budget is refused.
     assert main(words) == 0
-    assert "the best again, on all examples: median" in capsys.readouterr().out
+    assert "the best again, on all examples: NOT PRIVATE" in capsys.readouterr().out
     assert main([*words, "--noise-multiplier", "3"]) == 2
     error = capsys.readouterr().err
     assert "cannot be resumed: noise_multiplier was 4.0 and is 3.0" in error
@@ -282,6 +291,42 @@ def test_a_cumulative_ablation_changes_one_after_another(tmp_path, capsys):
         *([post, False, 0.9], [post, True, 0.9]),
     ]
     assert (out / "curves.png").stat().st_size > 10_000
+    # Other first values have cells of the same names.
+    words[words.index("ema-decay=0,0.9")] = "ema-decay=0.5,0.9"
+    assert main([*words, "weight-standardisation=false,true"]) == 2
+    assert "cannot be resumed: ema_decay was 0.0 and is 0.5" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["ablation", "--cumulative", "--vary", "ema-decay=0.9"], "vary (=['ema_decay"),
+        (
+            ["ablation", "--vary", "epsilon=1,8", "steps=6", "noise-multiplier=2"],
+            "vary (='epsilon') cannot be varied together",
+        ),
+        (
+            ["budget", "--vary", "batch-size=512,1437", "--simulation-batch-size=512"],
+            "simulation_batch_size (=1437) must be at most the 1294 training examples",
+        ),
+    ],
+)
+def test_tables_that_cannot_be_are_refused_first(tmp_path, words, message, capsys):
+    short = f"{FEW} --steps 4".split()
+    words = ["search", words[0], "digits", *short, *words[1:]]
+    assert main([*words, "--out", str(tmp_path / "t")]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "t").exists()
+
+
+def test_diverged_settings_are_not_trained(tmp_path, monkeypatch, capsys):
+    gone = jobs.Outcome(0.0, 1.0, 1.0, diverged=True)
+    monkeypatch.setattr(
+        experiments, "work_through", lambda every, *_: [gone for _ in every]
+    )
+    words = ["search", "budget", "digits", *SHORT, "--vary", "steps=2,4"]
+    assert main([*words, "--out", str(tmp_path / "t")]) == 2
+    assert "all 2 simulations diverged" in capsys.readouterr().err
 
 
 def test_repeats_have_seeds_and_folders_of_their_own(tmp_path, capsys):
@@ -298,7 +343,9 @@ def test_repeats_have_seeds_and_folders_of_their_own(tmp_path, capsys):
     assert found["epsilon_together"] > found["epsilon"]
     assert main(words.split()) == 0
     printed = capsys.readouterr().out
-    assert "median ± standard deviation of 2 runs: accuracy " in printed
+    said = "NOT PRIVATE (see the reports): median ± standard deviation of 2 runs: "
+    assert f"{said}accuracy " in printed
+    assert found["private"] is False
     assert f"tensorboard --logdir {out}\n" in printed
     assert main([*words.split()[:-6], "--repeats", "0"]) == 2
     assert "repeats (=0) must be" in capsys.readouterr().err

@@ -182,7 +182,11 @@ class Budget(_Table):
         from tanager.search import experiments
         from tanager.search.space import Space
 
-        space = Space.parse(self.vary) if self.vary else experiments.around(target)
+        space = (
+            Space.parse(self.vary)
+            if self.vary
+            else experiments.around(target, simulations.validation_examples)
+        )
         return experiments.ablation(target, space, simulations)
 
     def draw(self, cells: Sequence["Cell"], content: dict[str, Any], out: Path) -> None:
@@ -200,14 +204,18 @@ class Budget(_Table):
         from tanager.recipes import repeats, runner
         from tanager.recipes.accounts import account_of
 
-        target = cells[rows.index(_best(rows))].target
-        recipe = dataclasses.replace(target.recipe, out=f"{out}/winner")
+        cell = cells[rows.index(_best(rows))]
+        target, name = cell.target, cell.jobs[0].folder.name.removesuffix("-0")
+        recipe = dataclasses.replace(target.recipe, out=f"{out}/winner/{name}")
         if recipe.features is not None:  # those of the simulations lack some examples
             recipe = dataclasses.replace(recipe, features=f"{recipe.features}/all")
         prepared = runner.prepare(target.name, recipe)
         account = account_of(recipe, prepared.dataset)
+        repeats.require_room(prepared, self.winner_repeats, account)
+        study = {"path": str(out.resolve()), "trial": None, "prediction": None}
+        given = {"account": account, "links": {"study": study}}
         results = [
-            runner.run(each, progress=not self.json, account=account)
+            runner.run(each, progress=not self.json, **given)
             for each in repeats.repeated(prepared, self.winner_repeats)
         ]
         return repeats.summary(prepared, results)
@@ -253,7 +261,7 @@ def tabulate(word: str, words: Sequence[str]) -> int:
         out, factor, held_out(recipe, target), options.repeats
     )
     cells = options.cells(target, simulations)
-    experiments.begin(simulations, word, target)
+    experiments.begin(simulations, word, target, cells)
     every = [job for cell in cells for job in cell.jobs]
     jobs.require_room(every[0])
     screen = new_console(stderr=True)
@@ -263,6 +271,10 @@ def tabulate(word: str, words: Sequence[str]) -> int:
         + ", ".join(budgets)
     )
     outcomes = work_through(every, screen, lambda job: job.folder.name)
+    if word == "budget" and all(each.diverged for each in outcomes):
+        raise ValueError(
+            f"all {len(every)} simulations diverged; try lower learning rates"
+        )
     found = {job.folder: each for job, each in zip(every, outcomes, strict=True)}
     rows = experiments.table(cells, found)
     more = options.predict(target, rows)
@@ -284,6 +296,9 @@ def tabulate(word: str, words: Sequence[str]) -> int:
     charged = accounts.sentence(recipe, accounts.total_of(recipe, target.delta))
     print(charged, end="")
     return 0
+
+
+_PRINTED = ("epsilon", "batch_size", "steps", "noise_multiplier", "learning_rate")
 
 
 def _best(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -315,10 +330,16 @@ def _print(
         )
     console.print(table)
     if word in ("privacy", "budget"):
+        rest = [name for name in best["title"] if name not in _PRINTED]
+        others = "".join(
+            f"; {name.replace('_', ' ')} {best['title'][name]}" for name in rest
+        )
         console.print(
-            f"best: --steps {best['steps']} --batch-size {best['batch_size']} "
+            f"best: --epsilon {best['epsilon']:.6g} --steps {best['steps']} "
+            f"--batch-size {best['batch_size']} "
             f"--learning-rate {best['learning_rate']:g}, "
             f"ε = {format_epsilon(best['epsilon'])} at δ = {best['delta']:g} by PLD"
+            f"{others}"
         )
     if more is not None:
         told = more["prediction"]

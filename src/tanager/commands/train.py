@@ -114,7 +114,8 @@ def _train(
         )
         events = out if options.repeats > 1 else f"{out}/tensorboard"
         console.print(f"watch: tensorboard --logdir {events}", soft_wrap=True)
-        results = []
+        account, results = account_of(recipe, prepared.dataset), []
+        repeats.require_room(placed, options.repeats, account)
         for each in repeats.repeated(placed, options.repeats):
             if options.repeats > 1:
                 console.print(f"run {len(results) + 1} of {options.repeats}")
@@ -122,7 +123,7 @@ def _train(
                 each,
                 progress=not quiet,
                 links=None if found is None else found.links(),
-                account=account_of(recipe, prepared.dataset),
+                account=account,
                 on_estimate=None if quiet or options.yes else _ask,
                 fast=options.fast,
             )

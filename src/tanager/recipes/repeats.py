@@ -5,6 +5,7 @@ Every run has noise and initial weights of its own, and spends its own ε.
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,10 @@ import numpy as np
 from tanager import _validate as validate
 from tanager.measures import HEADLINES
 from tanager.privacy import accountant
+from tanager.privacy.account import Account
 from tanager.privacy.shown import format_epsilon
 from tanager.recipes.runner import Prepared
+from tanager.training import charging
 from tanager.training.result import TrainResult
 
 
@@ -35,6 +38,23 @@ def repeated(prepared: Prepared, repeats: int) -> Iterator[Prepared]:
         )
 
 
+def require_room(prepared: Prepared, repeats: int, account: Account | None) -> None:
+    """Refuse runs that could not all be charged, before the first of them is made.
+
+    Raises:
+        ValueError: see `tanager.privacy.account.Account.charge`.
+    """
+    new = [
+        each.recipe
+        for each in repeated(prepared, repeats)
+        if not (Path(str(each.recipe.out)) / "ledger.jsonl").exists()
+    ]
+    if new:
+        spent = prepared.budget.mechanisms() * len(new)
+        delta = prepared.budget.delta
+        charging.require_room(account, spent, delta, new[0].out, new[0].seed)
+
+
 def summary(prepared: Prepared, results: Sequence[TrainResult]) -> dict[str, Any]:
     """Return median and standard deviation of each headline, and ε of all together.
 
@@ -53,6 +73,7 @@ def summary(prepared: Prepared, results: Sequence[TrainResult]) -> dict[str, Any
             scores[name] = {"median": median, "deviation": deviation, "runs": values}
     return {
         "runs": [str(each.out) for each in results],
+        "private": all(each.summary["private"] for each in results),
         "epsilon": budget.epsilon,
         "epsilon_together": None
         if prepared.recipe.non_private
@@ -71,7 +92,8 @@ def sentence(found: dict[str, Any]) -> str:
         spread = score["deviation"]
         around = "" if spread is None else f" ± {100 * spread:.2f}"
         parts.append(f"{HEADLINES[name]} {100 * score['median']:.2f}{around} %")
-    text = f"median ± standard deviation of {len(found['runs'])} runs: "
+    text = "" if found["private"] else "NOT PRIVATE (see the reports): "
+    text += f"median ± standard deviation of {len(found['runs'])} runs: "
     text += ", ".join(parts)
     if found["epsilon_together"] is not None:
         together = format_epsilon(found["epsilon_together"])

@@ -34,7 +34,9 @@ _CONFIG = {
     "automatic": Maybe(Each(str)),
     "noisy_counts": Maybe({"counts": [float], "weights": [float]}),
     "private_search": Maybe(bool),
-    "study": Maybe({"path": str, "trial": int, "prediction": Maybe(_PREDICTION)}),
+    "study": Maybe(
+        {"path": str, "trial": Maybe(int), "prediction": Maybe(_PREDICTION)}
+    ),
 }
 _ACCOUNT = {"epsilon": _NUMBER, "delta": float, "adjacency": str, "accountant": str}
 _CLASS = {"class": str, "examples": int, "accuracy": _NUMBER, "accuracy_ema": _NUMBER}

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tanager import __version__
 from tanager import _validate as validate
 from tanager._files import write_json
 from tanager._record import Each, read_record
@@ -30,7 +31,7 @@ from tanager.search.space import Choices, Space
 
 
 _AROUND = (0.5, 1, 2)
-_ASKED = {"experiment": str, "recipe": Each(object)}
+_ASKED = {"experiment": str, "recipe": Each(object), "runs": Each(Each(object))}
 
 
 class Cell(NamedTuple):
@@ -53,7 +54,7 @@ class Simulations:
 
     Attributes:
         folder: of the table.
-        factor: batch size of a simulation over that of the run it stands for, below 1.
+        factor: batch size of a simulation over that of the run it stands for, up to 1.
         validation_examples: training examples held out to compare the simulations.
         repeats: simulations of each setting.
 
@@ -75,6 +76,10 @@ class Simulations:
     def cell(self, title: Mapping[str, Any], target: Target, **fields: Any) -> Cell:
         """Return the cell of a setting; `fields` of its simulations' recipe change."""
         batch_size = round(target.recipe.batch_size * self.factor)
+        left = target.examples - self.validation_examples
+        if batch_size > left:
+            rule = f"must be at most the {left} training examples that are not held out"
+            validate.refuse("simulation_batch_size", batch_size, rule)
         fields = {"validation_examples": self.validation_examples, **fields}
         recipe = target.simulated(batch_size, **fields)
         name = "-".join(f"{key}={value}" for key, value in title.items())
@@ -152,49 +157,53 @@ def more_data(
     }
 
 
-def begin(simulations: Simulations, experiment: str, target: Target) -> None:
+def begin(
+    simulations: Simulations, experiment: str, target: Target, cells: Sequence[Cell]
+) -> None:
     """Put on record what a table is made of, so that its runs can be told from others.
+
+    More cells can come later; those that are there must stay as they are.
 
     Raises:
         ValueError: its folder has a table of something else.
     """
-    path = simulations.folder / "asked.json"
+    folder = simulations.folder
+    path = folder / "asked.json"
     recipe = {"name": target.name, **target.recipe.to_json(), "out": None}
+    every = [job for cell in cells for job in cell.jobs]
+    runs = {job.folder.name: job.recipe.to_json() for job in every}
     content = {
+        "tanager": __version__,
         "experiment": experiment,
         "recipe": recipe,
         "examples": target.examples,
         "factor": simulations.factor,
         "validation_examples": simulations.validation_examples,
     }
+    known: dict[str, Any] = {}
     if path.exists():
-        require_same(simulations.folder, read_record(path, _ASKED), content)
-    else:
-        simulations.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_json(path, content)
+        before = read_record(path, _ASKED)
+        known = before["runs"]
+        require_same(folder, {name: before.get(name) for name in content}, content)
+        for name in known.keys() & runs.keys():
+            own = {"recipe": known[name]}, {"recipe": runs[name]}
+            require_same(folder / "runs" / name, *own)
+    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        rule, remedy = "is not empty, and holds no table", "choose another folder"
+        validate.refuse("out", str(folder), rule, remedy)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_json(path, content | {"runs": known | runs})
 
 
-def around(target: Target) -> Space:
+def around(target: Target, validation_examples: int) -> Space:
     """Return batch size, steps and learning rate at ½, 1 and 2 times the target's."""
-    recipe = target.recipe
-    return Space(
-        {
-            "batch_size": Choices(
-                tuple(
-                    dict.fromkeys(
-                        min(target.examples, max(1, round(factor * recipe.batch_size)))
-                        for factor in _AROUND
-                    )
-                )
-            ),
-            "steps": Choices(
-                tuple(max(1, round(factor * target.steps)) for factor in _AROUND)
-            ),
-            "learning_rate": Choices(
-                tuple(factor * recipe.learning_rate for factor in _AROUND)
-            ),
-        }
-    )
+    recipe, most = target.recipe, target.examples - validation_examples
+    sizes = [min(most, max(1, round(f * recipe.batch_size))) for f in _AROUND]
+    steps = [max(1, round(f * target.steps)) for f in _AROUND]
+    rates = [f * recipe.learning_rate for f in _AROUND]
+    names = ("batch_size", "steps", "learning_rate")
+    values = zip(names, (sizes, steps, rates), strict=True)
+    return Space({name: Choices(tuple(dict.fromkeys(each))) for name, each in values})
 
 
 def at_the_edge(
@@ -223,7 +232,12 @@ def cumulative(target: Target, space: Space, simulations: Simulations) -> list[C
     Raises:
         ValueError: a range is given, or a combination makes no recipe.
     """
-    first, *_, last = space.points(target.recipe)
+    points = space.points(target.recipe)
+    first, last = points[0], points[-1]
+    if len(points) < 2 or first.keys() != last.keys():
+        rule = "must change, and apply to one optimizer"
+        remedy = "give two values of each name: NAME=FIRST,LAST"
+        validate.refuse("vary", [*space.values], rule, remedy)
     values, cells = dict(first), []
     for name in (None, *(name for name in space.values if name in first)):
         title = {"change": "none"}

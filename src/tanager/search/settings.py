@@ -1,6 +1,7 @@
 """What a study searches: the same for all its workers, from its first day."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -16,7 +17,7 @@ from tanager.recipes.optimizers import optimizer
 from tanager.recipes.recipe import Recipe
 from tanager.search import jobs
 from tanager.search.simulation import Target, plan_simulation
-from tanager.search.space import Space
+from tanager.search.space import BUDGET, Space
 
 
 SAMPLERS = ("tpe", "random", "grid")
@@ -110,8 +111,11 @@ class Settings:
 
     def check(self, dataset: Dataset) -> None:
         """Refuse choices that make no run; see `check_choices`."""
-        for values in self.space.alone():
-            self.simulated(self.batch_sizes[0], values)
+        ends = [(name, self.space.ends(name)) for name in BUDGET]
+        ends = [(name, values) for name, values in ends if values]
+        for values in itertools.product(*(values for _, values in ends)):
+            chosen = dict(zip([name for name, _ in ends], values, strict=True))
+            self.simulated(self.batch_sizes[0], chosen)
         start = self.target.simulated(self.batch_sizes[0])
         check_choices(self.space, start, self.target.steps, dataset)
 

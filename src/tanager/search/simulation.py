@@ -91,6 +91,10 @@ class Target:
         if not chosen:
             return dataclasses.replace(self, recipe=recipe)
         solve = "noise_multiplier"
+        if {"epsilon", "steps", "noise_multiplier"} <= chosen:
+            rule = "cannot be varied together with steps and noise-multiplier"
+            remedy = "leave one of the three out: it follows from the others"
+            validate.refuse("vary", "epsilon", rule, remedy)
         if "noise_multiplier" in chosen:
             solve = "epsilon" if "steps" in chosen else "steps"
         epsilon = recipe.epsilon if "epsilon" in chosen else self.epsilon

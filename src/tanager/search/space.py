@@ -218,9 +218,14 @@ class Space:
 
     def alone(self) -> Iterator[dict[str, Any]]:
         """Return each value alone, by its name; of a range, its two ends."""
-        for name, values in self.values.items():
-            for value in values if isinstance(values, Between) else values.values:
+        for name in self.values:
+            for value in self.ends(name):
                 yield {name: value}
+
+    def ends(self, name: str) -> tuple[Value, ...]:
+        """Return all values of a name, of a range its two ends; () of another name."""
+        values = self.values.get(name, Choices(()))
+        return tuple(values) if isinstance(values, Between) else values.values
 
     @property
     def varies_steps(self) -> bool:
