@@ -212,6 +212,9 @@ def _apart(part: Part, seconds: float, out: Path) -> tuple[int, str]:
         code = f"{part.patch}\nimport sys\nfrom tanager.cli import main\n"
         code += "sys.exit(main(sys.argv[1:]))"
         program = (sys.executable, "-c", code, *part.words)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # So it is in the background of a shell, and children would ignore it too.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     log = out / "logs" / f"{part.name.replace(' ', '-')}.txt"
     log.parent.mkdir(parents=True, exist_ok=True)
     with (
