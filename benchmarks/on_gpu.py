@@ -2,11 +2,12 @@
 
     python benchmarks/on_gpu.py --data CIFAR10_DIR [--out runs/on_gpu] [--minutes 25]
 
-In this order: the tests that concern a GPU; a step, whole training and memory beside
-plain SGD in float32, TF32 and bfloat16; the same step without exact products; Opacus
-and plain PyTorch on the same card; deterministic operations, and a run that is killed
-under them; then the TAN paper's WRN-16-4 on CIFAR-10 (Table 5, last row, 74.0 ± 0.5 %)
-for the rest of the time.
+In this order: the tests that concern a GPU; a step beside plain SGD in float32, TF32
+and bfloat16, and without exact products; whole training in TF32; memory in float32;
+Opacus and plain PyTorch on the same card; deterministic operations, and a run that is
+killed under them; then the TAN paper's WRN-16-4 on CIFAR-10 (Table 5, last row, 74.0 ±
+0.5 %) for the rest of the time. Parts that take all that they may need 48 minutes: then
+the same command runs those that are left.
 
 Everything goes to the folder: on_gpu.json after each part, its output beside it. The
 folder is packed as one file, OUT.tar, at the end. On this or another machine the same
@@ -261,6 +262,10 @@ def main(words: Sequence[str] | None = None) -> int:
     """Measure what is not in the record yet; return 1 if a part failed."""
     options = tyro.cli(Options, args=words, config=(tyro.conf.OmitArgPrefixes,))
     options = dataclasses.replace(options, out=options.out.resolve())
+    if options.data is not None:
+        if not options.data.is_dir():
+            raise SystemExit(f"--data (={options.data}) must be a folder of CIFAR-10")
+        options = dataclasses.replace(options, data=options.data.resolve())
     for model in MODELS:
         models.find(model)  # a misspelt one is refused now
     unpack(options)
@@ -269,7 +274,11 @@ def main(words: Sequence[str] | None = None) -> int:
     record: dict[str, Any] = {"parts": {}}
     if path.exists():
         record = json.loads(path.read_text())
-    record |= _machine()
+    here = _machine()
+    if record.setdefault("dry_run", options.dry_run) != options.dry_run:
+        raise SystemExit(f"{options.out} mixes a dry run with a real one: other --out")
+    if not options.dry_run and here["machine"]["backend"] != "gpu":
+        raise SystemExit("JAX found no GPU: install tanager[cuda], or give --dry-run")
     todo = list(parts(options))
     if options.data is not None or options.dry_run:
         todo.append(training(options))
@@ -281,12 +290,14 @@ def main(words: Sequence[str] | None = None) -> int:
             print(f"no time left for {part.name}: the same command goes on", flush=True)
             continue
         print(f"{number} of {len(todo)}: {part.name}, {left:.0f} s left", flush=True)
-        record["parts"][part.name] = run(part, min(part.seconds, left), options)
+        found = run(part, min(part.seconds, left), options)
+        record["parts"][part.name] = found | here
         now = datetime.datetime.now(datetime.UTC)
         record |= {"date": now.isoformat(timespec="seconds")}
         write_json(path, record)
     print(f"measured: {path}; to go on elsewhere: {pack(options)}")
-    return int(any(found["code"] for found in record["parts"].values()))
+    ended = [record["parts"].get(part.name, {}).get("code") for part in todo]
+    return int(any(code != 0 for code in ended))
 
 
 def _machine() -> dict[str, Any]:

@@ -247,7 +247,9 @@ def compile_all(
             validate.refuse("chips", chips, rule)
     rows, jobs = read(options.json), options.jobs()
     waiting = [
-        job for job in jobs if not any(job.items() <= row.items() for row in rows)
+        job
+        for job in jobs
+        if not any(job.items() <= row.items() and "error" not in row for row in rows)
     ]
     print(TITLE, flush=True)
     for job in jobs:

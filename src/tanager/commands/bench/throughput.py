@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import tyro
 from rich.table import Table
 
+from tanager import _validate as validate
 from tanager.commands.bench.measured import STOPPED, Measured, Outcome
 from tanager.commands.tables import digits, exit_code, new_table, number
 
@@ -47,6 +48,11 @@ class Throughput(Measured):
         from tanager.bench import throughput
         from tanager.report import figures, throughput_figures
 
+        if not self.physical_batches:
+            validate.refuse("physical_batches", (), "must name at least one size")
+        if self.examples * self.sample_rate < 1:
+            rule = f"must be such that one of {self.examples} examples is expected"
+            validate.refuse("sample_rate", self.sample_rate, rule)
         if self.plot is not None:
             figures.check_ending(self.plot)
         others = [throughput_figures.read(path) for path in self.beside]
