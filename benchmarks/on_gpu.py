@@ -174,7 +174,7 @@ def parts(options: Options) -> Iterator[Part]:
 
 
 def training(options: Options) -> Part:
-    """Return the training, for as long as there is time."""
+    """Return the training run, which takes the time that is left."""
     words = ["train", "cifar10-wrn-16-4-tan", "--data", str(options.data)]
     if options.dry_run:
         words = ["train", "digits", "--model", "linear", "--steps", "4"]

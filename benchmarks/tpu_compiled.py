@@ -13,8 +13,8 @@ logical batch. What the compiler expects of seconds is not shown: it can be nega
 `auto` chooses by the cost model: nothing can be measured. FLOPs and bytes of a loop
 would count once; such programs are marked.
 
-Each row is printed and added to the JSON file as soon as it is known. A second call
-goes on where the first stopped. `--effort` is how much time XLA takes: at 0, its
+Rows are printed and appended to the JSON file one by one. A second call continues
+where the first stopped. `--effort` is how much time XLA takes: at 0, its
 default, a program takes more than ten minutes on two cores.
 """
 
@@ -245,7 +245,9 @@ def compile_all(
         if not 1 <= chips <= len(devices):
             rule = f"must be from 1 to {len(devices)}, those of {options.topology}"
             validate.refuse("chips", chips, rule)
-    rows, jobs = read(options.json), options.jobs()
+    versions = machine.versions() | {"libtpu": _libtpu()}
+    rows = [row for row in read(options.json) if row.get("versions") == versions]
+    jobs = options.jobs()
     waiting = [
         job
         for job in jobs
@@ -255,7 +257,6 @@ def compile_all(
     for job in jobs:
         if job not in waiting and (known := other(job, rows)):
             print(line(known, rows, options.limit_gib), flush=True)
-    versions = machine.versions() | {"libtpu": _libtpu()}
     started = time.perf_counter()
     for done, job in enumerate(waiting):
         each = (time.perf_counter() - started) / done if done else None

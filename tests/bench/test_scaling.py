@@ -104,6 +104,8 @@ def test_devices_exchange_the_sum_of_gradients_once_for_each_logical_batch(strat
     assert two["update_bytes"] == {"all-reduce": exchanged}
     assert two["bytes_per_step"] == exchanged
     assert column(found, "parameter_bytes") == [PARAMETERS] * 2
+    sums = scaling.sum_bytes(WORKLOAD, strategy)
+    assert sums == exchanged - 4 * (4 + BINS)
     assert two["bytes_over_parameters"] == exchanged / PARAMETERS
     assert two["examples"] == 24
 

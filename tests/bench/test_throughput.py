@@ -46,7 +46,7 @@ def test_batches_change_and_are_compiled_once(monkeypatch, streamed):
         assert row["low"] <= row["examples_per_second"] <= row["high"]
         assert row["first_batch_seconds"] > 0
         assert row["error"] is None
-    assert rows[0]["ratio_to_sgd"] == 1
+    assert rows[0]["relative_throughput"] == 1
 
 
 def test_a_batch_of_another_shape_is_a_compilation(monkeypatch):
@@ -91,9 +91,9 @@ def test_rates_are_real_examples_over_seconds(monkeypatch):
         assert row["examples_per_second"] == np.median(rates)
         # With three, the bootstrap's median is any of them often enough.
         assert (row["low"], row["high"]) == (rates.min(), rates.max())
-    assert rows[1]["ratio_to_sgd"] == 0.5
+    assert rows[1]["relative_throughput"] == 0.5
     assert rows[2]["error"] == "RuntimeError: no rule for tap"
-    assert rows[2]["examples_per_second"] is rows[2]["ratio_to_sgd"] is None
+    assert rows[2]["examples_per_second"] is rows[2]["relative_throughput"] is None
     assert rows[2]["compilations"] is None
 
 

@@ -91,6 +91,12 @@ def test_rows_are_compiled_once_and_kept(bench, tmp_path, capsys, monkeypatch):
     assert "1 of 1: linear float32 auto 4 2" in capsys.readouterr().err
     assert jax.default_backend() == before
 
+    # Rows of other versions are not put beside those of these.
+    options.json.write_text(json.dumps(rows[0] | {"versions": {"jax": "0.1"}}) + "\n")
+    asked.clear()
+    bench.compile_all(options, devices)
+    assert len(asked) == 4
+
 
 @pytest.mark.cpu
 def test_what_does_not_compile_is_a_row(bench, capsys, monkeypatch):

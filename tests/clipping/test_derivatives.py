@@ -110,3 +110,45 @@ def test_a_loss_that_holds_what_is_differentiated_outside(transformed):
     for t in (0.1, 0.2, 30.0):
         near = (jax.jit(total)(t + 1e-2) - jax.jit(total)(t - 1e-2)) / 2e-2
         np.testing.assert_allclose(transformed(total)(t), near, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "strategy", ["auto", "bk", "bk_mixopt", "ghost", "per_example"]
+)
+@pytest.mark.parametrize("keyed", [False, True])
+def test_low_memory_under_jit_vmap_and_grad_gives_the_same(strategy, keyed):
+    def plain(params, example):
+        return jnp.sum(jnp.tanh(example @ params) ** 2)
+
+    def with_key(params, example, key):
+        return plain(params, example + jax.random.normal(key, example.shape))
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    params = jax.random.normal(keys[0], (6, 3))
+    rows, mask = jax.random.normal(keys[1], (40, 6)), jnp.arange(40) % 3 > 0
+    given = {"keys": jax.random.split(keys[2], 40)} if keyed else {}
+    low, default = (
+        clipped_grad(
+            with_key if keyed else plain,
+            clip_norm=0.5,
+            strategy=strategy,
+            memory=memory,
+        )
+        for memory in ("low", "default")
+    )
+
+    def clipped(grad_fn):
+        return lambda params: grad_fn(params, rows, mask, **given).sum
+
+    def squared(grad_fn):
+        return jax.grad(lambda params: jnp.sum(clipped(grad_fn)(params) ** 2))
+
+    expected = clipped(default)(params)
+    for found in (
+        jax.jit(clipped(low))(params),
+        jax.vmap(clipped(low))(params[None])[0],
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        squared(low)(params), squared(default)(params), rtol=1e-5, atol=2e-5
+    )

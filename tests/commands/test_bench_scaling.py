@@ -62,15 +62,16 @@ def test_json_has_what_was_measured_and_what_was_simulated(capsys, tmp_path):
         assert found["examples"] == 8 * found["devices"]
     assert record["parallel_fraction"] == {}
     assert simulation_laws(record) == {}
-    assert record["parameter_bytes"] == PARAMETERS
+    assert record["sum_bytes"] == {"sgd": PARAMETERS, "per_example": 2 * PARAMETERS}
     simulation = record["simulation"]
     assert simulation["cluster"]["hosts"] == 2
     assert [found["devices"] for found in simulation["rows"]] == [4, 8] * 2
     one = record["rows"][0]["seconds"]
-    second = simulation["rows"][1]
+    second, private = simulation["rows"][1], simulation["rows"][3]
     # 84 bytes at 1 kB/s: 2 · 1/2 · 0.084 s.
     assert second["communicating_seconds"] == pytest.approx(0.084)
     assert second["share_of_ideal"] == pytest.approx(one / (one + 0.084))
+    assert private["communicating_seconds"] == pytest.approx(2 * 0.084)
     assert (record["physical_batch"], record["chunks"]) == (4, 2)
     assert record["logical_batch"] is None
     assert {"machine", "versions", "command", "date", "warnings"} <= set(record)
@@ -87,7 +88,7 @@ def test_tables_of_both(capsys, planted, tmp_path):
     cells = [line.split() for line in lines]
     assert ["sgd", "1", "500", "±", "10", "256", "100.0", "100", "0"] in cells
     assert ["sgd", "2", "1,000", "±", "10", "256", "50.0", "100", "0"] in cells
-    assert f"sum of gradients has {PARAMETERS} bytes." in captured.out
+    assert f"Bytes of a sum of gradients: {PARAMETERS} (sgd)" in captured.out
     assert "Amdahl's law for sgd: 98.7 % parallel." in lines
     assert any(line.startswith("Simulated: 4 devices a host") for line in lines)
     # 0.5 s of computing, 84 ms of communication: 85.6 % of 8 · 256.
@@ -127,8 +128,8 @@ def test_given_seconds_are_predicted_from_and_nothing_is_measured(capsys, monkey
         (found["strategy"], found["hosts"]): found["share_of_ideal"]
         for found in record["simulation"]["rows"]
     }
-    # Of 8 devices each takes 1 and 3 seconds, and 1000 bytes a second, of which the
-    # backward pass hides half without privacy.
+    # On 8 devices, computing takes 1 s (sgd) and 3 s. Without privacy, half of the
+    # communication overlaps with the backward pass.
     assert shares == {
         ("sgd", 1): 1,
         ("sgd", 2): 2 / 3,

@@ -202,6 +202,12 @@ def _divisible(logical: int, physical: int, counts: Sequence[int]) -> None:
         validate.refuse("logical_batch", logical, rule, remedy)
 
 
+def sum_bytes(workload: Workload, strategy: str) -> int:
+    """Return the bytes of what is added up over devices: whole numbers, if private."""
+    total = jax.eval_shape(workload.step(strategy).zero).sum
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(total))
+
+
 def parameter_bytes(workload: Workload) -> int:
     """Return the bytes of a sum of gradients: parameters in float32, or wider."""
     return sum(

@@ -46,7 +46,7 @@ class Protocol:
     """How much is trained on in a measurement.
 
     Attributes:
-        examples: N, of which each logical batch has a Poisson sample.
+        examples: N, the size of the data set.
         sample_rate: q.
         steps: logical steps that are timed.
 
@@ -61,10 +61,13 @@ class Protocol:
     def __post_init__(self):
         validate.whole(examples=self.examples, steps=self.steps, at_least=1)
         validate.fraction(sample_rate=self.sample_rate)
+        if self.examples * self.sample_rate < 1:
+            rule = f"must be such that one of {self.examples} examples is expected"
+            validate.refuse("sample_rate", self.sample_rate, rule)
 
 
 class Pool:
-    """N examples of which only the first M exist: example i is example i mod M."""
+    """A data set of N examples that repeats M of them: example i is i mod M."""
 
     def __init__(self, some: ArraySource, examples: int):
         self._some = some
@@ -158,10 +161,13 @@ def bench_throughput(
     """Train by each strategy with each physical batch.
 
     A row has the median of real examples a second over the logical steps, `low` and
-    `high` of its bootstrap 95 % interval, `ratio_to_sgd` (that median over the one of
-    SGD with the same physical batch), the seconds of the first physical batch, with its
-    compilation, and how often the program was compiled while batches changed. What
-    fails is a row with an `error`.
+    `high` of its bootstrap 95 % interval, `relative_throughput` (that median over the
+    one of SGD with the same physical batch), the seconds of the first physical batch,
+    with its compilation but not what `auto` measures before, and how often the program
+    was compiled while batches changed. What fails is a row with an `error`.
+
+    Data that are too large for the device are read ahead by a thread of each strategy,
+    up to two physical batches, while others take their turns.
 
     Returns:
         The rows, and whether Ctrl-C came before all was measured.
@@ -170,6 +176,8 @@ def bench_throughput(
         ValueError: an argument is out of range.
     """
     protocol, names = protocol or Protocol(), programs.known(strategies)
+    if not physical_batches:
+        validate.refuse("physical_batches", (), "must name at least one size")
     for size in physical_batches:
         validate.whole(physical_batch=size, at_least=1)
     examples = _Examples(workload, protocol)
@@ -190,7 +198,7 @@ def bench_throughput(
             untimed = None if found.seconds else "stopped before it was timed"
             row = {"strategy": name, "physical_batch": size}
             row |= _estimated(rates.get(name))
-            row["ratio_to_sgd"] = _ratio(rates.get(name), rates.get(SGD))
+            row["relative_throughput"] = _ratio(rates.get(name), rates.get(SGD))
             row["first_batch_seconds"] = found.compile_seconds
             training = made.get(name)
             row["compilations"] = training and training.compilations

@@ -203,8 +203,17 @@ class Budget(_Table):
         """Train the best again."""
         from tanager.recipes import repeats, runner
         from tanager.recipes.accounts import account_of
+        from tanager.search.experiments import at_the_edge
 
-        cell = cells[rows.index(_best(rows))]
+        if (best := _best(rows))["accuracy"] == 0:  # that of a run that diverged
+            raise ValueError(
+                f"none of {len(rows)} settings got a held-out example right: runs "
+                "diverged; try lower learning rates"
+            )
+        screen = new_console(stderr=True)
+        for edge in at_the_edge(rows, best):
+            screen.print(f"at the edge of the grid: {edge}", style="yellow")
+        cell = cells[rows.index(best)]
         target, name = cell.target, cell.jobs[0].folder.name.removesuffix("-0")
         recipe = dataclasses.replace(target.recipe, out=f"{out}/winner/{name}")
         if recipe.features is not None:  # those of the simulations lack some examples
@@ -271,20 +280,13 @@ def tabulate(word: str, words: Sequence[str]) -> int:
         + ", ".join(budgets)
     )
     outcomes = work_through(every, screen, lambda job: job.folder.name)
-    if word == "budget" and all(each.diverged for each in outcomes):
-        raise ValueError(
-            f"all {len(every)} simulations diverged; try lower learning rates"
-        )
     found = {job.folder: each for job, each in zip(every, outcomes, strict=True)}
     rows = experiments.table(cells, found)
     more = options.predict(target, rows)
     content = {"experiment": word, "recipe": name, "rows": rows}
     content |= {} if more is None else {"prediction": more}
-    edges = experiments.at_the_edge(rows, _best(rows)) if word == "budget" else []
     write_json(out / "table.json", content)
     options.draw(cells, content, out)
-    for edge in edges:
-        screen.print(f"at the edge of the grid: {edge}", style="yellow")
     if (winner := options.train(cells, rows, out)) is not None:
         content["winner"] = winner
         write_json(out / "table.json", content)

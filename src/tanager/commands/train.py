@@ -178,7 +178,7 @@ class Options:
     )
 
     repeats: int = 1
-    """Runs, each of which spends ε: for the median of their scores."""
+    """Number of runs. Each spends ε; the median of their scores is printed."""
 
     resume: bool = False
     """Continue the last run of this recipe in runs/ that did not finish."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from tanager import _validate as validate
 from tanager.measures import HEADLINES
+from tanager.parallel import hosts
 from tanager.privacy import accountant
 from tanager.privacy.account import Account
 from tanager.privacy.shown import format_epsilon
@@ -44,15 +45,16 @@ def require_room(prepared: Prepared, repeats: int, account: Account | None) -> N
     Raises:
         ValueError: see `tanager.privacy.account.Account.charge`.
     """
-    new = [
-        each.recipe
-        for each in repeated(prepared, repeats)
-        if not (Path(str(each.recipe.out)) / "ledger.jsonl").exists()
-    ]
-    if new:
+    recipes = [each.recipe for each in repeated(prepared, repeats)]
+
+    def to_begin() -> list[int]:
+        ledgers = [Path(str(recipe.out)) / "ledger.jsonl" for recipe in recipes]
+        return [n for n, ledger in enumerate(ledgers) if not ledger.exists()]
+
+    if new := hosts.from_chief(to_begin):
+        first, delta = recipes[new[0]], prepared.budget.delta
         spent = prepared.budget.mechanisms() * len(new)
-        delta = prepared.budget.delta
-        charging.require_room(account, spent, delta, new[0].out, new[0].seed)
+        charging.require_room(account, spent, delta, first.out, first.seed)
 
 
 def summary(prepared: Prepared, results: Sequence[TrainResult]) -> dict[str, Any]:

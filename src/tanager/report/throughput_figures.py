@@ -40,7 +40,7 @@ def read(path: pathlib.Path) -> tuple[str, Rows]:
     """Return model and device of a file of ``--json``, and its rows.
 
     Raises:
-        UnreadableFile: it is no such file.
+        UnreadableFile: the file is no record of a throughput benchmark.
     """
     content = read_record(
         path, _RECORD, "give a file of tanager bench throughput --json"
@@ -89,7 +89,9 @@ def plot(measured: Sequence[tuple[str, Rows]], path: str | pathlib.Path) -> bool
         panels[0].set(ylabel="examples per second", yscale="log")
         number_axis(panels[0].yaxis)
         panels[1].set(ylabel="% of the largest throughput", ylim=(0, 105))
-        panels[2].set(ylabel="seconds of the first batch, compiled", ylim=(0, None))
+        panels[2].set(
+            ylabel="seconds of the first batch, with compilation", ylim=(0, None)
+        )
         _bars(panels[3], kept, strategies, colours)
         figure.legend(
             *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=6

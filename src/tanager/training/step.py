@@ -170,7 +170,7 @@ class Step:
         self._accumulate_jitted.eval_shape(*arrays, self.augmentation_key(0), norm)
 
     def _shapes(self, params: PyTree, example: PyTree, size: int) -> tuple[Any, ...]:
-        """Return what `_accumulate` is given, but for the key, as it is placed."""
+        """Return shapes and placement of what `_accumulate` takes, without the key."""
         rows = self.unit.shape(size)
         held = (self._examples,) if self.in_memory else rows
         sums = self._sums.shapes(self._released(params))
@@ -184,10 +184,10 @@ class Step:
         )
         total = jax.eval_shape(lambda: empty(sums, self.layout))
         norm = None if self.adaptive is None else jax.ShapeDtypeStruct((), jnp.float32)
-        (shares, accumulator, rows, _, whole) = self._specs(params, self.frozen)
+        (shares, accumulator, each, _, whole) = self._specs(params, self.frozen)
         placed = self.layout.shapes(
             ((params, self.frozen), total, batch, norm),
-            (shares, accumulator, rows, whole),
+            (shares, accumulator, each, whole),
         )
         return *placed[0], *placed[1:]
 

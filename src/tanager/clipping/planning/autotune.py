@@ -199,9 +199,9 @@ class Timings:
     ) -> bool:
         """Measure the groups that are not known yet; return whether there was any.
 
-        Those that take longest come first. It ends, by its own estimate, before it has
-        taken so many seconds, or as long as clipping `worth` physical batches. A part
-        that takes longer than that is the last. No part is measured a second time.
+        Those that take longest come first. Measuring stops before its estimate exceeds
+        `seconds`, or the time that clipping `worth` physical batches takes, and after a
+        part that exceeds it. No part is measured a second time.
         """
         alike: dict[str, list[NormGroup]] = {}
         for group in groups:

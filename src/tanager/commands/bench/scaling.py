@@ -62,14 +62,14 @@ class Scaling(Measured):
     """Seconds of a logical step on one device, one for each of --strategies."""
 
     parameter_bytes: int | None = None
-    """Bytes in one all-reduce of the gradient. Default: the model's."""
+    """Bytes in one all-reduce of the gradient. Default: those of tanager's sums."""
 
     plot: pathlib.Path | None = None
     """Draw throughput against devices as a PNG or SVG file."""
 
     def measure(self, report: Callable[[str], None]) -> Outcome:
         """Measure, predict and draw; `report` receives what is being done."""
-        from tanager.bench import scaling
+        from tanager.bench import programs, scaling
         from tanager.bench.cluster import amdahl, predict
         from tanager.bench.workload import SGD
         from tanager.report import figures, scaling_figures
@@ -80,7 +80,10 @@ class Scaling(Measured):
         if self.plot is not None:
             figures.check_ending(self.plot)
         workload = self.workload()
-        size = self.parameter_bytes or scaling.parameter_bytes(workload)
+        sums = {
+            name: self.parameter_bytes or scaling.sum_bytes(workload, name)
+            for name in programs.known(self.strategies)
+        }
         if self.step_seconds:
             found = scaling.ScalingBench([], {}, stopped=False)
             one_device = dict(zip(self.strategies, self.step_seconds, strict=True))
@@ -108,7 +111,7 @@ class Scaling(Measured):
                 cluster,
                 seconds,
                 self.logical_batch or self.physical_batch * chunks,
-                size,
+                sums[name],
                 strong=strong,
                 private=name != SGD,
             )
@@ -124,8 +127,10 @@ class Scaling(Measured):
             ]
             lines += [
                 "",
-                f"A sum of gradients has {size:,} bytes. Devices exchange bytes/step "
-                "in each logical step; bytes/batch of them in each physical batch.",
+                "Bytes of a sum of gradients: "
+                + ", ".join(f"{size:,} ({name})" for name, size in sums.items())
+                + ". Devices exchange bytes/step in each logical step; bytes/batch of "
+                "them in each physical batch.",
                 *_laws(found.parallel),
             ]
         if cluster is not None and predicted:
@@ -144,7 +149,7 @@ class Scaling(Measured):
         record = {
             "rows": found.rows,
             "parallel_fraction": found.parallel,
-            "parameter_bytes": size,
+            "sum_bytes": sums,
             "simulation": None
             if cluster is None
             else {
