@@ -1,10 +1,16 @@
 """How Sphinx makes the site: `make docs`, then docs/_build/index.html."""
 
 import re
+import sys
+from pathlib import Path
 
 from sphinx.application import Sphinx
 
 import tanager
+
+
+sys.path.insert(0, str(Path(__file__).parent))
+import reference
 
 
 project = "tanager"
@@ -28,7 +34,9 @@ pygments_style = "default"
 myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"
+autodoc_typehints = "description"
+autodoc_typehints_format = "short"
+autodoc_typehints_description_target = "documented"
 autodoc_default_options = {"members": True}
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
@@ -38,12 +46,22 @@ suppress_warnings = ["ref.python"]
 
 
 _CODE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
+_PUBLIC = reference.public_names()
+_NAMES = {name: name for name in _PUBLIC.values()}
+_NAMES |= {name.rpartition(".")[2]: name for name in _PUBLIC.values()}
 
 
 def _as_markup(app: Sphinx, what: str, name: str, of: object, options, lines):
     """Docstrings are written as Markdown: `code`, tables and indented examples."""
-    del app, name, of, options
+    del app, options, of
     told: list[str] = []
+
+    def code(found: re.Match[str]) -> str:
+        public = _NAMES.get(found[1])
+        if public is None or public == name:
+            return f"``{found[1]}``"
+        return f":py:obj:`{found[1]} <{public}>`"
+
     for line in lines:
         before = told[-1] if told else ""
         if line.startswith("|"):
@@ -56,24 +74,52 @@ def _as_markup(app: Sphinx, what: str, name: str, of: object, options, lines):
             told += [".. code-block:: text", ""]
         if before.startswith("   |"):
             told.append("")
-        told.append(line if indented else re.sub(_CODE, r"``\1``", line))
+        told.append(line if indented else re.sub(_CODE, code, line))
     lines[:] = told
 
 
-def _is_field(app: Sphinx, what: str, name: str, of: object, skip: bool, options):
-    """Skip the fields of a named tuple: its own docstring describes them."""
-    del app, what, name, options
-    doc = getattr(of, "__doc__", None) or ""
-    return True if doc.startswith("Alias for field number") else skip
+def _elsewhere(app: Sphinx, what: str, name: str, of: object, skip: bool, options):
+    """Skip what has its place under its public name, and fields of named tuples."""
+    del app, name, options
+    if (getattr(of, "__doc__", None) or "").startswith("Alias for field number"):
+        return True
+    home = f"{getattr(of, '__module__', '')}.{getattr(of, '__qualname__', '')}"
+    return True if what == "module" and home in _PUBLIC else skip
 
 
-def _without_tags(app: Sphinx, source_name: str, source: list[str]):
+def _public(app: Sphinx, env, node, content):
+    """Link a type to its public name, whatever module it is defined in."""
+    public = _PUBLIC.get(node.get("reftarget", ""))
+    if node.get("refdomain") != "py" or public is None:
+        return None
+    where = node.get("refdoc", "index")
+    python = env.get_domain("py")
+    return python.resolve_xref(env, where, app.builder, "obj", public, node, content)
+
+
+_FROM_CODE = re.compile(
+    r"^```{(commands|names)} ?([\w.]*)\n(.*?)```$", flags=re.M | re.S
+)
+
+
+def _written(app: Sphinx, source_name: str, source: list[str]):
+    """Leave out what only tests read; write what is read from the code."""
     del app, source_name
-    source[0] = re.sub(r"^```(\w+) [\w.-]+$", r"```\1", source[0], flags=re.M)
+    text = re.sub(r"^```(\w+) [\w.-]+$", r"```\1", source[0], flags=re.M)
+    source[0] = re.sub(
+        _FROM_CODE,
+        lambda found: (
+            reference.commands()
+            if found[1] == "commands"
+            else reference.documented(found[2], found[3].split())
+        ),
+        text,
+    )
 
 
 def setup(app: Sphinx) -> None:
     """Connect what turns our docstrings and pages into markup for Sphinx."""
     app.connect("autodoc-process-docstring", _as_markup, priority=100)
-    app.connect("autodoc-skip-member", _is_field)
-    app.connect("source-read", _without_tags)
+    app.connect("autodoc-skip-member", _elsewhere)
+    app.connect("missing-reference", _public)
+    app.connect("source-read", _written)

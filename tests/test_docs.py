@@ -1,10 +1,12 @@
 """The site is made without a warning, and every public name is on it."""
 
 import ast
+import html
 import importlib
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,13 @@ from sphinx.util.inventory import InventoryFile
 
 import tanager
 from switch import FULL
+from tanager.cli import COMMANDS
+from tanager.commands.experiments import TABLES
+from tanager.recipes.recipe import Recipe
 
 
+PACKAGES = ("tanager", "tanager.clipping", "tanager.models", "tanager.data")
+PACKAGES += ("tanager.recipes",)
 DOCS = Path(__file__).parent.parent / "docs"
 # Nothing below reads the index of the search or the theme (`make docs` needs both).
 # Collecting garbage takes a tenth of the time.
@@ -51,33 +58,50 @@ def places(site):
     return {name for kind in inventory.data.values() for name in kind}
 
 
-def handed_on():
-    """The full name, where it is defined, of every name that a package hands on."""
-    for package in sorted(Path(tanager.__file__).parent.rglob("__init__.py")):
-        for node in ast.parse(package.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ImportFrom) and node.module:
-                for name in node.names:
-                    if name.asname == name.name:
-                        value = getattr(importlib.import_module(node.module), name.name)
-                        home = getattr(value, "__module__", node.module)
-                        yield f"{home}.{name.name}"
+@pytest.mark.slow
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_public_name_has_a_place(places, package):
+    module = importlib.import_module(package)
+    tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
+    imported = [
+        name.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module
+        for name in node.names
+        if name.asname == name.name
+    ]
+    assert len(imported) > 3
+    for name in {*imported} - {"__version__", "tan"}:
+        assert {f"{package}.{name}", f"tanager.{name}"} & places, name
 
 
 @pytest.mark.slow
-def test_every_public_name_has_a_place(places):
-    for name in tanager.__all__:
-        if name in ("__version__", "tan"):
-            continue
-        home = getattr(tanager, name).__module__
-        assert f"{home}.{name}" in places, name
-    assert {"tanager.privacy.tan", "tanager.recipes.RECIPES"} <= places
+def test_every_package_that_hands_on_names_is_in_the_reference():
+    for init in Path(tanager.__file__).parent.rglob("__init__.py"):
+        parts = init.relative_to(Path(tanager.__file__).parent.parent).parent.parts
+        if re.search(r"^from .* import (\w+) as \1$", init.read_text(), flags=re.M):
+            assert ".".join(parts) in PACKAGES
 
 
 @pytest.mark.slow
-def test_what_a_package_hands_on_has_a_place(places):
-    names = set(handed_on())
-    assert "tanager.models.exported.load_pretrained" in names
-    assert names - places == {"tanager._version.__version__"}
+def test_every_command_and_flag_is_on_the_page_of_commands(site):
+    text = html.unescape((site / "commands.html").read_text(encoding="utf-8"))
+    text = re.sub(r"<[^>]*>", "", text)
+    for command in COMMANDS:
+        assert f"tanager {command}" in text
+    for word in (*TABLES, "norms"):
+        assert f"tanager search {word}" in text
+    flags = {f"--{field.name.replace('_', '-')}" for field in fields(Recipe)}
+    missing = {flag for flag in flags if flag not in text}
+    assert missing == {"--solve-for"}
+
+
+@pytest.mark.slow
+def test_types_link_to_their_public_names(site):
+    page = (site / "api/training.html").read_text(encoding="utf-8")
+    train = page.split('id="tanager.train"')[1].split('id="tanager.Problem"')[0]
+    for name in ("Problem", "DPSGD", "Runtime", "Classification"):
+        assert f'#tanager.{name}"' in train
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from tanager.models.convnext import ConvNeXt as ConvNeXt
 from tanager.models.counts import count_flops as count_flops
 from tanager.models.counts import count_parameters as count_parameters
 from tanager.models.dino import DINO as DINO
+from tanager.models.efficientnet import EfficientNetLite as EfficientNetLite
 from tanager.models.exported import Pretrained as Pretrained
 from tanager.models.exported import load_pretrained as load_pretrained
 from tanager.models.layers import Conv as Conv
@@ -25,6 +26,7 @@ from tanager.models.published import PUBLISHED as PUBLISHED
 from tanager.models.published import Published as Published
 from tanager.models.scattering import ScatteringCNN as ScatteringCNN
 from tanager.models.scattering import ScatteringLinear as ScatteringLinear
+from tanager.models.small import MLP as MLP
 from tanager.models.small import LeNet as LeNet
 from tanager.models.small import SmallCNN as SmallCNN
 from tanager.models.tuning import FINE_TUNING as FINE_TUNING
