@@ -24,11 +24,11 @@ EPSILONS = (1, 2, 4, 8)
 RECIPES = ("cifar10-efficientnet-lite0", "cifar10-efficientnet-lite2")
 LOOKS = {RECIPES[0]: ("#0072b2", "o"), RECIPES[1]: ("#d55e00", "s")}
 PUBLISHED: Mapping[str, tuple[float, ...]] = {
-    "WRN-28-10 from ImageNet-32, all layers": (94.8, 95.4, 96.1, 96.6),
-    "WRN-28-10 from ImageNet-32, last layer": (93.1, 93.6, 94.0, 94.2),
-    "WRN-16-4 from scratch": (56.8, 64.9, 71.9, 79.5),
+    "WRN-28-10, all layers": (94.8, 95.4, 96.1, 96.6),
+    "WRN-28-10, last layer": (93.1, 93.6, 94.0, 94.2),
+    "WRN-16-4, from scratch": (56.8, 64.9, 71.9, 79.5),
 }
-"""De et al. 2022, table 5 and figure 1: on accelerators."""
+"""De et al. 2022, table 5 (from ImageNet-32) and figure 1: on accelerators."""
 
 Row = Mapping[int, tuple[float, float]]
 
@@ -70,14 +70,14 @@ def markdown(rows: Mapping[tuple[str, str], Row]) -> str:
 
 def draw(rows: Mapping[str, Row], path: Path) -> None:
     """Draw accuracy against ε, ours over the published, each line named at its end."""
-    axis = epsilon_axis.new(EPSILONS, 30, (8.0, 4.4), "CIFAR-10's test images")
+    axis = epsilon_axis.new(EPSILONS, 36, (6.4, 4.2), "CIFAR-10's test images")
     for name, heights in PUBLISHED.items():
         look = {"linestyle": "--", "linewidth": 1}
         epsilon_axis.line(axis, EPSILONS, heights, name, "#767676", **look)
     for recipe, row in rows.items():
         colour, marker = LOOKS[recipe]
         means = [mean for mean, _ in row.values()]
-        name = f"EfficientNet-{recipe.rpartition('-')[2].title()}, two CPU cores"
+        name = f"EfficientNet-{recipe.rpartition('-')[2].title()}, 2 cores"
         epsilon_axis.line(axis, EPSILONS, means, name, colour, marker=marker)
     axis.set_xlabel("ε (δ = 1e-5)")
     epsilon_axis.save(axis, path)

@@ -27,10 +27,11 @@ exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = "tanager"
 html_static_path = ["_static"]
-html_css_files = ["tables.css"]
+html_css_files = ["site.css"]
 html_show_copyright = False
 pygments_style = "default"
 
+myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"

@@ -67,9 +67,9 @@ def _parser(line: str):
     with (
         mock.patch.object(tyro, "cli", cli),
         mock.patch.object(tyro.extras, "subcommand_cli_from_dict", of_several),
+        contextlib.suppress(_Read),
     ):
-        with contextlib.suppress(_Read):
-            main([*words, "--help-all"])
+        main([*words, "--help-all"])
     taken = {name: found[name] for name in ("kind", "default") if name in found}
     parser = tyro.extras.get_parser(taken.pop("kind"), **taken)
     text = inspect.cleandoc(found.get("description") or "")
