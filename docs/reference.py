@@ -44,7 +44,7 @@ PACKAGES = (
     "tanager.data",
     "tanager.recipes",
 )
-"""Packages that hand on names, the one that comes first where several do."""
+"""Packages with public names; a name is linked to the first that has it."""
 _RECIPE = {field.name for field in dataclasses.fields(Recipe) if field.init}
 
 
@@ -127,10 +127,10 @@ def commands() -> str:
 
 
 def public_names() -> dict[str, str]:
-    """Return the public name of each object that packages hand on, by its own name."""
+    """Return the public name of each object, by the place where it is defined."""
     found: dict[str, str] = {}
     for package in PACKAGES:
-        for name, value in _handed_on(package):
+        for name, value in _public_of(package):
             found.setdefault(f"{_home(value)}.{value.__name__}", f"{package}.{name}")
     return found
 
@@ -139,7 +139,7 @@ def _home(value: object) -> str:
     return getattr(value, "__module__", "")
 
 
-def _handed_on(package: str) -> Iterator[tuple[str, object]]:
+def _public_of(package: str) -> Iterator[tuple[str, object]]:
     module = importlib.import_module(package)
     names = tanager.__all__ if package == "tanager" else dir(module)
     for name in names:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from sphinx.util.inventory import InventoryFile
@@ -94,6 +95,31 @@ def test_every_command_and_flag_is_on_the_page_of_commands(site):
     flags = {f"--{field.name.replace('_', '-')}" for field in fields(Recipe)}
     missing = {flag for flag in flags if flag not in text}
     assert missing == {"--solve-for"}
+
+
+@pytest.mark.slow
+def test_every_link_of_the_site_leads_somewhere(site):
+    texts = {page: page.read_text(encoding="utf-8") for page in site.rglob("*.html")}
+    places = {page: set(re.findall(r'\bid="([^"]+)"', texts[page])) for page in texts}
+    links = 0
+    for page, text in texts.items():
+        for link in re.findall(r'<a\b[^>]*\bhref="([^"]+)"', text):
+            path, _, anchor = unquote(html.unescape(link)).partition("#")
+            if ":" in path or page.name == "search.html":
+                continue
+            target = (page.parent / path).resolve() if path else page
+            assert target.exists(), f"{page.name}: {link}"
+            assert not anchor or anchor in places[target], f"{page.name}: {link}"
+            links += 1
+    assert links > 1000
+
+
+@pytest.mark.parametrize(
+    "page", [*DOCS.parent.glob("*.md"), *DOCS.glob("*.md")], ids=lambda page: page.name
+)
+def test_every_link_to_a_file_leads_to_one(page):
+    for link in re.findall(r"\]\(([^)#:]+)[^):]*\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / link).exists(), link
 
 
 @pytest.mark.slow
