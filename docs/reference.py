@@ -88,7 +88,8 @@ def _row(action) -> str:
         text += " Choices: " + ", ".join(f"`{x}`" for x in value[1:-1].split(",")) + "."
     elif action.option_strings and " --no-" not in flag:
         flag = f"{flag} {value}".strip()
-    text = f"{text[0].upper()}{text[1:]}"
+    if text[0].isascii():
+        text = f"{text[0].upper()}{text[1:]}"
     return "| `{}` | {} |".format(*(cell.replace("|", r"\|") for cell in (flag, text)))
 
 
