@@ -28,7 +28,7 @@ html_theme = "furo"
 html_title = "tanager"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-html_search_scorer = "search_scores.js"
+html_search_scorer = str(Path(__file__).parent / "search_scores.js")
 html_show_copyright = False
 pygments_style = "default"
 
