@@ -45,7 +45,9 @@ def edges():
     text = (ROOT / "docs/sharp_edges.md").read_text(encoding="utf-8")
     listed = text.split("\n## What tanager does not protect against")[0]
     items = re.findall(r"^- (.+?)(?=\n- |\n\n|\Z)", listed, flags=re.M | re.S)
-    return [_EDGE.fullmatch(item).groups() for item in items]
+    found = [match.groups() for item in items if (match := _EDGE.fullmatch(item))]
+    assert len(found) == len(items)
+    return found
 
 
 @pytest.mark.parametrize("item", edges(), ids=lambda item: item[0])
