@@ -1,4 +1,4 @@
-"""Print what an attack on one image can reach, for ten recipes at their budgets.
+"""Print what an attack on one image can reach, for six recipes at their budgets.
 
     python benchmarks/risks.py [--peers]
 
@@ -20,13 +20,9 @@ from tanager.recipes.budget import solve_budget
 EXAMPLES = {
     "digits": 1437,
     "mnist-lenet": 60_000,
-    "cifar10-wrn-16-4": 45_000,
     "cifar10-wrn-16-4-tan": 50_000,
-    "cifar10-wrn-40-4": 50_000,
-    "cifar10-wrn-40-4-from-cifar100": 45_000,
     "cifar100-vit-base-16": 50_000,
     "imagenet-nf-resnet-50": 1_271_167,
-    "imagenet-nfnet-f3-last-layer": 1_271_167,
     "places365-nf-resnet-50": 1_803_460,
 }
 """Recipes, and the number N of training images that their ε is for."""
