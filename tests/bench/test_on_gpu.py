@@ -40,6 +40,9 @@ def test_every_part_runs_and_one_file_goes_on_elsewhere(
     step = found["step linear tf32, deterministic"]
     assert step["command"].startswith("XLA_FLAGS=--xla_gpu_deterministic_ops=true tan")
     assert (out / "run/result.json").exists()
+    peers = json.loads((out / "peers.json").read_text())
+    ready = [row for row in peers["works"][0]["rows"] if "error" not in row]
+    assert {row["precision"] for row in ready} == {peers["precision"]} == {"float32"}
     # On another machine, from the one file: nothing is run again.
     there = tmp_path / "there"
     there.mkdir()
