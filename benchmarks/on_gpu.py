@@ -2,12 +2,14 @@
 
     python benchmarks/on_gpu.py --data CIFAR10_DIR [--out runs/on_gpu] [--minutes 25]
 
-In this order: the tests that concern a GPU; a step beside plain SGD in float32, TF32
-and bfloat16, and without exact products; whole training in TF32; memory in float32;
-Opacus and plain PyTorch on the same card; deterministic operations, and a run that is
-killed under them; then the TAN paper's WRN-16-4 on CIFAR-10 (Table 5, last row, 74.0 ±
-0.5 %) for the rest of the time. Parts that take all that they may need 48 minutes: then
-the same command runs those that are left.
+The essential parts come first: the tests that concern a GPU; a step beside plain SGD in
+TF32; Opacus and plain PyTorch on the same card; a run that is killed under
+deterministic operations. Then a step in float32 and bfloat16, without exact products
+and with deterministic operations; whole training in TF32; memory in float32; and the
+TAN paper's WRN-16-4 on CIFAR-10 (Table 5, last row, 74.0 ± 0.5 %).
+
+--minutes is kept: a part gets its own limit or what is left, whichever is less. For
+what had no time, or too little, the same command goes on.
 
 Everything goes to the folder: on_gpu.json after each part, its output beside it. The
 folder is packed as one file, OUT.tar, at the end. On this or another machine the same
@@ -55,6 +57,9 @@ TESTS = (
 KILLED = "tests/training/test_loop.py::test_killed_for_real_it_goes_on_bit_identically"
 STRATEGIES = ("sgd", "auto", "auto:low", "per_example")
 PEERS = ("torch-sgd", "opacus:hooks", "jax-sgd", "tanager:auto")
+ESSENTIAL = ("tests", *(f"step {model} tf32" for model in MODELS), "peers", "killed")
+_TO_STOP, _TO_PACK = 60, 15
+"""Seconds that a part has to end once it is interrupted, and for all that is after."""
 _INEXACT = """
 from tanager.clipping.rules.base import TapValues
 TapValues.exactly = lambda self: self
@@ -234,10 +239,10 @@ def _apart(part: Part, seconds: float, out: Path) -> tuple[int, str]:
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGINT)
             try:
-                output, _ = process.communicate(timeout=60)
+                output, _ = process.communicate(timeout=_TO_STOP)
             except subprocess.TimeoutExpired:
                 process.kill()
-                output, _ = process.communicate()
+                output = ""  # its own processes may hold the pipe open
     return process.returncode, output
 
 
@@ -270,7 +275,8 @@ def main(words: Sequence[str] | None = None) -> int:
         models.find(model)  # a misspelt one is refused now
     unpack(options)
     options.out.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path, end = options.out / "on_gpu.json", time.monotonic() + 60 * options.minutes
+    end = time.monotonic() + 60 * options.minutes - _TO_STOP - _TO_PACK
+    path = options.out / "on_gpu.json"
     record: dict[str, Any] = {"parts": {}}
     if path.exists():
         record = json.loads(path.read_text())
@@ -279,7 +285,7 @@ def main(words: Sequence[str] | None = None) -> int:
         raise SystemExit(f"{options.out} mixes a dry run with a real one: other --out")
     if not options.dry_run and here["machine"]["backend"] != "gpu":
         raise SystemExit("JAX found no GPU: install tanager[cuda], or give --dry-run")
-    todo = list(parts(options))
+    todo = sorted(parts(options), key=lambda part: part.name not in ESSENTIAL)
     if options.data is not None or options.dry_run:
         todo.append(training(options))
     for number, part in enumerate(todo, 1):

@@ -19,6 +19,7 @@ from tanager._heap import keep_freed_memory, run_in_place
 from tanager.compiling import compiler_options
 from tanager.models.small import MLP
 from tanager.models.wide_resnet import WideResNet
+from tanager.training.precision import PRECISIONS
 
 
 def create(model, classes, shape):
@@ -65,6 +66,14 @@ class JaxWorker(protocol.Worker):
         self.expected_batch, self.learning_rate = self.rows, 0.1
         self.noise_multiplier = 1.0
         monitoring.register_event_duration_secs_listener(self._count)
+
+    def compute_in(self, precision):
+        jax.config.update("jax_default_matmul_precision", PRECISIONS[precision])
+
+    def precision(self):
+        return {PRECISIONS[name]: name for name in ("float32", "tf32")}[
+            str(jax.config.jax_default_matmul_precision)
+        ]
 
     def _count(self, event, seconds, **more):
         del seconds, more

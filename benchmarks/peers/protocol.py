@@ -37,17 +37,26 @@ class Worker(abc.ABC):
     Args:
         system: its name, as in a table's row.
         work: what is to be done: model, physical_batch, classes, data and params (npz
-            files), clip_norm.
+            files), clip_norm, precision ("float32" or "tf32", of products).
     """
 
     def __init__(self, system: str, work: dict[str, Any]):
         self.system = system
         self.rows = work["physical_batch"]
         self.clip_norm = work["clip_norm"]
+        self.compute_in(work["precision"])
         with np.load(work["data"]) as data:
             self.images, self.labels = data["images"], data["labels"]
         with np.load(work["params"]) as params:
             self.initial: Arrays = dict(params)
+
+    @abc.abstractmethod
+    def compute_in(self, precision: str) -> None:
+        """Set the precision of products and convolutions on a GPU."""
+
+    @abc.abstractmethod
+    def precision(self) -> str:
+        """Return what the library says it is: all that it can be set by agree."""
 
     @abc.abstractmethod
     def build(self) -> None:
@@ -146,6 +155,7 @@ def _prepare(make: Any, asked: dict[str, Any]) -> tuple[Worker, dict[str, Any]]:
         "peak_bytes": _peak() - before if peak is None else peak,
         "step_bytes": _peak() - settled if peak is None else peak,
         "python": platform.python_version(),
+        "precision": worker.precision(),
         "versions": worker.versions(),
     }
 

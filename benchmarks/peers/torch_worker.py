@@ -23,6 +23,15 @@ class TorchWorker(protocol.Worker):
         self.learning_rate, self.expected_batch = 0.1, self.rows
         self.noise_multiplier = 0.0
 
+    def compute_in(self, precision):
+        torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+        torch.backends.cudnn.allow_tf32 = precision == "tf32"
+
+    def precision(self):
+        products = torch.backends.cuda.matmul.allow_tf32
+        assert torch.backends.cudnn.allow_tf32 == products
+        return "tf32" if products else "float32"
+
     def build(self):
         model = torch_models.create(
             self.model_name, self.classes, self.images.shape[1:]

@@ -99,6 +99,7 @@ class Workers:
     def __init__(self, systems: tuple[str, ...], work: dict[str, Any], options):
         self.rows: dict[str, dict[str, Any]] = {name: {} for name in systems}
         self.ready: dict[str, Process] = {}
+        work = work | {"precision": options.precision}
         for name in systems:
             say(f"{work['model']}, {work['physical_batch']} rows: preparing {name}")
             try:

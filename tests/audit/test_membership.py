@@ -3,9 +3,11 @@
 import dataclasses
 import gc
 import json
+import math
 import weakref
 
 import bugs
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -14,6 +16,7 @@ from scipy import integrate, stats
 
 import mutations
 from switch import FULL
+from tanager.audit import many_models
 from tanager.audit.bounds import Estimator
 from tanager.audit.many_models import ManyModels
 from tanager.audit.membership import Attack, _highest_provable, audit_membership
@@ -83,6 +86,8 @@ def test_phase_one_finds_the_canary_and_the_setting_that_tell_most(
         made(self, *arguments)
 
     monkeypatch.setattr(ManyModels, "__init__", init)
+    explain, told = lambda *given: given[-1]("conv"), []
+    monkeypatch.setattr(many_models.tuning, "explain", explain)
     like_the_others = {"like": (regression[0][0], regression[1][0])}
     account = Account(tmp_path / "account")
     found = membership(
@@ -93,7 +98,11 @@ def test_phase_one_finds_the_canary_and_the_setting_that_tell_most(
         clip_norms=(1.0, 1e3),
         models=40,
         sweep_models=400,
+        on_models=lambda *seen: told.append(seen),
     )
+    counts = [seen[1] for seen in told]
+    assert counts == sorted(counts)
+    assert counts[-1] == 440
     assert found.setting == Setting(0.1, 1.0, 8, "far")
     assert len(found.tried) == 4
     best, *others = found.tried
@@ -118,10 +127,14 @@ def test_all_that_takes_long_is_told_before_it_is_begun(membership, monkeypatch)
         return train(self, *given)
 
     monkeypatch.setattr(ManyModels, "train", trained)
+    monkeypatch.setattr("tanager.audit.membership.guess_update", lambda *_: 2.0)
     options = {**ONE, "steps": (4,), "learning_rates": (0.1, 0.2), "models": 40}
     options |= {"models_at_once": 8, "sweep_models": 32}
     membership(**options, on_models=lambda *told: order.append(told))
     one = "phase I, round 1 of 1"
+    ready, *count, known = order.pop(0)
+    assert (ready, *count) == ("getting ready", 0, 72)
+    assert known.startswith("about 10 minutes left (first guess: 2 s an update of one")
     assert order[:6] == [
         (one, 0, 72, "compiling"),
         "training",
@@ -132,6 +145,20 @@ def test_all_that_takes_long_is_told_before_it_is_begun(membership, monkeypatch)
     phase, *count, known = order[-1]
     assert (phase, *count) == ("phase II", 72, 72)
     assert known.startswith("ε ≥ ")
+
+
+def test_a_guess_is_two_gradients_of_zeros_and_the_drawing(regression, monkeypatch):
+    seen, times = [], iter([0.0, 1.0, 1.5, 10.0, 13.0, 13.5, 20.0, 22.0, 22.5])
+
+    def watched(params, example):
+        jax.debug.callback(lambda x: seen.append(np.asarray(x)), example[0])
+        return loss(params, example)
+
+    monkeypatch.setattr(many_models.time, "perf_counter", lambda: next(times))
+    problem = Problem(watched, {"w": jnp.zeros(5)}, regression)
+    assert many_models.guess_update(problem, 0.1, 0) == 2 * 1.0 + 0.5
+    assert len(seen) == 4 * math.ceil(6 + 6 * math.sqrt(5.4) + 1)
+    assert not np.any(seen)
 
 
 LINE = {"phase": 0, "setting": 1, "model": 2, "score": 0.5}
@@ -147,7 +174,9 @@ def test_damaged_lines_are_refused(tmp_path, before):
     fuzzed.end()
 
 
-def test_a_killed_audit_goes_on_and_no_other_does(membership, regression, tmp_path):
+def test_a_killed_audit_goes_on_and_no_other_does(
+    membership, regression, tmp_path, monkeypatch
+):
     class Killed(Exception):
         pass
 
@@ -164,13 +193,21 @@ def test_a_killed_audit_goes_on_and_no_other_does(membership, regression, tmp_pa
     options = {**ONE, "steps": (4,), "learning_rates": (0.1, 0.2), "models": 40}
     options |= {"models_at_once": 8, "sweep_models": 32}
     whole = membership(**options)
-    killed_after(9)  # in phase I
-    killed_after(24)  # in phase II
+    killed_after(10)  # in phase I
+    killed_after(25)  # in phase II
     assert '"phase": 1' in (tmp_path / "scores.jsonl").read_text()
     scores = tmp_path / "scores.jsonl"
     before = scores.read_bytes()
     scores.write_bytes(before + b'{"phase": 1, "sett')  # torn by the kill
-    found = membership(**options, out=tmp_path)
+    told = []
+    with monkeypatch.context() as patch:
+        patch.setattr(many_models.tuning, "explain", lambda *given: given[-1]("conv"))
+        found = membership(**options, out=tmp_path, on_models=lambda *o: told.append(o))
+    trained = before.count(b"\n")
+    assert trained > 32  # phase II had begun
+    assert told[0][:3] == ("getting ready", trained, 72)
+    assert told[1] == ("measuring how to clip", trained, 72, "conv")
+    assert [seen[1] for seen in told] == sorted(seen[1] for seen in told)
     np.testing.assert_array_equal(found.inside, whole.inside)
     np.testing.assert_array_equal(found.outside, whole.outside)
     assert found.tried == whole.tried

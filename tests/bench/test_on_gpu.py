@@ -2,8 +2,11 @@
 
 import dataclasses
 import json
+import os
 import shutil
+import signal
 import subprocess
+import types
 
 import pytest
 
@@ -37,6 +40,9 @@ def test_every_part_runs_and_one_file_goes_on_elsewhere(
     step = found["step linear tf32, deterministic"]
     assert step["command"].startswith("XLA_FLAGS=--xla_gpu_deterministic_ops=true tan")
     assert (out / "run/result.json").exists()
+    peers = json.loads((out / "peers.json").read_text())
+    ready = [row for row in peers["works"][0]["rows"] if "error" not in row]
+    assert {row["precision"] for row in ready} == {peers["precision"]} == {"float32"}
     # On another machine, from the one file: nothing is run again.
     there = tmp_path / "there"
     there.mkdir()
@@ -77,6 +83,44 @@ def test_a_part_ends_at_its_time_and_says_how(on_gpu, tmp_path):
     part = on_gpu.Part("sleep", ("-c", script + "; raise SystemExit(130)"), 9, True)
     found = on_gpu.run(part, 1.0, on_gpu.Options(out=tmp_path))
     assert (found["code"], found["last_lines"]) == (130, ["kept"])
+
+
+def test_a_part_that_does_not_end_is_left(on_gpu, tmp_path, monkeypatch):
+    """Even where a process of its own lives on and holds what it prints."""
+    monkeypatch.setattr(on_gpu, "_TO_STOP", 1)
+    script = "import signal, subprocess\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+    script += "child = subprocess.Popen(['sleep', '60'])\n"
+    script += f"open({str(tmp_path / 'child')!r}, 'w').write(str(child.pid))\n"
+    script += "child.wait()"
+    part = on_gpu.Part("deaf", ("-c", script), 9, True)
+    found = on_gpu.run(part, 3.0, on_gpu.Options(out=tmp_path))
+    assert found["code"] == -signal.SIGKILL
+    os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)  # it lives
+
+
+def test_the_minutes_are_kept_and_the_essential_comes_first(
+    on_gpu, tmp_path, monkeypatch, capsys
+):
+    """Every part takes all that it may, and as long again as it may to stop."""
+    now, given = [0.0], {}
+
+    def run(part, seconds, options):
+        given[part.name] = seconds
+        assert seconds <= part.seconds
+        now[0] += seconds + on_gpu._TO_STOP
+        return {"code": 1}
+
+    here = {"machine": {"backend": "gpu"}, "versions": {}}
+    monkeypatch.setattr(on_gpu, "_machine", lambda: here)
+    monkeypatch.setattr(on_gpu, "run", run)
+    monkeypatch.setattr(on_gpu, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    assert on_gpu.main(["--out", str(tmp_path / "o"), "--data", str(tmp_path)]) == 1
+    assert 24 * 60 < now[0] <= 25 * 60 - on_gpu._TO_PACK
+    names = {part.name for part in on_gpu.parts(on_gpu.Options())}
+    assert set(on_gpu.ESSENTIAL) < names
+    first = list(given)[: len(on_gpu.ESSENTIAL)]
+    assert set(first) <= set(on_gpu.ESSENTIAL)
+    assert "no time left for training" in capsys.readouterr().out
 
 
 def test_what_is_patched_is_patched(on_gpu, tmp_path):

@@ -2,6 +2,8 @@
 
 import json
 import re
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -126,6 +128,44 @@ def test_every_system_is_held_against_one_that_ran():
     sums = {"opacus:hooks": {"w": np.ones(2)}}
     assert run.compare(rows, sums) == {"losses": None, "sums": None}
     assert rows == {"opacus:hooks": {}}
+
+
+@pytest.mark.slow
+def test_all_systems_compute_in_one_precision(tmp_path, monkeypatch, capsys):
+    run, out = load("benchmarks/peers/run.py"), tmp_path / "peers.json"
+    words = f"run.py --work linear:8 --poisson --no-training --rounds 1 --out {out} "
+    words += "--systems jax-sgd tanager:auto --precision"
+    monkeypatch.setattr("sys.argv", [*words.split(), "tf32"])
+    run.main()
+    found = json.loads(out.read_text())
+    rows = found["works"][0]["rows"]
+    assert (
+        [row["precision"] for row in rows]
+        == ["tf32", "tf32"]
+        == 2 * [found["precision"]]
+    )
+    assert not any("error" in row for row in rows)
+    monkeypatch.setattr("sys.argv", [*words.split(), "float32"])
+    with pytest.raises(SystemExit):
+        run.main()
+    assert "peers.json is in tf32: another --out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
+def test_torch_computes_products_and_convolutions_in_one_precision(
+    monkeypatch, precision
+):
+    matmul = types.SimpleNamespace(allow_tf32=False)
+    cudnn = types.SimpleNamespace(allow_tf32=True)  # as PyTorch comes
+    cuda = types.SimpleNamespace(matmul=matmul)
+    torch = types.ModuleType("torch")
+    vars(torch).update(nn=None, backends=types.SimpleNamespace(cuda=cuda, cudnn=cudnn))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "torch_models", types.ModuleType("torch_models"))
+    worker = load("benchmarks/peers/torch_worker.py").TorchWorker
+    worker.compute_in(None, precision)
+    assert matmul.allow_tf32 is cudnn.allow_tf32 is (precision == "tf32")
+    assert worker.precision(None) == precision
 
 
 def test_a_page_is_filled_between_its_markers(tables):

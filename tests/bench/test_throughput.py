@@ -1,4 +1,5 @@
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -47,6 +48,27 @@ def test_batches_change_and_are_compiled_once(monkeypatch, streamed):
         assert row["first_batch_seconds"] > 0
         assert row["error"] is None
     assert rows[0]["relative_throughput"] == 1
+
+
+def test_nothing_is_read_ahead_in_the_turn_of_another(monkeypatch):
+    readers, gather = [], Pool.gather
+
+    def read(pool, indices):
+        readers.append(threading.get_ident())
+        return gather(pool, indices)
+
+    def alone(training, total, batch, number):
+        alive = {thread.ident for thread in threading.enumerate()}
+        assert len(alive & set(readers) - {threading.get_ident()}) <= 1
+        return accumulate(training, total, batch, number)
+
+    accumulate = throughput._Training._accumulate
+    monkeypatch.setattr(throughput._Training, "_accumulate", alone)
+    monkeypatch.setattr(throughput, "_POOL_BYTES", 3 * (6 * 4 + 4))
+    monkeypatch.setattr(Pool, "gather", read)
+    rows, _ = bench_throughput(WORKLOAD, ("sgd", "per_example"), (4,), PROTOCOL)
+    assert [row["error"] for row in rows] == [None, None]
+    assert len(set(readers)) >= 2
 
 
 def test_a_batch_of_another_shape_is_a_compilation(monkeypatch):

@@ -319,10 +319,39 @@ def test_tables_that_cannot_be_are_refused_first(tmp_path, words, message, capsy
     assert not (tmp_path / "t").exists()
 
 
-def test_diverged_settings_are_not_trained(tmp_path, monkeypatch, capsys):
-    gone = jobs.Outcome(0.0, 1.0, 1.0, diverged=True)
+GONE = jobs.Outcome(0.0, 1.0, 1.0, diverged=True)
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_a_limit_must_have_room_for_simulations_and_winner(
+    tmp_path, capsys, monkeypatch, repeats
+):
+    account, out = Account(tmp_path / "account"), tmp_path / "t"
+    account.set_limit(8.0, 1e-5)  # two simulations and a run of the best spend 7.72
     monkeypatch.setattr(
-        experiments, "work_through", lambda every, *_: [gone for _ in every]
+        experiments, "work_through", lambda every, *_: [GONE for _ in every]
+    )
+    words = "search budget digits --model linear --epsilon 4 --noise-multiplier None "
+    words += "--delta 1e-5 --batch-size 256 --steps 4 --simulation-batch-size 200 "
+    words += f"--vary steps=2,4 --account {account.path} --out {out} --winner-repeats "
+    assert main([*words.split(), str(repeats)]) == 2
+    error = capsys.readouterr().err
+    assert ("none of 2 settings got a held-out" in error) == (repeats == 1)
+    if repeats == 1:
+        return
+    assert not out.exists()
+    told = "has a limit of ε = 8 at δ = 1e-05, of which 0 is spent, and with all "
+    assert f"{told}simulations and then the runs of the best 8.624 would be" in error
+    assert error.count("\n") == 1
+    command = re.search("`tanager (account limit .*)`", error)
+    assert command and main(command[1].split()) == 0
+    assert main([*words.split(), str(repeats)]) == 2
+    assert "none of 2 settings got a held-out" in capsys.readouterr().err
+
+
+def test_diverged_settings_are_not_trained(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(
+        experiments, "work_through", lambda every, *_: [GONE for _ in every]
     )
     words = ["search", "budget", "digits", *SHORT, "--vary", "steps=2,4"]
     assert main([*words, "--out", str(tmp_path / "t")]) == 2

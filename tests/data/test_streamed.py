@@ -171,15 +171,27 @@ def test_no_reader_writes_a_copy(tmp_path, name, own_cache):
     assert not list(own_cache.rglob("*"))
 
 
+@pytest.mark.parametrize("seconds", [3 * 1e-4, 3 * 1e-3])
 @all_formats
-def test_into_memory(tmp_path, name, monkeypatch):
+def test_into_memory(tmp_path, name, monkeypatch, seconds):
+    """By one thread where the first three show that threads would not help."""
     monkeypatch.setattr(streamed, "_PART", 3)
+    times, pool = iter([5.0, 5.0 + seconds]), concurrent.futures.ThreadPoolExecutor
+    monkeypatch.setattr(streamed.time, "perf_counter", lambda: next(times))
+    workers = []
+
+    def counted(most):
+        workers.append(most)
+        return pool(most)
+
+    monkeypatch.setattr(streamed.concurrent.futures, "ThreadPoolExecutor", counted)
     done = []
     source = into_memory(made(name, tmp_path), done.append)
     assert isinstance(source, ArraySource)
     np.testing.assert_array_equal(source.tree["image"], IMAGES)
     np.testing.assert_array_equal(source.tree["label"], LABELS)
     assert done == [3, 3, 3, 1]
+    assert workers == [1 if seconds < 1e-3 else None]
 
 
 def test_running_out_of_memory_is_not_the_examples_fault(tmp_path, monkeypatch):

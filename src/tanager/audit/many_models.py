@@ -6,9 +6,11 @@ examples, except those that are left out for a model, which changes nothing else
 """
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,16 +18,18 @@ import optax
 from jaxtyping import Array, Bool, Float, PyTree
 
 from tanager.audit.batching import over_models
-from tanager.compiling import jit
+from tanager.compiling import filter_jit, jit
 from tanager.data import gather
 from tanager.grid import Whole
 from tanager.keys import from_words, key_words
+from tanager.privacy.mechanism import Mechanism
 from tanager.sampling import PhysicalBatch, PoissonSampler, pad
 from tanager.seed import Seed
 from tanager.training import tuning
 from tanager.training.problem import DPSGD, Problem, Runtime
 from tanager.training.state import State
 from tanager.training.step import Step
+from tanager.training.unit import Unit
 
 
 def with_rates(
@@ -37,6 +41,49 @@ def with_rates(
         return optimizer(learning_rate=learning_rate)
 
     return optax.inject_hyperparams(of_rate)(learning_rate=1.0)
+
+
+def _rows(size: int, rate: float, grouped: bool) -> int:
+    """Return rows enough for a batch, except once in 10⁹ steps; or all examples.
+
+    Those are not gathered, and are the same for all models.
+    """
+    likely = size * rate + 6 * math.sqrt(size * rate * (1 - rate)) + 1
+    return min(size, math.ceil(likely)) if grouped or 2 * likely < size else size
+
+
+def guess_update(problem: Problem, rate: float, multiplicity: int) -> float:
+    """Return a guess of the seconds of an update of one model, before any is made.
+
+    It is the time of drawing a batch, and twice that of a plain gradient of as many
+    zeros, whose program is compiled much sooner than that of many models: LeNet's
+    update takes 2.0 times as long as its plain gradient on two cores.
+    """
+    groups, size = problem.groups, problem.size()
+    each = None if groups is None else groups.examples_per_group
+    unit = Unit(problem.loss, problem.augment, multiplicity, each)
+    shape = unit.shape(_rows(size, rate, groups is not None))
+    one = jax.tree.map(np.asarray, problem.source()[0])
+    zeros = jax.tree.map(lambda leaf: np.zeros((*shape, *leaf.shape), leaf.dtype), one)
+    rows = PhysicalBatch(zeros, np.ones(shape, bool), np.zeros(shape, np.int32))
+
+    def loss(trained: PyTree, fixed: PyTree, batch: PhysicalBatch) -> Array:
+        views = unit.views(batch, jax.random.key(0))
+        model = eqx.combine(trained, fixed)
+        return jnp.mean(jax.vmap(unit.loss, (None, 0))(model, views))
+
+    gradient, given = filter_jit(jax.grad(loss)), (*problem.split(), rows)
+    mechanism = Mechanism(rate, 1.0, 1)
+    sampler = PoissonSampler(mechanism, size, Seed.from_os(), size, groups)
+    jax.block_until_ready(gradient(*given))
+    times = []
+    for _ in range(3):
+        began = time.perf_counter()
+        jax.block_until_ready(gradient(*given))
+        computed = time.perf_counter()
+        sampler.indices(0)
+        times.append(2 * (computed - began) + time.perf_counter() - computed)
+    return min(times)
 
 
 class ManyModels:
@@ -77,14 +124,8 @@ class ManyModels:
         self.params = self.step.params
         one = jax.tree.map(lambda leaf: leaf[:1], self._data)
         self.step.check(self.params, one, 1)
-        # Enough rows for a batch, except once in 10⁹ steps; or all examples, which are
-        # not gathered and are the same for all models.
-        rate = self.mechanism.sample_rate
-        likely = self.size * rate
-        likely += 6 * math.sqrt(self.size * rate * (1 - rate)) + 1
-        self._all_rows = not grouped and 2 * likely >= self.size
-        self._rows = min(self.size, math.ceil(likely))
-        self._rows = self.size if self._all_rows else self._rows
+        self._rows = _rows(self.size, self.mechanism.sample_rate, grouped)
+        self._all_rows = not grouped and self._rows == self.size
         tuning.explain(self.step, self.params, one, self._rows, report)
         self._update = jit(self._mapped, donate_argnums=2)
         self._losses = jit(over_models(self._losses_of_one, (0, None)))

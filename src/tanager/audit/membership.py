@@ -35,7 +35,7 @@ from tanager.audit.bounds import (
     models_needed,
 )
 from tanager.audit.canaries import joined, require_like, secret_of
-from tanager.audit.many_models import ManyModels, with_rates
+from tanager.audit.many_models import ManyModels, guess_update, with_rates
 from tanager.audit.membership_trainer import (
     FEWEST,
     MembershipTrainer,
@@ -50,6 +50,7 @@ from tanager.privacy import accountant
 from tanager.privacy.calibrate import calibrate
 from tanager.privacy.mechanism import Mechanism
 from tanager.training import charging, fingerprint
+from tanager.training.estimate import duration
 from tanager.training.problem import DPSGD, Problem
 from tanager.training.run_folder import RunFolder
 
@@ -136,9 +137,10 @@ def audit_membership(
         models_at_once: in one program.
         out: folder; the same call resumes the audit.
         seed: None draws it from the operating system; a number repeats the audit.
-        on_models: called after each update of a program of models with the phase, how
-            many models are trained (a fraction of those in it), how many both phases
-            train, and what is being done or known so far.
+        on_models: called first with a guess of how long it takes, then after each
+            update of a program of models, with the phase, how many models are trained
+            (a fraction of those in it), how many both phases train, and what is being
+            done or known so far.
 
     Raises:
         ValueError: an argument is out of range, the models are too few to prove
@@ -162,13 +164,32 @@ def audit_membership(
     if sweep_models is None:
         sweep_models = models // 2
     rounds = _rounds(len(settings), sweep_models)
-    rate = attack.batch_size / size
+    rate, in_all = attack.batch_size / size, _tried(rounds) + models
+    recorded = None if out is None else Path(out) / "scores.jsonl"
+    trained = 0.0
+    if recorded is not None and recorded.exists():
+        trained = min(recorded.read_bytes().count(b"\n"), in_all)
+
+    def report(phase: str, reached: float, models: int, known: str) -> None:
+        nonlocal trained
+        trained = reached
+        on_models(phase, reached, models, known)
+
+    if trained < in_all:
+        guess = guess_update(problem, rate, attack.augmentation_multiplicity)
+        left = guess * float(np.mean(attack.steps)) * (in_all - trained)
+        report(
+            "getting ready",
+            trained,
+            in_all,
+            f"about {duration(left)} left (first guess: {guess:.2g} s an update of "
+            "one model, as long as drawing a batch and two plain gradients)",
+        )
     mechanisms = {
         count: calibrate(epsilon=epsilon, delta=delta, sample_rate=rate, steps=count)
         for count in dict.fromkeys(attack.steps)
     }
     account = charging.account_of(problem, "audit")
-    in_all = _tried(rounds) + models
     # What all models spend together, at most: phase I chooses among the mechanisms.
     spent = [
         dataclasses.replace(one, steps=one.steps * in_all)
@@ -181,7 +202,7 @@ def audit_membership(
     made: dict[tuple[float, int], ManyModels] = {}
 
     def measuring(what: str) -> None:
-        on_models("measuring how to clip", 0, in_all, what)
+        report("measuring how to clip", trained, in_all, what)
 
     def program(clip_norm: float, steps: int) -> ManyModels:
         if (clip_norm, steps) not in made:
@@ -201,10 +222,9 @@ def audit_membership(
             )
         return made[clip_norm, steps]
 
-    secret, scores = secret_of(out, seed), None
+    secret = secret_of(out, seed)
     if out is not None:
         folder = RunFolder(out)
-        scores = folder.path / "scores.jsonl"
         config = {
             "epsilon": epsilon,
             "delta": delta,
@@ -228,10 +248,10 @@ def audit_membership(
         settings,
         list(canaries),
         secret,
-        Records(scores),
+        Records(recorded),
         models_at_once,
         in_all,
-        on_models,
+        report,
     )
 
     # Phase I, then phase II: other models, by other secrets.

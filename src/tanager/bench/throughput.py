@@ -95,17 +95,29 @@ def data(workload: Workload, examples: int) -> Source:
 
 
 class _Training:
-    """A run that goes on from one logical step to the next, with its data."""
+    """A run that goes on from one logical step to the next, with its data.
 
-    def __init__(self, step: Step, feed: Feed, params: PyTree, steps: int):
-        self.step, self._feed = step, feed
+    `feeding` gives its examples from a step on, for a `with` block: a turn of this run,
+    so that nothing is read ahead during the turns of others.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        feeding: Callable[[int], contextlib.AbstractContextManager[Feed]],
+        params: PyTree,
+        steps: int,
+    ):
+        self.step, self._feeding = step, feeding
         self.drawn = [len(step.sampler.indices(number)) for number in range(steps)]
         self.compilations = 0
         self._state = step.start(params)
 
     def first_batch(self) -> float:
         """Return the seconds of the first physical batch, which is compiled for it."""
-        batch, total = self._feed.empty(), jax.block_until_ready(self.step.zero())
+        with self._feeding(0) as feed:
+            batch = feed.empty()
+        total = jax.block_until_ready(self.step.zero())
         self.step.augmentation_key(0)  # a program of its own
         with self._counting():
             started = time.perf_counter()
@@ -118,9 +130,9 @@ class _Training:
 
     def run(self, number: int) -> None:
         """Make one logical step and wait for it."""
-        with self._counting():
+        with self._counting(), self._feeding(number) as feed:
             total = self.step.zero()
-            for batch, _ in self._feed.batches(number):
+            for batch, _ in feed.batches(number):
                 total = self._accumulate(total, batch, number)
             self._update(total, number)
 
@@ -166,8 +178,8 @@ def bench_throughput(
     with its compilation but not what `auto` measures before, and how often the program
     was compiled while batches changed. What fails is a row with an `error`.
 
-    Data that are too large for the device are read ahead by a thread of each strategy,
-    up to two physical batches, while others take their turns.
+    Data that are too large for the device are read ahead by a thread, in the turn of
+    its strategy alone.
 
     Returns:
         The rows, and whether Ctrl-C came before all was measured.
@@ -184,8 +196,8 @@ def bench_throughput(
     rows: list[dict[str, Any]] = []
     for size in dict.fromkeys(physical_batches):
         made: dict[str, _Training] = {}
-        with workload.computing(), contextlib.ExitStack() as stack:
-            prepare = functools.partial(_prepare, examples, size, made, stack)
+        with workload.computing():
+            prepare = functools.partial(_prepare, examples, size, made)
             measured, stopped = in_turns(
                 names, prepare, protocol.steps, _prefixed(report, f"{size} rows: ")
             )
@@ -230,27 +242,28 @@ class _Examples:
             in_memory=self._placed is not None,
         )
 
-    def feed(self, step: Step, size: int) -> contextlib.AbstractContextManager[Feed]:
-        """Give physical batches of these examples to a step."""
+    def feed(
+        self, step: Step, size: int, begun: int
+    ) -> contextlib.AbstractContextManager[Feed]:
+        """Give physical batches of these examples to a step, from number `begun` on."""
         if self._placed is not None:
             return contextlib.nullcontext(held(step, self._placed, size))
         problem = Problem(self.workload.loss, step.params, self._source)
         runtime, one = Runtime(physical_batch_size=size), an_example(self._source)
-        return feeding(problem, runtime, self._source, one, step, 0)
+        return feeding(problem, runtime, self._source, one, step, begun)
 
 
 def _prepare(
     examples: _Examples,
     size: int,
     made: dict[str, _Training],
-    stack: contextlib.ExitStack,
     name: str,
     found: Measurement,
 ) -> Callable[[int], None]:
     step, params = examples.step(name), examples.workload.params()
     step.grad_fn.tune(params, examples.workload.batch(size), seconds=math.inf)
-    feed = stack.enter_context(examples.feed(step, size))
-    made[name] = _Training(step, feed, params, examples.protocol.steps)
+    feeding = functools.partial(examples.feed, step, size)
+    made[name] = _Training(step, feeding, params, examples.protocol.steps)
     found.compile_seconds = made[name].first_batch()
     return made[name].run
 

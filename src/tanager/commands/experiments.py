@@ -17,6 +17,7 @@ from tanager.recipes.recipe import Recipe
 
 
 if TYPE_CHECKING:
+    from tanager.privacy.mechanism import Mechanism
     from tanager.search.experiments import Cell, Simulations
     from tanager.search.simulation import Target
 
@@ -58,6 +59,11 @@ class _Table(abc.ABC):
             title=f"{content['recipe']}: simulated at 1/{factor:.4g} of the batch size",
             predicted=content.get("prediction"),
         )
+
+    def then(self, cells: Sequence["Cell"]) -> list["Mechanism"]:
+        """Return what `train` will spend."""
+        del cells
+        return []
 
     def train(
         self, cells: Sequence["Cell"], rows: Sequence[dict], out: Path
@@ -197,6 +203,16 @@ class Budget(_Table):
         examples = cells[0].target.examples
         search_figures.plot_budget(content["rows"], examples, *paths)
 
+    def then(self, cells: Sequence["Cell"]) -> list["Mechanism"]:
+        """Return what the runs of the best will spend, were it the one of most ε."""
+        from tanager.recipes.budget import solve_budget
+        from tanager.search import jobs
+
+        target = max((cell.target for cell in cells), key=lambda each: each.epsilon)
+        classes = len(jobs.load(cells[0].jobs[0].recipe).classes)
+        budget = solve_budget(target.recipe, target.examples, classes)
+        return budget.mechanisms() * self.winner_repeats
+
     def train(
         self, cells: Sequence["Cell"], rows: Sequence[dict], out: Path
     ) -> dict[str, Any]:
@@ -270,9 +286,11 @@ def tabulate(word: str, words: Sequence[str]) -> int:
         out, factor, held_out(recipe, target), options.repeats
     )
     cells = options.cells(target, simulations)
-    experiments.begin(simulations, word, target, cells)
     every = [job for cell in cells for job in cell.jobs]
-    jobs.require_room(every[0])
+    then = [] if (out / "winner").exists() else options.then(cells)
+    words = "all simulations" + " and then the runs of the best" * bool(then)
+    jobs.require_room(every, then, words)
+    experiments.begin(simulations, word, target, cells)
     screen = new_console(stderr=True)
     budgets = dict.fromkeys(format_epsilon(cell.target.epsilon) for cell in cells)
     screen.print(

@@ -111,7 +111,7 @@ def _search(name: str, recipe: Recipe, options: Options) -> int:
     out = Path(recipe.out or f"runs/{name}-search")
     _require_whole_grid(settings, options.trials)
     first = settings.simulated(settings.batch_sizes[0])
-    jobs.require_room(jobs.Job(out / "trials/0000/run", first, name))
+    jobs.require_room([jobs.Job(out / "trials/0000/run", first, name)])
     study = Study(out, settings)
     write_json(out / "asked.json", {"trials": options.trials})
     _announce(settings, study.count(options.trials), console)

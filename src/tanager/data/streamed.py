@@ -5,6 +5,7 @@ import concurrent.futures
 import copy
 import hashlib
 import os
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -26,6 +27,7 @@ Report = Callable[[int], None]
 Progress = Callable[[int, int], None]
 _ENDS = 1 << 16  # bytes of a file's beginning and end that identify it
 _PART = 256  # images per task of the thread pool
+_SMALL = 2e-4  # seconds of an image below which threads only wait for one another
 
 
 class StreamedImages(abc.ABC):
@@ -151,9 +153,10 @@ def common_shape(
 
 
 def into_memory(source: StreamedImages, report: Report) -> ArraySource:
-    """Decode all of a source, in a pool of threads.
+    """Decode all of a source, in a pool of threads; in one where images are small.
 
-    `report` is called in this thread, with the number of images since the last call.
+    The first images are timed. `report` is called in this thread, with the number of
+    images since the last call.
     """
     images = np.empty((len(source), *source.shape), np.uint8)
 
@@ -163,8 +166,11 @@ def into_memory(source: StreamedImages, report: Report) -> ArraySource:
             images[index] = source.image(index)
         return stop - start
 
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        for done in pool.map(decode_part, range(0, len(source), _PART)):
+    began = time.perf_counter()
+    report(first := decode_part(0))
+    small = time.perf_counter() - began < _SMALL * first
+    with concurrent.futures.ThreadPoolExecutor(1 if small else None) as pool:
+        for done in pool.map(decode_part, range(_PART, len(source), _PART)):
             report(done)
     return ArraySource({"image": images, "label": np.array(source.labels)})
 

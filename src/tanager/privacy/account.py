@@ -18,6 +18,7 @@ import contextlib
 import dataclasses
 import datetime
 import math
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -170,13 +171,15 @@ class Account:
             read_lines(self.path, self._accept(balance), self._damaged)
         return balance
 
-    def require_room(self, charge: Charge) -> None:
+    def require_room(self, charge: Charge, words: str | None = None) -> None:
         """Refuse what `charge` would refuse, and charge nothing.
+
+        `words` say what it is; None for its kind.
 
         Raises:
             ValueError: see `charge`.
         """
-        self._require(self.read(), charge)
+        self._require(self.read(), charge, words)
 
     def charge(self, charge: Charge) -> Balance:
         """Charge a run that is about to begin; return the balance, once on the disk.
@@ -295,7 +298,9 @@ class Account:
                 "name another with --account",
             )
 
-    def _require(self, balance: Balance, charge: Charge) -> None:
+    def _require(
+        self, balance: Balance, charge: Charge, words: str | None = None
+    ) -> None:
         """Refuse a charge of other data or unit, or one that exceeds the limit."""
         self._require_unit(balance)
         other = self.data is not None and self.data not in balance.data
@@ -322,18 +327,22 @@ class Account:
                 "account",
                 str(self.path),
                 f"has a limit of ε = {format_bound(most)} at δ = {delta:g}, of which "
-                f"{format_epsilon(spent)} is spent, and with this {charge.what} "
-                f"{format_epsilon(total)} would be",
-                _advice(balance, charge),
+                f"{format_epsilon(spent)} is spent, and with "
+                f"{words or f'this {charge.what}'} {format_epsilon(total)} would be",
+                _advice(balance, charge, self._raise_to(total, delta)),
             )
 
+    def _raise_to(self, epsilon: float, delta: float) -> str:
+        words = ["tanager", "account", "limit", "--epsilon", format_epsilon(epsilon)]
+        words += ["--delta", f"{delta:g}", "--account", str(self.path)]
+        return f"raise the limit with `{shlex.join(words)}`"
 
-def _advice(balance: Balance, charge: Charge) -> str:
+
+def _advice(balance: Balance, charge: Charge, raise_it: str) -> str:
     """Return what still fits, like a charge that does not."""
     like, *more = charge.mechanisms
-    raise_it = "raise the limit with `tanager account limit`"
     if not like.noise_multiplier:
-        return f"a run that is not private never fits: {raise_it}"
+        return "a run that is not private never fits: name another with --account"
     if more or charge.selection:
         like = Mechanism(1.0, 1.0, 1, like.adjacency)
     found = balance.fitting(like)

@@ -23,6 +23,7 @@ from tanager._files import write_json
 from tanager._record import read_record
 from tanager.data import Dataset
 from tanager.privacy.account import Account
+from tanager.privacy.mechanism import Mechanism
 from tanager.recipes import cost, runner, tasks
 from tanager.recipes.accounts import account_of
 from tanager.recipes.fields import LAYOUT_FIELDS
@@ -136,16 +137,28 @@ def make(job: Job, watch: Watch | None = None) -> Outcome:
     return found
 
 
-def require_room(job: Job) -> None:
-    """Refuse a run that could not be charged, before a folder for it is made.
+def require_room(
+    jobs: Sequence[Job], then: Sequence[Mechanism] = (), words: str | None = None
+) -> None:
+    """Refuse runs that could not all be charged, before a folder for one is made.
+
+    Those that have begun are charged. `then` is what is spent after them, and `words`
+    say what all of it is.
 
     Raises:
         ValueError: see `tanager.privacy.account.Account.charge`.
     """
-    prepared, account = _prepared(job)
-    budget, seed = prepared.budget, job.recipe.seed
-    spent = budget.mechanisms()
-    charging.require_room(account, spent, budget.delta, job.folder, seed)
+    new = [job for job in jobs if not (job.folder / "ledger.jsonl").exists()]
+    if not new:
+        return
+    prepared, account = _prepared(new[0])
+    spent, budget, first = [*then], prepared.budget, new[0]
+    if account is not None and account.read().limit is not None:
+        for job in new[1:]:
+            spent += _prepared(job)[0].budget.mechanisms()
+    spent = [*budget.mechanisms(), *spent]
+    seed = first.recipe.seed
+    charging.require_room(account, spent, budget.delta, first.folder, seed, words)
 
 
 def _prepared(job: Job, **fields: Any) -> tuple[runner.Prepared, Account | None]:

@@ -46,10 +46,12 @@ def require_room(
     delta: float,
     out: str | Path | None,
     seed: int | None,
+    words: str | None = None,
 ) -> None:
     """Refuse a run that could not be charged, before anything of it is made.
 
-    `out` is its folder, which may hold a part of it, and `seed` a person's number.
+    `out` is its folder, which may hold a part of it, and `seed` a person's number;
+    `words` say what it is.
 
     Raises:
         ValueError: see `Account.charge`.
@@ -60,7 +62,8 @@ def require_room(
             secret = None if out is None else seed_of(out)
             if secret is None:
                 secret = Seed.from_os() if seed is None else Seed.from_int(seed)
-            account.require_room(charge_of(account, mechanisms, delta, out, secret))
+            spent = charge_of(account, mechanisms, delta, out, secret)
+            account.require_room(spent, words)
 
     hosts.from_chief(check)
 
