@@ -12,9 +12,7 @@ from scripts import ROOT, load
 
 
 PAGES = {
-    "README.md": "2026-11-23-xeon-peers.json",
     "docs/benchmarks.md": "2026-11-23-xeon-peers.json",
-    "docs/benchmarks_epyc.md": "2026-11-22-cpu-peers.json",
 }
 
 
