@@ -54,7 +54,7 @@ pytestmark = [
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *words):
+    def log_message(self, format, *arguments):
         pass
 
 
