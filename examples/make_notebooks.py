@@ -11,6 +11,7 @@ a notebook that is made again differs only where it says something else. Needs t
 """
 
 import argparse
+import re
 import tempfile
 from pathlib import Path
 
@@ -104,7 +105,8 @@ def clean(notebook: NotebookNode, folder: str) -> None:
             _keep(output, kept)
         for output in kept:
             if "text" in output:
-                output.text = output.text.replace(f"{folder}/", "")
+                text = output.text.replace(f"{folder}/", "")
+                output.text = re.sub(r"\x1b\[[\d;]*m", "", text)  # bold, colours
         cell.outputs = [output for output in kept if output.get("text", "x")]
     notebook.metadata.language_info = {"name": "python"}
 

@@ -53,6 +53,7 @@ def start(folder, rows, *more):
     words = ["--out", str(OUT / folder), "--physical-batch-size", str(rows), *more]
     environment = {
         **os.environ,
+        "FORCE_COLOR": "",  # a notebook asks for colours
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
     }
@@ -80,7 +81,7 @@ hosts = [start("two", 128, *together, str(host)) for host in range(2)]
 for number, printed in enumerate(map(end, hosts)):
     steps = [line for line in printed.splitlines() if line.startswith("step")]
     print(f"host {number} printed {len(printed.splitlines())} lines", *steps, sep="\n")
-end(start("one", 64))
+alone = end(start("one", 64))
 
 # %% [markdown]
 # The first host writes the report, the metrics and the ledger, so the second prints
