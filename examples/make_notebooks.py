@@ -30,6 +30,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+
 SOURCE = "tanager"  # the folder of tanager's source, with its pyproject.toml
 
 try:
