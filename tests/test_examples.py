@@ -296,7 +296,7 @@ def test_patients(run):
     found = result(folder / "run")
     assert found["private"] and found["epsilon"] <= 4
     assert found["unit"] == "person" and found["examples"] == (800 if FULL else 240)
-    assert found["test_auroc_ema"] > FLOOR  # guessing: 0.5
+    assert found["test_auroc_ema"] > 0.6  # guessing: 0.5
     assert "AUROC, mean over labels" in printed
     submission = (folder / "submission.csv").read_text().splitlines()
     assert submission[0] == "image,effusion,nodule,fibrosis"
