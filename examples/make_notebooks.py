@@ -3,13 +3,15 @@
     python examples/make_notebooks.py [NAME ...]
 
 Each script in percent format beside this file becomes `notebooks/NAME.ipynb`, executed
-from the beginning in an empty folder. What differs between machines without telling
-anything (times of execution, widgets, random identifiers) is left out, so that a
-notebook that is made again differs only where it says something else. Needs
-the extra "examples".
+from the beginning in an empty folder. Its first code cell installs tanager where it is
+missing, as on Colab; it is not executed here. What differs between machines without
+telling anything (times of execution, widgets, random identifiers) is left out, so that
+a notebook that is made again differs only where it says something else. Needs the extra
+"examples".
 """
 
 import argparse
+import re
 import tempfile
 from pathlib import Path
 
@@ -21,6 +23,27 @@ from nbformat import NotebookNode
 
 HERE = Path(__file__).parent
 LARGEST = 300_000
+INSTALL = """\
+# Not needed on your own machine, if tanager is installed there.
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+
+SOURCE = "tanager"  # the folder of tanager's source, with its pyproject.toml
+
+try:
+    metadata.version("tanager-dp")
+except metadata.PackageNotFoundError:
+    if not Path(SOURCE, "pyproject.toml").exists():
+        raise SystemExit(
+            f"tanager is missing. Clone its repository into the folder {SOURCE!r} "
+            "beside this notebook, or upload a zip of it and unzip it there. Then run "
+            f"this cell again: it runs pip install './{SOURCE}[examples]'"
+        ) from None
+    words = ["-m", "pip", "install", "--quiet", f"./{SOURCE}[examples]"]
+    subprocess.run([sys.executable, *words], check=True)"""
 _NOISE = ("ipywidgets",)  # words of warnings that are about the notebook, not its code
 
 
@@ -49,8 +72,8 @@ def read(path: Path) -> NotebookNode:
     return notebook
 
 
-def execute(notebook: NotebookNode) -> None:
-    """Run all cells in an empty folder."""
+def execute(notebook: NotebookNode) -> str:
+    """Run all cells in an empty folder; return its path."""
     with tempfile.TemporaryDirectory() as folder:
         NotebookClient(
             notebook,
@@ -59,10 +82,21 @@ def execute(notebook: NotebookNode) -> None:
             record_timing=False,
             resources={"metadata": {"path": folder}},
         ).execute()
+    return folder
 
 
-def clean(notebook: NotebookNode) -> None:
-    """Leave of the outputs what a reader looks at: text, and pictures."""
+def add_install(notebook: NotebookNode) -> None:
+    """Put the cell that installs tanager before the first code cell."""
+    kinds = [cell.cell_type for cell in notebook.cells]
+    cell = nbformat.v4.new_code_cell(INSTALL, id="cell-install")
+    notebook.cells.insert(kinds.index("code"), cell)
+
+
+def clean(notebook: NotebookNode, folder: str) -> None:
+    """Leave of the outputs what a reader looks at: text, and pictures.
+
+    Paths in the folder in which it ran become relative.
+    """
     for cell in notebook.cells:
         cell.metadata = {}
         if cell.cell_type != "code":
@@ -70,6 +104,10 @@ def clean(notebook: NotebookNode) -> None:
         kept: list[NotebookNode] = []
         for output in cell.outputs:
             _keep(output, kept)
+        for output in kept:
+            if "text" in output:
+                text = output.text.replace(f"{folder}/", "")
+                output.text = re.sub(r"\x1b\[[\d;]*m", "", text)  # bold, colours
         cell.outputs = [output for output in kept if output.get("text", "x")]
     notebook.metadata.language_info = {"name": "python"}
 
@@ -101,8 +139,8 @@ def make(path: Path) -> Path:
         ValueError: it is larger than a notebook should be.
     """
     notebook = read(path)
-    execute(notebook)
-    clean(notebook)
+    clean(notebook, execute(notebook))
+    add_install(notebook)
     nbformat.validate(notebook)
     text = nbformat.writes(notebook)
     if len(text.encode()) > LARGEST:

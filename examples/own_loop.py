@@ -1,7 +1,15 @@
-"""Your own loop: sample, clip, add noise, update, in compiled steps, with a ledger."""
+"""Coming from another library: your own Optax loop, made private part by part."""
 
 # %% [markdown]
-# # Your own loop
+# # Coming from another library: your own loop
+#
+# | here | in Opacus | in JAX-Privacy |
+# |---|---|---|
+# | `calibrate` | `get_noise_multiplier` | calibration |
+# | `PoissonSampler` | `DPDataLoader` | batch selection |
+# | `clipped_grad` | `GradSampleModule` | `clipped_grad` |
+# | `gaussian_noise` | `DPOptimizer` | noise addition |
+# | `Ledger` | `PRVAccountant` | `dp_accounting` |
 #
 # `tanager.train` runs the loop for you. If you want your own, its parts work alone.
 # Here they make a compiled private loop, with a schedule of the learning rate,

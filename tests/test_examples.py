@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,11 @@ SCRIPTS = sorted(
 )
 NAMES = [path.stem for path in SCRIPTS]
 LARGEST = 300_000
+INSTALL = next(
+    ast.literal_eval(line.value)
+    for line in ast.parse((ROOT / "examples/make_notebooks.py").read_text()).body
+    if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "INSTALL"
+)
 # Without the runs that only a picture needs (`make test-full` has them).
 SHORTER = {
     "audit_it": {
@@ -38,6 +44,12 @@ SHORTER = {
     "lora_vit": {
         "results = {": 'WAYS = ("lora",)\nresults = {',
         '("#0072b2", "#d55e00", "#009e73", "#767676")': '("#0072b2",)',
+    },
+    "patients": {
+        "PATIENTS = 1000": "PATIENTS = 300",
+        '"--model", "small-cnn", "--batch-size", "200", "--steps", "40"': (
+            '"--model", "linear", "--batch-size", "100", "--steps", "20"'
+        ),
     },
     "tan_search": {
         '"digits", "--steps"': '"digits", "--model", "linear", "--steps"',
@@ -75,7 +87,7 @@ def notebook(name):
 def test_every_script_has_a_notebook_and_no_notebook_is_left_over():
     notebooks = (ROOT / "examples" / "notebooks").glob("*.ipynb")
     assert sorted(path.stem for path in notebooks) == NAMES
-    assert len(NAMES) == 8
+    assert len(NAMES) == 10
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -83,6 +95,8 @@ def test_a_notebook_is_of_its_script_as_it_is(name):
     made = [
         (cell["cell_type"], "".join(cell["source"])) for cell in notebook(name)["cells"]
     ]
+    first = next(at for at, (kind, _) in enumerate(made) if kind == "code")
+    assert made.pop(first) == ("code", INSTALL)
     script = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
     assert made == cells(script), f"python examples/make_notebooks.py {name}"
 
@@ -91,7 +105,8 @@ def test_a_notebook_is_of_its_script_as_it_is(name):
 def test_a_notebook_was_executed_in_order_and_without_an_error(name):
     content = notebook(name)
     code = [cell for cell in content["cells"] if cell["cell_type"] == "code"]
-    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    counts = [cell["execution_count"] for cell in code]  # the first cell installs
+    assert counts == [None, *range(1, len(code))]
     outputs = [output for cell in code for output in cell["outputs"]]
     assert {output["output_type"] for output in outputs} <= {"stream", "display_data"}
     pictures = [output for output in outputs if "image/png" in output.get("data", {})]
@@ -105,6 +120,29 @@ def test_the_page_names_the_script_and_its_notebook(name):
     page = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
     assert f"](../examples/{name}.py)" in page
     assert f"](../examples/notebooks/{name}.ipynb)" in page
+
+
+def test_the_first_cell_installs_tanager_only_where_it_is_missing(
+    tmp_path, monkeypatch
+):
+    calls = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(subprocess, "run", lambda words, check: calls.append(words))
+    exec(INSTALL, {})
+    assert not calls
+
+    def missing(name):
+        assert name == "tanager-dp"  # "tanager" on the index is another program
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    with pytest.raises(SystemExit, match=r"Clone .* pip install '\./tanager\[examples"):
+        exec(INSTALL, {})
+    assert not calls
+    (tmp_path / "tanager").mkdir()
+    (tmp_path / "tanager/pyproject.toml").touch()
+    exec(INSTALL, {})
+    assert [words[-1] for words in calls] == ["./tanager[examples]"]
 
 
 def shorter(name, folder):
@@ -249,3 +287,25 @@ def test_own_loop(run):
     epsilon, accuracy = map(float, re.findall(r"\d\.\d+", printed))
     assert epsilon == 3.0
     assert accuracy > 0.65  # guessing: 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+def test_patients(run):
+    printed, folder = run("patients")
+    found = result(folder / "run")
+    assert found["private"] and found["epsilon"] <= 4
+    assert found["unit"] == "person" and found["examples"] == (800 if FULL else 240)
+    assert found["test_auroc_ema"] > 0.6  # guessing: 0.5
+    assert "AUROC, mean over labels" in printed
+    submission = (folder / "submission.csv").read_text().splitlines()
+    assert submission[0] == "image,effusion,nodule,fibrosis"
+    assert len(submission) == 21
+
+
+@pytest.mark.full
+def test_two_hosts(run):
+    """In `make test`, tests/parallel compares the parameters of hosts."""
+    printed, _ = run("two_hosts")
+    assert "650 parameters, largest difference 0.0" in printed
+    assert "host 1 printed" in printed
