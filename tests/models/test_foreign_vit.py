@@ -74,7 +74,7 @@ def test_the_logits_are_theirs(tmp_path, format, reference):
 
 
 def test_transformers_own_eps_changes_the_logits_by_less_than_1e_6():
-    """docs/weights.md says so."""
+    """docs/pretrained.md says so."""
     by_eps = RECORD["huggingface_logits"]
     difference = np.subtract(by_eps["1e-06"], by_eps["1e-12"])
     assert 0 < np.abs(difference).max() < 1e-6

@@ -83,7 +83,7 @@ def _vit_huggingface(prefix: str) -> tuple[Rule, ...]:
     """Return the rules of transformers' `ViTForImageClassification`.
 
     Its layer norms add 1e-12 to the variance unless configured otherwise, ours 1e-6;
-    `docs/weights.md` says how much that changes the logits.
+    `docs/pretrained.md` says how much that changes the logits.
 
     Args:
         prefix: of all names but the head's; empty in files of a bare `ViTModel`.
