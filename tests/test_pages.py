@@ -61,8 +61,7 @@ def tutorials(printed, folder):
 
 
 CHECKS = {
-    check.__name__: check
-    for check in (readme, pretrained, searching, audit, tutorials)
+    check.__name__: check for check in (readme, pretrained, searching, audit, tutorials)
 }
 
 
