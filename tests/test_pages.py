@@ -19,22 +19,27 @@ def readme(printed, folder):
     assert (folder / "runs/mine/report.html").exists()
 
 
-def pretrained(printed, folder):
-    lines = printed.splitlines()
-    at = next(k for k, line in enumerate(lines) if line.startswith("timm ["))
-    assert lines[at] == (
-        "timm ['head set to zero', 'positions resized from 17 to 37 (bicubic)']"
-    )
-    # 12 blocks of 4·(192+576) + 4·(192+192) + 2·4·(192+768), and the head.
-    assert lines[at + 1] == str(12 * (3072 + 1536 + 7680) + 1930)
-    assert "read as timm, do not fit this VisionTransformer:" in lines[at + 2]
-    assert lines[at + 3] == "  differs: head.weight is [1000, 192], must be [10, 192]"
-    assert re.fullmatch(r"a \d", lines[-1])
-
-
 def searching(printed, folder):
     assert 0 < float(re.findall(r"multiplier ([\d.]+)", printed)[0]) < 10
     assert 7.9 < float(re.findall(r"ε = ([\d.]+)", printed)[0]) <= 8
+
+
+def pretrained(printed, folder):
+    lines = printed.splitlines()
+    published = (
+        "hf:timm/vit_base_patch16_224.augreg_in21k 21843 (0.5, 0.5, 0.5) apache-2.0"
+    )
+    assert published in lines
+    # In the block 4·(32+96) + 4·(32+32) + 2·4·(32+128), and the head of 32·10 + 10.
+    assert str(512 + 256 + 1280 + 330) in lines
+    assert "Linear" in lines
+    first = lines.index("('tanager', 'timm', 'huggingface', 'huggingface-backbone')")
+    resized = "positions resized from 17 to 37 (bicubic)"
+    assert lines[first + 1] == f"timm ['head set to zero', '{resized}']"
+    refused = "read as timm, do not fit this VisionTransformer:"
+    (at,) = (at for at, line in enumerate(lines) if refused in line)
+    assert re.fullmatch(r"a \d", lines[at - 1])
+    assert lines[at + 1] == "  differs: head.weight is [1000, 192], must be [10, 192]"
 
 
 def audit(printed, folder):
