@@ -1,7 +1,7 @@
 r"""Make tables and figures of docs/benchmarks.md of what `run.py` measured.
 
     python benchmarks/peers/tables.py runs/peers.json --figures docs/images \
-        --write docs/benchmarks.md README.md
+        --write docs/benchmarks.md
 
 Prints the tables; with --write puts them into pages between their markers,
 ``<!-- table: NAME -->`` and ``<!-- end -->``.
@@ -150,9 +150,9 @@ def _summary(works: list[dict[str, Any]]) -> str:
 
 
 def _memory(works: list[dict[str, Any]]) -> str:
-    """Return MiB of a step and in all by batch, and seconds of the first step."""
-    batches = [work["physical_batch"] for work in works]
+    """Return memory at the usual batch, and the seconds of the first step."""
     (usual,) = records.columns(works)
+    batch, several = usual["physical_batch"], len(works) > 1
     rows = []
     for system in records.systems(works):
         found = {
@@ -161,20 +161,17 @@ def _memory(works: list[dict[str, Any]]) -> str:
             for row in work["rows"]
             if row["system"] == system and not records.failed(row)
         }
-        if not found:
+        if batch not in found:
             continue
-        steps = [found.get(batch, {}).get("step_bytes") for batch in batches]
-        line = [NAMES[system], *map(_mebibytes, steps)]
-        if len(batches) > 1:
+        row = found[batch]
+        line = [NAMES[system], _mebibytes(row.get("step_bytes"))]
+        if several:
             line.append(_fitting(found))
-        row = found.get(usual["physical_batch"], {})
         line.append(_mebibytes(row.get("peak_bytes")))
         rows.append([*line, records.number(row.get("first_step_seconds"))])
-    heading = ["", *(f"a step, batch {batch}" for batch in batches)]
-    if len(batches) > 1:
-        heading.append("batch in 2 GiB")
-    heading.append(f"in all, batch {usual['physical_batch']}")
-    return _table([*heading, "first step, s"], rows)
+    fitting = ["batch in 2 GiB"] if several else []
+    heading = [f"batch {batch}", "step, MiB", *fitting, "in all, MiB", "first step, s"]
+    return _table(heading, rows)
 
 
 def _mebibytes(count: int | None) -> str:
@@ -201,12 +198,17 @@ def _errors(works: list[dict[str, Any]]) -> str:
 
 
 def _agreement(works: list[dict[str, Any]]) -> str:
+    models = [
+        model
+        for model in MODELS
+        if any("sum_difference" in row for row in _rows(works, model))
+    ]
     rows = []
     for system in records.systems(works):
         if system.startswith(PUBLIC) or system == "jax-vmap":
             continue
         cells = []
-        for model in MODELS:
+        for model in models:
             found = [
                 row["sum_difference"]
                 for work in works
@@ -215,8 +217,13 @@ def _agreement(works: list[dict[str, Any]]) -> str:
                 if row["system"] == system and "sum_difference" in row
             ]
             cells.append(f"{max(found):.0e}" if found else "–")
-        rows.append([NAMES[system], *cells])
-    return _table(["", *MODELS], rows)
+        if set(cells) != {"–"}:
+            rows.append([NAMES[system], *cells])
+    return _table(["", *models], rows)
+
+
+def _rows(works: list[dict[str, Any]], model: str) -> list[dict[str, Any]]:
+    return [row for work in works if work["model"] == model for row in work["rows"]]
 
 
 def _by_vmap(work: dict[str, Any]) -> bool:
@@ -291,32 +298,34 @@ def _goals(record: dict[str, Any]) -> str:
         wanted: list[tuple[str, Any, float]] = []
         if model == "vit-tiny-16":
             opacus = _best(works, lambda name: name.startswith("opacus"))
-            wanted.append(("the fastest Opacus", opacus, 1.5))
+            wanted.append(("fastest Opacus", opacus, 1.5))
         else:
             jax_privacy = _best(works, lambda name: name.startswith("jax-privacy"))
             own = _best(works, lambda name: name.startswith("jax-sgd"))
             torch = _best(works, lambda name: name.startswith("torch-sgd"))
             wanted += [
-                ("the fastest private peer", peers, 1.8),
+                ("fastest private peer", peers, 1.8),
                 ("JAX-Privacy", jax_privacy, 4.0),
                 ("JAX SGD", own, 1 / 1.1),
                 ("PyTorch SGD", torch, 0.6),
             ]
+        name = MODELS[model].split(",")[0]
         for than, other, goal in wanted:
             if ours is None or other is None:
                 continue
             reached = ours[0] / other[0]
             rows.append(
                 [
-                    MODELS[model].split(",")[0],
-                    f"tanager / {than}",
+                    name,
+                    than,
                     f"{records.number(ours[0])} / {records.number(other[0])}",
                     f"{reached:.2f}",
                     f"≥\u00a0{goal:.2f}",
                     "met" if reached >= goal else "**missed**",
                 ]
             )
-    heading = ["model", "ratio of", "examples/s", "measured", "goal", ""]
+            name = ""
+    heading = ["model", "tanager over", "examples/s", "ratio", "goal", ""]
     return _table(heading, rows)
 
 

@@ -83,9 +83,9 @@ def test_the_largest_batch_is_read_off_a_line_through_the_memory_of_steps(tables
             whole["works"][0] | {"physical_batch": rows, "rows": [line]}
         )
     made = tables.make(whole)["wrn-16-4 memory"]
-    assert [int(n) for n in re.findall(r"a step, batch (\d+)", made)] == [8, 32, 128]
-    # 32 MiB and 2 MiB for each example.
-    assert cells(made, "JAX, SGD") == ["48", "96", "288", "1,008", "100", "2"]
+    # A step of batch 32, and a line of 32 MiB and 2 MiB for each example.
+    assert cells(made, "JAX, SGD") == ["96", "1,008", "100", "2"]
+    assert made.startswith("| batch 32 | step, MiB | batch in 2 GiB |")
 
 
 @pytest.mark.parametrize(("seconds", "verdict"), [(0.2, "met"), (0.5, "**missed**")])
@@ -173,6 +173,16 @@ def test_a_page_is_filled_between_its_markers(tables):
     assert tables.filled(filled, {"one": "| new |"}) == filled
     with pytest.raises(LookupError, match="nothing was measured for 'one'"):
         tables.filled(page, {})
+
+
+def test_the_page_has_the_ratios_of_the_other_processor(tables):
+    record = ROOT / "benchmarks/results/2026-11-22-cpu-peers.json"
+    goals = tables.make(json.loads(record.read_text()))["goals"].splitlines()[2:]
+    ratios = [line.split("|")[4].strip() for line in goals]
+    _, section = (ROOT / "docs/benchmarks.md").read_text().split("## Another processor")
+    plain, standardised, (vit,) = ratios[:4], ratios[4:8], ratios[8:]
+    shown = re.findall(r"\| (\d\.\d\d) \| (\d\.\d\d) \| (\d\.\d\d|–) \|", section)
+    assert shown == list(zip(plain, standardised, [vit, "–", "–", "–"], strict=True))
 
 
 @pytest.mark.parametrize("page", PAGES)
