@@ -110,7 +110,7 @@ LAYERS = [
     ("kind", "axes"), LAYERS, ids=[f"{kind.__name__}-{axes}" for kind, axes in LAYERS]
 )
 @hypothesis.settings(
-    max_examples=4 if FULL else 2,
+    max_examples=4 if FULL else 3,
     derandomize=True,
     deadline=None,
     database=None,
