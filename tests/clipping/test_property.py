@@ -11,6 +11,7 @@ import pytest
 from jax import lax
 from oracle import check
 
+from switch import FULL
 from tanager.clipping.analysis.standardise import standardise
 
 
@@ -166,7 +167,7 @@ def problems(draw):
 
 @pytest.mark.slow
 @hypothesis.settings(
-    max_examples=24,
+    max_examples=24 if FULL else 12,
     derandomize=True,
     deadline=None,
     database=None,

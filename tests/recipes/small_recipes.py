@@ -46,6 +46,8 @@ def one_of_each(entries):
             family = ALIKE.get(family, family)
             if recipe.head == "zero":
                 family = "vit"
+        elif family == "nfnet":
+            family = "nf"  # of which the last layer alone is trained, too
         kind = family, recipe.head, recipe.fine_tune, recipe.non_private
         marks = [pytest.mark.full] if kind in seen else []
         marked.append(pytest.param(entry, id=entry.name, marks=marks))

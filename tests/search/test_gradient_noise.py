@@ -23,7 +23,11 @@ def of_one_class(source):
 @pytest.mark.statistical
 @pytest.mark.parametrize(
     ("network", "clip_norm", "alike"),
-    [("small-cnn", 20.0, 0.35), ("wrn-10-1", 25.0, 0), ("ViT", 60.0, 0.5)],
+    [
+        ("small-cnn", 20.0, 0.35),
+        pytest.param("wrn-10-1", 25.0, 0, marks=pytest.mark.full),
+        pytest.param("ViT", 60.0, 0.5, marks=pytest.mark.full),
+    ],
 )
 def test_a_run_predicts_the_variance_of_other_batches(
     script, network, clip_norm, alike

@@ -99,10 +99,10 @@ def nothing(params, example):
 
 
 def scale_of_noise(examples, declared, seed, mechanism):
-    """What a run on a loss without gradient publishes: a million numbers of noise."""
+    """What a run on a loss without gradient publishes: 60,000 numbers of noise."""
     result = train(
         loss=nothing,
-        params=jnp.zeros(1_000_000),
+        params=jnp.zeros(60_000),
         data=np.zeros(examples, np.float32),
         mechanism=mechanism,
         declared_examples=declared,
@@ -123,28 +123,28 @@ def likelihood(published, size, mechanism):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:")
 def test_planted_a_divisor_of_the_data_tells_their_number():
-    """Divided by q·len(data), 100 examples are told from 101 every time."""
+    """Divided by q·len(data), 20 examples are told from 21 every time."""
     mechanism = Mechanism(0.5, 1.0, 2)
-    for seed, examples in enumerate((100, 101)):
+    for seed, examples in enumerate((20, 21)):
         published = scale_of_noise(examples, None, seed, mechanism)
-        told = [likelihood(published, size, mechanism) for size in (100, 101)]
-        assert np.argmax(told) == examples - 100
+        told = [likelihood(published, size, mechanism) for size in (20, 21)]
+        assert np.argmax(told) == examples - 20
         assert abs(told[0] - told[1]) > 30
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:")
 def test_a_declared_size_tells_nothing_of_their_number():
-    """The same bits are published with 100 examples and with 101."""
+    """The same bits are published with 20 examples and with 21."""
     mechanism = Mechanism(0.5, 1.0, 2, Adjacency.ADD_OR_REMOVE_ONE)
-    one, other = (scale_of_noise(size, 100, 7, mechanism) for size in (100, 101))
+    one, other = (scale_of_noise(size, 20, 7, mechanism) for size in (20, 21))
     np.testing.assert_array_equal(one, other)
 
 
 def test_a_private_size_must_be_declared():
     mechanism = Mechanism(0.5, 1.0, 2, Adjacency.ADD_OR_REMOVE_ONE)
     with pytest.raises(ValueError, match="protects the number of examples"):
-        scale_of_noise(100, None, 0, mechanism)
+        scale_of_noise(20, None, 0, mechanism)
 
 
 def test_what_is_published_has_the_declared_size_alone(tmp_path):

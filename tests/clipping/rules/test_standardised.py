@@ -23,8 +23,15 @@ STANDARDISED = {
 }
 
 
-@pytest.mark.parametrize("gained", [False, True])
-@pytest.mark.parametrize("name", STANDARDISED)
+# Every layer, with a gain or without it; all of both in `make test-full`.
+@pytest.mark.parametrize(
+    ("name", "gained"),
+    [
+        pytest.param(name, gained, marks=[pytest.mark.full] * ((number + gained) % 2))
+        for number, name in enumerate(STANDARDISED)
+        for gained in (False, True)
+    ],
+)
 def test_standardised_convolutions(name, gained):
     layer, has_gram = STANDARDISED[name]
     apply, w, x = convolution(layer)
