@@ -42,7 +42,7 @@ class Options:
     """
 
     trials: int = 20
-    """Number of trials in the whole study; no combination of values has two."""
+    """Number of trials in the search. No combination of values is tried twice."""
 
     simulation_batch_sizes: tuple[int, ...] = ()
     """Simulated batch sizes. Default: 1/128, 1/64 and 1/32 of B, at least 32."""
@@ -57,7 +57,7 @@ class Options:
     """How choices are made: tpe, random or grid."""
 
     pruner: str = "median"
-    """Which trials stop early: below the median, halving (keep 1/4), or none."""
+    """Which trials end early: median (below it), halving (all but 1/4) or none."""
 
     parallel: int = 1
     """Number of processes on this machine that run trials."""

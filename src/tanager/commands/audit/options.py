@@ -36,28 +36,28 @@ class Options:
     )
 
     method: Literal["white-box", "membership", "one-run", "replay"] = "white-box"
-    """What to do; see above."""
+    """The kind of audit; see above."""
 
     confidence: float | None = None
     """Probability that the bound holds. Default: 0.95; membership: 0.999."""
 
     audited_examples: int | None = None
-    """Examples or persons. Default: white-box 256, membership 100, replay 24."""
+    """Images, or persons. Default: white-box 256, membership 100, replay 24."""
 
     canaries: int = 2000
     """white-box, one-run: number of canaries; about half join the data."""
 
     canary_examples: int = 1
-    """white-box: examples of each canary; a person with unit group."""
+    """white-box: examples of each canary: 1, or those of a person (--unit group)."""
 
     knows_sample: bool = False
-    """white-box: the attacker knows who is sampled; trusts it to be Poisson."""
+    """white-box: the attacker knows each batch; sampling itself is not tested."""
 
     audited_steps: int | None = None
-    """white-box: steps to run, standing for the whole run. Default: all."""
+    """white-box: number of steps to run, in place of the whole run. Default: all."""
 
     guessed: float = 0.1
-    """one-run: share of the canaries to guess about."""
+    """one-run: share of the canaries that the attacker guesses, 0 to 1."""
 
     models: int = 1000
     """membership: models to train for the bound, half with the canary."""
