@@ -34,7 +34,7 @@ class Arguments:
     """Expected batch size B, in examples."""
 
     steps: int | None = None
-    """Number of updates S."""
+    """Number of updates T."""
 
     noise_multiplier: float | None = None
     """σ: standard deviation of the noise divided by the clipping norm."""
@@ -121,7 +121,7 @@ def _print_table(plan: Plan, console: Console) -> None:
         ("", "examples N", f"{plan.examples}"),
         ("batch_size", "batch size B", f"{plan.batch_size}"),
         ("", "sample rate q", f"{mechanism.sample_rate:.6g}"),
-        ("steps", "steps S", f"{plan.steps}"),
+        ("steps", "steps T", f"{plan.steps}"),
         ("", "epochs", f"{plan.epochs:.4g}"),
         ("noise_multiplier", "noise multiplier σ", f"{plan.noise_multiplier:.6g}"),
         ("", "δ", f"{plan.delta:g}"),

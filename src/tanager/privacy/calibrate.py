@@ -50,7 +50,7 @@ class _Target(NamedTuple):
         budget: its value.
         spent: by a mechanism, on a grid of some coarseness.
         cheap: how large `spent` is about, in 10 ms.
-        size: of what is spent, growing about like q, 1/σ and √S.
+        size: of what is spent, growing about like q, 1/σ and √T.
         other: the argument that the budget depends on, " at delta = 1e-05".
         mends: the arguments to change if no mechanism keeps the budget.
     """
@@ -319,7 +319,7 @@ def _bracket(
     fits = log_ratio(here) <= 0
     outwards = unknown.least_private > unknown.most_private
     sign = 1 if fits == outwards else -1
-    # ε grows at least about like q, 1/σ and √S: this stride should cross the budget.
+    # ε grows at least about like q, 1/σ and √T: this stride should cross the budget.
     stride = abs(log_ratio(here)) * (2.0 if whole else 1.0) + 1e-3
     while True:
         there = min(max(here * math.exp(sign * min(stride, 20.0)), low), high)

@@ -30,7 +30,7 @@ class Plan:
     Attributes:
         examples: N, the number of training examples (public).
         batch_size: B, the expected number of examples in a batch.
-        steps: S, the number of noisy updates.
+        steps: T, the number of noisy updates.
         noise_multiplier: σ.
         delta: δ.
         adjacency: which data sets are neighbours.
@@ -72,7 +72,7 @@ class Plan:
         Args:
             examples: N, at least 1.
             batch_size: B, from 1 to N.
-            steps: S.
+            steps: T.
             noise_multiplier: σ.
             epsilon: the budget ε, above 0.
             delta: δ; by default `default_delta`.

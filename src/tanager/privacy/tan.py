@@ -1,10 +1,10 @@
 """TAN: the Total Amount of Noise, and moves that keep it constant.
 
 When the noise multiplier σ is at least about 2, the privacy budget depends on the
-sample rate q, σ and the number of steps S only through one number: the individual
-signal-to-noise ratio η, with η² = q²S / (2σ²), or its inverse Σ = 1/η, the total amount
-of noise. So (q, σ, S) can be traded at a constant η: a cheap run at a small batch size
-shows how the expensive one will train. No approximation here is a guarantee.
+sample rate q, σ and the number of steps T (S in the paper) only through one number: the
+individual signal-to-noise ratio η, with η² = q²T / (2σ²), or its inverse Σ = 1/η, the
+total amount of noise. So (q, σ, T) can be traded at a constant η: a cheap run at a small
+batch size shows how the expensive one will train. No approximation here is a guarantee.
 
 References:
     Sander, Stock and Sablayrolles 2023, TAN Without a Burn, sections 3.1 to 3.4.
@@ -29,7 +29,7 @@ def eta_step(mechanism: Mechanism) -> float:
 
 
 def eta(mechanism: Mechanism) -> float:
-    """Return η = √S η_step, the signal-to-noise ratio of the run (definition 3.1)."""
+    """Return η = √T η_step, the signal-to-noise ratio of the run (definition 3.1)."""
     return math.sqrt(mechanism.steps) * eta_step(mechanism)
 
 
@@ -78,7 +78,7 @@ def at_batch_size(mechanism: Mechanism, *, factor: float) -> Mechanism:
 
 
 def at_steps(mechanism: Mechanism, steps: int) -> Mechanism:
-    """Change the number of steps at the same η and σ: q = ησ√(2/S) (4.3).
+    """Change the number of steps at the same η and σ: q = ησ√(2/T) (4.3).
 
     Raises:
         ValueError: `steps` is below 1, or so small that q would exceed 1.

@@ -56,7 +56,7 @@ def plot(plan: Plan, path: str | pathlib.Path) -> None:
     )
     mechanism = dataclasses.replace(plan.mechanism, adjacency=Adjacency.ZERO_OUT)
     about = (
-        rf"$N$ = {plan.examples:,}, $B$ = {plan.batch_size:,}, $S$ = {plan.steps:,},"
+        rf"$N$ = {plan.examples:,}, $B$ = {plan.batch_size:,}, $T$ = {plan.steps:,},"
         rf" $\sigma$ = {plan.noise_multiplier:.3g}, $\delta$ = {plan.delta:g}"
     )
     if plan.adjacency is Adjacency.REPLACE_ONE:
@@ -99,7 +99,7 @@ def plot_frontier(
         axes.margins(0.1)
         axes.set_xlabel("examples used, in proportion to the plan's")
         axes.set_ylabel(rf"$\varepsilon$ at $\delta$ = {plan.delta:g}")
-        axes.set_title(rf"Compute for $\varepsilon$ at $S$ = {plan.steps:,}")
+        axes.set_title(rf"Compute for $\varepsilon$ at $T$ = {plan.steps:,}")
         axes.legend(loc="upper right")
 
 
@@ -118,7 +118,7 @@ def _draw_wall(axes: "Axes", mechanism: Mechanism, delta: float) -> None:
         curve = _at_constant_eta(mechanism, count)
         sigmas = [point.noise_multiplier for point in curve]
         epsilons = [_quick_epsilon(point, delta) for point in curve]
-        label = f"$S$ = {count:,}" + (" (plan)" if factor == 1 else "")
+        label = f"$T$ = {count:,}" + (" (plan)" if factor == 1 else "")
         if any(lowest <= epsilon <= highest for epsilon in epsilons):
             axes.plot(sigmas, epsilons, label=label, **look)
     label = rf"the plan: $\varepsilon$ = {format_epsilon(own)} by RDP"
@@ -178,7 +178,7 @@ def _draw_ratios(axes: "Axes", mechanism: Mechanism) -> None:
 
 
 def _at_constant_eta(mechanism: Mechanism, steps: int) -> list[Mechanism]:
-    """The mechanisms of one curve, as far as q = η σ √(2/S) stays at most 1."""
+    """The mechanisms of one curve, as far as q = η σ √(2/T) stays at most 1."""
     eta = tan.eta(mechanism)
     own = mechanism.noise_multiplier
     sigmas = np.append(np.geomspace(min(0.35, own / 2), max(12, 2 * own), 23), own)
