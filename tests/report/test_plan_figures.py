@@ -37,9 +37,9 @@ def test_the_left_panel_is_epsilon_at_constant_eta(drawn):
     lines = curves(drawn.axes[0])
     eta = tan.eta(PLAN.mechanism)
     for label, steps in (
-        ("$S$ = 156", 156),
-        ("$S$ = 2,500 (plan)", 2500),
-        ("$S$ = 40,000", 40_000),
+        ("$T$ = 156", 156),
+        ("$T$ = 2,500 (plan)", 2500),
+        ("$T$ = 40,000", 40_000),
     ):
         sigmas, epsilons = lines[label].T
         assert (np.diff(epsilons) < 1e-3).all()
@@ -86,7 +86,7 @@ def test_svg(tmp_path):
 def test_a_plan_of_little_noise_is_on_its_curve():
     plan = Plan.solve(50_000, 500, 2500, noise_multiplier=0.15, delta=1e-5)
     drawn = figure_of(plan)
-    sigmas, epsilons = curves(drawn.axes[0])["$S$ = 2,500 (plan)"].T
+    sigmas, epsilons = curves(drawn.axes[0])["$T$ = 2,500 (plan)"].T
     own = float(epsilons[sigmas == 0.15][0])
     assert own == pytest.approx(plan.epsilon["rdp"], rel=0.01)
     assert (np.diff(epsilons) < 1e-3).all()

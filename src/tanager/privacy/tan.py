@@ -3,8 +3,9 @@
 When the noise multiplier σ is at least about 2, the privacy budget depends on the
 sample rate q, σ and the number of steps T (S in the paper) only through one number: the
 individual signal-to-noise ratio η, with η² = q²T / (2σ²), or its inverse Σ = 1/η, the
-total amount of noise. So (q, σ, T) can be traded at a constant η: a cheap run at a small
-batch size shows how the expensive one will train. No approximation here is a guarantee.
+total amount of noise. So (q, σ, T) can be traded at a constant η: a cheap run at a
+small batch size shows how the expensive one will train. No approximation here is a
+guarantee.
 
 References:
     Sander, Stock and Sablayrolles 2023, TAN Without a Burn, sections 3.1 to 3.4.
