@@ -136,9 +136,10 @@ def measure_labels(
     Returns:
         A dictionary of ``auroc`` and ``average_precision``, each with ``value``,
         ``low`` and ``high``; ``per_class``, with both of each label, how many
-        ``examples`` have it, and its ``sensitivity`` and ``specificity`` at a probability of 0.5. Labels that
-        all examples have, or none, have no AUROC, and are left out of the means. With
-        fewer than `FEWEST` examples of a kind there is no interval.
+        ``examples`` have it, and its ``sensitivity`` and ``specificity`` at a
+        probability of 0.5. Labels that all examples have, or none, have no AUROC, and
+        are left out of the means. With fewer than `FEWEST` examples of a kind there is
+        no interval.
 
     Raises:
         ValueError: there are no examples, or the shapes do not fit.
