@@ -1,9 +1,12 @@
 """How Sphinx makes the site: `make docs`, then docs/_build/index.html."""
 
+import inspect
 import re
 import sys
 from pathlib import Path
 
+from docutils import nodes
+from sphinx import addnodes
 from sphinx.application import Sphinx
 
 import tanager
@@ -64,6 +67,9 @@ def _as_markup(app: Sphinx, what: str, name: str, of: object, options, lines):
             return f"``{found[1]}``"
         return f":py:obj:`{found[1]} <{public}>`"
 
+    if what in ("property", "attribute", "data"):
+        # Napoleon would take what is before a colon for the type.
+        lines[:1] = [line.replace(": ", " – ", 1) for line in lines[:1]]
     for line in lines:
         before = told[-1] if told else ""
         if line.startswith("|"):
@@ -81,11 +87,14 @@ def _as_markup(app: Sphinx, what: str, name: str, of: object, options, lines):
 
 
 def _elsewhere(app: Sphinx, what: str, name: str, of: object, skip: bool, options):
-    """Skip what has its place under its public name, and fields of named tuples."""
+    """Skip what has its place elsewhere, fields of named tuples, others' functions."""
     del app, name, options
     if (getattr(of, "__doc__", None) or "").startswith("Alias for field number"):
         return True
-    home = f"{getattr(of, '__module__', '')}.{getattr(of, '__qualname__', '')}"
+    module = getattr(of, "__module__", "")
+    if what == "class" and inspect.isfunction(of) and "tanager" not in module:
+        return True
+    home = f"{module}.{getattr(of, '__qualname__', '')}"
     return True if what == "module" and home in _PUBLIC else skip
 
 
@@ -97,6 +106,16 @@ def _public(app: Sphinx, env, node, content):
     where = node.get("refdoc", "index")
     python = env.get_domain("py")
     return python.resolve_xref(env, where, app.builder, "obj", public, node, content)
+
+
+def _short(app: Sphinx, doctree):
+    """Show the last part of a type's name alone."""
+    del app
+    for link in doctree.findall(addnodes.pending_xref):
+        (shown,) = link.children if len(link.children) == 1 else (None,)
+        if isinstance(shown, addnodes.literal_emphasis):
+            name = shown.astext().rpartition(".")[2]
+            shown.children = [nodes.Text(name)]
 
 
 _FROM_CODE = re.compile(
@@ -125,3 +144,4 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-skip-member", _elsewhere)
     app.connect("missing-reference", _public)
     app.connect("source-read", _written)
+    app.connect("doctree-read", _short)

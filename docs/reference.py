@@ -162,12 +162,23 @@ def documented(package: str, names: list[str]) -> str:
             entries.append(f".. auto{kind}:: {full}\n")
         else:
             kind, text = "data", _written_below(package, name)
-            entries.append(f".. data:: {full}\n\n   {text}\n")
+            entries.append(f".. data:: {full}\n\n   {text}{_values(value)}\n")
         summary = text.partition("\n\n")[0].replace("\n", " ").replace("|", "\\|")
         role = {"function": "func"}.get(kind, kind)
         table.append(f"| {{py:{role}}}`{full}` | {summary} |")
     body = ["```{eval-rst}", *entries, "```"]
     return "\n".join(["| name | what it is |", "|:---|:---|", *table, "", *body])
+
+
+def _values(value: object) -> str:
+    """List the names that a dictionary or a tuple holds, if these are few."""
+    if not isinstance(value, dict | tuple) or not all(
+        isinstance(x, str) for x in value
+    ):
+        return ""
+    if isinstance(value, tuple) or not all(isinstance(x, str) for x in value.values()):
+        return "\n\n   " + ", ".join(f"``{name}``" for name in value)
+    return "\n\n" + "\n".join(f"   - ``{name}``: {value[name]}" for name in value)
 
 
 def _written_below(package: str, name: str) -> str:
@@ -179,4 +190,4 @@ def _written_below(package: str, name: str) -> str:
     if home != package:
         return _written_below(home, name)
     lines = ModuleAnalyzer.for_module(home).find_attr_docs()["", name]
-    return " ".join(lines).strip().replace("`", "``")
+    return re.sub(r"(?<!`)`(?!`)", "``", " ".join(lines).strip())

@@ -118,7 +118,9 @@ def _throughput(works: list[dict[str, Any]]) -> str:
                 ratio = "" if own in (None, rate) else f" ({own / rate:.2f})"
                 cells.append(records.number(rate) + ratio)
         rows.append([NAMES[system], *cells])
-    return _table(["examples/s", *(f"batch {batch}" for batch in batches)], rows)
+    return _table(
+        ["examples/s (time ÷ SGD's)", *(f"batch {batch}" for batch in batches)], rows
+    )
 
 
 def _own_sgd(work: dict[str, Any], system: str) -> float | None:
@@ -169,8 +171,9 @@ def _memory(works: list[dict[str, Any]]) -> str:
             line.append(_fitting(found))
         line.append(_mebibytes(row.get("peak_bytes")))
         rows.append([*line, records.number(row.get("first_step_seconds"))])
-    fitting = ["batch in 2 GiB"] if several else []
-    heading = [f"batch {batch}", "step, MiB", *fitting, "in all, MiB", "first step, s"]
+    fitting = ["largest batch in 2 GiB"] if several else []
+    heading = [f"at batch {batch}", "MiB of a step", *fitting]
+    heading += ["MiB in all", "first step, s"]
     return _table(heading, rows)
 
 
@@ -219,7 +222,7 @@ def _agreement(works: list[dict[str, Any]]) -> str:
             cells.append(f"{max(found):.0e}" if found else "–")
         if set(cells) != {"–"}:
             rows.append([NAMES[system], *cells])
-    return _table(["", *models], rows)
+    return _table(["", *(MODELS[model].split(",")[0] for model in models)], rows)
 
 
 def _rows(works: list[dict[str, Any]], model: str) -> list[dict[str, Any]]:
@@ -250,7 +253,8 @@ def _poisson(found: dict[str, Any]) -> str:
                 str(row["recompilations"]),
             ]
         )
-    heading = ["", "examples/s, all steps", "median step", "programs", "recompiled"]
+    heading = ["", "examples/s, all steps", "examples/s, median step"]
+    heading += ["programs compiled in step 1", "compiled later"]
     return _table(heading, rows)
 
 
@@ -325,7 +329,7 @@ def _goals(record: dict[str, Any]) -> str:
                 ]
             )
             name = ""
-    heading = ["model", "tanager over", "examples/s", "ratio", "goal", ""]
+    heading = ["model", "tanager ÷", "examples/s", "ratio", "goal", ""]
     return _table(heading, rows)
 
 

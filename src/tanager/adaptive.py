@@ -39,7 +39,7 @@ _LOWEST, _HIGHEST = 2e-12, 5e11
 
 @dataclass(frozen=True)
 class AdaptiveClipping:
-    """State how a clipping norm follows the norms of the gradients.
+    """Let the clipping norm follow a quantile of the gradients' norms.
 
     Attributes:
         quantile: the share of gradients that are to have a norm of at most C.

@@ -59,7 +59,7 @@ def keep_memory() -> bool:
     thread that calls them. With several devices of one CPU, JAX is left as it was.
 
     Returns:
-        Whether memory is kept: False where the C library is not glibc.
+        True if memory is kept; False if the C library is not glibc.
 
     Raises:
         RuntimeError: JAX has made its devices already, or this is not the main thread.

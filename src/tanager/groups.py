@@ -21,7 +21,7 @@ MOST_EXAMPLES = 4096
 
 
 class Groups:
-    """Whose each example is: every example has one owner.
+    """Which person owns each example: every example has one owner.
 
     Groups are numbered in the order of their owners. Only their number and
     `examples_per_group` are public; owners are as private as the examples.

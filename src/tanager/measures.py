@@ -55,8 +55,8 @@ def measure(
             10,000 examples of 10 classes, and 8 for 100 classes; False leaves them out.
 
     Returns:
-        As JSON: ``accuracy``, ``balanced_accuracy``, ``macro_f1`` and ``auroc`` (mean
-        over classes of one against the rest), each with ``value``, ``low`` and
+        A dictionary of ``accuracy``, ``balanced_accuracy``, ``macro_f1``, ``auroc``
+        (mean over classes of one against the rest), each with ``value``, ``low`` and
         ``high``, None where it is not defined; ``top_5_accuracy`` likewise, of more
         than 10 classes; ``majority_share``, the accuracy of always naming the largest
         class; ``confusion_matrix``, a row for each true class and a column for each
@@ -134,11 +134,12 @@ def measure_labels(
         bootstrap: draw the intervals that are not Wilson's.
 
     Returns:
-        As JSON: ``auroc`` and ``average_precision``, each with ``value``, ``low`` and
-        ``high``; ``per_class``, with both of each label, how many ``examples`` have it,
-        and its ``sensitivity`` and ``specificity`` at a probability of 0.5. Labels that
-        all examples have, or none, have no AUROC, and are left out of the means. With
-        fewer than `FEWEST` examples of a kind there is no interval.
+        A dictionary of ``auroc`` and ``average_precision``, each with ``value``,
+        ``low`` and ``high``; ``per_class``, with both of each label, how many
+        ``examples`` have it, and its ``sensitivity`` and ``specificity`` at a
+        probability of 0.5. Labels that all examples have, or none, have no AUROC, and
+        are left out of the means. With fewer than `FEWEST` examples of a kind there is
+        no interval.
 
     Raises:
         ValueError: there are no examples, or the shapes do not fit.

@@ -53,7 +53,7 @@ class GaussianNoise:
         standard_deviation: of the noise, in the units of the sum (not of a mean).
         mechanism: as given.
         first_step: the first step to use: 0, or the one after the last that the ledger
-            charged before. What those hid is not known here, so they are refused.
+            charged before. Earlier steps are refused.
 
     Args:
         mechanism: gives σ and the horizon: noise past its last step is refused.

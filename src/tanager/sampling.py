@@ -32,7 +32,7 @@ _MOST = 2**31  # examples that int32 can number
 
 
 class PhysicalBatch(NamedTuple):
-    """A part of a logical batch, of the one shape the device is compiled for.
+    """A part of a logical batch, padded to the one shape that is compiled.
 
     A pytree, which compiled functions take as one argument. On several devices or
     hosts, each has its own p of the P rows.

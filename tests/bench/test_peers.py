@@ -85,7 +85,7 @@ def test_the_largest_batch_is_read_off_a_line_through_the_memory_of_steps(tables
     made = tables.make(whole)["wrn-16-4 memory"]
     # A step of batch 32, and a line of 32 MiB and 2 MiB for each example.
     assert cells(made, "JAX, SGD") == ["96", "1,008", "100", "2"]
-    assert made.startswith("| batch 32 | step, MiB | batch in 2 GiB |")
+    assert made.startswith("| at batch 32 | MiB of a step | largest batch in 2 GiB |")
 
 
 @pytest.mark.parametrize(("seconds", "verdict"), [(0.2, "met"), (0.5, "**missed**")])

@@ -315,7 +315,7 @@ class ClippedGrad:
         most and for the time of clipping `worth` such batches.
 
         Returns:
-            Whether anything was measured: traces made before may clip otherwise.
+            True if anything was measured; traces made before may clip otherwise.
         """
         batch = self._with_keys(batch)
         shapes = batches.shapes_of((params, batch))

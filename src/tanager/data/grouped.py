@@ -11,7 +11,7 @@ from tanager.groups import Groups
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Grouped:
-    """State whose the examples are, so that a person is the unit of privacy.
+    """Say which person each example belongs to, to protect whole persons.
 
     Given to `tanager.Problem` as its data: persons are sampled, and the guarantee is
     for all examples of a person together; N is the number of persons. See

@@ -28,7 +28,7 @@ _MOST_NAMED = 5  # endings, or folders, in one message
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """State where labels are, where folders and columns do not already say it.
+    """Say where the labels are, if folders and columns do not show it.
 
     `load` takes one in place of a path.
 

@@ -203,7 +203,7 @@ ENTRIES = {
         _small("linear", functools.partial(MLP, hidden=()), "flat"),
     )
 }
-"""Every named model; `create` builds any other ``wrn-DEPTH-WIDTH`` too."""
+"""Every named model; `create` builds any other `wrn-DEPTH-WIDTH` too."""
 
 
 def find(name: str) -> ModelEntry:

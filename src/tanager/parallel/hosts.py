@@ -294,7 +294,7 @@ def from_chief(function: Callable[[], Any]) -> Any:
     """Run a function on the chief, and return on every host what it returned.
 
     Args:
-        function: returns what JSON can hold, and no secret: it travels the network.
+        function: returns what JSON can hold, and no secret: it is sent to all hosts.
 
     Raises:
         ValueError: the function raised it on the chief.
@@ -343,7 +343,7 @@ def require_same(what: str, fingerprint: str) -> None:
 
     Args:
         what: the name of what must be the same.
-        fingerprint: of what this host holds; it travels the network.
+        fingerprint: of what this host holds; it is sent to all hosts.
 
     Raises:
         ValueError: on every host, naming those that differ from the chief.

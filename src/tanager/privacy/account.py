@@ -137,7 +137,7 @@ class Balance:
 
 @dataclasses.dataclass(frozen=True)
 class Account:
-    """The account of one data set, in a file that runs add to; see the module.
+    """The account of one data set: a file to which all its runs are charged.
 
     Processes that charge at once wait for one another, for the moment that it takes.
 

@@ -27,7 +27,7 @@ _LEAST_RATE = 1e-10
 
 @dataclasses.dataclass(frozen=True)
 class Risk:
-    """What an attack can reach that guesses whether one example was in the data.
+    """How well any attack can guess whether one example was in the data.
 
     It knows all other examples and sees every update. Members are the examples that
     were in the data.

@@ -62,7 +62,7 @@ def train(
     With `out`, the run is a folder (see `tanager.training.run_folder`): killed at any
     moment, the same call resumes it and ends with bit-identical parameters on the same
     machine and versions. In another environment (see `tanager.training.resume`), steps
-    that were charged but not yet checkpointed are lost instead of spent twice.
+    after the last checkpoint are dropped, and their charge stays.
 
     Args:
         problem: what is learned, from whose examples.
@@ -72,8 +72,8 @@ def train(
         seed: None draws the secret from the operating system; a number makes the run
             reproducible by anyone and therefore NOT private.
         evaluate: function of parameters, such as `tanager.Classification`; called
-            with the parameters and with their average. It is called once or twice more
-            before the first step: one that fails costs no privacy, and it is timed.
+            with the parameters and with their average. It is also called once or twice
+            before the first step: to time it, and so that its errors cost no privacy.
         evaluate_every: steps between evaluations; a twentieth of the run by default.
         on_metrics: called on every host with each line of metrics.jsonl once it is
             written: the step, ε so far, seconds, and what was evaluated. After a resume

@@ -35,7 +35,7 @@ from tanager.privacy.mechanism import Mechanism, common_adjacency
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Problem:
-    """State what is learned, and from whose examples.
+    """Describe what is learned, and from which data.
 
     Attributes:
         loss: ``loss(params, example) -> scalar`` for ONE example. One that takes a
@@ -88,7 +88,7 @@ class Problem:
 
     @property
     def groups(self) -> Groups | None:
-        """Whose the examples are; None where each is its own unit of privacy."""
+        """Which person each example belongs to; None if examples are protected."""
         return self.data.groups if isinstance(self.data, Grouped) else None
 
     def size(self) -> int:
@@ -97,7 +97,7 @@ class Problem:
 
     @property
     def unit(self) -> str:
-        """What the guarantee protects one of: "example" or "person"."""
+        """What the guarantee protects: one of "example" or "person"."""
         return "example" if self.groups is None else "person"
 
     def as_json(self) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def _canonical(leaf: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DPSGD:
-    """State how a problem is learned, and under which guarantee.
+    """Describe how it is learned, and under which guarantee.
 
     Attributes:
         mechanism: sample rate, noise multiplier and steps, from `tanager.calibrate` for
@@ -243,7 +243,7 @@ class DPSGD:
 
 @dataclasses.dataclass(frozen=True)
 class Runtime:
-    """State how fast a run computes, never what.
+    """Set speed and memory of a run, which never change what it computes.
 
     Attributes:
         physical_batch_size: examples computed on at once, by all devices together.

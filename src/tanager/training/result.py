@@ -39,7 +39,7 @@ _MOST_CLASSES = 200  # of a confusion matrix on record
 
 @dataclasses.dataclass(frozen=True)
 class TrainResult:
-    """What a complete run hands over; all of it may be released.
+    """The result of a complete run; all of it may be released.
 
     Attributes:
         params: the final parameters, like the `params` given.

@@ -1,17 +1,7 @@
 """A trained model in use: `load` it, and `predict`.
 
-    model = tanager.load("runs/1")
-    model.predict("photo.jpg")
-
-A prediction is a plain dictionary:
-
-=================  ===================================================================
-``class``          name of the most probable class; of a model of any number of labels,
-                   a list of those with a probability of 0.5 or more
-``probability``    its probability, from 0 to 1; of labels, the largest
-``probabilities``  probability by class name; the sum is 1, but not of labels. With
-                   ``top``, the most probable classes alone, in that order
-=================  ===================================================================
+model = tanager.load("runs/1")
+model.predict("photo.jpg")
 """
 
 import os
@@ -49,6 +39,16 @@ BATCH_SIZE = 64
 
 class Model:
     """A trained model that predicts classes; `load` returns one.
+
+    A prediction is a plain dictionary:
+
+    =================  ===============================================================
+    ``class``          name of the most probable class; with any number of labels: a
+                       list of those with a probability of 0.5 or more
+    ``probability``    its probability, from 0 to 1; of labels, the largest
+    ``probabilities``  probability by class name; the sum is 1, except of labels. With
+                       ``top``, only the most probable classes, in that order
+    =================  ===============================================================
 
     Attributes:
         classes: their names, in the order of the logits. Without names they are
@@ -98,7 +98,7 @@ class Model:
             batch_size: examples computed at once.
 
         Returns:
-            A dictionary (see the table above) for one image, a list of them for many.
+            A dictionary (see `Model`) for one image, a list of them for many.
 
         Raises:
             ValueError: an image cannot be read; the message names it.
@@ -146,7 +146,7 @@ class Model:
                     yield one if isinstance(one, ValueError) else next(rows)
 
     def described(self, logits: np.ndarray, top: int | None = None) -> dict[str, Any]:
-        """Return the prediction that logits are: see the table above."""
+        """Return the prediction, a dictionary, that logits stand for."""
         if top is not None:
             validate.whole(top=top, at_least=1)
         target = TARGETS[self.multi_label]

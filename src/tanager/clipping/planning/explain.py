@@ -47,7 +47,7 @@ class TapRow:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What `ClippedGrad.explain` returns: ``str`` of it is a table.
+    """The table that `ClippedGrad.explain` returns: print it.
 
     Attributes:
         strategy: the clipping strategy.

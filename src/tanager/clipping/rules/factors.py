@@ -40,7 +40,7 @@ SMALLEST, LARGEST = 1e-12, 1e12
 
 @dataclass(frozen=True)
 class Style:
-    """State what an example's gradient is multiplied by.
+    """Choose how the gradient of an example is scaled.
 
     Attributes:
         name: one of `STYLES`.
