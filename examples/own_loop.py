@@ -5,11 +5,14 @@
 #
 # | here | in Opacus | in JAX-Privacy |
 # |---|---|---|
-# | `calibrate` | `get_noise_multiplier` | calibration |
-# | `PoissonSampler` | `DPDataLoader` | batch selection |
-# | `clipped_grad` | `GradSampleModule` | `clipped_grad` |
-# | `gaussian_noise` | `DPOptimizer` | noise addition |
-# | `Ledger` | `PRVAccountant` | `dp_accounting` |
+# | `calibrate` | `get_noise_multiplier` | `calibrate_dp_mechanism` |
+# | `PoissonSampler` | `DPDataLoader` | `CyclicPoissonSampling` |
+# | `physical_batch_size` | `BatchMemoryManager` | `split_and_pad_global_batch` |
+# | `clipped_grad` | `GradSampleModule`, `DPOptimizer` | `clipped_grad` |
+# | `gaussian_noise` | `DPOptimizer` | `gaussian_privatizer` |
+# | `Ledger` | `PRVAccountant` | `PLDAccountant` |
+#
+# `docs/from_opacus.md` and `docs/from_jax_privacy.md` have more of them.
 #
 # `tanager.train` runs the loop for you. If you want your own, its parts work alone.
 # Here they make a compiled private loop, with a schedule of the learning rate,
@@ -35,7 +38,7 @@ import tanager
 OUT = Path("runs/examples/own_loop")
 OUT.mkdir(parents=True, exist_ok=True)
 pixels, labels = load_digits(return_X_y=True)
-images, labels = np.float32(pixels / 16), np.int32(labels)
+images, labels = (pixels / 16).astype(np.float32), labels.astype(np.int32)
 train = {"image": images[:1500], "label": labels[:1500]}
 test = {"image": jnp.asarray(images[1500:]), "label": labels[1500:]}
 

@@ -67,20 +67,20 @@ def patient(random):
     return ill & (random.random((scans, 3)) < 0.9)  # a scan may miss a finding
 
 
-if not SCANS.exists():
+if not (SCANS / "labels.csv").exists():
     random = np.random.default_rng(0)
-    SCANS.mkdir(parents=True)
-    NEW.mkdir()
+    SCANS.mkdir(parents=True, exist_ok=True)
+    NEW.mkdir(exist_ok=True)
     rows = []
     for number in range(PATIENTS):
         for scan, found in enumerate(patient(random)):
             name = f"p{number:04d}-{scan}.png"
             draw(found, random).save(SCANS / name)
             rows.append([name, f"p{number:04d}", *map(int, found)])
-    with (SCANS / "labels.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["image", "patient", *FINDINGS], *rows])
     for number in range(20):
         draw(patient(random)[0], random).save(NEW / f"new-{number:02d}.png")
+    with (SCANS / "labels.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["image", "patient", *FINDINGS], *rows])
 
 with (SCANS / "labels.csv").open(newline="") as file:
     rows = list(csv.DictReader(file))
@@ -130,26 +130,27 @@ print(f"ε = {result['epsilon']:.2f} at δ = {result['delta']:g} for a {result['
 # ## Predictions for new scans
 #
 # `tanager predict RUN FOLDER > submission.csv` prints a probability for each finding.
-# In Python you choose the columns yourself.
+# In Python you choose the columns yourself. The picture shows the four scans whose
+# findings are the most probable.
 
 # %%
 model = tanager.load(RUN)
 files = sorted(NEW.iterdir())
-predictions = model.predict(files)
+probabilities = [each["probabilities"] for each in model.predict(files)]
 with (OUT / "submission.csv").open("w", newline="") as file:
     write = csv.writer(file)
     write.writerow(["image", *FINDINGS])
-    for path, each in zip(files, predictions, strict=True):
-        chances = [each["probabilities"][name] for name in FINDINGS]
-        write.writerow([path.name, *(f"{chance:.4f}" for chance in chances)])
+    for path, each in zip(files, probabilities, strict=True):
+        write.writerow([path.name, *(f"{each[name]:.4f}" for name in FINDINGS)])
 print("\n".join((OUT / "submission.csv").read_text().splitlines()[:5]))
 
+surest = np.argsort([-max(each.values()) for each in probabilities])
 figure, axes = plt.subplots(2, 4, figsize=(9, 3.6), layout="constrained")
-for path, each, (top, bottom) in zip(files, predictions, axes.T, strict=False):
-    top.imshow(Image.open(path), cmap="gray", vmin=0, vmax=255)
-    top.set_title(path.name, fontsize=8)
+for number, (top, bottom) in zip(surest, axes.T, strict=False):
+    top.imshow(Image.open(files[number]), cmap="gray", vmin=0, vmax=255)
+    top.set_title(files[number].name, fontsize=8)
     top.axis("off")
-    bottom.barh(FINDINGS, [each["probabilities"][name] for name in FINDINGS])
+    bottom.barh(FINDINGS, [probabilities[number][name] for name in FINDINGS])
     bottom.set_xlim(0, 1)
     bottom.invert_yaxis()
 for axis in axes[1, 1:]:

@@ -44,6 +44,7 @@ words = ["search", "digits", "--steps", "60", "--out", str(SEARCH)]
 words += ["--simulation-batch-sizes", "16", "32", "64", "--repeats", "2"]
 words += ["--vary", "learning-rate=0.125..4", "--trials", "4", "--pruner", "none"]
 words += ["--validation-examples", "360", "--evaluate-every", "20"]
+words += ["--account", str(OUT / "account.jsonl")]  # of all runs of this example
 assert tanager(words) == 0
 
 # %% [markdown]
@@ -103,7 +104,7 @@ axis.set_xticks(sizes, [f"{batch_size:g}" for batch_size in sizes])
 axis.set_xlabel("batch size B, at constant σ/B and number of updates")
 axis.set_ylabel("accuracy (%)")
 axis.grid(alpha=0.4)
-axis.legend(loc="lower left")
+axis.legend(loc="upper left")
 figure.savefig(OUT / "predicted.png", dpi=150)
 
 print(

@@ -3,10 +3,10 @@
 # %% [markdown]
 # # Two hosts, one model
 #
-# Give the same command to every host, and tanager trains one model on all of them.
-# Nothing is federated: every host reads the same data, and the guarantee is that of
-# one run. Here two processes on one machine are the hosts. Then one process trains
-# alone, and the parameters are compared.
+# Start the same command on every host, each with its own `--host`, and tanager trains
+# one model on all of them. Nothing is federated: every host reads the same data, and
+# the guarantee is that of one run. Here two processes on one machine are the hosts.
+# Then one process trains alone, and the parameters are compared.
 #
 # The three runs share a fixed `--seed`, so that they can be compared. Anyone who knows
 # the seed knows the noise, so **this is not private**: leave out `--seed` for data

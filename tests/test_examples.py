@@ -296,16 +296,15 @@ def test_patients(run):
     found = result(folder / "run")
     assert found["private"] and found["epsilon"] <= 4
     assert found["unit"] == "person" and found["examples"] == (800 if FULL else 240)
-    assert found["test_auroc_ema"] > 0.6  # guessing: 0.5
+    assert found["test_auroc_ema"] > 0.74  # guessing: 0.5
     assert "AUROC, mean over labels" in printed
     submission = (folder / "submission.csv").read_text().splitlines()
     assert submission[0] == "image,effusion,nodule,fibrosis"
     assert len(submission) == 21
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_two_hosts(run):
-    """In `make test`, tests/parallel compares the parameters of hosts."""
     printed, _ = run("two_hosts")
     assert "650 parameters, largest difference 0.0" in printed
     assert "host 1 printed" in printed
