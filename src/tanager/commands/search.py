@@ -42,7 +42,7 @@ class Options:
     """
 
     trials: int = 20
-    """Number of trials in the whole study; no combination of values has two."""
+    """Number of trials in the whole study; each tries another combination of values."""
 
     simulation_batch_sizes: tuple[int, ...] = ()
     """Simulated batch sizes. Default: 1/128, 1/64 and 1/32 of B, at least 32."""

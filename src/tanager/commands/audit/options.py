@@ -48,13 +48,13 @@ class Options:
     """white-box, one-run: number of canaries; about half join the data."""
 
     canary_examples: int = 1
-    """white-box: examples of each canary; a person with unit group."""
+    """white-box: examples of each canary, if a canary is a person (unit group)."""
 
     knows_sample: bool = False
-    """white-box: the attacker knows who is sampled; trusts it to be Poisson."""
+    """white-box: the attacker knows every batch. Does not test the sampling."""
 
     audited_steps: int | None = None
-    """white-box: steps to run, standing for the whole run. Default: all."""
+    """white-box: number of steps to run and attack. Default: all."""
 
     guessed: float = 0.1
     """one-run: share of the canaries to guess about."""
