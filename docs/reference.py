@@ -133,7 +133,12 @@ def commands() -> str:
                     "It takes the [flags of a recipe](#flags-of-a-recipe) too.",
                     "",
                 ]
-    lines += ["## Flags of a recipe", "", "Each replaces a field of the recipe.", ""]
+    lines += [
+        "## Flags of a recipe",
+        "",
+        "Each replaces one setting of the recipe. `tanager recipe NAME` shows them.",
+        "",
+    ]
     return "\n".join([*lines, *_table(list(of_recipe.values()))])
 
 
