@@ -78,13 +78,23 @@ def _parser(line: str):
     return text.partition("\n\nRecipe ")[0], parser._actions
 
 
+def _with_code(text: str) -> str:
+    """Set flags as code, outside of what is code already."""
+    code = r"(`[^`]*`|^    .*)"
+    parts = re.split(code, text, flags=re.MULTILINE)
+    flag = r"(?<!\w)--[a-z][a-z-]*"
+    parts[::2] = [re.sub(flag, r"`\g<0>`", part) for part in parts[::2]]
+    return "".join(parts)
+
+
 def _row(action) -> str:
     flag = " ".join(action.option_strings) or action.dest
-    value = action.metavar or ""
+    value = re.sub(r"\[(\S.*?) \[\1 \.\.\.\]\]", r"\1 …", action.metavar or "")
+    value = re.sub(r"{([^{},]*)}", r"\1", value.replace("{None}|", ""))
     text = (action.help or "").strip().replace("\n", " ")
     text = re.sub(r"\s*\(recipe: .*\)$", "", text).replace("(required)", "Required.")
-    text = re.sub(r"(?<![\w`])--[a-z][a-z-]*", r"`\g<0>`", text)
-    if value.startswith("{"):
+    text = _with_code(re.sub(r"\(default: (.*)\)$", r"Default: \1.", text))
+    if re.fullmatch(r"{[^{}]*}", value):
         text += " Choices: " + ", ".join(f"`{x}`" for x in value[1:-1].split(",")) + "."
     elif action.option_strings and " --no-" not in flag:
         flag = f"{flag} {value}".strip()
@@ -108,7 +118,7 @@ def commands() -> str:
             shown = line.replace(" digits", " RECIPE")
             if len(MORE.get(command, "1")) > 1:
                 lines += [f"### `tanager {shown}`", ""]
-            lines += [text, ""]
+            lines += [_with_code(text), ""]
             own = []
             for action in actions:
                 if action.dest == "help":
@@ -123,7 +133,12 @@ def commands() -> str:
                     "It takes the [flags of a recipe](#flags-of-a-recipe) too.",
                     "",
                 ]
-    lines += ["## Flags of a recipe", "", "Each replaces a field of the recipe.", ""]
+    lines += [
+        "## Flags of a recipe",
+        "",
+        "Each replaces one setting of the recipe. `tanager recipe NAME` shows them.",
+        "",
+    ]
     return "\n".join([*lines, *_table(list(of_recipe.values()))])
 
 

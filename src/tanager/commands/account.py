@@ -27,10 +27,10 @@ class _Named(abc.ABC):
     """An account, by its file or by its data."""
 
     account: str | None = None
-    """File of the account. Default: where the runs on the data below charge."""
+    """File of the account. Default: the account of the data."""
 
     data: str | None = None
-    """Folder or file with the data. Default: the data that tanager brings."""
+    """Folder or file with the data. Default: data that come with tanager."""
 
     dataset: str = "digits"
     """Name of the data set, without --data."""
@@ -71,7 +71,7 @@ class Show(_Named):
     """Show what all runs on the same data spent together, and what remains.
 
     `tanager account limit` sets a limit that no run may exceed; `add` charges runs that
-    were made without the account; `accept` goes on after the data were changed.
+    were made without the account; `accept` continues after the data were changed.
     """
 
     file: Positional[Annotated[str | None, tyro.conf.arg(metavar="FILE")]] = None
@@ -92,10 +92,10 @@ class Show(_Named):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limit(_Named):
-    """Set or change the limit that all runs on the data must keep within."""
+    """Set or change the limit for all runs on the data together."""
 
     epsilon: float
-    """Privacy budget ε of all runs together, those before included."""
+    """Largest ε of all runs together, earlier ones included."""
 
     delta: float
     """Failure probability δ of that ε."""
@@ -107,10 +107,10 @@ class Limit(_Named):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Add(_Named):
-    """Charge runs that were made without the account, by what their ledgers say.
+    """Charge runs that were made without the account, from their ledgers.
 
     A run that was charged before is charged once. An unfinished run is charged in full.
-    Give runs on the data of this account only: no ledger says what data it is of.
+    Give runs on the data of this account only: a ledger does not name its data.
     """
 
     runs: Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN")]]
@@ -131,9 +131,9 @@ class Add(_Named):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Accept(_Named):
-    """Go on with an account after its data were changed, such as by new images.
+    """Continue an account after its data were changed, such as by new images.
 
-    The next run may have other data than those before, and is charged all the same.
+    The next run may use data that differ from earlier runs; it is charged as they were.
     """
 
     def apply(self) -> float | None:

@@ -32,7 +32,7 @@ _NOTE = "ε does not cover these numbers: they depend on the labelled examples e
 class Arguments:
     """Measure a model on labelled images: accuracy, AUROC, intervals, confusion matrix.
 
-    A model of any number of labels: AUROC and average precision of each label.
+    If an image can have several labels: AUROC and average precision of each label.
 
     Images are read as training read them. Without --data, a run is measured on its own
     test examples.
@@ -47,22 +47,24 @@ class Arguments:
     labels: str | None = None
     """CSV file with the labels of --data, as `tanager train folder --labels` reads."""
 
-    uncertain: Annotated[str, tyro.conf.arg(metavar="{refuse,absent,present}")] = ""
-    """What -1, uncertain, counts as among several labels. Default: as in training."""
+    uncertain: Annotated[
+        str | None, tyro.conf.arg(metavar="{refuse,absent,present}")
+    ] = None
+    """With several labels: what -1 (uncertain) counts as. Default: as in training."""
 
     split: Annotated[str, tyro.conf.arg(metavar="{test,train,all}")] = "test"
-    """Which of the data: the test examples that training would hold out, or all."""
+    """Which images: those that training would hold out (test), the others, or all."""
 
     to: Path | None = None
-    """HTML page to write besides, such as evaluation.html."""
+    """Also write an HTML page, such as evaluation.html."""
 
     json: flags.Json = False
 
     batch_size: int = 64
-    """Images computed at once."""
+    """Number of images computed at once."""
 
     weights: Annotated[str, tyro.conf.arg(metavar="{average,last}")] = "average"
-    """Of a run: the average of the parameters, or those after the last update."""
+    """For a run: the average of the parameters, or those after the last update."""
 
     code: str | None = None
     """MODULE:FUNCTION of your own model: returns (params, predict[, preprocessing])."""

@@ -23,8 +23,8 @@ from tanager.report import guarantee
 class Arguments:
     """Plan the privacy budget of a run.
 
-    Give three of batch size, steps, noise multiplier and epsilon. The fourth is solved
-    for.
+    Give three of batch size, steps, noise multiplier and epsilon. The fourth is
+    computed.
     """
 
     examples: int
@@ -51,10 +51,10 @@ class Arguments:
     """Which data sets count as neighbours."""
 
     accountant: Literal["pld", "rdp"] = "pld"
-    """Whose ε keeps the budget: pld, which is tight, or rdp, as papers report it."""
+    """How ε is computed: pld, which is tight, or rdp, as papers report it."""
 
     cheapest: bool = False
-    """Show what smaller and larger batches cost in ε and in compute."""
+    """Compare smaller and larger batches: their ε and their compute."""
 
     json: flags.Json = False
 

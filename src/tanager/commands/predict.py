@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 class Arguments:
     """Predict the class of each image: CSV on standard output, one line an image.
 
-    Its columns are file, class, probability, and the probability of each class. Of a
-    model of labels, class has those of a probability of 0.5 or more, with | between. A
-    file that cannot be read is named on standard error, the others are predicted, and
+    Its columns are file, class, probability, and the probability of each class. If
+    an image can have several labels, class lists those of 0.5 or more, separated by |.
+    A file that cannot be read is named on standard error; the others are predicted, and
     the exit status is 1.
     """
 
@@ -39,13 +39,13 @@ class Arguments:
     """Print one JSON object a line: file, class, probability, probabilities."""
 
     top: int | None = None
-    """Print only so many classes, the most probable first. Default: all."""
+    """Number of classes to print, the most probable first. Default: all."""
 
     batch_size: int = 64
-    """Images computed at once."""
+    """Number of images computed at once."""
 
     weights: Annotated[str, tyro.conf.arg(metavar="{average,last}")] = "average"
-    """Of a run: the average of the parameters, or those after the last update."""
+    """For a run: the average of the parameters, or those after the last update."""
 
     code: str | None = None
     """MODULE:FUNCTION of your own model: returns (params, predict[, preprocessing])."""

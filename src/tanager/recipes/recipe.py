@@ -38,15 +38,15 @@ class Recipe:
 
     Attributes:
         dataset: name of the data set; folder for your own images.
-        data: folder or file with the data. Default: the data that tanager brings.
+        data: folder or file with the data. Default: data that come with tanager.
         labels: CSV file with a row for each image: its path, and its label. Default:
             the only CSV file of a folder without class folders.
         image_column: column with the images. Default: the one that names or holds them.
         label_column: column with the labels. Default: label, or a similar name.
         labels_from_name: the name of a file begins with its class: cat in cat_01.png.
-        multi_label: an image has any number of labels, in a CSV file: a column of names
-            with vertical bars between, or a column of 0 and 1 for each.
-        uncertain: what a label of -1, uncertain, counts as: absent or present.
+        multi_label: an image has any number of labels. The CSV file has one column of
+            names separated by vertical bars, or a column of 0 and 1 for each label.
+        uncertain: what a label of -1 (uncertain) counts as.
         classes: train and test on these classes, or labels, only. Default: all.
         image_size: resize images to this many pixels per side. Default: what the
             weights were trained on, else as they are; if images of a folder differ in
@@ -98,15 +98,15 @@ class Recipe:
         solve_for: the number that is solved for, whatever its field says. None solves
             for the missing one; with none missing, for epsilon, and if that exceeds the
             recipe's, noise_multiplier is raised. nothing refuses that instead.
-        adjacency: which data sets count as neighbours, and so what is protected.
-        unit: what is protected as a whole: example, one image, or group, all images of
-            one person. Batch size and N then count persons.
-        groups: where each image's owner is: folder (a folder for each person, in each
-            class folder if there are any), or the name of a column. Splits are then by
-            person.
+        adjacency: which data sets count as neighbours; see docs/choosing.md.
+        unit: what is protected as a whole: one image (example), or all images of one
+            person (group). With group, batch size and N count persons.
+        groups: which person each image belongs to: folder (a folder for each person, in
+            each class folder if there are any), or the name of a CSV column. Training
+            and test images are then split by person.
         examples_per_group: largest number of images of a person that an update uses.
         declared_examples: public number of examples N, if it differs from the data's.
-            Required under add-or-remove-one, which protects the true number.
+            Required with add-or-remove-one, which protects the true number.
         clip_norm: clipping norm C: largest gradient norm of one example; 0 chooses it.
         clipping: clip scales longer gradients to C; automatic scales all of them to
             just below C; adaptive begins at C and follows the median norm, by noisy
@@ -115,9 +115,10 @@ class Recipe:
             where none is given. They must be public. Or balanced: in inverse proportion
             to class counts, with noise that is part of the budget.
         optimizer: name of an optax optimizer, such as sgd or adamw.
-        optimizer_options: its options besides the learning rate, such as momentum 0.9.
-        learning_rate: learning rate, for the gradient sum divided by C and by B; 0
-            chooses it from N and ε.
+        optimizer_options: options of the optimizer besides the learning rate, such as
+            momentum 0.9.
+        learning_rate: learning rate, for the gradient sum divided by C and by B; 0 to
+            choose it from N and ε.
         learning_rate_schedule: constant; step: a tenth after half of the steps, again
             after three quarters; or cosine, down to 0.
         warmup_steps: updates in which the learning rate rises from 0.
@@ -129,14 +130,14 @@ class Recipe:
             clipping; 0 for no augmentation.
         crop_padding: for crop-flip and tan: pixels mirrored onto each edge before a
             random crop. The papers use 4 on CIFAR, 20 on ImageNet.
-        padding_mode: how they are mirrored: reflect, or symmetric, which repeats the
-            pixel at the edge, as the Unlocking paper's released code does.
+        padding_mode: how these pixels are mirrored: reflect, or symmetric, which
+            repeats the pixel at the edge, as the Unlocking paper's released code does.
         flip: flip images at random, left to right.
         crop_size: pixels per side of the crop that the model sees. Default: all.
         test_views: views of each test image that vote on its class; 0 for no vote.
         validation_examples: number of training images held out for validation, or of
             persons with groups.
-        train_examples: train on this many of the others. Default: all.
+        train_examples: train on only this many of the remaining images. Default: all.
         physical_batch_size: images, or persons, computed on at once, by all devices
             together; lower it if memory is short. auto: the fastest size that fits.
         strategy: how gradients are clipped; changes speed and memory only. auto:low
@@ -156,7 +157,7 @@ class Recipe:
         checkpoint_seconds: least number of seconds between checkpoints.
         seed: a number makes the run repeatable by anyone, so NOT private. Default: a
             secret from the operating system.
-        out: folder of the run; one that was stopped goes on. Default: runs/NAME-1, -2…
+        out: folder of the run; a stopped run is resumed. Default: runs/NAME-1, -2…
         account: file that all runs on these data are charged to (`tanager account`);
             none for no account. Default: beside the data, or for this user.
 
