@@ -199,7 +199,7 @@ def test_digits_in_a_minute(run):
     assert "report: runs/examples/digits_in_a_minute/run/report.html" in printed
     # Started again, it finds the run: a second one would have another secret.
     assert "step 150/150" in printed
-    again, _ = run("digits_in_a_minute", as_is=True)
+    again, _ = run("digits_in_a_minute")
     assert "step 150/150" not in again
     for name in ("epsilon", "test_accuracy", "test_loss_ema", "per_class"):
         assert result(folder / "run")[name] == found[name]

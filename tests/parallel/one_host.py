@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 
 
@@ -123,3 +124,6 @@ if __name__ == "__main__":
             timeout=asked.get("timeout", 60),
         ):
             main(asked)
+        # Python ends threads that are left in C++ at its exit, and C++ then aborts.
+        left = {thread for thread in threading.enumerate() if thread.daemon}
+        assert not left, left

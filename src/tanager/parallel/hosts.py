@@ -39,6 +39,7 @@ _FAILED = "tanager/failed"
 _words = 0
 _leaving = threading.Event()
 _alone = threading.Event()
+_watching: list[threading.Thread] = []
 
 
 class Stopped(KeyboardInterrupt):
@@ -157,7 +158,9 @@ def _join(
             "and start them together, which resumes from the last checkpoint"
         ) from error
     for watch in (_watch_others, _listen):
-        threading.Thread(target=watch, args=(_store(),), daemon=True).start()
+        thread = threading.Thread(target=watch, args=(_store(),), daemon=True)
+        thread.start()
+        _watching.append(thread)
 
 
 def _require_answer(address: str, timeout: float) -> None:
@@ -189,6 +192,9 @@ def _leave() -> None:
         # JAX aborts a host that says goodbye to a service that has ended.
         _alone.wait(_GOODBYE)
     jax.distributed.shutdown()
+    # Python ends threads that are left in C++ at its exit, and C++ then aborts.
+    while _watching:
+        _watching.pop().join(5 * _BEAT)
 
 
 def _fail(error: BaseException) -> NoReturn:

@@ -102,8 +102,7 @@ class Recipe:
         unit: what is protected as a whole: one image (example), or all images of one
             person (group). With group, batch size and N count persons.
         groups: which person each image belongs to: folder (a folder for each person, in
-            each class folder if there are any), or the name of a CSV column. Training
-            and test images are then split by person.
+            each class folder if there are any), or a CSV column. Splits are by person.
         examples_per_group: largest number of images of a person that an update uses.
         declared_examples: public number of examples N, if it differs from the data's.
             Required with add-or-remove-one, which protects the true number.
