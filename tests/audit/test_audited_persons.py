@@ -68,9 +68,7 @@ def test_persons_are_below_the_claim(white_box, digits, knows_sample):
     assert not found.violated
 
 
-@pytest.mark.parametrize(
-    "knows_sample", [pytest.param(False, marks=pytest.mark.full), True]
-)
+@pytest.mark.parametrize("knows_sample", [False, True])
 def test_planted_training_per_image_is_above_the_claim(white_box, digits, knows_sample):
     """Persons of five images in a run whose claim is per image."""
     found = white_box(

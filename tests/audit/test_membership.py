@@ -161,6 +161,16 @@ def test_a_guess_is_two_gradients_of_zeros_and_the_drawing(regression, monkeypat
     assert not np.any(seen)
 
 
+def test_a_loss_that_fails_is_refused_in_plain_words(regression):
+    def pair(params, example):
+        return loss(params, example), 0
+
+    problem = Problem(pair, {"w": jnp.zeros(5)}, regression)  # pyright: ignore
+    attack = Attack(epsilon=6.0, delta=0.01, batch_size=30, **ONE)
+    with pytest.raises(ValueError, match="loss"):
+        audit_membership(problem, attack, FAR, models=40, seed=1)
+
+
 LINE = {"phase": 0, "setting": 1, "model": 2, "score": 0.5}
 
 

@@ -11,8 +11,6 @@ import pytest
 from jax import lax
 from oracle import ALL, check
 
-from switch import FULL
-
 
 ROWS = 3
 EPS = 1e-2
@@ -110,7 +108,7 @@ LAYERS = [
     ("kind", "axes"), LAYERS, ids=[f"{kind.__name__}-{axes}" for kind, axes in LAYERS]
 )
 @hypothesis.settings(
-    max_examples=4 if FULL else 3,
+    max_examples=4,
     derandomize=True,
     deadline=None,
     database=None,

@@ -11,7 +11,6 @@ import pytest
 from jax import lax
 from oracle import check
 
-from switch import FULL
 from tanager.clipping.analysis.standardise import standardise
 
 
@@ -167,7 +166,7 @@ def problems(draw):
 
 @pytest.mark.slow
 @hypothesis.settings(
-    max_examples=24 if FULL else 12,
+    max_examples=24,
     derandomize=True,
     deadline=None,
     database=None,

@@ -47,7 +47,7 @@ def one_of_each(entries):
             if recipe.head == "zero":
                 family = "vit"
         elif family == "nfnet":
-            family = "nf"  # of which the last layer alone is trained, too
+            family = "nf"  # only its last layer is trained, too
         kind = family, recipe.head, recipe.fine_tune, recipe.non_private
         marks = [pytest.mark.full] if kind in seen else []
         marked.append(pytest.param(entry, id=entry.name, marks=marks))

@@ -12,6 +12,7 @@ References:
     through Scale, appendix A.2, Tables 8 and 9.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -175,16 +176,6 @@ def audit_membership(
         trained = reached
         on_models(phase, reached, models, known)
 
-    if trained < in_all:
-        guess = guess_update(problem, rate, attack.augmentation_multiplicity)
-        left = guess * float(np.mean(attack.steps)) * (in_all - trained)
-        report(
-            "getting ready",
-            trained,
-            in_all,
-            f"about {duration(left)} left (first guess: {guess:.2g} s an update of "
-            "one model, as long as drawing a batch and two plain gradients)",
-        )
     mechanisms = {
         count: calibrate(epsilon=epsilon, delta=delta, sample_rate=rate, steps=count)
         for count in dict.fromkeys(attack.steps)
@@ -196,6 +187,20 @@ def audit_membership(
         for one in mechanisms.values()
     ]
     charging.require_room(account, spent, delta, out, seed)
+    guess = None
+    if trained < in_all:
+        # A loss that fails is refused in plain words below, before training.
+        with contextlib.suppress(Exception):
+            guess = guess_update(problem, rate, attack.augmentation_multiplicity)
+    if guess is not None:
+        left = guess * float(np.mean(attack.steps)) * (in_all - trained)
+        report(
+            "getting ready",
+            trained,
+            in_all,
+            f"about {duration(left)} left (first guess: {guess:.2g} s an update of "
+            "one model, as long as drawing a batch and two plain gradients)",
+        )
     both = _with_canaries(source, canaries)
     data = joined(problem, as_source(both), len(canaries))
     with_both = dataclasses.replace(problem, data=data)
