@@ -283,14 +283,18 @@ class BatchNormalization:
 
 
 class Dropout:
-    def __init__(self, seed):
+    def __init__(self, seed=None):
+        if seed is None:  # as Keras does where the rate is 0
+            return
         self.seed_generator = types.SimpleNamespace(
             state=types.SimpleNamespace(value=seed)
         )
 
     def call(self, inputs, training=False):
+        if not training or not hasattr(self, "seed_generator"):
+            return inputs
         kept = jax.random.bernoulli(jax.random.wrap_key_data(self.seed), 0.5, (3,))
-        return jnp.where(kept, inputs, 0) if training else inputs
+        return jnp.where(kept, inputs, 0)
 
     @property
     def seed(self):
@@ -299,7 +303,15 @@ class Dropout:
 
 def test_layers_of_keras_are_watched(monkeypatch):
     layers = types.ModuleType("keras.layers")
-    vars(layers).update(BatchNormalization=BatchNormalization, Dropout=Dropout)
+    noises = [
+        type(name, (Dropout,), {})
+        for name in (
+            *("AlphaDropout", "Dropout", "GaussianDropout", "GaussianNoise"),
+            *(f"SpatialDropout{axes}D" for axes in (1, 2, 3)),
+        )
+    ]
+    vars(layers).update({noise.__name__: noise for noise in noises})
+    vars(layers).update(BatchNormalization=BatchNormalization)
     monkeypatch.setitem(sys.modules, "keras.layers", layers)
     seeds = jax.random.key_data(jax.random.split(KEY, 4))
     constant = seeds[0]
@@ -320,15 +332,23 @@ def test_layers_of_keras_are_watched(monkeypatch):
 
     for layer, message in (
         (norm, "keras.layers.BatchNormalization in training mode, which mixes"),
-        (lambda w, e: Dropout(constant), "keras.layers.Dropout with a seed that never"),
+        *(
+            (
+                lambda w, e, noise=noise: noise(constant),
+                f"keras.layers.{noise.__name__} with a seed that never",
+            )
+            for noise in noises
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             clipped(layer, training=True)
         clipped(layer, training=False)
     with pytest.raises(ValueError, match="running statistics that would be trained"):
         clipped(trained_norm)
-    norms = clipped(lambda w, e: Dropout(e["seed"]), training=True).norms
-    assert len(set(norms.tolist())) > 1
+    for noise in noises:
+        norms = clipped(lambda w, e, noise=noise: noise(e["seed"]), training=True).norms
+        assert len(set(norms.tolist())) > 1
+        clipped(lambda w, e, noise=noise: noise(), training=True)
     monkeypatch.setattr(BatchNormalization, "trainable", False)
     clipped(norm, training=True)
 

@@ -176,14 +176,15 @@ def _dropout(
 def _keras_noise(
     layer: Any, given: Mapping[str, Any], trained: Leaves, fixed: Leaves
 ) -> tuple[str, str] | None:
-    """Check a dropout of Keras: a seed that no example gave is a constant."""
-    if not given.get("training"):
+    """Check a dropout or noise of Keras: a seed that no example gave is a constant."""
+    generator = getattr(layer, "seed_generator", None)  # none where nothing is drawn
+    if generator is None or not given.get("training"):
         return None
-    seed = layer.seed_generator.state.value
+    seed = generator.state.value
     if isinstance(seed, Tracer) and not _among(seed, fixed):
         return None
     return (
-        "with a seed that never changes: all examples get the same mask in every step",
+        "with a seed that never changes: all examples get the same draw in every step",
         "call the model with training=False, or give stateless_call a seed state that "
         "is made of a key of the example",
     )
@@ -217,5 +218,16 @@ _CHECKS: Mapping[tuple[str, str], Check] = {
         lambda layer: (layer.moving_mean.value, layer.moving_variance.value),
     ),
     ("flax.nnx", "Dropout"): _dropout,
-    ("keras.layers", "Dropout"): _keras_noise,
+    **{
+        ("keras.layers", name): _keras_noise
+        for name in (
+            "AlphaDropout",
+            "Dropout",
+            "GaussianDropout",
+            "GaussianNoise",
+            "SpatialDropout1D",
+            "SpatialDropout2D",
+            "SpatialDropout3D",
+        )
+    },
 }
