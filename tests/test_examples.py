@@ -201,8 +201,11 @@ def test_digits_in_a_minute(run):
     assert "step 150/150" in printed
     again, _ = run("digits_in_a_minute")
     assert "step 150/150" not in again
-    for name in ("epsilon", "test_accuracy", "test_loss_ema", "per_class"):
-        assert result(folder / "run")[name] == found[name]
+    evaluated = result(folder / "run")
+    for name in ("epsilon", "test_accuracy", "per_class"):
+        assert evaluated[name] == found[name]
+    # Evaluated anew, compiled with other flags: the last bits may differ.
+    assert evaluated["test_loss_ema"] == pytest.approx(found["test_loss_ema"], 1e-6)
 
 
 @pytest.mark.slow
