@@ -37,12 +37,15 @@ def test_the_last_stage_is_all_that_the_back_reads(name):
     assert sum(model.head.weight.shape) < sum(shares) < sum(whole)
 
 
-@pytest.mark.parametrize("name", ["wrn-10-1", "scattering-linear", "scattering-cnn"])
+@pytest.mark.parametrize(
+    "name", ["wrn-10-1", "scattering-linear", "scattering-cnn", "dead-leaves-linear"]
+)
 def test_a_mirrored_image_has_the_same_logits_where_it_should(name):
-    image = jax.random.normal(KEY, (9, 12, 2))
+    shape = (9, 12, 3)
+    image = jax.random.normal(KEY, shape)
     for mirror in (True, False):
         model = models.create(
-            name, classes=3, image_shape=(9, 12, 2), key=KEY, mirror=mirror
+            name, classes=3, image_shape=shape, key=KEY, mirror=mirror
         )
         logits, mirrored = model(image), model(image[:, ::-1])
         assert np.allclose(logits, mirrored, rtol=1e-4, atol=1e-5) == mirror

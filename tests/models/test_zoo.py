@@ -61,6 +61,7 @@ CASES = [
     ("lenet", (16, 18, 1), {}),
     ("scattering-linear", (9, 12, 2), {}),
     ("scattering-cnn", (9, 17, 2), {}),
+    ("dead-leaves-linear", (8, 11, 1), {}),
     ("tiny bit", (16, 11, 3), {}),
     ("tiny vit", (8, 12, 3), {}),
     ("tiny convnext", (9, 13, 3), {}),

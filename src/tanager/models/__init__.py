@@ -4,6 +4,7 @@ from tanager.models.bit import BiT as BiT
 from tanager.models.convnext import ConvNeXt as ConvNeXt
 from tanager.models.counts import count_flops as count_flops
 from tanager.models.counts import count_parameters as count_parameters
+from tanager.models.dead_leaves import DeadLeavesLinear as DeadLeavesLinear
 from tanager.models.dino import DINO as DINO
 from tanager.models.efficientnet import EfficientNetLite as EfficientNetLite
 from tanager.models.exported import Pretrained as Pretrained

@@ -53,6 +53,7 @@ COUNTED: dict[str, tuple[int, int]] = {
     "dinov3-huge-plus": (841_790_440, 344_229_253_120),
     "scattering-linear": (155_530, 3_075_840),
     "scattering-cnn": (187_210, 21_880_832),
+    "dead-leaves-linear": (32_010, 136_590_128),
     "lenet": (26_010, 844_416),
     "mlp": (4_206_602, 8_409_088),
     "linear": (30_730, 61_440),

@@ -20,6 +20,7 @@ from tanager.models import (
     vit,
     wide_resnet,
 )
+from tanager.models.dead_leaves import DeadLeavesLinear
 from tanager.models.layers import HEAD_INPUTS, ScaledHead
 from tanager.models.model import Model, mirrored
 from tanager.models.scattering import ScatteringCNN, ScatteringLinear
@@ -133,6 +134,7 @@ _LITE = "Tan and Le 2019, table 1, as TensorFlow's lite release"
 _NF_RESNET = "Brock et al. 2021a, section 4; De et al. 2022, section 3.3"
 _DEIT, _VIT = "Touvron et al. 2021, table 1", "Dosovitskiy et al. 2021, table 1"
 _SCATTERING = "Bruna and Mallat 2013; Tramèr and Boneh 2021, table 6"
+_LEAVES = "Coates et al. 2011; Lee et al. 2001"
 _LENET = "Papernot et al. 2021; Tramèr and Boneh 2021"
 
 ENTRIES = {
@@ -193,6 +195,7 @@ ENTRIES = {
             "scattering-linear", ScatteringLinear, "convolutional", source=_SCATTERING
         ),
         _small("scattering-cnn", ScatteringCNN, "convolutional", source=_SCATTERING),
+        _small("dead-leaves-linear", DeadLeavesLinear, "convolutional", source=_LEAVES),
         ModelEntry(
             *("lenet", LeNet, "convolutional", _LENET, 28),
             channels=1,

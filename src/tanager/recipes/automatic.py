@@ -12,15 +12,17 @@ from tanager import _validate as validate
 from tanager import data, models
 from tanager.models import packaged
 from tanager.recipes.fields import LAYOUT_FIELDS
-from tanager.recipes.recipe import Recipe
+from tanager.recipes.recipe import FIXED_FRONTS, Recipe
 
 
 AUTO = "auto"
 PRETRAINED = "efficientnet-lite2"
 """Better than lite0 by 2 to 4 points (docs/results.md)."""
 FROM_SCRATCH = "scattering-linear"
+FIXED = FROM_SCRATCH, "dead-leaves-linear"
+"""Models of a last layer on features that are fixed."""
 SIDE = 32
-"""Pixels per side for scattering: at 16 and 24 accuracy was lower (docs/results.md).
+"""Pixels per side for fixed features: at 16 and 24 scattering's accuracy was lower.
 
 Grey images up to this size are scattered even where public weights are installed.
 """
@@ -56,19 +58,19 @@ def resolved(recipe: Recipe) -> Recipe:
         if weights is not None and weights not in packaged.PACKAGED:
             rule = "must be given for weights of your own"
             validate.refuse("model", AUTO, rule, "give --model, see tanager models")
-    scattering = model.startswith("scattering-")
+    fixed = model.startswith(FIXED_FRONTS)
     if weights is not None and weights in packaged.PACKAGED:
         side = min(packaged.PACKAGED[weights].image_size, LARGEST_SIDE)
         side = recipe.image_size or side
         changes = {"image_size": side, "crop_fraction": recipe.crop_fraction or 1.0}
-    elif scattering:
+    elif fixed:
         changes = {"image_size": recipe.image_size or SIDE}
     elif weights is None and recipe.image_size is None and recipe.crop_size is None:
         side, shape = models.find(model).image_side, _image_shape(recipe)
         if shape is not None and max(shape[:2]) > side:
             changes = {"image_size": side}
     if recipe.fine_tune == AUTO:
-        late = weights is not None or model == FROM_SCRATCH
+        late = weights is not None or model in FIXED
         changes["fine_tune"] = "last-layer" if late else "all"
     recipe = dataclasses.replace(recipe, model=model, weights=weights, **changes)
     if recipe.head_input == AUTO:
@@ -119,7 +121,7 @@ def reasons(given: Recipe, recipe: Recipe, examples: int) -> dict[str, str]:
         "image_size": "it is the size that was measured with these weights"
         if public
         else "more pixels are more features, and more noise"
-        if recipe.model.startswith("scattering-")
+        if recipe.model.startswith(FIXED_FRONTS)
         else f"images differ in size, or are larger, and {recipe.model} takes this one",
         "batch_size": "with all examples an update has the least noise"
         if recipe.batch_size == examples

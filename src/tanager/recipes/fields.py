@@ -168,7 +168,7 @@ def _check_features(recipe: Any) -> None:
             "features",
             recipe.features,
             "must be left out unless the last layer or stage alone is trained, or a "
-            "scattering network, without augmentation",
+            "network on fixed features, without augmentation",
             "give fine_tune last-layer and augmentation_multiplicity 0",
         )
     if recipe.unreadable == "skip" and recipe.caches_features:

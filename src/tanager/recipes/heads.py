@@ -29,6 +29,7 @@ _STEPS, _MORE_STEPS, _MOMENTUM = 60, 150, 0.9
 _LEARNING_RATE, _SHARE = 20.0, 80.0
 _SCATTERING_CLIP, _SCATTERING_SHARE, _SCATTERING_RATE = 0.1, 10.0, 100.0
 _SCATTERING_MANY = 1000.0
+_LEAVES_SHARE, _LEAVES_RATE = 26.0, 60.0
 _BATCHES: dict[str, Any] = {
     "batch_size": 8192,
     "steps": 240,
@@ -119,6 +120,8 @@ def _chosen(recipe: Recipe, examples: int, features: int) -> Recipe:
     few, share, most = _FEW, _SHARE, _LEARNING_RATE
     if scattering:
         few, share, most = 0.0, _SCATTERING_SHARE, _SCATTERING_RATE
+    elif recipe.model.startswith("dead-leaves-"):
+        share, most = _LEAVES_SHARE, _LEAVES_RATE
     plain = steps is None and not rate and not recipe.class_weights
     plain = plain and not recipe.multi_label and recipe.clipping == "clip"
     if signal < few and plain and recipe.solver == "auto":

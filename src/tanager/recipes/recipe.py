@@ -29,6 +29,10 @@ from tanager.recipes.fields import (
 from tanager.recipes.papers import PublishedRun, fields_at, rows_of
 
 
+FIXED_FRONTS = "scattering-", "dead-leaves-"
+"""Models whose features are fixed, whatever is trained."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
     """One training run. Field names are the flags of `tanager train`.
@@ -81,8 +85,8 @@ class Recipe:
             for the last layer if there are weights, else all.
         lora_rank: rank of the low-rank products.
         features: folder that caches the input of the last layer or stage, for these
-            choices of fine_tune without augmentation, or a scattering network's
-            features. Default: in the run's private folder.
+            choices of fine_tune without augmentation, or features that are fixed
+            (scattering, dead leaves). Default: in the run's private folder.
         features_from: file of features that another program made (.npz, .parquet, or
             train_features.npy): trains the model linear on them, without images.
         non_private: train WITHOUT privacy, on public data: no clipping, no noise.
@@ -309,7 +313,7 @@ class Recipe:
     def caches_front(self) -> bool:
         """Whether all that is trained sees what never changes, of several axes."""
         late = self.fine_tune == "last-stage"
-        late |= self.model.startswith("scattering-") and self.fine_tune == "all"
+        late |= self.model.startswith(FIXED_FRONTS) and self.fine_tune == "all"
         return late and not self._views and self.unreadable == "error"
 
     @property
