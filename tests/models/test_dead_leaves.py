@@ -70,6 +70,7 @@ def test_features_are_standardised_scaled_and_whitened():
     found = jax.jit(lambda image: model.features(image))(image)
     np.testing.assert_allclose(found, expected.ravel(), rtol=1e-3, atol=1e-2)
     assert expected.std() > 0.3
+    assert isinstance(model, models.DeadLeavesLinear)
     assert model.front(jnp.asarray(image, jnp.bfloat16)).dtype == jnp.bfloat16
 
 

@@ -80,6 +80,10 @@ def test_small_grey_images_are_scattered(
         ({"image_size": 64, "fine_tune": "last-layer"}, {}),
         ({"weights": "efficientnet-lite2"}, {"model": "efficientnet-lite2"}),
         ({"model": "scattering-linear", "steps": 9}, {"image_size": 32}),
+        (
+            {"model": "dead-leaves-linear"},
+            {"image_size": 32, "fine_tune": "last-layer", "head_input": "norm"},
+        ),
     ],
 )
 def test_what_is_given_stands_and_the_rest_follows(installed, given, expected):
@@ -162,6 +166,16 @@ def test_scattering_takes_batches_of_many_images(examples, batch):
     own = dataclasses.replace(given, batch_size=100, clip_norm=0.5)
     own = heads.resolved(automatic.resolved(own), examples, 15552)
     assert (own.batch_size, own.clip_norm) == (100, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "steps", "rate"), [(1.0, 60, 34), (3.0, 60, 60), (8.0, 150, 60)]
+)
+def test_dead_leaves_take_larger_steps_than_pretrained_features(epsilon, steps, rate):
+    recipe = dataclasses.replace(chosen(model="dead-leaves-linear"), epsilon=epsilon)
+    found = heads.resolved(recipe, 50_000, 3200)
+    assert (found.solver, found.steps, found.clip_norm) == ("dp-sgd", steps, 1.0)
+    assert found.learning_rate == pytest.approx(rate, rel=1e-3)
 
 
 def test_reasons_name_what_was_chosen_and_nothing_that_was_given(installed):

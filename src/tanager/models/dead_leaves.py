@@ -62,7 +62,7 @@ class Constants(NamedTuple):
 def constants() -> Constants:
     """Read the file of this package."""
     with np.load(FILE) as file:
-        return Constants(*(np.float32(file[name]) for name in Constants._fields))
+        return Constants(*(file[name].astype(np.float32) for name in Constants._fields))
 
 
 class DeadLeavesLinear(StagedModel):
