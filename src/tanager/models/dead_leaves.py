@@ -23,11 +23,11 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from tanager import _validate as validate
 from tanager.models import layers
-from tanager.models.model import StagedModel, check_image
+from tanager.models.model import FixedFront, check_image
 
 
 FILE = Path(__file__).with_name("dead_leaves.npz")
@@ -37,7 +37,7 @@ QUARTERS = 4
 _SMALLEST = 8
 THRESHOLD = 1.0
 FLOOR = 0.0025
-"""Added to the variance of a patch: a hundredth of that of all pixels, or less."""
+"""Added to the variance of a patch, where that of all pixels is about 1."""
 _AT_ONCE = 200
 """Filters whose responses are in memory at once."""
 
@@ -65,7 +65,7 @@ def constants() -> Constants:
         return Constants(*(file[name].astype(np.float32) for name in Constants._fields))
 
 
-class DeadLeavesLinear(StagedModel):
+class DeadLeavesLinear(FixedFront):
     """One linear layer on whitened responses to random patches of dead leaves.
 
     Args:
@@ -89,33 +89,15 @@ class DeadLeavesLinear(StagedModel):
         if channels not in (1, 3):
             validate.refuse("image_channels", channels, "must be 1 or 3")
         validate.whole(classes=classes, at_least=1)
-        width = QUARTERS * constants().whitening.shape[1]
-        self.head = layers.Linear(width, classes, key=key)
+        features = QUARTERS * constants().whitening.shape[1]
+        self.head = layers.Linear(features, classes, key=key)
         self.image_shape = image_shape
-
-    @property
-    def last_stage(self) -> PyTree:
-        """Nothing: the head sees the features."""
-        return ()
 
     def front(self, image: Array) -> Float[Array, "4 f"]:
         """Return the features of one image."""
         check_image(image, self.image_shape[2], self.image_shape)
         found = constants()
         return whitened(pooled(image, found.filters), found).astype(image.dtype)
-
-    def fronts(self, image: Array) -> Float[Array, "4 f"]:
-        """Return the features that the head sees: for `mirror` the mean of both's."""
-        found = self.front(image)
-        return (found + self.front(image[:, ::-1])) / 2 if self.mirror else found
-
-    def head_input_of(self, fronts: Array) -> Float[Array, " features"]:
-        """Return the input of the head, given what `fronts` returned."""
-        return self.back(fronts)
-
-    def back(self, seen: Array) -> Float[Array, " features"]:
-        """Return the input of the head: the features, flattened."""
-        return seen.reshape(-1)
 
 
 def pooled(
@@ -130,7 +112,7 @@ def pooled(
     """
     pixels = image.astype(jnp.float32)
     pixels = jnp.broadcast_to(pixels, (*image.shape[:2], filters.shape[2]))
-    pixels = pixels - jnp.mean(pixels)  # of no effect but that squares are smaller
+    pixels = pixels - jnp.mean(pixels)  # exact variances: smaller squares
 
     def answers(values: Array, kernels: Array) -> Array:
         found = lax.conv_general_dilated(

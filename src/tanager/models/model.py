@@ -89,6 +89,28 @@ class StagedModel(Model):
         return jnp.mean(jax.vmap(self.back)(fronts), axis=0)
 
 
+class FixedFront(StagedModel):
+    """A model that is one linear layer on features that are fixed."""
+
+    @property
+    def last_stage(self) -> PyTree:
+        """Nothing: the head sees the features."""
+        return ()
+
+    def fronts(self, image: Array) -> Array:
+        """Return the features that the head sees: for `mirror` the mean of both's."""
+        found = self.front(image)
+        return (found + self.front(image[:, ::-1])) / 2 if self.mirror else found
+
+    def head_input_of(self, fronts: Array) -> Float[Array, " features"]:
+        """Return the input of the head, given what `fronts` returned."""
+        return self.back(fronts)
+
+    def back(self, seen: Array) -> Float[Array, " features"]:
+        """Return the input of the head: the features, flattened."""
+        return seen.reshape(-1)
+
+
 AnyModel = TypeVar("AnyModel", bound=Model)
 
 

@@ -24,7 +24,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from tanager import _validate as validate
 from tanager.models import layers, windows
-from tanager.models.model import StagedModel, check_image
+from tanager.models.model import FixedFront, StagedModel, check_image
 
 
 PATHS = 81
@@ -77,7 +77,7 @@ class Scattering(StagedModel):
         return normalise(scatter(image))
 
 
-class ScatteringLinear(Scattering):
+class ScatteringLinear(FixedFront, Scattering):
     """One linear layer on normalised scattering features.
 
     Args:
@@ -93,24 +93,6 @@ class ScatteringLinear(Scattering):
         height, width, planes = _features_shape(image_shape, classes)
         self.head = layers.Linear(height * width * planes, classes, key=key)
         self.image_shape = image_shape
-
-    @property
-    def last_stage(self) -> PyTree:
-        """Nothing: the head sees the features."""
-        return ()
-
-    def fronts(self, image: Array) -> Float[Array, "h2 w2 f"]:
-        """Return the features that the head sees: for `mirror` the mean of both's."""
-        found = self.front(image)
-        return (found + self.front(image[:, ::-1])) / 2 if self.mirror else found
-
-    def head_input_of(self, fronts: Array) -> Float[Array, " features"]:
-        """Return the input of the head, given what `fronts` returned."""
-        return self.back(fronts)
-
-    def back(self, seen: Array) -> Float[Array, " features"]:
-        """Return the input of the head: the features, flattened."""
-        return seen.reshape(-1)
 
 
 class ScatteringCNN(Scattering):
