@@ -2,6 +2,7 @@ import contextlib
 import io
 import itertools
 import re
+import struct
 import subprocess
 import sys
 import threading
@@ -252,6 +253,27 @@ def test_dicom_by_its_own_numbers():
     assert {*np.unique(found)} > {0, 255}
     pixels = np.asarray(RGB)
     np.testing.assert_array_equal(decoded(dicom(pixels)), pixels)
+
+
+def test_dicom_whose_preamble_is_a_tiff_of_other_pixels():
+    directory = b"".join(
+        struct.pack("<HHII", tag, kind, 1, value)
+        for tag, kind, value in [
+            (256, 3, 1),
+            (257, 3, 1),
+            (258, 3, 8),
+            (259, 3, 1),
+            (262, 3, 1),
+            (273, 4, 110),
+            (279, 4, 1),
+        ]
+    )
+    tiff = struct.pack("<2sHIH", b"II", 42, 8, 7) + directory + bytes(4)
+    both = tiff.ljust(128, b"\0") + dicom(VALUES)[128:]
+    with Image.open(io.BytesIO(both)) as other:
+        assert (other.format, other.size) == ("TIFF", (1, 1))
+    shape = (8, 8, 1)
+    np.testing.assert_array_equal(decoded(both, shape), decoded(dicom(VALUES), shape))
 
 
 def lut(entries, first, bits):

@@ -67,13 +67,13 @@ def open_image(content: bytes | str | os.PathLike[str]) -> "Iterator[Image]":
     """
     from PIL import Image, UnidentifiedImageError
 
+    if dicom.is_dicom(content):  # first: its preamble may be a TIFF, of other pixels
+        yield dicom.open_dicom(content, LARGEST)
+        return
     source = io.BytesIO(content) if isinstance(content, bytes) else content
     try:
         image = Image.open(source, formats=_FORMATS)
     except UnidentifiedImageError as error:
-        if dicom.is_dicom(content):
-            yield dicom.open_dicom(content, LARGEST)
-            return
         rule = "it is not a PNG, JPEG, WebP, TIFF, BMP, GIF or DICOM image: convert it"
         raise ValueError(rule) from error
     with image:
