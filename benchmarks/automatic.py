@@ -48,9 +48,12 @@ class Way(NamedTuple):
     tuned: Mapping[int, str] = {}
 
 
-SCATTERED = "folder --model scattering-linear"
+LEAVES = "folder --model dead-leaves-linear"
+MIRRORED = Way(f"{LEAVES} --mirror", "mirrored-leaves")
 DP_SGD = "--solver dp-sgd --optimizer-options momentum 0.9"
-SCATTERED_BY_HAND = f"{SCATTERED} --image-size 32 --clip-norm 0.1 {DP_SGD}"
+SCATTERED_BY_HAND = (
+    f"folder --model scattering-linear --image-size 32 --clip-norm 0.1 {DP_SGD}"
+)
 LITE2_BY_HAND = (
     "folder --model efficientnet-lite2 --weights efficientnet-lite2 --clip-norm 1 "
     f"{DP_SGD}"
@@ -94,16 +97,8 @@ WAYS: Mapping[str, Mapping[str, Way]] = {
                 8: "--steps 30 --learning-rate 2.8",
             },
         ),
-        "automatic, no public weights": Way(SCATTERED, "scattering"),
-        "by hand, no public weights": Way(
-            SCATTERED_BY_HAND,
-            "scattering",
-            {
-                1: "--steps 60 --learning-rate 1.6",
-                4: "--steps 30 --learning-rate 3.21",
-                8: "--steps 60 --learning-rate 3.21",
-            },
-        ),
+        "automatic, no public weights": Way(LEAVES, "leaves"),
+        "by hand, no public weights": MIRRORED,
     },
     "cifar10-5000": {
         "automatic": AUTOMATIC,
@@ -116,22 +111,14 @@ WAYS: Mapping[str, Mapping[str, Way]] = {
                 8: "--steps 150 --learning-rate 6.663",
             },
         ),
-        "automatic, no public weights": Way(SCATTERED, "scattering"),
-        "by hand, no public weights": Way(
-            SCATTERED_BY_HAND,
-            "scattering",
-            {
-                1: "--steps 60 --learning-rate 4.009",
-                4: "--steps 60 --learning-rate 16.038",
-                8: "--steps 30 --learning-rate 64.15",
-            },
-        ),
+        "automatic, no public weights": Way(LEAVES, "leaves"),
+        "by hand, no public weights": MIRRORED,
     },
     "cifar10": {
         "automatic": AUTOMATIC,
         "by hand": Way("cifar10-efficientnet-lite2", "by-hand"),
-        "automatic, no public weights": Way(SCATTERED, "scattering"),
-        "by hand, no public weights": Way("cifar10-scattering", "by-hand-scattering"),
+        "automatic, no public weights": Way(LEAVES, "leaves"),
+        "by hand, no public weights": Way("cifar10-dead-leaves", "by-hand-leaves"),
     },
 }
 

@@ -1,11 +1,12 @@
-"""Train last layers on public features of CIFAR-10, at several ε, sizes and seeds.
+"""Train last layers on fixed features of CIFAR-10, at several ε, sizes and seeds.
 
     python benchmarks/public_features.py --data DIR [--out DIR] [--sizes] [--plot FILE]
 
-Runs the recipes of `recipes.public_features` as they are, each seed a run of its own
-with a secret seed; `--sizes` runs them on 1,000 and 5,000 images too. Prints each
-command before it is run, and in the end a table as Markdown: mean ± standard deviation.
-Killed at any moment, the same command goes on. Features are computed once.
+Runs two recipes on public features, and one without public images, as they are, each
+seed a run of its own with a secret seed; `--sizes` runs them on 1,000 and 5,000 images
+too. Prints each command before it is run, and in the end a table as Markdown: mean ±
+standard deviation. Killed at any moment, the same command goes on. Features are
+computed once.
 """
 
 import argparse
@@ -21,8 +22,12 @@ from tanager.cli import main as tanager
 
 
 EPSILONS = (1, 2, 4, 8)
-RECIPES = ("cifar10-efficientnet-lite0", "cifar10-efficientnet-lite2")
-LOOKS = {RECIPES[0]: ("#0072b2", "o"), RECIPES[1]: ("#d55e00", "s")}
+LOOKS = {
+    "cifar10-efficientnet-lite0": ("EfficientNet-Lite0, 2 cores", "#0072b2", "o"),
+    "cifar10-efficientnet-lite2": ("EfficientNet-Lite2, 2 cores", "#d55e00", "s"),
+    "cifar10-dead-leaves": ("no public images, 2 cores", "#009e73", "^"),
+}
+RECIPES = tuple(LOOKS)
 PUBLISHED: Mapping[str, tuple[float, ...]] = {
     "WRN-28-10, all layers": (94.8, 95.4, 96.1, 96.6),
     "WRN-28-10, last layer": (93.1, 93.6, 94.0, 94.2),
@@ -75,9 +80,8 @@ def draw(rows: Mapping[str, Row], path: Path) -> None:
         look = {"linestyle": "--", "linewidth": 1}
         epsilon_axis.line(axis, EPSILONS, heights, name, "#767676", **look)
     for recipe, row in rows.items():
-        colour, marker = LOOKS[recipe]
+        name, colour, marker = LOOKS[recipe]
         means = [mean for mean, _ in row.values()]
-        name = f"EfficientNet-{recipe.rpartition('-')[2].title()}, 2 cores"
         epsilon_axis.line(axis, EPSILONS, means, name, colour, marker=marker)
     axis.set_xlabel("ε (δ = 1e-5)")
     epsilon_axis.save(axis, path)

@@ -32,7 +32,7 @@ def test_the_model_is_the_best_one_at_hand(installed):
     assert {name: getattr(found, name) for name in LAST} == LAST
     assert automatic.resolved(found) == found
     if not installed:
-        assert (found.model, found.weights) == ("scattering-linear", None)
+        assert (found.model, found.weights) == ("dead-leaves-linear", None)
         assert (found.image_size, found.head_input) == (32, "norm")
         return
     tuned = recipes.get("cifar10-efficientnet-lite2").recipe
@@ -57,15 +57,17 @@ def test_the_model_is_the_best_one_at_hand(installed):
     ],
 )
 def test_small_grey_images_are_scattered(
-    tmp_path, monkeypatch, sizes, mode, small_and_grey
+    tmp_path, installed, sizes, mode, small_and_grey
 ):
-    monkeypatch.setattr(packaged, "is_installed", lambda name: True)
     for number, size in enumerate(sizes):
         folder = tmp_path / "ab"[number % 2]
         folder.mkdir(exist_ok=True)
         Image.new(mode, size, number).save(folder / f"{number}.png")
     found = chosen(data=str(tmp_path))
-    assert (found.weights is None) == small_and_grey
+    assert (found.weights is not None) == (installed and not small_and_grey)
+    assert (found.model == "dead-leaves-linear") == (
+        not installed and not small_and_grey
+    )
     if small_and_grey:
         assert (found.model, found.image_size) == ("scattering-linear", 32)
         settled = heads.resolved(found, 1000, 5184)
@@ -168,14 +170,17 @@ def test_scattering_takes_batches_of_many_images(examples, batch):
     assert (own.batch_size, own.clip_norm) == (100, 0.5)
 
 
-@pytest.mark.parametrize(
-    ("epsilon", "steps", "rate"), [(1.0, 60, 34), (3.0, 60, 60), (8.0, 150, 60)]
-)
-def test_dead_leaves_take_larger_steps_than_pretrained_features(epsilon, steps, rate):
-    recipe = dataclasses.replace(chosen(model="dead-leaves-linear"), epsilon=epsilon)
-    found = heads.resolved(recipe, 50_000, 3200)
-    assert (found.solver, found.steps, found.clip_norm) == ("dp-sgd", steps, 1.0)
+@pytest.mark.parametrize(("examples", "rate"), [(100, 0.0442), (50_000, 22.1)])
+def test_dead_leaves_take_one_rule_at_every_size(examples, rate):
+    recipe = dataclasses.replace(chosen(model="dead-leaves-linear"), epsilon=1.0)
+    found = heads.resolved(recipe, examples, 3200)
+    assert (found.solver, found.steps, found.clip_norm) == ("dp-sgd", 60, 0.3)
+    assert found.batch_size == examples
     assert found.learning_rate == pytest.approx(rate, rel=1e-3)
+    recipe = dataclasses.replace(recipe, epsilon=10.0)
+    larger = heads.resolved(recipe, examples, 3200)
+    assert larger.learning_rate == pytest.approx(10 * rate, rel=1e-3)
+    assert (larger.steps, larger.clip_norm) == (60, 0.3)
 
 
 def test_reasons_name_what_was_chosen_and_nothing_that_was_given(installed):

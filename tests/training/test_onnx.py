@@ -66,6 +66,7 @@ def test_a_run_is_exported_as_onnx(run, tmp_path):
         ("wrn-16-4", 32),
         ("vit-tiny-16", 32),
         ("efficientnet-lite0", 64),
+        ("dead-leaves-linear", 32),
     ],
 )
 def test_networks_are_converted(tmp_path, name, side):

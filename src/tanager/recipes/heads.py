@@ -29,7 +29,7 @@ _STEPS, _MORE_STEPS, _MOMENTUM = 60, 150, 0.9
 _LEARNING_RATE, _SHARE = 20.0, 80.0
 _SCATTERING_CLIP, _SCATTERING_SHARE, _SCATTERING_RATE = 0.1, 10.0, 100.0
 _SCATTERING_MANY = 1000.0
-_LEAVES_SHARE, _LEAVES_RATE = 26.0, 60.0
+_LEAVES_CLIP, _LEAVES_SHARE = 0.3, 40.0
 _BATCHES: dict[str, Any] = {
     "batch_size": 8192,
     "steps": 240,
@@ -94,19 +94,21 @@ def resolved(recipe: Recipe, examples: int, features: int) -> Recipe:
 def _chosen(recipe: Recipe, examples: int, features: int) -> Recipe:
     """Return the recipe with the solver, steps and learning rate of the measured map.
 
-    What decides is N·ε/√features, the signal over the noise. For scattering features,
-    class means were below DP-SGD everywhere. The learning rate is in
+    What decides is N·ε/√features, the signal over the noise. For features without
+    public weights, class means were below DP-SGD everywhere. The learning rate is in
     proportion to it, which keeps the noise on a logit the same however many classes
     share the signal.
     """
     epsilon = recipe.epsilon
     scattering = recipe.model.startswith("scattering-")
+    leaves = recipe.model.startswith("dead-leaves-")
     if scattering and examples * (epsilon or 0) >= _SCATTERING_MANY * features**0.5:
         most = {**_BATCHES, "batch_size": min(_BATCHES["batch_size"], examples)}
         left = {name: most[name] for name in most if not getattr(recipe, name)}
         recipe = dataclasses.replace(recipe, **left)
     steps, rate = recipe.steps, recipe.learning_rate
-    clip = recipe.clip_norm or (_SCATTERING_CLIP if scattering else 1.0)
+    clip = _SCATTERING_CLIP if scattering else _LEAVES_CLIP if leaves else 1.0
+    clip = recipe.clip_norm or clip
     options = recipe.optimizer_options
     if recipe.optimizer == "sgd":
         options = {"momentum": _MOMENTUM} | options
@@ -117,11 +119,11 @@ def _chosen(recipe: Recipe, examples: int, features: int) -> Recipe:
             validate.refuse("epsilon", None, rule, "or give steps and learning_rate")
         return dataclasses.replace(recipe, solver="dp-sgd")
     signal = examples * epsilon / math.sqrt(features)
-    few, share, most = _FEW, _SHARE, _LEARNING_RATE
+    few, many, share, most = _FEW, _MANY, _SHARE, _LEARNING_RATE
     if scattering:
         few, share, most = 0.0, _SCATTERING_SHARE, _SCATTERING_RATE
-    elif recipe.model.startswith("dead-leaves-"):
-        share, most = _LEAVES_SHARE, _LEAVES_RATE
+    elif leaves:
+        few, many, share, most = 0.0, math.inf, _LEAVES_SHARE, math.inf
     plain = steps is None and not rate and not recipe.class_weights
     plain = plain and not recipe.multi_label and recipe.clipping == "clip"
     if signal < few and plain and recipe.solver == "auto":
@@ -129,7 +131,7 @@ def _chosen(recipe: Recipe, examples: int, features: int) -> Recipe:
     return dataclasses.replace(
         recipe,
         solver="dp-sgd",
-        steps=steps or (_STEPS if signal < _MANY else _MORE_STEPS),
+        steps=steps or (_STEPS if signal < many else _MORE_STEPS),
         learning_rate=rate or min(most, signal / share),
     )
 
