@@ -12,7 +12,7 @@ of the two (docs/results.md).
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -24,12 +24,32 @@ from tanager.models.layers import ScaledHead
 from tanager.recipes.recipe import Recipe
 
 
-_FEW, _MANY = 20.0, 3000.0
+class _Rule(NamedTuple):
+    """What suits one kind of features, by the signal s = N·ε/√features.
+
+    Attributes:
+        few: below this s, class means.
+        many: from this s on, more steps.
+        share: the learning rate is s / share,
+        most: and at most this.
+        clip_norm: C.
+    """
+
+    few: float
+    many: float
+    share: float
+    most: float
+    clip_norm: float
+
+
+_PUBLIC = _Rule(few=20, many=3000, share=80, most=20, clip_norm=1.0)
+_FIXED = {
+    "scattering-": _Rule(few=0, many=3000, share=10, most=100, clip_norm=0.1),
+    "dead-leaves-": _Rule(few=0, many=math.inf, share=40, most=math.inf, clip_norm=0.3),
+}
+"""By the start of a model's name. Class means were below DP-SGD everywhere."""
 _STEPS, _MORE_STEPS, _MOMENTUM = 60, 150, 0.9
-_LEARNING_RATE, _SHARE = 20.0, 80.0
-_SCATTERING_CLIP, _SCATTERING_SHARE, _SCATTERING_RATE = 0.1, 10.0, 100.0
 _SCATTERING_MANY = 1000.0
-_LEAVES_CLIP, _LEAVES_SHARE = 0.3, 40.0
 _BATCHES: dict[str, Any] = {
     "batch_size": 8192,
     "steps": 240,
@@ -94,45 +114,39 @@ def resolved(recipe: Recipe, examples: int, features: int) -> Recipe:
 def _chosen(recipe: Recipe, examples: int, features: int) -> Recipe:
     """Return the recipe with the solver, steps and learning rate of the measured map.
 
-    What decides is N·ε/√features, the signal over the noise. For features without
-    public weights, class means were below DP-SGD everywhere. The learning rate is in
+    What decides is N·ε/√features, the signal over the noise. The learning rate is in
     proportion to it, which keeps the noise on a logit the same however many classes
     share the signal.
     """
     epsilon = recipe.epsilon
-    scattering = recipe.model.startswith("scattering-")
-    leaves = recipe.model.startswith("dead-leaves-")
+    family = next((it for it in _FIXED if recipe.model.startswith(it)), "")
+    rule = _FIXED.get(family, _PUBLIC)
+    scattering = family == "scattering-"
     if scattering and examples * (epsilon or 0) >= _SCATTERING_MANY * features**0.5:
         most = {**_BATCHES, "batch_size": min(_BATCHES["batch_size"], examples)}
         left = {name: most[name] for name in most if not getattr(recipe, name)}
         recipe = dataclasses.replace(recipe, **left)
     steps, rate = recipe.steps, recipe.learning_rate
-    clip = _SCATTERING_CLIP if scattering else _LEAVES_CLIP if leaves else 1.0
-    clip = recipe.clip_norm or clip
+    clip = recipe.clip_norm or rule.clip_norm
     options = recipe.optimizer_options
     if recipe.optimizer == "sgd":
         options = {"momentum": _MOMENTUM} | options
     recipe = dataclasses.replace(recipe, clip_norm=clip, optimizer_options=options)
     if epsilon is None:
         if steps is None or not rate:
-            rule = "must be given for solver auto, which chooses by it"
-            validate.refuse("epsilon", None, rule, "or give steps and learning_rate")
+            must = "must be given for solver auto, which chooses by it"
+            validate.refuse("epsilon", None, must, "or give steps and learning_rate")
         return dataclasses.replace(recipe, solver="dp-sgd")
     signal = examples * epsilon / math.sqrt(features)
-    few, many, share, most = _FEW, _MANY, _SHARE, _LEARNING_RATE
-    if scattering:
-        few, share, most = 0.0, _SCATTERING_SHARE, _SCATTERING_RATE
-    elif leaves:
-        few, many, share, most = 0.0, math.inf, _LEAVES_SHARE, math.inf
     plain = steps is None and not rate and not recipe.class_weights
     plain = plain and not recipe.multi_label and recipe.clipping == "clip"
-    if signal < few and plain and recipe.solver == "auto":
+    if signal < rule.few and plain and recipe.solver == "auto":
         return dataclasses.replace(recipe, solver="class-means")
     return dataclasses.replace(
         recipe,
         solver="dp-sgd",
-        steps=steps or (_STEPS if signal < many else _MORE_STEPS),
-        learning_rate=rate or min(most, signal / share),
+        steps=steps or (_STEPS if signal < rule.many else _MORE_STEPS),
+        learning_rate=rate or min(rule.most, signal / rule.share),
     )
 
 
