@@ -183,6 +183,15 @@ def test_dead_leaves_take_one_rule_at_every_size(examples, rate):
     assert (larger.steps, larger.clip_norm) == (60, 0.3)
 
 
+def test_steps_are_chosen_beside_a_batch_size_and_a_learning_rate_that_are_given():
+    given = {"solver": "dp-sgd", "batch_size": 30, "learning_rate": 2.5}
+    recipe = dataclasses.replace(FOLDER, model="dead-leaves-linear", **given)
+    recipe = dataclasses.replace(recipe, epsilon=4.0)
+    found = heads.resolved(automatic.resolved(recipe), 1000, 3200)
+    assert {name: getattr(found, name) for name in given} == given
+    assert (found.steps, found.clip_norm) == (60, 0.3)
+
+
 def test_reasons_name_what_was_chosen_and_nothing_that_was_given(installed):
     given = dataclasses.replace(FOLDER, steps=7)
     found = heads.resolved(automatic.resolved(given), 1000, 1280)

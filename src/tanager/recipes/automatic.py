@@ -11,6 +11,7 @@ from typing import Any
 from tanager import _validate as validate
 from tanager import data, models
 from tanager.models import packaged
+from tanager.recipes import heads
 from tanager.recipes.fields import LAYOUT_FIELDS
 from tanager.recipes.recipe import FIXED_FRONTS, Recipe
 
@@ -18,11 +19,8 @@ from tanager.recipes.recipe import FIXED_FRONTS, Recipe
 AUTO = "auto"
 PRETRAINED = "efficientnet-lite2"
 """Better than lite0 by 2 to 4 points (docs/results.md)."""
-GREY, OTHERS = FIXED = "scattering-linear", "dead-leaves-linear"
-"""Models of a last layer on features that are fixed.
-
-Small grey images take the first even where public weights are installed.
-"""
+GREY, OTHERS = "scattering-linear", "dead-leaves-linear"
+"""Small grey images take the first even where public weights are installed."""
 SIDE = 32
 """Pixels per side for fixed features: at 16 and 24 scattering's accuracy was lower."""
 
@@ -69,7 +67,7 @@ def resolved(recipe: Recipe) -> Recipe:
         if shape is not None and max(shape[:2]) > side:
             changes = {"image_size": side}
     if recipe.fine_tune == AUTO:
-        late = weights is not None or model in FIXED
+        late = weights is not None or model in heads.FIXED
         changes["fine_tune"] = "last-layer" if late else "all"
     recipe = dataclasses.replace(recipe, model=model, weights=weights, **changes)
     if recipe.head_input == AUTO:

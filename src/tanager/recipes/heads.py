@@ -12,6 +12,7 @@ of the two (docs/results.md).
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -28,35 +29,39 @@ class _Rule(NamedTuple):
     """What suits one kind of features, by the signal s = N·ε/√features.
 
     Attributes:
-        few: below this s, class means.
-        many: from this s on, more steps.
+        clip_norm: C.
         share: the learning rate is s / share,
         most: and at most this.
-        clip_norm: C.
+        few: below this s, class means.
+        many: from this s on,
+        then: these settings instead.
     """
 
-    few: float
-    many: float
-    share: float
-    most: float
     clip_norm: float
+    share: float
+    most: float = math.inf
+    few: float = 0.0
+    many: float = math.inf
+    then: Mapping[str, Any] = {}
 
 
-_PUBLIC = _Rule(few=20, many=3000, share=80, most=20, clip_norm=1.0)
-_FIXED = {
-    "scattering-": _Rule(few=0, many=3000, share=10, most=100, clip_norm=0.1),
-    "dead-leaves-": _Rule(few=0, many=math.inf, share=40, most=math.inf, clip_norm=0.3),
+_PUBLIC = _Rule(1.0, share=80, most=20, few=20, many=3000, then={"steps": 150})
+FIXED = {
+    "scattering-linear": _Rule(
+        0.1,
+        share=10,
+        many=1000,  # as the recipe cifar10-scattering
+        then={
+            "batch_size": 8192,
+            "steps": 240,
+            "clip_norm": 0.04,
+            "learning_rate": 50.0,
+        },
+    ),
+    "dead-leaves-linear": _Rule(0.3, share=40),
 }
-"""By the start of a model's name. Class means were below DP-SGD everywhere."""
-_STEPS, _MORE_STEPS, _MOMENTUM = 60, 150, 0.9
-_SCATTERING_MANY = 1000.0
-_BATCHES: dict[str, Any] = {
-    "batch_size": 8192,
-    "steps": 240,
-    "clip_norm": 0.04,
-    "learning_rate": 50.0,
-}
-"""For scattering features from that signal on: as the recipe cifar10-scattering."""
+"""Models of a last layer on fixed features. Class means were never best for them."""
+_STEPS, _MOMENTUM = 60, 0.9
 _WHOLE_BATCHES, _WHOLE_STEPS, _WHOLE_MORE_STEPS = (1024, 4096), 60, 150
 _WHOLE_RATE, _WHOLE_MOST, _WHOLE_SHARE = 0.5, 2.0, 8000.0
 
@@ -118,36 +123,27 @@ def _chosen(recipe: Recipe, examples: int, features: int) -> Recipe:
     proportion to it, which keeps the noise on a logit the same however many classes
     share the signal.
     """
-    epsilon = recipe.epsilon
-    family = next((it for it in _FIXED if recipe.model.startswith(it)), "")
-    rule = _FIXED.get(family, _PUBLIC)
-    scattering = family == "scattering-"
-    if scattering and examples * (epsilon or 0) >= _SCATTERING_MANY * features**0.5:
-        most = {**_BATCHES, "batch_size": min(_BATCHES["batch_size"], examples)}
-        left = {name: most[name] for name in most if not getattr(recipe, name)}
-        recipe = dataclasses.replace(recipe, **left)
-    steps, rate = recipe.steps, recipe.learning_rate
-    clip = recipe.clip_norm or rule.clip_norm
-    options = recipe.optimizer_options
+    epsilon, rule = recipe.epsilon, FIXED.get(recipe.model, _PUBLIC)
+    settings: dict[str, Any] = {"clip_norm": rule.clip_norm}
+    if epsilon is not None:
+        signal = examples * epsilon / math.sqrt(features)
+        plain = recipe.steps is None and not recipe.learning_rate
+        plain = plain and not recipe.class_weights and not recipe.multi_label
+        plain = plain and recipe.clipping == "clip" and recipe.solver == "auto"
+        if signal < rule.few and plain:
+            return dataclasses.replace(recipe, solver="class-means")
+        rate = min(rule.most, signal / rule.share)
+        settings |= {"steps": _STEPS, "learning_rate": rate}
+        settings |= rule.then if signal >= rule.many else {}
+    elif recipe.steps is None or not recipe.learning_rate:
+        must = "must be given for solver auto, which chooses by it"
+        validate.refuse("epsilon", None, must, "or give steps and learning_rate")
+    if "batch_size" in settings:
+        settings["batch_size"] = min(settings["batch_size"], examples)
+    left = {name: settings[name] for name in settings if not getattr(recipe, name)}
     if recipe.optimizer == "sgd":
-        options = {"momentum": _MOMENTUM} | options
-    recipe = dataclasses.replace(recipe, clip_norm=clip, optimizer_options=options)
-    if epsilon is None:
-        if steps is None or not rate:
-            must = "must be given for solver auto, which chooses by it"
-            validate.refuse("epsilon", None, must, "or give steps and learning_rate")
-        return dataclasses.replace(recipe, solver="dp-sgd")
-    signal = examples * epsilon / math.sqrt(features)
-    plain = steps is None and not rate and not recipe.class_weights
-    plain = plain and not recipe.multi_label and recipe.clipping == "clip"
-    if signal < rule.few and plain and recipe.solver == "auto":
-        return dataclasses.replace(recipe, solver="class-means")
-    return dataclasses.replace(
-        recipe,
-        solver="dp-sgd",
-        steps=steps or (_STEPS if signal < rule.many else _MORE_STEPS),
-        learning_rate=rate or min(rule.most, signal / rule.share),
-    )
+        left["optimizer_options"] = {"momentum": _MOMENTUM} | recipe.optimizer_options
+    return dataclasses.replace(recipe, solver="dp-sgd", **left)
 
 
 def _whole(recipe: Recipe, examples: int) -> Recipe:

@@ -109,7 +109,7 @@ def prepare(
     recipe = sized(recipe, dataset)
     tasks.check_augmentation(recipe, dataset)
     tasks.warn_of_preprocessing(recipe)
-    fixed = recipe.model in automatic.FIXED
+    fixed = recipe.model in heads.FIXED
     starts = recipe.weights or recipe.features_from or fixed
     if recipe.fine_tune != "all" and not starts:
         rule = "must be all without pretrained weights"
