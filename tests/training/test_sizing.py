@@ -5,6 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from scipy import stats
 from test_loop import EVALUATE, Killed, dies_at_evaluation, first_params, loss, run
 
 from parts import step
@@ -42,7 +43,7 @@ def choose(monkeypatch, seconds, *, share=0.1, **settings):
 @pytest.mark.parametrize(
     ("seconds", "chosen", "tried"),
     [
-        (lambda size: 1.0, 1024, [16, 32, 64, 128, 256, 512, 1024, 2048]),
+        (lambda size: 1.0, 1024, [16, 32, 64, 128, 256, 512, 1024]),
         (lambda size: size, 16, [16, 32, 64]),
         (lambda size: size + 100 * (size == 32), 16, [16, 32, 64]),
         (lambda size: 1.0 if size <= 64 else None, 64, [16, 32, 64, 128]),
@@ -61,6 +62,32 @@ def test_sizes_are_tried_for_a_share_of_the_run_only(monkeypatch):
     assert short == (16, [16])
     few = choose(monkeypatch, lambda size: 1.0, rate=0.004)
     assert few == (8, [4, 8, 16])
+
+
+@pytest.mark.parametrize("rate", [1e-3, 0.01, 0.3, 1.0])
+@pytest.mark.parametrize("examples", [1, 60, 5000])
+def test_hardly_a_batch_is_larger_than_what_is_taken(rate, examples):
+    sampler = small_step(rate, examples).sampler
+    for devices in (1, 3):
+        size = sizing.enough(sampler, 3000, devices)
+        if size < 3000:
+            assert size % devices == 0
+            assert stats.binom.sf(size, examples, rate) < 0.01
+        assert sizing.enough(sampler, 6, devices) <= 6
+    if rate == 1 and examples > 16:
+        assert sizing.enough(sampler, 9999, 1) == examples  # no row of padding
+
+
+@pytest.mark.parametrize(("rate", "taken"), [(0.4, 43), (1.0, 60)])
+def test_a_run_takes_no_more_than_a_batch_holds(tmp_path, rate, taken):
+    settings = {"seed": 1, "mechanism": Mechanism(rate, 1.0, 6), "devices": 1}
+    large = run(tmp_path / "large", physical_batch_size=4096, **settings)
+    config = json.loads((tmp_path / "large/config.json").read_text())
+    assert config["physical_batch_size"] == taken
+    small = run(tmp_path / "small", physical_batch_size=16, **settings)
+    leaves = [jax.tree.leaves(each.params) for each in (large, small)]
+    for some, same in zip(*leaves, strict=True):
+        np.testing.assert_allclose(some, same, rtol=1e-3, atol=1e-4)
 
 
 def test_memory_is_analysed_before_anything_runs(monkeypatch):

@@ -28,7 +28,6 @@ CIFAR10 = RecipeEntry(
         clip_norm=0.0,
         optimizer_options={"momentum": 0.9},
         ema_decay=0.9,
-        physical_batch_size=4096,
         evaluate_every=20,
     ),
 )

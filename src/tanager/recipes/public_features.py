@@ -17,7 +17,6 @@ _LAST_LAYER: dict[str, Any] = {
     "learning_rate": 0.0,
     "optimizer_options": {"momentum": 0.9},
     "ema_decay": 0.0,
-    "physical_batch_size": 4096,
 }
 """Steps and learning rate follow from N, ε and features (`heads`)."""
 

@@ -143,6 +143,7 @@ class Recipe:
         train_examples: train on only this many of the remaining images. Default: all.
         physical_batch_size: images, or persons, computed on at once, by all devices
             together; lower it if memory is short. auto: the fastest size that fits.
+            Default: 256, or 4096 for a last layer on features; a whole batch, if less.
         strategy: how gradients are clipped; changes speed and memory only. auto:low
             takes about half the memory of auto.
         precision: arithmetic of the model: float32; tf32, which rounds products to 10
@@ -227,7 +228,7 @@ class Recipe:
     test_views: int = 0
     validation_examples: int = 0
     train_examples: int | None = None
-    physical_batch_size: int | Literal["auto"] = 256
+    physical_batch_size: int | Literal["auto"] | None = None
     strategy: str = "auto"
     precision: PrecisionName = "tf32"
     devices: int | None = None
@@ -303,6 +304,11 @@ class Recipe:
         """Both as `Runtime` takes them, from ``"auto:low"``, for example."""
         strategy, _, memory = self.strategy.partition(":")
         return strategy, memory or "default"
+
+    @property
+    def physical_rows(self) -> int | Literal["auto"]:
+        """The physical batch size, chosen if none is given."""
+        return self.physical_batch_size or (4096 if self.caches_features else 256)
 
     @property
     def caches_features(self) -> bool:

@@ -263,7 +263,7 @@ def runtime(recipe: Recipe) -> Runtime:
     """Return the fields of a recipe that only change how fast it trains."""
     strategy, memory = recipe.strategy_and_memory
     return Runtime(
-        physical_batch_size=recipe.physical_batch_size,
+        physical_batch_size=recipe.physical_rows,
         strategy=strategy,
         memory=memory,
         devices=recipe.devices,

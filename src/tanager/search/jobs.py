@@ -118,7 +118,7 @@ def make(job: Job, watch: Watch | None = None) -> Outcome:
     if done := outcome(job.folder):
         return done
     devices = job.recipe.devices or jax.device_count()
-    rows = job.recipe.physical_batch_size
+    rows = job.recipe.physical_rows
     rows = rows if rows == "auto" else -(-rows // devices) * devices
     prepared, account = _prepared(job, physical_batch_size=rows)
     expected = flops(prepared.recipe, prepared.budget.mechanism.steps)

@@ -67,7 +67,7 @@ class Target:
             validate.refuse("batch_size", batch_size, rule)
         factor = batch_size / self.recipe.batch_size
         # Half of a small batch: few rows stay empty, and few batches are begun.
-        physical, given = math.ceil(batch_size / 2), self.recipe.physical_batch_size
+        physical, given = math.ceil(batch_size / 2), self.recipe.physical_rows
         physical = physical if given == "auto" else min(given, physical)
         return dataclasses.replace(
             self.recipe,

@@ -110,6 +110,9 @@ def train(
     one = an_example(source, problem.unreadable)
     held = can_hold(source, layout)
     step = Step(problem, algorithm, runtime, Seed.from_os(), len(source), layout, held)
+    if runtime.physical_batch_size != "auto":
+        size = sizing.enough(step.sampler, size, layout.count)
+        runtime = dataclasses.replace(runtime, physical_batch_size=size)
     step.check(step.params, one, size)
 
     # 2. The run's folder, its secret, and where it stands: the newest checkpoint, else

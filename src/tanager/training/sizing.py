@@ -1,5 +1,6 @@
 """The physical batch that fits the memory and makes a run fastest.
 
+None is larger than nearly all logical batches: rows of padding take time as others do.
 Sizes are compiled from small to large. XLA's analysis says what a program needs before
 it runs; then it is timed on zeros whose rows are all masked, never on an example.
 """
@@ -19,7 +20,7 @@ from tanager._record import read_record
 from tanager.compiling import bytes_needed, is_out_of_memory
 from tanager.parallel import hosts
 from tanager.parallel.layout import Layout
-from tanager.sampling import PhysicalBatch
+from tanager.sampling import PhysicalBatch, PoissonSampler
 from tanager.training.estimate import physical_batches
 from tanager.training.problem import Runtime
 from tanager.training.run_folder import RunFolder
@@ -46,6 +47,12 @@ def least(runtime: Runtime, layout: Layout) -> int:
     return layout.count
 
 
+def enough(sampler: PoissonSampler, size: int, devices: int) -> int:
+    """Return the size, or a smaller one that holds nearly every logical batch."""
+    each = max(_FIRST, -(-_most(sampler) // devices))
+    return min(size, each * devices)
+
+
 def recorded(folder: RunFolder | None, layout: Layout) -> int | None:
     """Return the size that a run began with; None if its devices cannot share it."""
     if folder is None or not folder.config.exists():
@@ -70,7 +77,7 @@ def choose(step: Step, one: PyTree, share: float, report: Callable[[str], None])
     devices, began = step.layout.count, time.monotonic()
     step, room = step.on_rows(), _room(step)
     mean = step.sampler.expected_batch_size
-    most = (mean + 5 * math.sqrt(mean)) / devices  # then one batch holds nearly all
+    most = _most(step.sampler) / devices  # then one batch holds nearly all
 
     def update(each: int) -> float | None:
         report(f"physical batches of {each * devices}")
@@ -96,6 +103,13 @@ def choose(step: Step, one: PyTree, share: float, report: Callable[[str], None])
         if seconds < _GAIN * fastest:
             best, fastest, slower = each, seconds, 0
     return best * devices
+
+
+def _most(sampler: PoissonSampler) -> int:
+    """Return a size that hardly any logical batch exceeds."""
+    mean = sampler.expected_batch_size
+    spread = math.sqrt(mean * (1 - sampler.mechanism.sample_rate))
+    return math.ceil(mean + 5 * spread)
 
 
 def _seconds(step: Step, one: PyTree, size: int, room: float) -> float | None:
