@@ -246,6 +246,17 @@ def test_small_and_large_epsilons_are_tight(mechanism, delta, most):
     assert accountant.epsilon(mechanism, delta, "rdp") <= max(2 * spent, most)
 
 
+@pytest.mark.parametrize("q", [1e-5, 1e-3, 0.1, 0.7, 1.0])
+@pytest.mark.parametrize("sigma", [0.3, 1.0, 5.0])
+def test_no_order_gives_a_smaller_epsilon_by_rdp(q, sigma):
+    orders = accountant.RDP_ORDERS
+    step = accountant.rdp_of_event(accountant.dp_event(Mechanism(q, sigma, 1)), orders)
+    for steps, delta in ((1, 1e-5), (50, 0.01), (1000, 1e-5)):
+        theirs = accountant.epsilon_from_rdp(orders, steps * step, delta)
+        ours = accountant.epsilon(Mechanism(q, sigma, steps), delta, "rdp")
+        assert ours <= theirs * (1 + 1e-7)
+
+
 @pytest.mark.parametrize(("q", "sigma"), [(0.01, 30.0), (0.2, 2.0), (1e-4, 0.8)])
 def test_large_orders_are_those_of_dp_accounting(q, sigma):
     event = accountant.dp_event(Mechanism(q, sigma, 1))
