@@ -36,6 +36,8 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 if not ON_CPU:  # where products of float32 are rounded, sums are of other losses
     jax.config.update("jax_default_matmul_precision", "highest")
 MEASURE = "tanager.clipping.planning.autotune.Timings.measure"
+# Here nobody looks at the pictures of a run, or at how wide its intervals are.
+NOT_LOOKED_AT = {"audit", "commands", "privacy", "recipes", "search", "training", "use"}
 
 
 def thinned(items):
@@ -112,3 +114,18 @@ def _methods_are_chosen_by_cost(request, monkeypatch):
     """Measuring every group again takes half of the time of a short run."""
     if not FULL and "measures" not in request.keywords:
         monkeypatch.setattr(MEASURE, lambda *arguments, **options: False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_nobody_looks_at_is_left_out(request):
+    with pytest.MonkeyPatch.context() as patch:
+        if not FULL and request.path.parent.name in NOT_LOOKED_AT:
+            patch.setattr("tanager.report.run_figures.curves", lambda metrics: "")
+            patch.setattr("tanager.measures.RESAMPLES", 50)
+        yield
+
+
+@pytest.fixture
+def no_audit_pictures(monkeypatch):
+    if not FULL:
+        monkeypatch.setattr("tanager.report.audit_page._figures", lambda *_: [])

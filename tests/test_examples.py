@@ -51,6 +51,10 @@ SHORTER = {
             '"--model", "linear", "--batch-size", "100", "--steps", "20"'
         ),
     },
+    "two_hosts": {
+        '"--steps", "40"': '"--steps", "6"',
+        '"--evaluate-every", "10"': '"--evaluate-every", "3"',
+    },
     "tan_search": {
         '"digits", "--steps"': '"digits", "--model", "linear", "--steps"',
         '"--repeats", "2"': '"--repeats", "1"',
@@ -197,23 +201,23 @@ def test_digits_in_a_minute(run):
     assert found["test_accuracy_ema"] > 0.85
     assert (folder / "run/report.html").exists()
     assert "report: runs/examples/digits_in_a_minute/run/report.html" in printed
-    # Started again, it finds the run: a second one would have another secret.
-    assert "step 150/150" in printed
-    again, _ = run("digits_in_a_minute", as_is=True)
-    assert "step 150/150" not in again
-    for name in ("epsilon", "test_accuracy", "test_loss_ema", "per_class"):
-        assert result(folder / "run")[name] == found[name]
 
 
 @pytest.mark.slow
 @pytest.mark.statistical
 def test_own_image_folder(run):
-    _, folder = run("own_image_folder")
+    printed, folder = run("own_image_folder")
     found = result(folder / "run")
     assert found["private"] and found["epsilon"] <= 2
     assert found["test_accuracy_ema"] > 0.8
     exported = {path.name for path in (folder / "exported").iterdir()}
     assert exported == {"README.md", "config.json", "model.safetensors"}
+    # Started again, it finds the run: a second one would have another secret.
+    assert "step 60/60" in printed
+    again, _ = run("own_image_folder")
+    assert "step 60/60" not in again
+    for name in ("epsilon", "test_accuracy", "test_loss_ema", "per_class"):
+        assert result(folder / "run")[name] == found[name]
 
 
 @pytest.mark.slow

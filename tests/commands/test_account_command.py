@@ -229,10 +229,10 @@ def test_changed_data_are_refused_until_they_are_accepted(said, tmp_path, monkey
         Image.fromarray(pixels).save(folder / f"{number}.png")
     beside = tmp_path / "photos.account.jsonl"
     # The same data, whatever is taken of them and however they are read.
-    for more in ("", "--stream True", "--image-size 9", "--train-examples 10"):
+    for more in ("", "--stream True --image-size 9", "--train-examples 10"):
         assert said(f"{FOLDER} {more} --out runs/{more.split()[:1]}")[0] == 0
     assert beside.stat().st_mode & 0o777 == 0o600
-    assert len(Account(beside).read().charges) == 4
+    assert len(Account(beside).read().charges) == 3
     photos = tmp_path / "photos"
     shutil.copy(photos / "a/0.png", photos / "a/more.png")
     before = beside.read_bytes()
@@ -242,7 +242,7 @@ def test_changed_data_are_refused_until_they_are_accepted(said, tmp_path, monkey
     assert not (tmp_path / "runs/changed").exists() and beside.read_bytes() == before
     assert said(f"account accept --data {photos}")[0] == 0
     assert said(f"{FOLDER} --out runs/changed")[0] == 0
-    assert len(Account(beside).read().charges) == 5
+    assert len(Account(beside).read().charges) == 4
     # Where the data's folder cannot be written to, it is among this user's files.
     beside.unlink()
     monkeypatch.setattr("os.access", lambda path, mode: False)
@@ -268,6 +268,7 @@ def test_simulations_are_charged_and_refused_before_their_study(said, tmp_path):
     assert one == (Mechanism(16 / (1437 - 143), 4.0 * 16 / 512, 2),)
 
 
+@pytest.mark.usefixtures("no_audit_pictures")
 def test_an_audit_says_what_it_charged(said, tmp_path):
     words = "audit digits --model linear --strategy bk --steps 4 --noise-multiplier 2 "
     words += (

@@ -95,6 +95,7 @@ HEAD += "--models-at-once 20 --strategy bk --confidence 0.8 --head-input norm"
         ("--solver auto --steps 3 --learning-rate 4", 3, 4.0),
     ],
 )
+@pytest.mark.usefixtures("no_audit_pictures")
 def test_a_head_on_given_features_is_attacked_as_it_is_trained(
     tmp_path, capsys, words, steps, rate
 ):
@@ -118,6 +119,7 @@ def test_a_head_on_given_features_is_attacked_as_it_is_trained(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_audit_pictures")
 def test_a_head_on_cached_features_is_attacked_with_images(tmp_path, capsys):
     """The folder of features is of all examples: an audit of a few leaves it alone."""
     start = "audit digits --model small-cnn --fine-tune last-layer --batch-size 0 "
@@ -133,6 +135,7 @@ def test_a_head_on_cached_features_is_attacked_with_images(tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", ["--method one-run --guessed 0.3", "--canaries 200"])
+@pytest.mark.usefixtures("no_audit_pictures")
 def test_a_part_of_the_data_is_audited_in_spite_of_a_folder_of_features(
     tmp_path, capsys, words
 ):

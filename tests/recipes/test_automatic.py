@@ -135,6 +135,34 @@ def test_a_network_from_scratch_follows_from_n_and_epsilon(
         assert not one.leaves_open
 
 
+@pytest.mark.parametrize("fine_tune", ["last-stage", "film", "all"])
+@pytest.mark.parametrize(
+    ("examples", "epsilon", "batch", "rate"),
+    [
+        (1000, 4.0, 1000, 0.16),
+        (5000, 4.0, 1250, 0.8),
+        (45_000, 1.0, 4096, 1.8),
+        (45_000, 8.0, 4096, 5.0),
+    ],
+)
+def test_more_than_the_last_layer_of_weights_follows_from_n_and_epsilon(
+    fine_tune, examples, epsilon, batch, rate
+):
+    lite0 = dict.fromkeys(("model", "weights"), "efficientnet-lite0")
+    given = {"fine_tune": fine_tune, "epsilon": epsilon}
+    given = dataclasses.replace(FOLDER, **lite0, **given)
+    found = heads.resolved(automatic.resolved(given), examples, 100)
+    assert (found.solver, found.steps, found.batch_size) == ("dp-sgd", 60, batch)
+    assert found.learning_rate == pytest.approx(rate)
+    assert found.optimizer_options == {"momentum": 0.9}
+    own = dataclasses.replace(given, optimizer_options={"momentum": 0.0})
+    own = heads.resolved(automatic.resolved(own), examples, 100)
+    assert own.optimizer_options == {"momentum": 0.0}
+    noise = dataclasses.replace(given, epsilon=None, noise_multiplier=1.0, steps=9)
+    noise = heads.resolved(automatic.resolved(noise), examples, 100)
+    assert noise.learning_rate == pytest.approx(examples / 25_000)
+
+
 @pytest.mark.parametrize(("side", "size"), [(40, 32), (28, None)])
 def test_large_images_take_the_size_of_the_network(tmp_path, side, size):
     for number in range(4):
@@ -216,10 +244,9 @@ def test_one_command_trains_and_records_why(tmp_path, monkeypatch, capsys):
             Image.fromarray(pixels).save(file)
     out = tmp_path / "run"
     command = ["train", "folder", "--data", str(tmp_path / "data"), "--epsilon", "8"]
-    for delta in ((), ("--delta", "0.005")):
-        words = [*command, *delta, "--steps", "20", "--out", str(out) + str(len(delta))]
-        assert main(words) == 0
-    for own in ((), ("--model", "small-cnn", "--steps", "3")):
+    assert main([*command, "--steps", "20", "--out", f"{out}0"]) == 0
+    few = ("--model", "small-cnn", "--steps", "3", "--delta", "0.005")
+    for own in ((), few):
         words = [*command, "--solver", "dp-sgd", *own, "--out", f"{out}-{len(own)}"]
         assert main(words) == 0
         config = json.loads((tmp_path / f"run-{len(own)}/config.json").read_text())

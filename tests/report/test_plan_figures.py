@@ -79,7 +79,8 @@ def test_the_plan_is_a_point_and_tan_a_dashed_line(drawn):
 
 
 def test_svg(tmp_path):
-    plan_figures.plot(PLAN, str(tmp_path / "plan.SVG"))
+    plan = Plan.solve(1000, batch_size=1, steps=3, noise_multiplier=40.0)
+    plan_figures.plot(plan, str(tmp_path / "plan.SVG"))
     assert ElementTree.parse(tmp_path / "plan.SVG").getroot().tag.endswith("svg")
 
 

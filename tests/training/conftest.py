@@ -1,4 +1,4 @@
-"""What runs of one file share: to compile and to draw takes most of their time.
+"""What runs of one file share: to compile takes most of their time.
 
 Across processes nothing is shared: `test_killed_for_real_it_goes_on_bit_identically`.
 """
@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from switch import FULL
-from tanager.report import run_figures
 from tanager.training import loop
 from tanager.training.step import Step
 
@@ -42,10 +41,9 @@ def remembered(problem, algorithm, runtime, seed, *places):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _runs_share_programs_and_draw_nothing():
+def _runs_share_programs():
     with pytest.MonkeyPatch.context() as patch:
         if not FULL:
             patch.setattr(loop, "Step", remembered)
-            patch.setattr(run_figures, "curves", lambda metrics: "")
         yield
     STEPS.clear()
