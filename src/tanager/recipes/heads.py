@@ -62,8 +62,7 @@ FIXED = {
 }
 """Models of a last layer on fixed features. Class means were never best for them."""
 _STEPS, _MOMENTUM = 60, 0.9
-_WHOLE_BATCHES, _WHOLE_STEPS, _WHOLE_MORE_STEPS = (1024, 4096), 60, 150
-_WHOLE_RATE, _WHOLE_MOST, _WHOLE_SHARE = 0.5, 2.0, 8000.0
+_WHOLE_BATCHES = (1024, 4096)
 
 
 def resolved(recipe: Recipe, examples: int, features: int) -> Recipe:
@@ -149,15 +148,20 @@ def _chosen(recipe: Recipe, examples: int, features: int) -> Recipe:
 def _whole(recipe: Recipe, examples: int) -> Recipe:
     """Return the recipe with settings for training more than the last layer.
 
-    From scratch the learning rate is in proportion to N·ε, up to a limit. Many examples
-    are taken in batches of a quarter, which was better than all of them, and quicker.
+    The learning rate is in proportion to N·ε, up to a limit; where σ is given in place
+    of ε, as at ε = 1. Many examples are taken in batches of a quarter, which was better
+    than all of them, and quicker.
     """
-    rate = _WHOLE_RATE
-    if recipe.fine_tune == "all" and recipe.weights is None and recipe.epsilon:
-        rate = min(_WHOLE_MOST, examples * recipe.epsilon / _WHOLE_SHARE)
     least, most = _WHOLE_BATCHES
     batch = recipe.batch_size or min(examples, max(least, min(examples // 4, most)))
-    steps = _WHOLE_STEPS if batch == examples else _WHOLE_MORE_STEPS
+    signal = examples * (recipe.epsilon or 1.0)
+    if recipe.weights is None:
+        rate, steps = min(2.0, signal / 8000), _STEPS if batch == examples else 150
+    else:
+        rate, steps = min(5.0, signal / 25_000), _STEPS
+        if recipe.optimizer == "sgd":
+            options = {"momentum": _MOMENTUM} | recipe.optimizer_options
+            recipe = dataclasses.replace(recipe, optimizer_options=options)
     if recipe.steps is None:
         recipe = dataclasses.replace(recipe, steps=steps)
     return dataclasses.replace(
