@@ -60,8 +60,7 @@ def guess_update(problem: Problem, rate: float, multiplicity: int) -> float:
     update takes 2.0 times as long as its plain gradient on two cores.
     """
     groups, size = problem.groups, problem.size()
-    each = None if groups is None else groups.examples_per_group
-    unit = Unit(problem.loss, problem.augment, multiplicity, each)
+    unit = Unit.of(problem, multiplicity)
     shape = unit.shape(_rows(size, rate, groups is not None))
     one = jax.tree.map(np.asarray, problem.source()[0])
     zeros = jax.tree.map(lambda leaf: np.zeros((*shape, *leaf.shape), leaf.dtype), one)

@@ -35,7 +35,7 @@ from tanager.audit.bounds import (
     audit_scores,
     models_needed,
 )
-from tanager.audit.canaries import joined, require_like, secret_of
+from tanager.audit.canaries import appended, joined, require_like, secret_of
 from tanager.audit.many_models import ManyModels, guess_update, with_rates
 from tanager.audit.membership_trainer import (
     FEWEST,
@@ -45,7 +45,7 @@ from tanager.audit.membership_trainer import (
     Tried,
 )
 from tanager.clipping import Style
-from tanager.data import as_source, gather
+from tanager.data import ArraySource, gather
 from tanager.data.source import Source
 from tanager.privacy import accountant
 from tanager.privacy.calibrate import calibrate
@@ -202,7 +202,7 @@ def audit_membership(
             "one model, as long as drawing a batch and two plain gradients)",
         )
     both = _with_canaries(source, canaries)
-    data = joined(problem, as_source(both), len(canaries))
+    data = joined(problem, both, len(canaries))
     with_both = dataclasses.replace(problem, data=data)
     made: dict[tuple[float, int], ManyModels] = {}
 
@@ -242,8 +242,8 @@ def audit_membership(
         prints = fingerprint.fingerprints(
             secret,
             program(settings[0].clip_norm, settings[0].steps).step,
-            as_source(both),
-            jax.tree.map(lambda leaf: leaf[:1], both),
+            both,
+            jax.tree.map(lambda leaf: leaf[:1], both.tree),
         )
         surroundings = {"versions": fingerprint.versions()}
         fingerprint.check_fingerprint(folder, secret, config, prints, surroundings)
@@ -350,14 +350,8 @@ def _highest_provable(estimator: Estimator, models: int, epsilon: float) -> floa
     return highest
 
 
-def _with_canaries(source: Source, canaries: Mapping[str, Any]) -> Any:
+def _with_canaries(source: Source, canaries: Mapping[str, Any]) -> ArraySource:
     own = gather(source, np.arange(len(source)))
     for name, canary in canaries.items():
         require_like(f"canaries[{name!r}]", canary, source[0])
-    return jax.tree.map(
-        lambda leaf, *more: np.concatenate(
-            [leaf, np.stack([np.asarray(each, leaf.dtype) for each in more])]
-        ),
-        own,
-        *canaries.values(),
-    )
+    return appended(own, jax.tree.map(lambda *each: np.stack(each), *canaries.values()))

@@ -16,7 +16,7 @@ from tanager.recipes.recipe import Recipe, RecipeEntry, Solved
 
 Options = TypeVar("Options")
 Json = Annotated[bool, tyro.conf.arg(help="Print one JSON object only.")]
-_USUAL = ("data", "epsilon", "delta", "steps", "batch_size", "seed", "out")
+USUAL = ("data", "epsilon", "delta", "steps", "batch_size", "seed", "out")
 """Fields of a recipe that every command's help shows."""
 
 
@@ -95,7 +95,7 @@ def _parse(
     short = None
     if {"-h", "--help"} & set(words) and "--help-all" not in words:
         own = (field.name for field in _fields(options))
-        short = getattr(options, "SHORT", (*own, *_USUAL))
+        short = getattr(options, "SHORT", (*own, *USUAL))
     both = described(options, Recipe, short=short)
     purpose = inspect.getdoc(options).partition("\n\nRaises:")[0]  # pyright: ignore
     names = f"--help-all explains every flag. Recipes: {', '.join(recipes.RECIPES)}."

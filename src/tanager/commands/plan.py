@@ -152,7 +152,7 @@ def _print_table(plan: Plan, console: Console) -> None:
     console.print()
     risk = plan.risk.to_json()
     console.print(guarantee.risk_in_words(risk), soft_wrap=True)
-    headings = (f"attack on one {'image'}", "at most", "without the model")
+    headings = ("attack on one image", "at most", "without the model")
     rows = [
         *guarantee.risk_rows(risk),
         ("μ of Gaussian DP", guarantee.risk_as_gaussian(risk), "0"),

@@ -18,12 +18,7 @@ from tanager.privacy.selection import Selection
 from tanager.seed import Seed
 
 
-_MECHANISM = {
-    "sample_rate": float,
-    "noise_multiplier": float,
-    "steps": int,
-    "adjacency": str,
-}
+_MECHANISM = Mechanism.__annotations__ | {"adjacency": str}
 _CONFIG = {
     "charge": Maybe(str),
     "private": Maybe(bool),

@@ -20,9 +20,9 @@ def exit_code(rows: list[dict[str, Any]]) -> int:
     return int(all(row["error"] is not None for row in rows))
 
 
-def error_lines(rows: list[dict[str, Any]]) -> list[str]:
-    """Return a line for each row that has an error."""
-    return [f"{row['strategy']}: {row['error']}" for row in rows if row["error"]]
+def error_lines(rows: list[dict[str, Any]], of: str = "{strategy}") -> list[str]:
+    """Return a line for each row that has an error, beginning with what it is `of`."""
+    return [f"{of.format(**row)}: {row['error']}" for row in rows if row["error"]]
 
 
 def new_table(

@@ -9,7 +9,7 @@ import numpy as np
 
 from tanager import _npy
 from tanager._reading import AGAIN, refuse_file
-from tanager.data.tables import class_names, read_columns
+from tanager.data.tables import class_names, is_one_of, read_columns
 
 
 ARGUMENT = "features_from"
@@ -76,7 +76,6 @@ def _npy_file(file: Path) -> np.ndarray:
 
 
 def _parquet(file: Path, groups: str | None, labelled: bool) -> dict[str, np.ndarray]:
-    import pyarrow as pa
     import pyarrow.compute as pc
 
     def columns(schema: Any) -> list[str]:
@@ -93,11 +92,7 @@ def _parquet(file: Path, groups: str | None, labelled: bool) -> dict[str, np.nda
     found = {name: _whole(file, name, table[name]) for name in table.column_names}
     lists = found.pop("features")
     kind = lists.type
-    if not (
-        pa.types.is_list(kind)
-        or pa.types.is_large_list(kind)
-        or pa.types.is_fixed_size_list(kind)
-    ):
+    if not is_one_of(kind, "list", "large_list", "fixed_size_list"):
         refuse(file, f"column 'features' holds {kind!s:.100}", "it must hold lists")
     values = lists.flatten()
     if values.null_count or not len(lists) or len(values) % len(lists):

@@ -210,22 +210,22 @@ def _column(
 
 
 def _is_encoded(kind: Any) -> bool:
-    if _is_one_of(kind, "struct"):
+    if is_one_of(kind, "struct"):
         return "bytes" in kind.names and _is_encoded(kind.field("bytes").type)
-    return _is_one_of(kind, "binary", "large_binary", "binary_view")
+    return is_one_of(kind, "binary", "large_binary", "binary_view")
 
 
 def _is_owner(kind: Any) -> bool:
-    return _is_one_of(kind, "string", "large_string", "string_view", "integer")
+    return is_one_of(kind, "string", "large_string", "string_view", "integer")
 
 
 def _is_label(kind: Any) -> bool:
-    if _is_one_of(kind, "dictionary"):
+    if is_one_of(kind, "dictionary"):
         kind = kind.value_type
-    return _is_owner(kind) or _is_one_of(kind, "boolean")
+    return _is_owner(kind) or is_one_of(kind, "boolean")
 
 
-def _is_one_of(kind: Any, *names: str) -> bool:
+def is_one_of(kind: Any, *names: str) -> bool:
     """Return whether a type of Arrow is of one of these kinds."""
     from pyarrow import types
 
@@ -241,7 +241,7 @@ def _encoded(file: Path, table: Any) -> Any:
             f"column {name!r} holds {column.type!s:.100}",
             "it must hold encoded images, as {bytes, path} or as binary",
         )
-    if _is_one_of(column.type, "struct"):
+    if is_one_of(column.type, "struct"):
         column = column.flatten()[column.type.get_field_index("bytes")]
     return column
 

@@ -21,6 +21,7 @@ _NAME = re.compile(
     r"hf:(?P<repository>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?(?::(?P<file>.+))?"
 )
 _SHA256 = re.compile("[0-9a-f]{64}")
+_SECONDS = 3.0  # for the Hub to answer
 _TIMM = re.compile(r"timm/[\w.-]+([@:].+)?")
 
 
@@ -179,7 +180,7 @@ def download(name: str, file: str = SAFETENSORS, *others: str) -> Path:
     return Path(path)
 
 
-def _answers(seconds: float = 3.0) -> bool:
+def _answers() -> bool:
     """Return whether the Hub answers: its package would try again for half a minute.
 
     The thread is for names that take longer than that to be looked up.
@@ -193,12 +194,12 @@ def _answers(seconds: float = 3.0) -> bool:
 
     def ask() -> None:
         with contextlib.suppress(Exception):
-            get_session().head(constants.ENDPOINT, timeout=seconds)
+            get_session().head(constants.ENDPOINT, timeout=_SECONDS)
             answers.append(True)
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
-    thread.join(seconds)
+    thread.join(_SECONDS)
     return bool(answers)
 
 

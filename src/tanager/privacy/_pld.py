@@ -24,7 +24,7 @@ from tanager.privacy.mechanism import Adjacency
 
 if TYPE_CHECKING:
     from dp_accounting import NeighboringRelation
-    from dp_accounting.pld.pld_pmf import PLDPmf
+    from dp_accounting.pld.pld_pmf import DensePLDPmf, PLDPmf
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 
@@ -92,15 +92,6 @@ def _reach_of_noise(part: Part) -> np.ndarray:
     return -special.ndtri(np.clip(share, _CUT, 0.5))
 
 
-def _widest(parts: Sequence[Part], adjacency: Adjacency) -> float:
-    """Return the widest range of the loss of one step."""
-    return max(
-        float(np.ptp(losses))
-        for part in parts
-        for losses, _ in _losses(part, adjacency)
-    )
-
-
 def reach(losses: np.ndarray, probabilities: np.ndarray, count: int) -> float:
     """Return the width of the composed loss, as `compute_self_convolve_bounds` does."""
     width = float(np.ptp(losses))
@@ -121,7 +112,7 @@ def value_discretisation_interval(parts: Sequence[Part], adjacency: Adjacency) -
     up would dominate (at q = 1e-3, σ = 50 it more than doubles ε). Coarser where the
     loss would span too many points: pessimistic, but ε is then in the tens or hundreds.
     """
-    span, finest, noise = 0.0, math.inf, 0.0
+    span, finest, noise, widest = 0.0, math.inf, 0.0, 0.0
     for part in parts:
         spans, spreads = [], []
         for losses, probabilities in _losses(part, adjacency):
@@ -130,13 +121,14 @@ def value_discretisation_interval(parts: Sequence[Part], adjacency: Adjacency) -
             spans.append(reach(losses, probabilities, part.steps))
             # The discretisation subtracts nearly equal numbers, and a step gains a
             # mass of about 7e-18 width / interval² (measured). Keep it below 1 %.
-            noise += part.steps * float(np.ptp(losses))
+            width = float(np.ptp(losses))
+            noise += part.steps * width
+            widest = max(widest, width)
         span += max(spans)
         finest = min(finest, max(spreads) / 16)
-    width = _widest(parts, adjacency)
     interval = max(
         min(_ORDINARY_INTERVAL, finest),
-        min(width / _FEW_STEP_POINTS, max(finest, width / _STEP_POINTS)),
+        min(widest / _FEW_STEP_POINTS, max(finest, widest / _STEP_POINTS)),
         span / _COMPOSED_POINTS,
         3e-8 * math.sqrt(noise),
     )
@@ -314,8 +306,12 @@ def _masses(
     """
     for pmf in (composed._pmf_remove, composed._pmf_add):
         pmf = pmf.to_dense_pmf()
-        losses = (np.arange(pmf.size) + pmf._lower_loss) * pmf._discretization
-        yield losses, pmf._probs, pmf._infinity_mass
+        yield losses_of(pmf), pmf._probs, pmf._infinity_mass
+
+
+def losses_of(pmf: "DensePLDPmf") -> np.ndarray:
+    """Return the losses that a distribution has masses of, ascending."""
+    return (np.arange(pmf.size) + pmf._lower_loss) * pmf._discretization
 
 
 def lost_to_rounding(parts: Sequence[Part]) -> float:

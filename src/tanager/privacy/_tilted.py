@@ -77,13 +77,9 @@ def _best(bound: Callable[[float], float]) -> float:
     return math.exp(found.x)
 
 
-def _losses(pmf: "DensePLDPmf") -> np.ndarray:
-    return (np.arange(pmf.size) + pmf._lower_loss) * pmf._discretization
-
-
 def _log_moment(side: "Side", tilt: float) -> float:
     """Return the logarithm of E[e^{tl}] of all steps together."""
-    return sum(count * _moment(pmf, tilt * _losses(pmf)) for pmf, count in side)
+    return sum(count * _moment(pmf, tilt * _pld.losses_of(pmf)) for pmf, count in side)
 
 
 def _moment(pmf: "DensePLDPmf", exponents: np.ndarray) -> float:
@@ -97,12 +93,12 @@ def _tail(side: "Side", tilt: float) -> tuple[np.ndarray, np.ndarray]:
 
     tilted, infinite, lost, log_moment = [], 0.0, 0.0, 0.0
     for pmf, count in side:
-        exponents = tilt * _losses(pmf)
+        exponents = tilt * _pld.losses_of(pmf)
         moment = _moment(pmf, exponents)
         weights = pmf._probs * np.exp(exponents - moment)
         one = DensePLDPmf(pmf._discretization, pmf._lower_loss, weights, 0.0, True)
         if (
-            _pld.reach(_losses(pmf), weights, count)
+            _pld.reach(_pld.losses_of(pmf), weights, count)
             > _MOST_POINTS * pmf._discretization
         ):
             raise OverflowError("the tilted privacy loss spans too many points")
@@ -113,7 +109,7 @@ def _tail(side: "Side", tilt: float) -> tuple[np.ndarray, np.ndarray]:
         rounding = sys.float_info.epsilon * (1 + np.abs(exponents).max())
         log_moment += count * (moment + rounding)
     composed = functools.reduce(DensePLDPmf.compose, tilted)
-    losses = _losses(composed)
+    losses = _pld.losses_of(composed)
     scale = log_moment - tilt * losses
     # A bound above 1 says nothing, and would overflow.
     kept = (losses >= 0) & (scale <= 0)

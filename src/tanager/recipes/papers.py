@@ -26,8 +26,6 @@ from typing import Any, get_type_hints
 from tanager.privacy.mechanism import Mechanism
 
 
-UNLOCKING = "Unlocking"
-TAN = "TAN"
 _FIELDS = (
     *("model", "epsilon", "delta", "augmentation_multiplicity", "batch_size"),
     *("clip_norm", "learning_rate", "noise_multiplier", "steps"),
@@ -40,7 +38,7 @@ class PublishedRun:
 
     Attributes:
         recipe: name of the recipe that trains with these hyper-parameters.
-        paper: `UNLOCKING` or `TAN`.
+        paper: Unlocking or TAN.
         table: number of the table with the hyper-parameters.
         task: data set, and what was trained on what.
         model: the architecture, as tanager names it where it has it.

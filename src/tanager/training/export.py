@@ -45,12 +45,7 @@ _COMPUTED += tuple(field.name for field in dataclasses.fields(Risk))
 _COMPUTED += tuple(map(str, PERSON_SIZES))
 _NESTED = ("risk", "epsilon_of_person")
 _TOLERANCE = 1e-3  # of them, for another version of the accountant
-_MECHANISM = {
-    "sample_rate": float,
-    "noise_multiplier": float,
-    "steps": int,
-    "adjacency": str,
-}
+_MECHANISM = Mechanism.__annotations__ | {"adjacency": str}
 _CONFIG = {
     "mechanism": _MECHANISM,
     "class_counts": Maybe(_MECHANISM),

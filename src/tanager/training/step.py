@@ -87,7 +87,8 @@ class Step:
             rule = "must not form whole gradients where parameters are cut into shares"
             validate.refuse("strategy", "per_example", rule, "give auto, or any other")
         self.in_memory = in_memory
-        self.unit, self._examples = Unit.of(problem, algorithm), examples
+        self.unit = Unit.of(problem, algorithm.augmentation_multiplicity)
+        self._examples = examples
         self.params, self.fixed = problem.split()
         self.frozen, self._static = eqx.partition(
             self.fixed, lambda leaf: eqx.is_array(leaf) and not is_key(leaf)

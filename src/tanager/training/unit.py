@@ -14,7 +14,7 @@ from jaxtyping import Array, Key, PyTree
 
 from tanager.data import augment as augmentation
 from tanager.sampling import PhysicalBatch
-from tanager.training.problem import DPSGD, Problem
+from tanager.training.problem import Problem
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -34,13 +34,13 @@ class Unit:
     examples_per_group: int | None
 
     @classmethod
-    def of(cls, problem: Problem, algorithm: DPSGD) -> "Unit":
-        """Return the unit that a problem protects and an algorithm varies."""
+    def of(cls, problem: Problem, multiplicity: int) -> "Unit":
+        """Return the unit that a problem protects, with so many views of an example."""
         groups = problem.groups
         return cls(
             problem.loss,
             problem.augment,
-            algorithm.augmentation_multiplicity,
+            multiplicity,
             None if groups is None else groups.examples_per_group,
         )
 

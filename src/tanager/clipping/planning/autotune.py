@@ -14,7 +14,6 @@ import importlib.metadata
 import json
 import math
 import os
-import pathlib
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -110,12 +109,12 @@ class Timings:
     sum from retained gradients) and ``total:NAME``.
     """
 
-    def __init__(self, folder: pathlib.Path | None = None):
+    def __init__(self):
         self._identity = _identity()
         name = hashlib.blake2b(
             json.dumps(self._identity, sort_keys=True).encode(), digest_size=8
         ).hexdigest()
-        self.path = (folder or cache_folder()) / f"clipping-{name}.json"
+        self.path = cache_folder() / f"clipping-{name}.json"
         self._seconds = self._read()
 
     def as_json(self) -> dict[str, Any]:

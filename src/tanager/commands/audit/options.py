@@ -26,13 +26,7 @@ class Options:
         "models",
         "sweep_models",
         "json",
-        "data",
-        "epsilon",
-        "delta",
-        "steps",
-        "batch_size",
-        "seed",
-        "out",
+        *flags.USUAL,
     )
 
     method: Literal["white-box", "membership", "one-run", "replay"] = "white-box"

@@ -12,6 +12,7 @@ from tanager import _validate as validate
 from tanager.commands.bench.measured import STOPPED, Measured, Outcome
 from tanager.commands.tables import (
     digits,
+    error_lines,
     exit_code,
     milliseconds,
     new_table,
@@ -120,11 +121,7 @@ class Scaling(Measured):
         lines: list[Any] = []
         if found.rows:
             lines += [_measured_table(found.rows)]
-            lines += [
-                f"{row['strategy']} on {row['devices']}: {row['error']}"
-                for row in found.rows
-                if row["error"]
-            ]
+            lines += error_lines(found.rows, "{strategy} on {devices}")
             lines += [
                 "",
                 "Bytes of a sum of gradients: "

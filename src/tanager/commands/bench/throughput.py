@@ -9,7 +9,7 @@ import tyro
 from rich.table import Table
 
 from tanager.commands.bench.measured import STOPPED, Measured, Outcome
-from tanager.commands.tables import digits, exit_code, new_table, number
+from tanager.commands.tables import digits, error_lines, exit_code, new_table, number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,12 +59,8 @@ class Throughput(Measured):
             "workload": dataclasses.asdict(workload),
             "protocol": dataclasses.asdict(protocol),
         }
-        lines: list[Any] = [_table(rows)]
-        lines += [
-            f"{row['strategy']}, {row['physical_batch']} rows: {row['error']}"
-            for row in rows
-            if row["error"]
-        ]
+        errors = error_lines(rows, "{strategy}, {physical_batch} rows")
+        lines: list[Any] = [_table(rows), *errors]
         if self.plot is not None and throughput_figures.plot(
             [(self.model, rows), *others], self.plot
         ):
