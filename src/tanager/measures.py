@@ -209,9 +209,9 @@ def ranking(
 
 def probabilities(logits: np.ndarray) -> np.ndarray:
     """Return the softmax of logits along the last axis, in float64."""
-    shifted = logits.astype(np.float64)
-    shifted = np.exp(shifted - shifted.max(axis=-1, keepdims=True))
-    return shifted / shifted.sum(axis=-1, keepdims=True)
+    from scipy.special import softmax
+
+    return softmax(logits.astype(np.float64), axis=-1)
 
 
 def chances(logits: np.ndarray) -> np.ndarray:

@@ -13,6 +13,7 @@ from tanager._terminal import new_console
 from tanager.commands import flags, models_in_use
 from tanager.commands.tables import new_table, print_json
 from tanager.data.layout import Uncertain
+from tanager.report.guarantee import between
 
 
 if TYPE_CHECKING:
@@ -237,7 +238,7 @@ def _print_labels(title: str, found: Mapping[str, Any]) -> None:
     console.print(f"{title}\n", soft_wrap=True)
     both = {"AUROC": "auroc", "average precision": "average_precision"}
     rows = [
-        (f"{name}, mean over labels", _percent(found[key]), _between(found[key]))
+        (f"{name}, mean over labels", _percent(found[key]), between(found[key]))
         for name, key in both.items()
     ]
     headings = ("measure", "value", "95 % interval")
@@ -251,7 +252,7 @@ def _print_labels(title: str, found: Mapping[str, Any]) -> None:
         for key in keys:
             cells.append(_percent(each[key]))
             if key in both.values():
-                cells.append(_between(each[key]))
+                cells.append(between(each[key]))
         rows.append(cells)
     console.print()
     console.print(new_table(*headings, rows=rows), soft_wrap=True)
@@ -266,9 +267,9 @@ def _print(title: str, found: Mapping[str, Any]) -> None:
     console = new_console(markup=False)
     console.print(f"{title}\n", soft_wrap=True)
     rows = [
-        ("accuracy", _percent(found["accuracy"]), _between(found["accuracy"])),
+        ("accuracy", _percent(found["accuracy"]), between(found["accuracy"])),
         *(
-            (name, _percent(found[key]), _between(found[key]))
+            (name, _percent(found[key]), between(found[key]))
             for name, key in (
                 ("top-5 accuracy", "top_5_accuracy"),
                 ("balanced accuracy", "balanced_accuracy"),
@@ -290,7 +291,7 @@ def _print(title: str, found: Mapping[str, Any]) -> None:
             each["class"],
             str(each["examples"]),
             _percent(each["accuracy"]),
-            _between(each["accuracy"]),
+            between(each["accuracy"]),
             "—" if each["auroc"] is None else f"{100 * each['auroc']:.1f} %",
         )
         for each in found["per_class"]
@@ -309,10 +310,4 @@ def _print(title: str, found: Mapping[str, Any]) -> None:
 
 def _percent(interval: Mapping[str, float | None]) -> str:
     value = interval["value"]
-    return "—" if value is None else f"{100 * value:.1f} %"
-
-
-def _between(interval: Mapping[str, float | None]) -> str:
-    if interval["low"] is None or interval["high"] is None:
-        return "—"
-    return f"{100 * interval['low']:.1f} to {100 * interval['high']:.1f} %"
+    return "–" if value is None else f"{100 * value:.1f} %"

@@ -81,7 +81,7 @@ def write_report(folder: Path) -> Path:
     found = read_record(path, _FOUND)
     with reading(path, "is not what an audit leaves"):
         return write_page(
-            folder,
+            folder / "report.html",
             "audit.html",
             kind="tanager audit report",
             subject=f"{found['recipe']}: {found['method']}",

@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
-from tanager._files import write_text
 from tanager._version import __version__
-from tanager.report.render import render
+from tanager.report.render import write_page
 
 
 _Fields = Mapping[str, Any]
@@ -44,7 +43,8 @@ def write_evaluation(
         }
         for each in ([] if several else found["per_class"])
     ]
-    content = render(
+    return write_page(
+        page,
         "evaluation.html",
         kind="Evaluation of a model with tanager",
         subject=_last(data),
@@ -57,8 +57,6 @@ def write_evaluation(
         tiles=_TILES[several],
         **by_class(rows, found),
     )
-    write_text(page, content)
-    return page
 
 
 def _last(path: str) -> str:

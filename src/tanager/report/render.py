@@ -38,9 +38,8 @@ def require(folder: Path, argument: str, name: str, remedy: str) -> Path:
     return folder / name
 
 
-def write_page(folder: Path, template: str, **fields: Any) -> Path:
-    """Write report.html, whole or not at all, from a template; return its path."""
-    page = folder / "report.html"
+def write_page(page: Path, template: str, **fields: Any) -> Path:
+    """Write a page, whole or not at all, from a template; return its path."""
     write_text(page, render(template, **fields))
     return page
 

@@ -41,7 +41,7 @@ def write_report(run: Path) -> Path:
     per_class = () if config["multi_label"] else result["per_class"] or ()
     shape = (config["architecture"] or {}).get("image_shape")
     return write_page(
-        run,
+        run / "report.html",
         "run.html",
         kind="Report on a model trained with tanager",
         subject=title(config),

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tanager import _validate as validate
-from tanager._files import write_text
 from tanager.report import run_figures
-from tanager.report.render import render, require
+from tanager.report.render import require, write_page
 from tanager.report.run_files import read_config, read_metrics, read_result
 
 
@@ -82,7 +81,8 @@ def write_comparison(runs: Sequence[Path], page: Path) -> Path:
     rows = {name: [each.get(name) for each in settings] for name in names}
     differ = {name: row for name, row in rows.items() if len({*map(repr, row)}) > 1}
     metrics = {str(run): read_metrics(run) for run in runs}
-    content = render(
+    return write_page(
+        page,
         "comparison.html",
         kind="tanager comparison",
         subject=f"{len(runs)} runs",
@@ -95,8 +95,6 @@ def write_comparison(runs: Sequence[Path], page: Path) -> Path:
         settings=differ,
         curves=run_figures.compared(metrics),
     )
-    write_text(page, content)
-    return page
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def write_report(study: Path) -> Path:
     with reading(path, "is not what a search leaves"):
         values = [name for each in result["trials"] for name in each["values"]]
         return write_page(
-            study,
+            study / "report.html",
             "search.html",
             kind="tanager search report",
             subject=result["recipe"],
