@@ -58,3 +58,13 @@ def test_cores_are_those_that_the_process_may_use(monkeypatch):
     assert _processor.cores() == 2
     monkeypatch.delattr(os, "sched_getaffinity")
     assert _processor.cores() == 64
+
+
+def test_a_container_has_no_more_memory_than_its_limit(tmp_path, monkeypatch):
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(_processor, "_CONTAINER", limit)
+    whole = _processor.memory()
+    assert whole > 2**28
+    for text, memory in (("max\n", whole), (f"{2**80}\n", whole), ("4096\n", 4096)):
+        limit.write_text(text)
+        assert _processor.memory() == memory

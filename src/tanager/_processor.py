@@ -1,4 +1,7 @@
-"""The processor of this machine: timings and rounding can differ on another."""
+"""The processor and memory of this machine.
+
+Timings and rounding can differ on another.
+"""
 
 import functools
 import os
@@ -6,6 +9,7 @@ import platform
 from pathlib import Path
 
 
+_CONTAINER = Path("/sys/fs/cgroup/memory.max")
 _VECTORS = ("sse", "ssse", "avx", "amx", "fma", "f16c", "asimd", "sve", "bf16", "i8mm")
 
 
@@ -24,6 +28,14 @@ def cores() -> int:
     """Return how many cores this process may use; all of them if unknown."""
     usable = getattr(os, "sched_getaffinity", None)
     return len(usable(0)) if usable else os.cpu_count() or 1
+
+
+def memory() -> int:
+    """Return the bytes of memory that this process may use, in a container its own."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if _CONTAINER.exists() and (limit := _CONTAINER.read_text().strip()).isdigit():
+        total = min(total, int(limit))
+    return total
 
 
 @functools.cache

@@ -1,7 +1,6 @@
 """How examples get to the devices: held there, or read ahead of them."""
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -9,6 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from tanager import _processor
 from tanager.data import ArraySource, Source
 from tanager.data.loader import ChunkPlan, portions
 from tanager.parallel.layout import Layout
@@ -44,8 +44,7 @@ def can_hold(source: Source, layout: Layout) -> bool:
     local = [d for d in layout.mesh.devices if d.process_index == jax.process_index()]
     memory = (local[0].memory_stats() or {}).get("bytes_limit")
     if memory is None:
-        pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        memory = pages // len(local)
+        memory = _processor.memory() // len(local)
     return needed * _SHARE_OF_MEMORY <= memory
 
 

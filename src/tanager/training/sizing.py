@@ -6,15 +6,14 @@ it runs; then it is timed on zeros whose rows are all masked, never on an exampl
 """
 
 import math
-import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from tanager import _processor
 from tanager import _validate as validate
 from tanager._record import read_record
 from tanager.compiling import bytes_needed, is_out_of_memory
@@ -30,7 +29,6 @@ from tanager.training.step import Step
 _FIRST = 16  # rows of a device
 _PATIENCE = 2  # larger sizes tried that are no faster
 _GAIN = 0.95
-_CONTAINER = Path("/sys/fs/cgroup/memory.max")
 
 
 def least(runtime: Runtime, layout: Layout) -> int:
@@ -142,7 +140,4 @@ def _room(step: Step) -> float:
     stats = device.memory_stats() or {}
     if "bytes_limit" in stats:
         return (stats["bytes_limit"] - stats.get("bytes_in_use", 0)) / 2
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if _CONTAINER.exists() and (limit := _CONTAINER.read_text().strip()).isdigit():
-        total = min(total, int(limit))
-    return total / step.layout.count / 2
+    return _processor.memory() / step.layout.count / 2
