@@ -292,7 +292,7 @@ def _print(title: str, found: Mapping[str, Any]) -> None:
             str(each["examples"]),
             _percent(each["accuracy"]),
             between(each["accuracy"]),
-            "—" if each["auroc"] is None else f"{100 * each['auroc']:.1f} %",
+            "–" if each["auroc"] is None else f"{100 * each['auroc']:.1f} %",
         )
         for each in found["per_class"]
     ]

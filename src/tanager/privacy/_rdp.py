@@ -50,7 +50,7 @@ def divergence(q: float, sigma: float, order: int) -> float:
 def least(
     at: Callable[[Sequence[float]], tuple[float, float]], orders: Sequence[float]
 ) -> tuple[float, float]:
-    """Return the least value at any order, and it, beyond the last if that is best.
+    """Return the least value and its order, beyond the last if that is best.
 
     `at` gives the least value at some orders, and its order. The value is flat around
     the best order, so factors are halved down to 2 %.
