@@ -11,7 +11,6 @@ moment, the same command goes on. Features are computed once.
 """
 
 import argparse
-import json
 import re
 import shlex
 import statistics
@@ -20,9 +19,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from trained import heading, trained
 
 from tanager import data
-from tanager.cli import main as tanager
 
 
 EPSILONS = (1, 4, 8)
@@ -165,15 +164,12 @@ def accuracies(
             run = (
                 out / f"{cut}-{'-'.join(re.findall('[a-z]+', title))}-{epsilon}-{seed}"
             )
-            words = ["train", *shlex.split(name), "--epsilon", str(epsilon)]
-            words += ["--account", "none", "--yes", "--quiet", "--out", str(run)]
+            words = [*shlex.split(name), "--epsilon", str(epsilon)]
+            words += ["--account", "none", "--yes", "--quiet"]
             words += [] if path is None else ["--data", str(path)]
             if way.features:
                 words += ["--features", str(out / f"features-{cut}-{way.features}")]
-            print(f"$ tanager {shlex.join(words)}", flush=True)
-            if not (run / "result.json").exists() and (status := tanager(words)):
-                raise SystemExit(status)
-            result = json.loads((run / "result.json").read_text())
+            result = trained(words, run)
             ema = result["test_accuracy_ema"] if "digits" in words else None
             found.append(100 * (ema or result["test_accuracy"]))
         spread = f" ± {statistics.stdev(found):.1f}" if seeds > 1 else ""
@@ -191,8 +187,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(WAYS), default=list(WAYS))
     options = parser.parse_args()
     places = {"digits": None, "mnist": options.mnist, "cifar10": options.cifar10}
-    heads = " | ".join(f"ε = {epsilon}" for epsilon in EPSILONS)
-    lines = [f"| images | settings | {heads} |", "|---" * (2 + len(EPSILONS)) + "|"]
+    lines = heading(("images", "settings"), EPSILONS)
     for name, path in places.items():
         for cut in cuts(name, path, options.out / "data", options.held):
             for title, way in WAYS[cut].items() if cut in options.only else ():

@@ -12,14 +12,12 @@ What each way is given besides was chosen at ε = 4 on `--validation-examples 50
 
 import argparse
 import json
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import epsilon_axis
-
-from tanager.cli import main as tanager
+from trained import heading, trained
 
 
 EPSILONS = (1, 2, 4, 8)
@@ -44,26 +42,21 @@ LOOKS = {
 
 def train(recipe: str, out: Path, **fields: Any) -> dict[str, Any]:
     """Run one recipe, or go on with it, and return its result."""
-    words = ["train", recipe, "--out", str(out)]
+    words = [recipe]
     for name, value in fields.items():
         words += [f"--{name}", str(value)]
-    print(f"\n$ tanager {shlex.join(words)}", flush=True)
-    if not (out / "result.json").exists() and (status := tanager(words)):
-        raise SystemExit(status)
-    config, result = (
-        json.loads((out / name).read_text()) for name in ("config.json", "result.json")
-    )
+    result = trained(words, out)
+    config = json.loads((out / "config.json").read_text())
     return {**result, "parameters": config["parameters"]}
 
 
 def markdown(results: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> str:
     """Return the table: a row for each way, a column for each ε."""
-    head = " | ".join(f"ε = {epsilon}" for epsilon in EPSILONS)
-    lines = [f"| trained | parameters | {head} |", "|---" * (2 + len(EPSILONS)) + "|"]
+    lines = heading(("trained", "parameters"), EPSILONS)
     for way, row in results.items():
         cells = [f"{100 * row[e]['test_accuracy_ema']:.1f} %" for e in EPSILONS]
-        trained = row[EPSILONS[0]]["parameters"]
-        lines.append(f"| {way} | {trained:,} | {' | '.join(cells)} |")
+        count = row[EPSILONS[0]]["parameters"]
+        lines.append(f"| {way} | {count:,} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

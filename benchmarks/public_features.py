@@ -10,15 +10,12 @@ computed once.
 """
 
 import argparse
-import json
-import shlex
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
 
 import epsilon_axis
-
-from tanager.cli import main as tanager
+from trained import heading, trained
 
 
 EPSILONS = (1, 2, 4, 8)
@@ -48,16 +45,12 @@ def accuracies(
         found = []
         for seed in range(1, seeds + 1):
             run = out / f"{recipe}-{size}-{epsilon}-{seed}"
-            words = ["train", recipe, "--data", str(data), "--out", str(run)]
-            words += ["--epsilon", str(epsilon), "--account", "none"]
+            words = [recipe, "--data", str(data), "--epsilon", str(epsilon)]
+            words += ["--account", "none"]
             words += ["--features", str(out / f"features-{recipe}-{size}")]
             if examples is not None:
                 words += ["--train-examples", str(examples)]
-            print(f"\n$ tanager {shlex.join(words)}", flush=True)
-            if not (run / "result.json").exists() and (status := tanager(words)):
-                raise SystemExit(status)
-            result = json.loads((run / "result.json").read_text())
-            found.append(100 * result["test_accuracy"])
+            found.append(100 * trained(words, run)["test_accuracy"])
         spread = statistics.stdev(found) if seeds > 1 else 0.0
         row[epsilon] = (statistics.mean(found), spread)
     return row
@@ -65,8 +58,7 @@ def accuracies(
 
 def markdown(rows: Mapping[tuple[str, str], Row]) -> str:
     """Return the table: a row for each recipe and size, a column for each ε."""
-    head = " | ".join(f"ε = {epsilon}" for epsilon in EPSILONS)
-    lines = [f"| recipe | images | {head} |", "|---" * (2 + len(EPSILONS)) + "|"]
+    lines = heading(("recipe", "images"), EPSILONS)
     for (recipe, size), row in rows.items():
         cells = " | ".join(f"{mean:.1f} ± {std:.1f} %" for mean, std in row.values())
         lines.append(f"| `{recipe}` | {size} | {cells} |")
