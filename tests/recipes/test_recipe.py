@@ -81,6 +81,11 @@ MINIMAL: dict = {
             "augmentation_multiplicity (=4) must be 0 without augmentation: "
             "its views would all be the same: give crop_padding or flip, or another",
         ),
+        ({"physical_batch_size": 0}, "physical_batch_size (=0) must be at least 1"),
+        (
+            {"physical_batch_size": "all"},
+            "physical_batch_size (='all') must be a whole number or auto",
+        ),
         ({"test_views": 4}, "test_views (=4) must be 0 without augmentation"),
         ({"checkpoint_seconds": -1.0}, "checkpoint_seconds (=-1.0) must be finite"),
         (

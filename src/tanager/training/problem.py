@@ -246,8 +246,8 @@ class Runtime:
     """Set speed and memory of a run, which never change what it computes.
 
     Attributes:
-        physical_batch_size: examples computed on at once, by all devices together; at
-            most what an update is likely to hold is taken.
+        physical_batch_size: examples computed on at once, by all devices together;
+            fewer where an update is not likely to have so many.
             ``"auto"`` tries sizes on no example and takes the fastest that fits the
             memory (`tanager.training.sizing`); a resume keeps it.
         strategy: how `tanager.clipped_grad` clips. ``"auto"`` measures this device

@@ -1,6 +1,6 @@
 """The physical batch that fits the memory and makes a run fastest.
 
-None is larger than nearly all logical batches: rows of padding take time as others do.
+Rows of padding take time as others do, so one batch need only hold what an update has.
 Sizes are compiled from small to large. XLA's analysis says what a program needs before
 it runs; then it is timed on zeros whose rows are all masked, never on an example.
 """

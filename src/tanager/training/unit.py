@@ -35,7 +35,7 @@ class Unit:
 
     @classmethod
     def of(cls, problem: Problem, multiplicity: int) -> "Unit":
-        """Return the unit that a problem protects, with so many views of an example."""
+        """Return the unit of a problem, with this many views of each example."""
         groups = problem.groups
         return cls(
             problem.loss,
