@@ -410,7 +410,7 @@ def _by_rdp(
 ) -> float:
     """Return the least that `convert` makes of the divergences, at any order.
 
-    Small orders take most of the time, and are best only where ε is large.
+    Small orders take most of the time, and are best only where ε is large, or 0.
     """
 
     def at(orders: Sequence[float]) -> tuple[float, float]:
