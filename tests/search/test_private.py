@@ -96,6 +96,7 @@ def of_weights(path):
 
 
 def test_each_run_is_calibrated_for_the_whole_search(settings):
+    assert settings.name == settings.to_json()["recipe"]["name"] == "digits"
     assert settings.epsilon <= 3
     assert settings.search.epsilon(settings.delta) == settings.epsilon
     assert settings.recipe.noise_multiplier == settings.search.run.noise_multiplier
@@ -243,6 +244,39 @@ def test_neither_output_nor_times_nor_caches_tell_the_number_of_runs(
         assert "warning" in (out / "private/output.txt").read_text()
     assert seen[0] == seen[1]
     assert not cache.exists() or not list(cache.rglob("*clipping*"))
+
+
+@pytest.mark.slow
+def test_which_run_won_is_not_told_by_how_it_was_clipped(
+    tmp_path, settings, monkeypatch
+):
+    """What one run measures, or another program meanwhile, the next would know."""
+    cache, out, worth = tmp_path / "caches", tmp_path / "search", []
+    monkeypatch.setenv("TANAGER_CACHE_DIR", str(cache))
+    measure = "tanager.clipping.planning.autotune.Timings.measure"
+    monkeypatch.setattr(measure, lambda *given: worth.append(given[4]))
+    right = private._right
+
+    def followed(*of):
+        found = right(*of)
+        cache.mkdir(exist_ok=True)
+        (cache / "clipping-0.json").write_text("{}")
+        return found
+
+    monkeypatch.setattr(private, "_right", followed)
+    draws(monkeypatch, 2)
+    recipe = dataclasses.replace(settings.recipe, strategy="auto")
+    search_privately(out, dataclasses.replace(settings, recipe=recipe))
+    assert worth == [0.0, 0.0]
+    assert not list((out / "private/cache").glob("clipping-*"))
+    runs = [read(run / "config.json") for run in (out / "private/runs").iterdir()]
+    told = read(out / "config.json")
+    assert {*told} == {*private._SETTINGS} < {*runs[0]} - {"clipping", "devices"}
+    first, second = ({name: run[name] for name in told} for run in runs)
+    for config in (first, second, told):
+        for name in ("recipe", "optimizer"):  # with what was drawn, and the folder
+            del config[name]
+    assert first == second == told
 
 
 def test_the_search_is_charged_once_whatever_its_number_of_runs(

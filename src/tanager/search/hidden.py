@@ -37,9 +37,9 @@ def same_times(folder: Path, like: Path) -> None:
 
 @contextlib.contextmanager
 def _caches(folder: Path) -> Iterator[None]:
-    folder.mkdir(mode=0o700, exist_ok=True)
-    for timings in cache_folder().glob("clipping-*.json"):
-        if not (folder / timings.name).exists():
+    if not folder.exists():  # Timings that come later would be of later runs only.
+        folder.mkdir(mode=0o700)
+        for timings in cache_folder().glob("clipping-*.json"):
             shutil.copy(timings, folder)
     variable = os.environ.get("TANAGER_CACHE_DIR")
     programs = getattr(jax.config, "jax_compilation_cache_dir", None)

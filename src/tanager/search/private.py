@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 
 from safetensors.numpy import save_file
 
-from tanager import __version__
 from tanager import _validate as validate
 from tanager._files import as_json, write_json
 from tanager._reading import read_json
@@ -48,6 +47,7 @@ from tanager.search.settings import check_choices
 from tanager.search.space import BUDGET, Space
 from tanager.seed import Seed
 from tanager.training import charging
+from tanager.training.fingerprint import versions
 from tanager.training.run_folder import RunFolder, seed_of
 
 
@@ -104,7 +104,7 @@ class PrivateSettings:
     def to_json(self) -> dict[str, Any]:
         """Return what identifies the search."""
         return {
-            "tanager": __version__,
+            "versions": versions(),
             "private": True,
             "recipe": {"name": self.name, **self.recipe.to_json()},
             "space": self.space.to_json(),
@@ -139,10 +139,10 @@ def calibrate_selection(
         validate.refuse("epsilon", recipe.epsilon, rule, remedy)
     recipe.require_batches()
     validate.whole(validation_examples=recipe.validation_examples, at_least=1)
-    for name in BUDGET:
-        if name in space.values:
+    for of_budget in BUDGET:
+        if of_budget in space.values:
             rule = "is not supported by private searches, whose runs spend alike"
-            validate.refuse("vary", name, rule, "leave it out")
+            validate.refuse("vary", of_budget, rule, "leave it out")
     if recipe.adjacency != Adjacency.ZERO_OUT:
         rule, remedy = "is not supported by private searches", "use zero-out"
         validate.refuse("adjacency", recipe.adjacency, rule, remedy)
@@ -309,7 +309,9 @@ def _right(folder: Path, recipe: Recipe, settings: PrivateSettings) -> float:
                 f"{settings.search.run}: the data differ from those it was planned for"
             )
         try:
-            runner.run(prepared, progress=False, links={"private_search": True})
+            # What one run measured would change how the next ones clip and round.
+            links = {"private_search": True}
+            runner.run(prepared, progress=False, fast=True, links=links)
         except FloatingPointError:
             diverged.touch()
         except (ValueError, OSError) as error:
@@ -321,10 +323,16 @@ def _right(folder: Path, recipe: Recipe, settings: PrivateSettings) -> float:
     return read_record(result, {"test_accuracy_ema": float})["test_accuracy_ema"]
 
 
-# The part of a run's result that depends neither on held-out examples nor on a clock.
+# What depends neither on held-out examples nor on a clock, nor on which run it was: of
+# a run's result.json, and of its config.json.
 _PUBLIC = ("adjacency", "steps", "batch_size", "sample_rate", "clip_norm")
 _PUBLIC += ("noise_multiplier", "examples", "unreadable", "eta", "eta_step")
 _PUBLIC += ("total_noise", "versions")
+_SETTINGS = ("recipe", "model", "architecture", "preprocessing", "weights", "dataset")
+_SETTINGS += ("reading", "classes", "multi_label", "optimizer", "automatic", "unit")
+_SETTINGS += ("unreadable", "mechanism", "examples", "batch_size", "clip_norm")
+_SETTINGS += ("clip_gamma", "adaptive_clipping", "delta", "augmentation_multiplicity")
+_SETTINGS += ("ema_decay", "accountant", "parameters", "frozen_parameters", "versions")
 
 
 def _release(
@@ -363,10 +371,9 @@ def _release(
     metadata = {"tanager": json.dumps({name: result[name] for name in names})}
     for name in ("model.safetensors", "model-ema.safetensors"):
         save_file(read_tensors(best / name), folder.path / name, metadata)
-    config = read_record(best / "config.json", {"recipe": Each(object)})
-    config["recipe"]["out"] = None  # It says how many runs came before.
-    for name in ("charge", "private_search"):  # of the run, not of the search
-        config.pop(name, None)
+    of_run = read_record(best / "config.json", {"recipe": Each(object)})
+    config = {name: of_run[name] for name in _SETTINGS}
+    config["recipe"]["out"] = None
     write_json(folder.config, config)
     write_json(folder.result, result)
 
