@@ -306,6 +306,20 @@ def test_a_loss_of_a_batch_is_refused_as_such():
         clipped_grad(of_a_batch, clip_norm=C)(params, batch)
 
 
+def test_a_symbol_for_the_rows_is_refused():
+    grad_fn = clipped_grad(lambda w, x: jnp.sum(w * x), clip_norm=1.0)
+    (rows,) = jax.export.symbolic_shape("b")
+    shape = jax.ShapeDtypeStruct((rows, 3), jnp.float32)
+    with pytest.raises(ValueError, match="with b rows.* known number of rows"):
+        jax.export.export(jax.jit(lambda x: grad_fn(jnp.ones(3), x).sum))(shape)
+
+
+def test_keys_of_examples_may_be_all_the_data():
+    keys = jax.random.split(jax.random.key(0), 4)
+    out = clipped_grad(lambda w, key: jnp.sum(w**2), clip_norm=1.0)(jnp.ones(3), keys)
+    np.testing.assert_allclose(out.norms, 12**0.5, rtol=1e-5)
+
+
 def test_batches_that_do_not_fit_are_refused():
     params, batch = problem()
     with pytest.raises(ValueError, match="share one leading axis"):

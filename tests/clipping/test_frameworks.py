@@ -211,6 +211,31 @@ def test_a_module_that_is_changed_from_outside_is_told_of_copies():
     np.testing.assert_allclose(out.norms, 2**0.5, rtol=1e-5)
 
 
+def test_a_variable_in_two_places_is_refused_and_its_state_is_clipped_as_one():
+    nnx = pytest.importorskip("flax.nnx")
+
+    class Tied(nnx.Module):
+        def __init__(self):
+            self.a, self.b = (nnx.Linear(3, 3, rngs=nnx.Rngs(0)) for _ in range(2))
+            self.b.kernel = self.a.kernel
+
+        def __call__(self, x):
+            return jnp.sum(self.b(jnp.tanh(self.a(x))) ** 2)
+
+    module, batch = Tied(), jnp.float32(np.arange(3 * ROWS).reshape(ROWS, 3)) / 9
+    with pytest.raises(ValueError, match=r"a.*kernel and params\S*b\S*kernel are one"):
+        clipped_grad(Tied.__call__, clip_norm=1.0)(module, batch)
+    graph, state = nnx.split(module)
+    assert len(jax.tree.leaves(state)) == 3
+    check(
+        lambda state, x: nnx.merge(graph, state, copy=True)(x),
+        state,
+        batch,
+        strategies=("auto", "bk"),
+        dtypes=("float32",),
+    )
+
+
 def test_nothing_is_transferred_without_a_word():
     grad_fn = clipped_grad(lambda w, x: jnp.sum((w * x) ** 2), clip_norm=1.0)
     w, x = jnp.ones(2), jnp.ones((3, 2))

@@ -27,7 +27,13 @@ def rows_of(batch: PyTree) -> int:
             f"batch must be a pytree of arrays that share one leading axis of rows; "
             f"found leading axes {sorted(sizes)}"
         )
-    return sizes.pop()[0]
+    (rows,) = sizes.pop()
+    if not isinstance(rows, int):
+        raise ValueError(
+            f"batch (with {rows} rows) must have a known number of rows: give "
+            "jax.export a number in place of the symbol"
+        )
+    return rows
 
 
 def mask_of(mask: ArrayLike | None, rows: int) -> Bool[Array, " b"]:

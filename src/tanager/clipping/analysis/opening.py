@@ -35,6 +35,7 @@ from tanager.clipping.analysis.jaxprs import (
     variables,
     walk,
 )
+from tanager.keys import is_key
 
 
 LONGEST_UNROLLED_SCAN = 64
@@ -70,6 +71,7 @@ def parts_of(scan: jex.JaxprEqn, operands: Sequence[Any]) -> Parts:
 
 def zero_of_data(values: Sequence[Any], like: Any) -> Array:
     """Return a zero that counts as data, whatever the data hold."""
+    values = [jax.random.key_data(x) if is_key(x) else x for x in values]
     numbers = [x for x in values if jnp.issubdtype(x.dtype, np.number)]
     first = jnp.ravel((numbers or values)[0])[:1]
     return jnp.any(first < first).astype(jnp.result_type(like))

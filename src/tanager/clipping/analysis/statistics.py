@@ -62,10 +62,31 @@ def held_fixed(params: PyTree) -> PyTree:
     return jax.tree_util.tree_map_with_path(of_node, params, is_leaf=_is_state)
 
 
-def _is_state(node: Any) -> bool:
+def refuse_shared(params: PyTree) -> None:
+    """Refuse an NNX module with one variable in two places: a pytree has two of it.
+
+    Raises:
+        ValueError: that is so.
+    """
+    first: dict[int, str] = {}
+    for path, node in jax.tree_util.tree_leaves_with_path(params, is_leaf=_is_variable):
+        name = jax.tree_util.keystr(path)
+        if _is_variable(node) and (other := first.setdefault(id(node), name)) != name:
+            raise ValueError(
+                f"params{other} and params{name} are one variable, which would be "
+                "trained as two: write graph, state = nnx.split(module), give state as "
+                "params, and begin the loss with nnx.merge(graph, state, copy=True)"
+            )
+
+
+def _is_variable(node: Any) -> bool:
     nnx = sys.modules.get("flax.nnx")
-    if nnx is not None and isinstance(node, nnx.Variable):
-        return not isinstance(node, nnx.Param)
+    return nnx is not None and isinstance(node, nnx.Variable)
+
+
+def _is_state(node: Any) -> bool:
+    if _is_variable(node):
+        return not isinstance(node, sys.modules["flax.nnx"].Param)
     if isinstance(node, Mapping):
         return set(node) == _MOVING_AVERAGE
     return isinstance(node, eqx.nn.State | eqx.nn.StateIndex)

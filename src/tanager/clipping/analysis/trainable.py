@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from tanager.clipping.analysis.statistics import held_fixed
+from tanager.clipping.analysis.statistics import held_fixed, refuse_shared
 
 
 def split(
@@ -23,8 +23,10 @@ def split(
         trainable: as of `clipped_grad`.
 
     Raises:
-        ValueError: `trainable` does not fit `params`.
+        ValueError: `trainable` does not fit `params`, or an NNX module holds one
+            variable twice.
     """
+    refuse_shared(params)
     trains = jax.tree.map(
         lambda leaf, held: _is_float(leaf) and not held, params, held_fixed(params)
     )
