@@ -310,7 +310,7 @@ def test_a_symbol_for_the_rows_is_refused():
     grad_fn = clipped_grad(lambda w, x: jnp.sum(w * x), clip_norm=1.0)
     (rows,) = jax.export.symbolic_shape("b")
     shape = jax.ShapeDtypeStruct((rows, 3), jnp.float32)
-    with pytest.raises(ValueError, match="with b rows.* known number of rows"):
+    with pytest.raises(ValueError, match=r"with b rows.* known number of rows"):
         jax.export.export(jax.jit(lambda x: grad_fn(jnp.ones(3), x).sum))(shape)
 
 

@@ -193,13 +193,15 @@ def _rolled(scan: jex.JaxprEqn, operands: list[_Marked]) -> list[_Marked]:
     moving = [v for v, _, same in carried if not same]
     after = [v for v, same in zip(step.outvars, fixed, strict=False) if not same]
     outputs = step.outvars[len(fixed) :]
+    data = [value for value, origin in operands if origin == Origin.DATA]
 
     def one(carry: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
         own_values = dict(zip((*moving, *own.stacked), (*carry, *slices), strict=True))
         found = walk(equations, values | own_values, evaluate)
-        return [read(found, v) for v in after], [read(found, v) for v in outputs]
+        met = [_Marked(read(found, v), _origin(v, known)) for v in (*after, *outputs)]
+        met = [_as_data(mark, data) for mark in met]
+        return met[: len(after)], met[len(after) :]
 
-    data = [value for value, origin in operands if origin == Origin.DATA]
     start = [_as_data(mark, data) for _, mark, same in carried if not same]
     slices = [value for value, _ in given.stacked]
     length, back = scan.params["length"], scan.params["reverse"]
@@ -208,6 +210,13 @@ def _rolled(scan: jex.JaxprEqn, operands: list[_Marked]) -> list[_Marked]:
     return [
         mark if same else _Marked(next(ends), Origin.DATA) for _, mark, same in carried
     ] + [_Marked(each, Origin.DATA) for each in stacked]
+
+
+def _origin(atom: Any, known: dict[Any, _Marked]) -> Origin:
+    """Return what a result of a step depends on; it is data if it is not known."""
+    if isinstance(atom, jex.Literal):
+        return Origin.CONSTANT
+    return known[atom].origin if atom in known else Origin.DATA
 
 
 def _as_data(mark: _Marked, data: Sequence[Any]) -> Any:
