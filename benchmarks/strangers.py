@@ -223,6 +223,25 @@ def gru() -> Stranger:
     return loss, p, draw(1, (8, 100, 128))[0]
 
 
+def layer_scan() -> Stranger:
+    """A transformer whose 12 blocks are one scan over stacked parameters."""
+    width, shapes = 64, {"scale": (64,), "mix": (64, 192), "up": (64, 256)}
+    shapes |= {"out": (64, 64), "bias": (256,), "down": (256, 64)}
+    arrays = draw(0, *((12, *shape) for shape in shapes.values()), scale=0.05)
+
+    def block(x: jax.Array, p: Any) -> Any:
+        x = jax.nn.standardize(x, epsilon=1e-5) * (1 + p["scale"])
+        query, key, value = jnp.split(x @ p["mix"], 3, axis=-1)
+        seen = jax.nn.softmax(query @ key.T / np.sqrt(width)) @ value
+        x = x + seen @ p["out"]
+        return x + jax.nn.gelu(x @ p["up"] + p["bias"]) @ p["down"], None
+
+    def loss(p: Any, x: jax.Array) -> jax.Array:
+        return jnp.mean(lax.scan(block, x, p)[0] ** 2)
+
+    return loss, dict(zip(shapes, arrays, strict=True)), draw(1, (16, 32, 64))[0]
+
+
 def standardised() -> Stranger:
     """Weight standardisation as a user writes it, in a small residual network."""
     stem, *p = draw(0, (3, 3, 3, 32), *[(3, 3, 32, 32)] * 4, scale=0.1)
@@ -322,6 +341,7 @@ STRANGERS: dict[str, Callable[[], Stranger]] = {
     "embedding": embedding,
     "gru": gru,
     "label_embedding": label_embedding,
+    "layer_scan": layer_scan,
     "lstm": lstm,
     "made": made,
     "masked_kernels": masked_kernels,

@@ -15,7 +15,6 @@ from oracle import ALL, cast, check, clip, distinct, draw, gradients, read
 from tanager.clipping import clipped_grad
 from tanager.clipping.analysis.dtypes import widen
 from tanager.clipping.analysis.jaxprs import aval, every_equation
-from tanager.clipping.analysis.opening import LONGEST_UNROLLED_SCAN
 from tanager.clipping.rules.groups import Joint, Single
 
 
@@ -295,42 +294,6 @@ def test_own_derivative_rules_of_parameters_alone_are_respected():
 
 
 # Loops and branches
-
-
-@pytest.mark.parametrize("reverse", [False, True])
-def test_a_scan_over_stacked_layers_is_unrolled(reverse):
-    w, b, x = draw(11, (3, 4, 4), (3, 4), (ROWS, 4))
-
-    def loss(params, x):
-        def layer(x, own):
-            y = jnp.tanh(own["w"] @ x + own["b"])
-            return y, jnp.sum(y)
-
-        x, sums = lax.scan(layer, x, params, reverse=reverse)
-        return curve(x) + curve(sums * jnp.arange(3.0, dtype=sums.dtype))
-
-    params = {"w": w, "b": b}
-    found = read(loss, params, x)[1]
-    assert [type(group) for group in found] == [Single] * 6
-    assert sum(bool(group.grams()) for group in found) >= 3
-    check(loss, params, x, methods=True)
-
-
-@pytest.mark.parametrize("length", [4, LONGEST_UNROLLED_SCAN + 1])
-def test_a_scan_over_stacked_layers_and_shared_ones(length):
-    u, w, b, x = draw(12, (length, 3, 3), (3, 2), (3,), (ROWS, 2))
-
-    def loss(params, x):
-        def layer(hidden, u):
-            return jnp.tanh(u @ hidden + params["w"] @ x + params["b"]), None
-
-        return curve(lax.scan(layer, jnp.zeros(3, x.dtype), params["u"])[0])
-
-    params = {"u": u / 3, "w": w, "b": b}
-    program, _ = read(loss, params, x)
-    scans = [tap for tap in program.taps if tap.equation.primitive.name == "scan"]
-    assert len(scans) == (length > LONGEST_UNROLLED_SCAN)
-    check(loss, params, x)
 
 
 def test_a_scan_over_parameters_alone_and_one_over_data_alone():

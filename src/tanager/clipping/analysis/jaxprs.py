@@ -51,10 +51,14 @@ def every_equation(equations: Iterable[jex.JaxprEqn]) -> Iterator[jex.JaxprEqn]:
             yield from every_equation(getattr(inner, "jaxpr", inner).eqns)
 
 
+def names(equations: Iterable[jex.JaxprEqn]) -> set[str]:
+    """Return the names of the primitives of equations and of those within them."""
+    return {each.primitive.name for each in every_equation(equations)}
+
+
 def convolves(equation: jex.JaxprEqn) -> bool:
     """Whether an equation is a convolution, or holds one."""
-    names = (each.primitive.name for each in every_equation([equation]))
-    return "conv_general_dilated" in names
+    return "conv_general_dilated" in names([equation])
 
 
 def asks_what_varies(equation: jex.JaxprEqn) -> bool:

@@ -7,9 +7,10 @@
 
 Calls that no parameter enters directly (an activation, say) stay closed, and so do
 those whose derivative is not that of their body (`custom_jvp`, `custom_vjp`), which
-are taken as one equation. A scan whose steps take slices of stacked parameters is
-written out step by step. One whose steps share parameters stays a scan: the calls in
-its step are opened, and what all steps have in common is moved out of it.
+are taken as one equation. A scan stays a scan: the calls in its step are opened, and
+what is made of parameters alone, shared by all steps or a slice for each, is moved out
+of it. It is written out step by step if a step takes slices of stacked parameters and
+convolves with them, looks them up or scans over them: as layers apart these are faster.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,6 +32,7 @@ from tanager.clipping.analysis.jaxprs import (
     evaluate,
     interpret,
     is_float,
+    names,
     read,
     variables,
     walk,
@@ -39,7 +41,10 @@ from tanager.keys import is_key
 
 
 LONGEST_UNROLLED_SCAN = 64
-"""Scans over stacked parameters are written out up to this length."""
+"""Scans over stacked parameters are written out, if they are, up to this length."""
+
+_APART = {"conv_general_dilated", "gather", "dynamic_slice"}
+"""What a slice of stacked parameters meets data in as a layer of its own."""
 
 
 class Origin(IntEnum):
@@ -114,9 +119,10 @@ def open_calls(
             return interpret(*body_of(equation), operands, rule)
         if name == "scan" and {Origin.PARAMETER, Origin.DATA} <= found:
             length = equation.params["length"]
-            sliced = {origin for _, origin in parts_of(equation, operands).stacked}
-            if Origin.PARAMETER not in sliced and length > 1 and not nested:
-                return _rolled(equation, operands)
+            if length > 1 and not nested:
+                results = _rolled(equation, operands)
+                if results is not None:
+                    return results
             if 0 < length <= LONGEST_UNROLLED_SCAN:
                 return _written_out(equation, operands, rule)
         return _closed(equation, operands)
@@ -154,11 +160,13 @@ def _written_out(
     return carry
 
 
-def _rolled(scan: jex.JaxprEqn, operands: list[_Marked]) -> list[_Marked]:
-    """Evaluate a scan with its step opened, and without what all steps share.
+def _rolled(scan: jex.JaxprEqn, operands: list[_Marked]) -> list[_Marked] | None:
+    """Evaluate a scan with its step opened, and without what is of parameters alone.
 
-    What changes from step to step counts as data, whatever it depends on: parameters
-    that are carried, and change, meet data before the first step.
+    What changes from step to step counts as data, whatever it depends on, but for
+    slices of stacked parameters and what is made of them alone: parameters that are
+    carried, and change, meet data before the first step. None if the scan should be
+    written out.
     """
     body, constants = body_of(scan)
     own, given = parts_of(scan, body.invars), parts_of(scan, operands)
@@ -169,7 +177,10 @@ def _rolled(scan: jex.JaxprEqn, operands: list[_Marked]) -> list[_Marked]:
         mark.origin if same else Origin.DATA
         for mark, same in zip(given.carry, fixed, strict=True)
     ]
-    origins += [Origin.DATA] * len(given.stacked)
+    slices = [mark.origin == Origin.PARAMETER for mark in given.stacked]
+    if any(slices) and "scan" in names(body.eqns):
+        return None
+    origins += [Origin.PARAMETER if own else Origin.DATA for own in slices]
     opened = open_calls(jex.ClosedJaxpr(body, constants), origins, nested=True)
     step = opened.jaxpr
     own = parts_of(scan, step.invars)
@@ -178,38 +189,70 @@ def _rolled(scan: jex.JaxprEqn, operands: list[_Marked]) -> list[_Marked]:
     known.update(zip(own.consts, given.consts, strict=True))
     carried = list(zip(own.carry, given.carry, fixed, strict=True))
     known.update({v: mark for v, mark, same in carried if same})
+    stacked = list(zip(own.stacked, given.stacked, slices, strict=True))
+    known.update({v: mark for v, mark, is_slice in stacked if is_slice})
+    sliced = {v for v, _, is_slice in stacked if is_slice}
     equations = []
     for equation in step.eqns:
         if equation.effects or any(v not in known for v in variables(equation)):
             equations.append(equation)
             continue
         entering = _marked(read(known, atom) for atom in equation.invars)
-        results = _closed(equation, entering)
+        if sliced & set(variables(equation)):
+            results = _for_each_step(equation, entering, sliced)
+            sliced.update(equation.outvars)
+        else:
+            results = _closed(equation, entering)
         known.update(zip(equation.outvars, results, strict=True))
         if results[0].origin == Origin.CONSTANT:
             equations.append(equation)  # cheaper made in each step than handed in
+    met = [each for each in equations if sliced & set(variables(each))]
+    if _APART & names(met):
+        return None
 
-    values = {v: mark.value for v, mark in known.items()}
-    moving = [v for v, _, same in carried if not same]
     after = [v for v, same in zip(step.outvars, fixed, strict=False) if not same]
     outputs = step.outvars[len(fixed) :]
+    needed = {v for each in equations for v in variables(each)} | {*after, *outputs}
+    handed = {v: mark.value for v, mark, is_slice in stacked if not is_slice}
+    handed |= {v: known[v].value for v in known if v in sliced & needed}
+    values = {v: mark.value for v, mark in known.items() if v not in sliced}
+    moving = [v for v, _, same in carried if not same]
     data = [value for value, origin in operands if origin == Origin.DATA]
 
     def one(carry: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
-        own_values = dict(zip((*moving, *own.stacked), (*carry, *slices), strict=True))
+        own_values = dict(zip((*moving, *handed), (*carry, *slices), strict=True))
         found = walk(equations, values | own_values, evaluate)
         met = [_Marked(read(found, v), _origin(v, known)) for v in (*after, *outputs)]
         met = [_as_data(mark, data) for mark in met]
         return met[: len(after)], met[len(after) :]
 
     start = [_as_data(mark, data) for _, mark, same in carried if not same]
-    slices = [value for value, _ in given.stacked]
     length, back = scan.params["length"], scan.params["reverse"]
-    last, stacked = lax.scan(one, start, slices, length=length, reverse=back)
+    last, every = lax.scan(
+        one, start, list(handed.values()), length=length, reverse=back
+    )
     ends = iter(last)
     return [
         mark if same else _Marked(next(ends), Origin.DATA) for _, mark, same in carried
-    ] + [_Marked(each, Origin.DATA) for each in stacked]
+    ] + [_Marked(each, Origin.DATA) for each in every]
+
+
+def _for_each_step(
+    equation: jex.JaxprEqn, operands: Sequence[_Marked], sliced: set[jex.Var]
+) -> list[_Marked]:
+    """Evaluate an equation of a step for all steps, whose slices are at axis 0."""
+    values = [value for value, _ in operands]
+    own = [isinstance(v, jex.Var) and v in sliced for v in equation.invars]
+
+    def one(slices: list[Any]) -> list[Any]:
+        each = iter(slices)
+        pairs = zip(values, own, strict=True)
+        return evaluate(equation, [next(each) if is_own else x for x, is_own in pairs])
+
+    results = jax.vmap(one)(
+        [x for x, is_own in zip(values, own, strict=True) if is_own]
+    )
+    return [_Marked(result, Origin.PARAMETER) for result in results]
 
 
 def _origin(atom: Any, known: dict[Any, _Marked]) -> Origin:

@@ -119,29 +119,35 @@ def _stacked(
     """Return the equations of a scan's step in which parameters meet data.
 
     [None] stands for the equation itself, if it is no scan, or one in which parameters
-    are carried, sliced, or made of others.
+    are carried, returned, or made of others.
     """
     if equation.primitive.name != "scan" or not equation.params["length"]:
         return [None]
     step, _ = jaxprs.body_of(equation)
     own, given = (parts_of(equation, v) for v in (step.invars, equation.invars))
-    moving = [v for v in (*given.carry, *given.stacked) if isinstance(v, jex.Var)]
-    if any(v in live for v in moving) or step.constvars:
+    carried = [v for v in given.carry if isinstance(v, jex.Var)]
+    if any(v in live for v in carried) or step.constvars:
         return [None]
-    outside, entering = {}, set()
+    pairs = zip(own.stacked, given.stacked, strict=True)
+    outside: dict[jex.Var, Any] = {
+        v: a for v, a in pairs if isinstance(a, jex.Var) and a in live
+    }
+    sliced, entering = {*outside}, {*outside}
     for inner, atom in zip(own.consts, given.consts, strict=True):
         if isinstance(atom, jex.Literal) or origins[atom] != Origin.DATA:
             outside[inner] = atom
             if isinstance(atom, jex.Var) and atom in live:
                 entering.add(inner)
     found: list[scans.Stacked | None] = []
+    if any(isinstance(v, jex.Var) and v in entering for v in step.outvars):
+        return [None]
     for each in step.eqns:
         atoms = jaxprs.variables(each)
         if not entering & set(atoms):
             continue
         if all(v in outside for v in atoms):
             return [None]
-        found.append(scans.stacked(equation, each, outside))
+        found.append(scans.stacked(equation, each, outside, sliced))
     return found
 
 

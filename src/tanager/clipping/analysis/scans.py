@@ -1,14 +1,15 @@
-"""Scans whose steps share parameters: a tap in the step has the positions of all steps.
+"""Scans whose steps take parameters: a tap in the step becomes one tap of all steps.
 
     y_t = f(x_t, w),  t = 1 … T     becomes, for gradients in w,     Y = F(X, w)
 
 with X and Y stacked over the steps, and F one equation of the same kind: a product of
-T rows for T products of one. The scan itself stays: it takes the perturbations of y_t
-beside what it scanned, gives x_t beside its results, and its one backward pass gives
-all dy_t.
+T rows for T products of one. If each step takes its slice w_t of stacked parameters W,
+Y = F(X, W) is a batch of T products. The scan itself stays: it takes the perturbations
+of y_t beside what it scanned, gives x_t beside its results, and its one backward pass
+gives all dy_t.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -74,19 +75,25 @@ class Stacked(NamedTuple):
 
 
 def stacked(
-    scan: jex.JaxprEqn, equation: jex.JaxprEqn, outside: dict[jex.Var, Any]
+    scan: jex.JaxprEqn,
+    equation: jex.JaxprEqn,
+    outside: dict[jex.Var, Any],
+    sliced: Container[jex.Var] = (),
 ) -> Stacked:
     """Return F for an equation of a scan's step.
 
     Args:
         scan: of one step at least.
         equation: f.
-        outside: for each variable that all steps share, that outside of the scan.
+        outside: for each variable that all steps share, or that is a slice of stacked
+            parameters, that outside of the scan.
+        sliced: those that are slices.
     """
     steps = scan.params["length"]
     operands = dict.fromkeys(jaxprs.variables(equation))
     moving = [v for v in operands if v not in outside]
     shared = [v for v in operands if v in outside]
+    slices = [v in sliced for v in shared]
 
     def one(own: Sequence[Any], *xs: Any) -> list[Any]:
         values = dict(zip(shared, own, strict=True)) | dict(
@@ -97,7 +104,9 @@ def stacked(
 
     def traced(function: Callable, xs: Stacking, ys: Stacking) -> Stacked | None:
         shapes = [jax.eval_shape(xs.stack, _shaped(v, steps)) for v in moving]
-        jaxpr = jax.make_jaxpr(function)(list(map(_shaped, shared)), *shapes).jaxpr
+        pairs = zip(shared, slices, strict=True)
+        own = [_shaped(v, steps) if is_slice else _shaped(v) for v, is_slice in pairs]
+        jaxpr = jax.make_jaxpr(function)(own, *shapes).jaxpr
         names = dict(zip(jaxpr.invars, [outside[v] for v in shared], strict=False))
         within = dict(zip(jaxpr.invars[len(shared) :], moving, strict=True))
         links, others = [], []
@@ -112,14 +121,14 @@ def stacked(
         own = [within[v] for v in order]
         return Stacked(scan, equation, links, others[0], order, own, xs, ys)
 
-    if _is_convolution_of(equation, moving):
+    if _is_convolution_of(equation, moving) and not any(slices):
         numbers = equation.params["dimension_numbers"]
         xs, ys = (
             Stacking(spec[0], True) for spec in (numbers.lhs_spec, numbers.out_spec)
         )
         if (found := traced(one, xs, ys)) is not None:
             return found
-    over = (None, *(0 for _ in moving))
+    over = ([0 if is_slice else None for is_slice in slices], *(0 for _ in moving))
     last = len(aval(equation.outvars[0]).shape) if len(equation.outvars) == 1 else 0
     for axis in range(last + 1):
         every = jax.vmap(one, over, axis)

@@ -230,8 +230,11 @@ class Program:
         }
         body, consts = jaxprs.body_of(scan)
         own, given = parts_of(scan, body.invars), parts_of(scan, operands)
-        atoms = parts_of(scan, scan.invars).consts
-        pairs = zip(own.consts, atoms, strict=True)
+        atoms = parts_of(scan, scan.invars)
+        pairs = (
+            *zip(own.consts, atoms.consts, strict=True),
+            *zip(own.stacked, atoms.stacked, strict=True),
+        )
         common = {v for v, a in pairs if isinstance(a, jex.Literal) or a in shared}
         common.update(body.constvars)
 
