@@ -68,6 +68,14 @@ def test_wilson_s_interval_is_the_published_one():
         assert found["high"] == pytest.approx(high, abs=5e-5)
 
 
+def test_where_all_are_right_only_wilson_s_interval_says_how_sure_that_is():
+    labels = np.arange(40) % 2
+    found = measure(np.eye(2)[labels], labels, ["no", "yes"])
+    assert 0.9 < found["accuracy"]["low"] < found["accuracy"]["high"] == 1
+    for name in ("balanced_accuracy", "macro_f1", "auroc"):
+        assert found[name] == {"value": 1, "low": None, "high": None}, name
+
+
 def test_two_classes_and_missing_ones():
     scores, labels = drawn(80, 2)
     found = measure(scores, labels, ["no", "yes"])

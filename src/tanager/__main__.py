@@ -1,9 +1,7 @@
 """`python -m tanager`: the same as the command `tanager`."""
 
-import sys
-
-from tanager.cli import main
+from tanager.cli import process
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    process()

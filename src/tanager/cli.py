@@ -1,10 +1,12 @@
 """The `tanager` command and its subcommands."""
 
+import contextlib
 import importlib
 import os
 import sys
 import warnings
 from collections.abc import Sequence
+from typing import NoReturn
 
 from tanager import __version__
 from tanager import _validate as validate
@@ -93,6 +95,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1
 
 
+def process() -> NoReturn:
+    """Be the `tanager` command: run `main`, and end this process with its status."""
+    status = main()
+    jax = sys.modules.get("jax")
+    if status == 130 and jax is not None and not jax.distributed.is_initialized():
+        # A thread may still compile, and would crash over what JAX frees at exit.
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
 def _lacks_memory(error: Exception) -> bool:
     # By name: most commands never import JAX.
     of_jax = type(error).__name__ == "JaxRuntimeError"
@@ -111,4 +126,4 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    process()

@@ -276,6 +276,8 @@ def _share(right: int, count: int) -> dict[str, float | None]:
 def _between(value: Any, drawn: Sequence[float]) -> dict[str, float | None]:
     if value is None or not drawn:
         return {"value": value and float(value), "low": None, "high": None}
+    if min(drawn) == max(drawn):  # all are right: what is drawn again says no more
+        return {"value": float(value), "low": None, "high": None}
     low, high = np.quantile(drawn, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
     return {"value": float(value), "low": float(low), "high": float(high)}
 

@@ -244,6 +244,20 @@ def test_the_folder_of_a_run_or_a_search_is_refused(tmp_path, capsys, name):
     assert (tmp_path / "report.html").read_text() == "kept"
 
 
+def test_what_does_not_fit_the_audit_before_is_told_of_out(
+    tmp_path, monkeypatch, capsys
+):
+    def refuses(*given):
+        raise ValueError("another configuration")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(methods, "white_box", refuses)
+    for told in ("configuration\n", "configuration (--out names another folder; runs/"):
+        assert main(["audit", "digits"]) == 2
+        assert f"another {told}" in capsys.readouterr().err
+        (tmp_path / "runs/digits-audit").mkdir(parents=True, exist_ok=True)
+
+
 def test_a_path_with_the_signs_of_a_markup_is_a_path(tmp_path, capsys):
     found = {"sentence": "s", "violated": False, "auc": 0.5, "advantage": 0.1}
     audit._print({**found, "highest_advantage": 0.2}, Path("[/b]x/report.html"), "")

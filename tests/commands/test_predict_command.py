@@ -276,6 +276,8 @@ def test_an_export_is_evaluated_on_a_folder(run, tmp_path, capsys):
         assert found["examples"] == count
         by_class = {each["class"]: each["examples"] for each in found["per_class"]}
         assert by_class["7"] == by_class["3"] == count / 2
+    _, told, _ = printed(capsys, "evaluate", model, "--data", data)
+    assert "on 6 test examples of" in told and "; --split all measures all 8\n" in told
     predicted = json.loads(out)["confusion_matrix"]
     files = sorted(map(str, (data / "test").rglob("*.png")))
     expected = np.zeros((10, 10), int)

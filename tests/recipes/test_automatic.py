@@ -1,9 +1,12 @@
 """Settings that follow from public numbers, and flags that stand over them."""
 
 import dataclasses
+import io
 import json
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -232,6 +235,15 @@ def test_reasons_name_what_was_chosen_and_nothing_that_was_given(installed):
     assert automatic.reasons(digits, digits, 1437) == {}
 
 
+def test_parquet_files_are_looked_at_as_folders_are(tmp_path):
+    image = io.BytesIO()
+    Image.new("L", (20, 20)).save(image, "png")
+    rows = [{"image": {"bytes": image.getvalue()}, "label": n % 2} for n in range(4)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
+    assert automatic._image_shape(chosen(data=str(tmp_path))) == (20, 20, 1)
+    assert chosen(data=str(tmp_path)).model == "scattering-linear"
+
+
 def test_one_command_trains_and_records_why(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(packaged, "is_installed", lambda name: False)
     draw = np.random.default_rng(0)
@@ -258,4 +270,7 @@ def test_one_command_trains_and_records_why(tmp_path, monkeypatch, capsys):
     assert config["recipe"]["image_size"] == 32
     printed = capsys.readouterr()
     assert "image_size: 32, because" in printed.out
+    assert "classes (2): dark, light\n" in printed.out
+    assert "average of" not in printed.out
+    assert "that after the last update" in (tmp_path / "run0/report.html").read_text()
     assert "warning: delta (0.005) is above 0.1/N" in printed.err

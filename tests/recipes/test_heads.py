@@ -144,11 +144,25 @@ def test_what_the_map_does_not_know_is_refused(given, message):
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [({}, "batch_size"), ({"batch_size": 64}, "must be dp-sgd in a search")],
+    [
+        ({}, "must be dp-sgd in a search.*--batch-size, --steps, --learning-rate and"),
+        (
+            {"solver": "dp-sgd", "steps": 9, "learning_rate": 1, "clip_norm": 1},
+            "batch_size .*at least 1",
+        ),
+    ],
 )
 def test_a_search_needs_batches_and_steps(given, message):
     with pytest.raises(ValueError, match=message):
         plan_simulation("x", dataclasses.replace(AUTO, **given), 600)
+
+
+def test_without_privacy_a_last_layer_needs_steps_and_a_learning_rate():
+    with pytest.raises(ValueError, match=r"steps .*give --steps and --learning-rate"):
+        dataclasses.replace(AUTO, epsilon=None, non_private=True)
+    given = dataclasses.replace(AUTO, epsilon=None, non_private=True, steps=9)
+    with pytest.raises(ValueError, match=r"learning_rate .*give --learning-rate"):
+        heads.resolved(given, 600, 1280)
 
 
 def test_a_crop_is_resized_to_the_size_that_is_given():

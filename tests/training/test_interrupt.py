@@ -3,6 +3,8 @@
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -50,3 +52,32 @@ def test_another_handler_is_left_alone(handler):
     with noting():
         assert signal.getsignal(signal.SIGINT) is handler
     assert signal.getsignal(signal.SIGINT) is handler
+
+
+LONG = """
+import importlib, os, signal, threading
+import jax, jax.numpy as jnp
+from tanager import cli
+
+def run(words):
+    x = jnp.ones((8, 8))
+    long = lambda x: [x := jnp.sin(x @ x + n) for n in range(2000)][-1]
+    lowered = jax.jit(long).lower(x)
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    lowered.compile()
+
+importlib.import_module("tanager.commands.plan").run = run
+cli.sys.argv = ["tanager", "plan"]
+cli.process()
+"""
+
+
+def test_ctrl_c_in_a_compilation_ends_the_command_and_nothing_crashes():
+    """JAX compiles in a thread, which outlives what it needs as Python ends."""
+    done = subprocess.run(
+        [sys.executable, "-c", LONG],
+        env=os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "false"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (130, "tanager: stopped\n")

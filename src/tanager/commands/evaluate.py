@@ -124,7 +124,9 @@ def run(arguments: Sequence[str]) -> int:
             }
         )
     show = _print_labels if model.multi_label else _print
-    show(f"{options.model} on {len(labels)} {which} of {of}", found)
+    rest = len(dataset.train) if options.data and options.split == "test" else 0
+    more = f"; --split all measures all {len(labels) + rest}" if rest else ""
+    show(f"{options.model} on {len(labels)} {which} of {of}{more}", found)
     if options.to is not None:
         print(f"page: {options.to}")
     return 0

@@ -12,6 +12,7 @@ from tanager import recipes
 from tanager._files import write_json
 from tanager._heap import run_in_place
 from tanager._terminal import new_console
+from tanager._text import clean
 from tanager.commands import accounts, flags, studies
 from tanager.commands.tables import print_json
 from tanager.measures import HEADLINES
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 
 _LONG_SECONDS = 3600.0
+_SHOWN = 20  # classes
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -90,6 +92,14 @@ def _train(
         f"{name}: {recipe.model} on {public} "
         f"{'persons' if recipe.unit == 'group' else 'examples'} of {recipe.dataset}"
     )
+    if recipe.dataset == "folder":
+        console.print(_classes(prepared.dataset.classes), soft_wrap=True)
+    if recipe.groups is not None and recipe.unit == "example":
+        console.print(
+            "unit: one image; --groups alone keeps the images of a person together in "
+            "the split, and --unit group protects persons",
+            soft_wrap=True,
+        )
     for field, reason in prepared.reasons.items():
         console.print(f"{field}: {reason}", soft_wrap=True)
     if recipe.non_private:
@@ -131,7 +141,7 @@ def _train(
             if found is not None and hosts.is_chief():
                 found.tell(result)
                 console.print(found.sentence(result))
-            console.print(_conclusion(result))
+            console.print(_conclusion(result, recipe.ema_decay > 0))
     if not hosts.is_chief():
         return 0
     result, content, where = results[-1], _as_json(results[-1]), f"{out}/report.html"
@@ -250,7 +260,13 @@ def _as_json(result: "TrainResult") -> dict[str, Any]:
     }
 
 
-def _conclusion(result: "TrainResult") -> str:
+def _classes(names: Sequence[str]) -> str:
+    shown = [clean(name) for name in names[:_SHOWN]]
+    left = [f"and {len(names) - _SHOWN} more"] * (len(names) > _SHOWN)
+    return f"classes ({len(names)}): {', '.join(shown + left)}"
+
+
+def _conclusion(result: "TrainResult", averaged: bool) -> str:
     kind = "" if result.summary["private"] else "NOT PRIVATE (see the report): "
     text = (
         f"{kind}ε = {format_epsilon(result.epsilon)} at δ = {result.delta:g} was spent"
@@ -258,8 +274,8 @@ def _conclusion(result: "TrainResult") -> str:
     for name, words in HEADLINES.items():
         last, average = (result.summary.get(f"test_{name}{k}") for k in ("", "_ema"))
         if last is not None and average is not None:
-            text += f"; test {words} {100 * last:.2f} %, "
-            text += f"average of parameters {100 * average:.2f} %"
+            text += f"; test {words} {100 * last:.2f} %"
+            text += f", average of parameters {100 * average:.2f} %" * averaged
     return text
 
 

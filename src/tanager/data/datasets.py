@@ -232,7 +232,7 @@ def image_shape(
     Raises:
         ValueError: as `load`.
     """
-    wanted = FILES["folder"][0].over(layout=layout, stream=True, groups=groups)
+    wanted = FILES["folder"][0].over(layout=layout, stream=False, groups=groups)
     train, _, _ = find_images("folder", _existing("folder", layout), wanted)
     return None if wanted.record.size == "default" else train.shape
 

@@ -227,5 +227,7 @@ def _check_no_budget(recipe: Any) -> None:
             remedy = "leave out non_private for a private run"
             validate.refuse(name, getattr(recipe, name), rule, remedy)
     if recipe.steps is None:
-        validate.refuse("steps", None, "must be given for a run without a budget")
+        flags = "--steps" if recipe.learning_rate else "--steps and --learning-rate"
+        rule = "must be given for a run without a budget"
+        validate.refuse("steps", None, rule, f"give {flags}")
     validate.whole(steps=recipe.steps, at_least=1)

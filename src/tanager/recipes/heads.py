@@ -134,6 +134,9 @@ def _chosen(recipe: Recipe, examples: int, features: int) -> Recipe:
         rate = min(rule.most, signal / rule.share)
         settings |= {"steps": _STEPS, "learning_rate": rate}
         settings |= rule.then if signal >= rule.many else {}
+    elif recipe.non_private and not recipe.learning_rate:
+        must = "must be given for a run without a budget"
+        validate.refuse("learning_rate", None, must, "give --learning-rate")
     elif recipe.steps is None or not recipe.learning_rate:
         must = "must be given for solver auto, which chooses by it"
         validate.refuse("epsilon", None, must, "or give steps and learning_rate")

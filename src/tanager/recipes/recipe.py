@@ -274,12 +274,12 @@ class Recipe:
         if self.multi_label:
             rule = "must be left out of a search, which compares accuracies"
             validate.refuse("multi_label", True, rule)
-        validate.whole(batch_size=self.batch_size, at_least=1)
         self.refuse_balanced("in a search, which does not count the class counts")
         if self.solver != "dp-sgd" or self.leaves_open:
-            remedy = "give --solver dp-sgd, --steps, --learning-rate and --clip-norm"
-            rule = "must be dp-sgd in a search, with settings to vary"
-            validate.refuse("solver", self.solver, rule, remedy)
+            remedy = "give --solver dp-sgd, --batch-size, --steps, --learning-rate and "
+            rule = "must be dp-sgd in a search, with all settings given"
+            validate.refuse("solver", self.solver, rule, f"{remedy}--clip-norm")
+        validate.whole(batch_size=self.batch_size, at_least=1)
 
     def refuse_balanced(self, where: str) -> None:
         """Refuse class weights from noisy counts where these would not be counted."""

@@ -81,7 +81,7 @@ def model_card(
         classes=classes,
         key=key,
         worst=min(measured, key=lambda each: each[key], default=None),
-        exported=_WEIGHTS[weights],
+        exported=_WEIGHTS[weights if config.get("ema_decay") != 0 else "last"],
         initial=_initial(config),
         recipe={
             f"recipe: {name}": "a path, left out" if _has_path(value) else value

@@ -217,7 +217,7 @@ def train(
                     metrics.release(line)
                     if on_metrics is not None:
                         on_metrics(line)
-                    shown.say(_sentence(line, mechanism.steps))
+                    shown.say(_sentence(line, mechanism.steps, algorithm.ema_decay > 0))
                     bound = _epsilon_ahead(algorithm, done, every)
                 if done == mechanism.steps or due or stop:
                     position.save(done, state)
@@ -313,7 +313,7 @@ def _evaluate(
     return evaluate(raw), evaluate(average)
 
 
-def _sentence(line: dict[str, Any], steps: int) -> str:
+def _sentence(line: dict[str, Any], steps: int, averaged: bool) -> str:
     spent = f"ε = {format_epsilon(line['epsilon'])}"
     if math.isinf(line["epsilon"]):
         spent = "NOT PRIVATE"
@@ -321,6 +321,6 @@ def _sentence(line: dict[str, Any], steps: int) -> str:
     for name, words in HEADLINES.items():
         if (value := line.get(f"test_{name}")) is not None:
             average = 100 * line.get(f"test_{name}_ema", math.nan)
-            text += f"  test {words} {100 * value:.1f} % "
-            text += f"(average of parameters {average:.1f} %)"
+            text += f"  test {words} {100 * value:.1f} %"
+            text += f" (average of parameters {average:.1f} %)" * averaged
     return text
