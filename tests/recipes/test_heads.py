@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import equinox as eqx
 import jax
@@ -224,3 +225,15 @@ def test_recipes_on_public_features_need_a_package_and_nothing_else():
         entry = RECIPES[f"cifar10-efficientnet-lite{size}"]
         assert entry.recipe.weights == entry.recipe.model
         assert "public-weights" in entry.pretrained_on
+
+
+def test_a_pipe_gets_a_line_every_ten_seconds(monkeypatch, capsys):
+    now = iter([0.0, 4.0, 11.0, 15.0, 22.0])
+    monkeypatch.setattr(tasks, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    with tasks.progress_bar("features", True) as report:
+        for done in (4, 11, 15, 22):
+            report(done, 100)
+    assert capsys.readouterr().err.splitlines() == [
+        "features: 11 of 100; about 89 seconds left",
+        "features: 22 of 100; about 78 seconds left",
+    ]

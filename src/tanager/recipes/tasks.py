@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,10 +34,14 @@ from tanager.parallel import hosts
 from tanager.recipes import heads
 from tanager.recipes.recipe import Recipe
 from tanager.seed import Seed
+from tanager.training.estimate import duration
 from tanager.training.features import cache_features
 from tanager.training.precision import image_dtype
 from tanager.training.problem import Problem
 from tanager.training.targets import TARGETS
+
+
+_EVERY_SECONDS = 10.0  # a line, where there is no bar
 
 
 class Task(NamedTuple):
@@ -382,14 +387,21 @@ def _solved(recipe: Recipe, task: Task) -> Task:
 
 @contextlib.contextmanager
 def progress_bar(title: str, shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar on a terminal; call it with (done, all)."""
+    """Show a bar, in a pipe a line every 10 s; call it with (done, all)."""
     screen = new_console(stderr=True)
     hidden = not (shown and screen.is_terminal)
+    began = said = time.monotonic()
     columns = (*Progress.get_default_columns(), TextColumn("{task.fields[rate]}"))
     with Progress(*columns, console=screen, transient=True, disable=hidden) as bar:
         task = bar.add_task(title, total=None, rate="")
 
         def report(done: int, total: int) -> None:
+            nonlocal said
+            now = time.monotonic()
+            if shown and hidden and done and now - said > _EVERY_SECONDS:
+                left = duration((total - done) * (now - began) / done)
+                screen.print(f"{title}: {done} of {total}; about {left} left")
+                said = now
             rate = f"{done} of {total}, {bar.tasks[0].speed or 0:.0f} images/s"
             bar.update(task, completed=done, total=total, rate=rate)
 
