@@ -123,7 +123,7 @@ def test_the_clipped_sum_is_that_of_the_peer_itself(system, tmp_path):
     name = workers.ENVIRONMENTS[system.split(":")[0]]
     if not (ROOT / f".venv-{name}/bin/python").exists():
         pytest.skip(f"`make bench-peers` lays .venv-{name}")
-    work = run.lay_out("mlp", 4, 4, tmp_path)
+    work = run.lay_out("mlp", 4, 4, tmp_path) | {"precision": "float32"}
     sums = {}
     for one in (system, "tanager:auto"):
         process = workers.Process(one, {})

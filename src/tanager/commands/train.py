@@ -93,7 +93,8 @@ def _train(
         f"{'persons' if recipe.unit == 'group' else 'examples'} of {recipe.dataset}"
     )
     if recipe.dataset == "folder":
-        console.print(_classes(prepared.dataset.classes), soft_wrap=True)
+        kind = "labels" if recipe.multi_label else "classes"
+        console.print(_names(kind, prepared.dataset.classes), soft_wrap=True)
     if recipe.groups is not None and recipe.unit == "example":
         console.print(
             "unit: one image; --groups alone keeps the images of a person together in "
@@ -260,10 +261,10 @@ def _as_json(result: "TrainResult") -> dict[str, Any]:
     }
 
 
-def _classes(names: Sequence[str]) -> str:
+def _names(kind: str, names: Sequence[str]) -> str:
     shown = [clean(name) for name in names[:_SHOWN]]
     left = [f"and {len(names) - _SHOWN} more"] * (len(names) > _SHOWN)
-    return f"classes ({len(names)}): {', '.join(shown + left)}"
+    return f"{kind} ({len(names)}): {', '.join(shown + left)}"
 
 
 def _conclusion(result: "TrainResult", averaged: bool) -> str:

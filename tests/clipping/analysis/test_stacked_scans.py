@@ -74,11 +74,12 @@ def made_in_the_step(p, x):
 def with_data_of_each_step(p, x):
     def layer(y, own):
         own, now, number = own
-        return jnp.tanh(own["w"] @ (y + now) * number + own["b"]), None
+        return jnp.tanh(own["w"] @ (y + now) * number + own["b"]), 2.0
 
     numbers = jnp.arange(1.0, 1 + LAYERS, dtype=x.dtype)
     own = slices(p, "w", "b"), x, numbers
-    return curve(lax.scan(layer, p["h"], own)[0])
+    last, twos = lax.scan(layer, p["h"], own)
+    return curve(last) * jnp.sum(twos).astype(x.dtype)
 
 
 def used_outside_too(p, x):

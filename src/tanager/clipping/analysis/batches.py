@@ -28,12 +28,12 @@ def rows_of(batch: PyTree) -> int:
             f"found leading axes {sorted(sizes)}"
         )
     (rows,) = sizes.pop()
-    if not isinstance(rows, int):
+    if not isinstance(rows, int | np.integer):
         raise ValueError(
             f"batch (with {rows} rows) must have a known number of rows: give "
             "jax.export a number in place of the symbol"
         )
-    return rows
+    return int(rows)
 
 
 def mask_of(mask: ArrayLike | None, rows: int) -> Bool[Array, " b"]:

@@ -212,7 +212,8 @@ def _rolled(scan: jex.JaxprEqn, operands: list[_Marked]) -> list[_Marked] | None
 
     after = [v for v, same in zip(step.outvars, fixed, strict=False) if not same]
     outputs = step.outvars[len(fixed) :]
-    needed = {v for each in equations for v in variables(each)} | {*after, *outputs}
+    needed = {v for each in equations for v in variables(each)}
+    needed |= {v for v in (*after, *outputs) if isinstance(v, jex.Var)}
     handed = {v: mark.value for v, mark, is_slice in stacked if not is_slice}
     handed |= {v: known[v].value for v in known if v in sliced & needed}
     values = {v: mark.value for v, mark in known.items() if v not in sliced}
