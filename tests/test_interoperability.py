@@ -133,4 +133,5 @@ def test_the_clipped_sum_is_that_of_the_peer_itself(system, tmp_path):
         with np.load(tmp_path / "sum.npz") as found:
             sums[one] = dict(found)
     assert sums[system].keys() == sums["tanager:auto"].keys()
-    assert run.relative(sums[system], sums["tanager:auto"]) < 1e-4
+    # Opacus adds 1e-6 to norms; what is clipped here has a norm of 0.01 or more.
+    assert run.relative(sums[system], sums["tanager:auto"]) < 1e-4 + 1e-4
