@@ -133,5 +133,5 @@ def test_the_clipped_sum_is_that_of_the_peer_itself(system, tmp_path):
         with np.load(tmp_path / "sum.npz") as found:
             sums[one] = dict(found)
     assert sums[system].keys() == sums["tanager:auto"].keys()
-    # Opacus adds 1e-6 to norms; what is clipped here has a norm of 0.01 or more.
-    assert run.relative(sums[system], sums["tanager:auto"]) < 1e-4 + 1e-4
+    # Norms are rounded up here, by 9e-5 of this network; Opacus' hooks round by 4e-5.
+    assert run.relative(sums[system], sums["tanager:auto"]) < 2e-4
