@@ -153,6 +153,10 @@ def test_images_of_different_size(tmp_path):
     [
         (lambda p: (p / "cat/000.png").write_bytes(b"x"), "cannot be read as an image"),
         (
+            lambda p: [(p / f"cat/00{n}.png").write_bytes(b"x") for n in range(3)],
+            ": replace it. Nor can 2 more: ",
+        ),
+        (
             lambda p: (
                 write(p / "cat/000.png", NOISE),
                 os.truncate(p / "cat/000.png", 90),

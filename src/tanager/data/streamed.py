@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 
 from tanager import _validate as validate
-from tanager._reading import reading, reason
+from tanager._reading import UnreadableFile, reading, reason
 from tanager.data.decoding import decode_image, is_grey, open_image, upright_size
 from tanager.data.source import (
     ArraySource,
@@ -26,6 +26,7 @@ from tanager.data.source import (
 Report = Callable[[int], None]
 Progress = Callable[[int, int], None]
 _ENDS = 1 << 16  # bytes of a file's beginning and end that identify it
+_NAMED = 5  # files that cannot be opened, beside the first
 _PART = 256  # images per task of the thread pool
 _SMALL = 2e-4  # seconds of an image below which threads only wait for one another
 
@@ -133,22 +134,34 @@ def common_shape(
 
     If all are grey they have one channel, otherwise three. (H, W) is None if they
     differ in size. `progress` is called with (opened, all) now and then.
+
+    Raises:
+        UnreadableFile: some cannot be opened; the message names them.
     """
-    sizes, channels = set(), 1
+    sizes, channels, broken = set(), 1, []
     done, total = 0, sum(map(len, sources))
     for source in sources:
         for index in range(len(source)):
             file, place = source.place(index)
             rule = f"{place}cannot be read as an image"
-            with (
-                reading(file, rule, "replace it"),
-                open_image(source.content(index)) as image,
-            ):
-                sizes.add(upright_size(image))
-                channels = channels if is_grey(image) else 3
+            try:
+                with (
+                    reading(file, rule, "replace it"),
+                    open_image(source.content(index)) as image,
+                ):
+                    sizes.add(upright_size(image))
+                    channels = channels if is_grey(image) else 3
+            except UnreadableFile as error:
+                broken.append((f"{place}{file}" if place else str(file), error))
             done += 1
             if progress is not None and (done % _PART == 0 or done == total):
                 progress(done, total)
+    if broken:
+        (_, first), *others = broken
+        names = [name for name, _ in others[:_NAMED]]
+        names += [f"and {len(others) - _NAMED} more"] * (len(others) > _NAMED)
+        more = f". Nor can {len(others)} more: {', '.join(names)}" if others else ""
+        raise UnreadableFile(f"{first}{more}") from first
     return (sizes.pop() if len(sizes) == 1 else None), channels
 
 
