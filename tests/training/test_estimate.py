@@ -38,6 +38,7 @@ def test_the_sentence_says_what_is_counted():
         "about 12 minutes: 600 updates of 1.2 s, 20 evaluations of 0.5 s; "
         "1.5 GB of memory"
     )
+    assert "1 update of 2 s, 1 evaluation of" in Estimate(1, 2.0, 1, 0.5, 0).sentence()
 
 
 @pytest.mark.parametrize(

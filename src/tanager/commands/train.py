@@ -103,14 +103,15 @@ def _train(
         )
     for field, reason in prepared.reasons.items():
         console.print(f"{field}: {reason}", soft_wrap=True)
+    steps = f"{mechanism.steps} step{'s' * (mechanism.steps != 1)}"
     if recipe.non_private:
-        console.print(f"NOT PRIVATE: no clipping, no noise; {mechanism.steps} steps")
+        console.print(f"NOT PRIVATE: no clipping, no noise; {steps}")
     else:
         console.print(
             f"budget: ε = {format_epsilon(budget.epsilon)} at δ = {budget.delta:g} "
             f"({mechanism.adjacency}, {recipe.accountant.upper()}): noise multiplier "
             f"{mechanism.noise_multiplier:.4g}, expected batch {recipe.batch_size}, "
-            f"{mechanism.steps} steps"
+            + steps
         )
     if (counts := budget.class_counts) is not None:
         console.print(

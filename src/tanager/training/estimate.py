@@ -47,10 +47,10 @@ class Estimate:
 
     def sentence(self) -> str:
         """Return one line for people."""
-        text = f"about {duration(self.seconds)}: {self.updates} updates of "
+        text = f"about {duration(self.seconds)}: {_counted(self.updates, 'update')} of "
         text += f"{self.update_seconds:.2g} s"
         if self.evaluations and self.evaluation_seconds:
-            text += f", {self.evaluations} evaluations of "
+            text += f", {_counted(self.evaluations, 'evaluation')} of "
             text += f"{self.evaluation_seconds:.2g} s"
         return f"{text}; {self.memory_bytes / 1e9:.1f} GB of memory"
 
@@ -60,7 +60,11 @@ def duration(seconds: float) -> str:
     units = ((1, "second"), (60, "minute"), (3600, "hour"), (86400, "day"))
     size, name = next((u for u in reversed(units) if seconds >= 1.5 * u[0]), units[0])
     count = max(1, round(seconds / size))
-    return f"{count} {name}{'s' * (count > 1)}"
+    return _counted(count, name)
+
+
+def _counted(count: float, name: str) -> str:
+    return f"{count} {name}{'s' * (count != 1)}"
 
 
 def physical_batches(sampler: PoissonSampler, size: int) -> float:
