@@ -125,7 +125,7 @@ def test_the_clipped_sum_is_that_of_the_peer_itself(system, tmp_path):
         pytest.skip(f"`make bench-peers` lays .venv-{name}")
     work = run.lay_out("mlp", 4, 4, tmp_path) | {"precision": "float32"}
     sums = {}
-    for one in (system, "tanager:auto"):
+    for one in (system, "tanager:auto", "jax-vmap"):
         process = workers.Process(one, {})
         process.ask("prepare", system=one, work=work)
         process.ask("sum", to=str(tmp_path / "sum.npz"))
@@ -133,5 +133,6 @@ def test_the_clipped_sum_is_that_of_the_peer_itself(system, tmp_path):
         with np.load(tmp_path / "sum.npz") as found:
             sums[one] = dict(found)
     assert sums[system].keys() == sums["tanager:auto"].keys()
-    # Norms are rounded up here, by 9e-5 of this network; Opacus' hooks round by 4e-5.
-    assert run.relative(sums[system], sums["tanager:auto"]) < 2e-4
+    # Both differ from the definition, and in opposite ways: norms are rounded up here.
+    for one in (system, "tanager:auto"):
+        assert run.relative(sums[one], sums["jax-vmap"]) < 1e-4, one

@@ -276,6 +276,11 @@ def check(
     return expected
 
 
+def curve(y: Any) -> Any:
+    """Return a scalar whose gradient differs in every entry of y and every example."""
+    return jnp.sum(jnp.sin(y)) + 0.1 * jnp.sum(y * y)
+
+
 def draw(seed: int, *shapes: Sequence[int], scale: float = 1.0) -> list[Any]:
     """Return normal float64 arrays."""
     generator = np.random.default_rng(seed)

@@ -54,6 +54,8 @@ def test_an_audit_tells_its_bound_and_goes_on(tmp_path, capsys, monkeypatch):
     # Done already: the same call trains nothing and says the same.
     assert main([*words, "--json"]) == 0
     assert capsys.readouterr().out == printed
+    assert main([*words, "--clip-norm", "2"]) == 2
+    assert "or give another --out" in capsys.readouterr().err
     # A violation is said, and is the exit status.
     monkeypatch.setattr(methods, "white_box", lambda *given: found | {"violated": True})
     assert main(words) == 1
@@ -242,20 +244,6 @@ def test_the_folder_of_a_run_or_a_search_is_refused(tmp_path, capsys, name):
     assert "choose another folder" in told
     assert {path.name for path in tmp_path.iterdir()} == {name, "report.html"}
     assert (tmp_path / "report.html").read_text() == "kept"
-
-
-def test_what_does_not_fit_the_audit_before_is_told_of_out(
-    tmp_path, monkeypatch, capsys
-):
-    def refuses(*given):
-        raise ValueError("another configuration")
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(methods, "white_box", refuses)
-    for told in ("configuration\n", "configuration (--out names another folder; runs/"):
-        assert main(["audit", "digits"]) == 2
-        assert f"another {told}" in capsys.readouterr().err
-        (tmp_path / "runs/digits-audit").mkdir(parents=True, exist_ok=True)
 
 
 def test_a_path_with_the_signs_of_a_markup_is_a_path(tmp_path, capsys):

@@ -227,7 +227,7 @@ def test_recipes_on_public_features_need_a_package_and_nothing_else():
         assert "public-weights" in entry.pretrained_on
 
 
-def test_a_pipe_gets_a_line_every_ten_seconds(monkeypatch, capsys):
+def test_a_pipe_gets_lines_ten_seconds_apart(monkeypatch, capsys):
     now = iter([0.0, 4.0, 11.0, 15.0, 22.0])
     monkeypatch.setattr(tasks, "time", SimpleNamespace(monotonic=lambda: next(now)))
     with tasks.progress_bar("features", True) as report:

@@ -152,7 +152,7 @@ def common_shape(
                     sizes.add(upright_size(image))
                     channels = channels if is_grey(image) else 3
             except UnreadableFile as error:
-                broken.append((f"{place}{file}" if place else str(file), error))
+                broken.append((f"{file} {place}".strip(), error))
             done += 1
             if progress is not None and (done % _PART == 0 or done == total):
                 progress(done, total)

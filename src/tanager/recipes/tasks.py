@@ -41,9 +41,6 @@ from tanager.training.problem import Problem
 from tanager.training.targets import TARGETS
 
 
-_EVERY_SECONDS = 10.0  # a line, where there is no bar
-
-
 class Task(NamedTuple):
     """What a recipe trains, and what it is evaluated on.
 
@@ -387,7 +384,7 @@ def _solved(recipe: Recipe, task: Task) -> Task:
 
 @contextlib.contextmanager
 def progress_bar(title: str, shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar, in a pipe a line every 10 s; call it with (done, all)."""
+    """Show a bar, in a pipe a line now and then; call it with (done, all)."""
     screen = new_console(stderr=True)
     hidden = not (shown and screen.is_terminal)
     began = said = time.monotonic()
@@ -398,7 +395,8 @@ def progress_bar(title: str, shown: bool) -> Iterator[Callable[[int, int], None]
         def report(done: int, total: int) -> None:
             nonlocal said
             now = time.monotonic()
-            if shown and hidden and done and now - said > _EVERY_SECONDS:
+            due = now - said >= max(10.0, (now - began) / 20)
+            if shown and hidden and done and due:
                 left = duration((total - done) * (now - began) / done)
                 screen.print(f"{title}: {done} of {total}; about {left} left")
                 said = now

@@ -137,7 +137,7 @@ def _begin(place: Path, made_of: dict[str, Any], of_labels: tuple[int, ...]) -> 
         differ = [name for name in made_of if found.get(name) != made_of[name]]
         if differ:
             rule = f"holds features of another {', '.join(differ)}"
-            remedy = "delete the folder, or name another one"
+            remedy = "delete the folder, or give another --features or --out"
             validate.refuse("features", str(place), rule, remedy)
         if found["done"] > made_of["shape"][0]:
             refuse_file(record, "records too many examples", "delete the folder")

@@ -193,7 +193,7 @@ def check_fingerprint(
             raise ValueError(
                 f"out (={str(folder.path)!r}) holds a run of another configuration: "
                 + "; ".join(changes)
-                + ": repeat the command that began it, or leave out --out"
+                + ": repeat the command that began it, or give another --out"
             )
     text = json.dumps([_comparable(config), now], sort_keys=True)
     stream = seed.fingerprint(text.encode())[:16]

@@ -247,7 +247,7 @@ class Runtime:
 
     Attributes:
         physical_batch_size: examples computed on at once, by all devices together;
-            fewer where an update is not likely to have so many.
+            fewer if an update is unlikely to have that many.
             ``"auto"`` tries sizes on no example and takes the fastest that fits the
             memory (`tanager.training.sizing`); a resume keeps it.
         strategy: how `tanager.clipped_grad` clips. ``"auto"`` measures this device

@@ -11,21 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from oracle import alone, check, draw, norms_of, read
+from oracle import check, curve, draw, read
+from scan_cases import assert_bounded, count_only_the_last_step, name_of
 
 from tanager.clipping import clipped_grad
-from tanager.clipping.analysis import taps
 from tanager.clipping.analysis.jaxprs import every_equation
 from tanager.clipping.rules.groups import Joint, Single
 
 
 ROWS, STEPS, SIZE = 3, 5, 4
 PARAMS = {"u": (SIZE, SIZE), "w": (SIZE, 2), "b": (SIZE,), "h": (SIZE,)}
-
-
-def curve(y):
-    """A scalar whose gradient differs in every entry of y and every example."""
-    return jnp.sum(jnp.sin(y)) + 0.1 * jnp.sum(y * y)
 
 
 def cell(p, hidden, now):
@@ -229,17 +224,12 @@ LOSSES = [
 ]
 
 
-def names(loss):
-    inner = getattr(loss, "func", loss)
-    return "-".join([inner.__name__, *getattr(loss, "keywords", {})])
-
-
 def inputs(steps=STEPS):
     arrays = draw(3, *PARAMS.values(), (ROWS, steps, 2), scale=0.7)
     return dict(zip(PARAMS, arrays, strict=False)), arrays[-1]
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=names)
+@pytest.mark.parametrize("loss", LOSSES, ids=name_of)
 def test_what_is_clipped_is_the_gradient(loss):
     params, x = inputs()
     program, groups = read(loss, params, x)
@@ -301,25 +291,17 @@ def test_a_row_that_is_not_finite_moves_no_other(bad):
 
 
 @pytest.mark.parametrize(
-    "loss", [plain, within_and_outside, carried_and_changed], ids=names
+    "loss", [plain, within_and_outside, carried_and_changed], ids=name_of
 )
 def test_no_example_moves_the_sum_by_more_than_its_norm(loss):
     params, x = jax.tree.map(jnp.float32, inputs(20))
     params = jax.tree.map(lambda leaf: leaf / 3, params)
-    x = x * 10.0 ** jnp.arange(-2, 1, dtype=jnp.float32)[:, None, None]
-    for sizes, norms in alone(loss, params, x, 0.5).values():
-        assert np.max(sizes) <= 0.5 * 1.001
-        np.testing.assert_allclose(norms, norms_of(loss, params, x), rtol=1e-3)
+    assert_bounded(loss, params, x)
 
 
 def test_planted_only_the_last_step_is_counted(monkeypatch):
     """Norms that forget steps are found by the comparison with the oracle."""
     params, x = inputs()
-    whole = taps.scans.Stacking.stack
-
-    def last(self, values):
-        return whole(self, values.at[:-1].set(0) if values.ndim else values)
-
-    monkeypatch.setattr(taps.scans.Stacking, "stack", last)
+    count_only_the_last_step(monkeypatch)
     with pytest.raises(AssertionError):
         check(plain, params, x, strategies=("bk",))

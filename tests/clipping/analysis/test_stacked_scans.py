@@ -7,13 +7,13 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax import lax
-from oracle import alone, cast, check, draw, norms_of, read
+from oracle import cast, check, curve, draw, read
+from scan_cases import assert_bounded, count_only_the_last_step, name_of
 
 from tanager.clipping import clipped_grad
-from tanager.clipping.analysis import opening, taps
+from tanager.clipping.analysis import opening
 from tanager.clipping.analysis.jaxprs import every_equation
 from tanager.clipping.analysis.opening import LONGEST_UNROLLED_SCAN
 from tanager.clipping.rules.groups import Single
@@ -27,11 +27,6 @@ SHAPES = {
     "u": (SIZE, SIZE),
     "h": (SIZE,),
 }
-
-
-def curve(y):
-    """A scalar whose gradient differs in every entry of y and every example."""
-    return jnp.sum(jnp.sin(y)) + 0.1 * jnp.sum(y * y)
 
 
 def slices(p, *names):
@@ -202,11 +197,6 @@ ROLLED = [
 WRITTEN_OUT = [convolved, looked_up, scanned_within]
 
 
-def name_of(loss):
-    inner = getattr(loss, "func", loss)
-    return "-".join([inner.__name__, *getattr(loss, "keywords", {})])
-
-
 def inputs(layers=LAYERS):
     shapes = [
         s if name in "uh" else (layers, *s[1:])
@@ -273,21 +263,13 @@ def test_the_size_of_a_program_does_not_grow_with_the_layers():
 @pytest.mark.parametrize("loss", [layers, block, in_two_scans], ids=name_of)
 def test_no_example_moves_the_sum_by_more_than_its_norm(loss):
     params, x = cast(inputs(), "float32")
-    x = x * 10.0 ** jnp.arange(-2, 1, dtype=jnp.float32)[:, None, None]
-    for sizes, norms in alone(loss, params, x, 0.5).values():
-        assert np.max(sizes) <= 0.5 * 1.001
-        np.testing.assert_allclose(norms, norms_of(loss, params, x), rtol=1e-3)
+    assert_bounded(loss, params, x)
 
 
 def test_planted_only_the_last_layer_is_counted(monkeypatch):
     """Norms that forget layers are found by the comparison with the oracle."""
     params, x = inputs()
-    whole = taps.scans.Stacking.stack
-
-    def last(self, values):
-        return whole(self, values.at[:-1].set(0) if values.ndim else values)
-
-    monkeypatch.setattr(taps.scans.Stacking, "stack", last)
+    count_only_the_last_step(monkeypatch)
     with pytest.raises(AssertionError):
         check(layers, params, x, strategies=("bk",))
 

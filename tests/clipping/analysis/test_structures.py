@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import io_callback
-from oracle import ALL, cast, check, clip, distinct, draw, gradients, read
+from oracle import ALL, cast, check, clip, curve, distinct, draw, gradients, read
 
 from tanager.clipping import clipped_grad
 from tanager.clipping.analysis.dtypes import widen
@@ -19,11 +19,6 @@ from tanager.clipping.rules.groups import Joint, Single
 
 
 ROWS = 3
-
-
-def curve(y):
-    """A scalar whose gradient differs in every entry of y and every example."""
-    return jnp.sum(jnp.sin(y)) + 0.1 * jnp.sum(y * y)
 
 
 def kinds(loss, params, batch):

@@ -41,7 +41,7 @@ from tanager.keys import is_key
 
 
 LONGEST_UNROLLED_SCAN = 64
-"""Scans over stacked parameters are written out, if they are, up to this length."""
+"""The longest scan over stacked parameters that is ever written out."""
 
 _APART = {"conv_general_dilated", "gather", "dynamic_slice"}
 """What a slice of stacked parameters meets data in as a layer of its own."""
@@ -163,10 +163,9 @@ def _written_out(
 def _rolled(scan: jex.JaxprEqn, operands: list[_Marked]) -> list[_Marked] | None:
     """Evaluate a scan with its step opened, and without what is of parameters alone.
 
-    What changes from step to step counts as data, whatever it depends on, but for
-    slices of stacked parameters and what is made of them alone: parameters that are
-    carried, and change, meet data before the first step. None if the scan should be
-    written out.
+    Slices of stacked parameters, and what is made of them alone, are parameters. All
+    else that changes from step to step counts as data: parameters that are carried and
+    change meet data before the first step. None if the scan should be written out.
     """
     body, constants = body_of(scan)
     own, given = parts_of(scan, body.invars), parts_of(scan, operands)

@@ -78,7 +78,7 @@ def stacked(
     scan: jex.JaxprEqn,
     equation: jex.JaxprEqn,
     outside: dict[jex.Var, Any],
-    sliced: Container[jex.Var] = (),
+    sliced: Container[jex.Var],
 ) -> Stacked:
     """Return F for an equation of a scan's step.
 

@@ -68,12 +68,14 @@ def refuse_shared(params: PyTree) -> None:
     Raises:
         ValueError: that is so.
     """
-    first: dict[int, str] = {}
+    if "flax.nnx" not in sys.modules:
+        return
+    first: dict[int, Any] = {}
     for path, node in jax.tree_util.tree_leaves_with_path(params, is_leaf=_is_variable):
-        name = jax.tree_util.keystr(path)
-        if _is_variable(node) and (other := first.setdefault(id(node), name)) != name:
+        if _is_variable(node) and first.setdefault(id(node), path) is not path:
+            one, other = map(jax.tree_util.keystr, (first[id(node)], path))
             raise ValueError(
-                f"params{other} and params{name} are one variable, which would be "
+                f"params{one} and params{other} are one variable, which would be "
                 "trained as two: write graph, state = nnx.split(module), give state as "
                 "params, and begin the loss with nnx.merge(graph, state, copy=True)"
             )

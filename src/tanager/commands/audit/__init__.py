@@ -48,16 +48,8 @@ def run(arguments: Sequence[str]) -> int:
         "one-run": methods.one_run,
         "replay": methods.replayed,
     }[options.method]
-    begun = recipe.out is None and out.exists()
     with computing(recipe.precision):
-        try:
-            found = attack(name, recipe, options, out)
-        except ValueError as error:
-            if begun:
-                raise ValueError(
-                    f"{error} (--out names another folder; {out} is of an audit before)"
-                ) from error
-            raise
+        found = attack(name, recipe, options, out)
     content = {"recipe": name, "method": options.method, **found}
     if options.method == "replay":
         return _replayed(content, out, options.json)
