@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import stats
 
 from tanager.privacy import _pld, accountant
@@ -50,7 +51,8 @@ def test_many_deltas_at_once_are_those_of_dp_accounting(q, sigma, steps, adjacen
     parts = accountant.parts_of(Mechanism(q, sigma, steps, adjacency))
     composed = _pld.compose(parts, adjacency, coarseness=4.0)
     epsilons = np.linspace(0.0, 40.0, 50)
-    theirs = [float(composed.get_delta_for_epsilon(float(e))) for e in epsilons]
+    library = PrivacyLossDistribution(*composed)
+    theirs = [library.get_delta_for_epsilon(float(epsilon)) for epsilon in epsilons]
     found = _pld.deltas(composed, epsilons)
     np.testing.assert_allclose(found, theirs, rtol=1e-9, atol=1e-14)
 
@@ -65,9 +67,23 @@ def test_epsilon_is_that_of_dp_accounting(q, sigma, steps, adjacency):
     parts = accountant.parts_of(Mechanism(q, sigma, steps, adjacency))
     composed = _pld.compose(parts, adjacency, coarseness=4.0)
     deltas = [0.0, 1e-13, 1e-9, 1e-6, 1e-3, 0.4]
-    theirs = [composed.get_epsilon_for_delta(delta) for delta in deltas]
+    library = PrivacyLossDistribution(*composed)
+    theirs = [library.get_epsilon_for_delta(delta) for delta in deltas]
     found = [_pld.epsilon(composed, delta) for delta in deltas]
     np.testing.assert_allclose(found, theirs, rtol=1e-9)
+
+
+def test_where_exp_of_epsilon_overflows_delta_is_bounded():
+    mechanism = Mechanism(0.9, 0.03, 1)
+    parts = accountant.parts_of(mechanism)
+    with np.errstate(all="ignore"):  # as everywhere
+        composed = _pld.compose(parts, mechanism.adjacency)
+        found = _pld.deltas(composed, np.array([699.0, 701.0, 720.0, 800.0, 1e5]))
+    # A sum near 1 with noise of 0.03, whose loss is 555 + 33 z.
+    exact = 0.9 * stats.norm.sf((np.array([699.0, 701.0, 720.0, 800.0]) - 555) / 33.3)
+    assert np.all(found[:4] >= 0.5 * exact)
+    assert np.all(found[:4] <= 2 * exact)
+    assert found[4] < 1e-20
 
 
 def test_the_best_attack_is_on_the_curve_and_none_below():

@@ -1,6 +1,6 @@
 """The numerical privacy loss distribution: its grid, and its rounding error.
 
-`dp_accounting` does the composition. Its default grid of 1e-4 takes twenty seconds for
+`dp_accounting` makes the distribution of a step. Its default grid of 1e-4 takes twenty seconds for
 small noise, and doubles ε for large noise. So the grid is chosen here, from the
 distribution of the loss of one step.
 
@@ -13,11 +13,11 @@ References:
 import functools
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from scipy import special
+from scipy import fft, special
 
 from tanager.privacy.mechanism import Adjacency
 
@@ -27,12 +27,16 @@ if TYPE_CHECKING:
     from dp_accounting.pld.pld_pmf import DensePLDPmf, PLDPmf
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
+    Side = list[tuple[DensePLDPmf, int]]
+    """One direction of each part: a step's distribution, and how many steps."""
+
 
 _ORDINARY_INTERVAL = 1e-4
 _FEW_STEP_POINTS, _STEP_POINTS = 40_000, 70_000  # each takes 1 to 6 µs
 _COMPOSED_POINTS = 300_000  # each takes 1 µs
 _LARGEST_INTERVAL = 500.0  # beyond it, exp(interval) overflows
 _CUT = 0.5 * math.exp(-50)  # of the noise's mass at each end, as in `dp_accounting`
+_CUT_COMPOSED = 1e-15  # of the mass of all steps, at both ends, as there
 
 
 class Part(NamedTuple):
@@ -215,10 +219,10 @@ def _inverse_loss(part: Part, losses: np.ndarray) -> np.ndarray:
     raise ArithmeticError("the privacy loss could not be inverted")
 
 
-def steps_on_grid(
+def sides(
     parts: Sequence[Part], adjacency: Adjacency, coarseness: float = 1.0
-) -> list[tuple["PrivacyLossDistribution", int]]:
-    """Return a step of each part, all on one grid, and how many steps there are.
+) -> "Iterator[Side]":
+    """Yield, for each direction, a step of each part, all of them on one grid.
 
     Raises:
         OverflowError: the privacy loss spans too wide a range for any grid.
@@ -233,37 +237,80 @@ def steps_on_grid(
     interval = coarseness * value_discretisation_interval(parts, adjacency)
     if interval > _LARGEST_INTERVAL:
         raise OverflowError("the privacy loss spans too wide a range")
-    return [
-        (_step(part._replace(steps=1), interval, adjacency), part.steps)
-        for part in parts
-    ]
+    steps = [_step(part._replace(steps=1), interval, adjacency) for part in parts]
+    counts = [part.steps for part in parts]
+    for name in ("_pmf_remove", "_pmf_add"):
+        pmfs = [getattr(step, name).to_dense_pmf() for step in steps]
+        yield list(zip(pmfs, counts, strict=True))
 
 
 @functools.lru_cache(maxsize=4)
 def compose(
     parts: tuple[Part, ...], adjacency: Adjacency, coarseness: float = 1.0
-) -> "PrivacyLossDistribution":
-    """Compose the privacy loss distributions, both directions of them.
+) -> "tuple[DensePLDPmf, ...]":
+    """Compose the privacy loss distributions of all steps, in each direction.
 
     Raises:
         OverflowError: the privacy loss spans too wide a range for any grid.
     """
-    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+    from dp_accounting.pld.pld_pmf import DensePLDPmf
 
-    composed = []
-    for step, count in steps_on_grid(parts, adjacency, coarseness):
-        # `dp_accounting` raises the number of points, up to 1000 of them, to the power
-        # of the count as an exact integer. Sixteen steps at first are dense already.
-        if count > 10_000 and min(step._pmf_remove.size, step._pmf_add.size) <= 1000:
-            sixteen = step.self_compose(16, tail_mass_truncation=0)
-            composed.append(sixteen.self_compose(count // 16))
-            count %= 16
-        if count:
-            composed.append(step.self_compose(count))
-    return functools.reduce(PrivacyLossDistribution.compose, composed)
+    return tuple(
+        functools.reduce(DensePLDPmf.compose, [repeat(*each) for each in side])
+        for side in sides(parts, adjacency, coarseness)
+    )
 
 
-def deltas(composed: "PrivacyLossDistribution", epsilons: np.ndarray) -> np.ndarray:
+def repeat(pmf: "DensePLDPmf", count: int) -> "DensePLDPmf":
+    """Compose one direction of a step with itself, count times.
+
+    What `self_compose` of `dp_accounting` gives, in an eighth of its time: the
+    transform of real numbers takes half of that of complex ones, and the ends are
+    found by one exponential in place of forty.
+    """
+    if count == 1:
+        return pmf
+    first, last = _ends(pmf._probs, count)
+    size = last - first + 1
+    points = fft.next_fast_len(max(size, pmf.size), real=True)
+    transformed = _power(np.asarray(fft.rfft(pmf._probs, points)), count)
+    masses = np.roll(np.asarray(fft.irfft(transformed, points)), -first)[:size]
+    infinite = _CUT_COMPOSED - math.expm1(count * math.log1p(-pmf._infinity_mass))
+    lowest = pmf._lower_loss * count + first
+    return type(pmf)(pmf._discretization, lowest, masses, infinite, True)
+
+
+def _ends(masses: np.ndarray, count: int) -> tuple[int, int]:
+    """Return between which points the composed masses lie, but for `_CUT_COMPOSED`.
+
+    By Chernoff's bounds, as `compute_self_convolve_bounds` of `dp_accounting`.
+    """
+    size, tail = len(masses), math.log(2 / _CUT_COMPOSED)
+    above = np.arange(size) / size
+    falling, from_above, from_below = np.exp(-above), masses[::-1], masses
+    first, last = 0, (size - 1) * count
+    for order in range(1, 21):
+        from_above, from_below = from_above * falling, from_below * falling
+        below, beyond = (
+            (count * math.log(each.sum()) + tail) * size / order
+            for each in (from_above, from_below)
+        )
+        last = min(last, (size - 1) * count + math.ceil(below))
+        first = max(first, math.floor(-beyond))
+    return first, last
+
+
+def _power(values: np.ndarray, exponent: int) -> np.ndarray:
+    """Return the values to a power of at least 1, by squaring."""
+    found = values if exponent % 2 else np.ones_like(values)
+    while exponent := exponent // 2:
+        values = values * values
+        if exponent % 2:
+            found = found * values
+    return found
+
+
+def deltas(composed: "Iterable[DensePLDPmf]", epsilons: np.ndarray) -> np.ndarray:
     """Return δ at each ε ≥ 0: `get_delta_for_epsilon`, without its loop."""
     found = np.zeros(len(epsilons))
     for losses, weights, infinite in _masses(composed):
@@ -272,13 +319,15 @@ def deltas(composed: "PrivacyLossDistribution", epsilons: np.ndarray) -> np.ndar
             np.append(np.cumsum(masses[::-1])[::-1], 0.0)[above]
             for masses in (weights, weights * np.exp(-losses))
         ]
-        # Σ p(l) (1 − exp(ε − l)) over the losses l > ε, and what is infinite.
+        # Σ p(l) (1 − exp(ε − l)) over the losses l > ε, and what is infinite. Where
+        # exp(ε) overflows, the first term bounds it.
         upper, lower = tails
-        found = np.maximum(found, infinite + upper - np.exp(epsilons) * lower)
+        factors = np.exp(np.where(epsilons < 700, epsilons, -np.inf))
+        found = np.maximum(found, infinite + upper - factors * lower)
     return found
 
 
-def epsilon(composed: "PrivacyLossDistribution", delta: float) -> float:
+def epsilon(composed: "Iterable[DensePLDPmf]", delta: float) -> float:
     """Return the least ε ≥ 0 for δ: `get_epsilon_for_delta`, without its loop."""
     spent = 0.0
     for losses, weights, infinite in _masses(composed):
@@ -298,14 +347,13 @@ def epsilon(composed: "PrivacyLossDistribution", delta: float) -> float:
 
 
 def _masses(
-    composed: "PrivacyLossDistribution",
+    composed: "Iterable[DensePLDPmf]",
 ) -> Iterator[tuple[np.ndarray, np.ndarray, float]]:
     """Yield the losses of each direction, ascending, their masses, and the infinite's.
 
     They are read from private names: nothing public gives them.
     """
-    for pmf in (composed._pmf_remove, composed._pmf_add):
-        pmf = pmf.to_dense_pmf()
+    for pmf in composed:
         yield losses_of(pmf), pmf._probs, pmf._infinity_mass
 
 

@@ -12,7 +12,7 @@ References:
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,9 +24,6 @@ from tanager.privacy.mechanism import Adjacency
 
 if TYPE_CHECKING:
     from dp_accounting.pld.pld_pmf import DensePLDPmf
-
-    Side = list[tuple[DensePLDPmf, int]]
-    """One direction of each part: a step's distribution, and how many steps."""
 
 _MOST_POINTS = 3_000_000  # a second
 
@@ -40,7 +37,7 @@ def epsilon(
         OverflowError: the privacy loss spans too wide a range for any grid.
     """
     worst, logarithm = 0.0, math.log(delta)
-    for side in _sides(parts, adjacency, coarseness):
+    for side in _pld.sides(parts, adjacency, coarseness):
         tilt = _best(lambda t, side=side: (_log_moment(side, t) - logarithm) / t)
         losses, deltas = _tail(side, tilt)
         enough = losses[deltas <= delta]
@@ -51,20 +48,12 @@ def epsilon(
 def delta(parts: Sequence[_pld.Part], adjacency: Adjacency, epsilon: float) -> float:
     """Return δ at ε, 1 if the grid does not reach it; raise as `epsilon` does."""
     worst = 0.0
-    for side in _sides(parts, adjacency):
+    for side in _pld.sides(parts, adjacency):
         tilt = _best(lambda t, side=side: _log_moment(side, t) - t * epsilon)
         losses, deltas = _tail(side, tilt)
         enough = deltas[losses <= epsilon]
         worst = max(worst, enough[-1] if len(enough) else 1.0)
     return float(worst)
-
-
-def _sides(
-    parts: Sequence[_pld.Part], adjacency: Adjacency, coarseness: float = 1.0
-) -> Iterator["Side"]:
-    steps = _pld.steps_on_grid(parts, adjacency, coarseness)
-    for name in ("_pmf_remove", "_pmf_add"):
-        yield [(getattr(step, name).to_dense_pmf(), count) for step, count in steps]
 
 
 def _best(bound: Callable[[float], float]) -> float:
@@ -77,7 +66,7 @@ def _best(bound: Callable[[float], float]) -> float:
     return math.exp(found.x)
 
 
-def _log_moment(side: "Side", tilt: float) -> float:
+def _log_moment(side: "_pld.Side", tilt: float) -> float:
     """Return the logarithm of E[e^{tl}] of all steps together."""
     return sum(count * _moment(pmf, tilt * _pld.losses_of(pmf)) for pmf, count in side)
 
@@ -87,7 +76,7 @@ def _moment(pmf: "DensePLDPmf", exponents: np.ndarray) -> float:
     return float(sums)
 
 
-def _tail(side: "Side", tilt: float) -> tuple[np.ndarray, np.ndarray]:
+def _tail(side: "_pld.Side", tilt: float) -> tuple[np.ndarray, np.ndarray]:
     """Return losses ε ≥ 0, rising, and δ at each of them."""
     from dp_accounting.pld.pld_pmf import DensePLDPmf
 
@@ -102,7 +91,7 @@ def _tail(side: "Side", tilt: float) -> tuple[np.ndarray, np.ndarray]:
             > _MOST_POINTS * pmf._discretization
         ):
             raise OverflowError("the tilted privacy loss spans too many points")
-        tilted.append(one.self_compose(count))
+        tilted.append(_pld.repeat(one, count))
         infinite += count * pmf._infinity_mass
         lost += count * sys.float_info.epsilon
         # With what rounding the exponents can have taken from it.
