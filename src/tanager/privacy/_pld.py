@@ -1,8 +1,8 @@
 """The numerical privacy loss distribution: its grid, and its rounding error.
 
-`dp_accounting` makes the distribution of a step. Its default grid of 1e-4 takes twenty seconds for
-small noise, and doubles ε for large noise. So the grid is chosen here, from the
-distribution of the loss of one step.
+The distributions are those of `dp_accounting`, made and composed in less time. Its
+default grid of 1e-4 takes twenty seconds for small noise, and doubles ε for large
+noise. So the grid is chosen here, from the distribution of the loss of one step.
 
 References:
     Doroshenko et al. 2022, arXiv:2207.04380 (connect the dots).
@@ -24,7 +24,7 @@ from tanager.privacy.mechanism import Adjacency
 
 if TYPE_CHECKING:
     from dp_accounting import NeighboringRelation
-    from dp_accounting.pld.pld_pmf import DensePLDPmf, PLDPmf
+    from dp_accounting.pld.pld_pmf import DensePLDPmf
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
     Side = list[tuple[DensePLDPmf, int]]
@@ -162,13 +162,13 @@ def _step(
     )
 
 
-def _connected(part: Part, interval: float, removes: bool) -> "PLDPmf":
+def _connected(part: Part, interval: float, removes: bool) -> "DensePLDPmf":
     """Return one direction of a step: its losses on the grid, dots connected.
 
-    `dp_accounting` inverts the loss in a loop over the points; here it takes a fifth of
-    the time, and a hundredth for groups.
+    `dp_accounting` inverts the loss in a loop over the points; here it takes a
+    twentieth of the time, and less than a hundredth for groups.
     """
-    from dp_accounting.pld import pld_pmf
+    from dp_accounting.pld.pld_pmf import DensePLDPmf
 
     sigma, (shifts, log_weights) = part.noise_multiplier, part.shifts()
     sign = 1 if removes else -1
@@ -189,9 +189,13 @@ def _connected(part: Part, interval: float, removes: bool) -> "PLDPmf":
     upper, lower = (with_group, without) if removes else (without, with_group)
     deltas = -np.expm1(epsilons) if removes else np.zeros(len(epsilons))
     deltas[reached] = np.exp(upper) - np.exp(epsilons[reached] + lower)
-    return pld_pmf.create_pmf_pessimistic_connect_dots(
-        interval, multiples, np.clip(deltas, 0, 1)
-    )
+    # Algorithm 1 of Doroshenko et al., without a dictionary in between. What rounding
+    # lets rise is rounded up.
+    deltas = np.maximum.accumulate(np.clip(deltas, 0, 1)[::-1])[::-1]
+    masses = np.append(1 - deltas[0], np.diff(deltas) / math.expm1(-interval))
+    masses[:-1] += np.diff(deltas) / math.expm1(interval)
+    masses = np.maximum(masses, 0)
+    return DensePLDPmf(interval, int(multiples[0]), masses, deltas[-1], True)
 
 
 def _inverse_loss(part: Part, losses: np.ndarray) -> np.ndarray:
