@@ -60,6 +60,7 @@ FLOORS = {
 # The same within clipping/, but a room imports none of its own floor.
 CLIPPING = {
     "analysis": 0,
+    "gradient": 0,
     "rules": 1,
     "planning": 2,
     "per_example": 2,

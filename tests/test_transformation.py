@@ -246,3 +246,71 @@ def test_nothing_is_transferred_without_a_word():
     with jax.transfer_guard("disallow"):
         _, state = update(total, gaussian_noise(noise).init(PARAMS))
         update(total, state)
+
+
+def clipped_by(noise):
+    """Return what clipped_grad gives of three rows, for the noise's parameters."""
+
+    def loss(params, row):
+        return jnp.sum(params["a"]) * row + jnp.sum(params["b"])
+
+    clip = tanager.clipped_grad(loss, clip_norm=0.7)
+    return clip(PARAMS, jnp.arange(3.0))
+
+
+CHANGES = {
+    "a float": lambda tree: optax.scale(1 / 3).update(tree, optax.EmptyState())[0],
+    "a whole number": lambda tree: jax.tree.map(lambda leaf: 100 * leaf, tree),
+    "two sums": lambda tree: jax.tree.map(jnp.add, tree, tree),
+    "signs": lambda tree: jax.tree.map(jnp.sign, tree),
+    "a norm of all": lambda tree: optax.clip_by_global_norm(0.5).update(
+        tree, optax.EmptyState()
+    )[0],
+    "an entry": lambda tree: optax.clip(0.5).update(tree, optax.EmptyState())[0],
+}
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("kind", ["clipped", "on the grid"])
+def test_a_sum_that_was_changed_before_the_noise_is_refused(change, kind, compiled):
+    """Its sensitivity is not that of what was clipped, whatever changed it."""
+    noise = noise_with(tanager.Ledger())
+    transformation = gaussian_noise(noise)
+    state = transformation.init(PARAMS)
+    given = clipped_by(noise) if kind == "clipped" else sums(noise, 1.3)
+    if kind == "on the grid" and change in (CHANGES["two sums"], CHANGES["signs"]):
+        return  # a sum of two sums on the grid is one; signs have no meaning on it
+
+    def update(given):
+        return transformation.update(change(given), state)
+
+    with jax.numpy_dtype_promotion("standard"):  # JAX's default
+        try:
+            said = refused(jax.jit(update) if compiled else update, given)
+        except TypeError:  # Optax selects among numbers of one dtype alone
+            assert change is CHANGES["a norm of all"]
+        else:
+            assert "it was scaled or added to since" in said
+    assert noise.ledger.next_step() == 0
+
+
+def test_a_sum_that_was_made_by_hand_is_refused():
+    noise = noise_with(tanager.Ledger())
+    transformation = gaussian_noise(noise)
+    given = clipped_by(noise)
+    larger = given._replace(sum=jax.tree.map(lambda leaf: 9 * leaf, given.sum))
+    for tree in (larger, type(given)(*given)):
+        with pytest.raises(ValueError, match="scaled or added to since"):
+            transformation.update(tree, transformation.init(PARAMS))
+
+
+def test_what_clipping_gave_is_a_pytree_of_its_three_parts_and_a_mark():
+    given = clipped_by(noise_with())
+    total, norms, losses = given
+    assert norms.shape == losses.shape == (3,)
+    names = {jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(given)}
+    assert names == {".sum['a']", ".sum['b']", ".norms", ".losses", ".mark"}
+    again = jax.jit(lambda tree: tree)(given)
+    equal(again.sum, total)
+    assert int(again.mark) == given.mark

@@ -12,9 +12,9 @@ from tanager._version import __version__ as __version__
 if TYPE_CHECKING:
     from tanager.adaptive import AdaptiveClip as AdaptiveClip
     from tanager.adaptive import AdaptiveClipping as AdaptiveClipping
+    from tanager.clipping.gradient import ClippedGradient as ClippedGradient
     from tanager.clipping.planning.explain import Explanation as Explanation
     from tanager.clipping.transform import ClippedGrad as ClippedGrad
-    from tanager.clipping.transform import ClippedGradient as ClippedGradient
     from tanager.clipping.transform import clipped_grad as clipped_grad
     from tanager.compiling import compiler_options as compiler_options
     from tanager.compiling import keep_memory as keep_memory
@@ -55,7 +55,7 @@ _HOMES = {
     "ClassResult": "training.evaluate",
     "Classification": "training.evaluate",
     "ClippedGrad": "clipping.transform",
-    "ClippedGradient": "clipping.transform",
+    "ClippedGradient": "clipping.gradient",
     "DPSGD": "training.problem",
     "Evaluation": "training.evaluate",
     "Explanation": "clipping.planning.explain",

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, PyTree, UInt32
+from jaxtyping import Array, Bool, PyTree, UInt32
 
 from tanager import _validate as validate
 from tanager.clipping.analysis.dtypes import accumulation_dtype
@@ -132,6 +132,14 @@ class Grid:
             jax.tree.map(jnp.add, whole.high, carry),
             jax.tree.map(lambda low, carry: low - (carry << _BITS), whole.low, carry),
         )
+
+    def holds(self, whole: Whole) -> Bool[Array, ""]:
+        """Return whether `low` is in its range, as in all that comes from a grid."""
+        ranges = [
+            jnp.all((low >= -_HALF) & (low < _HALF))
+            for low in jax.tree.leaves(whole.low)
+        ]
+        return jnp.all(jnp.array(ranges))
 
     def floats(self, whole: Whole, like: PyTree) -> PyTree:
         """Return floats in the units of the sum, of the dtypes of `like` or float32."""

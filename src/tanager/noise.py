@@ -22,7 +22,7 @@ deviation is σ·(sensitivity + g·√d), at most 0.025 % above σ·sensitivity.
 import copy
 import itertools
 from concurrent.futures import ThreadPoolExecutor
-from typing import Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,7 @@ from jaxtyping import Array, ArrayLike, PyTree
 
 from tanager import _processor
 from tanager import _validate as validate
+from tanager.clipping.gradient import MARK
 from tanager.clipping.transform import split
 from tanager.gaussian import LARGEST_SCALE, rounded_normals, scale_of
 from tanager.grid import Grid, Whole, checksum, halves
@@ -43,6 +44,14 @@ from tanager.seed import Seed
 
 _BLOCK = 2**17
 """How many numbers a thread draws at a time: what fits into a core's cache."""
+
+
+_CHANGED = (
+    "total must be a sum as noise.grid or clipped_grad gave it, but it was scaled or "
+    "added to since, and the noise is for the sensitivity of what was clipped: put "
+    "gaussian_noise first in optax.chain, add physical batches by noise.grid.add, and "
+    "scale what comes out"
+)
 
 
 class GaussianNoise:
@@ -104,7 +113,7 @@ class GaussianNoise:
         )
         self._stream = seed.fingerprint(b"noise")[:16]
         self._jitted = jax.jit(self.add)
-        self._checksum = jax.jit(checksum)
+        self._seen = jax.jit(lambda total: (checksum(total), self.grid.holds(total)))
 
     def with_seed(self, seed: Seed) -> Self:
         """Return the same with another secret."""
@@ -181,24 +190,36 @@ class GaussianNoise:
             Pytree of float32 arrays, float64 where the parameters are.
 
         Raises:
-            ValueError: `total` is not a sum on the grid, `step` is outside the
-                mechanism's steps or below `first_step`, or its noise was added to
-                another sum. A compiled program raises the last three when it runs, as
-                `jax.errors.JaxRuntimeError`.
+            ValueError: `total` is not a sum on the grid, or was scaled since; `step` is
+                outside the mechanism's steps or below `first_step`, or its noise was
+                added to another sum. A compiled program raises what depends on values
+                when it runs, as `jax.errors.JaxRuntimeError`.
         """
+        return self.release(total, step, MARK)
+
+    def release(self, total: Whole, step: ArrayLike, mark: Any) -> PyTree:
+        """Do as a call does, for a sum of one physical batch with this mark."""
         _require_whole(total)
-        leaves = jax.tree.leaves((total, step))
+        if getattr(mark, "dtype", None) != MARK.dtype:
+            raise ValueError(_CHANGED)
+        leaves = jax.tree.leaves((total, step, mark))
         if not any(isinstance(leaf, Tracer) for leaf in leaves):
             validate.whole(step=np.asarray(step).tolist(), at_least=0)
-            return self._jitted(total, self._spend(step, self._checksum(total)))
+            return self._jitted(total, self._spend(step, mark, *self._seen(total)))
         kind = jax.typeof(step)
         if kind.shape or not jnp.issubdtype(kind.dtype, jnp.integer):
             validate.refuse("step", kind.str_short(), "must be one whole number")
         shapes = self.grid.shapes(self._like)
-        return self.add(total, io_callback(self._spend, shapes, step, checksum(total)))
+        seen = checksum(total), self.grid.holds(total)
+        return self.add(total, io_callback(self._spend, shapes, step, mark, *seen))
 
-    def _spend(self, step: ArrayLike, sums: Array) -> Whole:
-        """Charge a step and draw its noise, for the sum with this checksum alone."""
+    def _spend(self, step: ArrayLike, mark: Array, sums: Array, held: Array) -> Whole:
+        """Charge a step and draw its noise, for the sum with this checksum alone.
+
+        The sum must be as it was: with that mark, and in the ranges of the grid.
+        """
+        if not (held and np.asarray(mark) == MARK):
+            raise ValueError(_CHANGED)
         number = int(np.asarray(step))
         self._require(number)
         if number < self.first_step:
@@ -260,6 +281,8 @@ def _require_whole(total: Whole) -> None:
             "what was added: begin with noise.zeros() and add each physical "
             "batch by noise.grid.add(total, sums)"
         )
+    if any(leaf.dtype != jnp.int32 for leaf in jax.tree.leaves(total)):
+        raise ValueError(_CHANGED)
 
 
 def _shapes(tree: PyTree) -> list[tuple[int, ...]]:

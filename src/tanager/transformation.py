@@ -17,7 +17,8 @@ import numpy as np
 import optax
 from jaxtyping import Array, Int32, PyTree
 
-from tanager.clipping.transform import ClippedGradient, split
+from tanager.clipping.gradient import MARK, ClippedGradient
+from tanager.clipping.transform import split
 from tanager.grid import Whole
 from tanager.noise import GaussianNoise
 
@@ -64,16 +65,19 @@ def gaussian_noise(noise: GaussianNoise) -> optax.GradientTransformation:
     def update(
         updates: Any, state: Any, params: PyTree = None
     ) -> tuple[PyTree, GaussianNoiseState]:
+        mark: Any = MARK
         if isinstance(updates, ClippedGradient):
-            updates = noise.grid.round(updates.sum)
+            updates, mark = noise.grid.round(updates.sum), updates.mark
         if not isinstance(updates, Whole):
             raise ValueError(
                 f"updates (a {type(updates).__name__}) must be a sum without noise: "
                 "put gaussian_noise first in optax.chain, and give it what "
-                "clipped_grad returned (not its .sum), or a sum on noise.grid"
+                "clipped_grad returned (not its .sum), or a sum on noise.grid. "
+                "flax.nnx.Optimizer gives another tree: call the chain's own init and "
+                "update on nnx.state(model, nnx.Param)"
             )
         noise.require_like(updates.high)
-        noisy = noise(updates, state.noise_step)
+        noisy = noise.release(updates, state.noise_step, mark)
         return noisy, GaussianNoiseState(state.noise_step + 1)
 
     return optax.GradientTransformation(init, update)

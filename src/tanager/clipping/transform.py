@@ -35,12 +35,12 @@ What the returned function promises, whatever the strategy:
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Bool, Float, PyTree
+from jaxtyping import Array, ArrayLike, Bool, PyTree
 
 from tanager import _validate as validate
 from tanager.clipping import book_keeping
@@ -52,6 +52,7 @@ from tanager.clipping.analysis.reading import read_loss
 from tanager.clipping.analysis.rounding import ALLOWANCE
 from tanager.clipping.analysis.taps import Program
 from tanager.clipping.analysis.trainable import split as split
+from tanager.clipping.gradient import ClippedGradient
 from tanager.clipping.per_example import per_example
 from tanager.clipping.planning.autotune import BUDGET, Timings
 from tanager.clipping.planning.choices import (
@@ -71,22 +72,6 @@ from tanager.clipping.rules.factors import (
     parts_of,
 )
 from tanager.compiling import filter_jit
-
-
-class ClippedGradient(NamedTuple):
-    """What `clipped_grad` returns for one physical batch of B rows.
-
-    Attributes:
-        sum: pytree like `params` (None where a leaf is not a float array): the sum of
-            clipped gradients, float32 or wider. Private until noise is added.
-        norms: float32[B] (or wider), norms before clipping, rounded up;
-            0 in masked rows; a pytree of them where `clip_norm` is one. Private.
-        losses: float32[B] (or wider); 0 in masked rows. Private.
-    """
-
-    sum: PyTree
-    norms: PyTree[Float[Array, " b"]]
-    losses: Float[Array, " b"]
 
 
 class ClippedGrad:
@@ -274,7 +259,7 @@ class ClippedGrad:
 
         total, each = batches.in_pieces(clip, batch, mask, self.memory)
         own, losses, more = jax.tree.map(lambda leaf: leaf[:0], each) if empty else each
-        out = ClippedGradient(total, tree.unflatten(own), losses)
+        out = ClippedGradient(total, tree.unflatten(own), losses).marked()
         return (out, more) if self.has_aux else out
 
     def _program(
