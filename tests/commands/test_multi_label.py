@@ -178,7 +178,8 @@ def test_a_model_of_labels_is_written_as_onnx(data, run, tmp_path):
     np.testing.assert_allclose(logits, model.logits(images), atol=1e-4)
 
 
-def test_gradients_of_labels_are_audited(data, capsys):
+def test_gradients_of_labels_are_audited(data, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     words = ["audit", "folder", "--data", data, "--multi-label", "--json", "--seed"]
     words += ["1", "--model", "linear", "--fine-tune", "all", "--head-input"]
     words += ["features", "--epsilon", "4", "--canaries", "40", "--account", "none"]

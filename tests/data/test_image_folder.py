@@ -1,12 +1,15 @@
+import hashlib
 import os
 import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from tanager.data import Layout, gather, load
+from tanager.data import folder as image_folder
 
 
 def write(file, pixels, mode=None):
@@ -22,7 +25,7 @@ def colour(value, height=6, width=5):
 def write_classes(path, per_class=10, classes=("cat", "dog")):
     for label, name in enumerate(classes):
         for number in range(per_class):
-            write(path / name / f"{number:03}.png", colour(10 * number + label))
+            write(path / name / f"{number:03}.png", colour((10 * number + label) % 256))
 
 
 NOISE = np.random.default_rng(0).integers(0, 256, (6, 5, 3), np.uint8)
@@ -85,25 +88,85 @@ def test_held_out_examples_leave_the_test_images_unopened(tmp_path, stream):
         everything(load("folder", tmp_path, image_size=4, stream=stream).test)
 
 
-def test_split_is_by_path_and_stratified(tmp_path):
-    """Every fifth file of each class, the same wherever the folder lies."""
+def split_of(path):
+    """Return the names of the test images, and of the training images."""
+    train, test = image_folder.list_folder(path)
+    return [
+        {Path(listing.file(n)).relative_to(path) for n in range(len(listing.labels))}
+        for listing in (test, train)
+    ]
+
+
+def test_a_name_alone_decides_what_is_held_out(tmp_path):
+    """The same wherever the folder lies, whatever else is in it: about a fifth."""
     splits = []
     for place in ("here", "elsewhere"):
-        write_classes(tmp_path / place, 20)
+        write_classes(tmp_path / place, 100)
         (tmp_path / place / ".hidden").mkdir()
         (tmp_path / place / "cat" / "notes.txt").write_text("not an image")
         with pytest.warns(UserWarning, match="1 file is not an image.*: .txt 1"):
             dataset = load("folder", tmp_path / place)
-        train, test = everything(dataset.train), everything(dataset.test)
-        np.testing.assert_array_equal(np.bincount(train["label"]), [16, 16])
-        np.testing.assert_array_equal(np.bincount(test["label"]), [4, 4])
-        pixels = np.concatenate([train["image"], test["image"]])[:, 0, 0, 0]
-        expected = [(10 * n + k) % 256 for n in range(20) for k in range(2)]
-        assert sorted(pixels) == sorted(expected)
-        splits.append(test["image"])
-    np.testing.assert_array_equal(*splits)
-    by_class = [set(splits[0][rows, 0, 0, 0] // 10) for rows in (slice(4), slice(4, 8))]
-    assert by_class[0] != by_class[1]
+        test, train = split_of(tmp_path / place)
+        assert [len(test), len(train)] == [len(dataset.test), len(dataset.train)]
+        assert not test & train and len(test | train) == 200
+        assert 20 <= len(test) <= 60
+        splits.append(test)
+    assert splits[0] == splits[1]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("change", ["removed", "added", "of another class"])
+def test_a_change_of_one_image_moves_no_other(tmp_path, change):
+    write_classes(tmp_path, 40)
+    before = split_of(tmp_path)
+    other = tmp_path / "cat/007.png"
+    if change == "removed":
+        other.unlink()
+    elif change == "added":
+        write(tmp_path / "cat/new.png", colour(3))
+    else:
+        other.rename(tmp_path / "dog/another 007.png")
+    for then, now in zip(before, split_of(tmp_path), strict=True):
+        own = {path for path in then ^ now if "007" in path.name or path.stem == "new"}
+        assert then ^ now == own
+    # An image that changes its class stays on its side.
+    assert (Path("cat/001.png") in before[0]) == (Path("dog/001.png") in before[0])
+
+
+def test_planted_split_by_rank_moves_others(tmp_path, monkeypatch):
+    """As every fifth of the sorted hashes would."""
+    write_classes(tmp_path, 40)
+
+    def by_rank(path, classes, grouped):
+        parts = {}
+        for name, files in classes.items():
+            ordered = sorted(
+                files, key=lambda file: hashlib.sha1(file.encode()).digest()
+            )
+            parts[name] = sorted({*files} - {*ordered[::5]}), sorted(ordered[::5])
+        return parts
+
+    monkeypatch.setattr(image_folder, "_split", by_rank)
+    before = split_of(tmp_path)
+    (tmp_path / "cat/007.png").unlink()
+    moved = {
+        path for path in before[0] ^ split_of(tmp_path)[0] if "007" not in path.name
+    }
+    assert len(moved) > 3
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["cat/2.png", "dog/1.png"], "cat') is a class of too few images: their names"),
+        (["cat/0.png", "dog/1.png"], "has too few images: their names send none of"),
+    ],
+)
+def test_too_few_images_to_split_are_refused(tmp_path, names, message):
+    for name in names:
+        write(tmp_path / name, colour(1))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load("folder", tmp_path)
 
 
 def test_grey_stays_grey(tmp_path):
@@ -175,12 +238,12 @@ def test_images_of_different_size(tmp_path):
             lambda p: write(p / "train/cat/1.png", colour(1)),
             "has a folder 'train' but none named test or testing or val or valid or "
             "validation: it needs both, each of class folders, or class folders alone: "
-            "found 3 folders (cat, dog, train) and files .png 9",
+            "found 3 folders (cat, dog, train) and files .png 25",
         ),
     ],
 )
 def test_bad_folders(tmp_path, spoil, message):
-    write_classes(tmp_path, 4)
+    write_classes(tmp_path, 12)
     spoil(tmp_path)
     with pytest.raises(ValueError, match=re.escape(message)):
         load("folder", tmp_path)

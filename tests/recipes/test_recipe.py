@@ -306,3 +306,14 @@ def test_published_rows_of_an_entry_rise_in_epsilon():
         assert set(entry.published) <= set(papers.PUBLISHED)
         if entry.published:
             assert entry.recipe == entry.at_epsilon(epsilons[-1])
+
+
+def test_examples_chosen_by_rank_are_refused_where_their_number_is_private():
+    """With one more, another is left out: two differ, and ε is of one."""
+    recipe = Recipe(**MINIMAL)
+    hidden = {"adjacency": "add-or-remove-one", "declared_examples": 1000}
+    assert dataclasses.replace(recipe, **hidden).public_size(1200) == 1000
+    chosen = dataclasses.replace(recipe, **hidden, train_examples=500)
+    with pytest.raises(ValueError, match=r"train_examples \(=500\) must be left out"):
+        chosen.public_size(500)
+    assert dataclasses.replace(recipe, train_examples=500).public_size(500) == 500

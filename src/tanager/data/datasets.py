@@ -13,13 +13,11 @@ import numpy as np
 from tanager import _validate as validate
 from tanager.data.features import read_features
 from tanager.data.find import OWN, WANTED, Wanted, find_images
+from tanager.data.folder import HELD_OUT
 from tanager.data.known import DATASETS, DIGITS, FILES, RESIZED
 from tanager.data.layout import Layout
 from tanager.data.source import ArraySource, Source, subset, unfolded
 from tanager.data.streamed import Progress, digest, into_memory
-
-
-_HELD_OUT = 5  # one in five is a test example, where there are none
 
 
 def check_constants(channels: int, mean: Sequence[float], std: Sequence[float]) -> None:
@@ -127,9 +125,9 @@ def load(
     ===========  ==================================================================
 
     Pictures of any mode become RGB, see `tanager.data.decoding`. The images of a
-    ``folder`` that goes into memory stay grey if all are. If it has no test images, a
-    fifth of the images is held out for testing. A warning says which files were not
-    read.
+    ``folder`` that goes into memory stay grey if all are. If it has no test images,
+    about a fifth of the images are held out for testing. A warning says which files
+    were not read.
 
     Args:
         name: one of `DATASETS`.
@@ -360,13 +358,18 @@ def _found(name: str, wanted: Wanted, decoded: bool) -> Dataset:
     )
     if test is not None:
         return dataset
-    units = dataset.units()[1]
+    what = "examples" if owners is None else "persons"
     wanted.record.notes.append(
-        f"there are no test images: a fifth of the {units} "
-        f"{'examples' if owners is None else 'persons'} is held out for testing, by a "
-        "fixed public permutation"
+        f"there are no test images: about a fifth of the {what} are held out for "
+        "testing, by a fixed public choice"
     )
-    return _parted(dataset, max(1, units // _HELD_OUT), None)
+    numbers, units = dataset.units()
+    # Each by its own word: one more changes nothing for those before it.
+    held = (_public_words(units) < 2**64 // HELD_OUT)[numbers]
+    if held.all() or not held.any():
+        rule = f"must be more {what} to hold out a fifth"
+        validate.refuse("examples", units, rule, "add some, or test images")
+    return _with_test(dataset, held)
 
 
 def _with_classes(dataset: Dataset, names: tuple[str, ...]) -> Dataset:
@@ -417,8 +420,7 @@ def _parted(dataset: Dataset, validation: int, wanted: int | None) -> Dataset:
         validate.refuse("validation_examples", validation, rule)
     if validation:
         held = np.isin(numbers, np.argsort(_public_words(units))[:validation])
-        test = subset(dataset.train, np.flatnonzero(held))
-        dataset = dataclasses.replace(dataset.only(~held), test=test)
+        dataset = _with_test(dataset, held)
     if wanted is None:
         return dataset
     validate.whole(train_examples=wanted, at_least=1)
@@ -428,6 +430,11 @@ def _parted(dataset: Dataset, validation: int, wanted: int | None) -> Dataset:
         validate.refuse("train_examples", wanted, rule)
     chosen = np.argsort(_public_words(units))[:wanted]
     return dataset.only(np.isin(numbers, chosen))
+
+
+def _with_test(dataset: Dataset, held: np.ndarray) -> Dataset:
+    test = subset(dataset.train, np.flatnonzero(held))
+    return dataclasses.replace(dataset.only(~held), test=test)
 
 
 def _public_words(count: int) -> np.ndarray:

@@ -1,11 +1,10 @@
 """A folder of images: one sub-folder per class.
 
 Either ``train/<class>/*`` with ``test/<class>/*`` (or another of `TRAINS` and `TESTS`,
-in lower or upper case), or ``<class>/*`` alone, which is split here: the files of each
-class are sorted by a hash of their relative path, and every fifth is a test example.
-The split depends on the paths alone. It counts as public, and the guarantee covers the
-training examples. A new file can move another one across the split; to avoid that, make
-the two folders.
+in lower or upper case), or ``<class>/*`` alone, which is split here: a hash of a file's
+name decides whether it is a test example, which about a fifth are. Neither another file
+nor its own class moves it, so that data sets that differ in one training example have
+the same test examples, and otherwise the same training examples.
 
 Where each class folder has a folder for each person, ``<class>/<person>/*``, whole
 persons are split, by a hash of their folders' names.
@@ -28,7 +27,9 @@ from tanager.data.layout import Record, counted, described, looked, walked
 from tanager.data.streamed import EncodedImages, digest
 
 
-_EVERY = 5  # one in five is a test example
+HELD_OUT = 5
+"""One in so many is a test example, where there are none."""
+_CHOICE = b"split 157"  # any would do
 TRAINS = ("train", "training")
 """Names that a folder of training images may have, in lower or upper case."""
 TESTS = ("test", "testing", "val", "valid", "validation")
@@ -149,7 +150,7 @@ def list_folder(
         )
     _other_entries(path, (), record)
     found = dict(_class_files(path, grouped, record))
-    parts = _split_persons(path, found) if grouped else _split(found)
+    parts = _split(path, found, grouped)
     first, second = (
         _listing(path, [(name, part[half]) for name, part in parts.items()])
         for half in (0, 1)
@@ -267,36 +268,38 @@ def _images_of_person(folder: Path, record: Record) -> list[str]:
     return files
 
 
-def _hash(name: str) -> bytes:
+def _held_out(name: str) -> bool:
+    """Whether an image or person of this name is for testing; no other decides it."""
     encoded = name.encode(errors="surrogateescape")
-    return hashlib.blake2b(encoded, digest_size=16).digest()
+    word = hashlib.blake2b(encoded, digest_size=8, person=_CHOICE).digest()
+    return int.from_bytes(word, "big") < 2**64 // HELD_OUT
 
 
-def _split(classes: dict[str, list[str]]) -> dict[str, tuple[list[str], list[str]]]:
-    parts = {}
-    for name, files in classes.items():
-        ordered = sorted(files, key=lambda file, name=name: _hash(f"{name}/{file}"))
-        test = sorted(ordered[::_EVERY]) if len(files) > 1 else []
-        parts[name] = sorted(set(files) - set(test)), test
-    return parts
-
-
-def _split_persons(
-    path: Path, classes: dict[str, list[str]]
+def _split(
+    path: Path, classes: dict[str, list[str]], grouped: bool
 ) -> dict[str, tuple[list[str], list[str]]]:
-    persons = {file.partition("/")[0] for files in classes.values() for file in files}
-    tested = {*sorted(persons, key=_hash)[::_EVERY]}
+    what = "persons" if grouped else "images"
     parts = {}
     for name, files in classes.items():
-        test = [file for file in files if file.partition("/")[0] in tested]
-        train = [file for file in files if file.partition("/")[0] not in tested]
-        if not train:
+        tested = {
+            file
+            for file in files
+            if _held_out(file.partition("/")[0] if grouped else file)
+        }
+        parts[name] = sorted({*files} - tested), sorted(tested)
+        if not parts[name][0]:
             refuse_file(
                 path / name,
-                "is a class of too few persons, which cannot be split by person",
-                "add persons, or make train and test folders",
+                f"is a class of too few {what}: their names send all of them to the "
+                "test set",
+                f"add {what}, or make train and test folders",
             )
-        parts[name] = train, test
+    if not any(test for _, test in parts.values()):
+        refuse_file(
+            path,
+            f"has too few {what}: their names send none of them to the test set",
+            f"add {what}, or make train and test folders",
+        )
     return parts
 
 

@@ -249,11 +249,21 @@ class Recipe:
         """Return N, which q, the divisor of updates and δ are computed from.
 
         Raises:
-            ValueError: the number of `examples` is private, and no other is declared.
+            ValueError: the number of `examples` is private, and no other is declared;
+                or some of them are chosen by their rank among all.
         """
+        protected = self.adjacency == Adjacency.ADD_OR_REMOVE_ONE
+        if protected and self.train_examples is not None and not self.non_private:
+            validate.refuse(
+                "train_examples",
+                self.train_examples,
+                "must be left out under add-or-remove-one: with one example more, "
+                "another would be left out",
+                "leave out --train-examples, or --adjacency",
+            )
         if self.declared_examples is not None:
             return self.declared_examples
-        if self.adjacency == Adjacency.ADD_OR_REMOVE_ONE and not self.non_private:
+        if protected and not self.non_private:
             validate.refuse(
                 "declared_examples",
                 None,
