@@ -255,3 +255,16 @@ def test_arrays_travel_in_memory_without_a_name():
 def test_workers_must_be_a_number():
     with pytest.raises(ValueError, match="workers"):
         next(portions(plan(), -1))
+
+
+@pytest.mark.parametrize("leaf", [np.zeros((1, 1)), np.zeros((1, 3), np.float64)])
+def test_rows_of_another_shape_or_dtype_are_refused(leaf):
+    """NumPy would repeat what is smaller."""
+
+    class Own(ArraySource):
+        def gather(self, indices):
+            image = np.repeat(leaf, len(indices), 0)
+            return {"image": image, "label": np.zeros(len(indices), np.int32)}
+
+    with pytest.raises(ValueError, match=r"must be int32\(3,\) in every example"):
+        next(iter(portions(plan(Own(source().tree), rate=0.5), 0)))

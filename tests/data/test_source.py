@@ -73,9 +73,22 @@ def test_gather_is_a_copy():
 def test_gather_uses_the_source_that_can():
     class Own(Listed):
         def gather(self, indices):
-            return ("own", list(indices))
+            return {"own": np.array(indices)}
 
-    assert gather(Own(examples_of(tree())), np.array([4, 1])) == ("own", [4, 1])
+    found = gather(Own(examples_of(tree())), np.array([4, 1]))
+    np.testing.assert_array_equal(found["own"], [4, 1])
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_source_that_gives_other_rows_is_refused(rows):
+    """One row for two examples would count twice."""
+
+    class Own(Listed):
+        def gather(self, indices):
+            return {"image": np.ones((len(indices), 2)), "label": np.ones(rows)}
+
+    with pytest.raises(ValueError, match=r"'label'.* must have 2 rows, one for each"):
+        gather(Own(examples_of(tree())), np.array([4, 1]))
 
 
 def test_nested_trees_and_jax_arrays():

@@ -244,13 +244,20 @@ def gather(source: Source, indices: np.ndarray) -> Any:
     Uses ``source.gather`` where the source has one, and else reads one by one.
 
     Raises:
-        ValueError: an index is not from 0 to the source's length − 1, or two examples
-            differ in structure, shape or dtype. The message names index and leaf.
+        ValueError: an index is not from 0 to the source's length − 1, two examples
+            differ in structure, shape or dtype, or ``source.gather`` gives more or
+            fewer rows. The message names the leaf, and the index.
     """
     chosen = whole_indices(indices, len(source))
     own = getattr(source, "gather", None)
     if own is not None:
-        return own(chosen)
+        found = own(chosen)
+        for name, leaf in _named_leaves(found):
+            if np.shape(leaf)[:1] != (len(chosen),):
+                rule = f"must have {len(chosen)} rows, one for each index"
+                remedy = "a row fewer would stand for several examples: mend `gather`"
+                validate.refuse(name, np.shape(leaf), rule, remedy)
+        return found
     if not len(chosen):
         return map_leaves(lambda leaf: np.asarray(leaf)[None][:0], source[0])
     examples = [map_leaves(np.asarray, source[int(index)]) for index in chosen]
