@@ -157,6 +157,20 @@ def test_another_seed_is_another_stream_and_may_use_a_step_again():
     assert noise.ledger is not None and noise.ledger.steps() == 2
 
 
+def test_one_secret_hides_one_sum_a_step_whatever_object_asks():
+    """Of two sums with one noise, the difference is known exactly."""
+    secret = tanager.Seed(bytes(range(32)))
+    ledger = tanager.Ledger()
+    first, second = noise_with(ledger, secret), noise_with(tanager.Ledger(), secret)
+    first(sums(first, 1.0), 0)
+    equal(second(sums(second, 1.0), 0), first(sums(first, 1.0), 0))
+    assert USED in refused(second, sums(second, 2.0), 0)
+    assert USED in refused(first.with_seed(secret), sums(second, 2.0), 0)
+    scaled = tanager.GaussianNoise(MECHANISM, 0.4, secret, PARAMS)
+    assert USED in refused(scaled, sums(first, 1.0), 0)
+    assert ledger.steps() == 1
+
+
 def test_a_restart_never_uses_a_charged_step(tmp_path):
     noise = noise_with(tanager.Ledger(tmp_path / "ledger.jsonl"))
     optimizer = optimizer_of(noise)

@@ -46,6 +46,7 @@ _BLOCK = 2**17
 """How many numbers a thread draws at a time: what fits into a core's cache."""
 
 
+_USED: dict[str, dict[int, bytes]] = {}
 _CHANGED = (
     "total must be a sum as noise.grid or clipped_grad gave it, but it was scaled or "
     "added to since, and the noise is for the sensitivity of what was clipped: put "
@@ -107,7 +108,7 @@ class GaussianNoise:
         self._seed = seed
         self.ledger = ledger
         self.first_step = 0 if ledger is None else ledger.next_step()
-        self._used: dict[int, bytes] = {}
+        self._used = _used_by(seed)
         self._like = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), params
         )
@@ -118,7 +119,7 @@ class GaussianNoise:
     def with_seed(self, seed: Seed) -> Self:
         """Return the same with another secret."""
         other = copy.copy(self)
-        other._seed, other._used = seed, {}
+        other._seed, other._used = seed, _used_by(seed)
         other._stream = seed.fingerprint(b"noise")[:16]
         return other
 
@@ -230,14 +231,16 @@ class GaussianNoise:
                 "not charge before",
                 "its noise may have hidden another sum: begin at noise.first_step",
             )
-        given = np.asarray(sums).tobytes()
+        given = np.asarray(sums).tobytes() + repr((self._scale, self.grid)).encode()
         if self._used.setdefault(number, given) != given:
             validate.refuse(
                 "step",
                 number,
-                "was used with another sum, and the same noise twice hides nothing",
-                "count the steps: a step that is fixed when jax.jit traces a function "
-                "is the same in every call",
+                "was used with another sum or scale, and the same noise twice hides "
+                "nothing",
+                "count the steps (one that is fixed when jax.jit traces a function is "
+                "the same in every call), and draw a seed for each model: "
+                "Seed.from_os()",
             )
         if self.ledger is not None:
             self.ledger.charge(self.mechanism, number, self._stream)
@@ -272,6 +275,14 @@ class GaussianNoise:
         with ThreadPoolExecutor(_processor.cores()) as threads:
             list(threads.map(draw, range(0, count, _BLOCK)))
         return numbers
+
+
+def _used_by(seed: Seed) -> dict[int, bytes]:
+    """Return what each step's noise has hidden in this process, by whatever object.
+
+    Seeds that are no secret hide nothing: each object has its own then.
+    """
+    return _USED.setdefault(seed.fingerprint(b"used"), {}) if seed.private else {}
 
 
 def _require_whole(total: Whole) -> None:
