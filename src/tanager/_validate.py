@@ -106,6 +106,14 @@ def channels_last(image_shape: tuple[int, ...]) -> None:
         refuse("image shape", shape, rule, f"{remedy}, 0, -1)")
 
 
+def instance(kind: type, remedy: str, **values: object) -> None:
+    """Refuse what is not of a class; no value is printed."""
+    for name, value in values.items():
+        if not isinstance(value, kind):
+            given, wanted = type(value).__name__, kind.__name__
+            raise ValueError(f"{name} (a {given}) must be a {wanted}: {remedy}")
+
+
 def one_of(choices: Iterable[str], *, remedy: str = "", **values: str) -> None:
     """Refuse a name that is not among `choices`, and offer the nearest one first."""
     choices = tuple(choices)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Int, Key, UInt32
 
+from tanager import _validate as validate
 from tanager.seed import Seed
 
 
@@ -58,6 +59,9 @@ def example_keys(
         indices: numbers of examples, from `PhysicalBatch.indices`.
         view: which of the example's views, from 0.
     """
+    remedy = "tanager.Seed.from_os(), or that of the run; a JAX key is none"
+    validate.instance(Seed, remedy, seed=seed)
+    validate.whole(step=step, view=view, at_least=0)
     (key,) = derive_keys(seed, "augmentation", step)
 
     def one(index: Array) -> Array:

@@ -70,8 +70,8 @@ class GaussianNoise:
         sensitivity: from `ClippedGrad.sensitivity`: how far one example moves the sum
             of a physical batch.
         seed: the run's secret; every step has noise of its own.
-        params: pytree or module, of arrays or shapes, as `clipped_grad` takes it; what
-            it trains gets noise.
+        params: pytree or module, of arrays or shapes; its float arrays get noise. With
+            None in place of what `trainable` leaves out.
         ledger: charged with each step that is called, before its noise is drawn. None
             where steps are charged elsewhere.
 
@@ -90,6 +90,9 @@ class GaussianNoise:
         params: PyTree,
         ledger: Ledger | None = None,
     ):
+        validate.instance(Seed, "tanager.Seed.from_os()", seed=seed)
+        remedy = "tanager.calibrate(…), or tanager.Mechanism(…)"
+        validate.instance(Mechanism, remedy, mechanism=mechanism)
         params, _ = split(params)
         self.grid = Grid.of(sensitivity, params)
         self.standard_deviation = mechanism.noise_multiplier * (

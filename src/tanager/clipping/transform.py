@@ -386,13 +386,17 @@ def clipped_grad(
         should be given `tanager.compiler_options()`.
 
     Raises:
-        ValueError: `clip_norm`, `strategy`, `memory` or `style` is out of range.
+        ValueError: an argument is out of range, or of another kind.
 
     References:
         Abadi et al. 2016, arXiv:1607.00133, algorithm 1; Unlocking paper, equation (2).
     """
     validate.one_of(STRATEGIES, strategy=strategy)
     validate.one_of(batches.MEMORY, memory=memory)
+    if not (transform is None or callable(transform)):
+        rule = "must be a function of one example's gradient, or None"
+        validate.refuse("transform", transform, rule)
+    validate.instance(bool, "True where the loss returns (loss, aux)", has_aux=has_aux)
     style = Style(style) if isinstance(style, str) else style
     norms = checked_norms(clip_norm)
     return ClippedGrad(

@@ -120,7 +120,7 @@ def epsilon(
         mechanism: the mechanism; its adjacency says what ε protects.
         delta: δ, strictly between 0 and 1.
         accountant: one of `Accountant`; see `Accountant.is_guarantee`.
-        steps: how many of its steps, at least 0; all of them by default.
+        steps: how many such steps, at least 0; the mechanism's own by default.
         coarseness: of PLD's grid. At 8, ε is still a guarantee, at most 0.05 % higher
             in the papers' settings, in a quarter of the time.
         group: how many examples neighbours differ in, such as all images of a person.
@@ -130,6 +130,8 @@ def epsilon(
         ValueError: an argument is out of range, or the adjacency is replace-one and the
             accountant RDP or the group larger than 1.
     """
+    remedy = "give the mechanisms of several runs to tanager.risk, or to a Ledger"
+    validate.instance(Mechanism, remedy, mechanism=mechanism)
     validate.probability(delta=delta)
     validate.one_of([*Accountant], accountant=accountant)
     validate.positive(coarseness=coarseness)

@@ -166,6 +166,7 @@ def _complete(
         )
     unknown = missing[0]
     given[unknown.name] = 1
+    validate.one_of([*Adjacency], adjacency=adjacency)
     frame = Mechanism(**given, adjacency=Adjacency(adjacency))
 
     low, high = sorted((unknown.most_private, unknown.least_private))

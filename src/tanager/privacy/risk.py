@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
+from tanager import _validate as validate
 from tanager._files import as_json
 from tanager.privacy.mechanism import Mechanism
 from tanager.privacy.trade_off import TradeOff
@@ -63,6 +64,8 @@ def risk(*mechanisms: Mechanism) -> Risk:
     Raises:
         ValueError: the adjacencies differ.
     """
+    for one in mechanisms:
+        validate.instance(Mechanism, "risk(*mechanisms)", mechanism=one)
     curve = TradeOff(*mechanisms)
     tenth, one = map(float, curve.true_positives(np.array([0.001, 0.01])))
     mu = _mu(curve)

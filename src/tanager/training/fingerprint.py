@@ -150,7 +150,8 @@ def fingerprints(seed: Seed, step: Step, source: Any, one: Any) -> dict[str, str
             step.optimizer.update, gradient, optimizer_state, params
         ),
         "augmentation": augmentation,
-        "initial parameters": contents((params, optimizer_state)),
+        "initial parameters": contents(params),
+        "initial state of the optimizer": contents(optimizer_state),
         "fixed parameters": contents(step.fixed),
         "data": sample(source),
         "owners": b"" if groups is None else contents(groups.numbers),

@@ -92,6 +92,10 @@ def train(
     """
     # 1. Refuse bad input before anything is made or spent.
     runtime = runtime or Runtime()
+    remedy = "train(problem, algorithm, runtime)"
+    validate.instance(Problem, remedy, problem=problem)
+    validate.instance(DPSGD, remedy, algorithm=algorithm)
+    validate.instance(Runtime, remedy, runtime=runtime)
     mechanism, delta = algorithm.mechanism, algorithm.delta
     source = problem.source()
     count = problem.size()

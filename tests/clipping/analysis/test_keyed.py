@@ -37,10 +37,8 @@ def test_a_third_argument_called_key_asks_for_one():
     assert takes_key(lambda params, example, key: 0)
     for other in (
         lambda params, example: 0,
-        lambda params, example, rate: 0,
         lambda params, example, key=None: 0,  # a default: the loss has its own
         functools.partial(loss, key=jax.random.key(0)),
-        len,
     ):
         assert not takes_key(other)
 

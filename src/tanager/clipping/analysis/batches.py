@@ -43,7 +43,8 @@ def mask_of(mask: ArrayLike | None, rows: int) -> Bool[Array, " b"]:
     if mask.shape != (rows,) or mask.dtype != jnp.bool_:
         raise ValueError(
             f"mask (={mask.dtype}{list(mask.shape)}) must be bool[{rows}], one "
-            "entry for each row of the batch"
+            "entry for each row of the batch: several arguments of the loss go into "
+            "one tuple or dict, the batch"
         )
     return mask
 

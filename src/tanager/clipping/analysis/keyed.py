@@ -14,6 +14,11 @@ from typing import Any, NamedTuple
 import jax
 from jaxtyping import Array, PyTree
 
+from tanager import _validate as validate
+
+
+_OPEN = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+
 
 class Keyed(NamedTuple):
     """An example, or a batch of them, and the words of its keys, uint32[..., 2]."""
@@ -23,13 +28,31 @@ class Keyed(NamedTuple):
 
 
 def takes_key(loss: Callable) -> bool:
-    """Return whether a loss takes a key for each example."""
+    """Return whether a loss takes a key for each example.
+
+    Raises:
+        ValueError: `loss` is no function, or one that needs other arguments.
+    """
+    if not callable(loss):
+        rule = "must be a function of (params, example)"
+        validate.refuse("loss", type(loss).__name__, rule, "it returns a scalar")
     try:
         parameters = list(inspect.signature(loss).parameters.values())
     except (TypeError, ValueError):
         return False
-    third = parameters[2] if len(parameters) > 2 else None
-    return third is not None and third.name == "key" and third.default is third.empty
+    any_number = any(it.kind is it.VAR_POSITIONAL for it in parameters)
+    parameters = [it for it in parameters if it.kind not in _OPEN]
+    places = sum(it.kind is not it.KEYWORD_ONLY for it in parameters)
+    needed = [it.name for it in parameters if it.default is it.empty]
+    by_name = any(it.kind is it.KEYWORD_ONLY for it in parameters if it.name in needed)
+    others = needed[2:] not in ([], ["key"])
+    if by_name or others or not (any_number or places >= 2):
+        raise ValueError(
+            f"loss takes ({', '.join(needed)}), and must take (params, example) or "
+            "(params, example, key): call a random key `key`, and put all that belongs "
+            "to an example into one tuple or dict"
+        )
+    return needed[2:] == ["key"]
 
 
 def given_key(loss: Callable) -> Callable[[Any, Any], Any]:

@@ -1,0 +1,140 @@
+"""An argument of another kind is refused at once, in one sentence that names it."""
+
+import functools
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import tanager
+
+
+MECHANISM = tanager.Mechanism(0.1, 1.0, 5)
+SEED = tanager.Seed.from_int(0)
+PARAMS = {"w": jnp.zeros(3)}
+DATA = {"x": np.zeros((10, 3), np.float32)}
+
+
+def loss(params, example):
+    return jnp.sum(params["w"] * example["x"])
+
+
+PROBLEM = tanager.Problem(loss, PARAMS, DATA)
+# As users have it: tests check types by a hook, which would speak first.
+unchecked = inspect.unwrap(tanager.clipped_grad)
+ALGORITHM = tanager.DPSGD(MECHANISM, optax.sgd(1.0), delta=1e-3)
+
+
+def with_rng(params, example, rng):
+    return jnp.sum(params["w"])
+
+
+def with_key_by_name(params, example, *, key):
+    return jnp.sum(params["w"])
+
+
+WRONG = {
+    "a number as seed": (
+        lambda: tanager.GaussianNoise(MECHANISM, 1.0, 0, PARAMS),
+        "seed (a int) must be a Seed: tanager.Seed.from_os()",
+    ),
+    "a key of JAX as seed": (
+        lambda: tanager.example_keys(jax.random.key(0), 0, jnp.arange(3)),
+        "must be a Seed: tanager.Seed.from_os(), or that of the run",
+    ),
+    "a seed of the sampler": (
+        lambda: tanager.PoissonSampler(MECHANISM, 10, 0),
+        "seed (a int) must be a Seed",
+    ),
+    "a dict as mechanism": (
+        lambda: tanager.GaussianNoise({"q": 1}, 1.0, SEED, PARAMS),
+        "mechanism (a dict) must be a Mechanism: tanager.calibrate(…)",
+    ),
+    "a number as mechanism": (
+        lambda: tanager.DPSGD(1.0, optax.sgd(1.0), delta=1e-3),
+        "mechanism (a float) must be a Mechanism",
+    ),
+    "mechanisms in a list": (
+        lambda: tanager.epsilon([MECHANISM], 1e-5),
+        "mechanism (a list) must be a Mechanism: give the mechanisms of several runs",
+    ),
+    "risk of a list": (
+        lambda: tanager.risk([MECHANISM]),
+        "mechanism (a list) must be a Mechanism: risk(*mechanisms)",
+    ),
+    "a quantile as adaptive": (
+        lambda: tanager.DPSGD(MECHANISM, optax.sgd(1.0), delta=1e-3, adaptive=0.5),
+        "adaptive (a float) must be a AdaptiveClipping",
+    ),
+    "an adjacency that is none": (
+        lambda: tanager.calibrate(
+            epsilon=1.0, delta=1e-5, sample_rate=0.1, steps=5, adjacency="add"
+        ),
+        "adjacency (='add') must be one of zero-out",
+    ),
+    "problem and algorithm exchanged": (
+        lambda: tanager.train(ALGORITHM, PROBLEM),
+        "problem (a DPSGD) must be a Problem: train(problem, algorithm, runtime)",
+    ),
+    "a word as loss": (
+        lambda: tanager.Problem("loss", PARAMS, DATA),
+        "loss (='str') must be a function of (params, example)",
+    ),
+    "a key of another name": (
+        lambda: tanager.clipped_grad(with_rng, clip_norm=1.0),
+        "loss takes (params, example, rng), and must take (params, example) or",
+    ),
+    "such a loss of a problem": (
+        lambda: tanager.Problem(with_rng, PARAMS, DATA),
+        "call a random key `key`",
+    ),
+    "a key by name alone": (
+        lambda: tanager.clipped_grad(with_key_by_name, clip_norm=1.0),
+        "loss takes (params, example, key), and must take (params, example) or",
+    ),
+    "a loss of one argument": (
+        lambda: tanager.clipped_grad(lambda params: 0.0, clip_norm=1.0),
+        "loss takes (params), and must take (params, example)",
+    ),
+    "a number as transform": (
+        lambda: unchecked(loss, clip_norm=1.0, transform=3),
+        "transform (=3) must be a function of one example's gradient",
+    ),
+    "a word as has_aux": (
+        lambda: unchecked(loss, clip_norm=1.0, has_aux="yes"),
+        "has_aux (a str) must be a bool",
+    ),
+    "two batches": (
+        lambda: tanager.clipped_grad(loss, clip_norm=1.0)(
+            PARAMS, DATA, jnp.zeros(10, jnp.float32)
+        ),
+        "several arguments of the loss go into one tuple or dict, the batch",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "said"), WRONG.values(), ids=WRONG)
+def test_another_kind_is_refused_by_name(call, said):
+    with pytest.raises(ValueError) as error:
+        call()
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        loss,
+        lambda *both: loss(*both),
+        lambda params, example, scale=1.0: scale * loss(params, example),
+        functools.partial(lambda scale, *both: scale * loss(*both), 1.0),
+        functools.partial(lambda p, e, *, scale: scale * loss(p, e), scale=1.0),
+        jax.jit(loss),
+    ],
+)
+def test_losses_however_they_are_spelt_are_taken(given):
+    clipped = tanager.clipped_grad(given, clip_norm=1.0)(PARAMS, DATA)
+    np.testing.assert_array_equal(clipped.sum["w"], 0)
