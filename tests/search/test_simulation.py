@@ -124,7 +124,9 @@ def test_an_impossible_budget_is_refused_before_anything_runs():
     recipe = dataclasses.replace(
         recipes.get("digits").recipe, epsilon=0.1, noise_multiplier=0.5, steps=None
     )
-    with pytest.raises(ValueError, match=r"epsilon .* is below what any steps spends"):
+    with pytest.raises(
+        ValueError, match=r"epsilon .* is below what is spent with any steps"
+    ):
         plan_simulation("digits", recipe, 1437)
 
 
