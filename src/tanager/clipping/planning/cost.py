@@ -89,13 +89,16 @@ _MOST_EXCESS = 0.01
 """How much too large a norm `auto` accepts from a Gram matrix."""
 
 
+_SMALL = 16 * 2**20  # bytes that no training misses
+
+
 def _device() -> _Device:
     return {"cpu": _CPU, "tpu": _TPU}.get(jax.default_backend(), _ACCELERATOR)
 
 
 def most_held(activations: float) -> float:
     """Return how many bytes `auto` holds for the sums, from those of activations."""
-    return _device().held * activations
+    return max(_device().held * activations, _SMALL)
 
 
 def candidates(group: NormGroup) -> list[Method]:
