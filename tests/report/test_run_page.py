@@ -485,7 +485,7 @@ def test_run_without_test_set(tmp_path):
     result |= {"test_accuracy": None, "test_accuracy_ema": None, "per_class": None}
     config |= {"classes": None, "recipe": None, "dataset": None}
     page = Page(report(tmp_path, config, result, metrics, drawn=True))
-    assert "There was no test set" in page.words
+    assert "No accuracy was measured" in page.words
     assert "not measured" in page.words
     assert "Each class" not in page.words
     assert "test accuracy (%)" not in page.words

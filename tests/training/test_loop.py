@@ -404,6 +404,10 @@ CHANGES = {
     "clip": ({"clip_norm": 2.0}, "clip_norm was 1.0 and is 2.0"),
     "style": ({"style": "automatic"}, "clip_gamma was None and is 0.01"),
     "learning rate": ({"optimizer": optax.sgd(2.5, momentum=0.5)}, "optimizer"),
+    "another optimizer": (
+        {"optimizer": optax.adam(0.1)},
+        "configuration: optimizer; initial state of the optimizer",
+    ),
     "loss": ({"loss": lambda p, e: 2 * loss(p, e)}, "configuration: loss"),
     "constant within": ({"loss": weighing(1.0, 1.0, 5.0)}, "configuration: loss"),
     "derivative": ({"loss": weighing(1.0, 1.0, 1.0, back=5.0)}, "configuration: loss"),

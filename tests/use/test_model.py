@@ -247,6 +247,13 @@ def test_a_model_of_your_own_code_is_loaded_again(tmp_path):
         np.testing.assert_allclose(found, expected, atol=1e-6)
         with pytest.raises(ValueError, match=r"missing: c"):
             tanager.load(source, code=(CODE | {"c": jnp.ones(1)}, logits_of))
+    with pytest.raises(
+        ValueError, match=r"code \(='function'\) must be \(params, pred"
+    ):
+        tanager.load(exported, code=logits_of)  # pyright: ignore[reportArgumentType]
+    loaded = tanager.load(exported, code=(CODE, logits_of))
+    with pytest.raises(ValueError, match=r"examples .* predict\(params, array\)"):
+        loaded.logits({"image": images[:1]})  # pyright: ignore[reportArgumentType]
     named = tanager.load(exported, code=(CODE, logits_of), classes=("x", "y"))
     with pytest.raises(ValueError, match="one logit for each of 2 classes"):
         named.predict(images[0])

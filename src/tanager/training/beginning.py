@@ -61,7 +61,7 @@ def check(
         warnings.warn(
             f"the expected batch size is {expected:.3g}, below one example: most steps "
             "add noise to an empty batch; raise the sample rate",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
@@ -71,7 +71,7 @@ def _check_guarantee(algorithm: DPSGD, public: int) -> None:
         warnings.warn(
             f"delta (={delta:g}) is at least 1/{public}: a mechanism that publishes "
             "one whole example would satisfy it; choose a smaller one",
-            stacklevel=4,
+            stacklevel=5,
         )
     if algorithm.clip_norm is None:
         if noise > 0:
@@ -84,7 +84,7 @@ def _check_guarantee(algorithm: DPSGD, public: int) -> None:
         warnings.warn(
             "this run is NOT PRIVATE: gradients are not clipped and get no noise, so "
             "the model can reveal every image it saw; train on public data only",
-            stacklevel=4,
+            stacklevel=5,
         )
         return
     for name in ("jax_debug_nans", "jax_debug_infs"):
@@ -97,7 +97,7 @@ def _check_guarantee(algorithm: DPSGD, public: int) -> None:
                 f"unset {name.upper()}; such an example counts as zero",
             )
     if noise == 0:
-        warnings.warn("noise_multiplier is 0: this run is not private", stacklevel=4)
+        warnings.warn("noise_multiplier is 0: this run is not private", stacklevel=5)
 
 
 def try_out(

@@ -31,7 +31,7 @@ from tanager.training.targets import TARGETS
 
 
 Code = tuple[PyTree, Callable[[Any, Any], Any]]
-"""Parameters like those that were trained, and ``predict(params, example)``."""
+"""Parameters like those that were trained, and ``predict(params, array)``."""
 
 Examples = Sequence[Any] | np.ndarray
 BATCH_SIZE = 64
@@ -131,6 +131,10 @@ class Model:
         Files are decoded in threads while the devices compute. Batches have one shape.
         """
         validate.whole(batch_size=batch_size, at_least=1)
+        if isinstance(examples, Mapping) or not hasattr(examples, "__len__"):
+            rule = "must be an image or array, or many of them in a list or array"
+            remedy = "code of your own is given arrays: predict(params, array)"
+            validate.refuse("examples", type(examples).__name__, rule, remedy)
         count = len(examples)
         size = min(batch_size, 1 << max(0, count - 1).bit_length())
         parts = [examples[start : start + size] for start in range(0, count, size)]
@@ -208,16 +212,17 @@ def load(
         source: the folder of a finished run or of an export, or ``hf:OWNER/NAME``.
         weights: of a run: the ``"average"`` of the parameters, or the ``"last"`` ones.
         code: for a model that is not one of tanager's: ``(params, predict)``, with
-            parameters like those that were trained and ``predict(params, example) ->
-            logits`` for one example. It is never taken from a file: a model runs no
-            code that you did not give.
+            parameters like those that were trained and ``predict(params, array) ->
+            logits`` for the array of one example, which need not be the function that
+            evaluated in training. It is never taken from a file: a model runs no code
+            that you did not give.
         classes: names for `code`; by default those that config.json records.
         preprocessing: of images for `code`; by default what config.json records. None,
             and none recorded: `predict` is given arrays as they are.
 
     Raises:
         ValueError: there is no such model, a run is not finished, a file is damaged, or
-            the weights are not those of `code`.
+            `code` is no pair, or the weights are not its.
         OSError: a file on the Hub cannot be downloaded.
     """
     path, config, ours = describe(source)
@@ -232,6 +237,9 @@ def load(
         own = found.model, _called
         seen = found.preprocessing
         return Model(own, found.classes, seen, config, precision, several)
+    if not (isinstance(code, tuple) and len(code) == 2 and callable(code[1])):
+        rule = "must be (params, predict)"
+        validate.refuse("code", type(code).__name__, rule, "a pytree and a function")
     params, predict = code
     if preprocessing is None and ours.get("preprocessing"):
         preprocessing = preprocessing_in(path, ours["preprocessing"], None)
