@@ -1,5 +1,7 @@
 """An argument of another kind is refused at once, in one sentence that names it."""
 
+# pyright: reportArgumentType=false
+
 import functools
 import inspect
 

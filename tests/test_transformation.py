@@ -306,7 +306,7 @@ def test_a_sum_that_was_changed_before_the_noise_is_refused(change, kind, compil
             assert change is CHANGES["a norm of all"]
         else:
             assert "it was scaled or added to since" in said
-    assert noise.ledger.next_step() == 0
+    assert noise.ledger is not None and noise.ledger.next_step() == 0
 
 
 def test_a_sum_that_was_made_by_hand_is_refused():

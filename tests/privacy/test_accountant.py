@@ -247,9 +247,9 @@ def test_rounding_hides_no_more_of_delta_than_is_said(part, count):
     for ((step, _),) in _pld.sides([every], ADD):
         ours = _pld.repeat(step, count)
         points = fft.next_fast_len(max(ours.size, step.size), real=True)
-        exact = fft.rfft(step._probs.astype(np.longdouble), points) ** count
+        exact = np.asarray(fft.rfft(step._probs.astype(np.longdouble), points)) ** count
         first = ours._lower_loss - count * step._lower_loss
-        exact = np.roll(fft.irfft(exact, points), -first)[: ours.size]
+        exact = np.roll(np.asarray(fft.irfft(exact, points)), -first)[: ours.size]
         losses = _pld.losses_of(ours)
         above = losses >= 0
         for weights in (1.0, np.exp(-np.maximum(losses, 0))):

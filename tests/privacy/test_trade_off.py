@@ -52,7 +52,7 @@ def test_many_deltas_at_once_are_those_of_dp_accounting(q, sigma, steps, adjacen
     composed = _pld.compose(parts, adjacency, coarseness=4.0)
     epsilons = np.linspace(0.0, 40.0, 50)
     library = PrivacyLossDistribution(*composed)
-    theirs = [library.get_delta_for_epsilon(float(epsilon)) for epsilon in epsilons]
+    theirs = np.array([library.get_delta_for_epsilon(float(e)) for e in epsilons])
     found = _pld.deltas(composed, epsilons)
     np.testing.assert_allclose(found, theirs, rtol=1e-9, atol=1e-14)
 

@@ -266,8 +266,8 @@ def _refuse(unknown: _Unknown, target: _Target, how: str, remedy: str) -> NoRetu
     validate.refuse(
         target.name,
         target.budget,
-        f"is {how} what is spent with any {unknown.name}: {unknown.name} = {end:g} spends"
-        f" {spends}{target.other}",
+        f"is {how} what is spent with any {unknown.name}: {unknown.name} = {end:g} "
+        f"spends {spends}{target.other}",
         f"{remedy} {target.mends or target.name}, or change the {others}",
     )
 
