@@ -405,7 +405,7 @@ CHANGES = {
     "style": ({"style": "automatic"}, "clip_gamma was None and is 0.01"),
     "learning rate": ({"optimizer": optax.sgd(2.5, momentum=0.5)}, "optimizer"),
     "another optimizer": (
-        {"optimizer": optax.adam(0.1)},
+        {"optimizer": optax.sgd(2.0)},
         "configuration: optimizer; initial state of the optimizer",
     ),
     "loss": ({"loss": lambda p, e: 2 * loss(p, e)}, "configuration: loss"),
