@@ -35,8 +35,8 @@ CLASSES = ("circle", "square", "triangle")
 # 400 images of 16 × 16 pixels in each of three classes: a dark shape of random size,
 # place and colour on a noisy background. The format is `photos/circle/*.png` and so
 # on. To choose the split yourself, make `photos/train/circle/` and
-# `photos/test/circle/`. Otherwise every fifth file of a class, by a hash of its name,
-# becomes a test image.
+# `photos/test/circle/`. Otherwise a hash of a file's name makes about a fifth of the
+# images test images.
 
 
 # %%

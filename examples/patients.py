@@ -102,8 +102,8 @@ figure.savefig(OUT / "scans.png", dpi=120)
 #         --groups patient --unit group --examples-per-group 2 --epsilon 4 ...
 #
 # `--groups` names the column of the patient, and `--unit group` protects a patient as
-# a whole. Each step uses at most two scans of a patient. A fifth of the patients is
-# held out for testing, with all of their scans.
+# a whole. Each step uses at most two scans of a patient. About a fifth of the patients
+# are held out for testing, with all of their scans.
 
 # %%
 words = ["train", "folder", "--data", str(SCANS), "--out", str(RUN)]

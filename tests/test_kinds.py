@@ -41,35 +41,35 @@ def with_key_by_name(params, example, *, key):
 WRONG = {
     "a number as seed": (
         lambda: tanager.GaussianNoise(MECHANISM, 1.0, 0, PARAMS),
-        "seed (a int) must be a Seed: tanager.Seed.from_os()",
+        "seed (of type int) must be of type Seed: tanager.Seed.from_os()",
     ),
     "a key of JAX as seed": (
         lambda: tanager.example_keys(jax.random.key(0), 0, jnp.arange(3)),
-        "must be a Seed: tanager.Seed.from_os(), or that of the run",
+        "must be of type Seed: tanager.Seed.from_os(), or that of the run",
     ),
     "a seed of the sampler": (
         lambda: tanager.PoissonSampler(MECHANISM, 10, 0),
-        "seed (a int) must be a Seed",
+        "seed (of type int) must be of type Seed",
     ),
     "a dict as mechanism": (
         lambda: tanager.GaussianNoise({"q": 1}, 1.0, SEED, PARAMS),
-        "mechanism (a dict) must be a Mechanism: tanager.calibrate(…)",
+        "mechanism (of type dict) must be of type Mechanism: tanager.calibrate(…)",
     ),
     "a number as mechanism": (
         lambda: tanager.DPSGD(1.0, optax.sgd(1.0), delta=1e-3),
-        "mechanism (a float) must be a Mechanism",
+        "mechanism (of type float) must be of type Mechanism",
     ),
     "mechanisms in a list": (
         lambda: tanager.epsilon([MECHANISM], 1e-5),
-        "mechanism (a list) must be a Mechanism: give the mechanisms of several runs",
+        "must be of type Mechanism: give the mechanisms of several runs to tanager.",
     ),
     "risk of a list": (
         lambda: tanager.risk([MECHANISM]),
-        "mechanism (a list) must be a Mechanism: risk(*mechanisms)",
+        "mechanism (of type list) must be of type Mechanism: risk(*mechanisms)",
     ),
     "a quantile as adaptive": (
         lambda: tanager.DPSGD(MECHANISM, optax.sgd(1.0), delta=1e-3, adaptive=0.5),
-        "adaptive (a float) must be a AdaptiveClipping",
+        "adaptive (of type float) must be of type AdaptiveClipping",
     ),
     "an adjacency that is none": (
         lambda: tanager.calibrate(
@@ -79,7 +79,11 @@ WRONG = {
     ),
     "problem and algorithm exchanged": (
         lambda: tanager.train(ALGORITHM, PROBLEM),
-        "problem (a DPSGD) must be a Problem: train(problem, algorithm, runtime)",
+        "problem (of type DPSGD) must be of type Problem: train(problem, algorithm, ",
+    ),
+    "a share of measuring": (
+        lambda: tanager.Runtime(measure_share=2.0),
+        "measure_share (=2.0) must be at most 1",
     ),
     "a word as loss": (
         lambda: tanager.Problem("loss", PARAMS, DATA),
@@ -107,7 +111,7 @@ WRONG = {
     ),
     "a word as has_aux": (
         lambda: unchecked(loss, clip_norm=1.0, has_aux="yes"),
-        "has_aux (a str) must be a bool",
+        "has_aux (of type str) must be of type bool",
     ),
     "two batches": (
         lambda: tanager.clipped_grad(loss, clip_norm=1.0)(

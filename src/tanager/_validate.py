@@ -111,7 +111,8 @@ def instance(kind: type, remedy: str, **values: object) -> None:
     for name, value in values.items():
         if not isinstance(value, kind):
             given, wanted = type(value).__name__, kind.__name__
-            raise ValueError(f"{name} (a {given}) must be a {wanted}: {remedy}")
+            message = f"{name} (of type {given}) must be of type {wanted}: {remedy}"
+            raise ValueError(message)
 
 
 def one_of(choices: Iterable[str], *, remedy: str = "", **values: str) -> None:

@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def process() -> NoReturn:
     """Be the `tanager` command: run `main`, and end this process with its status."""
-    # The command moves data to devices by many ways, and all of them are meant.
+    # The command moves data to devices in many places, all of them intended.
     os.environ["JAX_TRANSFER_GUARD"] = "allow"
     status = main()
     jax = sys.modules.get("jax")

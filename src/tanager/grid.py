@@ -93,7 +93,18 @@ class Grid:
         )
 
     def add(self, total: Whole, sums: PyTree) -> Whole:
-        """Add the sums of a physical batch, in float32 or wider, to those before."""
+        """Add the sums of a physical batch, in float32 or wider, to those before.
+
+        Raises:
+            ValueError: `total` is not a sum on the grid, or of other arrays.
+        """
+        if not isinstance(total, Whole):
+            remedy = "begin with noise.zeros()"
+            validate.refuse("total", type(total).__name__, "must be a sum", remedy)
+        if not _alike(sums, total.high):
+            rule = "must be arrays like those of the total"
+            remedy = "give the .sum of what clipped_grad returned"
+            validate.refuse("sums", type(sums).__name__, rule, remedy)
         return self.plus(total, self.round(sums))
 
     def round(self, sums: PyTree) -> Whole:
@@ -175,6 +186,12 @@ def halves(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return int64 numbers below 2⁴⁷ as (high, low), int32."""
     low = ((numbers + _HALF) & (2 * _HALF - 1)) - _HALF
     return ((numbers - low) >> _BITS).astype(np.int32), low.astype(np.int32)
+
+
+def _alike(one: PyTree, other: PyTree) -> bool:
+    leaves, structures = zip(*map(jax.tree.flatten, (one, other)), strict=True)
+    shapes = [[np.shape(leaf) for leaf in each] for each in leaves]
+    return structures[0] == structures[1] and shapes[0] == shapes[1]
 
 
 def _require_wide(leaf: Array) -> None:

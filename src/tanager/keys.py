@@ -59,9 +59,9 @@ def example_keys(
         indices: numbers of examples, from `PhysicalBatch.indices`.
         view: which of the example's views, from 0.
     """
-    remedy = "tanager.Seed.from_os(), or that of the run; a JAX key is none"
+    remedy = "tanager.Seed.from_os(), or that of the run; a JAX key is not a seed"
     validate.instance(Seed, remedy, seed=seed)
-    validate.whole(step=step, view=view, at_least=0)
+    validate.whole(step=np.asarray(step).tolist(), view=view, at_least=0)
     (key,) = derive_keys(seed, "augmentation", step)
 
     def one(index: Array) -> Array:

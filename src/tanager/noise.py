@@ -20,7 +20,7 @@ deviation is σ·(sensitivity + g·√d), at most 0.025 % above σ·sensitivity.
 """
 
 import copy
-import itertools
+import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
@@ -70,7 +70,7 @@ class GaussianNoise:
         sensitivity: from `ClippedGrad.sensitivity`: how far one example moves the sum
             of a physical batch.
         seed: the run's secret; every step has noise of its own.
-        params: pytree or module, of arrays or shapes; its float arrays get noise. With
+        params: pytree or module, of arrays or shapes; its float arrays get noise. Put
             None in place of what `trainable` leaves out.
         ledger: charged with each step that is called, before its noise is drawn. None
             where steps are charged elsewhere.
@@ -132,14 +132,19 @@ class GaussianNoise:
 
     def require_like(self, params: PyTree) -> None:
         """Refuse a pytree of other structure or shapes than those of the sums."""
-        for given, like in itertools.zip_longest(*map(_shapes, (params, self._like))):
-            if given != like:
-                validate.refuse(
-                    "params",
-                    "no array" if given is None else given,
-                    f"must be shaped like those of the noise, where it is {like}",
-                    "make GaussianNoise of the parameters that are trained",
-                )
+        given, like = _shapes(params), _shapes(self._like)
+        for name in like | given:
+            if given.get(name) != like.get(name):
+                shape, wanted = (each.get(name, "left out") for each in (given, like))
+                rule = f"must be {wanted}, as in the parameters of the noise"
+                remedy = "make GaussianNoise of the parameters that are trained"
+                more = "with None in place of the others"
+                validate.refuse(f"params{name}", shape, rule, f"{remedy}, {more}")
+
+    def _require_sum(self, total: Whole) -> None:
+        _require_whole(total)
+        self.require_like(total.high)  # or one number of noise would hide several
+        self.require_like(total.low)
 
     def draw(self, step: int) -> Whole:
         """Draw the secret noise of one step, on the host.
@@ -177,9 +182,9 @@ class GaussianNoise:
             Pytree of float32 arrays, float64 where the parameters are.
 
         Raises:
-            ValueError: `total` is not a sum on the grid.
+            ValueError: `total` is not a sum on the grid, or of other arrays.
         """
-        _require_whole(total)
+        self._require_sum(total)
         return self.grid.floats(self.grid.plus(total, drawn), self._like)
 
     def __call__(self, total: Whole, step: ArrayLike) -> PyTree:
@@ -203,7 +208,7 @@ class GaussianNoise:
 
     def release(self, total: Whole, step: ArrayLike, mark: Any) -> PyTree:
         """Do as a call does, for a sum of one physical batch with this mark."""
-        _require_whole(total)
+        self._require_sum(total)
         if getattr(mark, "dtype", None) != MARK.dtype:
             raise ValueError(_CHANGED)
         leaves = jax.tree.leaves((total, step, mark))
@@ -234,7 +239,8 @@ class GaussianNoise:
                 "not charge before",
                 "its noise may have hidden another sum: begin at noise.first_step",
             )
-        given = np.asarray(sums).tobytes() + repr((self._scale, self.grid)).encode()
+        content = np.asarray(sums).tobytes() + repr((self._scale, self.grid)).encode()
+        given = hashlib.blake2b(content, digest_size=16).digest()
         if self._used.setdefault(number, given) != given:
             validate.refuse(
                 "step",
@@ -283,7 +289,7 @@ class GaussianNoise:
 def _used_by(seed: Seed) -> dict[int, bytes]:
     """Return what each step's noise has hidden in this process, by whatever object.
 
-    Seeds that are no secret hide nothing: each object has its own then.
+    Seeds that are not secret hide nothing: each object has its own then.
     """
     return _USED.setdefault(seed.fingerprint(b"used"), {}) if seed.private else {}
 
@@ -299,5 +305,6 @@ def _require_whole(total: Whole) -> None:
         raise ValueError(_CHANGED)
 
 
-def _shapes(tree: PyTree) -> list[tuple[int, ...]]:
-    return [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)]
+def _shapes(tree: PyTree) -> dict[str, tuple[int, ...]]:
+    found = jax.tree.leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): jnp.shape(leaf) for path, leaf in found}

@@ -76,7 +76,6 @@ def gaussian_noise(noise: GaussianNoise) -> optax.GradientTransformation:
                 "flax.nnx.Optimizer gives another tree: call the chain's own init and "
                 "update on nnx.state(model, nnx.Param)"
             )
-        noise.require_like(updates.high)
         noisy = noise.release(updates, state.noise_step, mark)
         return noisy, GaussianNoiseState(state.noise_step + 1)
 

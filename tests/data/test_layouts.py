@@ -229,18 +229,18 @@ READ = {
     from_one: ("12", 8),
     medmnist: ("01", 8),
     grey_medmnist: ("01", 8),
-    names: (("big dog", "cat"), 8),
-    csv_beside: ("ab", 8),
-    csv_beside_folders_of_people: ("ab", 8),
+    names: (("big dog", "cat"), 9),
+    csv_beside: ("ab", 10),
+    csv_beside_folders_of_people: ("ab", 10),
     names_in_halves: ("ab", 8),
     csv_beside_halves: ("ab", 8),
     csv_of_something_else: ("ab", 10),
     csv_with_a_split: ("ab", 8),
-    csv_beside_parts: ("ab", 8),
-    csv_beside_parts_of_two_columns: ("ab", 8),
+    csv_beside_parts: ("ab", 10),
+    csv_beside_parts_of_two_columns: ("ab", 10),
     csv_beside_plain_halves: ("ab", 8),
     csv_that_says_what_folders_say: ("ab", 10),
-    csv_elsewhere: (("no", "yes"), 8),
+    csv_elsewhere: (("no", "yes"), 10),
 }
 
 
@@ -325,7 +325,7 @@ def test_a_csv_file_splits_by_person(tmp_path):
     table.write_text("\n".join(["image,label,patient", *lines]))
     options = {"groups": "patient", "validation_examples": 2}
     dataset = load("folder", tmp_path, **options)
-    assert dataset.units()[1] == 5  # of 10: 3 for testing, 2 for validation
+    assert dataset.units()[1] == 6  # of 10: 2 for testing, 2 for validation
     trained, held = (
         {*(gather(each, np.arange(len(each)))["image"][:, 0, 0, 0] // 6 // 4)}
         for each in (dataset.train, dataset.test)
@@ -339,7 +339,7 @@ def test_a_csv_file_splits_by_person(tmp_path):
     for n in range(40):
         write(moved, f"scans/{n // 4}/{n}.png")
     folders = Layout(moved, labels=table)
-    assert load("folder", folders, groups="folder").units()[1] == 7
+    assert load("folder", folders, groups="folder").units()[1] == 6
 
 
 def test_images_in_no_folder_of_a_split_are_refused(tmp_path):

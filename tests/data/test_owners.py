@@ -150,7 +150,7 @@ def test_folders_of_labelled_images_hold_a_person_together(tmp_path, from_name):
         by_person(tmp_path / "outside", from_name)
     labelled(tmp_path / "right", *(f"scans/p{n}" for n in range(10)))
     dataset = by_person(tmp_path / "right", from_name)
-    assert dataset.units()[1] == 7
+    assert dataset.units()[1] == 5
     assert not persons_of(dataset) & persons_of(dataset, "test")
 
 

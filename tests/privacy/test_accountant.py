@@ -227,7 +227,7 @@ COMPOSED = [
 
 @pytest.mark.parametrize(("part", "count"), COMPOSED)
 def test_steps_are_composed_as_by_dp_accounting(part, count):
-    """Between the same ends, with the same mass; each δ but for what rounding hides."""
+    """Between the same ends, with the same mass; each δ is the same, up to rounding."""
     every = part._replace(steps=count)
     for ((step, times),) in _pld.sides([every], ADD):
         assert times == count

@@ -180,18 +180,18 @@ def test_millions_of_steps():
     [
         (
             {"sample_rate": 0.1, "noise_multiplier": 0.3},
-            "epsilon (=1.0) is below what is spent with any steps: steps = 1 spends "
+            "epsilon (=1.0) is below what any value of steps spends: steps = 1 spends "
             "more at delta = 1e-05: raise epsilon or delta, or change the sample rate "
             "or the noise multiplier",
         ),
         (
             {"sample_rate": 1e-6, "steps": 1},
-            "is above what is spent with any noise_multiplier: noise_multiplier = "
+            "is above what any value of noise_multiplier spends: noise_multiplier = "
             "0.001",
         ),
         (
             {"sample_rate": 1e-9, "noise_multiplier": 1.0},
-            "is above what is spent with any steps: steps = 1e+09 spends less",
+            "is above what any value of steps spends: steps = 1e+09 spends less",
         ),
         (
             {"sample_rate": 0.1},
@@ -245,13 +245,13 @@ def test_what_cannot_be_is_refused(known, message):
         ),
         (
             {"advantage": 1e-3},
-            "advantage (=0.001) is below what is spent with any steps: steps = 1 "
+            "advantage (=0.001) is below what any value of steps spends: steps = 1 "
             "spends more: raise advantage, or change the sample rate or the noise "
             "multiplier",
         ),
         (
             {"tpr": 0.0101, "fpr": 0.01},
-            "tpr (=0.0101) is below what is spent with any steps: steps = 1 spends "
+            "tpr (=0.0101) is below what any value of steps spends: steps = 1 spends "
             "more at fpr = 0.01: raise tpr, or change",
         ),
     ],

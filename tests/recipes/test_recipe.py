@@ -313,7 +313,8 @@ def test_examples_chosen_by_rank_are_refused_where_their_number_is_private():
     recipe = Recipe(**MINIMAL)
     hidden = {"adjacency": "add-or-remove-one", "declared_examples": 1000}
     assert dataclasses.replace(recipe, **hidden).public_size(1200) == 1000
-    chosen = dataclasses.replace(recipe, **hidden, train_examples=500)
-    with pytest.raises(ValueError, match=r"train_examples \(=500\) must be left out"):
-        chosen.public_size(500)
+    for name in ("train_examples", "validation_examples"):
+        chosen = dataclasses.replace(recipe, **hidden | {name: 500})
+        with pytest.raises(ValueError, match=rf"{name} \(=500\) must be left out"):
+            chosen.public_size(500)
     assert dataclasses.replace(recipe, train_examples=500).public_size(500) == 500

@@ -125,7 +125,7 @@ def test_an_impossible_budget_is_refused_before_anything_runs():
         recipes.get("digits").recipe, epsilon=0.1, noise_multiplier=0.5, steps=None
     )
     with pytest.raises(
-        ValueError, match=r"epsilon .* is below what is spent with any steps"
+        ValueError, match=r"epsilon .* is below what any value of steps spends"
     ):
         plan_simulation("digits", recipe, 1437)
 

@@ -39,7 +39,7 @@ class ClippedGradient(_Fields):
 
     def marked(self) -> Self:
         """Return the same as what clipping gave; copies by other ways have no mark."""
-        return self.tree_unflatten(None, (*self, MARK))
+        return self.tree_unflatten(None, (*self, jax.device_put(MARK)))
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], None]:
         """Return the leaves and their names, as `jax.tree_util` asks."""

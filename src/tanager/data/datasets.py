@@ -13,7 +13,7 @@ import numpy as np
 from tanager import _validate as validate
 from tanager.data.features import read_features
 from tanager.data.find import OWN, WANTED, Wanted, find_images
-from tanager.data.folder import HELD_OUT
+from tanager.data.folder import HELD_OUT, held_out_by_name
 from tanager.data.known import DATASETS, DIGITS, FILES, RESIZED
 from tanager.data.layout import Layout
 from tanager.data.source import ArraySource, Source, subset, unfolded
@@ -363,12 +363,13 @@ def _found(name: str, wanted: Wanted, decoded: bool) -> Dataset:
         f"there are no test images: about a fifth of the {what} are held out for "
         "testing, by a fixed public choice"
     )
-    numbers, units = dataset.units()
-    # Each by its own word: one more changes nothing for those before it.
-    held = (_public_words(units) < 2**64 // HELD_OUT)[numbers]
+    held = held_out_by_name(train, owners)
+    if held is None:  # by its number: one more at the end moves no other
+        held = _public_words(len(train)) < 2**64 // HELD_OUT
     if held.all() or not held.any():
-        rule = f"must be more {what} to hold out a fifth"
-        validate.refuse("examples", units, rule, "add some, or test images")
+        rule = "must be more, to hold out a fifth of them"
+        remedy = "add some, or test images"
+        validate.refuse(what, dataset.units()[1], rule, remedy)
     return _with_test(dataset, held)
 
 

@@ -2,9 +2,8 @@
 
 Either ``train/<class>/*`` with ``test/<class>/*`` (or another of `TRAINS` and `TESTS`,
 in lower or upper case), or ``<class>/*`` alone, which is split here: a hash of a file's
-name decides whether it is a test example, which about a fifth are. Neither another file
-nor its own class moves it, so that data sets that differ in one training example have
-the same test examples, and otherwise the same training examples.
+name decides whether it is a test image; about a fifth are. Other files and its class do
+not matter. So two folders that differ in one training image have the same test images.
 
 Where each class folder has a folder for each person, ``<class>/<person>/*``, whole
 persons are split, by a hash of their folders' names.
@@ -28,7 +27,7 @@ from tanager.data.streamed import EncodedImages, digest
 
 
 HELD_OUT = 5
-"""One in so many is a test example, where there are none."""
+"""One in this many is for testing, where there are no test images."""
 _CHOICE = b"split 157"  # any would do
 TRAINS = ("train", "training")
 """Names that a folder of training images may have, in lower or upper case."""
@@ -268,8 +267,21 @@ def _images_of_person(folder: Path, record: Record) -> list[str]:
     return files
 
 
+def held_out_by_name(source: object, owners: np.ndarray | None) -> np.ndarray | None:
+    """Choose about a fifth of the images, or of their owners, each by its name alone.
+
+    None if neither has a name.
+    """
+    if owners is not None:
+        names, numbers = np.unique(owners, return_inverse=True)
+        return np.array([_held_out(str(name)) for name in names])[numbers]
+    if not isinstance(source, FolderSource):
+        return None
+    places = map(source.place, range(len(source)))
+    return np.array([_held_out(file.name) for file, _ in places])
+
+
 def _held_out(name: str) -> bool:
-    """Whether an image or person of this name is for testing; no other decides it."""
     encoded = name.encode(errors="surrogateescape")
     word = hashlib.blake2b(encoded, digest_size=8, person=_CHOICE).digest()
     return int.from_bytes(word, "big") < 2**64 // HELD_OUT

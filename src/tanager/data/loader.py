@@ -218,11 +218,11 @@ def _zeros(batch: Any, rows: int) -> Any:
 
 def _put(batch: Any, rows: np.ndarray | slice, found: Any) -> None:
     def put(into: np.ndarray, leaf: np.ndarray) -> None:
-        # Numpy would repeat a row that is smaller, or round one of another dtype.
+        # NumPy would repeat a row that is smaller, or round one of another dtype.
         if (into.shape[1:], into.dtype) != (leaf.shape[1:], leaf.dtype):
-            wanted, found = (f"{each.dtype}{each.shape[1:]}" for each in (into, leaf))
+            wanted, given = (f"{each.dtype}{each.shape[1:]}" for each in (into, leaf))
             rule = f"must be {wanted} in every example of the source"
-            validate.refuse("leaf", found, rule)
+            validate.refuse("data", given, rule)
         into[rows] = leaf
 
     map_leaves(put, batch, found)

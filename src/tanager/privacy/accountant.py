@@ -174,8 +174,9 @@ def delta(mechanism: Mechanism, epsilon: float) -> float:
     lost, spent = _pld.lost_to_rounding(parts), 1.0
     with np.errstate(all="ignore"), contextlib.suppress(ArithmeticError, ValueError):
         composed = _pld.compose(parts, mechanism.adjacency)
-        (found,) = _pld.deltas(composed, np.array([float(epsilon)])).tolist()
-        spent = min(1.0, found + lost)  # not-a-number is not below 1
+        # Each term without cancellation, unlike `_pld.deltas`.
+        each = [float(pmf.get_delta_for_epsilon(float(epsilon))) for pmf in composed]
+        spent = min(1.0, max(0.0, *each) + lost)  # not-a-number is not below 1
         if lost > spent * _SMALL_SHARE:
             spent = min(spent, _tilted.delta(parts, mechanism.adjacency, epsilon))
     if mechanism.adjacency is not Adjacency.REPLACE_ONE and (

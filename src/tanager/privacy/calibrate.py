@@ -266,7 +266,7 @@ def _refuse(unknown: _Unknown, target: _Target, how: str, remedy: str) -> NoRetu
     validate.refuse(
         target.name,
         target.budget,
-        f"is {how} what is spent with any {unknown.name}: {unknown.name} = {end:g} "
+        f"is {how} what any value of {unknown.name} spends: {unknown.name} = {end:g} "
         f"spends {spends}{target.other}",
         f"{remedy} {target.mends or target.name}, or change the {others}",
     )

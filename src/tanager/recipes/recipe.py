@@ -253,14 +253,20 @@ class Recipe:
                 or some of them are chosen by their rank among all.
         """
         protected = self.adjacency == Adjacency.ADD_OR_REMOVE_ONE
-        if protected and self.train_examples is not None and not self.non_private:
-            validate.refuse(
-                "train_examples",
-                self.train_examples,
-                "must be left out under add-or-remove-one: with one example more, "
-                "another would be left out",
-                "leave out --train-examples, or --adjacency",
-            )
+        by_rank = {
+            "train_examples": self.train_examples,
+            "validation_examples": self.validation_examples or None,
+        }
+        for name, value in by_rank.items():
+            if protected and value is not None and not self.non_private:
+                rule = "must be left out under add-or-remove-one: with one example "
+                flag = name.replace("_", "-")
+                validate.refuse(
+                    name,
+                    value,
+                    rule + "more, others would be chosen",
+                    f"leave out --{flag}, or --adjacency",
+                )
         if self.declared_examples is not None:
             return self.declared_examples
         if protected and not self.non_private:

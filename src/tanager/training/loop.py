@@ -1,7 +1,6 @@
 """Private training from start to finish, one story read from top to bottom."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -45,18 +44,8 @@ from tanager.training.state import Counts, State
 from tanager.training.step import Step
 
 
-def _moves_data(function: Callable) -> Callable:
-    """Let a function move arrays to devices where its caller forbade it."""
-
-    @functools.wraps(function)
-    def allowed(*arguments: Any, **named: Any) -> Any:
-        with jax.transfer_guard("allow"):
-            return function(*arguments, **named)
-
-    return allowed
-
-
-@_moves_data
+# It moves data to devices by many calls, also where the caller forbids it.
+@jax.transfer_guard("allow")
 def train(
     problem: Problem,
     algorithm: DPSGD,

@@ -289,9 +289,8 @@ class Runtime:
     def __post_init__(self):
         validate.size_or_auto(physical_batch_size=self.physical_batch_size)
         validate.whole(workers=self.workers, at_least=0)
-        validate.not_negative(
-            checkpoint_seconds=self.checkpoint_seconds, measure_share=self.measure_share
-        )
+        validate.not_negative(checkpoint_seconds=self.checkpoint_seconds)
+        validate.share(measure_share=self.measure_share)
 
     def layout(self) -> Layout:
         """Return which device holds what."""

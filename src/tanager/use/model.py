@@ -132,7 +132,7 @@ class Model:
         """
         validate.whole(batch_size=batch_size, at_least=1)
         if isinstance(examples, Mapping) or not hasattr(examples, "__len__"):
-            rule = "must be an image or array, or many of them in a list or array"
+            rule = "must be many images or arrays, in a list or array"
             remedy = "code of your own is given arrays: predict(params, array)"
             validate.refuse("examples", type(examples).__name__, rule, remedy)
         count = len(examples)
@@ -222,7 +222,7 @@ def load(
 
     Raises:
         ValueError: there is no such model, a run is not finished, a file is damaged, or
-            `code` is no pair, or the weights are not its.
+            `code` is not a pair, or has other weights.
         OSError: a file on the Hub cannot be downloaded.
     """
     path, config, ours = describe(source)

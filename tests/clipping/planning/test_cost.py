@@ -113,7 +113,7 @@ def test_on_a_tpu_no_gradient_of_a_kernel_is_formed_by_vmap(
 def test_on_a_tpu_a_smaller_part_of_the_activations_may_be_held(
     backend, share, monkeypatch
 ):
-    """But for 16 MiB, which are always free."""
+    """16 MiB are always free."""
     program = read_loss(lambda w, x: jnp.sum(x @ w), jnp.ones((3, 4)), jnp.ones(3))
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     most = []

@@ -31,7 +31,8 @@ def takes_key(loss: Callable) -> bool:
     """Return whether a loss takes a key for each example.
 
     Raises:
-        ValueError: `loss` is no function, or one that needs other arguments.
+        ValueError: `loss` is not a function of (params, example) or of (params,
+            example, key).
     """
     if not callable(loss):
         rule = "must be a function of (params, example)"
@@ -49,8 +50,8 @@ def takes_key(loss: Callable) -> bool:
     if by_name or others or not (any_number or places >= 2):
         raise ValueError(
             f"loss takes ({', '.join(needed)}), and must take (params, example) or "
-            "(params, example, key): call a random key `key`, and put all that belongs "
-            "to an example into one tuple or dict"
+            "(params, example, key) by position: call a random key `key`, and put all "
+            "that belongs to an example into one tuple or dict"
         )
     return needed[2:] == ["key"]
 
