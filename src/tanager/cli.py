@@ -46,6 +46,10 @@ _USAGE = "\n".join(
 )
 
 
+_UNFINISHED: list[BaseException] = []
+"""The interrupt, and with it what its frames hold: a thread may still compile it."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0, 1 failed, 2 refused, 130 stopped.
 
@@ -70,7 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             validate.one_of(COMMANDS, command=words[0])
             command = importlib.import_module(f"tanager.commands.{words[0]}")
             return command.run(words[1:])
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stopped:
+            _UNFINISHED[:] = [stopped]
             again = "run the same command again to resume"
             more = {"train": f"{again}, with the run's folder as --out, or --resume"}
             more |= dict.fromkeys(("search", "audit"), again)
