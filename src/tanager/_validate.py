@@ -106,13 +106,20 @@ def channels_last(image_shape: tuple[int, ...]) -> None:
         refuse("image shape", shape, rule, f"{remedy}, 0, -1)")
 
 
-def instance(kind: type, remedy: str, **values: object) -> None:
-    """Refuse what is not of a class; no value is printed."""
+_MADE = {
+    "AdaptiveClipping": "AdaptiveClipping(), or None",
+    "Mechanism": "tanager.calibrate(…), or tanager.Mechanism(…)",
+    "Seed": "tanager.Seed.from_os()",
+}
+
+
+def instance(kind: type, remedy: str = "", **values: object) -> None:
+    """Refuse what is not of a class, and say how one is made; no value is printed."""
     for name, value in values.items():
         if not isinstance(value, kind):
             given, wanted = type(value).__name__, kind.__name__
-            message = f"{name} (of type {given}) must be of type {wanted}: {remedy}"
-            raise ValueError(message)
+            rule = f"{name} (of type {given}) must be of type {wanted}"
+            raise ValueError(f"{rule}: {remedy or _MADE[wanted]}")
 
 
 def one_of(choices: Iterable[str], *, remedy: str = "", **values: str) -> None:

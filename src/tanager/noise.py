@@ -90,9 +90,8 @@ class GaussianNoise:
         params: PyTree,
         ledger: Ledger | None = None,
     ):
-        validate.instance(Seed, "tanager.Seed.from_os()", seed=seed)
-        remedy = "tanager.calibrate(…), or tanager.Mechanism(…)"
-        validate.instance(Mechanism, remedy, mechanism=mechanism)
+        validate.instance(Seed, seed=seed)
+        validate.instance(Mechanism, mechanism=mechanism)
         params, _ = split(params)
         self.grid = Grid.of(sensitivity, params)
         self.standard_deviation = mechanism.noise_multiplier * (

@@ -129,9 +129,8 @@ class PoissonSampler:
         declared: int | None = None,
         groups: Groups | None = None,
     ):
-        validate.instance(Seed, "tanager.Seed.from_os()", seed=seed)
-        remedy = "tanager.calibrate(…), or tanager.Mechanism(…)"
-        validate.instance(Mechanism, remedy, mechanism=mechanism)
+        validate.instance(Seed, seed=seed)
+        validate.instance(Mechanism, mechanism=mechanism)
         validate.whole(examples=examples, at_least=1)
         if groups is not None and len(groups) != examples:
             rule = f"must be the number of groups, {len(groups)}"

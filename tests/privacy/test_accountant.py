@@ -452,6 +452,48 @@ def test_delta_of_one_step_is_that_of_the_worse_direction():
         assert accountant.delta(mechanism, epsilon) == pytest.approx(exact, rel=1e-3)
 
 
+def test_delta_where_exp_of_epsilon_overflows():
+    """A sum near 1 with noise of 0.03, whose loss is 555 + 33 z."""
+    mechanism = Mechanism(0.9, 0.03, 1)
+    epsilons = np.array([699.0, 701.0, 720.0, 800.0])
+    found = np.array([accountant.delta(mechanism, epsilon) for epsilon in epsilons])
+    exact = 0.9 * stats.norm.sf((epsilons - 555) / 33.3)
+    assert np.all(found >= 0.5 * exact)
+    assert np.all(found <= 2 * exact)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_what_is_not_a_number_is_no_small_delta(order, monkeypatch):
+    """In whichever direction it comes out."""
+    mechanism = Mechanism(0.1, 1.0, 5)
+    with monkeypatch.context() as patch:
+        patch.setattr(_pld, "compose", lambda *_: [Loss(math.nan), Loss(1e-9)][::order])
+        assert accountant.delta(mechanism, 1.0) > 1e-4  # by RDP
+    right = accountant.epsilon(Mechanism(0.1, 1.0, 1), 1e-5)
+    accountant._epsilon_pld.cache_clear()
+    _pld.compose.cache_clear()
+
+    def spoilt(*given):
+        for side in sides(*given):
+            side[0][0]._probs[-3] = math.nan
+            yield side
+
+    sides = _pld.sides
+    monkeypatch.setattr(_pld, "sides", spoilt)
+    _pld._step.cache_clear()
+    assert accountant.epsilon(Mechanism(0.1, 1.0, 1), 1e-5) >= right
+    for cache in (_pld._step, _pld.compose, accountant._epsilon_pld):
+        cache.cache_clear()
+
+
+class Loss:
+    def __init__(self, delta):
+        self.delta = delta
+
+    def get_delta_for_epsilon(self, epsilon):
+        return self.delta
+
+
 def test_delta_inverts_epsilon():
     for mechanism in (SMALL, dataclasses.replace(SMALL, adjacency=REPLACE)):
         spent = accountant.epsilon(mechanism, 1e-5)

@@ -261,13 +261,17 @@ def compose(
 
     Raises:
         OverflowError: the privacy loss spans too wide a range for any grid.
+        FloatingPointError: a mass is not a number.
     """
     from dp_accounting.pld.pld_pmf import DensePLDPmf
 
-    return tuple(
+    composed = tuple(
         functools.reduce(DensePLDPmf.compose, [repeat(*each) for each in side])
         for side in sides(parts, adjacency, coarseness)
     )
+    if not all(np.isfinite(pmf._probs).all() for pmf in composed):
+        raise FloatingPointError("a mass of the privacy loss is not a number")
+    return composed
 
 
 def repeat(pmf: "DensePLDPmf", count: int) -> "DensePLDPmf":
@@ -329,11 +333,9 @@ def deltas(composed: "Iterable[DensePLDPmf]", epsilons: np.ndarray) -> np.ndarra
             np.append(np.cumsum(masses[::-1])[::-1], 0.0)[above]
             for masses in (weights, weights * np.exp(-losses))
         ]
-        # Σ p(l) (1 − exp(ε − l)) over the losses l > ε, and what is infinite. Where
-        # exp(ε) overflows, the first term bounds it.
+        # Σ p(l) (1 − exp(ε − l)) over the losses l > ε, and what is infinite.
         upper, lower = tails
-        factors = np.exp(np.where(epsilons < 700, epsilons, -np.inf))
-        found = np.maximum(found, infinite + upper - factors * lower)
+        found = np.maximum(found, infinite + upper - np.exp(epsilons) * lower)
     return found
 
 

@@ -176,7 +176,8 @@ def delta(mechanism: Mechanism, epsilon: float) -> float:
         composed = _pld.compose(parts, mechanism.adjacency)
         # Each term without cancellation, unlike `_pld.deltas`.
         each = [float(pmf.get_delta_for_epsilon(float(epsilon))) for pmf in composed]
-        spent = min(1.0, max(0.0, *each) + lost)  # not-a-number is not below 1
+        found = max(float(np.max(each)), 0.0) + lost
+        spent = min(1.0, found)  # not-a-number is not below 1
         if lost > spent * _SMALL_SHARE:
             spent = min(spent, _tilted.delta(parts, mechanism.adjacency, epsilon))
     if mechanism.adjacency is not Adjacency.REPLACE_ONE and (

@@ -172,11 +172,9 @@ class DPSGD:
     class_counts: Mechanism | None = None
 
     def __post_init__(self):
-        remedy = "tanager.calibrate(…), or tanager.Mechanism(…)"
-        validate.instance(Mechanism, remedy, mechanism=self.mechanism)
+        validate.instance(Mechanism, mechanism=self.mechanism)
         if self.adaptive is not None:
-            remedy = "AdaptiveClipping(), or None"
-            validate.instance(AdaptiveClipping, remedy, adaptive=self.adaptive)
+            validate.instance(AdaptiveClipping, adaptive=self.adaptive)
         validate.probability(delta=self.delta)
         check_claim(self.accountant, common_adjacency(self.mechanisms()))
         if self.clip_norm is not None:
