@@ -118,6 +118,9 @@ def test_runs_without_noise_are_no_target():
     silent = dataclasses.replace(recipe, noise_multiplier=0.0, epsilon=None, steps=3)
     with pytest.raises(ValueError, match=r"noise_multiplier .* must be positive"):
         plan_simulation("digits", silent, 1437)
+    drowned = dataclasses.replace(recipe, epsilon=1e-9)
+    with pytest.raises(ValueError, match=r"epsilon \(=1e-09\) spends nothing at δ = "):
+        plan_simulation("digits", drowned, 1437)
 
 
 def test_an_impossible_budget_is_refused_before_anything_runs():

@@ -184,6 +184,11 @@ def plan_simulation(name: str, recipe: Recipe, examples: int) -> Target:
         validate.refuse(
             "noise_multiplier", 0, "must be positive: simulations scale the noise"
         )
+    if budget.epsilon == 0:
+        name = "noise_multiplier" if recipe.epsilon is None else "epsilon"
+        rule = f"spends nothing at δ = {budget.delta:g}: there is nothing to compare"
+        less_noise = "allow a run less noise, by a larger ε"
+        validate.refuse(name, getattr(recipe, name), rule, less_noise)
     recipe = dataclasses.replace(
         recipe,
         noise_multiplier=mechanism.noise_multiplier,
