@@ -81,6 +81,7 @@ def main(settings):
         return test(params.model if settings.get("balanced") else params)
 
     seed = settings.get("data", {}).get(str(me), 0)
+    own = settings.get("own", {}).get(str(me), {})
     data = examples(60, seed)
     params = {"w": jnp.zeros((CLASSES, FEATURES)), "b": jnp.zeros(CLASSES)}
     rows = Rows(data, settings.get("bad", ()))
@@ -96,9 +97,14 @@ def main(settings):
             "unreadable": "skip" if settings.get("bad") else "error",
         },
         class_counts=release,
-        mechanism=Mechanism(settings.get("sample_rate", 0.4), 1.2, STEPS),
+        mechanism=Mechanism(
+            own.get("sample_rate", settings.get("sample_rate", 0.4)),
+            own.get("noise_multiplier", 1.2),
+            STEPS,
+        ),
+        **{"clip_norm": own["clip_norm"]} if "clip_norm" in own else {},
         optimizer=optax.sgd(2.0, momentum=0.5),
-        out=settings["out"],
+        out=settings["out"] + own.get("suffix", ""),
         physical_batch_size=16 * settings["hosts"],  # 8 rows on each device
         shard_parameters=settings.get("shard", False),
         evaluate=evaluate,

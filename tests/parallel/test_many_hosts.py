@@ -169,6 +169,20 @@ def test_hosts_with_other_data_are_refused(tmp_path):
         assert "data (='on host 1') differs from what host 0 has" in error
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "own", [{"noise_multiplier": 0.002}, {"sample_rate": 0.9}, {"clip_norm": 1.9}]
+)
+def test_hosts_with_other_settings_are_refused_before_a_charge(tmp_path, own):
+    """One host's σ, q or C would be in the sum, and the chief's in the ledger."""
+    other = Hosts(tmp_path, 2, own={"1": own})
+    assert other.codes == [1, 1]
+    for error in other.errors:
+        assert "settings (='on host 1') differs from what host 0 has" in error
+    assert not (tmp_path / "run/ledger.jsonl").exists()
+    assert not (tmp_path / "account").exists()
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

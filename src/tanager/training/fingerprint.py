@@ -61,6 +61,8 @@ _MAY_CHANGE = {field.name for field in dataclasses.fields(Runtime)} | {
     "versions",
 }
 
+_OF_A_HOST = {"account", "charge", "data", "features_from", "labels", "out", "workers"}
+
 
 _PREFIXES = (
     *("XLA_", "JAX_", "PJRT_", "LIBTPU_", "TPU_", "TF_", "NPROC"),
@@ -103,7 +105,9 @@ def environment(rows: int, clipping: str) -> dict[str, Any]:
     `rows` at once, clipped by the methods of the fingerprint `clipping`.
     """
     device = jax.devices()[0]
-    flags = os.environ.get("XLA_FLAGS", "")
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    name = _DETERMINISTIC.partition("=")[0]
+    last = [flag for flag in flags if flag.partition("=")[0] == name][-1:]
     return {
         "versions": versions(),
         "platform": device.platform,
@@ -121,10 +125,22 @@ def environment(rows: int, clipping: str) -> dict[str, Any]:
             for name in sorted(jax.config.values)
             if not _HARMLESS_SETTING.search(name)
         },
-        "deterministic": device.platform != "gpu" or _DETERMINISTIC in flags,
+        "deterministic": device.platform != "gpu" or last == [_DETERMINISTIC],
         "rows": rows,
         "clipping": clipping,
     }
+
+
+def of_settings(config: Mapping[str, Any]) -> str:
+    """Return a digest of all settings that must be the same on every host."""
+
+    def shared(value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        return {k: shared(each) for k, each in value.items() if k not in _OF_A_HOST}
+
+    text = json.dumps(shared(config), sort_keys=True, default=repr)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def fingerprints(seed: Seed, step: Step, source: Any, one: Any) -> dict[str, str]:

@@ -201,11 +201,12 @@ def resume(
 
     Raises:
         ValueError: the folder is in use or holds another run; its ledger is another
-            run's or lacks a step; the disk is nearly full; or the hosts hold different
-            data.
+            run's or lacks a step; the disk is nearly full; or the hosts differ in data,
+            settings or newest checkpoint.
     """
     for what, value in prints.items():
         hosts.require_same(what, value)
+    hosts.require_same("settings", fingerprint.of_settings(config))
     mechanism, counts = Mechanism(**config["mechanism"]), release_in(config)
     position = Position(state, folder=folder)
 
@@ -233,6 +234,7 @@ def resume(
         position.stream, lost = hosts.from_chief(open_ledger)
         position.checkpoints = Checkpoints(folder.path / "checkpoints")
         begun, position.state = position.checkpoints.restore(state) or (0, state)
+        hosts.require_same("checkpoint", str(begun))
         hosts.from_chief(require_whole)
     except BaseException:
         position.close()
