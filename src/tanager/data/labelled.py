@@ -78,10 +78,11 @@ def from_table(
     if not layout.multi_label:
         label = _label_column(file, names, used, layout.label_column)
     chosen: dict[str, int] = {}
-    for number, row in enumerate(rows, 1):
+    for number, row in enumerate(rows, 2):  # as in a spreadsheet
         found = known.get(row[image])
         if not found:
-            rule = f"row {number} names no image, or several of that name"
+            what = "no image" if found is None else "several images"
+            rule = f"row {number} names {what}"
             remedy = f"give its path, relative to {folder}: {described(folder)}"
             refuse_file(file, rule, remedy, "labels")
         if found in chosen:
@@ -97,7 +98,7 @@ def from_table(
             f"not read: {counted(without, 'image')} without a row in {file.name}"
         )
     order = sorted(chosen)
-    lines = [rows[chosen[each] - 1] for each in order]
+    lines = [rows[chosen[each] - 2] for each in order]
     owners = _folders(folder, order, groups)
     if owner is not None:
         owners = np.array([line[owner] for line in lines])
@@ -309,7 +310,7 @@ def _rows(file: Path) -> tuple[list[str], list[list[str]]]:
     if len(rows) < 2 or len(rows[0]) < 2:
         rule = "needs a line of names, and a line of two columns for each image"
         refuse_file(file, rule, argument="labels")
-    for number, row in enumerate(rows):
+    for number, row in enumerate(rows, 1):
         if len(row) != len(rows[0]):
             rule = f"row {number} has {len(row)} columns, and the first line has "
             refuse_file(file, f"{rule}{len(rows[0])}", argument="labels")
@@ -381,6 +382,9 @@ def _named(
     for name in wanted:
         if name in lower:
             return lower[name]
+    if given in names:
+        rule = f"column {given!r} cannot be that of the {what}s too"
+        return refuse_file(file, rule, "name another", argument="labels")
     rule = f"has no column {' or '.join(map(repr, wanted))}"
     remedy = f"name that of the {what}s with {what}_column (--{what}-column)"
     return refuse_file(file, rule, f"{_shown(names)}: {remedy}", argument="labels")
