@@ -53,8 +53,8 @@ class Dataset:
         owners: [n] whose each training example is, for `tanager.Grouped`; None where
             they were not asked for.
         origin: digest of all training examples that `train` was taken from, however
-            they are resized or read; None if it is not known. `load` makes it an
-            attribute of `train`, too: by it an account knows the data.
+            they are resized or read, and of `owners`; None if it is not known. `load`
+            makes it an attribute of `train`, too: by it an account knows the data.
         record: how the files were read, see `tanager.data.layout.Record.to_json`.
 
     Raises:
@@ -198,6 +198,10 @@ def load(
             wanted = dataclasses.replace(wanted, shape=shape)
         dataset = _found(name, wanted, features_from is None)
         wanted.record.warn()
+    if dataset.origin is not None and dataset.owners is not None:
+        origin, owners = dataset.origin, dataset.owners.tolist()
+        origin = functools.partial(digest, origin(), owners)
+        dataset = dataclasses.replace(dataset, origin=origin)
     if features_from is not None and name != "features":
         dataset = _with_features(dataset, features_from, tested)
     if classes is not None:

@@ -305,10 +305,11 @@ class Account:
         self._require_unit(balance)
         other = self.data is not None and self.data not in balance.data
         if other and not balance.accepts_other:
+            persons = ", of other groups" if self.unit == "person" else ""
             validate.refuse(
                 "account",
                 str(self.path),
-                "is of other data, or the data were changed since",
+                f"is of other data{persons}, or the data were changed since",
                 "if the same people may be in them, run `tanager account accept "
                 f"--account {self.path}` and the same command again; else name another "
                 "with --account",
