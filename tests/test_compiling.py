@@ -1,6 +1,7 @@
 """XLA is asked for what is fast on a CPU, and nothing where it would not know it."""
 
 import gc
+import os
 import weakref
 
 import jax
@@ -107,3 +108,20 @@ def test_donated_arrays_are_given_away():
     double(given)
     assert given.is_deleted()
     assert "stablehlo" in double.lower(jnp.ones(3)).as_text()
+
+
+def test_arithmetic_of_finite_numbers_alone_is_refused(monkeypatch):
+    """A NaN would not be left out of the sum, and no clipping would hold."""
+    compiling.require_nans.__wrapped__()
+    fast = {
+        "xla_cpu_enable_fast_math": True,
+        "xla_cpu_fast_math_honor_nans": False,
+        "xla_cpu_fast_math_honor_infs": False,
+        "xla_backend_optimization_level": 3,
+    }
+    emitters = "xla_cpu_use_fusion_emitters"
+    if emitters in os.environ["XLA_FLAGS"]:  # which these tests turn off
+        fast[emitters] = True
+    monkeypatch.setattr(compiling, "compiler_options", lambda: fast)
+    with pytest.raises(ValueError, match=r"XLA_FLAGS .* take what is not finite"):
+        compiling.require_nans.__wrapped__()

@@ -16,10 +16,13 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jax.stages import Compiled, Lowered
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
+from tanager import _validate as validate
 from tanager._heap import keep_freed_memory, run_in_place
 
 
@@ -106,6 +109,31 @@ class jit:
     def lower(self, *arguments: Any) -> Lowered:
         """Return `jax.jit(...).lower(...)`."""
         return self._jitted.lower(*arguments)
+
+
+@functools.cache
+def require_nans() -> None:
+    """Refuse to clip where XLA computes as if all numbers were finite.
+
+    Then an example whose gradient is not finite is neither clipped nor left out.
+
+    Raises:
+        ValueError: XLA's options say so.
+    """
+
+    def finite(rows: Array) -> Array:  # of what is computed: arguments are seen to be
+        return jnp.isfinite(jnp.sum(jnp.square(rows), axis=1))
+
+    given = np.array([[np.nan, 1.0], [np.inf, 1.0]], np.float32)
+    with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
+        found = np.asarray(jit(finite)(given))
+    if found.any():
+        validate.refuse(
+            "XLA_FLAGS",
+            os.environ.get("XLA_FLAGS"),
+            "makes XLA take what is not finite for a number, so that no clipping holds",
+            "leave out its options of fast arithmetic",
+        )
 
 
 def bytes_needed(program: Compiled) -> int | None:

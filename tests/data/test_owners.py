@@ -79,6 +79,21 @@ def test_a_column_has_the_owners(tmp_path):
     np.testing.assert_array_equal(np.array(OWNERS)[chosen], dataset.owners)
 
 
+def test_the_origin_knows_the_owners(tmp_path):
+    """Or one account would add up runs of other persons as of the same."""
+    owners = pa.array(OWNERS)
+    named = pa.array([f"{name}{k}" for k, name in enumerate(OWNERS)])
+
+    def origin(column, held_out=2, **more):
+        found = parquet(tmp_path, column, validation_examples=held_out, **more).origin
+        assert found is not None
+        return found()
+
+    one = origin(owners)
+    assert one == origin(owners, held_out=3)
+    assert len({one, origin(named), origin(owners, groups=None)}) == 3
+
+
 @pytest.mark.parametrize(
     ("owners", "message"),
     [

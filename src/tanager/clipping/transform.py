@@ -71,7 +71,7 @@ from tanager.clipping.rules.factors import (
     checked_norms,
     parts_of,
 )
-from tanager.compiling import filter_jit
+from tanager.compiling import filter_jit, require_nans
 
 
 class ClippedGrad:
@@ -146,7 +146,8 @@ class ClippedGrad:
         Raises:
             ValueError: the loss is not a scalar float function of one example, mixes
                 examples, the shapes of batch and mask disagree, keys or clipping norms
-                do not fit, or arrays are split over a mesh with axes of type Explicit.
+                do not fit, arrays are split over a mesh with axes of type Explicit, or
+                XLA takes what is not finite for a number.
         """
         rows = batches.rows_of(batch)
         mask = batches.mask_of(mask, rows)
@@ -163,6 +164,7 @@ class ClippedGrad:
         if keys is not None:
             batch = keyed.Keyed(batch, keyed.words_of(keys, rows))
         with batches.on_this_device():
+            require_nans()
             trainable, fixed, read = self._split(params, batch)
         alone, leaves = read.alone, jax.tree.leaves((params, batch, mask, clip_norm))
         split, clip = batches.may_be_split(leaves), functools.partial(self._clip, alone)

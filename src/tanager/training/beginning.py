@@ -16,6 +16,7 @@ from jaxtyping import PyTree
 from tanager import _validate as validate
 from tanager._files import as_json
 from tanager.clipping.analysis.refusals import check_leaves
+from tanager.compiling import require_nans
 from tanager.parallel import hosts
 from tanager.report.run_files import check_description
 from tanager.training.evaluate import Evaluation
@@ -87,6 +88,7 @@ def _check_guarantee(algorithm: DPSGD, public: int) -> None:
             stacklevel=5,
         )
         return
+    require_nans()
     for name in ("jax_debug_nans", "jax_debug_infs"):
         if getattr(jax.config, name):
             validate.refuse(
