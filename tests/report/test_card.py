@@ -102,6 +102,12 @@ def test_a_large_epsilon_is_called_useless():
     assert "protects next to nothing" not in card()
 
 
+def test_a_delta_that_lets_one_example_out_is_called_useless():
+    enough = {"examples": 1000, "delta": 1 / 1000}
+    assert "A δ this large protects next" in card(result=RESULT | enough)
+    assert "A δ this large" not in card(result=RESULT | enough | {"delta": 9e-4})
+
+
 def test_the_accuracy_is_that_of_the_exported_weights():
     assert "On the test set: **75.0 %**" in card()
     assert "| cat | 10 | 25.0 % |" in card()

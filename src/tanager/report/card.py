@@ -11,7 +11,6 @@ from typing import Any
 
 from tanager._text import clean
 from tanager.measures import HEADLINES
-from tanager.privacy.mechanism import LARGE_EPSILON
 from tanager.report import guarantee
 from tanager.report.render import render
 
@@ -67,7 +66,7 @@ def model_card(
         config=config,
         result=result,
         guarantee=guarantee,
-        large=result["private"] and result["epsilon"] >= LARGE_EPSILON,
+        weakness=guarantee.weakness(result),
         architecture=architecture,
         image_shape=image_shape,
         on_features=image_shape is not None and len(image_shape) == 1,

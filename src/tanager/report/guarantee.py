@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from tanager.privacy.mechanism import LARGE_EPSILON
 from tanager.privacy.shown import format_epsilon, format_share
 
 
@@ -38,6 +39,20 @@ def subject(result: _Fields) -> str:
 def claim(result: _Fields) -> str:
     """Return the guarantee as numbers: (ε = 3, δ = 1e-05)."""
     return f"(ε = {format_epsilon(result['epsilon'])}, δ = {number(result['delta'])})"
+
+
+def weakness(result: _Fields) -> str | None:
+    """Return why a guarantee protects next to nothing; None if it protects."""
+    if not result["private"]:
+        return None
+    if result["epsilon"] >= LARGE_EPSILON:
+        return "An ε this large protects next to nothing."
+    if result["delta"] * (result.get("examples") or 0) >= 1:
+        return (
+            "A δ this large protects next to nothing: what publishes one whole "
+            f"{subject(result)} would have this guarantee too."
+        )
+    return None
 
 
 def meaning(result: _Fields) -> str:

@@ -10,7 +10,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from tanager.measures import HEADLINES
-from tanager.privacy.mechanism import LARGE_EPSILON
 from tanager.report import guarantee, run_figures
 from tanager.report.evaluation_page import by_class
 from tanager.report.render import require, write_page
@@ -57,7 +56,7 @@ def write_report(run: Path) -> Path:
         held_out=(config["recipe"] or {}).get("validation_examples"),
         search=result.get("search"),
         guarantee=guarantee,
-        large=result["epsilon"] is not None and result["epsilon"] >= LARGE_EPSILON,
+        weakness=guarantee.weakness(result),
         curves=() if result.get("search") else run_figures.curves(metrics),
         tested=any(
             line.get(f"test_{name}") is not None
