@@ -88,7 +88,7 @@ def test_validation_examples_leave_the_test_set_alone(digits):
         ({"name": "digits", "classes": ("7", "x")}, "classes (='x') must be one of 0,"),
         ({"name": "digits", "classes": ("7",)}, "must be two or more, each of them"),
         ({"name": "digits", "classes": ("7", "2", "7")}, "each of them once"),
-        ({"name": "digits", "path": "."}, "path (='.') does not apply to digits"),
+        ({"name": "digits", "path": "."}, "tanager train folder --data PATH"),
         ({"name": "mnist", "image_size": 8}, "image_size (=8) does not apply to mnist"),
         ({"name": "folder", "image_size": 0}, "image_size (=0) must be at least 1"),
         ({"name": "folder", "image_size": (8, 0, 3)}, "(=0) must be at least 1"),

@@ -85,6 +85,17 @@ def test_images_that_differ_in_size_become_what_the_model_is_for(tmp_path, image
     assert runner.prepare("folder", resized).dataset.image_shape == (8, 8, 3)
 
 
+@pytest.mark.parametrize("out", ["photos", "photos/cat", "photos/../photos/runs"])
+def test_no_run_writes_its_secrets_among_the_data(tmp_path, out):
+    recipe = dataclasses.replace(
+        recipes.get("folder").recipe,
+        data=str(tmp_path / "photos"),
+        out=str(tmp_path / out),
+    )
+    with pytest.raises(ValueError, match="is in the folder of the data"):
+        runner.prepare("folder", recipe)
+
+
 def test_the_flag_for_clipping_reaches_the_algorithm():
     styles = {"clip": "clip", "automatic": "automatic", "adaptive": "clip"}
     for clipping, style in styles.items():

@@ -175,7 +175,10 @@ def load(
         if value:
             shown = value if isinstance(value, int) else str(value)
             rule = f"does not apply to {name}"
-            validate.refuse(argument, shown, rule, "leave it out")
+            remedy = "leave it out"
+            if argument == "path":
+                remedy = "for data of your own, tanager train folder --data PATH"
+            validate.refuse(argument, shown, rule, remedy)
     tested = not validation_examples
     if name == "features":
         dataset = _of_features(features_from, tested, groups)

@@ -104,6 +104,7 @@ def prepare(
     given, recipe = recipe, automatic.resolved(recipe)
     if recipe.weights is not None:
         find_weights(recipe.weights)  # what is unreachable ends the run at once
+    _require_apart(recipe)
     if dataset is None:
         dataset = load(recipe, progress)
     recipe = sized(recipe, dataset)
@@ -131,6 +132,18 @@ def prepare(
         )
     reasons = automatic.reasons(given, recipe, public)
     return Prepared(name, recipe, dataset, budget, reasons)
+
+
+def _require_apart(recipe: Recipe) -> None:
+    """Refuse to write secrets among the data, where who has the data reads them."""
+    if recipe.out is None or recipe.data is None:
+        return
+    out, data_folder = (
+        Path(path).expanduser().resolve() for path in (recipe.out, recipe.data)
+    )
+    if out.is_relative_to(data_folder):
+        rule = "is in the folder of the data, and a run writes secrets"
+        validate.refuse("out", recipe.out, rule, "give a folder elsewhere")
 
 
 @contextlib.contextmanager

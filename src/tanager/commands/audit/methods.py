@@ -119,9 +119,10 @@ def membership(
 ) -> dict[str, Any]:
     """Train many models of the recipe's network under its ε and δ."""
     if recipe.epsilon is None or recipe.delta is None:
-        rule = "must be given for membership, and delta too"
-        remedy = "the noise of each setting is solved for from them"
-        validate.refuse("epsilon", recipe.epsilon, rule, remedy)
+        missing = "delta" if recipe.epsilon is not None else "epsilon"
+        rule = "must be given for membership"
+        remedy = "the noise of each setting is solved for from epsilon and delta"
+        validate.refuse(missing, None, rule, remedy)
     if recipe.clipping == "adaptive":
         rule = "must be clip or automatic for membership, whose settings have one norm"
         remedy = "or audit by --method replay or white-box"
