@@ -336,7 +336,7 @@ def test_functions_that_return_no_features_are_refused(
         ({"name": "features"}, "features_from (=None) is needed for features: give a"),
         (
             {"name": "features", "features_from": "f.npz", "path": "data"},
-            "path (='data') does not apply to features: leave it out",
+            "path (='data') does not apply to features: for data of your own, tanager",
         ),
     ],
 )
