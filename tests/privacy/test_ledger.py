@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from unittest.mock import Mock
 
 import pytest
 
@@ -78,6 +79,19 @@ def test_a_torn_last_line_is_cut_and_nothing_else(tmp_path, share):
         assert ledger.steps() == 9
         ledger.charge(MECHANISM, 9, "a")
     assert Ledger.read(path).steps() == 10
+
+
+def test_a_ledger_outlives_an_interrupted_charge(tmp_path, monkeypatch):
+    """In a notebook, Ctrl-C may come while a line is written, and the loop again."""
+    path = charged(tmp_path / "ledger.jsonl")
+    with Ledger(path) as ledger:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", Mock(side_effect=KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                ledger.charge(MECHANISM, 10, "a")
+        for step in (10, 11):
+            ledger.charge(MECHANISM, step, "a")
+    assert Ledger.read(path).steps() == 12
 
 
 def alter(line: str, **changes) -> str:

@@ -406,7 +406,7 @@ CHANGES = {
     "learning rate": ({"optimizer": optax.sgd(2.5, momentum=0.5)}, "optimizer"),
     "another optimizer": (
         {"optimizer": optax.sgd(2.0)},
-        "configuration: optimizer; initial state of the optimizer",
+        "configuration: optimizer changed; initial state of the optimizer changed",
     ),
     "loss": ({"loss": lambda p, e: 2 * loss(p, e)}, "configuration: loss"),
     "constant within": ({"loss": weighing(1.0, 1.0, 5.0)}, "configuration: loss"),
@@ -505,6 +505,18 @@ def test_variables_that_cannot_are_not(monkeypatch, name):
     here = fingerprint.environment(16, "")
     monkeypatch.setenv(name, "1")
     assert fingerprint.environment(16, "") == here
+
+
+def test_a_refusal_lets_go_of_the_folder(dead):
+    """Whoever keeps the error, as a notebook does: its frames hold nothing open."""
+    metrics = dead / "metrics.jsonl"
+    before = metrics.read_text()
+    metrics.write_text("?\n" + before)
+    with pytest.raises(ValueError, match="delete that line") as kept:
+        run(dead)
+    metrics.write_text(before)
+    assert run(dead).summary["steps"] == 12
+    assert kept.tb is not None
 
 
 def test_after_a_refusal_the_run_itself_goes_on(dead):

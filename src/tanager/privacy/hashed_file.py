@@ -56,26 +56,27 @@ class HashedFile:
             raise ValueError(busy) from error
         try:
             self._file.seek(0)
-            self._hash, length = _read(self._file.readall(), accept, damaged)
-            self._file.truncate(length)
+            self._end = _read(self._file.readall(), accept, damaged)
+            self._file.truncate(self._end[1])
         except BaseException:
             self.close()
             raise
 
     def append(self, entry: Mapping[str, Any]) -> None:
         """Add a line, and return once it is on the disk; or leave the file as it is."""
-        digest = digest_of(self._hash, entry)
-        line = json.dumps({**entry, "hash": digest}) + "\n"
-        before = os.fstat(self._file.fileno()).st_size
+        last, length = self._end
+        digest = digest_of(last, entry)
+        line = (json.dumps({**entry, "hash": digest}) + "\n").encode()
+        self._file.truncate(length)  # an interrupt may have left a line behind
         try:
-            data = memoryview(line.encode())
+            data = memoryview(line)
             while data:
                 data = data[self._file.write(data) :]
             os.fsync(self._file.fileno())
-        except OSError:
-            self._file.truncate(before)
+        except BaseException:
+            self._file.truncate(length)
             raise
-        self._hash = digest
+        self._end = digest, length + len(line)
 
     def close(self) -> None:
         """Close the file; adding a line afterwards is an error."""

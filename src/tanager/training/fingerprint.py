@@ -201,7 +201,7 @@ def check_fingerprint(
         # Another version of JAX may trace the same function otherwise.
         comparable = before["environment"]["versions"] == surroundings["versions"]
         changes += [
-            name
+            f"{name} changed"
             for name, value in prints.items()
             if before["prints"].get(name) != value
             and (comparable or name not in ("loss", "optimizer", "augmentation"))

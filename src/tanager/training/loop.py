@@ -162,18 +162,17 @@ def train(
         prints = fingerprint.fingerprints(secret, step, source, one)
         position = resume(folder, secret, config, prints, state)
     begun, state = position.begun, position.state
-    metrics = Metrics(folder if chief else None, begun)
-    shown = TrainingProgress(mechanism.steps, begun, runtime.progress and chief)
-    clock = Clock(metrics.released)
-    bound = _epsilon_ahead(algorithm, begun, every)
-    evaluations = None
 
     # 3. Charge, sample, clip, add noise, update; evaluate and checkpoint on the way.
     with (
         closing(position),
-        closing(metrics),
+        closing(Metrics(folder if chief else None, begun)) as metrics,
         feeding(problem, runtime, source, one, step, begun) as feed,
     ):
+        shown = TrainingProgress(mechanism.steps, begun, runtime.progress and chief)
+        clock = Clock(metrics.released)
+        bound = _epsilon_ahead(algorithm, begun, every)
+        evaluations = None
         if begun < mechanism.steps:
             beginning.try_out(step.models(state)[0], evaluate, problem.finish)
             asked = on_estimate is not None
