@@ -46,12 +46,24 @@ def test_a_run_without_a_result_is_stopped_or_running(folder, tmp_path):
     run.mkdir()
     for name in ("config.json", "metrics.jsonl", "ledger.jsonl"):
         (run / name).write_bytes((folder / "one" / name).read_bytes())
+    result = json.loads((folder / "one/result.json").read_text())
     found = runs.describe(run)
-    assert found["state"] == "stopped" and found["epsilon"] > 0
+    assert found["state"] == "stopped" and found["epsilon"] == result["epsilon"]
     assert found["noise_multiplier"] is None
     with open(run / "ledger.jsonl", "ab") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert runs.describe(run)["state"] == "running"
+
+
+def test_steps_after_the_last_evaluation_count(folder, tmp_path):
+    run = tmp_path / "half"
+    run.mkdir()
+    for name in ("config.json", "metrics.jsonl", "ledger.jsonl"):
+        (run / name).write_bytes((folder / "two" / name).read_bytes())
+    first, last = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text(first)
+    assert runs.describe(run)["epsilon"] == json.loads(last)["epsilon"]
+    assert json.loads(last)["epsilon"] > json.loads(first)["epsilon"]
 
 
 def test_a_comparison_shows_what_differs_and_only_that(folder, tmp_path, capsys):

@@ -31,6 +31,7 @@ _CONFIG = {
     "physical_batch_size": Maybe(int),
     "weights": Maybe(_ORIGIN),
     "recipe": Maybe(Each(object)),
+    "delta": _NUMBER,
     "automatic": Maybe(Each(str)),
     "noisy_counts": Maybe({"counts": [float], "weights": [float]}),
     "private_search": Maybe(bool),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tanager import _validate as validate
+from tanager.privacy.ledger import Ledger
 from tanager.report import run_figures
 from tanager.report.render import require, write_page
 from tanager.report.run_files import read_config, read_metrics, read_result
@@ -46,6 +47,8 @@ def find_runs(folder: Path) -> list[Path]:
 def describe(run: Path) -> dict[str, Any]:
     """Return what a run is and reached so far, as JSON.
 
+    The ε of an unfinished run is that of all steps in its ledger.
+
     Raises:
         ValueError: the folder holds no run, or one of its files is damaged.
     """
@@ -53,6 +56,9 @@ def describe(run: Path) -> dict[str, Any]:
     config, metrics = read_config(run), read_metrics(run)
     finished = (run / "result.json").exists()
     result = read_result(run) if finished else {**(metrics[-1] if metrics else {})}
+    if not finished and config.get("delta") and (run / "ledger.jsonl").exists():
+        spent = Ledger.read(run / "ledger.jsonl").epsilon(config["delta"])
+        result |= {"epsilon": spent, "delta": config["delta"]}
     began = datetime.datetime.fromtimestamp(_began(run))
     recipe = config.get("recipe") or {}
     state = "finished" if finished else "running" if _is_held(run) else "stopped"
