@@ -424,6 +424,8 @@ WRITTEN = ("image,label", "1.png,zoe", "2.png,ann")
         (csv(*WRITTEN, "4.png,zoe"), "path (="),
         (csv(*WRITTEN, "2.png,zoe"), "row 4 names the image of row 3: leave only one"),
         (csv(*WRITTEN, "3.png,"), "row 4 has nothing in column 2: fill it in, or"),
+        (csv(*WRITTEN, "", "3.png,"), "row 5 has nothing in column 2"),
+        (csv(*WRITTEN, "", "3.png"), "row 5 has 1 columns, and the first line has 2"),
         (csv(*WRITTEN, "3.png"), "row 4 has 1 columns, and the first line has 2"),
         (csv(*WRITTEN[1:], "3.png,zoe"), "has no names of columns: its first line"),
         (csv("image,label,split", "1.png,zoe,1"), "must say train or test in each row"),

@@ -174,11 +174,10 @@ def load(
     for argument, value in unused.items():
         if value:
             shown = value if isinstance(value, int) else str(value)
-            rule = f"does not apply to {name}"
             remedy = "leave it out"
             if argument == "path":
                 remedy = "for data of your own, tanager train folder --data PATH"
-            validate.refuse(argument, shown, rule, remedy)
+            validate.refuse(argument, shown, f"does not apply to {name}", remedy)
     tested = not validation_examples
     if name == "features":
         dataset = _of_features(features_from, tested, groups)
@@ -255,7 +254,8 @@ def _existing(name: str, layout: Layout) -> Path:
     folder = Path(path).expanduser()
     alone = name == "folder" and folder.suffix == ".npz" and folder.is_file()
     if not (folder.is_dir() or alone):
-        validate.refuse("path", path, "is not a folder", f"looked for {inside}")
+        rule = "is not a folder" if folder.exists() else "does not exist"
+        validate.refuse("path", path, rule, f"looked for {inside}")
     return folder
 
 

@@ -4,7 +4,7 @@ import csv
 import io
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +67,7 @@ def from_table(
     if any(cell in known for cell in names):
         rule = "has no names of columns: its first line names an image"
         refuse_file(file, rule, "add a first line such as image,label", "labels")
-    image = _image_column(file, names, rows, known, layout.image_column)
+    image = _image_column(file, names, rows.values(), known, layout.image_column)
     owner = names.index(groups) if groups in names else None
     if owner is None and groups not in (None, "folder"):
         rule = f"must be 'folder' or a column of {file.name}"
@@ -78,7 +78,7 @@ def from_table(
     if not layout.multi_label:
         label = _label_column(file, names, used, layout.label_column)
     chosen: dict[str, int] = {}
-    for number, row in enumerate(rows, 2):  # as in a spreadsheet
+    for number, row in rows.items():
         found = known.get(row[image])
         if not found:
             what = "no image" if found is None else "several images"
@@ -98,7 +98,7 @@ def from_table(
             f"not read: {counted(without, 'image')} without a row in {file.name}"
         )
     order = sorted(chosen)
-    lines = [rows[chosen[each] - 2] for each in order]
+    lines = [rows[chosen[each]] for each in order]
     owners = _folders(folder, order, groups)
     if owner is not None:
         owners = np.array([line[owner] for line in lines])
@@ -208,7 +208,7 @@ def _has_labels(folder: Path, file: Path, layout: Layout) -> bool:
         return False
     files = _files(folder, Record())
     known = _known(folder, file, files)
-    columns = [*zip(*rows, strict=True)]
+    columns = [*zip(*rows.values(), strict=True)]
     images = max(([known.get(cell) for cell in each] for each in columns), key=_count)
     if 2 * _count(images) <= max(len(rows), len(files)):
         return False
@@ -295,8 +295,11 @@ def _besides_half(file: str) -> tuple[str, ...]:
     return parts[:at] + parts[at + 1 :]
 
 
-def _rows(file: Path) -> tuple[list[str], list[list[str]]]:
-    """Return the names of the columns, and the rows, of a CSV file."""
+def _rows(file: Path) -> tuple[list[str], dict[int, list[str]]]:
+    """Return the names of the columns of a CSV file, and its rows that hold something.
+
+    Rows have the numbers that a spreadsheet shows.
+    """
     with reading(file, "is not a CSV file that can be read", argument="labels"):
         if file.stat().st_size > _LARGEST:
             refuse_file(file, "is larger than 1 GiB", argument="labels")
@@ -306,15 +309,20 @@ def _rows(file: Path) -> tuple[list[str], list[list[str]]]:
         first = text.partition("\n")[0]
         mark = max(",;\t", key=first.count)
         lines = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
-        rows = [[cell.strip() for cell in row] for row in lines if any(row)]
-    if len(rows) < 2 or len(rows[0]) < 2:
+        rows = {
+            number: [cell.strip() for cell in row]
+            for number, row in enumerate(lines, 1)
+            if any(row)
+        }
+    names = next(iter(rows.values()), [])
+    if len(rows) < 2 or len(names) < 2:
         rule = "needs a line of names, and a line of two columns for each image"
         refuse_file(file, rule, argument="labels")
-    for number, row in enumerate(rows, 1):
-        if len(row) != len(rows[0]):
+    for number, row in rows.items():
+        if len(row) != len(names):
             rule = f"row {number} has {len(row)} columns, and the first line has "
-            refuse_file(file, f"{rule}{len(rows[0])}", argument="labels")
-    return rows[0], rows[1:]
+            refuse_file(file, f"{rule}{len(names)}", argument="labels")
+    return names, dict(list(rows.items())[1:])
 
 
 def _known(folder: Path, file: Path, files: Sequence[str]) -> dict[str, str]:
@@ -335,7 +343,7 @@ def _known(folder: Path, file: Path, files: Sequence[str]) -> dict[str, str]:
 def _image_column(
     file: Path,
     names: Sequence[str],
-    rows: Sequence[Sequence[str]],
+    rows: Iterable[Sequence[str]],
     known: Mapping[str, str],
     given: str | None,
 ) -> int:
