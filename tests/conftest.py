@@ -120,7 +120,7 @@ def _methods_are_chosen_by_cost(request, monkeypatch):
 def _what_nobody_looks_at_is_left_out(request):
     with pytest.MonkeyPatch.context() as patch:
         if not FULL and request.path.parent.name in NOT_LOOKED_AT:
-            patch.setattr("tanager.report.run_figures.curves", lambda metrics: "")
+            patch.setattr("tanager.report.run_figures.curves", lambda *_: "")
             patch.setattr("tanager.measures.RESAMPLES", 50)
         yield
 

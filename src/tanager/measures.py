@@ -1,9 +1,10 @@
 """How good a classifier is, from its probabilities on labelled examples.
 
-The numbers are scikit-learn's. Intervals hold 95 % of the time if the examples are a
-random sample: Wilson's for shares (accuracies of all and of each class), and for the
-others the middle 95 % of `RESAMPLES` bootstrap samples, drawn within each class with a
-fixed seed, so that the same input gives the same interval.
+The numbers are scikit-learn's. Intervals hold 95 % of the time if the examples are
+drawn independently; several of a person are not, and make them too narrow. They are
+Wilson's for shares (accuracies of all and of each class), and for the others the
+middle 95 % of `RESAMPLES` bootstrap samples, drawn within each class with a fixed seed,
+so that the same input gives the same interval.
 
 Classes without an example are left out of the means over classes. `measure_labels` is
 for examples with any number of labels; its samples are weights of the examples from the

@@ -82,7 +82,7 @@ def safe(text):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_figures, "curves", lambda metrics: "")
+    monkeypatch.setattr(run_figures, "curves", lambda *_: "")
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     (tmp_path / "result.json").write_text(json.dumps(RESULT))
     return tmp_path

@@ -139,7 +139,7 @@ def report(folder, *files, drawn=False):
     """The page of a run, with its curves if asked for."""
     with pytest.MonkeyPatch.context() as patch:
         if not drawn:
-            patch.setattr(run_figures, "curves", lambda metrics: "")
+            patch.setattr(run_figures, "curves", lambda *_: "")
         path = write_report(write_run(folder, *files))
     assert path == folder / "report.html"
     return path.read_text()
@@ -204,6 +204,17 @@ def test_what_epsilon_means_is_said_in_risks(text, tmp_path):
     text = Page(report(tmp_path / "fixed", config, result, metrics)).words
     assert "members" not in text
     assert "μ of Gaussian DP, NOT guaranteed for this run" in text
+
+
+def test_only_an_average_that_is_there_is_drawn(text, tmp_path):
+    assert text.count("average of parameters</text>") == 1
+    config, result, metrics = run_files()
+    files = config | {"ema_decay": 0}, result, metrics
+    alone = report(tmp_path, *files, drawn=True)
+    assert alone.count("<svg") == text.count("<svg")
+    for words in ("average of parameters", "of their average"):
+        assert words in text
+        assert words not in alone
 
 
 def test_epsilon_is_never_rounded_down(tmp_path):

@@ -211,7 +211,7 @@ def test_the_command_says_what_it_wrote(vit_run, tmp_path, capsys):
     to = tmp_path / "model"
     assert main(["export", str(vit_run), "--to", str(to)]) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith(f"average weights written to {to}\n")
+    assert printed.startswith(f"weights written to {to}\n")
     for name in FILES:
         assert name in printed
     assert "licence: unknown" in printed

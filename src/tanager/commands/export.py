@@ -65,7 +65,7 @@ def run(arguments: Sequence[str]) -> int:
         }
         return print_json(record)
     kind = "" if guarantee["private"] else "NOT PRIVATE: "
-    print(f"{kind}{options.weights} weights written to {folder}")
+    print(f"{kind}weights written to {folder}")
     for name, size in files.items():
         print(f"  {name:<20}{size:>14,} bytes")
     if options.licence is None:

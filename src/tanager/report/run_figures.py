@@ -39,11 +39,12 @@ _STYLE: Any = {
 }
 
 
-def curves(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Draw the test scores (raw and averaged) and ε against step.
+def curves(metrics: Sequence[Mapping[str, Any]], averaged: bool) -> list[str]:
+    """Draw the test scores and ε against step.
 
     Args:
         metrics: lines of metrics.jsonl. Without scores only ε is drawn.
+        averaged: also draw the scores of the average of parameters.
 
     Returns:
         An ``<svg>`` element for each that there is something to draw of. They refer to
@@ -51,10 +52,9 @@ def curves(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
     """
     scores = []
     for name, words in HEADLINES.items():
-        lines = [
-            (f"test_{name}", _RAW, "--", "parameters"),
-            (f"test_{name}_ema", _AVERAGE, "-", "average of parameters"),
-        ]
+        lines = [(f"test_{name}", _RAW, "--", "parameters" if averaged else None)]
+        if averaged:
+            lines.append((f"test_{name}_ema", _AVERAGE, "-", "average of parameters"))
         scores.append((f"test {words}", f"test {words} (%)", 100.0, lines))
     panels = []
     for name, unit, factor, lines in (

@@ -36,6 +36,7 @@ def write_report(run: Path) -> Path:
     for name in ("config.json", "result.json"):
         require(run, "run", name, "give the folder of a finished run")
     config, result, metrics = read_config(run), read_result(run), read_metrics(run)
+    averaged = config.get("ema_decay") != 0
     average = (result["measures"] or {}).get("average") or {}
     per_class = () if config["multi_label"] else result["per_class"] or ()
     shape = (config["architecture"] or {}).get("image_shape")
@@ -48,6 +49,7 @@ def write_report(run: Path) -> Path:
         recipe=without_folders(config["recipe"] or {}),
         result=result,
         measures=result["measures"],
+        averaged=averaged,
         several=bool(config["multi_label"]),
         headlines=HEADLINES,
         **by_class(per_class, average),
@@ -57,7 +59,7 @@ def write_report(run: Path) -> Path:
         search=result.get("search"),
         guarantee=guarantee,
         weakness=guarantee.weakness(result),
-        curves=() if result.get("search") else run_figures.curves(metrics),
+        curves=() if result.get("search") else run_figures.curves(metrics, averaged),
         tested=any(
             line.get(f"test_{name}") is not None
             for line in metrics
