@@ -49,9 +49,9 @@ def example_keys(
 ) -> Key[Array, " b"]:
     """Return a key for each example, for a loss that takes one.
 
-    It depends on the seed, the step, the number of the example in the data and the
-    view, and on nothing else: neither on the physical batch nor on a resume. In a run
-    of `tanager.train`, the loss is given the same keys.
+    It depends on the seed, the step, the number of the example in the data, the view
+    and JAX's `jax_threefry_partitionable`, and neither on the physical batch nor on a
+    resume. In a run of `tanager.train`, the loss is given the same keys.
 
     Args:
         seed: the run's secret.

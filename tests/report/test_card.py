@@ -2,10 +2,12 @@
 
 import re
 
+import numpy as np
 import pytest
 import yaml
 from written import RESULT
 
+from tanager.measures import measure
 from tanager.privacy.accountant import epsilon
 from tanager.privacy.mechanism import Mechanism
 from tanager.report.card import model_card
@@ -119,6 +121,17 @@ def test_the_accuracy_is_that_of_the_exported_weights():
     nothing = {**RESULT, "test_accuracy_ema": None, "per_class": None}
     assert "It was not measured" in card(result=nothing)
     assert "model-index" not in card(result=nothing)
+
+
+def test_the_accuracy_has_an_interval_and_a_base_line():
+    answers = np.array([[0.9, 0.1, 0], [0.2, 0.8, 0], [0.7, 0.3, 0], [0.1, 0.9, 0]])
+    measured = measure(answers, np.array([0, 1, 1, 1]), CONFIG["classes"])
+    both = {"average": measured, "parameters": measured}
+    text = card(result=RESULT | {"measures": both})
+    assert (
+        "On the test set of 4 examples: **75.0 %** (95 % interval 30.1 to 95.4 %; too"
+    ) in text
+    assert r"the largest class, d\|og\*, would be right for 75.0 %." in text
 
 
 def test_names_cannot_be_markdown():

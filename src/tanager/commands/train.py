@@ -83,10 +83,11 @@ def _train(
     own = recipes.RECIPES[name].recipe.delta if name in recipes.RECIPES else None
     recipe = prepared.recipe
     public = recipe.public_size(tasks.size(recipe, prepared.dataset))
-    typed = recipe.delta not in (None, own) and not recipe.non_private
-    if typed and (text := delta_warning(prepared.budget.delta, public)):
-        warnings.warn(text, stacklevel=2)
     budget, mechanism = prepared.budget, prepared.budget.mechanism
+    typed = recipe.delta not in (None, own) and not recipe.non_private
+    warned_of = typed and budget.delta * public < 1  # else training warns of it
+    if warned_of and (text := delta_warning(budget.delta, public)):
+        warnings.warn(text, stacklevel=2)
     console = new_console(markup=False, quiet=quiet or not hosts.is_chief())
     console.print(
         f"{name}: {recipe.model} on {public} "

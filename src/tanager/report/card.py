@@ -56,6 +56,7 @@ def model_card(
     }
     classes = [] if several else result.get("per_class") or ()
     measured_by = "average" if weights == "average" else "parameters"
+    measures = (result.get("measures") or {}).get(measured_by)
     measured = [each for each in classes if each[key] is not None]
     architecture = config.get("architecture")
     image_shape = (architecture or {}).get("image_shape")
@@ -75,7 +76,7 @@ def model_card(
         search=result.get("search"),
         accuracy=scores.get("accuracy"),
         several=several,
-        labels=(result.get("measures") or {}).get(measured_by) if several else None,
+        measures=measures,
         scores={HEADLINES[name]: value for name, value in scores.items()},
         classes=classes,
         key=key,
