@@ -129,6 +129,9 @@ def describe(
     else:
         path = Path(source).expanduser() / "config.json"
     remedy = "for weights of others create the model and use load_weights"
+    if not path.parent.exists():
+        rule, remedy = "does not exist", "give the folder of a run, or hf:OWNER/NAME"
+        validate.refuse("source", os.fspath(source), rule, remedy)
     if not path.is_file():
         rule = "has no config.json of a run or of `tanager export`"
         validate.refuse("source", os.fspath(source), rule, remedy)

@@ -295,7 +295,9 @@ class Account:
                 str(self.path),
                 f"counts what each {balance.unit} spends, and this run's unit of "
                 f"privacy is one {self.unit}; the two cannot be added up",
-                "name another with --account",
+                "protect persons again, with --unit group and --groups"
+                if balance.unit == "person"
+                else "name another with --account",
             )
 
     def _require(

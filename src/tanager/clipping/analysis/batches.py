@@ -61,7 +61,7 @@ def refuse_typed_axes(params: PyTree, batch: PyTree) -> None:
                 f"batch or params vary over the mesh axes {sorted(map(str, axes))}, "
                 "and jax.shard_map sums gradients over the devices that share "
                 "parameters: use jax.shard_map(..., check_vma=False), and add up the "
-                "clipped sums of the devices yourself"
+                "clipped sums of the devices with noise.grid.add; or use tanager.train"
             )
         spec = jax.typeof(leaf).sharding.spec
         if any(part is not None for part in spec):
@@ -70,7 +70,7 @@ def refuse_typed_axes(params: PyTree, batch: PyTree) -> None:
                 "of type Explicit, which clipped_grad does not support: make the mesh "
                 "with axis_types=(jax.sharding.AxisType.Auto,), or call clipped_grad "
                 "inside jax.shard_map(..., check_vma=False) and add up the clipped "
-                "sums with jax.lax.psum"
+                "sums of the devices with noise.grid.add; or use tanager.train"
             )
 
 
