@@ -1,6 +1,7 @@
 """A run from start to finish: the guarantee, the folder, stopping and going on."""
 
 import datetime
+import errno
 import gc
 import json
 import os
@@ -26,6 +27,7 @@ import tanager
 from forks import Fork
 from parts import train
 from tanager import data
+from tanager.privacy.hashed_file import HashedFile
 from tanager.privacy.ledger import Ledger
 from tanager.privacy.mechanism import Mechanism
 from tanager.training import fingerprint, run_folder
@@ -129,10 +131,19 @@ def first_complete(tmp_path_factory):
     return run(out), out
 
 
+def in_place_of(run, out):
+    """Copy a run, as if it had been made there."""
+    shutil.copytree(run, out)
+    file = out / "private/seed.json"
+    kept = json.loads(file.read_text())
+    file.write_text(json.dumps(kept | {"place": str(out)}))
+    return out
+
+
 @pytest.fixture
 def complete(first_complete, tmp_path):
     """The folder of a complete run of its own secret."""
-    return shutil.copytree(first_complete[1], tmp_path / "run")
+    return in_place_of(first_complete[1], tmp_path / "run")
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +157,7 @@ def first_dead(tmp_path_factory):
 @pytest.fixture
 def dead(first_dead, tmp_path):
     """The folder of a run that died at its first evaluation."""
-    return shutil.copytree(first_dead, tmp_path / "run")
+    return in_place_of(first_dead, tmp_path / "run")
 
 
 def test_a_run_without_a_folder_is_the_same_and_keeps_the_first_parameters(seeded):
@@ -525,6 +536,26 @@ def test_after_a_refusal_the_run_itself_goes_on(dead):
     assert run(dead).summary["steps"] == 12
 
 
+def test_a_copy_is_refused_while_the_run_itself_is_there(first_dead, tmp_path):
+    """Else, on machines that compute otherwise, one noise hides two sums."""
+    for name in ("moved", "one", "two"):
+        shutil.copytree(first_dead, tmp_path / name)
+    with pytest.raises(ValueError, match=f"is a copy of the run in {first_dead}: if"):
+        run(tmp_path / "one")
+    for name in ("moved", "one", "two"):
+        file = tmp_path / name / "private/seed.json"
+        kept = json.loads(file.read_text())
+        file.write_text(json.dumps(kept | {"place": str(tmp_path / "moved")}))
+    (tmp_path / "moved").rename(tmp_path / "here")
+    (tmp_path / "link").symlink_to(tmp_path / "here")
+    assert run(tmp_path / "link").summary["steps"] == 12
+    place = json.loads((tmp_path / "here/private/seed.json").read_text())["place"]
+    assert place == str(tmp_path / "link")
+    assert run(tmp_path / "here").summary["steps"] == 12
+    # One of two copies of what is gone resumes, and the other cannot be told apart.
+    assert run(tmp_path / "one").summary["steps"] == 12
+
+
 def test_a_run_of_version_0_1_is_refused(tmp_path):
     (tmp_path / "private").mkdir()
     (tmp_path / "private/identity.json").write_text("{}")
@@ -672,6 +703,27 @@ def test_a_full_disk_is_refused_before_anything_is_spent(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"0 MB left, but the run needs about 20 MB"):
         run(tmp_path / "run")
     assert not (tmp_path / "run/ledger.jsonl").exists()
+
+
+@pytest.mark.parametrize("file", [(HashedFile, "append"), (Repeats, "_append")])
+def test_a_disk_that_fills_up_is_named_and_the_run_resumes(
+    tmp_path, seeded, monkeypatch, file
+):
+    kind, name = file
+    append, calls = getattr(kind, name), iter(range(5))
+
+    def until_full(*arguments):
+        if next(calls, None) is None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append(*arguments)
+
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, name, until_full)
+        message = f"run folder {out} cannot be written (No space left on device): free"
+        with pytest.raises(OSError, match=re.escape(message)):
+            run(out, seed=5)
+    assert same(run(out, seed=5).params, seeded[0].params)
 
 
 def test_out_that_is_a_file_is_refused(tmp_path):

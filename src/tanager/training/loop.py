@@ -39,7 +39,7 @@ from tanager.training.problem import DPSGD, Problem, Runtime
 from tanager.training.progress import Clock, TrainingProgress, measuring
 from tanager.training.result import TrainResult, hand_over, scores
 from tanager.training.resume import Position, resume
-from tanager.training.run_folder import RunFolder
+from tanager.training.run_folder import RunFolder, naming_full_disks
 from tanager.training.state import Counts, State
 from tanager.training.step import Step
 
@@ -165,6 +165,7 @@ def train(
 
     # 3. Charge, sample, clip, add noise, update; evaluate and checkpoint on the way.
     with (
+        naming_full_disks(out),
         closing(position),
         closing(Metrics(folder if chief else None, begun)) as metrics,
         feeding(problem, runtime, source, one, step, begun) as feed,

@@ -15,16 +15,18 @@ except timings: they tell how many physical batches a step took.
 """
 
 import contextlib
+import errno
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
 from tanager import _validate as validate
 from tanager._files import write_json, write_json_once
 from tanager._reading import reading
-from tanager._record import read_record
+from tanager._record import Maybe, read_record
 from tanager.seed import Seed
 
 
@@ -38,6 +40,26 @@ _WRITTEN = (
     "checkpoints",
 )
 _REMEDY = "train into another folder"
+_SEED = {"secret": str, "private": bool, "used": bool, "place": Maybe(str)}
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@contextlib.contextmanager
+def naming_full_disks(path: str | os.PathLike | None) -> Iterator[None]:
+    """Say which run could not be written, and how it resumes, where no file is named.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    try:
+        yield
+    except OSError as error:
+        if path is None or error.filename or error.errno not in _FULL:
+            raise
+        raise OSError(
+            f"run folder {path} cannot be written ({error.strerror}): free its disk, "
+            f"and run the same command again with --out {path}, which resumes"
+        ) from error
 
 
 def numbered(name: str, parent: str | os.PathLike = "runs") -> Path:
@@ -157,16 +179,19 @@ class RunFolder:
             make: False where another host has made it.
 
         Raises:
-            ValueError: the folder has another seed, or it lost a file after the seed
-                was used; or the other host's seed is missing.
+            ValueError: the folder has another seed; it lost a file after the seed was
+                used, or is a copy of a run that is still there; or the other host's
+                seed is missing.
         """
         path = self._seed_file
         if not path.exists():
             self._make_seed(given, make)
         # Of processes that begin at once, all read what the first has written.
-        seed, used = _read_seed(path)
+        seed, used, place = _read_seed(path)
         if used:
             self._require_whole()
+            if seed.private and place is not None:
+                self._refuse_a_copy(seed, place)
         changed = given is None and not seed.private
         if changed or (given is not None and Seed.from_int(given) != seed):
             validate.refuse(
@@ -178,10 +203,11 @@ class RunFolder:
         return seed
 
     def seed_is_used(self) -> None:
-        """Record that the seed was used: from now on it needs the other files."""
+        """Record that the seed was used, and where: it needs the other files there."""
         kept = json.loads(self._seed_file.read_text())
-        if not kept["used"]:
-            write_json(self._seed_file, kept | {"used": True}, mode=0o600)
+        now = kept | {"used": True, "place": str(self.path.absolute())}
+        if now != kept:
+            write_json(self._seed_file, now, mode=0o600)
 
     def _make_seed(self, given: int | None, make: bool) -> None:
         if not make:
@@ -211,6 +237,19 @@ class RunFolder:
                 "sums: train into another folder"
             )
 
+    def _refuse_a_copy(self, seed: Seed, place: str) -> None:
+        """Refuse to use a seed that was used in another folder, and can be again."""
+        found = None
+        with contextlib.suppress(OSError, ValueError):
+            if not os.path.samefile(place, self.path):
+                found = seed_of(place)
+        if found == seed:
+            self._refuse(
+                f"is a copy of the run in {place}: if both resumed, the same noise "
+                "would hide other sums, and subtracting them would remove it",
+                "resume that one, or delete it first",
+            )
+
     def require_space(self, needed: int) -> None:
         """Refuse to begin when the disk has fewer than `needed` bytes left."""
         free = shutil.disk_usage(self.path).free
@@ -232,11 +271,12 @@ def seed_of(folder: str | os.PathLike) -> Seed | None:
     return _read_seed(path)[0] if path.exists() else None
 
 
-def _read_seed(path: Path) -> tuple[Seed, bool]:
-    """Return the secret in a file, and whether it was used."""
-    kept = read_record(path, {"secret": str, "private": bool, "used": bool}, _REMEDY)
+def _read_seed(path: Path) -> tuple[Seed, bool, str | None]:
+    """Return the secret in a file, whether it was used, and in which folder."""
+    kept = read_record(path, _SEED, _REMEDY)
     with reading(path, "holds no seed", _REMEDY):
-        return Seed(bytes.fromhex(kept["secret"]), kept["private"]), kept["used"]
+        seed = Seed(bytes.fromhex(kept["secret"]), kept["private"])
+        return seed, kept["used"], kept["place"]
 
 
 def _has_content(path: Path) -> bool:
