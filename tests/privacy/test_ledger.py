@@ -1,11 +1,14 @@
 """The ledger grows only, survives torn writes, and never claims too little."""
 
+import fcntl
 import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
+import threading
 import time
 from unittest.mock import Mock
 
@@ -92,6 +95,31 @@ def test_a_ledger_outlives_an_interrupted_charge(tmp_path, monkeypatch):
         for step in (10, 11):
             ledger.charge(MECHANISM, step, "a")
     assert Ledger.read(path).steps() == 12
+
+
+@pytest.mark.parametrize("how", ["replaced", "deleted"])
+def test_a_ledger_that_was_replaced_takes_no_more_charges(tmp_path, how):
+    """Its lock is on the file that is gone: another process can lock the new one."""
+    path = charged(tmp_path / "ledger.jsonl")
+    with Ledger(path) as ledger:
+        if how == "replaced":
+            shutil.copy(path, tmp_path / "copy")
+            (tmp_path / "copy").rename(path)
+        else:
+            path.unlink()
+        with pytest.raises(ValueError, match="was replaced or deleted while"):
+            ledger.charge(MECHANISM, 10, "a")
+    assert how == "deleted" or Ledger.read(path).steps() == 10
+
+
+def test_who_looks_at_a_run_does_not_stop_it(tmp_path):
+    """`tanager runs` locks a ledger for a moment, to see whether a process has it."""
+    path = charged(tmp_path / "ledger.jsonl")
+    with open(path, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        threading.Timer(0.05, fcntl.flock, (file, fcntl.LOCK_UN)).start()
+        with Ledger(path) as ledger:
+            ledger.charge(MECHANISM, 10, "a")
 
 
 def alter(line: str, **changes) -> str:

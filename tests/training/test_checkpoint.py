@@ -1,6 +1,9 @@
 """A checkpoint that was damaged on the disk is never resumed."""
 
+import hashlib
+import os
 import shutil
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +11,7 @@ import numpy as np
 import pytest
 
 from switch import FULL
-from tanager.training.checkpoint import Checkpoints, _is_sound
+from tanager.training.checkpoint import Checkpoints, _damage
 
 
 STATE = {"w": jnp.arange(50.0), "b": jnp.ones(3)}
@@ -31,7 +34,7 @@ def files(folder):
 
 def test_a_flip_of_any_byte_of_any_file_is_found(written, tmp_path):
     folder = shutil.copytree(written / "2", tmp_path / "2")
-    assert _is_sound(folder)
+    assert _damage(folder) is None
     flips = 0
     for path in files(folder):
         content = path.read_bytes()
@@ -39,24 +42,24 @@ def test_a_flip_of_any_byte_of_any_file_is_found(written, tmp_path):
             path.write_bytes(
                 content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
             )
-            assert not _is_sound(folder), (path, place)
+            assert _damage(folder), (path, place)
             flips += 1
         path.write_bytes(content)
-    assert _is_sound(folder)
+    assert _damage(folder) is None
     assert flips > (300 if FULL else 50)
 
 
 def test_a_lost_added_or_exchanged_file_is_found(written, tmp_path):
     folder = shutil.copytree(written / "2", tmp_path / "2")
-    assert not _is_sound(shutil.copytree(folder, tmp_path / "1"))
+    assert _damage(shutil.copytree(folder, tmp_path / "1"))
     first = files(folder)[0]
     content = first.read_bytes()
     first.unlink()
-    assert not _is_sound(folder)
+    assert _damage(folder)
     first.write_bytes(content)
-    assert _is_sound(folder)
+    assert _damage(folder) is None
     (folder / "more").write_bytes(b"")
-    assert not _is_sound(folder)
+    assert _damage(folder)
 
 
 @pytest.mark.parametrize("damage", ["a flipped bit", "no digest"])
@@ -78,3 +81,25 @@ def test_the_checkpoint_before_a_damaged_one_is_restored(
     assert restored[0] == 1
     assert all(np.array_equal(restored[1][name], STATE[name]) for name in STATE)
     assert "the checkpoint of step 2" in caplog.text
+
+
+@pytest.mark.parametrize("fault", ["a file", "a folder", "orbax"])
+def test_what_cannot_be_read_is_not_deleted(written, tmp_path, monkeypatch, fault):
+    """Whoever may not read it, or has no more file handles, comes again."""
+    folder = shutil.copytree(written, tmp_path / "checkpoints")
+    before = files(folder)
+    checkpoints = Checkpoints(folder)
+    denied = Mock(side_effect=PermissionError(13, "Permission denied"))
+    with monkeypatch.context() as patch:
+        if fault == "a file":
+            patch.setattr(hashlib, "file_digest", denied)
+        elif fault == "a folder":
+            patch.setattr(os, "scandir", denied)
+        else:
+            patch.setattr(checkpoints._manager, "restore", denied)
+        with pytest.raises(OSError, match=r"step 2 in .* cannot be read .*Permission"):
+            checkpoints.restore(STATE)
+    restored = checkpoints.restore(STATE)
+    checkpoints.close()
+    assert files(folder) == before
+    assert restored is not None and restored[0] == 2

@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import os
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -51,7 +52,7 @@ class HashedFile:
         mode: int = 0o666,
     ):
         try:
-            self._file = _locked(path, mode, wait=busy is None)
+            self._path, self._file = path, _locked(path, mode, wait=busy is None)
         except BlockingIOError as error:
             raise ValueError(busy) from error
         try:
@@ -63,7 +64,17 @@ class HashedFile:
             raise
 
     def append(self, entry: Mapping[str, Any]) -> None:
-        """Add a line, and return once it is on the disk; or leave the file as it is."""
+        """Add a line, and return once it is on the disk; or leave the file as it is.
+
+        Raises:
+            ValueError: another file is at its path now, or none.
+        """
+        if not _is_at(self._file, self._path):
+            raise ValueError(
+                f"{self._path} was replaced or deleted while this process wrote to it, "
+                "so another process may write to it too: let no other program change "
+                "it, and run the same command again"
+            )
         last, length = self._end
         digest = digest_of(last, entry)
         line = (json.dumps({**entry, "hash": digest}) + "\n").encode()
@@ -111,7 +122,7 @@ def _locked(path: Path, mode: int, wait: bool) -> io.FileIO:
         new = not path.exists()
         file = os.fdopen(os.open(path, flags, mode), "a+b", buffering=0)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            _lock(file, wait)
             if _is_at(file, path):
                 if new:
                     sync_folder(path.parent)
@@ -120,6 +131,15 @@ def _locked(path: Path, mode: int, wait: bool) -> io.FileIO:
             file.close()
             raise
         file.close()  # it was replaced or deleted during the wait
+
+
+def _lock(file: io.FileIO, wait: bool) -> None:
+    """Lock a file; without `wait`, only within the moment that a reader may hold it."""
+    for _ in () if wait else range(10):
+        with contextlib.suppress(BlockingIOError):
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        time.sleep(0.02)
+    return fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
 
 
 def _is_at(file: io.FileIO, path: Path) -> bool:

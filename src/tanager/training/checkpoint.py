@@ -5,12 +5,13 @@ import gc
 import hashlib
 import json
 import logging
+import os
 import shutil
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -71,12 +72,18 @@ class Checkpoints:
         """Return the newest sound checkpoint as (step, state); None without one.
 
         It is shaped and placed like `template`. Every host reads all files, and all
-        hosts pass over what is damaged for one.
+        hosts pass over what is damaged for one, and delete it.
+
+        Raises:
+            OSError: one cannot be read, which may be no fault of its files.
         """
         for step in sorted(self._manager.all_steps(), reverse=True):
-            damaged = not _is_sound(self.folder / str(step))
-            if hosts.total(damaged) != (0,):
-                self._pass_over(step, "its files differ from their digest")
+            try:
+                damage = _damage(self.folder / str(step))
+            except OSError as error:
+                raise self._unreadable(step, error) from error
+            if hosts.total(damage is not None) != (0,):
+                self._pass_over(step, damage or "it is for another host")
                 continue
             target = jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(
@@ -93,11 +100,18 @@ class Checkpoints:
                 raise  # it can be read where there is more memory
             except Exception as error:  # orbax raises nearly anything
                 self._failed = True
-                self._pass_over(step, str(error))
-                continue
+                raise self._unreadable(step, error) from error
             leaves = [named[name] for name in _named(template)]
             return step, jax.tree.unflatten(jax.tree.structure(template), leaves)
         return None
+
+    def _unreadable(self, step: int, error: Exception) -> OSError:
+        return OSError(
+            f"the checkpoint of step {step} in {self.folder} cannot be read ({error}): "
+            "give yourself the right to read it, or mend the disk, and run the same "
+            "command again. Without its folder, training resumes from the checkpoint "
+            "before it"
+        )
 
     def _pass_over(self, step: int, reason: str) -> None:
         _log.warning(
@@ -151,16 +165,24 @@ def _seal(folder: Path) -> None:
     write_json(folder / _DIGEST, _digest(folder))
 
 
-def _is_sound(folder: Path) -> bool:
-    """Return whether a folder has the name and files that it had when sealed."""
+def _damage(folder: Path) -> str | None:
+    """Return how a folder is not what was sealed; None for the same name and files."""
     try:
-        return json.loads((folder / _DIGEST).read_bytes()) == _digest(folder)
-    except (OSError, *MALFORMED):
-        return False
+        sealed = (folder / _DIGEST).read_bytes()
+    except FileNotFoundError:
+        return "the process died before it was complete"
+    with contextlib.suppress(*MALFORMED):
+        if json.loads(sealed) == _digest(folder):
+            return None
+    return "its files differ from their digest"
 
 
 def _digest(folder: Path) -> list[str]:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    def stop(error: OSError) -> NoReturn:
+        raise error
+
+    found = os.walk(folder, onerror=stop)  # `rglob` passes over what it may not read
+    files = sorted(Path(place, name) for place, _, names in found for name in names)
     files = [path for path in files if path != folder / _DIGEST]
     with ThreadPoolExecutor(_processor.cores()) as threads:
         digests = threads.map(_digest_file, files)
