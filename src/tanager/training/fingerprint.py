@@ -74,7 +74,7 @@ _PREFIXES = (
 _HARMLESS_VARIABLE = re.compile(
     r"CACHE|LOG|TRACEBACK|TOKEN|SECRET|PASSWORD|_KEY$|_DIR$|_PATH$|_HOME$"
     r"|ADDRESS|_PORT$|_ID$|HOSTNAME|VISIBLE_DEVICES"
-    r"|KMP_DUPLICATE_LIB_OK|KMP_INIT_AT_FORK"
+    r"|KMP_DUPLICATE_LIB_OK|KMP_INIT_AT_FORK|TRANSFER_GUARD"
 )
 _HARMLESS_SETTING = re.compile(
     r"cache|log|dump|trace|debug|report|warn|pprint|source|location|error"

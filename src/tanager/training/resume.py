@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,10 @@ class Repeats:
             self.changed = True
             self._append(entry | {"changed": True})
         return before in (None, found)
+
+    def know(self, steps: Iterable[int]) -> bool:
+        """Return whether the sums of all these steps are on record."""
+        return self._known.keys() >= {*steps}
 
     def close(self) -> None:
         """Close the file."""
@@ -195,9 +199,9 @@ def resume(
     4. Steps charged after that checkpoint come again, in the same environment
        bit-identically and at no further charge. In another environment, or on a GPU
        without ``XLA_FLAGS=--xla_gpu_deterministic_ops=true``, or after a step that gave
-       other sums than before, they could differ from what they were charged for. So
-       they are given up: their charge stands, and training resumes with the step after
-       them.
+       other sums than before, they could differ from what they were charged for, and
+       without their checksums nobody would know. So they are given up: their charge
+       stands, and training resumes with the step after them.
 
     Raises:
         ValueError: the folder is in use or holds another run; its ledger is another
@@ -222,8 +226,11 @@ def resume(
         )
         ledger.require(mechanism, 0, [*others, stream], counts)
         position.repeats = repeats = Repeats(folder.private / "sums.jsonl", stream)
+        lost, after = ledger.next_step(other_than=stream), ledger.next_step()
+        # Of the last, nothing may have been used when its process died.
         repeatable = surroundings["deterministic"] and not repeats.changed
-        return stream, ledger.next_step(other_than=stream if repeatable else None)
+        repeatable = repeatable and repeats.know(range(lost, after - 1))
+        return stream, lost if repeatable else after
 
     def require_whole() -> None:
         if position.ledger is not None and position.repeats is not None:
@@ -243,7 +250,8 @@ def resume(
         _log.warning(
             "%d steps after checkpoint %d of run folder %s were charged and are now "
             "skipped, because repeated they could differ: the machine, the physical "
-            "batch size, the versions or the settings of JAX may have changed",
+            "batch size, the versions or the settings of JAX may have changed, or "
+            "private/sums.jsonl was lost",
             *(lost - begun, begun, folder.path),
         )
     position.begun = max(begun, lost)
