@@ -3,6 +3,7 @@
 import fcntl
 import json
 import re
+import shutil
 from unittest.mock import Mock
 
 import pytest
@@ -102,7 +103,7 @@ def test_a_damaged_run_is_named_and_the_others_listed(folder, tmp_path, capsys):
         (["runs", "nowhere"], "folder (='nowhere') is not a folder: name the folder"),
         (["runs", "compare", "one"], "runs (='one') must name two runs or more"),
         (["runs", "compare", "no-run", "one"], "run (='no-run') has no config.json"),
-        (["report", "no-run"], "run (='no-run') has no config.json"),
+        (["report", "no-run"], "run (='no-run') is not the folder of a run: it has no"),
     ],
     ids=" ".join,
 )
@@ -119,6 +120,14 @@ def test_a_page_is_made_again(folder, capsys):
     assert main(["report", str(folder / "one")]) == 0
     assert capsys.readouterr().out == f"{page}\n"
     assert page.read_text() == before
+
+
+def test_a_result_that_was_changed_gets_no_page(folder, tmp_path, capsys):
+    run = shutil.copytree(folder / "one", tmp_path / "run")
+    result = json.loads((run / "result.json").read_text())
+    (run / "result.json").write_text(json.dumps(result | {"epsilon": 0.5}))
+    assert main(["report", str(run)]) == 2
+    assert "claims epsilon = 0.5 in result.json, but" in capsys.readouterr().err
 
 
 def test_each_run_gets_a_folder_of_its_own(tmp_path):

@@ -115,7 +115,8 @@ def export(
     _require(run, "result.json")
     result = read_result(run)
     source = run / RUN_WEIGHTS[weights]
-    _require_agreement(run, config, result, source)
+    _require_agreement(run, config, result)
+    _require_claim(run, result, source)
     model = _model(config, source, format)
     described = _description(config, result, weights, format)
     if format == "timm":
@@ -136,6 +137,17 @@ def export(
     return to
 
 
+def check_claims(run: Path) -> None:
+    """Refuse a finished run whose result.json differs from its ledger and settings.
+
+    Raises:
+        ValueError: likewise, the run is not finished, or one of its files is damaged.
+    """
+    for name in ("config.json", "result.json"):
+        _require(run, name)
+    _require_agreement(run, read_config(run), read_result(run))
+
+
 def _require(run: Path, name: str) -> None:
     if (run / name).is_file():
         return
@@ -149,12 +161,9 @@ def _refuse(run: Path, rule: str, remedy: str = _REPEAT) -> NoReturn:
 
 
 def _require_agreement(
-    run: Path, config: Mapping[str, Any], result: Mapping[str, Any], model: Path
+    run: Path, config: Mapping[str, Any], result: Mapping[str, Any]
 ) -> None:
-    """Refuse a run whose result.json differs from its other files.
-
-    `model` is the file of its weights; the claim in it must be the one of result.json.
-    """
+    """Refuse a run whose result.json differs from its ledger and settings."""
     if result.get("search"):
         shape = {"epsilon": float, "delta": float}
         study = read_record(run / "study.json", shape, _REPEAT)
@@ -166,6 +175,10 @@ def _require_agreement(
         for computed, found in parts:
             if found is not None:  # a run of an older version has none
                 _compare(run, file, computed, found)
+
+
+def _require_claim(run: Path, result: Mapping[str, Any], model: Path) -> None:
+    """Refuse weights in whose file another guarantee is claimed than in result.json."""
     with reading(model, "holds no tensors", _REPEAT):
         with safe_open(model, "numpy") as file:
             claimed = (file.metadata() or {}).get("tanager", "{}")
