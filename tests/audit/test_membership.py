@@ -147,7 +147,12 @@ def test_all_that_takes_long_is_told_before_it_is_begun(membership, monkeypatch)
     assert known.startswith("ε ≥ ")
 
 
-def test_a_guess_is_two_gradients_of_zeros_and_the_drawing(regression, monkeypatch):
+@pytest.mark.parametrize("timed", [1000, 5])
+def test_a_guess_is_two_gradients_of_zeros_and_the_drawing(
+    regression, monkeypatch, timed
+):
+    rows = math.ceil(6 + 6 * math.sqrt(5.4) + 1)
+    part = min(rows, timed)
     seen, times = [], iter([0.0, 1.0, 1.5, 10.0, 13.0, 13.5, 20.0, 22.0, 22.5])
 
     def watched(params, example):
@@ -156,8 +161,10 @@ def test_a_guess_is_two_gradients_of_zeros_and_the_drawing(regression, monkeypat
 
     monkeypatch.setattr(many_models.time, "perf_counter", lambda: next(times))
     problem = Problem(watched, {"w": jnp.zeros(5)}, regression)
-    assert many_models.guess_update(problem, 0.1, 0) == 2 * 1.0 + 0.5
-    assert len(seen) == 4 * math.ceil(6 + 6 * math.sqrt(5.4) + 1)
+    monkeypatch.setattr(many_models, "_TIMED", timed)
+    guess = many_models.guess_update(problem, 0.1, 0)
+    assert guess == 2 * 1.0 * rows / part + 0.5
+    assert len(seen) == 4 * part
     assert not np.any(seen)
 
 

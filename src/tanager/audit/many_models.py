@@ -32,6 +32,10 @@ from tanager.training.step import Step
 from tanager.training.unit import Unit
 
 
+_TIMED = 128
+"""Images of which a gradient is timed before the first models are made."""
+
+
 def with_rates(
     optimizer: Callable[..., optax.GradientTransformation],
 ) -> optax.GradientTransformation:
@@ -57,11 +61,15 @@ def guess_update(problem: Problem, rate: float, multiplicity: int) -> float:
 
     It is the time of drawing a batch, and twice that of a plain gradient of as many
     zeros, whose program is compiled much sooner than that of many models: LeNet's
-    update takes 2.0 times as long as its plain gradient on two cores.
+    update takes 2.0 times as long as its plain gradient on two cores. Of a large batch,
+    the gradient of a part is timed.
     """
     groups, size = problem.groups, problem.size()
     unit = Unit.of(problem, multiplicity)
-    shape = unit.shape(_rows(size, rate, groups is not None))
+    whole = _rows(size, rate, groups is not None)
+    images = max(1, multiplicity) * math.prod(unit.shape(1))
+    part = min(whole, max(1, _TIMED // images))
+    shape = unit.shape(part)
     one = jax.tree.map(np.asarray, problem.source()[0])
     zeros = jax.tree.map(lambda leaf: np.zeros((*shape, *leaf.shape), leaf.dtype), one)
     rows = PhysicalBatch(zeros, np.ones(shape, bool), np.zeros(shape, np.int32))
@@ -81,7 +89,8 @@ def guess_update(problem: Problem, rate: float, multiplicity: int) -> float:
         jax.block_until_ready(gradient(*given))
         computed = time.perf_counter()
         sampler.indices(0)
-        times.append(2 * (computed - began) + time.perf_counter() - computed)
+        drawn = time.perf_counter() - computed
+        times.append(2 * (computed - began) * whole / part + drawn)
     return min(times)
 
 
