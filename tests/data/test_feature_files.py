@@ -103,6 +103,20 @@ def test_the_origin_of_training_examples_holds_no_test_set(tmp_path):
     )
 
 
+def test_who_each_example_is_of_is_part_of_the_origin(tmp_path):
+    """Two runs with other persons must not add up what each person spends."""
+    others = np.roll(ARRAYS["train_person"], 1)
+    file = write_npz(
+        tmp_path,
+        ARRAYS | {"train_other": others, "test_other": ARRAYS["test_person"]},
+    )
+    found = [
+        load("features", features_from=file, groups=groups).origin()
+        for groups in (None, "person", "other", "person")
+    ]
+    assert len({*found}) == 3 and found[1] == found[3]
+
+
 def test_examples_are_held_out_and_chosen_as_of_images(tmp_path):
     file = write_npz(tmp_path, changed(test_features=None, test_labels=None))
     found = load("features", features_from=file, validation_examples=3)
