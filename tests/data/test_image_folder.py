@@ -227,6 +227,16 @@ def test_images_of_different_size(tmp_path):
             "cat/000.png') cannot be read as an image (image file is truncated",
         ),
         (
+            lambda p: [
+                (
+                    write(p / f"cat/00{n}.png", NOISE),
+                    os.truncate(p / f"cat/00{n}.png", 90),
+                )
+                for n in range(4)  # of the training and of the test images
+            ],
+            ": replace it. Nor can 3 more: ",
+        ),
+        (
             lambda p: [shutil.rmtree(entry) for entry in p.iterdir()],
             "has no layout that is read: found no folders and no files: train/",
         ),

@@ -358,7 +358,7 @@ def _found(name: str, wanted: Wanted, decoded: bool) -> Dataset:
     shape = train.shape
     origin = copy.copy(train)._files  # a copy has no file in memory
     if decoded and not wanted.streams(total, shape):
-        images = [into_memory(each, report) for each in images]
+        images = into_memory(images, report)
     dataset = Dataset(
         *(name, images[0], images[-1], classes, shape, mean, std, owners, origin),
         wanted.record.to_json(),

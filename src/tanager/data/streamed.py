@@ -152,40 +152,68 @@ def common_shape(
                     sizes.add(upright_size(image))
                     channels = channels if is_grey(image) else 3
             except UnreadableFile as error:
-                broken.append((f"{file} {place}".strip(), error))
+                broken.append((_name(source, index), error))
             done += 1
             if progress is not None and (done % _PART == 0 or done == total):
                 progress(done, total)
-    if broken:
-        (_, first), *others = broken
-        names = [name for name, _ in others[:_NAMED]]
-        names += [f"and {len(others) - _NAMED} more"] * (len(others) > _NAMED)
-        more = f". Nor can {len(others)} more: {', '.join(names)}" if others else ""
-        raise UnreadableFile(f"{first}{more}") from first
+    _refuse_all(broken)
     return (sizes.pop() if len(sizes) == 1 else None), channels
 
 
-def into_memory(source: StreamedImages, report: Report) -> ArraySource:
-    """Decode all of a source, in a pool of threads; in one where images are small.
+def _name(source: StreamedImages, index: int) -> str:
+    file, place = source.place(index)
+    return f"{file} {place}".strip()
+
+
+def _refuse_all(broken: Sequence[tuple[str, UnreadableFile]]) -> None:
+    """Name all images that cannot be read in one message, or the first and how many."""
+    if not broken:
+        return
+    (_, first), *others = broken
+    names = [name for name, _ in others[:_NAMED]]
+    names += [f"and {len(others) - _NAMED} more"] * (len(others) > _NAMED)
+    more = f". Nor can {len(others)} more: {', '.join(names)}" if others else ""
+    raise UnreadableFile(f"{first}{more}") from first
+
+
+def into_memory(sources: Sequence[StreamedImages], report: Report) -> list[ArraySource]:
+    """Decode all of some sources, in a pool of threads; in one where images are small.
 
     The first images are timed. `report` is called in this thread, with the number of
     images since the last call.
-    """
-    images = np.empty((len(source), *source.shape), np.uint8)
 
-    def decode_part(start: int) -> int:
+    Raises:
+        UnreadableFile: some cannot be decoded; the message names them.
+    """
+    images = [np.empty((len(each), *each.shape), np.uint8) for each in sources]
+    broken: dict[tuple[int, int], tuple[str, UnreadableFile]] = {}
+
+    def decode_part(number: int, start: int) -> int:
+        source = sources[number]
         stop = min(start + _PART, len(source))
         for index in range(start, stop):
-            images[index] = source.image(index)
+            try:
+                images[number][index] = source.image(index)
+            except UnreadableFile as error:
+                broken[number, index] = _name(source, index), error
         return stop - start
 
+    first, *others = [
+        (number, start)
+        for number, source in enumerate(sources)
+        for start in range(0, len(source), _PART)
+    ]
     began = time.perf_counter()
-    report(first := decode_part(0))
-    small = time.perf_counter() - began < _SMALL * first
+    report(done := decode_part(*first))
+    small = time.perf_counter() - began < _SMALL * done
     with concurrent.futures.ThreadPoolExecutor(1 if small else None) as pool:
-        for done in pool.map(decode_part, range(_PART, len(source), _PART)):
+        for done in pool.map(decode_part, *zip(*others, strict=True)):
             report(done)
-    return ArraySource({"image": images, "label": np.array(source.labels)})
+    _refuse_all([broken[place] for place in sorted(broken)])
+    return [
+        ArraySource({"image": decoded, "label": np.array(source.labels)})
+        for decoded, source in zip(images, sources, strict=True)
+    ]
 
 
 def digest(*parts: bytes | np.ndarray | Iterable[object]) -> bytes:
