@@ -244,6 +244,7 @@ def test_two_at_once_do_not_exceed_the_limit_together(tmp_path, monkeypatch):
 
 def test_planted_no_lock(tmp_path, monkeypatch):
     monkeypatch.setattr(hashed_file.fcntl, "flock", lambda *of: None)
+    monkeypatch.setattr(hashed_file.HashedFile, "_refuse", lambda *of: None)
     with pytest.raises(AssertionError):
         check_at_once(tmp_path / "account", monkeypatch)
 

@@ -16,7 +16,7 @@ import pytest
 
 import mutations
 from switch import FULL
-from tanager.privacy import accountant
+from tanager.privacy import accountant, hashed_file
 from tanager.privacy.hashed_file import digest_of
 from tanager.privacy.ledger import Ledger
 from tanager.privacy.mechanism import Adjacency, Mechanism
@@ -84,17 +84,48 @@ def test_a_torn_last_line_is_cut_and_nothing_else(tmp_path, share):
     assert Ledger.read(path).steps() == 10
 
 
-def test_a_ledger_outlives_an_interrupted_charge(tmp_path, monkeypatch):
-    """In a notebook, Ctrl-C may come while a line is written, and the loop again."""
-    path = charged(tmp_path / "ledger.jsonl")
+@pytest.mark.parametrize("when", ["while it is written", "once it is on the disk"])
+def test_a_ledger_outlives_an_interrupted_charge(tmp_path, monkeypatch, when):
+    """In a notebook, Ctrl-C may come at any time, and the loop is started again."""
+    path, early = charged(tmp_path / "ledger.jsonl"), when == "while it is written"
+    stop = Mock(side_effect=KeyboardInterrupt)
     with Ledger(path) as ledger:
         with monkeypatch.context() as patch:
-            patch.setattr(os, "fsync", Mock(side_effect=KeyboardInterrupt))
+            if early:
+                patch.setattr(os, "fsync", stop)
+            else:
+                patch.setattr(hashed_file, "len", stop, raising=False)
             with pytest.raises(KeyboardInterrupt):
                 ledger.charge(MECHANISM, 10, "a")
+        assert Ledger.read(path).steps() == 11 - early
         for step in (10, 11):
             ledger.charge(MECHANISM, step, "a")
     assert Ledger.read(path).steps() == 12
+
+
+def test_what_another_process_charged_is_never_cut_off(tmp_path):
+    """Where locks do not exclude it: after a fork, or on some network disks."""
+    path, copy = charged(tmp_path / "ledger.jsonl"), tmp_path / "copy"
+    with Ledger(path) as ledger:
+        ledger.charge(MECHANISM, 10, "a")
+        before = len(path.read_bytes())
+        shutil.copy(path, copy)
+        with Ledger(copy) as other:
+            other.charge(MECHANISM, 11, "a")
+        with path.open("ab") as file:
+            file.write(copy.read_bytes()[before:])
+        for _ in range(2):
+            with pytest.raises(ValueError, match="written to by another process"):
+                ledger.charge(MECHANISM, 12, "a")
+    assert Ledger.read(path).steps() == 12
+
+
+def test_a_ledger_stays_where_it_was_opened(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with Ledger("ledger.jsonl") as ledger:
+        monkeypatch.chdir("/")
+        ledger.charge(MECHANISM, 0)
+    assert Ledger.read(tmp_path / "ledger.jsonl").steps() == 1
 
 
 @pytest.mark.parametrize("how", ["replaced", "deleted"])

@@ -67,6 +67,23 @@ def test_steps_after_the_last_evaluation_count(folder, tmp_path):
     assert json.loads(last)["epsilon"] > json.loads(first)["epsilon"]
 
 
+@pytest.mark.parametrize(
+    "words", [["--accountant", "rdp", "--noise-multiplier", "2"], ["--non-private"]]
+)
+def test_a_stopped_run_says_what_it_will_say_at_its_end(tmp_path, words, capsys):
+    run = tmp_path / "run"
+    made = [*WORDS[: WORDS.index("--noise-multiplier")], "--steps", "1", *words]
+    assert main(["train", "digits", *made, "--out", str(run)]) == 0
+    finished = runs.describe(run)
+    (run / "result.json").unlink()
+    stopped = runs.describe(run)
+    for name in ("epsilon", "private"):
+        assert stopped[name] == finished[name]
+    capsys.readouterr()
+    assert main(["runs", str(tmp_path)]) == 0
+    assert "NOT PRIVATE" in capsys.readouterr().out
+
+
 def test_a_comparison_shows_what_differs_and_only_that(folder, tmp_path, capsys):
     page = tmp_path / "page.html"
     both = [str(folder / name) for name in ("one", "two")]

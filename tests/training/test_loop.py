@@ -1,5 +1,6 @@
 """A run from start to finish: the guarantee, the folder, stopping and going on."""
 
+import contextlib
 import datetime
 import errno
 import gc
@@ -388,6 +389,17 @@ def test_steps_whose_sums_are_not_on_record_are_left_out(dead, caplog, kept):
     assert Ledger.read(dead / "ledger.jsonl").steps() == 12
 
 
+def test_sums_before_the_checkpoint_are_not_needed(tmp_path, caplog):
+    with pytest.raises(Killed):
+        run(tmp_path, evaluate=dies_at_evaluation(3), checkpoint_seconds=0.0)
+    (tmp_path / "private/sums.jsonl").unlink()
+    for call in (1, 2):
+        with contextlib.suppress(Killed):
+            run(tmp_path, evaluate=dies_at_evaluation(call), checkpoint_seconds=0.0)
+    assert run(tmp_path).summary["steps"] == 12
+    assert "were charged and are now" not in caplog.text
+
+
 def test_after_a_change_of_environment_a_second_death_costs_nothing(
     tmp_path, monkeypatch
 ):
@@ -567,6 +579,8 @@ def test_a_copy_is_refused_while_the_run_itself_is_there(first_dead, tmp_path):
     place = json.loads((tmp_path / "here/private/seed.json").read_text())["place"]
     assert place == str(tmp_path / "link")
     assert run(tmp_path / "here").summary["steps"] == 12
+    shutil.copytree(tmp_path / "here", tmp_path / "finished")
+    assert run(tmp_path / "finished").summary["steps"] == 12  # nothing is made again
     # One of two copies of what is gone resumes, and the other cannot be told apart.
     assert run(tmp_path / "one").summary["steps"] == 12
 
@@ -735,7 +749,7 @@ def test_a_disk_that_fills_up_is_named_and_the_run_resumes(
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(kind, name, until_full)
-        message = f"run folder {out} cannot be written (No space left on device): free"
+        message = f"a disk is full, likely that of run folder {out} (No space left on"
         with pytest.raises(OSError, match=re.escape(message)):
             run(out, seed=5)
     assert same(run(out, seed=5).params, seeded[0].params)

@@ -67,11 +67,11 @@ def run(arguments: Sequence[str]) -> int:
         epsilon = row["epsilon"]
         table.add_row(
             row["run"],
-            "—"
+            "NOT PRIVATE"
+            if row["private"] is False
+            else "—"
             if epsilon is None
-            else format_epsilon(epsilon)
-            if row["private"]
-            else "NOT PRIVATE",
+            else format_epsilon(epsilon),
             number(row["delta"], "{:g}"),
             number(row["test_accuracy"], "{:.2%}"),
             number(row["test_accuracy_ema"], "{:.2%}"),

@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from tanager._files import sync_folder
 from tanager._reading import MALFORMED, UnreadableFile, parse_json
@@ -51,8 +51,9 @@ class HashedFile:
         busy: str | None = None,
         mode: int = 0o666,
     ):
+        self._path, self._torn = path.absolute(), False
         try:
-            self._path, self._file = path, _locked(path, mode, wait=busy is None)
+            self._file = _locked(path, mode, wait=busy is None)
         except BlockingIOError as error:
             raise ValueError(busy) from error
         try:
@@ -67,18 +68,18 @@ class HashedFile:
         """Add a line, and return once it is on the disk; or leave the file as it is.
 
         Raises:
-            ValueError: another file is at its path now, or none.
+            ValueError: another file is at its path now, or none; or others wrote to it.
         """
         if not _is_at(self._file, self._path):
-            raise ValueError(
-                f"{self._path} was replaced or deleted while this process wrote to it, "
-                "so another process may write to it too: let no other program change "
-                "it, and run the same command again"
-            )
+            self._refuse("was replaced or deleted")
         last, length = self._end
+        if self._torn:  # an interrupt may have left a line of ours behind
+            self._file.truncate(length)
+        if os.fstat(self._file.fileno()).st_size != length:
+            self._refuse("was written to by another process")
         digest = digest_of(last, entry)
         line = (json.dumps({**entry, "hash": digest}) + "\n").encode()
-        self._file.truncate(length)  # an interrupt may have left a line behind
+        self._torn = True
         try:
             data = memoryview(line)
             while data:
@@ -88,6 +89,13 @@ class HashedFile:
             self._file.truncate(length)
             raise
         self._end = digest, length + len(line)
+        self._torn = False
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise ValueError(
+            f"{self._path} {what} while this process was to write to it: let no other "
+            "program change it, put the file back as it was, and start again"
+        )
 
     def close(self) -> None:
         """Close the file; adding a line afterwards is an error."""

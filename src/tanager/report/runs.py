@@ -2,11 +2,13 @@
 
 import datetime
 import fcntl
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tanager import _validate as validate
+from tanager.privacy.accountant import Accountant, composed_epsilon
 from tanager.privacy.ledger import Ledger
 from tanager.report import run_figures
 from tanager.report.render import require, write_page
@@ -56,9 +58,14 @@ def describe(run: Path) -> dict[str, Any]:
     config, metrics = read_config(run), read_metrics(run)
     finished = (run / "result.json").exists()
     result = read_result(run) if finished else {**(metrics[-1] if metrics else {})}
-    if not finished and config.get("delta") and (run / "ledger.jsonl").exists():
-        spent = Ledger.read(run / "ledger.jsonl").epsilon(config["delta"])
-        result |= {"epsilon": spent, "delta": config["delta"]}
+    private = result.get("private", config.get("private"))
+    if not finished and config["delta"] and (run / "ledger.jsonl").exists():
+        spent = Ledger.read(run / "ledger.jsonl").mechanisms()
+        by = config.get("accountant", Accountant.PLD)
+        epsilon = composed_epsilon(spent, config["delta"], by)
+        noisy = math.isfinite(epsilon)
+        result |= {"epsilon": epsilon if noisy else None, "delta": config["delta"]}
+        private = private and noisy
     began = datetime.datetime.fromtimestamp(_began(run))
     recipe = config.get("recipe") or {}
     state = "finished" if finished else "running" if _is_held(run) else "stopped"
@@ -67,7 +74,7 @@ def describe(run: Path) -> dict[str, Any]:
         "recipe": recipe.get("name"),
         "began": began.isoformat(" ", "minutes"),
         "state": state,
-        "private": config.get("private", result.get("private")),
+        "private": private,
         **{name: result.get(name) for name in RESULTS if name != "state"},
     }
 

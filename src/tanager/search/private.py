@@ -19,6 +19,7 @@ References:
 import dataclasses
 import json
 import os
+import re
 import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -316,8 +317,8 @@ def _right(folder: Path, recipe: Recipe, settings: PrivateSettings) -> float:
             diverged.touch()
         except (ValueError, OSError) as error:
             kind = ValueError if isinstance(error, ValueError) else OSError
-            # The name of the folder says how many runs came before.
-            raise kind(str(error).replace(str(folder), str(folder.parent))) from None
+            # The name of a run's folder says how many runs came before.
+            raise kind(re.sub(r"(private/runs)/\d+", r"\1", str(error))) from None
     if diverged.exists():
         return 0.0
     return read_record(result, {"test_accuracy_ema": float})["test_accuracy_ema"]

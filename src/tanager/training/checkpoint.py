@@ -106,11 +106,13 @@ class Checkpoints:
         return None
 
     def _unreadable(self, step: int, error: Exception) -> OSError:
+        remedy = "use the version of orbax-checkpoint that wrote it"
+        if isinstance(error, OSError):
+            remedy = "give yourself the right to read it, or mend the disk"
         return OSError(
-            f"the checkpoint of step {step} in {self.folder} cannot be read ({error}): "
-            "give yourself the right to read it, or mend the disk, and run the same "
-            "command again. Without its folder, training resumes from the checkpoint "
-            "before it"
+            f"the checkpoint of step {step} in {self.folder} cannot be read "
+            f"({type(error).__name__}: {error}): {remedy}, and run the same command "
+            "again. Without its folder, training resumes from the checkpoint before it"
         )
 
     def _pass_over(self, step: int, reason: str) -> None:

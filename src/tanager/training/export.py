@@ -188,7 +188,7 @@ def _require_claim(run: Path, result: Mapping[str, Any], model: Path) -> None:
 
 def _cost(run: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     if not (run / "ledger.jsonl").is_file():
-        _refuse(run, "has no ledger.jsonl")
+        _refuse(run, "has no ledger.jsonl", "put the run's own back")
     check_record(run / "config.json", config, _CONFIG, _REPEAT)
     with reading(run / "config.json", "holds no mechanism", _REPEAT):
         mechanism = Mechanism(**config["mechanism"])

@@ -214,7 +214,7 @@ def resume(
     mechanism, counts = Mechanism(**config["mechanism"]), release_in(config)
     position = Position(state, folder=folder)
 
-    def open_ledger() -> tuple[str, int]:
+    def open_ledger() -> tuple[str, bool]:
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         folder.require_space(4 * size + _MARGIN)
         position.ledger = ledger = Ledger(folder.ledger)
@@ -226,33 +226,33 @@ def resume(
         )
         ledger.require(mechanism, 0, [*others, stream], counts)
         position.repeats = repeats = Repeats(folder.private / "sums.jsonl", stream)
-        lost, after = ledger.next_step(other_than=stream), ledger.next_step()
-        # Of the last, nothing may have been used when its process died.
-        repeatable = surroundings["deterministic"] and not repeats.changed
-        repeatable = repeatable and repeats.know(range(lost, after - 1))
-        return stream, lost if repeatable else after
+        return stream, surroundings["deterministic"] and not repeats.changed
 
-    def require_whole() -> None:
-        if position.ledger is not None and position.repeats is not None:
-            done = max(begun, position.repeats.made)
-            position.ledger.require(mechanism, done, class_counts=counts)
+    def first_step() -> int:
+        ledger, repeats = position.ledger, position.repeats
+        assert ledger is not None and repeats is not None
+        ledger.require(mechanism, max(begun, repeats.made), class_counts=counts)
+        lost = max(begun, ledger.next_step(other_than=position.stream))
+        after = max(begun, ledger.next_step())
+        # Of the last, nothing may have been used when its process died.
+        known = repeats.know(range(lost, after - 1))
+        return lost if repeatable and known else after
 
     try:
-        position.stream, lost = hosts.from_chief(open_ledger)
+        position.stream, repeatable = hosts.from_chief(open_ledger)
         position.checkpoints = Checkpoints(folder.path / "checkpoints")
         begun, position.state = position.checkpoints.restore(state) or (0, state)
         hosts.require_same("checkpoint", str(begun))
-        hosts.from_chief(require_whole)
+        position.begun = hosts.from_chief(first_step)
     except BaseException:
         position.close()
         raise
-    if begun < lost:
+    if begun < position.begun:
         _log.warning(
             "%d steps after checkpoint %d of run folder %s were charged and are now "
             "skipped, because repeated they could differ: the machine, the physical "
             "batch size, the versions or the settings of JAX may have changed, or "
             "private/sums.jsonl was lost",
-            *(lost - begun, begun, folder.path),
+            *(position.begun - begun, begun, folder.path),
         )
-    position.begun = max(begun, lost)
     return position

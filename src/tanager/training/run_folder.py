@@ -41,12 +41,12 @@ _WRITTEN = (
 )
 _REMEDY = "train into another folder"
 _SEED = {"secret": str, "private": bool, "used": bool, "place": Maybe(str)}
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 @contextlib.contextmanager
 def naming_full_disks(path: str | os.PathLike | None) -> Iterator[None]:
-    """Say which run could not be written, and how it resumes, where no file is named.
+    """Say which run a full disk stopped, and how it resumes, where no file is named.
 
     Raises:
         OSError: the disk is full.
@@ -57,8 +57,8 @@ def naming_full_disks(path: str | os.PathLike | None) -> Iterator[None]:
         if path is None or error.filename or error.errno not in _FULL:
             raise
         raise OSError(
-            f"run folder {path} cannot be written ({error.strerror}): free its disk, "
-            f"and run the same command again with --out {path}, which resumes"
+            f"a disk is full, likely that of run folder {path} ({error.strerror}): "
+            f"free it, and run the same command again with --out {path}, which resumes"
         ) from error
 
 
@@ -190,7 +190,7 @@ class RunFolder:
         seed, used, place = _read_seed(path)
         if used:
             self._require_whole()
-            if seed.private and place is not None:
+            if seed.private and place is not None and not self.result.exists():
                 self._refuse_a_copy(seed, place)
         changed = given is None and not seed.private
         if changed or (given is not None and Seed.from_int(given) != seed):
@@ -247,7 +247,8 @@ class RunFolder:
             self._refuse(
                 f"is a copy of the run in {place}: if both resumed, the same noise "
                 "would hide other sums, and subtracting them would remove it",
-                "resume that one, or delete it first",
+                "resume that one, or train into another folder; if nobody was shown "
+                "anything of it, you may delete it instead",
             )
 
     def require_space(self, needed: int) -> None:
