@@ -106,6 +106,13 @@ def test_each_run_is_calibrated_for_the_whole_search(settings):
     assert settings.delta == 1e-4
 
 
+def test_where_a_search_is_does_not_identify_it(settings):
+    recipe = dataclasses.replace(settings.recipe, out="moved")
+    moved = dataclasses.replace(settings, recipe=recipe)
+    assert moved.recipe.out != settings.recipe.out
+    assert moved.to_json() == settings.to_json()
+
+
 @pytest.mark.slow
 def test_the_best_run_is_released_under_the_guarantee_of_the_search(
     released, settings, tmp_path

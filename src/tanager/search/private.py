@@ -107,7 +107,7 @@ class PrivateSettings:
         return {
             "versions": versions(),
             "private": True,
-            "recipe": {"name": self.name, **self.recipe.to_json()},
+            "recipe": {"name": self.name, **self.recipe.to_json(), "out": None},
             "space": self.space.to_json(),
             "selection": dataclasses.asdict(self.search.selection),
             "mechanism": dataclasses.asdict(self.search.run),
