@@ -824,7 +824,7 @@ def test_bad_input_is_refused_and_nothing_is_left_behind(tmp_path, changes, mess
 
 
 def test_a_large_delta_is_warned_of():
-    with pytest.warns(UserWarning, match="at least 1/60"):
+    with pytest.warns(UserWarning, match=r"delta \(0.02\) is not below 1/N \(0.0167\)"):
         run(delta=0.02)
 
 

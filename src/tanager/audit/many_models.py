@@ -33,7 +33,7 @@ from tanager.training.unit import Unit
 
 
 _TIMED = 128
-"""Images of which a gradient is timed before the first models are made."""
+"""The largest number of images in the gradient that `guess_update` times."""
 
 
 def with_rates(

@@ -65,7 +65,7 @@ class HashedFile:
             raise
 
     def append(self, entry: Mapping[str, Any]) -> None:
-        """Add a line, and return once it is on the disk; or leave the file as it is.
+        """Add a line and return once it is on the disk; on an error, change nothing.
 
         Raises:
             ValueError: another file is at its path now, or none; or others wrote to it.
@@ -143,11 +143,12 @@ def _locked(path: Path, mode: int, wait: bool) -> io.FileIO:
 
 def _lock(file: io.FileIO, wait: bool) -> None:
     """Lock a file; without `wait`, only within the moment that a reader may hold it."""
-    for _ in () if wait else range(10):
+    how = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
+    for _ in range(10):
         with contextlib.suppress(BlockingIOError):
-            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return fcntl.flock(file, how)
         time.sleep(0.02)
-    return fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    return fcntl.flock(file, how)
 
 
 def _is_at(file: io.FileIO, path: Path) -> bool:

@@ -18,6 +18,7 @@ from tanager._files import as_json
 from tanager.clipping.analysis.refusals import check_leaves
 from tanager.compiling import require_nans
 from tanager.parallel import hosts
+from tanager.privacy.plan import delta_warning
 from tanager.report.run_files import check_description
 from tanager.training.evaluate import Evaluation
 from tanager.training.problem import DPSGD, Problem
@@ -68,12 +69,8 @@ def check(
 
 def _check_guarantee(algorithm: DPSGD, public: int) -> None:
     delta, noise = algorithm.delta, algorithm.mechanism.noise_multiplier
-    if delta >= 1 / public:
-        warnings.warn(
-            f"delta (={delta:g}) is at least 1/{public}: a mechanism that publishes "
-            "one whole example would satisfy it; choose a smaller one",
-            stacklevel=5,
-        )
+    if delta * public >= 1 and (text := delta_warning(delta, public)):
+        warnings.warn(text, stacklevel=5)
     if algorithm.clip_norm is None:
         if noise > 0:
             validate.refuse(
