@@ -25,6 +25,7 @@ from tanager import _validate as validate
 from tanager.bench import programs
 from tanager.bench.timing import Measurement, in_turns
 from tanager.bench.workload import SGD, Workload
+from tanager.compiling import require_nans
 from tanager.data import ArraySource, Source
 from tanager.data.loader import an_example
 from tanager.data.source import check_index, gather
@@ -192,6 +193,7 @@ def bench_throughput(
         validate.refuse("physical_batches", (), "must name at least one size")
     for size in physical_batches:
         validate.whole(physical_batch=size, at_least=1)
+    require_nans()  # clipping does, once, and its program would count as a compilation
     examples = _Examples(workload, protocol)
     rows: list[dict[str, Any]] = []
     for size in dict.fromkeys(physical_batches):
