@@ -1,6 +1,4 @@
-"""The report of an audit, from its audit.json alone."""
-
-import json
+"""The report of an audit, from the content of its audit.json alone."""
 
 import pytest
 from written import audit
@@ -15,8 +13,7 @@ def found():
 
 
 def written(tmp_path, found):
-    (tmp_path / "audit.json").write_text(json.dumps(found))
-    path = write_report(tmp_path)
+    path = write_report(tmp_path, found)
     assert path == tmp_path / "report.html"
     return path.read_text()
 
@@ -37,7 +34,10 @@ def test_it_says_what_was_found_in_plain_words(found):
     assert "amount of noise" not in sentence(same)
 
 
-def test_the_page_stands_alone_and_the_same_audit_gives_the_same(tmp_path, found):
+def test_the_page_stands_alone_and_the_same_audit_gives_the_same(
+    tmp_path, found, monkeypatch
+):
+    monkeypatch.setattr(audit_figures, "_POINTS", 2)
     page = written(tmp_path, found)
     assert "digits &lt;&amp;&gt;" in page
     assert "Nothing here contradicts the claim" in page
@@ -57,10 +57,10 @@ def test_a_violation_cannot_be_overlooked(tmp_path, found, monkeypatch):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"scores": {"inside": [1.0] * 30, "outside": [1.0] * 30}, "threshold": None},
-        {"method": "one-run", "errors": None, "guesses": {"made": 3}, "setting": None},
-        {"method": "white-box", "knows_sample": True, "canaries": 500, "models": 1},
-        {"mechanism": {"sample_rate": 1.0, "noise_multiplier": 2.0, "steps": 3}},
+        {"method": "one-run", "errors": None, "guesses": {"made": 3}, "setting": None}
+        | {"mechanism": {"sample_rate": 1.0, "noise_multiplier": 2.0, "steps": 3}},
+        {"method": "white-box", "knows_sample": True, "canaries": 500, "models": 1}
+        | {"scores": {"inside": [1.0] * 30, "outside": [1.0] * 30}, "threshold": None},
     ],
 )
 def test_every_kind_of_audit_has_a_page(tmp_path, found, changes, monkeypatch):
@@ -68,8 +68,3 @@ def test_every_kind_of_audit_has_a_page(tmp_path, found, changes, monkeypatch):
     page = written(tmp_path, found | changes)
     assert page.count("<svg") == 3
     assert ("Poisson" in page) == bool(changes.get("knows_sample"))
-
-
-def test_without_an_audit_there_is_no_page(tmp_path):
-    with pytest.raises(ValueError, match=r"has no audit\.json"):
-        write_report(tmp_path)

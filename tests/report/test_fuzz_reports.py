@@ -12,8 +12,6 @@ from switch import FULL
 from tanager.privacy.ledger import Ledger
 from tanager.privacy.mechanism import Mechanism
 from tanager.report import (
-    audit_figures,
-    audit_page,
     run_figures,
     run_files,
     run_page,
@@ -162,24 +160,6 @@ def test_pages_of_searches(tmp_path, name, good):
 
     for text in mutations.of_json(good, CASES):
         (tmp_path / name).write_bytes(text)
-        fuzzed(read)
-    fuzzed.end()
-
-
-@pytest.mark.parametrize("method", ["membership", "one-run"])
-def test_pages_of_audits(tmp_path, method, monkeypatch):
-    file = tmp_path / "audit.json"
-    fuzzed = mutations.Fuzz(file.name)
-
-    def draw(name, found, mechanism, *paths):
-        paths[0].write_text("<svg></svg>")
-
-    def read():
-        safe(audit_page.write_report(tmp_path).read_text(encoding="utf-8"))
-
-    monkeypatch.setattr(audit_figures, "plot", draw)
-    for text in mutations.of_json(written.audit(6) | {"method": method}, CASES):
-        file.write_bytes(text)
         fuzzed(read)
     fuzzed.end()
 

@@ -1,43 +1,22 @@
-"""The report of an audit: one HTML page, made of its audit.json."""
+"""The report of an audit: one HTML page."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tanager._reading import reading
-from tanager._record import Each, Maybe, read_record
+from tanager._files import as_json
 from tanager.privacy.mechanism import Mechanism
 from tanager.privacy.shown import format_bound, format_epsilon
 from tanager.report import audit_figures
 from tanager.report.figures import embed
-from tanager.report.render import require, write_page
+from tanager.report.render import write_page
 
 
 _Fields = Mapping[str, Any]
-_FOUND = {
-    "recipe": str,
-    "method": str,
-    "violated": bool,
-    "claimed_epsilon": Maybe(float),
-    "delta": float,
-    "epsilon_lower_bound": Maybe(float),
-    "trade_off_bound": Maybe(float),
-    "confidence": float,
-    "models": int,
-    "auc": float,
-    "advantage": float,
-    "highest_advantage": float,
-    "highest_provable": Maybe(float),
-    "noise_multiplier_not_refuted": Maybe(float),
-    "audited_steps": Maybe(int),
-    "mechanism": {"sample_rate": float, "noise_multiplier": float, "steps": int},
-    "setting": Maybe(Each(object)),
-    "errors": Maybe(Each(int)),
-    "guesses": Maybe(Each(int)),
-    "canaries": Maybe(int),
-    "knows_sample": Maybe(bool),
-    "tried": Maybe([Each(object)]),
-}
+_NOT_OF_EVERY_METHOD = (
+    *("setting", "errors", "guesses", "canaries", "knows_sample", "tried"),
+    *("highest_provable", "noise_multiplier_not_refuted", "audited_steps"),
+)
 _CAPTIONS = {
     "epsilon": "The claimed ε by δ, and what was proven at the δ of the claim.",
     "roc": "The attack, and the limit that the claim sets for any attack.",
@@ -71,26 +50,23 @@ def sentence(found: _Fields) -> str:
     return shown
 
 
-def write_report(folder: Path) -> Path:
-    """Write report.html and its figures of a finished audit; return the page's path.
+def write_report(folder: Path, content: _Fields) -> Path:
+    """Write report.html and its figures of an audit; return the page's path.
 
-    Raises:
-        ValueError: there is no audit.json, or it is damaged.
+    `content` is that of audit.json.
     """
-    path = require(folder, "audit", "audit.json", "let the audit end first")
-    found = read_record(path, _FOUND)
-    with reading(path, "is not what an audit leaves"):
-        return write_page(
-            folder / "report.html",
-            "audit.html",
-            kind="tanager audit report",
-            subject=f"{found['recipe']}: {found['method']}",
-            found=found,
-            sentence=sentence(found),
-            figures=_figures(folder, found),
-            counts=_counts(found),
-            tried_names=_TRIED,
-        )
+    found = dict.fromkeys(_NOT_OF_EVERY_METHOD) | as_json(content)
+    return write_page(
+        folder / "report.html",
+        "audit.html",
+        kind="tanager audit report",
+        subject=f"{found['recipe']}: {found['method']}",
+        found=found,
+        sentence=sentence(found),
+        figures=_figures(folder, found),
+        counts=_counts(found),
+        tried_names=_TRIED,
+    )
 
 
 def _figures(folder: Path, found: _Fields) -> list[tuple[str, str]]:

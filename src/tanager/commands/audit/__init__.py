@@ -56,7 +56,7 @@ def run(arguments: Sequence[str]) -> int:
     content = {"sentence": audit_page.sentence(content), **content}
     content["account"] = accounts.total_of(recipe, content["delta"])
     write_json(out / "audit.json", content)
-    page = audit_page.write_report(out)
+    page = audit_page.write_report(out, content)
     if options.json:
         print_json(content)
     else:
