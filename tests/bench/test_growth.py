@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from scripts import ROOT, load
+from tanager.models.small import MLP
 
 
 RECORDS = sorted((ROOT / "benchmarks/results").glob("*-growth.json"))
@@ -26,11 +27,19 @@ def test_the_exponent_of_a_power_is_found(growth):
 def test_arithmetic_grows_as_it_must(growth, monkeypatch):
     small = {"width": 1, "image side": 8, "physical batch": 2}
     monkeypatch.setattr(growth, "BASE", growth.BASE | small)
-    one = growth.measure("views K", 1, 1, strategies=("sgd",))
-    monkeypatch.setattr(growth, "bench_step", lambda *_, **__: SimpleNamespace(rows=[]))
-    two = growth.measure("views K", 2, 1)
-    assert two["flops"] == 2 * one["flops"]
-    assert one["rows"]["sgd"]["seconds"] > 0
+    with monkeypatch.context() as patch:
+        nothing = SimpleNamespace(rows=[])
+        patch.setattr(growth, "bench_step", lambda *_, **__: nothing)
+        one, two = (growth.measure("views K", views, 1) for views in (1, 2))
+    assert two["flops"] == 2 * one["flops"] > 0
+
+    def linear(depth, width, classes, *, key):
+        assert (depth, width) == (10, 1)
+        return MLP(classes, (8, 8, 3), hidden=(), key=key)
+
+    monkeypatch.setattr(growth, "WideResNet", linear)
+    found = growth.measure("views K", 1, 1, strategies=("sgd",))
+    assert found["rows"]["sgd"]["seconds"] > 0
 
 
 def test_the_page_has_the_exponents_of_the_record(growth):

@@ -102,7 +102,9 @@ def test_a_program_that_is_traced_again_shows_it():
     assert program.traces == 3
 
 
-@pytest.mark.parametrize("name", ["sgd", "per_example", "auto:low"])
+@pytest.mark.parametrize(
+    "name", ["sgd", pytest.param("per_example", marks=pytest.mark.full), "auto:low"]
+)
 def test_a_call_needs_its_arguments_at_least_and_more_with_more_rows(name):
     program = programs.training(WORKLOAD, name)
     params = 4 * (FEATURES * CLASSES + CLASSES)

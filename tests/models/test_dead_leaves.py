@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from references.parity import random
 
 from tanager import models
 from tanager.models import dead_leaves
@@ -60,8 +61,10 @@ def test_averages_are_those_of_every_patch(shape, count):
 
 
 def test_features_are_standardised_scaled_and_whitened():
-    model = models.create(
-        "dead-leaves-linear", classes=3, image_shape=(8, 9, 3), key=KEY
+    model = random(
+        lambda: models.create(
+            "dead-leaves-linear", classes=3, image_shape=(8, 9, 3), key=KEY
+        )
     )
     image = np.random.default_rng(1).random((8, 9, 3)).astype(np.float32)
     by = dead_leaves.constants()
@@ -71,7 +74,8 @@ def test_features_are_standardised_scaled_and_whitened():
     np.testing.assert_allclose(found, expected.ravel(), rtol=1e-3, atol=1e-3)
     assert expected.std() > 0.3
     assert isinstance(model, models.DeadLeavesLinear)
-    assert model.front(jnp.asarray(image, jnp.bfloat16)).dtype == jnp.bfloat16
+    narrow = jax.ShapeDtypeStruct(image.shape, jnp.bfloat16)
+    assert jax.eval_shape(model.front, narrow).dtype == jnp.bfloat16
 
 
 def test_filters_do_not_see_brightness_and_the_file_is_small():
@@ -84,13 +88,13 @@ def test_filters_do_not_see_brightness_and_the_file_is_small():
 @pytest.mark.slow
 @pytest.mark.statistical
 def test_features_of_other_dead_leaves_are_white(script):
-    """Largest components of 300 images of another seed: deviations of about 1.
+    """Largest components of 150 images of another seed: deviations of about 1.
 
-    Of a Gaussian component the mean square of 1,200 quarters would be within 0.15 of
-    its mean with probability 0.9998; these have longer tails.
+    Of a Gaussian component the mean square of 600 quarters would be within 0.22 of its
+    mean with probability 0.9998; these have longer tails.
     """
     images = (
-        script.draw(300, np.random.default_rng(1)) - script.MEAN
+        script.draw(150, np.random.default_rng(1)) - script.MEAN
     ) / script.DEVIATION
     by = dead_leaves.constants()
 
@@ -107,7 +111,8 @@ def test_features_of_other_dead_leaves_are_white(script):
     assert np.abs(apart).max() < 0.35
 
 
-def test_the_script_draws_the_same_again(script):
+def test_the_script_draws_the_same_again(script, monkeypatch):
+    monkeypatch.setattr(script, "PATCHES", 1000)
     first, second = (script.made(5, 3, 6, np.random.default_rng(7)) for _ in range(2))
     shapes = {name: array.shape for name, array in first.items()}
     assert shapes == {

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from references import draw, parity
+from repeats import repeated
 
 from tanager import models
 from tanager.data.preprocessing import Preprocessing
@@ -89,7 +90,9 @@ def _packaged(name):
     return models.load_weights(_shapes(name, 1000), name).model
 
 
-@pytest.mark.parametrize("name", PACKAGED)
+@pytest.mark.parametrize(
+    "name", repeated(PACKAGED, "efficientnet-lite1", "efficientnet-lite2")
+)
 def test_packaged_weights_compute_what_timm_computes_from_them(name):
     model, side = _packaged(name), models.find(name).image_side
     image = jnp.asarray(draw.image((3, side, side)).transpose(1, 2, 0))

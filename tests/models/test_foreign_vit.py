@@ -84,8 +84,9 @@ def test_transformers_own_eps_changes_the_logits_by_less_than_1e_6():
 def test_positions_are_resized_as_in_timm(name):
     side, (height, width) = RULE["GRIDS"][name]
     before = RULE["draw"](f"positions {name}", (1, 1 + side * side, 2))[0]
-    model = VisionTransformer(
-        Variant(2, 1, 1), 4, 2, (4 * height, 4 * width, 3), key=jax.random.key(0)
+    shape, key = (4 * height, 4 * width, 3), jax.random.key(0)
+    model = parity.random(
+        lambda: VisionTransformer(Variant(2, 1, 1), 4, 2, shape, key=key)
     )
     after = fit_positions(before, model)
     assert after.dtype == np.float32

@@ -5,12 +5,14 @@ import json
 import re
 from pathlib import Path
 
+import by_hand
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from references import draw, parity
+from repeats import repeated
 from test_layers import same_padding, textbook_conv, textbook_standardise
 from test_windows import textbook_pool
 
@@ -56,7 +58,10 @@ def _module(name):
     return nfnet if name.startswith("nfnet") else nf_resnet
 
 
-@pytest.mark.parametrize("name", REFERENCE["structures"])
+BETWEEN = [f"nfnet-f{number}" for number in range(2, 6)]
+
+
+@pytest.mark.parametrize("name", repeated(REFERENCE["structures"], *BETWEEN))
 def test_every_tensor_has_its_place_in_timm(name):
     expected = REFERENCE["structures"][name]
     model, table = _timm(_module(name), BUILDERS[name], classes=1000)
@@ -72,9 +77,11 @@ def _tiny_nf_resnet(*, image_shape, **options):
 @pytest.mark.parametrize(
     ("case", "build", "options"),
     [
-        ("nf-resnet-50", BUILDERS["nf-resnet-50"], {}),
+        pytest.param(
+            *("nf-resnet-50", BUILDERS["nf-resnet-50"], {}), marks=pytest.mark.full
+        ),
         ("nf-resnet, skipinit", _tiny_nf_resnet, {"skip_gain": 1.0}),
-        ("nfnet-f0", BUILDERS["nfnet-f0"], {}),
+        pytest.param(*("nfnet-f0", BUILDERS["nfnet-f0"], {}), marks=pytest.mark.full),
     ],
 )
 def test_logits_are_timms_from_the_same_weights(case, build, options):
@@ -155,6 +162,44 @@ def test_nf_resnets_of_the_papers_are_the_textbook_ones(name, gamma):
     np.testing.assert_allclose(logits, expected, rtol=1e-9)
 
 
+def _nfnet(model, image):
+    def activate(image):
+        # GELU by tanh: Hendrycks and Gimpel 2016, section 2.
+        tanh = np.tanh(np.sqrt(2 / np.pi) * (image + 0.044715 * image**3))
+        return 1.7015043497085571 * 0.5 * image * (1 + tanh)
+
+    image = _conv(model.stem[0], image)
+    for conv in model.stem[1:]:
+        image = _conv(conv, activate(image))
+    for number, (block, beta) in enumerate(zip(model.blocks, BETAS, strict=True)):
+        residual = active = activate(image) * beta
+        if number != 2:  # the second of a stage
+            image = _conv(block.shortcut, active if number == 0 else _halve(active))
+        for conv in (block.conv1, block.conv2, block.conv2b, block.conv3):
+            residual = _conv(conv, active)
+            active = activate(residual)
+        squeeze, expand = block.attention.squeeze, block.attention.expand
+        hidden = np.maximum(residual.mean((0, 1)) @ squeeze.weight + squeeze.bias, 0)
+        factors = 2 / (1 + np.exp(-(hidden @ expand.weight + expand.bias)))
+        image = image + 0.2 * block.skip_gain * factors * residual
+    features = activate(_conv(model.last, image)).mean((0, 1))
+    return features @ model.head.weight + model.head.bias
+
+
+def test_an_nfnet_is_the_textbook_one(monkeypatch):
+    """Of 1, 2 or 3 groups, and much narrower than the published ones."""
+    monkeypatch.setattr(nfnet, "_GROUP_CHANNELS", 4)
+    monkeypatch.setattr(nfnet, "_WIDTHS", (8, 16, 16, 24))
+    make = functools.partial(nfnet.NFNet, DEPTHS, 5, key=KEY)
+    model = jax.tree.map(np.float64, parity.random(make))
+    assert [block.conv2.groups for block in model.blocks] == [1, 2, 2, 2, 3]
+    image = np.float64(_image(33, 40))
+    expected = _nfnet(model, image)
+    with jax.enable_x64(True):
+        logits = _run(model, image)
+    np.testing.assert_allclose(logits, expected, rtol=1e-9)
+
+
 BLOCKS = {
     "nf-resnet": lambda: nf_resnet.Block(
         Place(6, 16, 2, 0.9),
@@ -175,38 +220,35 @@ BLOCKS = {
 
 
 @pytest.mark.parametrize(
-    "name", ["nf-resnet", pytest.param("nfnet", marks=pytest.mark.full)]
+    ("name", "strategy"),
+    [
+        ("nf-resnet", "bk"),
+        pytest.param("nf-resnet", "bk_mixopt", marks=pytest.mark.full),
+        pytest.param("nfnet", "bk", marks=pytest.mark.full),
+        pytest.param("nfnet", "bk_mixopt", marks=pytest.mark.full),
+    ],
 )
-def test_a_blocks_clipped_gradients_are_those_of_vmap(name):
+def test_a_blocks_clipped_gradients_are_those_of_vmap(name, strategy):
     model = jax.tree.map(jnp.asarray, parity.random(BLOCKS[name]))
     channels = model.conv1.weight.shape[2]
     images = np.random.default_rng(2).standard_normal((3, 5, 6, channels))
-    batch = jnp.asarray(images, jnp.float32), jnp.asarray([0.01, 1.0, 1.0])
-    arrays, rest = eqx.partition(model, eqx.is_array)
+    batch = np.float32(images), np.array([0.01, 1.0, 1.0], np.float32)
 
     def loss(model, example):
         image, size = example
         return jnp.sum(jnp.sin(model(image))) * size
 
-    def every(arrays, batch):
-        return {
-            strategy: clipped_grad(loss, clip_norm=20.0, strategy=strategy)(
-                eqx.combine(arrays, rest), batch
-            )
-            for strategy in ("per_example", "ghost", "bk_mixopt")
-        }
-
-    found = jax.jit(every)(arrays, batch)
-    right = found.pop("per_example")
-    assert np.min(right.norms) < 20 < np.max(right.norms)
-    for out in found.values():
-        # Gram matrices give upper bounds; formed gradients are as exact as these.
-        assert np.all(out.norms > right.norms * (1 - 1e-4))
-        assert np.all(out.norms < right.norms * (1 + 1e-3))
-        for leaf, other in zip(
-            jax.tree.leaves(out.sum), jax.tree.leaves(right.sum), strict=True
-        ):
-            np.testing.assert_allclose(leaf, other, rtol=1e-3, atol=1e-4)
+    right, norms = by_hand.clipped(loss, model, batch, 20.0)
+    assert np.min(norms) < 20 < np.max(norms)
+    grad_fn = clipped_grad(loss, clip_norm=20.0, strategy=strategy)
+    out = eqx.filter_jit(grad_fn)(model, batch)
+    # Gram matrices give upper bounds; formed gradients are as exact as these.
+    assert np.all(out.norms > norms * (1 - 1e-4))
+    assert np.all(out.norms < norms * (1 + 1e-3))
+    for leaf, other in zip(
+        jax.tree.leaves(out.sum), jax.tree.leaves(right), strict=True
+    ):
+        np.testing.assert_allclose(leaf, other, rtol=1e-3, atol=1e-4)
 
 
 def test_nfnets_of_the_papers_differ_from_timms_in_gelu_and_eps():
@@ -230,19 +272,23 @@ def test_initial_values_are_the_papers():
 
     gains, head = made()
     assert all(gain == 1 for gain in gains)
-    assert abs(float(jnp.std(head)) - 0.01) < 1e-4
-    other = nfnet.Block(
-        Place(4, 256, 1, 1.0),
-        convolution(1e-8),
-        skip_gain=0.0,
-        approximate_gelu=True,
-        key=KEY,
-    )
-    image = jnp.asarray(_image(3, 3)[..., [0, 1, 2, 0]])
+    assert abs(np.std(head) - 0.01) < 1e-4
+
+    @jax.jit
+    def run(image):
+        other = nfnet.Block(
+            Place(4, 256, 1, 1.0),
+            convolution(1e-8),
+            skip_gain=0.0,
+            approximate_gelu=True,
+            key=KEY,
+        )
+        assert other.shortcut is not None
+        return other(image), other.shortcut(jax.nn.gelu(image) * 1.7015043497085571)
+
     # A residual branch behind a skip gain of 0 is not there yet.
-    assert other.shortcut is not None
-    skip = other.shortcut(jax.nn.gelu(image) * 1.7015043497085571)
-    np.testing.assert_allclose(other(image), skip, rtol=1e-5, atol=1e-6)
+    found, skip = run(_image(3, 3)[..., [0, 1, 2, 0]])
+    np.testing.assert_allclose(found, skip, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

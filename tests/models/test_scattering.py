@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from references import parity
 from references.make_scattering import SHAPES, draw
+from references.parity import random
 
 from tanager import models
 from tanager.models import scattering
@@ -44,8 +45,9 @@ def test_features_of_random_images_have_the_moments_that_are_divided_out():
 
 
 def test_normalised_features_of_a_channel_have_mean_0_and_variance_1():
-    image = 3 + jnp.asarray(draw((12, 9, 2)))
-    features = np.float64(scattering.normalise(scattering.scatter(image)))
+    image = 3 + draw((12, 9, 2))
+    run = jax.jit(lambda image: scattering.normalise(scattering.scatter(image)))
+    features = np.float64(run(jnp.asarray(image)))
     groups = features.reshape(3 * 2, 2, 81)
     np.testing.assert_allclose(groups.mean((0, 2)), 0, atol=1e-5)
     np.testing.assert_allclose(groups.var((0, 2)), 1, rtol=1e-3)
@@ -54,15 +56,19 @@ def test_normalised_features_of_a_channel_have_mean_0_and_variance_1():
 @pytest.mark.parametrize("name", ["scattering-linear", "scattering-cnn"])
 def test_a_network_is_its_layers_on_the_transform(name):
     shape = (9, 17, 2)
-    model = models.create(name, classes=3, image_shape=shape, key=KEY)
+    model = random(lambda: models.create(name, classes=3, image_shape=shape, key=KEY))
     assert isinstance(model, StagedModel)
-    image = jnp.asarray(draw(shape))
-    values = scattering.normalise(scattering.scatter(image))
-    np.testing.assert_array_equal(model.front(image), values)
-    logits = model.head(model.back(values))
-    np.testing.assert_allclose(model(image), logits, rtol=1e-5, atol=1e-5)
-    narrow = model.front(image.astype(jnp.bfloat16))
-    assert narrow.dtype == jnp.bfloat16
+
+    @eqx.filter_jit
+    def run(model, image):
+        values = scattering.normalise(scattering.scatter(image))
+        return model.front(image), values, model.head(model.back(values)), model(image)
+
+    front, values, logits, whole = run(model, jnp.asarray(draw(shape)))
+    np.testing.assert_array_equal(front, values)
+    np.testing.assert_allclose(whole, logits, rtol=1e-5, atol=1e-5)
+    narrow = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+    assert eqx.filter_eval_shape(model.front, narrow).dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from references import parity
+from repeats import repeated
+from tiny_models import few_filters
 
 from tanager import models
-from tanager.models import bit, convnext, dino, vit
+from tanager.models import bit, convnext, dead_leaves, dino, vit
 
 
 CLASSES = 7
@@ -28,10 +30,10 @@ def _awake(model):
 # the tests of their own files check their shapes.
 TINY = {
     "tiny bit": lambda shape, **options: bit.BiT(
-        bit.Variant((1, 1), 1), channels_in=shape[2], **options
+        bit.Variant((1,), 1), channels_in=shape[2], **options
     ),
     "tiny vit": lambda shape, **options: vit.VisionTransformer(
-        vit.Variant(12, 2, 3), 4, image_shape=shape, **options
+        vit.Variant(12, 1, 3), 4, image_shape=shape, **options
     ),
     "tiny convnext": lambda shape, **options: _awake(
         convnext.ConvNeXt(
@@ -71,12 +73,10 @@ CASES = [
 
 
 def _images(count, shape):
-    pixels = np.random.default_rng(0).standard_normal((count, *shape))
-    return jnp.asarray(pixels.astype(np.float32))
+    return np.random.default_rng(0).standard_normal((count, *shape), np.float32)
 
 
-def _make(name, shape, options, seed=0):
-    key = jax.random.key(seed)
+def _make(name, shape, options, key):
     if name in TINY:
         return TINY[name](shape, classes=CLASSES, key=key)
     return models.create(name, classes=CLASSES, image_shape=shape, key=key, **options)
@@ -84,47 +84,78 @@ def _make(name, shape, options, seed=0):
 
 @functools.cache
 def _made(number):
-    return _make(*CASES[number])
+    """Return a model, and another by the same program."""
+    make = eqx.filter_jit(functools.partial(_make, *CASES[number]))
+    return make(jax.random.key(0)), make(jax.random.key(1))
 
 
-@pytest.mark.parametrize("number", range(len(CASES)), ids=lambda n: str(CASES[n]))
+@functools.cache
+def _logits(number):
+    """Return a program, its logits of three images, and the first one's gradient."""
+
+    @jax.jit
+    def run(model, images):
+        def loss(model):
+            logits = jax.vmap(model)(images)
+            return -jax.nn.log_softmax(logits[0])[2], logits
+
+        gradient, logits = jax.grad(loss, has_aux=True)(model)
+        return logits, gradient
+
+    return run, *run(_made(number)[0], _images(3, CASES[number][1]))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_filters():
+    with pytest.MonkeyPatch.context() as patch:
+        few = few_filters()
+        patch.setattr(dead_leaves, "constants", lambda: few)
+        yield
+
+
+# Their layers are those of wrn-10-1, of small-cnn, and of the two other transformers.
+REPEATED = [
+    ("small-cnn", (9, 17, 2), {"normalisation_order": "post-activation"}),
+    ("scattering-cnn", (9, 17, 2), {}),
+    ("tiny dinov2", (8, 12, 3), {}),
+]
+NUMBERS = repeated(range(len(CASES)), *map(CASES.index, REPEATED))
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda n: str(CASES[n]))
 class TestEveryModel:
     def test_logits_are_finite_and_alike_in_any_company_and_bfloat16(self, number):
-        model, images = _made(number), _images(3, CASES[number][1])
-        run = eqx.filter_jit(eqx.filter_vmap(model))
-        logits = run(images)
+        model, images = _made(number)[0], _images(3, CASES[number][1])
+        run, logits, _ = _logits(number)
         assert logits.shape == (3, CLASSES)
         assert logits.dtype == jnp.float32
         assert np.isfinite(logits).all()
         # Other examples, even broken ones, leave an example's logits as they are.
-        company = images.at[1].set(jnp.nan).at[2].multiply(1e3)
-        changed = run(company)
+        company = np.array([images[0], images[1] * np.nan, images[2] * 1e3], np.float32)
+        changed, _ = run(model, company)
         np.testing.assert_array_equal(changed[0], logits[0])
         # NaN, or zeros: XLA on CPU takes some ReLUs of NaN for 0.
         assert not np.array_equal(changed[1], logits[1])
-        narrow = run(images.astype(jnp.bfloat16))
+        image = images[0].astype(jnp.bfloat16)
+        narrow = jax.jit(lambda model, image: model(image))(model, image)
         assert narrow.dtype == jnp.bfloat16
-        difference = np.abs(np.float32(narrow) - np.asarray(logits)).max(axis=1)
-        assert (difference < 0.1 * np.abs(logits).max(axis=1)).all()
-        all_narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), model)
-        again = eqx.filter_eval_shape(all_narrow, images[0].astype(jnp.bfloat16))
-        assert again.dtype == jnp.bfloat16
+        difference = np.abs(np.float32(narrow) - np.asarray(logits[0])).max()
+        assert difference < 0.1 * np.abs(logits[0]).max()
+
+        def all_narrow(model, image):
+            return jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), model)(image)
+
+        assert jax.eval_shape(all_narrow, model, image).dtype == jnp.bfloat16
 
     def test_gradient_is_finite_and_not_zero_on_every_leaf(self, number):
-        model, image = _made(number), _images(1, CASES[number][1])[0]
-
-        @jax.jit
-        def gradient(model):
-            return jax.grad(lambda m: -jax.nn.log_softmax(m(image))[2])(model)
-
-        for path, leaf in jax.tree_util.tree_leaves_with_path(gradient(model)):
+        *_, gradient = _logits(number)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
             name = jax.tree_util.keystr(path)
             assert np.isfinite(leaf).all(), name
             assert np.abs(leaf).max() > 1e-6, name
 
     def test_another_key_gives_other_weights_and_no_key_draws_two_layers(self, number):
-        first = jax.tree.map(np.asarray, _made(number))
-        other = jax.tree.map(np.asarray, _make(*CASES[number], seed=1))
+        first, other = jax.tree.map(np.asarray, _made(number))
         for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(other), strict=True):
             assert a.ndim == 1 or not np.array_equal(a, b)
         weights = [w for w in jax.tree.leaves(first) if w.ndim > 1]
@@ -132,20 +163,20 @@ class TestEveryModel:
         assert len(firsts) == len(weights)
 
     def test_what_is_not_one_standardised_image_is_refused(self, number):
-        model, shape = _made(number), CASES[number][1]
+        (model, _), shape = _made(number), CASES[number][1]
         height, width, channels = shape
-        for wrong, message in (
-            (jnp.zeros((2, *shape), jnp.float32), "use jax.vmap(model)"),
-            (jnp.zeros((height, width, channels + 1)), f"must be (H, W, {channels})"),
-            (jnp.zeros(shape, jnp.uint8), "must be floating point"),
-        ):
-            with pytest.raises(ValueError, match=re.escape(message)):
-                model(wrong)
+        images = [
+            ((2, *shape), jnp.float32, "use jax.vmap(model)"),
+            ((height, width, channels + 1), jnp.float32, f"must be (H, W, {channels})"),
+            (shape, jnp.uint8, "must be floating point"),
+        ]
         if hasattr(model, "image_shape"):
             other = (height + 1, width, channels)
             message = f"image shape (={other}) must be {shape}"
+            images.append((other, jnp.float32, message))
+        for wrong, dtype, message in images:
             with pytest.raises(ValueError, match=re.escape(message)):
-                model(jnp.zeros(other, jnp.float32))
+                eqx.filter_eval_shape(model, jax.ShapeDtypeStruct(wrong, dtype))
 
 
 def test_every_name_says_what_it_is():
@@ -180,7 +211,8 @@ def test_a_name_builds_its_model(name):
 @pytest.mark.parametrize("name", ["small-cnn", "wrn-10-1"])
 def test_options_reach_the_model(name):
     def inspect(**options):
-        model = eqx.filter_eval_shape(_make, name, (8, 8, 1), options)
+        key = jax.random.key(0)
+        model = eqx.filter_eval_shape(_make, name, (8, 8, 1), options, key)
         if isinstance(model, models.SmallCNN):
             return model.stages[0].order, type(model.stages[0].conv)
         return model.blocks[0].order, type(model.blocks[0].conv1)

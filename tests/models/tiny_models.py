@@ -1,9 +1,23 @@
 """A small network of each kind, by name."""
 
+import functools
+from typing import Any
+
+import equinox as eqx
 import jax
+import numpy as np
 
 from tanager import models
-from tanager.models import bit, convnext, dino, nf_resnet, nfnet, vit
+from tanager.models import (
+    bit,
+    convnext,
+    dead_leaves,
+    dino,
+    efficientnet,
+    nf_resnet,
+    nfnet,
+    vit,
+)
 
 
 KEY = jax.random.key(0)
@@ -24,8 +38,8 @@ TINY = {
         (32, 32, 3),
         key=KEY,
     ),
-    "efficientnet": lambda: models.ENTRIES["efficientnet-lite0"].builder(
-        classes=10, image_shape=(32, 32, 3), key=KEY
+    "efficientnet": lambda: efficientnet.EfficientNetLite(
+        efficientnet.Variant(0.25, 0.3, 32), 10, key=KEY
     ),
     "lenet": lambda: models.LeNet(10, (28, 28, 1), key=KEY),
     "vit": lambda: vit.VisionTransformer(
@@ -33,3 +47,21 @@ TINY = {
     ),
     "wrn": lambda: models.WideResNet(10, 1, 10, key=KEY),
 }
+
+
+@functools.cache
+def shapes(name: str) -> Any:
+    """Return a network of shapes."""
+    return eqx.filter_eval_shape(TINY[name])
+
+
+def few_filters() -> dead_leaves.Constants:
+    """Return 8 of the 800 filters of dead leaves, and 5 of their components."""
+    every = dead_leaves.constants()
+    both = np.r_[:8, 800:808]
+    return dead_leaves.Constants(
+        every.filters[..., :8],
+        every.mean[both],
+        every.deviation[both],
+        every.whitening[both, :5],
+    )
