@@ -7,13 +7,15 @@ per-example gradients. Masked rows are NaN throughout.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 
+from switch import FULL
 from tanager.clipping import book_keeping, clipped_grad
 from tanager.clipping.analysis import reading
 from tanager.clipping.analysis.taps import Program
@@ -44,10 +46,18 @@ def cast(tree: Any, dtype: Any) -> Any:
     """Return a tree with its float leaves in another dtype."""
 
     def one(leaf):
-        leaf = jnp.asarray(leaf)
-        return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+        if not is_float(leaf):
+            return jnp.asarray(leaf)
+        if isinstance(leaf, Tracer):
+            return leaf.astype(dtype)
+        return jnp.asarray(np.asarray(leaf).astype(dtype))  # compiles nothing
 
     return jax.tree.map(one, tree)
+
+
+def is_float(leaf: Any) -> bool:
+    """Return whether an array or a number is of floats."""
+    return jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
 
 
 def gradients(loss: Callable, params: Any, batch: Any) -> tuple[Any, np.ndarray]:
@@ -105,9 +115,8 @@ def read(loss: Callable, params: Any, batch: Any) -> tuple[Program, list[NormGro
     return program, choices.norm_groups(program)
 
 
-def raised(loss: Callable, params: Any, batch: Any) -> dict[str, float]:
+def raised(own: Sequence[NormGroup]) -> dict[str, float]:
     """Return by how much each way of clipping may raise a norm on purpose."""
-    own = read(loss, params, batch)[1]
     grams = max([0.0, *(c.excess(Method(n, "")) for c in own for n in c.grams())])
     ways: dict[str, float] = dict.fromkeys(ALL, SPREAD * grams / 2)
     for choice in each_method(own):
@@ -120,9 +129,12 @@ def distinct(
     loss: Callable, params: Any, batch: Any, strategies: Sequence[str] = ALL
 ) -> list[str]:
     """Return the strategies that clip a loss in different ways, the first of each."""
-    params, batch = jax.tree.map(jnp.asarray, (params, batch))
-    rows = jax.tree.leaves(batch)[0].shape[0]
     program, _ = read(loss, params, batch)
+    return distinct_of(program, jax.tree.leaves(batch)[0].shape[0], strategies)
+
+
+def distinct_of(program: Program, rows: int, strategies: Sequence[str]) -> list[str]:
+    """Return the strategies that clip a program in different ways."""
     ways: dict[Any, str] = {}
     for strategy in strategies:
         whole = strategy == "per_example" or program.needs_definition
@@ -139,7 +151,7 @@ def alone(
     return {
         name: (
             lengths(out.sum, len(out.norms)),
-            np.asarray(out.norms[:, 0], np.float64),
+            np.asarray(out.norms, np.float64)[:, 0],
         )
         for name, out in found.items()
     }
@@ -178,29 +190,50 @@ def norms_of(loss: Callable, params: Any, batch: Any, wide: bool = True) -> np.n
         return lengths(gradients(loss, params, batch)[0], rows)
 
 
-def ways(loss, strategies, methods, clip_norm) -> Callable:
-    """Return a function that clips in every way, for one compilation."""
+def by_method(
+    own: Sequence[NormGroup], clip_norm: float, few: bool = False
+) -> dict[str, Callable]:
+    """Return functions that clip by every method: of leaves, tap values and a mask.
+
+    `few` leaves the first, of Gram matrices, and the last, of gradients.
+    """
+    choices = each_method(own)
+    if few and len(choices) > 2 and not FULL:
+        choices = [choices[0], choices[-1]]
+
+    def clip_at(choice, leaves, found, mask):
+        (losses,), seen = found
+        limit = Limit((clip_norm,))
+        totals, (norms,) = book_keeping.clip_at_taps(own, choice, seen, mask, limit)
+        sums = [totals.get(n, jnp.zeros_like(x)) for n, x in enumerate(leaves)]
+        return sums, jnp.where(mask, norms, 0), jnp.where(mask, losses, 0)
+
+    return {
+        str([str(method) for method in choice]): functools.partial(clip_at, choice)
+        for choice in choices
+    }
+
+
+def ways(loss, strategies, methods, clip_norm, known=None) -> Callable:
+    """Return a function that clips in every way, for one compilation.
+
+    `known` is what `read` returns for this loss, where that is at hand.
+    """
 
     def every(params, batch, mask):
+        program, own = known or read(loss, params, batch)
+        rows = jax.tree.leaves(batch)[0].shape[0]
         results: dict[str, Any] = {
             strategy: clipped_grad(loss, clip_norm=clip_norm, strategy=strategy)(
                 params, batch, mask
             )
-            for strategy in distinct(loss, params, batch, strategies)
+            for strategy in distinct_of(program, rows, strategies)
         }
-        if not methods:
-            return results
-        program, own = read(loss, params, batch)
-        leaves = jax.tree.leaves(params)
-        found = book_keeping.tap_values(program, leaves, jax.tree.leaves(batch))
-        (losses,), seen = found
-        for choice in each_method(own):
-            totals, (norms,) = book_keeping.clip_at_taps(
-                own, choice, seen, mask, Limit((clip_norm,))
-            )
-            sums = [totals.get(n, jnp.zeros_like(x)) for n, x in enumerate(leaves)]
-            kept = jnp.where(mask, norms, 0), jnp.where(mask, losses, 0)
-            results[str([str(method) for method in choice])] = sums, *kept
+        if methods:
+            leaves = jax.tree.leaves(params)
+            found = book_keeping.tap_values(program, leaves, jax.tree.leaves(batch))
+            for name, clip_at in by_method(own, clip_norm, methods == "few").items():
+                results[name] = clip_at(leaves, found, mask)
         return results
 
     return jax.jit(every)
@@ -235,7 +268,7 @@ def check(
     *,
     mask: Sequence[bool] | None = None,
     strategies: Sequence[str] | None = None,
-    methods: bool = False,
+    methods: bool | Literal["few"] = False,
     dtypes: Sequence[str] = ("float64",),
 ) -> Clipped:
     """Compare every way of clipping a loss with the oracle.
@@ -246,7 +279,8 @@ def check(
         batch: pytree of arrays; float leaves are replaced by NaN in masked rows.
         mask: all but the second row by default.
         strategies: to try; `FAST` by default, or none where each method is tried.
-        methods: whether to try every method of every group too.
+        methods: whether to try every method of every group too; "few" tries a Gram
+            matrix and gradients.
         dtypes: to compute in; the oracle computes in float64.
     """
     rows = jax.tree.leaves(batch)[0].shape[0]
@@ -256,18 +290,21 @@ def check(
         expected, clip_norm = clip(found, losses, chosen)
 
         def spoil(leaf):
-            if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            if not is_float(leaf):
                 return leaf
-            rows = jnp.asarray(chosen).reshape(-1, *[1] * (leaf.ndim - 1))
-            return jnp.where(rows, leaf, jnp.nan)
+            spoilt = np.array(leaf)
+            spoilt[~chosen] = np.nan
+            return spoilt
 
         if strategies is None:
             strategies = () if methods else FAST
-        every = ways(loss, strategies, methods, clip_norm)
+        spoilt = jax.tree.map(spoil, batch)
         for dtype in dtypes:
-            spoilt = jax.tree.map(spoil, cast(batch, dtype))
-            results = every(cast(params, dtype), spoilt, jnp.asarray(chosen))
-            more = raised(loss, cast(params, dtype), cast(batch, dtype))
+            own = cast(params, dtype)
+            known = read(loss, own, cast(batch, dtype))
+            every = ways(loss, strategies, methods, clip_norm, known)
+            results = every(own, cast(spoilt, dtype), chosen)
+            more = raised(known[1])
             for name, got in results.items():
                 tolerance = TOLERANCE[dtype]
                 assert_close(f"{dtype} {name}", got, expected, tolerance + more[name])

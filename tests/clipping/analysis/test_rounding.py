@@ -44,10 +44,11 @@ def test_reductions_that_follow_each_other_stay_apart():
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 13, 100])
 def test_sums_by_halves_and_by_a_tree(count):
-    values = jnp.arange(3.0 * count).reshape(count, 3)
+    values = np.arange(3 * count, dtype=np.float32).reshape(count, 3)
     expected = np.sum(values, axis=0)
-    np.testing.assert_array_equal(rounding.pairwise(values, 0), expected)
-    np.testing.assert_array_equal(rounding.tree(list(values)), expected)
+    both = jax.jit(lambda v: (rounding.pairwise(v, 0), rounding.tree(list(v))))
+    for found in both(values):
+        np.testing.assert_array_equal(found, expected)
     assert 2 ** rounding.levels(count) >= count > 2 ** (rounding.levels(count) - 1)
 
 
@@ -242,18 +243,28 @@ def test_norms_are_between_the_exact_one_and_what_is_stated(name):
     w = jnp.zeros(weight)
     x = generator.standard_normal((6, *data), np.float32)
     x[3:] += 100  # and with a mean, so that terms add up instead of cancelling
-    dy = np.float32(generator.standard_normal(jax.vmap(apply, (None, 0))(w, x).shape))
+    shape = jax.eval_shape(jax.vmap(apply, (None, 0)), w, x).shape
+    dy = np.float32(generator.standard_normal(shape))
     _, (group,) = read(lambda w, x: jnp.sum(apply(w, x)), w, x)
     with jax.enable_x64(True):
         one = jax.grad(lambda w, x, dy: jnp.sum(apply(w, x) * dy))
-        wide = (jnp.float64(side) for side in (x, dy))
-        exact = jax.vmap(one, (None, 0, 0))(jnp.zeros(weight, jnp.float64), *wide)
+        wide = (np.float64(side) for side in (x, dy))
+        every = jax.jit(jax.vmap(one, (None, 0, 0)))
+        exact = every(np.zeros(weight), *wide)
         exact = lengths(exact, 6) ** 2
-    seen = [TapValues([jnp.asarray(x)], [jnp.asarray(dy)], [jnp.asarray(dy)], {})]
-    for method in (*group.grams(), *group.gradients()):
-        squares, _ = group.squares(method, seen, retain=False)
-        assert isinstance(group.rule, Bilinear)
-        terms = np.float64(group.rule.terms(seen[0]))
+    rule = group.rule
+    assert isinstance(rule, Bilinear)
+
+    @jax.jit
+    def found(x, dy):
+        seen = [TapValues([x], [dy], [dy], {})]
+        methods = (*group.grams(), *group.gradients())
+        squares = {it: group.squares(it, seen, retain=False)[0] for it in methods}
+        return squares, rule.terms(seen[0])
+
+    every, terms = found(jnp.asarray(x), jnp.asarray(dy))
+    terms = np.float64(terms)
+    for method, squares in every.items():
         squares = np.float64(squares)
         assert np.all(squares >= exact), method
         assert np.all(terms >= exact), method

@@ -12,6 +12,7 @@ from jax import lax
 from oracle import cast, check, curve, draw, read
 from scan_cases import assert_bounded, count_only_the_last_step, name_of
 
+from switch import FULL
 from tanager.clipping import clipped_grad
 from tanager.clipping.analysis import opening
 from tanager.clipping.analysis.jaxprs import every_equation
@@ -229,10 +230,13 @@ def test_layers_that_are_faster_apart_are_written_out(loss):
     check(loss, params, x)
     params, _ = inputs(LONGEST_UNROLLED_SCAN + 1)
     assert len(read(loss, params, x)[0].taps) < 4
-    check(loss, params, x, strategies=("bk", "auto"))
+    if FULL or loss is looked_up:  # a scan is one tap, whatever is in it
+        check(loss, params, x, strategies=("bk", "auto"))
 
 
-@pytest.mark.parametrize("count", [1, 2, LONGEST_UNROLLED_SCAN + 1])
+@pytest.mark.parametrize(
+    "count", [1, pytest.param(2, marks=pytest.mark.full), LONGEST_UNROLLED_SCAN + 1]
+)
 def test_any_number_of_layers(count):
     params, x = inputs(count)
     params["w"] /= 3
@@ -260,7 +264,11 @@ def test_the_size_of_a_program_does_not_grow_with_the_layers():
     assert count(300) < 1.2 * count(4)
 
 
-@pytest.mark.parametrize("loss", [layers, block, in_two_scans], ids=name_of)
+@pytest.mark.parametrize(
+    "loss",
+    [layers, block, pytest.param(in_two_scans, marks=pytest.mark.full)],
+    ids=name_of,
+)
 def test_no_example_moves_the_sum_by_more_than_its_norm(loss):
     params, x = cast(inputs(), "float32")
     assert_bounded(loss, params, x)

@@ -223,7 +223,14 @@ def require_state_untouched(before, result):
         assert all(np.any(leaf != first[name]) for name, leaf in parameters.items())
 
 
-@pytest.mark.parametrize("name", ["nnx", "linen", "haiku", "equinox"])
+# Sums of all of them are above: what has no sum is not moved.
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("nnx", "equinox"),
+        *(pytest.param(name, marks=pytest.mark.full) for name in ("linen", "haiku")),
+    ],
+)
 def test_training_leaves_running_statistics_as_they_are(name, tmp_path):
     loss, model = MODELS[name](train=False)
     out = tmp_path / "run" if name == "nnx" else None
@@ -342,13 +349,15 @@ def test_layers_of_keras_are_watched(monkeypatch):
     ):
         with pytest.raises(ValueError, match=message):
             clipped(layer, training=True)
-        clipped(layer, training=False)
+        jax.eval_shape(functools.partial(clipped, layer, training=False))
     with pytest.raises(ValueError, match="running statistics that would be trained"):
         clipped(trained_norm)
     for noise in noises:
-        norms = clipped(lambda w, e, noise=noise: noise(e["seed"]), training=True).norms
-        assert len(set(norms.tolist())) > 1
-        clipped(lambda w, e, noise=noise: noise(), training=True)
+        seeded = functools.partial(clipped, lambda w, e, noise=noise: noise(e["seed"]))
+        if noise is noises[0]:
+            assert len(set(seeded(training=True).norms.tolist())) > 1
+        for layer in (seeded, functools.partial(clipped, lambda w, e, n=noise: n())):
+            jax.eval_shape(functools.partial(layer, training=True))
     monkeypatch.setattr(BatchNormalization, "trainable", False)
     clipped(norm, training=True)
 

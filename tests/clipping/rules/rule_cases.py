@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from jax import lax
 from oracle import curve as curve
 from oracle import draw, read
@@ -11,6 +12,12 @@ ROWS = 3
 
 
 BOTH = ("float64", "float32")
+
+
+def in_full(names, *more):
+    """Return parameters of a test: `more` of them in `make test-full` only."""
+    assert {*more} <= {*names}
+    return [pytest.param(it, marks=[pytest.mark.full] * (it in more)) for it in names]
 
 
 def only_group(loss, params, batch):

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
-from oracle import check, draw
-from rule_cases import BOTH, ROWS, convolution, curve
+from oracle import check, draw, read
+from rule_cases import BOTH, ROWS, convolution, curve, in_full
 
 
 ELEMENTWISE = {
@@ -43,11 +43,18 @@ ELEMENTWISE = {
 }
 
 
-@pytest.mark.parametrize("name", ELEMENTWISE)
-def test_elementwise_and_other_equations(name):
-    apply, weight, data = ELEMENTWISE[name]
-    w, x = draw(4, weight, (ROWS, *data))
-    check(lambda w, x: curve(apply(w, x)), w, x, methods=True)
+def test_elementwise_and_other_equations():
+    """All in one loss: each has parameters, data and a group of its own."""
+    w, x = {}, {}
+    for name, (_, weight, data) in ELEMENTWISE.items():
+        w[name], x[name] = draw(4, weight, (ROWS, *data))
+
+    def loss(w, x):
+        each = ELEMENTWISE.items()
+        return sum(curve(apply(w[name], x[name])) for name, (apply, *_) in each)
+
+    assert len(read(loss, w, x)[1]) == len(ELEMENTWISE)
+    check(loss, w, x, methods=True)
 
 
 def test_group_normalisation_with_scale_and_bias():
@@ -90,7 +97,11 @@ REPARAMETRISED = {
 }
 
 
-@pytest.mark.parametrize("name", REPARAMETRISED)
+# Those of `make test-full` are in `test_recognised` too.
+MORE = "own weight standardisation", "weight norm"
+
+
+@pytest.mark.parametrize("name", in_full(REPARAMETRISED, *MORE))
 def test_weights_made_of_parameters(name):
     apply, w, x = convolution("same")
     a, b, g, u = draw(11, (18, 2), (2, 3), (3,), (18,))

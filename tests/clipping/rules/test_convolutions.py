@@ -5,7 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracle import cast, check, draw, read
-from rule_cases import CONVOLUTIONS, PLANE, ROWS, conv, convolution, curve, only_group
+from rule_cases import (
+    CONVOLUTIONS,
+    PLANE,
+    ROWS,
+    conv,
+    convolution,
+    curve,
+    in_full,
+    only_group,
+)
 
 from tanager.clipping.analysis.layouts import convolution_by_products
 from tanager.clipping.analysis.standardise import standardise
@@ -13,7 +22,15 @@ from tanager.clipping.rules.base import TapValues
 from tanager.clipping.rules.convolutions import Convolution
 
 
-@pytest.mark.parametrize("name", CONVOLUTIONS)
+# Those that are in `make test-full` only are parts of others here, or are tested below.
+MORE = [
+    *("1-D, stride 2", "transposed, negative padding, groups", "odd layouts"),
+    *("pointwise, strided", "patches, channels first", "patch embedding"),
+    *("same", "groups", "several images"),
+]
+
+
+@pytest.mark.parametrize("name", in_full(CONVOLUTIONS, *MORE))
 def test_convolutions(name):
     apply, w, x = convolution(name)
     group = only_group(lambda w, x: curve(apply(w, x)), w, x)
@@ -64,35 +81,44 @@ def test_convolutions_as_products_of_patches():
         np.testing.assert_allclose(products, expected, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("name", ["same", "groups", "several images"])
+@pytest.mark.parametrize(
+    "name", in_full(["same", "groups", "several images"], "groups")
+)
 def test_gradients_that_are_formed_a_few_examples_at_a_time(name, monkeypatch):
     monkeypatch.setattr(Convolution, "chunk", lambda self, method, rows: 2)
     apply, w, x = convolution(name, rows=5)
     check(lambda w, x: curve(apply(w, x)), w, x, methods=True)
 
 
-@pytest.mark.parametrize("name", ["same", "groups", "asymmetric padding"])
+@pytest.mark.parametrize(
+    "name", in_full(["same", "groups", "asymmetric padding"], "groups")
+)
 def test_norms_whose_gradients_are_dropped_group_by_group(name, monkeypatch):
     monkeypatch.setattr(Convolution, "chunk", lambda self, method, rows: 2)
     apply, w, x = convolution(name, rows=5)
     with jax.enable_x64(True):
         w, x = jnp.asarray(w), jnp.asarray(x)
-        dy = jnp.asarray(draw(2, jax.vmap(apply, (None, 0))(w, x).shape)[0])
+        shape = jax.eval_shape(jax.vmap(apply, (None, 0)), w, x).shape
+        dy = jnp.asarray(draw(2, shape)[0])
         program, (group,) = read(lambda w, x: curve(apply(w, x)), w, x)
         one = jax.grad(lambda w, x, dy: jnp.sum(apply(w, x) * dy))
-        wanted = jax.jit(jax.vmap(one, (None, 0, 0)))(w, x, dy).reshape(5, -1)
         assert {"patches", "crossed"} <= set(group.gradients())
-        for method in group.gradients():
 
-            @jax.jit
-            def squared(w, x, dy, method=method):
-                seen = [TapValues([x], [dy], [dy], program.evaluate_prologue([w]))]
-                squares, held = group.squares(method, seen, retain=False)
-                assert held.gradients is None
-                return squares
+        def squared(method, w, x, dy):
+            seen = [TapValues([x], [dy], [dy], program.evaluate_prologue([w]))]
+            squares, held = group.squares(method, seen, retain=False)
+            assert held.gradients is None
+            return squares
 
-            expected = np.sum(np.square(wanted), axis=1)
-            np.testing.assert_allclose(squared(w, x, dy), expected, rtol=1e-10)
+        @jax.jit
+        def every(*given):
+            wanted = jax.vmap(one, (None, 0, 0))(*given)
+            return wanted, [squared(method, *given) for method in group.gradients()]
+
+        wanted, found = every(w, x, dy)
+        expected = np.sum(np.square(wanted).reshape(5, -1), axis=1)
+        for squares in found:
+            np.testing.assert_allclose(squares, expected, rtol=1e-10)
 
 
 @pytest.mark.cpu

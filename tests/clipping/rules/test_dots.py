@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 from oracle import check, draw
-from rule_cases import BOTH, ROWS, curve, only_group
+from rule_cases import BOTH, ROWS, curve, in_full, only_group
 
 
 def einsum(text):
@@ -51,7 +51,13 @@ PRODUCTS = {
 }
 
 
-@pytest.mark.parametrize("name", PRODUCTS)
+MORE = [
+    *("matrix times column", "matrix on the left", "to heads"),
+    *("batched without positions", "several contracted axes"),
+]
+
+
+@pytest.mark.parametrize("name", in_full(PRODUCTS, *MORE))
 def test_products(name):
     apply, weight, data = PRODUCTS[name]
     w, x = draw(0, weight, (ROWS, *data))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 from oracle import check, distinct, draw
-from rule_cases import BOTH, ROWS, curve, only_group
+from rule_cases import BOTH, ROWS, curve, in_full, only_group
 
 from tanager.clipping import clipped_grad
 
@@ -32,7 +32,10 @@ LOOKUPS = {
 }
 
 
-@pytest.mark.parametrize("name", LOOKUPS)
+MORE = "rows of rank 2", "numbers of a vector", "take columns", "promise", "mapped"
+
+
+@pytest.mark.parametrize("name", in_full(LOOKUPS, *MORE))
 def test_embeddings(name):
     look_up, shape = LOOKUPS[name]
     (table,) = draw(6, shape)

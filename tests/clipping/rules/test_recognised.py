@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from jax import lax
 from oracle import alone, cast, check, draw
-from rule_cases import ROWS, conv, curve, only_group
+from rule_cases import ROWS, conv, curve, in_full, only_group
 
-from switch import ON_CPU
+from switch import FULL, ON_CPU
 from tanager.clipping.analysis import reading
 from tanager.clipping.rules.groups import Joint
 from tanager.clipping.rules.standardised import Standardised
@@ -107,7 +107,9 @@ def test_weights_are_recognised_however_they_are_spelt(kernel):
     loss, params, x = applied(kernel)
     group = only_group(loss, params, x)
     assert isinstance(group, Standardised) and bool(group.grams()) == ON_CPU
-    check(loss, params, x, methods=True)
+    if FULL or kernel not in (by_flax, gain_alone):
+        every = kernel in (by_variance, weight_norm)
+        check(loss, params, x, methods=True if every else "few")
 
 
 def fixed_spread(w, _):
@@ -194,7 +196,15 @@ def test_what_is_like_it_is_not_taken_for_it(kernel):
     loss, params, x = applied(kernel, (3, 3, 3, 3))
     group = only_group(loss, params, x)
     assert isinstance(group, Joint) and group.unit.form is None
-    check(loss, params, x, strategies=("bk_mixopt",))
+
+
+# What is not recognised is clipped alike: by the gradients of what it is made of.
+FEW = (fixed_spread, by_input, gain_twice, straight_through)
+
+
+@pytest.mark.parametrize("kernel", in_full(UNKNOWN, *{*UNKNOWN} - {*FEW}))
+def test_what_is_not_recognised_is_clipped_all_the_same(kernel):
+    check(*applied(kernel, (3, 3, 3, 3)), strategies=("bk", "bk_mixopt"))
 
 
 def test_a_wrong_recognition_bends_the_sum_and_bounds_it(monkeypatch):
@@ -214,7 +224,7 @@ def test_a_wrong_recognition_bends_the_sum_and_bounds_it(monkeypatch):
     for strategy, (moved, _) in alone(loss, params, x, 1e-3).items():
         assert np.max(moved) <= 1e-3 * (1 + 2**-11), strategy
     with pytest.raises(AssertionError, match="sum of leaf 0"):
-        check(loss, params, x)
+        check(loss, params, x, strategies=("bk",))
 
 
 @pytest.mark.parametrize("kernel", [by_std, by_squares, unit_length, weight_norm])
@@ -260,7 +270,7 @@ def test_channels_first_and_transposed_weights():
         group = only_group(loss, w + 0.3, x)
         assert isinstance(group, Standardised)
         assert bool(group.grams()) == (fast and ON_CPU)
-        check(loss, w + 0.3, x, methods=True)
+        check(loss, w + 0.3, x, methods="few")
 
 
 @pytest.mark.parametrize("shape", [(4,), (3, 4)])
@@ -277,7 +287,8 @@ def test_normalised_dense_layers(shape, right):
 
     group = only_group(loss, (w, gain), x)
     assert isinstance(group, Standardised) and bool(group.grams()) == ON_CPU
-    check(loss, (w, gain), x, methods=True, dtypes=("float64", "float32"))
+    narrow = ["float32"] * (FULL or (right and len(shape) > 1))
+    check(loss, (w, gain), x, methods=True, dtypes=("float64", *narrow))
 
 
 def test_a_normalised_layer_that_is_called_twice():
@@ -313,7 +324,7 @@ def by_columns(w):
 
 
 @pytest.mark.parametrize("loss", [low_rank, sum_of_two, tied, changed_low_rank])
-@pytest.mark.parametrize("shape", [(4,), (3, 4)])
+@pytest.mark.parametrize("shape", in_full([(4,), (3, 4)], (4,)))
 def test_functions_of_parameters(loss, shape):
     w, delta, a, b, x = draw(36, (4, 5), (4, 5), (4, 2), (2, 5), (ROWS, *shape))
     check(loss, {"w": w, "delta": delta, "a": a, "b": b}, x, strategies=("bk_mixopt",))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracle import check, draw
-from rule_cases import ROWS, conv, convolution, curve, only_group
+from rule_cases import ROWS, conv, convolution, curve, in_full, only_group
 
 from switch import ON_CPU
 from tanager.clipping.analysis.standardise import standardise
@@ -47,7 +47,7 @@ def test_standardised_convolutions(name, gained):
     group = only_group(loss, params, x)
     assert group.unit.kind == "standardised"
     assert bool(group.grams()) == (has_gram and ON_CPU)
-    check(loss, params, x, methods=True)
+    check(loss, params, x, methods=True if name in ("plain", "groups") else "few")
 
 
 @pytest.mark.cpu
@@ -59,10 +59,10 @@ def test_a_standardised_convolution_in_float32(gain):
         return curve(apply(standardise(params["w"], params["gain"]), x))
 
     params = {"w": w, "gain": np.array(gain)}
-    check(loss, params, x, methods=True, dtypes=("float32",))
+    check(loss, params, x, methods="few", dtypes=("float32",))
 
 
-@pytest.mark.parametrize("gained", [False, True])
+@pytest.mark.parametrize("gained", in_full([False, True], False))
 def test_a_standardised_kernel_times_a_number(gained):
     apply, w, x = convolution("same")
     params = {"w": w + 0.3}
@@ -76,7 +76,7 @@ def test_a_standardised_kernel_times_a_number(gained):
     group = only_group(loss, params, x)
     assert group.unit.kind == "standardised"
     assert bool(group.grams()) == ON_CPU and group.totals()
-    check(loss, params, x, methods=True)
+    check(loss, params, x, methods="few")
 
 
 def test_a_standardised_dense_layer_and_a_moved_standardised_kernel():
@@ -91,7 +91,7 @@ def test_a_standardised_dense_layer_and_a_moved_standardised_kernel():
 
     for loss, params in ((dense, w), (moved, v)):
         assert only_group(loss, params, x).unit.kind == "standardised"
-        check(loss, params, x, methods=True)
+        check(loss, params, x, methods="few")
 
 
 def test_a_standardised_kernel_that_is_used_twice():
@@ -101,7 +101,7 @@ def test_a_standardised_kernel_that_is_used_twice():
         kernel = standardise(w, eps=0.05)
         return curve(apply(kernel, x)) + curve(apply(kernel, x * x))
 
-    check(loss, w, x, methods=True)
+    check(loss, w, x, methods="few")
 
 
 def test_a_leaf_that_is_standardised_and_used_directly_too():
@@ -122,7 +122,7 @@ def test_a_gain_that_two_layers_share():
         one = apply(standardise(w, gain, eps=0.05), x)
         return curve(one + apply(standardise(v, gain, eps=0.05), x))
 
-    check(loss, (w, v, gain), x, methods=True)
+    check(loss, (w, v, gain), x, methods="few")
 
 
 def test_a_user_function_of_the_same_name_is_not_taken_for_ours():
@@ -136,4 +136,4 @@ def test_a_user_function_of_the_same_name_is_not_taken_for_ours():
         return curve(apply(_tanager_standardise(w, jnp.asarray(0.1, w.dtype)), x))
 
     assert only_group(loss, w, x).unit.kind == "general"
-    check(loss, w, x, methods=True)
+    check(loss, w, x, methods="few")
