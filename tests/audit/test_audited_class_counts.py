@@ -1,5 +1,7 @@
 """Audits of runs that release class counts: they claim more than the steps."""
 
+import functools
+
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -9,7 +11,7 @@ import tanager
 from tanager import DPSGD, Problem, Runtime
 from tanager.audit.black_box import audit_one_run
 from tanager.audit.membership import Attack, audit_membership
-from tanager.audit.replay import replay
+from tanager.audit.replay import Replay
 from tanager.audit.white_box import audit_white_box
 from tanager.privacy import accountant
 from tanager.privacy.account import Account
@@ -51,15 +53,20 @@ def white_box(account=None):
     return audit_white_box(problem(account), ALGORITHM, RUNTIME, **options)
 
 
-def claims_everything(audit):
+@functools.cache
+def found_by(audit):
+    return audit()
+
+
+def claims_everything(found):
     both = accountant.composed_epsilon([COUNTS, STEPS], DELTA)
     assert both > accountant.epsilon(STEPS, DELTA)
-    return audit().claimed_epsilon >= both
+    return found.claimed_epsilon >= both
 
 
 @pytest.mark.parametrize("audit", [one_run, white_box])
 def test_the_claim_counts_the_class_counts(audit):
-    assert claims_everything(audit)
+    assert claims_everything(found_by(audit))
 
 
 @pytest.mark.parametrize("audit", [one_run, white_box])
@@ -68,7 +75,7 @@ def test_a_claim_of_the_steps_alone_is_found(audit, monkeypatch):
         return accountant.epsilon(algorithm.mechanism, algorithm.delta)
 
     monkeypatch.setattr(DPSGD, "claimed_epsilon", steps_alone)
-    assert not claims_everything(audit)
+    assert not claims_everything(audit())
 
 
 def test_one_run_counts_canaries_and_charges_both(tmp_path, monkeypatch):
@@ -91,14 +98,13 @@ def test_one_run_counts_canaries_and_charges_both(tmp_path, monkeypatch):
 
 def test_a_bound_of_the_noise_has_the_counts_beside_it():
     """Refuting nothing of the claimed noise, it is never above the composed claim."""
-    found = white_box()
+    found = found_by(white_box)
     assert found.epsilon_lower_bound <= found.claimed_epsilon
     assert not found.violated
 
 
 def test_other_audits_release_nothing():
-    findings = replay(problem(), ALGORITHM, RUNTIME, steps=4)
-    assert all(each.passed for each in findings)
+    assert all(each.passed for each in Replay(problem(), ALGORITHM, RUNTIME, 4).sums())
     attack = Attack(epsilon=2.0, delta=DELTA, batch_size=20, confidence=0.5)
     canary = {"x": np.ones(3, np.float32), "label": np.int32(1)}
     with pytest.raises(ValueError, match=r"labels .*no class counts are released"):

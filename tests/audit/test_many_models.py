@@ -33,6 +33,12 @@ def loss(model, example):
     return optax.softmax_cross_entropy_with_integer_labels(model(image), label)
 
 
+def linear_loss(params, example):
+    image, label = example
+    logits = image.reshape(-1) @ params
+    return optax.softmax_cross_entropy_with_integer_labels(logits, label)
+
+
 @pytest.fixture(scope="module")
 def images():
     rng = np.random.default_rng(0)
@@ -55,7 +61,6 @@ def side_by_side(model, data, mechanism, **options):
 
 def trained_alone(model, data, mechanism, seed, learning_rate, **options):
     result = train(
-        loss=loss,
         params=model,
         data=data,
         mechanism=mechanism,
@@ -63,9 +68,9 @@ def trained_alone(model, data, mechanism, seed, learning_rate, **options):
         optimizer=optax.sgd(learning_rate),
         ema_decay=0.0,
         physical_batch_size=8,
-        strategy="bk",
+        strategy="per_example",
         seed=seed,
-        **options,
+        **{"loss": loss} | options,
     )
     return result.params
 
@@ -76,16 +81,21 @@ def noisy(key, example):
 
 
 @pytest.mark.parametrize(
-    ("rate", "options"),
+    ("rate", "options", "compared"),
     [
-        (0.1, {"style": "automatic"}),
-        (0.7, {"augment": noisy, "augmentation_multiplicity": 2}),
+        (0.1, {"style": "automatic"}, (0, 1)),
+        (
+            0.7,
+            {"augment": noisy, "augmentation_multiplicity": 2, "loss": linear_loss},
+            (1,),
+        ),
     ],
     ids=["gathered", "all rows"],
 )
-def test_each_is_the_model_that_train_makes(small, images, rate, options):
-    mechanism = Mechanism(rate, 0.5, 4)
-    many = side_by_side(small, images, mechanism, **options)
+def test_each_is_the_model_that_train_makes(small, images, rate, options, compared):
+    mechanism, of_example = Mechanism(rate, 0.5, 4), options.get("loss", loss)
+    model = small if of_example is loss else jnp.zeros((64, 3))
+    many = side_by_side(model, images, mechanism, **options)
     rates = np.array([0.5, 1.0])
     secrets = [Seed.from_int(number) for number in (1, 2)]
     told = []
@@ -95,21 +105,23 @@ def test_each_is_the_model_that_train_makes(small, images, rate, options):
     some = jnp.asarray(images[0][:3]), images[1][:3]
     losses = many.losses(params, some)
     assert losses.shape == (2, 3)
-    for number, (seed, learning_rate) in enumerate(zip((1, 2), rates, strict=True)):
-        alone = trained_alone(small, images, mechanism, seed, learning_rate, **options)
+    for number in compared:
+        own = {"seed": number + 1, "learning_rate": rates[number]}
+        alone = trained_alone(model, images, mechanism, **own, **options)
         leaves = jax.tree.leaves(eqx.filter(alone, eqx.is_inexact_array))
         for each, expected in zip(jax.tree.leaves(params), leaves, strict=True):
             np.testing.assert_allclose(each[number], expected, rtol=2e-4, atol=2e-5)
         own = jax.tree.map(lambda leaf, n=number: leaf[n], params)
-        own = eqx.combine(own, eqx.partition(small, eqx.is_inexact_array)[1])
-        expected = [loss(own, (some[0][i], some[1][i])) for i in range(3)]
+        own = eqx.combine(own, eqx.partition(model, eqx.is_inexact_array)[1])
+        expected = eqx.filter_jit(jax.vmap(of_example, (None, 0)))(own, some)
         np.testing.assert_allclose(losses[number], expected, rtol=1e-5)
 
 
-def test_an_example_left_out_changes_nothing_but_its_own_part(small, images):
+def test_an_example_left_out_changes_nothing_but_its_own_part(images):
     """Sampling, noise and the divisor stay: without noise, the last example's alone."""
-    with_it = Mechanism(1.0, 0.0, 1)
-    many = side_by_side(small, images, with_it, declared_examples=23)
+    options = {"loss": linear_loss, "declared_examples": 23}
+    whole = Mechanism(1.0, 0.0, 1)
+    many = side_by_side(np.zeros((64, 3), np.float32), images, whole, **options)
     left_out = np.zeros((2, 24), bool)
     left_out[1, -1] = True
     params = many.train([Seed.from_int(1)] * 2, np.ones(2), left_out)

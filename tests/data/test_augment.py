@@ -48,9 +48,8 @@ def test_crop_flip_is_uniform_over_crops_and_flips():
     image = picture(5, 6)
     legal = legal_views(image, 2)
     augment = CropFlip(crop_padding=2)
-    produced = jax.vmap(lambda key: augment(key, jnp.asarray(image)))(
-        keys(100 * len(legal), seed=4)
-    )
+    run = jax.jit(jax.vmap(lambda key: augment(key, jnp.asarray(image))))
+    produced = run(keys(100 * len(legal), seed=4))
     assert uniform_p(which(np.asarray(produced), legal), len(legal)) > FALSE_ALARM
 
 
@@ -60,9 +59,12 @@ def test_views_are_independent():
     image = picture()
     legal = legal_views(image, 1)
     choices = len(legal)
-    produced = jax.vmap(
-        lambda key: views(CropFlip(crop_padding=1), key, jnp.asarray(image), 3)
-    )(keys(20 * choices**2, seed=5))
+    run = jax.jit(
+        jax.vmap(
+            lambda key: views(CropFlip(crop_padding=1), key, jnp.asarray(image), 3)
+        )
+    )
+    produced = run(keys(20 * choices**2, seed=5))
     assert produced.shape == (20 * choices**2, 3, *image.shape)
     positions = [which(np.asarray(produced[:, view]), legal) for view in range(3)]
     for one, two in itertools.combinations(positions, 2):

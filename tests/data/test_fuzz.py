@@ -11,6 +11,7 @@ import small_sources as small
 from small_sources import ENCODED, IMAGES, LABELS, SHAPE
 
 import mutations
+from switch import FULL
 from tanager._text import clean
 from tanager.data import UnreadableExample, decoding, find
 from tanager.data.folder import FolderSource, list_folder
@@ -19,7 +20,7 @@ from tanager.data.streamed import common_shape, into_memory
 from tanager.data.tables import TableSource
 
 
-CASES = 250
+CASES = 250 if FULL else 125
 
 
 def examples_of(source):

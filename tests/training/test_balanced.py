@@ -26,6 +26,7 @@ LABELS = np.repeat([0, 1, 2], [40, 15, 5]).astype(np.int32)
 DATA = {"x": RANDOM.normal(size=(N, 2)).astype(np.float32), "label": LABELS}
 OWNERS = np.arange(N) // 2
 STEPS = Mechanism(0.5, 2.0, 2)
+OPTIMIZER = optax.sgd(1.0)  # one for all runs, so that they share programs
 COUNTS = release_of(2.0, DELTA, N, K, "zero-out")
 
 
@@ -40,7 +41,7 @@ def run(out, account=None, grouped=False, **changes):
     settings = {"delta": DELTA, "ema_decay": 0.0, "class_counts": COUNTS}
     return train(
         class_weights.balanced(problem, lambda: LABELS, K),
-        DPSGD(STEPS, optax.sgd(1.0), **(settings | changes)),
+        DPSGD(STEPS, OPTIMIZER, **(settings | changes)),
         Runtime(physical_batch_size=16, strategy="per_example", progress=False),
         out=out,
     )

@@ -264,7 +264,7 @@ def number_of(path):
     return int(path.name)
 
 
-@pytest.mark.parametrize("calls", [1, 4, 5])
+@pytest.mark.parametrize("calls", [1, pytest.param(4, marks=pytest.mark.full), 5])
 def test_a_run_that_died_goes_on_bit_identically(tmp_path, seeded, calls):
     whole, _ = seeded
     with pytest.raises(Killed):
@@ -850,6 +850,7 @@ def test_parameters_that_blow_up_stop_the_run():
 
 
 LONGER = {"seed": 11, "mechanism": Mechanism(0.4, 1.2, 30), "strategy": "bk"}
+LONGER |= {"devices": 2}
 SCRIPT = textwrap.dedent(
     """
     import sys

@@ -125,7 +125,7 @@ def test_without_clipping_a_step_is_plain_sgd_and_the_page_says_so(tmp_path):
 
     trained = {name: params()[name] for name in ("body", "head")}
     for _ in range(3):
-        gradient = jax.grad(mean)(trained)
+        gradient = jax.jit(jax.grad(mean))(trained)
         trained = jax.tree.map(lambda p, g: p - 0.5 * g, trained, gradient)
     for name, value in trained.items():
         np.testing.assert_allclose(result.params[name], value, rtol=1e-4, atol=1e-6)

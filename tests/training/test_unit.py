@@ -18,6 +18,7 @@ RUN = Mechanism(0.4, 1.1, 6)
 OWNED = (1, 3, 50, *[2] * 20)
 OWNERS = np.repeat(np.arange(len(OWNED)), OWNED)
 SECRET = Seed.from_int(4)
+OPTIMIZER = optax.sgd(0.1)  # one for all runs, so that they share programs
 
 
 def loss(params, example):
@@ -161,7 +162,7 @@ class Streamed:
 
 def run(data, out=None, **more):
     settings = {"mechanism": RUN, "physical_batch_size": 8, "clip_norm": C}
-    settings |= {"optimizer": optax.sgd(0.1), "seed": 5} | more
+    settings |= {"optimizer": OPTIMIZER, "seed": 5} | more
     return train(loss=loss, params=params(), data=data, out=out, **settings)
 
 

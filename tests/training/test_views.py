@@ -1,5 +1,6 @@
 """The views of a step belong to (secret, step, example, view), and to nothing else."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -28,7 +29,8 @@ def seen(seed, number, indices, views=4, images=IMAGES):
     rows = np.array(indices, np.int32)
     examples = {"image": jnp.asarray(images[rows])}
     batch = PhysicalBatch(examples, None, jnp.asarray(rows))
-    return np.asarray(made.unit.views(batch, made.augmentation_key(number))["image"])
+    views_of = jax.jit(made.unit.views)
+    return np.asarray(views_of(batch, made.augmentation_key(number))["image"])
 
 
 def test_a_resumed_run_sees_the_same_pixels():
