@@ -18,6 +18,7 @@ from tanager.privacy.account import Account
 from tanager.privacy.charges import Charge
 from tanager.privacy.shown import format_epsilon
 from tanager.recipes.accounts import default_path
+from tanager.training import charging
 
 
 TRAIN = "train digits --model linear --strategy bk --steps 4 --evaluate-every 4 "
@@ -78,9 +79,9 @@ def test_three_runs_by_command_spend_what_they_do_by_hand(said, tmp_path):
     assert f"together ε = {format_epsilon(total)} at δ = 0.0001" in lines[4]
 
 
-def test_ledgers_are_added_once(said, tmp_path):
-    for number in (1, 2):
-        said(f"{TRAIN} --noise-multiplier 2 --account none --out runs/{number}")
+def test_ledgers_are_added_once(said, made, tmp_path):
+    shutil.copytree(made, tmp_path / "runs/1")
+    said(f"{TRAIN} --noise-multiplier 2 --account none --out runs/2")
     assert not default_path("digits", None).exists()
     shutil.copy(tmp_path / "runs/2/ledger.jsonl", tmp_path / "alone.jsonl")
     words = "account add runs/1 alone.jsonl --account mine --delta 1e-3 --json"
@@ -92,7 +93,8 @@ def test_ledgers_are_added_once(said, tmp_path):
         two = [Mechanism(512 / 1437, 2.0, 8)]
         assert found["epsilon"] == accountant.composed_epsilon(two, 1e-4)
     # The run that was added goes on in the account without another charge.
-    said(f"{TRAIN} --noise-multiplier 2 --account mine --out runs/1")
+    again = f"{TRAIN} --noise-multiplier 2 --account mine --out runs/1"
+    assert said(again)[0] == 0
     assert len(Account(tmp_path / "mine").read().charges) == 2
     # So does one whose secret is gone, as that of a search's trials is.
     shutil.rmtree(tmp_path / "runs/1/private")
@@ -228,9 +230,16 @@ def test_changed_data_are_refused_until_they_are_accepted(said, tmp_path, monkey
         pixels = draw.integers(0, 256, (8, 8, 3)).astype(np.uint8)
         Image.fromarray(pixels).save(folder / f"{number}.png")
     beside = tmp_path / "photos.account.jsonl"
+    charge = charging.charge
+
+    def charge_and_stop(*given):
+        charge(*given)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(charging, "charge", charge_and_stop)
     # The same data, whatever is taken of them and however they are read.
     for more in ("", "--stream True --image-size 9", "--train-examples 10"):
-        assert said(f"{FOLDER} {more} --out runs/{more.split()[:1]}")[0] == 0
+        assert said(f"{FOLDER} {more} --out runs/{more.split()[:1]}")[0] == 130
     assert beside.stat().st_mode & 0o777 == 0o600
     assert len(Account(beside).read().charges) == 3
     photos = tmp_path / "photos"
@@ -241,7 +250,7 @@ def test_changed_data_are_refused_until_they_are_accepted(said, tmp_path, monkey
     assert f"tanager account accept --account {beside}" in errors
     assert not (tmp_path / "runs/changed").exists() and beside.read_bytes() == before
     assert said(f"account accept --data {photos}")[0] == 0
-    assert said(f"{FOLDER} --out runs/changed")[0] == 0
+    assert said(f"{FOLDER} --out runs/changed")[0] == 130
     assert len(Account(beside).read().charges) == 4
     # Where the data's folder cannot be written to, it is among this user's files.
     beside.unlink()

@@ -178,6 +178,7 @@ def test_a_model_of_labels_is_written_as_onnx(data, run, tmp_path):
     np.testing.assert_allclose(logits, model.logits(images), atol=1e-4)
 
 
+@pytest.mark.usefixtures("no_audit_pictures")
 def test_gradients_of_labels_are_audited(data, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["audit", "folder", "--data", data, "--multi-label", "--json", "--seed"]

@@ -1,13 +1,14 @@
 """The first step of every recipe runs, on a few small images and a shallow network.
 
-Networks are of the recipe's own kind and options, with one block in each stage; images
-are noise. Everything else that a step's program depends on is the recipe's. That the
+Networks are of the recipe's own kind and options, with a block or two; images are
+noise. Everything else that a step's program depends on is the recipe's. That the
 networks of full size build is `tests/models`.
 """
 
 import dataclasses
 import functools
 import json
+from unittest import mock
 
 import equinox as eqx
 import jax
@@ -19,9 +20,10 @@ from small_recipes import CLASSES, one_of_each, shrunk
 
 from tanager import models, recipes
 from tanager.data import gather
-from tanager.models import bit, nf_resnet, nfnet, zoo
+from tanager.models import bit, efficientnet, layers, nf_resnet, nfnet, zoo
 from tanager.models.vit import Variant
-from tanager.recipes import runner, tasks
+from tanager.models.wide_resnet import WideResNet, group_norm
+from tanager.recipes import automatic, runner, tasks
 from tanager.recipes.budget import solve_budget
 from tanager.sampling import PhysicalBatch
 from tanager.seed import Seed
@@ -35,14 +37,38 @@ ROWS = 3
 ONE_EACH = (1, 1, 1, 1)
 
 
-def _nf(make):
-    return lambda image_shape, **options: make(ONE_EACH, **options)
+def _wrn(image_shape, *, key, **options):
+    """Return a Wide-ResNet with its second block alone: its skip path is convolved."""
+    whole = WideResNet(10, 1, key=key, **options)
+    head = layers.Linear(32, options["classes"], key=key)
+    parts = whole.blocks[1:2], group_norm(whole.order, 32), head
+    return eqx.tree_at(
+        lambda model: (model.blocks, model.norm, model.head),
+        whole,
+        parts,
+        is_leaf=lambda part: part is None,
+    )
+
+
+def _nf(image_shape, **options):
+    with mock.patch.object(nf_resnet, "_WIDTHS", (256, 512)):
+        return nf_resnet.NFResNet((1, 1), **options)
+
+
+def _efficientnet(image_shape, **options):
+    with mock.patch.object(efficientnet, "_STAGES", efficientnet._STAGES[:2]):
+        return efficientnet.EfficientNetLite(
+            efficientnet.Variant(1.0, 1.0, 224), **options
+        )
 
 
 SHALLOW = {
-    "wrn": ("wrn-16-4", zoo.find("wrn-10-1").builder),
-    "nf": ("nf-resnet-50", _nf(nf_resnet.NFResNet)),
-    "nfnet": ("nfnet-f0", _nf(nfnet.NFNet)),
+    "wrn": ("wrn-16-4", _wrn),
+    "nf": ("nf-resnet-50", _nf),
+    "nfnet": (
+        "nfnet-f0",
+        lambda image_shape, **options: nfnet.NFNet(ONE_EACH, **options),
+    ),
     "bit": (
         "bit-50x1",
         lambda image_shape, **options: bit.BiT(
@@ -53,6 +79,7 @@ SHALLOW = {
         "vit-base-16",
         functools.partial(models.VisionTransformer, Variant(12, 1, 3), 16),
     ),
+    "efficientnet": ("efficientnet-lite0", _efficientnet),
 }
 """By family: the name that stands for all of it, and what is built under it."""
 
@@ -122,7 +149,7 @@ def step_once(text, folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("entry", one_of_each(ENTRIES))
 def test_the_first_step_runs(entry, first_step, monkeypatch):
-    recipe = alike(entry.recipe)
+    recipe = alike(automatic.resolved(entry.recipe))
     name, builder = SHALLOW.get(recipe.model.partition("-")[0], (None, None))
     if name is not None:
         shallow = dataclasses.replace(zoo.find(name), builder=builder)

@@ -72,7 +72,8 @@ def test_run_export_and_training_give_the_same_logits_of_a_file(
         assert loaded.classes == ("cat", "dog")
         np.testing.assert_allclose(loaded.logits(files, 3), measured, atol=1e-6)
     one = models.load_pretrained(exported)
-    for file, expected in zip(files, measured, strict=True):
+    # Each size is a program of its own; these are of three modes.
+    for file, expected in zip(files[:3], measured[:3], strict=True):
         image = np.asarray(opened(file)[1].convert("RGB"))
         np.testing.assert_allclose(one(image), expected, atol=1e-6)
 
