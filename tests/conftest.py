@@ -22,6 +22,7 @@ os.environ["TANAGER_CACHE_DIR"] = str(
 )
 
 import jax
+import jaxtyping
 import pytest
 
 
@@ -36,8 +37,14 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 if not ON_CPU:  # where products of float32 are rounded, sums are of other losses
     jax.config.update("jax_default_matmul_precision", "highest")
 MEASURE = "tanager.clipping.planning.autotune.Timings.measure"
-# Here nobody looks at the pictures of a run, or at how wide its intervals are.
+# The folders with the tests of what has shapes in its annotations: to check them takes
+# a tenth of the time.
+SHAPED = {"clipping", "data", "models"}
+# Here nobody looks at the pictures of a run, or at how wide its intervals are; and
+# there, at the ε of persons with several images.
 NOT_LOOKED_AT = {"audit", "commands", "privacy", "recipes", "search", "training", "use"}
+NOT_LOOKED_AT |= {"test_adaptive", "test_pages"}
+NO_PERSONS = {"commands", "recipes", "search", "use"}
 
 
 def thinned(items):
@@ -117,11 +124,37 @@ def _methods_are_chosen_by_cost(request, monkeypatch):
 
 
 @pytest.fixture(scope="module", autouse=True)
+def _one_device_by_default(request):
+    """What runs on two, or may be split over them, is traced and compiled twice."""
+
+    from tanager.parallel.layout import Layout
+
+    def layout(runtime):
+        return Layout(runtime.devices or 1, runtime.shard_parameters)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if not FULL and request.path.parent.name != "parallel":
+            patch.setattr("tanager.training.problem.Runtime.layout", layout)
+            split = "tanager.clipping.analysis.batches.may_be_split"
+            patch.setattr(split, lambda leaves: False)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _shapes_are_checked_where_they_are_at_issue(request):
+    shaped = FULL or SHAPED & {*request.path.parent.parts}
+    jaxtyping.config.update("jaxtyping_disable", not shaped)
+
+
+@pytest.fixture(scope="module", autouse=True)
 def _what_nobody_looks_at_is_left_out(request):
     with pytest.MonkeyPatch.context() as patch:
-        if not FULL and request.path.parent.name in NOT_LOOKED_AT:
+        here = set() if FULL else {request.path.parent.name, request.path.stem}
+        if here & NOT_LOOKED_AT:
             patch.setattr("tanager.report.run_figures.curves", lambda *_: "")
             patch.setattr("tanager.measures.RESAMPLES", 50)
+        if here & NO_PERSONS:
+            patch.setattr("tanager.training.result.PERSON_SIZES", (2,))
         yield
 
 

@@ -39,10 +39,8 @@ FORKS.set_forkserver_preload(
     ]
 )
 PATIENCE = 180
-# For what computes longer than it compiles; and two devices would compile all twice.
-COMPUTING = (
-    "--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=1"
-)
+# Two devices would compile all twice.
+ONE_DEVICE = "--xla_force_host_platform_device_count=1"
 
 
 class Fork:
@@ -95,7 +93,7 @@ class Fork:
         """
         flags = os.environ["XLA_FLAGS"]
         if not FULL:
-            flags = f"{flags} {COMPUTING}"
+            flags = f"{flags} {ONE_DEVICE}"
             words = [Path(__file__).parent / "by_cost.py", *words]
         surroundings = os.environ | {"MPLBACKEND": "Agg", "XLA_FLAGS": flags}
         script, *arguments = words

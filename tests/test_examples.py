@@ -31,20 +31,27 @@ INSTALL = next(
     for line in ast.parse((ROOT / "examples/make_notebooks.py").read_text()).body
     if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "INSTALL"
 )
-# Without the runs that only a picture needs (`make test-full` has them).
+# Fewer steps, without the runs that only a picture needs (`make test-full` has them).
 SHORTER = {
     "audit_it": {
         "FACTORS = (2.0, 1.0, 0.75, 0.5)": "FACTORS = (1.0, 0.5)",
         "for factor in (2.0, 0.75):": "for factor in ():",
     },
+    "digits_in_a_minute": {"steps=150": "steps=30", "optax.sgd(0.5)": "optax.sgd(1.0)"},
+    "flax_model": {"steps=60": "steps=20"},
     "last_layer": {
+        "steps=300)": "steps=100)",
         "for epsilon in (0.25, 0.5, 1.0, 2.0)": "for epsilon in (2.0,)",
         "for epsilon in (0.5, 2.0)": "for epsilon in (2.0,)",
+        "steps=40),\n            optax.sgd(0": "steps=5),\n            optax.sgd(0",
     },
     "lora_vit": {
+        "steps=300)": "steps=150)",
+        "steps=40)": "steps=30)",
         "results = {": 'WAYS = ("lora",)\nresults = {',
         '("#0072b2", "#d55e00", "#009e73", "#767676")': '("#0072b2",)',
     },
+    "own_image_folder": {'"--steps", "60"': '"--steps", "20"'},
     "patients": {
         "PATIENTS = 1000": "PATIENTS = 300",
         '"--model", "small-cnn", "--batch-size", "200", "--steps", "40"': (
@@ -56,7 +63,7 @@ SHORTER = {
         '"--evaluate-every", "10"': '"--evaluate-every", "3"',
     },
     "tan_search": {
-        '"digits", "--steps"': '"digits", "--model", "linear", "--steps"',
+        '"digits", "--steps", "60"': '"digits", "--model", "linear", "--steps", "30"',
         '"--repeats", "2"': '"--repeats", "1"',
         'learning-rate=0.125..4", "--trials", "4"': (
             'learning-rate=1..4", "--trials", "2"'
@@ -161,13 +168,14 @@ def shorter(name, folder):
 
 @pytest.fixture
 def run(tmp_path, tmp_path_factory):
-    """Run a script, exactly as a user would if `as_is`; return its words and folder."""
+    """Run a script, compiled as for users if `as_is`; return its words and folder."""
 
     def start(name, *, as_is=False):
+        script = shorter(name, tmp_path_factory.mktemp("scripts"))
         if as_is:
             environment = os.environ | {"MPLBACKEND": "Agg", "XLA_FLAGS": ""}
             done = subprocess.run(
-                [sys.executable, "-W", "error", f"{ROOT}/examples/{name}.py"],
+                [sys.executable, "-W", "error", script],
                 cwd=tmp_path,
                 env=environment,
                 capture_output=True,
@@ -176,7 +184,6 @@ def run(tmp_path, tmp_path_factory):
             )
             printed, errors, code = done.stdout, done.stderr, done.returncode
         else:
-            script = shorter(name, tmp_path_factory.mktemp("scripts"))
             fork = Fork.computing([script], tmp_path)
             fork.wait()
             printed, errors, code = fork.out, fork.errors, fork.code
@@ -209,13 +216,14 @@ def test_own_image_folder(run):
     printed, folder = run("own_image_folder")
     found = result(folder / "run")
     assert found["private"] and found["epsilon"] <= 2
-    assert found["test_accuracy_ema"] > 0.8
+    assert found["test_accuracy_ema"] > 0.75
     exported = {path.name for path in (folder / "exported").iterdir()}
     assert exported == {"README.md", "config.json", "model.safetensors"}
     # Started again, it finds the run: a second one would have another secret.
-    assert "step 60/60" in printed
+    last = "step 60/60" if FULL else "step 20/20"
+    assert last in printed
     again, _ = run("own_image_folder")
-    assert "step 60/60" not in again
+    assert last not in again
     for name in ("epsilon", "test_accuracy", "test_loss_ema", "per_class"):
         assert result(folder / "run")[name] == found[name]
 
