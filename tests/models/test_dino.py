@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from references import draw, parity
-from repeats import repeated
 
+from cases import in_full
 from tanager import clipped_grad, models
 from tanager.models import dino, tuning, vit
 from tanager.models.foreign.tables import FORMATS
@@ -51,7 +51,7 @@ def test_every_tensor_has_its_place_in_timm(name):
 COMPUTED = [name for name, it in REFERENCES.items() if "logits" in it]
 
 
-@pytest.mark.parametrize("name", repeated(COMPUTED, "dinov3-small"))
+@pytest.mark.parametrize("name", in_full(COMPUTED, "dinov3-small"))
 def test_features_and_logits_are_timms(name):
     """On a grid that is not square: a swapped axis of the rotation shows."""
     assert parity.difference(name, REFERENCES[name], NAMES) < 1e-5
@@ -73,7 +73,7 @@ def test_the_gated_network_of_dinov2_is_timms_packed_swiglu():
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", repeated(KINDS, "v2", "v2, registers"))
+@pytest.mark.parametrize("kind", in_full(KINDS, "v2", "v2, registers"))
 def test_clipped_gradients_are_those_of_vmap(kind):
     model = _make(kind, depth=1)
     images = np.random.default_rng(0).standard_normal((3, *SHAPE), np.float32)

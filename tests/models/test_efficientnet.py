@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from PIL import Image
 from references import draw, parity
-from repeats import repeated
 
+from cases import in_full
 from tanager import models
 from tanager.data.preprocessing import Preprocessing
 from tanager.models import efficientnet, packaged, pretrained, weights
@@ -91,7 +91,7 @@ def _packaged(name):
 
 
 @pytest.mark.parametrize(
-    "name", repeated(PACKAGED, "efficientnet-lite1", "efficientnet-lite2")
+    "name", in_full(PACKAGED, "efficientnet-lite1", "efficientnet-lite2")
 )
 def test_packaged_weights_compute_what_timm_computes_from_them(name):
     model, side = _packaged(name), models.find(name).image_side

@@ -4,10 +4,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
-from repeats import repeated
 from tiny_models import KEY, TINY, shapes
 
 import tanager
+from cases import in_full
 from tanager.models import tuning
 
 
@@ -41,7 +41,7 @@ def check(rows, leaves):
 
 
 # The layers of two are those of nfnet, and of vit and dinov3.
-@pytest.mark.parametrize("name", repeated(TINY, "nf-resnet", "dinov2"))
+@pytest.mark.parametrize("name", in_full(TINY, "nf-resnet", "dinov2"))
 def test_no_tap_is_left_to_a_slow_rule(name):
     model = shapes(name)
     # At fewer pixels than weights of a kernel, EfficientNet's sums have no fast rule.
@@ -64,7 +64,7 @@ AS_THESE = ("nf-resnet", "wrn", "dinov3")
 @pytest.mark.parametrize(
     "name",
     # Convolutions are as in nfnet, and linear layers as in vit.
-    repeated(("nfnet", "vit", "convnext", *AS_THESE), *AS_THESE),
+    in_full(("nfnet", "vit", "convnext", *AS_THESE), *AS_THESE),
 )
 def test_no_tap_of_lora_is_left_to_a_slow_rule(name):
     found = []

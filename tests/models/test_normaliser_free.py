@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from references import draw, parity
-from repeats import repeated
 from test_layers import same_padding, textbook_conv, textbook_standardise
 from test_windows import textbook_pool
 
+from cases import in_full
 from tanager import clipped_grad, models
 from tanager.models import nf_resnet, nfnet
 from tanager.models.foreign.tables import FORMATS
@@ -61,7 +61,7 @@ def _module(name):
 BETWEEN = [f"nfnet-f{number}" for number in range(2, 6)]
 
 
-@pytest.mark.parametrize("name", repeated(REFERENCE["structures"], *BETWEEN))
+@pytest.mark.parametrize("name", in_full(REFERENCE["structures"], *BETWEEN))
 def test_every_tensor_has_its_place_in_timm(name):
     expected = REFERENCE["structures"][name]
     model, table = _timm(_module(name), BUILDERS[name], classes=1000)

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from references import parity
-from repeats import repeated
 from tiny_models import few_filters
 
+from cases import in_full
 from tanager import models
 from tanager.models import bit, convnext, dead_leaves, dino, vit
 
@@ -119,7 +119,7 @@ REPEATED = [
     ("scattering-cnn", (9, 17, 2), {}),
     ("tiny dinov2", (8, 12, 3), {}),
 ]
-NUMBERS = repeated(range(len(CASES)), *map(CASES.index, REPEATED))
+NUMBERS = in_full(range(len(CASES)), *map(CASES.index, REPEATED))
 
 
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda n: str(CASES[n]))

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 from jax import lax
 from oracle import curve as curve
 from oracle import draw, read
@@ -12,12 +11,6 @@ ROWS = 3
 
 
 BOTH = ("float64", "float32")
-
-
-def in_full(names, *more):
-    """Return parameters of a test: `more` of them in `make test-full` only."""
-    assert {*more} <= {*names}
-    return [pytest.param(it, marks=[pytest.mark.full] * (it in more)) for it in names]
 
 
 def only_group(loss, params, batch):

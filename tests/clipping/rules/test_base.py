@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 from oracle import check, draw, read
-from rule_cases import BOTH, ROWS, convolution, curve, in_full
+from rule_cases import BOTH, ROWS, convolution, curve
+
+from cases import in_full
 
 
 ELEMENTWISE = {

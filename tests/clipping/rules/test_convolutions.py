@@ -12,10 +12,10 @@ from rule_cases import (
     conv,
     convolution,
     curve,
-    in_full,
     only_group,
 )
 
+from cases import in_full
 from tanager.clipping.analysis.layouts import convolution_by_products
 from tanager.clipping.analysis.standardise import standardise
 from tanager.clipping.rules.base import TapValues

@@ -4,7 +4,9 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 from oracle import check, draw
-from rule_cases import BOTH, ROWS, curve, in_full, only_group
+from rule_cases import BOTH, ROWS, curve, only_group
+
+from cases import in_full
 
 
 def einsum(text):

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from jax import lax
 from oracle import check, distinct, draw
-from rule_cases import BOTH, ROWS, curve, in_full, only_group
+from rule_cases import BOTH, ROWS, curve, only_group
 
+from cases import in_full
 from tanager.clipping import clipped_grad
 
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from jax import lax
 from oracle import alone, cast, check, draw
-from rule_cases import ROWS, conv, curve, in_full, only_group
+from rule_cases import ROWS, conv, curve, only_group
 
+from cases import in_full
 from switch import FULL, ON_CPU
 from tanager.clipping.analysis import reading
 from tanager.clipping.rules.groups import Joint

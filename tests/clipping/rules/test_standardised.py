@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracle import check, draw
-from rule_cases import ROWS, conv, convolution, curve, in_full, only_group
+from rule_cases import ROWS, conv, convolution, curve, only_group
 
+from cases import in_full
 from switch import ON_CPU
 from tanager.clipping.analysis.standardise import standardise
 
