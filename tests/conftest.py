@@ -126,7 +126,6 @@ def _methods_are_chosen_by_cost(request, monkeypatch):
 @pytest.fixture(scope="module", autouse=True)
 def _one_device_by_default(request):
     """What runs on two, or may be split over them, is traced and compiled twice."""
-
     from tanager.parallel.layout import Layout
 
     def layout(runtime):

@@ -265,7 +265,7 @@ def test_tan_search(run):
     assert low < high or low == 1
     found = result(folder / "search-reference")
     assert found["private"] and found["epsilon"] <= 3
-    assert found["test_accuracy_ema"] > 0.75
+    assert found["test_accuracy_ema"] > 0.7
     assert re.search(r"predicted .* obtained", printed)
 
 
