@@ -216,7 +216,7 @@ def test_own_image_folder(run):
     printed, folder = run("own_image_folder")
     found = result(folder / "run")
     assert found["private"] and found["epsilon"] <= 2
-    assert found["test_accuracy_ema"] > 0.75
+    assert found["test_accuracy_ema"] > (0.8 if FULL else 0.75)
     exported = {path.name for path in (folder / "exported").iterdir()}
     assert exported == {"README.md", "config.json", "model.safetensors"}
     # Started again, it finds the run: a second one would have another secret.
@@ -265,7 +265,7 @@ def test_tan_search(run):
     assert low < high or low == 1
     found = result(folder / "search-reference")
     assert found["private"] and found["epsilon"] <= 3
-    assert found["test_accuracy_ema"] > 0.7
+    assert found["test_accuracy_ema"] > (0.75 if FULL else 0.7)
     assert re.search(r"predicted .* obtained", printed)
 
 

@@ -54,17 +54,6 @@ def test_scores_are_the_log_likelihood_ratio_of_the_mechanism(found):
     assert 1300 < len(found.inside) < 1700
 
 
-class OneByOne:
-    def __init__(self, data):
-        self._data = data
-
-    def __len__(self):
-        return len(self._data[0])
-
-    def __getitem__(self, index):
-        return tuple(leaf[index] for leaf in self._data)
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -72,7 +61,6 @@ class OneByOne:
             "strategy": "per_example",
             "physical_batch_size": 16,
             "optimizer": optax.sgd(0.1, momentum=0.9),
-            "data": OneByOne,
         },
         {
             "clip_norm": 0.05,
@@ -83,14 +71,22 @@ class OneByOne:
             "augmentation_multiplicity": 4,
         },
     ],
-    ids=["per_example, momentum, one by one", "norm, multiplicity"],
+    ids=["per_example, momentum", "norm, multiplicity"],
 )
-def test_what_does_not_change_the_mechanism_changes_no_score(
-    white_box, few, regression, options
-):
+def test_what_does_not_change_the_mechanism_changes_no_score(white_box, few, options):
     """The same seed draws the same batches and noise for the canaries."""
-    data = options.get("data", tuple)(regression)
-    same(few, white_box(SHORT, canaries=100, **options | {"data": data}), rtol=1e-3)
+    same(few, white_box(SHORT, canaries=100, **options), rtol=1e-3)
+
+
+def test_examples_that_are_read_one_by_one_are_joined_too(white_box, few, regression):
+    class OneByOne:
+        def __len__(self):
+            return len(regression[0])
+
+        def __getitem__(self, index):
+            return tuple(leaf[index] for leaf in regression)
+
+    same(few, white_box(SHORT, canaries=100, data=OneByOne()), rtol=1e-4)
 
 
 def test_a_killed_audit_goes_on_and_no_other_does(

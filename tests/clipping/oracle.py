@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
+import by_hand
 from switch import FULL
 from tanager.clipping import book_keeping, clipped_grad
 from tanager.clipping.analysis import reading
@@ -71,13 +72,9 @@ def clip(
     found: Any, losses: Any, mask: np.ndarray, clip_norm: float | None = None
 ) -> tuple[Clipped, float]:
     """Clip and add per-example gradients; the median norm where none is given."""
-    leaves = jax.tree.leaves(found)
-    norms = np.sqrt(sum(np.sum(g.reshape(len(mask), -1) ** 2, 1) for g in leaves))
     if clip_norm is None:
-        clip_norm = float(np.median(norms[mask])) or 1.0
-    factors = np.where(norms > clip_norm, clip_norm / np.where(norms > 0, norms, 1), 1)
-    factors = factors * mask
-    total = [np.tensordot(factors, g, axes=1) for g in leaves]
+        clip_norm = float(np.median(by_hand.norms_of(found)[mask])) or 1.0
+    total, norms = by_hand.clip(jax.tree.leaves(found), clip_norm, mask)
     return Clipped(total, norms * mask, np.asarray(losses) * mask), clip_norm
 
 

@@ -278,7 +278,7 @@ def test_a_budget_is_searched_and_its_winner_trained_on_all(
 def test_a_cumulative_ablation_changes_one_after_another(tmp_path, capsys):
     out = tmp_path / "a"
     words = ["search", "ablation", "digits", *SHORT, "--json", "--out", str(out)]
-    words += ["--evaluate-every", "2", "--cumulative"]
+    words += ["--model", "small-cnn", "--evaluate-every", "2", "--cumulative"]
     words += ["--vary", "normalisation-order=none,post-activation", "ema-decay=0,0.9"]
     assert main([*words, "weight-standardisation=false,true"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]

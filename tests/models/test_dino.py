@@ -2,7 +2,6 @@
 
 import re
 
-import by_hand
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 from references import draw, parity
 
+import by_hand
 from cases import in_full
 from tanager import clipped_grad, models
 from tanager.models import dino, tuning, vit

@@ -5,7 +5,6 @@ import json
 import re
 from pathlib import Path
 
-import by_hand
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -15,6 +14,7 @@ from references import draw, parity
 from test_layers import same_padding, textbook_conv, textbook_standardise
 from test_windows import textbook_pool
 
+import by_hand
 from cases import in_full
 from tanager import clipped_grad, models
 from tanager.models import nf_resnet, nfnet

@@ -1,6 +1,5 @@
 import re
 
-import by_hand
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -8,6 +7,7 @@ import numpy as np
 import pytest
 from references.parity import random
 
+import by_hand
 from tanager import clipped_grad, models
 from tanager.models import layers, tuning
 from tanager.models.vit import Variant, VisionTransformer

@@ -149,8 +149,8 @@ def images(tmp_path_factory):
 @pytest.mark.slow
 def test_a_folder_of_images_is_read_by_workers(images, tmp_path):
     folder, _, one = images
-    two = run_on_folder(folder, tmp_path / "two", workers=1)
-    assert same(one.params, two.params)
+    by_a_worker = run_on_folder(folder, tmp_path / "run", workers=1)
+    assert same(one.params, by_a_worker.params)
     assert np.any(one.params["w"] != 0)
 
 
