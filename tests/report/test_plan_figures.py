@@ -6,6 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
+from cases import in_full
 from tanager.privacy import accountant, tan
 from tanager.privacy.mechanism import Mechanism
 from tanager.privacy.plan import Plan
@@ -60,17 +61,22 @@ def test_the_left_panel_is_epsilon_at_constant_eta(drawn):
         assert epsilons[0] > 5 * epsilons[-1]
 
 
-@pytest.mark.parametrize(
-    "sigma",
-    [0.3, *(pytest.param(it, marks=pytest.mark.full) for it in (0.5, 2.5)), 8.0],
-)
-def test_the_legends_name_only_what_is_seen(sigma, monkeypatch):
+# Small σ hide curves on the right, one step of one example those on the left.
+USUAL = [(50_000, 4096, 2500, sigma) for sigma in (0.3, 0.5, 2.5, 8.0)]
+ONE_STEP = (1000, 1, 1, 100.0)
+
+
+@pytest.mark.parametrize("sizes", in_full([*USUAL, ONE_STEP], *USUAL[1:3]), ids=str)
+def test_the_legends_name_only_what_is_seen(sizes, monkeypatch):
     # Whole orders are quick, and no worse a curve to name.
     whole = tuple(range(2, 20, 3))
     monkeypatch.setattr(plan_figures, "_FEWER_ORDERS", whole)
     monkeypatch.setattr(plan_figures, "_ORDERS", (2, 8, 20, 32))
+    examples, batch_size, steps, sigma = sizes
     figure = figure_of(
-        Plan.solve(50_000, 4096, steps=2500, noise_multiplier=sigma, delta=1e-5)
+        Plan.solve(
+            examples, batch_size, steps=steps, noise_multiplier=sigma, delta=1e-5
+        )
     )
     for axes in figure.axes:
         seen = set()

@@ -123,23 +123,25 @@ def _draw_wall(axes: "Axes", mechanism: Mechanism, delta: float) -> None:
             axes.plot(sigmas, epsilons, label=label, **look)
     label = rf"the plan: $\varepsilon$ = {format_epsilon(own)} by RDP"
     dot: Any = {"color": _PLAN_COLOUR, "markersize": 9, "markeredgecolor": "white"}
-    axes.plot(mechanism.noise_multiplier, own, "o", zorder=5, label=label, **dot)
+    if own > 0:  # an axis of logarithms has no 0
+        axes.plot(mechanism.noise_multiplier, own, "o", zorder=5, label=label, **dot)
     label = rf"$\varepsilon_\mathrm{{TAN}}$ = {flat:.3g}"
     axes.axhline(flat, color="black", linestyle="--", linewidth=1, label=label)
     axes.set(xscale="log", yscale="log")
     axes.set_ylim(lowest, highest)
     left = axes.get_xlim()[0]
-    axes.axvspan(left, tan.PRIVACY_WALL, color="0.93", zorder=0)
-    axes.set_xlim(left=left)
-    axes.text(
-        tan.PRIVACY_WALL * 0.96,
-        0.03,
-        r"privacy wall: $\sigma$ < 2",
-        transform=axes.get_xaxis_transform(),
-        horizontalalignment="right",
-        color="0.35",
-        fontsize=9,
-    )
+    if left < tan.PRIVACY_WALL:
+        axes.axvspan(left, tan.PRIVACY_WALL, color="0.93", zorder=0)
+        axes.set_xlim(left=left)
+        axes.text(
+            tan.PRIVACY_WALL * 0.96,
+            0.03,
+            r"privacy wall: $\sigma$ < 2",
+            transform=axes.get_xaxis_transform(),
+            horizontalalignment="right",
+            color="0.35",
+            fontsize=9,
+        )
     number_axis(axes.xaxis)
     number_axis(axes.yaxis)
     axes.set_xlabel(r"noise multiplier $\sigma$")
