@@ -85,6 +85,11 @@ def the_same_noise_in_every_step(patch):
     _drawing(patch, lambda draw, self, _: draw(self, 0))
 
 
+def the_noise_of_a_step_again(patch):
+    """As after a checkpoint whose counter was written too early."""
+    _drawing(patch, lambda draw, self, step: draw(self, step - 3 * (step == 5)))
+
+
 def noise_of_the_step_counter_only(patch):
     _drawing(
         patch, lambda draw, self, step: draw(self.with_seed(Seed.from_int(0)), step)
@@ -390,6 +395,7 @@ BUGS = [
     Bug(one_leaf_without_noise, NOISE, by_audit=True),
     Bug(noise_of_physical_batches_wrongly_scaled, NOISE, by_audit=True),
     Bug(the_same_noise_in_every_step, {"noise": {"noise is new in every step"}}),
+    Bug(the_noise_of_a_step_again, {"noise": {"noise is new in every step"}}),
     Bug(noise_of_the_step_counter_only, {"noise": {"noise is of the run's secret"}}),
     Bug(the_same_noise_in_every_leaf, {"noise": {"noise of no leaf is another's"}}),
     Bug(clipped_after_averaging, SUMS, by_audit=True),

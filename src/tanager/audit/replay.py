@@ -241,7 +241,11 @@ class Replay:
             float(against_normal.pvalue),
             f"{together.size:,} values",
         )
-        pairs = [(together[:-1], together[1:])]
+        # All of them for a little in common, each pair for a step that comes again.
+        pairs = [
+            (together[:-1], together[1:]),
+            *itertools.combinations(together, 2),
+        ]
         yield _uncorrelated("noise is new in every step", pairs)
         pairs = [(drawn, scale * other.gradients)]
         yield _uncorrelated("noise is of the run's secret", pairs)
