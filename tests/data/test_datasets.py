@@ -82,7 +82,10 @@ def test_validation_examples_leave_the_test_set_alone(digits):
     [
         ({"name": "cifar"}, "name (='cifar') is unknown: did you mean cifar10"),
         ({"name": "mnits"}, "did you mean mnist?"),
-        ({"name": "mnist"}, "path (=None) is needed for mnist: a folder of train/<"),
+        (
+            {"name": "mnist"},
+            "path (=None) is needed for mnist: give --data, a folder of ",
+        ),
         ({"name": "mnist", "path": "no/such"}, "path (='no/such') does not exist"),
         ({"name": "folder", "path": "no/such"}, "train/<class>/*.png"),
         ({"name": "digits", "classes": ("7", "x")}, "classes (='x') must be one of 0,"),

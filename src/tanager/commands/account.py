@@ -30,7 +30,7 @@ class _Named(abc.ABC):
     """File of the account. Default: the account of the data."""
 
     data: str | None = None
-    """Folder or file with the data. Default: data that come with tanager."""
+    """Folder or file with the data. Only the digits come with tanager."""
 
     dataset: str = "digits"
     """Name of the data set, without --data."""
@@ -74,7 +74,7 @@ class Show(_Named):
     were made without the account; `accept` continues after the data were changed.
     """
 
-    file: Positional[Annotated[str | None, tyro.conf.arg(metavar="FILE")]] = None
+    file: Positional[Annotated[str | None, tyro.conf.arg(metavar="[FILE]")]] = None
     """File of the account, in place of --account."""
 
     delta: float | None = None

@@ -98,7 +98,7 @@ def _parse(
         short = getattr(options, "SHORT", (*own, *USUAL))
     both = described(options, Recipe, short=short)
     purpose = inspect.getdoc(options).partition("\n\nRaises:")[0]  # pyright: ignore
-    names = f"--help-all explains every flag. Recipes: {', '.join(recipes.RECIPES)}."
+    names = "--help-all explains every flag, and tanager train --list every recipe."
     words = ["--help" if word == "--help-all" else word for word in words]
     shown = default.to_json()
     del shown["solve_for"]

@@ -42,7 +42,7 @@ class Recipe:
 
     Attributes:
         dataset: name of the data set; folder for your own images.
-        data: folder or file with the data. Default: data that come with tanager.
+        data: folder or file with the data. Only the digits come with tanager.
         labels: CSV file with a row for each image: its path, and its label. Default:
             the only CSV file of a folder without class folders.
         image_column: column with the images. Default: the one that names or holds them.
@@ -62,7 +62,7 @@ class Recipe:
             config.json, transformers' preprocessor_config.json), or data, for the data
             set's mean and deviation. Default: beside the weights, else data.
         model: name of the model, see `tanager models`; auto for one with public weights
-            if they are installed, else one that needs none (`recipes.automatic`).
+            if they are installed, else one that needs none (docs/training.md).
         implementation: whose code the model follows, such as tan or timm. Default:
             tanager's.
         normalisation_order: norm, ReLU, convolution (pre-activation); ReLU, norm,
@@ -98,7 +98,7 @@ class Recipe:
             settings are left open and that is better.
         noise_multiplier: σ: standard deviation of the noise divided by the clipping
             norm; solved for if not given.
-        steps: number of updates T; solved for if not given.
+        steps: number of updates T; solved for if σ and ε are given.
         solve_for: the number that is solved for, whatever its field says. None solves
             for the missing one; with none missing, for epsilon, and if that exceeds the
             recipe's, noise_multiplier is raised. nothing refuses that instead.
@@ -145,7 +145,7 @@ class Recipe:
             together; lower it if memory is short. auto: the fastest size that fits.
             Default: 256, or 4096 for a last layer on features; a whole batch, if less.
         strategy: how gradients are clipped; changes speed and memory only. auto:low
-            takes about half the memory of auto.
+            often takes less memory than auto, and more time.
         precision: arithmetic of the model: float32; tf32, which rounds products to 10
             bits of mantissa on GPUs that can; or bfloat16. Clipping, sums and noise are
             always float32.
@@ -161,7 +161,7 @@ class Recipe:
         checkpoint_seconds: least number of seconds between checkpoints.
         seed: a number makes the run repeatable by anyone, so NOT private. Default: a
             secret from the operating system.
-        out: folder of the run; a stopped run is resumed. Default: runs/NAME-1, -2…
+        out: folder of the run; a stopped run is resumed. Default: one in runs/.
         account: file that all runs on these data are charged to (`tanager account`);
             none for no account. Default: beside the data, or for this user.
 
