@@ -100,7 +100,7 @@ optimizer = optax.chain(
 # %%
 def add(total, params, rows, mask):
     """Add a physical batch to the sum of a step."""
-    return noise.grid.add(total, grad_fn(params, rows, mask).sum)
+    return noise.grid.add(total, grad_fn(params, rows, mask))
 
 
 def update(params, state, total):

@@ -12,7 +12,7 @@ low from −2¹⁵ to 2¹⁵ − 1. That is 48 bits, which no sum of 2³⁴/√d
 import dataclasses
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from jaxtyping import Array, Bool, PyTree, UInt32
 
 from tanager import _validate as validate
 from tanager.clipping.analysis.dtypes import accumulation_dtype
+from tanager.clipping.gradient import ClippedGradient
 from tanager.compiling import jit
 
 
@@ -43,11 +44,13 @@ class Whole(NamedTuple):
 class Grid:
     """The public grid on which a run adds up and releases sums.
 
-    `spacing` is g, a power of two, in the units of the sum; a sum has d `coordinates`.
+    `spacing` is g, a power of two, in the units of the sum; a sum has d `coordinates`,
+    and one example moves that of a physical batch by a `sensitivity` at most.
     """
 
     spacing: float
     coordinates: int
+    sensitivity: float
 
     @classmethod
     def of(cls, sensitivity: float, params: PyTree) -> "Grid":
@@ -59,7 +62,7 @@ class Grid:
         validate.positive(sensitivity=sensitivity)
         coordinates = sum(math.prod(np.shape(x)) for x in jax.tree.leaves(params))
         most = _FINENESS * sensitivity / math.sqrt(max(coordinates, 1))
-        return cls(2.0 ** math.floor(math.log2(most)), coordinates)
+        return cls(2.0 ** math.floor(math.log2(most)), coordinates, sensitivity)
 
     @property
     def rounding(self) -> float:
@@ -97,17 +100,26 @@ class Grid:
     def add(self, total: Whole, sums: PyTree) -> Whole:
         """Add the sums of a physical batch, in float32 or wider, to those before.
 
+        Args:
+            total: from `noise.zeros`, or an earlier call.
+            sums: what `clipped_grad` returned. If it was scaled since, or clipped to a
+                larger norm than the noise is for, the total is spoiled, and the noise
+                refuses it. Its `sum` alone is not checked.
+
         Raises:
             ValueError: `total` is not a sum on the grid, or of other arrays.
         """
+        fits: Any = True
+        if isinstance(sums, ClippedGradient):
+            fits, sums = sums.fits(self.sensitivity), sums.sum
         if not isinstance(total, Whole):
             remedy = "begin with noise.zeros()"
             validate.refuse("total", type(total).__name__, "must be a sum", remedy)
         if not _alike(sums, total.high):
             rule = "must be arrays like those of the total"
-            remedy = "give the .sum of what clipped_grad returned"
+            remedy = "give what clipped_grad returned"
             validate.refuse("sums", type(sums).__name__, rule, remedy)
-        return _adding(self)(total, sums)
+        return _adding(self)(total, sums, fits)
 
     def round(self, sums: PyTree) -> Whole:
         """Return sums, float32 or wider, as the nearest whole numbers of spacings."""
@@ -147,7 +159,7 @@ class Grid:
         )
 
     def holds(self, whole: Whole) -> Bool[Array, ""]:
-        """Return whether `low` is in its range, as in all that comes from a grid."""
+        """Return whether `low` is in its range, as in all that `add` did not spoil."""
         ranges = [
             jnp.all((low >= -_HALF) & (low < _HALF))
             for low in jax.tree.leaves(whole.low)
@@ -168,7 +180,15 @@ class Grid:
 @functools.cache
 def _adding(grid: Grid) -> jit:
     """Return what adds sums on a grid: compiled, in a thirteenth of the time."""
-    return jit(lambda total, sums: grid.plus(total, grid.round(sums)))
+
+    def add(total: Whole, sums: PyTree, fits: Bool[Array, ""]) -> Whole:
+        made, fits = grid.plus(total, grid.round(sums)), fits & grid.holds(total)
+        spoiled = jnp.int32(-(2**31))
+        return made._replace(
+            low=jax.tree.map(lambda low: jnp.where(fits, low, spoiled), made.low)
+        )
+
+    return jit(add)
 
 
 def checksum(whole: Whole) -> UInt32[Array, "4"]:

@@ -2,7 +2,7 @@
 
     total = noise.zeros()
     for each physical batch:
-        total = noise.grid.add(total, grad_fn(params, batch, mask).sum)
+        total = noise.grid.add(total, grad_fn(params, batch, mask))
     update = noise(total, step)
 
 Inside `jax.jit` and `lax.scan` the step may be traced: the program then asks the host
@@ -22,7 +22,7 @@ deviation is σ·(sensitivity + g·√d), at most 0.025 % above σ·sensitivity.
 import copy
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Self
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ from jaxtyping import Array, ArrayLike, PyTree
 
 from tanager import _processor
 from tanager import _validate as validate
-from tanager.clipping.gradient import MARK
+from tanager.clipping.gradient import CHANGED
 from tanager.clipping.transform import split
 from tanager.gaussian import LARGEST_SCALE, rounded_normals, scale_of
 from tanager.grid import Grid, Whole, checksum, halves
@@ -47,12 +47,6 @@ _BLOCK = 2**17
 
 
 _USED: dict[str, dict[int, bytes]] = {}
-_CHANGED = (
-    "total must be a sum as noise.grid or clipped_grad gave it, but it was scaled or "
-    "added to since, and the noise is for the sensitivity of what was clipped: put "
-    "gaussian_noise first in optax.chain, add physical batches by noise.grid.add, and "
-    "scale what comes out"
-)
 
 
 class GaussianNoise:
@@ -198,36 +192,31 @@ class GaussianNoise:
             Pytree of float32 arrays, float64 where the parameters are.
 
         Raises:
-            ValueError: `total` is not a sum on the grid, or was scaled since; `step` is
-                outside the mechanism's steps or below `first_step`, or its noise was
-                added to another sum. A compiled program raises what depends on values
-                when it runs, as `jax.errors.JaxRuntimeError`.
+            ValueError: `total` is not a sum on the grid, or was scaled, or clipped to a
+                larger norm than the noise is for; `step` is outside the mechanism's
+                steps or below `first_step`, or its noise was added to another sum. A
+                compiled program raises what depends on values when it runs, as
+                `jax.errors.JaxRuntimeError`.
         """
-        return self.release(total, step, MARK)
-
-    def release(self, total: Whole, step: ArrayLike, mark: Any) -> PyTree:
-        """Do as a call does, for a sum of one physical batch with this mark."""
         self._require_sum(total)
-        if getattr(mark, "dtype", None) != MARK.dtype:
-            raise ValueError(_CHANGED)
-        leaves = jax.tree.leaves((total, step, mark))
+        leaves = jax.tree.leaves((total, step))
         if not any(isinstance(leaf, Tracer) for leaf in leaves):
             validate.whole(step=np.asarray(step).tolist(), at_least=0)
-            return self._jitted(total, self._spend(step, mark, *self._seen(total)))
+            return self._jitted(total, self._spend(step, *self._seen(total)))
         kind = jax.typeof(step)
         if kind.shape or not jnp.issubdtype(kind.dtype, jnp.integer):
             validate.refuse("step", kind.str_short(), "must be one whole number")
         shapes = self.grid.shapes(self._like)
         seen = checksum(total), self.grid.holds(total)
-        return self.add(total, io_callback(self._spend, shapes, step, mark, *seen))
+        return self.add(total, io_callback(self._spend, shapes, step, *seen))
 
-    def _spend(self, step: ArrayLike, mark: Array, sums: Array, held: Array) -> Whole:
+    def _spend(self, step: ArrayLike, sums: Array, held: Array) -> Whole:
         """Charge a step and draw its noise, for the sum with this checksum alone.
 
-        The sum must be as it was: with that mark, and in the ranges of the grid.
+        The sum must be as it was, in the ranges of the grid.
         """
-        if not (held and np.asarray(mark) == MARK):
-            raise ValueError(_CHANGED)
+        if not held:
+            raise ValueError(CHANGED)
         number = int(np.asarray(step))
         self._require(number)
         if number < self.first_step:
@@ -301,7 +290,7 @@ def _require_whole(total: Whole) -> None:
             "batch by noise.grid.add(total, sums)"
         )
     if any(leaf.dtype != jnp.int32 for leaf in jax.tree.leaves(total)):
-        raise ValueError(_CHANGED)
+        raise ValueError(CHANGED)
 
 
 def _shapes(tree: PyTree) -> dict[str, tuple[int, ...]]:

@@ -17,7 +17,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Int32, PyTree
 
-from tanager.clipping.gradient import MARK, ClippedGradient
+from tanager.clipping.gradient import ClippedGradient
 from tanager.clipping.transform import split
 from tanager.grid import Whole
 from tanager.noise import GaussianNoise
@@ -65,9 +65,8 @@ def gaussian_noise(noise: GaussianNoise) -> optax.GradientTransformation:
     def update(
         updates: Any, state: Any, params: PyTree = None
     ) -> tuple[PyTree, GaussianNoiseState]:
-        mark: Any = MARK
         if isinstance(updates, ClippedGradient):
-            updates, mark = noise.grid.round(updates.sum), updates.mark
+            updates = noise.grid.add(noise.zeros(), updates)
         if not isinstance(updates, Whole):
             raise ValueError(
                 f"updates (a {type(updates).__name__}) must be a sum without noise: "
@@ -76,7 +75,7 @@ def gaussian_noise(noise: GaussianNoise) -> optax.GradientTransformation:
                 "flax.nnx.Optimizer gives another tree: call the chain's own init and "
                 "update on nnx.state(model, nnx.Param)"
             )
-        noisy = noise.release(updates, state.noise_step, mark)
+        noisy = noise(updates, state.noise_step)
         return noisy, GaussianNoiseState(state.noise_step + 1)
 
     return optax.GradientTransformation(init, update)

@@ -4,13 +4,23 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.tree_util import GetAttrKey
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, ArrayLike, Bool, Float, PyTree
 
 
-MARK = np.uint32(0x7A4A6E72)
-"""The leaf that is there to be left alone."""
+_MARK = np.uint32(0x7A4A6E72)
+
+
+CHANGED = (
+    "total must be a sum as noise.grid or clipped_grad gave it, but it was scaled or "
+    "added to since, or clipped to a larger norm than the noise is for: give the noise "
+    "grad_fn.sensitivity (or sensitivity_at, of the largest norm of a call), put "
+    "gaussian_noise first in optax.chain, add physical batches by noise.grid.add, and "
+    "scale what comes out"
+)
 
 
 class _Fields(NamedTuple):
@@ -23,8 +33,8 @@ class _Fields(NamedTuple):
 class ClippedGradient(_Fields):
     """What `clipped_grad` returns for one physical batch of B rows.
 
-    As a pytree it has one leaf more, a number that arithmetic on all leaves changes:
-    the noise of `gaussian_noise` is for the sum as it was.
+    As a pytree it has one leaf more, a mark that arithmetic on all leaves changes. With
+    it, `noise.grid.add` sees whether the sum is still what the noise is for.
 
     Attributes:
         sum: pytree like `params` (None where a leaf is not a float array): the sum of
@@ -32,14 +42,30 @@ class ClippedGradient(_Fields):
         norms: float32[B] (or wider), norms before clipping, rounded up;
             0 in masked rows; a pytree of them where `clip_norm` is one. Private.
         losses: float32[B] (or wider); 0 in masked rows. Private.
-        mark: that number; None if nothing was clipped.
+        mark: uint32[2]: a constant, and the bits of how far one example moves `sum`;
+            None if nothing was clipped.
     """
 
     mark: Any = None
 
-    def marked(self) -> Self:
+    def marked(self, sensitivity: ArrayLike) -> Self:
         """Return the same as what clipping gave; copies by other ways have no mark."""
-        return self.tree_unflatten(None, (*self, jax.device_put(MARK)))
+        own = lax.stop_gradient(jnp.asarray(sensitivity, jnp.float32))
+        mark = jnp.stack([_MARK, lax.bitcast_convert_type(own, jnp.uint32)])
+        return self.tree_unflatten(None, (*self, mark))
+
+    def fits(self, sensitivity: float) -> Bool[Array, ""]:
+        """Return whether the sum is as it was clipped, and moves by no more than that.
+
+        Raises:
+            ValueError: nothing was clipped, or the mark is of another dtype or shape.
+        """
+        kind = self.mark is not None and jax.typeof(self.mark)
+        if not kind or (kind.shape, kind.dtype) != ((2,), jnp.dtype(jnp.uint32)):
+            raise ValueError(CHANGED)
+        own = lax.bitcast_convert_type(self.mark[1], jnp.float32)
+        # Rounded to float32, a sensitivity can be that much larger.
+        return (self.mark[0] == _MARK) & (own <= sensitivity * (1 + 2.0**-22))
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], None]:
         """Return the leaves and their names, as `jax.tree_util` asks."""

@@ -261,7 +261,8 @@ class ClippedGrad:
 
         total, each = batches.in_pieces(clip, batch, mask, self.memory)
         own, losses, more = jax.tree.map(lambda leaf: leaf[:0], each) if empty else each
-        out = ClippedGradient(total, tree.unflatten(own), losses).marked()
+        out = ClippedGradient(total, tree.unflatten(own), losses)
+        out = out.marked(self.sensitivity_at(clip_norm))
         return (out, more) if self.has_aux else out
 
     def _program(

@@ -151,6 +151,8 @@ class Limit(NamedTuple):
         known = [each for each in self.norms if isinstance(each, float)]
         if len(known) == len(self.norms):
             return math.hypot(*known)
+        if len(self.norms) == 1:
+            return self.norms[0]
         own = jnp.linalg.norm(jnp.stack([jnp.asarray(x) for x in self.norms]))
         return own * (1 + 8 * float(jnp.finfo(own.dtype).eps))
 
