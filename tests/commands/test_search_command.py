@@ -267,6 +267,7 @@ def test_a_budget_is_searched_and_its_winner_trained_on_all(
     assert (out / "table.png").stat().st_size > 10_000
     # The same again, for people: nothing is trained. Another budget is refused.
     monkeypatch.setattr(*NOT_DRAWN)
+    monkeypatch.setattr("tanager.report.run_figures.curves", lambda *_: "")
     assert main(words) == 0
     assert "the best again, on all examples: NOT PRIVATE" in capsys.readouterr().out
     assert main([*words, "--noise-multiplier", "3"]) == 2
