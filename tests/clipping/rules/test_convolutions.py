@@ -16,10 +16,12 @@ from rule_cases import (
 )
 
 from cases import in_full
+from tanager.clipping import clipped_grad
 from tanager.clipping.analysis.layouts import convolution_by_products
 from tanager.clipping.analysis.standardise import standardise
 from tanager.clipping.rules.base import TapValues
 from tanager.clipping.rules.convolutions import Convolution
+from trees import distance
 
 
 # Those that are in `make test-full` only are parts of others here, or are tested below.
@@ -196,3 +198,21 @@ def test_whether_outputs_are_exact(monkeypatch, backend, precision, dtype, exact
         rule = only_group(loss, w, x).rule
     assert isinstance(rule, Convolution)
     assert rule.exact == exact
+
+
+@pytest.mark.parametrize("name", in_full(("transposed", "same"), "same"))
+def test_bfloat16_in_a_program_of_the_users(name):
+    """XLA on a CPU multiplies few layouts of bfloat16, unless its options are set."""
+    apply, w, x = convolution(name)
+
+    def loss(w, x):
+        low = (leaf.astype(jnp.bfloat16) for leaf in (w, x))
+        return jnp.mean(apply(*low).astype(jnp.float32) ** 2)
+
+    w, x = (jnp.asarray(leaf, jnp.float32) for leaf in (w, x))
+    found = [
+        jax.jit(clipped_grad(loss, clip_norm=0.1, strategy=strategy))(w, x)
+        for strategy in ("ghost", "per_example")
+    ]
+    ghost, expected = (np.asarray(each.sum) for each in found)
+    assert distance(ghost, expected) < 2**-5 * np.linalg.norm(expected)

@@ -386,10 +386,13 @@ def product(text: str, *arrays: Array, exact: bool = True) -> Array:
     # Without axes of length 1: XLA on a CPU would copy the result around them, for many
     # times as long as the product takes.
     short = str.maketrans("", "", "".join(n for n, size in sizes.items() if size == 1))
+    sums = accumulation_dtype(widest)
+    # XLA on a CPU has no product of some layouts from bfloat16 to float32.
+    read = sums if jax.default_backend() == "cpu" else widest
     found = jnp.einsum(
         text.translate(short),
-        *(jnp.squeeze(a).astype(widest) for a in arrays),
-        preferred_element_type=accumulation_dtype(widest),
+        *(jnp.squeeze(a).astype(read) for a in arrays),
+        preferred_element_type=sums,
         precision=jax.lax.Precision.HIGHEST if exact else None,
     )
     return found.reshape([sizes[name] for name in result])
