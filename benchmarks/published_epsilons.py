@@ -47,7 +47,8 @@ class Check:
     @property
     def stated(self) -> float:
         """ε by RDP, with the N that the paper says was trained on."""
-        return _epsilon(self.run.stated_mechanism, self.run.delta, "rdp")
+        run = dataclasses.replace(self.run, examples=self.run.stated_examples)
+        return _epsilon(run.mechanism, run.delta, "rdp")
 
     @property
     def rounding(self) -> tuple[float, float]:

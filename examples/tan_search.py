@@ -77,35 +77,14 @@ assert tanager(["train", "--from-study", str(SEARCH)]) == 0
 # wide, because there are only six short simulations.
 
 # %%
-prediction, law = found["prediction"], found["law"]
+prediction = found["prediction"]
 obtained = json.loads((REFERENCE / "result.json").read_text())
 accuracy, low, high = (100 * prediction[name] for name in ("accuracy", "low", "high"))
-size = prediction["reference_batch_size"]
-
-figure, axis = plt.subplots(figsize=(6, 3.8), layout="constrained")
-simulated = [(run["batch_size"], 100 * run["accuracy"]) for run in law["runs"]]
-axis.plot(*zip(*simulated, strict=True), "x", color="#0072b2", label="simulated")
-line = [(batch_size, 100 * height) for batch_size, height, *_ in found["bands"]]
-axis.plot(*zip(*line, strict=True), "--", color="#0072b2", linewidth=1)
-axis.errorbar(
-    [size],
-    [accuracy],
-    [[accuracy - low], [high - accuracy]],
-    fmt="o",
-    color="#d55e00",
-    capsize=4,
-    label="predicted, 95 %",
-)
 reached = 100 * obtained["test_accuracy_ema"]
-axis.plot(size, reached, "*", color="#009e73", markersize=13, label="obtained")
-axis.set_xscale("log", base=2)
-sizes = sorted({batch_size for batch_size, _ in simulated} | {size})
-axis.set_xticks(sizes, [f"{batch_size:g}" for batch_size in sizes])
-axis.set_xlabel("batch size B, at constant σ/B and number of updates")
-axis.set_ylabel("accuracy (%)")
-axis.grid(alpha=0.4)
-axis.legend(loc="upper left")
-figure.savefig(OUT / "predicted.png", dpi=150)
+
+figure, axis = plt.subplots(figsize=(8, 5), layout="constrained")
+axis.imshow(plt.imread(SEARCH / "scaling.png"))
+axis.axis("off")
 
 print(
     f"predicted {accuracy:.1f} % ({low:.1f} to {high:.1f} %), obtained {reached:.1f} %"

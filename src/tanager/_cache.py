@@ -6,11 +6,7 @@ import pathlib
 
 def cache_folder() -> pathlib.Path:
     """Return ``$TANAGER_CACHE_DIR``, or by default ``~/.cache/tanager``."""
-    named = os.environ.get("TANAGER_CACHE_DIR")
-    if named:
-        return pathlib.Path(named)
-    base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    return pathlib.Path(base) / "tanager"
+    return _folder("TANAGER_CACHE_DIR", "XDG_CACHE_HOME", ".cache")
 
 
 def state_folder() -> pathlib.Path:
@@ -18,10 +14,13 @@ def state_folder() -> pathlib.Path:
 
     What is in it cannot be made again.
     """
-    named = os.environ.get("TANAGER_STATE_DIR")
-    if named:
+    return _folder("TANAGER_STATE_DIR", "XDG_STATE_HOME", ".local/state")
+
+
+def _folder(own: str, variable: str, usual: str) -> pathlib.Path:
+    if named := os.environ.get(own):
         return pathlib.Path(named)
-    base = os.environ.get("XDG_STATE_HOME") or pathlib.Path.home() / ".local/state"
+    base = os.environ.get(variable) or pathlib.Path.home() / usual
     return pathlib.Path(base) / "tanager"
 
 

@@ -35,22 +35,6 @@ def write_text(path: Path, text: str) -> None:
     write_atomically(path, text.encode(errors="backslashreplace"))
 
 
-def write_once(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Write a file atomically, unless it exists: the first of several writers wins.
-
-    On a file system without hard links, the last of several writers wins.
-    """
-    with _neighbour(path, content, mode) as temporary:
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            return
-        except OSError:
-            if not path.exists():
-                os.replace(temporary, path)
-    sync_folder(path.parent)
-
-
 @contextlib.contextmanager
 def _neighbour(path: Path, content: bytes, mode: int) -> Iterator[Path]:
     """Write a temporary file beside `path` to the disk; delete it afterwards."""
@@ -121,8 +105,19 @@ def write_json(path: Path, content: Any, mode: int = 0o644) -> None:
 
 
 def write_json_once(path: Path, content: Any, mode: int = 0o644) -> None:
-    """Write a JSON file as `write_once` does."""
-    write_once(path, _json_file(content), mode)
+    """Write a JSON file atomically, unless it exists: the first of several wins.
+
+    On a file system without hard links, the last of several writers wins.
+    """
+    with _neighbour(path, _json_file(content), mode) as temporary:
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return
+        except OSError:
+            if not path.exists():
+                os.replace(temporary, path)
+    sync_folder(path.parent)
 
 
 def _json_file(content: Any) -> bytes:

@@ -130,7 +130,3 @@ def _show_warning(message, category, filename, lineno, file=None, line=None) -> 
 def _say(text: str) -> None:
     lines = map(clean, text.split("\n"))
     print("tanager: " + "\n".join(lines), file=sys.stderr)
-
-
-if __name__ == "__main__":
-    process()

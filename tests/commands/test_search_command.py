@@ -8,7 +8,8 @@ import time
 import pytest
 
 from forks import Fork
-from tanager import cli, data, recipes
+from tanager import __main__ as program
+from tanager import data, recipes
 from tanager.cli import main
 from tanager.commands import experiments
 from tanager.commands.experiments import Ablation, target_of
@@ -30,7 +31,7 @@ NOT_DRAWN = "matplotlib.figure.Figure.savefig", lambda *_, **__: None
 def study(tmp_path_factory):
     """A search that was killed when a trial had ended."""
     out = tmp_path_factory.mktemp("search") / "study"
-    command = [cli.__file__, *WORDS, "--out", out]
+    command = [program.__file__, *WORDS, "--out", out]
     search = Fork.computing(command)
     while not list(out.glob("trials/*/done.json")):
         assert search.running

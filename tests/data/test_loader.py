@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from small_sources import Flaky
 
+from tanager import Runtime
 from tanager.data import ArraySource, UnreadableExample
 from tanager.data.loader import ChunkPlan, an_example, portions
 from tanager.data.unnamed import Unnamed
@@ -254,7 +255,7 @@ def test_arrays_travel_in_memory_without_a_name():
 
 def test_workers_must_be_a_number():
     with pytest.raises(ValueError, match="workers"):
-        next(portions(plan(), -1))
+        Runtime(workers=-1)
 
 
 @pytest.mark.parametrize("leaf", [np.zeros((1, 1)), np.zeros((1, 3), np.float64)])

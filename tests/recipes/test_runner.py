@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from forks import Fork
-from tanager import cli, recipes
+from tanager import __main__ as program
+from tanager import recipes
 from tanager.cli import main
 from tanager.recipes import runner
 
@@ -25,7 +26,7 @@ def result_of(folder):
 def demo(tmp_path_factory):
     """What `tanager train` alone printed, and the folder that it ran in."""
     folder = tmp_path_factory.mktemp("demo")
-    fork = Fork.computing([cli.__file__, "train", "--seed", "2"], folder)
+    fork = Fork.computing([program.__file__, "train", "--seed", "2"], folder)
     fork.wait()
     assert fork.code == 0, fork.errors
     return fork.out, folder
@@ -112,7 +113,7 @@ def test_a_run_records_what_was_not_read(tmp_path, images, capsys):
     command += ["--steps", "1", "--epsilon", "4", "--batch-size", "8"]
     for number in range(2):
         (images / "train/dark" / f"notes{number}.txt").write_text("x")
-        assert cli.main([*command, "--out", str(out)]) == 0
+        assert main([*command, "--out", str(out)]) == 0
     told = capsys.readouterr().err
     assert "tanager: warning: 1 file is not an image, and not read: .txt 1\n" in told
     assert "tanager: warning: 2 files are not images, and not read: .txt 2\n" in told

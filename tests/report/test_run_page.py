@@ -543,14 +543,6 @@ def test_page_is_replaced_whole(tmp_path):
     assert {path.name for path in folder.iterdir()} == names
 
 
-@pytest.mark.parametrize("name", ["config.json", "result.json"])
-def test_unfinished_run_is_refused(tmp_path, name):
-    folder = write_run(tmp_path / "run", *run_files())
-    (folder / name).unlink()
-    with pytest.raises(ValueError, match=rf"run \(='.*'\) has no {re.escape(name)}: "):
-        write_report(folder)
-
-
 @pytest.mark.parametrize("adjacency", ["zero-out", "add-or-remove-one", "replace-one"])
 def test_verification_code_gives_the_epsilon_of_the_page(tmp_path, adjacency):
     config, result, metrics = run_files(adjacency=adjacency)

@@ -54,7 +54,7 @@ def run(words: Sequence[str]) -> int:
             "steps": found.steps,
             "clipped": found.clipped(),
             "quantiles": {str(share): norm for share, norm in quantiles.items()},
-            "suggested_clip_norm": found.suggested_clip_norm(),
+            "suggested_clip_norm": quantiles[0.5],
             "mean_square": found.mean_square(),
             "edges": bins,
             "counts": counts,
@@ -69,7 +69,7 @@ def run(words: Sequence[str]) -> int:
     middle = " ".join(f"{100 * s:g} %: {norm:.3g}" for s, norm in quantiles.items())
     console.print(f"quantiles of the norm  {middle}")
     console.print(
-        f"a clipping norm to try: {found.suggested_clip_norm():.3g}, the median; "
+        f"a clipping norm to try: {quantiles[0.5]:.3g}, the median; "
         f"those below {quantiles[0.1]:.3g} train alike at one learning rate, as the "
         "Unlocking paper found, which took 1",
         soft_wrap=True,

@@ -116,7 +116,7 @@ def _search(name: str, recipe: Recipe, options: Options) -> int:
     write_json(out / "asked.json", {"trials": options.trials})
     _announce(settings, study.count(options.trials), console)
     others = [
-        subprocess.Popen([sys.executable, "-m", "tanager.cli", "search", "worker", out])
+        subprocess.Popen([sys.executable, "-m", "tanager", "search", "worker", out])
         for _ in range(options.parallel - 1)
     ]
     try:

@@ -159,7 +159,6 @@ def portions(plan: ChunkPlan, workers: int) -> Generator[Portion, None, None]:
         workers: processes that read and decode; 0 for one thread of this process.
 
     Raises:
-        ValueError: `workers` is not a whole number of at least 0.
         UnreadableExample: an example could not be read.
     """
     import grain
@@ -169,7 +168,6 @@ def portions(plan: ChunkPlan, workers: int) -> Generator[Portion, None, None]:
     # says that it has none on its command line.
     if not flags.FLAGS.is_parsed():
         flags.FLAGS.mark_as_parsed()
-    validate.whole(workers=workers, at_least=0)
     ahead = 0 if workers else 2
     options = grain.ReadOptions(num_threads=min(ahead, 1), prefetch_buffer_size=ahead)
     if workers:

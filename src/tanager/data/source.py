@@ -233,11 +233,6 @@ def unfolded(source: Source) -> tuple[Any, np.ndarray]:
     return base, indices[source._indices]
 
 
-def in_memory(source: Source) -> bool:
-    """Return whether a source, or what it is a `subset` of, is an `ArraySource`."""
-    return isinstance(unfolded(source)[0], ArraySource)
-
-
 def gather(source: Source, indices: np.ndarray) -> Any:
     """Return the examples at `indices`, int[n], stacked on a leading axis of n.
 

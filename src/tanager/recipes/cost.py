@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 
 from tanager import models
@@ -38,16 +37,9 @@ def estimate(
 
     `image_shape` is (height, width, channels) of what the model sees, or (features,).
     """
-    from tanager.recipes.tasks import model_options
+    from tanager.recipes.tasks import model_shapes
 
-    model = eqx.filter_eval_shape(
-        models.create,
-        recipe.model,
-        classes=classes,
-        image_shape=image_shape,
-        key=jax.random.key(0),
-        **model_options(recipe),
-    )
+    model = model_shapes(recipe, classes, image_shape)
     once = models.count_flops(model, image_shape)
     seen = float(recipe.batch_size) * steps
     if recipe.caches_features:

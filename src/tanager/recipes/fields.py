@@ -230,4 +230,3 @@ def _check_no_budget(recipe: Any) -> None:
         flags = "--steps" if recipe.learning_rate else "--steps and --learning-rate"
         rule = "must be given for a run without a budget"
         validate.refuse("steps", None, rule, f"give {flags}")
-    validate.whole(steps=recipe.steps, at_least=1)

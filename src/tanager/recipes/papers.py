@@ -89,13 +89,6 @@ class PublishedRun:
             self.batch_size / self.examples, self.noise_multiplier, self.steps
         )
 
-    @property
-    def stated_mechanism(self) -> Mechanism:
-        """The mechanism with the N that the paper states."""
-        return Mechanism(
-            self.batch_size / self.stated_examples, self.noise_multiplier, self.steps
-        )
-
 
 def _read() -> tuple[PublishedRun, ...]:
     kinds = get_type_hints(PublishedRun)

@@ -9,14 +9,13 @@ from typing import Any
 from tanager.recipes.recipe import Recipe, RecipeEntry
 
 
-_LAST_LAYER: dict[str, Any] = {
+LAST_LAYER: dict[str, Any] = {
     "head": "zero",
     "fine_tune": "last-layer",
     "solver": "auto",
     "batch_size": 0,
     "learning_rate": 0.0,
     "optimizer_options": {"momentum": 0.9},
-    "ema_decay": 0.0,
 }
 """Steps and learning rate follow from N, ε and features (`heads`)."""
 
@@ -38,8 +37,9 @@ def _on_features(model: str, side: int, accuracy: float) -> RecipeEntry:
             mirror=True,
             epsilon=1.0,
             delta=1e-5,
+            ema_decay=0.0,
             evaluate_every=30,
-            **_LAST_LAYER,
+            **LAST_LAYER,
         ),
         pretrained_on=_PACKAGE,
         expected=f"{accuracy} % at ε = 1, three runs here",
@@ -60,6 +60,7 @@ FEATURES = RecipeEntry(
         epsilon=2.0,
         augmentation="none",
         evaluate_every=10,
-        **_LAST_LAYER,
+        ema_decay=0.0,
+        **LAST_LAYER,
     ),
 )

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from tanager import _validate as validate
 from tanager.measures import HEADLINES
 from tanager.parallel import hosts
 from tanager.privacy import accountant
@@ -26,7 +25,6 @@ def repeated(prepared: Prepared, repeats: int) -> Iterator[Prepared]:
 
     A seed is that of the first run; the next has the next seed.
     """
-    validate.whole(repeats=repeats, at_least=1)
     recipe = prepared.recipe
     for number in range(repeats):
         fields: dict[str, Any] = {}

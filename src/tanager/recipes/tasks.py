@@ -190,17 +190,21 @@ def cropped_shape(recipe: Recipe, dataset: Dataset) -> tuple[int, int, int]:
     return (*augmentation(recipe, shape).size(shape), shape[-1])
 
 
-def head_width(recipe: Recipe, shape: tuple[int, ...]) -> int:
-    """Return the number of features that the last layer sees, of images of a shape."""
-    model = eqx.filter_eval_shape(
+def model_shapes(recipe: Recipe, classes: int, image_shape: tuple[int, ...]) -> Any:
+    """Return a recipe's model, with shapes in place of arrays."""
+    return eqx.filter_eval_shape(
         models.create,
         recipe.model,
-        classes=2,
-        image_shape=shape,
+        classes=classes,
+        image_shape=image_shape,
         key=jax.random.key(0),
         **model_options(recipe),
     )
-    return model.head.weight.shape[0]
+
+
+def head_width(recipe: Recipe, shape: tuple[int, ...]) -> int:
+    """Return the number of features that the last layer sees, of images of a shape."""
+    return model_shapes(recipe, 2, shape).head.weight.shape[0]
 
 
 def seen_shape(recipe: Recipe, dataset: Dataset) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 from tanager.measures import HEADLINES
 from tanager.report import guarantee, run_figures
 from tanager.report.evaluation_page import by_class
-from tanager.report.render import require, write_page
+from tanager.report.render import write_page
 from tanager.report.run_files import read_config, read_metrics, read_result
 
 
@@ -33,8 +33,6 @@ def write_report(run: Path) -> Path:
         ValueError: the folder holds no finished run, or one of its files is damaged.
     """
     run = Path(run)
-    for name in ("config.json", "result.json"):
-        require(run, "run", name, "give the folder of a finished run")
     config, result, metrics = read_config(run), read_result(run), read_metrics(run)
     averaged = config.get("ema_decay") != 0
     average = (result["measures"] or {}).get("average") or {}

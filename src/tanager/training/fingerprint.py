@@ -29,8 +29,8 @@ from tanager._reading import reading
 from tanager._record import Each, Maybe, check_record
 from tanager._version import __version__
 from tanager.clipping.analysis.batches import example_of
-from tanager.data import Source, UnreadableExample, gather
-from tanager.data.source import in_memory
+from tanager.data import ArraySource, Source, UnreadableExample, gather
+from tanager.data.source import unfolded
 from tanager.keys import is_key
 from tanager.seed import Seed
 from tanager.training.problem import Runtime
@@ -239,7 +239,8 @@ def sample(source: Any) -> bytes:
     if own is not None:
         return own()
     length = len(source)
-    if in_memory(source) and length > _SAMPLED_EXAMPLES:
+    in_memory = isinstance(unfolded(source)[0], ArraySource)
+    if in_memory and length > _SAMPLED_EXAMPLES:
         return str(length).encode() + _every_row(source)
     some = np.linspace(0, length - 1, min(length, _SAMPLED_EXAMPLES)).astype(np.int64)
     while len(some):

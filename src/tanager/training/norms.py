@@ -118,15 +118,6 @@ class Norms:
         counts = self.counts.sum(axis=0)
         return float(shares**2 @ counts / max(counts.sum(), 1))
 
-    def suggested_clip_norm(self) -> float:
-        """Return the median norm: a clipping norm that half of all examples exceed.
-
-        As the update is divided by C, it does not depend on C while every example is
-        clipped; from where they no longer are, a larger C makes the noise larger beside
-        them. A starting point for a search, computed from the data without privacy.
-        """
-        return self.quantile(0.5)
-
 
 def _sum(lines: Sequence[Mapping[str, Any]]) -> np.ndarray:
     counts = [line["norms"] for line in lines]
