@@ -60,12 +60,12 @@ class ClippedGradient(_Fields):
         Raises:
             ValueError: nothing was clipped, or the mark is of another dtype or shape.
         """
-        kind = self.mark is not None and jax.typeof(self.mark)
-        if not kind or (kind.shape, kind.dtype) != ((2,), jnp.dtype(jnp.uint32)):
+        mark = jnp.zeros(0) if self.mark is None else self.mark
+        if (mark.shape, mark.dtype) != ((2,), jnp.dtype(jnp.uint32)):
             raise ValueError(CHANGED)
-        own = lax.bitcast_convert_type(self.mark[1], jnp.float32)
+        own = lax.bitcast_convert_type(mark[1], jnp.float32)
         # Rounded to float32, a sensitivity can be that much larger.
-        return (self.mark[0] == _MARK) & (own <= sensitivity * (1 + 2.0**-22))
+        return (mark[0] == _MARK) & (own <= sensitivity * (1 + 2.0**-22))
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], None]:
         """Return the leaves and their names, as `jax.tree_util` asks."""

@@ -30,7 +30,7 @@ class _Named(abc.ABC):
     """File of the account. Default: the account of the data."""
 
     data: str | None = None
-    """Folder or file with the data. Only the digits come with tanager."""
+    """Folder or file with the data; not needed for digits."""
 
     dataset: str = "digits"
     """Name of the data set, without --data."""

@@ -42,7 +42,7 @@ class Recipe:
 
     Attributes:
         dataset: name of the data set; folder for your own images.
-        data: folder or file with the data. Only the digits come with tanager.
+        data: folder or file with the data; not needed for digits.
         labels: CSV file with a row for each image: its path, and its label. Default:
             the only CSV file of a folder without class folders.
         image_column: column with the images. Default: the one that names or holds them.
@@ -145,7 +145,7 @@ class Recipe:
             together; lower it if memory is short. auto: the fastest size that fits.
             Default: 256, or 4096 for a last layer on features; a whole batch, if less.
         strategy: how gradients are clipped; changes speed and memory only. auto:low
-            often takes less memory than auto, and more time.
+            often takes less memory.
         precision: arithmetic of the model: float32; tf32, which rounds products to 10
             bits of mantissa on GPUs that can; or bfloat16. Clipping, sums and noise are
             always float32.
@@ -161,7 +161,7 @@ class Recipe:
         checkpoint_seconds: least number of seconds between checkpoints.
         seed: a number makes the run repeatable by anyone, so NOT private. Default: a
             secret from the operating system.
-        out: folder of the run; a stopped run is resumed. Default: one in runs/.
+        out: folder of the run, which is resumed if it stopped. Default: in runs/.
         account: file that all runs on these data are charged to (`tanager account`);
             none for no account. Default: beside the data, or for this user.
 
