@@ -82,7 +82,7 @@ def refuse_ill_defined(jaxpr: Any, what: str = "loss", raises: bool = False) -> 
         if refused and not (name == "custom_vmap_call" and is_sequential(equation)):
             raise ValueError(
                 f"{what} uses {name}, which {_REFUSED[name]}, so the gradient of one "
-                f"example is not defined: write it without {name}"
+                f"example is not defined: remove it from {what}"
             )
         inside = raises or equation.params.get("name") == ERROR_IF
         for inner in jex.jaxprs_in_params(equation.params):
