@@ -3,9 +3,11 @@
 import math
 
 import numpy as np
+import optax
 import pytest
 from scipy import stats
 
+from tanager import DPSGD
 from tanager.privacy import accountant, class_counts
 from tanager.privacy.calibrate import calibrate, calibrate_beside
 from tanager.privacy.class_counts import (
@@ -65,6 +67,36 @@ def test_one_example_or_person_moves_the_counts_by_one():
 def test_planted_each_example_of_a_person_counts():
     with pytest.raises(AssertionError):
         check_sensitivity(lambda people: counts(np.concatenate(people)))
+
+
+@pytest.mark.parametrize("wrong", [K, -1, 77])
+@pytest.mark.parametrize("owners", [None, np.array([0, 0, 1])])
+def test_labels_that_would_count_for_others_are_refused(wrong, owners):
+    with pytest.raises(ValueError, match=r"^labels must be from 0 to 3, and") as error:
+        counts([wrong, 0, 1], owners)
+    assert str(wrong) not in str(error.value)
+
+
+def test_labels_and_owners_in_other_shapes_are_refused():
+    with pytest.raises(
+        ValueError, match=r"owners \(=2\) must be as many as the labels"
+    ):
+        counts([0, 0, 1], np.array([0, 1]))
+    for labels in ([[0, 1]], [0.5, 1.0]):
+        with pytest.raises(ValueError, match="must be one row of whole numbers"):
+            counts(labels)
+
+
+@pytest.mark.parametrize("changes", [{"sample_rate": 1e-4}, {"steps": 3}])
+def test_a_release_that_claims_less_than_it_spends_is_refused(changes):
+    """All examples are counted, so q is 1; a sample rate of 1e-4 would claim ε = 0."""
+    release = Mechanism(
+        **{"sample_rate": 1.0, "noise_multiplier": 0.5, "steps": 1} | changes
+    )
+    with pytest.raises(ValueError, match="must have sample rate 1 and 1 step"):
+        noisy_counts(release, np.zeros(3, int), K, Seed.from_int(0))
+    with pytest.raises(ValueError, match="must have sample rate 1 and 1 step"):
+        DPSGD(EXACT, optax.sgd(1.0), delta=1e-5, class_counts=release)
 
 
 @pytest.mark.statistical

@@ -35,12 +35,12 @@ def loss(params, example):
     return optax.softmax_cross_entropy_with_integer_labels(logits, example["label"])
 
 
-def run(out, account=None, grouped=False, **changes):
+def run(out, account=None, grouped=False, labels=LABELS, **changes):
     data = Grouped(DATA, OWNERS) if grouped else DATA
     problem = Problem(loss, jnp.zeros((2, K)), data, account=account)
     settings = {"delta": DELTA, "ema_decay": 0.0, "class_counts": COUNTS}
     return train(
-        class_weights.balanced(problem, lambda: LABELS, K),
+        class_weights.balanced(problem, lambda: labels, K),
         DPSGD(STEPS, OPTIMIZER, **(settings | changes)),
         Runtime(physical_batch_size=16, strategy="per_example", progress=False),
         out=out,
@@ -214,6 +214,35 @@ def test_a_ledger_with_other_counts_or_none_is_of_another_run():
     for claimed in (COUNTS, None):
         with pytest.raises(ValueError, match="does not charge the class counts"):
             ledger.require(STEPS, 0, class_counts=claimed)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (
+            np.repeat(LABELS, 10),
+            r"labels \(=600\) must be as many as there are examples",
+        ),
+        (LABELS[1:], r"labels \(=59\) must be as many as there are examples, 60"),
+        (LABELS + 1, "labels must be from 0 to 2, and one is not"),
+    ],
+)
+@pytest.mark.parametrize("grouped", [False, True])
+def test_labels_that_are_not_one_for_each_example_are_refused_before_a_charge(
+    tmp_path, labels, message, grouped
+):
+    account = Account(tmp_path / "account")
+    with pytest.raises(ValueError, match=message):
+        run(tmp_path / "run", account, grouped, labels=labels)
+    assert not (tmp_path / "run").exists()
+    assert not account.read().charges
+
+
+def test_labels_need_a_model_with_weights():
+    problem = Problem(loss, jnp.zeros((2, K)), DATA, labels=lambda: LABELS)
+    algorithm = DPSGD(STEPS, OPTIMIZER, delta=DELTA, class_counts=COUNTS)
+    with pytest.raises(ValueError, match="must be Weighted with labels"):
+        train(problem, algorithm)
 
 
 def test_counts_without_labels_are_refused():

@@ -2,6 +2,7 @@ import json
 import os
 import re
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -94,6 +95,19 @@ def test_a_pass_cut_off_goes_on_where_it_stopped(tmp_path, monkeypatch):
         found.tree["features"], whole.tree["features"], rtol=1e-5, atol=1e-6
     )
     np.testing.assert_array_equal(found.tree["label"], whole.tree["label"])
+
+
+def test_features_that_could_mix_examples_are_refused(tmp_path):
+    def mixing(model, example):
+        made = of_example(model, example)
+        shape = jax.typeof(made)
+        return jax.pure_callback(
+            lambda x: x - x.mean(0), shape, made, vmap_method="broadcast_all"
+        )
+
+    with pytest.raises(ValueError, match="features uses pure_callback"):
+        cache_features(mixing, model(), data(), tmp_path / "f")
+    assert not (tmp_path / "f").exists()
 
 
 @pytest.fixture(scope="module")

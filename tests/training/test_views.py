@@ -1,11 +1,15 @@
 """The views of a step belong to (secret, step, example, view), and to nothing else."""
 
+import equinox.internal as eqxi
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
+import tanager
 from parts import step
-from tanager.data.augment import CropFlip
+from tanager.data.augment import KINDS, CropFlip
+from tanager.parallel.layout import AXIS
 from tanager.privacy.mechanism import Mechanism
 from tanager.sampling import PhysicalBatch
 from tanager.seed import Seed
@@ -57,3 +61,79 @@ def test_another_step_or_secret_sees_others():
 def test_two_examples_of_equal_pixels_have_views_of_their_own():
     one, two = seen(1, 7, [3, 8], images=np.repeat(IMAGES[:1], 40, axis=0))
     assert not np.array_equal(one, two)
+
+
+### An augmentation is given one example, and must not see another
+
+
+@jax.custom_batching.custom_vmap
+def total(x):
+    return x
+
+
+@total.def_vmap
+def _(size, batched, x):
+    return jnp.broadcast_to(x.sum(0), x.shape), True
+
+
+def host(x, way):
+    return jax.pure_callback(lambda x: x, jax.typeof(x), x, vmap_method=way)
+
+
+def drawn_by_rbg(x):
+    return x * jax.random.normal(jax.random.key(0, impl="rbg"), x.shape)
+
+
+MIXING = {
+    "custom_vmap": total,
+    "may mix its examples": lambda x: host(x, "broadcast_all"),
+    "may remember earlier examples": lambda x: host(x, "sequential"),
+    "unvmap_any": lambda x: jnp.where(eqxi.unvmap_any(x[0] > 9), -x, x),
+    "uses psum over the axis": lambda x: jax.lax.psum(x, AXIS),
+    "key of the rbg generator": drawn_by_rbg,
+}
+
+
+def augmenting(mix, **settings):
+    return step(
+        loss=lambda params, x: jnp.sum(params * x),
+        params=jnp.zeros(3),
+        augment=lambda key, x: mix(x),
+        augmentation_multiplicity=2,
+        **{"mechanism": Mechanism(0.3, 0.8, 30), "examples": 40} | settings,
+    )
+
+
+def check(made):
+    made.check(made.params, np.zeros((1, 3), np.float32), 8)
+
+
+@pytest.mark.parametrize("message", MIXING)
+def test_an_augmentation_that_could_mix_examples_is_refused(message):
+    with pytest.raises(ValueError, match=f"^augment .*{message}"):
+        check(augmenting(MIXING[message]))
+
+
+def test_one_of_persons_too():
+    data = tanager.Grouped(np.zeros((40, 3), np.float32), np.arange(40) // 4, 2)
+    check(augmenting(jnp.tanh, data=data))
+    with pytest.raises(ValueError, match="augment uses custom_vmap"):
+        check(augmenting(total, data=data))
+
+
+def test_where_nothing_is_private_it_may():
+    check(augmenting(total, mechanism=Mechanism(0.3, 0.0, 30), clip_norm=None))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_augmentations_of_tanager_do_not(kind):
+    own = KINDS[kind]() if kind == "none" else KINDS[kind](crop_size=24)
+    made = step(
+        loss=lambda w, example: w * example["image"].astype(jnp.float32).mean(),
+        params=jnp.zeros(()),
+        augment=lambda key, example: {"image": own(key, example["image"])},
+        augmentation_multiplicity=2,
+        mechanism=Mechanism(0.3, 0.8, 30),
+        examples=40,
+    )
+    made.check(made.params, {"image": np.zeros((1, 32, 32, 3), np.uint8)}, 8)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from tanager import _validate as validate
 from tanager.gaussian import rounded_normals, scale_of
 from tanager.privacy.mechanism import Adjacency, Mechanism
 from tanager.seed import Seed
@@ -57,6 +58,15 @@ def release_of(
     return Mechanism(1.0, deviation * root, 1, one.adjacency)
 
 
+def require_release(class_counts: Mechanism) -> None:
+    """Refuse a mechanism that is not one release of the counts of all examples."""
+    validate.instance(Mechanism, class_counts=class_counts)
+    if (class_counts.sample_rate, class_counts.steps) != (1.0, 1):
+        rule = "must have sample rate 1 and 1 step: all examples are counted, once"
+        remedy = "take tanager.privacy.class_counts.release_of(…)"
+        validate.refuse("class_counts", class_counts, f"{rule}; {remedy}")
+
+
 def deviation_of(release: Mechanism) -> float:
     """Return the standard deviation of the noise of a count, in examples or persons.
 
@@ -90,8 +100,17 @@ def noisy_counts(
 
     Returns:
         A number for each class. With noise it can be below 0.
+
+    Raises:
+        ValueError: `release` has another sample rate or more steps than 1, or the
+            labels are not as above. The message names no label.
     """
+    require_release(release)
+    labels = checked_labels(labels, classes)
     owners = np.arange(len(labels)) if owners is None else owners
+    if len(owners) != len(labels):
+        rule = f"must be as many as the labels, {len(labels)}"
+        validate.refuse("owners", len(owners), rule)
     pairs, found = np.unique(owners * classes + labels, return_counts=True)
     of, places = np.divmod(pairs, classes)
     counts = np.zeros(classes, np.int64)
@@ -105,6 +124,19 @@ def noisy_counts(
         scale = scale_of(deviation_of(release), 1 / _PARTS)
         counts += rounded_normals(seed.words(classes, "class counts"), scale, more)
     return (counts / _PARTS).tolist()
+
+
+def checked_labels(labels: np.ndarray, classes: int) -> np.ndarray:
+    """Return labels as int64[n]; one outside its range would count for others."""
+    labels = np.asarray(labels)
+    if labels.ndim != 1 or labels.dtype.kind not in "biu":
+        shown = f"{labels.dtype}{list(labels.shape)}"
+        validate.refuse("labels", shown, "must be one row of whole numbers")
+    if labels.size and not 0 <= labels.min() <= labels.max() < classes:
+        raise ValueError(
+            f"labels must be from 0 to {classes - 1}, and one is not: give all classes"
+        )
+    return labels.astype(np.int64)
 
 
 def balancing_weights(

@@ -20,6 +20,7 @@ from tanager.compiling import require_nans
 from tanager.parallel import hosts
 from tanager.privacy.plan import delta_warning
 from tanager.report.run_files import check_description
+from tanager.training.class_weights import labels_of
 from tanager.training.evaluate import Evaluation
 from tanager.training.problem import DPSGD, Problem
 
@@ -55,6 +56,8 @@ def check(
             "must be given with the labels of the problem, and only with them",
             "see tanager.training.class_weights.balanced",
         )
+    if problem.labels is not None:
+        labels_of(problem)
     trained, fixed = problem.split()
     check_leaves(trained, fixed)
     check_parameters(trained, fixed)

@@ -15,10 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
+from tanager import _validate as validate
 from tanager._files import write_json
 from tanager._record import Maybe, read_record
 from tanager.parallel import hosts
-from tanager.privacy.class_counts import balancing_weights, noisy_counts
+from tanager.privacy.class_counts import (
+    balancing_weights,
+    checked_labels,
+    noisy_counts,
+)
 from tanager.seed import Seed
 from tanager.training.problem import DPSGD, Problem
 from tanager.training.resume import Position
@@ -65,6 +70,25 @@ def balanced(
     )
 
 
+def labels_of(problem: Problem) -> np.ndarray:
+    """Return the labels of a balanced problem, int64[n]: one for each example.
+
+    Raises:
+        ValueError: the problem is not balanced, or its labels are not as above. The
+            message names no label.
+    """
+    assert problem.labels is not None
+    if not isinstance(problem.params, Weighted):
+        kind, rule = type(problem.params).__name__, "must be Weighted with labels"
+        remedy = "see tanager.training.class_weights.balanced"
+        validate.refuse("params", kind, rule, remedy)
+    labels = checked_labels(problem.labels(), len(problem.params.class_weights))
+    if len(labels) != (examples := len(problem.source())):
+        rule = f"must be as many as there are examples, {examples}"
+        validate.refuse("labels", len(labels), rule, "one example counts once")
+    return labels
+
+
 def recorded(out: str | Path | None) -> dict[str, Any]:
     """Return what config.json of a run's folder says of counts released before."""
     path = None if out is None else Path(out) / "config.json"
@@ -88,8 +112,8 @@ def release(
     run that resumes reads them there. One that was killed before draws the same noise
     again, for the same counts.
     """
-    spent, labels = algorithm.class_counts, problem.labels
-    assert spent is not None and labels is not None
+    spent = algorithm.class_counts
+    assert spent is not None
 
     def once() -> dict[str, list[float]]:
         position.charge_class_counts(spent)
@@ -97,7 +121,8 @@ def release(
             return config[_RECORD]
         owners = None if problem.groups is None else problem.groups.numbers
         classes = len(problem.params.class_weights)
-        counts = noisy_counts(spent, labels(), classes, secret, owners)
+        labels = labels_of(problem)
+        counts = noisy_counts(spent, labels, classes, secret, owners)
         weights = balancing_weights(counts, spent, config["examples"])
         found = {"counts": counts, "weights": weights}
         if position.folder is not None:

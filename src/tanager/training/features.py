@@ -25,6 +25,7 @@ from tanager import _validate as validate
 from tanager._files import write_json
 from tanager._reading import reading, refuse_file
 from tanager._record import read_record
+from tanager.clipping.analysis.refusals import check_alone
 from tanager.compiling import jit
 from tanager.data import ArraySource, Source, as_source, gather
 from tanager.sampling import pack
@@ -50,7 +51,8 @@ def cache_features(
     private as the examples: only its owner can read the folder.
 
     Args:
-        features: ``features(model, example) -> float[...]`` for ONE example.
+        features: ``features(model, example) -> float[...]`` for ONE example, whatever
+            other examples there are.
         model: pytree of arrays, or an Equinox module.
         data: examples ``{"label": ..., ...}``: a source or arrays in memory.
         folder: where to keep them; made if it is not there.
@@ -64,8 +66,9 @@ def cache_features(
         they are needed.
 
     Raises:
-        ValueError: the folder holds features of other weights, data or of another
-            function, or the disk is too full.
+        ValueError: `features` could mix examples, as a loss that `clipped_grad` refuses
+            could; the folder holds features of other weights, data or of another
+            function; or the disk is too full.
     """
     if physical_batch_size is None:
         physical_batch_size = 8 if jax.default_backend() == "cpu" else 256
@@ -78,7 +81,8 @@ def cache_features(
     def of_example(arrays: PyTree, example: Any) -> Array:
         return features(eqx.combine(arrays, static), example).astype(jnp.float32)
 
-    shape = (examples, *jax.eval_shape(of_example, arrays, one).shape)
+    found = check_alone(of_example, "features", arrays, one)
+    shape = (examples, *found.shape)
     made_of = {
         "function": fingerprint.computation(of_example, arrays, one).hex(),
         "weights": fingerprint.contents(arrays).hex(),

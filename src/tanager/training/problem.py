@@ -30,6 +30,7 @@ from tanager.groups import Groups
 from tanager.parallel.layout import Layout
 from tanager.privacy.account import Account
 from tanager.privacy.accountant import check_claim, composed_epsilon
+from tanager.privacy.class_counts import require_release
 from tanager.privacy.mechanism import Mechanism, common_adjacency
 
 
@@ -176,6 +177,8 @@ class DPSGD:
         if self.adaptive is not None:
             validate.instance(AdaptiveClipping, adaptive=self.adaptive)
         validate.probability(delta=self.delta)
+        if self.class_counts is not None:
+            require_release(self.class_counts)
         check_claim(self.accountant, common_adjacency(self.mechanisms()))
         if self.clip_norm is not None:
             validate.clipping_norm(self.clip_norm)

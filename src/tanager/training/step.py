@@ -163,7 +163,7 @@ class Step:
         self._accumulate_jitted = jit(self._accumulate, donate_argnums=2)
 
     def check(self, params: PyTree, example: PyTree, physical_batch_size: int) -> None:
-        """Trace `accumulate`, so that a loss that cannot be used is refused now.
+        """Trace `accumulate`, to refuse a loss or an augmentation that cannot be used.
 
         `example` has a leading axis; the size is that of all devices together.
         """
@@ -320,6 +320,8 @@ class Step:
             batch = batch._replace(examples=rows)
         model = eqx.combine(params, frozen, self._static)
         mask = self.unit.mask(batch)
+        if self.noise is not None:  # only then no example may see another
+            self.unit.check(batch, key)
         given = model, self.unit.views(batch, key), mask
         if self.adaptive is None:
             out, most = self.grad_fn(*given), self.grad_fn.clip_norm

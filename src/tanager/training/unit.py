@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Key, PyTree
 
+from tanager.clipping.analysis.refusals import check_alone
 from tanager.data import augment as augmentation
 from tanager.sampling import PhysicalBatch
 from tanager.training.problem import Problem
@@ -52,6 +53,16 @@ class Unit:
     def mask(self, batch: PhysicalBatch) -> Array:
         """Return which rows of a physical batch are no padding, bool[P]."""
         return batch.mask if self.examples_per_group is None else batch.mask.any(1)
+
+    def check(self, batch: PhysicalBatch, key: Key[Array, ""]) -> None:
+        """Refuse an augmentation that could mix the rows that `views` gives it."""
+        if self.augment is not None:
+            axes = len(self.shape(0))
+            example = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape[axes:], leaf.dtype),
+                batch.examples,
+            )
+            check_alone(self.augment, "augment", key, example)
 
     def views(self, batch: PhysicalBatch, key: Key[Array, ""]) -> PyTree:
         """Return what `loss` takes of each row: views, whatever batch it travels in.

@@ -1,4 +1,7 @@
-"""What `clipped_grad` refuses before work starts, each in one message."""
+"""What `clipped_grad` refuses before work starts, each in one message.
+
+`check_alone` refuses it in other functions of one example as well.
+"""
 
 import numbers
 import textwrap
@@ -49,50 +52,51 @@ _OPTIMIZERS = (
 )
 
 
-def refuse_ill_defined(jaxpr: Any, raises: bool = False) -> None:
+def refuse_ill_defined(jaxpr: Any, what: str = "loss", raises: bool = False) -> None:
     """Refuse operations for which the gradient of one example is not defined.
 
-    `raises` says that this is the code by which Equinox raises an error: by a callback.
+    `what` names the function. `raises` says that this is the code by which Equinox
+    raises an error: by a callback.
     """
     for equation in jaxpr.eqns:
         name = equation.primitive.name
         if name not in _MARKS and (axes := _mesh_axes(equation.params)):
             raise ValueError(
-                f"loss must not mix examples, but it uses {name} over the axis "
+                f"{what} must not mix examples, but it uses {name} over the axis "
                 f"{axes[0]}: {_REMEDY}"
             )
         way = equation.params.get("vmap_method")
         if way not in (None, "sequential", "sequential_unrolled"):
             raise ValueError(
-                f'loss uses {name} with vmap_method="{way}", which gives a foreign '
+                f'{what} uses {name} with vmap_method="{way}", which gives a foreign '
                 "function the whole batch, and it may mix its examples: use "
                 'vmap_method="sequential"'
             )
         if name in _DRAWS and _shares_bits(equation):
             raise ValueError(
-                "loss draws random numbers with a key of the rbg generator, which "
+                f"{what} draws random numbers with a key of the rbg generator, which "
                 "gives all rows of a batch the numbers of the first row: use threefry "
                 'keys, jax.random.key(seed, impl="threefry2x32")'
             )
         refused = name in _REFUSED and not (raises and name == "pure_callback")
         if refused and not (name == "custom_vmap_call" and is_sequential(equation)):
             raise ValueError(
-                f"loss uses {name}, which {_REFUSED[name]}, so the gradient of one "
-                "example is not defined: remove it from the loss"
+                f"{what} uses {name}, which {_REFUSED[name]}, so the gradient of one "
+                f"example is not defined: remove it from {what}"
             )
         inside = raises or equation.params.get("name") == ERROR_IF
         for inner in jex.jaxprs_in_params(equation.params):
-            refuse_ill_defined(getattr(inner, "jaxpr", inner), inside)
+            refuse_ill_defined(getattr(inner, "jaxpr", inner), what, inside)
 
 
-def _refuse_references(jaxpr: Any) -> None:
-    """Refuse mutable references made outside the loss: they link examples."""
+def _refuse_references(jaxpr: Any, what: str = "loss") -> None:
+    """Refuse mutable references made outside a function: they link examples."""
     for variable in (*jaxpr.constvars, *jaxpr.invars):
         if "Ref" in type(variable.aval).__name__:
             raise ValueError(
-                f"loss uses a mutable reference ({variable.aval}) made outside it: "
+                f"{what} uses a mutable reference ({variable.aval}) made outside it: "
                 "what one example writes there, the next one reads. Pass the value as "
-                "a constant, or make the reference inside the loss"
+                "a constant, or make the reference inside it"
             )
 
 
@@ -277,18 +281,27 @@ def check_transform(transform: Callable[[PyTree], PyTree], gradient: PyTree) -> 
 
     It returns the shapes that `transform` makes of those of a gradient.
     """
-    closed, value = _traced(transform, gradient)
+    value = check_alone(transform, "transform", gradient)
     leaves = jax.tree.leaves(value)
     if not leaves or not all(jnp.issubdtype(x.dtype, jnp.floating) for x in leaves):
         raise ValueError(
             f"transform (returning {_shown(value)}) must return a pytree of "
             "floating-point arrays: what is clipped instead of the gradient"
         )
-    _refuse_references(closed.jaxpr)
-    refuse_ill_defined(closed.jaxpr)
+    return value
+
+
+def check_alone(function: Callable, what: str, *arguments: PyTree) -> PyTree:
+    """Refuse a function of one example that could see others under `vmap`.
+
+    `what` names it in messages. It returns the shapes of what the function returns.
+    """
+    closed, value = _traced(function, *arguments, what=what)
+    _refuse_references(closed.jaxpr, what)
+    refuse_ill_defined(closed.jaxpr, what)
     if name := needed_by(closed.jaxpr):
         raise ValueError(
-            f"transform uses {name}, and may mix examples: write it without {name}"
+            f"{what} uses {name}, and may mix examples: write it without {name}"
         )
     return value
 
@@ -308,24 +321,27 @@ def _takes_a_batch(
     return isinstance(value, jax.ShapeDtypeStruct) and value.shape == ()
 
 
-def _traced(function: Callable, *arguments: PyTree) -> tuple[jex.ClosedJaxpr, PyTree]:
+def _traced(
+    function: Callable, *arguments: PyTree, what: str = "loss"
+) -> tuple[jex.ClosedJaxpr, PyTree]:
     try:
         return jax.make_jaxpr(function, return_shape=True)(*arguments)
     except ValueError as error:
         if "Linearization failed" in str(error):
             raise ValueError(
-                "loss uses an operation that has no gradient in reverse mode, such as "
-                "sequential_vmap with parameters inside: give it a jax.custom_vjp"
+                f"{what} uses an operation that has no gradient in reverse mode, such "
+                "as sequential_vmap with parameters inside: give it a jax.custom_vjp"
             ) from error
         if "Reverse-mode differentiation does not work" not in str(error):
             raise
         raise ValueError(
-            "loss uses while_loop with parameters inside, which has no gradient in "
+            f"{what} uses while_loop with parameters inside, which has no gradient in "
             "reverse mode: use scan, or fori_loop with a fixed number of steps"
         ) from error
     except NameError as error:
         if "unbound axis name" not in str(error):
             raise
         raise ValueError(
-            f"loss must not mix examples, but it uses a collective ({error}): {_REMEDY}"
+            f"{what} must not mix examples, but it uses a collective ({error}): "
+            f"{_REMEDY}"
         ) from error
