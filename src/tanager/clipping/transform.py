@@ -364,7 +364,8 @@ def clipped_grad(
         loss: ``loss(params, example) -> scalar``, written for one example: no batch
             axis. Several augmented views of one example are averaged inside it, before
             clipping (Unlocking paper, equation 4). ``loss(params, example, key)`` is
-            given a random key for each example, the argument `keys` of a call.
+            given a random key for each example, the argument `keys` of a call, also
+            where `key` has a default.
         clip_norm: the clipping norm C, from 1e-12 to 1e12; or a pytree of them with the
             structure of `params` or of a part of it, each for the leaves below it. They
             may be traced, as may those that a call is given.

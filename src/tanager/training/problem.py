@@ -39,8 +39,9 @@ class Problem:
 
     Attributes:
         loss: ``loss(params, example) -> scalar`` for ONE example. One that takes a
-            third argument, ``key``, is given the key of `tanager.example_keys`: for
-            dropout, say. It needs an `augmentation_multiplicity` of at least 1.
+            third argument, ``key``, with a default or without, is given the key of
+            `tanager.example_keys`: for dropout, say. It needs an
+            `augmentation_multiplicity` of at least 1.
         params: initial parameters: a pytree of arrays or an Equinox module; its float
             leaves are trained, or those that `trainable` names. They must not depend on
             the private data.

@@ -1,12 +1,15 @@
 """Losses that take a random key for each example: for dropout and other noise.
 
-A third argument that is called `key`, and has no default, says so:
+A third argument that is called `key` says so, with a default or without:
 
-    def loss(params, example, key): ...
+    def loss(params, example, key=None): ...
 
+`functools.partial(loss, key=...)` gives a key to all examples, and takes none.
 The key travels with the example, so that nothing else need know of it.
 """
 
+import contextlib
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -38,22 +41,44 @@ def takes_key(loss: Callable) -> bool:
         rule = "must be a function of (params, example)"
         validate.refuse("loss", type(loss).__name__, rule, "it returns a scalar")
     try:
-        parameters = list(inspect.signature(loss).parameters.values())
+        parameters = _parameters(loss)
     except (TypeError, ValueError):
         return False
     any_number = any(it.kind is it.VAR_POSITIONAL for it in parameters)
     parameters = [it for it in parameters if it.kind not in _OPEN]
-    places = sum(it.kind is not it.KEYWORD_ONLY for it in parameters)
-    needed = [it.name for it in parameters if it.default is it.empty]
-    by_name = any(it.kind is it.KEYWORD_ONLY for it in parameters if it.name in needed)
-    others = needed[2:] not in ([], ["key"])
-    if by_name or others or not (any_number or places >= 2):
+    places = [it.name for it in parameters if it.kind is not it.KEYWORD_ONLY]
+    names = [it.name for it in parameters]
+    keyed = places[2:3] == ["key"]
+    unset = [it.name for it in parameters if it.default is it.empty]
+    others = set(unset) - set(places[:2]) - {"key"}
+    elsewhere = "key" in names and not (keyed or _bound(loss))
+    if others or elsewhere or not (any_number or len(places) >= 2):
+        needed = [name for name in names if name in unset or name == "key"]
         raise ValueError(
             f"loss takes ({', '.join(needed)}), and must take (params, example) or "
             "(params, example, key) by position: call a random key `key`, and put all "
             "that belongs to an example into one tuple or dict"
         )
-    return needed[2:] == ["key"]
+    return keyed
+
+
+def _parameters(loss: Callable) -> list[inspect.Parameter]:
+    """Return the parameters of a loss, or of what it wraps if it takes any."""
+    while hasattr(loss, "__wrapped__"):
+        own: list[inspect.Parameter] = []
+        with contextlib.suppress(TypeError, ValueError):
+            found = inspect.signature(loss, follow_wrapped=False)
+            own = list(found.parameters.values())
+        if own and not any(it.kind in _OPEN for it in own):
+            return own
+        loss = loss.__wrapped__
+    return list(inspect.signature(loss).parameters.values())
+
+
+def _bound(loss: Callable) -> bool:
+    """Whether a `functools.partial`, perhaps compiled, has bound the key."""
+    loss = inspect.unwrap(loss)
+    return isinstance(loss, functools.partial) and "key" in loss.keywords
 
 
 def given_key(loss: Callable) -> Callable[[Any, Any], Any]:
