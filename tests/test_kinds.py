@@ -51,6 +51,14 @@ WRONG = {
         lambda: tanager.PoissonSampler(MECHANISM, 10, 0),
         "seed (of type int) must be of type Seed",
     ),
+    "the data in place of their number": (
+        lambda: tanager.PoissonSampler(MECHANISM, DATA, SEED),
+        "examples (=dict of 1) must be a whole number",
+    ),
+    "labels in place of their number": (
+        lambda: tanager.PoissonSampler(MECHANISM, list(range(9)), SEED),
+        "examples (=list of 9) must be a whole number",
+    ),
     "a dict as mechanism": (
         lambda: tanager.GaussianNoise({"q": 1}, 1.0, SEED, PARAMS),
         "mechanism (of type dict) must be of type Mechanism: tanager.calibrate(…)",
