@@ -59,6 +59,38 @@ WRONG = {
         lambda: tanager.PoissonSampler(MECHANISM, list(range(9)), SEED),
         "examples (=list of 9) must be a whole number",
     ),
+    "a path as ledger": (
+        lambda: tanager.GaussianNoise(MECHANISM, 1.0, SEED, PARAMS, "ledger.jsonl"),
+        "ledger (of type str) must be of type Ledger: tanager.Ledger(path), or None",
+    ),
+    "a path as account": (
+        lambda: tanager.Problem(loss, PARAMS, DATA, account="account.jsonl"),
+        "account (of type str) must be of type Account: tanager.Account(path), or None",
+    ),
+    "owners as groups": (
+        lambda: tanager.PoissonSampler(MECHANISM, 10, SEED, groups=[1] * 10),
+        "groups (of type list) must be of type Groups: tanager.groups.Groups(owners)",
+    ),
+    "counts as class counts": (
+        lambda: tanager.DPSGD(MECHANISM, optax.sgd(1.0), delta=1e-3, class_counts=[3]),
+        "class_counts (of type list) must be of type Mechanism",
+    ),
+    "a loss in place of its gradient": (
+        lambda: tanager.AdaptiveClipping().of(loss, MECHANISM, 8.0),
+        "grad_fn (of type function) must be of type ClippedGrad: tanager.clipped_grad(",
+    ),
+    "a number to charge": (
+        lambda: tanager.Ledger().charge(1.0, 0),
+        "mechanism (of type float) must be of type Mechanism",
+    ),
+    "a number of classes": (
+        lambda: tanager.Classification(loss, DATA, 10),
+        "classes (=10) must be the names of the classes, in the order of the labels",
+    ),
+    "a word as classes": (
+        lambda: tanager.Classification(loss, DATA, "cats"),
+        "classes (='cats') must be the names of the classes",
+    ),
     "a dict as mechanism": (
         lambda: tanager.GaussianNoise({"q": 1}, 1.0, SEED, PARAMS),
         "mechanism (of type dict) must be of type Mechanism: tanager.calibrate(…)",
@@ -136,6 +168,12 @@ def test_another_kind_is_refused_by_name(call, said):
         call()
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_problem_is_shown_without_its_data():
+    persons = tanager.Grouped(DATA, ["person 7"] * 10)
+    for problem in (PROBLEM, tanager.Problem(loss, PARAMS, persons), persons):
+        assert "data" not in repr(problem) and "person 7" not in repr(problem)
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,11 @@ def channels_last(image_shape: tuple[int, ...]) -> None:
 
 
 _MADE = {
+    "Account": "tanager.Account(path), or None",
     "AdaptiveClipping": "AdaptiveClipping(), or None",
+    "ClippedGrad": "tanager.clipped_grad(loss, clip_norm=1.0)",
+    "Groups": "tanager.groups.Groups(owners), or None",
+    "Ledger": "tanager.Ledger(path), or None",
     "Mechanism": "tanager.calibrate(…), or tanager.Mechanism(…)",
     "Seed": "tanager.Seed.from_os()",
 }
@@ -157,6 +161,11 @@ def instance(kind: type, remedy: str = "", **values: object) -> None:
             given, wanted = type(value).__name__, kind.__name__
             rule = f"{name} (of type {given}) must be of type {wanted}"
             raise ValueError(f"{rule}: {remedy or _MADE[wanted]}")
+
+
+def instance_or_none(kind: type, **values: object) -> None:
+    """Refuse what is neither None nor of a class."""
+    instance(kind, **{name: each for name, each in values.items() if each is not None})
 
 
 def one_of(choices: Iterable[str], *, remedy: str = "", **values: str) -> None:

@@ -68,7 +68,7 @@ class Problem:
 
     loss: Callable[..., jax.Array]
     params: PyTree
-    data: Any
+    data: Any = dataclasses.field(repr=False)
     augment: Callable[[jax.Array, Any], Any] | None = None
     trainable: PyTree | Callable[[Any], bool] | None = None
     finish: Callable[[PyTree], PyTree] = lambda model: model
@@ -78,6 +78,7 @@ class Problem:
 
     def __post_init__(self):
         validate.one_of(get_args(Unreadable), unreadable=self.unreadable)
+        validate.instance_or_none(Account, account=self.account)
         if keyed.takes_key(self.loss):
             object.__setattr__(self, "augment", keyed.keyed_views(self.augment))
             object.__setattr__(self, "loss", keyed.given_key(self.loss))
@@ -174,8 +175,8 @@ class DPSGD:
 
     def __post_init__(self):
         validate.instance(Mechanism, mechanism=self.mechanism)
-        if self.adaptive is not None:
-            validate.instance(AdaptiveClipping, adaptive=self.adaptive)
+        validate.instance_or_none(AdaptiveClipping, adaptive=self.adaptive)
+        validate.instance_or_none(Mechanism, class_counts=self.class_counts)
         validate.probability(delta=self.delta)
         check_claim(self.accountant, common_adjacency(self.mechanisms()))
         if self.clip_norm is not None:
