@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jaxtyping import Array, PyTree
 
 from tanager import _validate as validate
@@ -109,12 +110,18 @@ def keyed_views(augment: Callable[[Array, Any], Any] | None) -> Callable:
 
 def words_of(keys: Any, rows: int) -> Array:
     """Return the words of one key a row; refuse other keys than Threefry's."""
-    if jax.numpy.issubdtype(jax.numpy.asarray(keys).dtype, jax.dtypes.prng_key):
+    each = f"one threefry key for each of the {rows} rows"
+    remedy = (
+        f"tanager.example_keys(seed, step, indices), or jax.random.split(key, {rows})"
+    )
+    if not isinstance(keys, jax.Array | np.ndarray):
+        kind = type(keys).__name__
+        raise ValueError(f"keys (of type {kind}) must be {each}: {remedy}")
+    if jax.numpy.issubdtype(keys.dtype, jax.dtypes.prng_key):
         keys = jax.random.key_data(keys)
     words = jax.numpy.asarray(keys)
+    if words.shape == (2,):
+        raise ValueError(f"keys (=one key) must be {each}: {remedy}")
     if words.shape != (rows, 2) or words.dtype != jax.numpy.uint32:
-        raise ValueError(
-            f"keys (={words.dtype}{list(words.shape)}) must be one threefry key for "
-            f"each of the {rows} rows: tanager.example_keys(seed, step, indices)"
-        )
+        validate.refuse("keys", words, f"must be {each}", remedy)
     return words
