@@ -52,7 +52,7 @@ def test_a_key_with_a_default_is_asked_for_unless_it_is_given_already():
         assert takes_key(function)
     given = functools.partial(with_default, key=jax.random.key(0))
     given_jit = functools.partial(jax.jit(with_default), key=jax.random.key(0))
-    for function in (lambda w, x: 0, without, given, given_jit, jax.jit(given)):
+    for function in (lambda w, key: 0, without, given, given_jit, jax.jit(given)):
         assert not takes_key(function)
     problem = tanager.Problem(with_default, PARAMS, DATA)
     assert distance(trained(4, problem), trained_by_four()) < 1e-3

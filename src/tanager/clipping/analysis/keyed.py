@@ -52,7 +52,7 @@ def takes_key(loss: Callable) -> bool:
     keyed = places[2:3] == ["key"]
     unset = [it.name for it in parameters if it.default is it.empty]
     others = set(unset) - set(places[:2]) - {"key"}
-    elsewhere = "key" in names and not (keyed or _bound(loss))
+    elsewhere = "key" in names and not ("key" in places[:3] or _bound(loss))
     if others or elsewhere or not (any_number or len(places) >= 2):
         needed = [name for name in names if name in unset or name == "key"]
         raise ValueError(
