@@ -17,6 +17,7 @@ import tanager
 MECHANISM = tanager.Mechanism(0.1, 1.0, 5)
 SEED = tanager.Seed.from_int(0)
 PARAMS = {"w": jnp.zeros(3)}
+TWO = {**PARAMS, "b": [jnp.zeros(3), jnp.zeros(3)]}
 DATA = {"x": np.zeros((10, 3), np.float32)}
 
 
@@ -148,6 +149,32 @@ WRONG = {
     "a number as transform": (
         lambda: unchecked(loss, clip_norm=1.0, transform=3),
         "transform (=3) must be a function of one example's gradient",
+    ),
+    "a norm of no parameter": (
+        lambda: tanager.clipped_grad(loss, clip_norm={"W": 1.0})(PARAMS, DATA),
+        "what is clipped or of a part of it: it lacks ['w'], and it has ['W'] in addit",
+    ),
+    "a norm left out": (
+        lambda: tanager.clipped_grad(loss, clip_norm={"w": 1.0})(TWO, DATA),
+        "what is clipped or of a part of it: it lacks ['b'][0], ['b'][1]",
+    ),
+    "a parameter left out of trainable": (
+        lambda: tanager.clipped_grad(loss, clip_norm=1.0, trainable={"w": True})(
+            TWO, DATA
+        ),
+        "structure of params or of a part of it: it lacks ['b'][0], ['b'][1]",
+    ),
+    "other containers": (
+        lambda: tanager.clipped_grad(
+            loss, clip_norm=1.0, trainable={"w": True, "b": (True, False)}
+        )(TWO, DATA),
+        "the same leaves are in containers of other types",
+    ),
+    "a number in trainable": (
+        lambda: tanager.clipped_grad(loss, clip_norm=1.0, trainable={"w": 1})(
+            PARAMS, DATA
+        ),
+        "trainable['w'] (of type int) must be Python's True or False",
     ),
     "a word as has_aux": (
         lambda: unchecked(loss, clip_norm=1.0, has_aux="yes"),
