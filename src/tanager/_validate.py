@@ -35,7 +35,7 @@ def message(argument: str, value: object, rule: str, remedy: str = "") -> str:
     return f"{argument} (={shown(value)}) {clean(rule + ending)}"
 
 
-def shown(value: object) -> str:
+def shown(value: Any) -> str:
     """Return a value as a message shows it: settings in full, and nothing of data.
 
     Arrays, long containers and objects of other classes may hold private examples:
@@ -165,7 +165,9 @@ def instance(kind: type, remedy: str = "", **values: object) -> None:
 
 def instance_or_none(kind: type, **values: object) -> None:
     """Refuse what is neither None nor of a class."""
-    instance(kind, **{name: each for name, each in values.items() if each is not None})
+    for name, value in values.items():
+        if value is not None:
+            instance(kind, "", **{name: value})
 
 
 def one_of(choices: Iterable[str], *, remedy: str = "", **values: str) -> None:

@@ -68,10 +68,10 @@ def _require_numbers(name: str, leaf: Any) -> None:
     if isinstance(leaf, np.ma.MaskedArray):
         remedy = "fill it with a value of your choice: array.filled(0)"
         validate.refuse(name, leaf, "must have no mask", remedy)
-    dtype = getattr(leaf, "dtype", None)
-    numpys = isinstance(leaf, np.ndarray | np.generic)
-    numbers = not numpys or (dtype.kind not in _NO_NUMBERS and dtype.names is None)
-    if isinstance(leaf, str | bytes) or not numbers:
+    numbers = not isinstance(leaf, str | bytes)
+    if isinstance(leaf, np.ndarray | np.generic):
+        numbers = leaf.dtype.kind not in _NO_NUMBERS and leaf.dtype.names is None
+    if not numbers:
         raise ValueError(
             f"{name} ({_kind(leaf)}) must be an array of numbers: number texts with "
             "numpy.unique(texts, return_inverse=True)[1]"

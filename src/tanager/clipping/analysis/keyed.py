@@ -63,7 +63,7 @@ def takes_key(loss: Callable) -> bool:
     return keyed
 
 
-def _parameters(loss: Callable) -> list[inspect.Parameter]:
+def _parameters(loss: Any) -> list[inspect.Parameter]:
     """Return the parameters of a loss, or of what it wraps if it takes any."""
     while hasattr(loss, "__wrapped__"):
         own: list[inspect.Parameter] = []
