@@ -17,6 +17,7 @@ import tanager
 MECHANISM = tanager.Mechanism(0.1, 1.0, 5)
 SEED = tanager.Seed.from_int(0)
 PARAMS = {"w": jnp.zeros(3)}
+TWO = {**PARAMS, "b": [jnp.zeros(3), jnp.zeros(3)]}
 DATA = {"x": np.zeros((10, 3), np.float32)}
 
 
@@ -50,6 +51,46 @@ WRONG = {
     "a seed of the sampler": (
         lambda: tanager.PoissonSampler(MECHANISM, 10, 0),
         "seed (of type int) must be of type Seed",
+    ),
+    "the data in place of their number": (
+        lambda: tanager.PoissonSampler(MECHANISM, DATA, SEED),
+        "examples (=dict of 1) must be a whole number",
+    ),
+    "labels in place of their number": (
+        lambda: tanager.PoissonSampler(MECHANISM, list(range(9)), SEED),
+        "examples (=list of 9) must be a whole number",
+    ),
+    "a path as ledger": (
+        lambda: tanager.GaussianNoise(MECHANISM, 1.0, SEED, PARAMS, "ledger.jsonl"),
+        "ledger (of type str) must be of type Ledger: tanager.Ledger(path), or None",
+    ),
+    "a path as account": (
+        lambda: tanager.Problem(loss, PARAMS, DATA, account="account.jsonl"),
+        "account (of type str) must be of type Account: tanager.Account(path), or None",
+    ),
+    "owners as groups": (
+        lambda: tanager.PoissonSampler(MECHANISM, 10, SEED, groups=[1] * 10),
+        "groups (of type list) must be of type Groups: tanager.groups.Groups(owners)",
+    ),
+    "counts as class counts": (
+        lambda: tanager.DPSGD(MECHANISM, optax.sgd(1.0), delta=1e-3, class_counts=[3]),
+        "class_counts (of type list) must be of type Mechanism",
+    ),
+    "a loss in place of its gradient": (
+        lambda: tanager.AdaptiveClipping().of(loss, MECHANISM, 8.0),
+        "grad_fn (of type function) must be of type ClippedGrad: tanager.clipped_grad(",
+    ),
+    "a number to charge": (
+        lambda: tanager.Ledger().charge(1.0, 0),
+        "mechanism (of type float) must be of type Mechanism",
+    ),
+    "a number of classes": (
+        lambda: tanager.Classification(loss, DATA, 10),
+        "classes (=10) must be the names of the classes, in the order of the labels",
+    ),
+    "a word as classes": (
+        lambda: tanager.Classification(loss, DATA, "cats"),
+        "classes (='cats') must be the names of the classes",
     ),
     "a dict as mechanism": (
         lambda: tanager.GaussianNoise({"q": 1}, 1.0, SEED, PARAMS),
@@ -109,6 +150,32 @@ WRONG = {
         lambda: unchecked(loss, clip_norm=1.0, transform=3),
         "transform (=3) must be a function of one example's gradient",
     ),
+    "a norm of no parameter": (
+        lambda: tanager.clipped_grad(loss, clip_norm={"W": 1.0})(PARAMS, DATA),
+        "what is clipped or of a part of it: it lacks ['w'], and it has ['W'] in addit",
+    ),
+    "a norm left out": (
+        lambda: tanager.clipped_grad(loss, clip_norm={"w": 1.0})(TWO, DATA),
+        "what is clipped or of a part of it: it lacks ['b'][0], ['b'][1]",
+    ),
+    "a parameter left out of trainable": (
+        lambda: tanager.clipped_grad(loss, clip_norm=1.0, trainable={"w": True})(
+            TWO, DATA
+        ),
+        "structure of params or of a part of it: it lacks ['b'][0], ['b'][1]",
+    ),
+    "other containers": (
+        lambda: tanager.clipped_grad(
+            loss, clip_norm=1.0, trainable={"w": True, "b": (True, False)}
+        )(TWO, DATA),
+        "the same leaves are in containers of other types",
+    ),
+    "a number in trainable": (
+        lambda: tanager.clipped_grad(loss, clip_norm=1.0, trainable={"w": 1})(
+            PARAMS, DATA
+        ),
+        "trainable['w'] (of type int) must be Python's True or False",
+    ),
     "a word as has_aux": (
         lambda: unchecked(loss, clip_norm=1.0, has_aux="yes"),
         "has_aux (of type str) must be of type bool",
@@ -128,6 +195,12 @@ def test_another_kind_is_refused_by_name(call, said):
         call()
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_problem_is_shown_without_its_data():
+    persons = tanager.Grouped(DATA, ["person 7"] * 10)
+    for problem in (PROBLEM, tanager.Problem(loss, PARAMS, persons), persons):
+        assert "data" not in repr(problem) and "person 7" not in repr(problem)
 
 
 @pytest.mark.parametrize(

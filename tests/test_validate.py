@@ -1,7 +1,10 @@
+import dataclasses
 import math
 import re
 from fractions import Fraction
+from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -82,3 +85,38 @@ def test_one_of_offers_the_nearest():
 def test_nearest():
     assert validate.nearest("nose", ["noise", "steps"]) == "noise"
     assert validate.nearest("qqq", ["noise", "steps"]) is None
+
+
+@dataclasses.dataclass
+class Held:
+    image: Any
+
+
+SHOWN = {
+    "int32[30]": np.arange(30, dtype=np.int32),
+    "float32[]": jnp.zeros(()),
+    "int32[2, 3]": jnp.zeros((2, 3), jnp.int32),
+    "dict of 2": {"image": np.zeros((3, 4)), "label": np.zeros(3)},
+    "list of 9": [0, 1, 2, 3, 4, 5, 6, 7, 8],
+    "list of 3": [[0.5, 0.5, 0.25]] * 3,
+    "tuple of 1": (np.ones(2),),
+    "bytes of 3": b"\xff\xd8\xff",
+    "Held": Held(np.ones(3)),
+    "object": object(),
+    "[32, 32, 3]": [32, 32, 3],
+    "((32, 32), 3)": ((32, 32), 3),
+    "{'nesterov': True}": {"nesterov": True},
+    "np.float32(2.0)": np.float32(2),
+    "Held(image='a.png')": Held("a.png"),
+}
+
+
+@pytest.mark.parametrize(("said", "value"), SHOWN.items(), ids=SHOWN)
+def test_a_message_shows_settings_and_nothing_of_data(said, value):
+    assert validate.message("x", value, "is wrong") == f"x (={said}) is wrong"
+
+
+def test_long_values_are_cut():
+    assert len(validate.shown(10**400)) == 200
+    assert len(validate.shown("a" * 5000)) == 1000
+    assert validate.shown("/data/" * 40) == repr("/data/" * 40)

@@ -7,16 +7,21 @@ Values arrive as keyword arguments, so the message gets the argument's name for 
 raises ``ValueError: clip_norm (=-1.0) must be positive: the papers use 1.0``.
 """
 
+import dataclasses
 import difflib
 import math
 import numbers
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from pathlib import PurePath
+from types import FunctionType
 from typing import Any, NoReturn
 
 from tanager._text import clean
 
 
-_MOST = 8  # names in a list after a suggestion
+_MOST = 8  # names in a list after a suggestion, and values of settings
+_LONGEST, _LONGEST_TEXT = 200, 1000  # characters of a value, and of a text or path
+_SETTINGS = (str, numbers.Number, PurePath, range, type, FunctionType)
 
 
 def refuse(argument: str, value: object, rule: str, remedy: str = "") -> NoReturn:
@@ -27,7 +32,39 @@ def refuse(argument: str, value: object, rule: str, remedy: str = "") -> NoRetur
 def message(argument: str, value: object, rule: str, remedy: str = "") -> str:
     """Return what `refuse` says, on one line and safe to print."""
     ending = f": {remedy}" if remedy else ""
-    return f"{argument} (={value!r}) {clean(rule + ending)}"
+    return f"{argument} (={shown(value)}) {clean(rule + ending)}"
+
+
+def shown(value: Any) -> str:
+    """Return a value as a message shows it: settings in full, and nothing of data.
+
+    Arrays, long containers and objects of other classes may hold private examples:
+    dtype and shape, or the type, say enough.
+    """
+    if isinstance(value, str | PurePath):
+        text, most = repr(value), _LONGEST_TEXT
+    elif _values(value) <= _MOST:
+        text, most = repr(value), _LONGEST
+    elif hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"{value.dtype}[{', '.join(map(str, value.shape))}]"
+    elif isinstance(value, Collection):
+        return f"{type(value).__name__} of {len(value)}"
+    else:
+        return type(value).__name__
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _values(value: object) -> float:
+    """Return how many settings a value holds; infinity if it may hold anything else."""
+    if value is None or isinstance(value, _SETTINGS):
+        return 1
+    if dataclasses.is_dataclass(value):
+        fields = [getattr(value, own.name, None) for own in dataclasses.fields(value)]
+        return 1 if all(_values(each) <= _MOST for each in fields) else math.inf
+    if not isinstance(value, tuple | list | set | frozenset | dict):
+        return math.inf
+    each = [*value.items()] if isinstance(value, dict) else value
+    return sum(map(_values, each)) if len(value) <= _MOST else math.inf
 
 
 def _number(name: str, value: object) -> float:
@@ -107,7 +144,11 @@ def channels_last(image_shape: tuple[int, ...]) -> None:
 
 
 _MADE = {
+    "Account": "tanager.Account(path), or None",
     "AdaptiveClipping": "AdaptiveClipping(), or None",
+    "ClippedGrad": "tanager.clipped_grad(loss, clip_norm=1.0)",
+    "Groups": "tanager.groups.Groups(owners), or None",
+    "Ledger": "tanager.Ledger(path), or None",
     "Mechanism": "tanager.calibrate(…), or tanager.Mechanism(…)",
     "Seed": "tanager.Seed.from_os()",
 }
@@ -120,6 +161,13 @@ def instance(kind: type, remedy: str = "", **values: object) -> None:
             given, wanted = type(value).__name__, kind.__name__
             rule = f"{name} (of type {given}) must be of type {wanted}"
             raise ValueError(f"{rule}: {remedy or _MADE[wanted]}")
+
+
+def instance_or_none(kind: type, **values: object) -> None:
+    """Refuse what is neither None nor of a class."""
+    for name, value in values.items():
+        if value is not None:
+            instance(kind, "", **{name: value})
 
 
 def one_of(choices: Iterable[str], *, remedy: str = "", **values: str) -> None:

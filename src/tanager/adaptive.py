@@ -80,6 +80,8 @@ class AdaptiveClipping:
             ValueError: `grad_fn` is not of the style "unit", or has several clipping
                 norms; or the noise on the count is below the noise multiplier.
         """
+        validate.instance(ClippedGrad, grad_fn=grad_fn)
+        validate.instance(Mechanism, mechanism=mechanism)
         if grad_fn.style.name != "unit":
             rule = "must be unit, whose sensitivity is the same whatever C is"
             validate.refuse("style", grad_fn.style.name, rule)

@@ -86,6 +86,7 @@ class GaussianNoise:
     ):
         validate.instance(Seed, seed=seed)
         validate.instance(Mechanism, mechanism=mechanism)
+        validate.instance_or_none(Ledger, ledger=ledger)
         params, _ = split(params)
         self.grid = Grid.of(sensitivity, params)
         self.standard_deviation = mechanism.noise_multiplier * (

@@ -131,6 +131,7 @@ class PoissonSampler:
     ):
         validate.instance(Seed, seed=seed)
         validate.instance(Mechanism, mechanism=mechanism)
+        validate.instance_or_none(Groups, groups=groups)
         validate.whole(examples=examples, at_least=1)
         if groups is not None and len(groups) != examples:
             rule = f"must be the number of groups, {len(groups)}"

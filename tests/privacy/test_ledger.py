@@ -120,6 +120,17 @@ def test_what_another_process_charged_is_never_cut_off(tmp_path):
     assert Ledger.read(path).steps() == 12
 
 
+def test_a_ledger_that_was_closed_says_how_to_open_it_again(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    ledger.charge(MECHANISM, 0, "a")
+    with pytest.raises(ValueError, match=r"still open in this one.* call close"):
+        Ledger(tmp_path / "ledger.jsonl")
+    ledger.close()
+    with pytest.raises(ValueError, match="was closed, and charges no step: open it"):
+        ledger.charge(MECHANISM, 1, "a")
+    assert ledger.steps() == 1
+
+
 def test_a_ledger_stays_where_it_was_opened(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with Ledger("ledger.jsonl") as ledger:

@@ -149,7 +149,7 @@ class ClippedGrad:
                 do not fit, arrays are split over a mesh with axes of type Explicit, or
                 XLA takes what is not finite for a number.
         """
-        rows = batches.rows_of(batch)
+        rows = batches.rows_of(batch, params)
         mask = batches.mask_of(mask, rows)
         if clip_norm is None:
             clip_norm = self.clip_norm
@@ -165,7 +165,12 @@ class ClippedGrad:
             batch = keyed.Keyed(batch, keyed.words_of(keys, rows))
         with batches.on_this_device():
             require_nans()
-            trainable, fixed, read = self._split(params, batch)
+            try:
+                trainable, fixed, read = self._split(params, batch)
+            except Exception as error:
+                if batches.has_labels(params):
+                    error.add_note(batches.EXCHANGED)
+                raise
         alone, leaves = read.alone, jax.tree.leaves((params, batch, mask, clip_norm))
         split, clip = batches.may_be_split(leaves), functools.partial(self._clip, alone)
         clip = safe_to_split(clip) if split else clip
@@ -326,8 +331,8 @@ class ClippedGrad:
         Under ``"auto"`` what is not known yet is measured first. Takes and raises what
         a call does.
         """
-        self.tune(params, batch)
         batch = self._with_keys(batch)
+        self.tune(params, batch)
         trainable, fixed, (alone, _) = self._split(params, batch)
         like, rows = self._clipped_like(trainable), max(batches.rows_of(batch), 1)
         norms = jax.tree.leaves(self.clip_norm)
@@ -341,9 +346,10 @@ class ClippedGrad:
 
     def _with_keys(self, batch: PyTree) -> PyTree:
         """Return a batch with keys of zeros if the loss takes any, for its shapes."""
+        rows = batches.rows_of(batch)
         if not self._takes_key or isinstance(batch, keyed.Keyed):
             return batch
-        words = jnp.zeros((batches.rows_of(batch), 2), jnp.uint32)
+        words = jnp.zeros((rows, 2), jnp.uint32)
         return keyed.Keyed(batch, words)
 
 
@@ -364,7 +370,8 @@ def clipped_grad(
         loss: ``loss(params, example) -> scalar``, written for one example: no batch
             axis. Several augmented views of one example are averaged inside it, before
             clipping (Unlocking paper, equation 4). ``loss(params, example, key)`` is
-            given a random key for each example, the argument `keys` of a call.
+            given a random key for each example, the argument `keys` of a call, also
+            where `key` has a default.
         clip_norm: the clipping norm C, from 1e-12 to 1e12; or a pytree of them with the
             structure of `params` or of a part of it, each for the leaves below it. They
             may be traced, as may those that a call is given.

@@ -28,8 +28,8 @@ class Grouped:
         ValueError: there is not one owner for each example, or k is below 1.
     """
 
-    data: Any
-    owners: Any
+    data: Any = dataclasses.field(repr=False)
+    owners: Any = dataclasses.field(repr=False)
     examples_per_group: int = 4
 
     def __post_init__(self):

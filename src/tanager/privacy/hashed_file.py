@@ -97,6 +97,11 @@ class HashedFile:
             "program change it, put the file back as it was, and start again"
         )
 
+    @property
+    def closed(self) -> bool:
+        """Whether the file was closed."""
+        return self._file.closed
+
     def close(self) -> None:
         """Close the file; adding a line afterwards is an error."""
         self._file.close()

@@ -39,7 +39,7 @@ class Ledger:
 
     Raises:
         ValueError: the file was altered (a line does not follow from the one before),
-            or another process is writing to it.
+            or another process is writing to it, or this one has it open.
     """
 
     def __init__(self, path: str | os.PathLike | None = None):
@@ -51,8 +51,9 @@ class Ledger:
                 self.path,
                 self._accept,
                 self._damaged,
-                busy=f"ledger {path} is being written by another process: wait until "
-                "that run ends, or train into another folder",
+                busy=f"ledger {path} is being written by another process, or still "
+                "open in this one: wait until that run ends or call close() of the "
+                "open Ledger, or train into another folder",
             )
 
     @classmethod
@@ -73,6 +74,7 @@ class Ledger:
             ValueError: `step` is outside the mechanism's steps, or was charged in this
                 stream for another mechanism.
         """
+        validate.instance(Mechanism, mechanism=mechanism)
         validate.whole(step=step, at_least=0)
         if step >= mechanism.steps:
             validate.refuse(
@@ -89,6 +91,11 @@ class Ledger:
         entry = {"stream": stream, "step": int(step)} | dataclasses.asdict(single)
         del entry["steps"]
         if self._file is not None:
+            if self._file.closed:
+                raise ValueError(
+                    f"ledger {self.path} was closed, and charges no step: open it "
+                    f"again with tanager.Ledger({str(self.path)!r})"
+                )
             self._file.append(entry)
         self._charges[stream, int(step)] = single
 

@@ -1,7 +1,7 @@
 """Evaluation on data that is not trained on."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -127,6 +127,10 @@ class Classification:
             validate.refuse("views", views, rule)
         if views and multi_label:
             validate.refuse("views", views, "must be 0 with multi_label")
+        if isinstance(classes, str) or not isinstance(classes, Iterable):
+            rule = "must be the names of the classes, in the order of the labels"
+            remedy = "give a tuple: tuple(map(str, range(10))) for ten without names"
+            validate.refuse("classes", classes, rule, remedy)
         self.data = as_source(data)
         self.classes = tuple(classes)
         self.physical_batch_size = min(physical_batch_size, len(self.data))

@@ -40,8 +40,9 @@ class Problem:
 
     Attributes:
         loss: ``loss(params, example) -> scalar`` for ONE example. One that takes a
-            third argument, ``key``, is given the key of `tanager.example_keys`: for
-            dropout, say. It needs an `augmentation_multiplicity` of at least 1.
+            third argument, ``key``, with a default or without, is given the key of
+            `tanager.example_keys`: for dropout, say. It needs an
+            `augmentation_multiplicity` of at least 1.
         params: initial parameters: a pytree of arrays or an Equinox module; its float
             leaves are trained, or those that `trainable` names. They must not depend on
             the private data.
@@ -68,7 +69,7 @@ class Problem:
 
     loss: Callable[..., jax.Array]
     params: PyTree
-    data: Any
+    data: Any = dataclasses.field(repr=False)
     augment: Callable[[jax.Array, Any], Any] | None = None
     trainable: PyTree | Callable[[Any], bool] | None = None
     finish: Callable[[PyTree], PyTree] = lambda model: model
@@ -78,6 +79,7 @@ class Problem:
 
     def __post_init__(self):
         validate.one_of(get_args(Unreadable), unreadable=self.unreadable)
+        validate.instance_or_none(Account, account=self.account)
         if keyed.takes_key(self.loss):
             object.__setattr__(self, "augment", keyed.keyed_views(self.augment))
             object.__setattr__(self, "loss", keyed.given_key(self.loss))
@@ -174,8 +176,8 @@ class DPSGD:
 
     def __post_init__(self):
         validate.instance(Mechanism, mechanism=self.mechanism)
-        if self.adaptive is not None:
-            validate.instance(AdaptiveClipping, adaptive=self.adaptive)
+        validate.instance_or_none(AdaptiveClipping, adaptive=self.adaptive)
+        validate.instance_or_none(Mechanism, class_counts=self.class_counts)
         validate.probability(delta=self.delta)
         if self.class_counts is not None:
             require_release(self.class_counts)

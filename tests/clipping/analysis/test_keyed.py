@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,12 +36,43 @@ def test_a_third_argument_called_key_asks_for_one():
     assert takes_key(loss)
     assert takes_key(jax.jit(loss))
     assert takes_key(lambda params, example, key: 0)
-    for other in (
-        lambda params, example: 0,
-        lambda params, example, key=None: 0,  # a default: the loss has its own
-        functools.partial(loss, key=jax.random.key(0)),
-    ):
-        assert not takes_key(other)
+
+
+def with_default(params, example, key=None, rate=0.5):
+    return loss(params, example, key)
+
+
+@functools.wraps(with_default)
+def without(params, example):
+    return with_default(params, example, jax.random.key(0))
+
+
+def test_a_key_with_a_default_is_asked_for_unless_it_is_given_already():
+    for function in (with_default, jax.jit(with_default), eqx.filter_jit(with_default)):
+        assert takes_key(function)
+    given = functools.partial(with_default, key=jax.random.key(0))
+    given_jit = functools.partial(jax.jit(with_default), key=jax.random.key(0))
+    for function in (lambda w, key: 0, without, given, given_jit, jax.jit(given)):
+        assert not takes_key(function)
+    problem = tanager.Problem(with_default, PARAMS, DATA)
+    assert distance(trained(4, problem), trained_by_four()) < 1e-3
+    none = dataclasses.replace(ALGORITHM, augmentation_multiplicity=0)
+    with pytest.raises(ValueError, match="or a loss that takes a key"):
+        trained(4, problem, none)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda params, example, *, key=None: 0,
+        lambda params, example, *, key: 0,
+        lambda params, example, rate=0.5, key=None: 0,
+        functools.partial(lambda params, example, net, key=None: 0, net=None),
+    ],
+)
+def test_a_key_in_another_place_is_refused(other):
+    with pytest.raises(ValueError, match=r"key\), and must take .* by position"):
+        takes_key(other)
 
 
 @functools.cache

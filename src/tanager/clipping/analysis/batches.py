@@ -14,19 +14,31 @@ from jax.core import Tracer
 from jax.sharding import AxisType
 from jaxtyping import Array, ArrayLike, Bool, PyTree
 
+from tanager import _validate as validate
+
 
 MEMORY = {"default": 1, "low": 2}
 """In how many pieces, one after the other, a physical batch is clipped."""
 
+EXCHANGED = "are the arguments exchanged? They are (params, batch)"
 
-def rows_of(batch: PyTree) -> int:
-    """Return the rows of a physical batch, whose arrays must share a leading axis."""
-    sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(batch)}
+_NO_NUMBERS = "OSUTMm"
+"""Kinds of NumPy's dtypes: objects, texts, dates."""
+
+
+def rows_of(batch: PyTree, params: PyTree = None) -> int:
+    """Return the rows of a physical batch, whose arrays must share a leading axis.
+
+    `params`, if given, tell whether the two arguments were exchanged.
+    """
+    leaves = jax.tree.leaves_with_path(batch)
+    named = [(f"batch{jax.tree_util.keystr(path)}", leaf) for path, leaf in leaves]
+    for name, leaf in named:
+        _require_numbers(name, leaf)
+    sizes = _sizes(batch)
     if len(sizes) != 1 or sizes == {()}:
-        raise ValueError(
-            f"batch must be a pytree of arrays that share one leading axis of rows; "
-            f"found leading axes {sorted(sizes)}"
-        )
+        exchanged = f"; {EXCHANGED}" if has_labels(params) else ""
+        raise ValueError(_no_rows(batch, named) + exchanged)
     (rows,) = sizes.pop()
     if not isinstance(rows, int | np.integer):
         raise ValueError(
@@ -34,6 +46,78 @@ def rows_of(batch: PyTree) -> int:
             "jax.export a number in place of the symbol"
         )
     return int(rows)
+
+
+def _sizes(tree: PyTree) -> set[tuple[Any, ...]]:
+    return {np.shape(leaf)[:1] for leaf in jax.tree.leaves(tree)}
+
+
+def has_labels(params: PyTree) -> bool:
+    """Whether params look like a batch: rows, with whole numbers among them."""
+    sizes = _sizes(params)
+    whole = any(
+        jnp.issubdtype(leaf.dtype, jnp.integer)
+        for leaf in jax.tree.leaves(params)
+        if hasattr(leaf, "dtype")
+    )
+    return whole and len(sizes) == 1 and sizes != {()}
+
+
+def _require_numbers(name: str, leaf: Any) -> None:
+    """Refuse what JAX takes for no array, whose own errors show what is in it."""
+    if isinstance(leaf, np.ma.MaskedArray):
+        remedy = "fill it with a value of your choice: array.filled(0)"
+        validate.refuse(name, leaf, "must have no mask", remedy)
+    numbers = not isinstance(leaf, str | bytes)
+    if isinstance(leaf, np.ndarray | np.generic):
+        numbers = leaf.dtype.kind not in _NO_NUMBERS and leaf.dtype.names is None
+    if not numbers:
+        raise ValueError(
+            f"{name} ({_kind(leaf)}) must be an array of numbers: number texts with "
+            "numpy.unique(texts, return_inverse=True)[1]"
+        )
+
+
+def _no_rows(batch: PyTree, named: list[tuple[str, Any]]) -> str:
+    """Return what is wrong with a batch whose leaves share no leading axis."""
+    rule = "arrays that share one leading axis of rows"
+    if not named:
+        return f"batch must be a pytree of {rule}: it holds no array"
+    if _is_list_of_rows(batch):
+        return (
+            f"batch (a {type(batch).__name__} of length {len(batch)}) must be a pytree "
+            f"of {rule}: stack the rows, jax.tree.map(lambda *rows: numpy.stack(rows), "
+            "*batch)"
+        )
+    for name, leaf in named:
+        if np.shape(leaf) == ():
+            return (
+                f"{name} ({_kind(leaf)}) must have an entry for each row, because "
+                f"batch is a pytree of {rule}: make an array of a list, and use in "
+                "the loss itself what all rows have in common"
+            )
+    (first, one), *others = named
+    rows = np.shape(one)[0]
+    name, leaf = next(each for each in others if np.shape(each[1])[0] != rows)
+    return (
+        f"{name} ({_kind(leaf)}) must have as many rows as {first} ({_kind(one)}): "
+        f"batch is a pytree of {rule}"
+    )
+
+
+def _is_list_of_rows(batch: PyTree) -> bool:
+    if not isinstance(batch, list | tuple) or jax.tree_util.all_leaves(batch):
+        return False
+    rows = [
+        (jax.tree.structure(row), [np.shape(leaf) for leaf in jax.tree.leaves(row)])
+        for row in batch
+    ]
+    return all(row == rows[0] for row in rows)
+
+
+def _kind(leaf: Any) -> str:
+    known = hasattr(leaf, "dtype") and hasattr(leaf, "shape")
+    return f"={validate.shown(leaf)}" if known else f"of type {type(leaf).__name__}"
 
 
 def mask_of(mask: ArrayLike | None, rows: int) -> Bool[Array, " b"]:

@@ -1,17 +1,21 @@
 """Losses that take a random key for each example: for dropout and other noise.
 
-A third argument that is called `key`, and has no default, says so:
+A third argument that is called `key` says so, with a default or without:
 
-    def loss(params, example, key): ...
+    def loss(params, example, key=None): ...
 
+`functools.partial(loss, key=...)` gives a key to all examples, and takes none.
 The key travels with the example, so that nothing else need know of it.
 """
 
+import contextlib
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jaxtyping import Array, PyTree
 
 from tanager import _validate as validate
@@ -38,22 +42,44 @@ def takes_key(loss: Callable) -> bool:
         rule = "must be a function of (params, example)"
         validate.refuse("loss", type(loss).__name__, rule, "it returns a scalar")
     try:
-        parameters = list(inspect.signature(loss).parameters.values())
+        parameters = _parameters(loss)
     except (TypeError, ValueError):
         return False
     any_number = any(it.kind is it.VAR_POSITIONAL for it in parameters)
     parameters = [it for it in parameters if it.kind not in _OPEN]
-    places = sum(it.kind is not it.KEYWORD_ONLY for it in parameters)
-    needed = [it.name for it in parameters if it.default is it.empty]
-    by_name = any(it.kind is it.KEYWORD_ONLY for it in parameters if it.name in needed)
-    others = needed[2:] not in ([], ["key"])
-    if by_name or others or not (any_number or places >= 2):
+    places = [it.name for it in parameters if it.kind is not it.KEYWORD_ONLY]
+    names = [it.name for it in parameters]
+    keyed = places[2:3] == ["key"]
+    unset = [it.name for it in parameters if it.default is it.empty]
+    others = set(unset) - set(places[:2]) - {"key"}
+    elsewhere = "key" in names and not ("key" in places[:3] or _bound(loss))
+    if others or elsewhere or not (any_number or len(places) >= 2):
+        needed = [name for name in names if name in unset or name == "key"]
         raise ValueError(
             f"loss takes ({', '.join(needed)}), and must take (params, example) or "
             "(params, example, key) by position: call a random key `key`, and put all "
             "that belongs to an example into one tuple or dict"
         )
-    return needed[2:] == ["key"]
+    return keyed
+
+
+def _parameters(loss: Any) -> list[inspect.Parameter]:
+    """Return the parameters of a loss, or of what it wraps if it takes any."""
+    while hasattr(loss, "__wrapped__"):
+        own: list[inspect.Parameter] = []
+        with contextlib.suppress(TypeError, ValueError):
+            found = inspect.signature(loss, follow_wrapped=False)
+            own = list(found.parameters.values())
+        if own and not any(it.kind in _OPEN for it in own):
+            return own
+        loss = loss.__wrapped__
+    return list(inspect.signature(loss).parameters.values())
+
+
+def _bound(loss: Callable) -> bool:
+    """Whether a `functools.partial`, perhaps compiled, has bound the key."""
+    loss = inspect.unwrap(loss)
+    return isinstance(loss, functools.partial) and "key" in loss.keywords
 
 
 def given_key(loss: Callable) -> Callable[[Any, Any], Any]:
@@ -84,12 +110,18 @@ def keyed_views(augment: Callable[[Array, Any], Any] | None) -> Callable:
 
 def words_of(keys: Any, rows: int) -> Array:
     """Return the words of one key a row; refuse other keys than Threefry's."""
-    if jax.numpy.issubdtype(jax.numpy.asarray(keys).dtype, jax.dtypes.prng_key):
+    each = f"one threefry key for each of the {rows} rows"
+    remedy = (
+        f"tanager.example_keys(seed, step, indices), or jax.random.split(key, {rows})"
+    )
+    if not isinstance(keys, jax.Array | np.ndarray):
+        kind = type(keys).__name__
+        raise ValueError(f"keys (of type {kind}) must be {each}: {remedy}")
+    if jax.numpy.issubdtype(keys.dtype, jax.dtypes.prng_key):
         keys = jax.random.key_data(keys)
     words = jax.numpy.asarray(keys)
+    if words.shape == (2,):
+        raise ValueError(f"keys (=one key) must be {each}: {remedy}")
     if words.shape != (rows, 2) or words.dtype != jax.numpy.uint32:
-        raise ValueError(
-            f"keys (={words.dtype}{list(words.shape)}) must be one threefry key for "
-            f"each of the {rows} rows: tanager.example_keys(seed, step, indices)"
-        )
+        validate.refuse("keys", words, f"must be {each}", remedy)
     return words

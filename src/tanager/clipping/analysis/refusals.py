@@ -25,6 +25,7 @@ _REFUSED = {
     "stochastic_convert_element_type": "rounds at random",
     "io_callback": "calls the host once per evaluation, not once per example",
     "pure_callback": "calls the host, which may remember earlier examples",
+    "buffer_callback": "calls the host, which may remember earlier examples",
 }
 
 _REMEDY = (
@@ -65,13 +66,6 @@ def refuse_ill_defined(jaxpr: Any, what: str = "loss", raises: bool = False) -> 
                 f"{what} must not mix examples, but it uses {name} over the axis "
                 f"{axes[0]}: {_REMEDY}"
             )
-        way = equation.params.get("vmap_method")
-        if way not in (None, "sequential", "sequential_unrolled"):
-            raise ValueError(
-                f'{what} uses {name} with vmap_method="{way}", which gives a foreign '
-                "function the whole batch, and it may mix its examples: use "
-                'vmap_method="sequential"'
-            )
         if name in _DRAWS and _shares_bits(equation):
             raise ValueError(
                 f"{what} draws random numbers with a key of the rbg generator, which "
@@ -83,6 +77,13 @@ def refuse_ill_defined(jaxpr: Any, what: str = "loss", raises: bool = False) -> 
             raise ValueError(
                 f"{what} uses {name}, which {_REFUSED[name]}, so the gradient of one "
                 f"example is not defined: remove it from {what}"
+            )
+        way = equation.params.get("vmap_method")
+        if way not in (None, "sequential", "sequential_unrolled"):
+            raise ValueError(
+                f'{what} uses {name} with vmap_method="{way}", which gives a foreign '
+                "function the whole batch, and it may mix its examples: use "
+                'vmap_method="sequential"'
             )
         inside = raises or equation.params.get("name") == ERROR_IF
         for inner in jex.jaxprs_in_params(equation.params):

@@ -11,6 +11,9 @@ from jaxtyping import PyTree
 from tanager.clipping.analysis.statistics import held_fixed, refuse_shared
 
 
+_MOST = 4  # leaves that a message names
+
+
 def split(
     params: PyTree, trainable: PyTree | Callable | None = None
 ) -> tuple[PyTree, PyTree]:
@@ -38,9 +41,51 @@ def split(
     except ValueError as error:
         raise ValueError(
             "trainable must be a function of a leaf, or a pytree of booleans with the "
-            f"structure of params or of a part of it: {error}"
+            f"structure of params or of a part of it: {_no_choice(trainable, params)}"
         ) from error
     return trained, eqx.combine(frozen, others)
+
+
+def _no_choice(trainable: PyTree, params: PyTree) -> str:
+    """Return what is wrong with booleans that do not fit the parameters."""
+    for path, leaf in _leaves(trainable):
+        if not (isinstance(leaf, bool) or callable(leaf)):
+            kind = f"{type(leaf).__module__}.{type(leaf).__name__}"
+            kind = kind.removeprefix("builtins.")
+            name = f"trainable{jax.tree_util.keystr(path)}"
+            return f"{name} (of type {kind}) must be Python's True or False"
+    return misfit(trainable, params)
+
+
+def misfit(tree: PyTree, whole: PyTree) -> str:
+    """Return in which leaves a tree differs from a whole of which it should be a part.
+
+    A leaf of the tree stands for all leaves of the whole that are below it.
+    """
+    given, wanted = ([path for path, _ in _leaves(each)] for each in (tree, whole))
+    missing = [path for path in wanted if not any(_below(path, own) for own in given)]
+    extra = [own for own in given if not any(_below(path, own) for path in wanted)]
+    named = [
+        f"{what} {_named(paths)}"
+        for what, paths in (("it lacks", missing), ("it has", extra))
+        if paths
+    ]
+    return ", and ".join(named) + (" in addition" if extra else "") or (
+        "the same leaves are in containers of other types"
+    )
+
+
+def _leaves(tree: PyTree) -> list[tuple[tuple[Any, ...], Any]]:
+    return jax.tree.leaves_with_path(tree, is_leaf=lambda leaf: leaf is None)
+
+
+def _below(path: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    return path[: len(other)] == other
+
+
+def _named(paths: list[tuple[Any, ...]]) -> str:
+    shown = ", ".join(map(jax.tree_util.keystr, paths[:_MOST]))
+    return shown + f" and {len(paths) - _MOST} more" * (len(paths) > _MOST)
 
 
 def _is_float(leaf: Any) -> bool:

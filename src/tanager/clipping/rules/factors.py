@@ -25,6 +25,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from tanager import _validate as validate
 from tanager.clipping.analysis.rounding import gamma, root
+from tanager.clipping.analysis.trainable import misfit
 
 
 STYLES = {
@@ -197,10 +198,9 @@ def parts_of(clip_norm: PyTree, gradient: PyTree) -> tuple[int, ...]:
     try:
         return tuple(jax.tree.leaves(jax.tree.map(below, numbers, gradient)))
     except ValueError as error:
-        where = str(error).partition("tree_map tree")[2].partition("\n")[0]
         raise ValueError(
             "clip_norm must be a number, or a pytree of numbers with the structure of "
-            f"what is clipped or of a part of it; they differ at clip_norm{where}"
+            f"what is clipped or of a part of it: {misfit(clip_norm, gradient)}"
         ) from error
 
 
