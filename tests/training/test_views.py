@@ -86,7 +86,7 @@ def drawn_by_rbg(x):
 
 MIXING = {
     "custom_vmap": total,
-    "may mix its examples": lambda x: host(x, "broadcast_all"),
+    "uses pure_callback": lambda x: host(x, "broadcast_all"),
     "may remember earlier examples": lambda x: host(x, "sequential"),
     "unvmap_any": lambda x: jnp.where(eqxi.unvmap_any(x[0] > 9), -x, x),
     "uses psum over the axis": lambda x: jax.lax.psum(x, AXIS),
