@@ -248,8 +248,11 @@ def test_the_folder_of_a_run_or_a_search_is_refused(tmp_path, capsys, name):
 
 
 def test_a_path_with_the_signs_of_a_markup_is_a_path(tmp_path, capsys):
+    mechanism = {"sample_rate": 1.0, "noise_multiplier": 2.0, "steps": 3}
     found = {"sentence": "s", "violated": False, "auc": 0.5, "advantage": 0.1}
-    audit._print({**found, "highest_advantage": 0.2}, Path("[/b]x/report.html"), "")
+    found |= {"method": "one-run", "scores": {"inside": [1.0], "outside": [0.0]}}
+    found |= {"mechanism": mechanism, "highest_advantage": 0.2}
+    audit._print(found, Path("[/b]x/report.html"), "")
     assert "report: [/b]x/report.html" in capsys.readouterr().out
     content = {"checks": [], "passed": True}
     (tmp_path / "[/b]x").mkdir(parents=True)
