@@ -53,7 +53,7 @@ def test_the_page_stands_alone_and_the_same_audit_gives_the_same(
 def test_what_was_measured_stands_beside_the_mechanism_s_own_limit(found):
     of_all = audit_page.advantages(found)
     limit = TradeOff(Mechanism(**found["mechanism"])).advantage
-    assert f"advantage 0.600. No attack on this mechanism has an advantage above " in (
+    assert "advantage 0.600. No attack on this mechanism has an advantage above " in (
         of_all
     )
     assert f" above {limit:.2f}" in of_all
