@@ -76,10 +76,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return command.run(words[1:])
         except KeyboardInterrupt as stopped:
             _UNFINISHED[:] = [stopped]
-            again = "run the same command again to resume"
-            more = {"train": f"{again}, with the run's folder as --out, or --resume"}
-            more |= dict.fromkeys(("search", "audit"), again)
-            _say(f"stopped{': ' + more[words[0]] if words[0] in more else ''}")
+            more = str(stopped)
+            if words[0] in ("search", "audit"):
+                more = "run the same command again to resume"
+            _say(f"stopped{': ' + more if more else ''}")
             return 130
         except BrokenPipeError:  # `tanager … | head` has read enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

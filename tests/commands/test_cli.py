@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -153,8 +154,24 @@ def test_ctrl_c_that_is_swallowed_at_the_start_stops_before_the_first_step(
         assert signal.getsignal(signal.SIGINT) is handler
     finally:
         signal.signal(signal.SIGINT, before)
-    assert "stopped: run the same command again" in capsys.readouterr().err
+    stopped = f"stopped: run the same command again to resume {tmp_path / 'run'}\n"
+    assert stopped in capsys.readouterr().err
     assert (tmp_path / "run/ledger.jsonl").read_text() == ""
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_stopped_run_in_a_new_folder_names_it(tmp_path, monkeypatch, capsys, begun):
+    def stop(placed, **options):
+        if begun:
+            Path(placed.recipe.out, "config.json").write_text("{}")
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runner, "run", stop)
+    assert main(SHORT[:-1]) == 130
+    named = " with --out runs/digits-1 to resume" if begun else ""
+    told = capsys.readouterr().err
+    assert told == f"tanager: stopped: run the same command again{named}\n"
 
 
 def test_a_path_with_the_signs_of_a_markup_is_a_path(tmp_path, capsys):
