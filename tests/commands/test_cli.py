@@ -90,6 +90,18 @@ def test_help_is_short_and_all_of_it_is_there(capsys, words):
         (["train", "--batch-size", "5000"], "batch_size (=5000) must be at most the"),
         (["train", "--epsilon", "-1"], "epsilon (=-1.0) must be positive"),
         (["train", "--delta", "2"], "delta (=2.0) must be"),
+        (
+            ["train", "--epsilon", "4,5"],
+            "--epsilon (='4,5') must be a number: write 4.5",
+        ),
+        (["account", "limit", "--epsilon=4,5"], "must be a number: write 4.5"),
+        (["train", "--steps", "3.5"], "--steps (='3.5') must be a whole number"),
+        (["train", "--class-weights", "ill"], "a number for each class: such as"),
+        (["train", "--class-weights", "ill", "x"], "must be a number after each name"),
+        (
+            ["train", "--examples-per-group", "2"],
+            "examples_per_group (=2) needs --unit",
+        ),
         (["train", "--optimizer", "adamm"], "did you mean adam?"),
         (["train", "--physical-batch-size", "9999999999"], "must be at most 1048576"),
         (["train", "--model", "wrn-16-5x"], "model (='wrn-16-5x')"),
