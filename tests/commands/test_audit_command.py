@@ -196,11 +196,11 @@ def test_a_replay_passes_and_fails(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--non-private"], "non_private (=True) has no guarantee"),
+        (["--non-private"], "--non-private (=True) has no guarantee"),
         (["--audited-examples", "100000"], "must be at most the 1437 training"),
         (
             ["--audited-examples", "1438", "--method", "membership"],
-            "audited_examples (=1438) must be at most the 1437 training examples",
+            "--audited-examples (=1438) must be at most the 1437 training examples",
         ),
         (["--audited-steps", "999"], "steps (=999) must be at most the mechanism's"),
         (["--method", "one-run", "--canaries", "900"], "canaries (=900) must be at"),
@@ -216,7 +216,7 @@ def test_bad_input_is_refused(tmp_path, words, message, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("digits --audited-examples 0", "audited_examples (=0) must be at least 1"),
+        ("digits --audited-examples 0", "--audited-examples (=0) must be at least 1"),
         ("digits --method membership", "epsilon (=None) must be given for membership"),
         (
             "digits --method membership --epsilon 8 --clipping adaptive",

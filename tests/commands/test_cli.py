@@ -87,9 +87,11 @@ def test_help_is_short_and_all_of_it_is_there(capsys, words):
     [
         (["trian"], "did you mean train?"),
         (["train", "cifar10-wrn-16"], "did you mean cifar10-wrn-16-4?"),
-        (["train", "--batch-size", "5000"], "batch_size (=5000) must be at most the"),
-        (["train", "--epsilon", "-1"], "epsilon (=-1.0) must be positive"),
+        (["train", "--batch-size", "5000"], "error: --batch-size (=5000) must be"),
+        (["train", "--epsilon", "-1"], "error: --epsilon (=-1.0) must be positive"),
         (["train", "--delta", "2"], "delta (=2.0) must be"),
+        (["train", "folder"], "error: --data (=None) is needed for folder: give --da"),
+        (["train", "--resume", "--out", "x"], "error: --resume (=True) names the last"),
         (
             ["train", "--epsilon", "4,5"],
             "--epsilon (='4,5') must be a number: write 4.5",
@@ -100,7 +102,7 @@ def test_help_is_short_and_all_of_it_is_there(capsys, words):
         (["train", "--class-weights", "ill", "x"], "must be a number after each name"),
         (
             ["train", "--examples-per-group", "2"],
-            "examples_per_group (=2) needs --unit",
+            "--examples-per-group (=2) needs --unit",
         ),
         (["train", "--optimizer", "adamm"], "did you mean adam?"),
         (["train", "--physical-batch-size", "9999999999"], "must be at most 1048576"),

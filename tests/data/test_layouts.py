@@ -473,7 +473,9 @@ def test_what_is_not_understood_is_described(tmp_path, make, message):
 
 def test_a_first_row_is_not_shown_as_names_of_columns(tmp_path):
     csv("9.png,zoe", "1.png,ann")(tmp_path)
-    with pytest.raises(ValueError, match=r"labels\.csv: give one of the 2 names") as refused:
+    with pytest.raises(
+        ValueError, match=r"labels\.csv: give one of the 2 names"
+    ) as refused:
         load("folder", tmp_path, groups="ward")
     assert "zoe" not in str(refused.value)
 
