@@ -100,10 +100,6 @@ def test_help_is_short_and_all_of_it_is_there(capsys, words):
         (["train", "--steps", "3.5"], "--steps (='3.5') must be a whole number"),
         (["train", "--class-weights", "ill"], "a number for each class: such as"),
         (["train", "--class-weights", "ill", "x"], "must be a number after each name"),
-        (
-            ["train", "--examples-per-group", "2"],
-            "--examples-per-group (=2) needs --unit",
-        ),
         (["train", "--optimizer", "adamm"], "did you mean adam?"),
         (["train", "--physical-batch-size", "9999999999"], "must be at most 1048576"),
         (["train", "--model", "wrn-16-5x"], "model (='wrn-16-5x')"),
@@ -121,6 +117,14 @@ def test_bad_input_gives_one_message(capsys, tmp_path, monkeypatch, words, messa
     assert error.startswith("tanager: error: ")
     assert message in error
     assert "Traceback" not in error
+
+
+def test_images_of_a_person_are_limited_only_where_persons_are_the_unit(capsys):
+    assert main(["train", "digits", "--examples-per-group", "2"]) == 2
+    told = (
+        "--examples-per-group (=2) needs --unit group, which protects persons: add it"
+    )
+    assert told in capsys.readouterr().err
 
 
 def test_what_is_printed_of_a_file_steers_no_terminal(capsys, tmp_path):

@@ -73,7 +73,7 @@ def test_a_vote_is_in_the_metrics(tmp_path):
         ),
         (
             "--augmentation rrc --padding-mode symmetric",
-            "--padding-mode (='symmetric') does not apply to augmentation rrc: leave it",
+            "--padding-mode (='symmetric') does not apply to augmentation rrc",
         ),
         (
             "--augmentation none --flip",

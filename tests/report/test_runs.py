@@ -58,7 +58,7 @@ def test_a_copy_began_when_its_run_did(folder, tmp_path):
 
 def test_a_run_that_resumes_began_when_it_began(tmp_path):
     run, began = RunFolder(tmp_path / "run"), "2026-03-01T10:00:00+00:00"
-    now = datetime.datetime.fromisoformat(run.began())
+    now = datetime.datetime.fromisoformat(str(run.began()))
     assert now.tzinfo is not None
     run.config.write_text(json.dumps({"began": began}))
     assert run.began() == began
