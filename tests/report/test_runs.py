@@ -191,7 +191,7 @@ def test_a_refused_run_leaves_no_folder(tmp_path, monkeypatch, capsys):
     words = ["train", "digits", *WORDS, "--steps", "2"]
     odd = ["--devices", "2", "--physical-batch-size", "9999"]
     assert main([*words, *odd]) == 2  # after its seed
-    assert "physical_batch_size" in capsys.readouterr().err
+    assert "--physical-batch-size" in capsys.readouterr().err
     assert not [*(tmp_path / "runs").iterdir()]
     (tmp_path / "runs/digits-1").mkdir()  # another run begins at the same time
     monkeypatch.setattr(runner, "RunFolder", Mock(side_effect=KeyboardInterrupt))
