@@ -73,6 +73,8 @@ def test_one_of_offers_the_nearest():
         "auto"
     ):
         validate.one_of(["ghost", "auto"], strategy="gost")
+    with refused("split (='val') must be one of test, train, all"):
+        validate.one_of(["test", "train", "all"], split="val")
     ending = "did you mean r-7? It must be one of " + ", ".join(
         f"r-{number}" for number in range(8)
     )

@@ -184,5 +184,9 @@ def one_of(choices: Iterable[str], *, remedy: str = "", **values: str) -> None:
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:
     """Return the choice spelt most like `name`, or None when none is close."""
-    close = difflib.get_close_matches(name, tuple(choices), n=1, cutoff=0.5)
-    return close[0] if close else None
+    choices = tuple(choices)
+    # Of short words, as val and all, half of the letters agree by chance.
+    alike = difflib.get_close_matches(name, choices, n=3, cutoff=0.5)
+    closer = difflib.get_close_matches(name, choices, n=3, cutoff=0.7)
+    near = [each for each in alike if each[:1] == name[:1] or each in closer]
+    return near[0] if near else None

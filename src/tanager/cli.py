@@ -6,6 +6,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import NoReturn
 
 from tanager import __version__
@@ -32,6 +33,9 @@ COMMANDS = {
     "bench": "measure the cost of privacy: seconds, memory, scaling, each tap",
     "completion": "print a script with which bash, zsh or fish completes words",
 }
+
+_OF_RECIPES = {"train", "search", "audit"}
+"""Commands with a flag for each field of a recipe."""
 
 _USAGE = "\n".join(
     [
@@ -76,10 +80,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return command.run(words[1:])
         except KeyboardInterrupt as stopped:
             _UNFINISHED[:] = [stopped]
-            again = "run the same command again to resume"
-            more = {"train": f"{again}, with the run's folder as --out, or --resume"}
-            more |= dict.fromkeys(("search", "audit"), again)
-            _say(f"stopped{': ' + more[words[0]] if words[0] in more else ''}")
+            more = str(stopped)
+            if words[0] in ("search", "audit"):
+                more = "run the same command again to resume"
+            _say(f"stopped{': ' + more if more else ''}")
             return 130
         except BrokenPipeError:  # `tanager … | head` has read enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -87,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except (ValueError, OSError, FloatingPointError) as error:
             if os.environ.get("TANAGER_TRACEBACK"):
                 raise
-            _say(f"error: {error}")
+            _say(f"error: {_with_flag(words[0], str(error))}")
             return 2 if isinstance(error, ValueError) else 1
         except Exception as error:
             if os.environ.get("TANAGER_TRACEBACK") or not _lacks_memory(error):
@@ -121,6 +125,22 @@ def _lacks_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or (
         of_jax and "RESOURCE_EXHAUSTED" in str(error)
     )
+
+
+def _with_flag(command: str, message: str) -> str:
+    """Return a message with the field that it begins with written as its flag."""
+    if command not in _OF_RECIPES:
+        return message
+    from tanager.recipes.recipe import Recipe
+
+    options = importlib.import_module(f"tanager.commands.{command}").Options
+    flags = {each.name for kind in (Recipe, options) for each in fields(kind)}
+    name, mark, rest = message.partition(" (=")
+    if (name, rest[:5]) == ("path", "None)"):  # of the data
+        name = "data"
+    if not mark or name not in flags - {"solve_for"}:
+        return message
+    return f"--{name.replace('_', '-')}{mark}{rest}"
 
 
 def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:

@@ -43,7 +43,13 @@ def said(capsys):
 
 def test_three_runs_by_command_spend_what_they_do_by_hand(said, tmp_path):
     code, _, errors = said("account")
-    assert code == 2 and "does not exist: no run was charged to it" in errors
+    assert code == 2 and "does not exist: no run was charged to it: name" in errors
+    (tmp_path / "an album").mkdir()
+    code, _, errors = said("account --data", "an album")
+    assert (
+        code == 2 and "no run was charged to it yet: `tanager account limit" in errors
+    )
+    assert "--data 'an album' --epsilon E --delta D` sets a limit" in errors
     noises, printed = (2.0, 3.0, 4.0), ""
     for noise in noises:
         code, printed, _ = said(

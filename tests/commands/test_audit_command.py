@@ -196,11 +196,11 @@ def test_a_replay_passes_and_fails(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--non-private"], "non_private (=True) has no guarantee"),
+        (["--non-private"], "--non-private (=True) has no guarantee"),
         (["--audited-examples", "100000"], "must be at most the 1437 training"),
         (
             ["--audited-examples", "1438", "--method", "membership"],
-            "audited_examples (=1438) must be at most the 1437 training examples",
+            "--audited-examples (=1438) must be at most the 1437 training examples",
         ),
         (["--audited-steps", "999"], "steps (=999) must be at most the mechanism's"),
         (["--method", "one-run", "--canaries", "900"], "canaries (=900) must be at"),
@@ -216,7 +216,7 @@ def test_bad_input_is_refused(tmp_path, words, message, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("digits --audited-examples 0", "audited_examples (=0) must be at least 1"),
+        ("digits --audited-examples 0", "--audited-examples (=0) must be at least 1"),
         ("digits --method membership", "epsilon (=None) must be given for membership"),
         (
             "digits --method membership --epsilon 8 --clipping adaptive",
@@ -248,8 +248,11 @@ def test_the_folder_of_a_run_or_a_search_is_refused(tmp_path, capsys, name):
 
 
 def test_a_path_with_the_signs_of_a_markup_is_a_path(tmp_path, capsys):
+    mechanism = {"sample_rate": 1.0, "noise_multiplier": 2.0, "steps": 3}
     found = {"sentence": "s", "violated": False, "auc": 0.5, "advantage": 0.1}
-    audit._print({**found, "highest_advantage": 0.2}, Path("[/b]x/report.html"), "")
+    found |= {"method": "one-run", "scores": {"inside": [1.0], "outside": [0.0]}}
+    found |= {"mechanism": mechanism, "highest_advantage": 0.2}
+    audit._print(found, Path("[/b]x/report.html"), "")
     assert "report: [/b]x/report.html" in capsys.readouterr().out
     content = {"checks": [], "passed": True}
     (tmp_path / "[/b]x").mkdir(parents=True)

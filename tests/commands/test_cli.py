@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -86,9 +87,19 @@ def test_help_is_short_and_all_of_it_is_there(capsys, words):
     [
         (["trian"], "did you mean train?"),
         (["train", "cifar10-wrn-16"], "did you mean cifar10-wrn-16-4?"),
-        (["train", "--batch-size", "5000"], "batch_size (=5000) must be at most the"),
-        (["train", "--epsilon", "-1"], "epsilon (=-1.0) must be positive"),
+        (["train", "--batch-size", "5000"], "error: --batch-size (=5000) must be"),
+        (["train", "--epsilon", "-1"], "error: --epsilon (=-1.0) must be positive"),
         (["train", "--delta", "2"], "delta (=2.0) must be"),
+        (["train", "folder"], "error: --data (=None) is needed for folder: give --da"),
+        (["train", "--resume", "--out", "x"], "error: --resume (=True) names the last"),
+        (
+            ["train", "--epsilon", "4,5"],
+            "--epsilon (='4,5') must be a number: write 4.5",
+        ),
+        (["account", "limit", "--epsilon=4,5"], "must be a number: write 4.5"),
+        (["train", "--steps", "3.5"], "--steps (='3.5') must be a whole number"),
+        (["train", "--class-weights", "ill"], "a number for each class: such as"),
+        (["train", "--class-weights", "ill", "x"], "must be a number after each name"),
         (["train", "--optimizer", "adamm"], "did you mean adam?"),
         (["train", "--physical-batch-size", "9999999999"], "must be at most 1048576"),
         (["train", "--model", "wrn-16-5x"], "model (='wrn-16-5x')"),
@@ -106,6 +117,14 @@ def test_bad_input_gives_one_message(capsys, tmp_path, monkeypatch, words, messa
     assert error.startswith("tanager: error: ")
     assert message in error
     assert "Traceback" not in error
+
+
+def test_images_of_a_person_are_limited_only_where_persons_are_the_unit(capsys):
+    assert main(["train", "digits", "--examples-per-group", "2"]) == 2
+    told = (
+        "--examples-per-group (=2) needs --unit group, which protects persons: add it"
+    )
+    assert told in capsys.readouterr().err
 
 
 def test_what_is_printed_of_a_file_steers_no_terminal(capsys, tmp_path):
@@ -153,8 +172,24 @@ def test_ctrl_c_that_is_swallowed_at_the_start_stops_before_the_first_step(
         assert signal.getsignal(signal.SIGINT) is handler
     finally:
         signal.signal(signal.SIGINT, before)
-    assert "stopped: run the same command again" in capsys.readouterr().err
+    stopped = f"stopped: run the same command again to resume {tmp_path / 'run'}\n"
+    assert stopped in capsys.readouterr().err
     assert (tmp_path / "run/ledger.jsonl").read_text() == ""
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_stopped_run_in_a_new_folder_names_it(tmp_path, monkeypatch, capsys, begun):
+    def stop(placed, **options):
+        if begun:
+            Path(placed.recipe.out, "config.json").write_text("{}")
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runner, "run", stop)
+    assert main(SHORT[:-1]) == 130
+    named = " with --out runs/digits-1 to resume" if begun else ""
+    told = capsys.readouterr().err
+    assert told == f"tanager: stopped: run the same command again{named}\n"
 
 
 def test_a_path_with_the_signs_of_a_markup_is_a_path(tmp_path, capsys):

@@ -130,7 +130,7 @@ def test_other_settings_in_the_same_folder_are_refused(study, capsys):
         (["--epsilon", "0.001", "--noise-multiplier", "1"], "epsilon (=0.001)"),
         (
             ["--private", "--noise-multiplier", "2"],
-            "noise_multiplier (=2.0) must be left out of a private search",
+            "--noise-multiplier (=2.0) must be left out of a private search",
         ),
     ],
 )

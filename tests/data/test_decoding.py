@@ -438,6 +438,12 @@ def test_dicom_that_cannot_be_read_shows_no_value(monkeypatch):
     with pytest.raises(ValueError, match="pydicom cannot decode it") as refused:
         decoded(good[:-80])
     assert "Zoe" not in str(refused.value)
+    assert "pylibjpeg" not in str(refused.value)  # it is not compressed
+    data, without = sys.modules["pydicom"].dcmread(io.BytesIO(good)), io.BytesIO()
+    del data.PixelData
+    data.save_as(without)
+    with pytest.raises(ValueError, match="without pixel data, so no image"):
+        decoded(without.getvalue())
     monkeypatch.setitem(sys.modules, "pydicom", None)
     with pytest.raises(ValueError, match=r"pip install 'tanager-dp\[dicom\]'"):
         decoded(good)

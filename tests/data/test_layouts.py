@@ -402,6 +402,28 @@ def one_class(path):
     (path / "b").mkdir()
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"label_column": "Befund"}, "has no column 'Befund': did you mean 'befund'?"),
+        ({"image_column": "bildd"}, "has no column 'bildd': did you mean 'bild'?"),
+        ({"label_column": "x"}, "has no column 'x': give one of the 3 names in its fi"),
+        ({"groups": "Patient"}, "a column of t.csv: did you mean 'patient'?"),
+        ({"groups": "xy"}, "a column of t.csv: give one of the 3 names in its first"),
+        ({"label_column": "befund"}, "t.csv') has one class only: two classes or more"),
+    ],
+)
+def test_a_column_that_is_not_there_names_only_a_near_one(tmp_path, given, message):
+    write(tmp_path, "1.png", "2.png")
+    table = tmp_path / "t.csv"
+    table.write_text("bild,befund,patient\n1.png,zoe,p\n2.png,zoe,q")
+    columns = {name: given[name] for name in given if name != "groups"}
+    with pytest.raises(ValueError, match=re.escape(message)) as refused:
+        load("folder", Layout(tmp_path, table, **columns), groups=given.get("groups"))
+    others = {"bild", "befund", "patient"} - {*re.findall(r"\w+", message)}
+    assert not others & {*re.findall(r"\w+", str(refused.value))}
+
+
 WRITTEN = ("image,label", "1.png,zoe", "2.png,ann")
 
 
@@ -451,7 +473,9 @@ def test_what_is_not_understood_is_described(tmp_path, make, message):
 
 def test_a_first_row_is_not_shown_as_names_of_columns(tmp_path):
     csv("9.png,zoe", "1.png,ann")(tmp_path)
-    with pytest.raises(ValueError, match=r"labels\.csv: it has 2 columns") as refused:
+    with pytest.raises(
+        ValueError, match=r"labels\.csv: give one of the 2 names"
+    ) as refused:
         load("folder", tmp_path, groups="ward")
     assert "zoe" not in str(refused.value)
 

@@ -69,20 +69,20 @@ def test_a_vote_is_in_the_metrics(tmp_path):
         ),
         (
             "--augmentation rrc --crop-padding 2",
-            "crop_padding (=2) does not apply to augmentation rrc: leave it out",
+            "--crop-padding (=2) does not apply to augmentation rrc: leave it out",
         ),
         (
             "--augmentation rrc --padding-mode symmetric",
-            "padding_mode (='symmetric') does not apply to augmentation rrc: leave it",
+            "--padding-mode (='symmetric') does not apply to augmentation rrc",
         ),
         (
             "--augmentation none --flip",
             "flip (=True) does not apply to augmentation none: leave it out",
         ),
-        ("--crop-size 9", "crop_size (=9) must be at most the image's 8 × 8"),
+        ("--crop-size 9", "--crop-size (=9) must be at most the image's 8 × 8"),
         (
             "--crop-padding 8 --augmentation-multiplicity 2",
-            "crop_padding (=8) must be smaller than the image, 8 × 8",
+            "--crop-padding (=8) must be smaller than the image, 8 × 8",
         ),
     ],
 )

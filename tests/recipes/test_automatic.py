@@ -235,6 +235,24 @@ def test_reasons_name_what_was_chosen_and_nothing_that_was_given(installed):
     assert automatic.reasons(digits, digits, 1437) == {}
 
 
+@pytest.mark.parametrize(
+    ("given", "chosen"),
+    [
+        ({}, {"solver", "head_input"}),
+        ({"steps": 7}, {"head_input"}),
+        ({"learning_rate": 1.0}, {"head_input"}),
+        ({"model": "small-cnn"}, set()),
+    ],
+)
+def test_reasons_are_given_only_where_there_was_a_choice(given, chosen):
+    given = dataclasses.replace(
+        FOLDER, **({"model": "dead-leaves-linear", "epsilon": 4.0} | given)
+    )
+    found = heads.resolved(automatic.resolved(given), 1000, 1280)
+    reasons = automatic.reasons(given, found, 1000)
+    assert {"solver", "head_input"} & {*reasons} == chosen
+
+
 def test_parquet_files_are_looked_at_as_folders_are(tmp_path):
     image = io.BytesIO()
     Image.new("L", (20, 20)).save(image, "png")

@@ -45,7 +45,7 @@ def test_weights_are_given_by_name_and_recorded(tmp_path, capsys):
     config = json.loads((tmp_path / "a/config.json").read_text())
     assert config["recipe"]["class_weights"] == {"3": 5.0, "8": 0.25}
     for given, message in (
-        (["eight", "2"], "class_weights (='eight')"),
+        (["eight", "2"], "--class-weights (='eight')"),
         (["3", "0"], "class_weights of 3 (=0.0) must be positive"),
     ):
         assert main([*words[:-3], "--class-weights", *given]) == 2

@@ -177,6 +177,6 @@ def test_a_typed_budget_is_not_dropped_silently(tmp_path, capsys):
 def test_parts_of_a_random_model_are_not_fine_tuned(tmp_path, capsys):
     words = ["train", "digits", "--fine-tune", "last-layer"]
     assert main([*words, "--out", str(tmp_path / "r")]) == 2
-    told = "fine_tune (='last-layer') must be all without pretrained weights"
+    told = "--fine-tune (='last-layer') must be all without pretrained weights"
     assert told in capsys.readouterr().err
     assert not (tmp_path / "r").exists()

@@ -107,7 +107,10 @@ def test_persons_held_out_examples_and_solvers(file, tmp_path, capsys):
     [
         (["--model", "mlp"], "trains a last layer alone, without augmentation: start"),
         (["--fine-tune", "all"], "trains a last layer alone, without augmentation"),
-        (["--image-size", "8"], "image_size (=8) must be left out with features_from"),
+        (
+            ["--image-size", "8"],
+            "--image-size (=8) must be left out with features_from",
+        ),
         (["--features", "f"], "features (='f') must be left out with features_from"),
         (["--stream", "True"], "stream (=True) must be left out with features_from"),
         (["--data", "d"], "path (='d') does not apply to features"),

@@ -3,6 +3,8 @@
 import pytest
 from written import audit
 
+from tanager.privacy.mechanism import Mechanism
+from tanager.privacy.trade_off import TradeOff
 from tanager.report import audit_figures, audit_page
 from tanager.report.audit_page import sentence, write_report
 
@@ -42,9 +44,23 @@ def test_the_page_stands_alone_and_the_same_audit_gives_the_same(
     assert "digits &lt;&amp;&gt;" in page
     assert "Nothing here contradicts the claim" in page
     assert page.count('<svg role="img" aria-label="') == 3
+    assert "measured on 1,200 models: by chance, its curve may cross the limit" in page
     for outside in ("http://", "https://", "<script", "<img"):
         assert outside not in page
     assert page == written(tmp_path, found)
+
+
+def test_what_was_measured_stands_beside_the_mechanism_s_own_limit(found):
+    of_all = audit_page.advantages(found)
+    limit = TradeOff(Mechanism(**found["mechanism"])).advantage
+    assert "advantage 0.600. No attack on this mechanism has an advantage above " in (
+        of_all
+    )
+    assert f" above {limit:.2f}" in of_all
+    assert "the claimed ε alone allows 0.999." in of_all
+    assert "measured on 1,200 models, without a confidence" in of_all
+    of_step = audit_page.advantages(found | {"method": "white-box", "knows_sample": 1})
+    assert "on 1,200 canaries" in of_step
 
 
 def test_a_violation_cannot_be_overlooked(tmp_path, found, monkeypatch):

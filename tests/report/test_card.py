@@ -115,6 +115,8 @@ def test_the_accuracy_is_that_of_the_exported_weights():
     assert "| cat | 10 | 25.0 % |" in card()
     assert "| emu | 0 | not measured |" in card()
     assert "lowest accuracy is that of cat: 25.0 %" in card()
+    alike = [{**each, "accuracy_ema": 1.0} for each in RESULT["per_class"]]
+    assert "lowest accuracy" not in card(result=RESULT | {"per_class": alike})
     last = card(weights="last")
     assert "On the test set: **70.0 %**" in last
     assert "| cat | 10 | 50.0 % |" in last

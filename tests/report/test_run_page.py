@@ -7,7 +7,9 @@ import math
 import os
 import re
 import shutil
+from pathlib import Path
 
+import numpy as np
 import pytest
 import written
 
@@ -284,9 +286,15 @@ def test_the_page_can_be_read_aloud(text):
 
 @pytest.mark.parametrize(
     ("epsilon", "shown"),
-    [(0.0, "1"), (3.0, "20.09"), (10.0, "22,030"), (800.0, "infinite")],
+    [
+        (0.0, "1"),
+        (3.0, "20.09"),
+        (10.0, "22,030"),
+        (800.0, "infinite"),
+        (3.9991, "54.6"),
+    ],
 )
-def test_e_to_the_epsilon_is_rounded_up(epsilon, shown):
+def test_e_to_the_printed_epsilon_is_rounded_up(epsilon, shown):
     assert guarantee.factor(epsilon) == shown
 
 
@@ -334,6 +342,41 @@ def test_how_good_it_is_has_intervals_and_a_base_line(tmp_path):
         "0 30 84.6 % 86.0 to 93.0 % 98.0 % 80.1 %",
     ):
         assert said in words, said
+
+
+def test_intervals_that_are_not_there_are_explained(tmp_path):
+    config, result, metrics = run_files()
+    found = measured(10)
+    assert "same value" not in report(
+        tmp_path / "some", config, result | found, metrics
+    )
+    found["measures"]["average"]["macro_f1"] = {"value": 1.0, "low": None, "high": None}
+    words = Page(report(tmp_path / "none", config, result | found, metrics)).words
+    assert "–: all samples gave the same value" in words
+
+
+def test_numbers_of_the_confusion_matrix_are_readable_in_both_schemes():
+    style = (Path(guarantee.__file__).parent / "templates/style.css").read_text()
+    for scheme in re.findall(
+        r"color-scheme: light dark;.*?}|prefers-color-scheme: dark.*?}",
+        style,
+        re.DOTALL,
+    ):
+        colours = dict(re.findall(r"--(\w+): #(\w{6})", scheme))
+        red = {name: np.array([*bytes.fromhex(c)]) for name, c in colours.items()}
+        for hue in ("raw", "average"):
+            full = (red[hue] + red["paper"]) / 2  # calc(var(--share) / 2)
+            assert contrast(full, red["ink"]) >= 4.5
+
+
+def contrast(one, other):
+    """Contrast of WCAG 2, of sRGB."""
+    linear = [
+        np.where(c > 10, ((c / 255 + 0.055) / 1.055) ** 2.4, c / 3295)
+        for c in (one, other)
+    ]
+    dark, light = sorted(float(c @ [0.2126, 0.7152, 0.0722]) for c in linear)
+    return (light + 0.05) / (dark + 0.05)
 
 
 def test_of_many_classes_the_worst_are_shown(tmp_path):

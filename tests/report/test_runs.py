@@ -1,5 +1,6 @@
 """A table of runs, and a page of several, from their public files."""
 
+import datetime
 import fcntl
 import json
 import re
@@ -11,7 +12,7 @@ import pytest
 from tanager.cli import main
 from tanager.recipes import runner
 from tanager.report import runs
-from tanager.training.run_folder import numbered, remove_unused, unfinished
+from tanager.training.run_folder import RunFolder, numbered, remove_unused, unfinished
 
 
 WORDS = ["--model", "linear", "--strategy", "bk", "--batch-size", "64", "--seed", "1"]
@@ -40,6 +41,29 @@ def test_runs_are_listed_with_what_they_reached(folder, capsys):
     assert main(["runs", str(folder)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 and "NOT PRIVATE" in lines[1]  # a fixed seed
+
+
+def test_a_copy_began_when_its_run_did(folder, tmp_path):
+    for name in ("one", "two"):
+        shutil.copytree(folder / name, tmp_path / name)
+        config = json.loads((tmp_path / name / "config.json").read_text())
+        began = {"one": "2026-03-02T10:00:00+00:00", "two": "2026-03-01T10:00:00+00:00"}
+        changed = json.dumps(config | {"began": began[name]})
+        (tmp_path / name / "config.json").write_text(changed)
+    found = runs.find_runs(tmp_path)
+    assert [each.name for each in found] == ["two", "one"]
+    expected = datetime.datetime.fromisoformat(began["two"]).astimezone()
+    assert runs.describe(found[0])["began"] == f"{expected:%Y-%m-%d %H:%M}"
+
+
+def test_a_run_that_resumes_began_when_it_began(tmp_path):
+    run, began = RunFolder(tmp_path / "run"), "2026-03-01T10:00:00+00:00"
+    now = datetime.datetime.fromisoformat(str(run.began()))
+    assert now.tzinfo is not None
+    run.config.write_text(json.dumps({"began": began}))
+    assert run.began() == began
+    run.config.write_text("{}")  # of an older version
+    assert run.began() is None
 
 
 def test_a_run_without_a_result_is_stopped_or_running(folder, tmp_path):
@@ -167,7 +191,7 @@ def test_a_refused_run_leaves_no_folder(tmp_path, monkeypatch, capsys):
     words = ["train", "digits", *WORDS, "--steps", "2"]
     odd = ["--devices", "2", "--physical-batch-size", "9999"]
     assert main([*words, *odd]) == 2  # after its seed
-    assert "physical_batch_size" in capsys.readouterr().err
+    assert "--physical-batch-size" in capsys.readouterr().err
     assert not [*(tmp_path / "runs").iterdir()]
     (tmp_path / "runs/digits-1").mkdir()  # another run begins at the same time
     monkeypatch.setattr(runner, "RunFolder", Mock(side_effect=KeyboardInterrupt))

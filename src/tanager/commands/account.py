@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -58,6 +59,10 @@ class _Named(abc.ABC):
         if not found.path.exists():
             rule = "does not exist: no run was charged to it"
             remedy = "name its data with --data, or its file with --account"
+            if self.data is not None:
+                rule += " yet"
+                remedy = f"`tanager account limit --data {shlex.quote(self.data)} "
+                remedy += "--epsilon E --delta D` sets a limit"
             validate.refuse("account", str(found.path), rule, remedy)
         return found
 

@@ -1,8 +1,10 @@
 """The fields of a recipe as flags of a command, beside the command's own."""
 
+import contextlib
 import dataclasses
 import functools
 import inspect
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
@@ -11,6 +13,7 @@ import tyro
 
 from tanager import _validate as validate
 from tanager import recipes
+from tanager.recipes.fields import ClassWeights
 from tanager.recipes.recipe import Recipe, RecipeEntry, Solved
 
 
@@ -18,6 +21,9 @@ Options = TypeVar("Options")
 Json = Annotated[bool, tyro.conf.arg(help="Print one JSON object only.")]
 USUAL = ("data", "epsilon", "delta", "steps", "batch_size", "seed", "out")
 """Fields of a recipe that every command's help shows."""
+_NUMBERS: dict[Any, tuple[type, str]] = {}
+for _kind, _what in ((int, "a whole number"), (float, "a number")):
+    _NUMBERS |= dict.fromkeys((_kind, _kind | None), (_kind, _what))
 
 
 def parse(
@@ -75,6 +81,10 @@ def _solved(given: Collection[str], values: Mapping[str, Any]) -> Solved | None:
 
 
 def _refuse_unused(recipe: Recipe, given: Collection[str]) -> None:
+    if "examples_per_group" in given and recipe.unit != "group":
+        value = recipe.examples_per_group
+        rule = "needs --unit group, which protects persons"
+        validate.refuse("examples_per_group", value, rule, "add it, or leave this out")
     for name in sorted({"crop_padding", "padding_mode", "flip"} & set(given)):
         from tanager.data.augment import KINDS
 
@@ -100,6 +110,7 @@ def _parse(
     purpose = inspect.getdoc(options).partition("\n\nRaises:")[0]  # pyright: ignore
     names = "--help-all explains every flag, and tanager train --list every recipe."
     words = ["--help" if word == "--help-all" else word for word in words]
+    _require_numbers(words, options, Recipe)
     shown = default.to_json()
     del shown["solve_for"]
     return vars(
@@ -116,8 +127,43 @@ def _parse(
 def read(options: type[Options], command: str, words: Sequence[str]) -> Options:
     """Read the options of a command that takes no recipe."""
     kind = described(options)
+    _require_numbers(words, options)
     found = tyro.cli(kind, prog=f"tanager {command}", args=list(words))
     return options(**vars(found))
+
+
+def _require_numbers(words: Sequence[str], *kinds: type) -> None:
+    """Refuse what is no number where a flag takes one, in plainer words than tyro's."""
+    hints = {k: v for kind in kinds for k, v in get_type_hints(kind).items()}
+    for place, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        if not flag.startswith("--"):
+            continue
+        more = itertools.takewhile(lambda each: each[:2] != "--", words[place + 1 :])
+        given = [value] if equals else [*more]
+        hint = hints.get(flag[2:].replace("-", "_"))
+        if hint in _NUMBERS and given[:1] not in ([], ["None"]):
+            _require_number(flag, given[0], *_NUMBERS[hint])
+        elif hint == ClassWeights | dict[str, float] and given != ["balanced"]:
+            if len(given) < 2 or len(given) % 2:
+                rule = "must be balanced, or a name and a number for each class"
+                validate.refuse(flag, " ".join(given), rule, f"such as {flag} rare 5")
+            for each in given[1::2]:
+                _require_number(flag, each, float, "a number after each name")
+
+
+def _require_number(flag: str, value: str, kind: type, what: str) -> None:
+    if not _is(kind, value):
+        point = value.replace(",", ".")
+        comma = value.count(",") == 1 and _is(kind, point)
+        validate.refuse(flag, value, f"must be {what}", f"write {point}" * comma)
+
+
+def _is(kind: type, text: str) -> bool:
+    with contextlib.suppress(ValueError):
+        kind(text)
+        return True
+    return False
 
 
 @functools.cache

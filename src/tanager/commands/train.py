@@ -1,9 +1,11 @@
 """`tanager train`: a recipe, with any field overridden on the command line."""
 
+import contextlib
 import dataclasses
+import shlex
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -23,6 +25,7 @@ from tanager.recipes.recipe import Recipe
 
 
 if TYPE_CHECKING:
+    from tanager.recipes.runner import Prepared
     from tanager.training.estimate import Estimate
     from tanager.training.result import TrainResult
 
@@ -119,10 +122,10 @@ def _train(
             "class weights: from noisy counts, in this budget: noise of standard "
             f"deviation {deviation_of(counts):.4g} on each count"
         )
-    with runner.in_folder(prepared) as placed:
+    with runner.in_folder(prepared) as placed, _saying_how_to_resume(recipe, placed):
         out = str(placed.recipe.out)
         console.print(
-            f"run: {out} (stopped? repeat the command with --out {out})",
+            f"run: {out} (stopped? repeat the command with --out {shlex.quote(out)})",
             soft_wrap=True,
         )
         events = out if options.repeats > 1 else f"{out}/tensorboard"
@@ -233,6 +236,21 @@ class Options:
                 )
         validate.positive(timeout=self.timeout)
         validate.whole(repeats=self.repeats, at_least=1)
+
+
+@contextlib.contextmanager
+def _saying_how_to_resume(given: Recipe, placed: "Prepared") -> Iterator[None]:
+    """Say in `KeyboardInterrupt` which command resumes a run that it stopped."""
+    try:
+        yield
+    except KeyboardInterrupt as stopped:
+        out, again = str(placed.recipe.out), "run the same command again"
+        if given.out is not None:
+            again += f" to resume {out}"
+        elif any(Path(out).rglob("config.json")):  # else it is removed
+            again += f" with --out {shlex.quote(out)} to resume"
+        stopped.args = (again,)
+        raise
 
 
 def _ask(estimate: "Estimate") -> None:

@@ -15,7 +15,7 @@ from tanager.data.features import read_features
 from tanager.data.find import OWN, WANTED, Wanted, find_images
 from tanager.data.folder import HELD_OUT, held_out_by_name
 from tanager.data.known import DATASETS, DIGITS, FILES, RESIZED
-from tanager.data.layout import Layout
+from tanager.data.layout import Layout, refuse_one_class
 from tanager.data.source import ArraySource, Source, subset, unfolded
 from tanager.data.streamed import Progress, digest, into_memory
 
@@ -334,8 +334,7 @@ def _found(name: str, wanted: Wanted, decoded: bool) -> Dataset:
             wanted.progress(done, total)
 
     if wanted.own and len(classes) < 2:
-        remedy = "two classes or more are needed: see --labels and --labels-from-name"
-        validate.refuse("path", str(wanted.layout.path), "has one class only", remedy)
+        refuse_one_class(wanted.layout)
     there = train.labels
     if there.ndim == 2:
         there = np.flatnonzero(there.any(axis=0))

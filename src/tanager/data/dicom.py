@@ -50,7 +50,7 @@ def open_dicom(content: bytes | str | os.PathLike[str], largest: int) -> "Image"
     from PIL import Image
 
     source = io.BytesIO(content) if isinstance(content, bytes) else content
-    pixels = None
+    data = pixels = None
     try:
         # Its warnings would print values of the file.
         with _LOCK, config.disable_value_validation():
@@ -60,11 +60,7 @@ def open_dicom(content: bytes | str | os.PathLike[str], largest: int) -> "Image"
             if fits and kind in _KINDS:
                 pixels = _KINDS[kind](data, pixel_array(data, index=0))
     except Exception as error:  # It raises nearly anything, with values of the file.
-        raise ValueError(
-            f"pydicom cannot decode it ({type(error).__name__}): it may need pip "
-            "install pylibjpeg pylibjpeg-libjpeg pylibjpeg-openjpeg; or convert it to "
-            "PNG"
-        ) from None
+        raise ValueError(_undecoded(data, type(error).__name__)) from None
     if pixels is None:
         rule = (
             "its photometric interpretation is not read"
@@ -73,6 +69,20 @@ def open_dicom(content: bytes | str | os.PathLike[str], largest: int) -> "Image"
         )
         raise ValueError(f"{rule}: convert it to PNG")
     return Image.fromarray(pixels)
+
+
+def _undecoded(data: Any, error: str) -> str:
+    """Say why an image was not decoded, and what mends it; no value is printed."""
+    if data is not None and not any(name in data for name in _PIXELS):
+        return "it is a DICOM file without pixel data, so no image: move it elsewhere"
+    rule = f"pydicom cannot decode it ({error})"
+    syntax = getattr(getattr(data, "file_meta", None), "TransferSyntaxUID", None)
+    if syntax is None or not getattr(syntax, "is_compressed", False):
+        return f"{rule}: convert it to PNG"
+    return (
+        f"{rule}: its compression may need pip install pylibjpeg pylibjpeg-libjpeg "
+        "pylibjpeg-openjpeg; or convert it to PNG"
+    )
 
 
 def _palette(data: Any, values: np.ndarray) -> np.ndarray:
@@ -161,6 +171,7 @@ def _first(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float | str) else float(value[0])
 
 
+_PIXELS = ("PixelData", "FloatPixelData", "DoubleFloatPixelData")
 _YBR = ("YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT", "YBR_PARTIAL_420")
 _KINDS = {
     "MONOCHROME1": lambda data, values: 255 - _grey(data, values),

@@ -71,7 +71,7 @@ def from_table(
     owner = names.index(groups) if groups in names else None
     if owner is None and groups not in (None, "folder"):
         rule = f"must be 'folder' or a column of {file.name}"
-        validate.refuse("groups", groups, rule, _shown(names))
+        validate.refuse("groups", groups, rule, _near(groups, names))
     split = next((n for n, name in enumerate(names) if name.lower() == "split"), None)
     used = {image, owner, split}
     label = None
@@ -394,8 +394,18 @@ def _named(
         rule = f"column {given!r} cannot be that of the {what}s too"
         return refuse_file(file, rule, "name another", argument="labels")
     rule = f"has no column {' or '.join(map(repr, wanted))}"
+    if given is not None:
+        return refuse_file(file, rule, _near(given, names), argument="labels")
     remedy = f"name that of the {what}s with {what}_column (--{what}-column)"
     return refuse_file(file, rule, f"{_shown(names)}: {remedy}", argument="labels")
+
+
+def _near(given: str, names: Sequence[str]) -> str:
+    """Return what mends the name of a column that is not there; no other is printed."""
+    of_lower = {name.lower(): name for name in names}
+    if near := validate.nearest(given.lower(), of_lower):
+        return f"did you mean {of_lower[near]!r}?"
+    return f"give one of the {len(names)} names in its first line"
 
 
 def _shown(names: Sequence[str]) -> str:

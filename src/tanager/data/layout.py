@@ -11,7 +11,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NoReturn, get_args
 
 from tanager import _validate as validate
 from tanager.data import dicom
@@ -72,6 +72,15 @@ class Layout:
         if self.labels_from_name and self.multi_label:
             rule = "must be left out with labels_from_name, which gives one class"
             validate.refuse("multi_label", True, rule, "leave out one of them")
+
+
+def refuse_one_class(layout: Layout) -> NoReturn:
+    """Refuse images of one class, and name what said of which class they are."""
+    if layout.labels is not None:
+        remedy = "two classes or more are needed, in the column --label-column"
+        validate.refuse("labels", str(layout.labels), "has one class only", remedy)
+    remedy = "two classes or more are needed: see --labels and --labels-from-name"
+    validate.refuse("path", str(layout.path), "has one class only", remedy)
 
 
 @dataclasses.dataclass

@@ -95,6 +95,8 @@ def _image_shape(recipe: Recipe) -> tuple[int, int, int] | None:
 def reasons(given: Recipe, recipe: Recipe, examples: int) -> dict[str, str]:
     """Return the value of each field that was chosen, and why, by field.
 
+    A field that the others left no choice is not among them.
+
     Args:
         given: before anything was chosen.
         recipe: after all was.
@@ -102,6 +104,11 @@ def reasons(given: Recipe, recipe: Recipe, examples: int) -> dict[str, str]:
     """
     public = recipe.weights in packaged.PACKAGED
     frozen = recipe.fine_tune == "last-layer"
+    before, after = vars(given), vars(recipe)
+    undecided = dataclasses.replace(
+        recipe, **{name: before[name] for name in ("solver", "steps", "learning_rate")}
+    )
+    compared = heads.compares_solvers(undecided)
     numbers = f"N = {examples}"
     if recipe.epsilon is not None:
         numbers += f" and ε = {recipe.epsilon:g}"
@@ -114,7 +121,9 @@ def reasons(given: Recipe, recipe: Recipe, examples: int) -> dict[str, str]:
         "fine_tune": "few trained parameters get little noise"
         if frozen
         else "there are no weights to start from",
-        "head_input": "features of norm 1 need less noise",
+        "head_input": "features of norm 1 need less noise"
+        if recipe.head_input != "features"
+        else "",
         "image_size": "it is the size that was measured with these weights"
         if public
         else "more pixels are more features, and more noise"
@@ -123,17 +132,16 @@ def reasons(given: Recipe, recipe: Recipe, examples: int) -> dict[str, str]:
         "batch_size": "with all examples an update has the least noise"
         if recipe.batch_size == examples
         else f"more updates on fewer images suit {numbers}",
-        "solver": f"it suits {numbers}",
+        "solver": f"it suits {numbers}" if compared else "",
         "steps": f"it suits {numbers}",
         "learning_rate": f"it suits {numbers}"
         + (", and the number of features" if frozen else ""),
         "clip_norm": "it did best for this kind of model",
     }
-    before, after = vars(given), vars(recipe)
     return {
         name: f"{_shown(after[name])}, because {text}"
         for name, text in why.items()
-        if before[name] != after[name]
+        if text and before[name] != after[name]
     }
 
 

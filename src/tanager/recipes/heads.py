@@ -115,6 +115,14 @@ def resolved(recipe: Recipe, examples: int, features: int) -> Recipe:
     )
 
 
+def compares_solvers(recipe: Recipe) -> bool:
+    """Return whether class means may be taken for a recipe, or DP-SGD."""
+    plain = recipe.steps is None and not recipe.learning_rate
+    plain = plain and not recipe.class_weights and not recipe.multi_label
+    plain = plain and recipe.clipping == "clip" and recipe.solver == "auto"
+    return plain and recipe.epsilon is not None and recipe.caches_features
+
+
 def _chosen(recipe: Recipe, examples: int, features: int) -> Recipe:
     """Return the recipe with the solver, steps and learning rate of the measured map.
 
@@ -126,10 +134,7 @@ def _chosen(recipe: Recipe, examples: int, features: int) -> Recipe:
     settings: dict[str, Any] = {"clip_norm": rule.clip_norm}
     if epsilon is not None:
         signal = examples * epsilon / math.sqrt(features)
-        plain = recipe.steps is None and not recipe.learning_rate
-        plain = plain and not recipe.class_weights and not recipe.multi_label
-        plain = plain and recipe.clipping == "clip" and recipe.solver == "auto"
-        if signal < rule.few and plain:
+        if signal < rule.few and compares_solvers(recipe):
             return dataclasses.replace(recipe, solver="class-means")
         rate = min(rule.most, signal / rule.share)
         settings |= {"steps": _STEPS, "learning_rate": rate}

@@ -67,8 +67,8 @@ def _epsilon(axes: "Axes", found: Mapping[str, Any], mechanism: Mechanism) -> No
 def _roc(axes: "Axes", found: Mapping[str, Any], mechanism: Mechanism) -> None:
     inside, outside = (np.array(found["scores"][n]) for n in ("inside", "outside"))
     rates = np.concatenate([np.geomspace(_SMALLEST / 10, 1, 120), [1.0]])
-    attacked, label = _attacked(found, mechanism)
-    limit = 1 - _limit(attacked, tuple(rates.tolist()))
+    part, label = attacked(found, mechanism)
+    limit = 1 - _limit(part, tuple(rates.tolist()))
     axes.plot(rates, limit, color=_CLAIM, linewidth=2, label=label)
     places = np.unique(np.concatenate([inside, outside]))[::-1]
     right = 1 - np.searchsorted(np.sort(inside), places) / len(inside)
@@ -86,7 +86,7 @@ def _roc(axes: "Axes", found: Mapping[str, Any], mechanism: Mechanism) -> None:
     axes.set_ylabel("true positive rate")
 
 
-def _attacked(found: Mapping[str, Any], mechanism: Mechanism) -> tuple[Mechanism, str]:
+def attacked(found: Mapping[str, Any], mechanism: Mechanism) -> tuple[Mechanism, str]:
     """Return the part of the claim that scores test: a whole run, or one known step."""
     if found.get("knows_sample"):
         step = Mechanism(1.0, mechanism.noise_multiplier, 1, mechanism.adjacency)

@@ -7,6 +7,7 @@ from typing import Any
 from tanager._files import as_json
 from tanager.privacy.mechanism import Mechanism
 from tanager.privacy.shown import format_bound, format_epsilon
+from tanager.privacy.trade_off import TradeOff
 from tanager.report import audit_figures
 from tanager.report.figures import embed
 from tanager.report.render import write_page
@@ -19,7 +20,8 @@ _NOT_OF_EVERY_METHOD = (
 )
 _CAPTIONS = {
     "epsilon": "The claimed ε by δ, and what was proven at the δ of the claim.",
-    "roc": "The attack, and the limit that the claim sets for any attack.",
+    "roc": "The attack, and the limit that the claim sets for any attack. The attack "
+    "was measured on {measured}: by chance, its curve may cross the limit.",
     "scores": "Scores of the attack. The further apart, the more is given away.",
 }
 _TRIED = ("canary", "learning_rate", "clip_norm", "steps", "models", "total_variation")
@@ -50,6 +52,25 @@ def sentence(found: _Fields) -> str:
     return shown
 
 
+def advantages(found: _Fields) -> str:
+    """Say what the attack measured, what it could at most, and that it is no proof."""
+    attacked, _ = audit_figures.attacked(found, Mechanism(**found["mechanism"]))
+    most = TradeOff(attacked, coarseness=4.0).advantage
+    whose = "this mechanism" if not found.get("knows_sample") else "one step"
+    return (
+        f"AUC {found['auc']:.3f}, advantage {found['advantage']:.3f}. No attack on "
+        f"{whose} has an advantage above {most:.3f} on average; the claimed ε alone "
+        f"allows {found['highest_advantage']:.3f}. AUC and advantage were measured on "
+        f"{_measured(found)}, without a confidence: chance can lift them above it."
+    )
+
+
+def _measured(found: _Fields) -> str:
+    count = sum(map(len, found["scores"].values()))
+    kind = "models" if found["method"] == "membership" else "canaries"
+    return f"{count:,} {kind}"
+
+
 def write_report(folder: Path, content: _Fields) -> Path:
     """Write report.html and its figures of an audit; return the page's path.
 
@@ -63,6 +84,7 @@ def write_report(folder: Path, content: _Fields) -> Path:
         subject=f"{found['recipe']}: {found['method']}",
         found=found,
         sentence=sentence(found),
+        advantages=advantages(found),
         figures=_figures(folder, found),
         counts=_counts(found),
         tried_names=_TRIED,
@@ -73,6 +95,7 @@ def _figures(folder: Path, found: _Fields) -> list[tuple[str, str]]:
     mechanism = Mechanism(**found["mechanism"])
     shown = []
     for name, caption in _CAPTIONS.items():
+        caption = caption.format(measured=_measured(found))
         svg = folder / f"{name}.svg"
         audit_figures.plot(name, found, mechanism, svg, svg.with_suffix(".png"))
         shown.append((embed(svg.read_text(encoding="utf-8"), caption), caption))

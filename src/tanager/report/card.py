@@ -58,6 +58,9 @@ def model_card(
     measured_by = "average" if weights == "average" else "parameters"
     measures = (result.get("measures") or {}).get(measured_by)
     measured = [each for each in classes if each[key] is not None]
+    of_classes = sorted(measured, key=lambda each: each[key])
+    # Of classes that are all alike, none is the worst.
+    unequal = of_classes and of_classes[0][key] < of_classes[-1][key]
     architecture = config.get("architecture")
     image_shape = (architecture or {}).get("image_shape")
     return render(
@@ -80,7 +83,7 @@ def model_card(
         scores={HEADLINES[name]: value for name, value in scores.items()},
         classes=classes,
         key=key,
-        worst=min(measured, key=lambda each: each[key], default=None),
+        worst=of_classes[0] if unequal else None,
         exported=_WEIGHTS[weights if config.get("ema_decay") != 0 else "last"],
         initial=_initial(config),
         recipe={

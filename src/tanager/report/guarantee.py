@@ -280,8 +280,10 @@ accountant.compose({composed})
 
 
 def factor(epsilon: float) -> str:
-    """Return e^ε, rounded up."""
-    return simulated(math.exp(epsilon) if epsilon < 700 else None)
+    """Return e^ε of the ε that is printed, which is rounded up, rounded up too."""
+    return simulated(
+        math.exp(float(format_epsilon(epsilon))) if epsilon < 700 else None
+    )
 
 
 def simulated(value: float | None) -> str:

@@ -20,6 +20,7 @@ _ORIGIN = {"weights": str, "sha256": str, "changes": [str]}
 _PREDICTION = {"accuracy": float, "low": float, "high": float, "confidence": float}
 _READING = {"layout": str, "conversion": str, "size": str, "not_read": Each(int)}
 _CONFIG = {
+    "began": Maybe(str),
     "classes": Maybe([str]),
     "multi_label": Maybe(bool),
     "architecture": Maybe({"name": str, "image_shape": [int], "options": Each(object)}),

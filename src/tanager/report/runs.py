@@ -1,5 +1,6 @@
 """Several runs at once: what each of them is and reached, and how they differ."""
 
+import contextlib
 import datetime
 import fcntl
 import math
@@ -30,7 +31,7 @@ RESULTS = {
 """What a comparison shows of each run, with its name on the page."""
 
 _OF_LABELS = {"test_auroc_ema", "test_average_precision_ema"}
-_PLACES = {"out", "data", "features", "account"}
+_PLACES = {"out", "data", "features", "account", "began"}
 
 
 def find_runs(folder: Path) -> list[Path]:
@@ -128,7 +129,10 @@ def _is_run(folder: Path) -> bool:
 
 
 def _began(run: Path) -> float:
-    """Return when a run began, in seconds: a seed is written once."""
+    """Return when a run began, in seconds: by config.json, else when it got a seed."""
+    with contextlib.suppress(ValueError):
+        if (began := read_config(run)["began"]) is not None:
+            return datetime.datetime.fromisoformat(began).timestamp()
     seed, config = run / "private/seed.json", run / "config.json"
     return (seed if seed.exists() else config).stat().st_mtime
 

@@ -44,6 +44,7 @@ _BLOCK = 1 << 22  # bytes digested at once
 _MAY_CHANGE = {field.name for field in dataclasses.fields(Runtime)} | {
     "account",
     "automatic",
+    "began",
     "charge",
     "clipping",
     "data",
@@ -61,7 +62,8 @@ _MAY_CHANGE = {field.name for field in dataclasses.fields(Runtime)} | {
     "versions",
 }
 
-_OF_A_HOST = {"account", "charge", "data", "features_from", "labels", "out", "workers"}
+_OF_A_HOST = {"account", "began", "charge", "data", "features_from", "labels", "out"}
+_OF_A_HOST |= {"workers"}
 
 
 _PREFIXES = (

@@ -154,6 +154,8 @@ def train(
     balances = algorithm.class_counts is not None
     if balances:
         config |= hosts.from_chief(lambda: class_weights.recorded(out))
+    if folder is not None:
+        config["began"] = folder.began()
     config = as_json(config)
     state = step.start(step.params)
     if folder is None:

@@ -15,6 +15,7 @@ except timings: they tell how many physical batches a step took.
 """
 
 import contextlib
+import datetime
 import errno
 import json
 import os
@@ -169,6 +170,15 @@ class RunFolder:
 
     def _refuse(self, rule: str, remedy: str = "") -> NoReturn:
         validate.refuse("out", str(self.path), rule, remedy)
+
+    def began(self) -> str | None:
+        """Return when the run began, in UTC, as config.json says; now if it begins.
+
+        None if a version of tanager began it that did not record the time.
+        """
+        with contextlib.suppress(OSError, ValueError):
+            return read_record(self.config, {"began": Maybe(str)})["began"]
+        return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
     def seed(self, given: int | None, make: bool = True) -> Seed:
         """Return the run's secret, made on first use and kept in mode 0600.

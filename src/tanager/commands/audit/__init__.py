@@ -76,6 +76,8 @@ def _refuse_a_run(out: Path) -> None:
 
 
 def _print(content: dict[str, Any], page: Path, charged: str) -> None:
+    from tanager.report import audit_page
+
     console = new_console(markup=False)
     console.print(content["sentence"])
     if content["violated"]:
@@ -87,10 +89,7 @@ def _print(content: dict[str, Any], page: Path, charged: str) -> None:
         )
     else:
         console.print("nothing contradicts the claimed ε")
-    console.print(
-        f"AUC {content['auc']:.3f}, advantage {content['advantage']:.3f} where the "
-        f"claimed ε allows {content['highest_advantage']:.3f}"
-    )
+    console.print(audit_page.advantages(content))
     console.print(f"{charged}report: {page}", soft_wrap=True)
 
 
