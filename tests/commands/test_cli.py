@@ -90,7 +90,10 @@ def test_help_is_short_and_all_of_it_is_there(capsys, words):
         (["train", "--batch-size", "5000"], "error: --batch-size (=5000) must be"),
         (["train", "--epsilon", "-1"], "error: --epsilon (=-1.0) must be positive"),
         (["train", "--delta", "2"], "delta (=2.0) must be"),
-        (["train", "folder"], "error: --data (=None) is needed for folder: give --da"),
+        (
+            ["train", "folder"],
+            "error: --data (=None) is needed for folder: a folder of",
+        ),
         (["train", "--resume", "--out", "x"], "error: --resume (=True) names the last"),
         (
             ["train", "--epsilon", "4,5"],

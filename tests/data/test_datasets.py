@@ -84,7 +84,7 @@ def test_validation_examples_leave_the_test_set_alone(digits):
         ({"name": "mnits"}, "did you mean mnist?"),
         (
             {"name": "mnist"},
-            "path (=None) is needed for mnist: --data of train/<",
+            "path (=None) is needed for mnist: a folder of train/<",
         ),
         ({"name": "mnist", "path": "no/such"}, "path (='no/such') does not exist"),
         ({"name": "folder", "path": "no/such"}, "train/<class>/*.png"),

@@ -244,7 +244,7 @@ def image_shape(
 def _existing(name: str, layout: Layout) -> Path:
     inside, path = OWN if name == "folder" else WANTED, os.fspath(layout.path)
     if not path:
-        validate.refuse("path", None, f"is needed for {name}", f"--data of {inside}")
+        validate.refuse("path", None, f"is needed for {name}", f"a folder of {inside}")
     for argument in ("labels", "labels_from_name", "multi_label"):
         if getattr(layout, argument) and name != "folder":
             rule = f"does not apply to {name}"
