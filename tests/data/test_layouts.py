@@ -289,6 +289,7 @@ def test_what_is_not_read_is_counted_and_named(tmp_path):
         "layout": "class folders",
         "conversion": "upright-8-bit",
         "size": "as they are",
+        "split": "given",
         "not_read": {".txt": 3, ".docx": 1, "no ending": 1},
     }
     assert caught[0].filename == __file__

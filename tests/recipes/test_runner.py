@@ -120,6 +120,7 @@ def test_a_run_records_what_was_not_read(tmp_path, images, capsys):
         "layout": "class folders",
         "conversion": "upright-8-bit",
         "size": "as they are",
+        "split": "given",
         "not_read": {".txt": 2},
     }
 
