@@ -16,6 +16,8 @@ from tanager.recipes import runner
 SHORT = ["--steps", "2", "--evaluate-every", "1", "--seed", "1"]
 SMALL = [*SHORT, "--model", "linear"]
 
+AUDITS = ("white-box", "membership", "one-run", "replay")
+
 
 def result_of(folder):
     return json.loads((folder / "result.json").read_text())
@@ -94,6 +96,33 @@ def test_no_run_writes_its_secrets_among_the_data(tmp_path, out):
     )
     with pytest.raises(ValueError, match="is in the folder of the data"):
         runner.prepare("folder", recipe)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train"],
+        ["train", "--features", "cached", "--fine-tune", "last-layer", "--out", "../x"],
+        ["search", "--trials", "1"],
+        ["search", "--private", "--trials", "1", "--validation-examples", "2"],
+        ["search", "privacy"],
+        *(["audit", "--method", method] for method in AUDITS),
+    ],
+    ids=" ".join,
+)
+def test_nor_where_no_folder_is_named(images, monkeypatch, capsys, words):
+    monkeypatch.chdir(images)
+    number = 1 + (words[1:2] == ["privacy"])
+    words = [*words[:number], "folder", *words[number:], "--data", ".", "--model"]
+    words += ["linear", "--steps", "1", "--batch-size", "4", "--account", "none"]
+    words += ["--learning-rate", "1", "--epsilon", "8", "--clip-norm", "1"]
+    words += ["--solver", "dp-sgd"]
+    assert cli.main(words) == 2
+    name = "features" if "--features" in words else "out"
+    said = f"tanager: error: {name} (='"
+    told = capsys.readouterr().err
+    assert said in told and "is in the folder of the data, and a run writes " in told
+    assert {path.name for path in images.iterdir()} == {"train", "test"}
 
 
 def test_the_flag_for_clipping_reaches_the_algorithm():

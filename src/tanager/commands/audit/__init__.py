@@ -36,12 +36,14 @@ def run(arguments: Sequence[str]) -> int:
 
     # JAX is imported from here on: the command line was fine.
     from tanager.commands.audit import methods
+    from tanager.recipes import runner
     from tanager.report import audit_page
     from tanager.training.precision import computing
 
     run_in_place()
     out = Path(recipe.out or f"runs/{name}-audit")
     _refuse_a_run(out)
+    runner.require_apart(recipe, out)
     attack = {
         "white-box": methods.white_box,
         "membership": methods.membership,
