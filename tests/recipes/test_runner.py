@@ -125,6 +125,25 @@ def test_nor_where_no_folder_is_named(images, monkeypatch, capsys, words):
     assert {path.name for path in images.iterdir()} == {"train", "test"}
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "digits", "--repeats", "2"],
+        ["search", "digits", "--private", "--trials", "1"],
+        *(["audit", "digits", "--method", method] for method in AUDITS),
+    ],
+    ids=" ".join,
+)
+def test_no_command_writes_among_files_of_others(tmp_path, capsys, words):
+    (tmp_path / "patients.csv").write_text("Anna")
+    words = [*words, "--model", "linear", "--epsilon", "8", "--steps", "1"]
+    words += ["--learning-rate", "1", "--account", "none", "--out", str(tmp_path)]
+    assert cli.main(words) == 2
+    told = capsys.readouterr().err
+    assert "is not empty, and holds no run, but patients.csv: name a folder" in told
+    assert [path.name for path in tmp_path.iterdir()] == ["patients.csv"]
+
+
 def test_the_flag_for_clipping_reaches_the_algorithm():
     styles = {"clip": "clip", "automatic": "automatic", "adaptive": "clip"}
     for clipping, style in styles.items():

@@ -774,6 +774,21 @@ def test_a_path_that_is_not_utf8_is_refused_before_anything_is_spent(
     assert not list((tmp_path / "above\udcff").iterdir())
 
 
+@pytest.mark.parametrize("name", ["patients.csv", "images/1.png", "private/names.csv"])
+def test_a_folder_with_files_of_others_is_refused(tmp_path, name):
+    """A run's folder is shown and handed on. Hidden files do not matter."""
+    (tmp_path / "run/private").mkdir(parents=True)
+    (tmp_path / "run/.DS_Store").write_text("")
+    RunFolder(tmp_path / "run")
+    (tmp_path / "run" / name).parent.mkdir(exist_ok=True)
+    (tmp_path / "run" / name).write_text("Anna")
+    if not name.startswith("private"):
+        (tmp_path / "run/private").rmdir()
+    with pytest.raises(ValueError, match="is not empty, and holds no run, but "):
+        run(tmp_path / "run")
+    assert len([*(tmp_path / "run").iterdir()]) == 2
+
+
 @pytest.mark.parametrize(
     "name", ["config.json", "metrics.jsonl", "model.safetensors", "report.html"]
 )

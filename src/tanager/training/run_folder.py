@@ -19,7 +19,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -60,6 +60,20 @@ def naming_full_disks(path: str | os.PathLike | None) -> Iterator[None]:
             f"a disk is full, likely that of run folder {path} ({error.strerror}): "
             f"free it, and run the same command again with --out {path}, which resumes"
         ) from error
+
+
+def refuse_foreign(path: str | os.PathLike, own: Collection[str]) -> None:
+    """Refuse a folder with files of others: a run's folder is shown and handed on.
+
+    Raises:
+        ValueError: it holds something, and nothing with a name in `own`.
+    """
+    path = Path(path)
+    found = [each.name for each in path.iterdir()] if path.is_dir() else []
+    found = [name for name in found if not name.startswith(".")]
+    if found and not set(own).intersection(found):
+        rule = f"is not empty, and holds no run, but {min(found)}"
+        validate.refuse("out", str(path), rule, "name a folder that is new, or empty")
 
 
 def numbered(name: str, parent: str | os.PathLike = "runs") -> Path:
@@ -166,6 +180,9 @@ class RunFolder:
         others = [name for name in _WRITTEN if (self.path / name).exists()]
         if others and not begun:
             self._refuse(f"holds a {others[0]} that tanager did not write", _REMEDY)
+        if not begun:
+            refuse_foreign(self.path, (self.private.name, "job.lock"))
+            refuse_foreign(self.private, (self._seed_file.name,))
 
     def _refuse(self, rule: str, remedy: str = "") -> NoReturn:
         validate.refuse("out", str(self.path), rule, remedy)
