@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -299,10 +300,18 @@ def _numbers(model: "Model", names: Sequence[str]) -> Any:
     """Return the model's number of each class of the data, by name.
 
     Data without names of classes have numbers as names. They are taken by position if
-    the model's classes have other names, and there are as many.
+    the model's classes have other names, and there are as many. Letters with accents may
+    be encoded in two ways.
     """
     import numpy as np
 
+    plain = {unicodedata.normalize("NFC", name): name for name in model.classes}
+    names = [
+        name
+        if name in model.classes
+        else plain.get(unicodedata.normalize("NFC", name), name)
+        for name in names
+    ]
     unnamed = list(names) == [str(k) for k in range(len(names))]
     strange = [name for name in names if name not in model.classes]
     alike = unnamed and len(strange) == len(names) == len(model.classes)
