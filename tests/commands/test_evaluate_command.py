@@ -191,3 +191,12 @@ def test_all_images_of_folders_of_persons_are_measured(tmp_path, capsys):
         assert code == 0, err
         found.append(json.loads(out)["examples"])
     assert found[0] == 60 == found[1] + found[2]
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_work(
+    run, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr("os.access", lambda place, mode: place != tmp_path)
+    code, out, err = printed(capsys, "evaluate", run, "--to", tmp_path / "m.html")
+    assert (code, out) == (2, "")
+    assert "m.html') is in a folder that cannot be written: name another" in err

@@ -144,6 +144,27 @@ def test_no_command_writes_among_files_of_others(tmp_path, capsys, words):
     assert [path.name for path in tmp_path.iterdir()] == ["patients.csv"]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "digits"],
+        ["search", "digits", "--trials", "1"],
+        ["search", "privacy", "digits"],
+        *(["audit", "digits", "--method", method] for method in AUDITS),
+    ],
+    ids=" ".join,
+)
+def test_a_default_folder_that_cannot_be_made_is_named(
+    tmp_path, monkeypatch, capsys, words
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").write_text("")  # also root is refused to make a folder in it
+    words = [*words, "--model", "linear", "--epsilon", "8", "--steps", "1"]
+    assert cli.main([*words, "--learning-rate", "1", "--account", "none"]) == 2
+    assert "error: out (='runs/digits-" in (told := capsys.readouterr().err)
+    assert "cannot be written: " in told and "Not a directory" in told
+
+
 def test_the_flag_for_clipping_reaches_the_algorithm():
     styles = {"clip": "clip", "automatic": "automatic", "adaptive": "clip"}
     for clipping, style in styles.items():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -107,11 +108,13 @@ def run(arguments: Sequence[str]) -> int:
     for name in _OF_DATA:
         if (given := getattr(options, name)) and options.data is None:
             validate.refuse(name, given, "needs data", "give the images' --data")
-    if options.to is not None and (
-        options.to.is_dir() or not options.to.parent.is_dir()
-    ):
-        rule = "must be a file in a folder that is there"
-        validate.refuse("to", str(options.to), rule, "such as evaluation.html")
+    if (to := options.to) is not None:
+        if to.is_dir() or not to.parent.is_dir():
+            rule = "must be a file in a folder that is there"
+            validate.refuse("to", str(to), rule, "such as evaluation.html")
+        if not os.access(to.parent, os.W_OK):
+            rule, remedy = "is in a folder that cannot be written", "name another"
+            validate.refuse("to", str(to), rule, remedy)
 
     # JAX is imported from here on: the command line was fine.
     from tanager.measures import CONFIDENCE, RESAMPLES
@@ -300,8 +303,8 @@ def _numbers(model: "Model", names: Sequence[str]) -> Any:
     """Return the model's number of each class of the data, by name.
 
     Data without names of classes have numbers as names. They are taken by position if
-    the model's classes have other names, and there are as many. Letters with accents may
-    be encoded in two ways.
+    the model's classes have other names, and there are as many. Letters with accents
+    may be encoded in two ways.
     """
     import numpy as np
 

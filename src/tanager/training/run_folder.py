@@ -27,6 +27,7 @@ from tanager import _validate as validate
 from tanager._files import write_json, write_json_once
 from tanager._reading import reading
 from tanager._record import Maybe, read_record
+from tanager._text import in_bytes
 from tanager.seed import Seed
 
 
@@ -46,7 +47,9 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 @contextlib.contextmanager
 def naming_full_disks(path: str | os.PathLike | None) -> Iterator[None]:
-    """Say which run a full disk stopped, and how it resumes, where no file is named.
+    """Say which run a full disk stopped, and how it resumes.
+
+    A file that is named may be elsewhere: then the error says it.
 
     Raises:
         OSError: the disk is full.
@@ -54,7 +57,10 @@ def naming_full_disks(path: str | os.PathLike | None) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if path is None or error.filename or error.errno not in _FULL:
+        if path is None or error.errno not in _FULL:
+            raise
+        named = Path(os.fsdecode(error.filename or path)).absolute()
+        if not named.is_relative_to(Path(path).absolute()):
             raise
         raise OSError(
             f"a disk is full, likely that of run folder {path} ({error.strerror}): "
@@ -89,6 +95,10 @@ def numbered(name: str, parent: str | os.PathLike = "runs") -> Path:
             return path
         except FileExistsError:
             number += 1
+        except OSError as error:
+            reason = error.strerror or str(error)
+            remedy = f"{reason}: name a folder elsewhere (--out)"
+            validate.refuse("out", str(path), "cannot be written", remedy)
 
 
 def remove_unused(path: str | os.PathLike) -> None:
@@ -273,8 +283,8 @@ class RunFolder:
         free = shutil.disk_usage(self.path).free
         if free < needed:
             self._refuse(
-                f"is on a disk with {free / 1e6:.0f} MB left, but the run needs about "
-                f"{needed / 1e6:.0f} MB",
+                f"is on a disk with {in_bytes(free)} left, but the run needs about "
+                f"{in_bytes(needed)}",
                 "free some space, or train into a folder on another disk",
             )
 
