@@ -100,18 +100,26 @@ def test_images_that_may_be_trained_on_are_not_called_test_images(
         shutil.copy(data / f"{number:02}.png", place)
     without = tmp_path / "labels.csv"
     without.write_text((data / "labels.csv").read_text().replace("patient", "place"))
-    arrays = {"train_images": np.zeros((60, 8, 8, 1), np.uint8)}
-    np.savez(tmp_path / "x.npz", **arrays, train_labels=np.arange(60) % 2)
-    words = ["--data", data, "--groups"]
+    pixels, labels = np.zeros((60, 8, 8, 1), np.uint8), np.arange(60) % 2
+    np.savez(tmp_path / "x.npz", train_images=pixels, train_labels=labels)
+    column = tmp_path / "split.csv"
+    rows = (data / "labels.csv").read_text().splitlines()
+    parts = ["split", *[*["train"] * 15, *["test"] * 5] * 3]
+    column.write_text("\n".join(map(",".join, zip(rows, parts, strict=True))))
     for model in (run, export):
         code, _, err = printed(
-            capsys, "evaluate", model, *words, "file", "--split", split
+            capsys, "evaluate", model, "--data", data, "--groups=file", "--split", split
         )
         assert code == 2 and f"split (='{split}') is not known" in err
         code, _, err = printed(
             capsys, "evaluate", model, "--data", other, "--split", split
         )
         assert code == 2
+        words = ["evaluate", model, "--data", data, "--split", split, "--labels"]
+        code, _, err = printed(capsys, *words, without)
+        assert code == 2 and "; or give --split all, which needs no persons" in err
+        code, _, err = printed(capsys, *words, column)
+        assert code == 2 and "has a test part of its own, and training split" in err
         for more in (["--labels", without], []):
             code, _, err = printed(
                 capsys, "evaluate", model, "--data", data, "--split", "all", *more

@@ -242,7 +242,13 @@ def _read(
         progress=report,
     )
     if options.split != "all":
-        return load(groups=groups)
+        try:
+            return load(groups=groups)
+        except ValueError as error:
+            if options.groups is None and str(error).startswith("groups (="):
+                more = "or give --split all, which needs no persons"
+                raise ValueError(f"{error}; {more}") from error
+            raise
     try:  # All images are measured, whoever they are of.
         return load()
     except UnreadableFile:
@@ -267,10 +273,11 @@ def _require_split(
         same &= own is not None and Path(own).resolve() == Path(path).resolve()
     if found == "by person":
         same &= options.groups in (None, recorded.get("groups"))
-    if found == "given" or same:
+    if same or (found == "given" and trained not in _SPLIT_BY):
         return
     why = _SPLIT_BY.get(str(trained), "the model does not say how training split")
-    rule = f"is not known: {path} has no test part of its own, and {why}"
+    part = "a test part" if found == "given" else "no test part"
+    rule = f"is not known: {path} has {part} of its own, and {why}"
     validate.refuse("split", options.split, rule, remedy)
 
 
