@@ -208,3 +208,16 @@ def test_a_page_that_cannot_be_written_is_refused_before_work(
     code, out, err = printed(capsys, "evaluate", run, "--to", tmp_path / "m.html")
     assert (code, out) == (2, "")
     assert "m.html') is in a folder that cannot be written: name another" in err
+
+
+def test_data_that_were_split_otherwise_since_are_not_the_runs(tmp_path, capsys):
+    data = pictures(tmp_path / "data")
+    run = trained(data, tmp_path / "run", "--label-column", "kind")
+    assert printed(capsys, "evaluate", run)[0] == 0
+    rows = (data / "labels.csv").read_text().splitlines()
+    parts = ["split", *["train", "test"] * 30]
+    both = map(",".join, zip(rows, parts, strict=True))
+    (data / "labels.csv").write_text("\n".join(both))
+    code, _, err = printed(capsys, "evaluate", run)
+    assert code == 2 and "the files were changed, and are split otherwise" in err
+    assert printed(capsys, "evaluate", run, "--split", "all")[0] == 0

@@ -172,7 +172,14 @@ def _labelled(model: "Model", options: Arguments) -> "Dataset":
             if (recipe := _recipe(model)) is None:
                 remedy = "give --data DIR"
                 validate.refuse("data", None, "is not known of this model", remedy)
-            return runner.load(recipe, report)
+            dataset = runner.load(recipe, report)
+            trained = (model.config.get("reading") or {}).get("split")
+            found = (dataset.record or {}).get("split")
+            if options.split != "all" and trained not in (None, found):
+                rule = "is not known: the files were changed, and are split otherwise"
+                remedy = "put them back as they were in training"
+                validate.refuse("split", options.split, rule, remedy)
+            return dataset
         if model.preprocessing is None:
             for name in _OF_DATA:
                 if (given := getattr(options, name)) is not None:
