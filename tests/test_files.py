@@ -1,11 +1,13 @@
 """Folders are written whole, and are on the disk before they take their name."""
 
+import errno
 import os
+import re
 import stat
 
 import pytest
 
-from tanager._files import new_folder
+from tanager._files import make_folder, new_folder, write_json, write_json_once
 from tanager.data import load
 from tanager.data.features import write_features
 
@@ -65,3 +67,31 @@ def test_a_folder_that_fails_leaves_nothing(tmp_path):
         new_folder(tmp_path / "file" / "a", "to"),
     ):
         pass
+
+
+@pytest.mark.parametrize("write", [write_json, write_json_once])
+def test_a_full_disk_is_told_with_the_file_that_is_written(
+    tmp_path, monkeypatch, write
+):
+    def full(handle):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError) as caught:
+        write(tmp_path / "a.json", {})
+    assert caught.value.filename == str(tmp_path / "a.json")
+    message = re.escape(f"to (='{tmp_path}/b') cannot be written: No space left on")
+    with (
+        pytest.raises(ValueError, match=message),
+        new_folder(tmp_path / "b", "to") as folder,
+    ):
+        write(folder / "c.json", {})
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_file_below_a_file_cannot_be_made(tmp_path):
+    (tmp_path / "a").write_text("")
+    with pytest.raises(ValueError, match=r"out .* cannot be written: Not a directory"):
+        make_folder(tmp_path / "a/b", "out")
+    with pytest.raises(NotADirectoryError, match=re.escape(f"'{tmp_path}/a/b'")):
+        write_json(tmp_path / "a/b", {})

@@ -1,6 +1,6 @@
 import pytest
 
-from tanager._text import clean
+from tanager._text import clean, in_bytes
 
 
 @pytest.mark.parametrize(
@@ -20,3 +20,18 @@ from tanager._text import clean
 def test_what_steers_a_terminal_is_replaced(text, shown):
     assert clean(text) == shown
     assert clean(text).encode()
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [
+        (0, "0 bytes"),
+        (1023, "1023 bytes"),
+        (1536, "1.5 KiB"),
+        (20e6, "19.1 MiB"),
+        (3 << 30, "3.0 GiB"),
+        (5 << 40, "5.0 TiB"),
+    ],
+)
+def test_a_size_has_the_unit_that_fits(size, shown):
+    assert in_bytes(size) == shown

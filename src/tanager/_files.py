@@ -21,9 +21,10 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
     A reader sees the old file or the new one, never a part. `mode` is masked by the
     process's umask.
     """
-    with _neighbour(path, content, mode) as temporary:
-        os.replace(temporary, path)
-    sync_folder(path.parent)
+    with _naming(path):
+        with _neighbour(path, content, mode) as temporary:
+            os.replace(temporary, path)
+        sync_folder(path.parent)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -33,6 +34,17 @@ def write_text(path: Path, text: str) -> None:
     escaped as ``\udcff``.
     """
     write_atomically(path, text.encode(errors="backslashreplace"))
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Name the file that is written in an error, not the temporary one beside it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
 
 
 @contextlib.contextmanager
@@ -52,6 +64,19 @@ def _neighbour(path: Path, content: bytes, mode: int) -> Iterator[Path]:
         Path(name).unlink(missing_ok=True)
 
 
+def make_folder(path: Path, argument: str, mode: int = 0o777) -> None:
+    """Make a folder and those above it, unless it is there.
+
+    Raises:
+        ValueError: it cannot be made; `argument` names it.
+    """
+    try:
+        path.mkdir(mode, parents=True, exist_ok=True)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        validate.refuse(argument, str(path), "cannot be written", reason)
+
+
 @contextlib.contextmanager
 def new_folder(path: Path, argument: str, mode: int = 0o700) -> Iterator[Path]:
     """Give a folder to write files in, and rename it to `path` when it is whole.
@@ -59,7 +84,7 @@ def new_folder(path: Path, argument: str, mode: int = 0o700) -> Iterator[Path]:
     The files are on the disk before it takes its name. On an error it is deleted.
 
     Raises:
-        ValueError: no folder can be made beside `path`; `argument` names it.
+        ValueError: the folder cannot be written; `argument` names it.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,10 +99,19 @@ def new_folder(path: Path, argument: str, mode: int = 0o700) -> Iterator[Path]:
         parts.chmod(mode)
         sync_folder(parts)
         os.replace(parts, path)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(parts, ignore_errors=True)
+        if isinstance(error, OSError) and _is_of(error, parts):
+            reason = error.strerror or ""
+            validate.refuse(argument, str(path), "cannot be written", reason)
         raise
     sync_folder(path.parent)
+
+
+def _is_of(error: OSError, folder: Path) -> bool:
+    """Return whether an error names a file in a folder, or none."""
+    named = Path(os.fsdecode(error.filename or folder))
+    return error.errno is not None and named.is_relative_to(folder)
 
 
 def sync_folder(folder: Path) -> None:
@@ -109,7 +143,7 @@ def write_json_once(path: Path, content: Any, mode: int = 0o644) -> None:
 
     On a file system without hard links, the last of several writers wins.
     """
-    with _neighbour(path, _json_file(content), mode) as temporary:
+    with _naming(path), _neighbour(path, _json_file(content), mode) as temporary:
         try:
             os.link(temporary, path)
         except FileExistsError:

@@ -1,5 +1,6 @@
 """Text of files that others wrote, made safe to print."""
 
+import math
 import re
 import unicodedata
 
@@ -19,6 +20,14 @@ def clean(text: object) -> str:
     if _PLAIN.fullmatch(text):
         return text
     return "".join(_safe(character) for character in text)
+
+
+def in_bytes(size: float) -> str:
+    """Return a size in the unit that fits: 12 bytes, 1.5 KiB, 2.0 GiB."""
+    if size < 1024:
+        return f"{size:.0f} bytes"
+    power = min(4, int(math.log2(size)) // 10)
+    return f"{size / 1024**power:.1f} {' KMGT'[power]}iB"
 
 
 def _safe(character: str) -> str:

@@ -379,6 +379,8 @@ def test_data_of_an_evaluation_are_resized_once(
         (sorted(map(str, range(12))), [*map(str, range(12))], None),
         (("cat", "dog"), ("0", "1"), [0, 1]),
         (("cat", "dog"), ("dog",), [1]),
+        (("a", "Hüfte"), ("Hu\u0308fte",), [1]),
+        (("a", "Hu\u0308fte"), ("Hüfte", "a"), [1, 0]),
         ((), ("b", "a"), [0, 1]),
         (("cat", "dog", "owl"), ("0", "1"), "class (='0') is not one of the model's"),
         (("0", "1"), ("0", "1", "2"), "class (='2') is not one of the model's"),

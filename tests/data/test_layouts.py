@@ -2,6 +2,8 @@
 
 import json
 import re
+import unicodedata
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -289,6 +291,7 @@ def test_what_is_not_read_is_counted_and_named(tmp_path):
         "layout": "class folders",
         "conversion": "upright-8-bit",
         "size": "as they are",
+        "split": "given",
         "not_read": {".txt": 3, ".docx": 1, "no ending": 1},
     }
     assert caught[0].filename == __file__
@@ -424,6 +427,10 @@ def test_a_column_that_is_not_there_names_only_a_near_one(tmp_path, given, messa
     assert not others & {*re.findall(r"\w+", str(refused.value))}
 
 
+UNKNOWN = [
+    (cell, f"row 4 has {cell} in column 2: fill it in, or leave out the row; if it is")
+    for cell in ("NaN", "NA", "n/a", "#N/A", "null", "None")
+]
 WRITTEN = ("image,label", "1.png,zoe", "2.png,ann")
 
 
@@ -446,6 +453,7 @@ WRITTEN = ("image,label", "1.png,zoe", "2.png,ann")
         (csv(*WRITTEN, "4.png,zoe"), "path (="),
         (csv(*WRITTEN, "2.png,zoe"), "row 4 names the image of row 3: leave only one"),
         (csv(*WRITTEN, "3.png,"), "row 4 has nothing in column 2: fill it in, or"),
+        *((csv(*WRITTEN, f"3.png,{cell}"), told) for cell, told in UNKNOWN),
         (csv(*WRITTEN, "", "3.png,"), "row 5 has nothing in column 2"),
         (csv(*WRITTEN, "", "3.png"), "row 5 has 1 columns, and the first line has 2"),
         (csv(*WRITTEN, "3.png"), "row 4 has 1 columns, and the first line has 2"),
@@ -516,3 +524,66 @@ def test_classes_of_images_that_were_held_out(tmp_path, stream):
 )
 def test_endings(name, expected):
     assert ending(name) == expected
+
+
+@pytest.mark.parametrize("missing", ["nan", "N/A"])
+def test_a_missing_label_is_no_class(tmp_path, missing):
+    """Nor a person; without a row it is refused in other layouts too."""
+    write(tmp_path / "csv", *(f"{n}.png" for n in range(4)))
+    lines = [f"{n}.png,{'ab'[n % 2]},{missing if n == 3 else n}" for n in range(4)]
+    table = tmp_path / "csv/labels.csv"
+    table.write_text("\n".join(["file,label,person", *lines]))
+    with pytest.raises(ValueError, match=f"row 5 has {missing} in column 3"):
+        load("folder", tmp_path / "csv", groups="person")
+    labels = np.array(["a", "b", missing] * 3)
+    pixels = np.zeros((9, 8, 8, 1), np.uint8)
+    np.savez(tmp_path / "x.npz", train_images=pixels, train_labels=labels)
+    with pytest.raises(
+        ValueError, match="a label that is not the name of a class, but"
+    ):
+        load("folder", tmp_path / "x.npz")
+    cells = ["x", "y", "x|y", missing, "", "x"]
+    write(tmp_path / "several", *(f"{n}.png" for n in range(6)))
+    lines = [f"{n}.png,{cell}" for n, cell in enumerate(cells)]
+    (tmp_path / "several/labels.csv").write_text("\n".join(["file,label", *lines]))
+    with pytest.warns(UserWarning):
+        found = load("folder", Layout(tmp_path / "several", multi_label=True))
+    assert found.classes == ("x", "y")
+
+
+@pytest.mark.parametrize(("form", "other"), [("NFC", "NFD"), ("NFD", "NFC")])
+@pytest.mark.parametrize("beside", [False, True])
+def test_accents_may_be_encoded_in_two_ways(tmp_path, form: Any, other: Any, beside):
+    """A name that is there in both ways is exact."""
+    names = [unicodedata.normalize(form, f"Röntgen {n}.png") for n in range(COUNT)]
+    write(tmp_path, *names)
+    if beside:
+        (tmp_path / unicodedata.normalize(other, names[0])).write_bytes(
+            (tmp_path / names[0]).read_bytes()
+        )
+    lines = [
+        f"{unicodedata.normalize(other, name)},{'ab'[n % 2]}"
+        for n, name in enumerate(names)
+    ]
+    (tmp_path / "labels.csv").write_text("\n".join(["file,label", *lines]))
+    with pytest.warns(UserWarning) as caught:
+        found = load("folder", tmp_path)
+    assert len(found.train) + len(found.test) == COUNT
+    left = [each for each in caught if "1 image without a row" in str(each.message)]
+    assert len(left) == beside
+
+
+def test_names_that_may_be_one_are_told(tmp_path):
+    write(tmp_path, *(f"{n}.png" for n in range(8)))
+    kinds, persons = ("gesund", "GESUND", "krank"), ("P1", "p1", "Q")
+    lines = [f"{n}.png,{kinds[n % 3]},{persons[n % 3]}" for n in range(8)]
+    (tmp_path / "labels.csv").write_text("\n".join(["file,label,who", *lines]))
+    with pytest.warns(UserWarning) as caught:
+        load("folder", tmp_path, groups="who")
+    told = [str(each.message) for each in caught]
+    alike = [each for each in told if "differ only in upper and lower case" in each]
+    assert len(alike) == 2
+    assert "gesund, GESUND; write them the same way" in alike[0].replace(
+        "GESUND, gesund", "gesund, GESUND"
+    )
+    assert alike[1].startswith("2 persons in who") and "p1" not in alike[1]

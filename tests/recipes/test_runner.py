@@ -17,6 +17,8 @@ from tanager.recipes import runner
 SHORT = ["--steps", "2", "--evaluate-every", "1", "--seed", "1"]
 SMALL = [*SHORT, "--model", "linear"]
 
+AUDITS = ("white-box", "membership", "one-run", "replay")
+
 
 def result_of(folder):
     return json.loads((folder / "result.json").read_text())
@@ -97,6 +99,73 @@ def test_no_run_writes_its_secrets_among_the_data(tmp_path, out):
         runner.prepare("folder", recipe)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train"],
+        ["train", "--features", "cached", "--fine-tune", "last-layer", "--out", "../x"],
+        ["search", "--trials", "1"],
+        ["search", "--private", "--trials", "1", "--validation-examples", "2"],
+        ["search", "privacy"],
+        *(["audit", "--method", method] for method in AUDITS),
+    ],
+    ids=" ".join,
+)
+def test_nor_where_no_folder_is_named(images, monkeypatch, capsys, words):
+    monkeypatch.chdir(images)
+    number = 1 + (words[1:2] == ["privacy"])
+    words = [*words[:number], "folder", *words[number:], "--data", ".", "--model"]
+    words += ["linear", "--steps", "1", "--batch-size", "4", "--account", "none"]
+    words += ["--learning-rate", "1", "--epsilon", "8", "--clip-norm", "1"]
+    words += ["--solver", "dp-sgd"]
+    assert cli.main(words) == 2
+    name = "features" if "--features" in words else "out"
+    said = f"tanager: error: {name} (='"
+    told = capsys.readouterr().err
+    assert said in told and "is in the folder of the data, and a run writes " in told
+    assert {path.name for path in images.iterdir()} == {"train", "test"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "digits", "--repeats", "2"],
+        ["search", "digits", "--private", "--trials", "1"],
+        *(["audit", "digits", "--method", method] for method in AUDITS),
+    ],
+    ids=" ".join,
+)
+def test_no_command_writes_among_files_of_others(tmp_path, capsys, words):
+    (tmp_path / "patients.csv").write_text("Anna")
+    words = [*words, "--model", "linear", "--epsilon", "8", "--steps", "1"]
+    words += ["--learning-rate", "1", "--account", "none", "--out", str(tmp_path)]
+    assert cli.main(words) == 2
+    told = capsys.readouterr().err
+    assert "is not empty, and holds no run, but patients.csv: name a folder" in told
+    assert [path.name for path in tmp_path.iterdir()] == ["patients.csv"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "digits"],
+        ["search", "digits", "--trials", "1"],
+        ["search", "privacy", "digits"],
+        *(["audit", "digits", "--method", method] for method in AUDITS),
+    ],
+    ids=" ".join,
+)
+def test_a_default_folder_that_cannot_be_made_is_named(
+    tmp_path, monkeypatch, capsys, words
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").write_text("")  # also root is refused to make a folder in it
+    words = [*words, "--model", "linear", "--epsilon", "8", "--steps", "1"]
+    assert cli.main([*words, "--learning-rate", "1", "--account", "none"]) == 2
+    assert "error: out (='runs/digits-" in (told := capsys.readouterr().err)
+    assert "cannot be written: " in told and "Not a directory" in told
+
+
 def test_the_flag_for_clipping_reaches_the_algorithm():
     styles = {"clip": "clip", "automatic": "automatic", "adaptive": "clip"}
     for clipping, style in styles.items():
@@ -121,6 +190,7 @@ def test_a_run_records_what_was_not_read(tmp_path, images, capsys):
         "layout": "class folders",
         "conversion": "upright-8-bit",
         "size": "as they are",
+        "split": "given",
         "not_read": {".txt": 2},
     }
 

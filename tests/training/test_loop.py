@@ -729,7 +729,9 @@ def test_a_folder_in_use_is_refused(complete):
 def test_a_full_disk_is_refused_before_anything_is_spent(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)._replace(free=10_000)
     monkeypatch.setattr(run_folder.shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(ValueError, match=r"0 MB left, but the run needs about 20 MB"):
+    with pytest.raises(
+        ValueError, match=r"9\.8 KiB left, but the run needs about [\d.]+ MiB"
+    ):
         run(tmp_path / "run")
     assert not (tmp_path / "run/ledger.jsonl").exists()
 
@@ -755,6 +757,16 @@ def test_a_disk_that_fills_up_is_named_and_the_run_resumes(
     assert same(run(out, seed=5).params, seeded[0].params)
 
 
+@pytest.mark.parametrize("name", [None, "run/config.json", "elsewhere.jsonl"])
+def test_a_full_disk_of_another_file_is_not_that_of_the_run(tmp_path, name):
+    named = None if name is None else str(tmp_path / name)
+    with pytest.raises(OSError) as caught:  # noqa: SIM117
+        with run_folder.naming_full_disks(tmp_path / "run"):
+            raise OSError(errno.ENOSPC, "No space left on device", named)
+    elsewhere = caught.value.filename == str(tmp_path / "elsewhere.jsonl")
+    assert elsewhere != ("which resumes" in str(caught.value))
+
+
 def test_out_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "run").write_text("")
     with pytest.raises(ValueError, match="must be a folder, not a file"):
@@ -772,6 +784,21 @@ def test_a_path_that_is_not_utf8_is_refused_before_anything_is_spent(
     with pytest.raises(ValueError, match="like the folders above it"):
         run("run")
     assert not list((tmp_path / "above\udcff").iterdir())
+
+
+@pytest.mark.parametrize("name", ["patients.csv", "images/1.png", "private/names.csv"])
+def test_a_folder_with_files_of_others_is_refused(tmp_path, name):
+    """A run's folder is shown and handed on. Hidden files do not matter."""
+    (tmp_path / "run/private").mkdir(parents=True)
+    (tmp_path / "run/.DS_Store").write_text("")
+    RunFolder(tmp_path / "run")
+    (tmp_path / "run" / name).parent.mkdir(exist_ok=True)
+    (tmp_path / "run" / name).write_text("Anna")
+    if not name.startswith("private"):
+        (tmp_path / "run/private").rmdir()
+    with pytest.raises(ValueError, match="is not empty, and holds no run, but "):
+        run(tmp_path / "run")
+    assert len([*(tmp_path / "run").iterdir()]) == 2
 
 
 @pytest.mark.parametrize(

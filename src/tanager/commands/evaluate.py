@@ -1,6 +1,9 @@
 """`tanager evaluate`: how good a model is on labelled images."""
 
 import dataclasses
+import functools
+import os
+import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -9,6 +12,8 @@ import tyro
 from tyro.conf import Positional
 
 from tanager import _validate as validate
+from tanager._reading import UnreadableFile
+from tanager._record import Maybe, check_record
 from tanager._terminal import new_console
 from tanager.commands import flags, models_in_use
 from tanager.commands.tables import new_table, print_json
@@ -20,12 +25,25 @@ if TYPE_CHECKING:
     import numpy as np
 
     from tanager.data import Dataset
+    from tanager.data.streamed import Progress
     from tanager.recipes.recipe import Recipe
     from tanager.use.model import Model
 
 
 SPLITS = ("test", "train", "all")
 _MOST_CLASSES = 20  # of a confusion matrix that fits on a screen
+_OF_DATA = ("labels", "image_column", "label_column", "uncertain", "groups")
+_TEXT, _NUMBER, _BOOL = Maybe(str), Maybe(int), Maybe(bool)
+_DATA = {"split": _TEXT, "labels": _BOOL, "groups": _TEXT, "classes": Maybe([str])}
+_DATA |= {"validation_examples": _NUMBER, "train_examples": _NUMBER}
+_DATA |= {"image_column": _TEXT, "label_column": _TEXT, "labels_from_name": _BOOL}
+_DATA |= {"uncertain": _TEXT}
+_SPLIT_BY = {
+    "given": "the data of the training had one",
+    "by name": "training split images by the names of their files",
+    "by person": "training split by person (groups)",
+    "by number": "training split images by their number in a file",
+}
 _NOTE = "ε does not cover these numbers: they depend on the labelled examples exactly."
 
 
@@ -48,13 +66,22 @@ class Arguments:
     labels: str | None = None
     """CSV file with the labels of --data, as `tanager train folder --labels` reads."""
 
+    image_column: str | None = None
+    """Its column with the images. Default: as in training."""
+
+    label_column: str | None = None
+    """Its column with the labels. Default: as in training."""
+
+    groups: str | None = None
+    """Which person an image is of: folder, or a column. Default: as in training."""
+
     uncertain: Annotated[
         str | None, tyro.conf.arg(metavar="{refuse,absent,present}")
     ] = None
     """With several labels: what -1 (uncertain) counts as. Default: as in training."""
 
     split: Annotated[str, tyro.conf.arg(metavar="{test,train,all}")] = "test"
-    """Which images: those that training would hold out (test), the others, or all."""
+    """Which images: those that training holds out (test), the others, or all."""
 
     to: Path | None = None
     """Also write an HTML page, such as evaluation.html."""
@@ -78,14 +105,16 @@ def run(arguments: Sequence[str]) -> int:
     validate.whole(batch_size=options.batch_size, at_least=1)
     if options.uncertain:
         validate.one_of(get_args(Uncertain), uncertain=options.uncertain)
-    for name in ("labels", "uncertain"):
+    for name in _OF_DATA:
         if (given := getattr(options, name)) and options.data is None:
             validate.refuse(name, given, "needs data", "give the images' --data")
-    if options.to is not None and (
-        options.to.is_dir() or not options.to.parent.is_dir()
-    ):
-        rule = "must be a file in a folder that is there"
-        validate.refuse("to", str(options.to), rule, "such as evaluation.html")
+    if (to := options.to) is not None:
+        if to.is_dir() or not to.parent.is_dir():
+            rule = "must be a file in a folder that is there"
+            validate.refuse("to", str(to), rule, "such as evaluation.html")
+        if not os.access(to.parent, os.W_OK):
+            rule, remedy = "is in a folder that cannot be written", "name another"
+            validate.refuse("to", str(to), rule, remedy)
 
     # JAX is imported from here on: the command line was fine.
     from tanager.measures import CONFIDENCE, RESAMPLES
@@ -136,48 +165,127 @@ def _labelled(model: "Model", options: Arguments) -> "Dataset":
     """Return the data at a path, or else those that a run held out."""
     from tanager import data
     from tanager.recipes import runner
-    from tanager.recipes.recipe import Recipe
 
-    path, labels = options.data, options.labels
-    recorded = dict(model.config.get("recipe") or {})
-    recorded.pop("name", None)
-    recipe = Recipe.from_json(recorded) if recorded else None
+    path = options.data
     with models_in_use.progress(True) as report:
         if path is None:
-            if recipe is None:
+            if (recipe := _recipe(model)) is None:
                 remedy = "give --data DIR"
                 validate.refuse("data", None, "is not known of this model", remedy)
-            return runner.load(recipe, report)
+            dataset = runner.load(recipe, report)
+            trained = (model.config.get("reading") or {}).get("split")
+            found = (dataset.record or {}).get("split")
+            if options.split != "all" and trained not in (None, found):
+                rule = "is not known: the files were changed, and are split otherwise"
+                remedy = "put them back as they were in training"
+                validate.refuse("split", options.split, rule, remedy)
+            return dataset
         if model.preprocessing is None:
-            if labels is not None:
-                rule = "must be left out: this model takes features, not images"
-                validate.refuse("labels", labels, rule)
+            for name in _OF_DATA:
+                if (given := getattr(options, name)) is not None:
+                    rule = "must be left out: this model takes features, not images"
+                    validate.refuse(name, given, rule)
             if options.code is not None and Path(path).is_dir():
                 rule = "holds images, and the model takes arrays as they are"
                 validate.refuse("data", path, rule, models_in_use.FOR_IMAGES)
             return data.load("features", features_from=path)
-        shape = model.preprocessing.shape_read
-        if recipe is not None and recipe.dataset != "digits":
-            recipe = _elsewhere(recipe, path, options)
-            return runner.load(recipe, report, shape)
-        uncertain: Any = options.uncertain or "refuse"
-        several = {"multi_label": model.multi_label, "uncertain": uncertain}
-        layout = data.Layout(path, labels=labels, **several)
-        return data.load("folder", layout, image_size=shape, progress=report)
+        recorded = _recorded(model, options.model)
+        dataset = _read(path, model, recorded, options, report)
+        if options.split != "all":
+            _require_split(dataset, path, recorded, options)
+        return dataset
 
 
-def _elsewhere(recipe: "Recipe", path: str, options: Arguments) -> "Recipe":
-    """Return the recipe that reads all data at a path as training read its own."""
-    labels = options.labels
-    changed: dict[str, Any] = {"data": path, "labels": labels}
-    changed |= {"validation_examples": 0, "train_examples": None}
-    if options.uncertain:
-        changed["uncertain"] = options.uncertain
-    if labels is not None:
-        changed["labels_from_name"] = False
-    elif recipe.labels is not None:  # its columns are those of that file
-        changed |= {"image_column": None, "label_column": None}
-    return dataclasses.replace(recipe, **changed)
+def _recipe(model: "Model") -> "Recipe | None":
+    """Return the recipe of a run; None for a run without one, and for an export."""
+    from tanager.recipes.recipe import Recipe
+
+    fields = dict(model.config.get("recipe") or {})
+    fields.pop("name", None)
+    return Recipe.from_json(fields) if fields else None
+
+
+def _recorded(model: "Model", source: str) -> dict[str, Any]:
+    """Return how training read and split its images, as far as the model records it."""
+    if recipe := _recipe(model):
+        reading = model.config.get("reading")
+        found = {**recipe.to_json(), "split": dict(reading or {}).get("split")}
+    else:
+        found = (model.config.get("tanager") or {}).get("data") or {}
+        check_record(f"{source}/config.json", found, _DATA, "export it again")
+    return found
+
+
+def _read(
+    path: str,
+    model: "Model",
+    recorded: Mapping[str, Any],
+    options: Arguments,
+    report: "Progress",
+) -> "Dataset":
+    """Return all data at a path, read as training read its own."""
+    from tanager import data
+    from tanager.recipes.fields import LAYOUT_FIELDS
+
+    given = {name: getattr(options, name) for name in _OF_DATA}
+    given = {name: value for name, value in given.items() if value is not None}
+    fields = {"uncertain": "refuse", **recorded, "multi_label": model.multi_label}
+    if options.labels is not None:
+        fields["labels_from_name"] = False
+    elif recorded.get("labels"):  # its columns are those of that file
+        fields |= {"image_column": None, "label_column": None}
+    fields |= {"labels": None, **given}
+    layout = {name: fields[name] for name in LAYOUT_FIELDS if name in fields}
+    kind, groups = fields.get("dataset", "folder"), fields.get("groups")
+    kind = "folder" if kind == "digits" else kind
+    seen = model.preprocessing.shape_read if model.preprocessing else None
+    load = functools.partial(
+        data.load,
+        kind,
+        data.Layout(path, **layout),
+        classes=fields.get("classes"),
+        image_size=seen if kind in data.RESIZED else None,
+        stream=fields.get("stream"),
+        progress=report,
+    )
+    if options.split != "all":
+        try:
+            return load(groups=groups)
+        except ValueError as error:
+            if options.groups is None and str(error).startswith("groups (="):
+                more = "or give --split all, which needs no persons"
+                raise ValueError(f"{error}; {more}") from error
+            raise
+    try:  # All images are measured, whoever they are of.
+        return load()
+    except UnreadableFile:
+        if groups != "folder":
+            raise
+        return load(groups=groups)  # folders of persons are in the class folders
+
+
+def _require_split(
+    dataset: "Dataset", path: str, recorded: Mapping[str, Any], options: Arguments
+) -> None:
+    """Refuse a part of the data that may not be that part of the training's data."""
+    remedy = "for images that training did not see, give --split all"
+    for name in ("validation_examples", "train_examples"):
+        if options.split == "train" and (left := recorded.get(name)):
+            rule = f"is not known: training left out images by number ({name}={left})"
+            validate.refuse("split", options.split, rule, remedy)
+    found, trained = (dataset.record or {}).get("split"), recorded.get("split")
+    same = found == trained
+    if found == "by number":
+        own = recorded.get("data")
+        same &= own is not None and Path(own).resolve() == Path(path).resolve()
+    if found == "by person":
+        same &= options.groups in (None, recorded.get("groups"))
+    if same or (found == "given" and trained not in _SPLIT_BY):
+        return
+    why = _SPLIT_BY.get(str(trained), "the model does not say how training split")
+    part = "a test part" if found == "given" else "no test part"
+    rule = f"is not known: {path} has {part} of its own, and {why}"
+    validate.refuse("split", options.split, rule, remedy)
 
 
 def _logits(
@@ -209,10 +317,18 @@ def _numbers(model: "Model", names: Sequence[str]) -> Any:
     """Return the model's number of each class of the data, by name.
 
     Data without names of classes have numbers as names. They are taken by position if
-    the model's classes have other names, and there are as many.
+    the model's classes have other names, and there are as many. Letters with accents
+    may be encoded in two ways.
     """
     import numpy as np
 
+    plain = {unicodedata.normalize("NFC", name): name for name in model.classes}
+    names = [
+        name
+        if name in model.classes
+        else plain.get(unicodedata.normalize("NFC", name), name)
+        for name in names
+    ]
     unnamed = list(names) == [str(k) for k in range(len(names))]
     strange = [name for name in names if name not in model.classes]
     alike = unnamed and len(strange) == len(names) == len(model.classes)

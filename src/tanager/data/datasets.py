@@ -184,9 +184,7 @@ def load(
     elif name == "digits":
         dataset = _digits()
     else:
-        layout = (
-            path if isinstance(path, Layout) else Layout("" if path is None else path)
-        )
+        layout = path if isinstance(path, Layout) else Layout(path or "")
         wanted = FILES[name][0].over(
             layout=layout,
             stream=stream,
@@ -369,14 +367,15 @@ def _found(name: str, wanted: Wanted, decoded: bool) -> Dataset:
         f"there are no test images: about a fifth of the {what} are held out for "
         "testing, by a fixed public choice"
     )
-    held = held_out_by_name(train, owners)
-    if held is None:  # by its number: one more at the end moves no other
+    split, held = held_out_by_name(train, owners)
+    if held is None:  # one more at the end moves no other
         held = _public_words(len(train)) < 2**64 // HELD_OUT
     if held.all() or not held.any():
         rule = "must be more, to hold out a fifth of them"
         remedy = "add some, or test images"
         validate.refuse(what, dataset.units()[1], rule, remedy)
-    return _with_test(dataset, held)
+    wanted.record.split = split
+    return _with_test(dataset, held, record=wanted.record.to_json())
 
 
 def _with_classes(dataset: Dataset, names: tuple[str, ...]) -> Dataset:
@@ -439,9 +438,9 @@ def _parted(dataset: Dataset, validation: int, wanted: int | None) -> Dataset:
     return dataset.only(np.isin(numbers, chosen))
 
 
-def _with_test(dataset: Dataset, held: np.ndarray) -> Dataset:
+def _with_test(dataset: Dataset, held: np.ndarray, **changes: Any) -> Dataset:
     test = subset(dataset.train, np.flatnonzero(held))
-    return dataclasses.replace(dataset.only(~held), test=test)
+    return dataclasses.replace(dataset.only(~held), test=test, **changes)
 
 
 def _public_words(count: int) -> np.ndarray:

@@ -23,8 +23,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+import numpy as np
+
 from tanager import _validate as validate
 from tanager._reading import refuse_file
+from tanager._text import clean
 from tanager.data import labelled, mapped
 from tanager.data.folder import (
     TRAINS,
@@ -33,7 +36,7 @@ from tanager.data.folder import (
     list_folder,
     split_folder,
 )
-from tanager.data.labels import number_labels
+from tanager.data.labels import alike, number_labels
 from tanager.data.layout import Layout, Record, described, looked, outermost, walked
 from tanager.data.shards import all_shards, find_shards
 from tanager.data.streamed import EncodedImages, Progress, StreamedImages, common_shape
@@ -362,6 +365,8 @@ def _sized(
 
     `alone` says that there are no test images.
     """
+    if wanted.own:
+        _note_alike(wanted, sources, classes)
     encoded = [each for each in sources if isinstance(each, EncodedImages)]
     encoded = encoded if wanted.tested else encoded[:1]
     if encoded:
@@ -370,6 +375,25 @@ def _sized(
             source.shape = shape
     test = sources[1] if wanted.tested and not alone else sources[0]
     return Found(sources[0], None if alone and wanted.own else test, classes)
+
+
+def _note_alike(
+    wanted: Wanted, sources: Sequence[StreamedImages], classes: Sequence[str]
+) -> None:
+    """Warn of classes and of persons that may be one; no person is named."""
+    differ = "differ only in upper and lower case, or in how letters are encoded"
+    if close := alike(classes):
+        names = ", ".join(map(clean, close))
+        note = (
+            f"classes {differ}: {names:.300}; write them the same way if they are one"
+        )
+        wanted.record.notes.append(note)
+    owners = [each.owners for each in sources if each.owners is not None]
+    if owners and (close := alike([*map(str, np.unique(np.concatenate(owners)))])):
+        wanted.record.notes.append(
+            f"{len(close)} persons in {wanted.groups} have names that {differ}, and "
+            "each counts as one; write them the same way if they are one"
+        )
 
 
 def _shape(wanted: Wanted, sources: Sequence[EncodedImages]) -> tuple[int, int, int]:

@@ -149,6 +149,7 @@ def list_folder(
         )
     _other_entries(path, (), record)
     found = dict(_class_files(path, grouped, record))
+    record.split = "by person" if grouped else "by name"
     parts = _split(path, found, grouped)
     first, second = (
         _listing(path, [(name, part[half]) for name, part in parts.items()])
@@ -267,18 +268,20 @@ def _images_of_person(folder: Path, record: Record) -> list[str]:
     return files
 
 
-def held_out_by_name(source: object, owners: np.ndarray | None) -> np.ndarray | None:
+def held_out_by_name(
+    source: object, owners: np.ndarray | None
+) -> tuple[str, np.ndarray | None]:
     """Choose about a fifth of the images, or of their owners, each by its name alone.
 
-    None if neither has a name.
+    Return how (see `Record.split`), and which; None if neither has a name.
     """
     if owners is not None:
         names, numbers = np.unique(owners, return_inverse=True)
-        return np.array([_held_out(str(name)) for name in names])[numbers]
+        return "by person", np.array([_held_out(str(n)) for n in names])[numbers]
     if not isinstance(source, FolderSource):
-        return None
+        return "by number", None
     places = map(source.place, range(len(source)))
-    return np.array([_held_out(file.name) for file, _ in places])
+    return "by name", np.array([_held_out(file.name) for file, _ in places])
 
 
 def _held_out(name: str) -> bool:

@@ -2,7 +2,8 @@
 
 ======================  ==========================================================
 one column of names     separated by ``|``, as "Finding Labels" of NIH ChestX-ray14.
-                        A blank cell, or "No Finding", is no label
+                        A blank cell, "No Finding" or a word for a missing value
+                        (`tanager.data.labels.MISSING`) is no label
 one column a label      1 or 0, as CheXpert and CelebA have; also 1.0, 0.0, true and
                         false. A blank cell is 0
 ======================  ==========================================================
@@ -22,6 +23,7 @@ import numpy as np
 
 from tanager import _validate as validate
 from tanager._reading import refuse_file
+from tanager.data.labels import MISSING
 from tanager.data.layout import Layout, Record
 
 
@@ -29,6 +31,7 @@ USUAL = ("finding labels", "finding_labels", "findings")
 """Names of a column of names, beside those of a column of one label."""
 _MARK = "|"
 _NOTHING = ("", "no finding")
+_NONE = {*_NOTHING, *MISSING}
 _CELLS = {"": 2, "1": 1, "1.0": 1, "true": 1, "0": 0, "0.0": 0, "false": 0}
 _CELLS |= {"-1": -1, "-1.0": -1}  # 2 is a blank, until it is counted as 0
 
@@ -73,7 +76,7 @@ def read_labels(
 
 def _of_names(file: Path, values: Sequence[str]) -> tuple[tuple[str, ...], np.ndarray]:
     parts = [{name.strip() for name in value.split(_MARK)} for value in values]
-    sets = [{name for name in each if name.lower() not in _NOTHING} for each in parts]
+    sets = [{name for name in each if name.lower() not in _NONE} for each in parts]
     names = sorted(set().union(*sets))
     if 2 * len(names) > len(sets):
         rule = "has fewer than two images a label, if each name is one"

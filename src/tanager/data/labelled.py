@@ -4,6 +4,7 @@ import csv
 import io
 import os
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from tanager.data.folder import (
     list_files,
 )
 from tanager.data.label_sets import USUAL, read_labels
+from tanager.data.labels import MISSING, RENAME
 from tanager.data.layout import Layout, Record, counted, described, looked, walked
 
 
@@ -29,6 +31,7 @@ LABEL_NAMES = ("label", "labels", "class", "target", "category", "diagnosis")
 """Names that a column usually has, in lower or upper case."""
 _HALVES = (*TRAINS, *TESTS)
 _LARGEST = 1 << 30  # bytes of a CSV file
+_OR_RENAME = f"; {RENAME}"
 _BEGINNING = re.compile(r"[^\d_.(-]+")
 
 
@@ -64,7 +67,7 @@ def from_table(
     names, rows = _rows(file)
     files = _files(folder, record, besides=file)
     known = _known(folder, file, files)
-    if any(cell in known for cell in names):
+    if any(_image_of(known, cell) is not None for cell in names):
         rule = "has no names of columns: its first line names an image"
         refuse_file(file, rule, "add a first line such as image,label", "labels")
     image = _image_column(file, names, rows.values(), known, layout.image_column)
@@ -79,7 +82,7 @@ def from_table(
         label = _label_column(file, names, used, layout.label_column)
     chosen: dict[str, int] = {}
     for number, row in rows.items():
-        found = known.get(row[image])
+        found = _image_of(known, row[image])
         if not found:
             what = "no image" if found is None else "several images"
             rule = f"row {number} names {what}"
@@ -89,9 +92,13 @@ def from_table(
             rule = f"row {number} names the image of row {chosen[found]}"
             refuse_file(file, rule, "leave only one of them there", "labels")
         for column in (label, owner):
-            if column is not None and not row[column]:
-                rule = f"row {number} has nothing in column {column + 1}"
-                refuse_file(file, rule, "fill it in, or leave out the row", "labels")
+            if column is not None and row[column].lower() in ("", *MISSING):
+                shown = row[column] or "nothing"
+                rule = f"row {number} has {shown} in column {column + 1}"
+                remedy = "fill it in, or leave out the row" + _OR_RENAME * bool(
+                    row[column]
+                )
+                refuse_file(file, rule, remedy, "labels")
         chosen[found] = number
     if without := len(files) - len(chosen):
         record.notes.append(
@@ -209,7 +216,9 @@ def _has_labels(folder: Path, file: Path, layout: Layout) -> bool:
     files = _files(folder, Record())
     known = _known(folder, file, files)
     columns = [*zip(*rows.values(), strict=True)]
-    images = max(([known.get(cell) for cell in each] for each in columns), key=_count)
+    images = max(
+        ([_image_of(known, cell) for cell in each] for each in columns), key=_count
+    )
     if 2 * _count(images) <= max(len(rows), len(files)):
         return False
     found = [n for n, image in enumerate(images) if image]
@@ -328,7 +337,8 @@ def _rows(file: Path) -> tuple[list[str], dict[int, list[str]]]:
 def _known(folder: Path, file: Path, files: Sequence[str]) -> dict[str, str]:
     """Return each image by what may name it: a path, a name, a name without ending.
 
-    What several images share names none of them.
+    What several images share names none of them. Letters with accents may be encoded in
+    another way than in the file's name (Unicode NFC, as here, or NFD).
     """
     beside = os.path.relpath(folder, file.parent)
     whole, short = {}, {}
@@ -337,7 +347,17 @@ def _known(folder: Path, file: Path, files: Sequence[str]) -> dict[str, str]:
         name = os.path.basename(each)
         for part in {name, os.path.splitext(name)[0], os.path.splitext(each)[0]}:
             short[part] = "" if part in short else each
-    return short | whole
+    exact, alike = short | whole, {}
+    for name, each in exact.items():
+        if (plain := unicodedata.normalize("NFC", name)) not in exact:
+            alike[plain] = each if alike.get(plain, each) == each else ""
+    return alike | exact
+
+
+def _image_of(known: Mapping[str, str], cell: str) -> str | None:
+    """Return the image that a cell names; "" if several, None if none."""
+    found = known.get(cell)
+    return known.get(unicodedata.normalize("NFC", cell)) if found is None else found
 
 
 def _image_column(
@@ -349,7 +369,8 @@ def _image_column(
 ) -> int:
     if given is None:
         share = [
-            sum(bool(known.get(row[n])) for row in rows) for n in range(len(names))
+            sum(bool(_image_of(known, row[n])) for row in rows)
+            for n in range(len(names))
         ]
         best = [n for n, count in enumerate(share) if count == max(share)]
         if max(share) and len(best) == 1:

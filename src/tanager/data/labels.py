@@ -1,5 +1,7 @@
 """Number the classes of labels: of whole numbers, text, or true and false."""
 
+import collections
+import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,6 +13,17 @@ from tanager.data.streamed import StreamedImages
 
 
 _KINDS = {"i": "whole numbers", "u": "whole numbers", "b": "true or false", "U": "text"}
+MISSING = ("nan", "na", "n/a", "#n/a", "<na>", "null", "none")
+"""What programs write, in lower or upper case, where nothing is known."""
+RENAME = "if it is a class, give it another name"
+
+
+def alike(names: Sequence[str]) -> list[str]:
+    """Return the names that differ from another in case or in how they are encoded."""
+    same = collections.defaultdict(list)
+    for name in names:
+        same[unicodedata.normalize("NFC", name).casefold()].append(name)
+    return [name for each in same.values() if len(each) > 1 for name in each]
 
 
 def number_labels(
@@ -48,6 +61,9 @@ def number_labels(
         if kinds[0] == "whole numbers":
             remedy = "the Hub writes −1 where labels are secret: leave that split out"
             _refuse(sources, found, lambda v: v < 0, "0 or above", remedy)
+        elif kinds[0] == "text" and not names:
+            rule = f"the name of a class, but missing ({', '.join(MISSING)})"
+            _refuse(sources, found, _missing, rule, RENAME)
         values = np.sort(names) if names else np.unique(np.concatenate(found))
         _refuse(sources, found, lambda v: ~np.isin(v, values), "the name of a class")
         classes = tuple(names) or tuple(map(str, values.tolist()))
@@ -63,6 +79,10 @@ def number_labels(
     for source, each in zip(sources, found, strict=True):
         source.labels = each.astype(np.int32)
     return classes
+
+
+def _missing(values: np.ndarray) -> np.ndarray:
+    return np.isin(np.char.lower(values), MISSING)
 
 
 def _file(source: StreamedImages) -> Path:

@@ -90,12 +90,15 @@ class Record:
     Attributes:
         layout: in words.
         size: "given", "as they are" or "default".
+        split: where the test images come from: "given" by the files, or held out
+            "by name" of the image, "by person", or "by number".
         not_read: how many files are not images, by ending.
         notes: one sentence each.
     """
 
     layout: str = ""
     size: str = "given"
+    split: str = "given"
     not_read: collections.Counter[str] = dataclasses.field(
         default_factory=collections.Counter
     )
@@ -120,6 +123,7 @@ class Record:
             "layout": self.layout,
             "conversion": CONVERSION,
             "size": self.size,
+            "split": self.split,
             "not_read": dict(self.not_read.most_common()),
         }
 

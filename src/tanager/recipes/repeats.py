@@ -18,6 +18,7 @@ from tanager.privacy.shown import format_epsilon
 from tanager.recipes.runner import Prepared
 from tanager.training import charging
 from tanager.training.result import TrainResult
+from tanager.training.run_folder import refuse_foreign
 
 
 def repeated(prepared: Prepared, repeats: int) -> Iterator[Prepared]:
@@ -41,9 +42,13 @@ def require_room(prepared: Prepared, repeats: int, account: Account | None) -> N
     """Refuse runs that could not all be charged, before the first of them is made.
 
     Raises:
-        ValueError: see `tanager.privacy.account.Account.charge`.
+        ValueError: the folder has files of others; or see
+            `tanager.privacy.account.Account.charge`.
     """
     recipes = [each.recipe for each in repeated(prepared, repeats)]
+    if repeats > 1:
+        own = [str(number + 1) for number in range(repeats)]
+        refuse_foreign(str(prepared.recipe.out), [*own, "repeats.json"])
 
     def to_begin() -> list[int]:
         ledgers = [Path(str(recipe.out)) / "ledger.jsonl" for recipe in recipes]

@@ -33,6 +33,10 @@ from tanager.training.result import TrainResult
 from tanager.training.run_folder import RunFolder, numbered, remove_unused
 
 
+_RUNS = "runs"
+"""Where runs are whose recipe names no folder."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Prepared:
     """A named recipe whose input was checked and whose budget is solved."""
@@ -104,7 +108,7 @@ def prepare(
     given, recipe = recipe, automatic.resolved(recipe)
     if recipe.weights is not None:
         find_weights(recipe.weights)  # what is unreachable ends the run at once
-    _require_apart(recipe)
+    require_apart(recipe)
     if dataset is None:
         dataset = load(recipe, progress)
     recipe = sized(recipe, dataset)
@@ -134,16 +138,24 @@ def prepare(
     return Prepared(name, recipe, dataset, budget, reasons)
 
 
-def _require_apart(recipe: Recipe) -> None:
-    """Refuse to write secrets among the data, where who has the data reads them."""
-    if recipe.out is None or recipe.data is None:
-        return
-    out, data_folder = (
-        Path(path).expanduser().resolve() for path in (recipe.out, recipe.data)
-    )
-    if out.is_relative_to(data_folder):
-        rule = "is in the folder of the data, and a run writes secrets"
-        validate.refuse("out", recipe.out, rule, "give a folder elsewhere")
+def require_apart(recipe: Recipe, out: str | Path | None = None) -> None:
+    """Refuse to write secrets among the data, where who has the data reads them.
+
+    `out` is the folder of what is run, if it is not the recipe's.
+
+    Raises:
+        ValueError: it, or the folder of features, is in the folder of the data.
+    """
+    written = {"out": out or recipe.out or _RUNS, "features": recipe.features}
+    for name, path in written.items():
+        for place in (recipe.data, recipe.features_from):
+            if path is None or place is None:
+                continue
+            inner, outer = (Path(p).expanduser().resolve() for p in (path, place))
+            if inner.is_relative_to(outer):
+                rule = "is in the folder of the data, and a run writes secrets"
+                remedy = f"give a folder elsewhere (--{name})"
+                validate.refuse(name, str(path), rule, remedy)
 
 
 @contextlib.contextmanager
@@ -152,7 +164,7 @@ def in_folder(prepared: Prepared) -> Iterator[Prepared]:
     if prepared.recipe.out is not None:
         yield prepared
         return
-    out = hosts.from_chief(lambda: str(numbered(prepared.name)))
+    out = hosts.from_chief(lambda: str(numbered(prepared.name, _RUNS)))
     try:
         recipe = dataclasses.replace(prepared.recipe, out=out)
         yield dataclasses.replace(prepared, recipe=recipe)

@@ -19,7 +19,7 @@ import numpy as np
 
 from tanager import __version__
 from tanager import _validate as validate
-from tanager._files import write_json
+from tanager._files import make_folder, write_json
 from tanager._record import Each, read_record
 from tanager.privacy import accountant
 from tanager.report.run_files import read_metrics
@@ -191,7 +191,7 @@ def begin(
     elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         rule, remedy = "is not empty, and holds no table", "choose another folder"
         validate.refuse("out", str(folder), rule, remedy)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(folder, "out", 0o700)
     write_json(path, content | {"runs": known | runs})
 
 

@@ -201,6 +201,7 @@ def search_privately(folder: str | os.PathLike, settings: PrivateSettings) -> Wi
     """
     folder, content = Path(folder), as_json(settings.to_json())
     _refuse_another(folder, content)
+    runner.require_apart(settings.recipe, folder)
     account = None
     if not (folder / "result.json").exists():
         account = account_of(settings.recipe, jobs.load(settings.recipe), "search")

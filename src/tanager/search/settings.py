@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from tanager import __version__
 from tanager import _validate as validate
-from tanager._files import as_json, write_json
+from tanager._files import as_json, make_folder, write_json
 from tanager._reading import reading
 from tanager._record import Each, Maybe, read_record
 from tanager.data import Dataset
@@ -185,7 +185,7 @@ def agreed(folder: Path, settings: Settings | None) -> Settings:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             rule, remedy = "is not empty, and holds no study", "choose another folder"
             validate.refuse("out", str(folder), rule, remedy)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(folder, "out", 0o700)
         write_json(path, settings.to_json())
         return settings
     content = read_record(path, _STUDY, _ANOTHER)

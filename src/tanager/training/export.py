@@ -56,6 +56,8 @@ _CONFIG = {
     "examples": int,
     "batch_size": float,
 }
+_OF_DATA = ("groups", "classes", "validation_examples", "train_examples")
+_OF_DATA += ("image_column", "label_column", "labels_from_name", "uncertain")
 _REPEAT = "repeat the command that began it, with the run's folder as --out"
 
 
@@ -242,6 +244,7 @@ def _description(
         "precision": (config.get("recipe") or {}).get("precision"),
         "multi_label": bool(config.get("multi_label")),
         "weights": weights,
+        "data": _data(config),
         "guarantee": {name: result.get(name) for name in _GUARANTEE},
     }
     if format == "onnx":
@@ -251,6 +254,16 @@ def _description(
     if search := result.get("search"):
         ours["guarantee"]["search"] = {name: search[name] for name in _OF_A_SEARCH}
     return {"tanager": ours}
+
+
+def _data(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return how labels and the test part of the data were found; no path."""
+    recipe = config.get("recipe")
+    if recipe is None:
+        return None
+    split = (config.get("reading") or {}).get("split")
+    found = {name: recipe.get(name) for name in _OF_DATA}
+    return {"split": split, "labels": recipe.get("labels") is not None, **found}
 
 
 def _timm_description(config: Mapping[str, Any], model: Any) -> dict[str, Any]:

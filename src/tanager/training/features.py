@@ -22,9 +22,10 @@ from numpy.typing import DTypeLike
 
 from tanager import _npy
 from tanager import _validate as validate
-from tanager._files import write_json
+from tanager._files import make_folder, write_json
 from tanager._reading import reading, refuse_file
 from tanager._record import read_record
+from tanager._text import in_bytes
 from tanager.clipping.analysis.refusals import check_alone
 from tanager.compiling import jit
 from tanager.data import ArraySource, Source, as_source, gather
@@ -147,13 +148,13 @@ def _begin(place: Path, made_of: dict[str, Any], of_labels: tuple[int, ...]) -> 
             refuse_file(record, "records too many examples", "delete the folder")
         return found["done"]
     shape = tuple(made_of["shape"])
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(place, "features", 0o700)
     os.chmod(place, 0o700)
     needed = 4 * (math.prod(shape) + math.prod(of_labels))
     free = shutil.disk_usage(place).free
     if needed > free:
-        rule = f"needs {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free"
-        remedy = "name a folder on another disk"
+        rule = f"needs {in_bytes(needed)}, and {in_bytes(free)} are free"
+        remedy = "name a folder on another disk (--features)"
         validate.refuse("features", str(place), rule, remedy)
     new = np.lib.format.open_memmap
     new(place / "features.npy", "w+", np.float32, shape).flush()

@@ -20,7 +20,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -28,6 +28,7 @@ from tanager import _validate as validate
 from tanager._files import write_json, write_json_once
 from tanager._reading import reading
 from tanager._record import Maybe, read_record
+from tanager._text import in_bytes
 from tanager.seed import Seed
 
 
@@ -47,7 +48,9 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 @contextlib.contextmanager
 def naming_full_disks(path: str | os.PathLike | None) -> Iterator[None]:
-    """Say which run a full disk stopped, and how it resumes, where no file is named.
+    """Say which run a full disk stopped, and how it resumes.
+
+    A file that is named may be elsewhere: then the error says it.
 
     Raises:
         OSError: the disk is full.
@@ -55,12 +58,29 @@ def naming_full_disks(path: str | os.PathLike | None) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if path is None or error.filename or error.errno not in _FULL:
+        if path is None or error.errno not in _FULL:
+            raise
+        named = Path(os.fsdecode(error.filename or path)).absolute()
+        if not named.is_relative_to(Path(path).absolute()):
             raise
         raise OSError(
             f"a disk is full, likely that of run folder {path} ({error.strerror}): "
             f"free it, and run the same command again with --out {path}, which resumes"
         ) from error
+
+
+def refuse_foreign(path: str | os.PathLike, own: Collection[str]) -> None:
+    """Refuse a folder with files of others: a run's folder is shown and handed on.
+
+    Raises:
+        ValueError: it holds something, and nothing with a name in `own`.
+    """
+    path = Path(path)
+    found = [each.name for each in path.iterdir()] if path.is_dir() else []
+    found = [name for name in found if not name.startswith(".")]
+    if found and not set(own).intersection(found):
+        rule = f"is not empty, and holds no run, but {min(found)}"
+        validate.refuse("out", str(path), rule, "name a folder that is new, or empty")
 
 
 def numbered(name: str, parent: str | os.PathLike = "runs") -> Path:
@@ -76,6 +96,10 @@ def numbered(name: str, parent: str | os.PathLike = "runs") -> Path:
             return path
         except FileExistsError:
             number += 1
+        except OSError as error:
+            reason = error.strerror or str(error)
+            remedy = f"{reason}: name a folder elsewhere (--out)"
+            validate.refuse("out", str(path), "cannot be written", remedy)
 
 
 def remove_unused(path: str | os.PathLike) -> None:
@@ -167,6 +191,9 @@ class RunFolder:
         others = [name for name in _WRITTEN if (self.path / name).exists()]
         if others and not begun:
             self._refuse(f"holds a {others[0]} that tanager did not write", _REMEDY)
+        if not begun:
+            refuse_foreign(self.path, (self.private.name, "job.lock"))
+            refuse_foreign(self.private, (self._seed_file.name,))
 
     def _refuse(self, rule: str, remedy: str = "") -> NoReturn:
         validate.refuse("out", str(self.path), rule, remedy)
@@ -266,8 +293,8 @@ class RunFolder:
         free = shutil.disk_usage(self.path).free
         if free < needed:
             self._refuse(
-                f"is on a disk with {free / 1e6:.0f} MB left, but the run needs about "
-                f"{needed / 1e6:.0f} MB",
+                f"is on a disk with {in_bytes(free)} left, but the run needs about "
+                f"{in_bytes(needed)}",
                 "free some space, or train into a folder on another disk",
             )
 

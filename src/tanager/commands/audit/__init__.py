@@ -36,12 +36,16 @@ def run(arguments: Sequence[str]) -> int:
 
     # JAX is imported from here on: the command line was fine.
     from tanager.commands.audit import methods
+    from tanager.recipes import runner
     from tanager.report import audit_page
     from tanager.training.precision import computing
+    from tanager.training.run_folder import refuse_foreign
 
     run_in_place()
     out = Path(recipe.out or f"runs/{name}-audit")
     _refuse_a_run(out)
+    refuse_foreign(out, _OWN)
+    runner.require_apart(recipe, out)
     attack = {
         "white-box": methods.white_box,
         "membership": methods.membership,
@@ -62,6 +66,9 @@ def run(arguments: Sequence[str]) -> int:
     else:
         _print(content, page, accounts.sentence(recipe, content["account"]))
     return int(content["violated"])
+
+
+_OWN = ("audit.json", "replay.json", "run", "private")
 
 
 def _refuse_a_run(out: Path) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from tanager import _validate as validate
+from tanager._files import make_folder
 from tanager._terminal import new_console
 from tanager.audit.black_box import audit_one_run
 from tanager.audit.bounds import highest_advantage
@@ -101,12 +102,12 @@ def replayed(
     """Train a few steps of the recipe again and again, and check all that was done."""
     with tempfile.TemporaryDirectory() as folder:
         _, task, algorithm = _prepared(name, recipe, Path(folder), options)
+        make_folder(out, "out")
         findings = replay(
             task.problem,
             algorithm,
             dataclasses.replace(runner.runtime(recipe), physical_batch_size=4),
         )
-    out.mkdir(parents=True, exist_ok=True)
     return {
         "passed": all(finding.passed for finding in findings),
         "false_alarm": FALSE_ALARM,
