@@ -118,8 +118,8 @@ def test_nor_where_no_folder_is_named(images, monkeypatch, capsys, words):
     words += ["linear", "--steps", "1", "--batch-size", "4", "--account", "none"]
     words += ["--learning-rate", "1", "--epsilon", "8", "--clip-norm", "1"]
     words += ["--solver", "dp-sgd"]
-    assert cli.main(words) == 2
-    name = "features" if "--features" in words else "out"
+    assert main(words) == 2
+    name = "--features" if "--features" in words else "--out"
     said = f"tanager: error: {name} (='"
     told = capsys.readouterr().err
     assert said in told and "is in the folder of the data, and a run writes " in told
@@ -139,7 +139,7 @@ def test_no_command_writes_among_files_of_others(tmp_path, capsys, words):
     (tmp_path / "patients.csv").write_text("Anna")
     words = [*words, "--model", "linear", "--epsilon", "8", "--steps", "1"]
     words += ["--learning-rate", "1", "--account", "none", "--out", str(tmp_path)]
-    assert cli.main(words) == 2
+    assert main(words) == 2
     told = capsys.readouterr().err
     assert "is not empty, and holds no run, but patients.csv: name a folder" in told
     assert [path.name for path in tmp_path.iterdir()] == ["patients.csv"]
@@ -161,8 +161,8 @@ def test_a_default_folder_that_cannot_be_made_is_named(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").write_text("")  # also root is refused to make a folder in it
     words = [*words, "--model", "linear", "--epsilon", "8", "--steps", "1"]
-    assert cli.main([*words, "--learning-rate", "1", "--account", "none"]) == 2
-    assert "error: out (='runs/digits-" in (told := capsys.readouterr().err)
+    assert main([*words, "--learning-rate", "1", "--account", "none"]) == 2
+    assert "error: --out (='runs/digits-" in (told := capsys.readouterr().err)
     assert "cannot be written: " in told and "Not a directory" in told
 
 

@@ -416,7 +416,8 @@ def _named(
         return refuse_file(file, rule, "name another", argument="labels")
     rule = f"has no column {' or '.join(map(repr, wanted))}"
     if given is not None:
-        return refuse_file(file, rule, _near(given, names), argument="labels")
+        remedy = f"{_near(given, names)} (--{what}-column)"
+        return refuse_file(file, rule, remedy, argument="labels")
     remedy = f"name that of the {what}s with {what}_column (--{what}-column)"
     return refuse_file(file, rule, f"{_shown(names)}: {remedy}", argument="labels")
 
