@@ -429,7 +429,7 @@ def test_a_column_that_is_not_there_names_only_a_near_one(tmp_path, given, messa
 
 UNKNOWN = [
     (cell, f"row 4 has {cell} in column 2: fill it in, or leave out the row; if it is")
-    for cell in ("NaN", "NA", "n/a", "#N/A", "null", "None")
+    for cell in ("NaN", "NA", "n/a", "#N/A", "null")
 ]
 WRITTEN = ("image,label", "1.png,zoe", "2.png,ann")
 

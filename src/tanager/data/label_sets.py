@@ -30,8 +30,7 @@ from tanager.data.layout import Layout, Record
 USUAL = ("finding labels", "finding_labels", "findings")
 """Names of a column of names, beside those of a column of one label."""
 _MARK = "|"
-_NOTHING = ("", "no finding")
-_NONE = {*_NOTHING, *MISSING}
+_NONE = {"", "none", "no finding", *MISSING}
 _CELLS = {"": 2, "1": 1, "1.0": 1, "true": 1, "0": 0, "0.0": 0, "false": 0}
 _CELLS |= {"-1": -1, "-1.0": -1}  # 2 is a blank, until it is counted as 0
 

@@ -13,8 +13,8 @@ from tanager.data.streamed import StreamedImages
 
 
 _KINDS = {"i": "whole numbers", "u": "whole numbers", "b": "true or false", "U": "text"}
-MISSING = ("nan", "na", "n/a", "#n/a", "<na>", "null", "none")
-"""What programs write, in lower or upper case, where nothing is known."""
+MISSING = ("nan", "na", "n/a", "#n/a", "<na>", "null")
+"""What programs write, in either case, where nothing is known. None may be a class."""
 RENAME = "if it is a class, give it another name"
 
 
