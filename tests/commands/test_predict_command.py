@@ -229,7 +229,7 @@ def test_a_run_is_evaluated_as_its_training_did(run, tmp_path, capsys):
     assert f"<td>{100 * share['low']:.1f} to {100 * share['high']:.1f} %</td>" in text
     assert "last parameters" not in text and "Which class is taken for which" in text
     code, _, err = printed(capsys, "evaluate", run, "--to", tmp_path / "no" / "page")
-    assert code == 2 and "must be a file in a folder that is there" in err
+    assert code == 2 and "must be a file in a folder that exists" in err
     for part in ("on 360 test examples of digits", "confusion matrix: a row"):
         assert part in out, part
     assert "ε does not cover these numbers" in out

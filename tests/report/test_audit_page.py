@@ -58,7 +58,7 @@ def test_what_was_measured_stands_beside_the_mechanism_s_own_limit(found):
     )
     assert f" above {limit:.2f}" in of_all
     assert "the claimed ε alone allows 0.999." in of_all
-    assert "measured on 1,200 models, without a confidence" in of_all
+    assert "measured on 1,200 models, and have no interval" in of_all
     of_step = audit_page.advantages(found | {"method": "white-box", "knows_sample": 1})
     assert "on 1,200 canaries" in of_step
 

@@ -796,7 +796,9 @@ def test_a_folder_with_files_of_others_is_refused(tmp_path, name):
     (tmp_path / "run" / name).write_text("Anna")
     if not name.startswith("private"):
         (tmp_path / "run/private").rmdir()
-    with pytest.raises(ValueError, match="is not empty, and holds no run, but "):
+    with pytest.raises(
+        ValueError, match="must be new, be empty or hold a run, but it holds "
+    ):
         run(tmp_path / "run")
     assert len([*(tmp_path / "run").iterdir()]) == 2
 

@@ -241,7 +241,7 @@ class Replay:
             float(against_normal.pvalue),
             f"{together.size:,} values",
         )
-        # All of them for a little in common, each pair for a step that comes again.
+        # All steps together show a small common part, each pair a step that repeats.
         pairs = [
             (together[:-1], together[1:]),
             *itertools.combinations(together, 2),

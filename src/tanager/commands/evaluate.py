@@ -110,7 +110,7 @@ def run(arguments: Sequence[str]) -> int:
             validate.refuse(name, given, "needs data", "give the images' --data")
     if (to := options.to) is not None:
         if to.is_dir() or not to.parent.is_dir():
-            rule = "must be a file in a folder that is there"
+            rule = "must be a file in a folder that exists"
             validate.refuse("to", str(to), rule, "such as evaluation.html")
         if not os.access(to.parent, os.W_OK):
             rule, remedy = "is in a folder that cannot be written", "name another"

@@ -20,8 +20,8 @@ class Adjacency(enum.StrEnum):
     ADD_OR_REMOVE_ONE: one data set has exactly one example more, the last one, so N is
         private and updates are divided by a declared size. ε is the same as under
         zero-out, which holds too.
-    REPLACE_ONE: one example is exchanged for another; N is public. ε is about twice as
-        large.
+    REPLACE_ONE: one example is exchanged for another; N is public. ε is larger, often
+        about twice.
 
     References:
         Kairouz et al. 2021, arXiv:2103.00039, section 2 (zero-out).

@@ -1,9 +1,9 @@
 """A last layer on features that are fixed: no public image, no pretrained weights.
 
-Wavelet scattering: Tramèr and Boneh 2021 (arXiv:2011.11660), table 1, reach 67.0 % on
-CIFAR-10 and 98.7 % on MNIST with a linear layer at ε = 3, δ = 1e-5, and 69.3 % on
-CIFAR-10 with two convolutions, which are `scattering-cnn` here. They normalise by
-private means and variances, which cost budget; here those of random images do.
+Wavelet scattering: Tramèr and Boneh 2021 (arXiv:2011.11660), table 1. At ε = 3 and
+δ = 1e-5, a linear layer reaches 67.0 % on CIFAR-10 and 98.7 % on MNIST. Two
+convolutions (`scattering-cnn` here) reach 69.3 % on CIFAR-10. They normalise by private
+means and variances, which cost budget; here, those of random images are used.
 
 Dead leaves: Tang et al. 2023 (arXiv:2306.06076) learn priors from images of random
 processes on accelerators. Here such images give the filters and the whitening of one

@@ -61,7 +61,7 @@ def advantages(found: _Fields) -> str:
         f"AUC {found['auc']:.3f}, advantage {found['advantage']:.3f}. No attack on "
         f"{whose} has an advantage above {most:.3f} on average; the claimed ε alone "
         f"allows {found['highest_advantage']:.3f}. AUC and advantage were measured on "
-        f"{_measured(found)}, without a confidence: chance can lift them above it."
+        f"{_measured(found)}, and have no interval: by chance, they can exceed these."
     )
 
 

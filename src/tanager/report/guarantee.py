@@ -280,7 +280,7 @@ accountant.compose({composed})
 
 
 def factor(epsilon: float) -> str:
-    """Return e^ε of the ε that is printed, which is rounded up, rounded up too."""
+    """Return e^ε of the printed ε, rounded up."""
     return simulated(
         math.exp(float(format_epsilon(epsilon))) if epsilon < 700 else None
     )

@@ -70,7 +70,7 @@ def naming_full_disks(path: str | os.PathLike | None) -> Iterator[None]:
 
 
 def refuse_foreign(path: str | os.PathLike, own: Collection[str]) -> None:
-    """Refuse a folder with files of others: a run's folder is shown and handed on.
+    """Refuse a folder that holds other files: people share the folder of a run.
 
     Raises:
         ValueError: it holds something, and nothing with a name in `own`.
@@ -79,8 +79,8 @@ def refuse_foreign(path: str | os.PathLike, own: Collection[str]) -> None:
     found = [each.name for each in path.iterdir()] if path.is_dir() else []
     found = [name for name in found if not name.startswith(".")]
     if found and not set(own).intersection(found):
-        rule = f"is not empty, and holds no run, but {min(found)}"
-        validate.refuse("out", str(path), rule, "name a folder that is new, or empty")
+        rule = f"must be new, be empty or hold a run, but it holds {min(found)}"
+        validate.refuse("out", str(path), rule, "name another folder")
 
 
 def numbered(name: str, parent: str | os.PathLike = "runs") -> Path:
