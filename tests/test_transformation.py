@@ -331,7 +331,7 @@ def test_a_sum_that_was_made_by_hand_is_refused():
     given = clipped_by(noise)
     larger = given._replace(sum=jax.tree.map(lambda leaf: 9 * leaf, given.sum))
     for tree in (larger, type(given)(*given)):
-        with pytest.raises(ValueError, match="scaled or added to since"):
+        with pytest.raises(ValueError, match="sums has no mark of clipped_grad"):
             transformation.update(tree, transformation.init(PARAMS))
 
 
@@ -399,3 +399,30 @@ def test_a_sum_that_was_clipped_to_a_larger_norm_is_refused(call, compiled):
         else:
             assert "a larger norm than the noise" in refused(program, jnp.arange(4.0))
     assert ledger.steps() == 2
+
+
+@pytest.mark.parametrize("kind", [float, np.float32, jnp.float32])
+def test_norms_of_parts_that_a_call_is_given_fit_their_own_sensitivity(kind):
+    def loss(params, x):
+        return jnp.sum(params["a"]) * x + jnp.sum(params["b"])
+
+    grad_fn = tanager.clipped_grad(loss, clip_norm={"a": 1.0, "b": 1.0})
+    params = {name: PARAMS[name] for name in "ab"}
+    for a, b in ((0.3, 0.1), (1.7, 0.2), (1e-3, 123.4)):
+        norms = {"a": kind(a), "b": kind(b)}
+        own = tanager.clipped_grad(loss, clip_norm={"a": a, "b": b})
+        for sensitivity in (grad_fn.sensitivity_at(norms), own.sensitivity):
+            noise = tanager.GaussianNoise(
+                MECHANISM, float(sensitivity), SEED, params, tanager.Ledger()
+            )
+            clipped = grad_fn(params, jnp.arange(3.0), clip_norm=norms)
+            noise(noise.grid.add(noise.zeros(), clipped), 0)
+
+
+def test_sums_are_added_without_a_transfer():
+    noise = noise_with(tanager.Ledger())
+    clipped, zeros = clipped_by(noise), noise.zeros()
+    for sums in (clipped, clipped.sum):
+        noise.grid.add(zeros, sums)
+        with jax.transfer_guard("disallow"):
+            noise.grid.add(zeros, sums)

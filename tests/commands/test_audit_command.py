@@ -202,7 +202,7 @@ def test_a_replay_passes_and_fails(tmp_path, capsys, monkeypatch):
             ["--audited-examples", "1438", "--method", "membership"],
             "--audited-examples (=1438) must be at most the 1437 training examples",
         ),
-        (["--audited-steps", "999"], "steps (=999) must be at most the mechanism's"),
+        (["--audited-steps", "999"], "--audited-steps (=999) must be at most the"),
         (["--method", "one-run", "--canaries", "900"], "canaries (=900) must be at"),
     ],
 )

@@ -67,7 +67,10 @@ def with_split(export, to, split):
     """The same export, of a run whose data were split otherwise."""
     shutil.copytree(export, to)
     config = json.loads((to / "config.json").read_text())
-    config["tanager"]["data"] |= {"split": split, "groups": None}
+    if split is None:  # as earlier versions wrote
+        del config["tanager"]["data"]
+    else:
+        config["tanager"]["data"] |= {"split": split, "groups": None}
     (to / "config.json").write_text(json.dumps(config))
     return to
 
@@ -114,7 +117,7 @@ def test_images_that_may_be_trained_on_are_not_called_test_images(
         code, _, err = printed(
             capsys, "evaluate", model, "--data", other, "--split", split
         )
-        assert code == 2
+        assert code == 2 and "give --split all" in err, err
         words = ["evaluate", model, "--data", data, "--split", split, "--labels"]
         code, _, err = printed(capsys, *words, without)
         assert code == 2 and "; or give --split all, which needs no persons" in err
@@ -127,6 +130,8 @@ def test_images_that_may_be_trained_on_are_not_called_test_images(
             assert code == 0, err
     for known in (None, *SPLITS):
         model = with_split(export, tmp_path / f"of {known}", known)
+        words = ["evaluate", model, "--data", other, "--split", "all"]
+        assert printed(capsys, *words)[0] == 0
         for place in (other, tmp_path / "x.npz"):
             code, _, err = printed(
                 capsys, "evaluate", model, "--data", place, "--split", split

@@ -141,7 +141,7 @@ def test_no_command_writes_among_files_of_others(tmp_path, capsys, words):
     words += ["--learning-rate", "1", "--account", "none", "--out", str(tmp_path)]
     assert main(words) == 2
     told = capsys.readouterr().err
-    assert "or hold a run, but it holds patients.csv: name another" in told
+    assert "or hold a run, but it holds patients.csv: move" in told
     assert [path.name for path in tmp_path.iterdir()] == ["patients.csv"]
 
 

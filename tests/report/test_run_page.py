@@ -357,15 +357,18 @@ def test_intervals_that_are_not_there_are_explained(tmp_path):
 
 def test_numbers_of_the_confusion_matrix_are_readable_in_both_schemes():
     style = (Path(guarantee.__file__).parent / "templates/style.css").read_text()
-    for scheme in re.findall(
+    schemes = re.findall(
         r"color-scheme: light dark;.*?}|prefers-color-scheme: dark.*?}",
         style,
         re.DOTALL,
-    ):
+    )
+    assert len(schemes) == 2
+    (divisor,) = re.findall(r"calc\(var\(--share\) / (\d+)\)", style)
+    for scheme in schemes:
         colours = dict(re.findall(r"--(\w+): #(\w{6})", scheme))
         red = {name: np.array([*bytes.fromhex(c)]) for name, c in colours.items()}
         for hue in ("raw", "average"):
-            full = (red[hue] + red["paper"]) / 2  # calc(var(--share) / 2)
+            full = red["paper"] + (red[hue] - red["paper"]) / int(divisor)
             assert contrast(full, red["ink"]) >= 4.5
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.tree_util import GetAttrKey
-from jaxtyping import Array, ArrayLike, Bool, Float, PyTree
+from jaxtyping import Array, ArrayLike, Bool, Float, PyTree, UInt32
 
 
 _MARK = np.uint32(0x7A4A6E72)
@@ -20,6 +20,11 @@ CHANGED = (
     "grad_fn.sensitivity (or sensitivity_at, of the largest norm of a call), put "
     "gaussian_noise first in optax.chain, add physical batches by noise.grid.add, and "
     "scale what comes out"
+)
+
+_UNMARKED = (
+    "sums has no mark of clipped_grad, as copies by _replace have none: give what "
+    "clipped_grad returned, or its .sum, which is not checked"
 )
 
 
@@ -54,18 +59,13 @@ class ClippedGradient(_Fields):
         mark = jnp.stack([_MARK, lax.bitcast_convert_type(own, jnp.uint32)])
         return self.tree_unflatten(None, (*self, mark))
 
-    def fits(self, sensitivity: float) -> Bool[Array, ""]:
-        """Return whether the sum is as it was clipped, and moves by no more than that.
-
-        Raises:
-            ValueError: nothing was clipped, or the mark is of another dtype or shape.
-        """
-        mark = jnp.zeros(0) if self.mark is None else self.mark
-        if (mark.shape, mark.dtype) != ((2,), jnp.dtype(jnp.uint32)):
+    def require_mark(self) -> Array:
+        """Return the mark; refuse what has none, or one that arithmetic changed."""
+        if self.mark is None:
+            raise ValueError(_UNMARKED)
+        if (self.mark.shape, self.mark.dtype) != ((2,), jnp.dtype(jnp.uint32)):
             raise ValueError(CHANGED)
-        own = lax.bitcast_convert_type(mark[1], jnp.float32)
-        # Rounded to float32, a sensitivity can be that much larger.
-        return (mark[0] == _MARK) & (own <= sensitivity * (1 + 2.0**-22))
+        return self.mark
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], None]:
         """Return the leaves and their names, as `jax.tree_util` asks."""
@@ -79,3 +79,10 @@ class ClippedGradient(_Fields):
         made = cls(*fields)
         made.mark = mark
         return made
+
+
+def fits(mark: UInt32[Array, "2"], sensitivity: float) -> Bool[Array, ""]:
+    """Return whether a sum is as it was clipped, and moves by no more than that."""
+    own = lax.bitcast_convert_type(mark[1], jnp.float32)
+    # Rounded to float32, a sensitivity can be that much larger.
+    return (mark[0] == _MARK) & (own <= sensitivity * (1 + 2.0**-22))

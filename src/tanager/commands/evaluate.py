@@ -39,7 +39,7 @@ _DATA |= {"validation_examples": _NUMBER, "train_examples": _NUMBER}
 _DATA |= {"image_column": _TEXT, "label_column": _TEXT, "labels_from_name": _BOOL}
 _DATA |= {"uncertain": _TEXT}
 _SPLIT_BY = {
-    "given": "the data of the training had one",
+    "given": "the training data had one",
     "by name": "training split images by the names of their files",
     "by person": "training split by person (groups)",
     "by number": "training split images by their number in a file",
@@ -213,7 +213,7 @@ def _recorded(model: "Model", source: str) -> dict[str, Any]:
     else:
         found = (model.config.get("tanager") or {}).get("data") or {}
         check_record(f"{source}/config.json", found, _DATA, "export it again")
-    return found
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _read(
@@ -282,7 +282,8 @@ def _require_split(
         same &= options.groups in (None, recorded.get("groups"))
     if same or (found == "given" and trained not in _SPLIT_BY):
         return
-    why = _SPLIT_BY.get(str(trained), "the model does not say how training split")
+    older = "an earlier version did not record how training split"
+    why = _SPLIT_BY.get(str(trained), older)
     part = "a test part" if found == "given" else "no test part"
     rule = f"is not known: {path} has {part} of its own, and {why}"
     validate.refuse("split", options.split, rule, remedy)

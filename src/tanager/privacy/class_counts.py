@@ -62,9 +62,9 @@ def require_release(class_counts: Mechanism) -> None:
     """Refuse a mechanism that is not one release of the counts of all examples."""
     validate.instance(Mechanism, class_counts=class_counts)
     if (class_counts.sample_rate, class_counts.steps) != (1.0, 1):
-        rule = "must have sample rate 1 and 1 step: all examples are counted, once"
+        rule = "must have sample rate 1 and 1 step, because all examples count once"
         remedy = "take tanager.privacy.class_counts.release_of(…)"
-        validate.refuse("class_counts", class_counts, f"{rule}; {remedy}")
+        validate.refuse("class_counts", class_counts, rule, remedy)
 
 
 def deviation_of(release: Mechanism) -> float:
@@ -130,8 +130,7 @@ def checked_labels(labels: np.ndarray, classes: int) -> np.ndarray:
     """Return labels as int64[n]; one outside its range would count for others."""
     labels = np.asarray(labels)
     if labels.ndim != 1 or labels.dtype.kind not in "biu":
-        shown = f"{labels.dtype}{list(labels.shape)}"
-        validate.refuse("labels", shown, "must be one row of whole numbers")
+        validate.refuse("labels", labels, "must be one row of whole numbers")
     if labels.size and not 0 <= labels.min() <= labels.max() < classes:
         raise ValueError(
             f"labels must be from 0 to {classes - 1}, and one is not: give all classes"

@@ -112,8 +112,8 @@ def release(
     run that resumes reads them there. One that was killed before draws the same noise
     again, for the same counts.
     """
-    spent = algorithm.class_counts
-    assert spent is not None
+    spent, labels = algorithm.class_counts, problem.labels
+    assert spent is not None and labels is not None
 
     def once() -> dict[str, list[float]]:
         position.charge_class_counts(spent)
@@ -121,8 +121,7 @@ def release(
             return config[_RECORD]
         owners = None if problem.groups is None else problem.groups.numbers
         classes = len(problem.params.class_weights)
-        labels = labels_of(problem)
-        counts = noisy_counts(spent, labels, classes, secret, owners)
+        counts = noisy_counts(spent, labels(), classes, secret, owners)
         weights = balancing_weights(counts, spent, config["examples"])
         found = {"counts": counts, "weights": weights}
         if position.folder is not None:

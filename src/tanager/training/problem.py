@@ -177,7 +177,6 @@ class DPSGD:
     def __post_init__(self):
         validate.instance(Mechanism, mechanism=self.mechanism)
         validate.instance_or_none(AdaptiveClipping, adaptive=self.adaptive)
-        validate.instance_or_none(Mechanism, class_counts=self.class_counts)
         validate.probability(delta=self.delta)
         if self.class_counts is not None:
             require_release(self.class_counts)

@@ -77,10 +77,12 @@ def refuse_foreign(path: str | os.PathLike, own: Collection[str]) -> None:
     """
     path = Path(path)
     found = [each.name for each in path.iterdir()] if path.is_dir() else []
-    found = [name for name in found if not name.startswith(".")]
+    found = [name for name in found if not name.startswith((".", "lost+found"))]
     if found and not set(own).intersection(found):
         rule = f"must be new, be empty or hold a run, but it holds {min(found)}"
-        validate.refuse("out", str(path), rule, "name another folder")
+        validate.refuse(
+            "out", str(path), rule, "move that elsewhere, or name another folder"
+        )
 
 
 def numbered(name: str, parent: str | os.PathLike = "runs") -> Path:

@@ -53,7 +53,12 @@ def takes_key(loss: Callable) -> bool:
     unset = [it.name for it in parameters if it.default is it.empty]
     others = set(unset) - set(places[:2]) - {"key"}
     elsewhere = "key" in names and not ("key" in places[:3] or _bound(loss))
-    if others or elsewhere or not (any_number or len(places) >= 2):
+    if elsewhere:
+        raise ValueError(
+            "loss takes key in another place, and must take it third, by position: "
+            "(params, example, key, …); functools.partial(loss, key=None) takes none"
+        )
+    if others or not (any_number or len(places) >= 2):
         needed = [name for name in names if name in unset or name == "key"]
         raise ValueError(
             f"loss takes ({', '.join(needed)}), and must take (params, example) or "

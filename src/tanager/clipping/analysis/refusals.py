@@ -302,7 +302,8 @@ def check_alone(function: Callable, what: str, *arguments: PyTree) -> PyTree:
     refuse_ill_defined(closed.jaxpr, what)
     if name := needed_by(closed.jaxpr):
         raise ValueError(
-            f"{what} uses {name}, and may mix examples: write it without {name}"
+            f"{what} uses {name}, and may mix examples where they are computed "
+            f"together: write it without {name}"
         )
     return value
 

@@ -149,11 +149,11 @@ class Limit(NamedTuple):
         """Return the most that is left of an example, all parts together."""
         if self.style.name == "unit":
             return math.sqrt(len(self.norms))
-        known = [each for each in self.norms if isinstance(each, float)]
-        if len(known) == len(self.norms):
-            return math.hypot(*known)
         if len(self.norms) == 1:
             return self.norms[0]
+        known = [each for each in self.norms if isinstance(each, float)]
+        if len(known) == len(self.norms):  # not below what it is if they are traced
+            return math.hypot(*known) * (1 + 2.0**-19)
         own = jnp.linalg.norm(jnp.stack([jnp.asarray(x) for x in self.norms]))
         return own * (1 + 8 * float(jnp.finfo(own.dtype).eps))
 

@@ -46,6 +46,10 @@ def white_box(
     """Put gradient canaries into a run of the recipe, and look at every update."""
     folder = out / "run"
     _, task, algorithm = _prepared(name, recipe, folder, options)
+    asked, steps = options.audited_steps, algorithm.mechanism.steps
+    if asked is not None and asked > steps:
+        rule = f"must be at most the mechanism's {steps}"
+        validate.refuse("audited_steps", asked, rule)
     found = audit_white_box(
         task.problem,
         algorithm,
