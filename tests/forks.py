@@ -38,7 +38,7 @@ FORKS.set_forkserver_preload(
         "tensorboardX",
     ]
 )
-PATIENCE = 600
+PATIENCE = 600 if FULL else 180
 # Two devices would compile all twice.
 ONE_DEVICE = "--xla_force_host_platform_device_count=1"
 

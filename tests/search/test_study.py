@@ -317,7 +317,7 @@ def test_a_study_of_other_settings_or_another_version_is_refused(tmp_path, setti
 
 def test_folders_of_other_things_are_refused(tmp_path, settings):
     (tmp_path / "photo.png").touch()
-    with pytest.raises(ValueError, match="is not empty, and holds no study"):
+    with pytest.raises(ValueError, match="be empty or hold a study, but it holds"):
         Study(tmp_path, settings)
     with pytest.raises(ValueError, match=r"has no study\.json"):
         Study(tmp_path)

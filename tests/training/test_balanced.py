@@ -221,9 +221,9 @@ def test_a_ledger_with_other_counts_or_none_is_of_another_run():
     [
         (
             np.repeat(LABELS, 10),
-            r"labels \(=600\) must be as many as there are examples",
+            r"labels \(=600\) must be one for each of the",
         ),
-        (LABELS[1:], r"labels \(=59\) must be as many as there are examples, 60"),
+        (LABELS[1:], r"labels \(=59\) must be one for each of the 60 examples"),
         (LABELS + 1, "labels must be from 0 to 2, and one is not"),
     ],
 )

@@ -13,7 +13,7 @@ from tyro.conf import Positional
 
 from tanager import _validate as validate
 from tanager._reading import UnreadableFile
-from tanager._record import Maybe, check_record
+from tanager._record import check_record
 from tanager._terminal import new_console
 from tanager.commands import flags, models_in_use
 from tanager.commands.tables import new_table, print_json
@@ -33,11 +33,6 @@ if TYPE_CHECKING:
 SPLITS = ("test", "train", "all")
 _MOST_CLASSES = 20  # of a confusion matrix that fits on a screen
 _OF_DATA = ("labels", "image_column", "label_column", "uncertain", "groups")
-_TEXT, _NUMBER, _BOOL = Maybe(str), Maybe(int), Maybe(bool)
-_DATA = {"split": _TEXT, "labels": _BOOL, "groups": _TEXT, "classes": Maybe([str])}
-_DATA |= {"validation_examples": _NUMBER, "train_examples": _NUMBER}
-_DATA |= {"image_column": _TEXT, "label_column": _TEXT, "labels_from_name": _BOOL}
-_DATA |= {"uncertain": _TEXT}
 _SPLIT_BY = {
     "given": "the training data had one",
     "by name": "training split images by the names of their files",
@@ -207,12 +202,14 @@ def _recipe(model: "Model") -> "Recipe | None":
 
 def _recorded(model: "Model", source: str) -> dict[str, Any]:
     """Return how training read and split its images, as far as the model records it."""
+    from tanager.training.export import DATA
+
     if recipe := _recipe(model):
         reading = model.config.get("reading")
         found = {**recipe.to_json(), "split": dict(reading or {}).get("split")}
     else:
         found = (model.config.get("tanager") or {}).get("data") or {}
-        check_record(f"{source}/config.json", found, _DATA, "export it again")
+        check_record(f"{source}/config.json", found, DATA, "export it again")
     return {name: value for name, value in found.items() if value is not None}
 
 

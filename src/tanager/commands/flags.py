@@ -133,7 +133,7 @@ def read(options: type[Options], command: str, words: Sequence[str]) -> Options:
 
 
 def _require_numbers(words: Sequence[str], *kinds: type) -> None:
-    """Refuse what is no number where a flag takes one, in plainer words than tyro's."""
+    """Refuse a word where a flag takes a number; tyro's own message names types."""
     hints = {k: v for kind in kinds for k, v in get_type_hints(kind).items()}
     for place, word in enumerate(words):
         flag, equals, value = word.partition("=")

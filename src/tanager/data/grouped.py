@@ -36,7 +36,7 @@ class Grouped:
         examples, owners = len(self.source), len(self.groups.numbers)
         if examples != owners:
             validate.refuse(
-                "owners", owners, f"must be as many as there are examples, {examples}"
+                "owners", owners, f"must be one for each of the {examples} examples"
             )
 
     @functools.cached_property

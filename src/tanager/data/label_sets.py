@@ -2,8 +2,8 @@
 
 ======================  ==========================================================
 one column of names     separated by ``|``, as "Finding Labels" of NIH ChestX-ray14.
-                        A blank cell, "No Finding", "none" or a word for what is missing
-                        (`tanager.data.labels.MISSING`) is no label
+                        Blank cells, "No Finding", "none" and words for missing values
+                        (`tanager.data.labels.MISSING`) give no label
 one column a label      1 or 0, as CheXpert and CelebA have; also 1.0, 0.0, true and
                         false. A blank cell is 0
 ======================  ==========================================================

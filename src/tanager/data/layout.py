@@ -75,7 +75,7 @@ class Layout:
 
 
 def refuse_one_class(layout: Layout) -> NoReturn:
-    """Refuse images of one class, and name what said of which class they are."""
+    """Refuse images of one class; name the file or folder that gives the classes."""
     if layout.labels is not None:
         remedy = "two classes or more are needed, in the column --label-column"
         validate.refuse("labels", str(layout.labels), "has one class only", remedy)

@@ -109,7 +109,7 @@ def noisy_counts(
     labels = checked_labels(labels, classes)
     owners = np.arange(len(labels)) if owners is None else owners
     if len(owners) != len(labels):
-        rule = f"must be as many as the labels, {len(labels)}"
+        rule = f"must be one for each of the {len(labels)} labels"
         validate.refuse("owners", len(owners), rule)
     pairs, found = np.unique(owners * classes + labels, return_counts=True)
     of, places = np.divmod(pairs, classes)

@@ -53,7 +53,7 @@ def sentence(found: _Fields) -> str:
 
 
 def advantages(found: _Fields) -> str:
-    """Say what the attack measured, what it could at most, and that it is no proof."""
+    """Return the measured advantage and its limits, in sentences."""
     attacked, _ = audit_figures.attacked(found, Mechanism(**found["mechanism"]))
     most = TradeOff(attacked, coarseness=4.0).advantage
     whose = "this mechanism" if not found.get("knows_sample") else "one step"

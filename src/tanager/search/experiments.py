@@ -28,6 +28,7 @@ from tanager.search.scaling_law import ScalingLaw
 from tanager.search.settings import require_same
 from tanager.search.simulation import Target
 from tanager.search.space import Choices, Space
+from tanager.training.run_folder import refuse_foreign
 
 
 _AROUND = (0.5, 1, 2)
@@ -188,9 +189,8 @@ def begin(
         for name in known.keys() & runs.keys():
             own = {"recipe": known[name]}, {"recipe": runs[name]}
             require_same(folder / "runs" / name, *own)
-    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        rule, remedy = "is not empty, and holds no table", "choose another folder"
-        validate.refuse("out", str(folder), rule, remedy)
+    else:
+        refuse_foreign(folder, (), "table")
     make_folder(folder, "out", 0o700)
     write_json(path, content | {"runs": known | runs})
 

@@ -18,6 +18,7 @@ from tanager.recipes.recipe import Recipe
 from tanager.search import jobs
 from tanager.search.simulation import Target, plan_simulation
 from tanager.search.space import BUDGET, Space
+from tanager.training.run_folder import refuse_foreign
 
 
 SAMPLERS = ("tpe", "random", "grid")
@@ -182,9 +183,7 @@ def agreed(folder: Path, settings: Settings | None) -> Settings:
             validate.refuse(
                 "study", str(folder), "has no study.json", "give the folder of a study"
             )
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            rule, remedy = "is not empty, and holds no study", "choose another folder"
-            validate.refuse("out", str(folder), rule, remedy)
+        refuse_foreign(folder, (), "study")
         make_folder(folder, "out", 0o700)
         write_json(path, settings.to_json())
         return settings

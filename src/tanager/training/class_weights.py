@@ -84,7 +84,7 @@ def labels_of(problem: Problem) -> np.ndarray:
         validate.refuse("params", kind, rule, remedy)
     labels = checked_labels(problem.labels(), len(problem.params.class_weights))
     if len(labels) != (examples := len(problem.source())):
-        rule = f"must be as many as there are examples, {examples}"
+        rule = f"must be one for each of the {examples} examples"
         validate.refuse("labels", len(labels), rule, "one example counts once")
     return labels
 

@@ -56,8 +56,12 @@ _CONFIG = {
     "examples": int,
     "batch_size": float,
 }
-_OF_DATA = ("groups", "classes", "validation_examples", "train_examples")
-_OF_DATA += ("image_column", "label_column", "labels_from_name", "uncertain")
+_TEXT, _NUMBER, _BOOL = Maybe(str), Maybe(int), Maybe(bool)
+_READ = {"groups": _TEXT, "classes": Maybe([str]), "labels_from_name": _BOOL}
+_READ |= {"validation_examples": _NUMBER, "train_examples": _NUMBER}
+_READ |= dict.fromkeys(("image_column", "label_column", "uncertain"), _TEXT)
+DATA = {"split": _TEXT, "labels": _BOOL, **_READ}
+"""What an export records of how images were read and split."""
 _REPEAT = "repeat the command that began it, with the run's folder as --out"
 
 
@@ -262,7 +266,7 @@ def _data(config: Mapping[str, Any]) -> dict[str, Any] | None:
     if recipe is None:
         return None
     split = (config.get("reading") or {}).get("split")
-    found = {name: recipe.get(name) for name in _OF_DATA}
+    found = {name: recipe.get(name) for name in _READ}
     return {"split": split, "labels": recipe.get("labels") is not None, **found}
 
 

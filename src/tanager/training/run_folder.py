@@ -69,17 +69,20 @@ def naming_full_disks(path: str | os.PathLike | None) -> Iterator[None]:
         ) from error
 
 
-def refuse_foreign(path: str | os.PathLike, own: Collection[str]) -> None:
+def refuse_foreign(
+    path: str | os.PathLike, own: Collection[str], what: str = "run"
+) -> None:
     """Refuse a folder that holds other files: people share the folder of a run.
 
     Raises:
-        ValueError: it holds something, and nothing with a name in `own`.
+        ValueError: it holds something, and nothing with a name in `own`, those of a run
+            or of `what` it is for.
     """
     path = Path(path)
     found = [each.name for each in path.iterdir()] if path.is_dir() else []
     found = [name for name in found if not name.startswith((".", "lost+found"))]
     if found and not set(own).intersection(found):
-        rule = f"must be new, be empty or hold a run, but it holds {min(found)}"
+        rule = f"must be new, be empty or hold a {what}, but it holds {min(found)}"
         validate.refuse(
             "out", str(path), rule, "move that elsewhere, or name another folder"
         )

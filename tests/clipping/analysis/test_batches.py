@@ -1,4 +1,4 @@
-"""What is no physical batch is refused in a sentence that fits, without its values."""
+"""A wrong batch is refused in one sentence, which names the leaf and no values."""
 
 import jax
 import jax.numpy as jnp

@@ -58,7 +58,7 @@ def _no_choice(trainable: PyTree, params: PyTree) -> str:
 
 
 def misfit(tree: PyTree, whole: PyTree) -> str:
-    """Return in which leaves a tree differs from a whole of which it should be a part.
+    """Return which leaves of `whole` a tree lacks, and which it has in addition.
 
     A leaf of the tree stands for all leaves of the whole that are below it.
     """
