@@ -1,6 +1,6 @@
 # make demo    sets up and trains a private model on the embedded digits
 # make test    sets up, checks style and types, runs the tests
-# make test-full  runs every case, compiled as users compile: an hour and more
+# make test-full  runs every case, compiled as users compile: 40 minutes
 # make docs    sets up and makes the site: docs/_build/index.html
 # make dist    sets up and builds archive and wheel: dist/
 # make bench-peers  sets up the peers too and times them next to tanager: hours

@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except (ValueError, OSError, FloatingPointError) as error:
             if os.environ.get("TANAGER_TRACEBACK"):
                 raise
-            _say(f"error: {_with_flag(words[0], str(error))}")
+            _say(f"error: {_with_flag(words, str(error))}")
             return 2 if isinstance(error, ValueError) else 1
         except Exception as error:
             if os.environ.get("TANAGER_TRACEBACK") or not _lacks_memory(error):
@@ -127,16 +127,17 @@ def _lacks_memory(error: Exception) -> bool:
     )
 
 
-def _with_flag(command: str, message: str) -> str:
+def _with_flag(words: Sequence[str], message: str) -> str:
     """Return a message with the field that it begins with written as its flag."""
-    if command not in _OF_RECIPES:
-        return message
-    from tanager.recipes.recipe import Recipe
+    typed = (word[2:].partition("=")[0] for word in words if word.startswith("--"))
+    flags = {flag.replace("-", "_") for flag in typed}
+    if words[0] in _OF_RECIPES:
+        from tanager.recipes.recipe import Recipe
 
-    options = importlib.import_module(f"tanager.commands.{command}").Options
-    flags = {each.name for kind in (Recipe, options) for each in fields(kind)}
+        options = importlib.import_module(f"tanager.commands.{words[0]}").Options
+        flags |= {each.name for kind in (Recipe, options) for each in fields(kind)}
     name, mark, rest = message.partition(" (=")
-    if (name, rest[:5]) == ("path", "None)"):  # of the data
+    if name == "path" and "data" in flags:
         name = "data"
     if not mark or name not in flags - {"solve_for"}:
         return message

@@ -141,12 +141,12 @@ def test_a_model_is_measured_on_its_own_images_by_default(capsys, more, shape):
         (["step", "--examples", "33"], "must be at most the physical batch 32"),
         (["step", "--features", "3"], "model (='wrn-16-4') must be one of mlp, linear"),
         (["step", *SMALL, "--features", "0"], "(=0) must be at least 1"),
-        (["step", *SMALL, "--clip-norm", "-1"], "clip_norm (=-1.0) must be positive"),
+        (["step", *SMALL, "--clip-norm", "-1"], "clip-norm (=-1.0) must be positive"),
         (["step", "--model", "vit-tiny-16", "--image-size", "40"], "use 32 or 48"),
         (["memory", *SMALL], "limit_gib (=None) must be given on a CPU"),
-        (["memory", *SMALL, "--limit-gib", "0"], "limit_gib (=0.0) must be positive"),
+        (["memory", *SMALL, "--limit-gib", "0"], "limit-gib (=0.0) must be positive"),
         (["explain", *SMALL, "--strategy", "atuo"], "strategy (='atuo') is unknown"),
-        (["explain", *SMALL, "--physical-batch", "0"], "physical_batch (=0) must be"),
+        (["explain", *SMALL, "--physical-batch", "0"], "physical-batch (=0) must be"),
     ],
 )
 def test_bad_input_gives_one_message(capsys, words, message):

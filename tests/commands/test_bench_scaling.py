@@ -155,8 +155,8 @@ def test_strong_scaling_is_measured_and_fitted(capsys):
     ("words", "message"),
     [
         (["--simulate", "hosts=2"], "must give devices"),
-        (["--step-seconds", "1"], "step_seconds (=(1.0,)) is for a simulation"),
-        (["--parameter-bytes", "5"], "parameter_bytes (=5) is for a simulation"),
+        (["--step-seconds", "1"], "step-seconds (=(1.0,)) is for a simulation"),
+        (["--parameter-bytes", "5"], "parameter-bytes (=5) is for a simulation"),
         (["--simulate", CLUSTER, "--step-seconds", "1"], "must be 2 numbers: one for"),
         (["--simulate", CLUSTER, "--step-seconds", "1", "0"], "(=0.0) must be positiv"),
         (["--simulate", CLUSTER, "--devices", "2"], "devices (=(2,)) must hold 1"),
@@ -173,7 +173,7 @@ def test_strong_scaling_is_measured_and_fitted(capsys):
         ),
         (
             ["--logical-batch", "100"],
-            "logical_batch (=100) must be a multiple of 64: each of 1, 2 devices takes "
+            "logical-batch (=100) must be a multiple of 64: each of 1, 2 devices takes "
             "physical batches of 32 rows; for example 128, or give --devices",
         ),
         (["--plot", "scaling.pdf"], "plot (='scaling.pdf') must end in .png or .svg"),

@@ -106,7 +106,15 @@ def test_help_is_short_and_all_of_it_is_there(capsys, words):
         (["train", "--optimizer", "adamm"], "did you mean adam?"),
         (["train", "--physical-batch-size", "9999999999"], "must be at most 1048576"),
         (["train", "--model", "wrn-16-5x"], "model (='wrn-16-5x')"),
-        (["train", "cifar10-wrn-16-4", "--data", "/nowhere"], "/nowhere"),
+        (
+            ["train", "cifar10-wrn-16-4", "--data", "/nowhere"],
+            "error: --data (='/nowhere') does not exist",
+        ),
+        (
+            ["plan", "--examples=9", "--batch-size=3", "--steps=5", "--epsilon=-1"],
+            "error: --epsilon (=-1.0) must be positive",
+        ),
+        (["bench", "step", "--repeats=0"], "error: --repeats (=0) must be at least"),
         (
             ["train", "--epsilon", "1", "--steps", "9", "--noise-multiplier", "0.9"],
             "epsilon (=1.0) is less than these settings spend",
