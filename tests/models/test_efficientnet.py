@@ -27,16 +27,6 @@ REFERENCES = parity.read("efficientnet")
 PACKAGED = json.loads((parity.HERE / "packaged.json").read_text())["logits"]
 
 
-def _shapes(name, classes=10):
-    return eqx.filter_eval_shape(
-        models.create,
-        name,
-        classes=classes,
-        image_shape=models.find(name).image_shape,
-        key=jax.random.key(0),
-    )
-
-
 def _timm_shapes(model):
     """Names and shapes in timm, with the statistics of its batch norms."""
     table = pretrained.table_of(model, "timm")
@@ -51,7 +41,7 @@ def _timm_shapes(model):
 
 @pytest.mark.parametrize("name", REFERENCES)
 def test_every_tensor_has_its_place_in_timm(name):
-    model = _shapes(name, 1000)
+    model = parity.named(name, classes=1000)
     expected = REFERENCES[name]
     assert draw.fingerprint(_timm_shapes(model)) == expected["fingerprint"]
     assert models.count_parameters(model) == expected["parameters"]
@@ -65,7 +55,7 @@ def test_features_and_logits_are_timms_and_stay_so_through_a_file_of_timms(
     name, tmp_path
 ):
     """With running statistics that are not 0 and 1, on an image of odd sides."""
-    model = _shapes(name)
+    model = parity.named(name)
     drawn = {
         key: np.zeros((), np.int64) if not shape else draw.tensor(key, shape)
         for key, shape in _timm_shapes(model).items()
@@ -87,7 +77,7 @@ def test_features_and_logits_are_timms_and_stay_so_through_a_file_of_timms(
 @functools.cache
 def _packaged(name):
     pytest.importorskip(packaged.PACKAGED[name].module)
-    return models.load_weights(_shapes(name, 1000), name).model
+    return models.load_weights(parity.named(name, classes=1000), name).model
 
 
 @pytest.mark.parametrize(

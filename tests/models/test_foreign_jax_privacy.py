@@ -5,7 +5,6 @@ import pickle
 from pathlib import Path
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,13 +16,6 @@ from tanager.models.foreign.tables import FORMATS
 
 
 REFERENCE = json.loads((Path(draw.__file__).parent / "jax_privacy.json").read_text())
-KEY = jax.random.key(0)
-
-
-def shapes(name, shape=(64, 64, 3), **options):
-    return eqx.filter_eval_shape(
-        models.create, name, classes=10, image_shape=shape, key=KEY, **options
-    )
 
 
 def jax_privacy(model):
@@ -32,7 +24,7 @@ def jax_privacy(model):
 
 @pytest.mark.parametrize("name", REFERENCE["fingerprints"])
 def test_every_parameter_has_its_place(name):
-    model = shapes(name)
+    model = parity.named(name, (64, 64, 3))
     theirs = parity.shapes(model, jax_privacy(model))
     assert draw.fingerprint(theirs) == REFERENCE["fingerprints"][name]
 
@@ -41,7 +33,7 @@ def test_every_parameter_has_its_place(name):
 def test_a_released_file_computes_what_their_code_computes(tmp_path, method):
     """Files of before their first release have names of methods in those of layers."""
     height, width = REFERENCE["image_shape"][1:]
-    model = shapes(REFERENCE["name"], (height, width, 3))
+    model = parity.named(REFERENCE["name"], (height, width, 3))
     params = {}
     for name, shape in parity.shapes(model, jax_privacy(model)).items():
         module, _, parameter = name.rpartition("/")
@@ -78,4 +70,4 @@ def test_a_released_file_computes_what_their_code_computes(tmp_path, method):
 )
 def test_a_model_that_computes_something_else_is_refused(name, options, message):
     with pytest.raises(ValueError, match=message):
-        jax_privacy(shapes(name, **options))
+        jax_privacy(parity.named(name, (64, 64, 3), **options))

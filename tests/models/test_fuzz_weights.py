@@ -6,10 +6,10 @@ import pickle
 import struct
 import zipfile
 
-import equinox as eqx
 import jax
 import numpy as np
 import pytest
+from references import parity
 from safetensors import numpy as safetensors
 
 import mutations
@@ -148,13 +148,7 @@ def test_a_zip_that_unpacks_to_more_than_memory(tmp_path):
 
 @pytest.fixture
 def exported(tmp_path):
-    template = eqx.filter_eval_shape(
-        models.create,
-        "linear",
-        classes=3,
-        image_shape=(2, 2, 1),
-        key=jax.random.key(0),
-    )
+    template = parity.named("linear", (2, 2, 1), classes=3)
     model = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), template)
     weights.save(model, tmp_path / "model.safetensors")
     return tmp_path

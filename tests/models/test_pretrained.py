@@ -283,19 +283,6 @@ def test_a_damaged_number_has_its_own_remedy(file):
         models.load_weights(vit(), file(vit(), "timm", spoil))
 
 
-def test_positions_of_another_grid_are_resized(file):
-    path = file(vit(0, shape=(12, 12, 3)))
-    target = vit(1, shape=(8, 16, 3))
-    loaded, origin = models.load_weights(target, path)
-    assert loaded.positions.shape == target.positions.shape
-    assert origin["changes"] == ["positions resized from 10 to 9 (bicubic)"]
-    before = vit(0, shape=(12, 12, 3)).positions
-    np.testing.assert_array_equal(loaded.positions[0], before[0])
-    assert np.isfinite(loaded.positions).all()
-    image = jax.ShapeDtypeStruct((8, 16, 3), jnp.float32)
-    assert eqx.filter_eval_shape(loaded, image).shape == (5,)
-
-
 def test_positions_of_no_square_are_refused(file):
     path = file(vit(shape=(8, 16, 3)))
     with pytest.raises(

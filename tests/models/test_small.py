@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from references import parity
 from references.parity import random
 from test_layers import textbook_conv
 
@@ -16,12 +17,6 @@ from tanager.models.small import MLP
 
 
 KEY = jax.random.key(0)
-
-
-def _shapes(name, shape, classes=10):
-    return eqx.filter_eval_shape(
-        models.create, name, classes=classes, image_shape=shape, key=KEY
-    )
 
 
 def _textbook_lenet(model, image):
@@ -46,7 +41,7 @@ def test_lenets_logits_are_the_textbook_networks():
 
 def test_lenet_is_the_tutorials_network_on_mnist():
     """TensorFlow Privacy's and Opacus's: 26 010 parameters, 14, 13, 5, 4 pixels."""
-    model = _shapes("lenet", (28, 28, 1))
+    model = parity.named("lenet", (28, 28, 1))
     assert models.count_parameters(model) == 26_010
     assert model.hidden.weight.shape == (32 * 4 * 4, 32)
     products = 14**2 * 16 * 64 + 5**2 * 32 * 16 * 16 + 512 * 32 + 32 * 10
@@ -108,7 +103,7 @@ def test_the_named_mlps_have_the_stated_sizes():
         ("mlp", (28, 28, 1), 10, hidden + 1024 * 10 + 10),
         ("linear", (2048,), 1000, 2048 * 1000 + 1000),
     ):
-        assert models.count_parameters(_shapes(name, shape, classes)) == count
+        assert models.count_parameters(parity.named(name, shape, classes)) == count
 
 
 def test_feature_vectors_are_taken_and_other_inputs_refused():
@@ -128,7 +123,7 @@ def test_the_small_cnn_has_the_stated_layers():
         ((28, 28, 1), 3, 7),
         ((32, 32, 3), 3, 8),
     ):
-        model = _shapes("small-cnn", shape)
+        model = parity.named("small-cnn", shape)
         features = 32 * side * side
         weights = 9 * 32 * (shape[2] + 32 * (stages - 1)) + 64 * stages
         assert (len(model.stages), model.head.weight.shape[0]) == (stages, features)
@@ -153,4 +148,4 @@ def test_the_small_cnn_normalises_in_the_order_asked_for():
 )
 def test_images_that_would_vanish_in_lenet_are_refused(shape, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        _shapes("lenet", shape)
+        parity.named("lenet", shape)

@@ -193,13 +193,7 @@ def test_a_name_builds_its_model(name):
     """The larger ones are built by test_counts and test_normaliser_free."""
     entry = models.find(name)
     assert entry.name == name
-    model = eqx.filter_eval_shape(
-        models.create,
-        name,
-        classes=10,
-        image_shape=entry.image_shape,
-        key=jax.random.key(0),
-    )
+    model = parity.named(name, entry.image_shape)
     assert model.head.weight.shape[-1] == 10
     if name.startswith("wrn"):
         assert isinstance(model, models.WideResNet)

@@ -16,6 +16,7 @@ from references import draw
 from tanager import models
 from tanager.models import weights
 from tanager.models.foreign.layouts import Table
+from tanager.models.pretrained import table_of
 
 
 HERE = pathlib.Path(__file__).parent
@@ -57,29 +58,24 @@ def fill(
     return weights.replace_tensors(model, arrays)
 
 
-def drawn(name: str, reference: dict[str, Any], names: Callable[[Any], Table]) -> Any:
-    """Return the model that a reference is of, with the weights of `draw`."""
+def named(
+    name: str, image_shape: tuple[int, ...] = (224, 224, 3), classes: int = 10, **more
+) -> Any:
+    """Return the shapes of a named model."""
+    sizes = {"classes": classes, "image_shape": image_shape, "key": jax.random.key(0)}
+    return eqx.filter_eval_shape(models.create, name, **sizes, **more)
+
+
+def drawn(name: str, reference: dict[str, Any]) -> Any:
+    """Return the model that a reference of timm's is of, with the weights of `draw`."""
     channels, height, width = reference["image_shape"]
-    shapes = eqx.filter_eval_shape(
-        models.create,
-        name,
-        classes=len(reference["logits"]),
-        image_shape=(height, width, channels),
-        key=jax.random.key(0),
-    )
+    shapes = named(name, (height, width, channels), len(reference["logits"]))
     tensor = functools.partial(draw.tensor, conv_scale=reference["conv_scale"])
-    return fill(shapes, names(shapes), tensor)
-
-
-def difference(
-    name: str, reference: dict[str, Any], names: Callable[[Any], Table]
-) -> float:
-    """Return how far our float32 outputs are from the reference, relative to it."""
-    return distance(drawn(name, reference, names), reference)
+    return fill(shapes, table_of(shapes, "timm"), tensor)
 
 
 def distance(model: Any, reference: dict[str, Any]) -> float:
-    """Return how far a model's logits (and features) are from the reference's."""
+    """Return how far our logits (and features) are from theirs, relative to them."""
     pixels = draw.image(reference["image_shape"]).transpose(1, 2, 0)
 
     @jax.jit
