@@ -24,6 +24,7 @@ def events(monkeypatch):
         fsync(handle)
 
     def watched_replace(source, target):
+        assert os.path.dirname(source) == os.path.dirname(target)
         found.append("replace")
         replace(source, target)
 
@@ -54,6 +55,11 @@ def test_a_folder_is_on_the_disk_before_it_takes_its_name(
     ]
     assert [each.name for each in (tmp_path / "new").iterdir()] == ["folder"]
     assert (tmp_path / "new" / "folder").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_file_is_on_the_disk_before_it_takes_its_name(tmp_path, events):
+    write_json(tmp_path / "a.json", {})
+    assert events == ["fsync file", "replace", "fsync folder"]
 
 
 def test_a_folder_that_fails_leaves_nothing(tmp_path):

@@ -1,7 +1,6 @@
 import functools
 import os
 import re
-import stat
 
 import equinox as eqx
 import jax
@@ -118,26 +117,6 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch)
                 weights.save({"a": jnp.ones(2)}, path)
         assert path.read_bytes() == old
         assert [file.name for file in tmp_path.iterdir()] == [path.name]
-
-
-def test_the_file_is_forced_to_disk_before_it_takes_the_name(tmp_path, monkeypatch):
-    events = []
-    fsync, replace = os.fsync, os.replace
-
-    def watched_fsync(handle):
-        kind = "folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "file"
-        events.append(f"fsync {kind}")
-        fsync(handle)
-
-    def watched_replace(source, target):
-        assert os.path.dirname(source) == os.path.dirname(target)
-        events.append("replace")
-        replace(source, target)
-
-    monkeypatch.setattr(os, "fsync", watched_fsync)
-    monkeypatch.setattr(os, "replace", watched_replace)
-    weights.save({"a": jnp.zeros(2)}, tmp_path / "tree.safetensors")
-    assert events == ["fsync file", "replace", "fsync folder"]
 
 
 def test_what_cannot_be_saved_is_refused(tmp_path):
