@@ -79,7 +79,6 @@ class Block(eqx.Module):
             )
 
     def __call__(self, image: Float[Array, "h w i"]) -> Float[Array, "h2 w2 o"]:
-        """Return skip path plus residual branch."""
         residual = jax.nn.relu(self.norms[0](image))
         skip = image if self.shortcut is None else self.shortcut(residual)
         residual = self.convs[0](residual)
@@ -138,11 +137,9 @@ class BiT(StagedModel):
 
     @property
     def last_stage(self) -> PyTree:
-        """The blocks of the last stage, and the norm after them."""
         return self.stages[-1], self.norm
 
     def front(self, image: Array) -> Float[Array, "h w c"]:
-        """Return what the last stage sees of one image."""
         check_image(image, self.channels_in)
         image = self.stem(image)
         # Zeros and not −∞: nothing keeps the convolution's outputs above 0.
@@ -153,7 +150,6 @@ class BiT(StagedModel):
         return image
 
     def back(self, seen: Array) -> Float[Array, " features"]:
-        """Return the input of the head: the mean over all pixels."""
         for block in self.stages[-1]:
             seen = block(seen)
         return jnp.mean(jax.nn.relu(self.norm(seen)), axis=(0, 1))

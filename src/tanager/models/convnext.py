@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from tanager import _validate as validate
 from tanager.models import layers
 from tanager.models.model import StagedModel, check_image
-from tanager.models.vit import LayerNorm, LayerScale
+from tanager.models.vit import LayerNorm, LayerScale, patch_layer
 
 
 class Variant(NamedTuple):
@@ -56,7 +56,6 @@ class Block(eqx.Module):
         self.scale = LayerScale(width, _LAYER_SCALE)
 
     def __call__(self, image: Float[Array, "h w c"]) -> Float[Array, "h w c"]:
-        """Return the image plus the branch."""
         seen = self.depthwise(image)
         pixels = jax.vmap(self.norm)(seen.reshape(-1, seen.shape[-1]))
         hidden = layers.gelu(jax.vmap(self.expand)(pixels))
@@ -72,12 +71,9 @@ class Downsample(eqx.Module):
 
     def __init__(self, channels_in: int, channels_out: int, *, key: PRNGKeyArray):
         self.norm = LayerNorm(channels_in)
-        self.conv = layers.Conv(
-            channels_in, channels_out, 2, stride=2, padding="VALID", bias=True, key=key
-        )
+        self.conv = patch_layer(channels_in, channels_out, 2, key=key)
 
     def __call__(self, image: Float[Array, "h w c"]) -> Float[Array, "h2 w2 d"]:
-        """Normalise and halve."""
         return self.conv(jax.vmap(jax.vmap(self.norm))(image))
 
 
@@ -111,15 +107,7 @@ class ConvNeXt(StagedModel):
         for depth, width in zip(depths, widths, strict=True):
             validate.whole(depth=depth, width=width, at_least=1)
         keys = iter(jax.random.split(key, 2 + sum(depths) + len(depths) - 1))
-        self.stem = layers.Conv(
-            channels_in,
-            widths[0],
-            _PATCH,
-            stride=_PATCH,
-            padding="VALID",
-            bias=True,
-            key=next(keys),
-        )
+        self.stem = patch_layer(channels_in, widths[0], _PATCH, key=next(keys))
         self.stem_norm = LayerNorm(widths[0])
         self.stages = tuple(
             tuple(Block(width, key=next(keys)) for _ in range(depth))
@@ -134,11 +122,9 @@ class ConvNeXt(StagedModel):
 
     @property
     def last_stage(self) -> PyTree:
-        """The blocks of the last stage, and the norm after them."""
         return self.stages[-1], self.norm
 
     def front(self, image: Array) -> Float[Array, "h w c"]:
-        """Return what the last stage sees of one image."""
         check_image(image, self.channels_in)
         height, width, _ = image.shape
         smallest = _PATCH * 2 ** (len(self.stages) - 1)
@@ -151,7 +137,6 @@ class ConvNeXt(StagedModel):
         return image
 
     def back(self, seen: Array) -> Float[Array, " features"]:
-        """Return the input of the head: the normalised mean pixel."""
         for block in self.stages[-1]:
             seen = block(seen)
         return self.norm(jnp.mean(seen, axis=(0, 1)))

@@ -27,14 +27,13 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from tanager import _validate as validate
 from tanager.models import layers
-from tanager.models.model import FixedFront, check_image
+from tanager.models.model import FixedFront, check_image, check_sides
 
 
 FILE = Path(__file__).with_name("dead_leaves.npz")
 SIDE = 6
 """Pixels per side of a patch."""
 QUARTERS = 4
-_SMALLEST = 8
 THRESHOLD = 1.0
 FLOOR = 0.0025
 """Added to the variance of a patch, where that of all pixels is about 1."""
@@ -79,22 +78,15 @@ class DeadLeavesLinear(FixedFront):
     def __init__(
         self, classes: int, image_shape: tuple[int, int, int], *, key: PRNGKeyArray
     ):
-        height, width, channels = image_shape
-        validate.whole(
-            image_height=height,
-            image_width=width,
-            at_least=_SMALLEST,
-            remedy="enlarge the images: patches are of 6 × 6 pixels",
-        )
-        if channels not in (1, 3):
-            validate.refuse("image_channels", channels, "must be 1 or 3")
+        check_sides(image_shape, 8, "patches are of 6 × 6 pixels")
+        if image_shape[2] not in (1, 3):
+            validate.refuse("image_channels", image_shape[2], "must be 1 or 3")
         validate.whole(classes=classes, at_least=1)
         features = QUARTERS * constants().whitening.shape[1]
         self.head = layers.Linear(features, classes, key=key)
         self.image_shape = image_shape
 
     def front(self, image: Array) -> Float[Array, "4 f"]:
-        """Return the features of one image."""
         check_image(image, self.image_shape[2], self.image_shape)
         found = constants()
         return whitened(pooled(image, found.filters), found).astype(image.dtype)

@@ -80,27 +80,25 @@ class Block(eqx.Module):
         self,
         channels_in: int,
         channels_out: int,
+        stage: Stage,
         *,
-        kernel_size: int,
         stride: int,
-        expansion: int,
         key: PRNGKeyArray,
     ):
         keys = jax.random.split(key, 3)
-        inner = channels_in * expansion
+        inner, side = channels_in * stage.expansion, stage.kernel_size
         self.expand = self.expand_norm = None
-        if expansion != 1:
+        if stage.expansion != 1:
             self.expand = layers.Conv(channels_in, inner, 1, key=keys[0])
             self.expand_norm = layers.FrozenBatchNorm(inner)
         self.depthwise = layers.Conv(
-            inner, inner, kernel_size, stride=stride, groups=inner, key=keys[1]
+            inner, inner, side, stride=stride, groups=inner, key=keys[1]
         )
         self.depthwise_norm = layers.FrozenBatchNorm(inner)
         self.project = layers.Conv(inner, channels_out, 1, key=keys[2])
         self.project_norm = layers.FrozenBatchNorm(channels_out)
 
     def __call__(self, image: Float[Array, "h w i"]) -> Float[Array, "h2 w2 o"]:
-        """Return the projected image, plus the input where shapes agree."""
         hidden = image
         if self.expand is not None and self.expand_norm is not None:
             hidden = jax.nn.relu6(self.expand_norm(self.expand(hidden)))
@@ -148,15 +146,9 @@ class EfficientNetLite(StagedModel):
             blocks = []
             for place in range(count):
                 key, block_key = jax.random.split(key)
+                stride = stage.stride if place == 0 else 1
                 blocks.append(
-                    Block(
-                        channels,
-                        channels_out,
-                        kernel_size=stage.kernel_size,
-                        stride=stage.stride if place == 0 else 1,
-                        expansion=stage.expansion,
-                        key=block_key,
-                    )
+                    Block(channels, channels_out, stage, stride=stride, key=block_key)
                 )
                 channels = channels_out
             stages.append(tuple(blocks))
@@ -168,11 +160,9 @@ class EfficientNetLite(StagedModel):
 
     @property
     def last_stage(self) -> PyTree:
-        """The last block and convolution, with their norms."""
         return self.stages[-1], self.last, self.last_norm
 
     def front(self, image: Array) -> Float[Array, "h w c"]:
-        """Return what the last stage sees of one image."""
         check_image(image, self.channels_in)
         image = jax.nn.relu6(self.stem_norm(self.stem(image)))
         for block in itertools.chain(*self.stages[:-1]):
@@ -180,7 +170,6 @@ class EfficientNetLite(StagedModel):
         return image
 
     def back(self, seen: Array) -> Float[Array, " features"]:
-        """Return the input of the head: the mean over all pixels."""
         for block in self.stages[-1]:
             seen = block(seen)
         seen = jax.nn.relu6(self.last_norm(self.last(seen)))

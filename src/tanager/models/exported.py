@@ -119,10 +119,6 @@ def describe(
 
     The last has ``model`` (None if it is not one of tanager's), ``classes``,
     ``preprocessing``, ``precision`` and ``multi_label``.
-
-    Raises:
-        ValueError: there is none, or it is of something else.
-        OSError: it is on the Hub and cannot be downloaded.
     """
     if hub.is_hub_name(source):
         path = hub.download(str(source), "config.json")
@@ -155,11 +151,7 @@ def describe(
 def weights_of(
     source: str | os.PathLike[str], config: Mapping[str, Any], weights: str
 ) -> Path:
-    """Return the file with the weights of a run or an export that `config` is of.
-
-    Raises:
-        ValueError: the run is not finished.
-    """
+    """Return the file with the weights of a run or an export that `config` is of."""
     validate.one_of(RUN_WEIGHTS, weights=weights)
     if "tanager" in config:
         if config["tanager"].get("format") == "onnx":
@@ -197,11 +189,7 @@ def preprocessing_in(
 def template_of(
     file: Path, architecture: Any, classes: Any, argument: str = "path"
 ) -> Any:
-    """Return the shapes of a named model, as a JSON file describes it.
-
-    Raises:
-        UnreadableFile: no model has that name; the message calls the file `argument`.
-    """
+    """Return the shapes of a named model, as a JSON file describes it."""
     described = {"architecture": architecture, "classes": classes}
     check_record(file, described, _DESCRIBED, argument=argument)
     shape = tuple(architecture["image_shape"])

@@ -32,14 +32,6 @@ class HubFile(NamedTuple):
     revision: str
     file: str
 
-    @property
-    def url(self) -> str:
-        """Where a person can download it."""
-        return (
-            f"https://huggingface.co/{self.repository}/resolve/{self.revision}/"
-            f"{self.file}"
-        )
-
 
 def is_hub_name(weights: object) -> bool:
     """Return whether `weights` is a name on the Hub."""
@@ -59,9 +51,6 @@ def parse(name: str, file: str = SAFETENSORS) -> HubFile:
     Args:
         name: ``hf:OWNER/REPOSITORY[@REVISION][:FILE]``.
         file: the file, if the name has none.
-
-    Raises:
-        ValueError: the name has another form.
     """
     match = _NAME.fullmatch(name)
     if not match or ".." in name:
@@ -84,10 +73,6 @@ def download_weights(name: str) -> Path:
     Args:
         name: see `parse`. Without a file it is ``model.safetensors``, or, if there is
             none, what ``model.safetensors.index.json`` names.
-
-    Raises:
-        ValueError: as `download`, or the index is not one.
-        OSError: as `download`.
     """
     path = download(name, SAFETENSORS, INDEX)
     file = PurePosixPath(parse(name, INDEX).file)
@@ -111,7 +96,8 @@ def download(name: str, file: str = SAFETENSORS, *others: str) -> Path:
             interrupted, or the file has another digest than the Hub states.
     """
     wanted = parse(name, file)
-    by_hand = f"download {wanted.url} by hand and give the path of that file"
+    url = "https://huggingface.co/{}/resolve/{}/{}".format(*wanted)
+    by_hand = f"download {url} by hand and give the path of that file"
     try:
         from huggingface_hub import (  # pyright: ignore[reportMissingImports]
             errors,

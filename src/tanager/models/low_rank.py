@@ -57,7 +57,6 @@ class LowRankLinear(eqx.Module):
         self.scale = alpha / rank
 
     def __call__(self, features: Float[Array, " i"]) -> Float[Array, " o"]:
-        """Map one vector."""
         inner = (features @ self.down.astype(features.dtype)) * self.scale
         return self.linear(features) + inner @ self.up.astype(features.dtype)
 
@@ -117,7 +116,6 @@ class LowRankConv(eqx.Module):
         return self.down
 
     def __call__(self, image: Float[Array, "h w i"]) -> Float[Array, "h2 w2 o"]:
-        """Convolve one image."""
         conv = self.conv
         options = {"padding": conv.padding, "groups": conv.groups}
         inner = convolve(image, self._down(), stride=conv.stride, **options)
@@ -143,9 +141,6 @@ def with_low_rank(model: Model, rank: int, alpha: float, *, key: PRNGKeyArray) -
         rank: r, at least 1.
         alpha: α: the product counts α/r times.
         key: of the matrices A.
-
-    Raises:
-        ValueError: there are no such layers, or standardised convolutions without gain.
     """
 
     def is_layer(part: Any) -> bool:
@@ -177,10 +172,11 @@ def merge(model: Model) -> Model:
     def is_low_rank(part: Any) -> bool:
         return isinstance(part, LowRankLinear | LowRankConv)
 
-    def one(part: Any) -> Any:
-        return part.merged() if is_low_rank(part) else part
-
-    return jax.tree.map(one, model, is_leaf=is_low_rank)
+    return jax.tree.map(
+        lambda part: part.merged() if is_low_rank(part) else part,
+        model,
+        is_leaf=is_low_rank,
+    )
 
 
 def _with_kernel(conv: layers.Conv, kernel: Array) -> layers.Conv:

@@ -73,7 +73,6 @@ class StagedModel(Model):
         """Return the input of the head, given the front of one image."""
 
     def features(self, image: Array) -> Float[Array, " features"]:
-        """Return the features of one image, as it is."""
         return self.back(self.front(image))
 
     def fronts(self, image: Array) -> Array:
@@ -103,11 +102,9 @@ class FixedFront(StagedModel):
         return (found + self.front(image[:, ::-1])) / 2 if self.mirror else found
 
     def head_input_of(self, fronts: Array) -> Float[Array, " features"]:
-        """Return the input of the head, given what `fronts` returned."""
         return self.back(fronts)
 
     def back(self, seen: Array) -> Float[Array, " features"]:
-        """Return the input of the head: the features, flattened."""
         return seen.reshape(-1)
 
 
@@ -124,14 +121,23 @@ def mirrored(model: AnyModel) -> AnyModel:
     return copy
 
 
+def check_sides(
+    image_shape: tuple[int, int, int], at_least: int, why: str
+) -> tuple[int, int, int]:
+    """Return the shape of images; refuse sides of fewer pixels, and no channel."""
+    height, width, channels = image_shape
+    remedy = f"enlarge the images: {why}"
+    validate.whole(
+        image_height=height, image_width=width, at_least=at_least, remedy=remedy
+    )
+    validate.whole(image_channels=channels, at_least=1)
+    return image_shape
+
+
 def check_image(
     image: Array, channels: int, image_shape: tuple[int, int, int] | None = None
 ) -> None:
-    """Require one floating-point image ``[H, W, channels]``, or exactly `image_shape`.
-
-    Raises:
-        ValueError: another shape, or an integer dtype.
-    """
+    """Require one floating-point image ``[H, W, channels]``, or of one shape."""
     if image.ndim != 3 or image.shape[-1] != channels:
         validate.channels_last(image.shape)
         rule = f"must be (H, W, {channels})"

@@ -107,7 +107,6 @@ class Block(eqx.Module):
         self.gamma = gamma
 
     def __call__(self, image: Float[Array, "h w i"]) -> Float[Array, "h2 w2 o"]:
-        """Return skip path plus α times the residual branch."""
         active = jax.nn.relu(image) * (self.gamma * self.beta)
         if self.shortcut is not None:
             image = self.shortcut(windows.halve(active) if self.halves else active)
@@ -192,7 +191,6 @@ class NFResNet(Model):
         self.eps = eps
 
     def features(self, image: Array) -> Float[Array, " features"]:
-        """Return the input of the head for one image: the mean over all pixels."""
         check_image(image, self.channels_in)
         image = self.stem(image)
         image = windows.max_pool(image, 3, stride=2, padding=self.padding)

@@ -69,7 +69,6 @@ class SqueezeExcite(eqx.Module):
         self.expand = layers.Linear(channels // 2, channels, key=expand_key)
 
     def __call__(self, image: Float[Array, "h w c"]) -> Float[Array, " c"]:
-        """Return the factors."""
         hidden = jax.nn.relu(self.squeeze(jnp.mean(image, axis=(0, 1))))
         return 2 * jax.nn.sigmoid(self.expand(hidden))
 
@@ -122,8 +121,6 @@ class Block(eqx.Module):
         self.approximate_gelu = approximate_gelu
 
     def __call__(self, image: Float[Array, "h w i"]) -> Float[Array, "h2 w2 o"]:
-        """Return skip path plus α times the residual branch."""
-
         def activate(image: Array, factor: float = GELU_GAMMA) -> Array:
             return _gelu(image, self.approximate_gelu) * factor
 
@@ -207,7 +204,6 @@ class NFNet(Model):
         self.approximate_gelu = approximate_gelu
 
     def features(self, image: Array) -> Float[Array, " features"]:
-        """Return the input of the head for one image: the mean over all pixels."""
         check_image(image, self.channels_in)
         first, *others = self.stem
         image = first(image)

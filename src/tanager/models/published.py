@@ -36,14 +36,13 @@ def _timm(name: str, classes: int, size: int = 224, scale=_HALF, **more) -> Publ
     return Published(f"hf:timm/{name}", classes, size, *scale, **more)
 
 
-def _vit(size: str) -> tuple[Published, ...]:
-    name = f"vit_{size}_patch16_224.augreg_in21k"
-    return (_timm(name, 21843), _timm(f"{name}_ft_in1k", 1000))
-
-
-def _bit(name: str, size: int) -> tuple[Published, ...]:
-    name = f"resnetv2_{name}_bit.goog_in21k"
+def _tuned(name: str, size: int = 224) -> tuple[Published, ...]:
+    """Weights of ImageNet-21k, and those tuned on ImageNet-1k from them."""
     return (_timm(name, 21843), _timm(f"{name}_ft_in1k", 1000, size))
+
+
+def _vit(size: str) -> tuple[Published, ...]:
+    return _tuned(f"vit_{size}_patch16_224.augreg_in21k")
 
 
 def _dino(size: str) -> Published:
@@ -68,11 +67,7 @@ def _dino_v3(size: str) -> tuple[Published, ...]:
     return (_timm(name, 0, 256, _IMAGENET, licence="dinov3-license"),)
 
 
-_LITE_SIZES = (224, 240, 260, 300, 380)
-_CONVNEXT_SIZES = ("tiny", "small", "base", "large")
 _DINO_V2_SIZES = ("small", "base", "large", "giant")
-_DINO_V3_SIZES = ("small", "small-plus", "base", "large", "huge-plus")
-_NFNET_SIZES = (192, 224, 256, 320, 384, 416, 448)
 
 PUBLISHED: Mapping[str, tuple[Published, ...]] = {
     "vit-tiny-16": _vit("tiny"),
@@ -83,23 +78,29 @@ PUBLISHED: Mapping[str, tuple[Published, ...]] = {
     "nf-resnet-50": (_timm("nf_resnet50.ra2_in1k", 1000, 256, _IMAGENET),),
     **{
         f"nfnet-f{size}": (_timm(f"dm_nfnet_f{size}.dm_in1k", 1000, pixels, _IMAGENET),)
-        for size, pixels in enumerate(_NFNET_SIZES)
+        for size, pixels in enumerate((192, 224, 256, 320, 384, 416, 448))
     },
-    "bit-50x1": _bit("50x1", 448),
-    "bit-101x1": _bit("101x1", 448),
-    "bit-50x3": _bit("50x3", 448),
-    "bit-101x3": _bit("101x3", 448),
-    "bit-152x4": _bit("152x4", 480),
+    **{
+        f"bit-{size}": _tuned(f"resnetv2_{size}_bit.goog_in21k", 448)
+        for size in ("50x1", "101x1", "50x3", "101x3")
+    },
+    "bit-152x4": _tuned("resnetv2_152x4_bit.goog_in21k", 480),
     **{
         f"efficientnet-lite{size}": (
             _timm(f"tf_efficientnet_lite{size}.in1k", 1000, pixels),
         )
-        for size, pixels in enumerate(_LITE_SIZES)
+        for size, pixels in enumerate((224, 240, 260, 300, 380))
     },
-    **{f"convnext-{size}": _convnext(size) for size in _CONVNEXT_SIZES},
+    **{
+        f"convnext-{size}": _convnext(size)
+        for size in ("tiny", "small", "base", "large")
+    },
     **{f"dinov2-{size}": _dino_v2(size) for size in _DINO_V2_SIZES},
     **{f"dinov2-{size}-reg4": _dino_v2(size, "_reg4") for size in _DINO_V2_SIZES},
-    **{f"dinov3-{size}": _dino_v3(size) for size in _DINO_V3_SIZES},
+    **{
+        f"dinov3-{size}": _dino_v3(size)
+        for size in ("small", "small-plus", "base", "large", "huge-plus")
+    },
 }
 """By name of the model; start from the first."""
 

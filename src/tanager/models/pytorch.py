@@ -18,9 +18,6 @@ def read(path: Path) -> dict[str, np.ndarray]:
     """Return the tensors of a file by name.
 
     It is for files of known contents: a forged one could take all memory.
-
-    Raises:
-        ValueError: there is something other than tensors in it.
     """
     with open(path, "rb") as file:
         stream = io.BytesIO(file.read())

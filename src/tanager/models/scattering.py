@@ -24,7 +24,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from tanager import _validate as validate
 from tanager.models import layers, windows
-from tanager.models.model import FixedFront, StagedModel, check_image
+from tanager.models.model import FixedFront, StagedModel, check_image, check_sides
 
 
 PATHS = 81
@@ -33,7 +33,6 @@ PATHS = 81
 _SCALES = 2
 _ANGLES = 8
 _STRIDE = 2**_SCALES
-_SIDE = 8
 _CHANNELS = 64
 _EPS = 1e-5
 
@@ -72,7 +71,6 @@ class Scattering(StagedModel):
     image_shape: eqx.AbstractVar[tuple[int, int, int]]
 
     def front(self, image: Array) -> Float[Array, "h2 w2 f"]:
-        """Return the normalised scattering features of one image."""
         check_image(image, self.image_shape[2], self.image_shape)
         return normalise(scatter(image))
 
@@ -123,11 +121,9 @@ class ScatteringCNN(Scattering):
 
     @property
     def last_stage(self) -> PyTree:
-        """Both convolutions."""
         return self.convs
 
     def back(self, seen: Array) -> Float[Array, " features"]:
-        """Return the input of the head: the second convolution, flattened."""
         first, second = self.convs
         values = jnp.tanh(first(seen))
         values = windows.max_pool(values, 2, stride=2, padding="VALID")
@@ -138,14 +134,9 @@ def _features_shape(
     image_shape: tuple[int, int, int], classes: int
 ) -> tuple[int, int, int]:
     """Return the shape of the features of one image; refuse impossible sizes."""
-    height, width, channels = image_shape
-    validate.whole(
-        image_height=height,
-        image_width=width,
-        at_least=_SIDE,
-        remedy="enlarge the images: scattering makes a quarter of them",
-    )
-    validate.whole(image_channels=channels, classes=classes, at_least=1)
+    why = "scattering makes a quarter of them"
+    height, width, channels = check_sides(image_shape, 8, why)
+    validate.whole(classes=classes, at_least=1)
     return height // _STRIDE, width // _STRIDE, PATHS * channels
 
 

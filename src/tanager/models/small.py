@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from tanager import _validate as validate
 from tanager.models import layers, windows
-from tanager.models.model import Model, check_image
+from tanager.models.model import Model, check_image, check_sides
 from tanager.models.wide_resnet import NORMALISATION_ORDERS, group_norm, normalise
 
 
@@ -18,7 +18,6 @@ _CNN_CHANNELS, _CNN_GROUPS = 32, 4
 _CNN_SIDE = 8
 _LENET_CHANNELS = (16, 32)
 _LENET_HIDDEN = 32
-_LENET_SIDE = 16
 
 
 class _Stage(eqx.Module):
@@ -59,9 +58,8 @@ class SmallCNN(Model):
         weight_standardisation: bool = True,
         key: PRNGKeyArray,
     ):
-        height, width, channels = image_shape
-        validate.whole(image_height=height, image_width=width, at_least=_CNN_SIDE)
-        validate.whole(image_channels=channels, classes=classes, at_least=1)
+        height, width, channels = check_sides(image_shape, _CNN_SIDE, "it halves them")
+        validate.whole(classes=classes, at_least=1)
         validate.one_of(NORMALISATION_ORDERS, normalisation_order=normalisation_order)
         make = layers.StandardisedConv if weight_standardisation else layers.Conv
         stages = []
@@ -80,7 +78,6 @@ class SmallCNN(Model):
         self.image_shape = image_shape
 
     def features(self, image: Array) -> Float[Array, " features"]:
-        """Return the input of the head for one image: the last stage, flattened."""
         check_image(image, self.image_shape[2], self.image_shape)
         for stage in self.stages:
             image = stage(image)
@@ -124,14 +121,9 @@ class LeNet(Model):
         as_jax_privacy: bool = False,
         key: PRNGKeyArray,
     ):
-        height, width, channels = image_shape
-        validate.whole(
-            image_height=height,
-            image_width=width,
-            at_least=_LENET_SIDE,
-            remedy="enlarge the images: lenet shrinks them four times",
-        )
-        validate.whole(image_channels=channels, classes=classes, at_least=1)
+        why = "lenet shrinks them four times"
+        height, width, channels = check_sides(image_shape, 16, why)
+        validate.whole(classes=classes, at_least=1)
         one, two, three, four = jax.random.split(key, 4)
         first, second = _LENET_CHANNELS
         self.convs = (
@@ -150,7 +142,6 @@ class LeNet(Model):
         self.image_shape = image_shape
 
     def features(self, image: Array) -> Float[Array, " features"]:
-        """Return the input of the head for one image: the hidden units."""
         check_image(image, self.image_shape[2], self.image_shape)
         bend, stride, padding = jnp.tanh, 1, "VALID"
         if self.as_jax_privacy:
@@ -194,7 +185,6 @@ class MLP(Model):
         self.image_shape = tuple(image_shape)
 
     def features(self, image: Array) -> Float[Array, " features"]:
-        """Return the input of the head: the last hidden units, or the flat input."""
         if len(self.image_shape) == 3:
             check_image(image, self.image_shape[2], self.image_shape)
         elif image.shape != self.image_shape or not eqx.is_inexact_array(image):

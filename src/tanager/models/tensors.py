@@ -149,22 +149,14 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the files that make up weights: one, or an index and what it names.
-
-    Raises:
-        ValueError: it is not an index of safetensors.
-    """
+    """Return the files that make up weights: one, or an index and what it names."""
     if not path.name.endswith(INDEX):
         return [path]
     return [path, *(path.parent / shard for shard in sorted(_shards(path)))]
 
 
 def file_in(folder: Path) -> Path:
-    """Return the file of weights in a folder, or the index of several.
-
-    Raises:
-        ValueError: there is neither.
-    """
+    """Return the file of weights in a folder, or the index of several."""
     for name in (SAFETENSORS, INDEX):
         if (folder / name).is_file():
             return folder / name

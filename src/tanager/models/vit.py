@@ -81,9 +81,6 @@ class LayerNorm(eqx.Module):
     Shapes: ``[width] -> [width]``. Statistics as in `layers`: float32 or wider.
     `eps` is 1e-6 as in timm's vision transformers.
 
-    Raises:
-        ValueError: `width` is not a whole number of at least 1, `eps` not positive.
-
     References:
         Ba, Kiros and Hinton 2016, "Layer normalization".
     """
@@ -100,7 +97,6 @@ class LayerNorm(eqx.Module):
         self.eps = eps
 
     def __call__(self, token: Float[Array, " d"]) -> Float[Array, " d"]:
-        """Normalise one token."""
         wide = token.astype(accumulation_dtype(token.dtype))
         normal = _normalised(wide, self.eps)
         output = normal * self.scale.astype(wide.dtype) + self.bias.astype(wide.dtype)
@@ -116,9 +112,6 @@ class LayerScale(eqx.Module):
         width: number of channels.
         initial: their first factor, positive and usually small.
 
-    Raises:
-        ValueError: `width` is not a whole number of at least 1, `initial` not positive.
-
     References:
         Touvron et al. 2021, "Going deeper with image transformers", arXiv:2103.17239.
     """
@@ -131,7 +124,6 @@ class LayerScale(eqx.Module):
         self.gain = jnp.full(width, initial, jnp.float32)
 
     def __call__(self, token: Float[Array, " d"]) -> Float[Array, " d"]:
-        """Scale one token."""
         return token * self.gain.astype(token.dtype)
 
 
@@ -312,11 +304,9 @@ class VisionTransformer(StagedModel):
 
     @property
     def last_stage(self) -> PyTree:
-        """The last block, and the norm after it."""
         return self.blocks[-1], self.norm
 
     def front(self, image: Array) -> Float[Array, "t d"]:
-        """Return the tokens that the last block sees of one image."""
         check_image(image, self.image_shape[2], self.image_shape)
         grid = self.patches(image)
         tokens = grid.reshape(-1, grid.shape[-1])
@@ -335,7 +325,6 @@ class VisionTransformer(StagedModel):
         return tokens
 
     def back(self, seen: Array) -> Float[Array, " d"]:
-        """Return the input of the head: the normalised class token."""
         # The head sees the class token alone: no other need leave the last block.
         return self.norm(self.blocks[-1](seen, queries=1)[0])
 
@@ -355,11 +344,7 @@ class VisionTransformer(StagedModel):
 def patch_grid(
     variant: Variant, patch: int, image_shape: tuple[int, int, int]
 ) -> tuple[int, int]:
-    """Return how many patches an image has in a column and in a row.
-
-    Raises:
-        ValueError: an impossible size of the transformer or of its images.
-    """
+    """Return how many patches an image has in a column and in a row."""
     *sides, channels = image_shape
     validate.whole(depth=variant.depth, heads=variant.heads, at_least=1)
     validate.whole(patch=patch, channels=channels, at_least=1)

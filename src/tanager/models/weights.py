@@ -30,11 +30,7 @@ def is_tensor(leaf: Any) -> bool:
 
 
 def named_tensors(tree: Any) -> dict[str, Any]:
-    """Return the tree's arrays (or their shapes) by name, in the tree's order.
-
-    Raises:
-        ValueError: two arrays share a name (a key holding a dot), or a leaf is a key.
-    """
+    """Return the tree's arrays (or their shapes) by name, in the tree's order."""
     named = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         if not is_tensor(leaf):

@@ -85,7 +85,6 @@ class Block(eqx.Module):
         self.order = order
 
     def __call__(self, image: Float[Array, "h w i"]) -> Float[Array, "h2 w2 o"]:
-        """Return skip path plus residual branch."""
         residual = self.conv1(normalise(self.norm1, image, self.order))
         residual = self.conv2(normalise(self.norm2, residual, self.order))
         if self.shortcut is not None:
@@ -179,11 +178,9 @@ class WideResNet(StagedModel):
 
     @property
     def last_stage(self) -> PyTree:
-        """The last third of the blocks, and the norm after them."""
         return self._last_blocks, self.norm
 
     def front(self, image: Array) -> Float[Array, "h w c"]:
-        """Return what the last stage sees of one image."""
         check_image(image, self.channels_in)
         image = self.stem(image)
         for block in self.blocks[: -len(self._last_blocks)]:
@@ -191,7 +188,6 @@ class WideResNet(StagedModel):
         return image
 
     def back(self, seen: Array) -> Float[Array, " features"]:
-        """Return the input of the head: the mean over all pixels."""
         for block in self._last_blocks:
             seen = block(seen)
         return jnp.mean(normalise(self.norm, seen, self.order), axis=(0, 1))

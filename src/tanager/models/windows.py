@@ -120,10 +120,6 @@ def max_pool(
     Maxima of shifted slices, first of rows, then of columns: the gradient of XLA's own
     pooling is slow on a CPU.
     Padding has the value −∞.
-
-    Raises:
-        ValueError: a size is not a whole number of at least 1, an unknown padding, or
-            an image smaller than a window.
     """
     validate.whole(window=window, stride=stride, at_least=1)
     check_padding(padding)

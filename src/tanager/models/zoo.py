@@ -22,7 +22,7 @@ from tanager.models import (
 )
 from tanager.models.dead_leaves import DeadLeavesLinear
 from tanager.models.layers import HEAD_INPUTS, ScaledHead
-from tanager.models.model import Model, mirrored
+from tanager.models.model import Model, check_sides, mirrored
 from tanager.models.scattering import ScatteringCNN, ScatteringLinear
 from tanager.models.small import MLP, LeNet, SmallCNN
 from tanager.models.wide_resnet import NORMALISATION_ORDERS, WideResNet
@@ -76,13 +76,8 @@ def _convolutional(
     **options: Any,
 ) -> ModelEntry:
     def build(*, image_shape: tuple[int, int, int], **given: Any) -> Model:
-        height, width, channels = image_shape
-        validate.whole(
-            image_height=height,
-            image_width=width,
-            at_least=smallest_side,
-            remedy="enlarge the images: convolutional models halve them",
-        )
+        why = "convolutional models halve them"
+        *_, channels = check_sides(image_shape, smallest_side, why)
         return make(*sizes, channels_in=channels, **given)
 
     return ModelEntry(
@@ -124,18 +119,12 @@ def _vit(size: str, patch: int, source: str) -> ModelEntry:
 
 
 _small = functools.partial(ModelEntry, source="this library", image_side=32, classes=10)
-_BIT = "Kolesnikov et al. 2020; Rodriguez Beltran et al. 2024, table 1"
-_CONVNEXT = "Liu et al. 2022, section 3"
+_DEIT, _VIT = "Touvron et al. 2021, table 1", "Dosovitskiy et al. 2021, table 1"
+_SCATTERING = "Bruna and Mallat 2013; Tramèr and Boneh 2021, table 6"
 _DINO = {
     "dinov2": "Oquab et al. 2024, appendix B",
     "dinov3": "Siméoni et al. 2025, section 5",
 }
-_LITE = "Tan and Le 2019, table 1, as TensorFlow's lite release"
-_NF_RESNET = "Brock et al. 2021a, section 4; De et al. 2022, section 3.3"
-_DEIT, _VIT = "Touvron et al. 2021, table 1", "Dosovitskiy et al. 2021, table 1"
-_SCATTERING = "Bruna and Mallat 2013; Tramèr and Boneh 2021, table 6"
-_LEAVES = "Coates et al. 2011; Lee et al. 2001"
-_LENET = "Papernot et al. 2021; Tramèr and Boneh 2021"
 
 ENTRIES = {
     entry.name: entry
@@ -144,10 +133,15 @@ ENTRIES = {
         _wide_resnet(16, 4, "De et al. 2022, table 3"),
         _wide_resnet(40, 4, "De et al. 2022, table 3"),
         _wide_resnet(28, 10, "De et al. 2022, table 5"),
-        *_family("bit-", _BIT, bit.BiT, bit.VARIANTS),
+        *_family(
+            "bit-",
+            "Kolesnikov et al. 2020; Rodriguez Beltran et al. 2024, table 1",
+            bit.BiT,
+            bit.VARIANTS,
+        ),
         *_family(
             "nf-resnet-",
-            _NF_RESNET,
+            "Brock et al. 2021a, section 4; De et al. 2022, section 3.3",
             nf_resnet.NFResNet,
             nf_resnet.DEPTHS,
             implementations=nf_resnet.IMPLEMENTATIONS,
@@ -162,7 +156,7 @@ ENTRIES = {
         *(
             _convolutional(
                 f"efficientnet-{size}",
-                _LITE,
+                "Tan and Le 2019, table 1, as TensorFlow's lite release",
                 efficientnet.EfficientNetLite,
                 variant,
                 side=variant.image_side,
@@ -171,7 +165,7 @@ ENTRIES = {
         ),
         *_family(
             "convnext-",
-            _CONVNEXT,
+            "Liu et al. 2022, section 3",
             convnext.ConvNeXt,
             convnext.VARIANTS,
             smallest_side=32,
@@ -195,11 +189,19 @@ ENTRIES = {
             "scattering-linear", ScatteringLinear, "convolutional", source=_SCATTERING
         ),
         _small("scattering-cnn", ScatteringCNN, "convolutional", source=_SCATTERING),
-        _small("dead-leaves-linear", DeadLeavesLinear, "convolutional", source=_LEAVES),
-        ModelEntry(
-            *("lenet", LeNet, "convolutional", _LENET, 28),
+        _small(
+            "dead-leaves-linear",
+            DeadLeavesLinear,
+            "convolutional",
+            source="Coates et al. 2011; Lee et al. 2001",
+        ),
+        _small(
+            "lenet",
+            LeNet,
+            "convolutional",
+            source="Papernot et al. 2021; Tramèr and Boneh 2021",
+            image_side=28,
             channels=1,
-            classes=10,
             implementations={"jax-privacy": {"as_jax_privacy": True}},
         ),
         _small("mlp", MLP, "flat"),
@@ -273,11 +275,9 @@ def create(
         validate.one_of(NORMALISATION_ORDERS, normalisation_order=normalisation_order)
     entry = find(name)
     shape = tuple(image_shape)
-    if entry.family != "flat":
-        if len(shape) != 3:
-            rule = "must be (height, width, channels)"
-            validate.refuse("image_shape", shape, rule, "no batch axis")
-        validate.whole(image_channels=shape[2], at_least=1)
+    if entry.family != "flat" and len(shape) != 3:
+        rule = "must be (height, width, channels)"
+        validate.refuse("image_shape", shape, rule, "no batch axis")
     options: dict[str, Any] = {}
     if implementation is not None:
         if not entry.implementations:

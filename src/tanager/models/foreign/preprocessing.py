@@ -18,9 +18,6 @@ def read(config: Mapping[str, Any]) -> Preprocessing | None:
         config: of the ``config.json`` of timm, or of a run or an export of tanager; or
             transformers' ``preprocessor_config.json`` (which puts a crop that is not in
             the middle of whole pixels one pixel higher or further left).
-
-    Raises:
-        ValueError: it asks for what `Preprocessing` cannot do.
     """
     for name, of in _READERS.items():
         if name in config:

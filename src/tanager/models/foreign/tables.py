@@ -154,11 +154,10 @@ _BIT_GOOGLE = (
 
 _BLOCK = "stages.{stage}.{place}"
 _NORMALISER_FREE_BLOCK = (
-    *(
-        rule
-        for name in ("conv1", "conv2", "conv2b", "conv3")
-        for rule in conv(f"blocks.{{b}}.{name}", f"{_BLOCK}.{name}")
-    ),
+    *conv("blocks.{b}.conv1", f"{_BLOCK}.conv1"),
+    *conv("blocks.{b}.conv2", f"{_BLOCK}.conv2"),
+    *conv("blocks.{b}.conv2b", f"{_BLOCK}.conv2b"),
+    *conv("blocks.{b}.conv3", f"{_BLOCK}.conv3"),
     *conv("blocks.{b}.shortcut", f"{_BLOCK}.downsample.conv"),
     Rule("blocks.{b}.skip_gain", f"{_BLOCK}.skipinit_gain", SAME),
 )
@@ -186,9 +185,6 @@ def _nf_resnet(rules: Iterable[Rule], implementation: str, model: NFResNet) -> T
     """Return the table of a model that computes what an implementation computes.
 
     Skip gains may differ: timm's published weights have none; its ``skipinit=True`` do.
-
-    Raises:
-        ValueError: the model computes something else from the same weights.
     """
     ours = {"shortcut": "strided", "padding": "SAME", "gamma": RELU_GAMMA, "eps": EPS}
     for name, value in (ours | IMPLEMENTATIONS[implementation]).items():
@@ -228,33 +224,27 @@ _WRN_JAX_PRIVACY = (
 )
 
 
-def _normaliser_free_haiku(block: str, convs: Mapping[str, str]) -> tuple[Rule, ...]:
+def _normaliser_free_haiku(block: str) -> tuple[Rule, ...]:
     return (
-        *(
-            rule
-            for ours, theirs in {**convs, "shortcut": "conv_shortcut"}.items()
-            for rule in _haiku(f"blocks.{{b}}.{ours}", f"{block}/~/{theirs}")
-        ),
+        *_haiku("blocks.{b}.conv1", f"{block}/~/conv0"),
+        *_haiku("blocks.{b}.conv2", f"{block}/~/conv1"),
+        *_haiku("blocks.{b}.conv2b", f"{block}/~/conv1b"),
+        *_haiku("blocks.{b}.conv3", f"{block}/~/conv2"),
+        *_haiku("blocks.{b}.shortcut", f"{block}/~/conv_shortcut"),
         Rule("blocks.{b}.skip_gain", f"{block}/skip_gain", SAME),
     )
 
 
 _NF_RESNET_JAX_PRIVACY = (
     *_haiku("stem", "NF_ResNet/~/initial_conv"),
-    *_normaliser_free_haiku(
-        "NF_ResNet/~/nf_res_block{haiku}",
-        {"conv1": "conv0", "conv2": "conv1", "conv3": "conv2"},
-    ),
+    *_normaliser_free_haiku("NF_ResNet/~/nf_res_block{haiku}"),
     *_haiku("head", "NF_ResNet/~/linear"),
 )
 
 _NFNET_BLOCK = "NFNet/~/nf_block{haiku}"
 _NFNET_JAX_PRIVACY = (
     *_haiku("stem.{i}", "NFNet/~/stem_conv{i}"),
-    *_normaliser_free_haiku(
-        _NFNET_BLOCK,
-        {"conv1": "conv0", "conv2": "conv1", "conv2b": "conv1b", "conv3": "conv2"},
-    ),
+    *_normaliser_free_haiku(_NFNET_BLOCK),
     *_haiku(f"{_ATTENTION}.squeeze", f"{_NFNET_BLOCK}/~/squeeze_excite/~/linear"),
     *_haiku(f"{_ATTENTION}.expand", f"{_NFNET_BLOCK}/~/squeeze_excite/~/linear_1"),
     *_haiku("last", "NFNet/~/final_conv"),
@@ -263,11 +253,7 @@ _NFNET_JAX_PRIVACY = (
 
 
 def _wrn_jax_privacy(model: WideResNet) -> Table:
-    """Return the table of a model that computes what jax_privacy computes.
-
-    Raises:
-        ValueError: the model computes something else from the same weights.
-    """
+    """Return the table of a model that computes what jax_privacy computes."""
     whose = "for jax_privacy's weights"
     computed = {
         "normalisation_order": (model.order, "post-activation"),
