@@ -110,9 +110,14 @@ def open_made(name, path):
     return ALL_FORMATS[name][1](path)
 
 
+def everything(source):
+    """All examples, stacked."""
+    return gather(source, np.arange(len(source)))
+
+
 def read_elsewhere(source):
     """All examples, and whether the process that read them has imported JAX."""
-    return gather(source, np.arange(len(source))), "jax" in sys.modules
+    return everything(source), "jax" in sys.modules
 
 
 class Flaky:

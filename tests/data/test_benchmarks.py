@@ -7,8 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import small_sources as small
+from small_sources import everything
 
-from tanager.data import ArraySource, StreamedSource, gather, load
+from tanager.data import ArraySource, StreamedSource, load
 from tanager.data.known import FILES
 
 
@@ -42,7 +43,7 @@ def cifar10(count=20, seed=0):
 
 
 def assert_holds(source, images, labels):
-    batch = gather(source, np.arange(len(source)))
+    batch = everything(source)
     np.testing.assert_array_equal(batch["image"], images)
     np.testing.assert_array_equal(batch["label"], labels)
     assert batch["image"].dtype == np.uint8
@@ -200,7 +201,7 @@ def test_held_out_examples_need_no_test_files(tmp_path, write):
     for split in ("train", "test"):
         one, two = (getattr(dataset, split) for dataset in (before, after))
         assert len(one) == {"train": 30, "test": 10}[split]
-        batch = gather(one, np.arange(len(one)))
+        batch = everything(one)
         assert_holds(two, batch["image"], batch["label"])
     with pytest.raises(ValueError, match=r"to test on"):
         load("cifar10", tmp_path)

@@ -2,12 +2,9 @@ import re
 
 import numpy as np
 import pytest
+from small_sources import everything
 
-from tanager.data import DATASETS, ArraySource, Dataset, gather, load
-
-
-def everything(source):
-    return gather(source, np.arange(len(source)))
+from tanager.data import DATASETS, ArraySource, Dataset, load
 
 
 def rows_of(images, labels):

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import small_sources as small
 from PIL import Image
-from small_sources import ENCODED, IMAGES, LABELS
+from small_sources import ENCODED, IMAGES, LABELS, everything
 
 from tanager.data import (
     IMAGENET_MEAN,
@@ -17,7 +17,6 @@ from tanager.data import (
     ArraySource,
     StreamedSource,
     find,
-    gather,
     load,
 )
 from tanager.data.shards import find_shards
@@ -28,10 +27,6 @@ HUGGING_FACE = {
         {"info": {"features": {"label": {"names": ["ant", "bee", "cow"]}}}}
     ).encode()
 }
-
-
-def everything(source):
-    return gather(source, np.arange(len(source)))
 
 
 def class_folders(path):

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from small_sources import everything
 
-from tanager.data import Layout, gather, load
+from tanager.data import Layout, load
 from tanager.data import folder as image_folder
 
 
@@ -29,10 +30,6 @@ def write_classes(path, per_class=10, classes=("cat", "dog")):
 
 
 NOISE = np.random.default_rng(0).integers(0, 256, (6, 5, 3), np.uint8)
-
-
-def everything(source):
-    return gather(source, np.arange(len(source)))
 
 
 def test_train_and_test_folders(tmp_path):

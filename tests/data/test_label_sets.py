@@ -6,8 +6,9 @@ import re
 import numpy as np
 import pytest
 from PIL import Image
+from small_sources import everything
 
-from tanager.data import Layout, gather, labelled, load
+from tanager.data import Layout, labelled, load
 
 
 COUNT = 24
@@ -69,7 +70,7 @@ def all_own(dataset):
     """Whether every image is there once, with its own labels."""
     seen = []
     for source in (dataset.train, dataset.test):
-        batch = gather(source, np.arange(len(source)))
+        batch = everything(source)
         assert batch["label"].dtype == np.int32
         numbers = batch["image"][:, 0, 0, 0] // 6
         seen += zip(numbers.tolist(), map(tuple, batch["label"].tolist()), strict=True)
@@ -119,7 +120,7 @@ def test_uncertain_labels_count_as_one_says(images, tmp_path, no, uncertain):
     dataset, told = read(images, file, uncertain=uncertain)
     assert f"labels of -1, uncertain, are read as {uncertain}" in told
     for source in (dataset.train, dataset.test):
-        batch = gather(source, np.arange(len(source)))
+        batch = everything(source)
         for n, labels in zip(batch["image"][:, 0, 0, 0], batch["label"], strict=True):
             uncertain_one = (int(uncertain == "present"),) * 3
             assert tuple(labels) == (SETS[n // 6] if n else uncertain_one)
@@ -132,7 +133,7 @@ def test_some_of_the_labels_of_all_images(images, tmp_path, stream):
         dataset = load("folder", layout, classes=("Node", "Edema"), stream=stream)
     assert dataset.classes == ("Node", "Edema")
     assert len(dataset.train) + len(dataset.test) == COUNT
-    batch = gather(dataset.train, np.arange(len(dataset.train)))
+    batch = everything(dataset.train)
     for n, labels in zip(batch["image"][:, 0, 0, 0] // 6, batch["label"], strict=True):
         assert tuple(labels) == (SETS[n][2], SETS[n][0])
 

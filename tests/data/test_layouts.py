@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import small_sources as small
 from PIL import Image
+from small_sources import everything
 
 from tanager.data import Layout, gather, load
 from tanager.data.layout import ending
@@ -257,7 +258,7 @@ def test_layouts_that_people_have(tmp_path, make):
     assert (len(dataset.train), len(dataset.test)) == (trained, COUNT - trained)
     seen = []
     for source in (dataset.train, dataset.test):
-        batch = gather(source, np.arange(len(source)))
+        batch = everything(source)
         numbers = batch["image"][:, 0, 0, 0] // 6
         # Image n is of class n % 2; "big dog", n odd, comes before "cat".
         odd = batch["label"] != (make is names)
@@ -330,7 +331,7 @@ def test_a_csv_file_splits_by_person(tmp_path):
     dataset = load("folder", tmp_path, **options)
     assert dataset.units()[1] == 6  # of 10: 2 for testing, 2 for validation
     trained, held = (
-        {*(gather(each, np.arange(len(each)))["image"][:, 0, 0, 0] // 6 // 4)}
+        {*(everything(each)["image"][:, 0, 0, 0] // 6 // 4)}
         for each in (dataset.train, dataset.test)
     )
     assert not trained & held
@@ -513,7 +514,7 @@ def test_classes_of_images_that_were_held_out(tmp_path, stream):
     dataset = load("folder", tmp_path, stream=stream, classes=("b", "a"))
     for split in ("train", "test"):
         one, two = (getattr(each, split) for each in (both, dataset))
-        one, two = (gather(each, np.arange(len(each))) for each in (one, two))
+        one, two = (everything(each) for each in (one, two))
         np.testing.assert_array_equal(one["image"], two["image"])
         np.testing.assert_array_equal(one["label"], 1 - two["label"])
 

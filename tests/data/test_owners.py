@@ -6,8 +6,9 @@ import pyarrow.parquet as pq
 import pytest
 import small_sources as small
 from PIL import Image
+from small_sources import everything
 
-from tanager.data import Layout, gather, load
+from tanager.data import Layout, load
 
 
 OWNERS = [f"zoe{number}" for number in (0, 0, 1, 1, 1, 2, 3, 3, 4, 5)]
@@ -33,14 +34,14 @@ def owners_of(dataset):
 
 def persons_of(dataset, split="train"):
     source = getattr(dataset, split)
-    return {*np.unique(gather(source, np.arange(len(source)))["image"])}
+    return {*np.unique(everything(source)["image"])}
 
 
 def test_folders_in_class_folders_are_persons(tmp_path):
     for split, persons in (("train", range(7)), ("test", (7, 8))):
         write_persons(tmp_path / split, persons)
     dataset = load("folder", tmp_path, groups="folder")
-    images = gather(dataset.train, np.arange(len(dataset.train)))["image"]
+    images = everything(dataset.train)["image"]
     owners = [f"zoe{value:02}" for value in images[:, 0, 0, 0]]
     np.testing.assert_array_equal(owners_of(dataset), owners)
     assert len(set(owners)) == 7 and len(owners) == 36
