@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from tanager import _validate as validate
-from tanager.data.features import read_features
+from tanager.data.features import FeatureFile, read_features
 from tanager.data.find import OWN, WANTED, Wanted, find_images
 from tanager.data.folder import HELD_OUT, held_out_by_name
 from tanager.data.known import DATASETS, DIGITS, FILES, RESIZED
@@ -284,12 +284,8 @@ def _of_features(path: str | Path | None, tested: bool, groups: str | None) -> D
     found = read_features(path, tested=tested, groups=groups)
     return Dataset(
         "features",
-        found.train,
-        found.test or found.train,
-        found.classes,
-        found.train.tree["features"].shape[1:],
-        mean=(),
-        std=(),
+        **_of_examples(found),
+        classes=found.classes,
         owners=found.owners,
         origin=functools.partial(bytes, found.origin()),
     )
@@ -299,14 +295,13 @@ def _with_features(dataset: Dataset, path: str | Path, tested: bool) -> Dataset:
     """Put features in the place of the images that they were made of."""
     labels = {"train": labels_of(dataset.train), "test": labels_of(dataset.test)}
     found = read_features(path, tested=tested, data=(dataset.classes, labels))
-    return dataclasses.replace(
-        dataset,
-        train=found.train,
-        test=found.test or found.train,
-        image_shape=found.train.tree["features"].shape[1:],
-        mean=(),
-        std=(),
-    )
+    return dataclasses.replace(dataset, **_of_examples(found))
+
+
+def _of_examples(found: FeatureFile) -> dict[str, Any]:
+    train, test = found.train, found.test or found.train
+    shape = train.tree["features"].shape[1:]
+    return {"train": train, "test": test, "image_shape": shape, "mean": (), "std": ()}
 
 
 def labels_of(source: Any) -> np.ndarray:

@@ -30,9 +30,6 @@ def read_arrays(
     """Return those of the wanted arrays that a file has, or the files beside it.
 
     A table must have labels if it is `labelled`; else they are read if they are there.
-
-    Raises:
-        UnreadableFile: the file is in no layout, is truncated or holds Python objects.
     """
     if not file.exists():
         refuse(file, "does not exist", _LAYOUTS)

@@ -28,11 +28,7 @@ _REMEDY = "give a file, a Pillow image, or uint8 [height, width, 1, 3 or 4]"
 
 
 def read_image(image: Any, shape: tuple[int, int, int]) -> np.ndarray:
-    """Return an image as uint8[H, W, C] of one shape, as `decode_image` makes it.
-
-    Raises:
-        ValueError: it holds no image. The message names a file by its path.
-    """
+    """Return an image as uint8[H, W, C] of one shape, as `decode_image` makes it."""
     name = image if isinstance(image, str | os.PathLike) else "in memory"
     if not isinstance(image, str | os.PathLike | bytes):
         is_pillow = hasattr(image, "getexif") and hasattr(image, "mode")

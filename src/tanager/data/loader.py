@@ -133,11 +133,7 @@ class ChunkPlan:
 
 
 def an_example(source: Source, unreadable: Unreadable = "error") -> Any:
-    """Return one example on a leading axis of 1, for its shapes: the first there is.
-
-    Raises:
-        UnreadableExample: it cannot be read; with ``"skip"``, none of the first 100.
-    """
+    """Return one example on a leading axis of 1, for its shapes: the first there is."""
     last = min(100, len(source)) if unreadable == "skip" else 1
     for index in range(last):
         try:
@@ -157,9 +153,6 @@ def portions(plan: ChunkPlan, workers: int) -> Generator[Portion, None, None]:
     Args:
         plan: from its first element on.
         workers: processes that read and decode; 0 for one thread of this process.
-
-    Raises:
-        UnreadableExample: an example could not be read.
     """
     import grain
     from absl import flags

@@ -181,9 +181,6 @@ def into_memory(sources: Sequence[StreamedImages], report: Report) -> list[Array
 
     The first images are timed. `report` is called in this thread, with the number of
     images since the last call.
-
-    Raises:
-        UnreadableFile: some cannot be decoded; the message names them.
     """
     images = [np.empty((len(each), *each.shape), np.uint8) for each in sources]
     broken: dict[tuple[int, int], tuple[str, UnreadableFile]] = {}

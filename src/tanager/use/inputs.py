@@ -31,9 +31,6 @@ def list_images(paths: Sequence[str | os.PathLike[str]]) -> Listed:
 
     A file that is named is listed whatever its ending. In folders those are images that
     training reads: hidden files are left out, and DICOM files need no ending.
-
-    Raises:
-        ValueError: nothing is there by that name, or there is no image at all.
     """
     files, others = [], collections.Counter()
     for path in map(Path, paths):
@@ -57,9 +54,6 @@ def read_feature_rows(path: str | os.PathLike[str]) -> np.ndarray:
 
     It is an npy file of them, or an npz file with an array ``features``, else
     ``test_features``.
-
-    Raises:
-        ValueError: the file has no such array, or it is not numbers[n, d].
     """
     file = Path(path).expanduser()
     remedy = "save them with numpy.savez(FILE, features=…)"
