@@ -19,7 +19,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import PyTree
 
 from tanager import _validate as validate
 from tanager.bench import programs
@@ -50,9 +49,6 @@ class Protocol:
         examples: N, the size of the data set.
         sample_rate: q.
         steps: logical steps that are timed.
-
-    Raises:
-        ValueError: a field is out of range.
     """
 
     examples: int = 50_000
@@ -98,21 +94,18 @@ def data(workload: Workload, examples: int) -> Source:
 class _Training:
     """A run that goes on from one logical step to the next, with its data.
 
-    `feeding` gives its examples from a step on, for a `with` block: a turn of this run,
-    so that nothing is read ahead during the turns of others.
+    Its examples are given in its own turns, so that nothing is read ahead during those
+    of others.
     """
 
-    def __init__(
-        self,
-        step: Step,
-        feeding: Callable[[int], contextlib.AbstractContextManager[Feed]],
-        params: PyTree,
-        steps: int,
-    ):
-        self.step, self._feeding = step, feeding
-        self.drawn = [len(step.sampler.indices(number)) for number in range(steps)]
+    def __init__(self, examples: "_Examples", strategy: str, size: int):
+        self.step, params = examples.step(strategy), examples.workload.params()
+        self.step.grad_fn.tune(params, examples.workload.batch(size), seconds=math.inf)
+        self._feeding = functools.partial(examples.feed, self.step, size)
+        steps = range(examples.protocol.steps)
+        self.drawn = [len(self.step.sampler.indices(number)) for number in steps]
         self.compilations = 0
-        self._state = step.start(params)
+        self._state = self.step.start(params)
 
     def first_batch(self) -> float:
         """Return the seconds of the first physical batch, which is compiled for it."""
@@ -184,9 +177,6 @@ def bench_throughput(
 
     Returns:
         The rows, and whether Ctrl-C came before all was measured.
-
-    Raises:
-        ValueError: an argument is out of range.
     """
     protocol, names = protocol or Protocol(), programs.known(strategies)
     if not physical_batches:
@@ -197,12 +187,8 @@ def bench_throughput(
     examples = _Examples(workload, protocol)
     rows: list[dict[str, Any]] = []
     for size in dict.fromkeys(physical_batches):
-        made: dict[str, _Training] = {}
         with workload.computing():
-            prepare = functools.partial(_prepare, examples, size, made)
-            measured, stopped = in_turns(
-                names, prepare, protocol.steps, _prefixed(report, f"{size} rows: ")
-            )
+            made, measured, stopped = _measured(examples, names, size, report)
         rates = {
             name: np.array(made[name].drawn[: len(found.seconds)]) / found.seconds
             for name, found in measured.items()
@@ -255,23 +241,20 @@ class _Examples:
         return feeding(problem, runtime, self._source, one, step, begun)
 
 
-def _prepare(
-    examples: _Examples,
-    size: int,
-    made: dict[str, _Training],
-    name: str,
-    found: Measurement,
-) -> Callable[[int], None]:
-    step, params = examples.step(name), examples.workload.params()
-    step.grad_fn.tune(params, examples.workload.batch(size), seconds=math.inf)
-    feeding = functools.partial(examples.feed, step, size)
-    made[name] = _Training(step, feeding, params, examples.protocol.steps)
-    found.compile_seconds = made[name].first_batch()
-    return made[name].run
+def _measured(
+    examples: _Examples, names: list[str], size: int, report: Callable[[str], None]
+) -> tuple[dict[str, _Training], dict[str, Measurement], bool]:
+    """Return what `in_turns` does of one physical batch, and the trainings."""
+    made = {}
 
+    def prepare(name: str, found: Measurement) -> Callable[[int], None]:
+        made[name] = _Training(examples, name, size)
+        found.compile_seconds = made[name].first_batch()
+        return made[name].run
 
-def _prefixed(report: Callable[[str], None], words: str) -> Callable[[str], None]:
-    return lambda text: report(words + text)
+    steps = examples.protocol.steps
+    found = in_turns(names, prepare, steps, lambda text: report(f"{size} rows: {text}"))
+    return made, *found
 
 
 def _estimated(rates: np.ndarray | None) -> dict[str, float | None]:
