@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import pytest
 
+from cases import in_full
 from parts import step
 from scripts import on_devices
 from tanager.parallel.layout import Layout
@@ -30,8 +31,6 @@ def test_devices_physical_batches_and_shares_change_nothing_but_rounding(found):
         assert row["average"] < ROUNDING, row
         assert row.get("accuracy", equality["accuracy"]) == equality["accuracy"], row
     assert sum("accuracy" in row for row in equality["rows"]) == 1
-    # The same devices and physical batches add in the same order: the same bits.
-    assert equality["on_eight_again"] == 0
 
 
 @pytest.mark.slow
@@ -40,7 +39,7 @@ def test_devices_shares_and_the_order_of_batches_do_not_change_a_bit(found):
 
     XLA may compile the update of shares with other rounding.
     """
-    assert found["bits"]["tried"] == 10
+    assert found["bits"]["tried"] == 8
     assert found["bits"]["of_shares"] < 1e-7
     assert found["bits"]["results"] == 1
     assert found["bits"]["checksums"] == 1
@@ -50,9 +49,10 @@ def test_devices_shares_and_the_order_of_batches_do_not_change_a_bit(found):
 
 @pytest.mark.slow
 def test_adaptive_clipping_counts_the_examples_of_all_devices_once(found):
-    one, shares = found["adaptive"]
-    assert len(set(one)) == 10
-    assert shares == pytest.approx(one, rel=1e-6)
+    norms = found["equality"]["clip_norms"]
+    assert len(set(norms)) == 10
+    for row in found["equality"]["rows"]:
+        assert row["clip_norms"] == pytest.approx(norms, rel=1e-6)
 
 
 @pytest.mark.slow
@@ -92,7 +92,7 @@ def test_shares_are_an_eighth_and_no_device_sums_the_whole(found):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["auto", "bk", "bk_mixopt"])
+@pytest.mark.parametrize("strategy", in_full(["auto", "bk", "bk_mixopt"], "bk_mixopt"))
 def test_in_shares_no_device_holds_gradients_of_examples_for_the_whole_model(
     found, strategy
 ):

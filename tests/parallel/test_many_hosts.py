@@ -12,10 +12,12 @@ import jax
 import numpy as np
 import pytest
 
+from cases import in_full
 from forks import Fork
 from tanager.parallel import hosts
 from tanager.privacy.account import Account
 from tanager.privacy.ledger import Ledger
+from tanager.training.fingerprint import of_settings
 
 
 SCRIPT = Path(__file__).parent / "one_host.py"
@@ -169,10 +171,11 @@ def test_hosts_with_other_data_are_refused(tmp_path):
         assert "data (='on host 1') differs from what host 0 has" in error
 
 
+OTHERS = [{"noise_multiplier": 0.002}, {"sample_rate": 0.9}, {"clip_norm": 1.9}]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "own", [{"noise_multiplier": 0.002}, {"sample_rate": 0.9}, {"clip_norm": 1.9}]
-)
+@pytest.mark.parametrize("own", in_full(OTHERS, *OTHERS[:2]))
 def test_hosts_with_other_settings_are_refused_before_a_charge(tmp_path, own):
     """One host's σ, q or C would be in the sum, and the chief's in the ledger."""
     other = Hosts(tmp_path, 2, own={"1": own})
@@ -181,6 +184,15 @@ def test_hosts_with_other_settings_are_refused_before_a_charge(tmp_path, own):
         assert "settings (='on host 1') differs from what host 0 has" in error
     assert not (tmp_path / "run/ledger.jsonl").exists()
     assert not (tmp_path / "account").exists()
+
+
+def test_hosts_compare_every_setting():
+    q_and_sigma = {"noise_multiplier": 1.2, "sample_rate": 0.4}
+    config = {"clip_norm": 1.0, "mechanism": q_and_sigma}
+    found = {of_settings(config), of_settings(config | {"clip_norm": 1.9})}
+    for name in q_and_sigma:
+        found.add(of_settings(config | {"mechanism": q_and_sigma | {name: 0.9}}))
+    assert len(found) == 4
 
 
 @pytest.mark.parametrize(
