@@ -111,12 +111,14 @@ def parts(options: Options) -> Iterator[Part]:
     rounds = "1" if options.dry_run else "5"
     collect = ("--collect-only",) if options.dry_run else ()
     tests = TESTS[1:2] if options.dry_run else TESTS
+    precisions = PRECISIONS[1:2] if options.dry_run else PRECISIONS
+    strategies = STRATEGIES[:2] if options.dry_run else STRATEGIES
     yield Part("tests", ("-m", "pytest", "-q", *collect, *tests), 360, True, "", ON_GPU)
     bench = {model: ("--model", model, *small, "--json") for model in given}
     for model, rows in given.items():
-        for precision in PRECISIONS:
+        for precision in precisions:
             words = ("step", *bench[model], "--physical-batch", str(rows), "--repeats")
-            words += (rounds, "--precision", precision, "--strategies", *STRATEGIES)
+            words += (rounds, "--precision", precision, "--strategies", *strategies)
             yield Part(f"step {model} {precision}", ("bench", *words), 90)
         words = ("bench", "step", *bench[model], "--physical-batch", str(rows))
         words += (

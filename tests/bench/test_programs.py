@@ -77,29 +77,11 @@ def test_the_update_moves_parameters_by_noise():
     assert not np.array_equal(state.params.head.weight, before)
 
 
-def test_a_program_is_traced_once_whatever_the_mask():
+def test_masks_have_all_sizes_first_and_then_one():
     warm_up, timed = programs.masks(ROWS, 3)
     assert [int(mask.sum()) for mask in warm_up] == [5, 0, 3]
     assert [int(mask.sum()) for mask in timed] == [3, 3, 3]
     assert len({tuple(np.asarray(mask).tolist()) for mask in warm_up + timed}) == 6
-    for program in (programs.sgd(WORKLOAD), programs.clipped(WORKLOAD, "per_example")):
-        program.prepare(WORKLOAD.params(), WORKLOAD.batch(ROWS))
-        program.compile(warm_up[0])
-        for mask in warm_up + timed:
-            program.run(mask)
-        assert program.traces == 1
-
-
-def test_a_program_that_is_traced_again_shows_it():
-    def function(carried, inputs, mask):
-        return carried + jnp.sum(mask)
-
-    start = jnp.int32(0), ()
-    program = programs.Program("planted", lambda params, batch: start, function)
-    program.prepare(None, None)
-    for rows in (1, 2, 2, 3):
-        program.run(jnp.ones(rows, bool))
-    assert program.traces == 3
 
 
 @pytest.mark.parametrize(
