@@ -32,18 +32,9 @@ def photos(tmp_path_factory):
 def run(photos, tmp_path_factory):
     """A run whose images are read at 12 pixels and seen at 8, by views of 10."""
     folder = tmp_path_factory.mktemp("runs") / "1"
-    words = ["train", "folder", "--data", str(photos), "--image-size", "12"]
-    words += ["--crop-size", "10", "--augmentation", "crop-flip", "--model", "linear"]
-    words += ["--augmentation-multiplicity", "1", "--steps", "2", "--batch-size", "10"]
-    words += [
-        "--ema-decay",
-        "0.9",
-        "--delta",
-        "0.01",
-        "--account",
-        "none",
-        "--out",
-        str(folder),
-    ]
-    assert main(words) == 0
+    words = "train folder --image-size 12 --crop-size 10 --augmentation crop-flip"
+    words += " --augmentation-multiplicity 1 --model linear --steps 2 --batch-size 10"
+    words += " --ema-decay 0.9 --delta 0.01 --account none"
+    places = ["--data", str(photos), "--out", str(folder)]
+    assert main([*words.split(), *places]) == 0
     return folder
