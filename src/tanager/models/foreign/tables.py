@@ -268,38 +268,34 @@ def _wrn_jax_privacy(model: WideResNet) -> Table:
     return table(_WRN_JAX_PRIVACY, model)
 
 
+def _normed(ours: str, theirs: str, their_norm: str) -> list[Rule]:
+    """Return the rules of a convolution and the norm after it."""
+    return [*conv(ours, theirs), *norm(f"{ours}_norm", their_norm)]
+
+
 # A stage's blocks in timm: {i}.{j}; the first stage has no expansion, so that its
 # norms and its projection count from 1.
 _LITE_TIMM = (
-    *conv("stem", "conv_stem"),
-    *norm("stem_norm", "bn1"),
-    *conv("stages.0.{j}.depthwise", "blocks.0.{j}.conv_dw"),
-    *norm("stages.0.{j}.depthwise_norm", "blocks.0.{j}.bn1"),
-    *conv("stages.0.{j}.project", "blocks.0.{j}.conv_pw"),
-    *norm("stages.0.{j}.project_norm", "blocks.0.{j}.bn2"),
-    *conv("stages.{i}.{j}.expand", "blocks.{i}.{j}.conv_pw"),
-    *norm("stages.{i}.{j}.expand_norm", "blocks.{i}.{j}.bn1"),
-    *conv("stages.{i}.{j}.depthwise", "blocks.{i}.{j}.conv_dw"),
-    *norm("stages.{i}.{j}.depthwise_norm", "blocks.{i}.{j}.bn2"),
-    *conv("stages.{i}.{j}.project", "blocks.{i}.{j}.conv_pwl"),
-    *norm("stages.{i}.{j}.project_norm", "blocks.{i}.{j}.bn3"),
-    *conv("last", "conv_head"),
-    *norm("last_norm", "bn2"),
+    *_normed("stem", "conv_stem", "bn1"),
+    *_normed("stages.0.{j}.depthwise", "blocks.0.{j}.conv_dw", "blocks.0.{j}.bn1"),
+    *_normed("stages.0.{j}.project", "blocks.0.{j}.conv_pw", "blocks.0.{j}.bn2"),
+    *_normed("stages.{i}.{j}.expand", "blocks.{i}.{j}.conv_pw", "blocks.{i}.{j}.bn1"),
+    *_normed(
+        "stages.{i}.{j}.depthwise", "blocks.{i}.{j}.conv_dw", "blocks.{i}.{j}.bn2"
+    ),
+    *_normed("stages.{i}.{j}.project", "blocks.{i}.{j}.conv_pwl", "blocks.{i}.{j}.bn3"),
+    *_normed("last", "conv_head", "bn2"),
     *linear("head", "classifier"),
 )
 
 # The package index's, whose names are those of efficientnet_pytorch.
+_FLAT = "_blocks.{flat}"
 _LITE_PACKAGE = (
-    *conv("stem", "_conv_stem"),
-    *norm("stem_norm", "_bn0"),
-    *conv("stages.{i}.{j}.expand", "_blocks.{flat}._expand_conv"),
-    *norm("stages.{i}.{j}.expand_norm", "_blocks.{flat}._bn0"),
-    *conv("stages.{i}.{j}.depthwise", "_blocks.{flat}._depthwise_conv"),
-    *norm("stages.{i}.{j}.depthwise_norm", "_blocks.{flat}._bn1"),
-    *conv("stages.{i}.{j}.project", "_blocks.{flat}._project_conv"),
-    *norm("stages.{i}.{j}.project_norm", "_blocks.{flat}._bn2"),
-    *conv("last", "_conv_head"),
-    *norm("last_norm", "_bn1"),
+    *_normed("stem", "_conv_stem", "_bn0"),
+    *_normed("stages.{i}.{j}.expand", f"{_FLAT}._expand_conv", f"{_FLAT}._bn0"),
+    *_normed("stages.{i}.{j}.depthwise", f"{_FLAT}._depthwise_conv", f"{_FLAT}._bn1"),
+    *_normed("stages.{i}.{j}.project", f"{_FLAT}._project_conv", f"{_FLAT}._bn2"),
+    *_normed("last", "_conv_head", "_bn1"),
     *linear("head", "_fc"),
 )
 
