@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from references.parity import random
+from test_tuning import names
 
 from tanager.models import bit, layers, low_rank, nf_resnet, tuning, wide_resnet
 from tanager.models.normaliser_free import Place, convolution
@@ -67,11 +68,7 @@ def test_it_starts_as_the_model_it_was_and_merges_to_one_that_does_the_same(name
     before = jax.tree.map(jnp.asarray, random(MODELS[name]))
     tune = functools.partial(tuning.fine_tune, what="lora", key=KEY, rank=2, alpha=3.0)
     model, marks = eqx.filter_jit(tune)(before)
-    trained = {
-        jax.tree_util.keystr(path, simple=True, separator=".").rpartition(".")[2]
-        for path, mark in jax.tree_util.tree_leaves_with_path(marks)
-        if mark
-    }
+    trained = {name.rpartition(".")[2] for name in names(model, marks)}
     assert trained == {"down", "up", "weight", "bias"}
     draw = np.random.default_rng(1)
     parts, fixed = eqx.partition(model, marks)

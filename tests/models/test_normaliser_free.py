@@ -37,10 +37,11 @@ def _image(height, width):
 
 
 def _run(model, image):
-    """Call a float64 model, with x64 enabled."""
+    """Call a float64 model."""
     arrays, rest = eqx.partition(model, eqx.is_array)
     call = jax.jit(lambda arrays, image: eqx.combine(arrays, rest)(image))
-    return call(arrays, jnp.asarray(image, jnp.float64))
+    with jax.enable_x64(True):
+        return call(arrays, jnp.asarray(image, jnp.float64))
 
 
 def _timm(module, build, **options):
@@ -153,9 +154,7 @@ def test_nf_resnets_of_the_papers_are_the_textbook_ones(name, gamma):
     ours = name == "deepmind"
     padding = "SAME" if ours else "SYMMETRIC"
     expected = _nf_resnet(model, image, gamma=gamma, strided=ours, padding=padding)
-    with jax.enable_x64(True):
-        logits = _run(model, image)
-    np.testing.assert_allclose(logits, expected, rtol=1e-9)
+    np.testing.assert_allclose(_run(model, image), expected, rtol=1e-9)
 
 
 def _nfnet(model, image):
@@ -191,9 +190,7 @@ def test_an_nfnet_is_the_textbook_one(monkeypatch):
     assert [block.conv2.groups for block in model.blocks] == [1, 2, 2, 2, 3]
     image = np.float64(_image(33, 40))
     expected = _nfnet(model, image)
-    with jax.enable_x64(True):
-        logits = _run(model, image)
-    np.testing.assert_allclose(logits, expected, rtol=1e-9)
+    np.testing.assert_allclose(_run(model, image), expected, rtol=1e-9)
 
 
 BLOCKS = {
