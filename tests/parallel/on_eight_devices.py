@@ -159,14 +159,11 @@ class EveryDeviceItsOwnNoise(Layout):
     """Algorithm 1 without the shared noise: n devices add n independent noises."""
 
     def reduce(self, tree, like):
-        total = super().reduce(tree, like)
-        keys = jax.random.split(jax.random.key(5), self.count)
-        return jax.tree.map(
-            lambda leaf: (
-                leaf + sum(jax.random.randint(k, leaf.shape, -99, 99) for k in keys)
-            ),
-            total,
-        )
+        def noisy(leaf):
+            key, shape = jax.random.key(5), (self.count, *leaf.shape)
+            return leaf + jnp.sum(jax.random.randint(key, shape, -99, 99), axis=0)
+
+        return jax.tree.map(noisy, super().reduce(tree, like))
 
 
 class MeanOfDevices(Layout):
