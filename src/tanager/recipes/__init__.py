@@ -1,60 +1,45 @@
 """Recipes: the papers' runs, and starting points, by name.
 
-Every table of the papers' runs is here. Some need images or weights of your own.
+recipes.toml holds them, and papers.csv what was published of them.
 """
 
+import tomllib
+from importlib import resources
+from typing import Any
+
 from tanager import _validate as validate
-from tanager.recipes import (
-    cifar10,
-    cifar_fine_tuned,
-    class_split,
-    fixed_features,
-    imagenet,
-    public_features,
-    starters,
-)
 from tanager.recipes.papers import PUBLISHED as PUBLISHED
 from tanager.recipes.papers import PublishedRun as PublishedRun
+from tanager.recipes.papers import rows_of
 from tanager.recipes.recipe import Recipe as Recipe
 from tanager.recipes.recipe import RecipeEntry as RecipeEntry
 
 
-RECIPES: dict[str, RecipeEntry] = {
-    entry.name: entry
-    for entry in (
-        starters.DIGITS,
-        cifar10.WRN_16_4,
-        cifar10.WRN_40_4,
-        cifar10.WRN_16_4_TAN,
-        cifar10.WRN_16_4_TAN_PRE_ACTIVATION,
-        cifar10.WRN_16_4_TAN_VIEWS,
-        *cifar10.TAN_FRACTIONS,
-        *cifar_fine_tuned.FROM_IMAGENET32,
-        cifar_fine_tuned.FROM_CIFAR100,
-        cifar_fine_tuned.IMAGENET32_PRETRAINING,
-        cifar_fine_tuned.CIFAR100_PRETRAINING,
-        *cifar_fine_tuned.EFFICIENCY,
-        public_features.LITE0,
-        public_features.LITE2,
-        fixed_features.CIFAR10_DEAD_LEAVES,
-        fixed_features.CIFAR10_SCATTERING,
-        fixed_features.MNIST_SCATTERING,
-        class_split.PRETRAINING,
-        class_split.OTHER_FIVE,
-        imagenet.NF_RESNET_50,
-        imagenet.NF_RESNET_50_TAN,
-        imagenet.NF_RESNET_50_TAN_LONGER,
-        imagenet.NF_RESNET_200_LAST_LAYER,
-        imagenet.NFNET_F3_LAST_LAYER,
-        imagenet.PLACES_ALL,
-        imagenet.PLACES_LAST_LAYER,
-        *imagenet.PLACES_WITHOUT_PRIVACY,
-        starters.MNIST_LENET,
-        starters.MNIST_SMALL_CNN,
-        starters.FOLDER,
-        public_features.FEATURES,
-    )
-}
+def _read() -> dict[str, RecipeEntry]:
+    """Return the recipes of recipes.toml, which says what its blocks mean."""
+    text = (resources.files("tanager.recipes") / "recipes.toml").read_text("utf-8")
+    blocks = tomllib.loads(text)
+    bases: dict[str, dict[str, Any]] = blocks.pop("shared")
+    found = {}
+    for name, block in blocks.items():
+        texts = {"source": "tanager"}
+        fields: dict[str, Any] = {}
+        for base in block.pop("like", ()):
+            fields |= bases[base]
+        for left_out in block.pop("without", ()):
+            del fields[left_out]
+        if rows := rows_of(name):
+            texts["source"] = f"{rows[-1].paper}, Table {rows[-1].table}"
+            fields |= rows[-1].fields
+        for text in {"summary", "source", "expected", "pretrained_on"} & block.keys():
+            texts[text] = block.pop(text)
+        bases[name] = fields | block
+        recipe = Recipe.from_json(bases[name])
+        found[name] = RecipeEntry(name=name, recipe=recipe, published=rows, **texts)
+    return found
+
+
+RECIPES: dict[str, RecipeEntry] = _read()
 """Every recipe, by name."""
 
 

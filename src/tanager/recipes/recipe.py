@@ -26,7 +26,7 @@ from tanager.recipes.fields import (
     UnitName,
     check,
 )
-from tanager.recipes.papers import PublishedRun, fields_at, rows_of
+from tanager.recipes.papers import PublishedRun, fields_at
 
 
 FIXED_FRONTS = "scattering-", "dead-leaves-"
@@ -415,22 +415,3 @@ class RecipeEntry:
             changes = {"epsilon": epsilon, "noise_multiplier": None}
             return dataclasses.replace(self.recipe, **changes)
         return dataclasses.replace(self.recipe, **fields_at(self.published, epsilon))
-
-
-def from_papers(
-    name: str, summary: str, *, pretrained_on: str = "", **fields: Any
-) -> RecipeEntry:
-    """Return the recipe of published runs, by default that at the largest ε.
-
-    `fields` of the recipe stand over those of the table.
-    """
-    rows = rows_of(name)
-    row = rows[-1]
-    return RecipeEntry(
-        name=name,
-        summary=summary,
-        source=f"{row.paper}, Table {row.table}",
-        recipe=Recipe(**row.fields | fields),
-        published=rows,
-        pretrained_on=pretrained_on,
-    )
