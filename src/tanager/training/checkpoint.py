@@ -56,7 +56,8 @@ class Checkpoints:
                 self._manager.save(step, args=ocp.args.StandardSave(_named(state)))
                 self._manager.wait_until_finished()
             if hosts.is_chief():
-                _seal(self.folder / str(step))
+                written = self.folder / str(step)
+                write_json(written / _DIGEST, _digest(written))
         except (OSError, ValueError) as error:
             self._failed = True
             size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
@@ -160,11 +161,6 @@ def _quiet() -> Iterator[None]:
 def _named(state: PyTree) -> dict[str, Any]:
     paths = jax.tree_util.tree_leaves_with_path(state)
     return {jax.tree_util.keystr(path): leaf for path, leaf in paths}
-
-
-def _seal(folder: Path) -> None:
-    """Write the digest of a complete folder's files beside them."""
-    write_json(folder / _DIGEST, _digest(folder))
 
 
 def _damage(folder: Path) -> str | None:

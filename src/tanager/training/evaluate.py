@@ -263,17 +263,15 @@ class Classification:
         batch: PhysicalBatch,
     ) -> Int[Array, "b classes"]:
         """Count the votes of each example's views."""
-        fold_in = jax.random.fold_in
+        fold_in, width = jax.random.fold_in, len(self.classes)
         own = jax.vmap(fold_in, (None, 0))(jax.random.key(_VOTE_SEED), batch.indices)
 
         def vote(tally: Array, view: Array) -> tuple[Array, None]:
             keys = jax.vmap(fold_in, (0, None))(own, view)
             logits = predict_all(params, jax.vmap(augment)(keys, batch.examples))
-            return tally + self._one_hot(jnp.argmax(logits, axis=1)), None
+            choice = jnp.argmax(logits, axis=1)
+            return tally + jax.nn.one_hot(choice, width, dtype=jnp.int32), None
 
         # One view after another: memory does not grow with their number.
-        no_votes = jnp.zeros((len(batch.indices), len(self.classes)), jnp.int32)
+        no_votes = jnp.zeros((len(batch.indices), width), jnp.int32)
         return lax.scan(vote, no_votes, jnp.arange(self.views, dtype=jnp.int32))[0]
-
-    def _one_hot(self, labels: Int[Array, " b"]) -> Int[Array, "b classes"]:
-        return jax.nn.one_hot(labels, len(self.classes), dtype=jnp.int32)

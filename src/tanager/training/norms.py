@@ -34,14 +34,9 @@ def edges() -> np.ndarray:
 
 def histogram(norms: Float[Array, " b"], usable: Bool[Array, " b"]) -> Int[Array, " n"]:
     """Count those norms that are usable by bin, int32[BINS]."""
-    mantissa, exponent = jnp.frexp(norms)  # in [½, 1), exactly
-    bins = _FINEST * (exponent - 1 - _LOWEST) + 1
-    for part in range(1, _FINEST):
-        border = jnp.asarray(2.0 ** (part / _FINEST - 1), norms.dtype)
-        bins += (mantissa >= border).astype(bins.dtype)
-    bins = jnp.where(norms < 2.0**_LOWEST, 0, jnp.clip(bins, 0, BINS - 1))
-    nothing = jnp.zeros(BINS, jnp.int32)
-    return nothing.at[bins].add(usable.astype(jnp.int32))
+    borders = jnp.asarray(edges(), norms.dtype)
+    bins = jnp.searchsorted(borders, norms, side="right")
+    return jnp.bincount(bins, usable.astype(jnp.int32), length=BINS)
 
 
 @dataclasses.dataclass(frozen=True)
