@@ -1,1 +1,4 @@
-"""The subcommands of `tanager`: one file each, with `run(arguments) -> exit status`."""
+"""The subcommands of `tanager`: one file each, with `run(arguments) -> exit status`.
+
+`arguments` are the words after `tanager COMMAND`.
+"""

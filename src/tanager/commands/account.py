@@ -86,11 +86,9 @@ class Show(_Named):
     """Failure probability δ. Default: the limit's, or the smallest of a run."""
 
     def named(self) -> Account:
-        """Return the account."""
         return super().named() if self.file is None else Account(Path(self.file))
 
     def apply(self) -> float | None:
-        """Check that there is something to show."""
         self.existing()
         return self.delta
 
@@ -106,7 +104,6 @@ class Limit(_Named):
     """Failure probability δ of that ε."""
 
     def apply(self) -> float | None:
-        """Write the limit."""
         self.named().set_limit(self.epsilon, self.delta)
 
 
@@ -125,7 +122,6 @@ class Add(_Named):
     """δ of a ledger without a config.json beside it."""
 
     def apply(self) -> float | None:
-        """Charge the runs, once all of them were read."""
         account = self.named()
         found = [spent_by(account, Path(each), self.delta) for each in self.runs]
         for each, charge in found:
@@ -142,12 +138,10 @@ class Accept(_Named):
     """
 
     def apply(self) -> float | None:
-        """Write that other data are accepted."""
         self.existing().accept_other_data()
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command; `arguments` are the words after `tanager account`."""
     words = list(arguments)
     kinds = {"limit": Limit, "add": Add, "accept": Accept}
     if words[:1] and words[0] in kinds:

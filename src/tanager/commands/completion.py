@@ -51,7 +51,6 @@ class Arguments:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command; `arguments` are the words after `tanager completion`."""
     options = flags.read(Arguments, "completion", arguments)
     scripts = dict(zip(get_args(Shell), (_BASH, _ZSH, _FISH), strict=True))
     fields = (*dataclasses.fields(Recipe), *dataclasses.fields(Options))

@@ -94,7 +94,6 @@ class Arguments:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command; `arguments` are the words after `tanager evaluate`."""
     options = flags.read(Arguments, "evaluate", arguments)
     validate.one_of(SPLITS, split=options.split)
     validate.whole(batch_size=options.batch_size, at_least=1)

@@ -83,7 +83,6 @@ class Privacy(_Table):
     """Average parameters over the same share of each run, not over the same steps."""
 
     def cells(self, target: "Target", simulations: "Simulations") -> list["Cell"]:
-        """Return a cell for each number of steps."""
         from tanager.search.experiments import privacy_parameters
 
         steps = self.try_steps or tuple(
@@ -108,7 +107,6 @@ class Data(_Table):
     """Runs of each setting."""
 
     def cells(self, target: "Target", simulations: "Simulations") -> list["Cell"]:
-        """Return a cell for each number of examples."""
         from tanager.search.experiments import data_quantity
 
         target.at_examples(self._wanted(target))  # refused now, not at the end
@@ -117,7 +115,6 @@ class Data(_Table):
         return data_quantity(target, examples, simulations)
 
     def predict(self, target: "Target", rows: Sequence[dict]) -> dict[str, Any]:
-        """Return what more data would do."""
         from tanager.search.experiments import more_data
 
         return more_data(target, rows, self._wanted(target))
@@ -139,7 +136,6 @@ class Ablation(_Table):
     last, as in Table 2 of the Unlocking paper."""
 
     def cells(self, target: "Target", simulations: "Simulations") -> list["Cell"]:
-        """Return a cell for each combination, or each change."""
         from tanager.search import experiments
         from tanager.search.space import Space
 
@@ -147,7 +143,6 @@ class Ablation(_Table):
         return make(target, Space.parse(self.vary), simulations)
 
     def axis(self, names: Sequence[str]) -> str:
-        """Return the last name of --vary."""
         from tanager.search.space import Space
 
         if self.cumulative:
@@ -184,7 +179,6 @@ class Budget(_Table):
         validate.whole(winner_repeats=self.winner_repeats, at_least=1)
 
     def cells(self, target: "Target", simulations: "Simulations") -> list["Cell"]:
-        """Return a cell for each combination."""
         from tanager.search import experiments
         from tanager.search.space import Space
 
@@ -216,7 +210,6 @@ class Budget(_Table):
     def train(
         self, cells: Sequence["Cell"], rows: Sequence[dict], out: Path
     ) -> dict[str, Any]:
-        """Train the best again."""
         from tanager.recipes import repeats, runner
         from tanager.recipes.accounts import account_of
         from tanager.search.experiments import at_the_edge

@@ -37,7 +37,6 @@ class Arguments:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command; `arguments` are the words after `tanager export`."""
     options = flags.read(Arguments, "export", arguments)
 
     # JAX is imported from here on: the command line was fine.

@@ -24,7 +24,6 @@ class Arguments:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command; `arguments` are the words after `tanager models`."""
     options = flags.read(Arguments, "models", arguments)
     from tanager.models import ENTRIES
 

@@ -31,7 +31,6 @@ class NormsArguments:
 
 
 def run(words: Sequence[str]) -> int:
-    """Run `tanager search norms RUN`."""
     options = flags.read(NormsArguments, "search norms", words)
 
     # JAX is imported from here on: the command line was fine.

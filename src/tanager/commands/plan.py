@@ -72,7 +72,6 @@ _LABELS = {
 
 
 def run(arguments: list[str]) -> int:
-    """Run `tanager plan` and return its exit status."""
     options = flags.read(Arguments, "plan", arguments)
     given, others = dataclasses.asdict(options), {"json", "plot", "cheapest"}
     plan = Plan.solve(**{name: given[name] for name in given.keys() - others})

@@ -52,7 +52,6 @@ class Arguments:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command; `arguments` are the words after `tanager predict`."""
     options = flags.read(Arguments, "predict", arguments)
     if options.top is not None:
         validate.whole(top=options.top, at_least=1)

@@ -49,7 +49,6 @@ class Arguments:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command; `arguments` are the words after `tanager recipe`."""
     options = flags.read(Arguments, "recipe", arguments)
     entry = recipes.get(options.name)
     if options.epsilon is not None:

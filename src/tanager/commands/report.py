@@ -21,7 +21,6 @@ class Arguments:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command; `arguments` are the words after `tanager report`."""
     options = flags.read(Arguments, "report", arguments)
 
     from tanager.report.run_page import write_report

@@ -38,7 +38,6 @@ class Comparison:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command; `arguments` are the words after `tanager runs`."""
     if arguments[:1] == ["compare"]:
         options = flags.read(Comparison, "runs compare", arguments[1:])
     else:

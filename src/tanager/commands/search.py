@@ -77,7 +77,6 @@ class WorkerOptions:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command; `arguments` are the words after `tanager search`."""
     words = list(arguments)
     if words[:1] == ["worker"]:
         return _join(flags.read(WorkerOptions, "search worker", words[1:]))

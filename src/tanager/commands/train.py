@@ -35,7 +35,6 @@ _SHOWN = 20  # classes
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command; `arguments` are the words after `tanager train`."""
     words = list(arguments)
     if "--list" in words:
         _print_recipes()

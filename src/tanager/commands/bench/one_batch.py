@@ -42,7 +42,6 @@ class Step(Measured):
     """Also time forward, backward, clipping and the optimizer step."""
 
     def measure(self, report: Callable[[str], None]) -> Outcome:
-        """Measure; `report` receives what is being done."""
         from tanager.bench import programs, timing
 
         workload = self.workload()
@@ -133,7 +132,6 @@ class Memory(Measured):
     """Memory limit in GiB; needed on a CPU. Default: the device's memory."""
 
     def measure(self, report: Callable[[str], None]) -> Outcome:
-        """Measure; `report` receives what is being done."""
         from tanager.bench import memory, programs
 
         if self.limit_gib is not None:
@@ -169,7 +167,6 @@ class Explain(Measured):
     """Clipping strategy."""
 
     def measure(self, report: Callable[[str], None]) -> Outcome:
-        """Measure; `report` receives what is being done."""
         from tanager.clipping import STRATEGIES
 
         validate.one_of(STRATEGIES, strategy=self.strategy)

@@ -69,7 +69,6 @@ class Scaling(Measured):
     """Draw throughput against devices as a PNG or SVG file."""
 
     def measure(self, report: Callable[[str], None]) -> Outcome:
-        """Measure, predict and draw; `report` receives what is being done."""
         from tanager.bench import programs, scaling
         from tanager.bench.cluster import amdahl, predict
         from tanager.bench.workload import SGD

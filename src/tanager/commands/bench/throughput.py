@@ -43,7 +43,6 @@ class Throughput(Measured):
     """Also draw results of other models or machines: files of --json."""
 
     def measure(self, report: Callable[[str], None]) -> Outcome:
-        """Measure and draw; `report` receives what is being done."""
         from tanager.bench import throughput
         from tanager.report import figures, throughput_figures
 
