@@ -115,10 +115,6 @@ def test_help_is_short_and_all_of_it_is_there(capsys, words):
             "error: --epsilon (=-1.0) must be positive",
         ),
         (["bench", "step", "--repeats=0"], "error: --repeats (=0) must be at least"),
-        (
-            ["train", "--epsilon", "1", "--steps", "9", "--noise-multiplier", "0.9"],
-            "epsilon (=1.0) is less than these settings spend",
-        ),
     ],
 )
 def test_bad_input_gives_one_message(capsys, tmp_path, monkeypatch, words, message):

@@ -15,13 +15,6 @@ PATIENTS = [f"P{number}" for number in range(20)]
 SPLITS = ("given", "by person", "by name", "by number")
 
 
-def printed(capsys, *words):
-    capsys.readouterr()
-    code = main([*map(str, words)])
-    found = capsys.readouterr()
-    return code, found.out, found.err
-
-
 def pictures(folder, seed=0, columns="file,kind,patient"):
     """Three images of each patient in one folder, and a CSV file that names them."""
     draw, rows = np.random.default_rng(seed), [columns]
@@ -75,25 +68,25 @@ def with_split(export, to, split):
     return to
 
 
-def test_an_export_has_the_test_images_of_its_run(run, export, data, capsys):
-    code, out, _ = printed(capsys, "evaluate", run, "--json")
+def test_an_export_has_the_test_images_of_its_run(run, export, data, printed):
+    code, out, _ = printed("evaluate", run, "--json")
     own = json.loads(out)
     assert code == 0 and 0 < own["examples"] < 60
     for model in (run, export):
-        code, out, err = printed(capsys, "evaluate", model, "--data", data, "--json")
+        code, out, err = printed("evaluate", model, "--data", data, "--json")
         assert code == 0, err
         found = json.loads(out)
         assert found["confusion_matrix"] == own["confusion_matrix"]
         assert found["examples"] == own["examples"]
     code, out, _ = printed(
-        capsys, "evaluate", export, "--data", data, "--split", "train", "--json"
+        "evaluate", export, "--data", data, "--split", "train", "--json"
     )
     assert json.loads(out)["examples"] == 60 - own["examples"]
 
 
 @pytest.mark.parametrize("split", ["test", "train"])
 def test_images_that_may_be_trained_on_are_not_called_test_images(
-    run, export, data, tmp_path, capsys, split
+    run, export, data, tmp_path, printed, split
 ):
     """Other owners, other layouts of the same images, no record of the split."""
     other = tmp_path / "other"
@@ -111,31 +104,27 @@ def test_images_that_may_be_trained_on_are_not_called_test_images(
     column.write_text("\n".join(map(",".join, zip(rows, parts, strict=True))))
     for model in (run, export):
         code, _, err = printed(
-            capsys, "evaluate", model, "--data", data, "--groups=file", "--split", split
+            "evaluate", model, "--data", data, "--groups=file", "--split", split
         )
         assert code == 2 and f"split (='{split}') is not known" in err
-        code, _, err = printed(
-            capsys, "evaluate", model, "--data", other, "--split", split
-        )
+        code, _, err = printed("evaluate", model, "--data", other, "--split", split)
         assert code == 2 and "give --split all" in err, err
         words = ["evaluate", model, "--data", data, "--split", split, "--labels"]
-        code, _, err = printed(capsys, *words, without)
+        code, _, err = printed(*words, without)
         assert code == 2 and "; or give --split all, which needs no persons" in err
-        code, _, err = printed(capsys, *words, column)
+        code, _, err = printed(*words, column)
         assert code == 2 and "has a test part of its own, and training split" in err
         for more in (["--labels", without], []):
             code, _, err = printed(
-                capsys, "evaluate", model, "--data", data, "--split", "all", *more
+                "evaluate", model, "--data", data, "--split", "all", *more
             )
             assert code == 0, err
     for known in (None, *SPLITS):
         model = with_split(export, tmp_path / f"of {known}", known)
         words = ["evaluate", model, "--data", other, "--split", "all"]
-        assert printed(capsys, *words)[0] == 0
+        assert printed(*words)[0] == 0
         for place in (other, tmp_path / "x.npz"):
-            code, _, err = printed(
-                capsys, "evaluate", model, "--data", place, "--split", split
-            )
+            code, _, err = printed("evaluate", model, "--data", place, "--split", split)
             if known == "by name" and place == other:
                 assert code == 0, err
                 continue
@@ -143,18 +132,18 @@ def test_images_that_may_be_trained_on_are_not_called_test_images(
             assert "for images that training did not see, give --split all" in err
 
 
-def test_a_part_of_the_training_images_is_not_all_of_them(data, tmp_path, capsys):
+def test_a_part_of_the_training_images_is_not_all_of_them(data, tmp_path, printed):
     run = trained(
         data, tmp_path / "run", "--train-examples", "30", "--label-column=kind"
     )
     for model in (run, tanager.export(run, tmp_path / "model")):
         words = ["evaluate", model, "--data", data]
-        assert printed(capsys, *words)[0] == 0
-        code, _, err = printed(capsys, *words, "--split", "train")
+        assert printed(*words)[0] == 0
+        code, _, err = printed(*words, "--split", "train")
         assert code == 2 and "left out images by number (train_examples=30)" in err
 
 
-def test_an_export_says_how_to_split_and_names_no_path(export, tmp_path, capsys, data):
+def test_an_export_says_how_to_split_and_names_no_path(export, tmp_path, printed, data):
     config = json.loads((export / "config.json").read_text())
     assert config["tanager"]["data"] == {
         "split": "by person",
@@ -169,27 +158,27 @@ def test_an_export_says_how_to_split_and_names_no_path(export, tmp_path, capsys,
         "uncertain": "refuse",
     }
     broken = with_split(export, tmp_path / "broken", 3)
-    code, _, err = printed(capsys, "evaluate", broken, "--data", data)
+    code, _, err = printed("evaluate", broken, "--data", data)
     assert code == 2 and "split 3, which must be" in err
 
 
 def test_data_from_elsewhere_need_no_persons_and_may_name_other_columns(
-    run, export, tmp_path, capsys
+    run, export, tmp_path, printed
 ):
     other = pictures(tmp_path / "other", 1, "bild,befund,haus")
     for model in (run, export):
         words = ["evaluate", model, "--data", other, "--split", "all", "--json"]
-        code, _, err = printed(capsys, *words)
+        code, _, err = printed(*words)
         assert code == 2 and "(--label-column)" in err
         words += ["--label-column", "befund", "--image-column", "bild"]
-        code, out, err = printed(capsys, *words)
+        code, out, err = printed(*words)
         assert code == 0, err
         assert json.loads(out)["examples"] == 60
-    code, _, err = printed(capsys, "evaluate", run, "--label-column", "befund")
+    code, _, err = printed("evaluate", run, "--label-column", "befund")
     assert code == 2 and "label_column (='befund') needs data" in err
 
 
-def test_all_images_of_folders_of_persons_are_measured(tmp_path, capsys):
+def test_all_images_of_folders_of_persons_are_measured(tmp_path, printed):
     data = pictures(tmp_path / "flat")
     for number, patient in enumerate(PATIENTS * 3):
         place = tmp_path / "data" / "ab"[number % 2] / patient
@@ -200,29 +189,29 @@ def test_all_images_of_folders_of_persons_are_measured(tmp_path, capsys):
     found = []
     for more in (["--split", "all"], [], ["--split", "train"]):
         words = ["evaluate", model, "--data", tmp_path / "data", "--json", *more]
-        code, out, err = printed(capsys, *words)
+        code, out, err = printed(*words)
         assert code == 0, err
         found.append(json.loads(out)["examples"])
     assert found[0] == 60 == found[1] + found[2]
 
 
 def test_a_page_that_cannot_be_written_is_refused_before_work(
-    run, tmp_path, monkeypatch, capsys
+    run, tmp_path, monkeypatch, printed
 ):
     monkeypatch.setattr("os.access", lambda place, mode: place != tmp_path)
-    code, out, err = printed(capsys, "evaluate", run, "--to", tmp_path / "m.html")
+    code, out, err = printed("evaluate", run, "--to", tmp_path / "m.html")
     assert (code, out) == (2, "")
     assert "m.html') is in a folder that cannot be written: name another" in err
 
 
-def test_data_that_were_split_otherwise_since_are_not_the_runs(tmp_path, capsys):
+def test_data_that_were_split_otherwise_since_are_not_the_runs(tmp_path, printed):
     data = pictures(tmp_path / "data")
     run = trained(data, tmp_path / "run", "--label-column", "kind")
-    assert printed(capsys, "evaluate", run)[0] == 0
+    assert printed("evaluate", run)[0] == 0
     rows = (data / "labels.csv").read_text().splitlines()
     parts = ["split", *["train", "test"] * 30]
     both = map(",".join, zip(rows, parts, strict=True))
     (data / "labels.csv").write_text("\n".join(both))
-    code, _, err = printed(capsys, "evaluate", run)
+    code, _, err = printed("evaluate", run)
     assert code == 2 and "the files were changed, and are split otherwise" in err
-    assert printed(capsys, "evaluate", run, "--split", "all")[0] == 0
+    assert printed("evaluate", run, "--split", "all")[0] == 0

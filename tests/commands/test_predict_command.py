@@ -36,17 +36,10 @@ def photos(tmp_path):
     return tmp_path / "new"
 
 
-def printed(capsys, *words):
-    capsys.readouterr()
-    code = main([*map(str, words)])
-    found = capsys.readouterr()
-    return code, found.out, found.err
-
-
-def test_a_folder_becomes_csv(run, photos, capsys):
+def test_a_folder_becomes_csv(run, photos, printed):
     (photos / ".hidden.png").write_bytes(b"")
     (photos / "notes.txt").write_text("")
-    code, out, err = printed(capsys, "predict", run, photos)
+    code, out, err = printed("predict", run, photos)
     assert code == 0
     rows = [*csv.reader(io.StringIO(out))]
     classes = [str(number) for number in range(10)]
@@ -63,10 +56,10 @@ def test_a_folder_becomes_csv(run, photos, capsys):
     assert err == "tanager: 1 files are not images: .txt 1\n"
 
 
-def test_a_bad_file_is_named_and_the_others_predicted(run, photos, capsys):
+def test_a_bad_file_is_named_and_the_others_predicted(run, photos, printed):
     (photos / "b.png").write_bytes(b"nothing")
     words = ["--json", "--top", "2", "--batch-size", "2"]
-    code, out, err = printed(capsys, "predict", run, photos, *words)
+    code, out, err = printed("predict", run, photos, *words)
     assert code == 1
     lines = [json.loads(line) for line in out.splitlines()]
     assert [line["file"][-5:] for line in lines] == ["a.png", "c.png", "b.JPG"]
@@ -80,8 +73,8 @@ def test_a_bad_file_is_named_and_the_others_predicted(run, photos, capsys):
     assert second == "tanager: 1 of 4 files were not predicted"
 
 
-def test_the_most_probable_classes_have_columns_by_rank(run, photos, capsys):
-    _, out, _ = printed(capsys, "predict", run, photos / "a.png", "--top", "2")
+def test_the_most_probable_classes_have_columns_by_rank(run, photos, printed):
+    _, out, _ = printed("predict", run, photos / "a.png", "--top", "2")
     header, row = csv.reader(io.StringIO(out))
     assert header == ["file", "class", "probability", "class_2", "probability_2"]
     assert len(row) == 5 and float(row[4]) <= float(row[2])
@@ -103,15 +96,15 @@ def test_the_most_probable_classes_have_columns_by_rank(run, photos, capsys):
     ],
 )
 def test_bad_words_are_refused_before_work(
-    run, tmp_path, monkeypatch, capsys, words, message
+    run, tmp_path, monkeypatch, printed, words, message
 ):
     monkeypatch.chdir(tmp_path)
-    code, out, err = printed(capsys, "predict", run, *words)
+    code, out, err = printed("predict", run, *words)
     assert (code, out) == (2, "")
     assert message in err and len(err.splitlines()) == 1
 
 
-def test_a_model_of_features_takes_a_file_of_them(tmp_path, photos, capsys):
+def test_a_model_of_features_takes_a_file_of_them(tmp_path, photos, printed):
     rows = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
     labels = np.arange(40) % 2
     made, run = tmp_path / "made.npz", tmp_path / "run"
@@ -129,7 +122,7 @@ def test_a_model_of_features_takes_a_file_of_them(tmp_path, photos, capsys):
     np.save(tmp_path / "new.npy", rows[:6].astype(np.float64))
     found = {}
     for name in ("made.npz", "new.npz", "new.npy"):
-        code, out, _ = printed(capsys, "predict", run, tmp_path / name)
+        code, out, _ = printed("predict", run, tmp_path / name)
         assert code == 0
         header, *lines = csv.reader(io.StringIO(out))
         assert header[3:] == ["0", "1"]
@@ -139,7 +132,7 @@ def test_a_model_of_features_takes_a_file_of_them(tmp_path, photos, capsys):
         found[name] = [line[1:] for line in lines]
     assert found["made.npz"] == found["new.npz"] == found["new.npy"]
     for words in (("evaluate", run), ("evaluate", run, "--data", made)):
-        code, out, _ = printed(capsys, *words, "--json")
+        code, out, _ = printed(*words, "--json")
         result = json.loads((run / "result.json").read_text())
         measured = json.loads(out)["accuracy"]["value"]
         assert (code, measured) == (0, pytest.approx(result["test_accuracy_ema"]))
@@ -147,15 +140,15 @@ def test_a_model_of_features_takes_a_file_of_them(tmp_path, photos, capsys):
         ([photos], "must be one .npz or .npy file: this model takes features, not"),
         ([tmp_path / "run/config.json"], "must be one .npz or .npy file"),
     ):
-        code, _, err = printed(capsys, "predict", run, *words)
+        code, _, err = printed("predict", run, *words)
         assert code == 2 and message in err
     np.savez(tmp_path / "other.npz", wrong=rows)
-    code, _, err = printed(capsys, "predict", run, tmp_path / "other.npz")
+    code, _, err = printed("predict", run, tmp_path / "other.npz")
     assert code == 2 and "it must have an array `features`, numbers[n, d]" in err
 
 
 def test_your_own_code_is_named_on_the_command_line(
-    tmp_path, photos, monkeypatch, capsys
+    tmp_path, photos, monkeypatch, printed
 ):
     (tmp_path / "my_own_network.py").write_text("""
 import jax.numpy as jnp
@@ -181,7 +174,7 @@ def with_preprocessing():
     )
     monkeypatch.chdir(tmp_path)
     code, out, _ = printed(
-        capsys, "predict", "model", photos, "--code", "my_own_network:create"
+        "predict", "model", photos, "--code", "my_own_network:create"
     )
     assert code == 0
     assert (
@@ -193,33 +186,33 @@ def with_preprocessing():
         ("my_own_network:none", "cannot be run (AttributeError"),
         ("not_there:create", "No module named 'not_there'"),
     ):
-        code, _, err = printed(capsys, "predict", "model", photos, "--code", name)
+        code, _, err = printed("predict", "model", photos, "--code", name)
         assert code == 2 and message in err
-    code, _, err = printed(capsys, "predict", "model", photos)
+    code, _, err = printed("predict", "model", photos)
     assert code == 2 and "holds a model that is not one of tanager's: give its" in err
 
     (tmp_path / "model/config.json").write_text('{"tanager": {"model": null}}')
     words = "predict", "model", photos, "--code", "my_own_network:with_preprocessing"
-    assert printed(capsys, *words)[:2] == (0, out)
+    assert printed(*words)[:2] == (0, out)
     words = "--code", "my_own_network:create"
     for command in (("predict", "model", photos), ("evaluate", "model", "--data", ".")):
-        code, _, err = printed(capsys, *command, *words)
+        code, _, err = printed(*command, *words)
         assert code == 2 and "return (params, predict, preprocessing)" in err
 
 
-def test_a_run_is_evaluated_as_its_training_did(run, tmp_path, capsys):
-    code, out, _ = printed(capsys, "evaluate", run, "--json")
+def test_a_run_is_evaluated_as_its_training_did(run, tmp_path, printed):
+    code, out, _ = printed("evaluate", run, "--json")
     found = json.loads(out)
     result = json.loads((run / "result.json").read_text())
     assert code == 0 and found["examples"] == 360
     assert found["accuracy"]["value"] == pytest.approx(result["test_accuracy_ema"])
     for ours, theirs in zip(found["per_class"], result["per_class"], strict=True):
         assert ours["accuracy"]["value"] == pytest.approx(theirs["accuracy_ema"])
-    code, out, _ = printed(capsys, "evaluate", run, "--weights", "last", "--json")
+    code, out, _ = printed("evaluate", run, "--weights", "last", "--json")
     last = json.loads(out)["accuracy"]["value"]
     assert last == pytest.approx(result["test_accuracy"])
     page = tmp_path / "page.html"
-    code, out, _ = printed(capsys, "evaluate", run, "--to", page)
+    code, out, _ = printed("evaluate", run, "--to", page)
     assert code == 0 and out.endswith(f"page: {page}\n")
     text = page.read_text()
     assert "Measured on 360 test examples of digits." in text
@@ -228,7 +221,7 @@ def test_a_run_is_evaluated_as_its_training_did(run, tmp_path, capsys):
     assert f"<td>{100 * share['value']:.1f} %</td>" in text
     assert f"<td>{100 * share['low']:.1f} to {100 * share['high']:.1f} %</td>" in text
     assert "last parameters" not in text and "Which class is taken for which" in text
-    code, _, err = printed(capsys, "evaluate", run, "--to", tmp_path / "no" / "page")
+    code, _, err = printed("evaluate", run, "--to", tmp_path / "no" / "page")
     assert code == 2 and "must be a file in a folder that exists" in err
     for part in ("on 360 test examples of digits", "confusion matrix: a row"):
         assert part in out, part
@@ -257,7 +250,7 @@ def test_evaluation_sees_the_pixels_that_prediction_sees(run, tmp_path, kind):
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-def test_an_export_is_evaluated_on_a_folder(run, tmp_path, capsys):
+def test_an_export_is_evaluated_on_a_folder(run, tmp_path, printed):
     draw = np.random.default_rng(0)
     for split, count in (("train", 1), ("test", 3)):
         for name in ("7", "3"):
@@ -268,15 +261,13 @@ def test_an_export_is_evaluated_on_a_folder(run, tmp_path, capsys):
                 Image.fromarray(pixels).save(folder / f"{number}.png")
     model, data = tanager.export(run, tmp_path / "model"), tmp_path / "data"
     for words, count in ((("--split", "all"), 8), ((), 6)):
-        code, out, _ = printed(
-            capsys, "evaluate", model, "--data", data, "--json", *words
-        )
+        code, out, _ = printed("evaluate", model, "--data", data, "--json", *words)
         assert code == 0
         found = json.loads(out)
         assert found["examples"] == count
         by_class = {each["class"]: each["examples"] for each in found["per_class"]}
         assert by_class["7"] == by_class["3"] == count / 2
-    _, told, _ = printed(capsys, "evaluate", model, "--data", data)
+    _, told, _ = printed("evaluate", model, "--data", data)
     assert "on 6 test examples of" in told and "; --split all measures all 8\n" in told
     predicted = json.loads(out)["confusion_matrix"]
     files = sorted(map(str, (data / "test").rglob("*.png")))
@@ -284,11 +275,11 @@ def test_an_export_is_evaluated_on_a_folder(run, tmp_path, capsys):
     for file, one in zip(files, tanager.load(model).predict(files), strict=True):
         expected[int(file.split("/")[-2]), int(one["class"])] += 1
     assert predicted == expected.tolist()
-    code, _, err = printed(capsys, "evaluate", model)
+    code, _, err = printed("evaluate", model)
     assert code == 2 and "data (=None) is not known of this model: give --data" in err
     for split in ("train", "test"):
         (data / split / "7").rename(data / split / "x")
-    code, _, err = printed(capsys, "evaluate", model, "--data", data)
+    code, _, err = printed("evaluate", model, "--data", data)
     assert code == 2 and "class (='x') is not one of the model's: 0, 1" in err
 
 
@@ -322,10 +313,10 @@ def of_labels(tmp_path_factory):
     return trained_on(data, folder / "run")
 
 
-def test_data_of_an_evaluation_have_labels_of_their_own(of_labels, tmp_path, capsys):
+def test_data_of_an_evaluation_have_labels_of_their_own(of_labels, tmp_path, printed):
     other, rows = labelled(tmp_path / "other", [(20, 20)], ("b", "a"), 1)
     words = ("evaluate", of_labels, "--data", other, "--split", "all", "--json")
-    code, out, err = printed(capsys, *words, "--labels", other / "of.csv")
+    code, out, err = printed(*words, "--labels", other / "of.csv")
     assert code == 0, err
     files = [str(other / name) for name, _ in rows]
     expected = np.zeros((2, 2), int)
@@ -338,16 +329,16 @@ def test_data_of_an_evaluation_have_labels_of_their_own(of_labels, tmp_path, cap
         (other / label).mkdir(exist_ok=True)
         (other / name).rename(other / label / name)
     (other / "of.csv").unlink()
-    code, out, err = printed(capsys, *words)
+    code, out, err = printed(*words)
     assert code == 0, err
     assert json.loads(out)["confusion_matrix"] == expected.tolist()
-    code, _, err = printed(capsys, "evaluate", of_labels, "--labels", "of.csv")
+    code, _, err = printed("evaluate", of_labels, "--labels", "of.csv")
     assert code == 2 and "labels (='of.csv') needs data: give the images' --data" in err
 
 
 @pytest.mark.parametrize(("side", "mode"), [((20, 20), "RGB"), ((16, 24), "L")])
 def test_data_of_an_evaluation_are_resized_once(
-    side, mode, tmp_path, capsys, monkeypatch
+    side, mode, tmp_path, printed, monkeypatch
 ):
     """The network sees each file as `predict` shows it, whatever sizes there are."""
     data, _ = labelled(tmp_path / "data", [side], mode=mode)
@@ -367,7 +358,7 @@ def test_data_of_an_evaluation_are_resized_once(
     expected = sorted(read(str(other / name)).tobytes() for name, _ in rows)
     for model in (run, tanager.export(run, tmp_path / "model")):
         monkeypatch.setattr(tanager.Model, "logits", logits)
-        code, _, err = printed(capsys, *[words[0], model, *words[2:]])
+        code, _, err = printed(*[words[0], model, *words[2:]])
         assert code == 0, err
         assert sorted(each.tobytes() for each in shown) == expected
         shown.clear()

@@ -15,7 +15,7 @@ from tanager import models
 from tanager.cli import main
 from tanager.data import load
 from tanager.models.layers import ScaledHead
-from tanager.recipes import RECIPES, heads, tasks
+from tanager.recipes import heads, tasks
 from tanager.recipes.budget import solve_budget
 from tanager.recipes.recipe import Recipe
 from tanager.search.simulation import plan_simulation
@@ -222,13 +222,6 @@ def test_a_run_spends_what_it_says_and_its_export_predicts(
     assert main(["evaluate", str(out), "--json"]) == 0
     measured = json.loads(capsys.readouterr().out)["accuracy"]["value"]
     assert measured == pytest.approx(result["test_accuracy_ema"])
-
-
-def test_recipes_on_public_features_need_a_package_and_nothing_else():
-    for size in ("0", "2"):
-        entry = RECIPES[f"cifar10-efficientnet-lite{size}"]
-        assert entry.recipe.weights == entry.recipe.model
-        assert "public-weights" in entry.pretrained_on
 
 
 def test_a_pipe_gets_lines_ten_seconds_apart(monkeypatch, capsys):

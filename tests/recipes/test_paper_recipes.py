@@ -30,28 +30,14 @@ def test_every_published_row_has_a_recipe():
 @pytest.mark.parametrize("entry", PUBLISHED, ids=name)
 def test_a_recipe_is_the_row_of_its_table_at_every_budget(entry):
     assert entry.source.endswith(f"Table {entry.published[0].table}")
-    assert entry.recipe == entry.at_epsilon(entry.recipe.epsilon)
+    epsilons = [row.epsilon for row in entry.published]
+    assert epsilons == sorted(set(epsilons))
+    assert entry.recipe == entry.at_epsilon(epsilons[-1])
     for row in entry.published:
         recipe = entry.at_epsilon(row.epsilon)
-        assert recipe.model == row.model
-        assert recipe.steps == row.steps
-        assert recipe.noise_multiplier == row.noise_multiplier
-        assert recipe.batch_size == row.batch_size
-        assert recipe.learning_rate == row.learning_rate
-        assert recipe.clip_norm == row.clip_norm
-        assert recipe.delta == row.delta
-        assert recipe.augmentation_multiplicity == row.augmentation_multiplicity
+        assert row.fields.items() <= vars(recipe).items()
         assert ("last layer" in row.task) == (recipe.fine_tune == "last-layer")
         assert ("→" in row.task) == bool(entry.pretrained_on)
-
-
-@pytest.mark.parametrize("entry", PUBLISHED, ids=name)
-def test_what_it_spends_is_the_published_budget_by_rdp_and_less_by_pld(entry):
-    row = entry.published[-1]
-    budget = solve_budget(entry.recipe, row.examples)
-    assert budget.epsilon < row.epsilon
-    rdp = accountant.epsilon(budget.mechanism, row.delta, "rdp")
-    assert rdp == pytest.approx(row.epsilon, rel=0.02)
 
 
 PRIVATE = [

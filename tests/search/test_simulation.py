@@ -173,9 +173,3 @@ def test_other_choices_leave_the_budget_alone(reference):
     other = reference.varied(space, {"weight_standardisation": False})
     assert other.mechanism == reference.mechanism
     assert not other.recipe.weight_standardisation
-
-
-def test_a_budget_that_nothing_meets_is_refused(reference):
-    space = Space({"noise_multiplier": Choices((0.01,))})
-    with pytest.raises(ValueError, match=r"epsilon|noise_multiplier"):
-        reference.varied(space, {"noise_multiplier": 0.01})

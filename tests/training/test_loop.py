@@ -28,10 +28,11 @@ import tanager
 from forks import Fork
 from parts import train
 from tanager import data
+from tanager.models import weights
 from tanager.privacy.hashed_file import HashedFile
 from tanager.privacy.ledger import Ledger
 from tanager.privacy.mechanism import Mechanism
-from tanager.training import fingerprint, run_folder
+from tanager.training import checkpoint, fingerprint, run_folder
 from tanager.training.evaluate import Classification
 from tanager.training.resume import Repeats
 from tanager.training.run_folder import RunFolder
@@ -224,8 +225,6 @@ def test_the_folder_holds_everything(first_complete):
 
 
 def test_the_saved_models_are_the_parameters_handed_over(first_complete):
-    from tanager.models import weights
-
     result, out = first_complete
     for name, params in [("model", result.params), ("model-ema", result.average)]:
         loaded = weights.load(first_params(), out / f"{name}.safetensors")
@@ -400,12 +399,8 @@ def test_sums_before_the_checkpoint_are_not_needed(tmp_path, caplog):
     assert "were charged and are now" not in caplog.text
 
 
-def test_after_a_change_of_environment_a_second_death_costs_nothing(
-    tmp_path, monkeypatch
-):
+def test_after_a_change_of_environment_a_second_death_costs_nothing(dead, monkeypatch):
     """Lost steps stay lost when the new environment dies before a checkpoint."""
-    with pytest.raises(Killed):
-        run(tmp_path / "run", evaluate=dies_at_evaluation(1))
     here = fingerprint.environment
     monkeypatch.setattr(
         fingerprint,
@@ -413,10 +408,10 @@ def test_after_a_change_of_environment_a_second_death_costs_nothing(
         lambda *arguments: here(*arguments) | {"device": "x"},
     )
     with pytest.raises(Killed):
-        run(tmp_path / "run", evaluate=dies_at_evaluation(1))
-    assert Ledger.read(tmp_path / "run/ledger.jsonl").next_step() == 8
-    result = run(tmp_path / "run")
-    assert Ledger.read(tmp_path / "run/ledger.jsonl").steps() == 12
+        run(dead, evaluate=dies_at_evaluation(1))
+    assert Ledger.read(dead / "ledger.jsonl").next_step() == 8
+    result = run(dead)
+    assert Ledger.read(dead / "ledger.jsonl").steps() == 12
     assert result.epsilon == tanager.epsilon(MECHANISM, 1e-3)
 
 
@@ -879,7 +874,7 @@ def test_parameters_that_blow_up_stop_the_run():
 
 
 LONGER = {"seed": 11, "mechanism": Mechanism(0.4, 1.2, 30), "strategy": "bk"}
-LONGER |= {"devices": 2}
+LONGER |= {"devices": 1}
 SCRIPT = textwrap.dedent(
     """
     import sys
@@ -893,8 +888,6 @@ SCRIPT = textwrap.dedent(
 @pytest.mark.slow
 def test_killed_for_real_it_goes_on_bit_identically(tmp_path):
     """kill -9 whenever the ledger has grown a little, until the run is through."""
-    from tanager.models import weights
-
     out, kills, script = tmp_path / "killed", 0, tmp_path / "script.py"
     script.write_text(SCRIPT.format(tests=str(Path(__file__).parent), out=str(out)))
     while not (out / "result.json").exists():
@@ -920,8 +913,6 @@ def _lines(out):
 
 
 def test_a_checkpoint_that_cannot_be_written_is_one_message(tmp_path, monkeypatch):
-    from tanager.training import checkpoint
-
     checkpoints = checkpoint.Checkpoints(tmp_path / "checkpoints")
     checkpoints.save(1, first_params())
 
@@ -939,8 +930,6 @@ def test_a_checkpoint_that_cannot_be_written_is_one_message(tmp_path, monkeypatc
 
 
 def test_a_full_disk_is_told_of_without_stacks_of_others(tmp_path, capfd):
-    from tanager.training import checkpoint
-
     noise = np.random.default_rng(0).normal(size=100_000)
     state = {str(n): jnp.asarray(noise, jnp.float32) for n in range(20)}
     checkpoints = checkpoint.Checkpoints(tmp_path / "checkpoints")
@@ -957,8 +946,6 @@ def test_a_full_disk_is_told_of_without_stacks_of_others(tmp_path, capfd):
 
 
 def test_for_want_of_memory_no_checkpoint_is_deleted(tmp_path, monkeypatch):
-    from tanager.training import checkpoint
-
     def full(*arguments, **options):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
