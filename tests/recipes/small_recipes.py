@@ -31,7 +31,7 @@ NUMBERS = {
     "weights": None,
 }
 
-ALIKE = {"bit": "vit", "nf": "wrn"}
+ALIKE = {"bit": "vit", "nf": "wrn", "lenet": "small"}
 """By family of models: another, whose first step stands for its own."""
 
 
@@ -46,8 +46,8 @@ def one_of_each(entries):
             family = ALIKE.get(family, family)
             if recipe.head == "zero":
                 family = "vit"
-        elif family == "nfnet":
-            family = "nf"  # only its last layer is trained, too
+        elif family in ("nf", "nfnet"):
+            family = "wrn"  # their last layers are alike, and `tests/models` runs them
         kind = family, recipe.head, recipe.fine_tune, recipe.non_private
         marks = [pytest.mark.full] if kind in seen else []
         marked.append(pytest.param(entry, id=entry.name, marks=marks))

@@ -557,15 +557,6 @@ def test_class_without_examples_and_broken_loss(tmp_path):
     assert "nan" not in page.words.lower()
 
 
-def test_torn_last_line_of_metrics_is_passed_over(tmp_path):
-    config, result, metrics = run_files()
-    folder = write_run(tmp_path / "torn", config, result, metrics)
-    with (folder / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 220, "epsi')
-    whole = report(tmp_path / "whole", config, result, metrics, drawn=True)
-    assert write_report(folder).read_text() == whole
-
-
 def test_run_without_metrics(tmp_path):
     folder = write_run(tmp_path / "run", *run_files())
     (folder / "metrics.jsonl").unlink()
