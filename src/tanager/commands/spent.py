@@ -39,15 +39,9 @@ _STUDY = {
 def spent_by(account: Account, run: Path, delta: float) -> tuple[Account, Charge]:
     """Return the charge of a run under the id that training gives it, and its account.
 
-    The account returned is `account` with the run's unit of privacy.
-
-    Args:
-        account: to charge.
-        run: folder of a run or of a private search, or a ledger.
-        delta: δ of a ledger without a config.json beside it.
-
-    Raises:
-        ValueError: what was spent is not on record there, or a file is damaged.
+    The account returned is `account` with the run's unit of privacy. `run` is the
+    folder of a run or of a private search, or a ledger; `delta` is δ of a ledger
+    without a config.json beside it.
     """
     # JAX is imported from here on: the command line was fine.
     from tanager.training import charging

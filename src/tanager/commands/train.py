@@ -165,11 +165,8 @@ def _train(
 class Options:
     """Train a model privately, from a recipe.
 
-        tanager train digits
-        tanager train folder --data IMAGES --epsilon 4
-
-    Raises:
-        ValueError: an option needs --distributed, or the timeout is not positive.
+    tanager train digits
+    tanager train folder --data IMAGES --epsilon 4
     """
 
     SHORT: ClassVar[tuple[str, ...]] = (
@@ -253,11 +250,7 @@ def _saying_how_to_resume(given: Recipe, placed: "Prepared") -> Iterator[None]:
 
 
 def _ask(estimate: "Estimate") -> None:
-    """Ask a person whether a long run may begin; nothing is charged yet.
-
-    Raises:
-        KeyboardInterrupt: it may not.
-    """
+    """Ask a person whether a long run may begin; nothing is charged yet."""
     from tanager.parallel import hosts
 
     def agreed() -> bool:

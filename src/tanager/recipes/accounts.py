@@ -22,10 +22,7 @@ NONE = "none"
 def account_of(recipe: Recipe, dataset: "Dataset", what: str = "run") -> Account | None:
     """Return the account of a recipe's data; None if it does without.
 
-    Args:
-        recipe: names the account, or the data that it is of.
-        dataset: what `load` returned for the recipe.
-        what: what is charged, see `tanager.privacy.charges.WHAT`.
+    `what` is charged, see `tanager.privacy.charges.WHAT`.
     """
     path = path_of(recipe)
     if path is None:

@@ -95,12 +95,8 @@ def _image_shape(recipe: Recipe) -> tuple[int, int, int] | None:
 def reasons(given: Recipe, recipe: Recipe, examples: int) -> dict[str, str]:
     """Return the value of each field that was chosen, and why, by field.
 
-    A field that the others left no choice is not among them.
-
-    Args:
-        given: before anything was chosen.
-        recipe: after all was.
-        examples: N, public.
+    A field that the others left no choice is not among them. `given` is the recipe
+    before anything was chosen, `examples` is N, public.
     """
     public = recipe.weights in packaged.PACKAGED
     frozen = recipe.fine_tune == "last-layer"

@@ -53,9 +53,6 @@ def solve_budget(recipe: Recipe, examples: int, classes: int = 1) -> Budget:
     """Solve a recipe's budget on a training set of N `examples`.
 
     How many `classes` there are only counts for class weights from noisy counts.
-
-    Raises:
-        ValueError: the fields cannot be met together.
     """
     examples = recipe.public_size(examples)
     if recipe.batch_size > examples:

@@ -67,11 +67,7 @@ def _choices(kind: type) -> dict[str, tuple[str, ...]]:
 
 
 def check(recipe: Any) -> None:
-    """Refuse a field that is out of range, or fields that do not go together.
-
-    Raises:
-        ValueError: the message has the field, its value and the rule.
-    """
+    """Refuse a field that is out of range, or fields that do not go together."""
     choices = _choices(type(recipe))
     for field in dataclasses.fields(recipe):
         name, value = field.name, getattr(recipe, field.name)

@@ -68,14 +68,8 @@ _WHOLE_BATCHES = (1024, 4096)
 def resolved(recipe: Recipe, examples: int, features: int) -> Recipe:
     """Return a recipe whose batch size is a number and whose solver is chosen.
 
-    Args:
-        recipe: any.
-        examples: N, public.
-        features: what the last layer sees of an example; of no account where more than
-            it is trained.
-
-    Raises:
-        ValueError: the solver does not suit the rest of the recipe.
+    `examples` is N, public. `features` are how many the last layer sees of an example;
+    they only count where it alone is trained.
     """
     on_features = recipe.caches_features and recipe.head_input != "features"
     chooses = recipe.leaves_open

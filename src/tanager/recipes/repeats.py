@@ -39,12 +39,7 @@ def repeated(prepared: Prepared, repeats: int) -> Iterator[Prepared]:
 
 
 def require_room(prepared: Prepared, repeats: int, account: Account | None) -> None:
-    """Refuse runs that could not all be charged, before the first of them is made.
-
-    Raises:
-        ValueError: the folder has files of others; or see
-            `tanager.privacy.account.Account.charge`.
-    """
+    """Refuse runs that could not all be charged, or a folder with files of others."""
     recipes = [each.recipe for each in repeated(prepared, repeats)]
     if repeats > 1:
         own = [str(number + 1) for number in range(repeats)]

@@ -30,11 +30,7 @@ def plot(
 ) -> None:
     """Draw "epsilon", "roc" or "scores" of an audit as PNG or SVG files.
 
-    Args:
-        name: of the figure.
-        found: content of audit.json.
-        mechanism: what is claimed.
-        paths: PNG or SVG files.
+    `found` is the content of audit.json, `mechanism` what is claimed.
     """
     draw = {"epsilon": _epsilon, "roc": _roc, "scores": _scores}[name]
     with drawing(*paths) as (_, (axes,)):

@@ -37,13 +37,9 @@ def model_card(
 ) -> str:
     """Return the model card of a finished run.
 
-    Args:
-        config: of the run's config.json.
-        result: of its result.json.
-        weights: which weights of the run were exported, ``"average"`` or ``"last"``.
-        format: of the exported tensors.
-        licence: an identifier such as ``apache-2.0``; None says it is unknown.
-        timm_name: of the architecture, where timm has it.
+    `weights` says which weights of the run were exported, ``"average"`` or ``"last"``.
+    `licence` is an identifier such as ``apache-2.0``; None says it is unknown.
+    `timm_name` is that of the architecture, where timm has it.
     """
     name = f"{config.get('model') or 'a model'} on {config.get('dataset') or 'data'}"
     key = "accuracy_ema" if weights == "average" else "accuracy"

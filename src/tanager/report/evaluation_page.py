@@ -27,12 +27,8 @@ def write_evaluation(
 
     Of a path it shows the last part: those before it can tell who the user is.
 
-    Args:
-        page: the file to write.
-        found: what a function of `tanager.measures` returned, of classes or of labels.
-        model: what was measured, a path or a name.
-        data: the images, a path or a name.
-        which: of them, such as "test examples".
+    `found` is what a function of `tanager.measures` returned, of classes or of labels,
+    `which` says of which images, such as "test examples".
     """
     several = "average_precision" in found
     rows = [

@@ -46,9 +46,6 @@ def plot(plan: Plan, path: str | pathlib.Path) -> None:
     for a few numbers of steps; the plan is a point on its own curve. Right, figure 3:
     the Rényi divergence g_α(σ, q) of one step over its approximation α η_step², at the
     plan's η_step. A replace-one plan is drawn for zero-out, and the title says so.
-
-    Raises:
-        ValueError: the ending is another one, or the plan has no noise.
     """
     validate.positive(
         noise_multiplier=plan.noise_multiplier,
@@ -70,11 +67,7 @@ def plot(plan: Plan, path: str | pathlib.Path) -> None:
 def plot_frontier(
     plan: Plan, points: Sequence[Point], path: str | pathlib.Path
 ) -> None:
-    """Draw ε against compute at the plan's η as a PNG or SVG file.
-
-    Raises:
-        ValueError: the ending is another one.
-    """
+    """Draw ε against compute at the plan's η as a PNG or SVG file."""
     with drawing(path, size=(6.2, 4.2)) as (_, (axes,)):
         compute = [point.compute for point in points]
         axes.plot(compute, [p.epsilon for p in points], "o-", color=_COLOURS[0])

@@ -20,17 +20,9 @@ _Fields = Mapping[str, Any]
 
 
 def write_report(run: Path) -> Path:
-    """Write the report of a finished run.
+    """Write report.html into the folder of a finished run, and return its path.
 
-    Args:
-        run: the run's folder, with config.json and result.json; metrics.jsonl may be
-            missing, and its last line torn.
-
-    Returns:
-        Path of the page, ``run/report.html``.
-
-    Raises:
-        ValueError: the folder holds no finished run, or one of its files is damaged.
+    metrics.jsonl may be missing, and its last line torn.
     """
     run = Path(run)
     config, result, metrics = read_config(run), read_result(run), read_metrics(run)

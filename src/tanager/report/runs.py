@@ -35,11 +35,7 @@ _PLACES = {"out", "data", "features", "account", "began"}
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """Return the runs in a folder, the oldest first; those of searches are not listed.
-
-    Raises:
-        ValueError: there is no such folder.
-    """
+    """Return the runs in a folder, the oldest first, without those of searches."""
     if not folder.is_dir():
         remedy = "name the folder of your runs, or train first: tanager train digits"
         validate.refuse("folder", str(folder), "is not a folder", remedy)
@@ -51,9 +47,6 @@ def describe(run: Path) -> dict[str, Any]:
     """Return what a run is and reached so far, as JSON.
 
     The ε of an unfinished run is that of all steps in its ledger.
-
-    Raises:
-        ValueError: the folder holds no run, or one of its files is damaged.
     """
     require(run, "run", "config.json", "give the folder of a run")
     config, metrics = read_config(run), read_metrics(run)
@@ -81,11 +74,7 @@ def describe(run: Path) -> dict[str, Any]:
 
 
 def write_comparison(runs: Sequence[Path], page: Path) -> Path:
-    """Write a page with the results, curves and differing settings of some runs.
-
-    Raises:
-        ValueError: there are fewer than two runs, or a file of one is damaged.
-    """
+    """Write a page with the results, curves and differing settings of some runs."""
     if len(runs) < 2:
         rule = "must name two runs or more"
         validate.refuse("runs", " ".join(map(str, runs)), rule)

@@ -32,13 +32,9 @@ def plot_law(
 ) -> None:
     """Draw accuracy against batch size as PNG or SVG files.
 
-    Args:
-        law: of result.json.
-        prediction: of result.json.
-        bands: (batch size, height of the line, low, high of its confidence band).
-        paths: PNG or SVG files.
-        title: what was simulated.
-        obtained: (batch size, accuracy) of real runs at the predicted size.
+    Law and prediction are those of result.json, `bands` (batch size, height of the
+    line, low, high of its confidence band), `obtained` (batch size, accuracy) of real
+    runs at the predicted size.
     """
     sizes, *rest = zip(*bands, strict=True)
     heights, lows, highs = (_percent(each) for each in rest)
@@ -100,12 +96,8 @@ def plot_grid(
 
     Bars are two standard deviations over the repeats, as in Figure 5 of the TAN paper.
 
-    Args:
-        rows: of a table of experiments.
-        paths: PNG or SVG files.
-        along: the name on the horizontal axis.
-        title: what was simulated.
-        predicted: what more data would do: drawn as a hollow point with its interval.
+    `rows` are of a table of experiments, `along` is the name on the horizontal axis,
+    and `predicted` what more data would do: a hollow point with its interval.
     """
     lines: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
@@ -195,12 +187,8 @@ def plot_budget(
 
     Each point is the best of all rows that share its place: accuracy against batch
     size, noise multiplier and steps; then steps, epochs and learning rate of the best
-    row at each batch size.
-
-    Args:
-        rows: of a table of experiments at one budget.
-        examples: N, of an epoch.
-        paths: PNG or SVG files.
+    row at each batch size. `rows` are of a table of experiments at one budget, and
+    `examples` is N, of an epoch.
     """
     rows = [
         {**row, "epochs": row["steps"] * row["batch_size"] / examples} for row in rows

@@ -56,15 +56,8 @@ _OBTAINED = {"run": str, "batch_size": int, "accuracy": float, "on": str}
 def write_report(study: Path) -> Path:
     """Write report.html, scaling.png and scaling.svg of a finished study.
 
-    Args:
-        study: its folder, with result.json; obtained.json, which a run that was started
-            from the study leaves there, may be missing.
-
-    Returns:
-        Path of the page, which is replaced whole.
-
-    Raises:
-        ValueError: the study is not finished, or one of its files is damaged.
+    obtained.json, which a run that was started from the study leaves there, may be
+    missing. It returns the path of the page.
     """
     study = Path(study)
     path = require(study, "study", "result.json", "let the search end first")

@@ -37,11 +37,7 @@ _STYLES = ("-", "--", ":", "-.")
 
 
 def read(path: pathlib.Path) -> tuple[str, Rows]:
-    """Return model and device of a file of ``--json``, and its rows.
-
-    Raises:
-        UnreadableFile: the file is no record of a throughput benchmark.
-    """
+    """Return model and device of a file of ``--json``, and its rows."""
     content = read_record(
         path, _RECORD, "give a file of tanager bench throughput --json"
     )
@@ -56,13 +52,8 @@ def plot(measured: Sequence[tuple[str, Rows]], path: str | pathlib.Path) -> bool
     share of each line's largest; the seconds of the first batch; and for each model or
     machine the best throughput of each strategy over that of SGD.
 
-    Args:
-        measured: rows of `tanager.bench.throughput.bench_throughput`, by model or
-            machine.
-        path: a PNG or SVG file.
-
-    Returns:
-        Whether there was anything to draw.
+    `measured` are rows of `tanager.bench.throughput.bench_throughput`, by model or
+    machine. It returns whether there was anything to draw.
     """
     kept = [
         (name, [row for row in rows if row["examples_per_second"] is not None])

@@ -31,9 +31,6 @@ def run(arguments: Sequence[str]) -> int:
 
     Returns:
         0; 1 when nothing could be measured; 130 when stopped, after what was measured.
-
-    Raises:
-        ValueError: an unknown model or strategy, or a number out of range.
     """
     words = list(arguments)
     options = tyro.extras.subcommand_cli_from_dict(
