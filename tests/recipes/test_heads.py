@@ -104,17 +104,6 @@ def test_public_numbers_choose_the_solver(given, examples, solver, steps, rate):
     assert found.batch_size == examples
 
 
-@pytest.mark.parametrize(
-    "given", [{"head_input": "features"}, {"fine_tune": "all", "weights": "x"}]
-)
-def test_class_means_need_features_of_norm_1(given):
-    recipe = dataclasses.replace(
-        AUTO, steps=1, solver="class-means", learning_rate=1, **given
-    )
-    with pytest.raises(ValueError, match="is for a last layer on features of norm 1"):
-        heads.resolved(recipe, 600, 1280)
-
-
 def test_noise_that_is_given_is_kept():
     given = dataclasses.replace(AUTO, noise_multiplier=500.0)
     found = heads.resolved(given, 600, 1280)
@@ -126,10 +115,15 @@ def test_noise_that_is_given_is_kept():
         solve_budget(heads.resolved(little, 600, 1280), 600)
 
 
+MEANS = {"solver": "class-means", "steps": 1, "learning_rate": 1}
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"head_input": "features"}, "is for a last layer on features of norm 1"),
+        (MEANS | {"head_input": "features"}, "is for a last layer on features of norm"),
+        (MEANS | {"fine_tune": "all", "weights": "x"}, "is for a last layer on feat"),
         ({"head_input": "features", "solver": "dp-sgd"}, "if settings are left open"),
         (
             {"epsilon": None, "noise_multiplier": 9.0, "steps": 3},

@@ -73,11 +73,7 @@ def require_heard(
     example: tuple[Any, Any],
     clip_norm: float,
 ) -> None:
-    """Refuse canaries whose gradient is too short, or whose leaf is frozen.
-
-    Raises:
-        RuntimeError: no canary would show in the updates.
-    """
+    """Refuse canaries that no update shows: of a short gradient or a frozen leaf."""
     trained, fixed = split(params, trainable)
     canary = jax.tree.map(jnp.asarray, (example[0], np.int32(0)))
     gradient = jax.grad(lambda leaves: loss(eqx.combine(leaves, fixed), canary))(

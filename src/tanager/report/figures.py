@@ -46,11 +46,7 @@ def drawing(
 ) -> Iterator[tuple["Figure", list["Axes"]]]:
     """Give a new figure and its panels to draw on, then write it; no screen is used.
 
-    Args:
-        paths: PNG or SVG files.
-        columns: number of panels in a row.
-        rows: number of rows.
-        size: (width, height) in inches.
+    `paths` are PNG or SVG files; `size` is width and height in inches.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure

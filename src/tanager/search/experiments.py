@@ -58,9 +58,6 @@ class Simulations:
         factor: batch size of a simulation over that of the run it stands for, up to 1.
         validation_examples: training examples held out to compare the simulations.
         repeats: simulations of each setting.
-
-    Raises:
-        ValueError: a field is out of range.
     """
 
     folder: Path

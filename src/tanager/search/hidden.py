@@ -19,11 +19,7 @@ from tanager._cache import cache_folder
 
 @contextlib.contextmanager
 def hidden(private: Path) -> Iterator[None]:
-    """Send output and caches into a private folder while the block runs.
-
-    Args:
-        private: the folder; output goes to its output.txt, caches to its cache/.
-    """
+    """Send output to a private folder's output.txt, caches to its cache/."""
     with _caches(private / "cache"), _output(private / "output.txt"):
         yield
 

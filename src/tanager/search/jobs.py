@@ -144,9 +144,6 @@ def require_room(
 
     Those that have begun are charged. `then` is what is spent after them, and `words`
     say what all of it is.
-
-    Raises:
-        ValueError: see `tanager.privacy.account.Account.charge`.
     """
     new = [job for job in jobs if not (job.folder / "ledger.jsonl").exists()]
     if not new:

@@ -127,9 +127,6 @@ class Space:
 
     Attributes:
         values: by name of `FIELDS`.
-
-    Raises:
-        ValueError: a name is unknown, or has no values.
     """
 
     values: Mapping[str, Values]

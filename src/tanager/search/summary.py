@@ -17,15 +17,9 @@ from tanager.training.norms import Norms
 def summarise(
     study: Study, winner: Sequence[Job], outcomes: Sequence[Outcome]
 ) -> dict[str, Any]:
-    """Return the result of a study, as the content of result.json.
+    """Return the result of a study whose trials are done, as content of result.json.
 
-    Args:
-        study: with all trials done.
-        winner: the runs of the best choices.
-        outcomes: the result of each of them.
-
-    Raises:
-        ValueError: no trial is complete.
+    `winner` are the runs of the best choices, `outcomes` the result of each.
     """
     settings = study.settings
     target, results, best = settings.target, study.results(), study.best()

@@ -52,9 +52,6 @@ def require_room(
 
     `out` is its folder, which may hold a part of it, and `seed` a person's number;
     `words` say what it is.
-
-    Raises:
-        ValueError: see `Account.charge`.
     """
 
     def check() -> None:
@@ -78,9 +75,6 @@ def charge(
     """Charge a run whose secret is `secret`, unless it was charged before.
 
     On several hosts the chief does so.
-
-    Raises:
-        ValueError: see `Account.charge`.
     """
 
     def write() -> None:
@@ -102,9 +96,6 @@ def total(
 
     It is charged again if the file was deleted or replaced since, even beyond its
     limit. On several hosts the chief does so.
-
-    Raises:
-        ValueError: see `Account.charge`.
     """
 
     def spent() -> dict[str, Any] | None:
