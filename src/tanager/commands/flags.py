@@ -107,7 +107,7 @@ def _parse(
         own = (field.name for field in _fields(options))
         short = getattr(options, "SHORT", (*own, *USUAL))
     both = described(options, Recipe, short=short)
-    purpose = inspect.getdoc(options)
+    purpose = inspect.getdoc(options).partition("\n\nRaises:")[0]  # pyright: ignore
     names = "--help-all explains every flag, and tanager train --list every recipe."
     words = ["--help" if word == "--help-all" else word for word in words]
     _require_numbers(words, options, Recipe)

@@ -165,8 +165,11 @@ def _train(
 class Options:
     """Train a model privately, from a recipe.
 
-    tanager train digits
-    tanager train folder --data IMAGES --epsilon 4
+        tanager train digits
+        tanager train folder --data IMAGES --epsilon 4
+
+    Raises:
+        ValueError: an option needs --distributed, or the timeout is not positive.
     """
 
     SHORT: ClassVar[tuple[str, ...]] = (

@@ -96,6 +96,7 @@ class Conv(eqx.Module):
         self.groups = groups
 
     def __call__(self, image: Float[Array, "h w i"]) -> Float[Array, "h2 w2 o"]:
+        """Convolve one image."""
         return convolve(
             image,
             self.kernel,
@@ -165,6 +166,7 @@ class StandardisedConv(Conv):
 
     @property
     def kernel(self) -> Float[Array, "kh kw i o"]:
+        """What images are convolved with: the standardised weights."""
         kernel = standardise(self.weight, self.gain, eps=self.form.eps)
         if self.form.unit_variance:
             kernel = kernel * math.sqrt(math.prod(kernel.shape[:-1]))
@@ -222,6 +224,7 @@ class GroupNorm(eqx.Module):
         return jnp.broadcast_to(means, grouped.shape).reshape(per_channel.shape)
 
     def __call__(self, image: Float[Array, "h w c"]) -> Float[Array, "h w c"]:
+        """Normalise one image."""
         wide = image.astype(accumulation_dtype(image.dtype))
         shift = lax.stop_gradient(self._group_mean(jnp.mean(wide[0], axis=0)))
         shifted = wide - shift[None, None, :]
@@ -244,6 +247,9 @@ class FrozenBatchNorm(eqx.Module):
     Attributes:
         scale: float32 ``[channels]``, γ/sqrt(σ² + eps).
         bias: float32 ``[channels]``, β − μ·γ/sqrt(σ² + eps).
+
+    Raises:
+        ValueError: `channels` is not a whole number of at least 1.
     """
 
     scale: Float[Array, " c"]
@@ -255,6 +261,7 @@ class FrozenBatchNorm(eqx.Module):
         self.bias = jnp.zeros(channels, jnp.float32)
 
     def __call__(self, image: Float[Array, "h w c"]) -> Float[Array, "h w c"]:
+        """Scale and shift one image."""
         scale, bias = (part.astype(image.dtype) for part in (self.scale, self.bias))
         return image * scale[None, None, :] + bias[None, None, :]
 
@@ -298,6 +305,7 @@ class Linear(eqx.Module):
         self.bias = jnp.zeros(features_out, jnp.float32) if bias else None
 
     def __call__(self, features: Float[Array, " i"]) -> Float[Array, " o"]:
+        """Map one vector."""
         output = features @ self.weight.astype(features.dtype)
         return output if self.bias is None else output + self.bias.astype(output.dtype)
 
@@ -340,6 +348,7 @@ class ScaledHead(Linear):
         return (wide / jnp.maximum(norm, 1e-12)).astype(features.dtype)
 
     def __call__(self, features: Float[Array, " i"]) -> Float[Array, " o"]:
+        """Map one vector."""
         return super().__call__(self.scaled(features))
 
 

@@ -58,6 +58,9 @@ def load(
 
     `progress` is called with (decoded, all) while images are decoded. `shape` is
     (H, W, C) to resize images to, where that can be chosen; None for the recipe's size.
+
+    Raises:
+        ValueError: a field or the data cannot be used.
     """
     recipe = automatic.resolved(recipe)
     path = recipe.data
@@ -98,6 +101,9 @@ def prepare(
     """Load the data and solve the budget; nothing is spent or written yet.
 
     `dataset` is what `load` returned for this recipe, if it was loaded before.
+
+    Raises:
+        ValueError: a field, the data or the budget cannot be used.
     """
     given, recipe = recipe, automatic.resolved(recipe)
     if recipe.weights is not None:
@@ -136,6 +142,9 @@ def require_apart(recipe: Recipe, out: str | Path | None = None) -> None:
     """Refuse to write secrets among the data, where who has the data reads them.
 
     `out` is the folder of what is run, if it is not the recipe's.
+
+    Raises:
+        ValueError: it, or the folder of features, is in the folder of the data.
     """
     written = {"out": out or recipe.out or _RUNS, "features": recipe.features}
     for name, path in written.items():
@@ -176,9 +185,17 @@ def run(
 ) -> TrainResult:
     """Train what was prepared, in the recipe's folder, or else in the next one.
 
-    `links` go on record in config.json, `account` is charged (see
-    `tanager.recipes.accounts`), and `fast` leaves out measuring how to clip. For the
-    others see `tanager.train`.
+    Args:
+        prepared: what `prepare` returned.
+        progress: show a progress bar.
+        on_metrics: see `tanager.train`.
+        links: what else goes on record in config.json.
+        account: that the run is charged to, see `tanager.recipes.accounts`.
+        on_estimate: see `tanager.train`.
+        fast: do not measure how to clip.
+
+    Raises:
+        ValueError: see `tanager.train`.
     """
     progress = progress and hosts.is_chief()
     with computing(prepared.recipe.precision), in_folder(prepared) as placed:

@@ -181,7 +181,11 @@ class ScalingLaw:
         By a line against log(1 + `sampling_share`), which levels off as B grows, and
         not against log2 B, which does not.
 
-        B and σ are those of the predicted run; see `sampling_share` for the others.
+        Args:
+            batch_size: B of the predicted run.
+            noise_multiplier: σ of the predicted run.
+            parameters: d, the number of trained parameters.
+            mean_square: see `sampling_share`.
         """
         scale = noise_multiplier / batch_size
 
@@ -202,7 +206,11 @@ class ScalingLaw:
     ) -> tuple[str, ...]:
         """Return the reasons not to trust a prediction; an empty tuple is good.
 
-        B and σ are those of the predicted run; see `sampling_share` for the others.
+        Args:
+            batch_size: B of the predicted run.
+            noise_multiplier: σ of the predicted run.
+            parameters: d, the number of trained parameters.
+            mean_square: see `sampling_share`.
         """
         doubts = []
         sizes = sorted({run.batch_size for run in self.runs})
