@@ -368,6 +368,25 @@ def test_an_altered_account_is_refused_and_left_alone(tmp_path, spoil):
     assert account.path.read_text() == text
 
 
+def test_a_last_charge_without_its_line_break_counts(tmp_path):
+    account = charged(tmp_path / "account")
+    before = account.read()
+    account.path.write_bytes(account.path.read_bytes().rstrip())
+    assert account.read() == before
+    account.charge(charge(THREE[0], "more"))
+    assert [*account.read().charges] == [*before.charges, "more"]
+
+
+@pytest.mark.parametrize("text", ["a note", '{"a": 1}'])
+def test_a_file_of_another_program_is_left_as_it_is(tmp_path, text):
+    """Without a line break, its one line was taken for a torn one, and cut off."""
+    account = Account(tmp_path / "note")
+    account.path.write_text(text)
+    with pytest.raises(ValueError, match="or is not an account"):
+        account.charge(charge(THREE[0]))
+    assert account.path.read_text() == text
+
+
 @pytest.mark.parametrize("version", [1, 3])
 def test_an_account_of_another_version_is_named_as_such(tmp_path, version):
     first = {"account": version}

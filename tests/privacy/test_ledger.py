@@ -84,6 +84,20 @@ def test_a_torn_last_line_is_cut_and_nothing_else(tmp_path, share):
     assert Ledger.read(path).steps() == 10
 
 
+def test_a_last_line_without_its_line_break_counts(tmp_path):
+    """Editors and shells take it away; the whole line says that the step was spent."""
+    path = charged(tmp_path / "ledger.jsonl")
+    path.write_bytes(path.read_bytes().rstrip())
+    assert Ledger.read(path).steps() == 10
+    for steps in (10, 11):
+        with Ledger(path) as ledger:
+            assert ledger.steps() == steps
+            ledger.charge(MECHANISM, steps, "a")
+    path.write_bytes(path.read_bytes().rstrip().replace(b"2.0", b"9.0"))
+    with pytest.raises(ValueError, match="does not follow from the line before"):
+        Ledger(path)
+
+
 @pytest.mark.parametrize("when", ["while it is written", "once it is on the disk"])
 def test_a_ledger_outlives_an_interrupted_charge(tmp_path, monkeypatch, when):
     """In a notebook, Ctrl-C may come at any time, and the loop is started again."""

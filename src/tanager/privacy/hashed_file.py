@@ -28,7 +28,8 @@ class HashedFile:
     """The lines of a file, read and checked; it is locked until it is closed.
 
     A torn last line is cut off: what it says had not begun, because `append` returns
-    once the whole line is on the disk.
+    once the whole line is on the disk. A whole last line counts without its line break,
+    which some editors take away.
 
     Args:
         path: of the file, created if it is missing.
@@ -58,7 +59,10 @@ class HashedFile:
             raise ValueError(busy) from error
         try:
             self._file.seek(0)
-            self._end = _read(self._file.readall(), accept, damaged)
+            content = self._file.readall()
+            self._end = _read(content, accept, damaged)
+            if self._end[1] > len(content):
+                self._file.write(b"\n")
             self._file.truncate(self._end[1])
         except BaseException:
             self.close()
@@ -165,9 +169,13 @@ def _is_at(file: io.FileIO, path: Path) -> bool:
 def _read(
     content: bytes, accept: Accept, damaged: Callable[[int], str]
 ) -> tuple[str, int]:
-    """Read every complete line; return the last hash, and the bytes that they take."""
-    last, length = "", content.rfind(b"\n") + 1
-    for number, line in enumerate(content[:length].split(b"\n")[:-1], 1):
+    """Read every whole line; return the last hash, and the bytes that they take.
+
+    That is one byte more than there is where the last line lacks its line break.
+    """
+    last, length = "", 0
+    *lines, end = content.split(b"\n")
+    for number, line in enumerate(lines if _is_torn(end) else [*lines, end], 1):
         try:
             entry = parse_json(line)
             digest = entry.pop("hash")
@@ -178,5 +186,16 @@ def _read(
             raise
         except MALFORMED as error:
             raise ValueError(damaged(number)) from error
-        last = digest
+        last, length = digest, length + len(line) + 1
     return last, length
+
+
+def _is_torn(end: bytes) -> bool:
+    """Return whether the bytes after the last line break are a part of a line of ours.
+
+    A crash may leave zeros in a file. Whatever else is there, others wrote.
+    """
+    with contextlib.suppress(*MALFORMED):
+        parse_json(end)
+        return False
+    return b'{"'.startswith(end.lstrip(b"\0")[:2])
