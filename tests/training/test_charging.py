@@ -213,6 +213,19 @@ def test_what_load_returned_is_the_data_that_commands_charge(tmp_path, options):
         assert charged is not None and charged.data != account.data
 
 
+def test_an_account_of_persons_knows_whose_each_example_is(account):
+    """Charged as of the same persons, runs with other persons cannot be added up."""
+
+    def charged(owners):
+        grouped = Grouped({"x": np.zeros((6, 2), np.float32)}, owners)
+        found = charging.account_of(Problem(loss, None, grouped, account=account))
+        assert found is not None
+        return found.data
+
+    assert charged([0, 0, 1, 1, 2, 2]) == charged(["a", "a", "b", "b", "c", "c"])
+    assert charged([0, 0, 1, 1, 2, 2]) != charged([0, 1, 2, 3, 4, 5])
+
+
 def test_what_fails_before_the_first_step_is_not_charged(account):
     with pytest.raises(ValueError, match="evaluate fails before the next step"):
         train(account, evaluate=lambda model: 1 / 0)

@@ -22,7 +22,8 @@ def account_of(problem: Problem, what: str | None = None) -> Account | None:
     """Return a problem's account with its data, its unit, and what is charged.
 
     `what` is that of the account if it is None. So is the data, if the account has any;
-    else it is the `origin` of what `tanager.data.load` returned, as for a command.
+    else it is the `origin` of what `tanager.data.load` returned, as for a command; or
+    else the examples, and whose each is.
     """
     account = problem.account
     if account is None:
@@ -34,6 +35,8 @@ def account_of(problem: Problem, what: str | None = None) -> Account | None:
             data = origin().hex()
         else:
             content = fingerprint.sample(source)
+            if problem.groups is not None:
+                content += fingerprint.contents(problem.groups.numbers)
             data = hashlib.blake2b(content, digest_size=32).hexdigest()
     return dataclasses.replace(
         account, data=data, what=what or account.what, unit=problem.unit
