@@ -215,3 +215,21 @@ def test_data_that_were_split_otherwise_since_are_not_the_runs(tmp_path, printed
     code, _, err = printed("evaluate", run)
     assert code == 2 and "the files were changed, and are split otherwise" in err
     assert printed("evaluate", run, "--split", "all")[0] == 0
+
+
+@pytest.mark.parametrize("more", [["--validation-examples", "9"], []])
+def test_other_images_held_out_by_number_since_are_not_the_runs(tmp_path, printed, more):
+    """One image more, and others have the numbers that were held out."""
+    data = tmp_path / "data"
+    for number in range(40):
+        (data / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
+        pixels = np.full((8, 8), number, np.uint8)
+        Image.fromarray(pixels).save(data / "ab"[number % 2] / f"{number:02}.png")
+    run = trained(data, tmp_path / "run", *more)
+    shutil.copy(data / "a/00.png", data / "a/0.png")
+    code, _, err = printed("evaluate", run)
+    if more:
+        assert code == 2 and "is not known: the files were changed" in err
+        assert printed("evaluate", run, "--split", "all")[0] == 0
+    else:  # names alone decide
+        assert code == 0, err

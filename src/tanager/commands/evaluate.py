@@ -169,7 +169,10 @@ def _labelled(model: "Model", options: Arguments) -> "Dataset":
             dataset = runner.load(recipe, report)
             trained = (model.config.get("reading") or {}).get("split")
             found = (dataset.record or {}).get("split")
-            if options.split != "all" and trained not in (None, found):
+            same = trained in (None, found) and not _is_renumbered(
+                model, recipe, dataset
+            )
+            if options.split != "all" and not same:
                 rule = "is not known: the files were changed, and are split otherwise"
                 remedy = "put them back as they were in training"
                 validate.refuse("split", options.split, rule, remedy)
@@ -188,6 +191,20 @@ def _labelled(model: "Model", options: Arguments) -> "Dataset":
         if options.split != "all":
             _require_split(dataset, path, recorded, options)
         return dataset
+
+
+def _is_renumbered(model: "Model", recipe: "Recipe", dataset: "Dataset") -> bool:
+    """Return whether images came or went, where their numbers decide the split.
+
+    Then other images are held out than in training.
+    """
+    from tanager.recipes import tasks
+
+    by_number = (dataset.record or {}).get("split") == "by number"
+    if not (by_number or recipe.validation_examples) or recipe.declared_examples:
+        return False
+    trained = model.config.get("examples")
+    return trained not in (None, tasks.size(recipe, dataset))
 
 
 def _recipe(model: "Model") -> "Recipe | None":
