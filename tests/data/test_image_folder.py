@@ -49,6 +49,43 @@ def test_train_and_test_folders(tmp_path):
     assert calls == [(15, 15), (9, 15), (15, 15)]  # opened, then decoded
 
 
+@pytest.mark.parametrize("what", ["folder", "class", "file", "hard link"])
+def test_a_test_image_is_not_a_training_image_by_a_link(tmp_path, what):
+    train, test, count = tmp_path / "train", tmp_path / "test", 1
+    write_classes(train, 3)
+    if what == "folder":
+        test.symlink_to("train")
+        count = 6
+    elif what == "class":
+        write_classes(test, 2, ("cat",))
+        (test / "dog").symlink_to("../train/dog")
+        count = 3
+    else:
+        write_classes(test, 2)
+        make = os.symlink if what == "file" else os.link
+        make(train / "cat/001.png", test / "cat/9.png")
+    with pytest.raises(ValueError, match=rf"same file as training.*\({count} such"):
+        load("folder", tmp_path)
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_nor_among_files_named_by_their_class(tmp_path, split):
+    for number in range(40):
+        file = (
+            tmp_path
+            / ("train" if split else "")
+            / f"{'ab'[number % 2]}_{number:02}.png"
+        )
+        write(file, colour(number))
+    if split:
+        (tmp_path / "test").symlink_to("train")
+    else:
+        for number in range(20):
+            os.link(tmp_path / "a_00.png", tmp_path / f"a_00_{number}.png")
+    with pytest.raises(ValueError, match="same file as training image"):
+        load("folder", Layout(tmp_path, labels_from_name=True))
+
+
 @pytest.mark.parametrize("halves", [("",), ("train", "test")])
 @pytest.mark.parametrize("name", [b"caf\xe9", b"caf\n# cat", b"caf\x1b[31m"])
 def test_a_class_whose_name_is_not_text_is_refused(tmp_path, halves, name):

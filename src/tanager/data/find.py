@@ -34,6 +34,7 @@ from tanager.data.folder import (
     FolderSource,
     has_classes,
     list_folder,
+    refuse_shared,
     split_folder,
 )
 from tanager.data.labels import alike, number_labels
@@ -153,6 +154,8 @@ def find_images(name: str, path: Path, wanted: Wanted) -> Found:
                 continue
             if found := read(folder, wanted):
                 wanted.record.layout = kind
+                if wanted.own and wanted.tested:
+                    _refuse_shared(found)
                 if wanted.own and read in (_labelled, _class_folders):
                     for above in folders[: folders.index(folder)]:
                         for other in looked(above)[1]:
@@ -173,6 +176,12 @@ def find_images(name: str, path: Path, wanted: Wanted) -> Found:
     return refuse_file(
         path, f"has no files of {name}, nor has a folder in it", f"looked for {WANTED}"
     )
+
+
+def _refuse_shared(found: Found) -> None:
+    both = found.train, found.test
+    if isinstance(both[0], FolderSource) and isinstance(both[1], FolderSource):
+        refuse_shared(*(map(each.content, range(len(each))) for each in both))
 
 
 def _parquet(folder: Path, wanted: Wanted) -> Found | None:

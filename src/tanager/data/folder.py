@@ -12,6 +12,7 @@ Images are told by the endings in `tanager.data.decoding.SUFFIXES`, in lower or 
 case, and DICOM files by their content. All other files are counted.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -275,13 +276,51 @@ def held_out_by_name(
 
     Return how (see `Record.split`), and which; None if neither has a name.
     """
+    how = "by number" if owners is None else "by person"
     if owners is not None:
         names, numbers = np.unique(owners, return_inverse=True)
-        return "by person", np.array([_held_out(str(n)) for n in names])[numbers]
-    if not isinstance(source, FolderSource):
-        return "by number", None
-    places = map(source.place, range(len(source)))
-    return "by name", np.array([_held_out(file.name) for file, _ in places])
+        held = np.array([_held_out(str(name)) for name in names])[numbers]
+    elif isinstance(source, FolderSource):
+        places, how = map(source.place, range(len(source))), "by name"
+        held = np.array([_held_out(file.name) for file, _ in places])
+    else:
+        return how, None
+    if isinstance(source, FolderSource):
+        files = np.array([*map(source.content, range(len(source)))])
+        refuse_shared(files[~held], files[held])
+    return how, held
+
+
+def refuse_shared(train: Iterable[str], test: Iterable[str]) -> None:
+    """Refuse test images that are training images too, by links. Copies are not found.
+
+    Raises:
+        UnreadableFile: there are some; the message names the first.
+    """
+    tests = {identity: file for file in test if (identity := _identity(file))}
+    pairs = [(file, tests[i]) for file in train if (i := _identity(file)) in tests]
+    # Some file systems give several files one number.
+    pairs = [
+        pair
+        for pair in pairs
+        if len({*map(os.path.realpath, pair)}) == 1 or os.stat(pair[0]).st_nlink > 1
+    ]
+    if pairs:
+        file, other = pairs[0]
+        refuse_file(
+            other,
+            f"is a test image and the same file as training image {file}, by a link "
+            f"({counted(len(pairs), 'such image')})",
+            "remove the links: test images must be others, because their accuracy is "
+            "published without noise",
+        )
+
+
+def _identity(file: str) -> tuple[int, int] | None:
+    with contextlib.suppress(OSError):  # Reading it says what is wrong.
+        found = os.stat(file)
+        return found.st_dev, found.st_ino
+    return None
 
 
 def _held_out(name: str) -> bool:
