@@ -580,6 +580,16 @@ def test_a_copy_is_refused_while_the_run_itself_is_there(first_dead, tmp_path):
     assert run(tmp_path / "one").summary["steps"] == 12
 
 
+def test_a_copy_is_refused_before_its_seed_is_used(tmp_path):
+    """Else two runs have one noise, and the account counts them once."""
+    secret = RunFolder(tmp_path / "one").seed(None)
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    with pytest.raises(ValueError, match=f"is a copy of the run in {tmp_path}/one: if"):
+        run(tmp_path / "two")
+    (tmp_path / "one").rename(tmp_path / "moved")
+    assert RunFolder(tmp_path / "moved").seed(None) == secret
+
+
 def test_a_run_of_version_0_1_is_refused(tmp_path):
     (tmp_path / "private").mkdir()
     (tmp_path / "private/identity.json").write_text("{}")

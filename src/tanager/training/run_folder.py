@@ -232,8 +232,8 @@ class RunFolder:
         seed, used, place = _read_seed(path)
         if used:
             self._require_whole()
-            if seed.private and place is not None and not self.result.exists():
-                self._refuse_a_copy(seed, place)
+        if seed.private and place is not None and not self.result.exists():
+            self._refuse_a_copy(seed, place)
         changed = given is None and not seed.private
         if changed or (given is not None and Seed.from_int(given) != seed):
             validate.refuse(
@@ -245,7 +245,7 @@ class RunFolder:
         return seed
 
     def seed_is_used(self) -> None:
-        """Record that the seed was used, and where: it needs the other files there."""
+        """Record that the seed was used, and where now: it needs the other files."""
         kept = json.loads(self._seed_file.read_text())
         now = kept | {"used": True, "place": str(self.path.absolute())}
         if now != kept:
@@ -265,6 +265,7 @@ class RunFolder:
             )
         seed = Seed.from_os() if given is None else Seed.from_int(given)
         kept = {"secret": seed.secret.hex(), "private": seed.private, "used": False}
+        kept["place"] = str(self.path.absolute())
         write_json_once(self._seed_file, kept, mode=0o600)
 
     def _require_whole(self) -> None:
@@ -280,7 +281,7 @@ class RunFolder:
             )
 
     def _refuse_a_copy(self, seed: Seed, place: str) -> None:
-        """Refuse to use a seed that was used in another folder, and can be again."""
+        """Refuse to use a seed that another folder has, which can use it too."""
         found = None
         with contextlib.suppress(OSError, ValueError):
             if not os.path.samefile(place, self.path):
@@ -315,7 +316,7 @@ def seed_of(folder: str | os.PathLike) -> Seed | None:
 
 
 def _read_seed(path: Path) -> tuple[Seed, bool, str | None]:
-    """Return the secret in a file, whether it was used, and in which folder."""
+    """Return the secret in a file, whether it was used, and in which folder it was."""
     kept = read_record(path, _SEED, _REMEDY)
     with reading(path, "holds no seed", _REMEDY):
         seed = Seed(bytes.fromhex(kept["secret"]), kept["private"])
