@@ -64,7 +64,9 @@ def test_a_test_image_is_not_a_training_image_by_a_link(tmp_path, what):
         write_classes(test, 2)
         make = os.symlink if what == "file" else os.link
         make(train / "cat/001.png", test / "cat/9.png")
-    with pytest.raises(ValueError, match=rf"same file as training.*\({count} such"):
+    with pytest.raises(
+        ValueError, match=rf"same file as .*for training \({count} such"
+    ):
         load("folder", tmp_path)
 
 
@@ -82,8 +84,21 @@ def test_nor_among_files_named_by_their_class(tmp_path, split):
     else:
         for number in range(20):
             os.link(tmp_path / "a_00.png", tmp_path / f"a_00_{number}.png")
-    with pytest.raises(ValueError, match="same file as training image"):
+    with pytest.raises(ValueError, match="by a link the same file as"):
         load("folder", Layout(tmp_path, labels_from_name=True))
+
+
+def test_nor_in_arrays(tmp_path):
+    """An npz file holds both, and is not two files."""
+    arrays = {"train_images": np.zeros((8, 4, 4), np.uint8), "train_labels": [0, 1] * 4}
+    for name, array in arrays.items():
+        np.save(tmp_path / f"{name}.npy", array)
+        os.symlink(f"{name}.npy", tmp_path / f"{name.replace('train', 'test')}.npy")
+    with pytest.raises(ValueError, match="by a link the same file as"):
+        load("folder", tmp_path)
+    tests = {name.replace("train", "test"): array for name, array in arrays.items()}
+    np.savez(tmp_path / "both.npz", **arrays, **tests)
+    assert len(load("folder", tmp_path / "both.npz").test) == 8
 
 
 @pytest.mark.parametrize("halves", [("",), ("train", "test")])

@@ -19,7 +19,7 @@ convert other formats.
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -154,8 +154,8 @@ def find_images(name: str, path: Path, wanted: Wanted) -> Found:
                 continue
             if found := read(folder, wanted):
                 wanted.record.layout = kind
-                if wanted.own and wanted.tested:
-                    _refuse_shared(found)
+                if wanted.own and wanted.tested and found.test is not None:
+                    refuse_shared(_files(found.train), _files(found.test))
                 if wanted.own and read in (_labelled, _class_folders):
                     for above in folders[: folders.index(folder)]:
                         for other in looked(above)[1]:
@@ -178,10 +178,11 @@ def find_images(name: str, path: Path, wanted: Wanted) -> Found:
     )
 
 
-def _refuse_shared(found: Found) -> None:
-    both = found.train, found.test
-    if isinstance(both[0], FolderSource) and isinstance(both[1], FolderSource):
-        refuse_shared(*(map(each.content, range(len(each))) for each in both))
+def _files(source: StreamedImages) -> Iterable[str]:
+    """Return the files that the images of a source are in."""
+    if isinstance(source, FolderSource):
+        return map(source.content, range(len(source)))
+    return {str(source.place(number)[0]) for number in range(len(source))}
 
 
 def _parquet(folder: Path, wanted: Wanted) -> Found | None:

@@ -292,28 +292,35 @@ def held_out_by_name(
 
 
 def refuse_shared(train: Iterable[str], test: Iterable[str]) -> None:
-    """Refuse test images that are training images too, by links. Copies are not found.
+    """Refuse files of test images that links make training images too.
+
+    Copies are not found. One file may hold both, under one name.
 
     Raises:
         UnreadableFile: there are some; the message names the first.
     """
     tests = {identity: file for file in test if (identity := _identity(file))}
-    pairs = [(file, tests[i]) for file in train if (i := _identity(file)) in tests]
+    pairs = [(tests[i], file) for file in train if (i := _identity(file)) in tests]
     # Some file systems give several files one number.
     pairs = [
-        pair
-        for pair in pairs
-        if len({*map(os.path.realpath, pair)}) == 1 or os.stat(pair[0]).st_nlink > 1
+        (file, other)
+        for file, other in pairs
+        if file != other
+        and (os.path.realpath(file) == os.path.realpath(other) or _has_links(file))
     ]
     if pairs:
         file, other = pairs[0]
         refuse_file(
-            other,
-            f"is a test image and the same file as training image {file}, by a link "
-            f"({counted(len(pairs), 'such image')})",
-            "remove the links: test images must be others, because their accuracy is "
+            file,
+            f"is for testing, and by a link the same file as {other}, which is for "
+            f"training ({counted(len(pairs), 'such file')})",
+            "remove the links: test images must be others, because accuracy on them is "
             "published without noise",
         )
+
+
+def _has_links(file: str) -> bool:
+    return os.stat(file).st_nlink > 1
 
 
 def _identity(file: str) -> tuple[int, int] | None:
