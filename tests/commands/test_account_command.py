@@ -258,6 +258,19 @@ def test_changed_data_are_refused_until_they_are_accepted(said, tmp_path, monkey
     assert said(f"account accept --data {photos}")[0] == 0
     assert said(f"{FOLDER} --out runs/changed")[0] == 130
     assert len(Account(beside).read().charges) == 4
+    # Renamed data have the account that they had, or one that a person names.
+    photos.rename(tmp_path / "skin")
+    renamed, before = FOLDER.replace("photos", "skin"), beside.read_bytes()
+    code, _, errors = said(f"{renamed} --out runs/renamed")
+    assert code == 2 and f"these data were charged to {beside}: if they wer" in errors
+    assert not (tmp_path / "skin.account.jsonl").exists()
+    assert said(f"{renamed} --out runs/own --account own")[0] == 130
+    assert beside.read_bytes() == before
+    beside.rename(tmp_path / "skin.account.jsonl")
+    assert said(f"{renamed} --out runs/renamed")[0] == 130
+    assert len(Account(tmp_path / "skin.account.jsonl").read().charges) == 5
+    (tmp_path / "skin.account.jsonl").rename(beside)
+    (tmp_path / "skin").rename(photos)
     # Where the data's folder cannot be written to, it is among this user's files.
     beside.unlink()
     monkeypatch.setattr("os.access", lambda path, mode: False)

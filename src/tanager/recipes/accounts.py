@@ -1,5 +1,6 @@
 """Which account the runs of a recipe are charged to."""
 
+import contextlib
 import hashlib
 import os
 from pathlib import Path
@@ -17,17 +18,23 @@ if TYPE_CHECKING:
 
 NONE = "none"
 """What a recipe names in place of an account, to do without one."""
+_ENDING = ".account.jsonl"
 
 
 def account_of(recipe: Recipe, dataset: "Dataset", what: str = "run") -> Account | None:
     """Return the account of a recipe's data; None if it does without.
 
     `what` is charged, see `tanager.privacy.charges.WHAT`.
+
+    Raises:
+        ValueError: the data were renamed, and their account was not.
     """
     path = path_of(recipe)
     if path is None:
         return None
     data = None if dataset.origin is None else dataset.origin().hex()
+    if data is not None and recipe.account is None and not path.exists():
+        _require_new(path, data)
     return Account(path, data, what, "person" if recipe.unit == "group" else "example")
 
 
@@ -37,6 +44,25 @@ def path_of(recipe: Recipe) -> Path | None:
         return None
     data = recipe.data or recipe.features_from
     return Path(recipe.account or default_path(recipe.dataset, data))
+
+
+def _require_new(path: Path, data: str) -> None:
+    """Refuse to begin an account of data that were charged under an earlier name.
+
+    Else what was spent before would be forgotten. Beside `path`, accounts whose data
+    are gone are looked at.
+    """
+    for other in sorted(path.parent.glob(f"*{_ENDING}")):
+        if other.with_name(other.name.removesuffix(_ENDING)).exists():
+            continue
+        known: set[str] = set()
+        with contextlib.suppress(ValueError):  # It may be of another program.
+            known = Account(other).read().data
+        if data in known:
+            rule = f"does not exist, and these data were charged to {other}"
+            remedy = f"if they were renamed, rename that file to {path.name}; or name "
+            remedy += "an account with --account"
+            validate.refuse("account", str(path), rule, remedy)
 
 
 def default_path(dataset: str, data: str | None) -> Path:
@@ -50,13 +76,13 @@ def default_path(dataset: str, data: str | None) -> Path:
     """
     accounts = state_folder() / "accounts"
     if data is None:
-        return accounts / f"{dataset}.account.jsonl"
+        return accounts / f"{dataset}{_ENDING}"
     place = Path(data).expanduser().resolve()
     if place.name == "train_features.npy":  # It stands for its folder.
         place = place.parent
-    beside = Path(f"{place}.account.jsonl")
+    beside = Path(f"{place}{_ENDING}")
     digest = hashlib.blake2b(os.fsencode(place), digest_size=8).hexdigest()
-    elsewhere = accounts / f"{place.name}-{digest}.account.jsonl"
+    elsewhere = accounts / f"{place.name}-{digest}{_ENDING}"
     both = [path for path in (beside, elsewhere) if path.exists()]
     if len(both) == 2:
         rule = f"has two accounts: {beside} and {elsewhere}"
