@@ -96,6 +96,15 @@ def saved_to_disk(path):
     (path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
 
 
+def test_a_file_that_is_named_twice_is_refused(tmp_path):
+    saved_to_disk(tmp_path)
+    state = tmp_path / "train/state.json"
+    (file,) = json.loads(state.read_text())["_data_files"]
+    state.write_text(json.dumps({"_data_files": [file, file]}))
+    with pytest.raises(ValueError, match="names a file twice: each of its images wo"):
+        load("folder", tmp_path)
+
+
 def one_table(path):
     rows(path, "everything.parquet", range(COUNT))
 

@@ -43,6 +43,8 @@ def all_shards(folder: Path, ending: str) -> list[Path]:
             names = [each["filename"] for each in read_json(state)["_data_files"]]
         # Others are what `map` and `shuffle` left there.
         files = [folder / Path(str(name)).name for name in names]
+        if len({*files}) < len(files):
+            refuse_file(state, "names a file twice", "each of its images would be two")
         return [file for file in files if file.suffix == f".{ending}"]
     files = sorted(folder.glob(f"*.{ending}"))
     return _one_set(folder, folder.name, files, _numbered_set)
