@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import jax
 import pytest
@@ -11,6 +12,7 @@ from forks import Fork
 from tanager import __main__ as program
 from tanager import recipes
 from tanager.cli import main
+from tanager.privacy.account import Account
 from tanager.recipes import runner
 
 
@@ -97,6 +99,19 @@ def test_no_run_writes_its_secrets_among_the_data(tmp_path, out):
     )
     with pytest.raises(ValueError, match="is in the folder of the data"):
         runner.prepare("folder", recipe)
+
+
+def test_what_is_written_in_a_home_folder_is_where_it_was_looked_for(
+    tmp_path, monkeypatch
+):
+    """A shell leaves ~ in --out=~/run; a folder of that name held the secrets."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    written = {name: f"~/{name}" for name in ("out", "features", "account")}
+    start = recipes.get("folder").recipe
+    recipe = dataclasses.replace(start, data=str(tmp_path / "photos"), **written)
+    for name in written:
+        assert getattr(recipe, name) == str(tmp_path / name)
+    assert Account(Path("~/account")).path == tmp_path / "account"
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import contextlib
 import dataclasses
 import datetime
 import math
+import os
 import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -157,7 +158,7 @@ class Account:
     unit: str | None = None
 
     def __post_init__(self):
-        object.__setattr__(self, "path", Path(self.path))
+        object.__setattr__(self, "path", Path(os.path.expanduser(self.path)))
         validate.one_of(WHAT, what=self.what)
 
     def read(self) -> Balance:

@@ -1,6 +1,7 @@
 """A recipe: everything that one training run is made of, as one frozen object."""
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
@@ -244,6 +245,10 @@ class Recipe:
 
     def __post_init__(self):
         check(self)
+        # A shell leaves ~ as it is in --out=~/run.
+        for name in ("out", "features", "account"):
+            if (path := getattr(self, name)) is not None:
+                object.__setattr__(self, name, os.path.expanduser(path))
 
     def public_size(self, examples: int) -> int:
         """Return N, which q, the divisor of updates and δ are computed from.
