@@ -10,6 +10,7 @@ from typing import Any
 
 from tanager import _processor, data
 from tanager import _validate as validate
+from tanager._record import Maybe, read_record
 from tanager.adaptive import AdaptiveClipping
 from tanager.data.datasets import labels_of
 from tanager.models.pretrained import find_weights
@@ -35,6 +36,10 @@ from tanager.training.run_folder import RunFolder, numbered, remove_unused
 
 _RUNS = "runs"
 """Where runs are whose recipe names no folder."""
+_OWN_WEIGHTS = (
+    "of a run on the same data, so the model spent all that the account says, and not "
+    "only the ε of its last run"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,6 +212,12 @@ def run(
         make = hosts.is_chief()
         secret = hosts.chief_first(lambda: folder.seed(recipe.seed, make=make))
         task = tasks.make(recipe, dataset, secret, Path(out), progress)
+        if task.origin is not None and _are_of_these_data(recipe, account):
+            task.origin["changes"].append(_OWN_WEIGHTS)
+            if hosts.is_chief():
+                text = f"weights (={recipe.weights!r}) are {_OWN_WEIGHTS}: "
+                text += "start from weights of other data"
+                warnings.warn(text, stacklevel=2)
         if prepared.budget.class_counts is not None:
             task = _balanced(task, dataset)
         return train(
@@ -256,6 +267,18 @@ def run(
                 **(links or {}),
             },
         )
+
+
+def _are_of_these_data(recipe: Recipe, account: Account | None) -> bool:
+    """Return whether weights are of a run that was charged to the account, too."""
+    path = Path(str(recipe.weights)).expanduser()
+    file = (path if path.is_dir() else path.parent) / "config.json"
+    if account is None or not file.is_file():
+        return False
+    with contextlib.suppress(ValueError):  # It may be of another program.
+        charge = read_record(file, {"charge": Maybe(str)})["charge"]
+        return charge in account.read().charges
+    return False
 
 
 def _balanced(task: tasks.Task, dataset: data.Dataset) -> tasks.Task:

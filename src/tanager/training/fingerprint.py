@@ -45,6 +45,7 @@ _MAY_CHANGE = {field.name for field in dataclasses.fields(Runtime)} | {
     "account",
     "automatic",
     "began",
+    "changes",
     "charge",
     "clipping",
     "data",
