@@ -218,7 +218,9 @@ def test_data_that_were_split_otherwise_since_are_not_the_runs(tmp_path, printed
 
 
 @pytest.mark.parametrize("more", [["--validation-examples", "9"], []])
-def test_other_images_held_out_by_number_since_are_not_the_runs(tmp_path, printed, more):
+def test_other_images_held_out_by_number_since_are_not_the_runs(
+    tmp_path, printed, more
+):
     """One image more, and others have the numbers that were held out."""
     data = tmp_path / "data"
     for number in range(40):
