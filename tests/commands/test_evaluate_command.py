@@ -175,7 +175,7 @@ def test_data_from_elsewhere_need_no_persons_and_may_name_other_columns(
         assert code == 0, err
         assert json.loads(out)["examples"] == 60
     code, _, err = printed("evaluate", run, "--label-column", "befund")
-    assert code == 2 and "label_column (='befund') needs data" in err
+    assert code == 2 and "label-column (='befund') needs data" in err
 
 
 def test_all_images_of_folders_of_persons_are_measured(tmp_path, printed):
