@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
-from tanager.clipping.analysis.dtypes import widen
+from tanager.clipping.analysis.dtypes import as_stored, widen
 from tanager.clipping.analysis.jaxprs import aval
 from tanager.clipping.analysis.taps import Program, float_results
 from tanager.clipping.rules.base import TapValues
@@ -102,6 +102,6 @@ def tap_values(
     losses, pull, (aux, met) = jax.vjp(every, many, has_aux=True)
     (gradients,) = pull(jnp.ones_like(losses))
     return [losses, *aux], [
-        TapValues(data, results, own, constants)
+        TapValues([*map(as_stored, data)], results, [*map(as_stored, own)], constants)
         for (data, results), own in zip(met, gradients, strict=True)
     ]

@@ -270,3 +270,27 @@ def test_norms_are_between_the_exact_one_and_what_is_stated(name):
         assert np.all(terms >= exact), method
         excess = group.excess(Method(method, group.totals()[0])) + 2e-5
         assert np.all(squares <= exact * (1 + 2e-5) + excess * terms), method
+
+
+def rounded_up(count):
+    """Return factors whose products bfloat16 rounds up by almost a part in 2⁸."""
+    first = np.arange(128, 256) / 128
+    exact = np.multiply.outer(first, first)
+    rounded = np.float64(jnp.asarray(exact, jnp.bfloat16))
+    worst = np.argsort(-rounded / exact, axis=None)[:count]
+    return [first[n] for n in np.unravel_index(worst, exact.shape)]
+
+
+@pytest.mark.parametrize("shape", [(32,), (4, 8)])
+@pytest.mark.parametrize("strategy", ["bk", "bk_mixopt", "per_example"])
+def test_products_that_xla_rounds_for_some_readers_only(strategy, shape):
+    def loss(w, example):
+        y = (example["a"] * example["b"]).reshape(shape) @ w
+        return jnp.sum(y.ravel() * example["c"] * example["d"])
+
+    factors = dict(zip("abcd", (*rounded_up(32), *rounded_up(16)), strict=True))
+    batch = {k: jnp.asarray(np.tile(x, (4, 1)), "bfloat16") for k, x in factors.items()}
+    w = jnp.zeros((shape[-1], shape[-1] // 2), jnp.bfloat16)
+    grad_fn = clipped_grad(loss, clip_norm=C, strategy=strategy)
+    out = grad_fn(w, batch, jnp.arange(4) == 1)
+    assert 0.99 * C < np.linalg.norm(np.float64(out.sum)) <= LIMIT
