@@ -27,6 +27,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from tanager.clipping.analysis.dtypes import as_stored, widen
 from tanager.clipping.analysis.jaxprs import aval
+from tanager.clipping.analysis.layouts import safe_to_split
 from tanager.clipping.analysis.taps import Program, float_results
 from tanager.clipping.rules.base import TapValues
 from tanager.clipping.rules.factors import Limit
@@ -99,8 +100,15 @@ def tap_values(
         return jax.vmap(one)(perturbations, batch)
 
     many = jax.tree.map(lambda zero: jnp.broadcast_to(zero, (rows, *zero.shape)), zeros)
-    losses, pull, (aux, met) = jax.vjp(every, many, has_aux=True)
-    (gradients,) = pull(jnp.ones_like(losses))
+
+    def both(many):
+        losses, pull, (aux, met) = jax.vjp(every, many, has_aux=True)
+        return losses, aux, met, *pull(jnp.ones_like(losses))
+
+    # XLA may compute a batch of convolutions of data with data as one large one with
+    # zeros between, and 0·NaN is NaN. Products keep rows apart.
+    both = safe_to_split(both) if program.convolves_data else both
+    losses, aux, met, gradients = both(many)
     return [losses, *aux], [
         TapValues([*map(as_stored, data)], results, [*map(as_stored, own)], constants)
         for (data, results), own in zip(met, gradients, strict=True)

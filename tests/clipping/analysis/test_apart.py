@@ -87,6 +87,44 @@ def test_convolutions_of_data_with_data_within_calls(kind):
         np.testing.assert_allclose(other, sums[0], rtol=1e-5, atol=1e-6)
 
 
+def scaled(image, kernel):
+    return convolve(image / jnp.sum(image), kernel)  # NaN where the sum is 0
+
+
+@jax.custom_jvp
+def scaled_by_a_rule(image, kernel):
+    return scaled(image, kernel)
+
+
+scaled_by_a_rule.defjvp(lambda x, dx: jax.jvp(scaled, x, dx))
+
+
+@pytest.mark.parametrize(
+    "within",
+    [
+        jax.jit(scaled),
+        scaled_by_a_rule,
+        lambda *x: lax.cond(x[0][0, 0, 0] > -99, scaled, scaled, *x),
+        lambda *x: lax.while_loop(
+            lambda s: s[0] < 1, lambda s: (1, scaled(*x)), (0, convolve(*x))
+        )[1],
+    ],
+)
+def test_nan_that_begins_within_a_call_stays_in_its_row(within):
+    """In float64, XLA on a CPU convolves all rows at once, with zeros between."""
+
+    def loss(w, example):
+        return jnp.sum(jnp.tanh(w * lax.stop_gradient(within(*example))))
+
+    with jax.enable_x64(True):
+        image = jnp.asarray(DRAW.standard_normal((ROWS, 6, 6, 1)))
+        kernel = jnp.asarray(DRAW.standard_normal((ROWS, 3, 3, 1, 2)))
+        w, mask = jnp.ones((1, 1, 1, 2)), jnp.arange(ROWS) != 0
+        expected = clip(loss, w, (image, kernel), mask=mask).sum
+        found = clip(loss, w, (image.at[0].set(0), kernel)).sum
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
 # Of a branch JAX itself gives every row all operands.
 @pytest.mark.parametrize("kind", sorted(CLOSED.keys() - {"branch"}))
 def test_kernels_that_are_the_same_for_all_stay_one_within_calls(kind):

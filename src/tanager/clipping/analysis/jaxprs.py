@@ -14,7 +14,6 @@ import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array
 
 from tanager.clipping.analysis.dtypes import accumulation_dtype, widen
 
@@ -54,11 +53,6 @@ def every_equation(equations: Iterable[jex.JaxprEqn]) -> Iterator[jex.JaxprEqn]:
 def names(equations: Iterable[jex.JaxprEqn]) -> set[str]:
     """Return the names of the primitives of equations and of those within them."""
     return {each.primitive.name for each in every_equation(equations)}
-
-
-def convolves(equation: jex.JaxprEqn) -> bool:
-    """Whether an equation is a convolution, or holds one."""
-    return "conv_general_dilated" in names([equation])
 
 
 def asks_what_varies(equation: jex.JaxprEqn) -> bool:
@@ -122,59 +116,6 @@ def evaluate(equation: jex.JaxprEqn, values: Sequence[Any]) -> list[Any]:
         debug_info=jex.DebugInfo("tanager", "one equation", *names),
     )
     return list(jax.core.eval_jaxpr(jaxpr, (), *own.values()))
-
-
-def evaluate_apart(
-    equation: jex.JaxprEqn, values: Sequence[Any], shared: Callable[[Any], bool]
-) -> list[Any]:
-    """Evaluate an equation so that under `vmap` no row can spoil the others.
-
-    XLA may compute a batch of small convolutions as one large one with zeros between,
-    forward or backward, and 0·NaN is NaN. A row that is not finite meets the others as
-    zeros, and its results are NaN. `shared` tells which variables all rows have in
-    common.
-    """
-    moving = [
-        number
-        for number, atom in enumerate(equation.invars)
-        if isinstance(atom, jex.Var) and is_float(atom) and not shared(atom)
-    ]
-
-    def forward(floats, others):
-        good = _all_finite(floats)
-
-        def plain(floats: Sequence[Any]) -> list[Any]:
-            operands = dict(enumerate(others)) | dict(zip(moving, floats, strict=True))
-            return evaluate(equation, [operands[n] for n in range(len(values))])
-
-        results, pull = jax.vjp(plain, _where(good, floats, 0))
-        return _where(good, results, jnp.nan), (pull, good)
-
-    def backward(residuals, gradients):
-        pull, good = residuals
-        good = good & _all_finite(gradients)
-        (found,) = pull(_where(good, gradients, 0))
-        return _where(good, found, jnp.nan), None
-
-    apart = jax.custom_vjp(lambda floats, others: forward(floats, others)[0])
-    apart.defvjp(forward, backward)
-    floats = [jnp.asarray(values[number]) for number in moving]
-    others = [None if n in moving else value for n, value in enumerate(values)]
-    return apart(floats, others)
-
-
-def _all_finite(values: Sequence[Array]) -> Array:
-    finite = [jnp.all(jnp.isfinite(value)) for value in values if is_float(value)]
-    return jnp.all(jnp.stack([jnp.array(True), *finite]))
-
-
-def _where(good: Array, values: Sequence[Array], other: float) -> list[Array]:
-    return [
-        jnp.where(good, value, jnp.asarray(other, value.dtype))
-        if is_float(value)
-        else value
-        for value in values
-    ]
 
 
 def evaluate_wide(

@@ -15,7 +15,7 @@ of an example's gradient and the sum of clipped gradients.
 """
 
 import functools
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,6 +114,13 @@ class Program:
         return any(jaxprs.asks_what_varies(tap.equation) for tap in self.taps)
 
     @functools.cached_property
+    def convolves_data(self) -> bool:
+        """Whether images may meet kernels that are no parameters: data meets data."""
+        shared = {*self.parameters, *self.jaxpr.jaxpr.constvars}
+        shared.update(v for each in self.prologue for v in each.outvars)
+        return any(_convolves_data(each, shared) for each in self.body)
+
+    @functools.cached_property
     def activations(self) -> float:
         """Bytes of the taps' inputs and outputs for one example."""
         held = set()
@@ -169,7 +176,7 @@ class Program:
         Each float result of each tap is shifted by its perturbation.
         """
         met: dict[int, tuple[list[Any], list[Any]]] = {}
-        rule = self._rule(constants, perturbations, met)
+        rule = self._rule(perturbations, met)
         inputs = self.jaxpr.jaxpr.invars[self.leaves :]
         values = constants | dict(zip(inputs, example, strict=True))
         values = jaxprs.walk([*self.body, *self.aux], values, rule)
@@ -178,14 +185,12 @@ class Program:
 
     def _rule(
         self,
-        shared: Container[jex.Var],
         perturbations: Sequence[Sequence[Array]],
         met: dict[int, tuple[list[Any], list[Any]]],
     ) -> jaxprs.Evaluation:
         """Return the rule that perturbs taps, and writes down what was met there.
 
         Args:
-            shared: the variables that all rows have in common.
             perturbations: of each tap.
             met: where each tap's (x, y) are written, by number.
         """
@@ -194,10 +199,8 @@ class Program:
 
         def rule(equation: jex.JaxprEqn, operands: list[Any]) -> list[Any]:
             if id(equation) in scanned:
-                return self._scan(equation, operands, shared, perturbations, met)
+                return self._scan(equation, operands, perturbations, met)
             tap = taps.get(id(equation))
-            if tap is None and _convolves_data(equation, shared):
-                return jaxprs.evaluate_apart(equation, operands, shared.__contains__)
             results = jaxprs.evaluate(equation, operands)
             if tap is None:
                 return results
@@ -213,7 +216,6 @@ class Program:
         self,
         scan: jex.JaxprEqn,
         operands: Sequence[Any],
-        shared: Container[jex.Var],
         perturbations: Sequence[Sequence[Array]],
         met: dict[int, tuple[list[Any], list[Any]]],
     ) -> list[Any]:
@@ -230,19 +232,12 @@ class Program:
         }
         body, consts = jaxprs.body_of(scan)
         own, given = parts_of(scan, body.invars), parts_of(scan, operands)
-        atoms = parts_of(scan, scan.invars)
-        pairs = (
-            *zip(own.consts, atoms.consts, strict=True),
-            *zip(own.stacked, atoms.stacked, strict=True),
-        )
-        common = {v for v, a in pairs if isinstance(a, jex.Literal) or a in shared}
-        common.update(body.constvars)
 
         def step(carry: list[Any], moving: Any) -> tuple[list[Any], Any]:
             slices, shift = moving
             seen: dict[int, tuple[list[Any], list[Any]]] = {}
             shifted = [shift.get(number, ()) for number in range(len(self.taps))]
-            rule = self._rule(common, shifted, seen)
+            rule = self._rule(shifted, seen)
             arguments = [*given.consts, *carry, *slices]
             results = jaxprs.interpret(body, consts, arguments, rule)
             return results[: len(carry)], (results[len(carry) :], seen)
@@ -261,13 +256,45 @@ class Program:
         return [*last, *results]
 
 
-def _convolves_data(equation: jex.JaxprEqn, shared: Container[jex.Var]) -> bool:
-    """Whether images may meet kernels that are no parameters: data meets data."""
-    if not jaxprs.convolves(equation) or not any(map(is_float, equation.outvars)):
-        return False
+def _convolves_data(equation: jex.JaxprEqn, shared: set[jex.Var]) -> bool:
+    """Whether in it images may meet kernels that each row has for itself.
+
+    `shared` are the variables that all rows have in common.
+    """
     if equation.primitive.name == "conv_general_dilated":
         return not any(v in shared for v in jaxprs.variables(equation))
-    return equation.primitive.name != "while"
+    for inner in map(_opened, jex.jaxprs_in_params(equation.params)):
+        known = {*inner.constvars, *_shared_within(equation, inner, shared)}
+        for each in inner.eqns:
+            if _convolves_data(each, known):
+                return True
+            if all(v in known for v in jaxprs.variables(each)):
+                known.update(each.outvars)
+    return False
+
+
+def _opened(jaxpr: Any) -> Any:
+    return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def _shared_within(
+    equation: jex.JaxprEqn, inner: Any, shared: set[jex.Var]
+) -> list[jex.Var]:
+    """Return the arguments of a jaxpr in an equation that all rows have in common.
+
+    None of a branch, which gives every row all operands, nor what a loop carries.
+    """
+    name, given = equation.primitive.name, equation.invars
+    if name == "while" or len(inner.invars) != len(given):
+        return []
+    own = list(inner.invars)
+    if name == "scan":
+        own, given = (
+            [*part.consts, *part.stacked]
+            for part in (parts_of(equation, own), parts_of(equation, given))
+        )
+    pairs = zip(own, given, strict=True)
+    return [v for v, a in pairs if isinstance(a, jex.Literal) or a in shared]
 
 
 def float_results(tap: Tap) -> list[jex.Var]:
