@@ -186,7 +186,9 @@ class ClippedGrad:
         """Return what is trained and what is not, having checked both and the loss."""
         trainable, fixed = split(params, self.trainable)
         shapes = batches.shapes_of((params, batch))
-        if (read := self._checked.get(shapes)) is None:
+        # A new trace may find another loss: it may hold a flag that was changed.
+        new = batches.traced(jax.tree.leaves((params, batch)))
+        if new or (read := self._checked.get(shapes)) is None:
             refusals.check_leaves(trainable, fixed)
             own = trainable, fixed, batches.example_of(batch)
             read = refusals.check_loss(self._loss, *own, self.has_aux)

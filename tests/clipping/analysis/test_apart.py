@@ -213,6 +213,23 @@ def test_a_flag_beside_the_arrays_is_checked_anew(flag):
         grad_fn({"w": w, "flag": flag}, x)
 
 
+@strategies
+def test_a_flag_that_the_loss_holds_is_checked_at_every_trace(strategy):
+    class Model:
+        flag = False
+
+        def loss(self, w, x):
+            return jnp.sum(w * (mix(x) if self.flag else x))
+
+    model = Model()
+    grad_fn = clipped_grad(model.loss, clip_norm=1.0, strategy=strategy)
+    w, x = jnp.ones(3), normal(ROWS, 3)
+    jax.jit(lambda x: grad_fn(w, x).sum)(x)
+    model.flag = True
+    with pytest.raises(ValueError, match="custom_vmap_call"):
+        jax.jit(lambda x: grad_fn(w, x).sum)(x)
+
+
 class Switch:
     def __init__(self, on):
         self.on = on
@@ -310,5 +327,6 @@ def test_numbers_of_a_poisson_law_whose_rate_is_learned():
 @strategies
 def test_a_loss_of_parameters_alone_beside_keys(strategy):
     batch = {"a": jax.random.split(jax.random.key(0), ROWS), "x": normal(ROWS, 3)}
+
     found = clip(lambda w, _: jnp.sum(w**2), jnp.ones(3), batch, strategy)
     np.testing.assert_allclose(found.sum, ROWS / np.sqrt(3), rtol=1e-5)
