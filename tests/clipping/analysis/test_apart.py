@@ -12,6 +12,7 @@ import pytest
 from jax import lax
 from jax.custom_batching import custom_vmap
 from jax.custom_derivatives import SymbolicZero
+from jax.experimental import hijax
 from oracle import distinct
 
 from tanager.clipping import clipped_grad
@@ -228,6 +229,37 @@ def test_a_flag_that_the_loss_holds_is_checked_at_every_trace(strategy):
     model.flag = True
     with pytest.raises(ValueError, match="custom_vmap_call"):
         jax.jit(lambda x: grad_fn(w, x).sum)(x)
+
+
+class Centred(hijax.VJPHiPrimitive):
+    """A primitive that under `vmap` takes the mean of all rows away."""
+
+    def __init__(self, kind):
+        self.in_avals, self.out_aval, self.params = (kind,), kind, {}
+        super().__init__()
+
+    def expand(self, x):
+        return x
+
+    def batch(self, axis_data, args, dims):
+        return _mixed(axis_data.size, dims, *args)[0], 0
+
+
+@strategies
+@pytest.mark.parametrize(
+    ("name", "hidden"),
+    [
+        ("noinline", eqxi.noinline(lambda x: jnp.where(eqxi.unvmap_any(x > 0), -x, x))),
+        ("call_hi_primitive", lambda x: Centred(jax.typeof(x))(x)),
+        ("empty", lambda x: x + lax.empty(x.shape, x.dtype)),
+        ("empty_ref", lambda x: x + jax.empty_ref(jax.typeof(x))[...]),
+    ],
+)
+def test_what_hides_how_it_meets_other_rows_is_refused(name, hidden, strategy):
+    with pytest.raises(ValueError, match=f"loss uses {name}, which"):
+        clip(
+            lambda w, x: jnp.sum(w * hidden(x)), jnp.ones(3), normal(ROWS, 3), strategy
+        )
 
 
 class Switch:

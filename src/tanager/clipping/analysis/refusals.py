@@ -21,6 +21,10 @@ from tanager.clipping.analysis.statistics import RefusedLayer, watching
 
 _REFUSED = {
     "custom_vmap_call": "may mix the examples of a batch",
+    "call_hi_primitive": "may mix the examples of a batch",
+    "noinline": "hides a computation that may mix the examples of a batch",
+    "empty": "reads memory in which earlier examples may have left their values",
+    "empty_ref": "reads memory in which earlier examples may have left their values",
     "rng_uniform": "draws different numbers each time it is evaluated",
     "stochastic_convert_element_type": "rounds at random",
     "io_callback": "calls the host once per evaluation, not once per example",
