@@ -12,7 +12,8 @@ import pytest
 from jax import lax
 from jax.custom_batching import custom_vmap
 from jax.custom_derivatives import SymbolicZero
-from jax.experimental import hijax
+from jax.experimental import hijax, pallas
+from jax.experimental.pallas import tpu
 from oracle import distinct
 
 from tanager.clipping import clipped_grad
@@ -260,6 +261,24 @@ def test_what_hides_how_it_meets_other_rows_is_refused(name, hidden, strategy):
         clip(
             lambda w, x: jnp.sum(w * hidden(x)), jnp.ones(3), normal(ROWS, 3), strategy
         )
+
+
+def accumulate(x, out, memory):
+    memory[...] = jnp.nan_to_num(memory[...]) + x[...]
+    out[...] = memory[...]
+
+
+def test_scratch_memory_of_a_kernel_takes_nothing_to_the_next_row():
+    kernel = pallas.pallas_call(
+        accumulate,
+        out_shape=jax.ShapeDtypeStruct((3,), jnp.float32),
+        scratch_shapes=[tpu.VMEM((3,), jnp.float32)],
+        interpret=True,
+    )
+    grad_fn = clipped_grad(lambda w, x: jnp.sum(w * kernel(x)), clip_norm=1.0)
+    w, x = jnp.ones(3), normal(ROWS, 3)
+    assert "pallas_call needs examples one at a time" in str(grad_fn.explain(w, x))
+    np.testing.assert_allclose(grad_fn(w, x).norms, jnp.linalg.norm(x, axis=1), 1e-5)
 
 
 class Switch:

@@ -5,6 +5,7 @@
 | `unvmap_any` and its like of Equinox, where they change a value | one answer for all |
 | `jax.lax.ragged_dot` | refused by JAX where rows have one parameter |
 | `jax.custom_batching.sequential_vmap` | a loop, of what JAX may not map |
+| `pallas_call` with scratch memory | one kernel: a row finds what others left in it |
 
 The gradient of such a loss is that of one example, in a loop over the rows
 (`one_at_a_time`): nothing in it has an axis of rows, so it cannot mix them.
@@ -77,9 +78,12 @@ def is_sequential(equation: Any) -> bool:
 
 def needed_by(jaxpr: Any) -> str:
     """Return what of a loss needs its examples one at a time, or an empty text."""
-    names = (each.primitive.name for each in every_equation(jaxpr.eqns))
-    found = next((_WITHOUT_VMAP[name] for name in names if name in _WITHOUT_VMAP), "")
-    return found or _answer_of_the_batch(jaxpr)
+    for equation in every_equation(jaxpr.eqns):
+        name = equation.primitive.name
+        kernel = equation.params.get("grid_mapping")
+        if name in _WITHOUT_VMAP or getattr(kernel, "num_scratch_operands", 0):
+            return _WITHOUT_VMAP.get(name, name)
+    return _answer_of_the_batch(jaxpr)
 
 
 def _answer_of_the_batch(jaxpr: Any, allowed: bool = False) -> str:
