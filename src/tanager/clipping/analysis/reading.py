@@ -49,7 +49,7 @@ def read_loss(
         refuse_ill_defined(opened.jaxpr)
         program = _sort(opened, len(leaves))
         program.aux_tree = jax.tree.structure(shapes[1] if has_aux else ())
-        if program.body:
+        if any(opened.jaxpr.outvars[0] in each.outvars for each in program.body):
             break
     return program
 
